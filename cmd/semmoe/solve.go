@@ -394,12 +394,12 @@ func checkAgainst(t *trace.Trace, o solver.Options) error {
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
 		return usageErrorf("--ep: %w", err)
 	}
-	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots); err != nil {
-		return usageErrorf("--redundant-slots: %w", err)
-	}
 	redundant := o.RedundantSlots
 	if o.RedundantMemory > 0 {
 		redundant = 1 // what does not go with copies does not go with a number of them that is to be chosen
+	}
+	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, redundant); err != nil {
+		return usageErrorf("--redundant-slots: %w", err)
 	}
 	if err := solver.CheckForecast(o.Forecast, o.Ranks, t); err != nil {
 		return usageErrorf("--forecast %s: %w", o.Forecast, err)

@@ -323,6 +323,18 @@ func TestSolveExitCodes(t *testing.T) {
 		"algorithm":       {with("--algorithm", "metis"), exitUsage, "allowed is auto"},
 		"redundant slots": {with("--redundant-slots", "-1"), exitUsage, "cannot be negative"},
 		"too many slots":  {with("--redundant-slots", "25"), exitUsage, "allow 0 to 12"},
+		"slots in words":  {with("--redundant-slots", "many"), exitUsage, "allowed is a number, or auto"},
+		"no memory":       {with("--redundant-slots", "auto"), exitUsage, "--redundant-slots auto needs --redundant-memory"},
+		"memory of slots": {with("--redundant-slots", "1", "--redundant-memory", "8GiB"), exitUsage, "--redundant-memory is for --redundant-slots auto, not for 1"},
+		"memory alone":    {with("--redundant-memory", "8GiB"), exitUsage, "--redundant-memory is for --redundant-slots auto, not for 0"},
+		"memory of 0":     {with("--redundant-slots", "auto", "--redundant-memory", "0"), exitUsage, "a number of bytes above 0"},
+		"negative memory": {with("--redundant-slots", "auto", "--redundant-memory", "-1GiB"), exitUsage, "a number of bytes above 0"},
+		"memory in words": {with("--redundant-slots", "auto", "--redundant-memory", "much"), exitUsage, "a number of bytes above 0"},
+		"unknown sizes":   {with("--redundant-slots", "auto", "--redundant-memory", "8GiB"), exitUsage, "the size of an expert is not known"},
+		"memory of eplb":  {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--algorithm", "eplb"), exitUsage, "chosen from memory by objective time and algorithm auto"},
+		"one rank":        {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--ep", "1"), exitUsage, "allow 0 to 0"},
+		"groups, memory":  {grouped(4, "--redundant-slots", "auto", "--redundant-memory", "8GiB"), exitUsage, "--preserve-groups: 1 redundant slots per rank"},
+		"limit, memory":   {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--expert-load-limit", "110"), exitUsage, "an expert load limit with redundant slots"},
 		"groups and EP":   {grouped(6), exitUsage, "EP size 4 and the gate's 6 groups"},
 		"groups of eplb":  {grouped(4, "--algorithm", "eplb"), exitUsage, "--preserve-groups: algorithm eplb does not keep groups whole"},
 		"groups, copies":  {grouped(4, "--redundant-slots", "1"), exitUsage, "1 redundant slots per rank"},
@@ -429,6 +441,41 @@ func TestEvalWorkloads(t *testing.T) {
 	for _, args := range [][]string{{"--workload", "chat"}, {"--weights", "speed=1"}, {"--weights", "wait=1"}, {"--cache-tokens", "0"}, {"--score-percent", "101"}} {
 		if code, _, message := runJSON(t, newEvalCommand(), append([]string{"--trace", path, "--plan", dir}, args...)...); code != exitUsage || !strings.Contains(message, args[0]) {
 			t.Errorf("%v: exit code %d: %s", args, code, message)
+		}
+	}
+}
+
+// The number of copies is chosen from memory, printed, and kept in the plan with the numbers that it was chosen from.
+func TestSolveChoosesCopies(t *testing.T) {
+	path := partOfSample(t)
+	const expertBytes, layers = 3 * 128 * 64 * 4, 4
+	flags := []string{"--trace", path, "--redundant-slots", "auto", "--redundant-memory", "1536KiB", "--batch-tokens", "1048576", "--time-budget", "0"}
+	dir, report := solved(t, "dp", flags...)
+	p, _, err := plan.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Copies == nil || p.Copies.MaxSlots != (1536<<10)/(expertBytes*layers) || p.Copies.Chosen < 1 || p.Placement.SlotsPerRank != 8+p.Copies.Chosen {
+		t.Fatalf("the plan has %d slots on a rank, and %+v", p.Placement.SlotsPerRank, p.Copies)
+	}
+	text, err := json.Marshal(p.Copies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want any
+	if err := json.Unmarshal(text, &want); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, report["copies"]); diff != "" {
+		t.Errorf("the plan has other copies than were printed (-plan +printed):\n%s", diff)
+	}
+	var table bytes.Buffer
+	if err := (&solveReport{Copies: p.Copies}).table(&table); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []string{p.Copies.Text(), fmt.Sprintf("\n%d *", p.Copies.Chosen), "\n0  ", "1.5 MiB"} {
+		if !strings.Contains(table.String(), row) {
+			t.Errorf("the table lacks %q:\n%s", row, table.String())
 		}
 	}
 }

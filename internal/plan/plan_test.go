@@ -506,6 +506,28 @@ func TestRedundantPlansHaveNoGatePermutation(t *testing.T) {
 	}
 }
 
+// A plan keeps how the number of its copies was chosen, and has as many.
+func TestChosenCopies(t *testing.T) {
+	p := solved(t, placement.DataParallel)
+	p.Copies = &solver.Copies{MemoryBytes: 1 << 30, ExpertBytes: 1 << 20, Layers: 4, MaxSlots: 12, Points: []solver.CopyPoint{{LayerUS: 300, LAR: .25, ExpertImbalance: 1.25}}}
+	dir, _ := written(t, p)
+	read, _, err := plan.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(p.Copies, read.Copies); diff != "" {
+		t.Errorf("other copies were read (-written +read):\n%s", diff)
+	}
+	p.Copies.Chosen = 1
+	if _, err := plan.Encode(p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "copies has 1 redundant slots per rank") {
+		t.Errorf("a number that the placement does not have: %v", err)
+	}
+	p.Copies.Chosen, p.Copies.Points = 0, make([]solver.CopyPoint, 65)
+	if _, err := plan.Encode(p); !plan.IsInvalid(err) {
+		t.Errorf("too many numbers: %v", err)
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	template := encode(f, solved(f, placement.DataParallel))
 	for _, p := range []*solver.Plan{

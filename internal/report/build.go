@@ -77,6 +77,8 @@ type Data struct {
 	// Front are the placements that the plan was chosen from, Chosen is the name of the plan's; both are empty where the plan records none.
 	Front  []solver.FrontPoint
 	Chosen string
+	// Copies is how the number of copies of experts was chosen from memory; nil where it was given.
+	Copies *solver.Copies
 	// Schedule is what the plan says about the work inside layers; nil where it says nothing.
 	Schedule *schedule.Schedule
 	// Score is what the plan is worth; nil without a trace. Promise is what is known of that otherwise; nil for nothing.
@@ -145,7 +147,7 @@ func Build(ctx context.Context, in Input) (*Data, error) {
 	d := &Data{
 		Name: in.Name, Digest: in.Digest, Attention: in.Plan.Attention, Algorithm: in.Plan.Algorithm, Forecast: in.Plan.Forecast,
 		Objective: cmp.Or(in.Plan.Objective, placement.Activation), Ranks: p.Ranks, Experts: p.Experts, SlotsPerRank: p.SlotsPerRank, Layers: len(p.Layers),
-		ModelDigest: in.Plan.ModelDigest, Schedule: in.Plan.Schedule, Front: in.Plan.Front, Chosen: in.Plan.Chosen, Promise: in.Promise,
+		ModelDigest: in.Plan.ModelDigest, Schedule: in.Plan.Schedule, Front: in.Plan.Front, Chosen: in.Plan.Chosen, Copies: in.Plan.Copies, Promise: in.Promise,
 	}
 	if in.Current != nil {
 		d.Today = in.CurrentDigest

@@ -22,7 +22,7 @@ var (
 	//go:embed style.css
 	styleText string
 	pages     = template.Must(template.New("page").Funcs(template.FuncMap{
-		"percent": percent, "points": points, "times": times, "count": count, "us": microseconds, "short": short, "plural": plural,
+		"percent": percent, "points": points, "times": times, "count": count, "us": microseconds, "bytes": func(n int64) string { return bytes10(float64(n)) }, "short": short, "plural": plural,
 		"rate": func(v float64) string { return count(int(math.Round(v))) },
 	}).Parse(pageText))
 )
@@ -40,8 +40,8 @@ type page struct {
 	Missing           []string
 	// Rates, Together, Loads and Saved are the charts; nil where there is nothing to draw.
 	Rates, Together, Loads, Saved *chart
-	// FrontChart shows the placements that the plan was chosen from; nil where the plan records none.
-	FrontChart               *chart
+	// FrontChart shows the placements that the plan was chosen from, CopiesChart the numbers of copies; nil where the plan records none.
+	FrontChart, CopiesChart  *chart
 	LoadHeats                []heatView
 	LoadLow, LoadTop         string
 	Pictures                 []pictureView
@@ -106,7 +106,7 @@ func (d *Data) view() (*page, error) {
 	}
 	v.change()
 	v.Figures = d.figures(v)
-	v.FrontChart = d.frontChart()
+	v.FrontChart, v.CopiesChart = d.frontChart(), d.copiesChart()
 	if d.Score == nil {
 		return v, nil
 	}
@@ -287,28 +287,43 @@ func (s *Score) loadChart() *chart {
 	return c
 }
 
-// frontChart shows the modelled time of each placement that the plan was chosen from, relative to the slowest one.
-func (d *Data) frontChart() *chart {
-	if len(d.Front) == 0 {
+// choiceChart shows the modelled time of each alternative that was chosen from, relative to the slowest one.
+func choiceChart(alternative, others string, places, chosen int, time func(place int) float64, label func(place int) string) *chart {
+	if places == 0 {
 		return nil
 	}
-	slowest := 0.0
-	for i := range d.Front {
-		slowest = max(slowest, d.Front[i].Microseconds())
-	}
-	at := func(chosen bool) func(int) float64 {
+	_, slowest := span(places, time)
+	at := func(isChosen bool) func(int) float64 {
 		return func(i int) float64 {
-			if (d.Front[i].Name == d.Chosen) != chosen || slowest == 0 {
+			if (i == chosen) != isChosen || slowest == 0 {
 				return 0
 			}
-			return d.Front[i].Microseconds() / slowest
+			return time(i) / slowest
 		}
 	}
-	c := newChart("Bar chart of the modelled time of an MoE layer under each placement that the plan was chosen from; the table has the figures.", len(d.Front), 0, 1, wholePercent)
-	c.bars("bar-today", "other placements", 0, 1, at(false))
+	c := newChart(alternative, places, 0, 1, wholePercent)
+	c.bars("bar-today", others, 0, 1, at(false))
 	c.bars("bar-plan", "this plan", 0, 1, at(true))
-	c.label(func(place int) string { return d.Front[place].Name })
+	c.label(label)
 	return c
+}
+
+// frontChart is about the placements that the plan was chosen from.
+func (d *Data) frontChart() *chart {
+	return choiceChart("Bar chart of the modelled time of an MoE layer under each placement that the plan was chosen from; the table has the figures.", "other placements",
+		len(d.Front), slices.IndexFunc(d.Front, func(p solver.FrontPoint) bool { return p.Name == d.Chosen }),
+		func(i int) float64 { return d.Front[i].Microseconds() }, func(i int) string { return d.Front[i].Name })
+}
+
+// copiesChart is about the numbers of copies that the plan's was chosen from; nil where it was given.
+func (d *Data) copiesChart() *chart {
+	if d.Copies == nil {
+		return nil
+	}
+	points := d.Copies.Points
+	return choiceChart("Bar chart of the modelled time of an MoE layer with each number of copies of experts per rank; the table has the figures.", "other numbers",
+		len(points), slices.IndexFunc(points, func(p solver.CopyPoint) bool { return p.RedundantSlots == d.Copies.Chosen }),
+		func(i int) float64 { return points[i].LayerUS }, func(i int) string { return strconv.Itoa(points[i].RedundantSlots) })
 }
 
 // FrontSizes are the batch sizes of the front, ascending.

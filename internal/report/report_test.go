@@ -511,6 +511,30 @@ func faults(page []byte) (out []string) {
 	return out
 }
 
+// The numbers of copies that the plan's was chosen from are drawn and listed; without any only the reason is given.
+func TestCopiesAreShown(t *testing.T) {
+	in := solved(t, generated(), placement.DataParallel, 4, 0)
+	if page := string(rendered(t, built(t, in))); strings.Contains(page, "How many copies") {
+		t.Error("a plan whose number of copies was given says how it was chosen")
+	}
+	in.Plan.Copies = &solver.Copies{MemoryBytes: 2e9, ExpertBytes: 1e8, Layers: 4, MaxSlots: 5, Chosen: 2, Points: []solver.CopyPoint{
+		{LayerUS: 400, LAR: .25, ExpertImbalance: 1.125}, {RedundantSlots: 1, MemoryBytes: 4e8, LayerUS: 350, LAR: .35, ExpertImbalance: 1.2}, {RedundantSlots: 2, MemoryBytes: 8e8, LayerUS: 300, LAR: .45, ExpertImbalance: 1.3},
+	}}
+	page := rendered(t, built(t, in))
+	for _, text := range []string{"2.0 GB per rank: 2 of at most 5 copies", "falls by 25.0% against none", "2 (chosen)</th><td>800 MB</td><td>45.0%</td><td>1.300</td><td>300 µs", "1</th><td>400 MB"} {
+		if !strings.Contains(string(page), text) {
+			t.Errorf("the page lacks %q", text)
+		}
+	}
+	for _, fault := range faults(page) {
+		t.Error(fault)
+	}
+	in.Plan.Copies = &solver.Copies{MemoryBytes: 2e8, ExpertBytes: 1e8, Layers: 4, Points: in.Plan.Copies.Points[:0]}
+	if page := string(rendered(t, built(t, in))); !strings.Contains(page, "no room for an expert of each of the 4 layers") || strings.Contains(page, "The figures by number of copies") {
+		t.Error("a plan without room for copies does not say so, or draws nothing")
+	}
+}
+
 func TestForeignTextIsEscaped(t *testing.T) {
 	const evil = `"><script>alert('x')</script>`
 	d := built(t, solved(t, generated(), placement.DataParallel, 4, 0))

@@ -449,13 +449,13 @@ func TestEvalWorkloads(t *testing.T) {
 func TestSolveChoosesCopies(t *testing.T) {
 	path := partOfSample(t)
 	const expertBytes, layers = 3 * 128 * 64 * 4, 4
-	flags := []string{"--trace", path, "--redundant-slots", "auto", "--redundant-memory", "1536KiB", "--batch-tokens", "1048576", "--time-budget", "0"}
+	flags := []string{"--trace", path, "--redundant-slots", "auto", "--redundant-memory", "9MiB", "--batch-tokens", "1048576", "--time-budget", "0"}
 	dir, report := solved(t, "dp", flags...)
 	p, _, err := plan.Read(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.Copies == nil || p.Copies.MaxSlots != (1536<<10)/(expertBytes*layers) || p.Copies.Chosen < 1 || p.Placement.SlotsPerRank != 8+p.Copies.Chosen {
+	if p.Copies == nil || p.Copies.MaxSlots != (9<<20)/(expertBytes*layers) || p.Copies.Chosen < 1 || p.Placement.SlotsPerRank != 8+p.Copies.Chosen {
 		t.Fatalf("the plan has %d slots on a rank, and %+v", p.Placement.SlotsPerRank, p.Copies)
 	}
 	text, err := json.Marshal(p.Copies)
@@ -473,7 +473,7 @@ func TestSolveChoosesCopies(t *testing.T) {
 	if err := (&solveReport{Copies: p.Copies}).table(&table); err != nil {
 		t.Fatal(err)
 	}
-	for _, row := range []string{p.Copies.Text(), fmt.Sprintf("\n%d *", p.Copies.Chosen), "\n0  ", "1.5 MiB"} {
+	for _, row := range []string{p.Copies.Text(), fmt.Sprintf("\n%d *", p.Copies.Chosen), "\n0  ", "9.0 MiB"} {
 		if !strings.Contains(table.String(), row) {
 			t.Errorf("the table lacks %q:\n%s", row, table.String())
 		}

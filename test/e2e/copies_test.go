@@ -1,12 +1,16 @@
 package e2e
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
@@ -36,12 +40,87 @@ func TestCopiesOfExperts(t *testing.T) {
 	if with, without := *copies.LAR.PredictedMilli, *plain.LAR.PredictedMilli; with <= without {
 		t.Errorf("with copies %d thousandths are promised to be local, without %d", with, without)
 	}
-	for _, pod := range listEnginePods(t, moed) {
+	startedWith(t, moed, "--ep-num-redundant-experts 8", "--ep-dispatch-algorithm static")
+}
+
+// startedWith requires that engines are started with flags.
+func startedWith(t *testing.T, moed *semmoev1.MoEDeployment, flags ...string) {
+	t.Helper()
+	pods := listEnginePods(t, moed)
+	if len(pods) == 0 {
+		t.Error("there are no engines")
+	}
+	for _, pod := range pods {
 		args := strings.Join(pod.Spec.Containers[0].Args, " ")
-		for _, flag := range []string{"--ep-num-redundant-experts 8", "--ep-dispatch-algorithm static"} {
+		for _, flag := range flags {
 			if !strings.Contains(strings.ReplaceAll(args, "=", " "), flag) {
 				t.Errorf("the engine of %s is started without %s: %s", pod.Name, flag, args)
 			}
 		}
 	}
+}
+
+// The operator sizes copies of experts from memory: the number that it has chosen is in the status of the plan, engines are started with it, and
+// answers stay the same. Memory for no expert leaves a plan without copies, which says so.
+func TestCopiesFromMemory(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	sized := func(memory string) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) {
+			m.Spec.Placement.RedundantExperts, m.Spec.Placement.RedundantMemoryBytes = ptr.To(intstr.FromString(semmoev1.RedundantExpertsAuto)), ptr.To(resource.MustParse(memory))
+		}
+	}
+	// Less than an expert of each layer: three matrices of 128 by 64 weights of four bytes, in four layers.
+	moed := storyDeployment(namespace, sized("384K"))
+	moed.Spec.Engine.Args = append(moed.Spec.Engine.Args, "--moe-a2a-backend=deepep")
+	create(t, moed)
+	plain := waitPlanned(t, moed).Status
+	url := reach(t, moed)
+	waitScored(t, url, plain.PlanDigest)
+	before := greedy(t, url)
+	if plan := planOf(t, moed, plain.PlanDigest); plan.Status.RedundantExperts != 0 || !strings.Contains(message(plan), "no copies: 0.4 MiB per rank have no room") {
+		t.Errorf("memory for no expert: %+v", plan.Status)
+	}
+
+	update(t, moed, sized("1Gi"))
+	waitOtherPlan(t, moed, plain.PlanDigest, func() {})
+	copies := get(t, moed).Status
+	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", copies.PlanDigest)
+	waitScored(t, url, copies.PlanDigest)
+	sameAnswers(t, "copies", before, greedy(t, url))
+	plan := planOf(t, moed, copies.PlanDigest)
+	ranks := moed.Spec.Parallelism.ExpertParallelSize
+	if n := plan.Status.RedundantExperts; n < ranks || n%ranks != 0 || !strings.Contains(message(plan), "copies per rank and layer") {
+		t.Errorf("%d redundant experts were chosen: %+v", n, plan.Status)
+	}
+	if with, without := *copies.LAR.PredictedMilli, *plain.LAR.PredictedMilli; with <= without {
+		t.Errorf("with copies %d thousandths are promised to be local, without %d", with, without)
+	}
+	startedWith(t, moed, fmt.Sprintf("--ep-num-redundant-experts %d", plan.Status.RedundantExperts), "--ep-dispatch-algorithm static")
+}
+
+// planOf is the plan of a deployment with a digest.
+func planOf(t *testing.T, moed *semmoev1.MoEDeployment, digest string) *semmoev1.PlacementPlan {
+	t.Helper()
+	var plans semmoev1.PlacementPlanList
+	if err := api.List(t.Context(), &plans, client.InNamespace(moed.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range plans.Items {
+		if plans.Items[i].Status.PlanDigest == digest {
+			return &plans.Items[i]
+		}
+	}
+	t.Fatalf("no plan has the digest %s", digest)
+	return nil
+}
+
+// message is that of the plan's condition Ready.
+func message(plan *semmoev1.PlacementPlan) string {
+	if ready := meta.FindStatusCondition(plan.Status.Conditions, semmoev1.ConditionReady); ready != nil {
+		return ready.Message
+	}
+	return ""
 }

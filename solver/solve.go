@@ -329,6 +329,8 @@ type search struct {
 	keep int
 	// solvedBaselines are the placements of timedBaselines, where they have been solved.
 	solvedBaselines []*placement.Placement
+	// solvedWithoutCopies are the candidates of a search by time without copies of experts, where they have been solved.
+	solvedWithoutCopies *uncopied
 }
 
 func (s *search) progress(step string) func(done, total int) {
@@ -446,20 +448,25 @@ func (s *search) evaluate(ctx context.Context, plan *Plan, o cost.Options) (cost
 	return cost.TensorParallel(ctx, s.trace, plan.Placement, noForecast{}, o)
 }
 
-// place solves the placement on the train requests by an algorithm.
-func (s *search) place(ctx context.Context, by placement.Algorithm, deadline time.Time) (placement.Result, error) {
+// problem is the placement of the train requests by an algorithm.
+func (s *search) problem(by placement.Algorithm, deadline time.Time) placement.Problem {
 	var prompts [][]int32
 	if by == placement.AlternatingPrinted {
 		for _, r := range s.counted {
 			prompts = append(prompts, s.trace.Request(r))
 		}
 	}
-	problem := placement.Problem{
+	return placement.Problem{
 		Prompts: prompts, Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
 		Messages: s.options.messages(), Occurrences: s.occurrences, Constraints: s.options.Constraints,
 		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests, ProfileTokens: s.tokens[0].Tokens(),
 		Algorithm: by, RedundantSlots: s.options.RedundantSlots, CopyRule: s.options.CopyRule, Groups: s.groups, Shrinkage: placement.DefaultShrinkage, Current: s.options.Current, Fresh: s.options.Fresh, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
 	}
+}
+
+// place solves the placement on the train requests by an algorithm.
+func (s *search) place(ctx context.Context, by placement.Algorithm, deadline time.Time) (placement.Result, error) {
+	problem := s.problem(by, deadline)
 	if by == placement.Auto && s.timed() {
 		var err error
 		if problem.Clock, err = s.clock(ctx); err != nil {

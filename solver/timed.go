@@ -43,7 +43,33 @@ func (s *search) baselines(ctx context.Context) ([]*placement.Placement, error) 
 	return s.solvedBaselines, nil
 }
 
-// candidates solves by time, and returns the front followed by the baselines. The first candidate is the default placement.
+// uncopied are the candidates without copies of experts, solved once.
+type uncopied struct {
+	candidates []timedCandidate
+	truncated  bool
+}
+
+// withoutCopies solves by time without copies.
+func (s *search) withoutCopies(ctx context.Context, deadline time.Time) (*uncopied, error) {
+	if s.solvedWithoutCopies != nil {
+		return s.solvedWithoutCopies, nil
+	}
+	if _, err := s.baselines(ctx); err != nil {
+		return nil, err
+	}
+	plain := *s
+	plain.options.RedundantSlots, plain.options.CopyRule = 0, placement.NearestCopy
+	candidates, result, err := plain.candidates(ctx, deadline)
+	if err != nil {
+		return nil, err
+	}
+	s.solvedWithoutCopies = &uncopied{candidates, result.Truncated}
+	return s.solvedWithoutCopies, nil
+}
+
+// candidates solves by time, and returns the front followed by the baselines. The first candidate is the default placement. With copies of experts, the
+// candidates without copies follow, to each of which every rank adds the experts of the highest load that it does not hold: which experts these are is
+// surer than which ones the tokens of a rank activate most.
 func (s *search) candidates(ctx context.Context, deadline time.Time) ([]timedCandidate, *placement.Result, error) {
 	plain, err := s.place(ctx, placement.ContiguousAlgorithm, time.Time{})
 	if err != nil {
@@ -68,8 +94,24 @@ func (s *search) candidates(ctx context.Context, deadline time.Time) ([]timedCan
 		return found, &result, nil
 	}
 	copies, err := s.place(ctx, placement.EPLB, time.Time{})
-	return append(found, timedCandidate{string(placement.EPLB), placement.EPLB, copies.Placement, nil}), &result, err
+	if err != nil {
+		return nil, nil, err
+	}
+	found = append(found, timedCandidate{string(placement.EPLB), placement.EPLB, copies.Placement, nil})
+	without, err := s.withoutCopies(ctx, deadline)
+	if err != nil {
+		return nil, nil, err
+	}
+	result.Truncated = result.Truncated || without.truncated
+	problem := s.problem(placement.Auto, deadline)
+	for _, c := range without.candidates[1:] { // the default placement has hottest copies above
+		found = append(found, timedCandidate{c.name + hottestSuffix, placement.Auto, problem.WithHottestCopies(c.placement), nil})
+	}
+	return found, &result, nil
 }
+
+// hottestSuffix ends the names of candidates without copies to which the experts of the highest load are added.
+const hottestSuffix = "-hottest"
 
 // runTimed solves by time. The candidates are judged on held-out documents of the train requests, so that the test requests judge a plan that was not
 // chosen by them; the candidate of the winner's name, solved from all train requests, becomes the plan.

@@ -74,6 +74,17 @@ func (p *Problem) simple(rankOf func(expert int) int) *Placement {
 	return out
 }
 
+// WithHottestCopies adds to a placement without copies, on every rank, the experts of the highest load that the rank does not hold.
+func (p *Problem) WithHottestCopies(of *Placement) *Placement {
+	out := p.placement()
+	out.CopyRule = p.CopyRule
+	for l, layer := range p.Layers {
+		rankOf := p.oneCopy(of, l)
+		out.Layers[l] = layerOf(layer, rankOf, hottestCopies(p.layerLoads(l), rankOf, p.Ranks, p.RedundantSlots), p.Ranks)
+	}
+	return out
+}
+
 // replicate is the part of DeepSeek's EPLB that deals with redundancy: the expert of the highest load per copy gets one more
 // until all slots are taken; then copies are packed, heaviest first, on the least loaded rank that has room and no copy yet.
 func replicate(loads []float64, ranks, perRank int) []int {

@@ -73,7 +73,7 @@ func TestCopiesFromMemory(t *testing.T) {
 		}
 	}
 	// Less than an expert of each layer: three matrices of 128 by 64 weights of four bytes, in four layers.
-	moed := storyDeployment(namespace, sized("384K"))
+	moed := storyDeployment(namespace, sized("384k"))
 	moed.Spec.Engine.Args = append(moed.Spec.Engine.Args, "--moe-a2a-backend=deepep")
 	create(t, moed)
 	plain := waitPlanned(t, moed).Status
@@ -101,7 +101,7 @@ func TestCopiesFromMemory(t *testing.T) {
 	startedWith(t, moed, fmt.Sprintf("--ep-num-redundant-experts %d", plan.Status.RedundantExperts), "--ep-dispatch-algorithm static")
 }
 
-// planOf is the plan of a deployment with a digest.
+// planOf is the plan of a deployment with a short digest.
 func planOf(t *testing.T, moed *semmoev1.MoEDeployment, digest string) *semmoev1.PlacementPlan {
 	t.Helper()
 	var plans semmoev1.PlacementPlanList
@@ -109,11 +109,11 @@ func planOf(t *testing.T, moed *semmoev1.MoEDeployment, digest string) *semmoev1
 		t.Fatal(err)
 	}
 	for i := range plans.Items {
-		if plans.Items[i].Status.PlanDigest == digest {
+		if plans.Items[i].Status.Plan == digest {
 			return &plans.Items[i]
 		}
 	}
-	t.Fatalf("no plan has the digest %s", digest)
+	t.Fatalf("no plan is %s", digest)
 	return nil
 }
 

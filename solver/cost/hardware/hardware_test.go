@@ -284,6 +284,8 @@ func TestParseRefuses(t *testing.T) {
 		"all_to_all: large: start_us is 1e+06, per_us 1; they must be at least": func(p *Profile) { p.AllToAll.Large = &Line{1e6, 1} },
 		"all_reduce: large: start_us is 1, per_us 0":                            func(p *Profile) { p.AllReduce.Large = &Line{1, 0} },
 		"dense_gemm: floor_us is -1":                                            func(p *Profile) { p.Dense.Floor = -1 },
+		"measurements are missing: grouped_gemm; without them":                  func(p *Profile) { p.Grouped = GEMM{} },
+		"missing: all_to_all, dense_gemm; without them times cannot":            func(p *Profile) { p.AllToAll, p.Dense = Exchange{}, GEMM{} },
 		"a2e[0] is between 0":                                                   func(p *Profile) { p.A2E = []Bipartite{{}} },
 		"a2e[0].line: start_us":                                                 func(p *Profile) { p.A2E = []Bipartite{{1, 1, Exchange{}}} },
 		"products[2] is":                                                        func(p *Profile) { p.Products[2].Dense = 0 },

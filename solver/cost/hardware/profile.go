@@ -107,6 +107,9 @@ func (p *Profile) Check() error {
 	case !above(p.MemoryBytes):
 		return fmt.Errorf("memory_bytes is %v; it must be above 0", p.MemoryBytes)
 	}
+	if missing := p.missing(); len(missing) > 0 {
+		return fmt.Errorf("measurements are missing: %s; without them times cannot be modelled: make the profile with semmoe calibrate, or with semmoe fit", strings.Join(missing, ", "))
+	}
 	if err := p.Attention.check(); err != nil {
 		return fmt.Errorf("attention: %w", err)
 	}
@@ -125,6 +128,22 @@ func (p *Profile) Check() error {
 		}
 	}
 	return nil
+}
+
+// missing names the members that all times need and that the profile lacks.
+func (p *Profile) missing() (names []string) {
+	for _, of := range []struct {
+		name   string
+		member any
+	}{
+		{"attention", p.Attention}, {"all_to_all", p.AllToAll}, {"all_reduce", p.AllReduce}, {"reduce_scatter", p.ReduceScatter}, {"all_gather", p.AllGather},
+		{"grouped_gemm", p.Grouped}, {"dense_gemm", p.Dense},
+	} {
+		if reflect.ValueOf(of.member).IsZero() {
+			names = append(names, of.name)
+		}
+	}
+	return names
 }
 
 func (p *Profile) checkExchanges() error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/semmoe/operator/solver/cost"
@@ -142,10 +143,13 @@ func (s *search) runSized(ctx context.Context, deadline time.Time) (*Solution, e
 		now := time.Now()
 		until = now.Add(deadline.Sub(now) / 2)
 	}
-	trials, truncated, err := s.judge(ctx, sizing.numbers(), until)
+	numbers := sizing.numbers()
+	slices.Reverse(numbers[1:]) // the largest pay most often: a time budget that is spent leaves out small ones
+	trials, truncated, err := s.judge(ctx, numbers, until)
 	if err != nil {
 		return nil, err
 	}
+	slices.SortFunc(trials, func(a, b trial) int { return a.slots - b.slots })
 	name := string(placement.ContiguousAlgorithm) // one document proves nothing
 	if truncated {
 		name = placement.PointOfTime

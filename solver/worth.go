@@ -252,8 +252,12 @@ type Finding struct {
 	SlowerBy         float64
 }
 
+// toleratedSlower is by which fraction a single batch size may be slower under a plan that is worth having. At small batches a layer's time is latency,
+// which is the same under every placement, and what is left of the difference is less than the model's error.
+const toleratedSlower = 0.01
+
 // Judge is the only rule for whether a plan is worth having: it saves at least the minimum, the interval excludes that it saves nothing, and no batch size
-// becomes slower. A minimum of 0 asks for no proof: whatever is faster in the mean will do.
+// becomes slower by more than a hundredth. A minimum of 0 asks for no proof: whatever is faster in the mean will do.
 func (f *Finding) Judge(minimum float64) (Verdict, string) {
 	change := fmt.Sprintf("a layer's modelled time falls by %.1f%%", f.Saved)
 	if f.Saved < 0 {
@@ -264,7 +268,7 @@ func (f *Finding) Judge(minimum float64) (Verdict, string) {
 		return LocalityDoesNotPay, fmt.Sprintf("latency dominates: with every activation local a layer's modelled time would fall by %.1f%%; the minimum is %g%%", f.Most, minimum)
 	case f.Saved < minimum || f.Saved <= 0:
 		return NoGainExpected, fmt.Sprintf("%s; the minimum is %g%%", change, minimum)
-	case f.SlowerAt > 0:
+	case f.SlowerBy > toleratedSlower:
 		return NoGainExpected, fmt.Sprintf("%s in the mean, but rises by %.1f%% with %d tokens in a batch", change, 100*f.SlowerBy, f.SlowerAt)
 	case f.Low <= 0 && minimum > 0:
 		return NoGainExpected, fmt.Sprintf("%s, but its 95%% interval begins at %.1f%%: the requests are too few, or too unlike, to prove a gain", change, f.Low)

@@ -37,6 +37,7 @@ func TestJudge(t *testing.T) {
 		{Finding{Saved: -3, Low: -5, Most: 40}, NoGainExpected, "rises by 3.0%"},
 		{Finding{Saved: 8, Low: -1, Most: 40}, NoGainExpected, "interval begins at -1.0%"},
 		{Finding{Saved: 8, Low: 3, Most: 40, SlowerAt: 4096, SlowerBy: 0.012}, NoGainExpected, "rises by 1.2% with 4096 tokens"},
+		{Finding{Saved: 8, Low: 3, Most: 40, SlowerAt: 4, SlowerBy: 0.008}, Gain, "falls by 8.0%"},
 		{Finding{Saved: 1, Low: 0.5, Most: 1.5}, LocalityDoesNotPay, "latency dominates"},
 	} {
 		verdict, reason := c.finding.Judge(2)

@@ -5,12 +5,16 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"math"
+	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
@@ -41,6 +45,8 @@ type timeCell struct {
 	// BaselineUS is the modelled time of a layer without a plan; Methods are relative to it.
 	BaselineUS float64               `json:"baseline_layer_us"`
 	Methods    map[string]timeMethod `json:"methods"`
+	// lar is the local activation rate of the methods that are solved once for all cells.
+	lar map[string]float64
 }
 
 // timeMethod is a plan by one method.
@@ -77,7 +83,7 @@ func benchTime(ctx context.Context, args []string) (*timeResult, error) {
 	flags.StringVar(&b.ranks, "ep", "4,8,16", "EP sizes; those that do not divide the experts are skipped")
 	flags.StringVar(&b.attention, "attention", "dp,tp", "attention modes")
 	flags.StringVar(&b.tokens, "tokens", "4096,16384,65536", "sizes of batches, in tokens over all ranks")
-	flags.StringVar(&b.hardware, "hardware", hardware.Default, "names of built-in hardware profiles")
+	flags.StringVar(&b.hardware, "hardware", hardware.Default, "names of built-in hardware profiles, or "+pcie)
 	flags.IntVar(&b.train, "train-percent", 80, "percent of the documents to learn from")
 	flags.IntVar(&b.perNode, "ranks-per-node", 8, "ranks that share a node")
 	if err := flags.Parse(args); err != nil {
@@ -91,47 +97,68 @@ func benchTime(ctx context.Context, args []string) (*timeResult, error) {
 	if err != nil {
 		return nil, fmt.Errorf("-ep: %w", err)
 	}
+	var shapes []string
+	for name := range strings.SplitSeq(b.shapes, ",") {
+		if _, known := timeShapes[name]; !known {
+			return nil, fmt.Errorf("-shapes: %q is invalid: allowed is own, dsv2-lite, qwen3-30b, dsv3", name)
+		}
+		shapes = append(shapes, name)
+	}
+	profiles := map[string]*hardware.Profile{}
+	for name := range strings.SplitSeq(b.hardware, ",") {
+		if profiles[name], err = machinesNamed(name); err != nil {
+			return nil, fmt.Errorf("-hardware: %w", err)
+		}
+	}
 	r := &timeResult{Exceptions: []string{}}
 	for path := range strings.SplitSeq(b.traces, ",") {
-		for name := range strings.SplitSeq(b.shapes, ",") {
-			shape, known := timeShapes[name]
-			if !known {
-				return nil, fmt.Errorf("-shapes: %q is invalid: allowed is own, dsv2-lite, qwen3-30b, dsv3", name)
-			}
-			t, err := trace.Open(ctx, path)
-			if err != nil {
-				return nil, err
-			}
-			if err := shape.widen(t); err != nil {
-				return nil, err
-			}
-			for machines := range strings.SplitSeq(b.hardware, ",") {
-				profile, err := hardware.BuiltIn(machines)
+		t, err := trace.Open(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		for attention := range strings.SplitSeq(b.attention, ",") {
+			for _, n := range ranks {
+				if placement.CheckRanks(n, t.Model.Experts) != nil || n == t.Model.Experts {
+					continue
+				}
+				o := solver.Options{
+					Ranks: n, Attention: placement.Attention(attention), Forecast: solver.Table, TrainPercent: b.train, Seed: 1,
+					RanksPerNode: b.perNode, BatchTokens: sizes,
+				}
+				cell := timeCell{Trace: filepath.Base(path), Ranks: n, Attention: o.Attention, PerNode: b.perNode, lar: map[string]float64{}}
+				cells, err := cell.measure(ctx, t, o, shapes, profiles)
 				if err != nil {
-					return nil, fmt.Errorf("-hardware: %w", err)
+					return nil, err
 				}
-				for attention := range strings.SplitSeq(b.attention, ",") {
-					for _, n := range ranks {
-						if placement.CheckRanks(n, t.Model.Experts) != nil || n == t.Model.Experts {
-							continue
-						}
-						o := solver.Options{
-							Ranks: n, Attention: placement.Attention(attention), Forecast: solver.Table, TrainPercent: b.train, Seed: 1,
-							RanksPerNode: b.perNode, Hardware: profile,
-						}
-						cell := timeCell{Trace: filepath.Base(path), Shape: name, Ranks: n, Attention: o.Attention, Hardware: machines, PerNode: b.perNode}
-						cells, err := cell.measure(ctx, t, o, sizes)
-						if err != nil {
-							return nil, err
-						}
-						r.Cells = append(r.Cells, cells...)
-					}
-				}
+				r.Cells = append(r.Cells, cells...)
 			}
 		}
 	}
 	r.summarize()
 	return r, nil
+}
+
+// pcie is the name of the built-in profile with the exchange of an island of GPUs that share PCIe 5.0 with 16 lanes: 64 GB/s in each direction, of which
+// collectives reach about three quarters.
+const (
+	pcie                    = "h200-pcie"
+	pcieBytesPerMicrosecond = 48e3
+)
+
+func machinesNamed(name string) (*hardware.Profile, error) {
+	if name != pcie {
+		return hardware.BuiltIn(name)
+	}
+	p, err := hardware.BuiltIn(hardware.Default)
+	if err != nil {
+		return nil, err
+	}
+	slow := *p
+	slow.Name = pcie
+	for _, e := range []*hardware.Exchange{&slow.AllToAll, &slow.AllReduce, &slow.ReduceScatter, &slow.AllGather} {
+		e.PerMicrosecond, e.Large = min(e.PerMicrosecond, pcieBytesPerMicrosecond), nil
+	}
+	return &slow, slow.Check()
 }
 
 func numbers(list string) ([]int, error) {
@@ -180,46 +207,65 @@ func timeMethods(o solver.Options) map[string]solver.Options {
 	return methods
 }
 
-// measure solves every method, ours for each batch size by itself, and judges all on the same held-out requests.
-func (c timeCell) measure(ctx context.Context, t *trace.Trace, o solver.Options, sizes []int) ([]timeCell, error) {
-	cells := make([]timeCell, len(sizes))
-	for i, tokens := range sizes {
-		cells[i] = c
-		cells[i].Tokens, cells[i].Methods = tokens, map[string]timeMethod{}
-	}
-	judge := func(name string, o solver.Options, at []int) error {
+// measure solves every method, and judges all on the same held-out requests. Plans by activations depend on neither the width of
+// the model nor the hardware, and are solved once; plans by time are solved for each width, hardware profile and batch size.
+func (c timeCell) measure(ctx context.Context, t *trace.Trace, o solver.Options, shapes []string, profiles map[string]*hardware.Profile) ([]timeCell, error) {
+	solve := func(name string, t *trace.Trace, o solver.Options) (*solver.Solution, error) {
 		solved, err := solver.Solve(ctx, t, o)
 		if err != nil {
-			return fmt.Errorf("%s on %s, EP %d, attention %s: %w", name, c.Trace, o.Ranks, o.Attention, err)
+			return nil, fmt.Errorf("%s on %s, EP %d, attention %s: %w", name, c.Trace, o.Ranks, o.Attention, err)
 		}
-		trial, err := solver.TrialOf(ctx, t, solved, o)
-		if err != nil {
-			return err
-		}
-		for i, tokens := range sizes {
-			for _, wanted := range at {
-				if wanted == tokens {
-					w := trial.Worth(solver.DefaultMinimumGainPercent, tokens)
-					cells[i].BaselineUS = w.BaselineLayerUS
-					cells[i].Methods[name] = timeMethod{w.SavedPercent, w.Low, w.High, w.Verdict, solved.Report.LAR}
-				}
-			}
-		}
-		return nil
+		return solved, nil
 	}
+	others := map[string]*solver.TimeTrial{}
 	for name, o := range timeMethods(o) {
-		o.BatchTokens = sizes
-		if err := judge(name, o, sizes); err != nil {
+		solved, err := solve(name, t, o)
+		if err != nil {
 			return nil, err
 		}
+		if others[name], err = solver.TrialOf(ctx, t, solved, o); err != nil {
+			return nil, err
+		}
+		c.lar[name] = solved.Report.LAR
 	}
-	o.Algorithm, o.Objective = placement.Auto, placement.Time
-	for _, tokens := range sizes {
-		o.BatchTokens = []int{tokens}
-		for slots, name := range []string{ours, ours + "+1"} {
-			o.RedundantSlots = slots
-			if err := judge(name, o, o.BatchTokens); err != nil {
-				return nil, err
+	var cells []timeCell
+	for _, shape := range shapes {
+		wide := *t
+		if err := timeShapes[shape].widen(&wide); err != nil {
+			return nil, err
+		}
+		for _, machines := range slices.Sorted(maps.Keys(profiles)) {
+			for _, tokens := range o.BatchTokens {
+				cell := c
+				cell.Shape, cell.Hardware, cell.Tokens, cell.Methods = shape, machines, tokens, map[string]timeMethod{}
+				judge := func(name string, trial *solver.TimeTrial, lar float64) {
+					w := trial.Worth(solver.DefaultMinimumGainPercent, tokens)
+					cell.BaselineUS = w.BaselineLayerUS
+					cell.Methods[name] = timeMethod{w.SavedPercent, w.Low, w.High, w.Verdict, lar}
+				}
+				for name, trial := range others {
+					on := *trial // the scores of its routes do not depend on the machines
+					on.Machines = cost.MachinesOf(profiles[machines], o.Ranks, o.RanksPerNode)
+					on.From = cost.LayerOf(&wide.Model, on.Machines, trial.From.Ranks, trial.From.SlotsPerRank)
+					on.To = cost.LayerOf(&wide.Model, on.Machines, trial.To.Ranks, trial.To.SlotsPerRank)
+					judge(name, &on, c.lar[name])
+				}
+				for slots, name := range []string{ours, ours + "+1"} {
+					o := o
+					o.Algorithm, o.Objective, o.RedundantSlots = placement.Auto, placement.Time, slots
+					o.BatchTokens, o.Hardware = []int{tokens}, profiles[machines]
+					solved, err := solve(name, &wide, o)
+					if err != nil {
+						return nil, err
+					}
+					trial, err := solver.TrialOf(ctx, &wide, solved, o)
+					if err != nil {
+						return nil, err
+					}
+					judge(name, trial, solved.Report.LAR)
+				}
+				fmt.Fprintf(os.Stderr, "%s %s EP %d %s %s %d tokens: %+.1f%%\n", cell.Trace, shape, o.Ranks, o.Attention, machines, tokens, cell.Methods[ours].Saved)
+				cells = append(cells, cell)
 			}
 		}
 	}

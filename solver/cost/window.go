@@ -6,41 +6,66 @@ import "github.com/semmoe/operator/solver/dispatch"
 type window struct {
 	options       *Options
 	ranks, layers int
-	// loads is a ring: of each request of the window its tokens per rank, and then its activations per layer and rank. sum is over all.
-	loads [][]int32
-	sum   []int
+	// load is the latest request's: its tokens per rank, and then its activations per layer and rank. sum is over the requests of the window.
+	load []int32
+	sum  []int
+	// kept is a ring of the loads of the window. Requests of few tokens have few ranks and experts, of which only these are kept.
+	kept []keptLoad
 	// arrived counts requests; tokens and experts are the sums of the imbalances so far.
 	arrived         int
 	tokens, experts float64
 }
 
-func newWindow(o *Options, requests, ranks, layers int) *window {
-	w := &window{options: o, ranks: ranks, layers: layers, loads: make([][]int32, min(dispatch.Arrivals, requests))}
-	width := (layers + 1) * ranks
-	for i := range w.loads {
-		w.loads[i] = make([]int32, width)
+// keptLoad is the load of a request: all of it, or pairs of an index and the value there, the other values being 0.
+type keptLoad struct {
+	all, pairs []int32
+}
+
+func (k *keptLoad) addTo(sum []int, sign int) {
+	for x, n := range k.all {
+		sum[x] += sign * int(n)
 	}
-	w.sum = make([]int, width)
-	return w
+	for i := 0; i < len(k.pairs); i += 2 {
+		sum[k.pairs[i]] += sign * int(k.pairs[i+1])
+	}
+}
+
+func (k *keptLoad) keep(load []int32) {
+	k.all, k.pairs = k.all[:0], k.pairs[:0]
+	for x, n := range load {
+		if n == 0 {
+			continue
+		}
+		if 2*len(k.pairs) > len(load) { // the pairs would need more memory
+			k.all, k.pairs = append(k.all, load...), k.pairs[:0]
+			return
+		}
+		k.pairs = append(k.pairs, int32(x), n)
+	}
+}
+
+func newWindow(o *Options, requests, ranks, layers int) *window {
+	width := (layers + 1) * ranks
+	return &window{
+		options: o, ranks: ranks, layers: layers, load: make([]int32, width), sum: make([]int, width),
+		kept: make([]keptLoad, min(dispatch.Arrivals, requests)),
+	}
 }
 
 // next is where the load of the next request is to be noted, before measure: that of the oldest leaves the window.
 func (w *window) next() []int32 {
-	load := w.loads[w.arrived%len(w.loads)]
-	for x, n := range load {
-		w.sum[x] -= int(n)
-	}
-	clear(load)
-	return load
+	w.kept[w.arrived%len(w.kept)].addTo(w.sum, -1)
+	clear(w.load)
+	return w.load
 }
 
 // measure counts what was noted.
 func (w *window) measure() {
-	for x, n := range w.loads[w.arrived%len(w.loads)] {
-		w.sum[x] += int(n)
-	}
+	latest := &w.kept[w.arrived%len(w.kept)]
+	latest.keep(w.load)
+	latest.addTo(w.sum, 1)
 	w.arrived++
-	if w.arrived < len(w.loads) {
+	if w.arrived < len(w.kept) {
 		return
 	}
 	w.tokens += w.options.tokenImbalance(w.sum[:w.ranks])
@@ -51,6 +76,6 @@ func (w *window) measure() {
 
 // means are those over all windows, of tokens and of activations.
 func (w *window) means() (tokens, experts float64) {
-	windows := float64(w.arrived - len(w.loads) + 1)
+	windows := float64(w.arrived - len(w.kept) + 1)
 	return w.tokens / windows, w.experts / windows
 }

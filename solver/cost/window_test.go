@@ -21,14 +21,16 @@ func TestWindow(t *testing.T) {
 				t.Fatalf("of %d requests one begins with the load %v", requests, load)
 			}
 			for i := range load {
-				load[i] = random.Int32N(100)
+				if random.IntN(requests) <= len(all) { // requests are sparse at first
+					load[i] = random.Int32N(100)
+				}
 			}
 			all = append(all, slices.Clone(load))
 			w.measure()
 		}
 		size := min(dispatch.Arrivals, requests)
-		if len(w.loads) != size {
-			t.Errorf("of %d requests %d are kept", requests, len(w.loads))
+		if len(w.kept) != size {
+			t.Errorf("of %d requests %d are kept", requests, len(w.kept))
 		}
 		tokens, experts := 0.0, 0.0
 		for end := size; end <= requests; end++ {

@@ -53,8 +53,8 @@ func (s *search) timed() bool {
 
 const (
 	// maxWindows is how many samples of batches the search knows, and windowWork bounds the activations that are counted for them.
-	maxWindows = 16
-	windowWork = 1 << 27
+	maxWindows = 64
+	windowWork = 1 << 26
 )
 
 // clock models the time of a layer for the search, with samples of what is computed at a time.
@@ -88,9 +88,10 @@ func (s *search) clock(ctx context.Context) (*placement.Clock, error) {
 	})
 }
 
-// windows are random samples of the train requests, each as large as what is computed at a time: the requests that a window of the evaluation has with
-// attention DP, and those of a batch of the median size with attention TP. A sample has a quarter of the requests at most: otherwise all windows
-// were alike, and later ones would not be.
+// windows are random samples of the train requests, each half as large as what is computed at a time: the requests that a window of the evaluation
+// has with attention DP, and those of a batch of the median size with attention TP. The load of an expert in a later window differs from the
+// profile's by the error of both samples; a smaller sample has the variance of their sum. A sample has an eighth of the requests at most: otherwise
+// all windows would be alike, and later ones would not be.
 func (s *search) windows() [][]int {
 	model, requests := &s.trace.Model, len(s.train)
 	tokens := s.trace.TokenCount(s.train)
@@ -99,7 +100,7 @@ func (s *search) windows() [][]int {
 		sizes := slices.Sorted(slices.Values(s.options.batchTokens()))
 		size = sizes[len(sizes)/2] * requests / max(tokens, 1)
 	}
-	size = min(max(size, 1), (requests+3)/4)
+	size = max(1, min(size, (requests+3)/4)/2)
 	perWindow := float64(size) * float64(tokens) / float64(requests) * float64(len(model.Layers)*model.TopK)
 	count := min(maxWindows, max(4, int(windowWork/max(perWindow, 1))))
 	random := rand.New(rand.NewPCG(s.options.Seed, 0x77696e646f7773))

@@ -267,8 +267,8 @@ func TestCheckReplaceable(t *testing.T) {
 		"a list":                         {map[string]string{"manifest.json": "[]"}, "contains no plan"},
 		"no manifest":                    {map[string]string{"hardware.json": "{}"}, "contains no plan"},
 		"file next to a plan":            {map[string]string{"manifest.json": manifest, "thesis.txt": ""}, "contains thesis.txt, which is not a file of a plan"},
-		"a file among the maps":          {map[string]string{"manifest.json": manifest, "engine/mine.json": ""}, "holds engine/mine.json, which"},
-		"a directory beside a plan":      {map[string]string{"bundle.json": "", "src/main.go": ""}, "holds src, which"},
+		"a file among the maps":          {map[string]string{"manifest.json": manifest, "engine/mine.json": ""}, "contains engine/mine.json, which"},
+		"a directory next to a plan":     {map[string]string{"bundle.json": "", "src/main.go": ""}, "contains src, which"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -304,7 +304,7 @@ func TestCheckDirectory(t *testing.T) {
 		"a file":          {file, "not a directory"},
 		"below a file":    {filepath.Join(file, "plan"), "not a directory"},
 		"the root":        {"/", "is not empty and contains no plan"},
-		"a read-only one": {"/proc/plan", "the plan takes its place at once, from a directory beside it: mkdir /proc/.plan-"},
+		"a read-only one": {"/proc/plan", "failed to create a directory next to the plan, which is needed for an atomic replacement: mkdir /proc/.plan-"},
 	} {
 		if runtime.GOOS != "linux" && strings.HasPrefix(test.dir, "/proc") {
 			continue
@@ -317,8 +317,8 @@ func TestCheckDirectory(t *testing.T) {
 	if _, read, err := plan.Read(dir); err != nil || read.Digest != a.Digest {
 		t.Errorf("existing plan: error = %v", err)
 	}
-	for _, beside := range []string{filepath.Dir(dir), filepath.Dir(empty), empty, filepath.Dir(file)} {
-		if left, _ := filepath.Glob(filepath.Join(beside, ".plan-*")); len(left) > 0 {
+	for _, parent := range []string{filepath.Dir(dir), filepath.Dir(empty), empty, filepath.Dir(file)} {
+		if left, _ := filepath.Glob(filepath.Join(parent, ".plan-*")); len(left) > 0 {
 			t.Errorf("remaining files: %v", left)
 		}
 	}

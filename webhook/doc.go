@@ -7,6 +7,6 @@
 //     policy is Ignore, because an unavailable manager must not prevent changes of a MoEDeployment.
 //   - An existing object can always be changed: changes of metadata, deletions, and errors that the stored object also has
 //     are accepted.
-//   - Content of another object causes a rejection only if it is immutable, and a warning otherwise, because a GitOps tool
+//   - Content of another object causes a rejection only if it is immutable, and a warning elsewhere, because a GitOps tool
 //     applies the objects of one commit in any order.
 package webhook

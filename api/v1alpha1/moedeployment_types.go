@@ -416,7 +416,7 @@ type PlacementSpec struct {
 	// +kubebuilder:default=Automatic
 	Approval ApprovalMode `json:"approval,omitempty"`
 
-	// planRef pins a plan. The named plan is served, whatever other plans promise, and drift does not replace it. It
+	// planRef pins a plan. The named plan is served even if other plans predict a higher gain, and drift does not replace it. It
 	// needs no approval, but it must have verdict Gain, and approval Advisory still prevents its roll-out. To roll
 	// back, name an older plan.
 	// +optional

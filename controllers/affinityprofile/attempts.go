@@ -140,7 +140,7 @@ func failureOf(job *batchv1.Job, pods []*corev1.Pod) (message, finalReason strin
 	return message, ""
 }
 
-// crashOf returns a message if the engine of a Job keeps crashing after restarts, and the empty string otherwise.
+// crashOf returns a message if the engine of a Job keeps crashing after restarts, or the empty string.
 func crashOf(job *batchv1.Job, pods []*corev1.Pod) string {
 	for _, pod := range pods {
 		if !metav1.IsControlledBy(pod, job) || pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodFailed {

@@ -31,7 +31,7 @@ func configMapName(plan *semmoev1.PlacementPlan, planDigest string) string {
 
 // stableConfigMapName returns a name that is known before the plan is solved, for workloads that are created earlier.
 // The content of this ConfigMap is never changed or replaced, even if the plan is lost and solved again with another
-// result: otherwise two pods of one engine could start with different expert maps.
+// result. If it changed, two pods of one engine could start with different expert maps.
 func stableConfigMapName(plan *semmoev1.PlacementPlan) string { return plan.Name + "-plan" }
 
 // isStandalone reports whether a plan belongs to no MoEDeployment, whose pods mount plans by digest. A plan that was

@@ -49,17 +49,17 @@ func TestPlanForUserHardware(t *testing.T) {
 	w.wait(p, semmoev1.ConditionReady, metav1.ConditionFalse, "HardwareProfileNotFound", `spec.hardware.configMap: there is no ConfigMap "gpus"`)
 	gpus := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "gpus"}, Data: map[string]string{"hardware.json": "{}"}}
 	w.create(gpus)
-	look := func() {
+	reconcile := func() {
 		profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "tiny"}}
 		w.touch(profile) // do not wait for the retry interval
 	}
-	look()
+	reconcile()
 	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "HardwareProfileInvalid", `key "hardware.json" of ConfigMap gpus`)
 	gpus.Data["hardware.json"] = text
 	if err := api.Update(t.Context(), gpus); err != nil {
 		t.Fatal(err)
 	}
-	look()
+	reconcile()
 	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
 	w.wait(later, semmoev1.ConditionReady, metav1.ConditionFalse, "HardwareProfileChanged", "spec.hardwareDigest", digest)
 	solved, _, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, done.Status.PlanDigest)

@@ -220,11 +220,11 @@ func TestFailedJobsWait(t *testing.T) {
 
 func TestProgressMovesSlowly(t *testing.T) {
 	j, c := testJobs(t, 1)
-	told, next := make(chan struct{}), make(chan struct{})
-	j.Ensure(first, "a", func(ctx context.Context, tell func(string, int, int)) error {
+	reported, next := make(chan struct{}), make(chan struct{})
+	j.Ensure(first, "a", func(ctx context.Context, report func(string, int, int)) error {
 		for done := range 3 {
-			tell("Placement", done, 3)
-			told <- struct{}{}
+			report("Placement", done, 3)
+			reported <- struct{}{}
 			<-next
 		}
 		return nil
@@ -234,7 +234,7 @@ func TestProgressMovesSlowly(t *testing.T) {
 		p, _ := j.Ensure(first, "a", nil)
 		return p
 	}
-	<-told
+	<-reported
 	if got := shown(); got.Step != "Starting" {
 		t.Errorf("%+v", got)
 	}
@@ -243,7 +243,7 @@ func TestProgressMovesSlowly(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	next <- struct{}{}
-	<-told
+	<-reported
 	if got, want := shown(), (progress{"Placement", 0, 3}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -252,7 +252,7 @@ func TestProgressMovesSlowly(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	next <- struct{}{}
-	<-told
+	<-reported
 	next <- struct{}{}
 	changed(t, j, first)
 }

@@ -56,7 +56,7 @@ func TestReplan(t *testing.T) {
 	before, after := traffic(t)
 	old, recent := w.newProfile("old"), w.newProfile("recent")
 	w.complete(old, before)
-	// Each token has its own rank, because few held-out requests would give too few loads to compare.
+	// Each token has its own rank, because few kept-out requests would give too few loads to compare.
 	perToken := func(p *semmoev1.PlacementPlan) { p.Spec.Attention = semmoev1.AttentionTensorParallel }
 	base := w.newPlan("base", "old", perToken)
 	base = w.wait(base, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
@@ -172,17 +172,17 @@ func TestReplanFromCounts(t *testing.T) {
 
 	// A restored profile has another identity, and no result in the store. The ConfigMap of the plan, without an owner,
 	// identifies the plan.
-	held := w.configMap(next.Status.ConfigMap)
-	for _, lost := range []client.Object{next, live, held, w.configMap(next.Status.StableConfigMap)} {
+	kept := w.configMap(next.Status.ConfigMap)
+	for _, lost := range []client.Object{next, live, kept, w.configMap(next.Status.StableConfigMap)} {
 		w.delete(lost)
 	}
 	w.newProfile("live")
 	restored := w.newPlan("next", "live", replan)
 	w.wait(restored, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForProfile")
-	held.ObjectMeta = metav1.ObjectMeta{Namespace: held.Namespace, Name: held.Name, Labels: held.Labels, Annotations: held.Annotations}
-	w.create(held)
+	kept.ObjectMeta = metav1.ObjectMeta{Namespace: kept.Namespace, Name: kept.Name, Labels: kept.Labels, Annotations: kept.Annotations}
+	w.create(kept)
 	restored = w.wait(restored, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
-	if restored.Status.PlanDigest != next.Status.PlanDigest || restored.Status.Tier != semmoev1.TierTables || !metav1.IsControlledBy(w.configMap(held.Name), restored) {
+	if restored.Status.PlanDigest != next.Status.PlanDigest || restored.Status.Tier != semmoev1.TierTables || !metav1.IsControlledBy(w.configMap(kept.Name), restored) {
 		t.Errorf("restored plan %s of tier %q, want %s of tier Tables", restored.Status.Plan, restored.Status.Tier, next.Status.Plan)
 	}
 }

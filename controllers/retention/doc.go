@@ -2,7 +2,7 @@
 //
 // Invariants:
 //   - An artifact stays while an AffinityProfile, a PlacementPlan, a plan's ConfigMap, a workload or a pod references it,
-//     whoever created the object, and regardless of age.
+//     regardless of the creator of the object and the age of the artifact.
 //   - An artifact stays for the retention period after its last reference. Each sweep marks the referenced artifacts in the
 //     store, so that every manager knows the time of the last reference.
 //   - With an incomplete view nothing is deleted: an error in any list ends the sweep, and an object that does not

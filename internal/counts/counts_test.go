@@ -138,11 +138,11 @@ func TestFile(t *testing.T) {
 				loads[expert]++
 			}
 		}
-		most := 0.0
+		highest := 0.0
 		for _, load := range loads {
-			most = max(most, load)
+			highest = max(highest, load)
 		}
-		busiest += most / (2000 * 4 / 40.) / 3
+		busiest += highest / (2000 * 4 / 40.) / 3
 		found := map[[2]uint64]uint64{}
 		part := func(name string) []uint64 { return got[fmt.Sprintf("layer.%d.%s", index, name)] }
 		for row, id := range ids {

@@ -68,8 +68,8 @@ func CheckMap(name string, content []byte, p *placement.Placement, hiddenLayers 
 	}
 	// White space and the names of members differ between versions of this program. A file that is longer is not a map
 	// of the placement, and parsing it would need a multiple of its size.
-	if most := 4*len(written) + 4096; len(content) > most {
-		return true, invalidf("%s: %d bytes are too many: a map of %s has at most %d", name, len(content), PlacementFile, most)
+	if maxBytes := 4*len(written) + 4096; len(content) > maxBytes {
+		return true, invalidf("%s: %d bytes are too many: a map of %s has at most %d", name, len(content), PlacementFile, maxBytes)
 	}
 	read, err := format.Decode(content, layout.Shape())
 	if err != nil {

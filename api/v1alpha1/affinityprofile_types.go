@@ -93,7 +93,8 @@ type AffinityProfileSpec struct {
 	DeploymentRef *DeploymentReference `json:"deploymentRef,omitempty"`
 
 	// live selects the samples that a profile with target Live is made from. It is required with target Live, and not
-	// allowed with other targets.
+	// allowed with other targets. The profile is complete once the routers have spec.tokens tokens (25,000 if
+	// spec.tokens is larger) and, with samples Sequences, spec.requests requests (100 if spec.requests is larger).
 	// +optional
 	Live *LiveSpec `json:"live,omitempty"`
 

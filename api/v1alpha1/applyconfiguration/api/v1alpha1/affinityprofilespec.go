@@ -36,7 +36,8 @@ type AffinityProfileSpecApplyConfiguration struct {
 	// whose request routers provide the samples with target Live. It is required with these targets.
 	DeploymentRef *DeploymentReferenceApplyConfiguration `json:"deploymentRef,omitempty"`
 	// live selects the samples that a profile with target Live is made from. It is required with target Live, and not
-	// allowed with other targets.
+	// allowed with other targets. The profile is complete once the routers have spec.tokens tokens (25,000 if
+	// spec.tokens is larger) and, with samples Sequences, spec.requests requests (100 if spec.requests is larger).
 	Live *LiveSpecApplyConfiguration `json:"live,omitempty"`
 	// template is merged over the pod template of the profiling Job: node selector, tolerations, resources. A container
 	// named "engine" is merged into the engine container of target Dedicated, and a container named "profile" into the

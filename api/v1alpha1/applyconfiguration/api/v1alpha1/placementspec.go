@@ -37,7 +37,7 @@ type PlacementSpecApplyConfiguration struct {
 	// semmoe.io/approve with the short digest of the plan), or Advisory (never). Default Automatic. New tables for the
 	// placement in service need the same approval.
 	Approval *apiv1alpha1.ApprovalMode `json:"approval,omitempty"`
-	// planRef pins a plan. The named plan is served, whatever other plans promise, and drift does not replace it. It
+	// planRef pins a plan. The named plan is served even if other plans predict a higher gain, and drift does not replace it. It
 	// needs no approval, but it must have verdict Gain, and approval Advisory still prevents its roll-out. To roll
 	// back, name an older plan.
 	PlanRef *PlanReferenceApplyConfiguration `json:"planRef,omitempty"`

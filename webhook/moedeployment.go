@@ -251,7 +251,7 @@ var allRisks = []risk{
 	},
 	{
 		"spec.profiling", func(s semmoev1.MoEDeploymentSpec) bool { return !plans(s) },
-		"and spec.placement.planRef are not set: no plan is made, and the model is served with the engine's " +
+		"is not set, nor is spec.placement.planRef: no plan is made, and the model is served with the engine's " +
 			"default placement; set spec.profiling.dataset",
 	},
 	{

@@ -329,7 +329,7 @@ func TestValuesAreValidated(t *testing.T) {
 		"part of another chart":           {`{global: {region: eu}}`, nil},
 		"the condition of another chart":  {`{enabled: true}`, nil},
 		"no condition at all":             {`{enabled: "yes"}`, []string{"'/enabled'", "got string, want boolean"}},
-		"switched off, and yet installed": {`{enabled: false}`, []string{"enabled is false", "uninstall it"}},
+		"switched off, and yet installed": {`{enabled: false}`, []string{"enabled: false", "uninstall it"}},
 		"a repository of a registry":      {`{image: {repository: "localhost:5000/team/semmoe"}}`, nil},
 		"a repository with a tag":         {`{image: {repository: "semmoe:v1"}}`, []string{"'/image/repository'", "'semmoe:v1' does not match pattern"}},
 		"no repository":                   {`{image: {repository: ""}}`, []string{"'/image/repository'", "does not match pattern"}},

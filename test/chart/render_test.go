@@ -343,7 +343,7 @@ func TestValuesAreValidated(t *testing.T) {
 		"a pull secret without a name":    {`{imagePullSecrets: [{}]}`, []string{"'/imagePullSecrets/0'", "missing property 'name'"}},
 		"authorities of a cluster":        {`{caBundle: cluster-authorities}`, nil},
 		"authorities themselves":          {`{caBundle: "-----BEGIN CERTIFICATE-----"}`, []string{"'/caBundle'", "does not match pattern"}},
-		"authorities in two places":       {`{caBundle: a, store: {env: [{name: SSL_CERT_DIR, value: /a}]}}`, []string{"store.env sets SSL_CERT_DIR", "caBundle"}},
+		"authorities in two places":       {`{caBundle: a, store: {env: [{name: SSL_CERT_DIR, value: /a}]}}`, []string{"store.env: SSL_CERT_DIR", "caBundle"}},
 		"namespaces as text":              {`{namespaces: "a,b"}`, []string{"'/namespaces'", "got string, want array"}},
 		"a namespace that is none":        {`{namespaces: [Team]}`, []string{"'/namespaces/0'", "'Team' does not match pattern"}},
 		"a namespace twice":               {`{namespaces: [a, a]}`, []string{"'/namespaces'", "items at 0 and 1 are equal"}},
@@ -371,7 +371,7 @@ func TestValuesAreValidated(t *testing.T) {
 		"a bucket":                        {`{store: {url: "s3://bucket?region=eu-central-1", replicas: 3}}`, nil},
 		"another directory":               {`{store: {url: "file:///srv"}}`, []string{"'/store/url'", "'file:///srv' does not match pattern", "file:///data", "s3://"}},
 		"a web address":                   {`{store: {url: "https://bucket"}}`, []string{"'/store/url'", "does not match pattern"}},
-		"two stores on a volume":          {`{store: {replicas: 2}}`, []string{"store.replicas is 2", "store.url file:///data is a volume", "set store.replicas to 1, or store.url to s3://"}},
+		"two stores on a volume":          {`{store: {replicas: 2}}`, []string{"store.replicas: 2 is invalid with store.url file:///data", "set store.replicas to 1, or store.url to s3://"}},
 		"two stores that are switched off": {
 			`{store: {enabled: false, replicas: 2}}`, nil},
 		"a volume without a size":      {`{store: {persistence: {size: ""}}}`, []string{"'/store/persistence/size'", "does not match pattern"}},

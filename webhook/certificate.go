@@ -18,21 +18,22 @@ import (
 )
 
 const (
-	// fieldManager owns the certificate authority in the configuration, and nothing else of it: whoever applies the configuration
-	// leaves the field out.
+	// fieldManager owns only the certificate authority in the configuration. Manifests of the configuration omit that
+	// field.
 	fieldManager = "semmoe-webhook"
-	// authoritySubject is what the certificate authority is called.
+	// authoritySubject is the subject of the certificate authority.
 	authoritySubject = "semmoe webhook"
-	// keepPeriod is how often it is seen to that the API server trusts us: as long may reviews be missed after the configuration was
-	// made anew.
+	// keepPeriod is the interval at which the trust of the API server is verified. If the configuration is recreated,
+	// reviews may fail for this time.
 	keepPeriod = 30 * time.Second
 )
 
-// Certificates keeps the certificate of a webhook server, and the trust of the API server in it, without anything installed beside
-// the operator. Several managers share one authority.
+// Certificates manages the certificate of a webhook server, and the API server's trust in it, without additional
+// components such as cert-manager. Several managers share one certificate authority.
 type Certificates struct {
 	clients kubernetes.Interface
-	// secret holds the authority, configuration is the ValidatingWebhookConfiguration that trusts it.
+	// secret is the Secret of the authority. configuration is the name of the ValidatingWebhookConfiguration that
+	// trusts it.
 	secret        types.NamespacedName
 	configuration string
 	issuer        *authority.Issuer
@@ -40,30 +41,30 @@ type Certificates struct {
 	now           func() time.Time
 }
 
-// NewCertificates returns those for the names and addresses by which the API server reaches the webhook server. secret is where the
-// authority is kept; configuration is the name of the ValidatingWebhookConfiguration.
+// NewCertificates returns Certificates for the names and addresses at which the API server reaches the webhook server.
+// secret is the Secret that stores the authority. configuration is the name of the ValidatingWebhookConfiguration.
 func NewCertificates(clients kubernetes.Interface, secret types.NamespacedName, configuration string, hosts ...string) *Certificates {
 	return &Certificates{clients: clients, secret: secret, configuration: configuration, issuer: authority.NewIssuer(hosts...), period: keepPeriod, now: time.Now}
 }
 
-// TLS lets a webhook server use them.
+// TLS configures a webhook server to use the certificate.
 func (c *Certificates) TLS(config *tls.Config) { config.GetCertificate = c.issuer.Certificate }
 
-// NeedLeaderElection: every manager serves.
+// NeedLeaderElection returns false, because every manager serves webhooks.
 func (c *Certificates) NeedLeaderElection() bool { return false }
 
-// Start keeps them until the context ends. An error is logged once for as long as it stays the same: it is tried again, and the
-// operator works without webhooks.
+// Start maintains the certificate until the context ends. A repeated error is logged once and retried. The operator
+// works without webhooks.
 func (c *Certificates) Start(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx).WithName("webhook")
-	told := ""
+	logged := ""
 	for {
 		switch err := c.keep(ctx); {
 		case err == nil:
-			told = ""
-		case err.Error() != told && ctx.Err() == nil:
-			told = err.Error()
-			log.Error(err, "Keeping the webhook's certificate")
+			logged = ""
+		case err.Error() != logged && ctx.Err() == nil:
+			logged = err.Error()
+			log.Error(err, "Failed to maintain the webhook certificate")
 		}
 		select {
 		case <-ctx.Done():
@@ -73,7 +74,7 @@ func (c *Certificates) Start(ctx context.Context) error {
 	}
 }
 
-// keep renews the authority where that is due, and has it trusted before it is used.
+// keep renews the authority when it is due, and publishes the new authority before it is used.
 func (c *Certificates) keep(ctx context.Context) error {
 	own, err := authority.Renew(ctx, c.clients, c.secret, authoritySubject, c.now())
 	if err != nil {
@@ -90,7 +91,8 @@ func (c *Certificates) keep(ctx context.Context) error {
 	return nil
 }
 
-// trust writes the bundle where the configuration has another one. Where there is no configuration nobody asks.
+// trust writes the CA bundle if the configuration has a different one. Without the configuration, the API server sends
+// no reviews.
 func (c *Certificates) trust(ctx context.Context, bundle []byte) error {
 	configurations := c.clients.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	live, err := configurations.Get(ctx, c.configuration, metav1.GetOptions{})
@@ -98,7 +100,7 @@ func (c *Certificates) trust(ctx context.Context, bundle []byte) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("get ValidatingWebhookConfiguration %s: %w", c.configuration, err)
+		return fmt.Errorf("failed to get ValidatingWebhookConfiguration %s: %w", c.configuration, err)
 	}
 	intent := admissionac.ValidatingWebhookConfiguration(c.configuration)
 	differs := false
@@ -110,7 +112,7 @@ func (c *Certificates) trust(ctx context.Context, bundle []byte) error {
 		return nil
 	}
 	if _, err := configurations.Apply(ctx, intent, metav1.ApplyOptions{FieldManager: fieldManager, Force: true}); err != nil {
-		return fmt.Errorf("write the certificate authority into ValidatingWebhookConfiguration %s: %w", c.configuration, err)
+		return fmt.Errorf("failed to write the certificate authority to ValidatingWebhookConfiguration %s: %w", c.configuration, err)
 	}
 	return nil
 }

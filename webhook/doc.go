@@ -1,11 +1,12 @@
-// Package webhook answers the API server's admission reviews of the operator's kinds: it refuses what no schema can tell to be
-// wrong, and warns of what is risky.
+// Package webhook implements admission webhooks for the operator's kinds. They reject errors that the schemas cannot
+// detect, and return warnings for risky settings.
 //
 // Invariants:
-//   - Nothing is changed: every default is in the schema, so that what a GitOps tool applies is what it reads back.
-//   - Nothing depends on it. The controllers check the same again and say so in conditions: the configuration's failure policy
-//     is Ignore, since a manager that is away must not keep anybody from mending a MoEDeployment.
-//   - An object that exists is never stuck: changes of metadata, deletions, and faults that an update does not add are let through.
-//   - What another object tells is only held against a spec where that cannot change any more; else it is a warning, since the
-//     objects of one commit are applied in any order.
+//   - No object is changed: all defaults are in the schemas, so that a GitOps tool reads the objects that it applied.
+//   - Nothing depends on the webhooks. The controllers repeat the checks and report errors in conditions. The failure
+//     policy is Ignore, because an unavailable manager must not prevent changes of a MoEDeployment.
+//   - An existing object can always be changed: changes of metadata, deletions, and errors that the stored object also has
+//     are accepted.
+//   - Content of another object causes a rejection only if it is immutable, and a warning elsewhere, because a GitOps tool
+//     applies the objects of one commit in any order.
 package webhook

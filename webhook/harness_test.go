@@ -44,17 +44,17 @@ const (
 var (
 	restConfig *rest.Config
 	scheme     *runtime.Scheme
-	// api warns into warned.
+	// api records warnings in warned.
 	api     client.Client
 	warned  warnings
 	clients kubernetes.Interface
 	secret  = types.NamespacedName{Namespace: "semmoe-system", Name: "semmoe-webhook-ca"}
-	// port is where the webhooks are served, until stopServing is called.
+	// port is the port of the webhook server, which runs until stopServing is called.
 	port        int
 	stopServing func()
 )
 
-// warnings are those that the API server sent.
+// warnings records the warnings that the API server sent.
 type warnings struct {
 	mu   sync.Mutex
 	list []string
@@ -66,7 +66,7 @@ func (w *warnings) HandleWarningHeaderWithContext(_ context.Context, _ int, _, t
 	w.list = append(w.list, text)
 }
 
-// take returns and forgets them.
+// take returns and clears the warnings.
 func (w *warnings) take() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -90,11 +90,11 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer func() { stopServing() }() // as it is by then
+	defer func() { stopServing() }() // the current value of stopServing
 	return m.Run()
 }
 
-// prepare installs the configuration as it is shipped, but for where the server is, and serves.
+// prepare installs the shipped configuration with the address of the test server, and starts the server.
 func prepare() error {
 	var err error
 	if clients, err = kubernetes.NewForConfig(restConfig); err != nil {
@@ -131,7 +131,7 @@ func prepare() error {
 	return err
 }
 
-// serveAt runs a manager with the webhooks and returns once it is ready, and trusted.
+// serveAt runs a manager with the webhooks, and returns when it is ready and trusted.
 func serveAt(port int) (func(), error) {
 	certificates := NewCertificates(clients, secret, "semmoe", "127.0.0.1")
 	certificates.period = interval
@@ -161,14 +161,14 @@ func serveAt(port int) (func(), error) {
 	}
 }
 
-// asked tells that the API server asks the webhooks: the policy Ignore hides that it cannot.
+// asked reports whether the API server calls the webhooks. With failure policy Ignore it does not report failures.
 func asked(ctx context.Context) bool {
 	moed := deployment("asked")
 	moed.Spec.Engine.Args = []string{"--ep-size=7"}
 	return api.Create(ctx, moed, client.DryRunAll) != nil
 }
 
-// shipped is config/webhook's configuration, for a server on a port of this machine.
+// shipped returns the configuration in config/webhook, for a server on a local port.
 func shipped(port int) (*admissionv1.ValidatingWebhookConfiguration, error) {
 	file, err := os.Open(filepath.Join("..", "config", "webhook", "webhook.yaml"))
 	if err != nil {
@@ -195,7 +195,7 @@ func shipped(port int) (*admissionv1.ValidatingWebhookConfiguration, error) {
 	}
 }
 
-// deployment returns a MoEDeployment without a plan. Planned, it is neither refused nor warned of.
+// deployment returns a MoEDeployment without a plan. With a plan it is accepted without warnings.
 func deployment(name string) *semmoev1.MoEDeployment {
 	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 	moed.Spec.Model.Volume = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/srv/m"}}
@@ -216,7 +216,7 @@ func create(t *testing.T, object client.Object) {
 	})
 }
 
-// eventually waits for what the manager, or its cache, has yet to see.
+// eventually polls a condition until the manager or its cache has observed a change.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !holds(); time.Sleep(interval) {

@@ -20,10 +20,10 @@ import (
 	"github.com/semmoe/operator/internal/promquery"
 )
 
-// moeDeployments are the rules of MoEDeployments.
+// moeDeployments validates MoEDeployments.
 type moeDeployments struct {
 	client.Reader
-	// hosts are the Prometheus servers that objects of every namespace may name.
+	// hosts are the Prometheus servers that objects of all namespaces may use.
 	hosts promquery.Hosts
 }
 
@@ -33,7 +33,7 @@ func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeploymen
 		faults = append(faults, fault)
 	}
 	if _, err := registry.For(string(moed.Spec.Engine.Type)); err != nil {
-		return faults // nothing else is known of such an engine
+		return faults // nothing else can be validated for an unknown engine
 	}
 	if err := revisions.ValidateRelease(moed, revisions.Release(moed, nil)); err != nil {
 		faults = append(faults, err)
@@ -46,8 +46,8 @@ func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeploymen
 	return faults
 }
 
-// refuseModel refuses a spec that the model rules out, as the controller does once it has inspected the model. An object that is created has
-// no status.
+// refuseModel returns an error for a spec that contradicts the inspected model, like the controller after the
+// inspection. A new object has no status, and hence no inspected model.
 func refuseModel(moed *semmoev1.MoEDeployment) error {
 	if moed.Status.Model == nil {
 		return nil
@@ -55,10 +55,11 @@ func refuseModel(moed *semmoev1.MoEDeployment) error {
 	if err := revisions.ValidateModel(moed, foundIn(moed)); err != nil {
 		return err
 	}
-	return nil // not the nil *InvalidError
+	return nil // a plain nil, because a nil *InvalidError in an error is not nil
 }
 
-// foundIn is what the status contains of the model; the zero value, which rules nothing out, before the model is inspected.
+// foundIn returns the inspected model in the status. Before the inspection it returns the zero value, which accepts
+// every spec.
 func foundIn(moed *semmoev1.MoEDeployment) checkpoint.Report {
 	model := moed.Status.Model
 	if model == nil {
@@ -67,8 +68,8 @@ func foundIn(moed *semmoev1.MoEDeployment) checkpoint.Report {
 	return checkpoint.Report{Family: model.Family, Experts: int(model.Experts), ExpertsPerToken: int(model.ExpertsPerToken)}
 }
 
-// replacing leaves the model in the status only where it is the model of the spec: in an update the status is that of the stored object,
-// whose checkpoint may be another one.
+// replacing removes the model from the status if it is not the model of the spec. In an update the status is from the
+// stored object, which may have another checkpoint.
 func (m *moeDeployments) replacing(stored, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
 	if stored.Status.ObservedGeneration == stored.Generation && equality.Semantic.DeepEqual(stored.Spec.Model, moed.Spec.Model) {
 		return moed
@@ -78,7 +79,8 @@ func (m *moeDeployments) replacing(stored, moed *semmoev1.MoEDeployment) *semmoe
 	return moed
 }
 
-// refuseRealization refuses a realisation by which no plan would reach the engine, or by which adapters would change the wrong experts.
+// refuseRealization returns an error for a realization by which no plan reaches the engine, or by which adapters would
+// change the wrong experts.
 func refuseRealization(moed *semmoev1.MoEDeployment) error {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
@@ -94,10 +96,11 @@ func refuseRealization(moed *semmoev1.MoEDeployment) error {
 	if adapter.ExpertMap != nil || !byMap {
 		return planner.CheckMap(moed, foundIn(moed), revisions.Release(moed, nil))
 	}
-	return fmt.Errorf("spec.placement.realization: %s reads no expert map, and EngineMap is one: use Auto or ReshuffledWeights", adapter.Type)
+	return fmt.Errorf("spec.placement.realization: %s reads no expert map, which EngineMap requires: use Auto or ReshuffledWeights", adapter.Type)
 }
 
-// refuseProfile: the profile would be refused when the operator makes it, and the model never be profiled.
+// refuseProfile returns an error if the AffinityProfile that the operator creates would be rejected, so that the model
+// could not be profiled.
 func refuseProfile(moed *semmoev1.MoEDeployment) error {
 	profile := planner.ProfileOf(moed)
 	if profile == nil {
@@ -107,25 +110,25 @@ func refuseProfile(moed *semmoev1.MoEDeployment) error {
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf("spec.profiling: the AffinityProfile that is made of it would be refused: %w", err)
-	// A change of spec.template, which the profile has inherited, would start all pods anew.
+	err = fmt.Errorf("spec.profiling: the resulting AffinityProfile would be rejected: %w", err)
+	// A change of spec.template, which the profile inherits, restarts all pods.
 	if profile.Spec.Template = nil; moed.Spec.Profiling.Template == nil && affinityprofile.Validate(profile) == nil {
-		return fmt.Errorf("%w; or leave spec.template as it is, and set spec.profiling.template, which takes its place in the profile and restarts no pod", err)
+		return fmt.Errorf("%w; or set spec.profiling.template, which replaces spec.template in the profile and restarts no pod", err)
 	}
 	return err
 }
 
-// refuseName: two MoEDeployments whose children have the same names take each other's Services.
+// refuseName returns an error if two MoEDeployments would create objects with the same names.
 func (m *moeDeployments) refuseName(ctx context.Context, moed *semmoev1.MoEDeployment) error {
 	var others semmoev1.MoEDeploymentList
 	if err := m.List(ctx, &others, client.InNamespace(moed.Namespace), client.UnsafeDisableDeepCopy); err != nil {
-		return nil // as in a namespace that is not watched: the API server refuses what belongs to two
+		return nil // for example a namespace that is not watched; the API server rejects objects with two owners
 	}
 	for i := range others.Items {
 		other := &others.Items[i]
 		for _, suffix := range desired.ChildSuffixes() {
 			if moed.Name == other.Name+suffix || other.Name == moed.Name+suffix {
-				return fmt.Errorf("metadata.name: %q and the MoEDeployment %q of this namespace would both have an object called %q: choose a name that does not differ by %q alone",
+				return fmt.Errorf("metadata.name: %q and MoEDeployment %q of this namespace would both have an object called %q: choose a name that differs by more than %q",
 					moed.Name, other.Name, max(moed.Name, other.Name), suffix)
 			}
 		}
@@ -133,14 +136,15 @@ func (m *moeDeployments) refuseName(ctx context.Context, moed *semmoev1.MoEDeplo
 	return nil
 }
 
-// refusePin: the spec of a plan never changes, so that one of another shape will never fit.
+// refusePin returns an error if spec.placement.planRef pins a plan for another parallelism. The spec of a plan is
+// immutable, so the plan will never fit.
 func (m *moeDeployments) refusePin(ctx context.Context, moed *semmoev1.MoEDeployment) error {
 	if moed.Spec.Placement.PlanRef == nil {
 		return nil
 	}
 	plan := &semmoev1.PlacementPlan{}
 	if err := m.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: moed.Spec.Placement.PlanRef.Name}, plan); err != nil {
-		return nil // warned of
+		return nil // a missing plan causes a warning
 	}
 	return planner.CheckPin(moed, plan)
 }
@@ -155,7 +159,7 @@ func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment)
 		}
 	}
 	if prometheus := moed.Spec.Drift.Prometheus; prometheus != nil && !m.hosts.Allows(prometheus.Address, moed.Namespace) {
-		warnings = append(warnings, fmt.Sprintf("spec.drift.prometheus.address: %q is not contacted: a Service with a cluster IP, as http://<name>.%s.svc, or a host that the operator lists (--prometheus-hosts) is required",
+		warnings = append(warnings, fmt.Sprintf("spec.drift.prometheus.address: %q is not contacted: a Service with a cluster IP, as http://<name>.%s.svc, or a host that the operator allows (--prometheus-hosts) is required",
 			prometheus.Address, moed.Namespace))
 	}
 	if ref := moed.Spec.Placement.PlanRef; ref != nil {
@@ -167,7 +171,8 @@ func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment)
 	return warnings
 }
 
-// foresee warns of what the controller would report only after a profile was made, on the devices of the engine.
+// foresee returns warnings for problems that the controller would report only after a profile was recorded on the
+// devices of the engine.
 func (m *moeDeployments) foresee(ctx context.Context, moed *semmoev1.MoEDeployment) []string {
 	var warnings []string
 	for _, finding := range planner.Foresee(moed, checkpoint.Report{Family: m.family(ctx, moed)}, revisions.Release(moed, nil)) {
@@ -176,8 +181,8 @@ func (m *moeDeployments) foresee(ctx context.Context, moed *semmoev1.MoEDeployme
 	return warnings
 }
 
-// family returns the family of the model that the stored object was inspected with; empty before that, and where the
-// spec now names another model.
+// family returns the family of the model that the stored object was inspected with. It returns the empty string before
+// the inspection, and if the spec has another model now.
 func (m *moeDeployments) family(ctx context.Context, moed *semmoev1.MoEDeployment) string {
 	stored := &semmoev1.MoEDeployment{}
 	err := m.Get(ctx, client.ObjectKeyFromObject(moed), stored)
@@ -187,24 +192,24 @@ func (m *moeDeployments) family(ctx context.Context, moed *semmoev1.MoEDeploymen
 	return stored.Status.Model.Family
 }
 
-// missing warns of an object that is named and does not exist, or not yet.
+// missing returns a warning if a referenced object does not exist.
 func missing(ctx context.Context, reader client.Reader, object client.Object, kind, field, namespace, name string) []string {
 	if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, object); apierrors.IsNotFound(err) {
-		return []string{fmt.Sprintf("%s: there is no %s %q in namespace %s yet: it is waited for", field, kind, name, namespace)}
+		return []string{fmt.Sprintf("%s: %s %q does not exist in namespace %s yet: the operator waits for it", field, kind, name, namespace)}
 	}
 	return nil
 }
 
 func (m *moeDeployments) warnDelete(context.Context, *semmoev1.MoEDeployment) []string { return nil }
 
-// risk is a setting that is allowed, and that few want.
+// risk is a valid but rarely intended setting.
 type risk struct {
 	field   string
 	applies func(semmoev1.MoEDeploymentSpec) bool
 	message string
 }
 
-// risks are those that a MoEDeployment takes.
+// risks returns the warnings for the risky settings of a MoEDeployment.
 func risks(moed *semmoev1.MoEDeployment) []string {
 	var warnings []string
 	for _, risk := range allRisks {
@@ -218,63 +223,63 @@ func risks(moed *semmoev1.MoEDeployment) []string {
 var allRisks = []risk{
 	{
 		"spec.engine.image", func(s semmoev1.MoEDeploymentSpec) bool { return floating(s.Engine.Image) },
-		"has no tag, or latest: pods that start later may run another engine than those that serve; name a version or a digest",
+		"has no tag, or the tag latest: pods that start later may run another engine version; use a version or a digest",
 	},
 	{
 		"spec.rollout.soakSeconds", func(s semmoev1.MoEDeploymentSpec) bool {
 			return plans(s) && s.Rollout.SoakSeconds != nil && *s.Rollout.SoakSeconds == 0
 		},
-		"0 promotes a new plan when its canary is ready, without comparing it with the one in service",
+		"0 promotes a new plan when its canary is ready, without a comparison with the plan in service",
 	},
 	{
 		"spec.rollout.rollback", func(s semmoev1.MoEDeploymentSpec) bool {
 			return plans(s) && s.Rollout.Rollback == semmoev1.RollbackManual && s.Placement.Approval == semmoev1.ApprovalAutomatic
 		},
-		"Manual leaves a plan that fails on its canary until somebody acts, and plans are approved automatically",
+		"Manual leaves a failed plan on its canary until a user acts, although plans are approved automatically",
 	},
 	{
 		"spec.routing.mode", func(s semmoev1.MoEDeploymentSpec) bool {
 			return plans(s) && s.Routing.Mode == semmoev1.RoutingModeNone && s.Parallelism.Attention == semmoev1.AttentionDataParallel
 		},
-		"with None nobody sends requests to the rank that holds their experts, and a plan alone gains next to nothing: use Router or EndpointPicker",
+		"with None requests are not routed to the ranks of their experts, and a plan gains almost nothing: use Router or EndpointPicker",
 	},
 	{
 		"spec.routing.samplePercent", func(s semmoev1.MoEDeploymentSpec) bool {
 			return plans(s) && s.Drift.Source == semmoev1.DriftSourceRouter && s.Routing.Mode != semmoev1.RoutingModeNone && s.Routing.SamplePercent != nil && *s.Routing.SamplePercent == 0
 		},
-		"0 observes nothing: neither is it told what a plan gains, nor that requests have drifted away from it",
+		"with 0 neither the local activation rate of a plan nor drift is observed",
 	},
 	{
 		"spec.profiling", func(s semmoev1.MoEDeploymentSpec) bool { return !plans(s) },
-		"is not set, and spec.placement.planRef is not either: no plan is made, and the model is served with the engine's " +
+		"is not set, nor is spec.placement.planRef: no plan is made, and the model is served with the engine's " +
 			"default placement; set spec.profiling.dataset",
 	},
 	{
 		"spec.profiling.liveSamples", func(s semmoev1.MoEDeploymentSpec) bool {
 			return s.Profiling != nil && s.Profiling.LiveSamples == semmoev1.LiveSamplesSequences
 		},
-		"Sequences keeps token ids of clients' requests in the request routers and, once a profile is made of them, in the artifact store; Counts keeps none",
+		"Sequences stores token IDs of client requests in the request routers, and in the artifact store when a profile is made; Counts stores none",
 	},
 	{
 		"spec.drift.prometheus", func(s semmoev1.MoEDeploymentSpec) bool {
 			prometheus := s.Drift.Prometheus
 			return prometheus != nil && prometheus.AuthSecret != "" && strings.HasPrefix(prometheus.Address, "http://")
 		},
-		"the token of authSecret is sent in clear to an address of http://: use https://",
+		"the token in authSecret is sent unencrypted to an http:// address: use https://",
 	},
 }
 
-// plans tells that plans are made, or one is pinned.
+// plans reports whether plans are made or one is pinned.
 func plans(s semmoev1.MoEDeploymentSpec) bool {
 	return s.Profiling != nil || s.Placement.PlanRef != nil
 }
 
-// floating tells that an image reference may mean another image tomorrow.
+// floating reports whether an image reference can refer to another image later.
 func floating(image string) bool {
 	if strings.Contains(image, "@") {
 		return false
 	}
-	name := image[strings.LastIndex(image, "/")+1:] // a colon before is that of a registry's port
+	name := image[strings.LastIndex(image, "/")+1:] // a colon before the last slash belongs to the port of a registry
 	_, tag, found := strings.Cut(name, ":")
 	return !found || tag == "latest"
 }

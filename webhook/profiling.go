@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/internal/calibration/machines"
 )
 
-// affinityProfiles are the rules of AffinityProfiles.
+// affinityProfiles validates AffinityProfiles.
 type affinityProfiles struct{ client.Reader }
 
 func (a *affinityProfiles) refuse(_ context.Context, profile *semmoev1.AffinityProfile) []error {
@@ -32,20 +32,21 @@ func (a *affinityProfiles) warn(ctx context.Context, profile *semmoev1.AffinityP
 	return warnings
 }
 
-// warnDelete: devices were spent on it.
+// warnDelete returns a warning if a MoEDeployment uses the profile, because devices were used to record it.
 func (a *affinityProfiles) warnDelete(ctx context.Context, profile *semmoev1.AffinityProfile) []string {
 	return users(ctx, a.Reader, profile.Namespace, func(moed *semmoev1.MoEDeployment) string {
 		if moed.Status.Profile != profile.Name {
 			return ""
 		}
-		return fmt.Sprintf("MoEDeployment %s plans from this profile: what serves goes on, and unless the artifact store still has its result it is profiled again", moed.Name)
+		return fmt.Sprintf("MoEDeployment %s uses this profile: its pods continue to serve, and the model is profiled again unless the artifact store still has the result", moed.Name)
 	})
 }
 
-// placementPlans are the rules of PlacementPlans.
+// placementPlans validates PlacementPlans.
 type placementPlans struct{ client.Reader }
 
-// refuse: the schema does not know the hardware profiles that are built in, and tells all else that is wrong with one by itself.
+// refuse returns an error for an unknown built-in hardware profile, which the schema cannot detect. The schema detects
+// all other errors.
 func (p *placementPlans) refuse(_ context.Context, plan *semmoev1.PlacementPlan) []error {
 	if _, err := machines.BuiltIn(plan.Spec.Hardware); err != nil {
 		return []error{fmt.Errorf("spec.hardware.%w", err)}
@@ -61,21 +62,22 @@ func (p *placementPlans) warn(ctx context.Context, plan *semmoev1.PlacementPlan)
 	return warnings
 }
 
-// warnDelete: what serves outlives its plan, whose ConfigMap its workloads own as well, but the plan's promise does not.
+// warnDelete returns a warning if a MoEDeployment uses the plan. Workloads outlive their plan, because they also own
+// its ConfigMap, but the predicted rate of the plan is lost.
 func (p *placementPlans) warnDelete(ctx context.Context, plan *semmoev1.PlacementPlan) []string {
 	return users(ctx, p.Reader, plan.Namespace, func(moed *semmoev1.MoEDeployment) string {
 		ref := moed.Spec.Placement.PlanRef
 		switch {
 		case ref != nil && ref.Name == plan.Name:
-			return fmt.Sprintf("MoEDeployment %s pins this plan in spec.placement.planRef: its pods go on serving, those to come too, and no other plan takes its place", moed.Name)
+			return fmt.Sprintf("MoEDeployment %s pins this plan in spec.placement.planRef: existing and new pods continue to serve it, and no other plan replaces it", moed.Name)
 		case moed.Status.Plan == plan.Name:
-			return fmt.Sprintf("MoEDeployment %s serves this plan: its pods go on serving, those to come too, and drift is not told until there is another one", moed.Name)
+			return fmt.Sprintf("MoEDeployment %s serves this plan: existing and new pods continue to serve it, and drift is not detected until another plan exists", moed.Name)
 		}
 		return ""
 	})
 }
 
-// users are the warnings that the MoEDeployments of a namespace give rise to.
+// users returns the warnings for the MoEDeployments of a namespace that use an object.
 func users(ctx context.Context, reader client.Reader, namespace string, use func(*semmoev1.MoEDeployment) string) []string {
 	var list semmoev1.MoEDeploymentList
 	if err := reader.List(ctx, &list, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {

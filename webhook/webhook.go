@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/promquery"
 )
 
-// Add serves the webhooks from a manager's webhook server, on every manager, leader or not. hosts are the Prometheus servers that objects of
-// every namespace may name.
+// Add registers the webhooks with the webhook server of a manager. Every manager serves them, leader or not. hosts are
+// the Prometheus servers that objects of all namespaces may use.
 func Add(manager ctrl.Manager, hosts promquery.Hosts) error {
 	reader := manager.GetClient()
 	return errors.Join(
@@ -29,28 +29,29 @@ func Add(manager ctrl.Manager, hosts promquery.Hosts) error {
 
 func serve[T runtime.Object](manager ctrl.Manager, kind T, rules rules[T]) error {
 	if err := ctrl.NewWebhookManagedBy(manager, kind).WithValidator(validator[T]{rules}).Complete(); err != nil {
-		return fmt.Errorf("set up the webhook of %T: %w", kind, err)
+		return fmt.Errorf("failed to set up the webhook of %T: %w", kind, err)
 	}
 	return nil
 }
 
-// rules are what is said of the objects of a kind.
+// rules are the validation rules of a kind.
 type rules[T any] interface {
-	// refuse returns why the object must not be, a reason per fault; nil where it may. Messages name the field, the value, and what is allowed.
+	// refuse returns the errors of an object, one for each fault, or nil. Each message names the field, the value, and
+	// the allowed values.
 	refuse(ctx context.Context, object T) []error
-	// warn is what its author should know.
+	// warn returns warnings for the author of an object.
 	warn(ctx context.Context, object T) []string
-	// warnDelete is what whoever deletes it should know.
+	// warnDelete returns warnings for the deletion of an object.
 	warnDelete(ctx context.Context, object T) []string
 }
 
-// replacer are rules that depend on the stored object.
+// replacer is implemented by rules that depend on the stored object.
 type replacer[T any] interface {
-	// replacing returns an object as it is to be judged where it replaces the stored one.
+	// replacing returns the object to validate when it replaces the stored object.
 	replacing(stored, object T) T
 }
 
-// validator turns rules into admission reviews.
+// validator implements admission reviews with rules.
 type validator[T any] struct{ rules rules[T] }
 
 func (v validator[T]) ValidateCreate(ctx context.Context, object T) (admission.Warnings, error) {
@@ -60,8 +61,9 @@ func (v validator[T]) ValidateCreate(ctx context.Context, object T) (admission.W
 	return v.rules.warn(ctx, object), nil
 }
 
-// ValidateUpdate accepts faults that the stored object has as well, and warns of each: an autoscaler, say, changes something else and cannot fix
-// them, and the controllers have reported them already. An update that fixes one of several faults is accepted, one that adds a fault is not.
+// ValidateUpdate accepts errors that the stored object also has, and returns a warning for each. Clients such as
+// autoscalers change other fields and cannot fix these errors, and the controllers report them. An update may fix one
+// of several errors, but must not add one.
 func (v validator[T]) ValidateUpdate(ctx context.Context, old, object T) (admission.Warnings, error) {
 	if r, ok := v.rules.(replacer[T]); ok {
 		old, object = r.replacing(old, old), r.replacing(old, object)
@@ -79,7 +81,7 @@ func (v validator[T]) ValidateUpdate(ctx context.Context, old, object T) (admiss
 		if !stored[fault.Error()] {
 			return nil, fault
 		}
-		if warning := "still invalid: " + fault.Error(); !slices.Contains(warnings, warning) { // two rules may find the same
+		if warning := "still invalid: " + fault.Error(); !slices.Contains(warnings, warning) { // two rules may return the same error
 			warnings = append(warnings, warning)
 		}
 	}

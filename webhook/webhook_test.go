@@ -21,7 +21,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// What is refused is refused by name of the field, and by what is allowed.
+// TestRefusals checks that a rejection names the field and the allowed values.
 func TestRefusals(t *testing.T) {
 	plan := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "of-eight"}}
 	plan.Spec.ProfileRef.Name, plan.Spec.ExpertParallelSize = "any", 8
@@ -34,8 +34,8 @@ func TestRefusals(t *testing.T) {
 		change func(*semmoev1.MoEDeployment)
 		want   string
 	}{
-		"flag of the operator's": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ep-size=7"} }, "--ep-size"},
-		"label of the operator's": {func(m *semmoev1.MoEDeployment) {
+		"reserved flag": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ep-size=7"} }, "--ep-size"},
+		"reserved label": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Template = &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"semmoe.io/revision": "x"}}}
 		}, "spec.template.metadata.labels"},
 		"map for an engine without one": {func(m *semmoev1.MoEDeployment) {
@@ -59,16 +59,16 @@ func TestRefusals(t *testing.T) {
 		"plan of another shape": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "of-eight"}
 		}, "spec.placement.planRef: PlacementPlan of-eight is for attention DataParallel on 8 ranks"},
-		"hardware that nobody has": {func(m *semmoev1.MoEDeployment) {
+		"unknown hardware": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.Hardware = &semmoev1.HardwareReference{BuiltIn: "abacus"}
 		}, "spec.placement.hardware.builtIn: there is no built-in hardware profile \"abacus\"; there are h200-nvlink"},
-		"profile that would be refused": {func(m *semmoev1.MoEDeployment) {
+		"rejected profile": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetDedicated, Template: withDataset}
-		}, "spec.profiling: the AffinityProfile that is made of it would be refused: spec.template.spec.volumes"},
-		"profile refused for what it inherits": {func(m *semmoev1.MoEDeployment) {
+		}, "spec.profiling: the resulting AffinityProfile would be rejected: spec.template.spec.volumes"},
+		"profile rejected for an inherited field": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Template = withDataset
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetDedicated}
-		}, "set spec.profiling.template, which takes its place in the profile and restarts no pod"},
+		}, "set spec.profiling.template, which replaces spec.template in the profile and restarts no pod"},
 		"release without routed experts": {func(m *semmoev1.MoEDeployment) {
 			profiled(m)
 			m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: "vllm/vllm-openai:v0.17.0"}
@@ -94,8 +94,8 @@ func TestRefusals(t *testing.T) {
 		"options file in the image": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineTensorRTLLM, []string{"--extra_llm_api_options", "/x.yaml"}
 		}, "put what it contains into spec.engine.options"},
-		"name of another's child":       {func(m *semmoev1.MoEDeployment) { m.Name = "taken-pods" }, `an object called "taken-pods"`},
-		"name whose child is another's": {func(m *semmoev1.MoEDeployment) { m.Name = "taken-router" }, `an object called "taken-router"`},
+		"name of a child of another":     {func(m *semmoev1.MoEDeployment) { m.Name = "taken-pods" }, `an object called "taken-pods"`},
+		"child with the name of another": {func(m *semmoev1.MoEDeployment) { m.Name = "taken-router" }, `an object called "taken-router"`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestRefusals(t *testing.T) {
 				tc.change(moed)
 				return api.Create(t.Context(), moed, client.DryRunAll)
 			}
-			// The manager's cache sees the others in its own time.
+			// The cache of the manager observes the other objects asynchronously.
 			eventually(t, "a refusal with "+tc.want, func() bool { err := refused(); return err != nil && strings.Contains(err.Error(), tc.want) })
 		})
 	}
@@ -114,7 +114,7 @@ func TestRefusals(t *testing.T) {
 	unbuilt := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "unbuilt"}}
 	unbuilt.Spec.ProfileRef.Name, unbuilt.Spec.ExpertParallelSize, unbuilt.Spec.Hardware = "any", 8, &semmoev1.HardwareReference{BuiltIn: "abacus"}
 	if err := api.Create(t.Context(), unbuilt, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "spec.hardware.builtIn") {
-		t.Errorf("a plan for hardware that nobody has: %v", err)
+		t.Errorf("plan for unknown hardware: error = %v", err)
 	}
 	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}}
 	profile.Spec.Model, profile.Spec.Engine, profile.Spec.Parallelism = deployment("x").Spec.Model, deployment("x").Spec.Engine, deployment("x").Spec.Parallelism
@@ -122,17 +122,17 @@ func TestRefusals(t *testing.T) {
 	profile.Spec.Target = semmoev1.ProfilingTargetDedicated
 	profile.Spec.Dataset = &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}
 	if err := api.Create(t.Context(), profile, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "cannot profile") {
-		t.Errorf("an engine that cannot profile: %v", err)
+		t.Errorf("engine that cannot profile: error = %v", err)
 	}
 }
 
-// profiled asks for a plan.
+// profiled requests a plan.
 func profiled(m *semmoev1.MoEDeployment) {
 	m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}}
 }
 
-// TestReleasesOfStoredObjects changes objects whose engine this release of the operator refuses: they stay changeable, with a warning, and
-// a newer image or a backend fixes them.
+// TestReleasesOfStoredObjects checks stored objects whose engine this release of the operator rejects. They can still
+// be changed, with a warning, and a newer image or a backend fixes them.
 func TestReleasesOfStoredObjects(t *testing.T) {
 	for name, change := range map[string]func(*semmoev1.MoEDeployment){
 		"old-release": func(m *semmoev1.MoEDeployment) {
@@ -154,7 +154,7 @@ func TestReleasesOfStoredObjects(t *testing.T) {
 		change(old)
 		rules := validator[*semmoev1.MoEDeployment]{&moeDeployments{Reader: api}}
 		if _, err := rules.ValidateCreate(t.Context(), old); err == nil {
-			t.Errorf("%s is not refused", name)
+			t.Errorf("%s is accepted, want a rejection", name)
 		}
 		scaled := old.DeepCopy()
 		scaled.Spec.Replicas = ptr.To[int32](3)
@@ -174,7 +174,8 @@ func TestReleasesOfStoredObjects(t *testing.T) {
 	}
 }
 
-// TestFaultsAreFixedOneByOne fixes one of several stored faults, with a warning of each other, and adds faults, which is refused.
+// TestFaultsAreFixedOneByOne checks that an update may fix one of several stored errors, with a warning for each other
+// error, and must not add an error.
 func TestFaultsAreFixedOneByOne(t *testing.T) {
 	type change func(*semmoev1.MoEDeployment)
 	with := func(changes ...change) *semmoev1.MoEDeployment {
@@ -210,17 +211,17 @@ func TestFaultsAreFixedOneByOne(t *testing.T) {
 		}
 		still := slices.DeleteFunc(slices.Clone([]string(warnings)), func(warning string) bool { return !strings.HasPrefix(warning, "still invalid: ") })
 		if len(still) != len(test.still) {
-			t.Errorf("%s: warnings of faults are %q, want %q", name, still, test.still)
+			t.Errorf("%s: warnings about errors = %q, want %q", name, still, test.still)
 		}
 		for _, part := range test.still {
 			if !mentions(still, part) {
-				t.Errorf("%s: warnings of faults are %q, want %q", name, still, part)
+				t.Errorf("%s: warnings about errors = %q, want %q", name, still, part)
 			}
 		}
 	}
 }
 
-// Each risk has a warning, and nothing else has one.
+// TestWarnings checks that each risky setting causes a warning, and that other settings cause none.
 func TestWarnings(t *testing.T) {
 	profiling := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}}
@@ -242,17 +243,17 @@ func TestWarnings(t *testing.T) {
 		"rollback by hand":     {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Rollout.Rollback = semmoev1.RollbackManual }, []string{"spec.rollout.rollback"}},
 		"no routing":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, []string{"spec.routing.mode"}},
 		"no samples":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.SamplePercent = ptr.To[int32](0) }, []string{"spec.routing.samplePercent"}},
-		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"NotRealizable: No plan can reach the engine. spec.parallelism.expertParallelSize is 1"}},
+		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"UnsupportedByEngine: No plan can reach the engine. spec.parallelism.expertParallelSize is 1"}},
 		"no all-to-all": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Args = nil }, []string{
-			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "UnprovenMap: The release of SGLang is not known until a pod reports it. SGLang before 0.5.23 loads the experts of models by the map",
+			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "ExpertMapUnverified: The release of SGLang is not known until a pod reports it. SGLang before 0.5.23 loads the experts of models by the map",
 		}},
 		"all-to-all that is none, and a pin": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Args, m.Spec.Placement.PlanRef = []string{"--moe-a2a-backend=none"}, &semmoev1.PlanReference{Name: "no-plan"}
-		}, []string{"NoAllToAll: spec.engine.args sets --moe-a2a-backend none", "UnprovenMap: ", "spec.placement.planRef.name"}},
+		}, []string{"NoAllToAll: spec.engine.args sets --moe-a2a-backend none", "ExpertMapUnverified: ", "spec.placement.planRef.name"}},
 		"no all-to-all, attention TP": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Args, m.Spec.Parallelism.Attention = nil, semmoev1.AttentionTensorParallel
-		}, []string{"NotRealizable: No plan can reach the engine. spec.engine.args has no --moe-a2a-backend, and spec.parallelism.attention is TensorParallel"}},
+		}, []string{"UnsupportedByEngine: No plan can reach the engine. spec.engine.args has no --moe-a2a-backend, and spec.parallelism.attention is TensorParallel"}},
 		"vLLM, no all-to-all": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, nil
@@ -260,7 +261,7 @@ func TestWarnings(t *testing.T) {
 		"no all-to-all, known release": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Image, m.Spec.Engine.Args = "lmsysorg/sglang:v0.5.17", nil
-		}, []string{"NoAllToAll: spec.engine.args has no --moe-a2a-backend"}}, // reshuffled weights are taken
+		}, []string{"NoAllToAll: spec.engine.args has no --moe-a2a-backend"}}, // reshuffled weights are used
 		"newer release": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Image = "lmsysorg/sglang:v0.99.0" }, []string{"UnknownRelease: SGLang 0.99.0 is newer than"}},
 		"vLLM, connector, unknown release": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: "engine:1", Args: []string{"--kv-transfer-config", `{"kv_connector":"LMCacheConnectorV1"}`}}
@@ -274,20 +275,20 @@ func TestWarnings(t *testing.T) {
 			profiling(m)
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, []string{"--all2all-backend", "deepep_low_latency"}
 			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
-		}, []string{"NotRealizable: No plan can reach the engine. Reshuffled weights need spec.routing.mode Router"}},
+		}, []string{"UnsupportedByEngine: No plan can reach the engine. Reshuffled weights need spec.routing.mode Router"}},
 		"flag that a plan decides": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--ep-dispatch-algorithm", "dynamic")
 			m.Spec.Placement.RedundantExperts = ptr.To(intstr.FromInt32(4))
-		}, []string{"NotRealizable: No plan can reach the engine. "}},
+		}, []string{"UnsupportedByEngine: No plan can reach the engine. "}},
 		"engine without ranks for requests": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "no-profile"}}
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineTensorRTLLM, nil
-		}, []string{"CannotPin: ", "spec.profiling.profileRef.name"}},
+		}, []string{"RankPinningUnsupported: ", "spec.profiling.profileRef.name"}},
 		"recorder": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--enable-expert-distribution-metrics")
-		}, []string{"RecorderNeedsMode: "}},
+		}, []string{"RecorderNeedsDeepEPMode: "}},
 		"sequences": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesSequences
@@ -296,20 +297,20 @@ func TestWarnings(t *testing.T) {
 			profiling(m)
 			m.Spec.Drift = semmoev1.DriftSpec{Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: "http://prometheus.default.svc", Query: "x", AuthSecret: "s"}}
 		}, []string{"spec.drift.prometheus"}},
-		"a listed Prometheus": {func(m *semmoev1.MoEDeployment) {
+		"allowed Prometheus": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Drift = semmoev1.DriftSpec{Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: "https://prometheus.monitoring.svc:9090", Query: "x"}}
 		}, nil},
-		"a Prometheus elsewhere": {func(m *semmoev1.MoEDeployment) {
+		"Prometheus that is not allowed": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Drift = semmoev1.DriftSpec{Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: "https://prometheus.other.svc", Query: "x"}}
 		}, []string{"spec.drift.prometheus.address"}},
 		"plan and profile that do not exist": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "no-profile"}}
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "no-plan"}
-		}, []string{`spec.placement.planRef.name: there is no PlacementPlan "no-plan"`, `spec.profiling.profileRef.name: there is no AffinityProfile "no-profile"`}},
+		}, []string{`spec.placement.planRef.name: PlacementPlan "no-plan" does not exist`, `spec.profiling.profileRef.name: AffinityProfile "no-profile" does not exist`}},
 	}
-	told := map[string]bool{}
+	covered := map[string]bool{}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			moed := deployment("warned")
@@ -326,18 +327,19 @@ func TestWarnings(t *testing.T) {
 				if !mentions(got, want) {
 					t.Errorf("warnings %q, want one with %q", got, want)
 				}
-				told[strings.SplitN(want, ":", 2)[0]] = true
+				covered[strings.SplitN(want, ":", 2)[0]] = true
 			}
 		})
 	}
 	for _, risk := range allRisks {
-		if !told[risk.field] {
-			t.Errorf("no case for the risk of %s", risk.field)
+		if !covered[risk.field] {
+			t.Errorf("no test case for the risky setting %s", risk.field)
 		}
 	}
 }
 
-// Once the model is inspected, warnings are about its family, until the spec names another model.
+// TestWarningsOfTheFamily checks that warnings depend on the family of the inspected model, until the spec names
+// another model.
 func TestWarningsOfTheFamily(t *testing.T) {
 	moed := deployment("inspected")
 	moed.Spec.Engine.Args = nil
@@ -363,21 +365,21 @@ func TestWarningsOfTheFamily(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		eventually(t, fmt.Sprintf("warnings of %q", tc.family), func() bool { // the manager's cache is behind
+		eventually(t, fmt.Sprintf("warnings of %q", tc.family), func() bool { // the cache of the manager is stale
 			got := warningsOf(same)
-			return mentions(got, "NoAllToAll: ") && mentions(got, "UnprovenMap: ") == (tc.want != "") && (tc.want == "" || mentions(got, tc.want))
+			return mentions(got, "NoAllToAll: ") && mentions(got, "ExpertMapUnverified: ") == (tc.want != "") && (tc.want == "" || mentions(got, tc.want))
 		})
 	}
 	if got := warningsOf(func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/other" }); !mentions(got, anyFamily) {
-		t.Errorf("warnings of another model: %q", got)
+		t.Errorf("warnings for another model: %q, want none", got)
 	}
 	if got := warningsOf(func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"} }); len(got) != 0 {
-		t.Errorf("warnings with an all-to-all backend: %q", got)
+		t.Errorf("warnings with an all-to-all backend: %q, want none", got)
 	}
 }
 
-// Every sample is created without a warning. The reference engine exchanges nothing between GPUs: its sample has no
-// plan.
+// TestWarningsOfSamples checks that every sample is created without a warning. The sample of the reference engine has
+// no plan, because that engine exchanges nothing between GPUs.
 func TestWarningsOfSamples(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("..", "config", "samples", "moedeployment*.yaml"))
 	if err != nil || len(files) < 5 {
@@ -408,7 +410,7 @@ func TestWarningsOfSamples(t *testing.T) {
 	}
 }
 
-// Who deletes a plan, or a profile, that something is served from is told what follows.
+// TestDeletionWarnings checks the warnings for the deletion of a plan or a profile in use.
 func TestDeletionWarnings(t *testing.T) {
 	plan := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "in-use"}}
 	plan.Spec.ProfileRef.Name, plan.Spec.ExpertParallelSize = "any", 4
@@ -421,7 +423,7 @@ func TestDeletionWarnings(t *testing.T) {
 		if err := api.Delete(t.Context(), plan.DeepCopy(), client.DryRunAll); err != nil {
 			t.Fatal(err)
 		}
-		return mentions(warned.take(), "MoEDeployment user pins this plan in spec.placement.planRef: its pods go on serving, those to come too")
+		return mentions(warned.take(), "MoEDeployment user pins this plan in spec.placement.planRef: existing and new pods continue to serve it")
 	})
 	moed.Status.Profile = "in-use-profile"
 	if err := api.Status().Update(t.Context(), moed); err != nil {
@@ -432,15 +434,16 @@ func TestDeletionWarnings(t *testing.T) {
 	profile.Spec.Target = semmoev1.ProfilingTargetDedicated
 	profile.Spec.Dataset = &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}
 	create(t, profile)
-	eventually(t, "a warning that the profile is planned from", func() bool {
+	eventually(t, "a warning that the profile is used", func() bool {
 		if err := api.Delete(t.Context(), profile.DeepCopy(), client.DryRunAll); err != nil {
 			t.Fatal(err)
 		}
-		return mentions(warned.take(), "MoEDeployment user plans from this profile")
+		return mentions(warned.take(), "MoEDeployment user uses this profile")
 	})
 }
 
-// An object that was invalid before there were webhooks can be changed, labelled and deleted, but not be made worse.
+// TestFaultsThatWereThere checks that an object that was invalid before webhooks were installed can be changed,
+// labelled and deleted, and that an update must not add an error.
 func TestFaultsThatWereThere(t *testing.T) {
 	configuration, err := clients.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(t.Context(), "semmoe", metav1.GetOptions{})
 	if err != nil {
@@ -466,12 +469,12 @@ func TestFaultsThatWereThere(t *testing.T) {
 	}
 	live.Labels = map[string]string{"team": "a"}
 	if err := api.Update(t.Context(), live); err != nil {
-		t.Errorf("a label: %v", err)
+		t.Errorf("adding a label: error = %v", err)
 	}
 	warned.take()
 	live.Spec.Replicas = ptr.To[int32](3)
 	if err := api.Update(t.Context(), live); err != nil {
-		t.Errorf("replicas: %v", err)
+		t.Errorf("changing replicas: error = %v", err)
 	}
 	if got := warned.take(); !mentions(got, "still invalid: ") {
 		t.Errorf("warnings %q", got)
@@ -479,15 +482,15 @@ func TestFaultsThatWereThere(t *testing.T) {
 	worse := live.DeepCopy()
 	worse.Spec.Engine.Args = []string{"--ep-size=6", "--tp-size=3"}
 	if err := api.Update(t.Context(), worse); err == nil {
-		t.Error("another fault is let through")
+		t.Error("an additional error is accepted")
 	}
 	if err := api.Delete(t.Context(), live); err != nil {
-		t.Errorf("deletion: %v", err)
+		t.Errorf("deletion: error = %v", err)
 	}
 }
 
-// Whatever becomes of the authority, or of the API server's trust in it, is mended; and whoever applies the configuration again, as
-// GitOps tools do, does not undo it.
+// TestTrustIsKept checks that a changed or deleted certificate authority, and the API server's trust in it, are
+// restored, and that applying the configuration again, as GitOps tools do, does not remove the trust.
 func TestTrustIsKept(t *testing.T) {
 	configurations := clients.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	bundle := func() []byte {
@@ -549,14 +552,14 @@ func TestTrustIsKept(t *testing.T) {
 		return synced.ResourceVersion
 	}
 	if first, second := apply(), apply(); first != second {
-		t.Errorf("applied again, the configuration changes from %s to %s: two owners fight", first, second)
+		t.Errorf("applying the configuration again changes it from %s to %s: two field managers conflict", first, second)
 	}
 	if !slices.Equal(bundle(), trusted) {
-		t.Error("applying the configuration again takes the trust away")
+		t.Error("applying the configuration again removes the trust")
 	}
 }
 
-// While no manager is there nobody is kept from anything.
+// TestManagerAway checks that all requests are accepted while no manager is running.
 func TestManagerAway(t *testing.T) {
 	stopServing()
 	defer func() {
@@ -569,8 +572,8 @@ func TestManagerAway(t *testing.T) {
 	create(t, deployment("meanwhile"))
 }
 
-// What the model in the status rules out is refused, and nothing else: not what a new checkpoint may have, and not what the object had
-// before.
+// TestModelRulesOut checks that only a spec that contradicts the inspected model is rejected. A new checkpoint may be
+// another model, and errors of the stored object are accepted.
 func TestModelRulesOut(t *testing.T) {
 	inspected := func(name string, size int32) *semmoev1.MoEDeployment {
 		moed := deployment(name)
@@ -605,14 +608,14 @@ func TestModelRulesOut(t *testing.T) {
 	stored := inspected("stored-earlier", 5)
 	stored.Finalizers, stored.Labels, stored.Spec.Replicas = []string{"example.com/f"}, map[string]string{"a": "b"}, ptr.To[int32](3)
 	if err := api.Update(t.Context(), stored); err != nil {
-		t.Fatalf("an object that was stored earlier cannot be changed: %v", err)
+		t.Fatalf("failed to change an object that was stored earlier: %v", err)
 	}
 	stored.Finalizers = nil
 	if err := api.Update(t.Context(), stored); err != nil {
-		t.Errorf("its finalizer cannot be removed: %v", err)
+		t.Errorf("failed to remove its finalizer: %v", err)
 	}
 	stored.Spec.Parallelism.ExpertParallelSize = 4
 	if err := api.Update(t.Context(), stored); err != nil {
-		t.Errorf("it cannot be fixed: %v", err)
+		t.Errorf("failed to fix it: %v", err)
 	}
 }

@@ -65,7 +65,7 @@ func TestFetchLeavesOtherDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	flags := fetchFlags{namespace: "ns", planDigest: strings.Repeat("ab", 32), out: dir}
-	if err := flags.check(); exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "--out: "+dir+" is not empty and holds no plan") {
+	if err := flags.check(); exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "--out: "+dir+" is not empty and contains no plan") {
 		t.Errorf("error %v", err)
 	}
 	if _, err := os.Stat(precious); err != nil {

@@ -191,7 +191,7 @@ func TestSmallInputsNeedLittleMemory(t *testing.T) {
 		refusal string
 	}{
 		"header length":     {map[string]string{plan.TablesFile: safetensors(1<<40, "{}")}, same, "the header has 1099511627776 bytes; at most"},
-		"tensor size":       {map[string]string{plan.TablesFile: safetensors(uint64(len(claims)), claims)}, same, "holds 0 bytes of data"},
+		"tensor size":       {map[string]string{plan.TablesFile: safetensors(uint64(len(claims)), claims)}, same, "the file has 0 bytes of data"},
 		"many tensors":      {map[string]string{plan.TablesFile: safetensors(megabytes, repeat("", " ", megabytes, ""))}, same, "at most 1048576 are read"},
 		"hidden layers":     {nil, func(m map[string]any) { m["hidden_layers"] = 1 << 40 }, "hidden_layers is 1099511627776; allowed is up to 4096"},
 		"vocabulary":        {nil, func(m map[string]any) { m["vocab_size"] = 1 << 40 }, "has shape"},

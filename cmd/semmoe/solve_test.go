@@ -363,8 +363,8 @@ func TestSolveExitCodes(t *testing.T) {
 		"missing trace":   {with("--trace", filepath.Join(dir, "none")), exitInvalidFile, "no such file"},
 		"bad trace":       {with("--trace", bad), exitInvalidFile, "bad.safetensors"},
 		"a directory":     {with("--trace", dir), exitInvalidFile, "is a directory"},
-		"out is taken":    {with("--out", dir), exitUsage, "holds no plan"},
-		"taken, no trace": {with("--out", dir, "--trace", filepath.Join(dir, "none")), exitUsage, "--out: " + dir + " is not empty and holds no plan: name another directory"},
+		"out is taken":    {with("--out", dir), exitUsage, "contains no plan"},
+		"taken, no trace": {with("--out", dir, "--trace", filepath.Join(dir, "none")), exitUsage, "--out: " + dir + " is not empty and contains no plan: use another directory"},
 		"out in a file":   {with("--out", filepath.Join(bad, "plan")), exitUsage, "--out: "},
 	} {
 		if code, _, message := runJSON(t, newSolveCommand(), test.args...); code != test.code || !strings.Contains(message, test.want) {

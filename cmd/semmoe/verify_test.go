@@ -70,18 +70,18 @@ func TestVerify(t *testing.T) {
 		want   string
 	}{
 		"fits":            {},
-		"other plan":      {map[string]string{"--plan-digest": other}, "holds plan " + digest},
+		"other plan":      {map[string]string{"--plan-digest": other}, "contains plan " + digest},
 		"other model":     {map[string]string{"--model-digest": other}, "is for model"},
-		"model changed":   {map[string]string{"--model-path": changed}, "the model was changed since it was profiled"},
+		"model changed":   {map[string]string{"--model-path": changed}, "the model changed after it was profiled"},
 		"model gone":      {map[string]string{"--model-path": "/nonexistent"}, "/nonexistent does not exist"},
-		"nothing mounted": {map[string]string{"--plan-dir": t.TempDir()}, "is the plan's ConfigMap mounted there"},
+		"nothing mounted": {map[string]string{"--plan-dir": t.TempDir()}, "check that the ConfigMap of the plan is mounted there"},
 		"EP size":         {map[string]string{"--expert-parallel-size": "8"}, "EP size 4; the engine has 8"},
 		"no EP size":      {map[string]string{"--expert-parallel-size": "0"}, "--expert-parallel-size is 0"},
 		"empty digest":    {map[string]string{"--plan-digest": ""}, "--plan-digest is empty"},
 		"empty model":     {map[string]string{"--model-digest": ""}, "--model-digest is empty"},
 		"any plan":        {map[string]string{"--plan-digest": absent, "--model-digest": absent}, ""},
 		"any plan, other model": {
-			map[string]string{"--plan-digest": absent, "--model-digest": absent, "--model-path": changed}, "the model was changed since it was profiled",
+			map[string]string{"--plan-digest": absent, "--model-digest": absent, "--model-path": changed}, "the model changed after it was profiled",
 		},
 		"EP size is a word": {map[string]string{"--expert-parallel-size": "four"}, "four"},
 	} {

@@ -16,48 +16,49 @@ import (
 )
 
 const (
-	// exitInputs and exitEngine are the exit codes by which `semmoe profile` says that another attempt would end in the
-	// same way: the inputs, or the engine, are at fault.
+	// exitInputs and exitEngine are exit codes of `semmoe profile`. Another attempt would fail in the same way, because
+	// the inputs or the engine are invalid.
 	exitInputs = 3
 	exitEngine = 4
-	// exitStoreFull is the one by which it says that the artifact store is full: devices are not used every few minutes until somebody
-	// has made room.
+	// exitStoreFull is the exit code for a full artifact store. The retry interval is then long, so that devices are
+	// not used every few minutes until space is free.
 	exitStoreFull = 5
 
-	// quickAttempts are made with the usual back-off; later ones every slowBackOff.
+	// The first quickAttempts attempts use the usual back-off. Later attempts start every slowBackOff.
 	quickAttempts = 6
 	slowBackOff   = time.Hour
-	// keptAttempts is how many failed Jobs are kept: the last one counts the attempts, the one before helps to compare.
+	// keptAttempts is the number of failed Jobs to keep: the last one counts the attempts, and the one before helps to
+	// compare.
 	keptAttempts = 2
 	// reasonInputsInvalid is the reason of a failure with exitInputs.
 	reasonInputsInvalid = "InputsInvalid"
-	// crashes is how often an engine may end before it is given up.
+	// crashes is the number of restarts after which an engine is given up.
 	crashes = 3
 )
 
-// attempts is what the Jobs of one set of inputs tell.
+// attempts is the state of the Jobs of one set of inputs.
 type attempts struct {
-	// Running is the Job that is not over yet, of whichever profile; nil where there is none.
+	// Running is the unfinished Job, of any profile; nil if there is none.
 	Running *batchv1.Job
-	// Ours tells that Running belongs to this profile.
+	// Ours is true if Running belongs to this profile.
 	Ours bool
-	// Crash is why Running should be ended: its engine ends again and again.
+	// Crash is the reason to end Running: its engine keeps crashing. It is empty without crashes.
 	Crash string
-	// Last is the last finished Job of this profile, Failure why it has not led to a result. Final failures would come
-	// again: FinalReason says who is at fault.
+	// Last is the last finished Job of this profile. Failure is the reason that it has no result. FinalReason is the
+	// condition reason of a failure that another attempt would repeat; it is empty for other failures.
 	Last        *batchv1.Job
 	Failure     string
 	FinalReason string
-	// Next is the number of the next attempt, not before NextAt.
+	// Next is the number of the next attempt. It starts at NextAt or later.
 	Next   int
 	NextAt time.Time
-	// Obsolete are Jobs that nothing needs any more.
+	// Obsolete are Jobs to delete.
 	Obsolete []*batchv1.Job
 }
 
-// attemptsOf reads the attempts of a profile from all Jobs with its inputs and their pods. A Job that is being deleted and
-// not over still uses devices: it is running. What other profiles' Jobs have failed in says nothing, since engine, image
-// and resources are not among the inputs.
+// attemptsOf derives the attempts of a profile from all Jobs with its inputs and their pods. A Job that is being
+// deleted and is not finished still uses devices, so it counts as running. Failures of the Jobs of other profiles are
+// ignored, because engine, image and resources are not part of the inputs.
 func attemptsOf(profile *semmoev1.AffinityProfile, jobs []*batchv1.Job, pods []*corev1.Pod) attempts {
 	a := attempts{Next: 1}
 	var finished []*batchv1.Job
@@ -88,8 +89,9 @@ func attemptsOf(profile *semmoev1.AffinityProfile, jobs []*batchv1.Job, pods []*
 	return a
 }
 
-// inspectionOutdated tells that an attempt has found other inputs than an inspection before it: they have changed since, and
-// what is there now is worth a look, and an attempt of its own. An inspection after it that finds the same is no news.
+// inspectionOutdated reports whether an attempt found other inputs than an earlier inspection. The inputs have changed
+// since, so they are inspected again, and get another attempt. An inspection after the attempt with the same result is
+// not outdated.
 func inspectionOutdated(inspected *batchv1.Job, a attempts) bool {
 	return inspected != nil && a.FinalReason == reasonInputsInvalid && inspected.CreationTimestamp.Time.Before(endOf(a.Last))
 }
@@ -110,7 +112,8 @@ func endOf(job *batchv1.Job) time.Time {
 	return time.Time{}
 }
 
-// failureOf is why a finished Job has not led to a result, and the reason of a failure that would come again.
+// failureOf returns the reason that a finished Job has no result, and the condition reason if another attempt would
+// fail in the same way.
 func failureOf(job *batchv1.Job, pods []*corev1.Pod) (message, finalReason string) {
 	if message := job.Annotations[annotationFailure]; message != "" {
 		return message, "EngineFailed"
@@ -131,13 +134,13 @@ func failureOf(job *batchv1.Job, pods []*corev1.Pod) (message, finalReason strin
 		return message, reasonInputsInvalid
 	case code == exitEngine:
 		return message, "EngineFailed"
-	case failed.Reason == batchv1.JobReasonPodFailurePolicy: // the pod is gone, but the Job knows the code
+	case failed.Reason == batchv1.JobReasonPodFailurePolicy: // the pod is deleted, but the Job recorded the exit code
 		return message, "ProfilingFailed"
 	}
 	return message, ""
 }
 
-// crashOf tells that the engine of a Job ends again and again, although it is restarted; empty where it does not.
+// crashOf returns a message if the engine of a Job keeps crashing after restarts, or the empty string.
 func crashOf(job *batchv1.Job, pods []*corev1.Pod) string {
 	for _, pod := range pods {
 		if !metav1.IsControlledBy(pod, job) || pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodFailed {
@@ -148,7 +151,7 @@ func crashOf(job *batchv1.Job, pods []*corev1.Pod) string {
 			if status.Name != semmoev1.EngineContainer || status.RestartCount < crashes || end == nil || status.State.Running != nil {
 				continue
 			}
-			message := fmt.Sprintf("the engine has ended %d times, at last with exit code %d", status.RestartCount+1, end.ExitCode)
+			message := fmt.Sprintf("the engine terminated %d times, most recently with exit code %d", status.RestartCount+1, end.ExitCode)
 			if line := podhealth.LastLine(end.Message); line != "" {
 				message += ": " + line
 			}

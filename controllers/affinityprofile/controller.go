@@ -43,27 +43,28 @@ import (
 // +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
-// Reconciler makes profiles.
+// Reconciler makes AffinityProfiles.
 type Reconciler struct {
 	client.Client
-	// Events reads events past the cache: they are only needed for a pod whose volumes cannot be mounted.
+	// Events reads events without the cache. They are only needed for pods whose volumes cannot be mounted and for Jobs
+	// whose pods cannot be created.
 	Events client.Reader
-	// Recorder tells transitions.
+	// Recorder records condition transitions as events.
 	Recorder events.EventRecorder
-	// HTTP asks profiling Jobs how far they are.
+	// HTTP requests the progress of profiling Jobs.
 	HTTP *http.Client
 	// Routers is the identity with which live samples are read from request routers.
 	Routers managerauth.Identity
-	// Store is how the artifact store is reached.
+	// Store provides access to the artifact store.
 	Store *access.Access
-	// Image is the image of our own containers.
+	// Image is the image of the operator's containers.
 	Image string
-	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	// PullPolicy is the pull policy of Image. If it is empty, the API server sets the default.
 	PullPolicy corev1.PullPolicy
-	// Now is the clock.
+	// Now returns the current time.
 	Now func() time.Time
 
-	// collecting is held while the samples of request routers are in memory.
+	// collecting is locked while samples of request routers are in memory.
 	collecting sync.Mutex
 	statuses   laststatus.Memory[semmoev1.AffinityProfileStatus]
 }
@@ -72,10 +73,10 @@ type Reconciler struct {
 func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(m).
 		Named("affinityprofile").
-		// Without a predicate: a status that somebody wiped is written again.
+		// No predicate: if another client changes the status, it is written again.
 		For(&semmoev1.AffinityProfile{}).
 		Owns(&batchv1.Job{}).
-		// Pods belong to Jobs, not to us: their label leads back.
+		// Pods are owned by Jobs. Their label identifies the profile.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, pod client.Object) []reconcile.Request {
 			name := pod.GetLabels()[semmoev1.LabelProfile]
 			if name == "" {
@@ -88,11 +89,11 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Complete(r)
 }
 
-// profilesOf are the profiles that are taken through a deployment, or belong to it.
+// profilesOf maps a MoEDeployment to the profiles that use it or belong to it.
 func (r *Reconciler) profilesOf(ctx context.Context, moed client.Object) []reconcile.Request {
 	var profiles semmoev1.AffinityProfileList
 	if err := r.List(ctx, &profiles, client.InNamespace(moed.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
-		return nil // the cache is not there yet, and will report the profiles themselves
+		return nil // the cache is not synchronized yet, and will report the profiles
 	}
 	var requests []reconcile.Request
 	for i := range profiles.Items {
@@ -104,7 +105,7 @@ func (r *Reconciler) profilesOf(ctx context.Context, moed client.Object) []recon
 	return requests
 }
 
-// Reconcile observes, acts on what it observed, and reports.
+// Reconcile observes the objects, acts, and reports the status.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	profile := &semmoev1.AffinityProfile{}
 	err := r.Get(ctx, request.NamespacedName, profile)
@@ -142,7 +143,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	return ctrl.Result{RequeueAfter: after}, phases
 }
 
-// observe reads everything that is decided from, and the pods whose problems count.
+// observe reads the input of all decisions, and the pods whose problems are reported.
 func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProfile, now time.Time) (observation, []*corev1.Pod, error) {
 	o := observation{Invalid: validate(profile)}
 	jobs, pods, err := r.list(ctx, profile.Namespace, client.MatchingLabels{semmoev1.LabelProfile: profile.Name, semmoev1.LabelComponent: semmoev1.ComponentInspect})
@@ -162,7 +163,7 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 		}
 	}
 	o.ID = recording.ID(report.ModelDigest, dataset.Digest, samplingOf(profile))
-	// The Jobs are read before the store is asked: of a Job that is seen as complete, the result is there.
+	// The Jobs are read before the store. If a Job is observed as complete, its result is in the store.
 	jobs, pods, err = r.list(ctx, profile.Namespace, client.MatchingLabels{semmoev1.LabelInputs: o.ID, semmoev1.LabelComponent: semmoev1.ComponentProfile})
 	if err != nil {
 		return o, nil, err
@@ -191,8 +192,8 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 	return o, pods, nil
 }
 
-// observeDeployment adds why the profile's deployment keeps it from being taken now, and why a Job that is taking it must not go on; nothing
-// where it does not, or there is none.
+// observeDeployment sets the reason for which the deployment cannot compute the profile now, and the reason for which a
+// running Job must not continue. It sets neither if the deployment can, or the profile has no deployment.
 func (r *Reconciler) observeDeployment(ctx context.Context, profile *semmoev1.AffinityProfile, modelDigest string, o *observation) error {
 	name := ""
 	owner, ref := metav1.GetControllerOf(profile), profile.Spec.DeploymentRef
@@ -211,7 +212,7 @@ func (r *Reconciler) observeDeployment(ctx context.Context, profile *semmoev1.Af
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("get MoEDeployment %s: %w", name, err)
+		return fmt.Errorf("failed to get MoEDeployment %s: %w", name, err)
 	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetServing {
 		if o.Spoiled, o.Unseen, err = r.spoiled(ctx, moed, modelDigest); err != nil {
@@ -222,19 +223,20 @@ func (r *Reconciler) observeDeployment(ctx context.Context, profile *semmoev1.Af
 	return nil
 }
 
-// spoiled is why what a deployment answers now would be no profile of the model, in a run that has begun just as in one to begin; empty
-// where it would. That replicas are of several revisions does not matter here: of one model they all choose the same experts. A deployment's
-// status tells that the model has changed; of its Service, and when the last of its engines goes, no event may be ours.
+// spoiled returns the reason for which the responses of a deployment would not give a profile of the model, for a
+// running Job and for a new one; the empty string if they would. Several revisions of one model do not matter here,
+// because they choose the same experts. unseen is true if no event reports the end of this state: the status of the
+// deployment reports a change of the model, but no event reports a new Service or the deletion of the last engine pod.
 func (r *Reconciler) spoiled(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (why string, unseen bool, err error) {
 	if model := moed.Status.Model; model != nil && model.Digest != modelDigest {
 		return otherModel(moed.Name, modelDigest), false, nil
 	}
 	service := &corev1.Service{}
 	if err := r.Get(ctx, client.ObjectKeyFromObject(moed), service); client.IgnoreNotFound(err) != nil {
-		return "", false, fmt.Errorf("get Service %s: %w", moed.Name, err)
+		return "", false, fmt.Errorf("failed to get Service %s: %w", moed.Name, err)
 	}
-	if !metav1.IsControlledBy(service, moed) { // the cache has the operator's own alone: there may be one of somebody else's
-		return fmt.Sprintf("MoEDeployment %s has no Service %s of its own, to which requests could be sent", moed.Name, moed.Name), true, nil
+	if !metav1.IsControlledBy(service, moed) { // the cache contains only the operator's Services: a Service of another owner may exist
+		return fmt.Sprintf("MoEDeployment %s does not control a Service %s that could receive the requests", moed.Name, moed.Name), true, nil
 	}
 	if !leadsToEngines(moed, service) {
 		return "", false, nil
@@ -243,16 +245,16 @@ func (r *Reconciler) spoiled(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	err = r.List(ctx, &pods, client.InNamespace(moed.Namespace), client.UnsafeDisableDeepCopy,
 		client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentEngine})
 	if err != nil {
-		return "", false, fmt.Errorf("list the engines of MoEDeployment %s: %w", moed.Name, err)
+		return "", false, fmt.Errorf("failed to list the engine pods of MoEDeployment %s: %w", moed.Name, err)
 	}
 	if !slices.ContainsFunc(pods.Items, permuted) {
 		return "", false, nil
 	}
-	return fmt.Sprintf("the Service of MoEDeployment %s leads to engines of reshuffled weights, which tell experts by other numbers than the model's: spec.routing.mode Router has them translated, and a profile of target Dedicated needs none of them", moed.Name), true, nil
+	return fmt.Sprintf("the Service of MoEDeployment %s selects engines with reshuffled weights, which return permuted expert IDs. Set spec.routing.mode to Router, or use target Dedicated", moed.Name), true, nil
 }
 
-// leadsToEngines tells that requests to a deployment's Service reach engines without the request router, which alone translates the
-// numbers of their experts, or will once the latest spec is met.
+// leadsToEngines reports whether requests to the Service of a deployment reach engines without the request router, now
+// or once the latest spec is realized. Only the request router translates expert IDs of reshuffled weights.
 func leadsToEngines(moed *semmoev1.MoEDeployment, service *corev1.Service) bool {
 	return moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter || service.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine
 }
@@ -266,7 +268,7 @@ func (r *Reconciler) list(ctx context.Context, namespace string, with client.Mat
 	var jobList batchv1.JobList
 	var podList corev1.PodList
 	if err := errors.Join(r.List(ctx, &jobList, client.InNamespace(namespace), with), r.List(ctx, &podList, client.InNamespace(namespace), with)); err != nil {
-		return nil, nil, fmt.Errorf("list Jobs and their pods: %w", err)
+		return nil, nil, fmt.Errorf("failed to list Jobs and their pods: %w", err)
 	}
 	jobs, pods := make([]*batchv1.Job, len(jobList.Items)), make([]*corev1.Pod, len(podList.Items))
 	for i := range jobList.Items {
@@ -284,7 +286,8 @@ func inputsOf(profile *semmoev1.AffinityProfile) inspection.Inputs {
 	return inputs
 }
 
-// nextInspection makes the Job of an attempt; nil where a fault of the spec makes it useless.
+// nextInspection returns a function that renders the Job of an inspection attempt. It returns nil if the spec is
+// invalid.
 func (r *Reconciler) nextInspection(profile *semmoev1.AffinityProfile, o observation) func(attempt int) *batchv1.Job {
 	if o.Invalid != nil {
 		return nil
@@ -296,12 +299,12 @@ func (r *Reconciler) nextInspection(profile *semmoev1.AffinityProfile, o observa
 	}
 }
 
-// act does what was decided.
+// act executes an action.
 func (r *Reconciler) act(ctx context.Context, profile *semmoev1.AffinityProfile, o observation, do action) error {
 	for _, job := range o.Attempts.Obsolete {
 		err := r.Delete(ctx, job, client.Preconditions{UID: &job.UID}, client.PropagationPolicy(metav1.DeletePropagationBackground))
 		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete profiling Job %s: %w", job.Name, err)
+			return fmt.Errorf("failed to delete profiling Job %s: %w", job.Name, err)
 		}
 	}
 	switch {
@@ -324,30 +327,32 @@ func (r *Reconciler) act(ctx context.Context, profile *semmoev1.AffinityProfile,
 	if err != nil {
 		return err
 	}
-	// One of that name exists where the cache is behind, or while its predecessor is being deleted: its events follow.
+	// A Job with this name exists if the cache is stale, or while its predecessor is being deleted. Its events trigger
+	// the next reconciliation.
 	if err := r.Create(ctx, job, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create profiling Job: %w", err)
+		return fmt.Errorf("failed to create the profiling Job: %w", err)
 	}
 	return nil
 }
 
-// end ends a Job whose engine is dead, or whose deployment has changed, and lets it keep the reason: its pods go. A sidecar is
-// restarted for ever, and the profiling container cannot tell an engine that loads its model from one that is gone.
+// end terminates a Job whose engine is dead or whose deployment has changed, and records the reason in an annotation,
+// because the pods are deleted. Kubernetes restarts a sidecar indefinitely, and the profiling container cannot
+// distinguish an engine that loads its model from a dead one.
 func (r *Reconciler) end(ctx context.Context, job *batchv1.Job, annotation, why string) error {
 	if job.Annotations[annotationFailure] != "" || job.Annotations[annotationStopped] != "" {
-		return nil // it is ending
+		return nil // the Job is already ending
 	}
 	base := job.DeepCopy()
 	metav1.SetMetaDataAnnotation(&job.ObjectMeta, annotation, why)
 	job.Spec.ActiveDeadlineSeconds = ptr.To[int64](1)
 	if err := r.Patch(ctx, job, client.MergeFrom(base), client.FieldOwner(manager)); err != nil {
-		return fmt.Errorf("end profiling Job %s: %w", job.Name, err)
+		return fmt.Errorf("failed to end profiling Job %s: %w", job.Name, err)
 	}
 	return nil
 }
 
-// refusedPods reads why the pods of a Job cannot be created: a quota, or the pod security standard of the namespace. No
-// pod exists then that could tell.
+// refusedPods returns the reason for which the pods of a Job cannot be created: a quota, or the pod security standard
+// of the namespace. In this case no pod exists that could report it.
 func (r *Reconciler) refusedPods(ctx context.Context, o observation, now time.Time) (*podhealth.Problem, error) {
 	for _, job := range []*batchv1.Job{o.Inspection.Running, o.Attempts.Running} {
 		if job == nil || job.Status.Active > 0 {

@@ -13,75 +13,79 @@ import (
 )
 
 const (
-	// progressPeriod is how often a Job at work is asked how far it is, and the least time between two changes of what the
-	// status says of it.
+	// progressPeriod is the interval at which the progress of a running Job is requested, and the minimum interval
+	// between updates of the reported progress.
 	progressPeriod = 10 * time.Second
-	// storePeriod is how often a store that is away is asked again.
+	// storePeriod is the interval at which an unavailable store is retried.
 	storePeriod = 15 * time.Second
-	// waitPeriod is how often another profile's Job is looked at: its end is not our event.
+	// waitPeriod is the interval at which the Job of another profile is checked. The end of that Job causes no event
+	// for this profile.
 	waitPeriod = 15 * time.Second
-	// unseenPeriod is how often is looked at what a deployment has that ends without an event of ours: engines, or a Service. Each look asks
-	// the store, too, and such a state may last.
+	// unseenPeriod is the interval at which a state of a deployment is checked whose end causes no event: its engine
+	// pods, or its Service. Each check also queries the store, and the state may last.
 	unseenPeriod = time.Minute
 )
 
-// observation is all that is decided and reported from.
+// observation is the input of all decisions and of the status.
 type observation struct {
-	// Invalid is a fault of the spec.
+	// Invalid is an error in the spec.
 	Invalid *invalidError
 	// Inspection is the state of the inspection of model and data set.
 	Inspection inspection.State
-	// ID names the profile of these inputs; empty while they are not known.
+	// ID identifies the profile of these inputs. It is empty while the inputs are unknown.
 	ID string
-	// Result is what the artifact store has; nil where it has nothing.
+	// Result is the result in the artifact store; nil if there is none.
 	Result *semmoev1.ProfileResult
-	// StoreFailure is why the store could not be asked; empty where it could. Result is then the last known one.
+	// StoreFailure is the error of a query to the store; empty if it succeeded. After a failure Result is the last
+	// known result.
 	StoreFailure string
-	// Attempts are those that were made with these inputs.
+	// Attempts are the attempts with these inputs.
 	Attempts attempts
-	// Deployment is why the deployment that is to answer the requests cannot yet; empty where it can.
+	// Deployment is the reason for which the deployment cannot compute the requests yet; empty if it can.
 	Deployment string
-	// Spoiled is why what it answers would be no profile of the model, so that a Job at work must not go on; empty where it would.
+	// Spoiled is the reason for which the responses would not give a profile of the model, so that a running Job must
+	// be stopped; empty if they would.
 	Spoiled string
-	// Unseen tells that this may end without an event of ours.
+	// Unseen is true if the end of Spoiled causes no event.
 	Unseen bool
-	// Live is what routers have sampled; nil for other targets than Live, and where they were not asked.
+	// Live is the state of the samples of the routers; nil for other targets than Live, and if the routers were not
+	// queried.
 	Live *liveState
-	// LiveWaits is what of its inputs a live profile lacks; empty where it lacks nothing.
+	// LiveWaits is the missing input of a live profile; empty if all inputs are present.
 	LiveWaits string
-	// LiveFailure is why what they have could not be made a profile; empty where it could, or was not tried.
+	// LiveFailure is the error of making a profile from the samples; empty without error, and if it was not tried.
 	LiveFailure string
-	// Model is the model of a live profile's result; nil without one.
+	// Model is the model of the result of a live profile; nil without a result.
 	Model *semmoev1.ModelStatus
-	// Progress is how far the Job at work is; nil while it does not send requests.
+	// Progress is the progress of the running Job; nil while it sends no requests.
 	Progress *semmoev1.ProfileProgress
-	// Problem is what keeps a pod from running.
+	// Problem is the reason for which a pod does not run.
 	Problem *podhealth.Problem
-	// Failure is an error that a phase of the reconciliation met and that a retry alone will not cure.
+	// Failure is an error of the reconciliation that retries may not resolve.
 	Failure string
 }
 
-// action is what to do about an observation.
+// action is the result of decide.
 type action struct {
 	// Create is the number of the attempt to start; 0 for none.
 	Create int
-	// End is a Job to end, since its engine is dead.
+	// End is a Job to end because its engine is dead.
 	End *batchv1.Job
-	// Stop is a Job to end, since its deployment has come to answer otherwise; another attempt follows.
+	// Stop is a Job to end because its deployment has changed. Another attempt follows.
 	Stop *batchv1.Job
-	// After is when to look again; 0 where an event will tell.
+	// After is the delay of the next reconciliation; 0 if an event will trigger it.
 	After time.Duration
 }
 
-// decide is where devices are spent: only where the store was asked and has no result, no Job of these inputs is under
-// way, and nothing says that another attempt would end like the last.
+// decide controls the use of devices. It starts an attempt only if the store was queried and has no result, no Job with
+// these inputs is running, and no earlier failure would repeat.
 func decide(o observation, now time.Time) action {
 	a := o.Attempts
 	switch {
 	case o.Invalid != nil || o.ID == "":
 		return action{}
 	case o.Spoiled != "" && a.Ours && a.Running.DeletionTimestamp == nil:
-		return action{Stop: a.Running} // whether or not the store can be asked: it could be back when the run ends
+		return action{Stop: a.Running} // even if the store is unavailable: it may be available again when the run ends
 	case o.StoreFailure != "":
 		return action{After: storePeriod}
 	case o.Result != nil:
@@ -102,16 +106,16 @@ func decide(o observation, now time.Time) action {
 	return action{Create: a.Next, After: waitPeriod}
 }
 
-// waitsFor is why a deployment cannot answer the requests of a profile yet: answers of several revisions, or of another
-// model, would be no profile of this one. It is empty where it can. An engine of the profile's own needs no deployment, but
-// waits like everything else while its owner is paused.
+// waitsFor returns the reason for which a deployment cannot compute the requests of a profile yet; the empty string if
+// it can. Responses of several revisions, or of another model, would not give a profile of this model. A dedicated
+// engine needs no deployment, but is not started while its owner is paused.
 func waitsFor(target semmoev1.ProfilingTarget, name string, moed *semmoev1.MoEDeployment, modelDigest string) string {
 	serving := target == semmoev1.ProfilingTargetServing
 	switch {
 	case moed == nil && !serving:
-		return "" // the owner is gone, and the profile will follow
+		return "" // the owner is deleted, and the profile will be
 	case moed == nil:
-		return fmt.Sprintf("spec.deploymentRef: there is no MoEDeployment %q in this namespace", name)
+		return fmt.Sprintf("spec.deploymentRef: MoEDeployment %q does not exist in this namespace", name)
 	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused:
 		return fmt.Sprintf("MoEDeployment %s is paused (spec.reconciliation)", name)
 	case !serving:
@@ -119,12 +123,12 @@ func waitsFor(target semmoev1.ProfilingTarget, name string, moed *semmoev1.MoEDe
 	case moed.Status.ObservedGeneration != moed.Generation || !meta.IsStatusConditionTrue(moed.Status.Conditions, semmoev1.ConditionReady):
 		return fmt.Sprintf("MoEDeployment %s is not ready", name)
 	case moed.Spec.Replicas != nil && *moed.Spec.Replicas == 0:
-		return fmt.Sprintf("MoEDeployment %s has no replica to answer the requests", name)
+		return fmt.Sprintf("MoEDeployment %s has no replicas", name)
 	case moed.Status.Model == nil || moed.Status.Model.Digest != modelDigest:
 		return otherModel(name, modelDigest)
 	case moed.Status.UpdatedReplicas != moed.Status.ReadyReplicas || moed.Spec.Replicas != nil && moed.Status.Replicas > *moed.Spec.Replicas:
-		// What is not ready answers nothing: a replica without a node may stay so for ever.
-		return fmt.Sprintf("MoEDeployment %s is rolling out: not all of its replicas are of one revision", name)
+		// Pods that are not ready do not respond, and are ignored: a replica without a node may never become ready.
+		return fmt.Sprintf("MoEDeployment %s is rolling out: its replicas are of several revisions", name)
 	}
 	return ""
 }

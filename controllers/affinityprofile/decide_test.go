@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
-// From Jobs and pods to what is done and said.
+// TestAttempts checks the action and the conditions for Jobs and pods.
 func TestAttempts(t *testing.T) {
 	ours := newProfile()
 	other := newProfile(func(p *semmoev1.AffinityProfile) { p.Name, p.UID = "other", "other-uid" })
@@ -26,164 +26,166 @@ func TestAttempts(t *testing.T) {
 	first, bad, engine, lost := job(ours, 1), job(ours, 1, failed(policy)), job(ours, 2, failed(policy)), job(ours, 1, failed(limit))
 	seventh := job(ours, 7, failed(limit))
 	ended := job(ours, 1, failed(batchv1.JobReasonDeadlineExceeded), func(j *batchv1.Job) {
-		j.Annotations = map[string]string{annotationFailure: "the engine has ended 4 times"}
+		j.Annotations = map[string]string{annotationFailure: "the engine terminated 4 times"}
 	})
 	stopped := job(ours, 1, failed(batchv1.JobReasonDeadlineExceeded), func(j *batchv1.Job) {
 		j.Annotations = map[string]string{annotationStopped: "it serves another model"}
 	})
 	now := start.Add(time.Second)
 	cases := map[string]struct {
-		jobs   []*batchv1.Job
-		pods   []*corev1.Pod
-		spoils string
-		unseen bool
-		want   action
-		reason string   // of Ready
-		says   []string // parts of its message
-		stalls bool
+		jobs    []*batchv1.Job
+		pods    []*corev1.Pod
+		spoiled string
+		unseen  bool
+		want    action
+		reason  string   // of Ready
+		parts   []string // of the message of Ready
+		stalls  bool
 	}{
-		"nothing yet":     {want: action{Create: 1, After: waitPeriod}, reason: "StartingJob"},
-		"at work":         {jobs: []*batchv1.Job{first}, want: action{After: progressPeriod}, reason: "Profiling", says: []string{first.Name}},
-		"deleted at work": {jobs: []*batchv1.Job{job(ours, 1, deleted)}, want: action{After: progressPeriod}, reason: "WaitingForJob"},
-		"the inputs are at fault": {
+		"nothing yet":      {want: action{Create: 1, After: waitPeriod}, reason: "StartingJob"},
+		"running":          {jobs: []*batchv1.Job{first}, want: action{After: progressPeriod}, reason: "Profiling", parts: []string{first.Name}},
+		"deleted, running": {jobs: []*batchv1.Job{job(ours, 1, deleted)}, want: action{After: progressPeriod}, reason: "WaitingForJob"},
+		"invalid inputs": {
 			jobs: []*batchv1.Job{bad}, pods: []*corev1.Pod{podOf(bad, 3, "the data set has changed\n")},
-			reason: "InputsInvalid", says: []string{"the data set has changed", "delete Job " + bad.Name}, stalls: true,
+			reason: "InputsInvalid", parts: []string{"the data set has changed", "delete Job " + bad.Name}, stalls: true,
 		},
-		"the engine is at fault": {
+		"invalid engine": {
 			jobs: []*batchv1.Job{bad, engine}, pods: []*corev1.Pod{podOf(bad, 3, "x"), podOf(engine, 4, "it has died")},
-			reason: "EngineFailed", says: []string{"it has died", "delete Job " + engine.Name}, stalls: true,
+			reason: "EngineFailed", parts: []string{"it has died", "delete Job " + engine.Name}, stalls: true,
 		},
-		"one of them is, and the pod is gone": {jobs: []*batchv1.Job{bad}, reason: "ProfilingFailed", says: []string{"failed: because"}, stalls: true},
-		"something that may pass": {
-			jobs: []*batchv1.Job{lost}, pods: []*corev1.Pod{podOf(lost, 1, "the artifact store is away")},
-			want: action{After: 9 * time.Second}, reason: "ProfilingFailed", says: []string{"Attempt 1 failed, and is repeated: the artifact store is away"},
+		"final failure, pod deleted": {jobs: []*batchv1.Job{bad}, reason: "ProfilingFailed", parts: []string{"failed: because"}, stalls: true},
+		"temporary failure": {
+			jobs: []*batchv1.Job{lost}, pods: []*corev1.Pod{podOf(lost, 1, "the artifact store is unavailable")},
+			want: action{After: 9 * time.Second}, reason: "ProfilingFailed", parts: []string{"Attempt 1 failed and is retried: the artifact store is unavailable"},
 		},
 		"killed": {jobs: []*batchv1.Job{lost}, pods: []*corev1.Pod{podOf(lost, 137, "")}, want: action{After: 9 * time.Second}, reason: "ProfilingFailed"},
-		"the seventh time": {
-			jobs: []*batchv1.Job{seventh}, want: action{After: time.Hour - time.Second}, reason: "ProfilingFailed", says: []string{"Attempt 7"},
+		"seventh attempt": {
+			jobs: []*batchv1.Job{seventh}, want: action{After: time.Hour - time.Second}, reason: "ProfilingFailed", parts: []string{"Attempt 7"},
 		},
-		"the store was full": {
+		"full store": {
 			jobs: []*batchv1.Job{lost}, pods: []*corev1.Pod{podOf(lost, exitStoreFull, "the store is full")},
-			want: action{After: time.Hour - time.Second}, reason: "ProfilingFailed", says: []string{"the store is full"},
+			want: action{After: time.Hour - time.Second}, reason: "ProfilingFailed", parts: []string{"the store is full"},
 		},
-		"tried again": {
-			jobs: []*batchv1.Job{lost, job(ours, 2)}, pods: []*corev1.Pod{podOf(lost, 1, "the artifact store is away")},
-			want: action{After: progressPeriod}, reason: "ProfilingFailed", says: []string{"Attempt 1 failed"},
+		"retried": {
+			jobs: []*batchv1.Job{lost, job(ours, 2)}, pods: []*corev1.Pod{podOf(lost, 1, "the artifact store is unavailable")},
+			want: action{After: progressPeriod}, reason: "ProfilingFailed", parts: []string{"Attempt 1 failed"},
 		},
-		"complete, but the result is lost": {jobs: []*batchv1.Job{job(ours, 1, complete)}, want: action{After: 9 * time.Second}, reason: "ProfilingFailed", says: []string{"not in the artifact store"}},
-		"the engine crashes":               {jobs: []*batchv1.Job{first}, pods: []*corev1.Pod{crashing(first, 3)}, want: action{End: first}, reason: "EngineFailed", says: []string{"ended 4 times", "exit code 2: no such flag"}},
-		"the engine may recover":           {jobs: []*batchv1.Job{first}, pods: []*corev1.Pod{crashing(first, 2)}, want: action{After: progressPeriod}, reason: "Profiling"},
-		"we ended it":                      {jobs: []*batchv1.Job{ended}, reason: "EngineFailed", says: []string{"the engine has ended 4 times", "delete Job"}, stalls: true},
-		"what answers has changed": {
-			jobs: []*batchv1.Job{first}, spoils: "it serves another model", want: action{Stop: first}, reason: "WaitingForDeployment", says: []string{first.Name, "it serves another model"},
+		"complete, result lost":   {jobs: []*batchv1.Job{job(ours, 1, complete)}, want: action{After: 9 * time.Second}, reason: "ProfilingFailed", parts: []string{"not in the artifact store"}},
+		"engine keeps crashing":   {jobs: []*batchv1.Job{first}, pods: []*corev1.Pod{crashing(first, 3)}, want: action{End: first}, reason: "EngineFailed", parts: []string{"terminated 4 times", "exit code 2: no such flag"}},
+		"engine may recover":      {jobs: []*batchv1.Job{first}, pods: []*corev1.Pod{crashing(first, 2)}, want: action{After: progressPeriod}, reason: "Profiling"},
+		"ended by the controller": {jobs: []*batchv1.Job{ended}, reason: "EngineFailed", parts: []string{"the engine terminated 4 times", "delete Job"}, stalls: true},
+		"deployment changed": {
+			jobs: []*batchv1.Job{first}, spoiled: "it serves another model", want: action{Stop: first}, reason: "WaitingForDeployment", parts: []string{first.Name, "it serves another model"},
 		},
-		"what answers has changed, and the Job goes": {
-			jobs: []*batchv1.Job{job(ours, 1, deleted)}, spoils: "it serves another model", want: action{After: progressPeriod}, reason: "WaitingForJob",
+		"deployment changed, Job being deleted": {
+			jobs: []*batchv1.Job{job(ours, 1, deleted)}, spoiled: "it serves another model", want: action{After: progressPeriod}, reason: "WaitingForJob",
 		},
-		"what answers another profile has changed": {
-			jobs: []*batchv1.Job{job(other, 1)}, spoils: "it serves another model", want: action{After: waitPeriod}, reason: "WaitingForOtherProfile",
+		"deployment of another profile changed": {
+			jobs: []*batchv1.Job{job(other, 1)}, spoiled: "it serves another model", want: action{After: waitPeriod}, reason: "WaitingForOtherProfile",
 		},
-		"we stopped it": {
-			jobs: []*batchv1.Job{stopped}, spoils: "it serves another model", reason: "WaitingForDeployment", says: []string{"it serves another model: the profile is taken once that has changed"},
+		"stopped by the controller": {
+			jobs: []*batchv1.Job{stopped}, spoiled: "it serves another model", reason: "WaitingForDeployment", parts: []string{"it serves another model. Profiling waits for a change"},
 		},
-		"its engines' weights are reshuffled, and nothing may tell that they go": {
-			spoils: "its weights are reshuffled", unseen: true, want: action{After: unseenPeriod}, reason: "WaitingForDeployment", says: []string{"its weights are reshuffled"},
+		"reshuffled weights, end causes no event": {
+			spoiled: "its weights are reshuffled", unseen: true, want: action{After: unseenPeriod}, reason: "WaitingForDeployment", parts: []string{"its weights are reshuffled"},
 		},
-		"they are, and an attempt has ended for good": {
-			jobs: []*batchv1.Job{bad}, spoils: "its weights are reshuffled", unseen: true, reason: "ProfilingFailed", stalls: true,
+		"reshuffled weights after a final failure": {
+			jobs: []*batchv1.Job{bad}, spoiled: "its weights are reshuffled", unseen: true, reason: "ProfilingFailed", stalls: true,
 		},
-		"we stopped it, and that is over": {
-			jobs: []*batchv1.Job{stopped}, want: action{After: 9 * time.Second}, reason: "ProfilingFailed", says: []string{"is repeated: it serves another model"},
+		"stopped, cause resolved": {
+			jobs: []*batchv1.Job{stopped}, want: action{After: 9 * time.Second}, reason: "ProfilingFailed", parts: []string{"is retried: it serves another model"},
 		},
-		"another profile's is at work": {jobs: []*batchv1.Job{job(other, 1)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile", says: []string{"AffinityProfile other"}},
-		"another profile's is being deleted": {
+		"Job of another profile running": {jobs: []*batchv1.Job{job(other, 1)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile", parts: []string{"AffinityProfile other"}},
+		"Job of another profile being deleted": {
 			jobs: []*batchv1.Job{job(other, 1, deleted)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile",
 		},
-		"another profile's failed, of another engine perhaps": {jobs: []*batchv1.Job{job(other, 3, failed(policy))}, want: action{Create: 4, After: waitPeriod}, reason: "StartingJob"},
-		"another profile's crashes: it is not ours to end":    {jobs: []*batchv1.Job{job(other, 1)}, pods: []*corev1.Pod{crashing(job(other, 1), 9)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile"},
+		"Job of another profile failed":         {jobs: []*batchv1.Job{job(other, 3, failed(policy))}, want: action{Create: 4, After: waitPeriod}, reason: "StartingJob"},
+		"Job of another profile keeps crashing": {jobs: []*batchv1.Job{job(other, 1)}, pods: []*corev1.Pod{crashing(job(other, 1), 9)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, tc.jobs, tc.pods), Deployment: tc.spoils, Spoiled: tc.spoils, Unseen: tc.unseen}
+			o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, tc.jobs, tc.pods), Deployment: tc.spoiled, Spoiled: tc.spoiled, Unseen: tc.unseen}
 			if diff := cmp.Diff(tc.want, decide(o, now)); diff != "" {
 				t.Errorf("action (-want +got):\n%s", diff)
 			}
 			conditions := conditionsOf(t, statusOf(ours, o, now))
 			ready, stalled := conditions[semmoev1.ConditionReady], conditions[semmoev1.ConditionStalled]
 			if ready.Status != metav1.ConditionFalse || ready.Reason != tc.reason || (stalled.Status == metav1.ConditionTrue) != tc.stalls {
-				t.Errorf("Ready is %+v, Stalled %+v", ready, stalled)
+				t.Errorf("Ready = %+v, Stalled = %+v", ready, stalled)
 			}
-			for _, part := range tc.says {
+			for _, part := range tc.parts {
 				if !strings.Contains(ready.Message, part) {
-					t.Errorf("%q lacks %q", ready.Message, part)
+					t.Errorf("message %q does not contain %q", ready.Message, part)
 				}
 			}
 		})
 	}
 }
 
-// A clock that jumps hours makes no Job beside one that is at work, that has ended for good, or that has just failed.
+// TestNoJobByTheClock checks that a clock that jumps by hours creates no Job while one is running, after a final
+// failure, or directly after a failure.
 func TestNoJobByTheClock(t *testing.T) {
 	ours := newProfile()
 	for name, tc := range map[string]struct {
 		jobs  []*batchv1.Job
 		jumps []time.Duration
 	}{
-		"at work":        {[]*batchv1.Job{job(ours, 1)}, []time.Duration{-6 * time.Hour, 6 * time.Hour}},
-		"ended for good": {[]*batchv1.Job{job(ours, 1, failed(batchv1.JobReasonPodFailurePolicy))}, []time.Duration{-6 * time.Hour, 6 * time.Hour}},
-		"has failed":     {[]*batchv1.Job{job(ours, 1, failed(batchv1.JobReasonBackoffLimitExceeded))}, []time.Duration{-6 * time.Hour}},
+		"running":       {[]*batchv1.Job{job(ours, 1)}, []time.Duration{-6 * time.Hour, 6 * time.Hour}},
+		"final failure": {[]*batchv1.Job{job(ours, 1, failed(batchv1.JobReasonPodFailurePolicy))}, []time.Duration{-6 * time.Hour, 6 * time.Hour}},
+		"failed":        {[]*batchv1.Job{job(ours, 1, failed(batchv1.JobReasonBackoffLimitExceeded))}, []time.Duration{-6 * time.Hour}},
 	} {
 		for _, jump := range tc.jumps {
 			o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, tc.jobs, nil)}
 			if got := decide(o, start.Add(jump)); got.Create != 0 || got.End != nil {
-				t.Errorf("%s, and a clock that jumps by %v: %+v", name, jump, got)
+				t.Errorf("%s, clock jump %v: action = %+v, want none", name, jump, got)
 			}
 		}
 	}
 }
 
-// Whatever the Jobs, no device is spent while the store has the result or cannot be asked.
-func TestNothingWithoutTheStore(t *testing.T) {
+// TestNoJobWithoutTheStore checks that no Job is created while the store has the result or is unavailable, for any
+// state of the Jobs.
+func TestNoJobWithoutTheStore(t *testing.T) {
 	ours := newProfile()
 	result := &semmoev1.ProfileResult{Digest: "x", Requests: 5, Tokens: 50, TracedTokens: 40}
 	now := start.Add(time.Hour)
 	for name, jobs := range map[string][]*batchv1.Job{
-		"none": nil, "failed": {job(ours, 1, failed(""))}, "complete": {job(ours, 1, complete)}, "at work": {job(ours, 1)},
+		"none": nil, "failed": {job(ours, 1, failed(""))}, "complete": {job(ours, 1, complete)}, "running": {job(ours, 1)},
 	} {
 		o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, jobs, nil), Result: result}
 		if got := decide(o, now); got != (action{}) {
-			t.Errorf("%s, with a result: %+v", name, got)
+			t.Errorf("%s, with a result: unexpected %+v", name, got)
 		}
 		status := statusOf(ours, o, now)
 		conditions := conditionsOf(t, status)
 		if conditions[semmoev1.ConditionReady].Status != metav1.ConditionTrue || conditions[semmoev1.ConditionDegraded].Status != metav1.ConditionFalse ||
 			conditions[semmoev1.ConditionProgressing].Reason != "Complete" || conditions[semmoev1.ConditionReconciling].Status != metav1.ConditionFalse {
-			t.Errorf("%s, with a result: %+v", name, conditions)
+			t.Errorf("%s, with a result: unexpected %+v", name, conditions)
 		}
-		// The store goes away: what it had is still said to be there.
-		o.StoreFailure = "The artifact store does not answer"
+		// The store becomes unavailable: the known result is still reported.
+		o.StoreFailure = "The artifact store is unavailable"
 		if got := decide(o, now); got != (action{After: storePeriod}) {
-			t.Errorf("%s, store away: %+v", name, got)
+			t.Errorf("%s, store unavailable: unexpected %+v", name, got)
 		}
 		conditions = conditionsOf(t, statusOf(ours, o, now))
 		if conditions[semmoev1.ConditionReady].Status != metav1.ConditionTrue || conditions[semmoev1.ConditionDegraded].Reason != "StoreUnavailable" {
-			t.Errorf("%s, store away: %+v", name, conditions)
+			t.Errorf("%s, store unavailable: unexpected %+v", name, conditions)
 		}
 		o.Result = nil
 		if got := decide(o, now); got != (action{After: storePeriod}) {
-			t.Errorf("%s, store never seen: %+v", name, got)
+			t.Errorf("%s, store never available: unexpected %+v", name, got)
 		}
 		if o.Spoiled = "it serves another model"; o.Attempts.Running != decide(o, now).Stop {
-			t.Errorf("%s, store never seen, and another model: %+v", name, decide(o, now))
+			t.Errorf("%s, store never available, other model: unexpected %+v", name, decide(o, now))
 		}
 		o.Spoiled = ""
 		if ready := conditionsOf(t, statusOf(ours, o, now))[semmoev1.ConditionReady]; ready.Reason != "StoreUnavailable" {
-			t.Errorf("%s, store never seen: %+v", name, ready)
+			t.Errorf("%s, store never available: unexpected %+v", name, ready)
 		}
 	}
 }
 
-func TestFaultsOutsideOfJobs(t *testing.T) {
+func TestFaultsOutsideJobs(t *testing.T) {
 	failedInspection := inspected()
 	failedInspection.Report, failedInspection.Dataset = nil, nil
 	invalid := func(message string) observation {
@@ -191,8 +193,8 @@ func TestFaultsOutsideOfJobs(t *testing.T) {
 		o.Inspection.Failure, o.Inspection.Invalid = message, true
 		return o
 	}
-	passing := invalid("i/o error")
-	passing.Inspection.Invalid = false
+	temporary := invalid("i/o error")
+	temporary.Inspection.Invalid = false
 	cases := map[string]struct {
 		o      observation
 		reason string
@@ -201,7 +203,7 @@ func TestFaultsOutsideOfJobs(t *testing.T) {
 		"spec":          {observation{Invalid: invalidf("InvalidTemplate", "x")}, "InvalidTemplate", true},
 		"model":         {invalid("model path /models/m does not exist"), "ModelInvalid", true},
 		"data set":      {invalid("data set /dataset/d.jsonl: line 2 ..."), "DatasetInvalid", true},
-		"volume":        {passing, "InspectionFailed", false},
+		"volume":        {temporary, "InspectionFailed", false},
 		"inspecting":    {observation{Inspection: failedInspection}, "Inspecting", false},
 		"pod":           {observation{Inspection: failedInspection, Problem: &podhealth.Problem{Reason: "ImagePullFailed", Message: "x"}}, "ImagePullFailed", false},
 		"quota":         {observation{Inspection: inspected(), ID: id, Failure: "exceeded quota", Attempts: attempts{Next: 1}}, "ReconcileFailed", false},
@@ -210,20 +212,20 @@ func TestFaultsOutsideOfJobs(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			if got := decide(tc.o, start); got.Create != 0 && name != "quota" {
-				t.Errorf("starts attempt %d", got.Create)
+				t.Errorf("decide starts attempt %d, want none", got.Create)
 			}
 			conditions := conditionsOf(t, statusOf(newProfile(), tc.o, start))
 			if got := conditions[semmoev1.ConditionReady]; got.Status != metav1.ConditionFalse || got.Reason != tc.reason {
-				t.Errorf("Ready is %+v", got)
+				t.Errorf("Ready = %+v", got)
 			}
 			if got := conditions[semmoev1.ConditionStalled]; (got.Status == metav1.ConditionTrue) != tc.stalls {
-				t.Errorf("Stalled is %+v", got)
+				t.Errorf("Stalled = %+v", got)
 			}
 		})
 	}
 }
 
-// conditionsOf checks that each condition is there, and returns them by type.
+// conditionsOf checks that each condition is present, and returns the conditions by type.
 func conditionsOf(t *testing.T, status semmoev1.AffinityProfileStatus) map[string]metav1.Condition {
 	t.Helper()
 	all := map[string]metav1.Condition{}
@@ -248,7 +250,7 @@ func TestObsoleteAttempts(t *testing.T) {
 		names = append(names, j.Name)
 	}
 	if diff := cmp.Diff([]string{jobName(id, 2), jobName(id, 1)}, names); diff != "" || a.Next != 11 {
-		t.Errorf("next %d, obsolete (-want +got):\n%s", a.Next, diff)
+		t.Errorf("next attempt %d, obsolete (-want +got):\n%s", a.Next, diff)
 	}
 }
 
@@ -270,7 +272,7 @@ func TestWaitsFor(t *testing.T) {
 		"ready":          {func(*semmoev1.MoEDeployment) {}, ""},
 		"not ready":      {func(m *semmoev1.MoEDeployment) { m.Status.Conditions[0].Status = metav1.ConditionFalse }, "is not ready"},
 		"just changed":   {func(m *semmoev1.MoEDeployment) { m.Generation = 3 }, "is not ready"},
-		"scaled to zero": {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) }, "no replica"},
+		"scaled to zero": {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) }, "no replicas"},
 		"another model":  {func(m *semmoev1.MoEDeployment) { m.Status.Model.Digest = "other" }, "does not serve the model"},
 		"paused":         {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, "is paused"},
 		"one not ready":  {func(m *semmoev1.MoEDeployment) { m.Status.ReadyReplicas, m.Status.UpdatedReplicas = 1, 1 }, ""},
@@ -291,18 +293,19 @@ func TestWaitsFor(t *testing.T) {
 	unready := ready()
 	unready.Status.Conditions[0].Status = metav1.ConditionFalse
 	if got := waitsFor(semmoev1.ProfilingTargetDedicated, "m", unready, "model"); got != "" {
-		t.Errorf("a dedicated engine waits because %q", got)
+		t.Errorf("a dedicated engine waits: %q, want no reason", got)
 	}
 	unready.Spec.Reconciliation = semmoev1.ReconciliationPaused
 	if got := waitsFor(semmoev1.ProfilingTargetDedicated, "m", unready, "model"); !strings.Contains(got, "is paused") {
-		t.Errorf("a dedicated engine of a paused deployment waits because %q", got)
+		t.Errorf("a dedicated engine of a paused deployment waits: %q, want a pause", got)
 	}
-	if got := waitsFor(semmoev1.ProfilingTargetServing, "m", nil, "model"); !strings.Contains(got, `no MoEDeployment "m"`) {
-		t.Errorf("absent: %q", got)
+	if got := waitsFor(semmoev1.ProfilingTargetServing, "m", nil, "model"); !strings.Contains(got, `MoEDeployment "m" does not exist`) {
+		t.Errorf("missing deployment: %q", got)
 	}
 }
 
-// A run must not go on where another model answers, or a stranger may, or engines that tell experts by other numbers with no router between.
+// TestSpoiled checks the states of a deployment in which a running Job is stopped: it serves another model, another
+// owner controls the Service, or the Service selects engines with permuted expert IDs.
 func TestSpoiled(t *testing.T) {
 	const model = "model"
 	engine := func(deployment string, realization semmoev1.Realization) client.Object {
@@ -321,8 +324,8 @@ func TestSpoiled(t *testing.T) {
 	permuted, mapped := engine("m", semmoev1.RealizationReshuffledWeights), engine("m", semmoev1.RealizationEngineMap)
 	other := engine("other", semmoev1.RealizationReshuffledWeights)
 	toRouter, toEngines := service(semmoev1.ComponentRouter), service(semmoev1.ComponentEngine)
-	somebodys, another := service(semmoev1.ComponentRouter), service(semmoev1.ComponentRouter)
-	somebodys.SetOwnerReferences(nil)
+	foreign, another := service(semmoev1.ComponentRouter), service(semmoev1.ComponentRouter)
+	foreign.SetOwnerReferences(nil)
 	another.SetOwnerReferences(owned.ControllerReference(&metav1.ObjectMeta{Name: "another", UID: "other"}, "MoEDeployment"))
 	for name, tc := range map[string]struct {
 		mode    semmoev1.RoutingMode
@@ -330,16 +333,16 @@ func TestSpoiled(t *testing.T) {
 		objects []client.Object
 		want    string
 	}{
-		"a router translates":             {semmoev1.RoutingModeRouter, model, []client.Object{toRouter, permuted}, ""},
-		"the router is not there yet":     {semmoev1.RoutingModeRouter, model, []client.Object{toEngines, permuted}, "reshuffled weights"},
-		"no Service yet":                  {semmoev1.RoutingModeRouter, model, []client.Object{mapped}, "no Service m of its own"},
-		"somebody's Service":              {semmoev1.RoutingModeRouter, model, []client.Object{somebodys, mapped}, "no Service m of its own"},
-		"another deployment's Service":    {semmoev1.RoutingModeNone, model, []client.Object{another, mapped}, "no Service m of its own"},
-		"the router is to go":             {semmoev1.RoutingModeNone, model, []client.Object{toRouter, permuted}, "spec.routing.mode Router"},
-		"a Gateway does not translate":    {semmoev1.RoutingModeEndpointPicker, model, []client.Object{toEngines, permuted, mapped}, "target Dedicated"},
-		"engines that have the numbers":   {semmoev1.RoutingModeNone, model, []client.Object{toEngines, mapped, other}, ""},
-		"another model":                   {semmoev1.RoutingModeRouter, "another", []client.Object{toRouter, mapped}, "does not serve the model"},
-		"a model that is not known (yet)": {semmoev1.RoutingModeRouter, "", []client.Object{toRouter, mapped}, ""},
+		"router in front":               {semmoev1.RoutingModeRouter, model, []client.Object{toRouter, permuted}, ""},
+		"router not ready yet":          {semmoev1.RoutingModeRouter, model, []client.Object{toEngines, permuted}, "reshuffled weights"},
+		"no Service yet":                {semmoev1.RoutingModeRouter, model, []client.Object{mapped}, "does not control a Service m"},
+		"Service of another owner":      {semmoev1.RoutingModeRouter, model, []client.Object{foreign, mapped}, "does not control a Service m"},
+		"Service of another deployment": {semmoev1.RoutingModeNone, model, []client.Object{another, mapped}, "does not control a Service m"},
+		"router to be removed":          {semmoev1.RoutingModeNone, model, []client.Object{toRouter, permuted}, "spec.routing.mode to Router"},
+		"Gateway without translation":   {semmoev1.RoutingModeEndpointPicker, model, []client.Object{toEngines, permuted, mapped}, "target Dedicated"},
+		"engines with an expert map":    {semmoev1.RoutingModeNone, model, []client.Object{toEngines, mapped, other}, ""},
+		"another model":                 {semmoev1.RoutingModeRouter, "another", []client.Object{toRouter, mapped}, "does not serve the model"},
+		"unknown model":                 {semmoev1.RoutingModeRouter, "", []client.Object{toRouter, mapped}, ""},
 	} {
 		moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m", UID: "uid"}}
 		moed.Spec.Routing.Mode = tc.mode
@@ -351,20 +354,20 @@ func TestSpoiled(t *testing.T) {
 		if err != nil || (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, tc.want)
 		}
-		if want := tc.want != "" && tc.model == model; unseen != want { // the deployment's status tells of its model
-			t.Errorf("%s: may end unseen: %v, want %v", name, unseen, want)
+		if want := tc.want != "" && tc.model == model; unseen != want { // the status of the deployment reports a new model
+			t.Errorf("%s: unseen = %v, want %v", name, unseen, want)
 		}
 	}
 }
 
-// What an attempt found changed is inspected anew, once.
+// TestInspectionOutdated checks that inputs that changed since the inspection are inspected again, once.
 func TestInspectionOutdated(t *testing.T) {
 	p := newProfile()
 	at := func(j *batchv1.Job, after time.Duration) *batchv1.Job {
 		j.CreationTimestamp = metav1.NewTime(start.Add(after))
 		return j
 	}
-	attempt := job(p, 1, failed("")) // at start
+	attempt := job(p, 1, failed("")) // created at start
 	before, after := at(&batchv1.Job{}, -time.Minute), at(&batchv1.Job{}, 0)
 	changed := attemptsOf(p, []*batchv1.Job{attempt}, []*corev1.Pod{podOf(attempt, exitInputs, "the data set has changed")})
 	crashed := attemptsOf(p, []*batchv1.Job{attempt}, []*corev1.Pod{podOf(attempt, exitEngine, "the engine died")})
@@ -386,21 +389,21 @@ func TestInspectionOutdated(t *testing.T) {
 	}
 }
 
-// Progress moves every ten seconds at most, by the clock of the last write.
+// TestObserveProgressIsSlow checks that the progress is updated at most every ten seconds after the last write.
 func TestObserveProgressIsSlow(t *testing.T) {
 	known := &semmoev1.ProfileProgress{RequestsDone: 3, RequestsTotal: 10}
 	p := newProfile(func(p *semmoev1.AffinityProfile) {
 		p.Status.Progress = known
 		p.ManagedFields = []metav1.ManagedFieldsEntry{
-			{Manager: "somebody", Subresource: "status", Time: &metav1.Time{Time: start.Add(time.Hour)}},
+			{Manager: "other", Subresource: "status", Time: &metav1.Time{Time: start.Add(time.Hour)}},
 			{Manager: manager, Subresource: "status", Time: &metav1.Time{Time: start}},
 		}
 	})
-	r := &Reconciler{} // without a way to ask: it must not
+	r := &Reconciler{} // no HTTP client: a request would panic
 	if got := r.observeProgress(t.Context(), p, []*corev1.Pod{{Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "192.0.2.1"}}}, start.Add(progressPeriod-time.Second)); got != known {
 		t.Errorf("progress %+v", got)
 	}
 	if got := r.observeProgress(t.Context(), p, nil, start.Add(progressPeriod)); got != nil {
-		t.Errorf("progress of no pod: %+v", got)
+		t.Errorf("progress without a pod = %+v, want nil", got)
 	}
 }

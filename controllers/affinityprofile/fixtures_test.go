@@ -16,7 +16,7 @@ import (
 
 const id = "0123456789abcdef"
 
-// start is when everything in these tests began.
+// start is the start time of these tests.
 var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func newProfile(change ...func(*semmoev1.AffinityProfile)) *semmoev1.AffinityProfile {
@@ -43,11 +43,11 @@ func serving(p *semmoev1.AffinityProfile) {
 	p.Spec.Target, p.Spec.DeploymentRef = semmoev1.ProfilingTargetServing, &semmoev1.DeploymentReference{Name: "m"}
 }
 
-// job is an attempt of a profile, running unless changed.
+// job returns the Job of an attempt of a profile. It is running unless changed.
 func job(owner *semmoev1.AffinityProfile, attempt int, change ...func(*batchv1.Job)) *batchv1.Job {
 	j, err := render(owner, target{ID: id, ModelDigest: "model", DatasetDigest: "dataset", Image: "semmoe:1"}, attempt)
 	if err != nil {
-		panic(err) // the fixtures render
+		panic(err) // the fixtures are valid
 	}
 	j.UID = types.UID(owner.Name + j.Name)
 	for _, c := range change {
@@ -71,7 +71,7 @@ func complete(j *batchv1.Job) {
 
 func deleted(j *batchv1.Job) { j.DeletionTimestamp = &metav1.Time{Time: start} }
 
-// podOf is a pod of a Job whose profiling container has ended.
+// podOf returns a pod of a Job whose profiling container terminated.
 func podOf(j *batchv1.Job, exitCode int32, message string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: j.Name + "-x", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(j, batchv1.SchemeGroupVersion.WithKind("Job"))}},
@@ -81,7 +81,7 @@ func podOf(j *batchv1.Job, exitCode int32, message string) *corev1.Pod {
 	}
 }
 
-// crashing is a pod of a Job whose engine has been restarted.
+// crashing returns a pod of a Job whose engine was restarted.
 func crashing(j *batchv1.Job, restarts int32) *corev1.Pod {
 	p := podOf(j, 0, "")
 	p.Status.Phase = corev1.PodRunning
@@ -94,7 +94,7 @@ func crashing(j *batchv1.Job, restarts int32) *corev1.Pod {
 	return p
 }
 
-// inspected is the state of an inspection that is done.
+// inspected returns the state of a completed inspection.
 func inspected() inspection.State {
 	return inspection.State{
 		Report:  &checkpoint.Report{Family: "qwen3_moe", Layers: 4, MoELayers: []int{1, 2, 3}, Experts: 32, ExpertsPerToken: 4, ModelDigest: "model"},

@@ -28,19 +28,21 @@ const (
 	podIPVariable   = "POD_IP"
 	modelVolume     = "model"
 	sharedMemory    = "shm"
-	temporaryVolume = "profile-tmp" // a template made for serving pods may have its own tmp
+	temporaryVolume = "profile-tmp" // a template for serving pods may contain a volume tmp
 
-	// loadTime is how long an engine may take to load its model.
+	// loadTime is the maximum time for an engine to load its model.
 	loadTime = time.Hour
-	// slowest is the rate, in tokens a second, below which a profile is given up: no deployment of use is slower.
+	// slowest is the rate, in tokens per second, below which a profile times out. Useful deployments are faster.
 	slowest = 100
-	// spareTime is what a profile may take besides.
+	// spareTime is the additional time limit of a profile.
 	spareTime = time.Hour
-	// endTime is how much earlier than its pod the profile ends by itself, to say why.
+	// endTime is the time between the end of the profiling container and the deadline of its pod. It allows the
+	// container to report the reason.
 	endTime = 5 * time.Minute
 )
 
-// progressPort is where the profiling container tells how far it is: beside the engine's, whatever that is.
+// progressPort returns the port on which the profiling container reports its progress. It differs from the port of the
+// engine.
 func progressPort(profile *semmoev1.AffinityProfile) int32 {
 	if profile.Spec.Engine.Port == 9090 {
 		return 9091
@@ -48,15 +50,15 @@ func progressPort(profile *semmoev1.AffinityProfile) int32 {
 	return 9090
 }
 
-// target is what a profiling Job is made for.
+// target contains the parameters of a profiling Job.
 type target struct {
-	// ID is the profile's; ModelDigest and DatasetDigest are two of its inputs.
+	// ID is the ID of the profile. ModelDigest and DatasetDigest are two of its inputs.
 	ID, ModelDigest, DatasetDigest string
-	// Image is the operator's own.
+	// Image is the image of the operator.
 	Image string
-	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	// PullPolicy is the pull policy of Image. If it is empty, the API server sets the default.
 	PullPolicy corev1.PullPolicy
-	// Store is what the container needs to know of the artifact store.
+	// Store contains the environment variables for access to the artifact store.
 	Store []corev1.EnvVar
 }
 
@@ -82,7 +84,7 @@ func launch(profile *semmoev1.AffinityProfile) engine.Launch {
 	}
 }
 
-// render makes the Job of an attempt.
+// render returns the Job of an attempt.
 func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1.Job, error) {
 	labels := labelsOf(profile, semmoev1.ComponentProfile, semmoev1.LabelInputs, to.ID)
 	limit := loadTime + spareTime + time.Duration(profile.Spec.Tokens/slowest)*time.Second
@@ -116,7 +118,7 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 	}
 	template, err := overlay.Merge(ours, asSidecars(profile.Spec.Template, dedicated))
 	if err != nil {
-		return nil, fmt.Errorf("merge spec.template: %w", err)
+		return nil, fmt.Errorf("failed to merge spec.template: %w", err)
 	}
 	template.Spec.RestartPolicy = corev1.RestartPolicyNever
 	template.Spec.ActiveDeadlineSeconds = ptr.To(int64(limit.Seconds()))
@@ -135,7 +137,7 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 	}, nil
 }
 
-// recorder is the container that sends the requests and stores what it records.
+// recorder returns the container that sends the requests and stores the recorded profile.
 func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duration) corev1.Container {
 	dataset := inspection.DatasetFile(*profile.Spec.Dataset)
 	sampling := samplingOf(profile)
@@ -159,7 +161,7 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 		args = append(args, fmt.Sprintf("--endpoint=http://%s.%s.svc:%d", profile.Spec.DeploymentRef.Name, profile.Namespace, semmoev1.ServicePort))
 	}
 	security := restricted.Container()
-	pod := restricted.Pod() // the engine in the same pod need not be restricted
+	pod := restricted.Pod() // the engine in the same pod may be unrestricted
 	security.RunAsNonRoot, security.RunAsUser, security.SeccompProfile = pod.RunAsNonRoot, pod.RunAsUser, pod.SeccompProfile
 	return corev1.Container{
 		Name:                     profileContainer,
@@ -181,8 +183,8 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 	}
 }
 
-// engineSidecar is the engine of target Dedicated. It has no startup probe: the profiling container waits for it, within a
-// limit of its own, and ends the pod when it is dead.
+// engineSidecar returns the engine container of target Dedicated. It has no startup probe: the profiling container
+// waits for the engine with its own time limit, and ends the pod if the engine is dead.
 func engineSidecar(profile *semmoev1.AffinityProfile) (corev1.Container, error) {
 	adapter, err := registry.For(string(profile.Spec.Engine.Type))
 	if err != nil {
@@ -217,8 +219,9 @@ func engineSidecar(profile *semmoev1.AffinityProfile) (corev1.Container, error) 
 	}, nil
 }
 
-// asSidecars is a template, made for serving pods perhaps, as one for a pod that ends: all containers but ours become
-// sidecars, or they would keep the pod from ending. Without a dedicated engine there is nothing to merge its part into.
+// asSidecars converts a template, which may be written for serving pods, to a template for a pod that terminates. All
+// containers except the profiling container become sidecars, because other containers would keep the pod running.
+// Without a dedicated engine, the engine container is removed.
 func asSidecars(template *corev1.PodTemplateSpec, dedicated bool) *corev1.PodTemplateSpec {
 	if template == nil {
 		return nil
@@ -234,7 +237,7 @@ func asSidecars(template *corev1.PodTemplateSpec, dedicated bool) *corev1.PodTem
 		case container.Name == semmoev1.EngineContainer && !dedicated:
 			continue
 		}
-		// What waits for the engine waits in the profiling container.
+		// The profiling container waits for the engine, so probes are not needed.
 		container.StartupProbe, container.ReadinessProbe, container.LivenessProbe, container.Lifecycle = nil, nil, nil, nil
 		container.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
 		template.Spec.InitContainers = append(template.Spec.InitContainers, container)

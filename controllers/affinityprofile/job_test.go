@@ -17,7 +17,7 @@ import (
 func TestRenderDedicated(t *testing.T) {
 	p := newProfile(func(p *semmoev1.AffinityProfile) {
 		p.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
-			RestartPolicy: corev1.RestartPolicyAlways, // a template of serving pods
+			RestartPolicy: corev1.RestartPolicyAlways, // a template for serving pods
 			NodeSelector:  map[string]string{"gpu": "h200"},
 			Containers: []corev1.Container{
 				{Name: "engine", WorkingDir: "/w", StartupProbe: &corev1.Probe{FailureThreshold: 9}, LivenessProbe: &corev1.Probe{}},
@@ -31,7 +31,7 @@ func TestRenderDedicated(t *testing.T) {
 		t.Errorf("name %s, labels %v", j.Name, j.Labels)
 	}
 	if diff := cmp.Diff(j.Labels, j.Spec.Template.Labels); diff != "" {
-		t.Errorf("the pod has other labels:\n%s", diff)
+		t.Errorf("pod labels differ from Job labels:\n%s", diff)
 	}
 	if *j.Spec.BackoffLimit != 0 || j.Spec.TTLSecondsAfterFinished != nil || j.Spec.ActiveDeadlineSeconds != nil {
 		t.Errorf("spec %+v", j.Spec)
@@ -50,7 +50,7 @@ func TestRenderDedicated(t *testing.T) {
 	}
 	for _, sidecar := range spec.InitContainers {
 		if ptr.Deref(sidecar.RestartPolicy, "") != corev1.ContainerRestartPolicyAlways || sidecar.StartupProbe != nil || sidecar.LivenessProbe != nil {
-			t.Errorf("%s is no sidecar that starts at once: %+v", sidecar.Name, sidecar)
+			t.Errorf("%s is not a sidecar without probes: %+v", sidecar.Name, sidecar)
 		}
 	}
 	at := slices.IndexFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == "engine" })
@@ -65,7 +65,7 @@ func TestRenderDedicated(t *testing.T) {
 		"--dataset-digest=dataset", "--dataset=/dataset/d.jsonl", "--requests=2000", "--tokens=200000", "--request-tokens=512", "--wait=1h0m0s", "--timeout=2h28m20s",
 	} {
 		if !slices.Contains(recorder.Args, arg) {
-			t.Errorf("%v lack %s", recorder.Args, arg)
+			t.Errorf("args %v do not contain %s", recorder.Args, arg)
 		}
 	}
 	security := recorder.SecurityContext
@@ -74,7 +74,8 @@ func TestRenderDedicated(t *testing.T) {
 	}
 }
 
-// A template made for serving pods may bound their shared memory, and have a volume for temporary files.
+// TestRenderVolumesOfServingPods checks a template for serving pods that limits the shared memory and contains a volume
+// for temporary files.
 func TestRenderVolumesOfServingPods(t *testing.T) {
 	memory := &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("64Gi"))}
 	local := &corev1.HostPathVolumeSource{Path: "/mnt/nvme"}
@@ -133,19 +134,19 @@ func TestRenderServing(t *testing.T) {
 	}
 	for _, list := range []corev1.ResourceList{spec.Containers[0].Resources.Limits, spec.Containers[0].Resources.Requests} {
 		if _, devices := list["nvidia.com/gpu"]; devices {
-			t.Error("devices for nothing")
+			t.Error("the pod requests devices, want none")
 		}
 	}
 }
 
-// When nodes pull our image is said of our container, and of no other.
+// TestPullPolicy checks that the pull policy is set on the operator's container only.
 func TestPullPolicy(t *testing.T) {
 	rendered, err := render(newProfile(), target{ID: id, ModelDigest: "model", DatasetDigest: "dataset", Image: "semmoe:1", PullPolicy: corev1.PullNever}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if spec := rendered.Spec.Template.Spec; spec.Containers[0].ImagePullPolicy != corev1.PullNever || spec.InitContainers[0].ImagePullPolicy != "" {
-		t.Errorf("policies %q and, of the engine, %q", spec.Containers[0].ImagePullPolicy, spec.InitContainers[0].ImagePullPolicy)
+		t.Errorf("pull policy %q, of the engine %q", spec.Containers[0].ImagePullPolicy, spec.InitContainers[0].ImagePullPolicy)
 	}
 }
 
@@ -168,27 +169,27 @@ func TestValidate(t *testing.T) {
 		change func(*semmoev1.AffinityProfile)
 		want   []string // reason, then parts of the message; none: valid
 	}{
-		"valid":                     {func(*semmoev1.AffinityProfile) {}, nil},
-		"serving":                   {serving, nil},
-		"unknown engine":            {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = "Other" }, []string{"UnknownEngine", "spec.engine.type", `"Other"`}},
-		"engine that does not tell": {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = semmoev1.EngineTensorRTLLM }, []string{"EngineCannotTell", "TensorRTLLM does not tell the experts"}},
-		"flag of ours":              {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Args = []string{"--port=1"} }, []string{"ContradictingFlags", "--port=1"}},
-		"flag of ours, of a profile that is there": {func(p *semmoev1.AffinityProfile) {
+		"valid":                         {func(*semmoev1.AffinityProfile) {}, nil},
+		"serving":                       {serving, nil},
+		"unknown engine":                {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = "Other" }, []string{"UnknownEngine", "spec.engine.type", `"Other"`}},
+		"engine without routed experts": {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = semmoev1.EngineTensorRTLLM }, []string{"RoutedExpertsUnavailable", "TensorRTLLM does not return the experts"}},
+		"reserved flag":                 {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Args = []string{"--port=1"} }, []string{"ContradictingFlags", "--port=1"}},
+		"reserved flag, complete profile": {func(p *semmoev1.AffinityProfile) {
 			p.Spec.Engine.Args, p.Status.Result = []string{"--config=/flags.yaml"}, &semmoev1.ProfileResult{}
 		}, nil},
-		"flags of the deployment's engine": {func(p *semmoev1.AffinityProfile) {
+		"flags of the engine of the deployment": {func(p *semmoev1.AffinityProfile) {
 			serving(p)
 			p.Spec.Engine.Args = []string{"--port=1"}
 		}, nil},
-		"variable of ours": {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, []string{"InvalidSpec", "spec.engine.env", "POD_IP"}},
-		"volume of ours":   {template(corev1.PodSpec{Volumes: []corev1.Volume{{Name: "dataset"}}}), []string{"InvalidTemplate", "spec.template.spec.volumes", `"dataset"`}},
-		"image":            {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Image: "x"}}}), []string{"InvalidTemplate", "spec.engine"}},
-		"no image":         {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "logs"}}}), []string{"InvalidTemplate", `container "logs" has no image`}},
-		"label of ours": {func(p *semmoev1.AffinityProfile) {
+		"reserved variable":       {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, []string{"InvalidSpec", "spec.engine.env", "POD_IP"}},
+		"reserved volume":         {template(corev1.PodSpec{Volumes: []corev1.Volume{{Name: "dataset"}}}), []string{"InvalidTemplate", "spec.template.spec.volumes", `"dataset"`}},
+		"image":                   {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Image: "x"}}}), []string{"InvalidTemplate", "spec.engine"}},
+		"container without image": {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "logs"}}}), []string{"InvalidTemplate", `container "logs" has no image`}},
+		"reserved label": {func(p *semmoev1.AffinityProfile) {
 			p.Spec.Template = &corev1.PodTemplateSpec{}
 			p.Spec.Template.Labels = map[string]string{"semmoe.io/inputs": "x"}
 		}, []string{"InvalidTemplate", "semmoe.io/inputs", "reserved"}},
-		"engine that cannot cut steps": {func(p *semmoev1.AffinityProfile) {
+		"unsupported micro-batches": {func(p *semmoev1.AffinityProfile) {
 			p.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 3}
 		}, []string{"OverlapUnsupported", "spec.engine.overlap.microBatches: 3"}},
 		"a release without routed experts": {func(p *semmoev1.AffinityProfile) {
@@ -212,7 +213,7 @@ func TestValidate(t *testing.T) {
 		}
 		for _, part := range tc.want[1:] {
 			if !strings.Contains(got.message, part) {
-				t.Errorf("%s: %q lacks %q", name, got.message, part)
+				t.Errorf("%s: message %q does not contain %q", name, got.message, part)
 			}
 		}
 	}

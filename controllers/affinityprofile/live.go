@@ -33,32 +33,34 @@ import (
 )
 
 const (
-	// samplesPeriod is how often routers are asked how many samples they have.
+	// samplesPeriod is the interval at which routers are queried for the number of their samples.
 	samplesPeriod = 15 * time.Second
-	// sizesTimeout and samplesTimeout bound a question to one router for the sizes of its samples, and for the samples.
+	// sizesTimeout and samplesTimeout bound a request to one router: for the number of its samples, and for the
+	// samples.
 	sizesTimeout   = 2 * time.Second
 	samplesTimeout = 20 * time.Second
-	// enoughTokens and enoughRequests are waited for, where the sampling does not ask for fewer: new tables made from 25,000 tokens
-	// recover nearly half of what is lost to a drift, and a plan is judged by a part of the requests.
+	// enoughTokens and enoughRequests are the required numbers of samples, unless the sampling sets smaller numbers.
+	// New tables from 25,000 tokens recover nearly half of the loss from a drift, and a part of the requests is held
+	// out to evaluate a plan.
 	enoughTokens   = 25000
 	enoughRequests = 100
-	// maxSampleBytes bounds what is read of one router, uncompressed. A router keeps about 32 MB of expert ids and 8 MB for each
-	// million of tokens, or counts of 72 MB.
+	// maxSampleBytes bounds the uncompressed samples of one router. A router keeps about 32 MB of expert IDs and 8 MB
+	// per million tokens, or counts of 72 MB.
 	maxSampleBytes = 192 << 20
-	// maxTokenizerBytes bounds a tokenizer; the largest known ones have about 35 MB.
+	// maxTokenizerBytes bounds a tokenizer. The largest known tokenizers have about 35 MB.
 	maxTokenizerBytes = 256 << 20
-	// liveSeed makes the sample of what routers have repeatable.
+	// liveSeed is the seed of the random sample, so that the same samples give the same profile.
 	liveSeed = 1
 )
 
-// liveState is what is known of the samples that a live profile waits for.
+// liveState is the state of the samples that a live profile waits for.
 type liveState struct {
-	// Routers is how many request routers are asked.
+	// Routers is the number of request routers that returned their numbers of samples.
 	Routers int
-	// Requests and Tokens are how much they have; WantRequests and WantTokens how much is waited for. With counts there are no
-	// requests.
+	// Requests and Tokens are the numbers of samples of all routers. WantRequests and WantTokens are the required
+	// numbers. Counts contain no requests.
 	Requests, Tokens, WantRequests, WantTokens int64
-	// None tells that no router keeps such samples.
+	// None is true if no router keeps samples of the requested kind.
 	None bool
 }
 
@@ -66,7 +68,7 @@ func (l *liveState) enough() bool {
 	return l.Tokens >= l.WantTokens && l.Requests >= l.WantRequests
 }
 
-// progress is how far the profile is, in tokens.
+// progress returns the progress in tokens, and in requests once there are enough tokens.
 func (l *liveState) progress() *semmoev1.ProfileProgress {
 	done, total := l.Tokens, l.WantTokens
 	if l.Tokens >= l.WantTokens {
@@ -78,7 +80,7 @@ func (l *liveState) progress() *semmoev1.ProfileProgress {
 	return &semmoev1.ProfileProgress{RequestsDone: int32(done), RequestsTotal: int32(total), Summary: fmt.Sprintf("%d/%d", done, total)}
 }
 
-// wantedSamples is what a live profile waits for.
+// wantedSamples returns the required numbers of samples.
 func wantedSamples(profile *semmoev1.AffinityProfile) liveState {
 	l := liveState{WantTokens: min(int64(profile.Spec.Tokens), enoughTokens)}
 	if profile.Spec.Live.Samples == semmoev1.LiveSamplesSequences {
@@ -87,7 +89,7 @@ func wantedSamples(profile *semmoev1.AffinityProfile) liveState {
 	return l
 }
 
-// samplesSince is from when on samples count.
+// samplesSince returns the start of the period from which samples are used.
 func samplesSince(profile *semmoev1.AffinityProfile) time.Time {
 	if since := profile.Spec.Live.Since; since != nil {
 		return since.Time
@@ -95,8 +97,8 @@ func samplesSince(profile *semmoev1.AffinityProfile) time.Time {
 	return profile.CreationTimestamp.Time
 }
 
-// reconcileLive makes a profile of what routers have sampled: it needs no Job. The store has the result, or nothing: whenever this
-// ends in between, the next one begins again.
+// reconcileLive makes a profile from the samples of routers. It needs no Job. The store has the complete result or
+// none: a reconciliation that is interrupted starts again.
 func (r *Reconciler) reconcileLive(ctx context.Context, profile *semmoev1.AffinityProfile) (ctrl.Result, error) {
 	o := observation{Invalid: validate(profile), ID: recording.LiveID(string(profile.UID))}
 	var after time.Duration
@@ -109,7 +111,8 @@ func (r *Reconciler) reconcileLive(ctx context.Context, profile *semmoev1.Affini
 	return ctrl.Result{RequeueAfter: after}, err
 }
 
-// makeLive completes the observation, and publishes the profile once the routers have enough. It returns when to look again.
+// makeLive completes the observation, and publishes the profile once the routers have enough samples. It returns the
+// delay of the next reconciliation.
 func (r *Reconciler) makeLive(ctx context.Context, profile *semmoev1.AffinityProfile, o *observation) (time.Duration, error) {
 	store, err := r.Store.Client(ctx)
 	if err == nil {
@@ -134,22 +137,22 @@ func (r *Reconciler) makeLive(ctx context.Context, profile *semmoev1.AffinityPro
 		return 0, err
 	}
 	state := wantedSamples(profile)
-	r.askSizes(ctx, profile, routers, &state)
+	r.countSamples(ctx, profile, routers, &state)
 	o.Live, o.Progress = &state, state.progress()
-	// Samples of several profiles at once could be more than the memory.
+	// The samples of several profiles at once could exceed the memory.
 	if !state.enough() || !r.collecting.TryLock() {
 		return samplesPeriod, nil
 	}
 	defer r.collecting.Unlock()
 	if err := r.publishLive(ctx, store, profile, prior, routers); err != nil {
-		logr.FromContextOrDiscard(ctx).Info("A live profile is tried again", "profile", profile.Name, "reason", err.Error())
+		logr.FromContextOrDiscard(ctx).Info("Failed to make a live profile; retrying", "profile", profile.Name, "reason", err.Error())
 		o.LiveFailure = printable.Line(err.Error(), 512)
 		return samplesPeriod, nil
 	}
 	return 0, r.findLive(ctx, store, profile, o)
 }
 
-// findLive looks for the result in the store.
+// findLive reads the result from the store.
 func (r *Reconciler) findLive(ctx context.Context, store *artifact.Client, profile *semmoev1.AffinityProfile, o *observation) error {
 	scope := artifact.Scope{Namespace: profile.Namespace, Kind: artifact.Profile, ID: o.ID}
 	digest, err := store.Published(ctx, scope)
@@ -160,7 +163,7 @@ func (r *Reconciler) findLive(ctx context.Context, store *artifact.Client, profi
 		return err
 	}
 	if known := profile.Status.Result; known != nil && known.Digest == string(digest) && profile.Status.Model != nil {
-		o.Result, o.Model = known, profile.Status.Model // what a digest names never changes
+		o.Result, o.Model = known, profile.Status.Model // the content of a digest never changes
 		return nil
 	}
 	manifest, err := recording.FetchManifest(ctx, store, scope, digest)
@@ -168,7 +171,7 @@ func (r *Reconciler) findLive(ctx context.Context, store *artifact.Client, profi
 		return err
 	}
 	if manifest.Live == nil {
-		return fmt.Errorf("the result of %s is not that of a live profile", scope)
+		return fmt.Errorf("the result of %s is not a live profile", scope)
 	}
 	m := manifest.Live.Model
 	o.Result = resultOf(digest, manifest.Summary)
@@ -179,17 +182,17 @@ func (r *Reconciler) findLive(ctx context.Context, store *artifact.Client, profi
 	return nil
 }
 
-// liveInputs reads the prior profile, and says in the observation why the profile cannot be taken.
+// liveInputs reads the prior profile. It sets LiveWaits if an input is missing.
 func (r *Reconciler) liveInputs(ctx context.Context, profile *semmoev1.AffinityProfile, o *observation) (*semmoev1.AffinityProfile, error) {
 	name := profile.Spec.Live.PriorProfileRef.Name
 	prior := &semmoev1.AffinityProfile{}
 	err := r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: name}, prior)
 	switch {
 	case apierrors.IsNotFound(err):
-		o.LiveWaits = fmt.Sprintf("spec.live.priorProfileRef: there is no AffinityProfile %q in this namespace", name)
+		o.LiveWaits = fmt.Sprintf("spec.live.priorProfileRef: AffinityProfile %q does not exist in this namespace", name)
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("get AffinityProfile %s: %w", name, err)
+		return nil, fmt.Errorf("failed to get AffinityProfile %s: %w", name, err)
 	case !meta.IsStatusConditionTrue(prior.Status.Conditions, semmoev1.ConditionReady) || prior.Status.Result == nil || prior.Status.Model == nil:
 		o.LiveWaits = fmt.Sprintf("AffinityProfile %s (spec.live.priorProfileRef) is not complete", name)
 		return nil, nil
@@ -199,16 +202,16 @@ func (r *Reconciler) liveInputs(ctx context.Context, profile *semmoev1.AffinityP
 	err = r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: deployment}, moed)
 	switch {
 	case apierrors.IsNotFound(err):
-		o.LiveWaits = fmt.Sprintf("spec.deploymentRef: there is no MoEDeployment %q in this namespace", deployment)
+		o.LiveWaits = fmt.Sprintf("spec.deploymentRef: MoEDeployment %q does not exist in this namespace", deployment)
 	case err != nil:
-		return nil, fmt.Errorf("get MoEDeployment %s: %w", deployment, err)
+		return nil, fmt.Errorf("failed to get MoEDeployment %s: %w", deployment, err)
 	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused:
 		o.LiveWaits = fmt.Sprintf("MoEDeployment %s is paused (spec.reconciliation)", deployment)
 	}
 	return prior, nil
 }
 
-// routersOf are the request routers of the profile's deployment that can be asked, in the order of their names.
+// routersOf returns the ready request routers of the profile's deployment, sorted by name.
 func (r *Reconciler) routersOf(ctx context.Context, profile *semmoev1.AffinityProfile) ([]*corev1.Pod, error) {
 	_, pods, err := r.list(ctx, profile.Namespace, client.MatchingLabels{
 		semmoev1.LabelDeployment: profile.Spec.DeploymentRef.Name, semmoev1.LabelComponent: semmoev1.ComponentRouter,
@@ -218,14 +221,15 @@ func (r *Reconciler) routersOf(ctx context.Context, profile *semmoev1.AffinityPr
 	return pods, err
 }
 
-// askSizes sums how many samples the routers have. Routers that cannot be reached count for nothing, and are asked again.
-func (r *Reconciler) askSizes(ctx context.Context, profile *semmoev1.AffinityProfile, routers []*corev1.Pod, state *liveState) {
+// countSamples sums the numbers of samples of the routers. Unreachable routers are skipped, and queried again in the
+// next reconciliation.
+func (r *Reconciler) countSamples(ctx context.Context, profile *semmoev1.AffinityProfile, routers []*corev1.Pod, state *liveState) {
 	log := logr.FromContextOrDiscard(ctx)
 	none := 0
 	for _, pod := range routers {
-		response, err := r.askSamples(ctx, http.MethodHead, profile, pod, sizesTimeout)
+		response, err := r.requestSamples(ctx, http.MethodHead, profile, pod, sizesTimeout)
 		if err != nil {
-			log.V(1).Info("A request router does not tell its samples", "pod", pod.Name, "reason", err.Error())
+			log.V(1).Info("Failed to query the number of samples of a request router", "pod", pod.Name, "reason", err.Error())
 			continue
 		}
 		response.Body.Close()
@@ -249,8 +253,8 @@ func headerNumber(response *http.Response, name string) int64 {
 	return n
 }
 
-// askSamples asks a router for the samples of a profile. The caller closes the body; the time is bounded until then.
-func (r *Reconciler) askSamples(ctx context.Context, method string, profile *semmoev1.AffinityProfile, pod *corev1.Pod, timeout time.Duration) (*http.Response, error) {
+// requestSamples requests the samples of a profile from a router. The timeout applies until the caller closes the body.
+func (r *Reconciler) requestSamples(ctx context.Context, method string, profile *semmoev1.AffinityProfile, pod *corev1.Pod, timeout time.Duration) (*http.Response, error) {
 	path := livesamples.CountsPath
 	if profile.Spec.Live.Samples == semmoev1.LiveSamplesSequences {
 		path = livesamples.SequencesPath
@@ -274,7 +278,7 @@ func (r *Reconciler) askSamples(ctx context.Context, method string, profile *sem
 	return response, nil
 }
 
-// cancelledBody ends the context of its request when it is closed.
+// cancelledBody cancels the context of its request when it is closed.
 type cancelledBody struct {
 	io.ReadCloser
 	cancel context.CancelFunc
@@ -285,21 +289,21 @@ func (b *cancelledBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// publishLive makes the profile of what the routers have now, and publishes it.
+// publishLive makes the profile from the current samples of the routers, and publishes it.
 func (r *Reconciler) publishLive(ctx context.Context, store *artifact.Client, profile, prior *semmoev1.AffinityProfile, routers []*corev1.Pod) error {
 	from := artifact.Scope{Namespace: prior.Namespace, Kind: artifact.Profile, ID: prior.Status.Inputs}
 	manifest, err := recording.FetchManifest(ctx, store, from, artifact.Digest(prior.Status.Result.Digest))
 	if err != nil {
-		return fmt.Errorf("read AffinityProfile %s: %w", prior.Name, err)
+		return fmt.Errorf("failed to read AffinityProfile %s: %w", prior.Name, err)
 	}
 	model, err := recording.FetchModel(ctx, store, from, manifest)
 	if err != nil {
-		return fmt.Errorf("read AffinityProfile %s: %w", prior.Name, err)
+		return fmt.Errorf("failed to read AffinityProfile %s: %w", prior.Name, err)
 	}
 	var tokenizer []byte
 	if digest, has := manifest.Files[recording.TokenizerFile]; has {
 		if tokenizer, err = store.ReadAll(ctx, from, digest, maxTokenizerBytes); err != nil {
-			return fmt.Errorf("read the tokenizer of AffinityProfile %s: %w", prior.Name, err)
+			return fmt.Errorf("failed to read the tokenizer of AffinityProfile %s: %w", prior.Name, err)
 		}
 	}
 	made, err := r.collect(ctx, profile, routers, model, manifest.ModelDigest)
@@ -313,8 +317,8 @@ func (r *Reconciler) publishLive(ctx context.Context, store *artifact.Client, pr
 	return err
 }
 
-// collect makes a profile of what the routers have. One that cannot be read now keeps it from being made: its part of the traffic
-// would be missing.
+// collect makes a profile from the samples of the routers. It fails if the samples of one router cannot be read,
+// because a part of the traffic would be missing.
 func (r *Reconciler) collect(ctx context.Context, profile *semmoev1.AffinityProfile, routers []*corev1.Pod, model recording.Model, digest string) (*recording.Profile, error) {
 	var sequences []*trace.Trace
 	var counted []*counts.Counts
@@ -332,7 +336,7 @@ func (r *Reconciler) collect(ctx context.Context, profile *semmoev1.AffinityProf
 			return err
 		})
 		if err != nil {
-			return nil, fmt.Errorf("read the samples of request router %s: %w", pod.Name, err)
+			return nil, fmt.Errorf("failed to read the samples of request router %s: %w", pod.Name, err)
 		}
 	}
 	if profile.Spec.Live.Samples == semmoev1.LiveSamplesSequences {
@@ -341,9 +345,9 @@ func (r *Reconciler) collect(ctx context.Context, profile *semmoev1.AffinityProf
 	return recording.FromCounts(counted, model, digest)
 }
 
-// readSamples has what a router has sampled read; a router without samples is passed over.
+// readSamples calls read with the samples of a router. A router without samples is skipped.
 func (r *Reconciler) readSamples(ctx context.Context, profile *semmoev1.AffinityProfile, pod *corev1.Pod, read func(io.Reader) error) error {
-	response, err := r.askSamples(ctx, http.MethodGet, profile, pod, samplesTimeout)
+	response, err := r.requestSamples(ctx, http.MethodGet, profile, pod, samplesTimeout)
 	if err != nil {
 		return err
 	}

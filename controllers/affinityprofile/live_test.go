@@ -34,34 +34,34 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// routers are request routers by their addresses, which tell the same samples whenever they are asked.
+// routers are fake request routers by address. They always return the same samples.
 type routers map[string]*samples
 
 type samples struct {
-	trace  *trace.Trace
-	none   bool
-	asked  atomic.Int32
-	since  atomic.Value
-	broken bool
+	trace    *trace.Trace
+	none     bool
+	requests atomic.Int32
+	since    atomic.Value
+	broken   bool
 }
 
 func (n routers) RoundTrip(request *http.Request) (*http.Response, error) {
 	s, known := n[request.URL.Host]
 	if !known || s.broken && request.Method == http.MethodGet {
-		return nil, errors.New("nobody listens")
+		return nil, errors.New("connection refused")
 	}
-	s.asked.Add(1)
+	s.requests.Add(1)
 	s.since.Store(request.URL.Query().Get(livesamples.QuerySince))
-	answer := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody}
+	response := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody}
 	if s.none {
-		answer.StatusCode = http.StatusNotFound
-		return answer, nil
+		response.StatusCode = http.StatusNotFound
+		return response, nil
 	}
-	answer.Header.Set(livesamples.HeaderTokens, fmt.Sprint(len(s.trace.Tokens)))
+	response.Header.Set(livesamples.HeaderTokens, fmt.Sprint(len(s.trace.Tokens)))
 	var body bytes.Buffer
 	var err error
 	if request.URL.Path == livesamples.SequencesPath {
-		answer.Header.Set(livesamples.HeaderRequests, fmt.Sprint(s.trace.Requests()))
+		response.Header.Set(livesamples.HeaderRequests, fmt.Sprint(s.trace.Requests()))
 		err = trace.Write(&body, s.trace)
 	} else {
 		m := s.trace.Model
@@ -70,9 +70,9 @@ func (n routers) RoundTrip(request *http.Request) (*http.Response, error) {
 		err = c.WriteCompressed(&body)
 	}
 	if request.Method == http.MethodGet {
-		answer.Body = io.NopCloser(&body)
+		response.Body = io.NopCloser(&body)
 	}
-	return answer, err
+	return response, err
 }
 
 // live is a namespace with a store, a deployment with two request routers, and a prior profile.
@@ -133,7 +133,7 @@ func (l *live) create(object client.Object) {
 	}
 }
 
-// prior publishes a profile of a data set and reports it ready.
+// prior publishes a profile of a data set and marks it ready.
 func (l *live) prior(namespace string) {
 	l.t.Helper()
 	recorded := tracetest.Generate(tracetest.Small, 9)
@@ -179,7 +179,8 @@ func (l *live) profile(namespace, name string, samples semmoev1.LiveSamples, tok
 	return p
 }
 
-// reconcile runs the controller once, as a new manager would, and returns the profile's Ready condition.
+// reconcile runs the controller once, with empty memory like a new manager, and returns the Ready condition of the
+// profile.
 func (l *live) reconcile(p *semmoev1.AffinityProfile) *metav1.Condition {
 	l.t.Helper()
 	if _, err := l.r.Reconcile(l.t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(p)}); err != nil {
@@ -203,11 +204,11 @@ func TestLiveProfile(t *testing.T) {
 		t.Helper()
 		ready := l.reconcile(p)
 		if ready.Reason != reason {
-			t.Fatalf("%s is %s: %s; want %s", p.Name, ready.Reason, ready.Message, reason)
+			t.Fatalf("profile %s: reason %s (%s), want %s", p.Name, ready.Reason, ready.Message, reason)
 		}
 		for _, part := range parts {
 			if !strings.Contains(ready.Message, part) {
-				t.Errorf("%s: the message %q lacks %q", p.Name, ready.Message, part)
+				t.Errorf("%s: message %q does not contain %q", p.Name, ready.Message, part)
 			}
 		}
 	}
@@ -221,7 +222,7 @@ func TestLiveProfile(t *testing.T) {
 	if have < 25000 {
 		expect(many, "WaitingForSamples", "25000 tokens of 10 requests")
 		if progress := many.Status.Progress; progress == nil || progress.RequestsDone != have || progress.RequestsTotal != 25000 {
-			t.Errorf("progress %+v; the routers have %d tokens", progress, have)
+			t.Errorf("progress = %+v, the routers have %d tokens", progress, have)
 		}
 	}
 	one.none, two.none = true, true
@@ -233,7 +234,7 @@ func TestLiveProfile(t *testing.T) {
 
 	expect(p, "Profiled")
 	if want := p.CreationTimestamp.UTC().Format(time.RFC3339); one.since.Load() != want {
-		t.Errorf("asked for samples since %v, want %v", one.since.Load(), want)
+		t.Errorf("samples requested since %v, want %v", one.since.Load(), want)
 	}
 	if p.Status.Model == nil || p.Status.Model.Digest != liveDigest || p.Status.Model.Experts != 16 {
 		t.Errorf("model %+v", p.Status.Model)
@@ -242,20 +243,20 @@ func TestLiveProfile(t *testing.T) {
 	if !manifest.HasTrace() || manifest.Live.Samples != recording.LiveSequences || manifest.Files[recording.TokenizerFile] == "" || manifest.Summary.Requests != 10 {
 		t.Errorf("manifest %+v", manifest)
 	}
-	result, asked := *p.Status.Result, one.asked.Load()
+	result, requests := *p.Status.Result, one.requests.Load()
 
-	// A lost status costs nothing: the store has the result, whoever looks, and the routers are not asked again.
+	// A lost status is restored from the store, and the routers are not queried again.
 	p.Status = semmoev1.AffinityProfileStatus{}
 	if err := l.api.Status().Update(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
 	expect(p, "Profiled")
-	if *p.Status.Result != result || one.asked.Load() != asked || p.Status.Model == nil {
-		t.Errorf("another result after the loss of the status: %+v, want %+v; %d questions to a router, want %d", *p.Status.Result, result, one.asked.Load(), asked)
+	if *p.Status.Result != result || one.requests.Load() != requests || p.Status.Model == nil {
+		t.Errorf("result after the loss of the status = %+v, want %+v; %d requests to a router, want %d", *p.Status.Result, result, one.requests.Load(), requests)
 	}
 	before := p.ResourceVersion
 	if expect(p, "Profiled"); p.ResourceVersion != before {
-		t.Error("a profile that is complete is written again")
+		t.Error("a complete profile was written again")
 	}
 
 	counted := l.profile(namespace, "counted", semmoev1.LiveSamplesCounts, 1000)
@@ -266,7 +267,7 @@ func TestLiveProfile(t *testing.T) {
 	if counted.Status.Inputs == p.Status.Inputs {
 		t.Error("two live profiles have the same inputs")
 	}
-	// A profile of counts alone can be the prior one, too.
+	// A profile that contains only counts can be the prior profile.
 	next := l.profileAfter(namespace, "next", "counted")
 	expect(next, "Profiled")
 }

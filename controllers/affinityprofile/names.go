@@ -8,25 +8,27 @@ import (
 )
 
 const (
-	// manager is the field manager of everything that this controller writes.
+	// manager is the field manager of all writes of this controller.
 	manager = "semmoe-affinityprofile"
-	// profileContainer sends the requests; semmoev1.EngineContainer answers them.
+	// profileContainer is the container that sends the requests. The container semmoev1.EngineContainer computes them.
 	profileContainer = "profile"
-	// annotationFailure is, on a profiling Job that this controller has ended, why.
+	// annotationFailure, on a profiling Job that this controller ended, is the reason. The Job is not retried.
 	annotationFailure = "semmoe.io/failure"
-	// annotationStopped is, on one that it has ended since the deployment came to answer otherwise, why: it is tried again.
+	// annotationStopped, on a profiling Job that this controller ended because the deployment changed, is the reason.
+	// The Job is retried.
 	annotationStopped = "semmoe.io/stopped"
-	// longestPrefix leaves room, within the 63 characters that the name of a Job can have, for "-inspect", a hash of 8
-	// and the attempt.
+	// longestPrefix is the maximum length of the profile name in the name of a Job. Job names have at most 63
+	// characters, and also contain "-inspect", a hash of 8 characters, and the attempt.
 	longestPrefix = 40
 )
 
-// labelsOf are those of every object of one component of a profile.
+// labelsOf returns the labels of the objects of one component of a profile.
 func labelsOf(profile *semmoev1.AffinityProfile, component string, more ...string) map[string]string {
 	return owned.Labels(component, profile.Name, append(more, semmoev1.LabelProfile, profile.Name)...)
 }
 
-// inspectPrefix begins the names of a profile's inspection Jobs; long names end in a hash of the whole.
+// inspectPrefix returns the prefix of the names of a profile's inspection Jobs. Long names are truncated and end in a
+// hash.
 func inspectPrefix(profile *semmoev1.AffinityProfile) string {
 	name := profile.Name
 	if len(name) > longestPrefix {
@@ -35,5 +37,6 @@ func inspectPrefix(profile *semmoev1.AffinityProfile) string {
 	return name + "-inspect"
 }
 
-// jobName is the name of an attempt: it belongs to the inputs, so that two profiles never try the same at once.
+// jobName returns the name of the Job of an attempt. It depends only on the inputs, so that two profiles never run the
+// same inputs concurrently.
 func jobName(id string, attempt int) string { return fmt.Sprintf("profile-%s-%d", id, attempt) }

@@ -20,13 +20,14 @@ import (
 	recording "github.com/semmoe/operator/internal/profile"
 )
 
-// progressTimeout bounds a question for the progress, so that a pod that hangs does not hold up the reconciliation.
+// progressTimeout bounds a request for the progress, so that a pod that does not respond does not delay the
+// reconciliation.
 const progressTimeout = 2 * time.Second
 
-// maxProgressReport bounds the answer to that question, in bytes.
+// maxProgressReport bounds the response to such a request, in bytes.
 const maxProgressReport = 64 << 10
 
-// findResult asks the store for the profile of these inputs; nil where it has none.
+// findResult reads the result of these inputs from the store. It returns nil if there is none.
 func (r *Reconciler) findResult(ctx context.Context, profile *semmoev1.AffinityProfile, id string) (*semmoev1.ProfileResult, error) {
 	store, err := r.Store.Client(ctx)
 	if err != nil {
@@ -41,7 +42,7 @@ func (r *Reconciler) findResult(ctx context.Context, profile *semmoev1.AffinityP
 		return nil, err
 	}
 	if known := profile.Status.Result; known != nil && known.Digest == string(digest) {
-		return known, nil // what a digest names never changes
+		return known, nil // the content of a digest never changes
 	}
 	manifest, err := recording.FetchManifest(ctx, store, scope, digest)
 	if err != nil {
@@ -57,16 +58,16 @@ func resultOf(digest artifact.Digest, s recording.Summary) *semmoev1.ProfileResu
 	}
 }
 
-// storeAdvice says what to do about a store that cannot be asked.
+// storeAdvice returns the message for a store that cannot be queried.
 func storeAdvice(err error) string {
 	if errors.Is(err, access.ErrNoStore) {
-		return "No profile can be kept: " + err.Error()
+		return "Profiles cannot be stored: " + err.Error()
 	}
-	return printable.Line(fmt.Sprintf("The artifact store does not answer, and is asked again: %v: see the pods of semmoe-store", err), 1024)
+	return printable.Line(fmt.Sprintf("The artifact store is unavailable and is retried: %v. Check the pods of semmoe-store", err), 1024)
 }
 
-// observeProgress asks the Job at work how far it is, unless the status has just been written; nil while it does not send
-// requests.
+// observeProgress requests the progress of the running Job, unless the status was written recently. It returns nil
+// while the Job sends no requests.
 func (r *Reconciler) observeProgress(ctx context.Context, profile *semmoev1.AffinityProfile, pods []*corev1.Pod, now time.Time) *semmoev1.ProfileProgress {
 	known := profile.Status.Progress
 	if known != nil && now.Sub(statusWritten(profile)) < progressPeriod {
@@ -78,7 +79,7 @@ func (r *Reconciler) observeProgress(ctx context.Context, profile *semmoev1.Affi
 		}
 		report, err := r.fetchProgress(ctx, pod.Status.PodIP, progressPort(profile))
 		if err != nil {
-			logr.FromContextOrDiscard(ctx).V(1).Info("A profiling pod does not tell its progress", "pod", pod.Name, "reason", err.Error())
+			logr.FromContextOrDiscard(ctx).V(1).Info("Failed to query the progress of a profiling pod", "pod", pod.Name, "reason", err.Error())
 			return known
 		}
 		return progressOf(report)
@@ -86,7 +87,7 @@ func (r *Reconciler) observeProgress(ctx context.Context, profile *semmoev1.Affi
 	return nil
 }
 
-// statusWritten is when this controller last changed the status.
+// statusWritten returns the time of this controller's last write of the status.
 func statusWritten(profile *semmoev1.AffinityProfile) time.Time {
 	for _, entry := range profile.ManagedFields {
 		if entry.Manager == manager && entry.Subresource == "status" && entry.Time != nil {

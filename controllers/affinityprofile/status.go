@@ -19,8 +19,8 @@ import (
 	"github.com/semmoe/operator/internal/transition"
 )
 
-// statusOf reports an observation. It reads the previous status only to keep the times of transitions, and to tell work
-// that a new generation causes from repair.
+// statusOf returns the status for an observation. It reads the previous status only to keep transition times, and to
+// distinguish work for a new generation from repair.
 func statusOf(profile *semmoev1.AffinityProfile, o observation, now time.Time) semmoev1.AffinityProfileStatus {
 	status := semmoev1.AffinityProfileStatus{
 		Conditions:         append([]metav1.Condition(nil), profile.Status.Conditions...),
@@ -55,17 +55,17 @@ func faultOf(o observation) *conditions.Fault {
 	case o.Inspection.Failure != "" && o.Inspection.Invalid:
 		return &conditions.Fault{Reason: "ModelInvalid", Message: o.Inspection.Failure, Stalls: true}
 	case o.Inspection.Failure != "":
-		return &conditions.Fault{Reason: "InspectionFailed", Message: "The model or the data set could not be read, and will be again: " + o.Inspection.Failure}
+		return &conditions.Fault{Reason: "InspectionFailed", Message: "Inspection of the model or the data set failed and is retried: " + o.Inspection.Failure}
 	case o.StoreFailure != "":
 		return &conditions.Fault{Reason: "StoreUnavailable", Message: o.StoreFailure}
 	case o.Result != nil:
 		return nil
 	case o.Live != nil && o.Live.None:
-		return &conditions.Fault{Reason: "NoLiveSamples", Message: "The request routers do not keep the samples of spec.live.samples: set spec.profiling.liveSamples of the MoEDeployment to Sequences, or make a profile of Counts"}
+		return &conditions.Fault{Reason: "NoLiveSamples", Message: "The request routers do not keep the samples in spec.live.samples. Set spec.profiling.liveSamples of the MoEDeployment to Sequences, or create a profile of Counts"}
 	case o.LiveFailure != "":
-		return &conditions.Fault{Reason: "ProfilingFailed", Message: "The routers' samples could not be made a profile, and are read again: " + o.LiveFailure}
+		return &conditions.Fault{Reason: "ProfilingFailed", Message: "Making a profile from the samples of the routers failed and is retried: " + o.LiveFailure}
 	case a.Running == nil && a.FinalReason != "":
-		return &conditions.Fault{Reason: a.FinalReason, Message: fmt.Sprintf("%s. Another attempt would end in the same way, so none is made: mend it and delete Job %s, or create another AffinityProfile", a.Failure, a.Last.Name), Stalls: true}
+		return &conditions.Fault{Reason: a.FinalReason, Message: fmt.Sprintf("%s. Another attempt would fail in the same way. Fix the cause and delete Job %s, or create another AffinityProfile", a.Failure, a.Last.Name), Stalls: true}
 	case a.Crash != "":
 		return &conditions.Fault{Reason: "EngineFailed", Message: a.Crash}
 	case o.Problem != nil:
@@ -73,7 +73,7 @@ func faultOf(o observation) *conditions.Fault {
 	case o.Failure != "":
 		return &conditions.Fault{Reason: "ReconcileFailed", Message: o.Failure}
 	case a.Last != nil && a.FinalReason == "" && (a.Running != nil || o.Deployment == ""):
-		return &conditions.Fault{Reason: "ProfilingFailed", Message: fmt.Sprintf("Attempt %d failed, and is repeated: %s", jobstate.Attempt(a.Last), a.Failure)}
+		return &conditions.Fault{Reason: "ProfilingFailed", Message: fmt.Sprintf("Attempt %d failed and is retried: %s", jobstate.Attempt(a.Last), a.Failure)}
 	}
 	return nil
 }
@@ -81,7 +81,7 @@ func faultOf(o observation) *conditions.Fault {
 func readyVerdict(o observation, wrong *conditions.Fault) conditions.Verdict {
 	switch r := o.Result; {
 	case r != nil:
-		return conditions.True("Profiled", fmt.Sprintf("The artifact store has the profile %s: %d tokens, of which %d in the routing trace of %d requests", o.ID, r.Tokens, r.TracedTokens, r.Requests))
+		return conditions.True("Profiled", fmt.Sprintf("Profile %s is in the artifact store: %d tokens, %d of them in the routing trace of %d requests", o.ID, r.Tokens, r.TracedTokens, r.Requests))
 	case wrong != nil:
 		return conditions.False(wrong.Reason, wrong.Message)
 	}
@@ -89,52 +89,52 @@ func readyVerdict(o observation, wrong *conditions.Fault) conditions.Verdict {
 	return conditions.False(reason, message)
 }
 
-// stage is what a profile without a result waits for.
+// stage returns the current step of a profile without a result.
 func stage(o observation) (reason, message string) {
 	a := o.Attempts
 	switch {
 	case o.ID == "":
-		return "Inspecting", "The model and the data set are being inspected; no device is used before they are found to be sound"
+		return "Inspecting", "The model and the data set are being inspected before any device is used"
 	case o.LiveWaits != "":
 		return "WaitingForInputs", o.LiveWaits
 	case o.Live != nil && o.Live.enough():
-		return "WaitingForTurn", "The routers' samples are read once those of another profile have been"
+		return "Queued", "The samples of the routers are read after those of another profile"
 	case o.Live != nil:
 		return "WaitingForSamples", waitingText(o.Live)
 	case a.Running != nil && !a.Ours:
-		return "WaitingForOtherProfile", fmt.Sprintf("Job %s of AffinityProfile %s records a profile of the same inputs: its result will be shared", a.Running.Name, a.Running.Labels[semmoev1.LabelProfile])
+		return "WaitingForOtherProfile", fmt.Sprintf("Job %s of AffinityProfile %s records a profile of the same inputs, whose result will be shared", a.Running.Name, a.Running.Labels[semmoev1.LabelProfile])
 	case a.Running != nil && a.Running.DeletionTimestamp != nil:
-		return "WaitingForJob", fmt.Sprintf("Job %s is being deleted; another one follows", a.Running.Name)
+		return "WaitingForJob", fmt.Sprintf("Job %s is being deleted; a new Job follows", a.Running.Name)
 	case a.Ours && o.Spoiled != "":
-		return "WaitingForDeployment", fmt.Sprintf("Job %s is ended, and another one follows: %s", a.Running.Name, o.Spoiled)
+		return "WaitingForDeployment", fmt.Sprintf("Job %s is being stopped, and a new Job follows: %s", a.Running.Name, o.Spoiled)
 	case a.Running != nil && o.Progress == nil:
-		return "Profiling", fmt.Sprintf("Job %s waits for its engine", a.Running.Name)
+		return "Profiling", fmt.Sprintf("Job %s waits for its engine to start", a.Running.Name)
 	case a.Running != nil:
-		return "Profiling", fmt.Sprintf("Job %s sends the requests of the data set: see status.progress", a.Running.Name)
+		return "Profiling", fmt.Sprintf("Job %s sends the requests of the data set (see status.progress)", a.Running.Name)
 	case o.Spoiled != "":
-		return "WaitingForDeployment", o.Spoiled + ": the profile is taken once that has changed"
+		return "WaitingForDeployment", o.Spoiled + ". Profiling waits for a change"
 	case o.Deployment != "":
-		return "WaitingForDeployment", o.Deployment + ": the profile is taken once it serves"
+		return "WaitingForDeployment", o.Deployment + ". Profiling waits until it serves"
 	}
 	return "StartingJob", "The profiling Job is being created"
 }
 
-// waitingText says what a live profile waits for; how much of it there is, status.progress tells.
+// waitingText describes the samples that a live profile waits for. status.progress contains their current number.
 func waitingText(l *liveState) string {
 	text := fmt.Sprintf("The profile is complete once the request routers have sampled %d tokens", l.WantTokens)
 	if l.WantRequests > 0 {
 		text += fmt.Sprintf(" of %d requests", l.WantRequests)
 	}
 	if l.Routers == 0 {
-		return text + ": none of them can be asked now"
+		return text + "; no request router can be reached now"
 	}
-	return text + ": see status.progress"
+	return text + " (see status.progress)"
 }
 
 func progressingVerdict(o observation, stalled bool) conditions.Verdict {
 	switch {
 	case stalled:
-		return conditions.False("Stalled", "Nothing will change until what the condition Stalled names is mended")
+		return conditions.False("Stalled", "No progress is possible until the cause in condition Stalled is fixed")
 	case o.Result != nil:
 		return conditions.False("Complete", "The profile is in the artifact store")
 	}
@@ -142,18 +142,18 @@ func progressingVerdict(o observation, stalled bool) conditions.Verdict {
 	return conditions.True(reason, message)
 }
 
-// reconcilingVerdict is True only until the first result: a profile that is lost and taken again is repair.
+// reconcilingVerdict is True only until the first result. Repeating a lost profile is repair.
 func reconcilingVerdict(profile *semmoev1.AffinityProfile, o observation, stalled bool) conditions.Verdict {
 	switch {
 	case stalled:
-		return conditions.False("Stalled", "The condition Stalled names what must be mended")
+		return conditions.False("Stalled", "Condition Stalled names the cause to fix")
 	case o.Result != nil, conditions.Finished(profile.Status.Conditions, profile.Generation):
 		return conditions.False("Complete", "The profile is complete")
 	}
-	return conditions.True("InProgress", "The profile is being made")
+	return conditions.True("InProgress", "The profile is being recorded")
 }
 
-// applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.
+// applyStatus writes the status if it differs from the recorded one, and records condition transitions as events.
 func (r *Reconciler) applyStatus(ctx context.Context, profile *semmoev1.AffinityProfile, status semmoev1.AffinityProfileStatus) error {
 	wrote, err := r.statuses.Write(profile, profile.Status, status, func(data []byte) (string, error) {
 		intent := semmoeac.AffinityProfile(profile.Name, profile.Namespace).WithStatus(&semmoeac.AffinityProfileStatusApplyConfiguration{})

@@ -14,7 +14,7 @@ import (
 	"github.com/semmoe/operator/internal/overlay"
 )
 
-// invalidError is a fault of the spec that only its author can mend; reason becomes a condition's.
+// invalidError is an error in the spec that only its author can fix. reason is the condition reason.
 type invalidError struct{ reason, message string }
 
 func (e *invalidError) Error() string { return e.message }
@@ -23,27 +23,28 @@ func invalidf(reason, format string, args ...any) *invalidError {
 	return &invalidError{reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-// Validate tells what is wrong with an AffinityProfile that the schema cannot tell; nil for nothing.
+// Validate returns an error in the spec of an AffinityProfile that the schema cannot detect, or nil.
 func Validate(profile *semmoev1.AffinityProfile) error {
 	if err := validate(profile); err != nil {
 		return err
 	}
-	return nil // not the nil *invalidError
+	return nil // a plain nil, because a nil *invalidError in an error is not nil
 }
 
-// validate is Validate, with the reason for a condition.
+// validate is Validate with a condition reason.
 func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	adapter, err := registry.For(string(profile.Spec.Engine.Type))
 	if err != nil {
 		return invalidf("UnknownEngine", "spec.engine.type: %v", err)
 	}
 	if !adapter.TellsExperts() {
-		return invalidf("EngineCannotTell", "spec.engine.type: %s does not tell the experts of a request, and cannot profile: use another engine", adapter.Type)
+		return invalidf("RoutedExpertsUnavailable", "spec.engine.type: %s does not return the experts of a request and cannot profile: use another engine", adapter.Type)
 	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetLive {
 		return validateLive(profile)
 	}
-	// What the engine was started with counts no more once there is a result: a release that refuses more must not take it back.
+	// The start of the engine does not matter once there is a result: a later operator release that rejects more
+	// options must not invalidate the result.
 	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated && profile.Status.Result == nil {
 		situation := engine.Situation{Release: adapter.ImageRelease(profile.Spec.Engine.Image), Launch: launch(profile), UserArgs: profile.Spec.Engine.Args}
 		ofTemplate := overlay.Env(profile.Spec.Template, semmoev1.EngineContainer)
@@ -75,15 +76,15 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	return nil
 }
 
-// validateLive refuses what a profile of target Live has no use for.
+// validateLive rejects fields that a profile with target Live does not use.
 func validateLive(profile *semmoev1.AffinityProfile) *invalidError {
 	if profile.Spec.Template != nil {
-		return invalidf("InvalidSpec", "spec.template: a profile of target Live has no pods: remove it")
+		return invalidf("InvalidSpec", "spec.template: a profile with target Live has no pods: remove the field")
 	}
 	return nil
 }
 
-// reserved is what the operator reserves in the pods of profiling Jobs.
+// reserved returns the names that the operator reserves in the pods of profiling Jobs.
 func reserved() overlay.Reserved {
 	token := access.TokenVolume().Name
 	return overlay.Reserved{

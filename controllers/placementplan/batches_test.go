@@ -12,7 +12,7 @@ import (
 	"github.com/semmoe/operator/solver"
 )
 
-// First plans and plans that replace another are solved and judged at the same batch sizes.
+// TestBatchSizes checks that first plans and plans that replace another plan use the same batch sizes.
 func TestBatchSizes(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{
 		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue}},
@@ -31,13 +31,13 @@ func TestBatchSizes(t *testing.T) {
 			tc.change(&plan.Spec)
 			in := inputsOf(plan, profile, nil, machines.Chosen{})
 			if got := in.options(nil).BatchTokens; !slices.Equal(got, tc.want) {
-				t.Errorf("%s, current %v: solved for %v, want %v", name, current, got, tc.want)
+				t.Errorf("%s, current %v: batch sizes = %v, want %v", name, current, got, tc.want)
 			}
 			if current == nil {
 				continue
 			}
 			if got := (&task{inputs: *in}).replanOptions(nil).Choice.BatchTokens; !slices.Equal(got, tc.want) {
-				t.Errorf("%s: judged at %v, want %v", name, got, tc.want)
+				t.Errorf("%s: evaluation at %v, want %v", name, got, tc.want)
 			}
 		}
 	}

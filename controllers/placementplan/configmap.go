@@ -22,25 +22,25 @@ import (
 	"github.com/semmoe/operator/internal/plan/bundle"
 )
 
-// manager is the field manager of everything that this controller writes.
+// manager is the field manager of all writes of this controller.
 const manager = "semmoe-placementplan"
 
 func configMapName(plan *semmoev1.PlacementPlan, planDigest string) string {
 	return plan.Name + "-" + artifact.Digest(planDigest).Short()
 }
 
-// stableConfigMapName is known before the plan is solved, for workloads that are written before it is. What the ConfigMap of that name
-// holds is never changed or replaced, also where the plan was lost and solved again as another one: two pods of one engine could start
-// with two maps.
+// stableConfigMapName returns a name that is known before the plan is solved, for workloads that are created earlier.
+// The content of this ConfigMap is never changed or replaced, even if the plan is lost and solved again with another
+// result. If it changed, two pods of one engine could start with different expert maps.
 func stableConfigMapName(plan *semmoev1.PlacementPlan) string { return plan.Name + "-plan" }
 
-// standsAlone tells that a plan belongs to no MoEDeployment, whose pods mount plans by their digests. One that was made for a
-// MoEDeployment and has lost it, as a restored one has at first, is about to be taken back.
-func standsAlone(plan *semmoev1.PlacementPlan) bool {
+// isStandalone reports whether a plan belongs to no MoEDeployment, whose pods mount plans by digest. A plan that was
+// made for a MoEDeployment and has no owner, for example after a restore, is not standalone: it is about to be adopted.
+func isStandalone(plan *semmoev1.PlacementPlan) bool {
 	return metav1.GetControllerOf(plan) == nil && !owned.Made(plan)
 }
 
-// dataOf is what the ConfigMap of a plan holds. It fails where that cannot be.
+// dataOf returns the content of a plan's ConfigMap. It fails if the engine cannot use the plan.
 func dataOf(a *plan.Artifact, engine semmoev1.EngineType) (map[string]string, error) {
 	data, err := bundle.ConfigMapData(a, string(engine))
 	if err != nil {
@@ -49,7 +49,8 @@ func dataOf(a *plan.Artifact, engine semmoev1.EngineType) (map[string]string, er
 	return data, nil
 }
 
-// configMap holds what an engine reads of a plan, and tells what the plan is worth.
+// configMap returns the ConfigMap with the files of a plan that an engine reads. An annotation contains the evaluation
+// of the plan.
 func configMap(p *semmoev1.PlacementPlan, name string, s *solved, data map[string]string) (*corev1.ConfigMap, error) {
 	report, err := json.Marshal(s)
 	if err != nil {
@@ -72,8 +73,8 @@ func configMap(p *semmoev1.PlacementPlan, name string, s *solved, data map[strin
 	}, nil
 }
 
-// solvedOf is the plan that a ConfigMap holds; nil where it is not as configMap makes it, which only somebody who has made
-// or changed it by hand brings about.
+// solvedOf returns the plan in a ConfigMap. It returns nil if the ConfigMap differs from the result of configMap, which
+// only happens if a user created or changed it.
 func solvedOf(live *corev1.ConfigMap) *solved {
 	s := &solved{}
 	if json.Unmarshal([]byte(live.Annotations[semmoev1.AnnotationReport]), s) != nil {
@@ -87,9 +88,9 @@ func solvedOf(live *corev1.ConfigMap) *solved {
 	return s
 }
 
-// adopt takes back the ConfigMaps of a plan that have lost it, as restored ones have, and reports whether there were any. One that is
-// not as configMap makes it stays somebody else's. One that workloads own has outlived its plan, of which this one may have no more than
-// the name: it is taken back where it is found to hold this one.
+// adopt adopts the ConfigMaps of a plan that have no owner, for example after a restore, and reports whether there were
+// any. A ConfigMap that differs from the result of configMap is not adopted. A ConfigMap with workloads as owners has
+// outlived a plan, and this plan may only have the same name: ensureConfigMap adopts it if it contains this plan.
 func (r *Reconciler) adopt(ctx context.Context, p *semmoev1.PlacementPlan, configMaps map[string]*corev1.ConfigMap) (bool, error) {
 	var adopted bool
 	var failed error
@@ -103,34 +104,34 @@ func (r *Reconciler) adopt(ctx context.Context, p *semmoev1.PlacementPlan, confi
 	return adopted, failed
 }
 
-// conflictError is an object of somebody else under the name of one of ours.
+// conflictError reports an object of another owner that has the name of a ConfigMap of the plan.
 type conflictError struct{ message string }
 
 func (e *conflictError) Error() string { return e.message }
 
-// ensureConfigMap brings a ConfigMap of a plan into being. live is what there is of the name; layout reads what it holds, and is called
-// only where it is missing. It reports whether the ConfigMap is there.
+// ensureConfigMap creates a ConfigMap of a plan. live is the existing object with the name, or nil. layout returns the
+// content, and is only called if the object does not exist. The result is true if the ConfigMap exists.
 func (r *Reconciler) ensureConfigMap(ctx context.Context, p *semmoev1.PlacementPlan, name string, live *corev1.ConfigMap, s *solved, layout func() (map[string]string, error)) (bool, error) {
 	switch {
 	case live != nil && live.DeletionTimestamp != nil:
-		return false, nil // it comes back when it has gone
+		return false, nil // it is created after its deletion
 	case live != nil && !metav1.IsControlledBy(live, p):
 		owner := metav1.GetControllerOf(live)
 		if owner != nil && owner.Kind == "PlacementPlan" && owner.Name == p.Name {
-			return false, nil // of a plan of this name that was deleted: it is about to go with it, or to lose it
+			return false, nil // it belongs to a deleted plan of this name, and is about to be deleted or to lose that owner
 		}
-		if held := solvedOf(live); held != nil && held.PlanDigest == s.PlanDigest {
+		if found := solvedOf(live); found != nil && found.PlanDigest == s.PlanDigest {
 			if adopted, err := owned.Adopt(ctx, r.Client, manager, p, "PlacementPlan", live); adopted || err != nil {
 				return adopted, err
 			}
 		}
-		return false, &conflictError{fmt.Sprintf("ConfigMap %s is not this plan's: delete it", live.Name)}
+		return false, &conflictError{fmt.Sprintf("ConfigMap %s exists and belongs to another owner. Delete it", live.Name)}
 	case live != nil && solvedOf(live) != nil:
 		return true, nil
 	case live != nil:
 		err := r.Delete(ctx, live, client.Preconditions{UID: &live.UID})
 		if client.IgnoreNotFound(err) != nil {
-			return false, fmt.Errorf("delete the damaged ConfigMap %s: %w", live.Name, err)
+			return false, fmt.Errorf("failed to delete the damaged ConfigMap %s: %w", live.Name, err)
 		}
 		return false, nil
 	}
@@ -147,17 +148,17 @@ func (r *Reconciler) ensureConfigMap(ctx context.Context, p *semmoev1.PlacementP
 		return r.existing(ctx, p, made.Name, s, layout)
 	}
 	if err != nil {
-		return false, fmt.Errorf("create ConfigMap %s: %w", made.Name, err)
+		return false, fmt.Errorf("failed to create ConfigMap %s: %w", made.Name, err)
 	}
 	return true, nil
 }
 
-// existing takes a ConfigMap that the cache does not show for what it is: the plan's own, which a manager has made whose writes the
-// cache has not seen yet, or somebody else's, which has none of our labels.
+// existing handles a ConfigMap that exists but is not in the cache. It is the plan's own ConfigMap, whose creation the
+// cache has not observed yet, or an object of another owner without the operator's labels.
 func (r *Reconciler) existing(ctx context.Context, p *semmoev1.PlacementPlan, name string, s *solved, layout func() (map[string]string, error)) (bool, error) {
 	live := &corev1.ConfigMap{}
 	if err := r.Live.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: name}, live); err != nil {
-		// One that has gone meanwhile is made at the next look.
+		// If it was deleted in the meantime, the next reconciliation creates it.
 		return false, client.IgnoreNotFound(err)
 	}
 	return r.ensureConfigMap(ctx, p, name, live, s, layout)

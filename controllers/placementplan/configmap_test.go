@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 )
 
-// A ConfigMap that the cache does not show is what it is: one that a manager before this one has made is the plan's, and no fault; one
-// of somebody else is a conflict; one that is damaged goes.
+// TestConfigMapBehindTheCache checks a ConfigMap that exists but is not in the cache: the plan's own ConfigMap is used,
+// one of another owner is a conflict, and a damaged one is deleted.
 func TestConfigMapBehindTheCache(t *testing.T) {
 	data := map[string]string{plan.ManifestFile: "{}", plan.PlacementFile: "{}"}
 	digest := sha256.Sum256([]byte(data[plan.ManifestFile]))
@@ -26,15 +26,15 @@ func TestConfigMapBehindTheCache(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change              func(*corev1.ConfigMap)
 		published, conflict bool
-		left                bool // the ConfigMap that was there
+		left                bool // the ConfigMap still exists
 	}{
-		"ours":          {change: func(*corev1.ConfigMap) {}, published: true, left: true},
-		"somebody's":    {change: func(c *corev1.ConfigMap) { c.Labels, c.OwnerReferences = nil, nil }, conflict: true, left: true},
-		"ours, damaged": {change: func(c *corev1.ConfigMap) { c.Data = map[string]string{plan.ManifestFile: "{ }"} }},
-		"kept by a workload, of this plan": {change: func(c *corev1.ConfigMap) {
+		"own":           {change: func(*corev1.ConfigMap) {}, published: true, left: true},
+		"another owner": {change: func(c *corev1.ConfigMap) { c.Labels, c.OwnerReferences = nil, nil }, conflict: true, left: true},
+		"own, damaged":  {change: func(c *corev1.ConfigMap) { c.Data = map[string]string{plan.ManifestFile: "{ }"} }},
+		"owned by a workload, of this plan": {change: func(c *corev1.ConfigMap) {
 			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "m-r1", UID: "r1"}}
 		}, published: true, left: true},
-		"kept by a workload, of another plan": {change: func(c *corev1.ConfigMap) {
+		"owned by a workload, of another plan": {change: func(c *corev1.ConfigMap) {
 			c.Data = map[string]string{plan.ManifestFile: "{ }", plan.PlacementFile: "{}"}
 			other := sha256.Sum256([]byte(c.Data[plan.ManifestFile]))
 			digest := hex.EncodeToString(other[:])
@@ -54,11 +54,11 @@ func TestConfigMapBehindTheCache(t *testing.T) {
 			published, err := r.ensureConfigMap(t.Context(), p, there.Name, nil, s, layout)
 			var conflict *conflictError
 			if published != tc.published || errors.As(err, &conflict) != tc.conflict || err != nil && !tc.conflict {
-				t.Errorf("published is %v, with error %v", published, err)
+				t.Errorf("published = %v, error %v", published, err)
 			}
 			err = c.Get(t.Context(), client.ObjectKeyFromObject(there), &corev1.ConfigMap{})
 			if left := err == nil; left != tc.left || client.IgnoreNotFound(err) != nil {
-				t.Errorf("the ConfigMap is left: %v, with error %v", left, err)
+				t.Errorf("ConfigMap exists = %v, error %v", left, err)
 			}
 		})
 	}

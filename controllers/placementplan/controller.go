@@ -41,33 +41,34 @@ import (
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 const (
-	// storeRetry is how soon a store that is away is asked again.
+	// storeRetry is the interval at which an unavailable store is retried.
 	storeRetry = 10 * time.Second
-	// checkPeriod is how often a published plan is looked for in the store.
+	// checkPeriod is the interval at which a published plan is verified in the store.
 	checkPeriod = 10 * time.Minute
-	// hardwareRetry is how soon a ConfigMap is looked at again that holds no hardware profile: no watch tells of users' ConfigMaps.
+	// hardwareRetry is the interval at which an invalid hardware profile is read again. ConfigMaps of users are not
+	// watched.
 	hardwareRetry = 30 * time.Second
 )
 
 // Reconciler solves and publishes PlacementPlans.
 type Reconciler struct {
 	client.Client
-	// Live reads past the cache: an object that exists although the cache does not show it, or not yet.
+	// Live reads without the cache. It finds objects that the cache does not contain, or not yet.
 	Live client.Reader
-	// Recorder tells transitions.
+	// Recorder records condition transitions as events.
 	Recorder events.EventRecorder
-	// Store is where profiles are read and plans are published.
+	// Store contains the profiles and the published plans.
 	Store *access.Access
-	// Workers is how many plans are solved at a time; at least one. Each holds a routing trace in memory.
+	// Workers is the number of plans that are solved concurrently, at least one. Each holds a routing trace in memory.
 	Workers int
-	// Now is the clock.
+	// Now returns the current time.
 	Now func() time.Time
 
 	jobs     *jobs
 	statuses laststatus.Memory[semmoev1.PlacementPlanStatus]
 }
 
-// SetupWithManager registers the controller, and its jobs, which end with the manager.
+// SetupWithManager registers the controller and its jobs. The jobs stop with the manager.
 func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 	r.jobs = newJobs(r.Workers, r.Now)
 	if err := m.Add(controllerruntime.RunnableFunc(r.jobs.Start)); err != nil {
@@ -84,13 +85,15 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Complete(r)
 }
 
-// statusChanged lets a status through that somebody else has changed: nothing else would bring it back soon.
+// statusChanged reports whether another client changed the status. Without this event the controller would not restore
+// the status soon.
 func (r *Reconciler) statusChanged(object client.Object) bool {
 	plan, ok := object.(*semmoev1.PlacementPlan)
 	return ok && r.statuses.Foreign(plan, plan.Status)
 }
 
-// planOf is the plan that a ConfigMap has lost, as one that is restored after its plan has.
+// planOf maps a ConfigMap without a controller to the plan in its label. Such a ConfigMap exists, for example, when it
+// was restored from a backup after its plan.
 func planOf(_ context.Context, configMap client.Object) []reconcile.Request {
 	name := configMap.GetLabels()[semmoev1.LabelPlan]
 	if name == "" || metav1.GetControllerOf(configMap) != nil {
@@ -99,11 +102,11 @@ func planOf(_ context.Context, configMap client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: configMap.GetNamespace(), Name: name}}}
 }
 
-// plansOf are the plans that are made from a profile.
+// plansOf maps a profile to the plans that are made from it.
 func (r *Reconciler) plansOf(ctx context.Context, profile client.Object) []reconcile.Request {
 	var plans semmoev1.PlacementPlanList
 	if err := r.List(ctx, &plans, client.InNamespace(profile.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
-		logr.FromContextOrDiscard(ctx).Error(err, "Cannot list the plans of a profile", "profile", profile.GetName())
+		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list the plans of a profile", "profile", profile.GetName())
 		return nil
 	}
 	var requests []reconcile.Request
@@ -116,7 +119,7 @@ func (r *Reconciler) plansOf(ctx context.Context, profile client.Object) []recon
 	return requests
 }
 
-// Reconcile observes, acts on what it observed, and reports.
+// Reconcile observes the objects, acts, and reports the status.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	plan := &semmoev1.PlacementPlan{}
 	err := r.Get(ctx, request.NamespacedName, plan)
@@ -134,37 +137,37 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	switch adopted, err := r.adopt(ctx, plan, observed.ConfigMaps); {
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
-		observed.Fault = &conditions.Fault{Reason: "ReconcileFailed", Message: err.Error()} // retries alone may not cure it
+		observed.Fault = &conditions.Fault{Reason: "ReconcileFailed", Message: err.Error()} // a retry may not resolve it
 		return ctrl.Result{}, errors.Join(err, r.applyStatus(ctx, plan, statusOf(plan, observed, r.Now())))
 	case adopted, err != nil:
-		return ctrl.Result{}, err // its event leads back here
+		return ctrl.Result{}, err // its event triggers the next reconciliation
 	}
 	after, err := r.act(ctx, plan, &observed)
 	return ctrl.Result{RequeueAfter: after}, errors.Join(err, r.applyStatus(ctx, plan, statusOf(plan, observed, r.Now())))
 }
 
-// observation is all that the status is made from.
+// observation is the input of the status.
 type observation struct {
-	// Profile is what the plan is made from; nil where it does not exist.
+	// Profile is the profile that the plan is made from; nil if it does not exist.
 	Profile *semmoev1.AffinityProfile
-	// Prior is the profile of the plan in service; nil where none is named, or it does not exist.
+	// Prior is the profile of the plan in service; nil if the spec names none, or it does not exist.
 	Prior *semmoev1.AffinityProfile
-	// Machines is the hardware profile that the plan names; MachinesFault is why it is not known.
+	// Machines is the hardware profile that the plan names. MachinesFault is the error if it could not be read.
 	Machines      machines.Chosen
 	MachinesFault *machines.FaultError
-	// ConfigMaps are those that say that they are the plan's, by name.
+	// ConfigMaps are the ConfigMaps with the label of the plan, by name.
 	ConfigMaps map[string]*corev1.ConfigMap
-	// Inputs name the inputs of the plan; nil while the profile has no result.
+	// Inputs are the inputs of the plan; nil while the profile has no result.
 	Inputs *solveInputs
-	// Solved is the plan that the inputs led to; nil while there is none.
+	// Solved is the plan that was solved from the inputs; nil if none was solved.
 	Solved *solved
-	// Published tells that the plan's ConfigMap is there.
+	// Published is true if the plan's ConfigMap exists.
 	Published bool
-	// Stable is the plan that the ConfigMap of the stable name holds; nil where there is none.
+	// Stable is the plan in the ConfigMap with the stable name; nil if that ConfigMap does not exist.
 	Stable *solved
-	// Solving is how far the job is; nil where none is under way.
+	// Solving is the progress of the job; nil if no job is running.
 	Solving *progress
-	// Fault is what is wrong.
+	// Fault is the current error; nil without error.
 	Fault *conditions.Fault
 }
 
@@ -182,7 +185,7 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 	}
 	var configMaps corev1.ConfigMapList
 	if err := r.List(ctx, &configMaps, client.InNamespace(plan.Namespace), client.MatchingLabels{semmoev1.LabelPlan: plan.Name}); err != nil {
-		return o, fmt.Errorf("list ConfigMaps: %w", err)
+		return o, fmt.Errorf("failed to list ConfigMaps: %w", err)
 	}
 	for i := range configMaps.Items {
 		o.ConfigMaps[configMaps.Items[i].Name] = &configMaps.Items[i]
@@ -198,25 +201,25 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 	return o, nil
 }
 
-// hardwareFault is why the plan cannot be solved for the machines that it names; nil where it can.
+// hardwareFault returns why the plan cannot be solved for its hardware profile; nil if it can.
 func (o *observation) hardwareFault(plan *semmoev1.PlacementPlan) *conditions.Fault {
 	want := plan.Spec.HardwareDigest
 	switch {
 	case o.MachinesFault != nil:
 		return &conditions.Fault{Reason: o.MachinesFault.Reason, Message: "spec.hardware." + o.MachinesFault.Error(), Stalls: plan.Spec.Hardware.ConfigMap == nil}
 	case want != "" && want != o.Machines.Digest:
-		return &conditions.Fault{Reason: "HardwareProfileChanged", Message: fmt.Sprintf("spec.hardwareDigest: key %q of ConfigMap %s has the digest %s now, and the plan is to be made with %s: create another plan, or restore the content",
+		return &conditions.Fault{Reason: "HardwareProfileChanged", Message: fmt.Sprintf("spec.hardwareDigest: key %q of ConfigMap %s has digest %s, want %s. Restore the content, or create another plan",
 			plan.Spec.Hardware.ConfigMap.Key, plan.Spec.Hardware.ConfigMap.Name, o.Machines.Digest, want)}
 	}
 	return nil
 }
 
-// profile reads an AffinityProfile; nil where it does not exist.
+// profile reads an AffinityProfile. It returns nil if the profile does not exist.
 func (r *Reconciler) profile(ctx context.Context, namespace, name string) (*semmoev1.AffinityProfile, error) {
 	profile := &semmoev1.AffinityProfile{}
 	found, err := owned.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: namespace, Name: name}, profile)
 	if err != nil {
-		return nil, fmt.Errorf("get the profile %s: %w", name, err)
+		return nil, fmt.Errorf("failed to get AffinityProfile %s: %w", name, err)
 	}
 	if !found {
 		return nil, nil
@@ -224,8 +227,8 @@ func (r *Reconciler) profile(ctx context.Context, namespace, name string) (*semm
 	return profile, nil
 }
 
-// act looks for the plan, has it solved where it is nowhere, and publishes its ConfigMap. It completes the observation,
-// and returns when to look again. The error is one that a retry cures.
+// act finds the plan, starts solving if the plan does not exist, and publishes its ConfigMap. It completes the
+// observation, and returns the delay of the next reconciliation. It returns only errors that a retry can resolve.
 func (r *Reconciler) act(ctx context.Context, plan *semmoev1.PlacementPlan, o *observation) (time.Duration, error) {
 	store, err := r.Store.Client(ctx)
 	if err == nil {
@@ -241,7 +244,7 @@ func (r *Reconciler) act(ctx context.Context, plan *semmoev1.PlacementPlan, o *o
 	if o.Solved == nil {
 		after := r.solve(ctx, store, plan, o)
 		if o.recall(plan); o.Published && o.Fault == nil {
-			o.Fault = &conditions.Fault{Reason: "ArtifactsLost", Message: "Files of the plan are gone from the artifact store: request routers that start now have no tables of it. It is solved again from its profile"}
+			o.Fault = &conditions.Fault{Reason: "ArtifactsLost", Message: "The artifact store has lost files of the plan, so new request routers cannot load its tables. The plan is solved again from its profile"}
 			return cmp.Or(after, checkPeriod), nil
 		}
 		return after, nil
@@ -250,7 +253,7 @@ func (r *Reconciler) act(ctx context.Context, plan *semmoev1.PlacementPlan, o *o
 	return r.publish(ctx, store, plan, o)
 }
 
-// publish brings the ConfigMaps of a solved plan into being.
+// publish creates the ConfigMaps of a solved plan.
 func (r *Reconciler) publish(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) (time.Duration, error) {
 	layout := func() (map[string]string, error) {
 		layout, err := bundle.FetchLayout(ctx, store, plan.Namespace, o.Solved.PlanDigest)
@@ -262,51 +265,51 @@ func (r *Reconciler) publish(ctx context.Context, store *artifact.Client, plan *
 	name := configMapName(plan, o.Solved.PlanDigest)
 	var err error
 	stable := true
-	if o.Published, err = r.ensureConfigMap(ctx, plan, name, o.ConfigMaps[name], o.Solved, layout); o.Published && standsAlone(plan) {
-		// What it holds never changes: where that is another plan, it is told below.
+	if o.Published, err = r.ensureConfigMap(ctx, plan, name, o.ConfigMaps[name], o.Solved, layout); o.Published && isStandalone(plan) {
+		// The ConfigMap with the stable name never changes. If it contains another plan, a fault is reported below.
 		name := stableConfigMapName(plan)
 		if stable, err = r.ensureConfigMap(ctx, plan, name, o.ConfigMaps[name], o.Solved, layout); stable && o.Stable == nil {
 			o.Stable = o.Solved
 		}
 	}
 	var conflict *conflictError
-	var away *storeError
+	var unavailable *storeError
 	var invalid *invalidError
 	switch {
 	case errors.As(err, &conflict):
 		o.Fault = &conditions.Fault{Reason: "ConfigMapConflict", Message: conflict.message}
 		return storeRetry, nil
-	case errors.As(err, &away):
+	case errors.As(err, &unavailable):
 		o.Fault = storeFault(err)
 		return storeRetry, nil
 	case errors.As(err, &invalid):
 		o.Fault = faultOf(err)
 		return 0, nil
 	case err != nil && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)):
-		o.Fault = &conditions.Fault{Reason: "ReconcileFailed", Message: err.Error()} // retries alone may not cure it
+		o.Fault = &conditions.Fault{Reason: "ReconcileFailed", Message: err.Error()} // a retry may not resolve it
 		return 0, err
 	case err != nil:
 		return 0, err
 	case !o.Published || !stable:
 		return storeRetry, nil
 	case o.Stable != nil && o.Stable.PlanDigest != o.Solved.PlanDigest:
-		o.Fault = &conditions.Fault{Reason: "StableConfigMapOutdated", Message: fmt.Sprintf("ConfigMap %s holds plan %s, which was lost from the artifact store; the plan was solved again, as %s: stop what mounts the ConfigMap, delete it, and another one is made", stableConfigMapName(plan),
+		o.Fault = &conditions.Fault{Reason: "StableConfigMapOutdated", Message: fmt.Sprintf("ConfigMap %s contains plan %s, which the artifact store lost; plan %s was solved instead. Stop the workloads that mount the ConfigMap, and delete it: it is created again", stableConfigMapName(plan),
 			artifact.Digest(o.Stable.PlanDigest).Short(), artifact.Digest(o.Solved.PlanDigest).Short())}
 	}
 	return checkPeriod, nil
 }
 
-// storeError is an error of the store.
+// storeError marks an error of the artifact store.
 type storeError struct{ error }
 
 func (e *storeError) Unwrap() error { return e.error }
 
 func storeFault(err error) *conditions.Fault {
-	return &conditions.Fault{Reason: "StoreUnavailable", Message: "The artifact store cannot be used, and is asked again: " + err.Error()}
+	return &conditions.Fault{Reason: "StoreUnavailable", Message: "The artifact store is unavailable and is retried: " + err.Error()}
 }
 
-// find looks for the plan in the store: for the one that the ConfigMap names, which stays also where a profile of the same
-// name has another result now; for the solution of the inputs; and at last for the one that the status remembers.
+// find searches the store for the plan. It searches for three plans, in this order: the plan in the ConfigMap, which
+// also remains if the profile has another result now; the solution of the inputs; and the plan in the status.
 func (r *Reconciler) find(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) error {
 	searches := []func() (*solved, error){
 		func() (*solved, error) { return o.fromConfigMap(plan), nil },
@@ -339,15 +342,16 @@ func (r *Reconciler) find(ctx context.Context, store *artifact.Client, plan *sem
 	return nil
 }
 
-// recall takes from the ConfigMap what the store does not tell: a plan that was published stays so while its ConfigMap is
-// there, and engines may be serving under it.
+// recall restores Solved and Published from the ConfigMap when the store does not contain the plan. A published plan
+// stays published while its ConfigMap exists, because engines may serve it.
 func (o *observation) recall(plan *semmoev1.PlacementPlan) {
 	o.Solved = o.fromConfigMap(plan)
 	o.Published = o.Solved != nil
 }
 
-// fromConfigMap is the plan that the youngest of its ConfigMaps holds; nil where it has none. There are several where a
-// plan was lost and solved again. That of the stable name is a copy, which may be older.
+// fromConfigMap returns the plan in the newest of its ConfigMaps, or nil without one. There are several ConfigMaps if
+// the plan was lost and solved again. The ConfigMap with the stable name is ignored, because it is a copy that may be
+// older.
 func (o *observation) fromConfigMap(plan *semmoev1.PlacementPlan) *solved {
 	var youngest *corev1.ConfigMap
 	for _, candidate := range o.ConfigMaps {
@@ -364,7 +368,7 @@ func (o *observation) fromConfigMap(plan *semmoev1.PlacementPlan) *solved {
 	return solvedOf(youngest)
 }
 
-// fromStatus is the plan that the status tells; nil where it tells none.
+// fromStatus returns the plan that the status contains, or nil.
 func fromStatus(plan *semmoev1.PlacementPlan) *solved {
 	if plan.Status.PlanDigest == "" || plan.Status.Verdict == "" {
 		return nil
@@ -375,10 +379,10 @@ func fromStatus(plan *semmoev1.PlacementPlan) *solved {
 	}
 }
 
-// solve has the plan solved. It returns when to look again.
+// solve starts or continues the job of the plan. It returns the delay of the next reconciliation.
 func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) time.Duration {
 	key := client.ObjectKeyFromObject(plan)
-	// The model is known before it is profiled.
+	// The number of experts is known before the model is profiled.
 	if o.Profile != nil && o.Profile.Status.Model != nil {
 		if err := placement.CheckRanks(int(plan.Spec.ExpertParallelSize), int(o.Profile.Status.Model.Experts)); err != nil {
 			o.Fault = faultOf(invalidRanks(err))
@@ -392,11 +396,11 @@ func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *se
 		r.jobs.Cancel(key)
 		switch {
 		case o.Profile == nil:
-			o.Fault = &conditions.Fault{Reason: "ProfileNotFound", Message: fmt.Sprintf("spec.profileRef.name: there is no AffinityProfile %s in this namespace: create it", plan.Spec.ProfileRef.Name)}
+			o.Fault = &conditions.Fault{Reason: "ProfileNotFound", Message: fmt.Sprintf("spec.profileRef.name: AffinityProfile %s does not exist in this namespace. Create it", plan.Spec.ProfileRef.Name)}
 		case plan.Spec.PriorProfileRef != nil && o.Prior == nil:
-			o.Fault = &conditions.Fault{Reason: "ProfileNotFound", Message: fmt.Sprintf("spec.priorProfileRef.name: there is no AffinityProfile %s in this namespace: create it", plan.Spec.PriorProfileRef.Name)}
+			o.Fault = &conditions.Fault{Reason: "ProfileNotFound", Message: fmt.Sprintf("spec.priorProfileRef.name: AffinityProfile %s does not exist in this namespace. Create it", plan.Spec.PriorProfileRef.Name)}
 		}
-		return 0 // a change of the profile leads back here
+		return 0 // a change of the profile triggers the next reconciliation
 	}
 	t := &task{
 		client: store, engine: plan.Spec.Engine, inputs: *o.Inputs, machines: o.Machines.Profile, now: r.Now, memory: memoryShare(r.Workers),
@@ -406,8 +410,8 @@ func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *se
 		t.prior = artifact.Scope{Namespace: plan.Namespace, Kind: artifact.Profile, ID: o.Prior.Status.Inputs}
 	}
 	log := logr.FromContextOrDiscard(ctx)
-	state, failed := r.jobs.Ensure(key, o.Inputs.ID(), func(ctx context.Context, tell func(step string, done, total int)) error {
-		return t.run(logr.NewContext(ctx, log), tell)
+	state, failed := r.jobs.Ensure(key, o.Inputs.ID(), func(ctx context.Context, report func(step string, done, total int)) error {
+		return t.run(logr.NewContext(ctx, log), report)
 	})
 	if failed == nil {
 		o.Solving = &state

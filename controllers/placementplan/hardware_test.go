@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// slowProfile is a hardware profile whose exchange is slow, and its text.
+// slowProfile returns a hardware profile with a slow exchange, and its JSON text.
 func slowProfile(t *testing.T) (*hardware.Profile, string) {
 	t.Helper()
 	slow := *hardware.DefaultProfile()
@@ -30,8 +30,9 @@ func slowProfile(t *testing.T) (*hardware.Profile, string) {
 	return &slow, string(text)
 }
 
-// A plan is solved for the hardware profile that it names, carries it, and needs its ConfigMap no more. What is wrong with that is told.
-func TestPlanForHardwareOfTheUsers(t *testing.T) {
+// TestPlanForUserHardware checks that a plan is solved for its hardware profile, contains it, and then no longer needs
+// the ConfigMap of the profile. Errors of the profile are reported.
+func TestPlanForUserHardware(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	slow, text := slowProfile(t)
@@ -48,17 +49,17 @@ func TestPlanForHardwareOfTheUsers(t *testing.T) {
 	w.wait(p, semmoev1.ConditionReady, metav1.ConditionFalse, "HardwareProfileNotFound", `spec.hardware.configMap: there is no ConfigMap "gpus"`)
 	gpus := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "gpus"}, Data: map[string]string{"hardware.json": "{}"}}
 	w.create(gpus)
-	look := func() {
+	reconcile := func() {
 		profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "tiny"}}
-		w.touch(profile) // sooner than by the clock
+		w.touch(profile) // do not wait for the retry interval
 	}
-	look()
+	reconcile()
 	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "HardwareProfileInvalid", `key "hardware.json" of ConfigMap gpus`)
 	gpus.Data["hardware.json"] = text
 	if err := api.Update(t.Context(), gpus); err != nil {
 		t.Fatal(err)
 	}
-	look()
+	reconcile()
 	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
 	w.wait(later, semmoev1.ConditionReady, metav1.ConditionFalse, "HardwareProfileChanged", "spec.hardwareDigest", digest)
 	solved, _, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, done.Status.PlanDigest)
@@ -66,7 +67,7 @@ func TestPlanForHardwareOfTheUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(slow, solved.Hardware); diff != "" || solved.Schedule == nil || solved.Schedule.Hardware != "slow" {
-		t.Errorf("the plan carries another profile, or none:\n%s", diff)
+		t.Errorf("the plan contains another hardware profile, or none:\n%s", diff)
 	}
 	if data := w.configMap(done.Status.ConfigMap).Data; data[plan.HardwareFile] == "" {
 		t.Errorf("the ConfigMap lacks %s", plan.HardwareFile)
@@ -74,10 +75,10 @@ func TestPlanForHardwareOfTheUsers(t *testing.T) {
 
 	plain := w.wait(w.newPlan("plain", "tiny"), semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
 	if plain.Status.PlanDigest == done.Status.PlanDigest {
-		t.Error("the plan for other hardware is the same")
+		t.Error("the plan for other hardware has the same digest")
 	}
 
-	// Neither the ConfigMap nor the status is needed again.
+	// Neither the ConfigMap nor the status is needed any more.
 	stored := w.stored()
 	w.delete(gpus)
 	w.wipe(done)
@@ -86,14 +87,15 @@ func TestPlanForHardwareOfTheUsers(t *testing.T) {
 	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
 	w.configMap(done.Status.ConfigMap)
 	if again.Status.PlanDigest != done.Status.PlanDigest {
-		t.Errorf("plan %s has become %s", done.Status.PlanDigest, again.Status.PlanDigest)
+		t.Errorf("plan digest changed from %s to %s", done.Status.PlanDigest, again.Status.PlanDigest)
 	}
 	if diff := cmp.Diff(stored, w.stored()); diff != "" {
-		t.Errorf("it was solved again:\n%s", diff)
+		t.Errorf("the plan was solved again:\n%s", diff)
 	}
 }
 
-// The inputs of a plan without a profile of the user's are those that they were before there was such a field.
+// TestHardwareInInputs checks that the inputs of a plan without a user-provided hardware profile have no hardware
+// field, as in earlier versions.
 func TestHardwareInInputs(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{
 		Result:     &semmoev1.ProfileResult{Digest: strings.Repeat("ab", 32)},
@@ -105,10 +107,10 @@ func TestHardwareInInputs(t *testing.T) {
 	}
 	inConfigMap := &semmoev1.HardwareReference{ConfigMap: &semmoev1.HardwareConfigMap{Name: "gpus", Key: "hardware.json"}}
 	if plain, own := inputs(nil, ""), inputs(&semmoev1.HardwareReference{BuiltIn: hardware.Default}, ""); plain.ID() != own.ID() || plain.Hardware != "" {
-		t.Errorf("%+v and %+v", plain, own)
+		t.Errorf("inputs differ: %+v and %+v", plain, own)
 	}
 	if got := inputs(inConfigMap, ""); got != nil {
-		t.Errorf("inputs that are not known: %+v", got)
+		t.Errorf("inputs with an unknown hardware profile = %+v, want nil", got)
 	}
 	if got := inputs(inConfigMap, "aa"); got == nil || got.Hardware != "aa" {
 		t.Errorf("%+v", got)

@@ -33,7 +33,8 @@ import (
 
 const (
 	tinyTrace = "../../solver/testdata/tiny-32e-top4.safetensors.zst"
-	// patience is enough for a plan of messages under the race detector, beside other tests on few cores.
+	// patience is the timeout of a wait. It suffices for a solve under the race detector, with parallel tests on few
+	// cores.
 	patience = 4 * time.Minute
 )
 
@@ -65,7 +66,7 @@ func run(m *testing.M) (int, error) {
 	return m.Run(), nil
 }
 
-// logFile is where the managers log to: nowhere, unless TEST_LOG names a file.
+// logFile returns the log of the managers: the file in TEST_LOG, or a null device.
 func logFile() *os.File {
 	name := os.Getenv("TEST_LOG")
 	if name == "" {
@@ -88,13 +89,13 @@ func newScheme() *runtime.Scheme {
 	return s
 }
 
-// world is a namespace with a store, and a manager that runs the controller there.
+// world is a namespace with a store and a manager that runs the controller.
 type world struct {
 	t         *testing.T
 	namespace string
 	store     *storetest.Store
 	client    *artifact.Client
-	// manager is the way of the manager that was started last, which counts.
+	// manager is the counting transport of the manager that was started last.
 	manager *faults.Injector
 	stop    func()
 }
@@ -136,7 +137,7 @@ func (w *world) startManager() {
 		stopped = true
 		cancel()
 		if err := <-ended; err != nil {
-			w.t.Errorf("the manager ended with %v", err)
+			w.t.Errorf("the manager returned %v", err)
 		}
 	}
 	w.t.Cleanup(w.stop)
@@ -156,7 +157,7 @@ func (w *world) delete(object client.Object) {
 	}
 }
 
-// newProfile makes a profile that is not ready.
+// newProfile creates a profile that is not ready.
 func (w *world) newProfile(name string) *semmoev1.AffinityProfile {
 	w.t.Helper()
 	p := &semmoev1.AffinityProfile{
@@ -174,7 +175,7 @@ func (w *world) newProfile(name string) *semmoev1.AffinityProfile {
 	return p
 }
 
-// complete publishes a trace as the result of a profile, and reports it ready.
+// complete publishes a trace as the result of a profile, and marks the profile ready.
 func (w *world) complete(p *semmoev1.AffinityProfile, trace []byte) {
 	w.t.Helper()
 	files := map[string]string{}
@@ -193,7 +194,7 @@ func (w *world) complete(p *semmoev1.AffinityProfile, trace []byte) {
 	w.report(p, manifest.ID(), digest)
 }
 
-// report reports a profile ready.
+// report marks a profile ready.
 func (w *world) report(p *semmoev1.AffinityProfile, inputs string, digest artifact.Digest) {
 	w.t.Helper()
 	p.Status = semmoev1.AffinityProfileStatus{
@@ -232,7 +233,7 @@ func (w *world) eventually(what string, f func() error) {
 	}
 }
 
-// wait waits for a condition, and returns the plan that has it.
+// wait waits for a condition, and returns the plan with it.
 func (w *world) wait(p *semmoev1.PlacementPlan, kind string, status metav1.ConditionStatus, reason string, parts ...string) *semmoev1.PlacementPlan {
 	w.t.Helper()
 	current := &semmoev1.PlacementPlan{}
@@ -246,7 +247,7 @@ func (w *world) wait(p *semmoev1.PlacementPlan, kind string, status metav1.Condi
 		}
 		for _, part := range parts {
 			if !strings.Contains(c.Message, part) {
-				return fmt.Errorf("the message %q lacks %q", c.Message, part)
+				return fmt.Errorf("message %q does not contain %q", c.Message, part)
 			}
 		}
 		return nil
@@ -263,7 +264,7 @@ func (w *world) configMap(name string) *corev1.ConfigMap {
 	return cm
 }
 
-// stored lists what the store has of plans, with the time at which it was stored: a second solve would change it.
+// stored lists the plan artifacts in the store, with their storage times. A second solve would change the times.
 func (w *world) stored() map[string]time.Time {
 	w.t.Helper()
 	all, err := w.client.ListAll(w.t.Context())
@@ -279,7 +280,7 @@ func (w *world) stored() map[string]time.Time {
 	return times
 }
 
-// touch has the plans of a profile reconciled.
+// touch triggers a reconciliation of the plans of a profile.
 func (w *world) touch(p *semmoev1.AffinityProfile) {
 	w.t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{"touched":%q}}}`, time.Now())
@@ -309,7 +310,7 @@ func traceFile(t *testing.T) []byte {
 	return content
 }
 
-// facts are the status without what changes by time.
+// facts returns the status without times.
 func facts(p *semmoev1.PlacementPlan) semmoev1.PlacementPlanStatus {
 	status := *p.Status.DeepCopy()
 	for i := range status.Conditions {

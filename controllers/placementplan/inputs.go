@@ -23,17 +23,18 @@ import (
 )
 
 const (
-	// solutionFormat is the version of solution.json and of the inputs: a solver that answers the same inputs in another
-	// way keeps it, since a plan is never solved again.
+	// solutionFormat is the version of solution.json and of the inputs. A solver that returns another result for the
+	// same inputs keeps the version, because a plan is never solved again.
 	solutionFormat = "semmoe-solution/1"
-	// maxSolutionBytes bounds what is read of a solution; the scores of each layer are its longest part.
+	// maxSolutionBytes bounds the size of a solution. The scores of each layer are its largest part.
 	maxSolutionBytes = 4 << 20
 )
 
-// solveInputs is all that a plan depends on.
+// solveInputs contains all inputs that determine a plan. Its JSON encoding is hashed: fields are omitted at their
+// defaults, so that new fields do not change the ID of existing inputs.
 type solveInputs struct {
 	Format string `json:"format"`
-	// Profile is the digest of the profile's result.
+	// Profile is the digest of the result of the profile.
 	Profile           artifact.Digest     `json:"profile"`
 	Ranks             int                 `json:"ranks"`
 	Attention         placement.Attention `json:"attention"`
@@ -42,38 +43,43 @@ type solveInputs struct {
 	TrainPercent      int                 `json:"trainPercent"`
 	Seed              uint64              `json:"seed"`
 	TimeBudgetSeconds int                 `json:"timeBudgetSeconds"`
-	// PreserveGroups is left out where it is false.
+	// PreserveGroups is omitted if false.
 	PreserveGroups bool `json:"preserveGroups,omitempty"`
-	// Unshuffled is left out where it is false. Then tokens stay where attention leaves them, and distinct ranks are what is placed for.
+	// Unshuffled is omitted if false. If true, tokens stay on the ranks that attention assigns, and the placement
+	// minimizes remote ranks.
 	Unshuffled bool `json:"unshuffled,omitempty"`
-	// Objective to ExpertLoadLimit are left out where the spec does not say them. RedundantSlots are those of a rank, RedundantMemory is that of a rank
-	// from which their number is chosen, the limits are percent.
+	// Objective to ExpertLoadLimit are omitted if the spec does not set them. RedundantSlots is the number of redundant
+	// slots of a rank. RedundantMemory is the memory of a rank from which this number is chosen, in bytes. The limits
+	// are in percent.
 	Objective       placement.Objective `json:"objective,omitempty"`
 	RanksPerNode    int                 `json:"ranksPerNode,omitempty"`
 	RedundantSlots  int                 `json:"redundantSlots,omitempty"`
 	RedundantMemory int64               `json:"redundantMemory,omitempty"`
 	TokenLoadLimit  int                 `json:"tokenLoadLimit,omitempty"`
 	ExpertLoadLimit int                 `json:"expertLoadLimit,omitempty"`
-	// CopyRule is how the engine chooses among copies of experts; left out where there are none, and where it uses the nearest one.
+	// CopyRule is the rule by which the engine chooses among the copies of an expert. It is omitted without copies, and
+	// if the engine uses the nearest copy.
 	CopyRule placement.CopyRule `json:"copyRule,omitempty"`
-	// Hardware is the digest of the hardware profile in a ConfigMap, or the name of one that is built in; left out for the operator's own.
+	// Hardware is the digest of the hardware profile in a ConfigMap, or the name of a built-in profile. It is omitted
+	// for the default profile.
 	Hardware string `json:"hardware,omitempty"`
-	// BatchTokens, or each of ObservedBatchTokens, is a size of batches for which plans are solved and judged; left out where the spec names none.
+	// BatchTokens, or each element of ObservedBatchTokens, is a batch size for which plans are solved and evaluated.
+	// Both are omitted if the spec sets none.
 	BatchTokens         int     `json:"batchTokens,omitempty"`
 	ObservedBatchTokens []int32 `json:"observedBatchTokens,omitempty"`
-	// MinimumGainPercent judges a plan that replaces none; left out where it is the default.
+	// MinimumGainPercent is the threshold of a plan that replaces no other plan. It is omitted at its default.
 	MinimumGainPercent *int `json:"minimumGainPercent,omitempty"`
-	// Replan is about the plan in service; nil where there is none to compare with.
+	// Replan contains the inputs of a comparison with the plan in service; nil without one.
 	Replan *replanInputs `json:"replan,omitempty"`
 }
 
-// attentions are the solver's names of the engine's attention parallelism.
+// attentions maps the attention parallelism of the engine to the names of the solver.
 var attentions = map[semmoev1.AttentionParallelism]placement.Attention{
 	semmoev1.AttentionDataParallel:   placement.DataParallel,
 	semmoev1.AttentionTensorParallel: placement.TensorParallel,
 }
 
-// objectives are the solver's names of objectives; that of a spec that names none is empty.
+// objectives maps objectives to the names of the solver. A spec without objective maps to the empty string.
 var objectives = map[semmoev1.PlacementObjective]placement.Objective{
 	semmoev1.ObjectiveTime:         placement.Time,
 	semmoev1.ObjectiveActivation:   placement.Activation,
@@ -82,20 +88,20 @@ var objectives = map[semmoev1.PlacementObjective]placement.Objective{
 	semmoev1.ObjectiveHierarchical: placement.Hierarchical,
 }
 
-// resultOf is the digest of a profile's result; empty where it has none yet.
+// resultOf returns the digest of the result of a profile, or the empty string if there is no result yet.
 func resultOf(profile *semmoev1.AffinityProfile) artifact.Digest {
 	if profile == nil || profile.Status.Result == nil || !meta.IsStatusConditionTrue(profile.Status.Conditions, semmoev1.ConditionReady) {
 		return ""
 	}
 	digest, err := artifact.ParseDigest(profile.Status.Result.Digest)
 	if err != nil {
-		return "" // a status of another version: its controller is about to write its own
+		return "" // it was written by another version: its controller is about to overwrite it
 	}
 	return digest
 }
 
-// inputsOf are the inputs of a plan made from a profile and, where the plan names one, the profile before it, for machines; nil where
-// either has no result yet, or where the machines are not known.
+// inputsOf returns the inputs of a plan that is made from profile and, if the spec names one, from prior, for the
+// hardware profile on. It returns nil while one of the profiles has no result, or the hardware profile is unknown.
 func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityProfile, on machines.Chosen) *solveInputs {
 	digest, priorDigest := resultOf(profile), resultOf(prior)
 	if digest == "" || plan.Spec.PriorProfileRef != nil && priorDigest == "" {
@@ -145,10 +151,11 @@ func copyRule(plan *semmoev1.PlacementPlan) placement.CopyRule {
 	return adapter.CopyRule
 }
 
-// ID names the inputs: the ID of the solution's scope, and the value of a label.
+// ID returns the hash of the inputs. It is the ID of the scope of the solution, and the value of a label.
 func (i *solveInputs) ID() string { return owned.ShortHash(i, 16) }
 
-// objective is the one that is asked for, or the default: where tokens are not shuffled, activations are as local under any placement.
+// objective returns the objective of the spec, or the default. Without token shuffle the local share is the same under
+// any placement, so the default is then RankDedup.
 func (i *solveInputs) objective() placement.Objective {
 	if i.Unshuffled {
 		return cmp.Or(i.Objective, placement.RankDedup)
@@ -159,12 +166,12 @@ func (i *solveInputs) objective() placement.Objective {
 	return cmp.Or(i.Objective, placement.Time)
 }
 
-// minimumGainPercent is what a plan that replaces none must save.
+// minimumGainPercent returns the minimum gain of a plan that replaces no other plan.
 func (i *solveInputs) minimumGainPercent() float64 {
 	return float64(ptr.Deref(i.MinimumGainPercent, solver.DefaultMinimumGainPercent))
 }
 
-// batchSizes are the sizes of batches of the spec, or the default distribution.
+// batchSizes returns the batch sizes of the spec, or the default distribution.
 func (i *solveInputs) batchSizes() []int {
 	if i.BatchTokens > 0 {
 		return []int{i.BatchTokens}
@@ -190,37 +197,37 @@ func (i *solveInputs) options(progress func(step string, done, total int)) solve
 	}
 }
 
-// solution is solution.json: which plan the inputs have led to, and what it is worth.
+// solution is the content of solution.json: the plan that was solved from the inputs, and its evaluation.
 type solution struct {
 	Format      string      `json:"format"`
 	Inputs      solveInputs `json:"inputs"`
 	PlanDigest  string      `json:"planDigest"`
 	ModelDigest string      `json:"modelDigest"`
-	// FallBack says why the default placement was taken; empty where it was not.
+	// FallBack is the reason for which the default placement was used; empty if it was not.
 	FallBack string `json:"fallBack,omitempty"`
-	// Truncated tells that the time budget cut the search off.
+	// Truncated is true if the time budget stopped the search.
 	Truncated     bool        `json:"truncated"`
 	TrainRequests int         `json:"trainRequests"`
 	TestRequests  int         `json:"testRequests"`
 	Seconds       float64     `json:"seconds"`
 	Report        cost.Report `json:"report"`
-	// UnplannedRemoteRanks is, of tokens that are not shuffled, Report.RemoteRanksPerToken without a plan.
+	// UnplannedRemoteRanks is Report.RemoteRanksPerToken without a plan, if tokens are not shuffled.
 	UnplannedRemoteRanks float64 `json:"unplannedRemoteRanks,omitempty"`
-	// LayerNanos and UnplannedLayerNanos are the modelled times of an MoE layer under the plan and without one, and Worth is what they prove; absent
-	// where the profile lacks the sizes of the model.
+	// LayerNanos and UnplannedLayerNanos are the modelled times of an MoE layer with the plan and without it. Worth is
+	// their comparison. They are absent if the profile lacks the sizes of the model.
 	LayerNanos          int64         `json:"layerNanos,omitempty"`
 	UnplannedLayerNanos int64         `json:"unplannedLayerNanos,omitempty"`
 	Worth               *solver.Worth `json:"worth,omitempty"`
-	// Chosen names the point of the front that became the plan.
+	// Chosen identifies the point of the Pareto front that became the plan.
 	Chosen string `json:"chosen,omitempty"`
-	// Copies is how the number of copies was chosen; nil where it was given.
+	// Copies records how the number of copies was chosen; nil if the spec sets it.
 	Copies *solver.Copies `json:"copies,omitempty"`
-	// Replan is how the plan compares with the one in service; nil where there is none.
+	// Replan is the comparison with the plan in service; nil without one.
 	Replan *replanned `json:"replan,omitempty"`
 }
 
-// solved is what the operator keeps of a solution, also where the store is away: on the ConfigMap, as JSON, and in the
-// status.
+// solved is the part of a solution that the operator keeps when the store is unavailable: as JSON in an annotation of
+// the ConfigMap, and in the status.
 type solved struct {
 	PlanDigest  string                 `json:"planDigest"`
 	Inputs      string                 `json:"inputs,omitempty"`
@@ -228,15 +235,16 @@ type solved struct {
 	Verdict     semmoev1.Verdict       `json:"verdict"`
 	Forecast    *semmoev1.PlanForecast `json:"forecast"`
 	Truncated   bool                   `json:"truncated,omitempty"`
-	// RedundantExperts is the number of copies that was chosen, Copies says why; both are empty where the number was given.
+	// RedundantExperts is the chosen number of copies, and Copies is the reason for it. Both are empty if the spec sets
+	// the number.
 	RedundantExperts int32  `json:"redundantExperts,omitempty"`
 	Copies           string `json:"copies,omitempty"`
-	// Tier and Comparison are those of a plan that is to replace one in service.
+	// Tier and Comparison are set for a plan that replaces a plan in service.
 	Tier       semmoev1.Tier            `json:"tier,omitempty"`
 	Comparison *semmoev1.PlanComparison `json:"comparison,omitempty"`
 }
 
-// solved is what to keep of a solution; nil of none.
+// solved returns the part of a solution to keep; nil for nil.
 func (s *solution) solved() *solved {
 	if s == nil {
 		return nil
@@ -255,7 +263,8 @@ func solutionScope(namespace, inputs string) artifact.Scope {
 	return artifact.Scope{Namespace: namespace, Kind: artifact.Plan, ID: inputs}
 }
 
-// fetchSolution reads the solution of inputs; nil where there is none, or it is damaged: it is solved again then.
+// fetchSolution reads the solution of inputs. It returns nil if there is none or it is damaged; the inputs are then
+// solved again.
 func fetchSolution(ctx context.Context, client *artifact.Client, namespace, inputs string) (*solution, error) {
 	scope := solutionScope(namespace, inputs)
 	digest, err := client.Published(ctx, scope)
@@ -270,23 +279,23 @@ func fetchSolution(ctx context.Context, client *artifact.Client, namespace, inpu
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("solution of the inputs %s: %w", inputs, err)
+		return nil, fmt.Errorf("failed to read the solution of inputs %s: %w", inputs, err)
 	}
 	s := &solution{}
 	if err := json.Unmarshal(text, s); err != nil {
-		return nil, fmt.Errorf("solution of the inputs %s: %w", inputs, err)
+		return nil, fmt.Errorf("failed to read the solution of inputs %s: %w", inputs, err)
 	}
 	if s.Format != solutionFormat || s.Inputs.ID() != inputs {
-		return nil, fmt.Errorf("solution of the inputs %s: it has format %q and is of the inputs %s", inputs, s.Format, s.Inputs.ID())
+		return nil, fmt.Errorf("solution of inputs %s is invalid: it has format %q and inputs %s", inputs, s.Format, s.Inputs.ID())
 	}
 	if _, err := artifact.ParseDigest(s.PlanDigest); err != nil {
-		return nil, fmt.Errorf("solution of the inputs %s: %w", inputs, err)
+		return nil, fmt.Errorf("failed to read the solution of inputs %s: %w", inputs, err)
 	}
 	return s, nil
 }
 
-// publishSolution makes a solution that of its inputs. lost is the one that was published before for another plan, which
-// is not in the store any more; nil where there was none.
+// publishSolution publishes a solution for its inputs. lost is the solution that was published earlier and whose plan
+// is no longer in the store; nil if there was none.
 func publishSolution(ctx context.Context, client *artifact.Client, namespace string, s, lost *solution) error {
 	scope := solutionScope(namespace, s.Inputs.ID())
 	if lost != nil && lost.PlanDigest == s.PlanDigest {
@@ -299,7 +308,7 @@ func publishSolution(ctx context.Context, client *artifact.Client, namespace str
 		}
 		for _, a := range artifacts {
 			if err := client.Delete(ctx, a); err != nil && !errors.Is(err, artifact.ErrNotFound) {
-				return fmt.Errorf("delete the solution of a lost plan: %w", err)
+				return fmt.Errorf("failed to delete the solution of a lost plan: %w", err)
 			}
 		}
 	}
@@ -312,7 +321,7 @@ func publishSolution(ctx context.Context, client *artifact.Client, namespace str
 		_, err = client.Publish(ctx, scope, digest)
 	}
 	if err != nil {
-		return fmt.Errorf("publish the solution: %w", err)
+		return fmt.Errorf("failed to publish the solution: %w", err)
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
 	p := w.newPlan("tiny", "tiny")
-	w.wait(p, semmoev1.ConditionReady, metav1.ConditionFalse, "ProfileNotFound", "AffinityProfile tiny", "create it")
+	w.wait(p, semmoev1.ConditionReady, metav1.ConditionFalse, "ProfileNotFound", "AffinityProfile tiny", "Create it")
 	source := w.newProfile("tiny")
 	w.wait(p, semmoev1.ConditionProgressing, metav1.ConditionTrue, "WaitingForProfile")
 	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
@@ -44,7 +44,7 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 	status := done.Status
 	if status.Verdict != semmoev1.VerdictGain || status.Forecast == nil || status.Forecast.LARMilli <= status.Forecast.BaselineMilli ||
 		status.Forecast.LARMilli > status.Forecast.UpperBoundMilli || status.Forecast.WindowImbalanceMilli < 1000 {
-		t.Errorf("verdict %s, forecast %+v", status.Verdict, status.Forecast)
+		t.Errorf("unexpected verdict %s, forecast %+v", status.Verdict, status.Forecast)
 	}
 	if f := status.Forecast; f.LayerNanos == 0 || f.LayerNanos >= f.BaselineLayerNanos || f.Hardware != hardware.Default {
 		t.Errorf("forecast %+v", f)
@@ -82,12 +82,12 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 	edited := cm.DeepCopy()
 	edited.Data["placement.json"] = "{}"
 	if err := api.Update(ctx, edited); err == nil || !strings.Contains(err.Error(), "immutable") {
-		t.Errorf("the ConfigMap was edited: %v", err)
+		t.Errorf("editing the ConfigMap: error = %v, want an error about immutability", err)
 	}
 	changed := done.DeepCopy()
 	changed.Spec.ExpertParallelSize = 8
 	if err := api.Patch(ctx, changed, client.MergeFrom(done)); err == nil || !strings.Contains(err.Error(), "cannot be changed") {
-		t.Errorf("the spec was changed: %v", err)
+		t.Errorf("changing the spec: error = %v, want a validation error", err)
 	}
 
 	stored := w.stored()
@@ -97,7 +97,7 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 		w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
 		found := w.configMap(status.ConfigMap)
 		if diff := cmp.Diff(cm.Data, found.Data); diff != "" || !metav1.IsControlledBy(found, back) {
-			t.Errorf("%s: ConfigMap of another plan:\n%s", what, diff)
+			t.Errorf("%s: the ConfigMap contains another plan:\n%s", what, diff)
 		}
 		if diff := cmp.Diff(facts(done), facts(back)); diff != "" {
 			t.Errorf("%s: status (-before +after):\n%s", what, diff)
@@ -109,7 +109,7 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 	w.delete(cm)
 	w.eventually("the ConfigMap is a new one", func() error {
 		if w.configMap(status.ConfigMap).UID == cm.UID {
-			return fmt.Errorf("it is the old one")
+			return fmt.Errorf("the ConfigMap is not recreated")
 		}
 		return nil
 	})
@@ -142,13 +142,13 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 				return nil
 			})
 		}
-		w.stop() // which waits for the last
+		w.stop() // waits for the last reconciliation
 		if writes := w.manager.Writes() - written; writes != 0 {
 			t.Errorf("%d writes", writes)
 		}
 	})
 
-	// No garbage collector runs here: what the controller makes for a plan that it does not know to be gone would stay.
+	// No garbage collector runs here: objects that the controller creates for a deleted plan would remain.
 	w.stop()
 	w.delete(p)
 	w.delete(w.configMap(status.ConfigMap))
@@ -161,7 +161,8 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 	again("profile and ConfigMap deleted")
 }
 
-// A plan that no MoEDeployment has made has its ConfigMap under a name that is known before, too, which never holds another plan than at first.
+// TestStableConfigMap checks that a standalone plan has a second ConfigMap with a name that is known in advance, and
+// that its content never changes.
 func TestStableConfigMap(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -189,12 +190,12 @@ func TestStableConfigMap(t *testing.T) {
 	w.delete(stable)
 	w.eventually("another one", func() error {
 		if w.configMap(stable.Name).UID == stable.UID {
-			return fmt.Errorf("it is the old one")
+			return fmt.Errorf("the ConfigMap is not recreated")
 		}
 		return nil
 	})
 
-	// Somebody else's is left alone, and told; what serves by the plan's digest does.
+	// A ConfigMap of another owner is kept and reported; the ConfigMap with the plan digest is created.
 	if status := w.wait(taken, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ConfigMapConflict", "taken-plan").Status; status.StableConfigMap != "" || status.ConfigMap == "" {
 		t.Errorf("status %+v", status)
 	}
@@ -206,7 +207,7 @@ func TestStableConfigMap(t *testing.T) {
 		t.Errorf("a plan of a MoEDeployment has ConfigMap %s", made.Status.StableConfigMap)
 	}
 
-	// What a plan that was lost has left there stays, for the pods that mount it.
+	// The stable ConfigMap of a lost plan stays, for the pods that mount it.
 	w.stop()
 	w.delete(w.configMap(stable.Name))
 	manifest, _, err := artifact.DigestOf(strings.NewReader("{}"))
@@ -227,8 +228,9 @@ func TestStableConfigMap(t *testing.T) {
 	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
 }
 
-// While the store is away a published plan stays published, also where the status was lost.
-func TestStoreAway(t *testing.T) {
+// TestStoreUnavailable checks that a published plan stays published while the store is unavailable, even if the status
+// is lost.
+func TestStoreUnavailable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	source := w.newProfile("tiny")
@@ -248,7 +250,7 @@ func TestStoreAway(t *testing.T) {
 		t.Errorf("status %+v", away.Status)
 	}
 	waiting := w.newPlan("later", "tiny")
-	w.wait(waiting, semmoev1.ConditionReady, metav1.ConditionFalse, "StoreUnavailable", "asked again")
+	w.wait(waiting, semmoev1.ConditionReady, metav1.ConditionFalse, "StoreUnavailable", "is retried")
 
 	w.store.Start(t)
 	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
@@ -258,7 +260,7 @@ func TestStoreAway(t *testing.T) {
 	}
 }
 
-// What is gone from the store is solved again; what is published in its place counts.
+// TestLostPlanIsSolvedAgain checks that a plan that the store lost is solved again, and that its new solution is used.
 func TestLostPlanIsSolvedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -275,7 +277,7 @@ func TestLostPlanIsSolvedAgain(t *testing.T) {
 		t.Fatalf("%d artifacts, %v", len(artifacts), err)
 	}
 	for _, a := range artifacts {
-		// Meanwhile the operator may have seen that something is gone, and stored some of it again.
+		// In the meantime the operator may have noticed missing files, and stored some of them again.
 		if err := w.client.Delete(t.Context(), a); err != nil && !errors.Is(err, artifact.ErrConflict) {
 			t.Fatal(err)
 		}
@@ -284,7 +286,7 @@ func TestLostPlanIsSolvedAgain(t *testing.T) {
 	w.eventually("the plan is back in the store", func() error {
 		complete, err := bundle.Complete(t.Context(), w.client, w.namespace, done.Status.PlanDigest)
 		if err == nil && !complete {
-			err = fmt.Errorf("it is not complete")
+			err = fmt.Errorf("the plan is not complete")
 		}
 		return err
 	})
@@ -293,7 +295,7 @@ func TestLostPlanIsSolvedAgain(t *testing.T) {
 		t.Errorf("status (-before +after):\n%s", diff)
 	}
 
-	// The solution of another version of the solver, whose plan is gone: what is solved now takes its place.
+	// The solution of another version of the solver, whose plan is lost, is replaced.
 	inputs := w.configMap(done.Status.ConfigMap).Labels[semmoev1.LabelInputs]
 	foreign, err := fetchSolution(t.Context(), w.client, w.namespace, inputs)
 	if err != nil || foreign == nil {
@@ -322,7 +324,7 @@ func TestLostPlanIsSolvedAgain(t *testing.T) {
 		return err
 	})
 
-	// Damaged bytes are none: what is solved now takes their place.
+	// A damaged solution counts as missing, and is replaced.
 	scope = solutionScope(w.namespace, inputs)
 	digest, err := w.client.Published(t.Context(), scope)
 	if err != nil {
@@ -330,7 +332,7 @@ func TestLostPlanIsSolvedAgain(t *testing.T) {
 	}
 	w.store.Damage(t, scope, digest)
 	if found, err := fetchSolution(t.Context(), w.client, w.namespace, inputs); found != nil || err != nil {
-		t.Errorf("damaged: solution %+v, error %v", found, err)
+		t.Errorf("damaged solution: got %+v, error %v", found, err)
 	}
 }
 
@@ -360,7 +362,8 @@ func TestInvalidInputs(t *testing.T) {
 	}
 }
 
-// A ConfigMap that somebody made under the plan's name is told, one that pretends to be the plan's is replaced.
+// TestForeignConfigMaps checks that a ConfigMap of another owner is reported, and that a forged ConfigMap of the plan
+// is replaced.
 func TestForeignConfigMaps(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -379,7 +382,7 @@ func TestForeignConfigMaps(t *testing.T) {
 	w.startManager()
 	w.eventually("the forged ConfigMap is replaced", func() error {
 		if found := w.configMap(cm.Name); found.Data["manifest.json"] == "{}" {
-			return fmt.Errorf("it is there")
+			return fmt.Errorf("the ConfigMap exists")
 		}
 		return nil
 	})
@@ -389,11 +392,11 @@ func TestForeignConfigMaps(t *testing.T) {
 	w.delete(w.configMap(cm.Name))
 	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: cm.Name, Labels: cm.Labels}})
 	w.startManager()
-	w.wait(p, semmoev1.ConditionReady, metav1.ConditionFalse, "ConfigMapConflict", cm.Name, "delete it")
+	w.wait(p, semmoev1.ConditionReady, metav1.ConditionFalse, "ConfigMapConflict", cm.Name, "Delete it")
 	w.delete(w.configMap(cm.Name))
 	w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
 
-	// One that has lost its owner, as those of a restored backup have, is the plan's again.
+	// A ConfigMap without an owner, for example from a restored backup, is adopted.
 	w.stop()
 	orphan := w.configMap(cm.Name)
 	if err := api.Patch(t.Context(), orphan, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"ownerReferences":null}}`))); err != nil {
@@ -409,8 +412,8 @@ func TestForeignConfigMaps(t *testing.T) {
 	w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
 }
 
-// The ConfigMap that a workload serves by outlives its plan. Another plan of the name leaves it alone, and the same one made anew takes it
-// back; whoever looks again writes nothing.
+// TestKeptConfigMap checks that a ConfigMap that a workload uses outlives its plan, that another plan of the same name
+// does not change it, and that the same plan adopts it when it is created again. Further reconciliations write nothing.
 func TestKeptConfigMap(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -443,14 +446,14 @@ func TestKeptConfigMap(t *testing.T) {
 		t.Errorf("owners are %+v", kept.OwnerReferences)
 	}
 	w.stop()
-	w.startManager() // which goes on with what is there
+	w.startManager() // continues with the existing objects
 	w.touch(&semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "tiny"}})
 	w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
 	if again := keep(); again.ResourceVersion != kept.ResourceVersion {
-		t.Errorf("it is written again: %+v", again.ObjectMeta)
+		t.Errorf("the ConfigMap was written again: %+v", again.ObjectMeta)
 	}
 
-	// remove deletes a plan, and does what a garbage collector does then, which there is none of here.
+	// remove deletes a plan and its owner references, as the garbage collector would. No garbage collector runs here.
 	remove := func(p *semmoev1.PlacementPlan) {
 		t.Helper()
 		w.delete(p)
@@ -473,7 +476,8 @@ func TestKeptConfigMap(t *testing.T) {
 	}
 }
 
-// A plan that the store has lost and that cannot be solved again stays published: engines may be serving under it.
+// TestLostPlanStaysPublished checks that a plan that the store lost and that cannot be solved again stays published,
+// because engines may serve it.
 func TestLostPlanStaysPublished(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -490,7 +494,7 @@ func TestLostPlanStaysPublished(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.touch(source) // it says that it is ready, and is gone as well
+	w.touch(source) // the profile reports ready, but its files are lost, too
 	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "SolveFailed", "read the profile")
 	w.delete(source)
 	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ProfileNotFound")
@@ -506,15 +510,16 @@ func TestLostPlanStaysPublished(t *testing.T) {
 	}
 }
 
-// A plan for an engine that leaves tokens where attention puts them promises fewer messages, and nothing else.
-func TestPlanOfTokensThatStay(t *testing.T) {
+// TestPlanWithoutTokenShuffle checks that a plan without token shuffle predicts fewer messages, and the same local
+// rate.
+func TestPlanWithoutTokenShuffle(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.complete(w.newProfile("tiny"), traceFile(t))
 	p := w.newPlan("tokens", "tiny", func(p *semmoev1.PlacementPlan) {
 		p.Spec.Attention, p.Spec.TokenShuffle = semmoev1.AttentionTensorParallel, semmoev1.TokenShuffleDisabled
 	})
-	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "Tokens are not shuffled: the local activation rate is 25.0% under any plan")
+	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "without token shuffle the local activation rate is 25.0% under any plan")
 	f := done.Status.Forecast
 	if f.LARMilli != 250 || f.BaselineMilli != 250 || f.RemoteRanksMilli <= 0 || f.RemoteRanksMilli >= f.BaselineRemoteRanksMilli || done.Status.Verdict != semmoev1.VerdictGain {
 		t.Errorf("verdict %s, forecast %+v", done.Status.Verdict, f)
@@ -527,6 +532,6 @@ func TestPlanOfTokensThatStay(t *testing.T) {
 	refused.ObjectMeta = metav1.ObjectMeta{Namespace: w.namespace, Name: "requests"}
 	refused.Spec.Attention = semmoev1.AttentionDataParallel
 	if err := api.Create(t.Context(), refused); err == nil || !strings.Contains(err.Error(), "spec.tokenShuffle") {
-		t.Errorf("of requests: %v", err)
+		t.Errorf("tokenShuffle with attention DataParallel: error = %v, want a validation error", err)
 	}
 }

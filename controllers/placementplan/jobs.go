@@ -14,32 +14,32 @@ import (
 	"github.com/semmoe/operator/internal/jobstate"
 )
 
-// progressPeriod is how often the progress that is shown moves at most.
+// progressPeriod is the minimum interval between updates of the reported progress.
 const progressPeriod = 10 * time.Second
 
-// stopTimeout bounds how long the end of the manager waits for cancelled jobs.
+// stopTimeout is the maximum time that the stop of the manager waits for cancelled jobs.
 const stopTimeout = 250 * time.Millisecond
 
-// progress is how far a job is; the zero value waits for its turn.
+// progress is the progress of a job. The zero value means that the job is queued.
 type progress struct {
 	Step        string
 	Done, Total int
 }
 
-// failure is why a job failed. Invalid inputs are not tried again.
+// failure is the error of a job. Jobs with invalid inputs are not retried.
 type failure struct {
 	Err     error
 	Invalid bool
-	// RetryAt is when the next attempt begins.
+	// RetryAt is the earliest time of the next attempt.
 	RetryAt time.Time
 }
 
-// jobs runs work for plans, a bounded number at a time.
+// jobs runs work for plans, with a bounded number of concurrent jobs.
 type jobs struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	slots  chan struct{}
-	// changed tells of each job that has begun or ended.
+	// changed receives an event for each job that starts or ends.
 	changed chan event.GenericEvent
 	now     func() time.Time
 
@@ -48,7 +48,7 @@ type jobs struct {
 	byPlan  map[types.NamespacedName]*job
 }
 
-// job is the work for one plan. Its fields are guarded by the lock of jobs.
+// job is the work for one plan. The lock of jobs guards its fields.
 type job struct {
 	inputs      string
 	cancel      context.CancelFunc
@@ -58,8 +58,8 @@ type job struct {
 	failed      *failure
 }
 
-// work does what has to be done for a plan, and may tell its progress from any goroutine.
-type work func(ctx context.Context, tell func(step string, done, total int)) error
+// work is the work for a plan. It may report progress from any goroutine.
+type work func(ctx context.Context, report func(step string, done, total int)) error
 
 func newJobs(workers int, now func() time.Time) *jobs {
 	j := &jobs{slots: make(chan struct{}, max(1, workers)), changed: make(chan event.GenericEvent, 64), now: now, byPlan: map[types.NamespacedName]*job{}}
@@ -67,8 +67,8 @@ func newJobs(workers int, now func() time.Time) *jobs {
 	return j
 }
 
-// Start waits for the end of ctx, and cancels all jobs. It waits at most stopTimeout for the jobs to end: some steps of the solver do not
-// check their context. A cancelled job writes nothing.
+// Start waits for the end of ctx, and cancels all jobs. It waits at most stopTimeout for the jobs to end, because some
+// steps of the solver do not check their context. A cancelled job writes nothing.
 func (j *jobs) Start(ctx context.Context) error {
 	<-ctx.Done()
 	j.mu.Lock()
@@ -83,8 +83,8 @@ func (j *jobs) Start(ctx context.Context) error {
 	return nil
 }
 
-// Ensure starts the work for a plan unless it is under way for the same inputs, or has failed and must wait. It returns
-// how far it is, or why it failed.
+// Ensure starts the work for a plan, unless it is running for the same inputs, or has failed and must wait. It returns
+// the progress, or the failure.
 func (j *jobs) Ensure(plan types.NamespacedName, inputs string, w work) (progress, *failure) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -107,7 +107,7 @@ func (j *jobs) Ensure(plan types.NamespacedName, inputs string, w work) (progres
 	return current.shown, nil
 }
 
-// Cancel ends the work for a plan and forgets it.
+// Cancel stops the work for a plan and removes it.
 func (j *jobs) Cancel(plan types.NamespacedName) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -117,12 +117,12 @@ func (j *jobs) Cancel(plan types.NamespacedName) {
 	}
 }
 
-// start needs the lock.
+// start starts a job. The caller holds the lock.
 func (j *jobs) start(plan types.NamespacedName, inputs string, attempt int, w work) *job {
 	ctx, cancel := context.WithCancel(j.ctx)
 	started := &job{inputs: inputs, cancel: cancel, attempt: attempt}
 	j.byPlan[plan] = started
-	if ctx.Err() != nil { // the manager stops: nothing may be added to what is waited for
+	if ctx.Err() != nil { // the manager stops, and no goroutine may be added to the wait group
 		return started
 	}
 	j.running.Go(func() {
@@ -135,7 +135,7 @@ func (j *jobs) start(plan types.NamespacedName, inputs string, attempt int, w wo
 	return started
 }
 
-// run waits for a slot and does the work.
+// run waits for a free worker and does the work.
 func (j *jobs) run(ctx context.Context, plan types.NamespacedName, current *job, w work) error {
 	select {
 	case <-ctx.Done():
@@ -155,7 +155,7 @@ func (j *jobs) run(ctx context.Context, plan types.NamespacedName, current *job,
 	})
 }
 
-// end records how a job ended, and has its plan reconciled. A job that was replaced meanwhile counts for nothing.
+// end records the result of a job, and requests a reconciliation of its plan. It ignores a job that was replaced.
 func (j *jobs) end(plan types.NamespacedName, ended *job, err error) {
 	j.mu.Lock()
 	if j.byPlan[plan] != ended {
@@ -172,7 +172,7 @@ func (j *jobs) end(plan types.NamespacedName, ended *job, err error) {
 	j.notify(plan)
 }
 
-// notify has a plan reconciled.
+// notify requests a reconciliation of a plan.
 func (j *jobs) notify(plan types.NamespacedName) {
 	select {
 	case j.changed <- event.GenericEvent{Object: &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: plan.Namespace, Name: plan.Name}}}:

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// clock is a clock that only the test moves.
+// clock is a manual clock.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -47,7 +47,7 @@ func testJobs(t *testing.T, workers int) (*jobs, *clock) {
 	return j, c
 }
 
-// changed waits for a job of each of the plans to begin or end, in any order.
+// changed waits until a job of each plan starts or ends, in any order.
 func changed(t *testing.T, j *jobs, plans ...types.NamespacedName) {
 	t.Helper()
 	awaited := sets.New(plans...)
@@ -56,16 +56,16 @@ func changed(t *testing.T, j *jobs, plans ...types.NamespacedName) {
 		case e := <-j.changed:
 			plan := types.NamespacedName{Namespace: e.Object.GetNamespace(), Name: e.Object.GetName()}
 			if !awaited.Has(plan) {
-				t.Fatalf("%s changed, want %v", plan, awaited.UnsortedList())
+				t.Fatalf("event for %s, want one of %v", plan, awaited.UnsortedList())
 			}
 			awaited.Delete(plan)
 		case <-time.After(10 * time.Second):
-			t.Fatalf("nothing is told of %v", awaited.UnsortedList())
+			t.Fatalf("no event for %v", awaited.UnsortedList())
 		}
 	}
 }
 
-// blocking is work that goes on until it is told to end, or is cancelled.
+// blocking is work that runs until the test ends it or it is cancelled.
 type blocking struct {
 	end       chan error
 	cancelled chan struct{}
@@ -103,15 +103,15 @@ func TestJobsAreBounded(t *testing.T) {
 	changed(t, j, first)
 	j.Ensure(second, "a", two.work)
 	if p, _ := j.Ensure(first, "a", nil); p.Step == "" {
-		t.Error("the first one does not run")
+		t.Error("the first job does not run")
 	}
 	if p, _ := j.Ensure(second, "a", nil); p.Step != "" {
-		t.Error("the second one does not wait")
+		t.Error("the second job is not queued")
 	}
 	one.end <- nil
-	changed(t, j, first, second) // the slot is free before the end is told
+	changed(t, j, first, second) // the worker is free before the event of the end
 	if p, _ := j.Ensure(second, "a", nil); p.Step == "" {
-		t.Error("the second one does not run")
+		t.Error("the second job does not run")
 	}
 	j.Cancel(second)
 	two.awaitCancel(t)
@@ -122,7 +122,7 @@ func TestJobsEndWithTheirPlan(t *testing.T) {
 	one, other := newBlocking(), newBlocking()
 	j.Ensure(first, "a", one.work)
 	changed(t, j, first)
-	j.Ensure(first, "b", other.work) // of other inputs
+	j.Ensure(first, "b", other.work) // different inputs
 	one.awaitCancel(t)
 	changed(t, j, first)
 	j.Cancel(first)
@@ -142,12 +142,13 @@ func TestJobsEndWithTheManager(t *testing.T) {
 	}
 	one.awaitCancel(t)
 	j.Ensure(second, "a", func(context.Context, func(string, int, int)) error {
-		t.Error("started after the end")
+		t.Error("a job started after the manager stopped")
 		return nil
 	})
 }
 
-// A job that ignores its cancellation, as a step of the solver may, does not delay the end of the manager.
+// TestJobsDoNotDelayTheManager checks that a job that ignores its cancellation does not delay the stop of the manager.
+// Some steps of the solver do so.
 func TestJobsDoNotDelayTheManager(t *testing.T) {
 	j := newJobs(1, time.Now)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -167,7 +168,7 @@ func TestJobsDoNotDelayTheManager(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):
-		t.Error("the job delays the manager")
+		t.Error("the job delays the stop of the manager")
 	}
 	close(end)
 	<-ended
@@ -197,11 +198,11 @@ func TestFailedJobsWait(t *testing.T) {
 	firstWait := f.RetryAt.Sub(c.Now())
 	c.Add(firstWait - time.Second)
 	if again := attempt(errors.New("another")); !errors.Is(again.Err, away) {
-		t.Errorf("tried again too early: %v", again.Err)
+		t.Errorf("retried too early: %v", again.Err)
 	}
 	c.Add(time.Second)
 	if f = attempt(away); f.RetryAt.Sub(c.Now()) <= firstWait {
-		t.Errorf("the second wait, %v, is not longer than the first, %v", f.RetryAt.Sub(c.Now()), firstWait)
+		t.Errorf("second back-off %v, want longer than the first, %v", f.RetryAt.Sub(c.Now()), firstWait)
 	}
 	c.Add(time.Hour)
 	invalid := invalidf("Bad", "bad")
@@ -210,20 +211,20 @@ func TestFailedJobsWait(t *testing.T) {
 	}
 	c.Add(24 * time.Hour)
 	if _, f := j.Ensure(first, "a", nil); f == nil || !errors.Is(f.Err, invalid) {
-		t.Errorf("invalid inputs are tried again: %+v", f)
+		t.Errorf("invalid inputs are retried: %+v", f)
 	}
-	if _, f := j.Ensure(first, "b", fail(nil)); f != nil { // other inputs begin anew
+	if _, f := j.Ensure(first, "b", fail(nil)); f != nil { // different inputs start a new job
 		t.Errorf("failure %+v", f)
 	}
 }
 
 func TestProgressMovesSlowly(t *testing.T) {
 	j, c := testJobs(t, 1)
-	told, next := make(chan struct{}), make(chan struct{})
-	j.Ensure(first, "a", func(ctx context.Context, tell func(string, int, int)) error {
+	reported, next := make(chan struct{}), make(chan struct{})
+	j.Ensure(first, "a", func(ctx context.Context, report func(string, int, int)) error {
 		for done := range 3 {
-			tell("Placement", done, 3)
-			told <- struct{}{}
+			report("Placement", done, 3)
+			reported <- struct{}{}
 			<-next
 		}
 		return nil
@@ -233,7 +234,7 @@ func TestProgressMovesSlowly(t *testing.T) {
 		p, _ := j.Ensure(first, "a", nil)
 		return p
 	}
-	<-told
+	<-reported
 	if got := shown(); got.Step != "Starting" {
 		t.Errorf("%+v", got)
 	}
@@ -242,7 +243,7 @@ func TestProgressMovesSlowly(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	next <- struct{}{}
-	<-told
+	<-reported
 	if got, want := shown(), (progress{"Placement", 0, 3}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -251,7 +252,7 @@ func TestProgressMovesSlowly(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	next <- struct{}{}
-	<-told
+	<-reported
 	next <- struct{}{}
 	changed(t, j, first)
 }

@@ -16,25 +16,26 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// A plan is for what its spec says, and one that replaces it keeps that. What no plan can be for is told once, and not tried again.
-func TestPlanForWhatTheSpecSays(t *testing.T) {
+// TestLayoutSpec checks that a plan follows its layout spec, that a plan that replaces it keeps the layout spec, and
+// that a spec that cannot be solved is reported and not retried.
+func TestLayoutSpec(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.complete(w.newProfile("tiny"), traceFile(t))
-	// One after the other, since plans of a manager take turns: the last would wait for all.
+	// One after the other: a manager solves one plan at a time, so the last one would wait for all.
 	base, found := w.solved(w.newPlan("copies", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = ptr.To(intstr.FromInt32(8)) }))
 	if found.Placement.SlotsPerRank != 32/4+2 || base.Status.Verdict != semmoev1.VerdictGain {
 		t.Errorf("with 8 copies ranks have %d slots, verdict %s", found.Placement.SlotsPerRank, base.Status.Verdict)
 	}
 	plain, unlimited := w.solved(w.newPlan("free", "tiny"))
 	if base.Status.Forecast.LARMilli <= plain.Status.Forecast.LARMilli {
-		t.Errorf("with copies %d thousandths are local, without %d", base.Status.Forecast.LARMilli, plain.Status.Forecast.LARMilli)
+		t.Errorf("local activation rate with copies = %d thousandths, without %d", base.Status.Forecast.LARMilli, plain.Status.Forecast.LARMilli)
 	}
 	nodes := w.newPlan("nodes", "tiny", func(p *semmoev1.PlacementPlan) {
 		p.Spec.Objective, p.Spec.RanksPerNode = semmoev1.ObjectiveHierarchical, 2
-		p.Spec.Solver.TimeBudgetSeconds = 1 // with the race detector the whole search takes minutes beside other tests
+		p.Spec.Solver.TimeBudgetSeconds = 1 // with the race detector and parallel tests the complete search takes minutes
 	})
-	// Whether it gains depends on how far the search came.
+	// The verdict depends on the progress of the search.
 	found = w.plan(w.wait(nodes, semmoev1.ConditionProgressing, metav1.ConditionFalse, "Complete"))
 	if found.Objective != placement.Hierarchical || found.RanksPerNode != 2 {
 		t.Errorf("objective %s, %d ranks per node", found.Objective, found.RanksPerNode)
@@ -43,10 +44,10 @@ func TestPlanForWhatTheSpecSays(t *testing.T) {
 		p.Spec.TokenLoadLimitPercent, p.Spec.ExpertLoadLimitPercent = ptr.To[int32](105), ptr.To[int32](110)
 	}))
 	if placement.Moves(unlimited.Placement, found.Placement) == 0 {
-		t.Error("limits change no placement")
+		t.Error("limits do not change the placement")
 	}
 	many := w.newPlan("many", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = ptr.To(intstr.FromInt32(128)) })
-	w.wait(many, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidPlacement", "spec.redundantExperts: 128 makes 32 redundant slots per rank")
+	w.wait(many, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidPlacement", "spec.redundantExperts: 128 is invalid: 32 redundant slots per rank")
 
 	other := w.newPlan("other", "tiny", func(p *semmoev1.PlacementPlan) {
 		p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
@@ -62,7 +63,8 @@ func TestPlanForWhatTheSpecSays(t *testing.T) {
 	w.wait(foreign, semmoev1.ConditionStalled, metav1.ConditionTrue, "CurrentPlanInvalid", "spec.objective")
 }
 
-// The number of copies is chosen from memory, is in the plan and in the status, and comes back where the status is lost.
+// TestCopiesFromMemory checks that the number of copies is chosen from the memory, is recorded in the plan and in the
+// status, and is restored if the status is lost.
 func TestCopiesFromMemory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -76,7 +78,7 @@ func TestCopiesFromMemory(t *testing.T) {
 	done, found := w.solved(auto("auto", fmt.Sprint(8*layers*expertBytes)))
 	slots := found.Placement.SlotsPerRank - 32/4
 	if slots < 1 || slots > 8 || done.Status.RedundantExperts != int32(4*slots) || done.Status.Verdict != semmoev1.VerdictGain {
-		t.Errorf("ranks have %d copies of each layer, status %+v", slots, done.Status)
+		t.Errorf("ranks have %d copies in each layer, status %+v", slots, done.Status)
 	}
 	if c := found.Copies; c == nil || c.Chosen != slots || c.MaxSlots != 8 || len(c.Points) != 5 {
 		t.Errorf("the plan records %+v", c)
@@ -84,23 +86,24 @@ func TestCopiesFromMemory(t *testing.T) {
 	w.wait(done, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", fmt.Sprintf("; %d of at most 8 copies per rank and layer", slots))
 	w.wipe(done)
 	if again := w.wait(done, semmoev1.ConditionReady, metav1.ConditionTrue, "Published"); again.Status.RedundantExperts != done.Status.RedundantExperts {
-		t.Errorf("a status that was lost has %d redundant experts, before it had %d", again.Status.RedundantExperts, done.Status.RedundantExperts)
+		t.Errorf("restored status has %d redundant experts, want %d", again.Status.RedundantExperts, done.Status.RedundantExperts)
 	}
-	// The plan that replaces it keeps the number.
+	// The plan that replaces it keeps the number of copies.
 	next := w.newPlan("next", "tiny", func(p *semmoev1.PlacementPlan) {
 		p.Spec.RedundantExperts, p.Spec.Current = ptr.To(intstr.FromInt32(done.Status.RedundantExperts)), &semmoev1.CurrentPlan{PlanDigest: done.Status.PlanDigest}
 	})
 	if of := w.plan(w.wait(next, semmoev1.ConditionProgressing, metav1.ConditionFalse, "Complete")); of.Placement.SlotsPerRank != found.Placement.SlotsPerRank {
-		t.Errorf("the plan that replaces it has %d slots on a rank, not %d", of.Placement.SlotsPerRank, found.Placement.SlotsPerRank)
+		t.Errorf("the new plan has %d slots per rank, want %d", of.Placement.SlotsPerRank, found.Placement.SlotsPerRank)
 	}
 	none, found := w.solved(auto("none", fmt.Sprint(layers*expertBytes-1)))
 	if none.Status.RedundantExperts != 0 || found.Placement.Redundant() {
-		t.Errorf("without room for a copy there are %d, status %+v", found.Placement.SlotsPerRank-32/4, none.Status)
+		t.Errorf("without memory for a copy the plan has %d copies, status %+v", found.Placement.SlotsPerRank-32/4, none.Status)
 	}
 	w.wait(none, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "no copies: 0.4 MiB per rank have no room for an expert of each of the 4 layers")
 }
 
-// The drift test of a plan is for routers that keep the token load limit of its spec.
+// TestDriftTestKeepsTheLoadLimit checks that the drift test is calibrated for routers with the token load limit of the
+// spec.
 func TestDriftTestKeepsTheLoadLimit(t *testing.T) {
 	if testing.Short() {
 		t.Skip("drift tests are calibrated without -short")
@@ -122,18 +125,18 @@ func TestDriftTestKeepsTheLoadLimit(t *testing.T) {
 	}
 	want, err := solver.CalibrateDrift(t.Context(), recorded, found, heldOut, 1.05)
 	if err != nil || found.Drift == nil || found.Drift.Usual != want.Usual {
-		t.Errorf("%v: the drift test is %+v; by routers that keep the token load limit it is %+v", err, found.Drift, want)
+		t.Errorf("error %v; drift test = %+v, want %+v", err, found.Drift, want)
 	}
 }
 
-// solved waits for a plan, and fetches it.
+// solved waits until a plan is published, and fetches it.
 func (w *world) solved(p *semmoev1.PlacementPlan) (*semmoev1.PlacementPlan, *solver.Plan) {
 	w.t.Helper()
 	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
 	return done, w.plan(done)
 }
 
-// plan fetches what a plan has published.
+// plan fetches a published plan.
 func (w *world) plan(p *semmoev1.PlacementPlan) *solver.Plan {
 	w.t.Helper()
 	found, _, err := bundle.FetchPlan(w.t.Context(), w.client, w.namespace, p.Status.PlanDigest)

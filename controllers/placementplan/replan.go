@@ -26,19 +26,19 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// replanInputs is what a plan that is to replace the one in service depends on besides.
+// replanInputs contains the additional inputs of a plan that replaces the plan in service.
 type replanInputs struct {
-	// Plan is the digest of the plan that the pods were made for, Tables that of the plan whose tables are used; empty where those
-	// are its own.
+	// Plan is the digest of the plan that the pods were created for. Tables is the digest of the plan whose tables are
+	// used, and is empty if it is Plan.
 	Plan   string `json:"plan"`
 	Tables string `json:"tables,omitempty"`
-	// Prior is the digest of the result of the profile of the plan in service; empty where none is named.
+	// Prior is the digest of the result of the profile of the plan in service; empty if the spec names none.
 	Prior              artifact.Digest `json:"prior,omitempty"`
 	TargetLARMilli     int             `json:"targetLARMilli,omitempty"`
 	MinimumGainPercent int             `json:"minimumGainPercent"`
 }
 
-// replanInputsOf are those of a plan; nil where it is to replace none.
+// replanInputsOf returns the inputs of a plan that replaces the plan in service; nil if it replaces none.
 func replanInputsOf(p *semmoev1.PlacementPlan, prior artifact.Digest) *replanInputs {
 	current := p.Spec.Current
 	if current == nil {
@@ -50,18 +50,18 @@ func replanInputsOf(p *semmoev1.PlacementPlan, prior artifact.Digest) *replanInp
 	}
 }
 
-// replanned is how a plan compares with the one in service.
+// replanned is the comparison of a plan with the plan in service.
 type replanned struct {
 	solver.Decision
 	Current   solver.Score `json:"current"`
 	Candidate solver.Score `json:"candidate"`
 	Moves     int          `json:"moves"`
 	Requests  int          `json:"requests"`
-	// Hardware is the name of the profile that times are modelled by.
+	// Hardware is the name of the hardware profile that models the times.
 	Hardware string `json:"hardware,omitempty"`
 }
 
-// tiers are the kinds of change, as the solver names them.
+// tiers maps the tiers of the solver to those of the API.
 var tiers = map[solver.Tier]semmoev1.Tier{solver.TablesTier: semmoev1.TierTables, solver.LayoutTier: semmoev1.TierLayout}
 
 func (r *replanned) tier() semmoev1.Tier {
@@ -86,7 +86,8 @@ func (r *replanned) comparison() *semmoev1.PlanComparison {
 	return comparison
 }
 
-// nanos is a modelled time in nanoseconds; 0 where the profile does not tell the sizes of the model.
+// nanos converts a modelled time from microseconds to nanoseconds. It returns 0 if the profile does not contain the
+// sizes of the model.
 func nanos(us float64) int64 {
 	if us > 0 && us < math.MaxInt32 {
 		return int64(math.Round(1000 * us))
@@ -94,10 +95,10 @@ func nanos(us float64) int64 {
 	return 0
 }
 
-// replan makes a plan that is to replace the one in service. Where nothing is worth a change it is the new placement all the same, and
-// its verdict says so.
-func (t *task) replan(ctx context.Context, manifest profile.Manifest, tell func(step string, done, total int)) (*solver.Solution, *replanned, error) {
-	tell("Reading the plan in service", 0, 1)
+// replan makes a plan that replaces the plan in service. If no change is worthwhile, the result is the new placement,
+// and its verdict is NoGainExpected.
+func (t *task) replan(ctx context.Context, manifest profile.Manifest, report func(step string, done, total int)) (*solver.Solution, *replanned, error) {
+	report("Reading the plan in service", 0, 1)
 	current, encoded, err := t.current(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -109,20 +110,20 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, tell func(
 	var recent *trace.Trace
 	var found *solver.Replanned
 	if manifest.HasTrace() {
-		recent, found, err = t.replanFromTraces(ctx, manifest, prior, current, tell)
+		recent, found, err = t.replanFromTraces(ctx, manifest, prior, current, report)
 	} else {
-		found, err = t.replanFromCounts(ctx, manifest, prior, current, tell)
+		found, err = t.replanFromCounts(ctx, manifest, prior, current, report)
 	}
 	switch {
 	case errors.Is(err, solver.ErrTooFewRequests):
-		return nil, nil, invalidf("TooFewRequests", "the profile: %v", err)
+		return nil, nil, invalidf("TooFewRequests", "profile: %v", err)
 	case trace.IsInvalid(err):
-		return nil, nil, invalidf("ProfileInvalid", "the profile's routing trace: %v", err)
+		return nil, nil, invalidf("ProfileInvalid", "routing trace of the profile: %v", err)
 	case err != nil:
 		return nil, nil, err
 	}
 	chosen := found.Layout
-	if found.Decision.Tier == solver.TablesTier || chosen.Plan == nil { // of counts alone there may be no new layout
+	if found.Decision.Tier == solver.TablesTier || chosen.Plan == nil { // counts may give no new layout
 		chosen = found.Tables
 		if err := plan.OnLayoutOf(chosen.Plan, encoded); err != nil {
 			return nil, nil, err
@@ -131,7 +132,8 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, tell func(
 	result := &replanned{found.Decision, found.Current.Score, chosen.Score, chosen.Moves, found.TestRequests, chosen.Plan.Machines().Name}
 	if recent == nil {
 		if reflect.DeepEqual(chosen.Plan.Machines(), current.Machines()) {
-			// Its inputs are those of the plan in service, but for the rate, on which it hardly depends.
+			// The inputs of the schedule are those of the plan in service, except for the rate, on which it hardly
+			// depends.
 			chosen.Plan.Schedule = current.Schedule
 		}
 		return &solver.Solution{Plan: chosen.Plan, Truncated: found.Truncated}, result, nil
@@ -140,52 +142,52 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, tell func(
 	return solution, result, err
 }
 
-// current reads the plan in service: the placement that pods have, with the tables that routers use.
+// current reads the plan in service: the placement of the pods, with the tables that routers use.
 func (t *task) current(ctx context.Context) (*solver.Plan, *plan.Artifact, error) {
 	in := t.inputs.Replan
 	digest := cmp.Or(in.Tables, in.Plan)
 	current, encoded, err := bundle.FetchPlan(ctx, t.client, t.scope.Namespace, digest)
 	switch {
 	case errors.Is(err, artifact.ErrNotFound):
-		return nil, nil, invalidf("CurrentPlanLost", "spec.current: the artifact store does not have plan %s any more: %v", digest, err)
+		return nil, nil, invalidf("CurrentPlanLost", "spec.current: the artifact store has lost plan %s: %v", digest, err)
 	case plan.IsInvalid(err):
 		return nil, nil, invalidf("CurrentPlanInvalid", "spec.current: %v", err)
 	case err != nil:
-		return nil, nil, fmt.Errorf("read the plan in service: %w", err)
+		return nil, nil, fmt.Errorf("failed to read the plan in service: %w", err)
 	case in.Tables != "" && encoded.Manifest.Layout != in.Plan:
-		return nil, nil, invalidf("CurrentPlanInvalid", "spec.current.tablesDigest: plan %s is for the placement of plan %q, not for that of spec.current.planDigest", in.Tables, encoded.Manifest.Layout)
+		return nil, nil, invalidf("CurrentPlanInvalid", "spec.current.tablesDigest: plan %s is for the layout of plan %q, not of spec.current.planDigest", in.Tables, encoded.Manifest.Layout)
 	}
 	return current, encoded, t.inputs.succeeds(current)
 }
 
-// succeeds refuses a plan that is to be for something else than the one in service, whose objective and copies it keeps.
+// succeeds returns an error if the plan in service has another objective or number of copies. A new plan keeps both.
 func (i *solveInputs) succeeds(current *solver.Plan) error {
 	p := current.Placement
 	slots, objective := p.SlotsPerRank-p.Experts/p.Ranks, cmp.Or(current.Objective, placement.Activation)
 	switch {
 	case i.Objective != "" && i.Objective != objective:
-		return invalidf("CurrentPlanInvalid", "spec.objective: the plan in service is for %s, not %s: leave objective out, or make a plan without spec.current", objective, i.Objective)
+		return invalidf("CurrentPlanInvalid", "spec.objective: the plan in service has objective %s, not %s. Omit objective, or create a plan without spec.current", objective, i.Objective)
 	case i.RedundantSlots != slots:
-		return invalidf("CurrentPlanInvalid", "spec.redundantExperts: the plan in service has %d, not %d: give as many, or make a plan without spec.current", slots*p.Ranks, i.RedundantSlots*i.Ranks)
+		return invalidf("CurrentPlanInvalid", "spec.redundantExperts: the plan in service has %d, not %d. Set the same number, or create a plan without spec.current", slots*p.Ranks, i.RedundantSlots*i.Ranks)
 	}
 	return nil
 }
 
-// priorManifest is that of the profile of the plan in service; nil where the inputs name none.
+// priorManifest reads the manifest of the profile of the plan in service. It returns nil if the inputs name none.
 func (t *task) priorManifest(ctx context.Context) (*profile.Manifest, error) {
 	if t.inputs.Replan.Prior == "" {
 		return nil, nil
 	}
 	manifest, err := profile.FetchManifest(ctx, t.client, t.prior, t.inputs.Replan.Prior)
 	if err != nil {
-		return nil, fmt.Errorf("read the profile of the plan in service: %w", err)
+		return nil, fmt.Errorf("failed to read the profile of the plan in service: %w", err)
 	}
 	return &manifest, nil
 }
 
-// replanFromTraces solves from the recent routing trace and, where it has one, that of the profile before it. Each gets half of the
-// memory.
-func (t *task) replanFromTraces(ctx context.Context, manifest profile.Manifest, before *profile.Manifest, current *solver.Plan, tell func(string, int, int)) (*trace.Trace, *solver.Replanned, error) {
+// replanFromTraces solves from the recent routing trace and, if it exists, the trace of the prior profile. Each may
+// take half of the memory.
+func (t *task) replanFromTraces(ctx context.Context, manifest profile.Manifest, before *profile.Manifest, current *solver.Plan, report func(string, int, int)) (*trace.Trace, *solver.Replanned, error) {
 	bound := traceBound(t.memory) / 2
 	recent, err := t.recorded(ctx, t.scope, manifest, bound)
 	if err != nil {
@@ -197,12 +199,12 @@ func (t *task) replanFromTraces(ctx context.Context, manifest profile.Manifest, 
 			return nil, nil, err
 		}
 	}
-	found, err := solver.Replan(ctx, recent, prior, current, t.replanOptions(tell))
+	found, err := solver.Replan(ctx, recent, prior, current, t.replanOptions(report))
 	return recent, found, err
 }
 
-// replanFromCounts solves from the counts of the profile and of the one before it.
-func (t *task) replanFromCounts(ctx context.Context, manifest profile.Manifest, before *profile.Manifest, current *solver.Plan, tell func(string, int, int)) (*solver.Replanned, error) {
+// replanFromCounts solves from the counts of the profile and of the prior profile.
+func (t *task) replanFromCounts(ctx context.Context, manifest profile.Manifest, before *profile.Manifest, current *solver.Plan, report func(string, int, int)) (*solver.Replanned, error) {
 	recent, err := t.counted(ctx, t.scope, manifest)
 	if err != nil {
 		return nil, err
@@ -225,41 +227,42 @@ func (t *task) replanFromCounts(ctx context.Context, manifest profile.Manifest, 
 	}
 	counted := solver.CountedProfile{Layers: recent, Groups: groups}
 	copy(counted.Digest[:], digest)
-	return solver.ReplanCounts(ctx, counted, prior, current, t.replanOptions(tell))
+	return solver.ReplanCounts(ctx, counted, prior, current, t.replanOptions(report))
 }
 
 // counted reads the counts of a profile.
 func (t *task) counted(ctx context.Context, scope artifact.Scope, manifest profile.Manifest) ([]affinity.Counts, error) {
 	stream, err := t.client.Get(ctx, scope, manifest.Files[profile.CountsFile])
 	if err != nil {
-		return nil, fmt.Errorf("read the counts of %s: %w", scope, err)
+		return nil, fmt.Errorf("failed to read the counts of %s: %w", scope, err)
 	}
 	defer stream.Close()
 	counted, err := counts.ReadCompressed(stream, traceBound(t.memory)/2)
-	// What arrived counts only if it was verified to its end; otherwise a fault in it is the transfer's.
+	// The content counts only if its digest was verified to the end. Otherwise an error in it is an error of the
+	// transfer.
 	if _, rest := io.Copy(io.Discard, stream); rest != nil {
-		return nil, fmt.Errorf("read the counts of %s: %w", scope, rest)
+		return nil, fmt.Errorf("failed to read the counts of %s: %w", scope, rest)
 	}
 	if err != nil {
-		return nil, invalidf("ProfileInvalid", "the counts of %s: %v (the manager's memory limit, %d bytes for each of its solver workers, allows for %d: raise resources.limits.memory, the chart's manager.resources.limits.memory)", scope, err, t.memory, traceBound(t.memory)/2)
+		return nil, invalidf("ProfileInvalid", "counts of %s: %v (the memory limit of the manager, %d bytes per solver worker, allows %d bytes: raise resources.limits.memory, chart value manager.resources.limits.memory)", scope, err, t.memory, traceBound(t.memory)/2)
 	}
 	if digest := counted.Model.Digest; digest != "" && digest != manifest.ModelDigest {
-		return nil, invalidf("ProfileInvalid", "the counts of %s are of model %q, the profile of %q", scope, digest, manifest.ModelDigest)
+		return nil, invalidf("ProfileInvalid", "counts of %s: they are of model %q, but the profile is of %q", scope, digest, manifest.ModelDigest)
 	}
 	return counted.Layers(), nil
 }
 
-func (t *task) replanOptions(tell func(step string, done, total int)) solver.ReplanOptions {
+func (t *task) replanOptions(report func(step string, done, total int)) solver.ReplanOptions {
 	in := t.inputs.Replan
 	return solver.ReplanOptions{
-		Options: t.options(tell), MoveGainPercent: solver.DefaultMoveGainPercent, PriorPercent: solver.DefaultPriorPercent,
+		Options: t.options(report), MoveGainPercent: solver.DefaultMoveGainPercent, PriorPercent: solver.DefaultPriorPercent,
 		Choice: solver.Choice{
 			BatchTokens: t.inputs.batchSizes(), MinimumGainPercent: float64(in.MinimumGainPercent), TargetLAR: float64(in.TargetLARMilli) / 1000,
 		},
 	}
 }
 
-// scored scores the chosen plan as one of its own, and calibrates its drift test, on the requests that it was not made from.
+// scored evaluates the chosen plan on the held-out requests, and calibrates its drift test.
 func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.Plan, found *solver.Replanned) (*solver.Solution, error) {
 	o := solver.DefaultEvaluation()
 	o.Requests, o.Seed, o.Machines = found.HeldOut, chosen.Seed, cost.NodeOf(chosen.Machines())
@@ -278,5 +281,5 @@ func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.P
 	return &solver.Solution{Plan: chosen, Report: report, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests}, nil
 }
 
-// loadCap is that of the request routers that serve by the plan; 0 where they are not told one.
+// loadCap returns the token load limit of the request routers, as a factor; 0 if the spec sets none.
 func (t *task) loadCap() float64 { return float64(t.inputs.TokenLoadLimit) / 100 }

@@ -21,7 +21,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// traffic are two traces of one model: requests of some domains, and of the others.
+// traffic returns two traces of one model with different domains of requests.
 func traffic(t *testing.T) (before, after []byte) {
 	t.Helper()
 	recorded, err := trace.Read(bytes.NewReader(traceFile(t)), 1<<30)
@@ -29,7 +29,7 @@ func traffic(t *testing.T) (before, after []byte) {
 		t.Fatal(err)
 	}
 	if recorded.Domains == nil {
-		t.Fatal("the trace tells no domains")
+		t.Fatal("the trace contains no domains")
 	}
 	sides := [2][]int{}
 	for request, domain := range recorded.Domains {
@@ -48,15 +48,15 @@ func traffic(t *testing.T) (before, after []byte) {
 	return files[0], files[1]
 }
 
-// A plan that names the one in service is compared with it on recent requests: new tables for its placement, or a new placement, come
-// out, and both survive the loss of the status.
+// TestReplan checks that a plan that names the plan in service is compared with it on recent requests. The result is
+// new tables for its placement or a new placement, and survives the loss of the status.
 func TestReplan(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	before, after := traffic(t)
 	old, recent := w.newProfile("old"), w.newProfile("recent")
 	w.complete(old, before)
-	// Tokens have ranks of their own: of few requests, those that are held out have few loads to compare.
+	// Each token has its own rank, because few kept-out requests would give too few loads to compare.
 	perToken := func(p *semmoev1.PlacementPlan) { p.Spec.Attention = semmoev1.AttentionTensorParallel }
 	base := w.newPlan("base", "old", perToken)
 	base = w.wait(base, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
@@ -92,10 +92,10 @@ func TestReplan(t *testing.T) {
 		t.Fatal(err)
 	}
 	if encoded.Manifest.Layout != base.Status.PlanDigest || stored.Layout != base.Status.PlanDigest || !bytes.Equal(encoded.Files[plan.PlacementFile], currentArtifact.Files[plan.PlacementFile]) {
-		t.Errorf("the tables are for the layout %q, want %s with the same placement", encoded.Manifest.Layout, base.Status.PlanDigest)
+		t.Errorf("the tables are for layout %q, want %s with the same placement", encoded.Manifest.Layout, base.Status.PlanDigest)
 	}
 	if stored.Schedule == nil || rate(stored.Schedule.LAR) != next.Status.Forecast.LARMilli {
-		t.Errorf("the schedule is not for the plan's rate, %d: %+v", next.Status.Forecast.LARMilli, stored.Schedule)
+		t.Errorf("the schedule is not for the rate of the plan, %d: %+v", next.Status.Forecast.LARMilli, stored.Schedule)
 	}
 	if diff := cmp.Diff(current.Placement, stored.Placement); diff != "" {
 		t.Errorf("the placement has changed (-current +new):\n%s", diff)
@@ -105,22 +105,22 @@ func TestReplan(t *testing.T) {
 	w.wipe(next)
 	next = w.wait(next, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
 	if diff := cmp.Diff(want, facts(next)); diff != "" {
-		t.Errorf("the status after it was lost (-before +after):\n%s", diff)
+		t.Errorf("restored status (-before +after):\n%s", diff)
 	}
 	if diff := cmp.Diff(times, w.stored()); diff != "" {
-		t.Errorf("it was solved again (-before +after):\n%s", diff)
+		t.Errorf("the plan was solved again (-before +after):\n%s", diff)
 	}
 
-	// Tables after tables are for the same layout.
+	// Tables that replace other tables are for the same layout.
 	third := replan("third", func(s *semmoev1.PlacementPlanSpec) {
 		s.Current.TablesDigest, s.Current.TargetLARMilli = next.Status.PlanDigest, 1
 	})
 	third = w.wait(third, semmoev1.ConditionProgressing, metav1.ConditionFalse, "Complete")
 	if c := third.Status.Comparison; c == nil || c.CurrentLARMilli != next.Status.Comparison.CandidateLARMilli {
-		t.Errorf("compared with %+v; the tables in use have a rate of %d on the same requests", c, next.Status.Comparison.CandidateLARMilli)
+		t.Errorf("comparison %+v; want a current rate of %d, the rate of the tables in use on the same requests", c, next.Status.Comparison.CandidateLARMilli)
 	}
 
-	// Where nothing would gain enough, or locality gains nothing, that is said, with the figures.
+	// If no change gains enough, or locality does not pay, the comparison reports the figures.
 	small := replan("small", func(s *semmoev1.PlacementPlanSpec) { s.MinimumGainPercent, s.BatchTokens = ptr.To[int32](99), 8 })
 	small = w.wait(small, semmoev1.ConditionReady, metav1.ConditionTrue, "LocalityDoesNotPay", "latency dominates")
 	if small.Status.Tier != "" || small.Status.Verdict != semmoev1.VerdictLocalityDoesNotPay || small.Status.Comparison == nil {
@@ -139,7 +139,8 @@ func TestReplan(t *testing.T) {
 	w.wait(replan("absent", func(s *semmoev1.PlacementPlanSpec) { s.PriorProfileRef.Name = "absent" }), semmoev1.ConditionDegraded, metav1.ConditionTrue, "ProfileNotFound", "spec.priorProfileRef")
 }
 
-// From counts alone, without any sequence, new tables come out; and a plan of its own cannot be made of them.
+// TestReplanFromCounts checks that counts without sequences give new tables, and that they support only plans with
+// spec.current.
 func TestReplanFromCounts(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -165,28 +166,28 @@ func TestReplanFromCounts(t *testing.T) {
 	}
 	current, _, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, base.Status.PlanDigest)
 	if err != nil || current.Schedule == nil || !cmp.Equal(current.Schedule, stored.Schedule) {
-		t.Errorf("the schedule is not that of the plan in service: %v", err)
+		t.Errorf("the schedule differs from that of the plan in service: %v", err)
 	}
-	w.wait(w.newPlan("alone", "live"), semmoev1.ConditionStalled, metav1.ConditionTrue, "ProfileInvalid", "live counts")
+	w.wait(w.newPlan("standalone", "live"), semmoev1.ConditionStalled, metav1.ConditionTrue, "ProfileInvalid", "live counts")
 
-	// From a backup the profile comes back with another identity, which the store knows nothing of. The plan's ConfigMap, without its
-	// owner, tells which plan it was.
-	held := w.configMap(next.Status.ConfigMap)
-	for _, lost := range []client.Object{next, live, held, w.configMap(next.Status.StableConfigMap)} {
+	// A restored profile has another identity, and no result in the store. The ConfigMap of the plan, without an owner,
+	// identifies the plan.
+	kept := w.configMap(next.Status.ConfigMap)
+	for _, lost := range []client.Object{next, live, kept, w.configMap(next.Status.StableConfigMap)} {
 		w.delete(lost)
 	}
 	w.newProfile("live")
 	restored := w.newPlan("next", "live", replan)
 	w.wait(restored, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForProfile")
-	held.ObjectMeta = metav1.ObjectMeta{Namespace: held.Namespace, Name: held.Name, Labels: held.Labels, Annotations: held.Annotations}
-	w.create(held)
+	kept.ObjectMeta = metav1.ObjectMeta{Namespace: kept.Namespace, Name: kept.Name, Labels: kept.Labels, Annotations: kept.Annotations}
+	w.create(kept)
 	restored = w.wait(restored, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
-	if restored.Status.PlanDigest != next.Status.PlanDigest || restored.Status.Tier != semmoev1.TierTables || !metav1.IsControlledBy(w.configMap(held.Name), restored) {
-		t.Errorf("restored is plan %s of tier %q; want %s of tier Tables", restored.Status.Plan, restored.Status.Tier, next.Status.Plan)
+	if restored.Status.PlanDigest != next.Status.PlanDigest || restored.Status.Tier != semmoev1.TierTables || !metav1.IsControlledBy(w.configMap(kept.Name), restored) {
+		t.Errorf("restored plan %s of tier %q, want %s of tier Tables", restored.Status.Plan, restored.Status.Tier, next.Status.Plan)
 	}
 }
 
-// completeLive publishes the counts of a trace as the result of a live profile, and reports it ready.
+// completeLive publishes the counts of a trace as the result of a live profile, and marks the profile ready.
 func (w *world) completeLive(p *semmoev1.AffinityProfile, file []byte) {
 	w.t.Helper()
 	recorded, err := trace.Read(bytes.NewReader(file), 1<<30)
@@ -211,7 +212,7 @@ func (w *world) completeLive(p *semmoev1.AffinityProfile, file []byte) {
 	w.report(p, scope.ID, digest)
 }
 
-// What the solver found is told as it is.
+// TestComparison checks that the status contains the comparison of the solver.
 func TestComparison(t *testing.T) {
 	if (*replanned)(nil).tier() != "" || (*replanned)(nil).comparison() != nil {
 		t.Error("a plan that replaces none has a tier or a comparison")

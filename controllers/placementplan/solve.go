@@ -22,17 +22,17 @@ import (
 )
 
 const (
-	// maxTraceBytes bounds an uncompressed trace. It is above the largest sample that a profile takes of any known model
-	// at the default settings by a factor of ten.
+	// maxTraceBytes bounds an uncompressed trace. It is ten times the largest sample that a profile takes of any known
+	// model at the default settings.
 	maxTraceBytes = 4 << 30
-	// memoryPerTrace is the memory that a manager needs for each byte of a trace: nine were measured while it is solved.
-	// A manager that is killed for its memory would be killed again by the same plan.
+	// memoryPerTrace is the memory that a manager needs per byte of a trace. Nine bytes were measured during a solve. A
+	// manager that is killed for its memory would be killed again by the same plan.
 	memoryPerTrace = 16
-	// maxTokenizerBytes bounds a tokenizer; the largest known ones have about 35 MB.
+	// maxTokenizerBytes bounds a tokenizer. The largest known tokenizers have about 35 MB.
 	maxTokenizerBytes = 256 << 20
 )
 
-// invalidError is a fault of the inputs: solving again cannot help.
+// invalidError is an error of the inputs. Solving again does not help.
 type invalidError struct{ reason, message string }
 
 func (e *invalidError) Error() string { return e.message }
@@ -41,27 +41,27 @@ func invalidf(reason, format string, args ...any) *invalidError {
 	return &invalidError{reason, fmt.Sprintf(format, args...)}
 }
 
-// invalidRanks names the field of an EP size that does not divide the experts.
+// invalidRanks returns the error for an EP size that does not divide the number of experts.
 func invalidRanks(err error) *invalidError {
-	return invalidf("InvalidExpertParallelSize", "spec.expertParallelSize: %v; the spec cannot be changed: create another plan", err)
+	return invalidf("InvalidExpertParallelSize", "spec.expertParallelSize: %v. The spec is immutable: create another plan", err)
 }
 
-// task is one plan to solve and publish.
+// task solves and publishes one plan.
 type task struct {
 	client *artifact.Client
-	scope  artifact.Scope // of the profile
-	prior  artifact.Scope // of the profile of the plan in service, where the inputs name one
+	scope  artifact.Scope // scope of the profile
+	prior  artifact.Scope // scope of the profile of the plan in service, if the inputs name one
 	engine semmoev1.EngineType
 	inputs solveInputs
-	// machines is the hardware profile that the inputs name; nil for the operator's own.
+	// machines is the hardware profile that the inputs name; nil for the default profile.
 	machines *hardware.Profile
 	now      func() time.Time
-	// memory is how many bytes of the process's memory it may take.
+	// memory is the maximum memory of the task, in bytes.
 	memory int64
 }
 
-// run solves the plan and publishes it, unless another plan of the same inputs has been published meanwhile.
-func (t *task) run(ctx context.Context, tell func(step string, done, total int)) error {
+// run solves the plan and publishes it, unless a plan of the same inputs has been published in the meantime.
+func (t *task) run(ctx context.Context, report func(step string, done, total int)) error {
 	log := logr.FromContextOrDiscard(ctx)
 	namespace := t.scope.Namespace
 	known, err := fetchSolution(ctx, t.client, namespace, t.inputs.ID())
@@ -74,18 +74,19 @@ func (t *task) run(ctx context.Context, tell func(step string, done, total int))
 		}
 	}
 	begin := t.now()
-	tell("Reading the profile", 0, 1)
+	report("Reading the profile", 0, 1)
 	manifest, err := profile.FetchManifest(ctx, t.client, t.scope, t.inputs.Profile)
 	if err != nil {
-		return fmt.Errorf("read the profile: %w", err)
+		return fmt.Errorf("failed to read the profile: %w", err)
 	}
-	// A trace and the tables made from it can be hundreds of megabytes, and the next solve may be days away.
+	// A trace and the tables that are made from it can have hundreds of megabytes, and the next solve may be days
+	// later.
 	defer debug.FreeOSMemory()
-	found, replan, err := t.find(ctx, manifest, tell)
+	found, replan, err := t.find(ctx, manifest, report)
 	if err != nil {
 		return err
 	}
-	tell("Publishing", 0, 1)
+	report("Publishing", 0, 1)
 	encoded, err := plan.Encode(found.Plan)
 	if err != nil {
 		return err
@@ -120,26 +121,26 @@ func (t *task) run(ctx context.Context, tell func(step string, done, total int))
 	return nil
 }
 
-// memoryShare is a task's part of the process's memory limit where so many are solved at a time: together they must fit.
+// memoryShare returns the share of one task in the memory limit of the process. The tasks of all workers fit together.
 func memoryShare(workers int) int64 { return debug.SetMemoryLimit(-1) / int64(max(1, workers)) }
 
-// traceBound is the largest uncompressed trace that fits a limit on memory in bytes.
+// traceBound returns the size of the largest uncompressed trace that fits a memory limit, in bytes.
 func traceBound(memoryLimit int64) int64 { return min(maxTraceBytes, memoryLimit/memoryPerTrace) }
 
-// find solves a plan alone, or one that is to replace the one in service.
-func (t *task) find(ctx context.Context, manifest profile.Manifest, tell func(step string, done, total int)) (*solver.Solution, *replanned, error) {
+// find solves a plan, or a plan that replaces the plan in service.
+func (t *task) find(ctx context.Context, manifest profile.Manifest, report func(step string, done, total int)) (*solver.Solution, *replanned, error) {
 	if t.inputs.Replan != nil {
-		return t.replan(ctx, manifest, tell)
+		return t.replan(ctx, manifest, report)
 	}
 	if !manifest.HasTrace() {
-		return nil, nil, invalidf("ProfileInvalid", "the profile is of live counts, and has no routing trace: a plan of its own cannot be made from it; give spec.current, or make a profile of a data set or of sequences")
+		return nil, nil, invalidf("ProfileInvalid", "The profile contains live counts and no routing trace, so it only supports plans with spec.current. Set spec.current, or use a profile of a data set or of sequences")
 	}
-	found, err := t.solve(ctx, manifest, tell)
+	found, err := t.solve(ctx, manifest, report)
 	return found, nil, err
 }
 
-// solve reads the trace and solves. Only the plan and its score outlive it.
-func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(step string, done, total int)) (*solver.Solution, error) {
+// solve reads the trace and solves the plan. Only the plan and its score outlive the call.
+func (t *task) solve(ctx context.Context, manifest profile.Manifest, report func(step string, done, total int)) (*solver.Solution, error) {
 	recorded, err := t.recorded(ctx, t.scope, manifest, traceBound(t.memory))
 	if err != nil {
 		return nil, err
@@ -148,59 +149,60 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 		return nil, invalidRanks(err)
 	}
 	if err := placement.CheckSlots(t.inputs.Algorithm, t.inputs.Ranks, recorded.Model.Experts, t.inputs.RedundantSlots); err != nil {
-		return nil, invalidf("InvalidPlacement", "spec.redundantExperts: %d makes %v; the spec cannot be changed: create another plan", t.inputs.RedundantSlots*t.inputs.Ranks, err)
+		return nil, invalidf("InvalidPlacement", "spec.redundantExperts: %d is invalid: %v. The spec is immutable: create another plan", t.inputs.RedundantSlots*t.inputs.Ranks, err)
 	}
-	if err := solver.Check(recorded, t.options(tell)); err != nil && !trace.IsInvalid(err) {
-		return nil, invalidf("InvalidPlacement", "spec: %v; the spec cannot be changed: create another plan", err)
+	if err := solver.Check(recorded, t.options(report)); err != nil && !trace.IsInvalid(err) {
+		return nil, invalidf("InvalidPlacement", "spec: %v. The spec is immutable: create another plan", err)
 	}
-	found, err := solver.Solve(ctx, recorded, t.options(tell))
+	found, err := solver.Solve(ctx, recorded, t.options(report))
 	if trace.IsInvalid(err) {
-		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v", err)
+		return nil, invalidf("ProfileInvalid", "routing trace of the profile: %v", err)
 	}
 	if err != nil || t.inputs.Unshuffled {
-		return found, err // no traffic changes a rate that hangs on the number of ranks alone: there is nothing to test for
+		return found, err // the rate depends only on the number of ranks, so drift of the traffic cannot change it
 	}
-	tell("Calibrating the drift test", 0, 1)
+	report("Calibrating the drift test", 0, 1)
 	if found.Plan.Drift, err = solver.CalibrateDrift(ctx, recorded, found.Plan, found.HeldOut, t.loadCap()); err != nil {
 		return nil, err
 	}
 	if recorded.Model.HiddenSize > 0 {
-		if found.Worth, err = solver.WorthOf(ctx, recorded, found, t.options(tell), t.inputs.minimumGainPercent()); err != nil {
+		if found.Worth, err = solver.WorthOf(ctx, recorded, found, t.options(report), t.inputs.minimumGainPercent()); err != nil {
 			return nil, err
 		}
 	}
 	return found, t.addSchedule(recorded, found.Plan, found.Report.LAR)
 }
 
-func (t *task) options(tell func(step string, done, total int)) solver.Options {
-	o := t.inputs.options(tell)
+func (t *task) options(report func(step string, done, total int)) solver.Options {
+	o := t.inputs.options(report)
 	o.Hardware = t.machines
 	return o
 }
 
-// addSchedule adds what the plan says about the work inside layers, on the machines that it is for.
+// addSchedule adds the schedule of the work inside layers, for the machines of the plan.
 func (t *task) addSchedule(recorded *trace.Trace, p *solver.Plan, lar float64) (err error) {
 	p.Schedule, err = solver.ScheduleLayers(&recorded.Model, p, lar, p.Machines(), t.inputs.RanksPerNode)
 	return err
 }
 
-// recorded reads the routing trace of a profile, of at most so many bytes, and checks that it is of the profile's model.
+// recorded reads the routing trace of a profile, of at most bound bytes, and checks that its model is the model of the
+// profile.
 func (t *task) recorded(ctx context.Context, scope artifact.Scope, manifest profile.Manifest, bound int64) (*trace.Trace, error) {
 	recorded, err := t.trace(ctx, scope, manifest, bound)
 	if trace.IsInvalid(err) {
-		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v (the manager's memory limit, %d bytes for each of its solver workers, allows for %d: raise resources.limits.memory, the chart's manager.resources.limits.memory)", err, t.memory, bound)
+		return nil, invalidf("ProfileInvalid", "routing trace of the profile: %v (the memory limit of the manager, %d bytes per solver worker, allows %d bytes: raise resources.limits.memory, chart value manager.resources.limits.memory)", err, t.memory, bound)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the profile's routing trace: %w", err)
+		return nil, fmt.Errorf("failed to read the routing trace of the profile: %w", err)
 	}
 	if digest := recorded.Model.Digest; digest != "" && digest != manifest.ModelDigest {
-		return nil, invalidf("ProfileInvalid", "the profile's routing trace is of model %q, the profile of %q", digest, manifest.ModelDigest)
+		return nil, invalidf("ProfileInvalid", "routing trace of the profile: it is of model %q, but the profile is of %q", digest, manifest.ModelDigest)
 	}
 	recorded.Model.Digest = manifest.ModelDigest
 	return recorded, nil
 }
 
-// trace reads the routing trace as it arrives from the store.
+// trace reads the routing trace while it arrives from the store.
 func (t *task) trace(ctx context.Context, scope artifact.Scope, manifest profile.Manifest, maxBytes int64) (*trace.Trace, error) {
 	stream, err := t.client.Get(ctx, scope, manifest.Files[profile.TraceFile])
 	if err != nil {
@@ -208,14 +210,15 @@ func (t *task) trace(ctx context.Context, scope artifact.Scope, manifest profile
 	}
 	defer stream.Close()
 	recorded, err := trace.Read(stream, maxBytes)
-	// What arrived counts only if it was verified to its end; otherwise a fault in it is the transfer's.
+	// The content counts only if its digest was verified to the end. Otherwise an error in it is an error of the
+	// transfer.
 	if _, rest := io.Copy(io.Discard, stream); rest != nil {
 		return nil, rest
 	}
 	return recorded, err
 }
 
-// tokenizer reads the checkpoint's tokenizer; nil where the profile has none.
+// tokenizer reads the tokenizer of the checkpoint. It returns nil if the profile has none.
 func (t *task) tokenizer(ctx context.Context, manifest profile.Manifest) (io.Reader, error) {
 	digest, has := manifest.Files[profile.TokenizerFile]
 	if !has {
@@ -223,7 +226,7 @@ func (t *task) tokenizer(ctx context.Context, manifest profile.Manifest) (io.Rea
 	}
 	content, err := t.client.ReadAll(ctx, t.scope, digest, maxTokenizerBytes)
 	if err != nil {
-		return nil, fmt.Errorf("read the profile's tokenizer: %w", err)
+		return nil, fmt.Errorf("failed to read the tokenizer of the profile: %w", err)
 	}
 	return bytes.NewReader(content), nil
 }

@@ -24,21 +24,21 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// worthwhile is the factor by which a plan must raise the local activation rate: less is within what another sample of
-// requests would change.
+// worthwhile is the minimum factor by which a plan must raise the local activation rate. A smaller gain is within the
+// variation between samples of requests.
 const worthwhile = 1.02
 
-// faultOf is the fault of a job that failed.
+// faultOf returns the fault of a failed job.
 func faultOf(err error) *conditions.Fault {
 	var invalid *invalidError
 	if errors.As(err, &invalid) {
 		return &conditions.Fault{Reason: invalid.reason, Message: invalid.message, Stalls: true}
 	}
-	return &conditions.Fault{Reason: "SolveFailed", Message: "The plan could not be solved, and is tried again: " + err.Error()}
+	return &conditions.Fault{Reason: "SolveFailed", Message: "Solving failed and is retried: " + err.Error()}
 }
 
-// statusOf reports an observation. It reads the previous status only to keep the times of transitions, and to tell repair
-// from the first publication.
+// statusOf returns the status for an observation. It reads the previous status only to keep transition times, and to
+// distinguish repair from the first publication.
 func statusOf(plan *semmoev1.PlacementPlan, o observation, now time.Time) semmoev1.PlacementPlanStatus {
 	status := semmoev1.PlacementPlanStatus{
 		Conditions:         append([]metav1.Condition(nil), plan.Status.Conditions...),
@@ -67,7 +67,7 @@ func statusOf(plan *semmoev1.PlacementPlan, o observation, now time.Time) semmoe
 	return status
 }
 
-// verdictOf is what a plan is worth.
+// verdictOf returns the verdict of a solution.
 func verdictOf(s *solution) semmoev1.Verdict {
 	if s.Replan != nil {
 		return semmoev1.Verdict(s.Replan.Decision.Verdict)
@@ -83,32 +83,34 @@ func verdictOf(s *solution) semmoev1.Verdict {
 	return semmoev1.VerdictGain
 }
 
-// judgedByTime reports whether the time model knows what the plan is solved for: it has no exchange that sends a token to a rank, or a node, once.
+// judgedByTime reports whether the time model covers the objective of the plan. It models no exchange that sends a
+// token once to each rank or node.
 func (s *solution) judgedByTime() bool {
 	objective := s.Inputs.objective()
 	return objective == placement.Time || objective == placement.Activation
 }
 
-// gains tells that a plan is worth more than the default placement, which the solver has not fallen back to.
+// gains reports whether a plan is better than the default placement.
 func (s *solution) gains() bool {
 	switch in := &s.Inputs; {
 	case in.Unshuffled:
 		return worthwhile*s.Report.RemoteRanksPerToken <= s.UnplannedRemoteRanks
 	case s.LayerNanos > s.UnplannedLayerNanos:
-		return false // more is local, and the busiest rank waits for it
+		return false // more activations are local, but the layer waits for the busiest rank
 	case !s.judgedByTime():
-		return s.Report.LAR >= s.Report.BaselineLAR // the solver has seen that it sends fewer messages
+		return s.Report.LAR >= s.Report.BaselineLAR // the solver verified that the plan sends fewer messages
 	}
 	return s.Report.LAR >= worthwhile*s.Report.BaselineLAR
 }
 
-// maxHardware is the length of a hardware profile's name in a status: a file may give it any.
+// maxHardware is the maximum length of the name of a hardware profile in a status. A file may contain a name of any
+// length.
 const maxHardware = 63
 
-// maxReason is the length of the sentence for a verdict in a status.
+// maxReason is the maximum length of the reason for a verdict in a status.
 const maxReason = 250
 
-// forecastOf is what a plan promises; nil where only counts of tokens are known.
+// forecastOf returns the predicted score of a plan; nil if the profile contains only counts of tokens.
 func forecastOf(s *solution) *semmoev1.PlanForecast {
 	if s.TestRequests == 0 {
 		return nil
@@ -138,17 +140,18 @@ func forecastOf(s *solution) *semmoev1.PlanForecast {
 	return forecast
 }
 
-// unshuffledForecast: tokens lie on the ranks in turn, and one activation in as many as there are ranks is local under any placement.
+// unshuffledForecast returns the forecast of a plan without token shuffle. Tokens are distributed round-robin over the
+// ranks, so the local activation rate is 1/ranks under any placement.
 func unshuffledForecast(s *solution) *semmoev1.PlanForecast {
-	dealt := 1 / float64(s.Inputs.Ranks)
+	local := 1 / float64(s.Inputs.Ranks)
 	milli := func(ranks float64) int32 { return int32(math.Round(1000 * ranks)) }
 	return &semmoev1.PlanForecast{
-		LARMilli: rate(dealt), BaselineMilli: rate(dealt), LARSummary: percent(dealt), BaselineSummary: percent(dealt),
+		LARMilli: rate(local), BaselineMilli: rate(local), LARSummary: percent(local), BaselineSummary: percent(local),
 		RemoteRanksMilli: milli(s.Report.RemoteRanksPerToken), BaselineRemoteRanksMilli: milli(s.UnplannedRemoteRanks),
 	}
 }
 
-// rate is a share in thousandths.
+// rate converts a share to thousandths.
 func rate(share float64) int32 { return int32(math.Round(1000 * min(max(share, 0), 1))) }
 
 func percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }
@@ -169,15 +172,15 @@ func publishedVerdict(plan *semmoev1.PlacementPlan, o observation, status semmoe
 	switch f := status.Forecast; {
 	case f == nil:
 	case f.BaselineRemoteRanksMilli > 0:
-		message += fmt.Sprintf("; on requests that it has not seen the experts of a token lie on %.2f other ranks, in the default placement on %.2f. Tokens are not shuffled: the local activation rate is %s under any plan",
+		message += fmt.Sprintf("; on held-out requests the experts of a token are on %.2f remote ranks, in the default placement on %.2f; without token shuffle the local activation rate is %s under any plan",
 			float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000, f.LARSummary)
 	default:
-		message += fmt.Sprintf("; on requests that it has not seen its local activation rate is %s, that of the default placement %s", f.LARSummary, f.BaselineSummary)
+		message += fmt.Sprintf("; local activation rate on held-out requests %s, default placement %s", f.LARSummary, f.BaselineSummary)
 	}
 	if f := status.Forecast; f != nil && f.LayerNanos > 0 {
-		message += fmt.Sprintf("; by hardware profile %s a layer takes %.1f µs, without a plan %.1f", f.Hardware, float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
+		message += fmt.Sprintf("; modelled layer time %.1f µs, without a plan %.1f µs (hardware profile %s)", float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000, f.Hardware)
 		if len(f.BatchTokens) > 0 {
-			message += fmt.Sprintf(" (saved %.1f%%, 95%% interval %.1f%% to %.1f%%; batches of %s tokens%s)",
+			message += fmt.Sprintf(", reduction %.1f%% (95%% interval %.1f%% to %.1f%%; batches of %s tokens%s)",
 				float64(f.SavedMilli)/10, float64(f.SavedLowMilli)/10, float64(f.SavedHighMilli)/10, sizesText(f.BatchTokens), sizesSource(&plan.Spec))
 		}
 	}
@@ -185,26 +188,26 @@ func publishedVerdict(plan *semmoev1.PlacementPlan, o observation, status semmoe
 		message += "; " + o.Solved.Copies
 	}
 	if c := status.Comparison; c != nil {
-		message += ". Compared with the plan in service: " + c.Reason
+		message += "; comparison with the plan in service: " + c.Reason
 	}
 	switch status.Verdict {
 	case semmoev1.VerdictNoGainExpected:
 		reason = string(status.Verdict)
-		message += ": no gain is expected, and it is not rolled out"
+		message += "; the plan is not rolled out, because no gain is expected"
 		if f := status.Forecast; f != nil && f.Reason != "" && status.Comparison == nil {
 			message += ": " + f.Reason
 		}
 	case semmoev1.VerdictLocalityDoesNotPay:
 		reason = string(status.Verdict)
-		message += ": nothing is rolled out"
+		message += "; the plan is not rolled out, because locality does not pay"
 	}
 	if o.Solved.Truncated {
-		message += "; the time budget (spec.solver.timeBudgetSeconds) cut the search off"
+		message += "; the search reached its time budget (spec.solver.timeBudgetSeconds)"
 	}
 	return conditions.True(reason, message)
 }
 
-// sizesText lists batch sizes; one that occurs n times as "n × size".
+// sizesText lists batch sizes. A size that occurs n times in a row is written as "n × size".
 func sizesText(sizes []int32) string {
 	var words []string
 	for i := 0; i < len(sizes); {
@@ -222,7 +225,7 @@ func sizesText(sizes []int32) string {
 	return strings.Join(words, ", ")
 }
 
-// sizesSource says where batch sizes come from that the spec does not name.
+// sizesSource returns the source of batch sizes that the spec does not set.
 func sizesSource(s *semmoev1.PlacementPlanSpec) string {
 	switch {
 	case s.BatchTokens > 0:
@@ -233,13 +236,13 @@ func sizesSource(s *semmoev1.PlacementPlanSpec) string {
 	return ", the default"
 }
 
-// stage is what is being done about a plan that is not published.
+// stage returns the current step of a plan that is not published.
 func stage(plan *semmoev1.PlacementPlan, o observation) (reason, message string) {
 	switch {
 	case o.Solved != nil:
-		return "Publishing", "The plan's ConfigMap is being created"
+		return "Publishing", "The ConfigMap of the plan is being created"
 	case o.Solving != nil && o.Solving.Step == "":
-		return "Queued", "The plan waits for its turn to be solved"
+		return "Queued", "The plan is queued for solving"
 	case o.Solving != nil:
 		return "Solving", fmt.Sprintf("%s: %d of %d", o.Solving.Step, o.Solving.Done, o.Solving.Total)
 	}
@@ -261,7 +264,7 @@ func progressingVerdict(plan *semmoev1.PlacementPlan, o observation) conditions.
 	case o.Published:
 		return conditions.False("Complete", "The plan is published")
 	case o.Fault != nil && o.Fault.Stalls:
-		return conditions.False("Stalled", "Nothing will change until what the condition Stalled names is mended")
+		return conditions.False("Stalled", "No progress is possible until the cause in condition Stalled is fixed")
 	case o.Fault != nil:
 		return conditions.True(o.Fault.Reason, o.Fault.Message)
 	}
@@ -269,19 +272,18 @@ func progressingVerdict(plan *semmoev1.PlacementPlan, o observation) conditions.
 	return conditions.True(reason, message)
 }
 
-// reconcilingVerdict is True only until the plan has been published once: a ConfigMap that is lost and comes back is
-// repair.
+// reconcilingVerdict is True only until the plan is published for the first time. Restoring a lost ConfigMap is repair.
 func reconcilingVerdict(plan *semmoev1.PlacementPlan, o observation) conditions.Verdict {
 	switch {
 	case o.Fault != nil && o.Fault.Stalls:
-		return conditions.False("Stalled", "The condition Stalled names what must be mended")
+		return conditions.False("Stalled", "Condition Stalled names the cause to fix")
 	case o.Published, conditions.Finished(plan.Status.Conditions, plan.Generation):
-		return conditions.False("Complete", "The plan was published")
+		return conditions.False("Complete", "The plan is published")
 	}
 	return conditions.True("InProgress", "The plan is not published yet")
 }
 
-// applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.
+// applyStatus writes the status if it differs from the recorded one, and records condition transitions as events.
 func (r *Reconciler) applyStatus(ctx context.Context, plan *semmoev1.PlacementPlan, status semmoev1.PlacementPlanStatus) error {
 	wrote, err := r.statuses.Write(plan, plan.Status, status, func(data []byte) (string, error) {
 		intent := semmoeac.PlacementPlan(plan.Name, plan.Namespace).WithStatus(&semmoeac.PlacementPlanStatusApplyConfiguration{})

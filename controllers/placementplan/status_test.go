@@ -24,7 +24,8 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// The inputs' names must never change by accident: each would cost a solve of every plan there is.
+// TestInputsID checks that the ID of inputs does not change by accident. A change would solve every existing plan
+// again.
 func TestInputsID(t *testing.T) {
 	inputs := solveInputs{
 		Format: solutionFormat, Profile: artifact.Digest(modelDigest), Ranks: 4, Attention: "dp", Algorithm: "auto", Forecast: "table",
@@ -36,7 +37,8 @@ func TestInputsID(t *testing.T) {
 	}
 }
 
-// A plan for reshuffled weights is solved within whole groups of experts, one for an expert map is not.
+// TestReshuffledWeightsKeepGroups checks that a plan for reshuffled weights keeps groups of experts, and a plan for an
+// expert map does not.
 func TestReshuffledWeightsKeepGroups(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{
 		Result:     &semmoev1.ProfileResult{Digest: strings.Repeat("ab", 32)},
@@ -50,7 +52,8 @@ func TestReshuffledWeightsKeepGroups(t *testing.T) {
 	}
 }
 
-// TestCopiesFollowTheEngine gives the solver the engine's rule for copies, where there are copies and the rule is known.
+// TestCopiesFollowTheEngine checks that the solver gets the copy rule of the engine if the plan has copies and the rule
+// is known.
 func TestCopiesFollowTheEngine(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{
 		Result:     &semmoev1.ProfileResult{Digest: strings.Repeat("ab", 32)},
@@ -78,8 +81,9 @@ func TestCopiesFollowTheEngine(t *testing.T) {
 	}
 }
 
-// A plan for tokens that are not shuffled is solved for few messages, and promises no more than what that leaves local.
-func TestTokensThatStay(t *testing.T) {
+// TestUnshuffledTokens checks that a plan without token shuffle minimizes messages, and predicts a local rate of
+// 1/ranks.
+func TestUnshuffledTokens(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{
 		Result:     &semmoev1.ProfileResult{Digest: strings.Repeat("ab", 32)},
 		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue}},
@@ -104,7 +108,7 @@ func TestTokensThatStay(t *testing.T) {
 	}
 	for remote, want := range map[float64]semmoev1.Verdict{1.8: semmoev1.VerdictGain, 2.45: semmoev1.VerdictGain, 2.46: semmoev1.VerdictNoGainExpected, 3: semmoev1.VerdictNoGainExpected} {
 		if got := verdictOf(stay(remote, 2.5)); got != want {
-			t.Errorf("%v other ranks instead of 2.5: %s, want %s", remote, got, want)
+			t.Errorf("%v remote ranks instead of 2.5: verdict %s, want %s", remote, got, want)
 		}
 	}
 }
@@ -140,7 +144,7 @@ func TestVerdict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := verdictOf(test.solution); got != test.want {
-				t.Errorf("%s, want %s", got, test.want)
+				t.Errorf("verdict = %s, want %s", got, test.want)
 			}
 		})
 	}
@@ -192,7 +196,7 @@ func TestConditions(t *testing.T) {
 		},
 		"queued": {
 			observation{Profile: ready, Solving: &progress{}},
-			expected{"False Queued", "True Queued", "False AsExpected", "False NotStalled", "True InProgress"}, "turn",
+			expected{"False Queued", "True Queued", "False AsExpected", "False NotStalled", "True InProgress"}, "queued for solving",
 		},
 		"solving": {
 			observation{Profile: ready, Solving: &progress{"Placement", 3, 9}},
@@ -204,31 +208,31 @@ func TestConditions(t *testing.T) {
 		},
 		"published": {
 			observation{Profile: ready, Solved: gain, Published: true},
-			expected{"True Published", "False Complete", "False AsExpected", "False NotStalled", "False Complete"}, "is 50.0%, that of the default placement 25.0%",
+			expected{"True Published", "False Complete", "False AsExpected", "False NotStalled", "False Complete"}, "local activation rate on held-out requests 50.0%, default placement 25.0%",
 		},
 		"no gain": {
 			observation{Solved: noGain, Published: true},
 			expected{"True NoGainExpected", "False Complete", "False AsExpected", "False NotStalled", "False Complete"}, "not rolled out",
 		},
-		"cut off": {
+		"time budget reached": {
 			observation{Solved: truncated, Published: true},
 			expected{"True Published", "False Complete", "False AsExpected", "False NotStalled", "False Complete"}, "timeBudgetSeconds",
 		},
-		"published, store away": {
+		"published, store unavailable": {
 			observation{Solved: gain, Published: true, Fault: storeFault(errors.New("refused"))},
 			expected{"True Published", "False Complete", "True StoreUnavailable", "False NotStalled", "False Complete"}, "50.0%",
 		},
-		"not published, store away": {
+		"not published, store unavailable": {
 			observation{Solved: gain, Fault: storeFault(errors.New("refused"))},
-			expected{"False StoreUnavailable", "True StoreUnavailable", "True StoreUnavailable", "False NotStalled", "True InProgress"}, "asked again: refused",
+			expected{"False StoreUnavailable", "True StoreUnavailable", "True StoreUnavailable", "False NotStalled", "True InProgress"}, "is retried: refused",
 		},
 		"invalid": {
 			observation{Fault: faultOf(invalidRanks(errors.New("EP size 5 does not divide")))},
 			expected{"False InvalidExpertParallelSize", "False Stalled", "True InvalidExpertParallelSize", "True InvalidExpertParallelSize", "False Stalled"}, "spec.expertParallelSize: EP size 5",
 		},
 		"failed": {
-			observation{Fault: faultOf(errors.New("cut off"))},
-			expected{"False SolveFailed", "True SolveFailed", "True SolveFailed", "False NotStalled", "True InProgress"}, "tried again: cut off",
+			observation{Fault: faultOf(errors.New("connection refused"))},
+			expected{"False SolveFailed", "True SolveFailed", "True SolveFailed", "False NotStalled", "True InProgress"}, "is retried: connection refused",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -249,20 +253,21 @@ func TestConditions(t *testing.T) {
 				t.Errorf("conditions\n%+v, want\n%+v", got, test.want)
 			}
 			if message := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionReady).Message; !strings.Contains(message, test.message) {
-				t.Errorf("%q does not mention %q", message, test.message)
+				t.Errorf("message %q does not contain %q", message, test.message)
 			}
 			if (status.ConfigMap != "") != test.observation.Published || (status.Verdict != "") != (test.observation.Solved != nil) {
 				t.Errorf("status %+v", status)
 			}
 			plan.Status = status
 			if again := statusOf(plan, test.observation, time.Now().Add(time.Hour)); !cmp.Equal(status, again) {
-				t.Errorf("the same observation, another status:\n%s", cmp.Diff(status, again))
+				t.Errorf("the same observation gives a different status:\n%s", cmp.Diff(status, again))
 			}
 		})
 	}
 }
 
-// A plan that was published and whose ConfigMap was lost is repaired, not reconciled.
+// TestRepairIsNotReconciling checks that restoring a lost ConfigMap of a published plan counts as repair, not as
+// reconciling.
 func TestRepairIsNotReconciling(t *testing.T) {
 	plan := &semmoev1.PlacementPlan{}
 	plan.Generation = 1
@@ -280,14 +285,14 @@ func TestRepairIsNotReconciling(t *testing.T) {
 func TestTraceBound(t *testing.T) {
 	for limit, want := range map[int64]int64{math.MaxInt64: maxTraceBytes, 2 << 30: 128 << 20, 1 << 40: maxTraceBytes} {
 		if got := traceBound(limit); got != want {
-			t.Errorf("with %d bytes of memory %d, want %d", limit, got, want)
+			t.Errorf("trace bound with %d bytes of memory = %d, want %d", limit, got, want)
 		}
 	}
 	before := debug.SetMemoryLimit(1 << 30)
 	defer debug.SetMemoryLimit(before)
 	for workers, want := range map[int]int64{0: 1 << 30, 1: 1 << 30, 4: 1 << 28} {
 		if got := memoryShare(workers); got != want {
-			t.Errorf("one of %d workers may take %d bytes, want %d", workers, got, want)
+			t.Errorf("memory share of one of %d workers = %d bytes, want %d", workers, got, want)
 		}
 	}
 }

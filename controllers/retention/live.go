@@ -12,30 +12,30 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// references are the objects that can name artifacts.
+// references contains the objects that can reference artifacts.
 type references struct {
 	Deployments []semmoev1.MoEDeployment
 	Profiles    []semmoev1.AffinityProfile
 	Plans       []semmoev1.PlacementPlan
-	// ConfigMaps are those of plans.
+	// ConfigMaps are the ConfigMaps of plans.
 	ConfigMaps []metav1.PartialObjectMetadata
-	// Annotated are workloads, their pod templates, and pods.
+	// Annotated contains the metadata of workloads, of their pod templates, and of pods.
 	Annotated []metav1.ObjectMeta
-	// Tables are the ConfigMaps that tell routers which plans' tables to use.
+	// Tables are the ConfigMaps that select the tables for routers.
 	Tables []corev1.ConfigMap
 }
 
-// live is what must stay: scopes, and all scopes of some namespaces.
+// live is the set of artifacts to keep: the artifacts of some scopes, and all artifacts of some namespaces.
 type live struct {
 	scopes     sets.Set[artifact.Scope]
 	namespaces sets.Set[string]
 }
 
-// liveOf tells what the objects name.
+// liveOf returns the artifacts that the objects reference.
 func liveOf(r references) live {
 	l := live{sets.New[artifact.Scope](), sets.New[string]()}
 	for _, d := range r.Deployments {
-		// One that has just been restored has no profile yet that could name what is stored.
+		// A MoEDeployment that was just restored has no profile yet that could reference the stored artifacts.
 		if d.Spec.Profiling != nil && !meta.IsStatusConditionTrue(d.Status.Conditions, semmoev1.ConditionProfiled) && !stalled(d.Generation, d.Status.Conditions) {
 			l.namespaces.Insert(d.Namespace)
 		}
@@ -56,7 +56,7 @@ func liveOf(r references) live {
 	for _, p := range r.Plans {
 		l.add(p.Namespace, artifact.Plan, p.Status.Plan)
 		l.addCurrent(p)
-		// The ConfigMap names the solution that led to the plan.
+		// The ConfigMap references the solution that the plan was made from.
 		if !published.Has(p.Namespace+"/"+p.Status.ConfigMap) && !stalled(p.Generation, p.Status.Conditions) {
 			l.namespaces.Insert(p.Namespace)
 		}
@@ -70,7 +70,7 @@ func liveOf(r references) live {
 	return l
 }
 
-// stalled tells that nothing will happen to an object until somebody replaces it.
+// stalled reports whether an object makes no progress until a user changes it.
 func stalled(generation int64, conditions []metav1.Condition) bool {
 	c := meta.FindStatusCondition(conditions, semmoev1.ConditionStalled)
 	return c != nil && c.Status == metav1.ConditionTrue && c.ObservedGeneration == generation
@@ -88,7 +88,7 @@ func (l live) addDigest(namespace string, annotations map[string]string) {
 	}
 }
 
-// addCurrent adds the plan that another one is to replace: it is read when that is solved.
+// addCurrent adds the plan that p replaces. It is read when p is solved.
 func (l live) addCurrent(p semmoev1.PlacementPlan) {
 	if p.Spec.Current == nil {
 		return
@@ -100,8 +100,8 @@ func (l live) addCurrent(p semmoev1.PlacementPlan) {
 	}
 }
 
-// addTables adds the plans that a ConfigMap names to routers: those that pods were made for, and those whose tables are used. What
-// cannot be read keeps everything of its namespace.
+// addTables adds the plans in a ConfigMap for routers: the plans that pods were created for, and the plans whose tables
+// are used. If the ConfigMap is invalid, all artifacts of its namespace are kept.
 func (l live) addTables(c corev1.ConfigMap) {
 	var tables map[string]string
 	if json.Unmarshal([]byte(c.Data[semmoev1.TablesKey]), &tables) != nil {
@@ -117,7 +117,8 @@ func (l live) addTables(c corev1.ConfigMap) {
 	}
 }
 
-// digests are those of the artifacts that stay. watched are the namespaces whose objects were seen; none means all.
+// digests returns the digests of the artifacts to keep. watched are the namespaces whose objects were listed; an empty
+// slice means all namespaces.
 func (l live) digests(all []artifact.Artifact, watched []string) sets.Set[artifact.Digest] {
 	seen := sets.New(watched...)
 	digests := sets.New[artifact.Digest]()

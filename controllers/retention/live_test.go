@@ -44,17 +44,17 @@ func TestLive(t *testing.T) {
 		namespaces []string
 	}{
 		"nothing": {},
-		"deployment that is not profiled yet": {
+		"deployment without a profile yet": {
 			references: references{Deployments: []semmoev1.MoEDeployment{{ObjectMeta: object("m"), Spec: semmoev1.MoEDeploymentSpec{Profiling: &semmoev1.ProfilingSpec{}}}}},
 			namespaces: []string{"ns"},
 		},
-		"deployment that is profiled": {
+		"deployment with a profile": {
 			references: references{Deployments: []semmoev1.MoEDeployment{{
 				ObjectMeta: object("m"), Spec: semmoev1.MoEDeploymentSpec{Profiling: &semmoev1.ProfilingSpec{}},
 				Status: semmoev1.MoEDeploymentStatus{Conditions: []metav1.Condition{{Type: semmoev1.ConditionProfiled, Status: metav1.ConditionTrue}}},
 			}}},
 		},
-		"deployment that stalls": {
+		"stalled deployment": {
 			references: references{Deployments: []semmoev1.MoEDeployment{{
 				ObjectMeta: object("m"), Spec: semmoev1.MoEDeploymentSpec{Profiling: &semmoev1.ProfilingSpec{}}, Status: semmoev1.MoEDeploymentStatus{Conditions: stalledNow()},
 			}}},
@@ -68,7 +68,7 @@ func TestLive(t *testing.T) {
 			references: references{Profiles: []semmoev1.AffinityProfile{{ObjectMeta: object("p")}}},
 			namespaces: []string{"ns"},
 		},
-		"profile that stalls": {
+		"stalled profile": {
 			references: references{Profiles: []semmoev1.AffinityProfile{{ObjectMeta: object("p"), Status: semmoev1.AffinityProfileStatus{Conditions: stalledNow()}}}},
 		},
 		"plan": {
@@ -87,18 +87,18 @@ func TestLive(t *testing.T) {
 			references: references{Plans: []semmoev1.PlacementPlan{{ObjectMeta: object("p")}}},
 			namespaces: []string{"ns"},
 		},
-		"plan that stalled in an earlier generation": {
+		"plan stalled in an earlier generation": {
 			references: references{Plans: []semmoev1.PlacementPlan{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Generation: 2}, Status: semmoev1.PlacementPlanStatus{Conditions: stalledNow()}}}},
 			namespaces: []string{"ns"},
 		},
-		"plan that stalls": {
+		"stalled plan": {
 			references: references{Plans: []semmoev1.PlacementPlan{{ObjectMeta: object("p"), Status: semmoev1.PlacementPlanStatus{Conditions: stalledNow()}}}},
 		},
-		"ConfigMap alone": {
+		"ConfigMap without a plan": {
 			references: references{ConfigMaps: []metav1.PartialObjectMetadata{configMap}},
 			scopes:     []artifact.Scope{plans(inputs), plans(short)},
 		},
-		"plan to replace another": {
+		"plan that replaces another one": {
 			references: references{Plans: []semmoev1.PlacementPlan{{
 				ObjectMeta: object("p"), Spec: semmoev1.PlacementPlanSpec{Current: &semmoev1.CurrentPlan{PlanDigest: digest, TablesDigest: strings.Repeat(inputs, 4)}},
 			}}},
@@ -141,11 +141,11 @@ func TestDigests(t *testing.T) {
 	stored := func(namespace, id, digest string) artifact.Artifact {
 		return artifact.Artifact{Scope: artifact.Scope{Namespace: namespace, Kind: artifact.Plan, ID: id}, Digest: artifact.Digest(digest), Modified: time.Unix(0, 0)}
 	}
-	all := []artifact.Artifact{stored("ns", short, "named"), stored("ns", inputs, "unnamed"), stored("busy", inputs, "protected"), stored("elsewhere", inputs, "elsewhere")}
+	all := []artifact.Artifact{stored("ns", short, "referenced"), stored("ns", inputs, "unreferenced"), stored("busy", inputs, "protected"), stored("unwatched", inputs, "unwatched")}
 	l := live{sets.New(all[0].Scope), sets.New("busy")}
 	for name, test := range map[string]struct{ watched, want []string }{
-		"all namespaces":  {nil, []string{"named", "protected"}},
-		"some namespaces": {[]string{"ns", "busy"}, []string{"elsewhere", "named", "protected"}},
+		"all namespaces":  {nil, []string{"referenced", "protected"}},
+		"some namespaces": {[]string{"ns", "busy"}, []string{"unwatched", "referenced", "protected"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want := sets.New[artifact.Digest]()

@@ -23,33 +23,34 @@ import (
 // +kubebuilder:rbac:groups=apps,resources=deployments;statefulsets,verbs=list
 
 const (
-	// DefaultRetention is how long artifacts are kept that nothing names.
+	// DefaultRetention is the default time for which artifacts without references are kept.
 	DefaultRetention = 7 * 24 * time.Hour
-	// period is how often the store is swept.
+	// period is the interval between sweeps.
 	period = time.Hour
-	// sweepTimeout bounds a sweep.
+	// sweepTimeout bounds the duration of a sweep.
 	sweepTimeout = 10 * time.Minute
 )
 
-// Sweeper sweeps the artifact store, on the leader alone.
+// Sweeper sweeps the artifact store. It runs on the leader only.
 type Sweeper struct {
-	// Reader lists objects past any cache, which may be behind or hold only some of them.
+	// Reader lists objects without a cache, because a cache may be stale or may contain only some objects.
 	Reader client.Reader
-	// Store is what is swept; nothing is where none is configured.
+	// Store is the store to sweep. If no store is configured, nothing is swept.
 	Store *access.Access
-	// Namespaces are those that the manager watches; none means all.
+	// Namespaces are the namespaces that the manager watches; an empty slice means all namespaces.
 	Namespaces []string
-	// Retention is how long artifacts are kept that nothing names; zero means DefaultRetention. It must be well above
-	// the time from the publication of an artifact to the object that names it.
+	// Retention is the time for which artifacts without references are kept; zero means DefaultRetention. It must be
+	// much longer than the time from the publication of an artifact to the creation of the object that references it.
 	Retention time.Duration
-	// Now is the clock.
+	// Now returns the current time.
 	Now func() time.Time
 }
 
-// NeedLeaderElection is true: one sweep at a time is enough.
+// NeedLeaderElection returns true, because one sweep at a time suffices.
 func (s *Sweeper) NeedLeaderElection() bool { return true }
 
-// Start sweeps until the context ends; for the first time after a period, when the controllers have reported.
+// Start sweeps periodically until the context ends. The first sweep is after one period, when the controllers have
+// reported their objects.
 func (s *Sweeper) Start(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx).WithName("retention")
 	ticker := time.NewTicker(period)
@@ -64,14 +65,14 @@ func (s *Sweeper) Start(ctx context.Context) error {
 		switch {
 		case errors.Is(err, access.ErrNoStore), ctx.Err() != nil:
 		case err != nil:
-			log.Error(err, "Cannot sweep the artifact store, and will try again", "deleted", len(deleted))
+			log.Error(err, "Failed to sweep the artifact store; retrying", "deleted", len(deleted))
 		case len(deleted) > 0:
 			log.Info("Swept the artifact store", "deleted", len(deleted))
 		}
 	}
 }
 
-// Sweep deletes what nothing has named for the retention period, and returns it.
+// Sweep deletes the artifacts without references for the retention period, and returns them.
 func (s *Sweeper) Sweep(ctx context.Context) ([]artifact.Artifact, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -79,7 +80,8 @@ func (s *Sweeper) Sweep(ctx context.Context) ([]artifact.Artifact, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The artifacts first: what is stored after this list is too young for the sweep, whatever the objects say.
+	// The artifacts are listed before the objects. Artifacts that are stored after this list are too young to be
+	// deleted.
 	all, err := store.ListAll(ctx)
 	if err != nil {
 		return nil, err
@@ -98,7 +100,7 @@ func (s *Sweeper) Sweep(ctx context.Context) ([]artifact.Artifact, error) {
 	return deleted, errors.Join(marking, err)
 }
 
-// references lists all objects that can name artifacts.
+// references lists all objects that can reference artifacts.
 func (s *Sweeper) references(ctx context.Context) (references, error) {
 	namespaces := s.Namespaces
 	if len(namespaces) == 0 {
@@ -107,7 +109,7 @@ func (s *Sweeper) references(ctx context.Context) (references, error) {
 	var all references
 	for _, namespace := range namespaces {
 		if err := s.addReferences(ctx, &all, namespace); err != nil {
-			return references{}, fmt.Errorf("list what names artifacts: %w", err)
+			return references{}, fmt.Errorf("failed to list the objects that reference artifacts: %w", err)
 		}
 	}
 	return all, nil
@@ -155,7 +157,7 @@ func (r *references) addWorkload(workload *metav1.ObjectMeta, template *corev1.P
 	r.Annotated = append(r.Annotated, *workload, metav1.ObjectMeta{Namespace: workload.Namespace, Annotations: template.Annotations})
 }
 
-// metadataOf is a list of core objects without their content, which is all that counts here.
+// metadataOf returns an empty list of core objects of which only the metadata is read.
 func metadataOf(kind string) *metav1.PartialObjectMetadataList {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: kind})

@@ -88,17 +88,17 @@ func TestSweep(t *testing.T) {
 		}
 		var got []string
 		for _, a := range all {
-			if scope := a.Namespace + "/" + a.ID; !slices.Contains(got, scope) { // a mark lies beside what is named
+			if scope := a.Namespace + "/" + a.ID; !slices.Contains(got, scope) { // a mark is in the scope of the referenced artifact
 				got = append(got, scope)
 			}
 		}
 		for _, scope := range want {
 			if !strings.Contains(strings.Join(got, " "), scope) {
-				t.Errorf("%s is gone", scope)
+				t.Errorf("%s is deleted, want it kept", scope)
 			}
 		}
 		if len(got) != len(want) {
-			t.Errorf("left are %v, want %v", got, want)
+			t.Errorf("remaining artifacts = %v, want %v", got, want)
 		}
 	}
 	sweep := func(s Sweeper) int {
@@ -111,12 +111,12 @@ func TestSweep(t *testing.T) {
 		return len(deleted)
 	}
 	later := func() time.Time { return time.Now().Add(DefaultRetention + time.Hour) }
-	everything := []string{"team-a/" + used, "team-a/" + unused, "team-b/" + used, "team-b/" + unused}
+	all := []string{"team-a/" + used, "team-a/" + unused, "team-b/" + used, "team-b/" + unused}
 
 	if n := sweep(Sweeper{Now: time.Now}); n != 0 {
 		t.Errorf("%d young artifacts were deleted", n)
 	}
-	left(everything...)
+	left(all...)
 
 	profile := &semmoev1.AffinityProfile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team-b", Name: "new"},
@@ -132,7 +132,7 @@ func TestSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := sweep(Sweeper{Now: later, Namespaces: []string{"team-b"}}); n != 0 {
-		t.Errorf("%d artifacts were deleted although a profile has not named its own", n)
+		t.Errorf("%d artifacts were deleted although a profile does not reference its artifacts yet", n)
 	}
 	sweep(Sweeper{Now: later, Namespaces: []string{"team-a"}})
 	left("team-a/"+used, "team-b/"+used, "team-b/"+unused)
@@ -142,7 +142,7 @@ func TestSweep(t *testing.T) {
 	}
 	failing := Sweeper{Reader: failingReader{api}, Store: store.Access, Now: later}
 	if _, err := failing.Sweep(ctx); err == nil {
-		t.Error("swept without a whole view")
+		t.Error("Sweep succeeded with an incomplete view")
 	}
 	left("team-a/"+used, "team-b/"+used, "team-b/"+unused)
 	sweep(Sweeper{Now: later, Retention: 1000 * 24 * time.Hour})
@@ -151,8 +151,9 @@ func TestSweep(t *testing.T) {
 	left("team-a/" + used)
 }
 
-// What was stored long ago and is named no more since today is kept for the period, whichever manager sweeps.
-func TestPeriodBeginsWhenNothingNames(t *testing.T) {
+// TestPeriodStartsAtTheLastReference checks that an old artifact is kept for the retention period after its last
+// reference, for any manager.
+func TestPeriodStartsAtTheLastReference(t *testing.T) {
 	ctx, store, api := t.Context(), environment.Run(t), newClient(t)
 	artifacts := store.Client(t)
 	const namespace, id = "team-c", "cccccccccccccccc"
@@ -190,19 +191,19 @@ func TestPeriodBeginsWhenNothingNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	if sweep(DefaultRetention + time.Hour); left() != 2 {
-		t.Errorf("%d artifacts are left, want the plan and its mark", left())
+		t.Errorf("%d artifacts remain, want the plan and its mark", left())
 	}
 	if sweep(DefaultRetention + 25*time.Hour); left() != 0 {
-		t.Errorf("%d artifacts are left of what nothing has named for longer than the period", left())
+		t.Errorf("%d artifacts remain after the retention period, want none", left())
 	}
 }
 
-// failingReader cannot list pods.
+// failingReader fails to list pods.
 type failingReader struct{ client.Reader }
 
 func (f failingReader) List(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
 	if list.GetObjectKind().GroupVersionKind().Kind == "PodList" {
-		return errors.New("no pods today")
+		return errors.New("failed to list pods")
 	}
 	return f.Reader.List(ctx, list, options...)
 }
@@ -210,6 +211,6 @@ func (f failingReader) List(ctx context.Context, list client.ObjectList, options
 func TestSweepWithoutStore(t *testing.T) {
 	s := Sweeper{Reader: newClient(t), Store: nil, Now: time.Now}
 	if _, err := s.Sweep(t.Context()); !errors.Is(err, access.ErrNoStore) {
-		t.Errorf("%v", err)
+		t.Errorf("error = %v, want ErrNoStore", err)
 	}
 }

@@ -1,13 +1,13 @@
 package counts
 
 const (
-	// bigramRows and bigramBuckets are the size of a count-min sketch: with n bigrams counted, a count is too high by more than
-	// e/65536 n with a probability of e^-4 at most, and never too low.
+	// bigramRows and bigramBuckets are the size of a count-min sketch (Cormode and Muthukrishnan 2005). With n counted
+	// bigrams, a count is too high by more than e/65536 n with a probability of at most e^-4, and never too low.
 	bigramRows, bigramBuckets = 4, 1 << 16
 )
 
-// Bigrams count which tokens follow one another: a count-min sketch. No sequence can be read from it, only whether two tokens
-// that somebody asks for have probably followed one another.
+// Bigrams counts which tokens follow one another, in a count-min sketch. No sequence can be read from it. It only
+// answers whether two given tokens have probably followed one another.
 type Bigrams [bigramRows][bigramBuckets]uint32
 
 func (b *Bigrams) add(sequence []int32) {
@@ -19,13 +19,13 @@ func (b *Bigrams) add(sequence []int32) {
 	}
 }
 
-// Count is how often a token followed another, or more.
+// Count returns an upper bound of the number of times that token followed previous.
 func (b *Bigrams) Count(previous, token int32) uint32 {
-	least := b[0][bucket(0, previous, token)]
+	minimum := b[0][bucket(0, previous, token)]
 	for row := 1; row < bigramRows; row++ {
-		least = min(least, b[row][bucket(row, previous, token)])
+		minimum = min(minimum, b[row][bucket(row, previous, token)])
 	}
-	return least
+	return minimum
 }
 
 func (b *Bigrams) merge(other *Bigrams) {
@@ -36,10 +36,10 @@ func (b *Bigrams) merge(other *Bigrams) {
 	}
 }
 
-// golden is 2^64 over the golden ratio: multiples of it are far apart.
+// golden is 2^64 divided by the golden ratio. Its multiples are far apart.
 const golden = 0x9e3779b97f4a7c15
 
-// bucket is the upper 16 bits of the mixed pair, a different mix for each row.
+// bucket returns the upper 16 bits of the hashed pair. Each row uses a different hash.
 func bucket(row int, previous, token int32) int {
 	return int(mix((uint64(uint32(previous))<<32|uint64(uint32(token)))+uint64(row+1)*golden) >> 48)
 }

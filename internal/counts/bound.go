@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// bound drops the rarest tokens where the different pairs are more than the limit, until half of that is left.
+// bound drops the rarest tokens if there are more different pairs than the limit, until half of the limit is left.
 func (c *Counts) bound() {
 	if c.limit == 0 || c.size() <= c.limit {
 		return
@@ -17,7 +17,7 @@ func (c *Counts) bound() {
 	if size <= c.limit {
 		return
 	}
-	pairs := make([]int32, len(c.occurrences)) // of each token id, over all layers
+	pairs := make([]int32, len(c.occurrences)) // by token ID, over all layers
 	var tokens []int32
 	for layer := range c.layers {
 		for _, p := range c.layers[layer].pairs {
@@ -26,28 +26,28 @@ func (c *Counts) bound() {
 			}
 		}
 	}
-	// Of equally rare tokens it is a hash that decides: those with small ids are no worse than others.
+	// Equally rare tokens are ordered by a hash, so that small IDs are not preferred.
 	slices.SortFunc(tokens, func(a, b int32) int {
 		return cmp.Or(cmp.Compare(c.occurrences[a], c.occurrences[b]), cmp.Compare(mix(uint64(a)), mix(uint64(b))))
 	})
-	var most uint32
+	var highest uint32
 	for _, token := range tokens {
 		if size <= c.limit/2 {
 			break
 		}
 		size -= int(pairs[token])
-		most = c.occurrences[token]
-		c.dropped += int64(most)
-		c.tokens -= int64(most)
+		highest = c.occurrences[token]
+		c.dropped += int64(highest)
+		c.tokens -= int64(highest)
 		c.occurrences[token] = 0
 	}
-	c.undercount += int64(most)
+	c.undercount += int64(highest)
 	for layer := range c.layers {
 		c.layers[layer].keep(func(token int32) bool { return c.occurrences[token] > 0 })
 	}
 }
 
-// size is the number of pairs that are held, those that are still to be merged one by one.
+// size returns the number of stored pairs, including each pair that is not merged yet.
 func (c *Counts) size() int {
 	n := 0
 	for layer := range c.layers {
@@ -56,7 +56,7 @@ func (c *Counts) size() int {
 	return n
 }
 
-// keep drops the pairs of other tokens, and their memory.
+// keep drops the pairs of other tokens, and releases their memory.
 func (c *pairCounts) keep(wanted func(token int32) bool) {
 	var left run
 	for i, p := range c.pairs {

@@ -8,57 +8,59 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Model is the model that the counted tokens activated.
+// Model is the model whose experts the counted tokens activated.
 type Model struct {
-	// Digest identifies the checkpoint; it may be empty.
+	// Digest identifies the checkpoint. It may be empty.
 	Digest string
-	// MoELayers are the model's indices of the layers with routed experts, ascending.
+	// MoELayers are the indices of the layers with routed experts, in ascending order. Dense layers are counted.
 	MoELayers []int
-	// Experts is the number of routed experts of a layer, ExpertsPerToken how many of them a token activates.
+	// Experts is the number of routed experts of a layer. ExpertsPerToken is the number of experts that a token
+	// activates in a layer.
 	Experts, ExpertsPerToken int
-	// Vocabulary is the number of token ids.
+	// Vocabulary is the number of token IDs.
 	Vocabulary int
 }
 
 const (
-	// maxExperts is what a file can hold, maxVocabulary and maxLayers are well above all known models.
+	// maxExperts is the limit of the file format. maxVocabulary and maxLayers are well above all known models.
 	maxExperts, maxVocabulary, maxLayers = 1 << 16, 1 << 24, 1 << 12
 )
 
-// Validate refuses a model that nothing can be counted of.
+// Validate returns an error if the sizes of the model are out of range.
 func (m Model) Validate() error {
 	switch {
 	case m.Experts < 1 || m.Experts > maxExperts:
-		return fmt.Errorf("num_experts is %d; allowed is 1 to %d", m.Experts, maxExperts)
+		return fmt.Errorf("num_experts: %d is invalid: allowed is 1 to %d", m.Experts, maxExperts)
 	case m.ExpertsPerToken < 1 || m.ExpertsPerToken > m.Experts:
-		return fmt.Errorf("num_experts_per_tok is %d; allowed is 1 to num_experts, %d", m.ExpertsPerToken, m.Experts)
+		return fmt.Errorf("num_experts_per_tok: %d is invalid: allowed is 1 to num_experts, %d", m.ExpertsPerToken, m.Experts)
 	case m.Vocabulary < 1 || m.Vocabulary > maxVocabulary:
-		return fmt.Errorf("vocab_size is %d; allowed is 1 to %d", m.Vocabulary, maxVocabulary)
+		return fmt.Errorf("vocab_size: %d is invalid: allowed is 1 to %d", m.Vocabulary, maxVocabulary)
 	case m.Vocabulary*len(m.MoELayers) > trace.MaxTokenLayers:
-		return fmt.Errorf("vocab_size is %d for %d MoE layers; allowed is up to %d token ids in all layers", m.Vocabulary, len(m.MoELayers), trace.MaxTokenLayers)
+		return fmt.Errorf("vocab_size: %d is invalid for %d MoE layers: allowed is up to %d token IDs in all layers", m.Vocabulary, len(m.MoELayers), trace.MaxTokenLayers)
 	case len(m.MoELayers) < 1 || len(m.MoELayers) > maxLayers:
-		return fmt.Errorf("%d MoE layers; allowed is 1 to %d", len(m.MoELayers), maxLayers)
+		return fmt.Errorf("moe_layers: %d layers are invalid: allowed is 1 to %d", len(m.MoELayers), maxLayers)
 	}
 	for i, layer := range m.MoELayers {
 		if layer < 0 || i > 0 && layer <= m.MoELayers[i-1] {
-			return fmt.Errorf("moe_layers: %v is not an ascending list of layers", m.MoELayers)
+			return fmt.Errorf("moe_layers: %v is invalid: the layers must ascend", m.MoELayers)
 		}
 	}
 	return nil
 }
 
-// Counts are, for each MoE layer, how often each token id activated each expert. Memory is 12 bytes for each different
-// pair, half of that again for what is still to be merged, and 4 bytes for each token id. It is not safe for concurrent use.
+// Counts contains, for each MoE layer, how often each token ID activated each expert. It needs 12 bytes for each
+// different pair, half of that again for pairs that are not merged yet, and 4 bytes for each token ID. It is not safe
+// for concurrent use.
 type Counts struct {
 	Model Model
-	// limit bounds the different pairs, over all layers; 0 is no bound.
+	// limit bounds the number of different pairs, over all layers; 0 means no bound.
 	limit int
-	// tokens is how many tokens are counted, occurrences how often each id is among them [vocabulary].
+	// tokens is the number of counted tokens. occurrences is the number of occurrences of each ID [vocabulary].
 	tokens      int64
 	occurrences []uint32
 	layers      []pairCounts
-	// dropped is how many tokens were counted and are no more, undercount the most that a token's occurrences can be short
-	// by for that.
+	// dropped is the number of tokens that were counted and dropped. undercount is the maximum number of occurrences
+	// that a token lacks as a result.
 	dropped, undercount int64
 	bigrams             *Bigrams
 }
@@ -68,15 +70,16 @@ func New(model Model) *Counts {
 	return &Counts{Model: model, occurrences: make([]uint32, model.Vocabulary), layers: make([]pairCounts, len(model.MoELayers))}
 }
 
-// NewBounded returns counts of at most limit different pairs, and of bigrams. Whenever the bound is met, the rarest tokens go
-// until half of it is free: lossy counting, by whole tokens.
+// NewBounded returns counts of at most limit different pairs, with bigrams. When the limit is exceeded, the rarest
+// tokens are dropped until half of the limit is free: lossy counting of whole tokens.
 func NewBounded(model Model, limit int) *Counts {
 	c := New(model)
 	c.limit, c.bigrams = limit, &Bigrams{}
 	return c
 }
 
-// Add counts the activations of tokens; experts is [tokens, MoE layers, experts per token]. All ids must be the model's.
+// Add counts the activations of tokens. experts has the shape [tokens, MoE layers, experts per token]. All IDs must be
+// valid for the model.
 func (c *Counts) Add(tokens []int32, experts []uint16) {
 	top := c.Model.ExpertsPerToken
 	at := 0
@@ -93,13 +96,14 @@ func (c *Counts) Add(tokens []int32, experts []uint16) {
 	c.bound()
 }
 
-// AddBigrams counts which tokens follow one another in a sequence. The counts must be bounded ones.
+// AddBigrams counts which tokens follow one another in a sequence. It panics if the counts are not bounded, because
+// only bounded counts have bigrams.
 func (c *Counts) AddBigrams(sequence []int32) { c.bigrams.add(sequence) }
 
-// Merge adds the counts of another, which must be of the same model.
+// Merge adds the counts of other, which must be of the same model.
 func (c *Counts) Merge(other *Counts) error {
 	if !reflect.DeepEqual(c.Model, other.Model) {
-		return fmt.Errorf("counts of model %+v cannot be added to those of %+v", other.Model, c.Model)
+		return fmt.Errorf("failed to merge counts of model %+v with counts of model %+v", other.Model, c.Model)
 	}
 	for id, occurrences := range other.occurrences {
 		c.occurrences[id] = saturated(c.occurrences[id], occurrences)
@@ -122,20 +126,20 @@ func (c *Counts) Merge(other *Counts) error {
 	return nil
 }
 
-// Tokens is how many tokens are counted.
+// Tokens returns the number of counted tokens.
 func (c *Counts) Tokens() int64 { return c.tokens }
 
-// Dropped is how many tokens are no longer counted because of the bound, and the most that the occurrences of one token id
-// can be short by.
+// Dropped returns the number of tokens that were dropped because of the limit, and the maximum number of occurrences
+// that one token ID lacks as a result.
 func (c *Counts) Dropped() (tokens, undercount int64) { return c.dropped, c.undercount }
 
-// Occurrences is how often a token id is counted.
+// Occurrences returns the number of counted occurrences of a token ID.
 func (c *Counts) Occurrences(token int32) uint32 { return c.occurrences[token] }
 
-// Bigrams are the counted pairs of tokens; nil where none are.
+// Bigrams returns the counted bigrams, or nil if none are counted.
 func (c *Counts) Bigrams() *Bigrams { return c.bigrams }
 
-// Each calls f with every pair of a MoE layer (counted from 0) and how often it occurred, ordered by token and expert.
+// Each calls f with every pair of a MoE layer (0-based) and its number of occurrences, ordered by token and expert.
 func (c *Counts) Each(layer int, f func(token int32, expert uint16, n uint32)) {
 	all := c.layers[layer].merged()
 	for i, p := range all.pairs {
@@ -143,7 +147,7 @@ func (c *Counts) Each(layer int, f func(token int32, expert uint16, n uint32)) {
 	}
 }
 
-// Distinct is the number of different token ids.
+// Distinct returns the number of different token IDs.
 func (c *Counts) Distinct() int {
 	n := 0
 	for _, occurrences := range c.occurrences {
@@ -154,7 +158,7 @@ func (c *Counts) Distinct() int {
 	return n
 }
 
-// Skew is the load of a layer's busiest expert over the mean, averaged over layers.
+// Skew returns the load of the busiest expert of a layer divided by the mean load, averaged over layers.
 func (c *Counts) Skew() float64 {
 	mean := float64(c.tokens) * float64(c.Model.ExpertsPerToken) / float64(c.Model.Experts)
 	sum := 0.0

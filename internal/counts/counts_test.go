@@ -17,7 +17,7 @@ import (
 
 var small = Model{Digest: "sha256:abc", MoELayers: []int{1, 2, 5}, Experts: 40, ExpertsPerToken: 4, Vocabulary: 300}
 
-// draw is n tokens, some of them far more frequent than others, and the experts that each activates.
+// draw returns n tokens with a skewed distribution, and the experts that each token activates.
 func draw(random *rand.Rand, m Model, n int) (tokens []int32, experts []uint16) {
 	for range n {
 		token := int32(float64(m.Vocabulary) * random.Float64() * random.Float64() * random.Float64())
@@ -38,7 +38,7 @@ func counted(random *rand.Rand, m Model, n int) *Counts {
 	return c
 }
 
-// equal compares what two counts would write.
+// equal reports whether two counts write the same bytes.
 func equal(t *testing.T, a, b *Counts) bool {
 	t.Helper()
 	return bytes.Equal(written(t, a), written(t, b))
@@ -53,7 +53,7 @@ func written(t testing.TB, c *Counts) []byte {
 	return out.Bytes()
 }
 
-// However the pairs come in, and however often they are merged, the counts are theirs.
+// TestPairCounts checks that the counts do not depend on the order of pairs and the number of merges.
 func TestPairCounts(t *testing.T) {
 	for _, n := range []int{0, 1, minPending - 1, minPending, 20*minPending + 17} {
 		random := rand.New(rand.NewPCG(uint64(n), 1))
@@ -68,7 +68,7 @@ func TestPairCounts(t *testing.T) {
 		got := map[pair]uint32{}
 		for i, p := range c.pairs {
 			if i > 0 && p <= c.pairs[i-1] {
-				t.Fatalf("%d pairs: not ascending at %d", n, i)
+				t.Fatalf("%d pairs: pair %d is not in ascending order", n, i)
 			}
 			got[p] = c.counts[i]
 		}
@@ -87,7 +87,7 @@ func tensors(t *testing.T, content []byte) (map[string]string, map[string][]uint
 		t.Fatal(err)
 	}
 	if begin%8 != 0 || header.DataBytes() != int64(uint64(len(content))-begin) {
-		t.Errorf("the data begins at %d and has %d bytes; the header tells %d", begin, uint64(len(content))-begin, header.DataBytes())
+		t.Errorf("the data starts at %d and has %d bytes; the header declares %d", begin, uint64(len(content))-begin, header.DataBytes())
 	}
 	all := map[string][]uint64{}
 	for name, tensor := range header.Tensors {
@@ -103,7 +103,7 @@ func tensors(t *testing.T, content []byte) (map[string]string, map[string][]uint
 	return header.Metadata, all
 }
 
-// A file says what was counted, in the tensors that the formats' page describes.
+// TestFile checks that a file contains the counts in the tensors of docs/formats.md.
 func TestFile(t *testing.T) {
 	tokens, experts := draw(rand.New(rand.NewPCG(1, 1)), small, 2000)
 	c := New(small)
@@ -126,7 +126,7 @@ func TestFile(t *testing.T) {
 	}
 	for i, id := range ids {
 		if i > 0 && id <= ids[i-1] || got["token_counts"][i] != occurrences[int32(id)] {
-			t.Fatalf("row %d: token %d, %d times; want %d times", i, id, got["token_counts"][i], occurrences[int32(id)])
+			t.Fatalf("row %d: token %d has count %d, want %d", i, id, got["token_counts"][i], occurrences[int32(id)])
 		}
 	}
 	busiest := 0.0
@@ -138,11 +138,11 @@ func TestFile(t *testing.T) {
 				loads[expert]++
 			}
 		}
-		most := 0.0
+		highest := 0.0
 		for _, load := range loads {
-			most = max(most, load)
+			highest = max(highest, load)
 		}
-		busiest += most / (2000 * 4 / 40.) / 3
+		busiest += highest / (2000 * 4 / 40.) / 3
 		found := map[[2]uint64]uint64{}
 		part := func(name string) []uint64 { return got[fmt.Sprintf("layer.%d.%s", index, name)] }
 		for row, id := range ids {
@@ -155,11 +155,11 @@ func TestFile(t *testing.T) {
 		}
 	}
 	if skew := c.Skew(); skew < busiest-1e-9 || skew > busiest+1e-9 {
-		t.Errorf("skew is %v, want %v", skew, busiest)
+		t.Errorf("skew = %v, want %v", skew, busiest)
 	}
 }
 
-// What is written is read again, bounded or not, compressed or not.
+// TestRoundTrip checks that files are read as they were written, bounded or not, compressed or not.
 func TestRoundTrip(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 2))
 	for _, n := range []int{0, 1, 3000} {
@@ -184,16 +184,16 @@ func TestRoundTrip(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !equal(t, c, back) || back.Tokens() != c.Tokens() || (back.Bigrams() == nil) != (c == plain) {
-				t.Errorf("%d tokens: another file is read than was written", n)
+				t.Errorf("%d tokens: the counts that are read differ from those that were written", n)
 			}
 		}
 	}
 	if _, err := Read(bytes.NewReader(written(t, counted(random, small, 100))), 1000); err == nil {
-		t.Error("a file above the limit is read")
+		t.Error("Read accepts a file above the limit")
 	}
 }
 
-// Counts of parts sum to those of all, in any order and grouping.
+// TestMerge checks that the counts of parts sum to the counts of the whole, in any order and grouping.
 func TestMerge(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 3))
 	for range 8 {
@@ -215,23 +215,23 @@ func TestMerge(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(before, written(t, parts[1])) {
-				t.Fatal("merging changes what is merged")
+				t.Fatal("Merge changes its argument")
 			}
 			parts = append(parts[:1], parts[2:]...)
 		}
 		if !equal(t, all, parts[0]) {
-			t.Fatal("the sum of the parts is not the whole")
+			t.Fatal("the sum of the parts differs from the whole")
 		}
 	}
 	other := small
 	other.Digest = "sha256:other"
 	if err := New(small).Merge(New(other)); err == nil {
-		t.Error("counts of two models were added")
+		t.Error("Merge accepts counts of another model")
 	}
 }
 
-// The bound holds after each request, no row that is left is torn, and nothing is lost without account: a token is short by
-// at most what is told.
+// TestBound checks that the limit holds after each request, that remaining rows are complete, and that no token lacks
+// more occurrences than Dropped returns.
 func TestBound(t *testing.T) {
 	const limit = 2000
 	random := rand.New(rand.NewPCG(4, 4))
@@ -241,33 +241,33 @@ func TestBound(t *testing.T) {
 		c.Add(tokens, experts)
 		exact.Add(tokens, experts)
 		if c.size() > limit {
-			t.Fatalf("%d pairs are held, %d are allowed", c.size(), limit)
+			t.Fatalf("%d pairs are stored, the limit is %d", c.size(), limit)
 		}
 	}
 	dropped, undercount := c.Dropped()
 	if dropped == 0 || c.Tokens()+dropped != exact.Tokens() {
-		t.Errorf("%d tokens counted and %d dropped of %d", c.Tokens(), dropped, exact.Tokens())
+		t.Errorf("%d tokens are counted and %d dropped, want a sum of %d", c.Tokens(), dropped, exact.Tokens())
 	}
 	for id := range int32(small.Vocabulary) {
 		if got, want := int64(c.Occurrences(id)), int64(exact.Occurrences(id)); got > want || want-got > undercount {
-			t.Errorf("token %d is counted %d times of %d; it can be short by %d", id, got, want, undercount)
+			t.Errorf("token %d has count %d of %d; the maximum undercount is %d", id, got, want, undercount)
 		}
 	}
 	if c.Occurrences(0) < exact.Occurrences(0)*9/10 {
-		t.Errorf("the most frequent token is counted %d times of %d", c.Occurrences(0), exact.Occurrences(0))
+		t.Errorf("the most frequent token has count %d, want %d", c.Occurrences(0), exact.Occurrences(0))
 	}
 	for layer := range small.MoELayers {
 		sums := map[int32]uint32{}
 		c.Each(layer, func(token int32, _ uint16, n uint32) { sums[token] += n })
 		for id := range int32(small.Vocabulary) {
 			if sums[id] != 4*c.Occurrences(id) {
-				t.Fatalf("layer %d, token %d: %d activations of %d occurrences", layer, id, sums[id], c.Occurrences(id))
+				t.Fatalf("layer %d, token %d: %d activations for %d occurrences", layer, id, sums[id], c.Occurrences(id))
 			}
 		}
 	}
 }
 
-// A count of bigrams is never too low, and seldom by much too high.
+// TestBigrams checks that a count of bigrams is never too low, and rarely much too high.
 func TestBigrams(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))
 	c := NewBounded(Model{MoELayers: []int{0}, Experts: 1, ExpertsPerToken: 1, Vocabulary: 150_000}, 10)
@@ -288,14 +288,14 @@ func TestBigrams(t *testing.T) {
 	for pair, n := range want {
 		got := c.Bigrams().Count(pair[0], pair[1])
 		if got < n {
-			t.Fatalf("bigram %v is counted %d times, it occurred %d times", pair, got, n)
+			t.Fatalf("bigram %v has count %d, but occurred %d times", pair, got, n)
 		}
 		if got > n+allowed {
 			high++
 		}
 	}
 	if high > len(want)*2/100 {
-		t.Errorf("%d of %d bigrams are counted too high by more than %d", high, len(want), allowed)
+		t.Errorf("%d of %d bigrams have counts that are too high by more than %d", high, len(want), allowed)
 	}
 }
 
@@ -320,12 +320,12 @@ func TestRefusedFiles(t *testing.T) {
 		"expert id":     append(bytes.Clone(good[:last]), 0xff),
 	} {
 		if _, err := Read(bytes.NewReader(data), 1<<20); err == nil {
-			t.Errorf("%s: read", name)
+			t.Errorf("%s: Read accepts the file, want an error", name)
 		}
 	}
 }
 
-// What is read can be written, merged and read again.
+// FuzzRead checks that counts that are read can be written, merged and read again.
 func FuzzRead(f *testing.F) {
 	random := rand.New(rand.NewPCG(7, 7))
 	tiny := Model{MoELayers: []int{0, 3}, Experts: 8, ExpertsPerToken: 2, Vocabulary: 10}
@@ -341,10 +341,10 @@ func FuzzRead(f *testing.F) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(c, back, cmp.AllowUnexported(Counts{}, pairCounts{}, run{}), cmpopts.EquateEmpty()); diff != "" {
-			t.Fatalf("another file is read than was written:\n%s", diff)
+			t.Fatalf("the file that is read differs from the written one:\n%s", diff)
 		}
 		if err := c.Merge(back); err != nil || c.Tokens() != 2*back.Tokens() {
-			t.Fatalf("%d tokens, twice %d: %v", c.Tokens(), back.Tokens(), err)
+			t.Fatalf("%d tokens, %d after merging twice, error %v", c.Tokens(), back.Tokens(), err)
 		}
 	})
 }

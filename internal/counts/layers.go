@@ -2,7 +2,7 @@ package counts
 
 import "github.com/semmoe/operator/solver/affinity"
 
-// Layers are the counts as the solver takes them, one for each MoE layer.
+// Layers returns the counts in the format of the solver, one element for each MoE layer.
 func (c *Counts) Layers() []affinity.Counts {
 	layers, occurrences := make([]affinity.Counts, len(c.layers)), make([]float32, c.Model.Vocabulary)
 	for token, n := range c.occurrences {
@@ -23,7 +23,7 @@ func (c *Counts) layer(layer int, occurrences []float32) affinity.Counts {
 		l.Expert, l.Count = append(l.Expert, expert), append(l.Count, float32(n))
 		l.Start[token+1] = len(l.Expert)
 	})
-	for token := range c.Model.Vocabulary { // of a token that did not occur: where the one before it ends
+	for token := range c.Model.Vocabulary { // a token without occurrences has an empty range
 		l.Start[token+1] = max(l.Start[token+1], l.Start[token])
 	}
 	return l

@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// The solver gets the same from counts as from the trace that they were made of.
+// TestLayersAreThoseOfTheTrace checks that counts give the solver the same input as the trace that they were made from.
 func TestLayersAreThoseOfTheTrace(t *testing.T) {
 	recorded := tracetest.Generate(tracetest.Small, 3)
 	m := recorded.Model
@@ -26,6 +26,6 @@ func TestLayersAreThoseOfTheTrace(t *testing.T) {
 	}
 	empty := New(c.Model).Layers()
 	if len(empty) != len(m.Layers) || empty[0].Tokens() != 0 {
-		t.Errorf("counts of nothing: %d layers", len(empty))
+		t.Errorf("empty counts have %d layers", len(empty))
 	}
 }

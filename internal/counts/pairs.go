@@ -5,23 +5,23 @@ import (
 	"slices"
 )
 
-// minPending is how many activations a layer gathers before they are merged into its counts.
+// minPending is the minimum number of activations of a layer that are merged at once.
 const minPending = 1 << 12
 
-// pair is a token id and an expert, ordered by token, then expert.
+// pair is a token ID and an expert, ordered by token, then by expert.
 type pair uint64
 
 func pairOf(token int32, expert uint16) pair { return pair(token)<<16 | pair(expert) }
 func (p pair) token() int32                  { return int32(p >> 16) }
 func (p pair) expert() uint16                { return uint16(p) }
 
-// run are different pairs, ascending, and how often each occurred.
+// run contains different pairs in ascending order, and their numbers of occurrences.
 type run struct {
 	pairs  []pair
 	counts []uint32
 }
 
-// pairCounts counts pairs: a run, and pairs that are still to be merged into it.
+// pairCounts counts pairs. It contains a run, and pairs that are not merged into the run yet.
 type pairCounts struct {
 	run
 	pending []pair
@@ -29,7 +29,7 @@ type pairCounts struct {
 
 func (c *pairCounts) add(p pair) {
 	c.pending = append(c.pending, p)
-	// A merge costs as much as the run is long: it pays once as much has come anew.
+	// A merge takes time proportional to the length of the run, so it waits for at least half as many new pairs.
 	if len(c.pending) >= max(minPending, len(c.pairs)/2) {
 		c.merge()
 	}
@@ -39,7 +39,7 @@ func (c *pairCounts) merge() {
 	c.run, c.pending = c.merged(), c.pending[:0]
 }
 
-// merged is what the run is with what is still to be merged.
+// merged returns the run including the pending pairs.
 func (c *pairCounts) merged() run {
 	if len(c.pending) == 0 {
 		return c.run
@@ -61,7 +61,7 @@ func runOf(sorted []pair) run {
 	return r
 }
 
-// mergeRuns adds two runs up.
+// mergeRuns returns the sum of two runs.
 func mergeRuns(a, b run) run {
 	sum := run{make([]pair, 0, len(a.pairs)+len(b.pairs)), make([]uint32, 0, len(a.pairs)+len(b.pairs))}
 	i, j := 0, 0
@@ -81,7 +81,7 @@ func mergeRuns(a, b run) run {
 	return sum
 }
 
-// saturated is a sum that stops at the largest number.
+// saturated returns a + b, or the maximum of the type if the sum overflows.
 func saturated(a, b uint32) uint32 {
 	if a > math.MaxUint32-b {
 		return math.MaxUint32

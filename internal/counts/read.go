@@ -14,7 +14,8 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// ReadCompressed reads what WriteCompressed wrote; a file of more than limit bytes, once it is decompressed, is refused.
+// ReadCompressed reads the output of WriteCompressed. It returns an error for a file of more than limit bytes after
+// decompression.
 func ReadCompressed(r io.Reader, limit int64) (*Counts, error) {
 	decoder, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
 	if err != nil {
@@ -24,20 +25,21 @@ func ReadCompressed(r io.Reader, limit int64) (*Counts, error) {
 	return Read(decoder, limit)
 }
 
-// Read reads what Write wrote, and refuses what no tokens have activated. A file of more than limit bytes is refused.
+// Read reads the output of Write, and validates that the counts are consistent. It returns an error for a file of more
+// than limit bytes.
 func Read(r io.Reader, limit int64) (*Counts, error) {
 	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("counts: %w", err)
 	case int64(len(data)) > limit:
-		return nil, fmt.Errorf("counts: more than %d bytes", limit)
+		return nil, fmt.Errorf("counts: the file has more than %d bytes", limit)
 	case len(data) < 8:
-		return nil, errors.New("counts: shorter than the length of its header")
+		return nil, errors.New("counts: the file is shorter than the length of its header")
 	}
 	length := binary.LittleEndian.Uint64(data)
 	if length > uint64(len(data)-8) {
-		return nil, fmt.Errorf("counts: a header of %d bytes in a file of %d", length, len(data))
+		return nil, fmt.Errorf("counts: the header has %d bytes, but the file only %d", length, len(data))
 	}
 	header, err := checkpoint.ParseHeader(data[8 : 8+length])
 	if err != nil {
@@ -45,7 +47,7 @@ func Read(r io.Reader, limit int64) (*Counts, error) {
 	}
 	file := &reader{header, data[8+length:]}
 	if header.DataBytes() != int64(len(file.data)) {
-		return nil, fmt.Errorf("counts: the header tells %d bytes of data, there are %d", header.DataBytes(), len(file.data))
+		return nil, fmt.Errorf("counts: the header declares %d bytes of data, but the file has %d", header.DataBytes(), len(file.data))
 	}
 	c, err := file.counts()
 	if err != nil {
@@ -60,7 +62,8 @@ type reader struct {
 	data []byte
 }
 
-// integers reads a tensor of a type and shape, of which a negative length is any; elements must be at most largest.
+// integers reads a tensor of a type and shape. A negative length in shape matches any length. Elements must not exceed
+// largest.
 func (r *reader) integers(name string, dtype checkpoint.DType, largest uint64, shape ...int64) ([]uint64, error) {
 	tensor, known := r.Tensors[name]
 	if !known {
@@ -79,13 +82,13 @@ func (r *reader) integers(name string, dtype checkpoint.DType, largest uint64, s
 		var word [8]byte
 		copy(word[:width], r.data[tensor.Begin+int64(i)*width:])
 		if values[i] = binary.LittleEndian.Uint64(word[:]); values[i] > largest {
-			return nil, fmt.Errorf("tensor %s: element %d is %d; at most %d is allowed", name, i, values[i], largest)
+			return nil, fmt.Errorf("tensor %s: element %d, %d, is invalid: the maximum is %d", name, i, values[i], largest)
 		}
 	}
 	return values, nil
 }
 
-// number reads a member of the metadata; one that is absent is 0.
+// number reads a number from the metadata. An absent optional number is 0.
 func (r *reader) number(name string, optional bool) (int64, error) {
 	text, known := r.Metadata[name]
 	if !known && optional {
@@ -93,7 +96,7 @@ func (r *reader) number(name string, optional bool) (int64, error) {
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("metadata %s is %q; want a number that is not negative", name, text)
+		return 0, fmt.Errorf("metadata %s: %q is invalid: it must be a non-negative number", name, text)
 	}
 	return n, nil
 }
@@ -138,13 +141,13 @@ func (r *reader) counts() (*Counts, error) {
 	}
 	for i, id := range ids {
 		if i > 0 && id <= ids[i-1] || occurrences[i] == 0 {
-			return nil, fmt.Errorf("row %d: token ids must ascend and occur, got token %d, %d times", i, id, occurrences[i])
+			return nil, fmt.Errorf("row %d: token %d with count %d is invalid: token IDs must ascend, and counts must be positive", i, id, occurrences[i])
 		}
 		c.occurrences[id] = uint32(occurrences[i])
 		c.tokens += int64(occurrences[i])
 	}
-	if told, err := r.number("tokens", false); err != nil || told != c.tokens {
-		return nil, fmt.Errorf("metadata tokens is %q, the tokens' counts sum to %d", r.Metadata["tokens"], c.tokens)
+	if total, err := r.number("tokens", false); err != nil || total != c.tokens {
+		return nil, fmt.Errorf("metadata tokens: %q is invalid: the counts of the tokens sum to %d", r.Metadata["tokens"], c.tokens)
 	}
 	for i, layer := range model.MoELayers {
 		if c.layers[i].run, err = r.layer(model, layer, ids, occurrences); err != nil {
@@ -164,7 +167,7 @@ func (r *reader) counts() (*Counts, error) {
 	return c, nil
 }
 
-// layer reads the pairs of a layer. Each occurrence of a token activates as many experts.
+// layer reads the pairs of a layer. Each occurrence of a token activates ExpertsPerToken experts.
 func (r *reader) layer(model Model, layer int, ids, occurrences []uint64) (run, error) {
 	experts, err := r.integers(layerTensor(layer, "experts"), "U16", uint64(model.Experts-1), -1)
 	if err != nil {
@@ -179,23 +182,23 @@ func (r *reader) layer(model Model, layer int, ids, occurrences []uint64) (run, 
 		return run{}, err
 	}
 	if offsets[0] != 0 || offsets[len(ids)] != uint64(len(experts)) {
-		return run{}, fmt.Errorf("layer %d: rows lie from %d to %d of %d", layer, offsets[0], offsets[len(ids)], len(experts))
+		return run{}, fmt.Errorf("layer %d: rows from %d to %d do not cover the %d pairs", layer, offsets[0], offsets[len(ids)], len(experts))
 	}
 	all := run{make([]pair, 0, len(experts)), make([]uint32, 0, len(experts))}
 	for row, id := range ids {
 		if offsets[row+1] < offsets[row] {
-			return run{}, fmt.Errorf("layer %d: row %d ends before it begins", layer, row)
+			return run{}, fmt.Errorf("layer %d: row %d ends before it starts", layer, row)
 		}
 		sum := uint64(0)
 		for i := offsets[row]; i < offsets[row+1]; i++ {
 			if i > offsets[row] && experts[i] <= experts[i-1] || counts[i] == 0 {
-				return run{}, fmt.Errorf("layer %d, token %d: experts must ascend and occur, got expert %d, %d times", layer, id, experts[i], counts[i])
+				return run{}, fmt.Errorf("layer %d, token %d: expert %d with count %d is invalid: experts must ascend, and counts must be positive", layer, id, experts[i], counts[i])
 			}
 			sum += counts[i]
 			all.pairs, all.counts = append(all.pairs, pairOf(int32(id), uint16(experts[i]))), append(all.counts, uint32(counts[i]))
 		}
 		if want := occurrences[row] * uint64(model.ExpertsPerToken); sum != want {
-			return run{}, fmt.Errorf("layer %d, token %d: %d activations; %d occurrences have %d", layer, id, sum, occurrences[row], want)
+			return run{}, fmt.Errorf("layer %d, token %d: %d activations are invalid: %d occurrences have %d", layer, id, sum, occurrences[row], want)
 		}
 	}
 	return all, nil

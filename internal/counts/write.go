@@ -17,10 +17,10 @@ import (
 // Format is the value of "format" in the metadata of a counts file.
 const Format = "semmoe-counts/1"
 
-// bigramTensor is the tensor of Bigrams, in the files of counts that have them.
+// bigramTensor is the name of the tensor with the bigrams, in the files of counts that have bigrams.
 const bigramTensor = "bigram_counts"
 
-// Create writes the counts to a zstd-compressed safetensors file, which appears complete or not at all.
+// Create writes the counts to a zstd-compressed safetensors file. The file is replaced atomically.
 func (c *Counts) Create(path string) error { return wholefile.Write(path, 0o644, c.WriteCompressed) }
 
 // WriteCompressed writes the counts as zstd-compressed safetensors.
@@ -32,7 +32,7 @@ func (c *Counts) WriteCompressed(w io.Writer) error {
 	return errors.Join(c.Write(encoder), encoder.Close())
 }
 
-// Write writes the counts as safetensors: rows are the token ids that occurred, in compressed sparse rows per layer
+// Write writes the counts as safetensors. Rows are the token IDs that occurred, in compressed sparse rows per layer
 // (docs/formats.md).
 func (c *Counts) Write(w io.Writer) error {
 	var tokens []int32
@@ -52,7 +52,7 @@ func (c *Counts) Write(w io.Writer) error {
 	put := func(value uint64, width int) {
 		var word [8]byte
 		binary.LittleEndian.PutUint64(word[:], value)
-		out.Write(word[:width]) // the error stays until Flush
+		out.Write(word[:width]) // the writer returns the error in Flush
 	}
 	put(uint64(len(header)), 8)
 	out.Write(header)
@@ -92,7 +92,7 @@ func (c *Counts) Write(w io.Writer) error {
 	return out.Flush()
 }
 
-// header lists the tensors in the order of Write.
+// header returns the header, with the tensors in the order of Write.
 func (c *Counts) header(tokens int) ([]byte, error) {
 	type entry struct {
 		DType   string   `json:"dtype"`
@@ -146,5 +146,5 @@ func (c *Counts) header(tokens int) ([]byte, error) {
 	return text, nil
 }
 
-// layerTensor names a tensor of a MoE layer, by the model's index.
+// layerTensor returns the name of a tensor of a MoE layer, where layer is the index in the model.
 func layerTensor(layer int, name string) string { return fmt.Sprintf("layer.%d.%s", layer, name) }

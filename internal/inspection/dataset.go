@@ -10,20 +10,21 @@ import (
 
 const datasetMountPath = "/dataset"
 
-// Dataset is where a container finds the data set, and what its pod needs for that.
+// Dataset is the path of the data set in a container, and the volumes and mounts that it needs.
 type Dataset struct {
 	Path    string
 	Volumes []corev1.Volume
 	Mounts  []corev1.VolumeMount
 }
 
-// DatasetFile is how a pod gets a data set. A path lies on the model's volume, which the pod has anyway.
+// DatasetFile returns the path, volumes and mounts of a data set. A data set in spec.path is on the volume of the
+// model, which the pod mounts anyway.
 func DatasetFile(spec semmoev1.DatasetSpec) Dataset {
 	var source corev1.VolumeSource
 	var file string
 	switch {
 	case spec.ConfigMap != nil:
-		// The key is named here, so that the pod waits for it, and starts by itself once somebody adds it.
+		// Items contains the key, so that the pod waits for a missing key, and starts when the key is added.
 		file = spec.ConfigMap.Key
 		source.ConfigMap = &corev1.ConfigMapVolumeSource{
 			LocalObjectReference: corev1.LocalObjectReference{Name: spec.ConfigMap.Name},

@@ -1,8 +1,8 @@
-// Package inspection looks at a checkpoint, and at a data set where one is given, by CPU-only Jobs: controllers cannot read
-// the volumes of users, and no device is spent before both are known to be sound.
+// Package inspection inspects a checkpoint, and optionally a data set, with Jobs that need no device. Controllers
+// cannot read the volumes of users, and no device is used before both are valid.
 //
 // Invariants:
-//   - The state of an inspection is read from its Jobs and their pods; a Job keeps its report as an annotation, so that it
-//     outlives the pod.
-//   - A failed Job is kept until the next attempt has ended, as the memory of how often it was tried.
+//   - The state of an inspection is derived from its Jobs and their pods. A Job stores its report in an annotation, so that
+//     the report outlives the pod.
+//   - A failed Job is kept until the next attempt ends, to record the number of attempts.
 package inspection

@@ -21,16 +21,16 @@ import (
 	"github.com/semmoe/operator/internal/restricted"
 )
 
-// exitInvalid is the exit code by which `semmoe inspect` says that the model itself is at fault.
+// exitInvalid is the exit code of `semmoe inspect` for an invalid model or data set.
 const exitInvalid = 3
 
-// Report is what `semmoe inspect` tells, as JSON: the checkpoint, and the data set where one was given.
+// Report is the JSON output of `semmoe inspect`: the report on the checkpoint, and on the data set if there is one.
 type Report struct {
 	checkpoint.Report
 	Dataset *profile.DatasetReport `json:"dataset,omitempty"`
 }
 
-// Inputs are what an inspection depends on: what is read, and where its pod can run.
+// Inputs are the inputs of an inspection: the files to read, and the scheduling of its pod.
 type Inputs struct {
 	Path         string                        `json:"path"`
 	Volume       corev1.VolumeSource           `json:"volume"`
@@ -38,11 +38,11 @@ type Inputs struct {
 	Affinity     *corev1.Affinity              `json:"affinity,omitempty"`
 	Tolerations  []corev1.Toleration           `json:"tolerations,omitempty"`
 	PullSecrets  []corev1.LocalObjectReference `json:"pullSecrets,omitempty"`
-	// Dataset, where given, is inspected with the model.
+	// Dataset is inspected together with the model; nil without a data set.
 	Dataset *semmoev1.DatasetSpec `json:"dataset,omitempty"`
 }
 
-// InputsOf are the inputs for a model whose pods follow a template, which may be nil.
+// InputsOf returns the inputs for a model whose pods follow a template, which may be nil.
 func InputsOf(model semmoev1.ModelSpec, template *corev1.PodTemplateSpec) Inputs {
 	inputs := Inputs{Path: model.Path, Volume: model.Volume}
 	if template != nil {
@@ -54,33 +54,34 @@ func InputsOf(model semmoev1.ModelSpec, template *corev1.PodTemplateSpec) Inputs
 	return inputs
 }
 
-// Hash tells inputs apart.
+// Hash returns a short hash of the inputs.
 func (i Inputs) Hash() string { return owned.ShortHash(i, 8) }
 
-// State is what the Jobs and pods of an inspection tell.
+// State is the state of an inspection, derived from its Jobs and pods.
 type State struct {
-	// Report is what was found in the checkpoint, Dataset what was found in the data set; nil until there is a result, and
-	// Dataset where none was given.
+	// Report is the report on the checkpoint, and Dataset is the report on the data set. Both are nil until there is a
+	// result. Dataset is also nil without a data set.
 	Report  *checkpoint.Report
 	Dataset *profile.DatasetReport
-	// Recorded is the Job that holds the report; nil until it does. Without it the inspection is made again.
+	// Recorded is the Job with the report in an annotation; nil until it is recorded. If the Job is deleted, the
+	// inspection is repeated.
 	Recorded *batchv1.Job
-	// Unrecorded is the Job whose pod holds the report, where the Job itself does not yet.
+	// Unrecorded is the Job whose pod contains the report, while the annotation of the Job does not.
 	Unrecorded *batchv1.Job
-	// Running is the Job that is at work.
+	// Running is the running Job.
 	Running *batchv1.Job
-	// Failure is the last failure's message; Invalid tells that the model itself is at fault, so that only a change of
-	// the model or the spec helps.
+	// Failure is the message of the last failure. Invalid is true if the model or the data set is invalid, so that only
+	// a change of the model, the data set or the spec helps.
 	Failure string
 	Invalid bool
-	// NextAttempt is the number of the Job to create, at NextAt; 0 where none is needed.
+	// NextAttempt is the number of the Job to create, not before NextAt; 0 if no Job is needed.
 	NextAttempt int
 	NextAt      time.Time
-	// Obsolete are Jobs that nothing needs any more.
+	// Obsolete are Jobs to delete.
 	Obsolete []*batchv1.Job
 }
 
-// Model is what a status says of the checkpoint; nil without a report.
+// Model returns the part of the report for a status; nil without a report.
 func (s State) Model() *semmoev1.ModelStatus {
 	if s.Report == nil {
 		return nil
@@ -95,11 +96,11 @@ func (s State) Model() *semmoev1.ModelStatus {
 	}
 }
 
-// lostGrace is how long a result may be missing before it counts as lost.
+// lostGrace is the time after which a missing result counts as lost.
 const lostGrace = 10 * time.Second
 
-// Observe reads the state of the inspection with these inputs from its Jobs and their pods. A failed Job is
-// kept, until the next attempt has ended, as the memory of how often it was tried.
+// Observe derives the state of the inspection with these inputs from its Jobs and their pods. A failed Job is kept
+// until the next attempt ends, to record the number of attempts.
 func Observe(inputs string, jobs []*batchv1.Job, pods []*corev1.Pod) State {
 	var ours, others []*batchv1.Job
 	for _, job := range jobs {
@@ -143,7 +144,7 @@ func Observe(inputs string, jobs []*batchv1.Job, pods []*corev1.Pod) State {
 		return state
 	default:
 		state.Running = latest
-		if len(ours) > 1 { // the failure that this attempt follows stays known until the attempt ends
+		if len(ours) > 1 { // the failure of the previous attempt stays in the state until this attempt ends
 			state.Failure = jobstate.TerminationMessage(ours[1], pods)
 			state.Invalid = jobstate.ExitCode(ours[1], pods) == exitInvalid
 			state.Obsolete = ours[2:]
@@ -151,8 +152,9 @@ func Observe(inputs string, jobs []*batchv1.Job, pods []*corev1.Pod) State {
 		return state
 	}
 	if state.Report == nil {
-		// Complete, but the result went with its pod before it was recorded, or is not one: inspect again. Jobs and pods are
-		// seen through caches of their own, and the pod's end may be seen later than the Job's: that much is waited for.
+		// The Job is complete, but its pod was deleted before the result was recorded, or the result is invalid:
+		// inspect again. Jobs and pods have separate caches, and the end of the pod may be observed after the end of
+		// the Job, so lostGrace passes first.
 		state.NextAttempt = jobstate.Attempt(latest) + 1
 		if complete := jobstate.Finished(latest, batchv1.JobComplete); complete != nil {
 			state.NextAt = complete.LastTransitionTime.Add(lostGrace)
@@ -161,7 +163,7 @@ func Observe(inputs string, jobs []*batchv1.Job, pods []*corev1.Pod) State {
 	return state
 }
 
-// setReport takes over a report, unless it is none.
+// setReport sets the report from a text. It ignores an invalid text.
 func (s *State) setReport(text string) {
 	var report Report
 	if json.Unmarshal([]byte(text), &report) == nil && report.ModelDigest != "" {
@@ -169,9 +171,9 @@ func (s *State) setReport(text string) {
 	}
 }
 
-// Job reads the checkpoint's headers, and the data set, with a CPU and nothing else: no device is spent on a model that
-// cannot be served.
-// Its name is prefix-hash-attempt; labels must hold the hash of the inputs under LabelInputs.
+// Job returns a Job that reads the headers of the checkpoint, and the data set. It needs no device, so that no device
+// is used for a model that cannot be served. The name of the Job is prefix-hash-attempt. objectLabels must contain the
+// hash of the inputs in LabelInputs.
 func Job(namespace, prefix string, owners []metav1.OwnerReference, objectLabels map[string]string, inputs Inputs, image string, pull corev1.PullPolicy, attempt int) *batchv1.Job {
 	args := []string{"inspect", "--model-path", inputs.Path}
 	volumes := []corev1.Volume{{Name: "model", VolumeSource: inputs.Volume}}

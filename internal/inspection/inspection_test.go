@@ -63,28 +63,28 @@ func TestObserveInspection(t *testing.T) {
 		pods []*corev1.Pod
 		want State
 	}{
-		"nothing yet":                      {nil, nil, State{NextAttempt: 1}},
-		"at work":                          {[]*batchv1.Job{running}, nil, State{Running: running}},
-		"done, not recorded":               {[]*batchv1.Job{complete}, []*corev1.Pod{podOf(complete, 0, string(text))}, State{Report: &found, Dataset: &dataset, Unrecorded: complete}},
-		"recorded, pod and old Jobs gone":  {[]*batchv1.Job{recorded, elsewhere}, nil, State{Report: &found, Dataset: &dataset, Recorded: recorded, Obsolete: []*batchv1.Job{elsewhere}}},
-		"done, but the pod went before it": {[]*batchv1.Job{complete}, nil, State{NextAttempt: 2, NextAt: start.Add(10 * time.Second)}},
-		"the model is at fault": {
+		"nothing yet":            {nil, nil, State{NextAttempt: 1}},
+		"running":                {[]*batchv1.Job{running}, nil, State{Running: running}},
+		"complete, not recorded": {[]*batchv1.Job{complete}, []*corev1.Pod{podOf(complete, 0, string(text))}, State{Report: &found, Dataset: &dataset, Unrecorded: complete}},
+		"recorded, pod deleted":  {[]*batchv1.Job{recorded, elsewhere}, nil, State{Report: &found, Dataset: &dataset, Recorded: recorded, Obsolete: []*batchv1.Job{elsewhere}}},
+		"complete, pod deleted":  {[]*batchv1.Job{complete}, nil, State{NextAttempt: 2, NextAt: start.Add(10 * time.Second)}},
+		"invalid model": {
 			[]*batchv1.Job{failed1}, []*corev1.Pod{podOf(failed1, 3, "no such directory\n")},
 			State{Failure: "no such directory", Invalid: true, NextAttempt: 2, NextAt: start.Add(10 * time.Second)},
 		},
-		"something else is": {
+		"temporary failure": {
 			[]*batchv1.Job{failed2, failed1}, []*corev1.Pod{podOf(failed2, 1, "i/o error")},
 			State{Failure: "i/o error", NextAttempt: 3, NextAt: start.Add(20 * time.Second), Obsolete: []*batchv1.Job{failed1}},
 		},
-		"failed, and the pod is gone": {
+		"failed, pod deleted": {
 			[]*batchv1.Job{failed1}, nil,
 			State{Failure: "the inspection Job failed: because", NextAttempt: 2, NextAt: start.Add(10 * time.Second)},
 		},
-		"tried again: the failure stays known": {
+		"retried, failure kept": {
 			[]*batchv1.Job{failed1, second}, []*corev1.Pod{podOf(failed1, 3, "no such directory")},
 			State{Running: second, Failure: "no such directory", Invalid: true, Obsolete: []*batchv1.Job{}},
 		},
-		"a Job with other inputs says nothing": {[]*batchv1.Job{elsewhere}, nil, State{NextAttempt: 1}},
+		"Job with other inputs": {[]*batchv1.Job{elsewhere}, nil, State{NextAttempt: 1}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -99,7 +99,7 @@ func TestObserveInspection(t *testing.T) {
 	}
 }
 
-// The data set reaches the container by the volume that it lies on, and nowhere else.
+// TestJobMountsDataset checks that the container mounts only the volume of the data set.
 func TestJobMountsDataset(t *testing.T) {
 	mount := func(name, path string) corev1.VolumeMount {
 		return corev1.VolumeMount{Name: name, MountPath: path, ReadOnly: true}
@@ -139,7 +139,7 @@ func TestJobMountsDataset(t *testing.T) {
 				t.Errorf("args (-want +got):\n%s", diff)
 			}
 			if c := spec.Containers[0]; c.Image != "semmoe:1" || c.ImagePullPolicy != corev1.PullNever {
-				t.Errorf("image %s, pulled %s", c.Image, c.ImagePullPolicy)
+				t.Errorf("image %s, pull policy %s", c.Image, c.ImagePullPolicy)
 			}
 			if diff := cmp.Diff(tc.mounts, spec.Containers[0].VolumeMounts); diff != "" {
 				t.Errorf("mounts (-want +got):\n%s", diff)
@@ -155,7 +155,8 @@ func TestJobMountsDataset(t *testing.T) {
 	}
 }
 
-// The hash of inputs without a data set is as it was before there were data sets: an upgrade inspects nothing again.
+// TestHashWithoutDataset checks that inputs without a data set keep the JSON of versions without data sets, so that an
+// upgrade repeats no inspection.
 func TestHashWithoutDataset(t *testing.T) {
 	i := Inputs{Path: "/models", Volume: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/srv"}}}
 	text, err := json.Marshal(i)
@@ -166,13 +167,13 @@ func TestHashWithoutDataset(t *testing.T) {
 		t.Errorf("inputs %s, want %s", text, want)
 	}
 	if with := inputs.Hash(); with == i.Hash() {
-		t.Error("the data set does not count")
+		t.Error("the hash does not depend on the data set")
 	}
 }
 
 func TestModel(t *testing.T) {
 	if got := (State{}).Model(); got != nil {
-		t.Errorf("without a report: %+v", got)
+		t.Errorf("Model without a report = %+v, want nil", got)
 	}
 	found := checkpoint.Report{Family: "qwen3_moe", Layers: 4, MoELayers: []int{1, 2, 3}, Experts: 32, ExpertsPerToken: 4, ModelDigest: "abc"}
 	want := &semmoev1.ModelStatus{Digest: "abc", Family: "qwen3_moe", Layers: 4, MoELayers: 3, Experts: 32, ExpertsPerToken: 4}

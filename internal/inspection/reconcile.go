@@ -14,8 +14,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// Reconcile records a result, starts the next attempt, and removes Jobs that nothing needs. It returns when to look
-// again. newJob is nil where nothing may be started.
+// Reconcile records a result, starts the next attempt, and deletes obsolete Jobs. It returns the delay of the next
+// reconciliation. If newJob is nil, no attempt is started.
 func Reconcile(ctx context.Context, c client.Client, manager string, state State, newJob func(attempt int) *batchv1.Job, now time.Time) (time.Duration, error) {
 	if job := state.Unrecorded; job != nil {
 		report, err := json.Marshal(Report{*state.Report, state.Dataset})
@@ -25,12 +25,12 @@ func Reconcile(ctx context.Context, c client.Client, manager string, state State
 		base := job.DeepCopy()
 		metav1.SetMetaDataAnnotation(&job.ObjectMeta, semmoev1.AnnotationReport, string(report))
 		if err := c.Patch(ctx, job, client.MergeFrom(base), client.FieldOwner(manager)); err != nil {
-			return 0, fmt.Errorf("record the inspection's result: %w", err)
+			return 0, fmt.Errorf("failed to record the result of the inspection: %w", err)
 		}
 	}
 	for _, job := range state.Obsolete {
 		if err := c.Delete(ctx, job, client.Preconditions{UID: new(job.UID)}, client.PropagationPolicy(metav1.DeletePropagationBackground)); client.IgnoreNotFound(err) != nil {
-			return 0, fmt.Errorf("delete inspection Job %s: %w", job.Name, err)
+			return 0, fmt.Errorf("failed to delete inspection Job %s: %w", job.Name, err)
 		}
 	}
 	if state.NextAttempt == 0 || newJob == nil {
@@ -41,7 +41,7 @@ func Reconcile(ctx context.Context, c client.Client, manager string, state State
 	}
 	err := c.Create(ctx, newJob(state.NextAttempt), client.FieldOwner(manager))
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return 0, fmt.Errorf("create inspection Job: %w", err)
+		return 0, fmt.Errorf("failed to create the inspection Job: %w", err)
 	}
 	return 0, nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// The files of a plan, by their names in its directory; MapFile names the engines' expert maps.
+// The names of the files of a plan in its directory. MapFile returns the names of the engines' expert maps.
 const (
 	ManifestFile        = "manifest.json"
 	PlacementFile       = "placement.json"
@@ -23,31 +23,33 @@ const (
 	ScheduleFile        = "schedule.json"
 	HardwareFile        = "hardware.json"
 	ReportFile          = "report.json"
-	// BundleFile and TokenizerFile lie beside a plan that package bundle has fetched.
+	// BundleFile and TokenizerFile are next to a plan that package bundle fetched.
 	BundleFile    = "bundle.json"
 	TokenizerFile = "tokenizer.json"
 )
 
-// MaxFileBytes bounds a file of a plan. Tables of the largest known vocabularies and 64 ranks have some tens of megabytes for each hundred
-// layers.
+// MaxFileBytes bounds a file of a plan. The tables of the largest known vocabularies with 64 ranks have some tens of
+// megabytes per hundred layers.
 const MaxFileBytes = 1 << 30
 
-// Bounds of the parts that are parsed as JSON or YAML, which need up to 100 times their size in memory. The largest known models have less
-// than a tenth of them.
+// Bounds of the parts that are parsed as JSON or YAML, which needs up to 100 times their size in memory. The largest
+// known models need less than a tenth of these bounds.
 const (
-	// maxSmallBytes is for files whose size does not follow from the model: the manifest, the profile of the machines and the schedule.
+	// maxSmallBytes bounds files whose size does not depend on the model: the manifest, the hardware profile and the
+	// schedule.
 	maxSmallBytes = 1 << 20
 	maxTextBytes  = 32 << 20
-	// maxDriftBytes is for three matrices of ranks², which have 1,024 ranks at most.
+	// maxDriftBytes bounds drift.json: three matrices of ranks² elements, with at most 1,024 ranks.
 	maxDriftBytes = 96 << 20
-	// maxHeaderBytes bounds the header of the tables, which have less than 30 tensors.
+	// maxHeaderBytes bounds the header of the tables, which have fewer than 30 tensors.
 	maxHeaderBytes = 1 << 20
-	// maxHiddenLayers and maxMapSlots bound the engines' maps, which have dense layers as well: the layers, and the slots of all layers.
+	// maxHiddenLayers and maxMapSlots bound the expert maps of engines, which also contain dense layers: the number of
+	// layers, and the number of slots in all layers.
 	maxHiddenLayers = 1 << 12
 	maxMapSlots     = solver.MaxMapSlots
 )
 
-// MaxBytes returns the bound of a file of a plan.
+// MaxBytes returns the maximum size of a file of a plan.
 func MaxBytes(name string) int64 {
 	switch name {
 	case ManifestFile, HardwareFile, ScheduleFile:
@@ -60,13 +62,13 @@ func MaxBytes(name string) int64 {
 	return maxTextBytes
 }
 
-// Format is the version of the files; formatPrefix is what those of all versions begin with.
+// Format is the version of the files. formatPrefix is the common prefix of all versions.
 const (
 	Format       = formatPrefix + "1"
 	formatPrefix = "semmoe-plan/"
 )
 
-// InvalidError is a fault of a plan's files: reading them again cannot help.
+// InvalidError is an error in the files of a plan. Reading them again does not help.
 type InvalidError struct{ message string }
 
 func (e *InvalidError) Error() string { return e.message }
@@ -87,14 +89,15 @@ type Manifest struct {
 	Attention placement.Attention `json:"attention"`
 	Forecast  solver.Forecast     `json:"forecast"`
 	Algorithm placement.Algorithm `json:"algorithm"`
-	// Objective and RanksPerNode are what the tables score by, absent where that is activations. RankCapacity are the ranks'
-	// shares of the tokens, absent where they are equal.
+	// Objective and RanksPerNode are the objective of the scores in the tables, absent for activations. RankCapacity
+	// contains the shares of the ranks in the tokens, absent if all ranks have equal shares.
 	Objective    placement.Objective `json:"objective,omitempty"`
 	RanksPerNode int                 `json:"ranks_per_node,omitempty"`
 	RankCapacity []float64           `json:"rank_capacity,omitempty"`
 	HiddenLayers int                 `json:"hidden_layers"`
 	Vocabulary   int                 `json:"vocab_size"`
-	// TopK, HiddenSize and ActiveParameters are what a token costs by, absent where the trace did not tell.
+	// TopK, HiddenSize and ActiveParameters determine the cost of a token. They are absent if the trace does not
+	// contain them.
 	TopK             int    `json:"experts_per_token,omitempty"`
 	HiddenSize       int    `json:"hidden_size,omitempty"`
 	ActiveParameters int64  `json:"active_parameters,omitempty"`
@@ -102,35 +105,37 @@ type Manifest struct {
 	Seed             uint64 `json:"seed"`
 	// TraceDigest is the sha256 of the uncompressed trace.
 	TraceDigest string `json:"trace_digest"`
-	// ModelDigest identifies the checkpoint that the plan is for; absent where the trace did not tell.
+	// ModelDigest identifies the checkpoint of the plan. It is absent if the trace does not contain it.
 	ModelDigest string `json:"model_digest,omitempty"`
 	// LayoutDigest is the sha256 of placement.json.
 	LayoutDigest string `json:"layout_digest"`
-	// Layout is the digest of the plan whose placement this is, absent where the placement was solved for this plan: the tables
-	// may be used with pods of that plan.
+	// Layout is the digest of the plan whose placement this plan uses. The tables may be used with pods of that plan.
+	// It is absent if the placement was solved for this plan.
 	Layout string `json:"layout,omitempty"`
-	// Front are the placements that a search by time chose among, Chosen is the name of the plan's; absent with other objectives.
+	// Front contains the placements that a search by time compared, and Chosen is the name of the chosen one. They are
+	// absent with other objectives.
 	Front  []solver.FrontPoint `json:"front,omitempty"`
 	Chosen string              `json:"chosen,omitempty"`
-	// Copies is how the number of redundant slots was chosen from memory; absent where it was given.
+	// Copies records how the number of redundant slots was chosen from the memory. It is absent if the number was
+	// given.
 	Copies *solver.Copies `json:"copies,omitempty"`
-	// Files holds the sha256 of every file but manifest.json and report.json.
+	// Files contains the sha256 of every file except manifest.json and report.json.
 	Files map[string]string `json:"files"`
 }
 
-// maxFront bounds the recorded placements that a plan was chosen from.
+// maxFront bounds the number of recorded placements that a plan was chosen from.
 const maxFront = 64
 
 // Artifact is an encoded plan.
 type Artifact struct {
 	Manifest Manifest
-	// Files holds the content of every file but report.json, manifest.json included.
+	// Files contains the content of every file except report.json, including manifest.json.
 	Files map[string][]byte
 	// Digest is the plan digest in hexadecimal.
 	Digest string
 }
 
-// Encode turns a plan into its files.
+// Encode returns the files of a plan.
 func Encode(p *solver.Plan) (*Artifact, error) {
 	if err := validate(p); err != nil {
 		return nil, err
@@ -181,7 +186,7 @@ func Encode(p *solver.Plan) (*Artifact, error) {
 	return a, nil
 }
 
-// validate checks the parts of a plan against one another.
+// validate checks that the parts of a plan are consistent.
 func validate(p *solver.Plan) error {
 	if err := p.Placement.Validate(); err != nil {
 		return invalidf("%s: %v", PlacementFile, err)
@@ -209,10 +214,10 @@ func validate(p *solver.Plan) error {
 		}
 	}
 	if len(p.Front) > maxFront {
-		return invalidf("front has %d placements; allowed are %d", len(p.Front), maxFront)
+		return invalidf("front has %d placements; the maximum is %d", len(p.Front), maxFront)
 	}
 	if c := p.Copies; c != nil && (len(c.Points) > maxFront || c.Chosen != p.Placement.SlotsPerRank-p.Placement.Experts/p.Placement.Ranks) {
-		return invalidf("copies has %d redundant slots per rank, of %d that were compared; %s has %d, and allowed are %d to compare",
+		return invalidf("copies has %d redundant slots per rank and %d compared numbers; %s has %d slots, and at most %d numbers are allowed",
 			c.Chosen, len(c.Points), PlacementFile, p.Placement.SlotsPerRank-p.Placement.Experts/p.Placement.Ranks, maxFront)
 	}
 	if err := placement.CheckCapacity(p.RankCapacity, p.Placement.Ranks); err != nil {
@@ -233,7 +238,7 @@ func validate(p *solver.Plan) error {
 	return validateFiles(p)
 }
 
-// checkSlots bounds the maps of a placement.
+// checkSlots checks the bounds of the expert maps of a placement.
 func checkSlots(p *placement.Placement, hiddenLayers int) error {
 	if hiddenLayers > maxHiddenLayers {
 		return invalidf("hidden_layers is %d; allowed is up to %d", hiddenLayers, maxHiddenLayers)
@@ -244,10 +249,10 @@ func checkSlots(p *placement.Placement, hiddenLayers int) error {
 	return nil
 }
 
-// validateTables checks that there are the tables of attention and forecast, and no others, and each of them.
+// validateTables checks each table, and that the plan contains exactly the tables of its attention and forecast.
 func validateTables(p *solver.Plan) error {
 	if (p.Context != nil) != p.Forecast.Contextual() || (p.LookAhead != nil) != (p.Forecast == solver.LookAhead) || (p.LookBack != nil) != (p.Forecast == solver.LookBack) {
-		return invalidf("%s does not hold the tables of forecast %s, and those alone", TablesFile, p.Forecast)
+		return invalidf("%s must contain exactly the tables of forecast %s", TablesFile, p.Forecast)
 	}
 	if p.Context != nil {
 		if err := p.Context.Validate(p.Tokens); err != nil {
@@ -270,12 +275,12 @@ func validateTables(p *solver.Plan) error {
 	case p.Attention == placement.TensorParallel && p.Tokens != nil && p.Ranks == nil:
 		return nil
 	case p.Attention == placement.DataParallel || p.Attention == placement.TensorParallel:
-		return invalidf("%s does not hold the tables of attention %s, and those alone", TablesFile, p.Attention)
+		return invalidf("%s must contain exactly the tables of attention %s", TablesFile, p.Attention)
 	}
 	return invalidf("attention is %q; allowed is dp, tp", p.Attention)
 }
 
-// validateFiles checks what plans may have in files of their own.
+// validateFiles checks the optional parts of a plan that have separate files.
 func validateFiles(p *solver.Plan) error {
 	if p.Drift != nil {
 		if err := checkDrift(p); err != nil {
@@ -295,7 +300,7 @@ func validateFiles(p *solver.Plan) error {
 	return nil
 }
 
-// checkDrift checks the calibration against the ranks that requests of the plan have.
+// checkDrift checks that the calibration has the number of ranks that requests of the plan have.
 func checkDrift(p *solver.Plan) error {
 	ranks := 1
 	if p.Attention == placement.DataParallel {
@@ -307,26 +312,26 @@ func checkDrift(p *solver.Plan) error {
 	return p.Drift.Validate()
 }
 
-// namesObjective reports whether the manifest names the objective: activations are the usual one.
+// namesObjective reports whether the manifest contains the objective. It is omitted for activations.
 func namesObjective(p *solver.Plan) bool {
 	return p.Objective != "" && p.Objective != placement.Activation
 }
 
-// isDigest reports whether text is a sha256 in the form that digest gives it.
+// isDigest reports whether text is a sha256 in the form that digest returns.
 func isDigest(text string) bool {
 	sum, err := hex.DecodeString(text)
 	return err == nil && len(sum) == sha256.Size && hex.EncodeToString(sum) == text
 }
 
-// OnLayoutOf makes a plan one of new tables for the placement of another, which pods may be serving with. The placements must be the
-// same byte for byte; the plan that is named is always the one that the placement was solved for.
+// OnLayoutOf turns a plan into new tables for the placement of current, which pods may be serving. The placements must
+// be byte-for-byte equal. Layout is always set to the plan that the placement was solved for.
 func OnLayoutOf(p *solver.Plan, current *Artifact) error {
 	text, err := encodeJSON(p.Placement)
 	if err != nil {
 		return err
 	}
 	if !bytes.Equal(text, current.Files[PlacementFile]) {
-		return invalidf("%s of the new tables is not that of plan %s", PlacementFile, current.Digest)
+		return invalidf("%s of the new tables differs from that of plan %s", PlacementFile, current.Digest)
 	}
 	p.Layout = cmp.Or(current.Manifest.Layout, current.Digest)
 	return nil
@@ -337,7 +342,7 @@ func digest(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// encodeJSON ends in a line feed, as text files do.
+// encodeJSON returns JSON that ends in a line feed, like a text file.
 func encodeJSON(v any) ([]byte, error) {
 	text, err := json.Marshal(v)
 	return append(text, '\n'), err

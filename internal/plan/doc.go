@@ -1,10 +1,9 @@
-// Package plan stores solved plans: a directory of files that engines, the request router and people read
-// (docs/formats.md).
+// Package plan stores solved plans: a directory of files for engines, the request router and users (docs/formats.md).
 //
 // Invariants:
-//   - The same plan is the same bytes. No hashed file holds a time, a path or a machine's name.
-//   - The plan digest, the sha256 of manifest.json, names every byte but report.json; the layout digest, the sha256 of
-//     placement.json, names what the engine does; the tables name the layout that they are for.
-//   - A directory holds a whole plan or none. Read verifies every hash and names the file that is damaged.
-//   - A fault of the files is an *InvalidError; every other error is I/O.
+//   - Equal plans have equal bytes. No hashed file contains a time, a path or the name of a machine.
+//   - The plan digest, the sha256 of manifest.json, covers every byte except report.json. The layout digest, the sha256 of
+//     placement.json, covers what the engine does. The tables contain the layout digest of the layout that they are for.
+//   - A directory contains a complete plan or none. Read verifies every hash and names a damaged file.
+//   - An error in the files is an *InvalidError. All other errors are I/O errors.
 package plan

@@ -12,7 +12,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// calibration is one for a number of ranks.
+// calibration returns a calibration for a number of ranks.
 func calibration(ranks int) *drift.Calibration {
 	cells := slices.Repeat([]float64{.25}, ranks*ranks)
 	chart := drift.Chart{Reference: .05, Threshold: 2}
@@ -27,7 +27,7 @@ func TestDriftIsPartOfThePlan(t *testing.T) {
 		p := solved(t, attention)
 		without := encode(t, p)
 		if _, has := without.Files[plan.DriftFile]; has {
-			t.Fatalf("attention %s: a plan without a drift test has a file of it", attention)
+			t.Fatalf("attention %s: a plan without a drift test has a file for it", attention)
 		}
 		p.Drift = calibration(ranks)
 		dir, a := written(t, p)
@@ -42,7 +42,7 @@ func TestDriftIsPartOfThePlan(t *testing.T) {
 			t.Errorf("attention %s: the drift test that was read differs:\n%s", attention, diff)
 		}
 		if diff := cmp.Diff(p.Seen, got.Seen); diff != "" || got.Seen == nil {
-			t.Errorf("attention %s: what the tables have learnt from differs:\n%s", attention, diff)
+			t.Errorf("attention %s: the tokens that the tables were made from differ:\n%s", attention, diff)
 		}
 	}
 }
@@ -51,12 +51,12 @@ func TestRefusesADriftTestOfAnotherPlan(t *testing.T) {
 	p := solved(t, placement.DataParallel)
 	p.Drift = calibration(8)
 	if _, err := plan.Encode(p); err == nil || !strings.Contains(err.Error(), "drift.json: ranks is 8") {
-		t.Errorf("for other ranks: error %v", err)
+		t.Errorf("other number of ranks: error = %v", err)
 	}
 	p.Drift = calibration(4)
 	p.Drift.Level.Threshold = 0
 	if _, err := plan.Encode(p); err == nil || !strings.Contains(err.Error(), "drift.json: level.threshold is 0") {
-		t.Errorf("without a threshold: error %v", err)
+		t.Errorf("no threshold: error = %v", err)
 	}
 	p.Drift = calibration(4)
 	for name, text := range map[string]string{"no JSON": "{", "other fields": `{"when":"now"}`, "empty": "{}"} {

@@ -14,7 +14,8 @@ import (
 // engineDir is the directory of the engines' expert maps.
 const engineDir = "engine"
 
-// MapFile is the file of an engine's expert map, by its name in a plan's directory; empty where the engine reads none.
+// MapFile returns the name of the file of an engine's expert map in the directory of a plan, or the empty string if the
+// engine reads no map.
 func MapFile(adapter engine.Adapter) string {
 	if adapter.ExpertMap == nil {
 		return ""
@@ -22,7 +23,7 @@ func MapFile(adapter engine.Adapter) string {
 	return path.Join(engineDir, adapter.ExpertMap.File)
 }
 
-// mapOf is the format of an engine's expert map; nil where the name is of another file.
+// mapOf returns the format of an engine's expert map by file name, or nil if the file is not a map.
 func mapOf(name string) *engine.ExpertMap {
 	for _, adapter := range registry.All() {
 		if name != "" && MapFile(adapter) == name {
@@ -47,8 +48,8 @@ func addEngineFiles(files map[string][]byte, p *solver.Plan) (err error) {
 	return err
 }
 
-// CheckMap reads an engine's expert map back, and refuses one that is not of the placement. It reports false where the
-// name is of another file.
+// CheckMap decodes an engine's expert map, and returns an error if it differs from the placement. It reports false if
+// the file is not a map.
 func CheckMap(name string, content []byte, p *placement.Placement, hiddenLayers int) (isMap bool, err error) {
 	format := mapOf(name)
 	if format == nil {
@@ -65,16 +66,16 @@ func CheckMap(name string, content []byte, p *placement.Placement, hiddenLayers 
 	if bytes.Equal(content, written) {
 		return true, nil
 	}
-	// Spaces and names of members differ between versions of this program. Anything longer is not a map of the placement, and parsing it
-	// would need a multiple of its size.
-	if most := 4*len(written) + 4096; len(content) > most {
-		return true, invalidf("%s: holds %d bytes; a map of %s has at most %d", name, len(content), PlacementFile, most)
+	// White space and the names of members differ between versions of this program. A file that is longer is not a map
+	// of the placement, and parsing it would need a multiple of its size.
+	if maxBytes := 4*len(written) + 4096; len(content) > maxBytes {
+		return true, invalidf("%s: %d bytes are too many: a map of %s has at most %d", name, len(content), PlacementFile, maxBytes)
 	}
 	read, err := format.Decode(content, layout.Shape())
 	if err != nil {
 		return true, invalidf("%v", err)
 	}
-	read.CopyRule = p.CopyRule // no map names it
+	read.CopyRule = p.CopyRule // maps do not contain the copy rule
 	if !reflect.DeepEqual(read, p) {
 		return true, invalidf("%s does not place experts as %s does", name, PlacementFile)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/forecast"
 )
 
-// The tensors of a context forecast, and the number of activations per token among the metadata.
+// The names of the tensors of a context forecast, and of the metadata key for the number of activations per token.
 const (
 	topK                 = "top_k"
 	forecastTokenLevel   = "forecast.token_level"
@@ -50,7 +50,7 @@ func narrow(values []uint16) []uint8 {
 	return bytes
 }
 
-// decodeForecast adds the context forecast to a plan whose placement and token table are complete.
+// decodeForecast adds the context forecast to a plan whose placement and token table are already decoded.
 func decodeForecast(p *solver.Plan, arrays map[string]array, metadata map[string]string) error {
 	m := &forecast.Model{
 		History: p.Forecast == solver.Decode, Ranks: p.Placement.Ranks, Layers: len(p.Placement.Layers), Experts: p.Placement.Experts, Vocabulary: p.Vocabulary,

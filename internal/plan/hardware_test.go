@@ -17,14 +17,14 @@ func TestHardwareIsPartOfThePlan(t *testing.T) {
 	without := encode(t, p)
 	p.Hardware = hardware.DefaultProfile()
 	if a := encode(t, p); a.Digest != without.Digest || a.Files[plan.HardwareFile] != nil {
-		t.Error("the operator's own profile, which every version has, changes the plan")
+		t.Error("the built-in default profile changes the plan")
 	}
 	mine := *hardware.DefaultProfile()
 	mine.Name, mine.AllToAll.PerMicrosecond = "mine", 1e4
 	p.Hardware = &mine
 	dir, a := written(t, p)
 	if a.Digest == without.Digest || a.Manifest.LayoutDigest != without.Manifest.LayoutDigest {
-		t.Error("the plan's digest must cover the hardware profile, the layout's not")
+		t.Error("the plan digest must cover the hardware profile, and the layout digest must not")
 	}
 	got, _, err := plan.Read(dir)
 	if err != nil {
@@ -45,6 +45,6 @@ func TestHardwareIsPartOfThePlan(t *testing.T) {
 		}
 	}
 	if without, err := plan.Decode(without); err != nil || without.Machines() != hardware.DefaultProfile() {
-		t.Errorf("a plan without a profile is for %+v, %v", without.Machines(), err)
+		t.Errorf("plan without a hardware profile: machines %+v, error %v", without.Machines(), err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/forecast"
 )
 
-// The tensors of a corrected look-ahead, and the number of experts that it looks at among the metadata.
+// The names of the tensors of a corrected look-ahead, and of the metadata key for its number of experts.
 const (
 	lookAheadExperts = "lookahead_experts"
 	lookAheadSlope   = "forecast.lookahead.slope"
@@ -26,7 +26,7 @@ func addLookAhead(arrays map[string]array, metadata map[string]string, m *foreca
 	arrays[lookAheadEarlier] = array{dtype: checkpoint.F32, shape: square, floats: m.Earlier}
 }
 
-// decodeLookAhead adds the correction to a plan whose placement is complete.
+// decodeLookAhead adds the correction to a plan whose placement is already decoded.
 func decodeLookAhead(p *solver.Plan, arrays map[string]array, metadata map[string]string) error {
 	m := &forecast.LookAhead{Layers: len(p.Placement.Layers), Experts: p.Placement.Experts}
 	for key, number := range map[string]*int{topK: &m.TopK, lookAheadExperts: &m.Width} {

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/forecast"
 )
 
-// The tensor of a look-back, and the length of its sequences among the metadata.
+// The name of the tensor of a look-back, and of the metadata key for the length of its sequences.
 const (
 	lookBackLayers = "look_back_layers"
 	lookBackFactor = "forecast.lookback.factor"
@@ -19,13 +19,13 @@ func addLookBack(arrays map[string]array, metadata map[string]string, m *forecas
 	arrays[lookBackFactor] = array{dtype: checkpoint.F32, shape: []int{m.Layers, m.Sequences(), m.Ranks}, floats: m.Factor}
 }
 
-// decodeLookBack adds the look-back to a plan whose placement and token table are complete.
+// decodeLookBack adds the look-back to a plan whose placement and token table are already decoded.
 func decodeLookBack(p *solver.Plan, arrays map[string]array, metadata map[string]string) error {
 	m := &forecast.LookBack{Layers: len(p.Placement.Layers), Ranks: p.Placement.Ranks}
-	most := forecast.LookBackDepth(m.Ranks)
+	maximum := forecast.LookBackDepth(m.Ranks)
 	var err error
-	if m.Depth, err = strconv.Atoi(metadata[lookBackLayers]); err != nil || m.Depth < 1 || m.Depth > most {
-		return invalidf("%s: %s is %q; allowed is 1 to %d for %d ranks", TablesFile, lookBackLayers, metadata[lookBackLayers], most, m.Ranks)
+	if m.Depth, err = strconv.Atoi(metadata[lookBackLayers]); err != nil || m.Depth < 1 || m.Depth > maximum {
+		return invalidf("%s: %s is %q; allowed is 1 to %d for %d ranks", TablesFile, lookBackLayers, metadata[lookBackLayers], maximum, m.Ranks)
 	}
 	a, err := take(arrays, lookBackFactor, checkpoint.F32, m.Layers, m.Sequences(), m.Ranks)
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A volume's mount point cannot be replaced, whatever it holds; a directory below it can.
+// TestMountPointIsRefused checks that the mount point of a volume cannot be replaced, with any content, and that a
+// directory below it can.
 func TestMountPointIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	allowed := make(chan bool, 1)
@@ -29,14 +30,14 @@ func TestMountPointIsRefused(t *testing.T) {
 			return
 		}
 		allowed <- true
-		for _, held := range []string{"", ManifestFile} {
-			if held != "" {
-				if err := os.WriteFile(filepath.Join(dir, held), []byte(`{"format":"semmoe-plan/1"}`), 0o644); err != nil {
+		for _, content := range []string{"", ManifestFile} {
+			if content != "" {
+				if err := os.WriteFile(filepath.Join(dir, content), []byte(`{"format":"semmoe-plan/1"}`), 0o644); err != nil {
 					t.Error(err)
 				}
 			}
-			if err := CheckDirectory(dir); err == nil || !strings.Contains(err.Error(), dir+" is where a volume is mounted") {
-				t.Errorf("holding %q: error %v", held, err)
+			if err := CheckDirectory(dir); err == nil || !strings.Contains(err.Error(), dir+" is the mount point of a volume") {
+				t.Errorf("with content %q: error %v", content, err)
 			}
 		}
 		if err := CheckDirectory(filepath.Join(dir, "plan")); err != nil {

@@ -26,11 +26,11 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// small are plans that were solved, in encoded form: solving them is the slow part, and most tests need any plan.
+// small caches encoded plans. Solving is slow, and most tests need any plan.
 var small sync.Map
 
-// solved returns a small plan of either attention mode; its model has one dense layer before three MoE layers. Each call
-// returns a plan of its own.
+// solved returns a small plan of either attention mode. Its model has one dense layer followed by three MoE layers.
+// Each call returns a new plan.
 func solved(t testing.TB, attention placement.Attention) *solver.Plan {
 	t.Helper()
 	a, known := small.Load(attention)
@@ -97,7 +97,7 @@ func TestReadReturnsWhatWasWritten(t *testing.T) {
 			t.Errorf("%s %s: artifact changed (-want +got):\n%s", want.Attention, want.Forecast, diff)
 		}
 		if left, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), ".plan-*")); left != nil {
-			t.Errorf("temporary directories are left: %v", left)
+			t.Errorf("remaining temporary directories: %v", left)
 		}
 	}
 }
@@ -149,7 +149,7 @@ func TestFlippedByteIsNamed(t *testing.T) {
 		}
 	}
 	if _, _, err := plan.Read(dir); err != nil {
-		t.Errorf("the restored plan: %v", err)
+		t.Errorf("restored plan: error = %v", err)
 	}
 }
 
@@ -204,7 +204,7 @@ func TestReadRefuses(t *testing.T) {
 		"layout digest":     {set("layout_digest", "00"), "layout_digest is 00"},
 		"trace digest":      {set("trace_digest", "00"), `trace_digest is "00"`},
 		"file not listed":   {manifest(func(m map[string]any) { delete(m["files"].(map[string]any), plan.PlacementFile) }), "placement.json is not listed"},
-		"foreign file":      {manifest(func(m map[string]any) { m["files"].(map[string]any)["../../etc/passwd"] = "00" }), "is no file of a plan"},
+		"foreign file":      {manifest(func(m map[string]any) { m["files"].(map[string]any)["../../etc/passwd"] = "00" }), "is not a file of a plan"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, _ := written(t, solved(t, placement.DataParallel))
@@ -229,14 +229,14 @@ func TestWriteReplacesAPlanAndNothingElse(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if entries, _ := os.ReadDir(filepath.Dir(dir)); len(entries) != 1 {
-		t.Errorf("left behind: %v", entries)
+		t.Errorf("remaining files: %v", entries)
 	}
 	other := t.TempDir()
 	precious := filepath.Join(other, "thesis.txt")
 	if err := os.WriteFile(precious, []byte("precious"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := plan.Write(other, first, nil); err == nil || !strings.Contains(err.Error(), "holds no plan") {
+	if err := plan.Write(other, first, nil); err == nil || !strings.Contains(err.Error(), "contains no plan") {
 		t.Errorf("error %v", err)
 	}
 	if _, err := os.Stat(precious); err != nil {
@@ -244,15 +244,16 @@ func TestWriteReplacesAPlanAndNothingElse(t *testing.T) {
 	}
 	empty := t.TempDir()
 	if err := plan.Write(empty, first, []byte("{}\n")); err != nil {
-		t.Errorf("an empty directory: %v", err)
+		t.Errorf("empty directory: error = %v", err)
 	}
 	t.Chdir(t.TempDir())
 	if err := errors.Join(plan.CheckDirectory("."), plan.Write(".", first, []byte("{}\n"))); err != nil {
-		t.Errorf("the working directory: %v", err)
+		t.Errorf("working directory: error = %v", err)
 	}
 }
 
-// A plan's directory is replaced whole: one that holds anything else is refused by the name of that, a fetched plan is not.
+// TestCheckReplaceable checks that a directory with other files is rejected with the name of such a file, and that a
+// fetched plan is replaced.
 func TestCheckReplaceable(t *testing.T) {
 	manifest := `{"format":"semmoe-plan/0"}`
 	for name, test := range map[string]struct {
@@ -262,12 +263,12 @@ func TestCheckReplaceable(t *testing.T) {
 		"a plan of another version":      {map[string]string{"manifest.json": manifest, "engine/sglang.json": ""}, ""},
 		"a fetched plan":                 {map[string]string{"manifest.json": manifest, "bundle.json": "", "tokenizer.json": ""}, ""},
 		"a fetched plan that is damaged": {map[string]string{"manifest.json": "?", "bundle.json": ""}, ""},
-		"an extension of a browser":      {map[string]string{"manifest.json": `{"manifest_version":3}`, "report.json": ""}, "holds no plan"},
-		"a list":                         {map[string]string{"manifest.json": "[]"}, "holds no plan"},
-		"no manifest":                    {map[string]string{"hardware.json": "{}"}, "holds no plan"},
-		"a file beside a plan":           {map[string]string{"manifest.json": manifest, "thesis.txt": ""}, "holds thesis.txt, which is no file of a plan"},
-		"a file among the maps":          {map[string]string{"manifest.json": manifest, "engine/mine.json": ""}, "holds engine/mine.json, which"},
-		"a directory beside a plan":      {map[string]string{"bundle.json": "", "src/main.go": ""}, "holds src, which"},
+		"browser extension":              {map[string]string{"manifest.json": `{"manifest_version":3}`, "report.json": ""}, "contains no plan"},
+		"a list":                         {map[string]string{"manifest.json": "[]"}, "contains no plan"},
+		"no manifest":                    {map[string]string{"hardware.json": "{}"}, "contains no plan"},
+		"file next to a plan":            {map[string]string{"manifest.json": manifest, "thesis.txt": ""}, "contains thesis.txt, which is not a file of a plan"},
+		"a file among the maps":          {map[string]string{"manifest.json": manifest, "engine/mine.json": ""}, "contains engine/mine.json, which"},
+		"a directory next to a plan":     {map[string]string{"bundle.json": "", "src/main.go": ""}, "contains src, which"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -285,7 +286,8 @@ func TestCheckReplaceable(t *testing.T) {
 	}
 }
 
-// A directory is refused before there is a plan for it, and none is touched.
+// TestCheckDirectory checks that an invalid directory is rejected before a plan is solved, and that no directory is
+// changed.
 func TestCheckDirectory(t *testing.T) {
 	dir, a := written(t, solved(t, placement.DataParallel))
 	file := filepath.Join(t.TempDir(), "file")
@@ -298,11 +300,11 @@ func TestCheckDirectory(t *testing.T) {
 		"an empty one":    {empty, ""},
 		"a new one":       {filepath.Join(empty, "plan"), ""},
 		"in a new one":    {filepath.Join(empty, "a", "b", "plan"), ""},
-		"something else":  {filepath.Dir(file), "is not empty and holds no plan: name another directory"},
+		"other files":     {filepath.Dir(file), "is not empty and contains no plan: use another directory"},
 		"a file":          {file, "not a directory"},
 		"below a file":    {filepath.Join(file, "plan"), "not a directory"},
-		"the root":        {"/", "is not empty and holds no plan"},
-		"a read-only one": {"/proc/plan", "the plan takes its place at once, from a directory beside it: mkdir /proc/.plan-"},
+		"the root":        {"/", "is not empty and contains no plan"},
+		"a read-only one": {"/proc/plan", "failed to create a directory next to the plan, which is needed for an atomic replacement: mkdir /proc/.plan-"},
 	} {
 		if runtime.GOOS != "linux" && strings.HasPrefix(test.dir, "/proc") {
 			continue
@@ -313,11 +315,11 @@ func TestCheckDirectory(t *testing.T) {
 		}
 	}
 	if _, read, err := plan.Read(dir); err != nil || read.Digest != a.Digest {
-		t.Errorf("the plan that was there: %v", err)
+		t.Errorf("existing plan: error = %v", err)
 	}
-	for _, beside := range []string{filepath.Dir(dir), filepath.Dir(empty), empty, filepath.Dir(file)} {
-		if left, _ := filepath.Glob(filepath.Join(beside, ".plan-*")); len(left) > 0 {
-			t.Errorf("left behind: %v", left)
+	for _, parent := range []string{filepath.Dir(dir), filepath.Dir(empty), empty, filepath.Dir(file)} {
+		if left, _ := filepath.Glob(filepath.Join(parent, ".plan-*")); len(left) > 0 {
+			t.Errorf("remaining files: %v", left)
 		}
 	}
 }
@@ -328,8 +330,8 @@ func TestEncodeRefusesInconsistentPlans(t *testing.T) {
 		want   string
 	}{
 		"placement":   {func(p *solver.Plan) { p.Placement.Layers[0].Slots[0] = 99 }, "expert 99"},
-		"no tables":   {func(p *solver.Plan) { p.Ranks = nil }, "does not hold the tables"},
-		"both tables": {func(p *solver.Plan) { p.Tokens = &affinity.TokenTable{} }, "does not hold the tables"},
+		"no tables":   {func(p *solver.Plan) { p.Ranks = nil }, "must contain exactly the tables"},
+		"both tables": {func(p *solver.Plan) { p.Tokens = &affinity.TokenTable{} }, "must contain exactly the tables"},
 		"attention":   {func(p *solver.Plan) { p.Attention = "x" }, `attention is "x"`},
 		"layers":      {func(p *solver.Plan) { p.HiddenLayers = 1 }, "hidden_layers is 1"},
 		"forecast":    {func(p *solver.Plan) { p.Forecast = solver.Transition }, "forecast transition is for attention tp"},
@@ -347,7 +349,8 @@ func TestEncodeRefusesInconsistentPlans(t *testing.T) {
 	}
 }
 
-// TestObjectiveAndCapacityAreKept reads them back; a plan for activations with equal shares does not mention them.
+// TestObjectiveAndCapacityAreKept checks that objective and capacities are restored, and that a plan for activations
+// with equal shares omits them.
 func TestObjectiveAndCapacityAreKept(t *testing.T) {
 	p := solved(t, placement.TensorParallel)
 	if text := string(encode(t, p).Files[plan.ManifestFile]); strings.Contains(text, "objective") || strings.Contains(text, "capacity") {
@@ -364,7 +367,7 @@ func TestObjectiveAndCapacityAreKept(t *testing.T) {
 	}
 }
 
-// TestDecodeRefusesOtherForecasts gives tables that do not fit one another the right digests.
+// TestDecodeRefusesOtherForecasts checks that inconsistent tables with valid digests are rejected.
 func TestDecodeRefusesOtherForecasts(t *testing.T) {
 	prefill := solve(t, placement.TensorParallel, solver.Prefill)
 	for name, test := range map[string]struct {
@@ -404,13 +407,13 @@ func TestDecodeRefusesOtherForecasts(t *testing.T) {
 	}
 	p := *ahead
 	p.LookAhead = nil
-	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "does not hold the tables of forecast lookahead") {
+	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "must contain exactly the tables of forecast lookahead") {
 		t.Errorf("error %v", err)
 	}
 	back := solve(t, placement.TensorParallel, solver.LookBack)
 	p = *back
 	p.LookBack = nil
-	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "does not hold the tables of forecast lookback") {
+	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "must contain exactly the tables of forecast lookback") {
 		t.Errorf("error %v", err)
 	}
 	short := *back.LookBack
@@ -421,12 +424,12 @@ func TestDecodeRefusesOtherForecasts(t *testing.T) {
 	}
 	p = *prefill
 	p.Context = nil
-	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "does not hold the tables of forecast prefill") {
+	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "must contain exactly the tables of forecast prefill") {
 		t.Errorf("error %v", err)
 	}
 }
 
-// TestEngineFiles checks the files against the placement; each format is tested with its engine.
+// TestEngineFiles checks the expert maps against the placement. The formats are tested in the packages of the engines.
 func TestEngineFiles(t *testing.T) {
 	p := solved(t, placement.DataParallel)
 	a := encode(t, p)
@@ -443,7 +446,7 @@ func TestEngineFiles(t *testing.T) {
 	}
 	for _, name := range []string{"engine/sglang.json", "engine/vllm-ascend.json", "engine/trtllm.yaml"} {
 		if isMap, err := plan.CheckMap(name, a.Files[name], p.Placement, p.HiddenLayers); !isMap || err != nil {
-			t.Errorf("%s: is a map: %v, error %v", name, isMap, err)
+			t.Errorf("%s: map = %v, error %v", name, isMap, err)
 		}
 		other := encode(t, solved(t, placement.DataParallel)).Files[name]
 		moved := solved(t, placement.DataParallel).Placement
@@ -453,16 +456,16 @@ func TestEngineFiles(t *testing.T) {
 		}
 	}
 	if isMap, err := plan.CheckMap(plan.TablesFile, nil, p.Placement, p.HiddenLayers); isMap || err != nil {
-		t.Errorf("the tables are a map: %v, error %v", isMap, err)
+		t.Errorf("tables: map = %v, error %v", isMap, err)
 	}
-	// The reference engine reads SGLang's.
+	// The reference engine reads the map of SGLang.
 	shape := locality.Shape{Experts: 16, Ranks: 4, MoE: []bool{false, true, true, true}}
 	if _, err := locality.Parse(string(a.Files["engine/sglang.json"]), shape); err != nil {
 		t.Errorf("reference engine: %v", err)
 	}
 }
 
-// TestReadRefusesAMapOfAnotherPlacement gives a wrong map the right digest.
+// TestReadRefusesAMapOfAnotherPlacement checks that a map of another placement with a valid digest is rejected.
 func TestReadRefusesAMapOfAnotherPlacement(t *testing.T) {
 	p := solved(t, placement.DataParallel)
 	a := encode(t, p)
@@ -492,21 +495,21 @@ func TestRedundantPlansHaveNoGatePermutation(t *testing.T) {
 		var slots []int
 		for rank := range 4 {
 			own := layer.Slots[rank*4 : (rank+1)*4]
-			// One more copy of the next rank's first expert.
+			// One more copy of the first expert of the next rank.
 			slots = append(append(slots, own...), layer.Slots[(rank+1)%4*4])
 		}
 		p.Placement.Layers[l].Slots = slots
 	}
 	dir, a := written(t, p)
 	if _, has := a.Files[plan.GatePermutationFile]; has {
-		t.Error("experts with copies cannot be a permutation")
+		t.Error("copies of experts are accepted as a permutation")
 	}
 	if _, _, err := plan.Read(dir); err != nil {
 		t.Error(err)
 	}
 }
 
-// A plan keeps how the number of its copies was chosen, and has as many.
+// TestChosenCopies checks that a plan records how its number of copies was chosen, and has this number.
 func TestChosenCopies(t *testing.T) {
 	p := solved(t, placement.DataParallel)
 	p.Copies = &solver.Copies{MemoryBytes: 1 << 30, ExpertBytes: 1 << 20, Layers: 4, MaxSlots: 12, Points: []solver.CopyPoint{{LayerUS: 300, LAR: .25, ExpertImbalance: 1.25}}}
@@ -516,15 +519,15 @@ func TestChosenCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(p.Copies, read.Copies); diff != "" {
-		t.Errorf("other copies were read (-written +read):\n%s", diff)
+		t.Errorf("copies (-written +read):\n%s", diff)
 	}
 	p.Copies.Chosen = 1
 	if _, err := plan.Encode(p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "copies has 1 redundant slots per rank") {
-		t.Errorf("a number that the placement does not have: %v", err)
+		t.Errorf("a number of copies that differs from the placement: error = %v", err)
 	}
 	p.Copies.Chosen, p.Copies.Points = 0, make([]solver.CopyPoint, 65)
 	if _, err := plan.Encode(p); !plan.IsInvalid(err) {
-		t.Errorf("too many numbers: %v", err)
+		t.Errorf("too many compared numbers: error = %v", err)
 	}
 }
 
@@ -551,12 +554,13 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		if _, err := plan.Encode(p); err != nil {
-			t.Fatalf("a plan that was decoded cannot be encoded: %v", err)
+			t.Fatalf("Encode of a decoded plan failed: %v", err)
 		}
 	})
 }
 
-// New tables name the plan in the pods, also when they follow other new tables.
+// TestNewTablesNameTheLayoutTheyAreFor checks that new tables refer to the plan of the pods, also if they replace other
+// new tables.
 func TestNewTablesNameTheLayoutTheyAreFor(t *testing.T) {
 	current := encode(t, solved(t, placement.DataParallel))
 	first := solved(t, placement.DataParallel)
@@ -573,16 +577,16 @@ func TestNewTablesNameTheLayoutTheyAreFor(t *testing.T) {
 		t.Errorf("plan %s has layout %q, read back %q; want %s", a.Digest, a.Manifest.Layout, read.Layout, current.Digest)
 	}
 	if a.Manifest.LayoutDigest != current.Manifest.LayoutDigest {
-		t.Error("the placement has changed")
+		t.Error("the placement changed")
 	}
 	second := solved(t, placement.DataParallel)
 	if err := plan.OnLayoutOf(second, a); err != nil || second.Layout != current.Digest {
-		t.Errorf("tables after tables: layout %q, %v; want that of the placement, %s", second.Layout, err, current.Digest)
+		t.Errorf("tables that replace tables: layout %q, error %v; want %s, the layout of the placement", second.Layout, err, current.Digest)
 	}
 	slots := second.Placement.Layers[0].Slots
 	slots[0], slots[len(slots)-1] = slots[len(slots)-1], slots[0]
 	if err := plan.OnLayoutOf(second, current); !plan.IsInvalid(err) {
-		t.Errorf("another placement: %v", err)
+		t.Errorf("other placement: error = %v", err)
 	}
 	for _, layout := range []string{"short", strings.Repeat("A", 64), strings.Repeat("g", 64), current.Digest + "0"} {
 		first.Layout = layout

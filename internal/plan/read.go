@@ -21,7 +21,7 @@ import (
 	"github.com/semmoe/operator/solver/schedule"
 )
 
-// required are the files without which a directory is no plan.
+// required are the files of every plan.
 func required() []string {
 	names := []string{PlacementFile, TablesFile}
 	for _, adapter := range registry.All() {
@@ -32,22 +32,22 @@ func required() []string {
 	return names
 }
 
-// optional are the files that some plans have.
+// optional are the files of some plans.
 var optional = []string{GatePermutationFile, DriftFile, ScheduleFile, HardwareFile}
 
-// Read reads the plan in a directory and verifies every hash; report.json is not part of it.
+// Read reads the plan in a directory and verifies every hash. It does not read report.json.
 func Read(dir string) (*solver.Plan, *Artifact, error) {
 	return ReadFiles(func(name string) ([]byte, error) { return readFile(dir, name) })
 }
 
-// ReadFiles is Read of files that are not in a directory.
+// ReadFiles reads and verifies a plan from a function that returns files by name.
 func ReadFiles(file func(name string) ([]byte, error)) (*solver.Plan, *Artifact, error) {
 	content, err := file(ManifestFile)
 	if err != nil {
 		return nil, nil, err
 	}
 	if len(content) > maxSmallBytes {
-		return nil, nil, invalidf("%s: holds %d bytes; at most %d are read", ManifestFile, len(content), maxSmallBytes)
+		return nil, nil, invalidf("%s: %d bytes are too many: the maximum is %d", ManifestFile, len(content), maxSmallBytes)
 	}
 	a := &Artifact{Files: map[string][]byte{ManifestFile: content}, Digest: digest(content)}
 	if err := decodeJSON(ManifestFile, content, &a.Manifest); err != nil {
@@ -63,13 +63,13 @@ func ReadFiles(file func(name string) ([]byte, error)) (*solver.Plan, *Artifact,
 	}
 	for name, want := range a.Manifest.Files {
 		if !slices.Contains(required(), name) && !slices.Contains(optional, name) {
-			return nil, nil, invalidf("%s: %q is no file of a plan", ManifestFile, name)
+			return nil, nil, invalidf("%s: %q is not a file of a plan", ManifestFile, name)
 		}
 		if content, err = file(name); err != nil {
 			return nil, nil, err
 		}
 		if int64(len(content)) > MaxBytes(name) {
-			return nil, nil, invalidf("%s: holds %d bytes; at most %d are read", name, len(content), MaxBytes(name))
+			return nil, nil, invalidf("%s: %d bytes are too many: the maximum is %d", name, len(content), MaxBytes(name))
 		}
 		if got := digest(content); got != want {
 			return nil, nil, invalidf("%s is damaged: its sha256 is %s, %s lists %s", name, got, ManifestFile, want)
@@ -88,7 +88,7 @@ func ReadFiles(file func(name string) ([]byte, error)) (*solver.Plan, *Artifact,
 	return p, a, nil
 }
 
-// Decode turns verified files into a plan.
+// Decode decodes verified files.
 func Decode(a *Artifact) (*solver.Plan, error) {
 	m := a.Manifest
 	p := &solver.Plan{

@@ -13,7 +13,7 @@ import (
 	"github.com/semmoe/operator/solver/schedule"
 )
 
-// scheduled is a schedule for a number of ranks.
+// scheduled returns a schedule for a number of ranks.
 func scheduled(t *testing.T, ranks int) *schedule.Schedule {
 	t.Helper()
 	machines, err := hardware.BuiltIn(hardware.Default)
@@ -39,7 +39,7 @@ func TestScheduleIsPartOfThePlan(t *testing.T) {
 	p.Schedule = scheduled(t, 4)
 	dir, a := written(t, p)
 	if a.Digest == without.Digest || a.Manifest.LayoutDigest != without.Manifest.LayoutDigest {
-		t.Error("the plan's digest must cover the schedule, the layout's not")
+		t.Error("the plan digest must cover the schedule, and the layout digest must not")
 	}
 	got, _, err := plan.Read(dir)
 	if err != nil {
@@ -54,7 +54,7 @@ func TestRefusesAScheduleOfAnotherPlan(t *testing.T) {
 	p := solved(t, placement.TensorParallel)
 	p.Schedule = scheduled(t, 2)
 	if _, err := plan.Encode(p); err == nil || !strings.Contains(err.Error(), "schedule.json: ranks is 2; the plan has 4") {
-		t.Errorf("for other ranks: error %v", err)
+		t.Errorf("other number of ranks: error = %v", err)
 	}
 	p.Schedule = scheduled(t, 4)
 	for name, text := range map[string]string{"no JSON": "{", "other fields": `{"when":"now"}`, "empty": "{}"} {

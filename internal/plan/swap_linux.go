@@ -2,7 +2,7 @@ package plan
 
 import "golang.org/x/sys/unix"
 
-// swap exchanges two directories at once: no reader finds either name without one.
+// swap exchanges two directories atomically: both names exist at all times.
 func swap(a, b string) error {
 	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 }

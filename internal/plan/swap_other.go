@@ -4,5 +4,5 @@ package plan
 
 import "errors"
 
-// swap exchanges two directories at once, which this system cannot.
+// swap returns an error, because this system cannot exchange two directories atomically.
 func swap(string, string) error { return errors.ErrUnsupported }

@@ -36,7 +36,7 @@ const (
 type array struct {
 	dtype checkpoint.DType
 	shape []int
-	// values are those of U8 and U16, integers those of I32, floats those of F32.
+	// values are the elements of U8 and U16 tensors, integers those of I32, and floats those of F32.
 	values   []uint16
 	integers []int32
 	floats   []float32
@@ -72,7 +72,7 @@ func (a array) appendTo(out []byte) []byte {
 	return out
 }
 
-// read fills the values from as many bytes as n elements take.
+// read sets the values from the bytes of n elements.
 func (a *array) read(raw []byte, n int) {
 	switch a.dtype {
 	case u8:
@@ -98,7 +98,7 @@ func (a *array) read(raw []byte, n int) {
 	}
 }
 
-// encodeTables writes the plan's forecast tables for the layout.
+// encodeTables encodes the forecast tables of the plan for the layout.
 func encodeTables(p *solver.Plan, layout string) ([]byte, error) {
 	metadata := map[string]string{
 		"format": Format, "layout": layout, "ep_size": strconv.Itoa(p.Placement.Ranks), "score_scale": strconv.Itoa(affinity.ScoreScale),
@@ -148,7 +148,7 @@ func encodeArrays(arrays map[string]array, metadata map[string]string) ([]byte, 
 		Offsets [2]int           `json:"data_offsets"`
 	}
 	header := map[string]any{"__metadata__": metadata}
-	// Wide elements first, so that each tensor begins at a multiple of its element's size.
+	// Wide elements are first, so that the offset of each tensor is a multiple of its element size.
 	names := slices.SortedFunc(maps.Keys(arrays), func(a, b string) int {
 		return cmp.Or(arrays[b].width()-arrays[a].width(), cmp.Compare(a, b))
 	})
@@ -175,7 +175,7 @@ func encodeArrays(arrays map[string]array, metadata map[string]string) ([]byte, 
 	return out, nil
 }
 
-// decodeTables adds the tables to a plan whose other parts are complete.
+// decodeTables adds the tables to a plan whose other parts are already decoded.
 func decodeTables(p *solver.Plan, content []byte, layout string) error {
 	arrays, metadata, err := decodeArrays(content)
 	if err != nil {
@@ -216,7 +216,7 @@ func decodeTables(p *solver.Plan, content []byte, layout string) error {
 	return nil
 }
 
-// decodeTransitions leaves a plan without the table where its files have none.
+// decodeTransitions decodes the transition table. Plans without this table are valid.
 func decodeTransitions(p *solver.Plan, arrays map[string]array) error {
 	layers, n := len(p.Placement.Layers), p.Placement.Ranks
 	_, hasRank := arrays[transitionRank]
@@ -239,7 +239,7 @@ func decodeTransitions(p *solver.Plan, arrays map[string]array) error {
 	return nil
 }
 
-// decodeSeen leaves a plan without what its tables have learnt from where its files do not tell: those of earlier versions.
+// decodeSeen decodes what the tables were made from. Plans of earlier versions do not contain it.
 func decodeSeen(p *solver.Plan, arrays map[string]array) error {
 	pairs, hasPairs := arrays[pairSeen]
 	if _, hasTokens := arrays[tokenSeen]; !hasTokens && !hasPairs {
@@ -259,11 +259,11 @@ func decodeSeen(p *solver.Plan, arrays map[string]array) error {
 	return nil
 }
 
-// checkRanks checks that a tensor names ranks that there are.
+// checkRanks checks that a tensor contains valid ranks.
 func checkRanks(name string, a array, ranks int) error {
 	for _, rank := range a.values {
 		if int(rank) >= ranks {
-			return invalidf("%s: tensor %q names rank %d; allowed is 0 to %d", TablesFile, name, rank, ranks-1)
+			return invalidf("%s: tensor %q contains rank %d; allowed is 0 to %d", TablesFile, name, rank, ranks-1)
 		}
 	}
 	return nil
@@ -309,7 +309,7 @@ func take(arrays map[string]array, name string, dtype checkpoint.DType, shape ..
 	return a, nil
 }
 
-// decodeArrays reads the tensors of the types that plans use and skips all others.
+// decodeArrays reads the tensors with the element types that plans use, and skips all others.
 func decodeArrays(content []byte) (map[string]array, map[string]string, error) {
 	if len(content) < 8 {
 		return nil, nil, invalidf("%s: %d bytes are too short for safetensors", TablesFile, len(content))
@@ -319,7 +319,7 @@ func decodeArrays(content []byte) (map[string]array, map[string]string, error) {
 		return nil, nil, invalidf("%s: the header has %d bytes; at most %d are read", TablesFile, length, maxHeaderBytes)
 	}
 	if length > uint64(len(content)-8) {
-		return nil, nil, invalidf("%s: is truncated: the header alone needs %d bytes", TablesFile, length)
+		return nil, nil, invalidf("%s: the file is truncated: its header has %d bytes", TablesFile, length)
 	}
 	header, err := checkpoint.ParseHeader(content[8 : 8+length])
 	if err != nil {
@@ -327,7 +327,7 @@ func decodeArrays(content []byte) (map[string]array, map[string]string, error) {
 	}
 	data := content[8+length:]
 	if header.DataBytes() != int64(len(data)) {
-		return nil, nil, invalidf("%s: holds %d bytes of data, its header needs %d", TablesFile, len(data), header.DataBytes())
+		return nil, nil, invalidf("%s: the file has %d bytes of data, but its header declares %d", TablesFile, len(data), header.DataBytes())
 	}
 	arrays := map[string]array{}
 	for name, t := range header.Tensors {

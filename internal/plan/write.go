@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// Write puts a plan and its report (any JSON) into a directory, which appears complete or not at all. A plan that is
-// already there is replaced; a directory that holds anything else is refused.
+// Write writes a plan and its report (any JSON) to a directory. The directory appears atomically. It replaces an
+// existing plan, and returns an error if the directory contains other files.
 func Write(dir string, a *Artifact, report []byte) (err error) {
 	if err := CheckReplaceable(dir); err != nil {
 		return err
@@ -32,7 +32,7 @@ func Write(dir string, a *Artifact, report []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	// After the exchange this removes the old plan.
+	// After the exchange, this removes the old plan.
 	defer func() { err = errors.Join(err, os.RemoveAll(temporary)) }()
 	if err := os.Chmod(temporary, 0o755); err != nil {
 		return err
@@ -46,7 +46,8 @@ func Write(dir string, a *Artifact, report []byte) (err error) {
 	return syncDirectory(parent)
 }
 
-// CheckDirectory tells why Write would refuse a directory, before there is a plan; it leaves nothing behind.
+// CheckDirectory returns an error if Write would reject a directory. It can be called before a plan is solved, and
+// leaves no files.
 func CheckDirectory(dir string) error {
 	if err := CheckReplaceable(dir); err != nil {
 		return err
@@ -56,7 +57,7 @@ func CheckDirectory(dir string) error {
 		return err
 	}
 	parent := filepath.Dir(dir)
-	for { // Write makes what is missing
+	for { // Write creates missing parent directories
 		if _, err := os.Stat(parent); !errors.Is(err, os.ErrNotExist) || parent == filepath.Dir(parent) {
 			break
 		}
@@ -64,31 +65,32 @@ func CheckDirectory(dir string) error {
 	}
 	temporary, err := os.MkdirTemp(parent, ".plan-")
 	if err != nil {
-		return fmt.Errorf("the plan takes its place at once, from a directory beside it: %w", err)
+		return fmt.Errorf("failed to create a directory next to the plan, which is needed for an atomic replacement: %w", err)
 	}
 	return errors.Join(movable(dir, temporary), os.RemoveAll(temporary))
 }
 
-// movable refuses what another directory cannot take the place of. It tries to rename it to one that is not empty, which no system
-// does: what cannot be renamed at all fails in another way.
+// movable returns an error if a directory cannot be replaced by another one. It tries to rename the directory to a
+// directory that is not empty. Every system rejects this rename; a directory that cannot be renamed at all gives a
+// different error.
 func movable(dir, temporary string) error {
 	if err := os.Mkdir(filepath.Join(temporary, "full"), 0o755); err != nil {
 		return err
 	}
 	err := syscall.Rename(dir, temporary)
 	switch {
-	case err == nil: // no system does, but what was there is not to be lost
+	case err == nil: // no system allows this rename, but the directory must not be lost
 		return syscall.Rename(temporary, dir)
 	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EXDEV):
-		return fmt.Errorf("%s is where a volume is mounted, or part of a container image: name a directory below it", dir)
+		return fmt.Errorf("%s is the mount point of a volume, or part of a container image: use a directory below it", dir)
 	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("%s cannot be replaced: %w", dir, err)
 	}
 	return nil
 }
 
-// CheckReplaceable refuses a directory that holds anything but a plan, as Write or package bundle has made it: what takes its place
-// removes all of it.
+// CheckReplaceable returns an error if a directory contains files that are not from a plan of Write or package bundle,
+// because a replacement removes all files.
 func CheckReplaceable(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
@@ -98,18 +100,18 @@ func CheckReplaceable(dir string) error {
 		return err
 	}
 	if !isPlan(dir) {
-		return fmt.Errorf("%s is not empty and holds no plan: name another directory", dir)
+		return fmt.Errorf("%s is not empty and contains no plan: use another directory", dir)
 	}
 	return fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() && (name == "." || name == engineDir) || !entry.IsDir() && isFile(name) {
 			return err
 		}
-		return fmt.Errorf("%s holds %s, which is no file of a plan: move it away, or name another directory", dir, name)
+		return fmt.Errorf("%s contains %s, which is not a file of a plan: move the file, or use another directory", dir, name)
 	})
 }
 
-// isPlan tells a plan's directory from another that holds a manifest.json, which is a common name. The manifest of a fetched plan may be
-// damaged.
+// isPlan reports whether a directory with a manifest.json is a plan. The file name is common, and the manifest of a
+// fetched plan may be damaged.
 func isPlan(dir string) bool {
 	if _, err := os.Stat(filepath.Join(dir, BundleFile)); err == nil {
 		return true
@@ -119,7 +121,7 @@ func isPlan(dir string) bool {
 	return err == nil && json.Unmarshal(content, &manifest) == nil && strings.HasPrefix(manifest.Format, formatPrefix)
 }
 
-// isFile reports whether a plan's directory may hold a file of that name.
+// isFile reports whether a directory of a plan may contain a file of that name.
 func isFile(name string) bool {
 	others := []string{ManifestFile, ReportFile, BundleFile, TokenizerFile}
 	return slices.Contains(others, name) || slices.Contains(required(), name) || slices.Contains(optional, name)
@@ -159,7 +161,8 @@ func writeFile(path string, content []byte) error {
 	return file.Close()
 }
 
-// syncDirectory puts the names in a directory on disk. Windows has no such call: its file systems keep a journal of names.
+// syncDirectory flushes the names in a directory to disk. Windows has no such call: its file systems keep a journal of
+// names.
 func syncDirectory(dir string) error {
 	if runtime.GOOS == "windows" {
 		return nil
@@ -172,16 +175,18 @@ func syncDirectory(dir string) error {
 	return file.Sync()
 }
 
-// exchange puts the new directory in the old one's place; what was there is left under the new one's name, or removed.
+// exchange replaces the old directory by the new one. The old directory remains under the name of the new one, or is
+// removed.
 //
-// A reader finds the old plan or the new one, complete, wherever the system and the file system can swap two directories (Linux and
-// macOS; not NFS, not Windows). Elsewhere there is a moment without a plan, and never a part of one.
+// Where the system and the file system can exchange two directories atomically (Linux and macOS, but not NFS or
+// Windows), a reader always finds the complete old plan or the complete new plan. Elsewhere there is a short time
+// without a plan, but never a partial plan.
 func exchange(fresh, dir string) error {
 	err := os.Rename(fresh, dir)
 	if err == nil {
 		return nil
 	}
-	if _, absent := os.Lstat(dir); absent != nil { // it was not for what is there that it failed
+	if _, absent := os.Lstat(dir); absent != nil { // the exchange failed because the old directory does not exist
 		return err
 	}
 	if swap(fresh, dir) == nil {
@@ -190,7 +195,8 @@ func exchange(fresh, dir string) error {
 	return replace(fresh, dir)
 }
 
-// replace is exchange in two steps: a crash between them leaves no plan at the old one's place, but the old one beside it.
+// replace does the exchange in two steps. A crash between the steps leaves no plan in the directory; the old plan is
+// then next to it.
 func replace(fresh, dir string) error {
 	old := fresh + ".old"
 	if err := os.Rename(dir, old); err != nil {

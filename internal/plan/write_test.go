@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Where directories cannot be swapped the new plan takes the old one's place all the same, and an old one stays where there is no new one.
+// TestReplaceWithoutSwap checks that a plan is also replaced where directories cannot be exchanged atomically, and that
+// the old plan stays if there is no new one.
 func TestReplaceWithoutSwap(t *testing.T) {
 	parent := t.TempDir()
 	fresh, dir := filepath.Join(parent, "fresh"), filepath.Join(parent, "plan")
@@ -21,10 +22,10 @@ func TestReplaceWithoutSwap(t *testing.T) {
 		t.Helper()
 		entries, err := os.ReadDir(parent)
 		if err != nil || len(entries) != 1 {
-			t.Errorf("beside the plan: %v, error %v", entries, err)
+			t.Errorf("files next to the plan: %v, error %v", entries, err)
 		}
 		if got, err := os.ReadFile(filepath.Join(dir, ManifestFile)); err != nil || string(got) != want {
-			t.Errorf("%q, error %v; want %q", got, err, want)
+			t.Errorf("content %q, error %v; want %q", got, err, want)
 		}
 	}
 	if err := replace(fresh, dir); err != nil {

@@ -1,10 +1,11 @@
-// Package printable makes text from engines, servers, files and users safe for people's eyes: for conditions, events,
-// logs and terminals.
+// Package printable makes text from engines, servers, files and users safe to display in conditions, events, logs and
+// terminals.
 //
 // Invariants:
-//   - The result has no control character (C0, DEL, C1), no escape sequence, no character that changes the direction of text, no
-//     invisible character, no line break and no invalid UTF-8.
-//   - A character that is replaced stays visible, as U+FFFD: a name with an invisible character does not look like the name without.
+//   - The result has no control character (C0, DEL, C1), no escape sequence, no character that changes the direction of
+//     text, no invisible character, no line break and no invalid UTF-8.
+//   - A replaced character stays visible, as U+FFFD. A name with an invisible character does not look like the name
+//     without that character.
 package printable
 
 import (
@@ -18,8 +19,8 @@ import (
 
 const ellipsis = "..."
 
-// Line returns a text as one line of at most limit bytes, and marks a cut by "...". White space collapses to single
-// spaces; colours of terminals go. Line changes nothing in its own results. The limit is at least 3.
+// Line returns a text as one line of at most limit bytes, and marks truncation by "...". White space collapses to
+// single spaces, and terminal colours are removed. Line is idempotent. The limit must be at least 3.
 func Line(text string, limit int) string {
 	var line strings.Builder
 	space := false
@@ -50,17 +51,18 @@ func Line(text string, limit int) string {
 	return line.String()
 }
 
-// Runes returns a text with each character that a terminal must not get replaced, and keeps their number: columns stay
-// aligned.
+// Runes returns a text in which each unsafe character is replaced. The number of characters stays the same, so that
+// columns stay aligned.
 func Runes(text string) string { return strings.Map(visible, text) }
 
-// LastLine returns the last line of a text that is not empty, as Line does: programs end with what went wrong.
+// LastLine returns the last non-empty line of a text, formatted like Line. The last line of a program's output usually
+// contains its error.
 func LastLine(text string, limit int) string {
 	text = strings.TrimSpace(text)
 	return Line(text[strings.LastIndexAny(text, "\n\r")+1:], limit)
 }
 
-// visible returns a character, a space for white space, and U+FFFD for what is not to be printed.
+// visible returns a safe character unchanged, a space for white space, and U+FFFD for an unsafe character.
 func visible(r rune) rune {
 	switch {
 	case unicode.IsSpace(r):
@@ -71,8 +73,8 @@ func visible(r rune) rune {
 	return r
 }
 
-// colour returns the length of the SGR sequence that a text begins with, such as "\x1b[31m"; 0 for none. Logs of
-// engines are full of them.
+// colour returns the length of the SGR sequence at the start of a text, such as "\x1b[31m", or 0. The logs of engines
+// contain many of them.
 func colour(text string) int {
 	rest, found := strings.CutPrefix(text, "\x1b[")
 	if !found {
@@ -85,14 +87,14 @@ func colour(text string) int {
 	return 0
 }
 
-// JSON returns a writer of JSON that escapes each character in it that a terminal must not get. A character must not be
+// JSON returns a writer that escapes each unsafe character in the JSON that is written to it. A character must not be
 // split over two calls of Write.
 func JSON(w io.Writer) io.Writer { return escaper{w} }
 
 type escaper struct{ io.Writer }
 
-// Write escapes the characters of JSON outside of ASCII, and DEL: encoders have escaped the other control characters,
-// and line breaks are between values.
+// Write escapes unsafe characters outside of ASCII, and DEL. Encoders have escaped the other control characters, and
+// line breaks only separate values.
 func (e escaper) Write(text []byte) (int, error) {
 	var out []byte
 	for i := 0; i < len(text); {

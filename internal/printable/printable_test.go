@@ -27,25 +27,24 @@ func TestLine(t *testing.T) {
 		"colour in escape": {"\x1b\x1b[0m[31mb", "�[31mb"},
 	} {
 		if got := Line(test.text, 100); got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
+			t.Errorf("%s: got %q, want %q", name, got, test.want)
 		}
 	}
 	if got := Line(strings.Repeat("long", 500), 1024); len(got) != 1024 || !strings.HasSuffix(got, "l...") {
-		t.Errorf("a long text: %d bytes, %q", len(got), got[1000:])
+		t.Errorf("long text: %d bytes, end %q", len(got), got[1000:])
 	}
 	if got := Line("ééé", 6); got != "ééé" {
-		t.Errorf("as long as allowed: %q", got)
+		t.Errorf("text of the maximum length: %q", got)
 	}
 	if got := Line("éééé", 6); got != "é..." {
-		t.Errorf("cut within a character: %q", got)
+		t.Errorf("truncated within a character: %q", got)
 	}
 	if got := LastLine("Traceback:\n  File x\n\x1b[31mRuntimeError: no\x1b[0m\r\n\n", 300); got != "RuntimeError: no" {
 		t.Errorf("last line: %q", got)
 	}
 }
 
-// harmful reports whether a text has what no terminal must get. It spells the rules out, and shares nothing with the
-// code.
+// harmful reports whether a text contains unsafe characters. It states the rules independently of the code.
 func harmful(text string) bool {
 	return !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool {
 		return r < 0x20 || r >= 0x7f && r <= 0xa0 || r == 0xad || r >= 0x200b && r <= 0x200f || r >= 0x2028 && r <= 0x202e ||
@@ -80,7 +79,7 @@ func FuzzLine(f *testing.F) {
 		}
 		var before, after map[string]string
 		if json.Unmarshal(encoded, &before) != nil || json.Unmarshal(written.Bytes(), &after) != nil {
-			t.Fatalf("no JSON: %s", written.String())
+			t.Fatalf("invalid JSON: %s", written.String())
 		}
 		for key, value := range before {
 			if after[key] != value {

@@ -14,32 +14,33 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// Format is the format of a profile in the artifact store. A change of what is recorded for the same inputs changes it.
+// Format is the format of a profile in the artifact store. It changes whenever the recorded data of the same inputs
+// changes.
 const Format = "semmoe-profile/1"
 
-// The files of a profile: the routing trace, unless it is of live counts, the counts over all recorded tokens, and the tokenizer
-// of the checkpoint where it has one. The result of the profile's scope is a Manifest, which names them.
+// The files of a profile: the routing trace (not with live counts), the counts over all recorded tokens, and the
+// tokenizer of the checkpoint if it has one. The result of the scope of the profile is a Manifest that lists them.
 const (
 	TraceFile     = "trace.safetensors.zst"
 	CountsFile    = "counts.safetensors.zst"
 	TokenizerFile = "tokenizer.json"
 )
 
-// maxManifestBytes bounds a manifest, which is well below a kilobyte.
+// maxManifestBytes bounds a manifest. Manifests are well below one kilobyte.
 const maxManifestBytes = 1 << 20
 
-// Sampling is how much of a data set is recorded.
+// Sampling limits how much of a data set is recorded.
 type Sampling struct {
-	// Requests is how many requests are sent at most: a uniform sample of the data set.
+	// Requests is the maximum number of requests to send: a uniform sample of the data set.
 	Requests int `json:"requests"`
-	// Tokens is how many tokens are recorded at most, but for the last request.
+	// Tokens is the maximum number of tokens to record. The last request may exceed it.
 	Tokens int `json:"tokens"`
-	// RequestTokens is how many tokens of a prompt are sent at most.
+	// RequestTokens is the maximum number of tokens of a prompt.
 	RequestTokens int `json:"requestTokens"`
 }
 
-// inputs are what a profile depends on. Neither images nor versions nor resources are among them: an upgrade must not
-// cost a device.
+// inputs are the inputs of a profile. They contain no images, versions or resources, so that an upgrade does not repeat
+// a profile.
 type inputs struct {
 	Format        string `json:"format"`
 	ModelDigest   string `json:"modelDigest"`
@@ -47,8 +48,8 @@ type inputs struct {
 	Sampling
 }
 
-// ID names the profile of these inputs: the first 16 hexadecimal characters of a sha256. It is the ID of the profile's
-// scope in the artifact store.
+// ID returns the ID of the profile of these inputs: the first 16 hexadecimal characters of a sha256. It is the ID of
+// the scope of the profile in the artifact store.
 func ID(modelDigest, datasetDigest string, s Sampling) string {
 	text, err := json.Marshal(inputs{Format, modelDigest, datasetDigest, s})
 	if err != nil {
@@ -58,20 +59,20 @@ func ID(modelDigest, datasetDigest string, s Sampling) string {
 	return hex.EncodeToString(sum[:])[:16]
 }
 
-// Manifest is the result of a profile's scope: what was profiled, what came out, and the files.
+// Manifest is the result of the scope of a profile: the inputs, a summary, and the files.
 type Manifest struct {
 	Format        string   `json:"format"`
 	ModelDigest   string   `json:"modelDigest"`
 	DatasetDigest string   `json:"datasetDigest"`
 	Sampling      Sampling `json:"sampling"`
 	Summary       Summary  `json:"summary"`
-	// Live tells of a profile that was made from samples of live traffic; nil for one of a data set, whose digest stands above.
+	// Live is set for a profile that was made from samples of live traffic; nil for a profile of a data set.
 	Live *Live `json:"live,omitempty"`
-	// Files holds the digest of each file by its name.
+	// Files contains the digest of each file by name.
 	Files map[string]artifact.Digest `json:"files"`
 }
 
-// ID names the profile that the manifest is about.
+// ID returns the ID of the profile of the manifest.
 func (m Manifest) ID() string {
 	if m.Live != nil {
 		return LiveID(m.Live.UID)
@@ -79,16 +80,16 @@ func (m Manifest) ID() string {
 	return ID(m.ModelDigest, m.DatasetDigest, m.Sampling)
 }
 
-// HasTrace tells that the profile has a routing trace: one of live counts has none.
+// HasTrace reports whether the profile has a routing trace. A profile of live counts has none.
 func (m Manifest) HasTrace() bool { return m.Files[TraceFile] != "" }
 
-// validate tells what is wrong with the manifest of a scope.
+// validate returns an error if the manifest does not belong to the scope or lacks a file.
 func (m Manifest) validate(scope artifact.Scope) error {
 	switch {
 	case m.Format != Format:
-		return fmt.Errorf("its format is %q; this version reads %q", m.Format, Format)
+		return fmt.Errorf("format: %q is invalid: this version reads %q", m.Format, Format)
 	case m.ID() != scope.ID:
-		return fmt.Errorf("it is about the inputs %s", m.ID())
+		return fmt.Errorf("the inputs have the ID %s", m.ID())
 	}
 	required := []string{TraceFile, CountsFile}
 	if m.Live != nil && m.Live.Samples == LiveCounts {
@@ -96,7 +97,7 @@ func (m Manifest) validate(scope artifact.Scope) error {
 	}
 	for _, name := range required {
 		if m.Files[name] == "" {
-			return fmt.Errorf("it names no %s", name)
+			return fmt.Errorf("it lists no file %s", name)
 		}
 	}
 	for name, digest := range m.Files {
@@ -107,7 +108,7 @@ func (m Manifest) validate(scope artifact.Scope) error {
 	return nil
 }
 
-// FetchManifest reads the manifest with a digest, as Published of the scope returned it.
+// FetchManifest reads the manifest with a digest that Published of the scope returned.
 func FetchManifest(ctx context.Context, store *artifact.Client, scope artifact.Scope, digest artifact.Digest) (Manifest, error) {
 	reader, err := store.Get(ctx, scope, digest)
 	if err != nil {
@@ -123,34 +124,34 @@ func FetchManifest(ctx context.Context, store *artifact.Client, scope artifact.S
 	}
 	var m Manifest
 	if err := json.Unmarshal(text, &m); err != nil {
-		return Manifest{}, fmt.Errorf("the manifest of %s: %w", scope, err)
+		return Manifest{}, fmt.Errorf("failed to read the manifest of %s: %w", scope, err)
 	}
 	if err := m.validate(scope); err != nil {
-		return Manifest{}, fmt.Errorf("the manifest of %s: %w", scope, err)
+		return Manifest{}, fmt.Errorf("failed to read the manifest of %s: %w", scope, err)
 	}
 	return m, nil
 }
 
-// Publish stores the files, given by name and path, and then the manifest, which is completed with their digests, as the
-// result of the scope. It returns the digest of the result that the scope has then: the first one that was published.
+// Publish stores the files, given by name and path, completes the manifest with their digests, and publishes it as the
+// result of the scope. It returns the digest of the result of the scope: the result that was published first.
 func Publish(ctx context.Context, store *artifact.Client, scope artifact.Scope, m Manifest, files map[string]string) (artifact.Digest, error) {
 	m.Files = map[string]artifact.Digest{}
 	for name, path := range files {
 		digest, err := putFile(ctx, store, scope, path)
 		if err != nil {
-			return "", fmt.Errorf("store %s: %w", name, err)
+			return "", fmt.Errorf("failed to store %s: %w", name, err)
 		}
 		m.Files[name] = digest
 	}
 	return publish(ctx, store, scope, m)
 }
 
-// publish stores the manifest, whose files are stored, as the result of the scope.
+// publish publishes the manifest as the result of the scope. Its files are already stored.
 func publish(ctx context.Context, store *artifact.Client, scope artifact.Scope, m Manifest) (artifact.Digest, error) {
 	m.Format = Format
-	m.Summary.Seconds = 0 // the same profile is the same bytes, and has the same digest
+	m.Summary.Seconds = 0 // the duration is not stored, so that the same profile has the same digest
 	if err := m.validate(scope); err != nil {
-		return "", fmt.Errorf("the manifest for %s: %w", scope, err)
+		return "", fmt.Errorf("invalid manifest for %s: %w", scope, err)
 	}
 	text, err := json.Marshal(m)
 	if err != nil {
@@ -158,11 +159,11 @@ func publish(ctx context.Context, store *artifact.Client, scope artifact.Scope, 
 	}
 	digest, err := store.Put(ctx, scope, bytes.NewReader(text))
 	if err != nil {
-		return "", fmt.Errorf("store the manifest: %w", err)
+		return "", fmt.Errorf("failed to store the manifest: %w", err)
 	}
 	won, err := store.Publish(ctx, scope, digest)
 	if err != nil {
-		return "", fmt.Errorf("publish the profile: %w", err)
+		return "", fmt.Errorf("failed to publish the profile: %w", err)
 	}
 	return won, nil
 }

@@ -10,9 +10,9 @@ import (
 func TestID(t *testing.T) {
 	s := Sampling{Requests: 2000, Tokens: 200000, RequestTokens: 512}
 	id := ID("model", "dataset", s)
-	// A changed ID costs a profiling run of everything that has been profiled: only a new Format may do that.
+	// A changed ID repeats every existing profile. Only a new Format may change it.
 	if id != "a2abf3ca413e28dc" {
-		t.Errorf("the ID has changed: %s", id)
+		t.Errorf("the ID changed to %s", id)
 	}
 	if err := (artifact.Scope{Namespace: "a", Kind: artifact.Profile, ID: id}).Validate(); err != nil {
 		t.Error(err)
@@ -43,8 +43,8 @@ func TestManifestValidate(t *testing.T) {
 		"good":          {func(*Manifest) {}, ""},
 		"tokenizer":     {func(m *Manifest) { m.Files[TokenizerFile] = digest }, ""},
 		"format":        {func(m *Manifest) { m.Format = "semmoe-profile/2" }, `"semmoe-profile/2"`},
-		"other inputs":  {func(m *Manifest) { m.DatasetDigest = "e" }, "about the inputs"},
-		"no counts":     {func(m *Manifest) { delete(m.Files, CountsFile) }, "names no counts.safetensors.zst"},
+		"other inputs":  {func(m *Manifest) { m.DatasetDigest = "e" }, "the inputs have the ID"},
+		"no counts":     {func(m *Manifest) { delete(m.Files, CountsFile) }, "lists no file counts.safetensors.zst"},
 		"broken digest": {func(m *Manifest) { m.Files[TokenizerFile] = "x" }, "tokenizer.json"},
 	} {
 		m := good()

@@ -17,10 +17,10 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// maxLine bounds a line of a data set: longer ones are a sign that the file is not JSONL.
+// maxLine bounds a line of a data set, in bytes. A longer line indicates a file that is not JSONL.
 const maxLine = 16 << 20
 
-// maxDomains is what the numbers of a routing trace can tell apart.
+// maxDomains is the maximum number of domains in a routing trace.
 const maxDomains = 256
 
 // Message is one turn of a conversation.
@@ -31,16 +31,16 @@ type Message struct {
 
 // Item is one request of a data set: a prompt, or a conversation.
 type Item struct {
-	// Line is its line in the file, from 1: requests of one line are one document.
+	// Line is the 1-based line in the file. Requests of one line are one document.
 	Line int
-	// Prompt is set, or Messages are.
+	// Either Prompt or Messages is set.
 	Prompt   string
 	Messages []Message
-	// Domain names the kind of text; it may be empty.
+	// Domain is the kind of text. It may be empty.
 	Domain string
 }
 
-// DatasetError is a fault of a data set: it stays until somebody mends the file.
+// DatasetError is an error in a data set. It persists until a user fixes the file.
 type DatasetError struct{ message string }
 
 func (e *DatasetError) Error() string { return e.message }
@@ -49,11 +49,11 @@ func datasetErrorf(format string, args ...any) error {
 	return &DatasetError{fmt.Sprintf(format, args...)}
 }
 
-// DatasetReport is what a look at a data set tells.
+// DatasetReport is the result of the inspection of a data set.
 type DatasetReport struct {
-	// Digest is the sha256 of the file, in hex.
+	// Digest is the sha256 of the file, in hexadecimal.
 	Digest string `json:"digest"`
-	// Requests is the number of its requests, Bytes its size.
+	// Requests is the number of requests, and Bytes is the size of the file.
 	Requests int   `json:"requests"`
 	Bytes    int64 `json:"bytes"`
 }
@@ -63,18 +63,18 @@ func InspectDataset(path string) (DatasetReport, error) {
 	return scanFile(path, func(Item) {})
 }
 
-// LoadDataset reads a data set, and keeps a uniform sample of at most limit of its items, chosen by the seed, in the order
-// of the file.
+// LoadDataset reads a data set, and returns a uniform sample of at most limit items, in the order of the file. The seed
+// determines the sample.
 func LoadDataset(path string, limit int, seed uint64) ([]Item, DatasetReport, error) {
 	if limit < 1 {
-		return nil, DatasetReport{}, fmt.Errorf("%d requests; at least 1 is needed", limit)
+		return nil, DatasetReport{}, fmt.Errorf("requests: %d is invalid: the minimum is 1", limit)
 	}
 	s := sampler{limit: limit, random: rand.New(rand.NewPCG(seed, 0x64617461))}
 	report, err := scanFile(path, s.add)
 	return s.items(), report, err
 }
 
-// sampler keeps a uniform sample of the items that pass.
+// sampler keeps a uniform sample of the items that it receives.
 type sampler struct {
 	limit, seen int
 	random      *rand.Rand
@@ -90,13 +90,13 @@ func (s *sampler) add(item Item) {
 	}
 }
 
-// items is the sample in the order of the file.
+// items returns the sample in the order of the file.
 func (s *sampler) items() []Item {
 	slices.SortFunc(s.kept, func(a, b Item) int { return a.Line - b.Line })
 	return s.kept
 }
 
-// scanFile passes the items of a file on, and names the file in its errors.
+// scanFile calls a function with each item of a file. Its errors contain the name of the file.
 func scanFile(path string, each func(Item)) (DatasetReport, error) {
 	file, err := regularfile.Open(path)
 	if err != nil {
@@ -116,7 +116,7 @@ func scanFile(path string, each func(Item)) (DatasetReport, error) {
 	return DatasetReport{Digest: hex.EncodeToString(hash.Sum(nil)), Requests: requests, Bytes: counted.n}, nil
 }
 
-// classifyOpen tells faults that stay until somebody mends the path from those of the volume.
+// classifyOpen distinguishes errors that persist until a user fixes the path from errors of the volume.
 func classifyOpen(path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -124,10 +124,10 @@ func classifyOpen(path string, err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return datasetErrorf("data set %s is not readable by this user: check its permissions", path)
 	case errors.Is(err, syscall.ENOTDIR):
-		return datasetErrorf("data set %s cannot be reached: a part of the path is a file, not a directory", path)
+		return datasetErrorf("data set %s cannot be opened: a part of the path is a file, not a directory", path)
 	}
 	if errors.Is(err, regularfile.ErrIrregular) {
-		return datasetErrorf("data set %s: %v: give the JSONL file", path, err)
+		return datasetErrorf("data set %s: %v: it must be a JSONL file", path, err)
 	}
 	return fmt.Errorf("data set %s: %w", path, err)
 }
@@ -144,8 +144,8 @@ func (c *countingReader) Read(p []byte) (int, error) {
 }
 
 // scan reads JSONL to its end and returns the number of items. Each line is {"prompt": "..."}, {"messages": [{"role",
-// "content"}, ...]} or ShareGPT's {"conversations": [{"from", "value"}, ...]}, with an optional "domain"; blank lines
-// are passed over.
+// "content"}, ...]} or {"conversations": [{"from", "value"}, ...]} (ShareGPT), with an optional "domain". Blank lines
+// are skipped.
 func scan(r io.Reader, each func(Item)) (int, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 64<<10), maxLine)
@@ -162,7 +162,7 @@ func scan(r io.Reader, each func(Item)) (int, error) {
 			return 0, err
 		}
 		if domains[item.Domain] = true; len(domains) > maxDomains {
-			return 0, datasetErrorf("line %d brings the number of domains to %d; at most %d can be told apart", line, len(domains), maxDomains)
+			return 0, datasetErrorf("line %d increases the number of domains to %d: the maximum is %d", line, len(domains), maxDomains)
 		}
 		items++
 		each(item)
@@ -174,7 +174,7 @@ func scan(r io.Reader, each func(Item)) (int, error) {
 		return 0, err
 	}
 	if items == 0 {
-		return 0, datasetErrorf("it is empty: write one request a line, such as {\"prompt\": \"...\"}")
+		return 0, datasetErrorf("the file is empty: write one request per line, such as {\"prompt\": \"...\"}")
 	}
 	return items, nil
 }
@@ -190,7 +190,7 @@ func parseItem(text []byte, line int) (Item, error) {
 		Domain string `json:"domain"`
 	}
 	if err := json.Unmarshal(text, &fields); err != nil {
-		return Item{}, datasetErrorf(`line %d is not a JSON object of a known form: %v: want {"prompt": "..."}, {"messages": [...]} or {"conversations": [...]}`, line, err)
+		return Item{}, datasetErrorf(`line %d is not a supported JSON object: %v: want {"prompt": "..."}, {"messages": [...]} or {"conversations": [...]}`, line, err)
 	}
 	item := Item{Line: line, Domain: fields.Domain}
 	for _, turn := range fields.Conversations {
@@ -206,7 +206,7 @@ func parseItem(text []byte, line int) (Item, error) {
 		item.Messages = fields.Messages
 	case fields.Conversations != nil && fields.Prompt == nil && fields.Messages == nil:
 	default:
-		return Item{}, datasetErrorf("line %d has none, or more than one, of prompt, messages and conversations: want exactly one", line)
+		return Item{}, datasetErrorf("line %d must have exactly one of prompt, messages and conversations", line)
 	}
 	if item.Prompt == "" && len(item.Messages) == 0 {
 		return Item{}, datasetErrorf("line %d: the conversation is empty", line)
@@ -219,7 +219,7 @@ func parseItem(text []byte, line int) (Item, error) {
 	return item, nil
 }
 
-// role translates ShareGPT's names.
+// role maps the role names of ShareGPT to those of the OpenAI API.
 func role(from string) string {
 	switch from {
 	case "human":

@@ -29,7 +29,7 @@ func manyDomains(n int) string {
 	return b.String()
 }
 
-// A file that cannot be read is the data set's fault where only somebody's action can help.
+// TestDatasetFileFaults checks that a file that only a user can fix gives a DatasetError.
 func TestDatasetFileFaults(t *testing.T) {
 	dir := t.TempDir()
 	file := writeDataset(t, `{"prompt":"a"}`)
@@ -59,14 +59,14 @@ func TestLoadDataset(t *testing.T) {
 			[]Item{{Line: 1, Messages: []Message{{"user", "a"}, {"assistant", "b"}, {"system", "c"}}}}, "",
 		},
 		"domains and blank lines": {"{\"prompt\":\"a\",\"domain\":\"code\"}\n\n  \n{\"prompt\":\"b\"}\n", []Item{{Line: 1, Prompt: "a", Domain: "code"}, {Line: 4, Prompt: "b"}}, ""},
-		"empty":                   {"\n\n", nil, "it is empty"},
-		"not JSON":                {"{\"prompt\":\"a\"}\nprompt: b", nil, "line 2 is not a JSON object"},
-		"another type":            {`{"prompt":["a"]}`, nil, "line 1 is not a JSON object of a known form"},
-		"nothing known":           {`{"text":"a"}`, nil, "line 1 has none, or more than one, of prompt, messages and conversations"},
-		"two at once":             {`{"prompt":"a","messages":[{"role":"user","content":"b"}]}`, nil, "want exactly one"},
+		"empty":                   {"\n\n", nil, "the file is empty"},
+		"not JSON":                {"{\"prompt\":\"a\"}\nprompt: b", nil, "line 2 is not a supported JSON object"},
+		"another type":            {`{"prompt":["a"]}`, nil, "line 1 is not a supported JSON object"},
+		"no known member":         {`{"text":"a"}`, nil, "line 1 must have exactly one of prompt, messages and conversations"},
+		"two members":             {`{"prompt":"a","messages":[{"role":"user","content":"b"}]}`, nil, "must have exactly one"},
 		"empty prompt":            {`{"prompt":""}`, nil, "line 1: prompt is empty"},
 		"empty conversation":      {`{"conversations":[]}`, nil, "line 1: the conversation is empty"},
-		"too many domains":        {manyDomains(257), nil, "line 257 brings the number of domains to 257; at most 256"},
+		"too many domains":        {manyDomains(257), nil, "line 257 increases the number of domains to 257: the maximum is 256"},
 		"too long a line":         {strings.Repeat("x", maxLine+1), nil, "line 1 is longer than"},
 		"no role":                 {`{"messages":[{"content":"a"}]}`, nil, "line 1: message 1 has no role"},
 	}
@@ -77,7 +77,7 @@ func TestLoadDataset(t *testing.T) {
 			if tc.message != "" {
 				var invalid *DatasetError
 				if !errors.As(err, &invalid) || !strings.Contains(err.Error(), tc.message) || !strings.Contains(err.Error(), path) {
-					t.Errorf("error %v, want one with %q and the file's name", err, tc.message)
+					t.Errorf("error %v, want one with %q and the name of the file", err, tc.message)
 				}
 				return
 			}
@@ -92,7 +92,8 @@ func TestLoadDataset(t *testing.T) {
 	}
 }
 
-// A sample has the asked size, keeps the order of the file, is decided by the seed, and every line has the same chance.
+// TestLoadDatasetSamples checks that a sample has the requested size and the order of the file, depends only on the
+// seed, and contains every line with the same probability.
 func TestLoadDatasetSamples(t *testing.T) {
 	const lines, limit, seeds = 50, 10, 2000
 	path := writeDataset(t, strings.Repeat("{\"prompt\":\"x\"}\n", lines))
@@ -110,7 +111,7 @@ func TestLoadDatasetSamples(t *testing.T) {
 		}
 		again, _, _ := LoadDataset(path, limit, seed)
 		if !cmp.Equal(items, again) {
-			t.Fatalf("seed %d gives two samples", seed)
+			t.Fatalf("seed %d gives two different samples", seed)
 		}
 	}
 	want := seeds * limit / lines

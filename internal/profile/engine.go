@@ -14,31 +14,31 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// RefusedError is an answer by which the engine refuses a request for good.
+// RefusedError is a response by which the engine permanently rejects a request.
 type RefusedError struct {
 	Status  int
 	Message string
 }
 
-// noExperts is the message of a refusal in an answer.
-const noExperts = "its answer has no routed experts"
+// noExperts is the message of a RefusedError for a response without routed experts.
+const noExperts = "the response contains no routed experts"
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("the engine refuses: %d: %s", e.Status, e.Message)
+	return fmt.Sprintf("the engine rejected the request: %d: %s", e.Status, e.Message)
 }
 
-// EngineError is a fault of the engine that another attempt would meet again: it died, or does not tell the experts of
-// the model.
+// EngineError is an error of the engine that another attempt would repeat: the engine died, or does not return the
+// routed experts of the model.
 type EngineError struct{ message string }
 
 func (e *EngineError) Error() string { return e.message }
 
-// client speaks an engine's native routes.
+// client calls the native routes of an engine.
 type client struct {
-	base    string // without a slash at the end
+	base    string // without a trailing slash
 	http    *http.Client
 	adapter engine.Adapter
-	layers  int // hidden layers, dense ones included
+	layers  int // hidden layers, including dense layers
 	top     int
 }
 
@@ -56,7 +56,7 @@ func (c *client) waitHealthy(ctx context.Context, limit time.Duration) error {
 		if err == nil {
 			response.Body.Close()
 			if response.StatusCode == http.StatusOK || response.StatusCode == http.StatusNotFound {
-				return nil // a router answers for its engines, and has no health route of theirs
+				return nil // a request router serves for its engines, and has no health route of engines
 			}
 			err = errors.New(response.Status)
 		}
@@ -71,10 +71,11 @@ func (c *client) waitHealthy(ctx context.Context, limit time.Duration) error {
 	}
 }
 
-// maxAnswerBytes bounds an answer of the engine: several times the routed experts, in base64, of the longest request that is recorded.
-const maxAnswerBytes = 256 << 20
+// maxResponseBytes bounds a response of the engine. It is several times the size of the routed experts, in base64, of
+// the longest recorded request.
+const maxResponseBytes = 256 << 20
 
-// post sends a request. Answers of 4xx are a *RefusedError; others may be tried again.
+// post sends a request. It returns a *RefusedError for a status 4xx except 429. Other errors may be retried.
 func (c *client) post(ctx context.Context, path string, body, into any) error {
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -97,45 +98,45 @@ func (c *client) post(ctx context.Context, path string, body, into any) error {
 		}
 		return fmt.Errorf("%s: %s", response.Status, errorMessage(text))
 	}
-	if err := json.NewDecoder(io.LimitReader(response.Body, maxAnswerBytes)).Decode(into); err != nil {
-		return fmt.Errorf("failed to read an answer of the engine (at most %d MiB): %w", maxAnswerBytes>>20, err)
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxResponseBytes)).Decode(into); err != nil {
+		return fmt.Errorf("failed to read a response of the engine (at most %d MiB): %w", maxResponseBytes>>20, err)
 	}
 	return nil
 }
 
-// errorMessage is the message in an OpenAI error, or the text itself.
+// errorMessage returns the message of an OpenAI error, or the text itself.
 func errorMessage(text []byte) string {
-	var answer struct {
+	var response struct {
 		Error struct{ Message string }
 	}
-	if json.Unmarshal(text, &answer) == nil && answer.Error.Message != "" {
-		return answer.Error.Message
+	if json.Unmarshal(text, &response) == nil && response.Error.Message != "" {
+		return response.Error.Message
 	}
 	return strings.TrimSpace(string(text))
 }
 
-// tokenize returns the token ids of an item.
+// tokenize returns the token IDs of an item.
 func (c *client) tokenize(ctx context.Context, item Item) ([]int32, error) {
 	body := map[string]any{"prompt": item.Prompt}
 	if item.Prompt == "" {
 		body = map[string]any{"messages": item.Messages}
 	}
-	var answer struct {
+	var response struct {
 		Tokens []int32 `json:"tokens"`
 	}
-	return answer.Tokens, c.post(ctx, c.adapter.Generation.TokenizePath, body, &answer)
+	return response.Tokens, c.post(ctx, c.adapter.Generation.TokenizePath, body, &response)
 }
 
-// record sends token ids and returns the tokens whose routing is known (all but the last generated one) and their
-// experts [tokens][layers][top].
+// record sends token IDs. It returns the tokens whose routing is known (all but the last generated token) and their
+// experts, with the shape [tokens][layers][top].
 func (c *client) record(ctx context.Context, ids []int32, newTokens int) (tokens, experts []int32, err error) {
-	var answer json.RawMessage
-	if err := c.post(ctx, c.adapter.Generation.Path, c.adapter.Generation.Body(ids, newTokens), &answer); err != nil {
+	var response json.RawMessage
+	if err := c.post(ctx, c.adapter.Generation.Path, c.adapter.Generation.Body(ids, newTokens), &response); err != nil {
 		return nil, nil, err
 	}
-	generated, text, err := c.adapter.Generation.Answer(answer)
+	generated, text, err := c.adapter.Generation.Answer(response)
 	if err != nil {
-		return nil, nil, fmt.Errorf("the engine's answer: %w", err)
+		return nil, nil, fmt.Errorf("invalid response of the engine: %w", err)
 	}
 	if text == "" {
 		return nil, nil, &RefusedError{http.StatusOK, noExperts}
@@ -146,7 +147,7 @@ func (c *client) record(ctx context.Context, ids []int32, newTokens int) (tokens
 	all := append(append([]int32(nil), ids...), generated...)
 	known := len(experts) / (c.layers * c.top)
 	if known > len(all) || known < len(ids) {
-		return nil, nil, &EngineError{fmt.Sprintf("the engine tells the experts of %d tokens, for a prompt of %d and %d generated", known, len(ids), len(generated))}
+		return nil, nil, &EngineError{fmt.Sprintf("the engine returned the experts of %d tokens for a prompt of %d and %d generated tokens", known, len(ids), len(generated))}
 	}
 	return all[:known], experts, nil
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
-// asVLLM speaks vLLM's surface in front of the reference engine.
+// asVLLM serves the routes of vLLM in front of the reference engine.
 func asVLLM(t *testing.T, endpoint string, layers, top int) string {
 	t.Helper()
 	forward := func(w http.ResponseWriter, path string, body, into any) bool {
@@ -38,12 +38,12 @@ func asVLLM(t *testing.T, endpoint string, layers, top int) string {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("POST /tokenize", func(w http.ResponseWriter, r *http.Request) {
-		var body, answer map[string]any
+		var body, response map[string]any
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
 			t.Error(err)
 		}
-		if forward(w, "/v1/tokenize", body, &answer) {
-			json.NewEncoder(w).Encode(answer) //nolint:errcheck // a test's
+		if forward(w, "/v1/tokenize", body, &response) {
+			json.NewEncoder(w).Encode(response) //nolint:errcheck // test server
 		}
 	})
 	mux.HandleFunc("POST /v1/completions", func(w http.ResponseWriter, r *http.Request) {
@@ -56,7 +56,7 @@ func asVLLM(t *testing.T, endpoint string, layers, top int) string {
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || !body.TokenIDs || body.Temperature != 0 {
 			t.Errorf("%+v, error %v", body, err)
 		}
-		var answer struct {
+		var response struct {
 			OutputIDs []int32 `json:"output_ids"`
 			Meta      struct {
 				RoutedExperts string `json:"routed_experts"`
@@ -64,18 +64,18 @@ func asVLLM(t *testing.T, endpoint string, layers, top int) string {
 		}
 		if !forward(w, "/generate", map[string]any{
 			"input_ids": body.Prompt, "return_routed_experts": true, "sampling_params": map[string]any{"temperature": 0, "max_new_tokens": body.MaxTokens},
-		}, &answer) {
+		}, &response) {
 			return
 		}
-		raw, err := base64.StdEncoding.DecodeString(answer.Meta.RoutedExperts)
+		raw, err := base64.StdEncoding.DecodeString(response.Meta.RoutedExperts)
 		if err != nil {
 			t.Error(err)
 		}
 		header := fmt.Sprintf("{'descr': '<i4', 'fortran_order': False, 'shape': (%d, %d, %d), }\n", len(raw)/(4*layers*top), layers, top)
 		file := append([]byte("\x93NUMPY\x01\x00"), binary.LittleEndian.AppendUint16(nil, uint16(len(header)))...)
 		file = append(append(file, header...), raw...)
-		json.NewEncoder(w).Encode(map[string]any{"choices": []any{map[string]any{ //nolint:errcheck // a test's
-			"token_ids": answer.OutputIDs, "routed_experts": base64.StdEncoding.EncodeToString(file),
+		json.NewEncoder(w).Encode(map[string]any{"choices": []any{map[string]any{ //nolint:errcheck // test server
+			"token_ids": response.OutputIDs, "routed_experts": base64.StdEncoding.EncodeToString(file),
 		}}})
 	})
 	server := httptest.NewServer(mux)
@@ -83,7 +83,8 @@ func asVLLM(t *testing.T, endpoint string, layers, top int) string {
 	return server.URL
 }
 
-// What is recorded is the model's, not the engine's: the same through either surface.
+// TestRecordsThroughVLLM checks that a profile does not depend on the engine: the routes of SGLang and vLLM give the
+// same trace.
 func TestRecordsThroughVLLM(t *testing.T) {
 	endpoint := startEngine(t, true)
 	items := []Item{{Line: 1, Prompt: "func main() {"}, {Line: 2, Messages: []Message{{"user", "der Hund und die Katze"}}}}

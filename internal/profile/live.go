@@ -19,23 +19,23 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// The samples that a live profile is made from.
+// The kinds of samples that a live profile is made from.
 const (
 	LiveCounts    = "Counts"
 	LiveSequences = "Sequences"
 )
 
-// Live is what the manifest of a live profile tells besides: of which object it is, and of which model. Live traffic has no
-// digest: two profiles are never the same.
+// Live is the additional part of the manifest of a live profile: the object that the profile was made for, and the
+// model. Live traffic has no digest, so no two live profiles have the same inputs.
 type Live struct {
-	// UID is that of the object that the profile was made for.
+	// UID is the UID of the object that the profile was made for.
 	UID string `json:"uid"`
 	// Samples is LiveCounts or LiveSequences.
 	Samples string `json:"samples"`
 	Model   Model  `json:"model"`
 }
 
-// Model is a trace.Model without what belongs to one trace.
+// Model is a trace.Model without the fields of a specific trace.
 type Model struct {
 	Type         string `json:"type,omitempty"`
 	Experts      int    `json:"experts"`
@@ -47,13 +47,13 @@ type Model struct {
 	Config       string `json:"config,omitempty"`
 }
 
-// LiveID names the profile of an object: the ID of the profile's scope in the artifact store.
+// LiveID returns the ID of the live profile of an object: the ID of the scope of the profile in the artifact store.
 func LiveID(uid string) string {
 	sum := sha256.Sum256([]byte(Format + "/live/" + uid))
 	return hex.EncodeToString(sum[:])[:16]
 }
 
-// FetchModel reads of which model a profile is.
+// FetchModel reads the model of a profile.
 func FetchModel(ctx context.Context, store *artifact.Client, scope artifact.Scope, m Manifest) (Model, error) {
 	if m.Live != nil {
 		return m.Live.Model, nil
@@ -65,18 +65,19 @@ func FetchModel(ctx context.Context, store *artifact.Client, scope artifact.Scop
 	defer stream.Close()
 	found, err := trace.ReadModel(stream)
 	if err != nil {
-		return Model{}, fmt.Errorf("%s of %s: %w", TraceFile, scope, err)
+		return Model{}, fmt.Errorf("failed to read %s of %s: %w", TraceFile, scope, err)
 	}
 	return Model{found.Type, found.Experts, found.TopK, found.Vocabulary, found.Layers, found.HiddenLayers, found.HiddenSize, found.Config}, nil
 }
 
-// Groups is the number of groups of experts that the model's gate chooses among first, as trace.Model tells it.
+// Groups returns the number of groups of experts that the gate of the model first chooses among, like
+// trace.Model.Groups.
 func (m Model) Groups() (int, error) {
 	traced := m.traced("")
 	return traced.Groups()
 }
 
-// traced is the model as a trace has it.
+// traced returns the model of a trace.
 func (m Model) traced(digest string) trace.Model {
 	return trace.Model{
 		Type: m.Type, Experts: m.Experts, TopK: m.TopK, Vocabulary: m.Vocabulary, Layers: m.Layers,
@@ -84,20 +85,22 @@ func (m Model) traced(digest string) trace.Model {
 	}
 }
 
-// counted is the model as counts have it.
+// counted returns the model of counts.
 func (m Model) counted(digest string) counts.Model {
 	return counts.Model{Digest: digest, MoELayers: m.Layers, Experts: m.Experts, ExpertsPerToken: m.TopK, Vocabulary: m.Vocabulary}
 }
 
-// FromSequences makes a profile of a uniform sample, which the seed decides, of the requests that routers have kept: at most as
-// many, and as long, as the sampling says. Which belong together nobody knows, and each is a document of its own; but those of the
-// same tokens, as of a client that repeats itself, are one. Traces of another model than m, of that digest, are refused.
+// FromSequences makes a profile from a uniform sample of the requests that routers kept. The sampling bounds the number
+// and the length of requests, and the seed determines the sample. Each request is a separate document, because the
+// routers do not know which requests belong together. Requests with the same tokens, for example of a client that
+// repeats a request, are one document. FromSequences returns an error for traces of another model than m with the given
+// digest.
 func FromSequences(parts []*trace.Trace, m Model, digest string, s Sampling, seed uint64) (*Profile, error) {
 	type request struct{ part, at int }
 	var all []request
 	for i, part := range parts {
 		if got, want := countedBy(part.Model), m.counted(digest); !reflect.DeepEqual(got, want) {
-			return nil, fmt.Errorf("a router's sequences are of the model %+v, not of %+v", got, want)
+			return nil, fmt.Errorf("the sequences of a router are of model %+v, want %+v", got, want)
 		}
 		for at := range part.Requests() {
 			all = append(all, request{i, at})
@@ -108,7 +111,7 @@ func FromSequences(parts []*trace.Trace, m Model, digest string, s Sampling, see
 	tokens := 0
 	for _, i := range rand.New(rand.NewPCG(seed, 0x6c697665)).Perm(len(all)) {
 		if len(taken) == s.Requests || tokens+length(all[i]) > s.Tokens {
-			break // short requests that would still fit would be taken more often than long ones
+			break // including shorter requests that still fit would bias the sample towards short requests
 		}
 		taken, tokens = append(taken, i), tokens+length(all[i])
 	}
@@ -132,8 +135,9 @@ func FromSequences(parts []*trace.Trace, m Model, digest string, s Sampling, see
 	return p, nil
 }
 
-// documentsOf numbers the requests of a trace, equal ones alike: a plan must not be judged, nor its test for drift made, by requests
-// that it was made from. Where all are the same, they are told apart all the same, since one document cannot be split.
+// documentsOf assigns document numbers to the requests of a trace, and the same number to equal requests: a plan must
+// not be evaluated, nor its drift test calibrated, with requests that it was made from. If all requests are equal, each
+// gets its own number, because one document cannot be split.
 func documentsOf(t *trace.Trace) []int32 {
 	numbers := map[string]int32{}
 	documents := make([]int32, t.Requests())
@@ -162,7 +166,7 @@ func countedBy(m trace.Model) counts.Model {
 	return counts.Model{Digest: m.Digest, MoELayers: m.Layers, Experts: m.Experts, ExpertsPerToken: m.TopK, Vocabulary: m.Vocabulary}
 }
 
-// FromCounts makes a profile without a trace of the counts that routers have kept.
+// FromCounts makes a profile without a trace from the counts that routers kept.
 func FromCounts(parts []*counts.Counts, m Model, digest string) (*Profile, error) {
 	sum := counts.New(m.counted(digest))
 	for _, part := range parts {
@@ -171,7 +175,7 @@ func FromCounts(parts []*counts.Counts, m Model, digest string) (*Profile, error
 		}
 	}
 	if sum.Tokens() == 0 {
-		return nil, errors.New("the routers' counts hold no token")
+		return nil, errors.New("the counts of the routers contain no tokens")
 	}
 	return fromCounts(sum), nil
 }
@@ -182,8 +186,8 @@ func fromCounts(c *counts.Counts) *Profile {
 	}}
 }
 
-// PublishLive stores a live profile, with the tokenizer of the profile that it follows, as the result of its scope. It returns the
-// digest of the result that the scope has then: the first one that was published.
+// PublishLive stores a live profile, with the tokenizer of its prior profile, as the result of its scope. It returns
+// the digest of the result of the scope: the result that was published first.
 func PublishLive(ctx context.Context, store *artifact.Client, scope artifact.Scope, p *Profile, m Manifest, tokenizer []byte) (artifact.Digest, error) {
 	files := map[string][]byte{}
 	var content bytes.Buffer
@@ -204,7 +208,7 @@ func PublishLive(ctx context.Context, store *artifact.Client, scope artifact.Sco
 	for name, text := range files {
 		digest, err := store.Put(ctx, scope, bytes.NewReader(text))
 		if err != nil {
-			return "", fmt.Errorf("store %s: %w", name, err)
+			return "", fmt.Errorf("failed to store %s: %w", name, err)
 		}
 		m.Files[name] = digest
 	}

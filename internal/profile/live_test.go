@@ -13,7 +13,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// recordedModel is that of a trace.
+// recordedModel returns the model of a trace.
 func recordedModel(t *testing.T, recorded *trace.Trace) Model {
 	t.Helper()
 	var file bytes.Buffer
@@ -54,25 +54,26 @@ func TestFromSequences(t *testing.T) {
 			t.Errorf("%s: %d requests, %d tokens; the summary is %+v", name, p.Trace.Requests(), len(p.Trace.Tokens), s)
 		}
 		if tc.all && (s.Requests != requests || s.Tokens != tokens || !slices.Equal(p.Trace.Tokens[:len(one.Tokens)], one.Tokens) || !slices.Equal(p.Trace.Experts[len(one.Experts):], two.Experts)) {
-			t.Errorf("%s: not all is taken: %+v", name, s)
+			t.Errorf("%s: not all requests are taken: %+v", name, s)
 		}
 		again, err := FromSequences([]*trace.Trace{one, two}, m, "model", tc.sampling, 7)
 		if err != nil || !reflect.DeepEqual(again.Trace, p.Trace) {
-			t.Errorf("%s: another profile the second time: %v", name, err)
+			t.Errorf("%s: a second call gives a different profile: %v", name, err)
 		}
 		want := counts.New(m.counted("model"))
 		want.Add(p.Trace.Tokens, p.Trace.Experts)
 		if p.counts.Tokens() != want.Tokens() || p.counts.Skew() != want.Skew() {
-			t.Errorf("%s: the counts are not those of the trace", name)
+			t.Errorf("%s: the counts differ from those of the trace", name)
 		}
 	}
 	two.Model.Digest = "another"
 	if _, err := FromSequences([]*trace.Trace{one, two}, m, "model", Sampling{1 << 30, 1 << 30, 1 << 30}, 7); err == nil || !strings.Contains(err.Error(), "another") {
-		t.Errorf("sequences of another model: %v", err)
+		t.Errorf("sequences of another model: error = %v", err)
 	}
 }
 
-// Equal requests are one document, whichever router has sampled them, so that a plan made from one is not judged by the other.
+// TestDocumentsOf checks that equal requests of all routers are one document, so that a plan that is made from one of
+// them is not evaluated with another.
 func TestDocumentsOf(t *testing.T) {
 	for name, test := range map[string]struct {
 		requests [][]int32
@@ -105,7 +106,7 @@ func TestDocumentsOf(t *testing.T) {
 	}
 	for _, r := range train {
 		if other := (r + one.Requests()) % p.Trace.Requests(); !slices.Contains(train, other) {
-			t.Errorf("request %d is on one side of the split, and the same request %d on the other", r, other)
+			t.Errorf("equal requests %d and %d are on different sides of the split", r, other)
 		}
 	}
 }
@@ -121,7 +122,7 @@ func TestFromCounts(t *testing.T) {
 	}
 	for name, parts := range map[string][]*counts.Counts{"none": nil, "another model": {c, other}, "empty": {counts.New(m.counted("model"))}} {
 		if _, err := FromCounts(parts, m, "model"); err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: no error, want one", name)
 		}
 	}
 }
@@ -137,10 +138,10 @@ func TestLiveManifest(t *testing.T) {
 		files []string
 		want  string
 	}{
-		"counts alone":              {Live{UID: "uid", Samples: LiveCounts}, []string{CountsFile}, ""},
+		"only counts":               {Live{UID: "uid", Samples: LiveCounts}, []string{CountsFile}, ""},
 		"sequences":                 {Live{UID: "uid", Samples: LiveSequences}, []string{CountsFile, TraceFile}, ""},
-		"sequences without a trace": {Live{UID: "uid", Samples: LiveSequences}, []string{CountsFile}, "names no trace"},
-		"of another object":         {Live{UID: "other", Samples: LiveCounts}, []string{CountsFile}, "about the inputs"},
+		"sequences without a trace": {Live{UID: "uid", Samples: LiveSequences}, []string{CountsFile}, "lists no file trace"},
+		"of another object":         {Live{UID: "other", Samples: LiveCounts}, []string{CountsFile}, "the inputs have the ID"},
 	} {
 		m := Manifest{Format: Format, Live: &tc.live, Files: map[string]artifact.Digest{}}
 		for _, file := range tc.files {

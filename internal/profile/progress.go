@@ -7,28 +7,28 @@ import (
 	"time"
 )
 
-// ProgressPath is where a profiling process tells how far it is, as a ProgressReport.
+// ProgressPath is the HTTP path at which a profiling process returns its progress, as a ProgressReport.
 const ProgressPath = "/v1/progress"
 
-// Phase is what a run does.
+// Phase is the phase of a run.
 type Phase string
 
-// The phases of a run, in their order.
+// The phases of a run, in order.
 const (
 	WaitingForEngine Phase = "WaitingForEngine"
 	Recording        Phase = "Recording"
 	Storing          Phase = "Storing"
 )
 
-// Progress is how far a run is.
+// Progress is the progress of a run.
 type Progress struct {
 	Phase Phase
-	// Done of Total requests have been answered or refused, with Tokens of at most TokensTotal tokens, in Elapsed.
+	// Done of Total requests were completed or rejected, with Tokens of at most TokensTotal tokens, in Elapsed.
 	Done, Total, Tokens, TokensTotal int
 	Elapsed                          time.Duration
 }
 
-// TokensPerSecond is the mean rate so far.
+// TokensPerSecond returns the mean rate since the start of the phase.
 func (p Progress) TokensPerSecond() float64 {
 	if p.Elapsed <= 0 {
 		return 0
@@ -36,8 +36,8 @@ func (p Progress) TokensPerSecond() float64 {
 	return float64(p.Tokens) / p.Elapsed.Seconds()
 }
 
-// Remaining estimates how long the rest takes: a run ends with its requests or with its tokens, whichever comes first. It
-// is 0 while nothing is known.
+// Remaining estimates the remaining time. A run ends when all requests are done or the token limit is reached,
+// whichever is first. The result is 0 before the first request is done.
 func (p Progress) Remaining() time.Duration {
 	if p.Phase == Storing || p.Done == 0 || p.Total == 0 || p.TokensTotal == 0 {
 		return 0
@@ -49,7 +49,7 @@ func (p Progress) Remaining() time.Duration {
 	return time.Duration(float64(p.Elapsed) * (1 - done) / done).Round(time.Second)
 }
 
-// ProgressReport is Progress as it is told to others.
+// ProgressReport is the JSON form of Progress.
 type ProgressReport struct {
 	Phase            Phase `json:"phase"`
 	RequestsDone     int   `json:"requestsDone"`
@@ -59,7 +59,7 @@ type ProgressReport struct {
 	RemainingSeconds int   `json:"remainingSeconds"`
 }
 
-// Report is how p is told.
+// Report returns the JSON form of p.
 func (p Progress) Report() ProgressReport {
 	return ProgressReport{
 		Phase: p.Phase, RequestsDone: p.Done, RequestsTotal: p.Total, Tokens: p.Tokens,
@@ -67,13 +67,13 @@ func (p Progress) Report() ProgressReport {
 	}
 }
 
-// Board holds the latest progress and answers questions for it at ProgressPath.
+// Board stores the latest progress and serves it at ProgressPath.
 type Board struct {
 	mu     sync.Mutex
 	latest Progress
 }
 
-// Set takes over a progress.
+// Set stores the latest progress.
 func (b *Board) Set(p Progress) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,5 +89,5 @@ func (b *Board) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	report := b.latest.Report()
 	b.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(report) // a client that went away
+	_ = json.NewEncoder(w).Encode(report) // the client may have disconnected
 }

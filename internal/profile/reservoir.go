@@ -8,35 +8,35 @@ import (
 	"slices"
 )
 
-// recorded is one answered request.
+// recorded is one recorded request.
 type recorded struct {
-	item   int // its place in the data set's sample
+	item   int // index in the sample of the data set
 	tokens []int32
-	// experts are those of MoE layers [tokens, MoE layers, experts per token].
+	// experts are the experts of the MoE layers, with the shape [tokens, MoE layers, experts per token].
 	experts []uint16
-	// priority orders the requests at random; the reservoir keeps the smallest.
+	// priority is random. The reservoir keeps the requests with the smallest priorities.
 	priority uint64
 }
 
-// reservoir keeps a uniform sample of whole requests within a number of tokens: the longest run of requests, in a random
-// order that the seed decides, that fits.
+// reservoir keeps a uniform sample of complete requests within a number of tokens. It keeps the longest prefix that
+// fits of the requests in a random order. The seed determines the order.
 type reservoir struct {
 	limit  int // tokens
 	tokens int
 	random *rand.Rand
-	// bar is the smallest priority that did not fit: what lies behind it is not kept either, however short it is, or short
-	// requests would be kept more often than long ones.
-	bar  uint64
-	kept byPriority
+	// cutoff is the smallest priority that did not fit. Requests with a larger priority are not kept, even if they are
+	// short. Otherwise the sample would be biased towards short requests.
+	cutoff uint64
+	kept   byPriority
 }
 
 func newReservoir(limit int, seed uint64) *reservoir {
-	return &reservoir{limit: limit, random: rand.New(rand.NewPCG(seed, 0x74726163)), bar: math.MaxUint64}
+	return &reservoir{limit: limit, random: rand.New(rand.NewPCG(seed, 0x74726163)), cutoff: math.MaxUint64}
 }
 
 func (r *reservoir) add(result *recorded) {
 	result.priority = r.random.Uint64()
-	if result.priority >= r.bar {
+	if result.priority >= r.cutoff {
 		return
 	}
 	heap.Push(&r.kept, result)
@@ -44,17 +44,17 @@ func (r *reservoir) add(result *recorded) {
 	for r.tokens > r.limit {
 		out := heap.Pop(&r.kept).(*recorded)
 		r.tokens -= len(out.tokens)
-		r.bar = out.priority
+		r.cutoff = out.priority
 	}
 }
 
-// requests are those that were kept, in the order of the data set.
+// requests returns the kept requests, in the order of the data set.
 func (r *reservoir) requests() []*recorded {
 	slices.SortFunc(r.kept, func(a, b *recorded) int { return cmp.Compare(a.item, b.item) })
 	return r.kept
 }
 
-// byPriority is a heap with the greatest priority on top.
+// byPriority is a heap with the largest priority on top.
 type byPriority []*recorded
 
 func (b byPriority) Len() int           { return len(b) }

@@ -2,8 +2,8 @@ package profile
 
 import "testing"
 
-// The reservoir stays within its limit, wastes no more than a request of it, keeps the order of the data set, and gives
-// short and long requests the same chance.
+// TestReservoir checks that the reservoir stays within its limit and wastes at most one request of it, keeps the order
+// of the data set, and keeps short and long requests with the same probability.
 func TestReservoir(t *testing.T) {
 	const limit, requests, seeds = 1000, 200, 400
 	kept := map[int]int{} // by length
@@ -22,10 +22,10 @@ func TestReservoir(t *testing.T) {
 			kept[len(request.tokens)]++
 		}
 		if tokens != r.tokens || tokens > limit || tokens <= limit-50 {
-			t.Fatalf("seed %d: %d tokens of at most %d, said to be %d", seed, tokens, limit, r.tokens)
+			t.Fatalf("seed %d: %d tokens of at most %d, recorded as %d", seed, tokens, limit, r.tokens)
 		}
 	}
 	if short, long := kept[5], kept[50]; short < long*95/100 || short > long*110/100 {
-		t.Errorf("%d short and %d long requests were kept: want about as many", short, long)
+		t.Errorf("%d short and %d long requests were kept, want similar numbers", short, long)
 	}
 }

@@ -20,41 +20,44 @@ import (
 )
 
 const (
-	// attempts bounds how often a request is sent that fails without being refused.
+	// attempts is the maximum number of times that a failing request is sent. Rejected requests are not sent again.
 	attempts = 4
-	// refusals is how many requests may be refused before the first one is answered: more are not the requests' fault.
+	// refusals is the number of rejected requests before the first completed one after which the run fails: the engine
+	// is then at fault, not the requests.
 	refusals = 8
-	// answerLimit bounds how long a request may take: an engine that hangs is not waited for.
-	answerLimit = 10 * time.Minute
+	// requestTimeout bounds the duration of a request, because an engine may hang.
+	requestTimeout = 10 * time.Minute
 )
 
-// Options say what to record.
+// Options configure a run.
 type Options struct {
 	// Endpoint is the base URL of the engine, or of the request router in front of it.
 	Endpoint string
-	// Dedicated says that the engine lives for this run alone: when it dies, or fails a request again and again, so it will
-	// in every other attempt.
+	// Dedicated is true if the engine only serves this run. If it dies or fails a request repeatedly, another attempt
+	// would fail in the same way.
 	Dedicated bool
-	// Adapter speaks the engine's surface.
+	// Adapter implements the routes of the engine.
 	Adapter engine.Adapter
-	// Report and Config describe the model: what inspection found, and the text of its config.json.
+	// Report and Config describe the model: the report of the inspection, and the text of config.json.
 	Report checkpoint.Report
 	Config string
-	// Items are the requests, in the order of the data set. They are sent in an order that Seed decides, so that those that
-	// fit into Tokens are a uniform sample as well.
+	// Items are the requests, in the order of the data set. They are sent in a random order that Seed determines, so
+	// that the requests that fit into Tokens are also a uniform sample.
 	Items []Item
 	Seed  uint64
-	// Tokens is how many tokens to record at most, but for the last request; requests beyond that are not sent.
+	// Tokens is the maximum number of tokens to record. The last request may exceed it, and further requests are not
+	// sent.
 	Tokens int
-	// TraceTokens is how many of them the routing trace holds at most.
+	// TraceTokens is the maximum number of tokens in the routing trace.
 	TraceTokens int
-	// RequestTokens cuts longer prompts, NewTokens is how many tokens each request generates (at least 1).
+	// RequestTokens is the maximum number of tokens of a prompt; longer prompts are truncated. NewTokens is the number
+	// of tokens that each request generates (at least 1).
 	RequestTokens, NewTokens int
-	// Concurrency is how many requests are in flight.
+	// Concurrency is the number of concurrent requests.
 	Concurrency int
-	// Wait is how long the engine may take to serve.
+	// Wait is the maximum time until the engine serves.
 	Wait time.Duration
-	// Progress is told when a phase begins and after each request; it may be nil.
+	// Progress is called at the start of each phase and after each request. It may be nil.
 	Progress func(Progress)
 }
 
@@ -63,49 +66,51 @@ func (o *Options) validate() error {
 		return fmt.Errorf("tokens %d, request tokens %d, new tokens %d and concurrency %d must all be at least 1", o.Tokens, o.RequestTokens, o.NewTokens, o.Concurrency)
 	}
 	if longest := o.RequestTokens + o.NewTokens; o.TraceTokens < longest {
-		return fmt.Errorf("trace tokens %d must be at least request tokens plus new tokens, %d: requests are traced whole", o.TraceTokens, longest)
+		return fmt.Errorf("trace tokens %d must be at least request tokens plus new tokens, %d: only complete requests are traced", o.TraceTokens, longest)
 	}
 	return nil
 }
 
-func (o *Options) tell(p Progress) {
+func (o *Options) report(p Progress) {
 	if o.Progress != nil {
 		p.Total, p.TokensTotal = len(o.Items), o.Tokens
 		o.Progress(p)
 	}
 }
 
-// Summary tells what was recorded.
+// Summary describes the recorded profile.
 type Summary struct {
-	// Requests is how many requests the routing trace holds.
+	// Requests is the number of requests in the routing trace.
 	Requests int `json:"requests"`
-	// Refused requests are those that the engine would not take, too long ones for instance.
+	// Refused is the number of requests that the engine rejected, for example because they are too long.
 	Refused int `json:"refused"`
-	// Tokens were counted; TracedTokens of them are in the routing trace.
+	// Tokens is the number of counted tokens, and TracedTokens is the number of them in the routing trace.
 	Tokens       int `json:"tokens"`
 	TracedTokens int `json:"tracedTokens"`
-	// DistinctTokens is the number of different token ids, CoverageMilli their share of the vocabulary in thousandths.
+	// DistinctTokens is the number of different token IDs, and CoverageMilli is their share of the vocabulary in
+	// thousandths.
 	DistinctTokens int `json:"distinctTokens"`
 	CoverageMilli  int `json:"coverageMilli"`
-	// SkewMilli is the load of a layer's busiest expert over the mean, in thousandths, averaged over layers.
+	// SkewMilli is the load of the busiest expert of a layer divided by the mean load, in thousandths, averaged over
+	// layers.
 	SkewMilli int `json:"skewMilli"`
-	// Seconds is how long it took; it is not stored.
+	// Seconds is the duration of the run. It is not stored.
 	Seconds float64 `json:"seconds,omitempty"`
 }
 
-// Profile is what was recorded.
+// Profile is a recorded profile.
 type Profile struct {
-	// Trace holds a sample of whole requests.
+	// Trace contains a sample of complete requests.
 	Trace   *trace.Trace
 	Summary Summary
-	// counts are over all tokens.
+	// counts are the counts over all tokens.
 	counts *counts.Counts
 }
 
-// CreateCounts writes the counts over all tokens to a file, which appears complete or not at all.
+// CreateCounts writes the counts over all tokens to a file. The file is replaced atomically.
 func (p *Profile) CreateCounts(path string) error { return p.counts.Create(path) }
 
-// countedModel is what counts must know of the model.
+// countedModel returns the model of the counts.
 func countedModel(report checkpoint.Report) counts.Model {
 	return counts.Model{
 		Digest: report.ModelDigest, MoELayers: report.MoELayers,
@@ -113,8 +118,8 @@ func countedModel(report checkpoint.Report) counts.Model {
 	}
 }
 
-// Run sends the requests and returns what was recorded of those that were answered. An *EngineError says that another
-// attempt would end in the same way.
+// Run sends the requests and returns the profile of the completed ones. It returns an *EngineError if another attempt
+// would fail in the same way.
 func Run(ctx context.Context, o Options) (*Profile, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
@@ -122,9 +127,9 @@ func Run(ctx context.Context, o Options) (*Profile, error) {
 	domains := domainsOf(o.Items)
 	c := &client{
 		base: o.Endpoint, adapter: o.Adapter, layers: o.Report.Layers, top: o.Report.ExpertsPerToken,
-		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: o.Concurrency}, Timeout: answerLimit},
+		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: o.Concurrency}, Timeout: requestTimeout},
 	}
-	o.tell(Progress{Phase: WaitingForEngine})
+	o.report(Progress{Phase: WaitingForEngine})
 	if err := c.waitHealthy(ctx, o.Wait); err != nil {
 		if o.Dedicated && ctx.Err() == nil {
 			return nil, &EngineError{err.Error()}
@@ -132,7 +137,7 @@ func Run(ctx context.Context, o Options) (*Profile, error) {
 		return nil, err
 	}
 	begin := time.Now()
-	o.tell(Progress{Phase: Recording})
+	o.report(Progress{Phase: Recording})
 	counted, traced := counts.New(countedModel(o.Report)), newReservoir(o.TraceTokens, o.Seed)
 	refused, err := sendAll(ctx, c, o, func(result *recorded) (tokens int) {
 		counted.Add(result.tokens, result.experts)
@@ -144,7 +149,7 @@ func Run(ctx context.Context, o Options) (*Profile, error) {
 	}
 	t := assemble(o, traced.requests(), domains)
 	if err := t.Validate(); err != nil {
-		return nil, &EngineError{fmt.Sprintf("the engine's answers make no sense: %v", err)}
+		return nil, &EngineError{fmt.Sprintf("the responses of the engine are invalid: %v", err)}
 	}
 	return &Profile{t, Summary{
 		Requests: t.Requests(), Refused: refused, Tokens: int(counted.Tokens()), TracedTokens: len(t.Tokens),
@@ -153,16 +158,16 @@ func Run(ctx context.Context, o Options) (*Profile, error) {
 	}, counted}, nil
 }
 
-// outcome is the end of one request.
+// outcome is the result of one request.
 type outcome struct {
 	item   int
 	result *recorded
 	err    error
 }
 
-// sendAll sends the items, passes the answers on until the tokens suffice, and returns how many were refused. Answers are
-// passed on in the order in which the items were sent, whatever the order in which they came: what is recorded does not
-// depend on the engine's speed. At most 2 x Concurrency answers wait for an earlier one.
+// sendAll sends the items, calls consume with the results until the tokens suffice, and returns the number of rejected
+// requests. Results are consumed in the order in which the items were sent, so that the profile does not depend on the
+// speed of the engine. At most 2 x Concurrency results wait for an earlier one.
 func sendAll(ctx context.Context, c *client, o Options, consume func(*recorded) (tokens int)) (refused int, err error) {
 	ctx, stop := context.WithCancel(ctx)
 	var group errgroup.Group
@@ -189,7 +194,7 @@ func sendAll(ctx context.Context, c *client, o Options, consume func(*recorded) 
 	defer func() {
 		stop()
 		<-sent
-		_ = group.Wait() // its functions return no error
+		_ = group.Wait() // the functions return no error
 	}()
 
 	begin, done, tokens := time.Now(), 0, 0
@@ -198,12 +203,12 @@ func sendAll(ctx context.Context, c *client, o Options, consume func(*recorded) 
 		var refusal *RefusedError
 		switch {
 		case errors.As(end.err, &refusal) && refusal.Message == noExperts && tokens > 0 && !o.Dedicated:
-			// The answers so far may be of what served before, and another attempt finds one of the two alone.
-			return 0, fmt.Errorf("line %d of the data set: %w, and answers before it had them: another model or engine has begun to serve", o.Items[end.item].Line, end.err)
+			// The earlier responses may be from another model or engine. Another attempt uses only one of the two.
+			return 0, fmt.Errorf("line %d of the data set: %w, but earlier responses do: another model or engine serves now", o.Items[end.item].Line, end.err)
 		case errors.As(end.err, &refusal):
 			refused++
 			if tokens == 0 && (refused >= refusals || refused == len(o.Items)) {
-				return 0, &EngineError{fmt.Sprintf("line %d of the data set, like all before it: %v", o.Items[end.item].Line, end.err)}
+				return 0, &EngineError{fmt.Sprintf("line %d of the data set, and all lines before it: %v", o.Items[end.item].Line, end.err)}
 			}
 		case end.err != nil:
 			return 0, fmt.Errorf("line %d of the data set: %w", o.Items[end.item].Line, end.err)
@@ -212,18 +217,18 @@ func sendAll(ctx context.Context, c *client, o Options, consume func(*recorded) 
 			tokens = consume(end.result)
 		}
 		done++
-		o.tell(Progress{Phase: Recording, Done: done, Tokens: tokens, Elapsed: time.Since(begin)})
+		o.report(Progress{Phase: Recording, Done: done, Tokens: tokens, Elapsed: time.Since(begin)})
 		if tokens >= o.Tokens {
 			break
 		}
 	}
-	if tokens == 0 { // only an ended context leaves requests unsent, or all unanswered
-		return 0, errors.Join(errors.New("no request was answered"), ctx.Err())
+	if tokens == 0 { // without tokens, the context ended before any request was completed
+		return 0, errors.Join(errors.New("no request was completed"), ctx.Err())
 	}
 	return refused, ctx.Err()
 }
 
-// sendOne records one item; what fails without being refused is tried again, each time later.
+// sendOne records one item. It retries failures except rejections, with exponential back-off.
 func (c *client) sendOne(ctx context.Context, item Item, o Options) (*recorded, error) {
 	var last error
 	for attempt := range attempts {
@@ -241,7 +246,7 @@ func (c *client) sendOne(ctx context.Context, item Item, o Options) (*recorded, 
 			return result, err
 		}
 		if o.Dedicated && errors.Is(err, syscall.ECONNREFUSED) {
-			return nil, &EngineError{fmt.Sprintf("the engine at %s has served, and takes no connection any more: it has died", c.base)}
+			return nil, &EngineError{fmt.Sprintf("the engine at %s died: it accepts no more connections", c.base)}
 		}
 		last = err
 	}
@@ -257,7 +262,7 @@ func (c *client) try(ctx context.Context, item Item, o Options) (*recorded, erro
 		return nil, err
 	}
 	if len(ids) == 0 {
-		return nil, &RefusedError{http.StatusOK, "the text has no token"}
+		return nil, &RefusedError{http.StatusOK, "the text contains no tokens"}
 	}
 	tokens, experts, err := c.record(ctx, ids[:min(len(ids), o.RequestTokens)], o.NewTokens)
 	if err != nil {
@@ -265,14 +270,14 @@ func (c *client) try(ctx context.Context, item Item, o Options) (*recorded, erro
 	}
 	for _, token := range tokens {
 		if token < 0 || int(token) >= o.Report.Vocab {
-			return nil, &EngineError{fmt.Sprintf("the engine reports token id %d; the model's vocabulary has ids 0 to %d", token, o.Report.Vocab-1)}
+			return nil, &EngineError{fmt.Sprintf("the engine returned token ID %d: the vocabulary of the model has IDs 0 to %d", token, o.Report.Vocab-1)}
 		}
 	}
 	kept, err := moeOnly(experts, o.Report)
 	return &recorded{tokens: tokens, experts: kept}, err
 }
 
-// moeOnly drops the rows of dense layers, whose content is meaningless, and checks the others.
+// moeOnly removes the rows of dense layers, whose content is undefined, and validates the others.
 func moeOnly(experts []int32, report checkpoint.Report) ([]uint16, error) {
 	row := report.Layers * report.ExpertsPerToken
 	kept := make([]uint16, 0, len(experts)/row*len(report.MoELayers)*report.ExpertsPerToken)
@@ -281,10 +286,10 @@ func moeOnly(experts []int32, report checkpoint.Report) ([]uint16, error) {
 			start, begin := token+layer*report.ExpertsPerToken, len(kept)
 			for _, expert := range experts[start : start+report.ExpertsPerToken] {
 				if expert < 0 || int(expert) >= report.Experts {
-					return nil, &EngineError{fmt.Sprintf("the engine reports expert %d in layer %d; the model has experts 0 to %d", expert, layer, report.Experts-1)}
+					return nil, &EngineError{fmt.Sprintf("the engine returned expert %d in layer %d: the model has experts 0 to %d", expert, layer, report.Experts-1)}
 				}
 				if slices.Contains(kept[begin:], uint16(expert)) {
-					return nil, &EngineError{fmt.Sprintf("the engine reports expert %d twice for token %d in layer %d; a token's experts must differ: the engine has not recorded them", expert, token/row, layer)}
+					return nil, &EngineError{fmt.Sprintf("the engine returned expert %d twice for token %d in layer %d: the experts of a token must differ", expert, token/row, layer)}
 				}
 				kept = append(kept, uint16(expert))
 			}
@@ -293,7 +298,7 @@ func moeOnly(experts []int32, report checkpoint.Report) ([]uint16, error) {
 	return kept, nil
 }
 
-// domainsOf lists the domains of the items in their order by name; none where no item has one.
+// domainsOf returns the domains of the items, sorted by name; nil if no item has a domain.
 func domainsOf(items []Item) []string {
 	names := map[string]bool{}
 	for _, item := range items {

@@ -44,13 +44,13 @@ func startEngine(t *testing.T, routedExperts bool) string {
 	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {
-			t.Errorf("the engine ended with %v", err)
+			t.Errorf("the engine returned %v", err)
 		}
 	})
 	return fmt.Sprintf("http://127.0.0.1:%d", options.Port)
 }
 
-// golden is what an independent implementation computed for some prompts.
+// golden contains the results of an independent implementation for some prompts.
 type golden struct {
 	Cases []struct {
 		Text           string      `json:"text"`
@@ -92,9 +92,9 @@ func options(t *testing.T, endpoint string, items []Item) Options {
 	}
 }
 
-// The trace holds, for every prompt, the token ids and experts that are known for it, and does not depend on how many
-// requests are in flight.
-func TestRecordsWhatIsKnown(t *testing.T) {
+// TestRecordsGoldenPrompts checks that the trace contains the expected token IDs and experts of every prompt, and does
+// not depend on the number of concurrent requests.
+func TestRecordsGoldenPrompts(t *testing.T) {
 	endpoint := startEngine(t, true)
 	g := readGolden(t)
 	var items []Item
@@ -136,10 +136,10 @@ func TestRecordsWhatIsKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(recorded, again.Trace); diff != "" {
-		t.Errorf("one at a time gives another trace:\n%s", diff)
+		t.Errorf("sequential requests give another trace:\n%s", diff)
 	}
 
-	// It is a trace that others can read.
+	// The trace can be written and read.
 	path := t.TempDir() + "/t.safetensors.zst"
 	if err := trace.Create(path, recorded); err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestRecordsWhatIsKnown(t *testing.T) {
 		t.Errorf("domains %v, (-want +got):\n%s", read.Model.Domains, diff)
 	}
 
-	// Limits: tokens of a prompt, tokens in all, and generated tokens that are recorded too.
+	// Limits: tokens of a prompt, total tokens, and generated tokens, which are recorded, too.
 	o.RequestTokens, o.Tokens, o.NewTokens, o.Concurrency = 5, 20, 3, 4
 	run, err = Run(t.Context(), o)
 	if err != nil {
@@ -172,8 +172,8 @@ func TestRecordsConversations(t *testing.T) {
 	}
 }
 
-// The counts are those of all tokens, also of those that the trace has no room for; the trace is a sample of whole
-// requests that does not depend on how many are in flight.
+// TestCountsAllAndTracesSome checks that the counts include tokens that do not fit into the trace. The trace is a
+// sample of complete requests that does not depend on the number of concurrent requests.
 func TestCountsAllAndTracesSome(t *testing.T) {
 	endpoint := startEngine(t, true)
 	g := readGolden(t)
@@ -192,55 +192,55 @@ func TestCountsAllAndTracesSome(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(some.Trace.Tokens); n > 100 || n < 60 || some.Summary.TracedTokens != n || some.Summary.Requests != some.Trace.Requests() {
-		t.Errorf("%d tokens traced of at most 100; summary %+v", n, some.Summary)
+		t.Errorf("%d traced tokens, want at most 100; summary %+v", n, some.Summary)
 	}
 	if some.Summary.Tokens <= 100 || some.Summary.Tokens > all.Summary.Tokens {
-		t.Errorf("%d tokens counted, %d without a limit", some.Summary.Tokens, all.Summary.Tokens)
+		t.Errorf("%d counted tokens, %d without a limit", some.Summary.Tokens, all.Summary.Tokens)
 	}
 	o.Concurrency = 1
 	if again, err := Run(t.Context(), o); err != nil || !cmp.Equal(again.Trace, some.Trace) {
-		t.Errorf("one at a time gives another sample: %v", err)
+		t.Errorf("sequential requests give another sample: %v", err)
 	}
 	ofTrace := counts.New(all.counts.Model)
 	ofTrace.Add(all.Trace.Tokens, all.Trace.Experts)
 	var got, want bytes.Buffer
 	if err := errors.Join(all.counts.Write(&got), ofTrace.Write(&want)); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
-		t.Errorf("the counts are not those of the tokens: %v", err)
+		t.Errorf("the counts differ from those of the tokens: %v", err)
 	}
 }
 
-func TestNamesWhatIsWrong(t *testing.T) {
+func TestFailures(t *testing.T) {
 	items := []Item{{Line: 7, Prompt: "hello"}}
 	broken := func(t *testing.T, err error, parts ...string) {
 		t.Helper()
 		var engine *EngineError
 		if !errors.As(err, &engine) {
-			t.Errorf("error %v is no *EngineError", err)
+			t.Errorf("error %v is not an *EngineError", err)
 			return
 		}
 		for _, part := range parts {
 			if !strings.Contains(err.Error(), part) {
-				t.Errorf("error %v lacks %q", err, part)
+				t.Errorf("error %v does not contain %q", err, part)
 			}
 		}
 	}
-	t.Run("engine that does not tell", func(t *testing.T) {
+	t.Run("engine without routed experts", func(t *testing.T) {
 		_, err := Run(t.Context(), options(t, startEngine(t, false), items))
 		broken(t, err, "--enable-return-routed-experts", "line 7")
 	})
-	t.Run("engine that is not there", func(t *testing.T) {
+	t.Run("engine unreachable", func(t *testing.T) {
 		o := options(t, "http://127.0.0.1:1", items)
 		o.Wait = 100 * time.Millisecond
 		_, err := Run(t.Context(), o)
 		var engine *EngineError
 		if err == nil || !strings.Contains(err.Error(), "does not serve within 100ms") || errors.As(err, &engine) {
-			t.Errorf("error %v: a deployment may come back", err)
+			t.Errorf("error %v, want one that is not an *EngineError: a deployment may recover", err)
 		}
 		o.Dedicated = true
 		_, err = Run(t.Context(), o)
 		broken(t, err, "does not serve within 100ms")
 	})
-	t.Run("engine that dies", func(t *testing.T) {
+	t.Run("engine dies", func(t *testing.T) {
 		endpoint := startEngine(t, true)
 		var server *httptest.Server
 		died := make(chan struct{})
@@ -261,9 +261,9 @@ func TestNamesWhatIsWrong(t *testing.T) {
 		o.Dedicated = true
 		_, err := Run(t.Context(), o)
 		<-died
-		broken(t, err, "it has died", "line 7")
+		broken(t, err, "died: it accepts no more connections", "line 7")
 	})
-	t.Run("engine that answers for another model", func(t *testing.T) {
+	t.Run("engine serves another model", func(t *testing.T) {
 		endpoint := startEngine(t, true)
 		o := options(t, endpoint, items)
 		o.Report.Experts = 8
@@ -272,15 +272,15 @@ func TestNamesWhatIsWrong(t *testing.T) {
 		o = options(t, endpoint, items)
 		o.Report.Vocab = 2
 		_, err = Run(t.Context(), o)
-		broken(t, err, "the model's vocabulary has ids 0 to 1")
+		broken(t, err, "the vocabulary of the model has IDs 0 to 1")
 	})
-	t.Run("engine that has not recorded", func(t *testing.T) {
+	t.Run("engine returns duplicate experts", func(t *testing.T) {
 		report := options(t, "", items).Report
 		report.Layers, report.MoELayers, report.Experts, report.ExpertsPerToken = 2, []int{1}, 4, 2
 		_, err := moeOnly([]int32{0, 0, 0, 1, 0, 0, 3, 3}, report)
 		broken(t, err, "expert 3 twice for token 1 in layer 1")
 	})
-	t.Run("engine that fails now and then", func(t *testing.T) {
+	t.Run("engine fails temporarily", func(t *testing.T) {
 		endpoint := startEngine(t, true)
 		calls := 0
 		flaky := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -298,7 +298,7 @@ func TestNamesWhatIsWrong(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
-	t.Run("some requests are refused", func(t *testing.T) {
+	t.Run("some requests are rejected", func(t *testing.T) {
 		endpoint := startEngine(t, true)
 		many := append([]Item{{Line: 1, Messages: []Message{{"nobody", ""}}}}, items...)
 		refusing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -315,7 +315,7 @@ func TestNamesWhatIsWrong(t *testing.T) {
 			t.Errorf("%v: %+v", err, run)
 		}
 	})
-	t.Run("deployment that comes to serve without experts", func(t *testing.T) {
+	t.Run("deployment changes to an engine without routed experts", func(t *testing.T) {
 		endpoint := startEngine(t, true)
 		calls := 0
 		changing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -330,35 +330,35 @@ func TestNamesWhatIsWrong(t *testing.T) {
 			if calls++; calls > 1 {
 				body = bytes.Replace(body, []byte(`"return_routed_experts":true`), []byte(`"return_routed_experts":false`), 1)
 			}
-			answer, err := http.Post(endpoint+r.URL.Path, "application/json", bytes.NewReader(body))
+			response, err := http.Post(endpoint+r.URL.Path, "application/json", bytes.NewReader(body))
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			defer answer.Body.Close()
-			io.Copy(w, answer.Body) //nolint:errcheck // the client tells
+			defer response.Body.Close()
+			io.Copy(w, response.Body) //nolint:errcheck // the client reports it
 		}))
 		defer changing.Close()
 		o := options(t, changing.URL, append([]Item{{Line: 1, Prompt: "world"}}, items...))
 		o.Concurrency = 1
 		_, err := Run(t.Context(), o)
 		var engine *EngineError
-		if err == nil || !strings.Contains(err.Error(), "another model or engine has begun to serve") || errors.As(err, &engine) {
-			t.Errorf("error %v: the next attempt meets one of them alone", err)
+		if err == nil || !strings.Contains(err.Error(), "another model or engine serves now") || errors.As(err, &engine) {
+			t.Errorf("error %v, want one that is not an *EngineError: the next attempt uses one engine only", err)
 		}
-		// Nothing takes the place of a dedicated engine: one answer without experts costs that request alone.
+		// A dedicated engine is not replaced: a response without experts only rejects its request.
 		calls, o.Dedicated = 0, true
 		if run, err := Run(t.Context(), o); err != nil || run.Summary.Refused != 1 {
 			t.Errorf("%v: %+v", err, run)
 		}
 	})
-	t.Run("ended from outside", func(t *testing.T) {
+	t.Run("cancelled context", func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		hanging := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/health" {
 				return
 			}
-			io.Copy(io.Discard, r.Body) // only then does the server see that the client goes
+			io.Copy(io.Discard, r.Body) // the server detects a disconnected client only after reading the body
 			stop()
 			<-r.Context().Done()
 		}))
@@ -368,10 +368,10 @@ func TestNamesWhatIsWrong(t *testing.T) {
 		_, err := Run(ctx, o)
 		var engine *EngineError
 		if !errors.Is(err, context.Canceled) || errors.As(err, &engine) {
-			t.Errorf("error %v: an eviction is not the engine's fault", err)
+			t.Errorf("error %v, want context.Canceled: an eviction is not an engine error", err)
 		}
 	})
-	t.Run("trace that holds no request", func(t *testing.T) {
+	t.Run("trace smaller than a request", func(t *testing.T) {
 		o := options(t, "http://127.0.0.1:1", items)
 		o.TraceTokens = 100
 		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "trace tokens 100 must be at least request tokens plus new tokens, 513") {

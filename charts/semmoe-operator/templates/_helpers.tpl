@@ -102,19 +102,19 @@ metadata:
 {{/* Settings that the schema cannot compare with each other. */}}
 {{- define "semmoe.validate" -}}
 {{- if and .Chart.IsRoot (hasKey .Values "enabled") (not .Values.enabled) }}
-{{- fail "enabled is false: it is for a chart that this one is part of, as the condition of its dependency; to have nothing of this one, uninstall it" }}
+{{- fail "enabled: false is invalid: it is only allowed as the condition of a dependency in a parent chart; to remove this chart, uninstall it" }}
 {{- end }}
 {{- if .Values.caBundle }}
 {{- range .Values.store.env }}
 {{- if eq .name "SSL_CERT_DIR" }}
-{{- fail "store.env sets SSL_CERT_DIR, and so does caBundle: set one of them" }}
+{{- fail "store.env: SSL_CERT_DIR is invalid together with caBundle: set one of them" }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- with .Values.store }}
 {{- $volume := not (hasPrefix "s3://" .url) }}
 {{- if and .enabled $volume (gt (int .replicas) 1) }}
-{{- fail (printf "store.replicas is %d, and store.url %s is a volume, to which one process writes: set store.replicas to 1, or store.url to s3://..." (int .replicas) .url) }}
+{{- fail (printf "store.replicas: %d is invalid with store.url %s, because only one process may write to a volume: set store.replicas to 1, or store.url to s3://..." (int .replicas) .url) }}
 {{- end }}
 {{- end }}
 {{- end }}

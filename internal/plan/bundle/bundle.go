@@ -18,12 +18,12 @@ import (
 const (
 	// Format is the version of bundle.json.
 	Format = "semmoe-bundle/1"
-	// File is the name of the list of a bundle's files, also in a directory that Fetch has made.
+	// File is the name of the list of the files of a bundle, in the store and in a directory of Fetch.
 	File = plan.BundleFile
-	// TokenizerFile is the checkpoint's tokenizer, where the profile has one.
+	// TokenizerFile is the tokenizer of the checkpoint, if the profile has one.
 	TokenizerFile = plan.TokenizerFile
 
-	// maxListBytes bounds what is read of a list: it names about ten files.
+	// maxListBytes bounds a list. A list contains about ten files.
 	maxListBytes = 64 << 10
 )
 
@@ -34,7 +34,7 @@ type list struct {
 	Files      map[string]artifact.Digest `json:"files"`
 }
 
-// Scope is where a plan lies in the store; planDigest is its full digest.
+// Scope returns the scope of a plan in the store. planDigest is its full digest.
 func Scope(namespace, planDigest string) (artifact.Scope, error) {
 	digest, err := artifact.ParseDigest(planDigest)
 	if err != nil {
@@ -44,8 +44,8 @@ func Scope(namespace, planDigest string) (artifact.Scope, error) {
 	return scope, scope.Validate()
 }
 
-// Publish stores a plan, with the tokenizer that its tables are for unless that is nil. To publish a plan again is no
-// error, and stores what is missing of it.
+// Publish stores a plan, and the tokenizer of its tables unless it is nil. Publishing a plan again is a no-op, except
+// that missing files are stored.
 func Publish(ctx context.Context, client *artifact.Client, namespace string, a *plan.Artifact, tokenizer io.Reader) error {
 	scope, err := Scope(namespace, a.Digest)
 	if err != nil {
@@ -54,12 +54,12 @@ func Publish(ctx context.Context, client *artifact.Client, namespace string, a *
 	l := list{Format: Format, PlanDigest: artifact.Digest(a.Digest), Files: map[string]artifact.Digest{}}
 	for _, name := range slices.Sorted(maps.Keys(a.Files)) {
 		if l.Files[name], err = client.Put(ctx, scope, bytes.NewReader(a.Files[name])); err != nil {
-			return fmt.Errorf("store %s of plan %s: %w", name, scope.ID, err)
+			return fmt.Errorf("failed to store %s of plan %s: %w", name, scope.ID, err)
 		}
 	}
 	if tokenizer != nil {
 		if l.Files[TokenizerFile], err = client.Put(ctx, scope, tokenizer); err != nil {
-			return fmt.Errorf("store %s of plan %s: %w", TokenizerFile, scope.ID, err)
+			return fmt.Errorf("failed to store %s of plan %s: %w", TokenizerFile, scope.ID, err)
 		}
 	}
 	text, err := json.Marshal(l)
@@ -71,12 +71,13 @@ func Publish(ctx context.Context, client *artifact.Client, namespace string, a *
 		_, err = client.Publish(ctx, scope, digest)
 	}
 	if err != nil {
-		return fmt.Errorf("store %s of plan %s: %w", File, scope.ID, err)
+		return fmt.Errorf("failed to store %s of plan %s: %w", File, scope.ID, err)
 	}
 	return nil
 }
 
-// Complete tells whether a plan is in the store with all its files. A damaged list is none: the store clears damaged bytes away.
+// Complete reports whether the store contains a plan with all its files. A damaged list counts as missing, because the
+// store deletes damaged files.
 func Complete(ctx context.Context, client *artifact.Client, namespace, planDigest string) (bool, error) {
 	scope, err := Scope(namespace, planDigest)
 	if err != nil {
@@ -101,21 +102,21 @@ func Complete(ctx context.Context, client *artifact.Client, namespace, planDiges
 	return true, nil
 }
 
-// readList reads the list of a plan's files, and its text.
+// readList reads and parses the list of the files of a plan. It also returns the text of the list.
 func readList(ctx context.Context, client *artifact.Client, scope artifact.Scope, planDigest string) (list, []byte, error) {
 	digest, err := client.Published(ctx, scope)
 	if err != nil {
-		return list{}, nil, fmt.Errorf("plan %s: %w", scope.ID, err)
+		return list{}, nil, fmt.Errorf("failed to read plan %s: %w", scope.ID, err)
 	}
 	text, err := client.ReadAll(ctx, scope, digest, maxListBytes)
 	if err != nil {
-		return list{}, nil, fmt.Errorf("%s of plan %s: %w", File, scope.ID, err)
+		return list{}, nil, fmt.Errorf("failed to read %s of plan %s: %w", File, scope.ID, err)
 	}
 	l, err := parseList(text, planDigest)
 	return l, text, err
 }
 
-// parseList reads the list of a plan. The names become files below a directory.
+// parseList parses the list of a plan, and validates the names, which become paths below a directory.
 func parseList(text []byte, planDigest string) (list, error) {
 	var l list
 	if err := json.Unmarshal(text, &l); err != nil {
@@ -125,16 +126,16 @@ func parseList(text []byte, planDigest string) (list, error) {
 	case l.Format != Format:
 		return l, fmt.Errorf("%s: format is %q; this version reads %q", File, l.Format, Format)
 	case string(l.PlanDigest) != planDigest:
-		return l, fmt.Errorf("%s is of plan %s, not of %s", File, l.PlanDigest, planDigest)
+		return l, fmt.Errorf("%s is the list of plan %s, want plan %s", File, l.PlanDigest, planDigest)
 	case l.Files[plan.ManifestFile] != l.PlanDigest:
-		return l, fmt.Errorf("%s: %s has sha256 %q, which must be the plan's digest %s", File, plan.ManifestFile, l.Files[plan.ManifestFile], planDigest)
+		return l, fmt.Errorf("%s: %s has sha256 %q, want the plan digest %s", File, plan.ManifestFile, l.Files[plan.ManifestFile], planDigest)
 	}
 	for name, digest := range l.Files {
 		if _, err := artifact.ParseDigest(string(digest)); err != nil {
 			return l, fmt.Errorf("%s: %s: %w", File, name, err)
 		}
 		if !filepath.IsLocal(name) || name != filepath.Clean(name) || name == "." || name == File {
-			return l, fmt.Errorf("%s: %q is no name of a plan's file", File, name)
+			return l, fmt.Errorf("%s: %q is not a valid file name", File, name)
 		}
 	}
 	return l, nil

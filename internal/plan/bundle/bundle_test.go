@@ -30,7 +30,7 @@ var environment *storetest.Environment
 
 func TestMain(m *testing.M) {
 	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
-		os.Exit(m.Run()) // fuzz targets need no store, which every worker would start
+		os.Exit(m.Run()) // fuzz targets need no store; every worker would start one
 	}
 	var err error
 	if environment, err = storetest.Start(context.Background()); err != nil {
@@ -42,12 +42,12 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// model is the model of the plans here: one dense layer before three MoE layers.
+// model returns the model of the test plans: one dense layer followed by three MoE layers.
 func model() checkpoint.Report {
 	return checkpoint.Report{ModelDigest: strings.Repeat("ab", 32), Experts: 16, ExpertsPerToken: 2, Layers: 4, MoELayers: []int{1, 2, 3}}
 }
 
-// encoded is a plan for the model on four ranks.
+// encoded returns a plan for the model on four ranks.
 func encoded(t *testing.T, seed uint64) *plan.Artifact {
 	t.Helper()
 	recorded := tracetest.Generate(tracetest.Small, seed)
@@ -83,15 +83,15 @@ func TestFetchReturnsWhatWasPublished(t *testing.T) {
 	client, ctx := store.Client(t), t.Context()
 	a, dir := encoded(t, 1), filepath.Join(t.TempDir(), "plans", "one")
 	if err := bundle.Fetch(ctx, client, "team-a", a.Digest, dir); !errors.Is(err, artifact.ErrNotFound) {
-		t.Fatalf("a plan that is not in the store: %v", err)
+		t.Fatalf("plan that is not in the store: error = %v", err)
 	}
-	for range 2 { // to publish twice is no error
+	for range 2 { // publishing twice is a no-op
 		if err := bundle.Publish(ctx, client, "team-a", a, strings.NewReader("words")); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := bundle.Fetch(ctx, client, "team-b", a.Digest, dir); !errors.Is(err, artifact.ErrNotFound) {
-		t.Errorf("a plan of another namespace: %v", err)
+		t.Errorf("plan of another namespace: error = %v", err)
 	}
 	check := func() {
 		t.Helper()
@@ -117,17 +117,17 @@ func TestFetchReturnsWhatWasPublished(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, plan.PlacementFile)); err != nil {
 		t.Fatal(err)
 	}
-	for _, left := range []string{dir + ".part", filepath.Join(dir+".part.old", "engine")} { // of a process that was killed
+	for _, left := range []string{dir + ".part", filepath.Join(dir+".part.old", "engine")} { // left by a killed process
 		if err := os.MkdirAll(left, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	check()
 
-	store.Stop() // what is whole needs no store
+	store.Stop() // a complete plan needs no store
 	check()
 	if entries, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(entries) != 1 {
-		t.Errorf("left behind: %v, %v", entries, err)
+		t.Errorf("remaining files: %v, error %v", entries, err)
 	}
 }
 
@@ -139,19 +139,19 @@ func TestFetchWithoutStoreLeavesTheDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, bundle.TokenizerFile)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a tokenizer that was not published: %v", err)
+		t.Errorf("tokenizer that was not published: error = %v", err)
 	}
 	corrupt(t, filepath.Join(dir, plan.TablesFile))
 	store.Stop()
 	if err := bundle.Fetch(ctx, client, "team-a", a.Digest, dir); err == nil {
-		t.Error("a damaged plan cannot be fetched from a store that is away")
+		t.Error("Fetch of a damaged plan succeeded without a store")
 	}
 	store.Start(t)
 	if err := bundle.Fetch(ctx, client, "team-a", a.Digest, dir); err != nil {
 		t.Error(err)
 	}
 	if err := bundle.Fetch(ctx, client, "team-a", "short", dir); err == nil || !strings.Contains(err.Error(), "plan digest") {
-		t.Errorf("a malformed digest: %v", err)
+		t.Errorf("malformed digest: error = %v", err)
 	}
 }
 
@@ -195,7 +195,7 @@ func TestIncompletePlansAreFoundAndMended(t *testing.T) {
 	}
 	publish()
 
-	// A damaged list shows at once, another damaged file when it is read.
+	// A damaged list is detected at once; another damaged file is detected when it is read.
 	digest, err := client.Published(ctx, scope)
 	if err != nil {
 		t.Fatal(err)
@@ -207,7 +207,7 @@ func TestIncompletePlansAreFoundAndMended(t *testing.T) {
 	if err := bundle.Fetch(ctx, client, "team-a", a.Digest, t.TempDir()); !errors.Is(err, artifact.ErrCorrupt) {
 		t.Errorf("error %v, want %v", err, artifact.ErrCorrupt)
 	}
-	deadline := time.Now().Add(10 * time.Second) // the store reads them once more
+	deadline := time.Now().Add(10 * time.Second) // the store reads damaged files again
 	for complete := true; complete; time.Sleep(10 * time.Millisecond) {
 		if complete, err = bundle.Complete(ctx, client, "team-a", a.Digest); err != nil || time.Now().After(deadline) {
 			t.Fatalf("complete: %t, %v, with a damaged file", complete, err)
@@ -216,7 +216,8 @@ func TestIncompletePlansAreFoundAndMended(t *testing.T) {
 	publish()
 }
 
-// What another writer published under a plan's name is refused: names that leave the directory above all.
+// TestForeignListsAreRefused checks that lists of another writer are rejected, in particular file names outside the
+// directory.
 func TestForeignListsAreRefused(t *testing.T) {
 	client, ctx := environment.Run(t).Client(t), t.Context()
 	a := encoded(t, 1)
@@ -250,7 +251,7 @@ func TestForeignListsAreRefused(t *testing.T) {
 				t.Error("fetched")
 			}
 			if entries, err := os.ReadDir(parent); err != nil || len(entries) != 0 {
-				t.Errorf("left behind: %v, %v", entries, err)
+				t.Errorf("remaining files: %v, error %v", entries, err)
 			}
 		})
 	}
@@ -285,11 +286,11 @@ func TestConfigMapData(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("from the store (-solved +fetched):\n%s", diff)
+		t.Errorf("plan from the store (-solved +fetched):\n%s", diff)
 	}
 
 	if _, err := bundle.ConfigMapData(a, "Other"); err == nil || !strings.Contains(err.Error(), `"Other"`) {
-		t.Errorf("an unknown engine: %v", err)
+		t.Errorf("unknown engine: error = %v", err)
 	}
 	for engine, keys := range map[string]string{
 		"VLLM":        "gate-permutation.json manifest.json placement.json",
@@ -306,7 +307,7 @@ func TestConfigMapData(t *testing.T) {
 			a.Files[name] = bytes.Repeat([]byte(" "), size)
 			data, err := bundle.ConfigMapData(a, "SGLang")
 			if _, has := data[name]; err != nil || has != holds || len(data) != 4+map[bool]int{true: 1}[holds] {
-				t.Errorf("%s of %d bytes: held is %v of %d keys, error %v", name, size, has, len(data), err)
+				t.Errorf("%s of %d bytes: present = %v, %d keys, error %v", name, size, has, len(data), err)
 			}
 		}
 		delete(a.Files, name)
@@ -314,18 +315,18 @@ func TestConfigMapData(t *testing.T) {
 	a.Files[plan.DriftFile], a.Files[plan.ScheduleFile] = bytes.Repeat([]byte(" "), 500<<10), bytes.Repeat([]byte(" "), 500<<10)
 	data, err := bundle.ConfigMapData(a, "SGLang")
 	if _, has := data[plan.ScheduleFile]; err != nil || has || data[plan.DriftFile] == "" {
-		t.Errorf("room for one of two: %d keys, error %v", len(data), err)
+		t.Errorf("space for one of two files: %d keys, error %v", len(data), err)
 	}
 	delete(a.Files, plan.DriftFile)
 	delete(a.Files, plan.ScheduleFile)
 	permutation := a.Files[plan.GatePermutationFile]
 	delete(a.Files, plan.GatePermutationFile)
 	if _, err := bundle.ConfigMapData(a, "VLLM"); err == nil || !strings.Contains(err.Error(), "redundant experts") {
-		t.Errorf("no map and no permutation: %v", err)
+		t.Errorf("no map and no permutation: error = %v", err)
 	}
 	a.Files[plan.GatePermutationFile] = permutation
 	a.Files[plan.PlacementFile] = bytes.Repeat([]byte(" "), 900<<10)
-	if _, err := bundle.ConfigMapData(a, "SGLang"); err == nil || !strings.Contains(err.Error(), "ConfigMap may hold 921600") {
-		t.Errorf("900 KiB of placement: %v", err)
+	if _, err := bundle.ConfigMapData(a, "SGLang"); err == nil || !strings.Contains(err.Error(), "ConfigMap may contain at most 921600") {
+		t.Errorf("placement of 900 KiB: error = %v", err)
 	}
 }

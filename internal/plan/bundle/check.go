@@ -17,17 +17,17 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// Mounted is a plan as an engine's pod sees it.
+// Mounted is a plan as it is mounted in the pod of an engine.
 type Mounted struct {
-	// Digest is the plan's: that of the manifest.
+	// Digest is the plan digest: the digest of the manifest.
 	Digest    artifact.Digest
 	Manifest  plan.Manifest
 	Placement placement.Placement
 }
 
-// Check verifies the plan in a directory: a mounted ConfigMap of ConfigMapData, or a plan directory. The manifest must be
-// that of the digest, unless that is empty; every file that is there must be the manifest's, and placement.json and an
-// engine's map must be there.
+// Check verifies the plan in a directory: a mounted ConfigMap with the content of ConfigMapData, or a plan directory.
+// The manifest must have the digest, unless the digest is empty. Every file that exists must match the manifest, and
+// placement.json and an engine's expert map or gate-permutation.json must exist.
 func Check(dir, planDigest string) (*Mounted, error) {
 	if planDigest != "" {
 		if _, err := artifact.ParseDigest(planDigest); err != nil {
@@ -36,11 +36,11 @@ func Check(dir, planDigest string) (*Mounted, error) {
 	}
 	text, err := regularfile.Read(filepath.Join(dir, plan.ManifestFile), plan.MaxBytes(plan.ManifestFile))
 	if err != nil {
-		return nil, fmt.Errorf("%w: is the plan's ConfigMap mounted there?", err)
+		return nil, fmt.Errorf("%w: check that the ConfigMap of the plan is mounted there", err)
 	}
 	m := &Mounted{Digest: digestOf(text)}
 	if planDigest != "" && string(m.Digest) != planDigest {
-		return nil, fmt.Errorf("%s holds plan %s, not %s", dir, m.Digest, planDigest)
+		return nil, fmt.Errorf("%s contains plan %s, want %s", dir, m.Digest, planDigest)
 	}
 	if err := json.Unmarshal(text, &m.Manifest); err != nil {
 		return nil, fmt.Errorf("%s: %w", plan.ManifestFile, err)
@@ -67,18 +67,18 @@ func Check(dir, planDigest string) (*Mounted, error) {
 		reaches = reaches || isMap
 	}
 	if !reaches {
-		return nil, fmt.Errorf("%s holds neither an engine's expert map nor %s", dir, plan.GatePermutationFile)
+		return nil, fmt.Errorf("%s contains neither an expert map nor %s", dir, plan.GatePermutationFile)
 	}
 	return m, nil
 }
 
-// read reads the manifest's files that are there, and verifies them.
+// read reads and verifies the existing files of the manifest.
 func (m *Mounted) read(dir string) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	for name, digest := range m.Manifest.Files {
 		content, err := readEither(dir, name)
 		if errors.Is(err, fs.ErrNotExist) && name != plan.PlacementFile {
-			continue // a ConfigMap holds only what its engine needs
+			continue // a ConfigMap contains only the files that its engine needs
 		}
 		if err != nil {
 			return nil, err
@@ -94,7 +94,7 @@ func (m *Mounted) read(dir string) (map[string][]byte, error) {
 	return files, nil
 }
 
-// readEither reads a file under its name, or under its base name as a ConfigMap has it.
+// readEither reads a file by its name, or by its base name, which is its key in a ConfigMap.
 func readEither(dir, name string) ([]byte, error) {
 	content, err := regularfile.Read(filepath.Join(dir, filepath.FromSlash(name)), plan.MaxBytes(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -104,12 +104,12 @@ func readEither(dir, name string) ([]byte, error) {
 }
 
 func digestOf(content []byte) artifact.Digest {
-	digest, _, _ := artifact.DigestOf(bytes.NewReader(content)) // memory has no errors
+	digest, _, _ := artifact.DigestOf(bytes.NewReader(content)) // reading from memory cannot fail
 	return digest
 }
 
-// Fits tells why an engine of this many ranks may not serve a model under the plan; modelDigest is the model that the plan
-// must have been made for.
+// Fits returns the reason for which an engine with this number of ranks must not serve a model with the plan, or nil.
+// modelDigest is the model that the plan must be made for.
 func (m *Mounted) Fits(model checkpoint.Report, modelDigest string, ranks int) error {
 	p := &m.Placement
 	var layers []int
@@ -118,11 +118,11 @@ func (m *Mounted) Fits(model checkpoint.Report, modelDigest string, ranks int) e
 	}
 	switch {
 	case m.Manifest.ModelDigest == "":
-		return fmt.Errorf("the plan does not tell which checkpoint it is for, since its routing trace has no model_digest: make it from a profile, which has one")
+		return fmt.Errorf("the plan has no model digest, because its routing trace has no model_digest: make the plan from a profile")
 	case m.Manifest.ModelDigest != modelDigest:
-		return fmt.Errorf("the plan is for model %q, not for %q", m.Manifest.ModelDigest, modelDigest)
+		return fmt.Errorf("the plan is for model %q, want %q", m.Manifest.ModelDigest, modelDigest)
 	case model.ModelDigest != modelDigest:
-		return fmt.Errorf("the checkpoint has digest %q, the plan is for %q: the model was changed since it was profiled", model.ModelDigest, modelDigest)
+		return fmt.Errorf("the checkpoint has digest %q, but the plan is for %q: the model changed after it was profiled", model.ModelDigest, modelDigest)
 	case p.Experts != model.Experts:
 		return fmt.Errorf("the plan places %d experts; the model has %d", p.Experts, model.Experts)
 	case m.Manifest.HiddenLayers != model.Layers:

@@ -12,7 +12,7 @@ import (
 	"github.com/semmoe/operator/internal/plan/bundle"
 )
 
-// mounted writes a ConfigMap as a pod sees it.
+// mounted writes a ConfigMap in the form of a mounted volume.
 func mounted(t *testing.T, data map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,19 +32,19 @@ func TestCheck(t *testing.T) {
 		digest string
 		want   string
 	}{
-		"sound":             {},
-		"other plan":        {digest: strings.Repeat("0", 64), want: "holds plan " + a.Digest},
-		"malformed digest":  {digest: "x", want: "plan digest"},
-		"no manifest":       {change: func(d map[string]string) { delete(d, "manifest.json") }, want: "is the plan's ConfigMap mounted"},
-		"changed manifest":  {change: func(d map[string]string) { d["manifest.json"] += " " }, want: "not " + a.Digest},
-		"no placement":      {change: func(d map[string]string) { delete(d, "placement.json") }, want: "placement.json"},
-		"changed placement": {change: func(d map[string]string) { d["placement.json"] += " " }, want: "placement.json is damaged"},
-		"changed map":       {change: func(d map[string]string) { d["sglang.json"] = "{}" }, want: "engine/sglang.json is damaged"},
-		"map of no engine":  {engine: "VLLM"},
-		"another engine":    {engine: "TensorRTLLM"},
-		"no permutation":    {change: func(d map[string]string) { delete(d, "gate-permutation.json") }},
+		"sound":                 {},
+		"other plan":            {digest: strings.Repeat("0", 64), want: "contains plan " + a.Digest},
+		"malformed digest":      {digest: "x", want: "plan digest"},
+		"no manifest":           {change: func(d map[string]string) { delete(d, "manifest.json") }, want: "check that the ConfigMap of the plan is mounted"},
+		"changed manifest":      {change: func(d map[string]string) { d["manifest.json"] += " " }, want: "want " + a.Digest},
+		"no placement":          {change: func(d map[string]string) { delete(d, "placement.json") }, want: "placement.json"},
+		"changed placement":     {change: func(d map[string]string) { d["placement.json"] += " " }, want: "placement.json is damaged"},
+		"changed map":           {change: func(d map[string]string) { d["sglang.json"] = "{}" }, want: "engine/sglang.json is damaged"},
+		"no map for the engine": {engine: "VLLM"},
+		"another engine":        {engine: "TensorRTLLM"},
+		"no permutation":        {change: func(d map[string]string) { delete(d, "gate-permutation.json") }},
 		"neither map nor permutation": {engine: "VLLM", change: func(d map[string]string) { delete(d, "gate-permutation.json") },
-			want: "neither an engine's expert map nor gate-permutation.json"},
+			want: "neither an expert map nor gate-permutation.json"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			data, err := bundle.ConfigMapData(a, cmp.Or(test.engine, "SGLang"))
@@ -68,7 +68,7 @@ func TestCheck(t *testing.T) {
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%v does not mention %q", err, test.want)
+				t.Errorf("error %v does not contain %q", err, test.want)
 			}
 		})
 	}
@@ -82,7 +82,7 @@ func TestCheck(t *testing.T) {
 		}
 		corrupt(t, filepath.Join(dir, plan.TablesFile))
 		if _, err := bundle.Check(dir, a.Digest); err == nil || !strings.Contains(err.Error(), plan.TablesFile) {
-			t.Errorf("damaged tables: %v", err)
+			t.Errorf("damaged tables: error = %v", err)
 		}
 	})
 }
@@ -106,7 +106,7 @@ func TestFits(t *testing.T) {
 	}{
 		"another model":       {digest: other, want: "is for model"},
 		"no model":            {digest: "-", want: "is for model"},
-		"checkpoint replaced": {change: func(r *checkpoint.Report) { r.ModelDigest = other }, want: "changed since it was profiled"},
+		"checkpoint replaced": {change: func(r *checkpoint.Report) { r.ModelDigest = other }, want: "changed after it was profiled"},
 		"experts":             {change: func(r *checkpoint.Report) { r.Experts = 32 }, want: "places 16 experts; the model has 32"},
 		"layers":              {change: func(r *checkpoint.Report) { r.Layers = 5 }, want: "4 layers; the model has 5"},
 		"MoE layers":          {change: func(r *checkpoint.Report) { r.MoELayers = []int{0, 1, 2} }, want: "[1 2 3]"},
@@ -124,12 +124,12 @@ func TestFits(t *testing.T) {
 				ranks = test.ranks
 			}
 			if err := m.Fits(report, digest, ranks); err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%v does not mention %q", err, test.want)
+				t.Errorf("error %v does not contain %q", err, test.want)
 			}
 		})
 	}
 	m.Manifest.ModelDigest = ""
 	if err := m.Fits(model(), "", 4); err == nil || !strings.Contains(err.Error(), "its routing trace has no model_digest") {
-		t.Errorf("a plan that names no model: %v", err)
+		t.Errorf("plan without a model digest: error = %v", err)
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 )
 
-// maxConfigMapBytes leaves room below the 1 MiB that the API server takes, for metadata and its encoding.
+// maxConfigMapBytes leaves room within the limit of 1 MiB of the API server for metadata and encoding.
 const maxConfigMapBytes = 900 << 10
 
-// ConfigMapData is what the ConfigMap of a plan holds for an engine: manifest.json, placement.json, gate-permutation.json
-// where the plan has one, and the engine's map, where it reads one, under its base name. An engine that reads none needs
-// the permutation. drift.json, which the operator reads, and schedule.json with the hardware.json that it is for, for plug-ins of the
-// engine, come along where there is room: engines serve without them.
+// ConfigMapData returns the content of the ConfigMap of a plan for an engine: manifest.json, placement.json,
+// gate-permutation.json if the plan has one, and the expert map of the engine, if it reads one, under its base name. An
+// engine that reads no map needs the permutation. drift.json (for the operator) and schedule.json with its
+// hardware.json (for plug-ins of engines) are included if they fit, because engines serve without them.
 func ConfigMapData(a *plan.Artifact, engineType string) (map[string]string, error) {
 	adapter, err := registry.For(engineType)
 	if err != nil {
@@ -30,7 +30,7 @@ func ConfigMapData(a *plan.Artifact, engineType string) (map[string]string, erro
 		content, has := a.Files[name]
 		if !has && name == plan.GatePermutationFile {
 			if mapFile == "" {
-				return nil, fmt.Errorf("the plan has redundant experts: engine %s reads no expert map, and a permuted checkpoint has each expert once", engineType)
+				return nil, fmt.Errorf("the plan has redundant experts, but engine %s reads no expert map, and a permuted checkpoint contains each expert once", engineType)
 			}
 			continue
 		}
@@ -47,7 +47,7 @@ func ConfigMapData(a *plan.Artifact, engineType string) (map[string]string, erro
 		}
 	}
 	if size > maxConfigMapBytes {
-		return nil, fmt.Errorf("the layout has %d bytes; a ConfigMap may hold %d: the model has too many layers and experts for one", size, maxConfigMapBytes)
+		return nil, fmt.Errorf("the layout has %d bytes, but a ConfigMap may contain at most %d: the model has too many layers and experts", size, maxConfigMapBytes)
 	}
 	return data, nil
 }

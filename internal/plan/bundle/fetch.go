@@ -17,11 +17,11 @@ import (
 	"github.com/semmoe/operator/solver"
 )
 
-// maxLayoutFile bounds what is read into memory of a file that a ConfigMap is made of.
+// maxLayoutFile bounds a file of a ConfigMap that is read into memory.
 const maxLayoutFile = 16 << 20
 
-// Fetch makes dir hold a plan, as plan.Read reads it, and tokenizer.json where the plan has one. Where it holds the plan
-// whole already the store is not asked; where it holds anything else, that is replaced. Only one call at a time may be at
+// Fetch writes a plan to dir in the format of plan.Read, with tokenizer.json if the plan has one. If dir already
+// contains the complete plan, the store is not accessed. Other content of dir is replaced. Only one call at a time may
 // work on a directory.
 func Fetch(ctx context.Context, client *artifact.Client, namespace, planDigest, dir string) error {
 	scope, err := Scope(namespace, planDigest)
@@ -35,7 +35,7 @@ func Fetch(ctx context.Context, client *artifact.Client, namespace, planDigest, 
 	if err != nil {
 		return err
 	}
-	// Names of their own, so that what a killed process left behind is replaced and never piles up.
+	// The names are fixed, so that the next call replaces the files that a killed process left.
 	fresh := filepath.Clean(dir) + ".part"
 	old := fresh + ".old"
 	if err := errors.Join(os.RemoveAll(fresh), os.RemoveAll(old), os.MkdirAll(fresh, 0o755)); err != nil {
@@ -44,7 +44,7 @@ func Fetch(ctx context.Context, client *artifact.Client, namespace, planDigest, 
 	if err := download(ctx, client, scope, l, text, fresh); err != nil {
 		return errors.Join(err, os.RemoveAll(fresh))
 	}
-	// A process that is killed leaves no half of the old plan in its place, which nobody could tell from something else.
+	// The old plan is removed from a separate directory, so that a killed process leaves no part of it in dir.
 	if err := os.Rename(dir, old); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -54,10 +54,10 @@ func Fetch(ctx context.Context, client *artifact.Client, namespace, planDigest, 
 	return errors.Join(syncFile(filepath.Dir(filepath.Clean(dir))), os.RemoveAll(old))
 }
 
-// Holds reports whether a directory holds a plan whole, so that Fetch needs no store.
+// Holds reports whether a directory contains a complete plan, so that Fetch needs no store.
 func Holds(dir, planDigest string) bool { return whole(dir, planDigest) == nil }
 
-// download fills a directory and checks the plan in it.
+// download fills a directory and verifies the plan in it.
 func download(ctx context.Context, client *artifact.Client, scope artifact.Scope, l list, text []byte, dir string) error {
 	for _, name := range slices.Sorted(maps.Keys(l.Files)) {
 		content, err := client.Get(ctx, scope, l.Files[name])
@@ -65,14 +65,14 @@ func download(ctx context.Context, client *artifact.Client, scope artifact.Scope
 			err = errors.Join(write(filepath.Join(dir, name), content), content.Close())
 		}
 		if err != nil {
-			return fmt.Errorf("fetch %s of plan %s: %w", name, scope.ID, err)
+			return fmt.Errorf("failed to fetch %s of plan %s: %w", name, scope.ID, err)
 		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, File), text, 0o644); err != nil {
 		return err
 	}
 	if _, _, err := plan.Read(dir); err != nil {
-		return fmt.Errorf("plan %s in the store: %w", scope.ID, err)
+		return fmt.Errorf("invalid plan %s in the store: %w", scope.ID, err)
 	}
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() && entry.Name() != File {
@@ -82,7 +82,7 @@ func download(ctx context.Context, client *artifact.Client, scope artifact.Scope
 	})
 }
 
-// write flushes a file to the disk.
+// write writes a file and flushes it to disk.
 func write(path string, content io.Reader) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -106,7 +106,7 @@ func syncFile(path string) error {
 	return errors.Join(file.Sync(), file.Close())
 }
 
-// whole tells why a directory does not hold all files of a plan, as they were fetched.
+// whole returns the reason for which a directory does not contain all files of a plan as they were fetched, or nil.
 func whole(dir, planDigest string) error {
 	text, err := regularfile.Read(filepath.Join(dir, File), plan.MaxFileBytes)
 	if err != nil {
@@ -152,12 +152,12 @@ func FetchPlan(ctx context.Context, client *artifact.Client, namespace, planDige
 		return client.ReadAll(ctx, scope, digest, plan.MaxBytes(name))
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("plan %s in the store: %w", scope.ID, err)
+		return nil, nil, fmt.Errorf("invalid plan %s in the store: %w", scope.ID, err)
 	}
 	return decoded, a, nil
 }
 
-// FetchLayout reads from the store what ConfigMapData needs of a plan: all files but the tables and the tokenizer.
+// FetchLayout reads the files for ConfigMapData from the store: all files except the tables and the tokenizer.
 func FetchLayout(ctx context.Context, client *artifact.Client, namespace, planDigest string) (*plan.Artifact, error) {
 	scope, err := Scope(namespace, planDigest)
 	if err != nil {
@@ -173,7 +173,7 @@ func FetchLayout(ctx context.Context, client *artifact.Client, namespace, planDi
 			continue
 		}
 		if a.Files[name], err = client.ReadAll(ctx, scope, digest, maxLayoutFile); err != nil {
-			return nil, fmt.Errorf("fetch %s of plan %s: %w", name, scope.ID, err)
+			return nil, fmt.Errorf("failed to fetch %s of plan %s: %w", name, scope.ID, err)
 		}
 	}
 	return a, nil

@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 )
 
-// FuzzParseList reads any list of files. The files of a list that is accepted lie below the directory of the plan, and have digests.
+// FuzzParseList parses arbitrary lists. The files of an accepted list are below the directory of the plan, and have digests.
 func FuzzParseList(f *testing.F) {
 	digest := strings.Repeat("a", 64)
 	start := `{"format":"semmoe-bundle/1","planDigest":"` + digest + `","files":{"manifest.json":"` + digest + `"`
@@ -27,12 +27,12 @@ func FuzzParseList(f *testing.F) {
 			return
 		}
 		if string(l.PlanDigest) != planDigest || l.Files[plan.ManifestFile] != l.PlanDigest {
-			t.Errorf("a list of %s is taken for one of %s", l.PlanDigest, planDigest)
+			t.Errorf("list of plan %s is accepted for plan %s", l.PlanDigest, planDigest)
 		}
 		for name, digest := range l.Files {
 			path := filepath.Join("/plan", name)
 			if !strings.HasPrefix(path, "/plan/") || path == filepath.Join("/plan", File) {
-				t.Errorf("%q is written as %s", name, path)
+				t.Errorf("%q is written to %s", name, path)
 			}
 			if _, err := artifact.ParseDigest(string(digest)); err != nil {
 				t.Error(err)

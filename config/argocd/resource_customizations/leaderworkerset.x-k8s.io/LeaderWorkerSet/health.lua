@@ -1,5 +1,5 @@
--- What LeaderWorkerSet says of the present generation, as a health of Argo CD. It has no condition that means failure: a group that ends
--- again and again is Progressing. Only Lua's base and table libraries are used: scripts in argocd-cm have no others.
+-- Argo CD health of a LeaderWorkerSet, from the conditions of the current generation. No condition means failure: a group that crashes
+-- repeatedly is Progressing. Only Lua's base and table libraries are used, because scripts in argocd-cm have no others.
 local health = {status = "Progressing", message = "Waiting for the controller of LeaderWorkerSet to report"}
 
 if obj.metadata.deletionTimestamp ~= nil then
@@ -10,7 +10,7 @@ if obj.status == nil or obj.status.conditions == nil then
   return health
 end
 
--- Releases before 0.9 tell the generation on the conditions alone.
+-- Releases before 0.9 report the generation only in the conditions.
 local observed = obj.status.observedGeneration
 local available, updating = nil, nil
 for _, condition in ipairs(obj.status.conditions) do

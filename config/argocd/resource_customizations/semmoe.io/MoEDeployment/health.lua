@@ -1,4 +1,4 @@
--- What the operator says of the present generation, as a health of Argo CD. Only Lua's base and table libraries are used: scripts in
+-- Argo CD health, from the conditions of the current generation. Only Lua's base and table libraries are used, because scripts in
 -- argocd-cm have no others.
 local health = {status = "Progressing", message = "Waiting for the operator to report"}
 
@@ -47,8 +47,8 @@ end
 if holds("Reconciling") then
   return tell("Progressing", conditions.Reconciling)
 end
--- A plan that somebody must say yes to: what serves is sound meanwhile.
-local waits = {AwaitingApproval = true, NoRoomForCanary = true, NoRouter = true, Inconclusive = true, Advisory = true}
+-- A plan waits for the approval of a user. Until then the serving revision is healthy.
+local waits = {AwaitingApproval = true, RolloutInterruptsService = true, NoRouter = true, CanaryInconclusive = true, Advisory = true}
 if holds("Ready") and conditions.RolledOut ~= nil and conditions.RolledOut.status == "False" and waits[conditions.RolledOut.reason] then
   return tell("Suspended", conditions.RolledOut)
 end

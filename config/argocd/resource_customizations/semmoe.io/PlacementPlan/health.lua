@@ -1,4 +1,4 @@
--- What the operator says of the present generation, as a health of Argo CD. Only Lua's base and table libraries are used: scripts in
+-- Argo CD health, from the conditions of the current generation. Only Lua's base and table libraries are used, because scripts in
 -- argocd-cm have no others.
 local health = {status = "Progressing", message = "Waiting for the operator to report"}
 

@@ -14,7 +14,7 @@ import (
 // counts maxDifference at most, so that rare large ones do not matter and the mean of many has a narrow distribution.
 //
 // The mean of n differences may be baseMean + spread/sqrt(n). Right permutations have a mean of 0.029 and exceed baseMean by
-// at most 0.29/sqrt(n); docs/serving.md has the measurement, and the false-refusal rate and the power that follow from it.
+// at most 0.29/sqrt(n); docs/lossless-probe.md has the measurement, and the false-refusal rate and the power that follow from it.
 const (
 	maxDifference = 1.0
 	baseMean      = 0.05

@@ -6,7 +6,7 @@
 // prompts, on every rank, before it gets traffic. The log-probabilities of the prompts' own tokens and of a short greedy
 // continuation are compared.
 //
-// Two right engines differ in bfloat16. Judge applies the statistic; docs/serving.md has its false-refusal rate and its power.
+// Two right engines differ in bfloat16. Judge applies the statistic; docs/lossless-probe.md has its false-refusal rate and its power.
 //
 // Invariants:
 //   - Comparing is pure; asking engines is apart from it.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Error rates of the comparison. docs/serving.md states them, TestTimesErr and TestCompareErrs measure them.
+// Error rates of the comparison. docs/canary-statistics.md states them, TestTimesErr and TestCompareErrs measure them.
 const (
 	// promotedSlower bounds the chance, per hour of comparison, that a candidate is promoted although a time is longer
 	// by its margin or more. All times that count must pass, so that the bound of each is that of all.

@@ -270,13 +270,13 @@ func TestObservedMetrics(t *testing.T) {
 	if cost := values["semmoe_capture_cost_ratio"]; cost == cost {
 		t.Errorf("without a request the capture cost is %v", cost)
 	}
-	guide, err := os.ReadFile("../../docs/serving.md")
+	guide, err := os.ReadFile("../../docs/locality.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name := range values {
 		if name, _, _ = strings.Cut(name, "/"); !strings.HasPrefix(name, "semmoe_router_") && !strings.Contains(string(guide), "`"+name) {
-			t.Errorf("docs/serving.md does not tell what %s is", name)
+			t.Errorf("docs/locality.md does not tell what %s is", name)
 		}
 	}
 }

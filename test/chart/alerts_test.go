@@ -69,7 +69,7 @@ func TestAlertsHavePages(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		for _, part := range []string{"# " + r.Alert + "\n", "\n**Meaning.** ", "\n**Impact.** ", "\n**Diagnosis.**", "\nkubectl ", "\n**Mending.** "} {
+		for _, part := range []string{"# " + r.Alert + "\n", "\n**Meaning.** ", "\n**Impact.** ", "\n**Diagnosis.**", "\nkubectl ", "\n**Mitigation.** "} {
 			if !strings.Contains(string(page), part) {
 				t.Errorf("the page of %s lacks %q", r.Alert, strings.TrimSpace(part))
 			}

@@ -22,7 +22,7 @@ var repository = filepath.Join("..", "..")
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for _, pattern := range []string{"README.md", "SECURITY.md", "docs/*.md", "docs/*/*.md", "charts/*/README.md", "test/*/README.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "charts/*/README.md", "test/*/README.md"} {
 		files, err := filepath.Glob(filepath.Join(repository, filepath.FromSlash(pattern)))
 		if err != nil {
 			t.Fatal(err)

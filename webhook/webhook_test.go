@@ -242,17 +242,17 @@ func TestWarnings(t *testing.T) {
 		"rollback by hand":     {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Rollout.Rollback = semmoev1.RollbackManual }, []string{"spec.rollout.rollback"}},
 		"no routing":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, []string{"spec.routing.mode"}},
 		"no samples":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.SamplePercent = ptr.To[int32](0) }, []string{"spec.routing.samplePercent"}},
-		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"NotRealizable: No plan can reach the engine. spec.parallelism.expertParallelSize is 1"}},
+		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"UnsupportedByEngine: No plan can reach the engine. spec.parallelism.expertParallelSize is 1"}},
 		"no all-to-all": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Args = nil }, []string{
-			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "UnprovenMap: The release of SGLang is not known until a pod reports it. SGLang before 0.5.23 loads the experts of models by the map",
+			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "ExpertMapUnverified: The release of SGLang is not known until a pod reports it. SGLang before 0.5.23 loads the experts of models by the map",
 		}},
 		"all-to-all that is none, and a pin": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Args, m.Spec.Placement.PlanRef = []string{"--moe-a2a-backend=none"}, &semmoev1.PlanReference{Name: "no-plan"}
-		}, []string{"NoAllToAll: spec.engine.args sets --moe-a2a-backend none", "UnprovenMap: ", "spec.placement.planRef.name"}},
+		}, []string{"NoAllToAll: spec.engine.args sets --moe-a2a-backend none", "ExpertMapUnverified: ", "spec.placement.planRef.name"}},
 		"no all-to-all, attention TP": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Args, m.Spec.Parallelism.Attention = nil, semmoev1.AttentionTensorParallel
-		}, []string{"NotRealizable: No plan can reach the engine. spec.engine.args has no --moe-a2a-backend, and spec.parallelism.attention is TensorParallel"}},
+		}, []string{"UnsupportedByEngine: No plan can reach the engine. spec.engine.args has no --moe-a2a-backend, and spec.parallelism.attention is TensorParallel"}},
 		"vLLM, no all-to-all": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, nil
@@ -274,20 +274,20 @@ func TestWarnings(t *testing.T) {
 			profiling(m)
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, []string{"--all2all-backend", "deepep_low_latency"}
 			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
-		}, []string{"NotRealizable: No plan can reach the engine. Reshuffled weights need spec.routing.mode Router"}},
+		}, []string{"UnsupportedByEngine: No plan can reach the engine. Reshuffled weights need spec.routing.mode Router"}},
 		"flag that a plan decides": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--ep-dispatch-algorithm", "dynamic")
 			m.Spec.Placement.RedundantExperts = ptr.To(intstr.FromInt32(4))
-		}, []string{"NotRealizable: No plan can reach the engine. "}},
+		}, []string{"UnsupportedByEngine: No plan can reach the engine. "}},
 		"engine without ranks for requests": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "no-profile"}}
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineTensorRTLLM, nil
-		}, []string{"CannotPin: ", "spec.profiling.profileRef.name"}},
+		}, []string{"RankPinningUnsupported: ", "spec.profiling.profileRef.name"}},
 		"recorder": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--enable-expert-distribution-metrics")
-		}, []string{"RecorderNeedsMode: "}},
+		}, []string{"RecorderNeedsDeepEPMode: "}},
 		"sequences": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesSequences
@@ -365,7 +365,7 @@ func TestWarningsOfTheFamily(t *testing.T) {
 		}
 		eventually(t, fmt.Sprintf("warnings of %q", tc.family), func() bool { // the manager's cache is behind
 			got := warningsOf(same)
-			return mentions(got, "NoAllToAll: ") && mentions(got, "UnprovenMap: ") == (tc.want != "") && (tc.want == "" || mentions(got, tc.want))
+			return mentions(got, "NoAllToAll: ") && mentions(got, "ExpertMapUnverified: ") == (tc.want != "") && (tc.want == "" || mentions(got, tc.want))
 		})
 	}
 	if got := warningsOf(func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/other" }); !mentions(got, anyFamily) {

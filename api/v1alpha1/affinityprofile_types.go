@@ -5,8 +5,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// AffinityProfile records, once, which experts the tokens of a data set activate in a model. Its result is kept in the
-// artifact store under the digest of its inputs: the same inputs are never profiled twice while the result lives.
+// AffinityProfile records which experts the tokens of a data set activate in a model. The result is stored in the
+// artifact store under the digest of its inputs. Identical inputs are profiled once: a second profile reuses the stored
+// result.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -27,12 +28,12 @@ type AffinityProfile struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what to profile. It cannot be changed: make another profile instead.
+	// spec is the desired profile. It is immutable: create another AffinityProfile instead.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of an AffinityProfile cannot be changed: create another one"
 	Spec AffinityProfileSpec `json:"spec"`
 
-	// status is what the operator last observed.
+	// status is the most recently observed state.
 	// +optional
 	Status AffinityProfileStatus `json:"status,omitempty"`
 }
@@ -46,138 +47,149 @@ type AffinityProfileList struct {
 	Items           []AffinityProfile `json:"items"`
 }
 
-// AffinityProfileSpec is what to profile, and where.
+// AffinityProfileSpec is the desired profile: model, engine, requests and target.
 //
 // +kubebuilder:validation:XValidation:rule="self.target == 'Dedicated' || has(self.deploymentRef)",message="targets Serving and Live need deploymentRef: the MoEDeployment that answers the requests",fieldPath=".deploymentRef"
-// +kubebuilder:validation:XValidation:rule="(self.target == 'Live') != has(self.dataset)",message="targets Serving and Dedicated need dataset, and target Live takes none: it profiles the requests of the deployment's clients",fieldPath=".dataset"
-// +kubebuilder:validation:XValidation:rule="(self.target == 'Live') == has(self.live)",message="target Live needs live, and no other target takes it",fieldPath=".live"
-// +kubebuilder:validation:XValidation:rule="!has(self.parallelism.podsPerReplica)",message="podsPerReplica is a MoEDeployment's: which experts a token activates does not depend on it, and a profiling Job has one pod: remove it",fieldPath=".parallelism.podsPerReplica"
+// +kubebuilder:validation:XValidation:rule="(self.target == 'Live') != has(self.dataset)",message="targets Serving and Dedicated need dataset, and target Live does not allow it: it profiles the requests of clients",fieldPath=".dataset"
+// +kubebuilder:validation:XValidation:rule="(self.target == 'Live') == has(self.live)",message="target Live needs live, and other targets do not allow it",fieldPath=".live"
+// +kubebuilder:validation:XValidation:rule="!has(self.parallelism.podsPerReplica)",message="podsPerReplica is not allowed: a profiling Job has one pod, and the experts that a token activates do not depend on it",fieldPath=".parallelism.podsPerReplica"
 type AffinityProfileSpec struct {
-	// model names the checkpoint.
+	// model is the checkpoint to profile.
 	// +required
 	Model ModelSpec `json:"model"`
 
-	// engine is the engine that answers the requests: the deployment's, or with target Dedicated the one to start.
+	// engine is the engine that computes the requests. With target Serving it is the engine of the deployment; with
+	// target Dedicated the profiling Job starts it.
 	// +required
 	Engine EngineSpec `json:"engine"`
 
-	// parallelism is how a dedicated engine spreads the model over devices.
+	// parallelism configures how a dedicated engine distributes the model over its devices.
 	// +required
 	Parallelism ParallelismSpec `json:"parallelism"`
 
-	// dataset is what is sent to the model, with targets Serving and Dedicated.
+	// dataset contains the requests to send to the model. It is required with targets Serving and Dedicated, and not
+	// allowed with target Live.
 	// +optional
 	Dataset *DatasetSpec `json:"dataset,omitempty"`
 
-	// With target Live, the profile is complete once the routers have as many tokens, or 25,000 if that is less. With samples
-	// Counts, it holds all that they have counted. With samples Sequences, requests counts alike, with 100; tokens and requests
-	// bound how many are taken, newest and oldest alike, and longer ones than requestTokens are cut.
+	// Sampling with target Live: the profile is complete once the routers have spec.tokens tokens, or 25,000 tokens if
+	// spec.tokens is larger. With samples Counts it contains all tokens that the routers counted. With samples
+	// Sequences it also waits for spec.requests requests, or 100 if spec.requests is larger. The fields tokens and
+	// requests then bound the number that is taken, evenly from oldest to newest, and longer requests are truncated to
+	// requestTokens.
 	SamplingSpec `json:",inline"`
 
-	// target is Serving, Dedicated, or Live.
+	// target is where the requests are computed: Serving (by the running MoEDeployment), Dedicated (by an engine that
+	// the profiling Job starts) or Live (no requests are sent: the profile is made from the samples of the request
+	// routers). Default Serving.
 	// +optional
 	// +kubebuilder:default=Serving
 	// +kubebuilder:validation:Enum=Serving;Dedicated;Live
 	Target ProfilingTarget `json:"target,omitempty"`
 
-	// deploymentRef is the MoEDeployment, in the same namespace, that answers the requests with target Serving, and whose
-	// routers hold the samples with target Live.
+	// deploymentRef is the MoEDeployment, in the same namespace, that computes the requests with target Serving, and
+	// whose request routers provide the samples with target Live. It is required with these targets.
 	// +optional
 	DeploymentRef *DeploymentReference `json:"deploymentRef,omitempty"`
 
-	// live says which samples a profile of target Live is made from.
+	// live selects the samples that a profile with target Live is made from. It is required with target Live, and not
+	// allowed with other targets.
 	// +optional
 	Live *LiveSpec `json:"live,omitempty"`
 
 	// template is merged over the pod template of the profiling Job: node selector, tolerations, resources. A container
-	// named "engine" is merged into the engine of target Dedicated, one named "profile" into the container that sends the
-	// requests. Labels and annotations under semmoe.io/ are reserved.
+	// named "engine" is merged into the engine container of target Dedicated, and a container named "profile" into the
+	// container that sends the requests. Labels and annotations under semmoe.io/ are reserved.
 	// +optional
 	Template *corev1.PodTemplateSpec `json:"template,omitempty"`
 }
 
-// LiveSpec says which samples of request routers a profile is made from.
+// LiveSpec selects the samples of the request routers that a profile is made from.
 type LiveSpec struct {
-	// samples is Counts or Sequences. The routers must keep them: see spec.profiling.liveSamples of the MoEDeployment.
+	// samples is Counts or Sequences. Default Counts. The routers must keep these samples: see
+	// spec.profiling.liveSamples of the MoEDeployment.
 	// +optional
 	// +kubebuilder:default=Counts
 	Samples LiveSamples `json:"samples,omitempty"`
 
-	// since is from when on samples count. Defaults to the creation of the profile.
+	// since is the start of the period from which samples are used. Default: the creation time of the profile.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 
-	// priorProfileRef names a complete AffinityProfile of the same model, in the same namespace: what routers do not know of
-	// the model, and its tokenizer, are taken from there.
+	// priorProfileRef is a complete AffinityProfile of the same model, in the same namespace. It provides the
+	// tokenizer, and the facts of the model that routers do not have.
 	// +required
 	PriorProfileRef ProfileReference `json:"priorProfileRef"`
 }
 
-// DeploymentReference names a MoEDeployment.
+// DeploymentReference identifies a MoEDeployment.
 type DeploymentReference struct {
-	// name of the MoEDeployment, in the same namespace.
+	// name is the name of the MoEDeployment, in the same namespace.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=40
 	Name string `json:"name"`
 }
 
-// AffinityProfileStatus is what the operator last observed.
+// AffinityProfileStatus is the most recently observed state of an AffinityProfile.
 type AffinityProfileStatus struct {
-	// conditions tell the state: Ready (the result is in the store), Progressing, Degraded, Reconciling, Stalled.
+	// conditions are Ready (the result is in the artifact store), Progressing, Degraded, Reconciling and Stalled. Each
+	// has a reason and a message.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// observedGeneration is the generation of the spec that this status is about.
+	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// inputs is the short digest of model, data set and sampling: profiles of the same inputs share one result.
+	// inputs is the short digest of model, data set and sampling. Profiles with the same inputs share one result.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Inputs string `json:"inputs,omitempty"`
 
-	// model is what the inspection found in the checkpoint.
+	// model is the result of the inspection of the checkpoint.
 	// +optional
 	Model *ModelStatus `json:"model,omitempty"`
 
-	// progress is how far the profiling Job is, while it runs, or how much the request routers have sampled.
+	// progress is the progress of the profiling Job while it runs. With target Live it is the number of sampled tokens
+	// or requests.
 	// +optional
 	Progress *ProfileProgress `json:"progress,omitempty"`
 
-	// result describes the profile, once it is in the store.
+	// result describes the profile. It is absent until the profile is in the artifact store.
 	// +optional
 	Result *ProfileResult `json:"result,omitempty"`
 }
 
-// ProfileProgress is how far a profiling Job is; it moves every 10 seconds at most.
+// ProfileProgress is the progress of a profile. It is updated at most every 10 seconds.
 type ProfileProgress struct {
-	// requestsDone of requestsTotal have been answered. With target Live it is tokens first, and requests once they suffice, that
-	// the request routers have sampled.
+	// requestsDone is the number of completed requests. With target Live it is the number of tokens that the request
+	// routers have sampled, and, once the tokens suffice, the number of sampled requests.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	RequestsDone int32 `json:"requestsDone"`
 
-	// requestsTotal is the number of requests to send.
+	// requestsTotal is the number of requests to send. With target Live it is the number of tokens or requests to
+	// sample.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	RequestsTotal int32 `json:"requestsTotal"`
 
-	// tokensPerSecond is the rate since the Job began to send.
+	// tokensPerSecond is the mean rate since the Job sent its first request.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	TokensPerSecond int32 `json:"tokensPerSecond,omitempty"`
 
-	// remainingSeconds estimates how long the rest takes.
+	// remainingSeconds is the estimated remaining time.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	RemainingSeconds int32 `json:"remainingSeconds,omitempty"`
 
-	// summary is "done/total", for printing only.
+	// summary is "done/total", for printer columns only.
 	// +optional
 	// +kubebuilder:validation:MaxLength=32
 	Summary string `json:"summary,omitempty"`
@@ -185,37 +197,44 @@ type ProfileProgress struct {
 
 // ProfileResult describes a profile.
 type ProfileResult struct {
-	// digest names the profile in the artifact store: the sha256 of the list of its files.
+	// digest identifies the profile in the artifact store: the sha256 of the list of its files.
 	// +required
 	// +kubebuilder:validation:MaxLength=71
 	Digest string `json:"digest"`
 
-	// requests is the number of requests in the routing trace, refused those that the engine would not take.
+	// requests is the number of requests in the routing trace.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	Requests int32 `json:"requests"`
+
+	// refused is the number of requests that the engine rejected.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Refused int32 `json:"refused,omitempty"`
 
-	// tokens is the number of tokens that were counted, tracedTokens how many of them are in the routing trace.
+	// tokens is the number of tokens that were counted.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	Tokens int64 `json:"tokens"`
+
+	// tracedTokens is the number of counted tokens that are in the routing trace.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	TracedTokens int64 `json:"tracedTokens,omitempty"`
 
-	// distinctTokens is the number of different token ids, coverageMilli their share of the vocabulary in thousandths.
+	// distinctTokens is the number of distinct token IDs.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	DistinctTokens int32 `json:"distinctTokens,omitempty"`
+
+	// coverageMilli is the share of the vocabulary that distinctTokens covers, in thousandths.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	CoverageMilli int32 `json:"coverageMilli,omitempty"`
 
-	// skewMilli is the load of a layer's busiest expert over the mean, in thousandths, averaged over layers.
+	// skewMilli is the load of the busiest expert of a layer divided by the mean load, in thousandths, averaged over
+	// the layers.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	SkewMilli int32 `json:"skewMilli,omitempty"`

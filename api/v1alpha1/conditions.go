@@ -1,25 +1,25 @@
 package v1alpha1
 
-// Conditions of a MoEDeployment. Each is always present, with observedGeneration and a reason whose message says what to
-// do.
+// Conditions of a MoEDeployment. Each is always present, with observedGeneration, a reason, and a message that contains
+// the action to take.
 const (
-	// ConditionReady is True when enough replicas serve, planned or not.
+	// ConditionReady is True when enough replicas serve, with or without a plan.
 	ConditionReady = "Ready"
-	// ConditionProgressing is True while something is being changed.
+	// ConditionProgressing is True while the operator changes something.
 	ConditionProgressing = "Progressing"
-	// ConditionDegraded is True when something is wrong, although it may still serve.
+	// ConditionDegraded is True when an error is present. The model may still serve.
 	ConditionDegraded = "Degraded"
-	// ConditionProfiled is True when a profile for the present inputs exists.
+	// ConditionProfiled is True when a profile for the current inputs exists.
 	ConditionProfiled = "Profiled"
-	// ConditionPlanned is True when a plan for the present inputs exists.
+	// ConditionPlanned is True when a plan for the current inputs exists.
 	ConditionPlanned = "Planned"
 	// ConditionRolledOut is True when the chosen plan is on all replicas.
 	ConditionRolledOut = "RolledOut"
-	// ConditionLocalityOnTarget is True when the observed local activation rate is within the threshold of the plan's
-	// promise, and Unknown when it cannot be measured.
+	// ConditionLocalityOnTarget is True when the observed local activation rate is within the threshold of the rate
+	// that the plan predicts, and Unknown when the rate cannot be measured.
 	ConditionLocalityOnTarget = "LocalityOnTarget"
-	// ConditionReconciling is True while work caused by a new generation goes on (kstatus).
+	// ConditionReconciling is True while the operator works towards the spec of the current generation (kstatus).
 	ConditionReconciling = "Reconciling"
-	// ConditionStalled is True when nothing more will happen until a human changes something (kstatus).
+	// ConditionStalled is True when the operator makes no progress until a user changes something (kstatus).
 	ConditionStalled = "Stalled"
 )

@@ -1,8 +1,9 @@
-// Package v1alpha1 holds the types of the semmoe.io API group, version v1alpha1.
+// Package v1alpha1 contains the types of the API group semmoe.io, version v1alpha1.
 //
-// The package has types and their validation markers, and nothing else. Its rules: enums instead of booleans, no floats
-// and no maps of our own, durations as int32 fields that end in Seconds, bounds on every list and number, cross-field
-// rules as CEL. Status is a report of what was observed: no controller ever reads its own status to decide what to do.
+// The package contains only types and their validation markers. Its rules: enums instead of booleans; no floats, and no
+// maps except those that mirror Kubernetes types; durations are int32 fields with the suffix Seconds; every list and
+// number has bounds; cross-field rules are CEL. Status reports observations: no controller reads its status to make
+// decisions.
 //
 // +kubebuilder:object:generate=true
 // +kubebuilder:ac:generate=true

@@ -1,88 +1,95 @@
 package v1alpha1
 
-// Labels and annotations that the operator sets on the objects it creates. Keys under semmoe.io/ are reserved for it.
+// Labels and annotations of the objects that the operator creates. Keys under semmoe.io/ are reserved for the operator.
 const (
-	// LabelDeployment names the MoEDeployment that an object belongs to.
+	// LabelDeployment is the name of the MoEDeployment that an object belongs to.
 	LabelDeployment = "semmoe.io/deployment"
-	// LabelComponent is the part that a pod plays: engine, worker, router, inspect, profile, plan, answers or tables.
+	// LabelComponent is the role of a pod: engine, worker, router, inspect, profile, plan, answers or tables.
 	LabelComponent = "semmoe.io/component"
 	// LabelRevision is the revision of the serving workload: a short hash of template, engine, parallelism and model.
 	LabelRevision = "semmoe.io/revision"
 	// LabelInputs is the short hash of the inputs of an inspection or profiling Job, or of a plan.
 	LabelInputs = "semmoe.io/inputs"
-	// LabelProfile names the AffinityProfile that an object belongs to.
+	// LabelProfile is the name of the AffinityProfile that an object belongs to.
 	LabelProfile = "semmoe.io/profile"
-	// LabelPlan names the PlacementPlan that an object belongs to.
+	// LabelPlan is the name of the PlacementPlan that an object belongs to.
 	LabelPlan = "semmoe.io/plan"
-	// LabelBase stands on plans and profiles that were made because the traffic had drifted, and names the PlacementPlan that
-	// the MoEDeployment's spec itself asks for.
+	// LabelBase marks plans and profiles that were made after drift. The value is the name of the PlacementPlan that
+	// results from the spec of the MoEDeployment.
 	LabelBase = "semmoe.io/base"
-	// LabelMonitoring, with any value, is set by users on namespaces whose pods may read the metrics of engines and request
-	// routers.
+	// LabelMonitoring, with any value, is set by users on namespaces whose pods may read the metrics of engines and
+	// request routers.
 	LabelMonitoring = "semmoe.io/monitoring"
 
-	// AnnotationEngine is the type of a pod's engine; absent for SGLang, where an older version made the pod.
+	// AnnotationEngine is the engine type of a pod. It is absent on pods with SGLang that an older operator created.
 	AnnotationEngine = "semmoe.io/engine"
 	// AnnotationEngineOptions is the content of the engine's options file.
 	AnnotationEngineOptions = "semmoe.io/engine-options"
 	// AnnotationRanks is the number of ranks that requests to an engine pod can be pinned to.
 	AnnotationRanks = "semmoe.io/ranks"
-	// AnnotationExpertParallelSize is the number of ranks of an engine pod under a plan whose requests have none: attention is
-	// TensorParallel.
+	// AnnotationExpertParallelSize is the number of ranks of an engine pod that serves a plan with attention
+	// TensorParallel, where requests have no rank.
 	AnnotationExpertParallelSize = "semmoe.io/expert-parallel-size"
-	// AnnotationPort is the port on which an engine pod serves.
+	// AnnotationPort is the serving port of an engine pod.
 	AnnotationPort = "semmoe.io/port"
-	// AnnotationRankPorts are the ports on which the ranks of an engine pod serve, in the order of the ranks, separated by
-	// commas; absent where all ranks share the port of AnnotationPort.
+	// AnnotationRankPorts contains the serving ports of the ranks of an engine pod, in the order of the ranks,
+	// separated by commas. It is absent where all ranks share the port in AnnotationPort.
 	AnnotationRankPorts = "semmoe.io/rank-ports"
-	// AnnotationPodsPerReplica is, on an engine pod that answers requests, the number of pods of its replica; absent for one.
+	// AnnotationPodsPerReplica is the number of pods of the replica of an engine pod that receives requests. It is
+	// absent for one pod.
 	AnnotationPodsPerReplica = "semmoe.io/pods-per-replica"
-	// AnnotationModelShape is what routers must know of the model to count activations, as JSON.
+	// AnnotationModelShape contains the properties of the model that routers need to count activations, as JSON.
 	AnnotationModelShape = "semmoe.io/model-shape"
 	// AnnotationModelDigest is the full digest of the checkpoint that a revision serves.
 	AnnotationModelDigest = "semmoe.io/model-digest"
-	// AnnotationServiceAccount is the UID of the ServiceAccount that a request router's pod was made for.
+	// AnnotationServiceAccount is the UID of the ServiceAccount that the pod of a request router was created for.
 	AnnotationServiceAccount = "semmoe.io/service-account-uid"
-	// AnnotationPlanDigest is the full digest of the plan that a pod was made for, and that a plan's ConfigMap holds.
+	// AnnotationPlanDigest is the full digest of the plan that a pod was created for, or that a ConfigMap contains.
 	AnnotationPlanDigest = "semmoe.io/plan-digest"
-	// AnnotationRealization is how the plan of an engine pod reaches its engine; absent means EngineMap.
+	// AnnotationRealization is the realization of the plan of an engine pod. Absent means EngineMap.
 	AnnotationRealization = "semmoe.io/realization"
-	// AnnotationRedundantExperts is how many slots a layer of an engine pod has beyond one for each expert; absent means 0.
+	// AnnotationRedundantExperts is the number of slots of each layer of an engine pod beyond one per expert. Absent
+	// means 0.
 	AnnotationRedundantExperts = "semmoe.io/redundant-experts"
-	// AnnotationOutputChanged, followed by a revision, stands on a plan under which that revision has given other answers than
-	// the model without a plan; the value says which. Neither is tried again together: remove the annotation to do so.
+	// AnnotationOutputChanged, followed by a revision, marks a plan under which that revision gave a different output
+	// than the model without a plan. The value describes the difference. The pair of plan and revision is not retried
+	// until the annotation is removed.
 	AnnotationOutputChanged = "output-changed.semmoe.io/"
-	// AnnotationFailed, followed by a revision, stands on a plan of which that revision was a canary, and was taken back; the value
-	// says why. The plan is not tried again: remove the annotation to do so.
+	// AnnotationFailed, followed by a revision, marks a plan whose canary with that revision was rolled back. The value
+	// is the cause. The plan is not retried until the annotation is removed.
 	AnnotationFailed = "failed.semmoe.io/"
 	// AnnotationMeasured, on a plan, contains the time that its canary saved per step of the engine, and the time that
 	// its hardware profile predicts, in microseconds, as JSON. The metric semmoe_plan_predicted_over_measured is their
 	// ratio.
 	AnnotationMeasured = "semmoe.io/measured"
-	// AnnotationRollout stands on a workload that has not proven itself: RolloutCanary or RolloutPromoting.
+	// AnnotationRollout marks a workload in a roll-out that is not complete: RolloutCanary or RolloutPromoting.
 	AnnotationRollout = "semmoe.io/rollout"
 	RolloutCanary     = "Canary"
 	RolloutPromoting  = "Promoting"
-	// AnnotationProven stands on a workload that was on trial, or beside which another was: it says since when it has served alone.
+	// AnnotationProven is on a workload that completed a roll-out, or that remained after the roll-out of another one.
+	// The value is the time since which it is the only serving workload.
 	AnnotationProven = "semmoe.io/proven"
-	// AnnotationRemade stands on a workload of replicas of several pods, and says which of them were made anew since they were last
-	// ready, as JSON.
+	// AnnotationRemade is on a workload whose replicas have several pods. It lists the replicas that were recreated
+	// since they were last ready, as JSON.
 	AnnotationRemade = "semmoe.io/remade"
-	// AnnotationEngineRelease is on a workload, and is the release that its engine reports; ReleaseUnknown where it reports none.
+	// AnnotationEngineRelease, on a workload, is the release that the engine reports, or ReleaseUnknown where the
+	// engine reports none.
 	AnnotationEngineRelease = "semmoe.io/engine-release"
 	ReleaseUnknown          = "unknown"
-	// AnnotationApprove names, by its short digest, the plan that may be rolled out.
+	// AnnotationApprove is the short digest of the plan that a user approves for roll-out.
 	AnnotationApprove = "semmoe.io/approve"
-	// AnnotationPlanned stands on a profile that was made for a drift, and names the plan that was made from it. When that is deleted,
-	// no other is made from the profile.
+	// AnnotationPlanned, on a profile that was made after drift, is the name of the plan that was made from the
+	// profile. If that plan is deleted, no other plan is made from the profile.
 	AnnotationPlanned = "semmoe.io/planned"
-	// AnnotationReport is the result of an inspection, kept on its Job so that it outlives the Job's pod, or what a plan is
-	// worth, kept on its ConfigMap so that it outlives the plan's status.
+	// AnnotationReport contains the result of an inspection, on its Job, so that the result outlives the pod of the
+	// Job. On the ConfigMap of a plan it contains the evaluation of the plan, so that the evaluation outlives the
+	// status of the plan.
 	AnnotationReport = "semmoe.io/report"
 
-	// ComponentEngine to ComponentTables are the values of LabelComponent. Every object that the operator makes has one.
+	// ComponentEngine to ComponentTables are the values of LabelComponent. Every object that the operator creates has
+	// one.
 	ComponentEngine = "engine"
-	// ComponentWorker is that of the further pods of a replica that has several: they answer no requests.
+	// ComponentWorker is the value for the additional pods of a replica with several pods. They receive no requests.
 	ComponentWorker  = "worker"
 	ComponentRouter  = "router"
 	ComponentInspect = "inspect"
@@ -91,46 +98,50 @@ const (
 	ComponentAnswers = "answers"
 	ComponentTables  = "tables"
 
-	// EngineContainer is the name of the engine's container in a serving pod: an entry of that name in
-	// spec.template.spec.containers is merged into it.
+	// EngineContainer is the name of the engine container in a serving pod. An entry with that name in
+	// spec.template.spec.containers is merged into the container.
 	EngineContainer = "engine"
 
-	// ModelMountPath is where spec.model.volume is mounted, read-only, in every pod that reads the checkpoint.
+	// ModelMountPath is the mount path of spec.model.volume, read-only, in every pod that reads the checkpoint.
 	ModelMountPath = "/models"
-	// DatasetVolume is the name of the volume that holds a data set, where that is not the model's.
+	// DatasetVolume is the name of the volume that contains a data set, where the data set is not on the volume of the
+	// model.
 	DatasetVolume = "dataset"
-	// PlanVolume is the name of the volume that holds a plan's ConfigMap.
+	// PlanVolume is the name of the volume of a plan's ConfigMap.
 	PlanVolume = "semmoe-plan"
-	// EngineOptionsVolume is the name of the volume with the options file of an engine that has one, EngineOptionsPath the
-	// file in the engine's container. Its content is the pod's annotation AnnotationEngineOptions.
+	// EngineOptionsVolume is the name of the volume with the options file of an engine that has one. EngineOptionsPath
+	// is the path of the file in the engine container. The content of the file is the pod annotation
+	// AnnotationEngineOptions.
 	EngineOptionsVolume = "semmoe-engine-options"
 	EngineOptionsPath   = "/etc/semmoe/engine/options.yaml"
-	// PlanMountPath is where a plan's ConfigMap is mounted in the pods that serve under it.
+	// PlanMountPath is the mount path of a plan's ConfigMap in the pods that serve the plan.
 	PlanMountPath = "/etc/semmoe/plan"
-	// TablesVolume is the name of the volume in which an engine that shuffles tokens finds a whole plan, TablesMountPath where it is
-	// mounted, and TablesPath the plan's directory there. It is absent where the artifact store was away when the pod started.
+	// TablesVolume is the name of the volume with a complete plan, for an engine that shuffles tokens. TablesMountPath
+	// is the mount path of the volume, and TablesPath is the directory of the plan in it. The directory is absent if
+	// the artifact store was unavailable when the pod started.
 	TablesVolume    = "semmoe-tables"
 	TablesMountPath = "/var/lib/semmoe"
 	TablesPath      = "/var/lib/semmoe/plan"
-	// TablesVariable, PlacementVariable and PlanDigestVariable are the environment variables that tell such an engine the path of
-	// tables.safetensors, that of placement.json, and the full digest of the plan.
+	// TablesVariable, PlacementVariable and PlanDigestVariable are the environment variables that pass to such an
+	// engine the path of tables.safetensors, the path of placement.json, and the full digest of the plan.
 	TablesVariable     = "SEMMOE_TABLES"
 	PlacementVariable  = "SEMMOE_PLACEMENT"
 	PlanDigestVariable = "SEMMOE_PLAN_DIGEST"
-	// CacheVolume is the name of the volume that holds permuted copies of the checkpoint, CacheMountPath where it is mounted.
+	// CacheVolume is the name of the volume for permuted copies of the checkpoint, and CacheMountPath is its mount
+	// path.
 	CacheVolume    = "semmoe-cache"
 	CacheMountPath = "/var/cache/semmoe"
-	// AnswersVolume is the name of the volume that holds what the model answers without a plan, AnswersMountPath where it is
-	// mounted.
+	// AnswersVolume is the name of the volume with the baseline outputs of the model (the outputs without a plan), and
+	// AnswersMountPath is its mount path.
 	AnswersVolume    = "semmoe-answers"
 	AnswersMountPath = "/etc/semmoe/answers"
-	// TablesKey is the key of the ConfigMap that names, by the digest of the plan that pods were made for, the plan whose tables
-	// request routers are to use.
+	// TablesKey is a key of the ConfigMap for request routers. The value maps the digest of the plan that pods were
+	// created for to the plan whose tables request routers use.
 	TablesKey = "tables.json"
-	// ServicePort is the port of the Service that clients talk to.
+	// ServicePort is the port of the Service that clients connect to.
 	ServicePort = 8000
-	// PickerPort is the port on which a request router that is an endpoint picker speaks ext_proc, PickerHealthPort that of its
-	// gRPC health service.
+	// PickerPort is the ext_proc port of a request router that is an endpoint picker. PickerHealthPort is the port of
+	// its gRPC health service.
 	PickerPort       = 9002
 	PickerHealthPort = 9003
 )

@@ -5,78 +5,84 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// PlacementObjective is what a placement is to keep small.
+// PlacementObjective is the quantity that a placement minimizes.
 //
 // +kubebuilder:validation:Enum=Time;Activation;RankDedup;NodeDedup;Hierarchical
 type PlacementObjective string
 
 const (
-	// ObjectiveTime is the modelled time of an MoE layer: what the busiest rank exchanges, and what the slowest one computes.
+	// ObjectiveTime is the modelled time of an MoE layer: the exchange of the busiest rank plus the computation of the
+	// slowest rank.
 	ObjectiveTime PlacementObjective = "Time"
-	// ObjectiveActivation counts the activations whose expert is on another rank.
+	// ObjectiveActivation is the number of activations whose expert is on another rank than the token.
 	ObjectiveActivation PlacementObjective = "Activation"
-	// ObjectiveRankDedup counts the other ranks that a token is sent to, each once.
+	// ObjectiveRankDedup is the number of remote ranks that a token is sent to, each counted once.
 	ObjectiveRankDedup PlacementObjective = "RankDedup"
-	// ObjectiveNodeDedup counts the other nodes that a token is sent to, each once.
+	// ObjectiveNodeDedup is the number of remote nodes that a token is sent to, each counted once.
 	ObjectiveNodeDedup PlacementObjective = "NodeDedup"
-	// ObjectiveHierarchical counts both, each by what a message costs.
+	// ObjectiveHierarchical is the weighted sum of remote ranks and remote nodes. The weights are the costs of a
+	// message.
 	ObjectiveHierarchical PlacementObjective = "Hierarchical"
 )
 
-// LayoutSpec says which expert is to be on which rank: for what, within which limits, and how that is searched for.
+// LayoutSpec configures the assignment of experts to ranks: the objective, the constraints and the search.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.objective) || self.objective in ['Time', 'Activation'] || !has(self.solver.algorithm) || self.solver.algorithm == 'auto'",message="objectives other than Time and Activation need solver.algorithm auto: the others know one objective, their own",fieldPath=".objective"
-// +kubebuilder:validation:XValidation:rule="!has(self.tokenLoadLimitPercent) || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'contiguous']",message="tokenLoadLimitPercent needs solver.algorithm auto or contiguous: the others know no limits",fieldPath=".tokenLoadLimitPercent"
-// +kubebuilder:validation:XValidation:rule="!has(self.expertLoadLimitPercent) || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'contiguous']",message="expertLoadLimitPercent needs solver.algorithm auto or contiguous: the others know no limits",fieldPath=".expertLoadLimitPercent"
-// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'eplb', 'contiguous', 'round-robin']",message="redundantExperts needs solver.algorithm auto, eplb, contiguous or round-robin: the others know no copies",fieldPath=".redundantExperts"
-// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.expertLoadLimitPercent)",message="expertLoadLimitPercent goes without redundantExperts: which copy computes an expert is the engine's choice",fieldPath=".expertLoadLimitPercent"
+// +kubebuilder:validation:XValidation:rule="!has(self.objective) || self.objective in ['Time', 'Activation'] || !has(self.solver.algorithm) || self.solver.algorithm == 'auto'",message="objectives other than Time and Activation need solver.algorithm auto: each of the other algorithms has a fixed objective",fieldPath=".objective"
+// +kubebuilder:validation:XValidation:rule="!has(self.tokenLoadLimitPercent) || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'contiguous']",message="tokenLoadLimitPercent needs solver.algorithm auto or contiguous: the other algorithms do not support limits",fieldPath=".tokenLoadLimitPercent"
+// +kubebuilder:validation:XValidation:rule="!has(self.expertLoadLimitPercent) || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'contiguous']",message="expertLoadLimitPercent needs solver.algorithm auto or contiguous: the other algorithms do not support limits",fieldPath=".expertLoadLimitPercent"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'eplb', 'contiguous', 'round-robin']",message="redundantExperts needs solver.algorithm auto, eplb, contiguous or round-robin: the other algorithms do not support copies",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.expertLoadLimitPercent)",message="expertLoadLimitPercent must not be set with redundantExperts: the engine chooses which copy computes an expert",fieldPath=".expertLoadLimitPercent"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || (type(self.redundantExperts) == int ? self.redundantExperts >= 0 && self.redundantExperts <= 65536 : self.redundantExperts == 'Auto')",message="redundantExperts must be a number from 0 to 65536, or Auto",fieldPath=".redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || has(self.redundantMemoryBytes)",message="redundantExperts Auto needs redundantMemoryBytes: the memory of a rank that copies may take",fieldPath=".redundantMemoryBytes"
-// +kubebuilder:validation:XValidation:rule="!has(self.redundantMemoryBytes) || has(self.redundantExperts) && self.redundantExperts == 'Auto'",message="redundantMemoryBytes needs redundantExperts Auto: a number of copies takes the memory that it needs",fieldPath=".redundantMemoryBytes"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantMemoryBytes) || has(self.redundantExperts) && self.redundantExperts == 'Auto'",message="redundantMemoryBytes needs redundantExperts Auto: it does not limit a fixed number of copies",fieldPath=".redundantMemoryBytes"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantMemoryBytes) || (type(self.redundantMemoryBytes) == int ? self.redundantMemoryBytes > 0 : quantity(self.redundantMemoryBytes).isGreaterThan(quantity('0')))",message="redundantMemoryBytes must be above 0",fieldPath=".redundantMemoryBytes"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || (!has(self.objective) || self.objective == 'Time') && (!has(self.solver.algorithm) || self.solver.algorithm == 'auto')",message="redundantExperts Auto needs objective Time and solver.algorithm auto: copies are chosen by the modelled time",fieldPath=".redundantExperts"
 type LayoutSpec struct {
-	// objective is what a placement is to keep small: Time (the modelled time of an MoE layer over the sizes of batches), Activation
-	// (activations whose expert is on another rank), RankDedup (other ranks that a token is sent to), NodeDedup (other nodes), or
-	// Hierarchical (both, each by what a message costs). The counts suit all-to-alls that Time does not model: those that send a token to a
-	// rank, or to a node, once. NodeDedup and Hierarchical are for replicas of several nodes. Default Time; RankDedup where attention is
-	// TensorParallel and tokenShuffle Disabled.
+	// objective is the quantity that the placement minimizes: Time (the modelled time of an MoE layer over the batch
+	// sizes), Activation (activations whose expert is on another rank), RankDedup (remote ranks per token), NodeDedup
+	// (remote nodes per token), or Hierarchical (remote ranks and nodes, weighted by the cost of a message). Default
+	// Time; RankDedup where attention is TensorParallel and tokenShuffle is Disabled. RankDedup, NodeDedup and
+	// Hierarchical suit an all-to-all that Time does not model: one that sends a token once to each rank or node.
+	// NodeDedup and Hierarchical require replicas with several nodes.
 	// +optional
 	Objective PlacementObjective `json:"objective,omitempty"`
 
-	// redundantExperts is how many copies of experts a layer has beyond one of each, over all ranks: a multiple of expertParallelSize, or
-	// Auto, which takes as many as pay in modelled time and fit redundantMemoryBytes. Each rank then holds copies of those experts of
-	// other ranks that its tokens activate most: memory buys locality. It needs an engine with an expert map that has room for copies.
+	// redundantExperts is the number of additional copies of experts in each layer, over all ranks: a multiple of
+	// expertParallelSize, or Auto. Default 0. Auto takes the number that is best in modelled time and fits
+	// redundantMemoryBytes. Each rank gets copies of the remote experts that its tokens activate most, so memory buys
+	// locality. It requires an engine whose expert map supports copies.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	RedundantExperts *intstr.IntOrString `json:"redundantExperts,omitempty"`
 
-	// redundantMemoryBytes is the memory of each rank that copies of experts may take with redundantExperts Auto, over all layers, such as
-	// 8Gi. Memory for less than an expert of each layer leaves a plan without copies.
+	// redundantMemoryBytes is the memory of each rank for copies of experts, over all layers, with redundantExperts
+	// Auto: a quantity such as 8Gi. A size below one expert per layer results in a plan without copies.
 	// +optional
 	RedundantMemoryBytes *resource.Quantity `json:"redundantMemoryBytes,omitempty"`
 
-	// tokenLoadLimitPercent is the largest token load of a rank, in percent of its share: of the profile under the placement (without it
-	// 102), and of the last 128 requests where requests are sent to ranks (without it 115).
+	// tokenLoadLimitPercent is the maximum token load of a rank, in percent of an equal share. It limits the placement
+	// on the profile (default 102), and request routing over the last 128 requests where requests have ranks (default
+	// 115).
 	// +optional
 	// +kubebuilder:validation:Minimum=100
 	// +kubebuilder:validation:Maximum=1000
 	TokenLoadLimitPercent *int32 `json:"tokenLoadLimitPercent,omitempty"`
 
-	// expertLoadLimitPercent is the largest load of a rank's experts in a layer on the profile, in percent of the mean: a layer waits
-	// for its slowest rank. Without it any load will do. A limit that no placement keeps is kept as nearly as can be.
+	// expertLoadLimitPercent is the maximum load of the experts of a rank in a layer on the profile, in percent of the
+	// mean. Default: no limit. A layer waits for its slowest rank. Where no placement satisfies the limit, the solver
+	// minimizes the excess.
 	// +optional
 	// +kubebuilder:validation:Minimum=100
 	// +kubebuilder:validation:Maximum=1000
 	ExpertLoadLimitPercent *int32 `json:"expertLoadLimitPercent,omitempty"`
 
-	// solver says how the placement is searched for.
+	// solver configures the search for the placement.
 	// +optional
 	// +kubebuilder:default={}
 	Solver SolverSpec `json:"solver,omitempty"`
 }
 
-// RedundantExpertsAuto is the value of redundantExperts that leaves the number to the solver.
+// RedundantExpertsAuto is the value of redundantExperts with which the solver chooses the number.
 const RedundantExpertsAuto = "Auto"
 
 // ChoosesRedundantExperts reports whether the solver chooses the number of redundant experts.
@@ -84,7 +90,7 @@ func (l *LayoutSpec) ChoosesRedundantExperts() bool {
 	return l.RedundantExperts != nil && *l.RedundantExperts == intstr.FromString(RedundantExpertsAuto)
 }
 
-// FixedRedundantExperts is the number of redundant experts that the spec gives; 0 where the solver chooses it.
+// FixedRedundantExperts returns the number of redundant experts in the spec, or 0 where the solver chooses the number.
 func (l *LayoutSpec) FixedRedundantExperts() int32 {
 	if l.RedundantExperts == nil || l.RedundantExperts.Type != intstr.Int {
 		return 0
@@ -92,7 +98,7 @@ func (l *LayoutSpec) FixedRedundantExperts() int32 {
 	return l.RedundantExperts.IntVal
 }
 
-// RedundantMemory is the memory of a rank in bytes from which the number of redundant experts is chosen; 0 where the spec gives the number.
+// RedundantMemory returns the memory of a rank for redundant experts, in bytes, or 0 where the spec sets their number.
 func (l *LayoutSpec) RedundantMemory() int64 {
 	if !l.ChoosesRedundantExperts() || l.RedundantMemoryBytes == nil {
 		return 0
@@ -100,32 +106,35 @@ func (l *LayoutSpec) RedundantMemory() int64 {
 	return l.RedundantMemoryBytes.Value()
 }
 
-// SolverAlgorithm is how a placement is searched for: a name that semmoe solve --algorithm takes.
+// SolverAlgorithm is a placement algorithm: a value of semmoe solve --algorithm.
 //
 // +kubebuilder:validation:Enum=auto;alternating;alternating-printed;cross-entropy;cross-entropy-printed;kmeans2d;eplb;coactivation;exflow;moetuner;contiguous;round-robin
 type SolverAlgorithm string
 
-// SolverSpec says how a placement is searched for.
+// SolverSpec configures the search for a placement.
 type SolverSpec struct {
-	// algorithm is auto, the default, or one of the published ones that it is compared with (docs/solving.md has them). A plan that
-	// replaces another one, for traffic that has changed, is always searched for by auto.
+	// algorithm is auto, or a published algorithm for comparison (see docs/solving.md). Default auto. A plan that
+	// replaces another plan after drift always uses auto.
 	// +optional
 	Algorithm SolverAlgorithm `json:"algorithm,omitempty"`
 
-	// timeBudgetSeconds cuts the search off; a plan that it cut off says so.
+	// timeBudgetSeconds is the time limit of the search. Default 300. A plan whose search was stopped by the limit
+	// reports this.
 	// +optional
 	// +kubebuilder:default=300
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=86400
 	TimeBudgetSeconds int32 `json:"timeBudgetSeconds,omitempty"`
 
-	// seed makes split and search repeatable.
+	// seed is the seed of the random train/test split and of the search. Default 1. The same inputs and seed give the
+	// same plan.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=0
 	Seed *int64 `json:"seed,omitempty"`
 
-	// trainPercent of the profile's requests are learnt from, by whole documents; the others judge the plan.
+	// trainPercent is the share of the requests of the profile that the plan is made from, in percent, split by whole
+	// documents. Default 80. The remaining requests are held out to evaluate the plan.
 	// +optional
 	// +kubebuilder:default=80
 	// +kubebuilder:validation:Minimum=1

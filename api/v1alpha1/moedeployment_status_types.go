@@ -4,158 +4,164 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// MoEDeploymentStatus is what the operator last observed.
+// MoEDeploymentStatus is the most recently observed state of a MoEDeployment.
 type MoEDeploymentStatus struct {
-	// conditions tell the state: Ready, Progressing, Degraded, Profiled, Planned, RolledOut, LocalityOnTarget,
-	// Reconciling, Stalled.
+	// conditions are Ready, Progressing, Degraded, Profiled, Planned, RolledOut, LocalityOnTarget, Reconciling and
+	// Stalled. Each has a reason and a message.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// observedGeneration is the generation of the spec that this status is about.
+	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// replicas is the number of serving pods of all revisions.
+	// replicas is the number of serving replicas of all revisions.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Replicas int32 `json:"replicas"`
 
-	// readyReplicas is the number of serving pods that are ready.
+	// readyReplicas is the number of serving replicas that are ready.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	ReadyReplicas int32 `json:"readyReplicas"`
 
-	// updatedReplicas is the number of ready pods of the revision that the spec asks for.
+	// updatedReplicas is the number of ready replicas of the desired revision (revision).
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	UpdatedReplicas int32 `json:"updatedReplicas"`
 
-	// summary is "ready/asked" replicas, for printing only.
+	// summary is "ready/desired" replicas, for printer columns only.
 	// +optional
 	// +kubebuilder:validation:MaxLength=32
 	Summary string `json:"summary,omitempty"`
 
-	// selector selects the serving pods, for autoscalers.
+	// selector is the label selector of the serving pods, for autoscalers.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Selector string `json:"selector,omitempty"`
 
-	// revision is the revision that the spec asks for, once the model has been inspected.
+	// revision is the desired revision: the one that the spec results in. It is empty until the model is inspected.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Revision string `json:"revision,omitempty"`
 
-	// serving is the revision that answers requests. It differs from revision until a replica of that is ready, for example while a
-	// change of the spec is rolled out or cannot be realised. planDigest, lar, routing and reshuffle describe it.
+	// serving is the revision that receives requests. It differs from revision until a replica of the desired revision
+	// is ready, for example during a roll-out, or where a change of the spec cannot be realized. The fields planDigest,
+	// lar, routing and reshuffle describe the serving revision.
 	// +optional
 	Serving *ServingStatus `json:"serving,omitempty"`
 
-	// endpoint is the address, inside the cluster, that clients send their requests to. It is empty while the Service of that name is not ours.
+	// endpoint is the address, inside the cluster, to which clients send requests. It is empty while a Service of that
+	// name exists that another owner controls.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	Endpoint string `json:"endpoint,omitempty"`
 
-	// profile is the AffinityProfile that plans are made from, plan the PlacementPlan made from it.
+	// profile is the name of the AffinityProfile that plans are made from.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Profile string `json:"profile,omitempty"`
+
+	// plan is the name of the PlacementPlan that was made from the profile.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Plan string `json:"plan,omitempty"`
 
-	// planDigest is the short digest of the plan that serving.revision serves under; empty without one.
+	// planDigest is the short digest of the plan of the serving revision. It is empty without a plan.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	PlanDigest string `json:"planDigest,omitempty"`
 
-	// rollout tells how a new plan comes into service; absent where none does.
+	// rollout is the progress of the roll-out of a new plan. It is absent while no plan is rolled out.
 	// +optional
 	Rollout *RolloutStatus `json:"rollout,omitempty"`
 
-	// lar is the local activation rate: the share of activations of routed experts whose expert lies on the rank
-	// that serves the token. What is observed moves on a change of 20 milli or more, and at most once a minute; exact
-	// figures are metrics.
+	// lar is the local activation rate: the share of the activations of routed experts whose expert is on the rank that
+	// serves the token. The observed rate is updated when it changes by 20 thousandths or more, and at most once a
+	// minute. Metrics have the exact values.
 	// +optional
 	LAR *LARStatus `json:"lar,omitempty"`
 
-	// drift tells how near what is served is to count as drifted away from the plan in service; absent while that is not
-	// known. Like lar, it moves by steps, at most once a minute.
+	// drift is the state of the drift test: how close the traffic is to counting as drifted from the plan in service.
+	// It is absent while the state is unknown. It is updated in steps, at most once a minute.
 	// +optional
 	Drift *DriftStatus `json:"drift,omitempty"`
 
-	// routing tells how requests are spread over the ranks. Like lar, it moves on a change of 20 milli or more, and at most
-	// once a minute.
+	// routing is the distribution of requests over the ranks. It is updated when a share changes by 20 thousandths or
+	// more, and at most once a minute.
 	// +optional
 	Routing *RoutingStatus `json:"routing,omitempty"`
 
-	// batchTokens describes how many tokens a layer computes at a time, over all ranks of a replica: for which sizes the plan was made, and
-	// which ones the engines report now. It is absent without plans.
+	// batchTokens contains the numbers of tokens per step, over all ranks of a replica: the sizes that the plan was
+	// made for, and the sizes that the engines report now. It is absent without plans.
 	// +optional
 	BatchTokens *BatchTokensStatus `json:"batchTokens,omitempty"`
 
-	// reshuffle contains the cost of the copies of the checkpoint that the pods of serving.revision serve.
+	// reshuffle contains the cost of the permuted copies of the checkpoint that the pods of serving.revision use.
 	// +optional
 	Reshuffle *ReshuffleStatus `json:"reshuffle,omitempty"`
 
-	// model is what the inspection found in the checkpoint.
+	// model is the result of the inspection of the checkpoint.
 	// +optional
 	Model *ModelStatus `json:"model,omitempty"`
 }
 
-// ServingStatus is the revision that answers requests.
+// ServingStatus is the revision that receives requests.
 type ServingStatus struct {
-	// revision is its name.
+	// revision is the name of the revision.
 	// +required
 	// +kubebuilder:validation:MaxLength=63
 	Revision string `json:"revision"`
 
-	// ranks is the number of ranks that requests are sent to; absent where requests have no rank.
+	// ranks is the number of ranks that requests are routed to. It is absent where requests have no rank.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1024
 	Ranks int32 `json:"ranks,omitempty"`
 
-	// engineRelease is the release that the engine of this revision reports, such as 0.5.17. It is absent until a pod is ready, and for an
-	// engine that reports none.
+	// engineRelease is the release that the engine of this revision reports, such as 0.5.17. It is absent until a pod
+	// is ready, and for an engine that reports no release.
 	// +optional
 	// +kubebuilder:validation:MaxLength=32
 	EngineRelease string `json:"engineRelease,omitempty"`
 }
 
-// RolloutPhase is how far a new plan has come.
+// RolloutPhase is the phase of the roll-out of a new plan.
 //
 // +kubebuilder:validation:Enum=None;Canary;Promoting;RollingBack
 type RolloutPhase string
 
 const (
-	// RolloutPhaseNone: no plan is on its way. It is a phase of metrics alone.
+	// RolloutPhaseNone means that no plan is being rolled out. Only metrics use this phase.
 	RolloutPhaseNone RolloutPhase = "None"
-	// RolloutPhaseCanary: a few replicas serve under it, and it is compared with what is in service.
+	// RolloutPhaseCanary means that the canary replicas serve the new plan and are compared with the stable revision.
 	RolloutPhaseCanary RolloutPhase = "Canary"
-	// RolloutPhasePromoting: it has proven itself, and replicas move to it.
+	// RolloutPhasePromoting means that the new plan passed the comparison, and the remaining replicas move to it.
 	RolloutPhasePromoting RolloutPhase = "Promoting"
-	// RolloutPhaseRollingBack: it has failed, and its replicas go back.
+	// RolloutPhaseRollingBack means that the new plan failed, and its replicas return to the stable revision.
 	RolloutPhaseRollingBack RolloutPhase = "RollingBack"
 )
 
-// RolloutStatus is how a new plan comes into service.
+// RolloutStatus is the progress of the roll-out of a new plan.
 type RolloutStatus struct {
 	// phase is Canary, Promoting or RollingBack.
 	// +required
 	Phase RolloutPhase `json:"phase"`
 
-	// since is when the phase began.
+	// since is the start time of the phase.
 	// +required
 	Since metav1.Time `json:"since"`
 
-	// stableRevision is the revision that is in service, candidateRevision that of the new plan.
+	// stableRevision is the revision in service before the roll-out.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	StableRevision string `json:"stableRevision,omitempty"`
+
+	// candidateRevision is the revision of the new plan.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	CandidateRevision string `json:"candidateRevision,omitempty"`
@@ -165,143 +171,151 @@ type RolloutStatus struct {
 	// +kubebuilder:validation:MaxLength=16
 	CandidatePlan string `json:"candidatePlan,omitempty"`
 
-	// message says what it waits for, or why it has failed.
+	// message is what the roll-out waits for, or why it failed.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
 }
 
-// RoutingStatus is how the requests that the routers sampled last are spread over the ranks.
+// RoutingStatus is the distribution over the ranks of the requests that the routers sampled most recently.
 type RoutingStatus struct {
-	// ranks has every rank's share of the tokens, those that got nothing too.
+	// ranks contains the share of every rank, including ranks without tokens.
 	// +optional
 	// +listType=map
 	// +listMapKey=rank
 	// +kubebuilder:validation:MaxItems=1024
 	Ranks []RankShare `json:"ranks,omitempty"`
 
-	// observedTime is when they were read, observedRevision the revision that they were read of.
+	// observedTime is the time of the observation.
 	// +optional
 	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
+
+	// observedRevision is the revision that was observed.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	ObservedRevision string `json:"observedRevision,omitempty"`
 
-	// captureCostMilli is by how much longer requests take, per token, of which the engine is asked for the routed experts than
-	// others on the same pods, in thousandths: 50 is 5%. It is absent until 100 of either have been compared, and with engines
-	// that tell the experts unasked.
+	// captureCostMilli is the relative increase of the time per token of requests for which the engine is asked to
+	// return the routed experts, in thousandths: 50 is 5%. The comparison is with other requests on the same pods. It
+	// is absent until 100 requests of each kind are compared, and with engines that always return the experts.
 	// +optional
 	// +kubebuilder:validation:Minimum=-1000
 	CaptureCostMilli *int32 `json:"captureCostMilli,omitempty"`
 
-	// captureCostTime is when that was read.
+	// captureCostTime is the time at which captureCostMilli was read.
 	// +optional
 	CaptureCostTime *metav1.Time `json:"captureCostTime,omitempty"`
 }
 
-// BatchTokensSource is where batch sizes come from.
+// BatchTokensSource is the source of batch sizes.
 //
 // +kubebuilder:validation:Enum=Spec;Observed;Default
 type BatchTokensSource string
 
 const (
-	// BatchTokensSpec is spec.rollout.batchTokens.
+	// BatchTokensSpec means the size in spec.rollout.batchTokens.
 	BatchTokensSpec BatchTokensSource = "Spec"
-	// BatchTokensObserved is the distribution that the engines had reported when the plan was created.
+	// BatchTokensObserved means the distribution that the engines reported when the plan was created.
 	BatchTokensObserved BatchTokensSource = "Observed"
-	// BatchTokensDefault is the default distribution.
+	// BatchTokensDefault means the default distribution: 4096, 16384 and 65536 tokens with equal weights.
 	BatchTokensDefault BatchTokensSource = "Default"
 )
 
-// BatchTokensStatus describes the sizes of batches.
+// BatchTokensStatus contains numbers of tokens per step, over all ranks of a replica.
 type BatchTokensStatus struct {
-	// source is where sizes come from: Spec, Observed or Default.
+	// source is the source of sizes: Spec, Observed or Default.
 	// +required
 	Source BatchTokensSource `json:"source"`
 
-	// sizes are those for which the plan in status.plan was made, or the next plan is made while there is none. Each is as frequent as the
-	// others.
+	// sizes are the batch sizes, in tokens, that the plan in status.plan was made for. Without a plan, they are the
+	// sizes that the next plan will be made for. All sizes have equal weights.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Sizes []int32 `json:"sizes,omitempty"`
 
-	// observed are the sizes of the steps of the engines in the last hours: the mean of the smallest eighth of the steps, of the next eighth, and
-	// so on. They move once their median or mean doubles or halves, and at most once a minute. They are absent while the engines report too little.
+	// observed is the distribution of the step sizes of the engines in the last hours, in tokens: the mean of the
+	// smallest eighth of the steps, of the next eighth, and so on. It is updated when its median or mean doubles or
+	// halves, and at most once a minute. It is absent while the engines report too few steps.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Observed []int32 `json:"observed,omitempty"`
 
-	// prefillMilli is the part of these steps that computed prompts, in thousandths.
+	// prefillMilli is the share of the observed steps that contained prefill, in thousandths.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	PrefillMilli *int32 `json:"prefillMilli,omitempty"`
 
-	// observedTime is when both were read.
+	// observedTime is the time at which observed and prefillMilli were read.
 	// +optional
 	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
 
-	// reason is why observed is absent, or why no plan is made for it although it differs much from sizes; message says what to do.
+	// reason is why observed is absent, or why no plan is made for observed although it differs considerably from
+	// sizes.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Reason string `json:"reason,omitempty"`
+
+	// message explains reason, and names the action to take.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	Message string `json:"message,omitempty"`
 }
 
-// RankShare is what one rank gets, summed over all pods of the revision.
+// RankShare is the share of one rank, summed over all pods of the revision.
 type RankShare struct {
-	// rank is the rank's number, from 0.
+	// rank is the 0-based number of the rank.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1023
 	Rank int32 `json:"rank"`
 
-	// shareMilli is the rank's share of the tokens of the sampled requests, in thousandths: 1000 divided by the number of
-	// ranks where they are spread evenly. The shares sum to 1000.
+	// shareMilli is the share of this rank in the tokens of the sampled requests, in thousandths. The shares of all
+	// ranks sum to 1000.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	ShareMilli int32 `json:"shareMilli"`
 }
 
-// ReshuffleStatus is what the permuted copies of the checkpoint have cost, summed over the present pods of the revision.
+// ReshuffleStatus is the cost of the permuted copies of the checkpoint, summed over the existing pods of the revision.
 type ReshuffleStatus struct {
-	// made is the number of pods that have made a copy, found the number of those that have found one in the cache.
+	// made is the number of pods that made a copy.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Made int32 `json:"made"`
+
+	// found is the number of pods that found a copy in the cache.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Found int32 `json:"found"`
 
-	// bytes is the size of all copies that were made.
+	// bytes is the total size of the copies that were made.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Bytes int64 `json:"bytes"`
 
-	// seconds is how long the slowest pod has taken.
+	// seconds is the duration of the slowest copy.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Seconds int64 `json:"seconds"`
 }
 
-// ModelStatus is what the inspection found in the checkpoint.
+// ModelStatus is the result of the inspection of the checkpoint.
 type ModelStatus struct {
-	// digest identifies the checkpoint: sha256 of its config, index and the header and size of each shard.
+	// digest identifies the checkpoint: the sha256 of its config, its index, and the header and size of each shard.
 	// +required
 	// +kubebuilder:validation:MaxLength=71
 	Digest string `json:"digest"`
 
-	// family is the model family (config.json's model_type).
+	// family is the model family: model_type in config.json.
 	// +required
 	// +kubebuilder:validation:MaxLength=63
 	Family string `json:"family"`
 
-	// layers is the number of hidden layers, dense ones included.
+	// layers is the number of hidden layers, including dense layers.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	Layers int32 `json:"layers"`
@@ -316,106 +330,117 @@ type ModelStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	Experts int32 `json:"experts"`
 
-	// expertsPerToken is how many experts each token is sent to.
+	// expertsPerToken is the number of routed experts that each token activates in an MoE layer.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	ExpertsPerToken int32 `json:"expertsPerToken"`
 }
 
-// LARStatus is the local activation rate: what the default placement has, what the plan promises, and what is observed
-// under the revision that the spec asks for, over the requests that the routers sampled last.
+// LARStatus contains the local activation rate: of the default placement, as predicted by the plan, and as observed on
+// the serving revision.
 type LARStatus struct {
-	// baselineMilli is the rate of the default placement with round-robin requests, on the held-out part of the profile, in
-	// thousandths.
+	// baselineMilli is the rate of the default placement with round-robin requests, in thousandths, on the held-out
+	// requests of the profile.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
 
-	// predictedMilli is the rate that the plan in service promises.
+	// predictedMilli is the rate that the plan in service predicts, in thousandths.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	PredictedMilli *int32 `json:"predictedMilli,omitempty"`
 
-	// observedMilli is the observed rate; absent where too few requests were observed.
+	// observedMilli is the observed rate, in thousandths. It is absent while too few requests are observed.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	ObservedMilli *int32 `json:"observedMilli,omitempty"`
 
-	// observedTime is when it was read, observedRevision the revision that it was read of.
+	// observedTime is the time of the observation.
 	// +optional
 	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
+
+	// observedRevision is the revision that was observed.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	ObservedRevision string `json:"observedRevision,omitempty"`
 
-	// source is where the observed rate comes from: Engine, the engines' own counters of all requests, where they count local
-	// activations, and else Router, the requests that the request routers sample.
+	// source is the source of the observed rate: Engine (the counters of the engines, over all requests) where the
+	// engines count local activations, and Router (the requests that the request routers sample) elsewhere.
 	// +optional
 	Source LARSource `json:"source,omitempty"`
 
-	// summary and baselineSummary are the observed rate and the baseline in percent, for printing only.
+	// summary is the observed rate in percent, for printer columns only.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	Summary string `json:"summary,omitempty"`
+
+	// baselineSummary is the baseline in percent, for printer columns only.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	BaselineSummary string `json:"baselineSummary,omitempty"`
 }
 
-// LARSource is where an observed local activation rate comes from.
+// LARSource is the source of an observed local activation rate.
 // +kubebuilder:validation:Enum=Engine;Router
 type LARSource string
 
 const (
+	// LARSourceEngine means the counters of the engines, over all requests.
 	LARSourceEngine LARSource = "Engine"
+
+	// LARSourceRouter means the requests that the request routers sample.
 	LARSourceRouter LARSource = "Router"
 )
 
-// DriftStatus is the state of the test for drift.
+// DriftStatus is the state of the drift test.
 type DriftStatus struct {
-	// statisticMilli is the value of the test, and thresholdMilli the value above which requests have drifted, both in
-	// thousandths. With source Router it is what the sampled requests lacked in local share beyond half of the drop that is to
-	// be found, summed up; with source Prometheus the part of the window in which the rate was too low. It moves by a quarter
-	// of the threshold, or of itself.
+	// statisticMilli is the value of the test statistic, in thousandths. With source Router it is the CUSUM statistic
+	// of the sampled requests: the accumulated shortfall of their local share beyond half of the drop to detect. With
+	// source Prometheus it is the share of the window in which the rate was too low. It is updated when it changes by a
+	// quarter of the threshold, or by a quarter of its value.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	StatisticMilli int32 `json:"statisticMilli"`
+
+	// thresholdMilli is the value of statisticMilli above which the traffic counts as drifted, in thousandths.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	ThresholdMilli int32 `json:"thresholdMilli"`
 
-	// since is when requests began to count as drifted; absent while they do not.
+	// since is the time at which the traffic started to count as drifted. It is absent without drift.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 
-	// causes tell where the drop comes from, while requests count as drifted and the routers' sample tells.
+	// causes attributes the drop of the rate to causes. It is absent without drift, and where the sample of the routers
+	// does not identify the causes.
 	// +optional
 	Causes *DriftCauses `json:"causes,omitempty"`
 
-	// observedTime is when the above was read.
+	// observedTime is the time of the observation.
 	// +optional
 	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
 }
 
-// DriftCauses are shares of the drop of the local activation rate, in thousandths. What they lack to 1000 has none of these
-// causes: the same tokens activate other experts than they did.
+// DriftCauses contains shares of the drop of the local activation rate, in thousandths. The remainder to 1000 has none
+// of these causes: the same tokens activate different experts than before.
 type DriftCauses struct {
-	// newTokensMilli is the share of tokens that the plan's tables have not seen.
+	// newTokensMilli is the share that is caused by tokens that are not in the tables of the plan.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	NewTokensMilli int32 `json:"newTokensMilli"`
 
-	// changedMixMilli is the share of another mix of kinds of requests.
+	// changedMixMilli is the share that is caused by a change of the mix of request domains.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	ChangedMixMilli int32 `json:"changedMixMilli"`
 
-	// loadBalancingMilli is the share of requests that were sent to other ranks than their best ones, to spread load.
+	// loadBalancingMilli is the share that is caused by requests that were routed to other ranks than their best one to
+	// balance load.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000

@@ -23,20 +23,20 @@ import (
 // +kubebuilder:printcolumn:name="Endpoint",type=string,priority=1,JSONPath=`.status.endpoint`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",message="metadata.name must be at most 40 characters: lower-case letters, digits and '-', starting with a letter and ending with a letter or digit"
-// +kubebuilder:validation:XValidation:rule="!has(self.spec.parallelism.podsPerReplica) || self.spec.parallelism.podsPerReplica == 1 || size(self.metadata.name) <= 36",message="metadata.name must be at most 36 characters where spec.parallelism.podsPerReplica is above 1: a label of the pods is longer than their workload's name"
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.parallelism.podsPerReplica) || self.spec.parallelism.podsPerReplica == 1 || size(self.metadata.name) <= 36",message="metadata.name must be at most 36 characters where spec.parallelism.podsPerReplica is above 1: a label of the pods is longer than the name of their workload"
 type MoEDeployment struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// metadata is the standard object metadata. The name has at most 40 characters, since the names of pods and
-	// workloads are derived from it.
+	// metadata is the standard object metadata. The name has at most 40 characters, or 36 where
+	// spec.parallelism.podsPerReplica is above 1. The names of pods and workloads are derived from the name.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what the user asks for.
+	// spec is the desired state.
 	// +required
 	Spec MoEDeploymentSpec `json:"spec"`
 
-	// status is what the operator last observed.
+	// status is the most recently observed state.
 	// +optional
 	Status MoEDeploymentStatus `json:"status,omitempty"`
 }
@@ -50,21 +50,21 @@ type MoEDeploymentList struct {
 	Items           []MoEDeployment `json:"items"`
 }
 
-// MoEDeploymentSpec is what a user asks for.
+// MoEDeploymentSpec is the desired state of a MoEDeployment.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.routing.samplePercent) || self.routing.samplePercent == 0 || (self.routing.mode != 'None' && self.parallelism.attention == 'DataParallel')",message="samplePercent needs routing.mode Router or EndpointPicker, and parallelism.attention DataParallel: elsewhere requests have no rank to compare with",fieldPath=".routing.samplePercent"
-// +kubebuilder:validation:XValidation:rule="!has(self.routing.holdMilliseconds) || (self.parallelism.attention == 'DataParallel' && self.engine.type != 'TensorRTLLM')",message="holdMilliseconds needs attention DataParallel, and an engine that takes requests for a rank, which TensorRTLLM does not: elsewhere there is no rank to wait for",fieldPath=".routing.holdMilliseconds"
-// +kubebuilder:validation:XValidation:rule="self.routing.mode != 'EndpointPicker' || self.engine.type != 'TensorRTLLM'",message="mode EndpointPicker needs an engine that takes requests for a rank, and TensorRTLLM takes none: use Router or None",fieldPath=".routing.mode"
-// +kubebuilder:validation:XValidation:rule="!has(self.routing.weights) || !has(self.routing.weights.affinityPercent) || self.routing.weights.affinityPercent == 0 || (self.parallelism.attention == 'DataParallel' && self.engine.type != 'TensorRTLLM')",message="affinityPercent needs parallelism.attention DataParallel and an engine that takes requests for a rank (TensorRTLLM takes none): elsewhere requests have no rank; use 0, or remove it",fieldPath=".routing.weights.affinityPercent"
+// +kubebuilder:validation:XValidation:rule="!has(self.routing.samplePercent) || self.routing.samplePercent == 0 || (self.routing.mode != 'None' && self.parallelism.attention == 'DataParallel')",message="samplePercent needs routing.mode Router or EndpointPicker, and parallelism.attention DataParallel: other requests have no rank",fieldPath=".routing.samplePercent"
+// +kubebuilder:validation:XValidation:rule="!has(self.routing.holdMilliseconds) || (self.parallelism.attention == 'DataParallel' && self.engine.type != 'TensorRTLLM')",message="holdMilliseconds needs attention DataParallel, and an engine that accepts a rank for each request (TensorRTLLM does not): other requests have no rank to wait for",fieldPath=".routing.holdMilliseconds"
+// +kubebuilder:validation:XValidation:rule="self.routing.mode != 'EndpointPicker' || self.engine.type != 'TensorRTLLM'",message="mode EndpointPicker needs an engine that accepts a rank for each request (TensorRTLLM does not): use Router or None",fieldPath=".routing.mode"
+// +kubebuilder:validation:XValidation:rule="!has(self.routing.weights) || !has(self.routing.weights.affinityPercent) || self.routing.weights.affinityPercent == 0 || (self.parallelism.attention == 'DataParallel' && self.engine.type != 'TensorRTLLM')",message="affinityPercent needs parallelism.attention DataParallel and an engine that accepts a rank for each request (TensorRTLLM does not): use 0, or remove the field",fieldPath=".routing.weights.affinityPercent"
 // +kubebuilder:validation:XValidation:rule="!has(self.parallelism.podsPerReplica) || self.parallelism.podsPerReplica == 1 || !has(self.profiling) || !has(self.profiling.target) || self.profiling.target != 'Dedicated'",message="target Dedicated needs parallelism.podsPerReplica 1: a profiling Job has one pod; use Serving",fieldPath=".profiling.target"
 // +kubebuilder:validation:XValidation:rule="!has(self.placement.tokenShuffle) || self.placement.tokenShuffle == 'Disabled' || (self.parallelism.attention == 'TensorParallel' && self.engine.type == 'SGLang')",message="tokenShuffle Enabled needs parallelism.attention TensorParallel and engine.type SGLang: with DataParallel tokens follow their request, and other engines have no all-to-all with TensorParallel",fieldPath=".placement.tokenShuffle"
-// +kubebuilder:validation:XValidation:rule="!has(self.placement.objective) || !(self.placement.objective in ['NodeDedup', 'Hierarchical']) || (has(self.parallelism.podsPerReplica) && self.parallelism.podsPerReplica > 1)",message="objectives NodeDedup and Hierarchical need parallelism.podsPerReplica above 1: the ranks of a pod share a node, and there is no other to send to",fieldPath=".placement.objective"
-// +kubebuilder:validation:XValidation:rule="!has(self.placement.objective) || self.placement.objective != 'Activation' || self.parallelism.attention == 'DataParallel' || (has(self.placement.tokenShuffle) && self.placement.tokenShuffle == 'Enabled')",message="objective Activation needs parallelism.attention DataParallel, or tokenShuffle Enabled: elsewhere it is the same under every placement; use RankDedup",fieldPath=".placement.objective"
-// +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || type(self.placement.redundantExperts) != int || self.placement.redundantExperts % self.parallelism.expertParallelSize == 0",message="redundantExperts must be a multiple of parallelism.expertParallelSize: each rank has as many slots",fieldPath=".placement.redundantExperts"
-// +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || self.placement.redundantExperts == 0 || self.engine.type != 'VLLM'",message="redundantExperts needs an engine that reads an expert map, and VLLM reads none: a permuted checkpoint has each expert once",fieldPath=".placement.redundantExperts"
-// +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || self.placement.redundantExperts != 'Auto' || self.parallelism.attention == 'DataParallel' || (has(self.placement.tokenShuffle) && self.placement.tokenShuffle == 'Enabled')",message="redundantExperts Auto needs parallelism.attention DataParallel, or tokenShuffle Enabled: elsewhere copies are not chosen by time; give a number",fieldPath=".placement.redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement.objective) || !(self.placement.objective in ['NodeDedup', 'Hierarchical']) || (has(self.parallelism.podsPerReplica) && self.parallelism.podsPerReplica > 1)",message="objectives NodeDedup and Hierarchical need parallelism.podsPerReplica above 1: the ranks of a pod share a node, and with one pod there is no second node",fieldPath=".placement.objective"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement.objective) || self.placement.objective != 'Activation' || self.parallelism.attention == 'DataParallel' || (has(self.placement.tokenShuffle) && self.placement.tokenShuffle == 'Enabled')",message="objective Activation needs parallelism.attention DataParallel, or tokenShuffle Enabled: without them the objective is the same for every placement; use RankDedup",fieldPath=".placement.objective"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || type(self.placement.redundantExperts) != int || self.placement.redundantExperts % self.parallelism.expertParallelSize == 0",message="redundantExperts must be a multiple of parallelism.expertParallelSize: all ranks have the same number of slots",fieldPath=".placement.redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || self.placement.redundantExperts == 0 || self.engine.type != 'VLLM'",message="redundantExperts needs an engine that reads an expert map (VLLM does not): a permuted checkpoint contains each expert once",fieldPath=".placement.redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || self.placement.redundantExperts != 'Auto' || self.parallelism.attention == 'DataParallel' || (has(self.placement.tokenShuffle) && self.placement.tokenShuffle == 'Enabled')",message="redundantExperts Auto needs parallelism.attention DataParallel, or tokenShuffle Enabled: without them copies are not chosen by modelled time; set a number",fieldPath=".placement.redundantExperts"
 type MoEDeploymentSpec struct {
-	// model names the checkpoint to serve.
+	// model is the checkpoint to serve.
 	// +required
 	Model ModelSpec `json:"model"`
 
@@ -72,157 +72,164 @@ type MoEDeploymentSpec struct {
 	// +required
 	Engine EngineSpec `json:"engine"`
 
-	// parallelism says how one replica spreads the model over its devices.
+	// parallelism configures how one replica distributes the model over its devices.
 	// +required
 	Parallelism ParallelismSpec `json:"parallelism"`
 
-	// replicas is the number of serving replicas. Leave it out where an autoscaler sets it.
+	// replicas is the number of serving replicas. Default 1. Omit it where an autoscaler sets it through the scale
+	// subresource.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	Replicas *int32 `json:"replicas,omitempty"`
 
-	// template is merged over the pod template that the operator makes for the engine (strategic merge): node selector,
-	// tolerations, security context, resources, further containers and volumes. A container named "engine" is merged
-	// into the engine's own. Labels and annotations under semmoe.io/ are reserved.
+	// template is merged over the pod template that the operator generates for the engine (strategic merge). It can set
+	// the node selector, tolerations, security context, resources, and additional containers and volumes. A container
+	// named "engine" is merged into the engine container. Labels and annotations under semmoe.io/ are reserved.
 	// +optional
 	Template *corev1.PodTemplateSpec `json:"template,omitempty"`
 
-	// profiling asks for a profile of the model, and for a placement plan made from it. Without it the model is served with
-	// the engine's own placement.
+	// profiling requests a profile of the model, and a placement plan that is made from the profile. Without profiling
+	// the engine's default placement is served.
 	// +optional
 	Profiling *ProfilingSpec `json:"profiling,omitempty"`
 
-	// placement says how plans are made and when they are rolled out.
+	// placement configures how plans are made and when they are rolled out.
 	// +optional
 	// +kubebuilder:default={}
 	Placement PlacementSpec `json:"placement,omitempty"`
 
-	// routing is how requests reach the ranks.
+	// routing configures how requests reach the ranks.
 	// +optional
 	// +kubebuilder:default={}
 	Routing RoutingSpec `json:"routing,omitempty"`
 
-	// drift says how it is found out that requests have moved away from what the plan in service was made for, and how often a
-	// new plan may be made for that.
+	// drift configures how the operator detects that the traffic no longer matches the plan in service, and how often
+	// it may re-plan.
 	// +optional
 	// +kubebuilder:default={}
 	Drift DriftSpec `json:"drift,omitempty"`
 
-	// rollout bounds what may be out of service, or additional, while replicas move from one revision to the next.
+	// rollout bounds the replicas that may be unavailable or additional during a roll-out, and configures the canary of
+	// a new plan.
 	// +optional
 	// +kubebuilder:default={}
 	Rollout RolloutSpec `json:"rollout,omitempty"`
 
-	// reconciliation is Active, or Paused to stop roll-outs: what serves goes on serving at the asked number of replicas
-	// and is repaired, but nothing new is rolled out.
+	// reconciliation is Active or Paused. Default Active. With Paused the serving revision stays in service at the
+	// requested number of replicas and is repaired, but nothing new is rolled out.
 	// +optional
 	// +kubebuilder:default=Active
 	Reconciliation ReconciliationMode `json:"reconciliation,omitempty"`
 }
 
-// ReconciliationMode says whether the operator rolls out changes.
+// ReconciliationMode controls whether the operator rolls out changes.
 //
 // +kubebuilder:validation:Enum=Active;Paused
 type ReconciliationMode string
 
 const (
-	// ReconciliationActive lets the operator do all its work.
+	// ReconciliationActive enables all work of the operator.
 	ReconciliationActive ReconciliationMode = "Active"
-	// ReconciliationPaused leaves repair and serving only.
+	// ReconciliationPaused stops roll-outs. Scaling and repair continue.
 	ReconciliationPaused ReconciliationMode = "Paused"
 )
 
-// ModelSpec names a Hugging Face checkpoint.
+// ModelSpec identifies a checkpoint in the Hugging Face format.
 //
 // +kubebuilder:validation:XValidation:rule="self.path == '/models' || (self.path.startsWith('/models/') && !self.path.contains('/../') && !self.path.endsWith('/..'))",message="path must be /models, or a directory below it without '..': spec.model.volume is mounted at /models",fieldPath=".path"
 type ModelSpec struct {
-	// name is the model name that clients send. Defaults to the name of the MoEDeployment.
+	// name is the model name that clients send in requests. Default: the name of the MoEDeployment.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
 
-	// path is the directory of the checkpoint (config.json and *.safetensors) as containers see it: /models, where
-	// volume is mounted, or a directory below it.
+	// path is the directory of the checkpoint (config.json and *.safetensors) inside containers: /models, where volume
+	// is mounted, or a directory below /models. Default /models.
 	// +optional
 	// +kubebuilder:default=/models
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	Path string `json:"path,omitempty"`
 
-	// volume holds the checkpoint; it is mounted read-only at /models in every pod that reads it. Any source of a
-	// Kubernetes volume that several pods can mount at once: persistentVolumeClaim, nfs, csi, hostPath, image, ...
+	// volume contains the checkpoint. It is mounted read-only at /models in every pod that reads the checkpoint. Any
+	// volume source is allowed that several pods can mount at the same time: persistentVolumeClaim, nfs, csi, hostPath,
+	// image.
 	// +required
 	Volume corev1.VolumeSource `json:"volume"`
 }
 
-// EngineType is an inference engine that the operator knows.
+// EngineType is a supported inference engine.
 //
 // +kubebuilder:validation:Enum=SGLang;VLLM;VLLMAscend;TensorRTLLM
 type EngineType string
 
 const (
-	// EngineSGLang is SGLang, and every engine that speaks the same flags and routes.
+	// EngineSGLang is SGLang, or an engine that is compatible with the flags and routes of SGLang.
 	EngineSGLang EngineType = "SGLang"
-	// EngineVLLM is vLLM. It reads no expert map: plans reach it by permuted checkpoints alone.
+	// EngineVLLM is vLLM. vLLM reads no expert map, so a plan can only be realized by a permuted checkpoint.
 	EngineVLLM EngineType = "VLLM"
 	// EngineVLLMAscend is vLLM with the vllm-ascend plugin.
 	EngineVLLMAscend EngineType = "VLLMAscend"
-	// EngineTensorRTLLM is TensorRT-LLM (trtllm-serve). It reads an expert map, but neither takes requests for a rank nor tells
-	// which experts they activated: profiling needs profileRef, and the local activation rate stays unknown.
+	// EngineTensorRTLLM is TensorRT-LLM (trtllm-serve). It reads an expert map. It accepts no rank for a request, and
+	// does not return which experts the tokens activated. Profiling therefore needs profileRef, and the local
+	// activation rate stays unknown.
 	EngineTensorRTLLM EngineType = "TensorRTLLM"
 )
 
-// EngineSpec is the inference engine of a replica.
+// EngineSpec configures the inference engine of a replica.
 type EngineSpec struct {
-	// type is the engine whose flags and routes are spoken: SGLang, VLLM, VLLMAscend or TensorRTLLM.
+	// type is the engine whose flags and routes the operator uses: SGLang, VLLM, VLLMAscend or TensorRTLLM. Default
+	// SGLang.
 	// +optional
 	// +kubebuilder:default=SGLang
 	Type EngineType `json:"type,omitempty"`
 
-	// image is the engine's container image.
+	// image is the container image of the engine.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	Image string `json:"image"`
 
-	// command replaces the command that starts the engine (SGLang: python3 -m sglang.launch_server; VLLM and VLLMAscend: vllm
-	// serve; TensorRTLLM: trtllm-serve). The operator's flags follow it.
+	// command replaces the command that starts the engine. Default with SGLang: python3 -m sglang.launch_server; with
+	// VLLM and VLLMAscend: vllm serve; with TensorRTLLM: trtllm-serve. The flags that the operator sets are appended.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=4096
 	Command []string `json:"command,omitempty"`
 
-	// args are further flags of the engine. A flag that the operator sets itself (model path, host, port, parallel sizes,
-	// served model name) is refused.
+	// args are additional flags of the engine. Flags that the operator sets (model path, host, port, parallel sizes,
+	// served model name) are rejected.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=32768
 	Args []string `json:"args,omitempty"`
 
-	// options are members of the engine's options file, as YAML, where the engine has one: TensorRTLLM, which reads it as
-	// --extra_llm_api_options. The operator adds attention data parallelism and a plan's map. A member that another field decides is refused.
+	// options is YAML that is added to the options file of TensorRTLLM (--extra_llm_api_options). Other engines have no
+	// options file. The operator adds attention data parallelism and the expert map of the plan. A member that another
+	// field of the spec sets is rejected.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16384
 	Options string `json:"options,omitempty"`
 
-	// env are further environment variables of the engine.
+	// env are additional environment variables of the engine.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=256
 	Env []corev1.EnvVar `json:"env,omitempty"`
 
-	// overlap lets the exchange of some tokens go on beside the computation of others, as far as the engine has flags for it. Without
-	// it nothing of the kind is set. SGLang and VLLM alone have any, with an all-to-all backend in args.
+	// overlap configures the overlap of the token exchange with computation, with the flags that the engine has for it.
+	// Without overlap the operator sets none of these flags. Only SGLang and VLLM support it, with an all-to-all
+	// backend in args.
 	// +optional
 	Overlap *OverlapSpec `json:"overlap,omitempty"`
 
-	// port is the engine's HTTP port.
+	// port is the HTTP port of the engine. Default 30000.
 	// +optional
 	// +kubebuilder:default=30000
 	// +kubebuilder:validation:Minimum=1
@@ -230,42 +237,45 @@ type EngineSpec struct {
 	Port int32 `json:"port,omitempty"`
 }
 
-// OverlapSpec is what engines offer to have exchange and computation go on beside each other. What is not given is not set.
+// OverlapSpec configures the overlap of token exchange and computation. A field that is not set adds no flag.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || has(self.communicationSMs)",message="give microBatches, communicationSMs, or both"
-// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.decodeThresholdTokens)",message="decodeThresholdTokens needs microBatches: it says which steps are cut",fieldPath=".decodeThresholdTokens"
-// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.prefillThresholdTokens)",message="prefillThresholdTokens needs microBatches: it says which steps are cut",fieldPath=".prefillThresholdTokens"
-// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.distributionThresholdPercent)",message="distributionThresholdPercent needs microBatches: it says how steps are cut",fieldPath=".distributionThresholdPercent"
+// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || has(self.communicationSMs)",message="set microBatches, communicationSMs, or both"
+// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.decodeThresholdTokens)",message="decodeThresholdTokens needs microBatches: it selects the steps that are split",fieldPath=".decodeThresholdTokens"
+// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.prefillThresholdTokens)",message="prefillThresholdTokens needs microBatches: it selects the steps that are split",fieldPath=".prefillThresholdTokens"
+// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.distributionThresholdPercent)",message="distributionThresholdPercent needs microBatches: it configures how steps are split",fieldPath=".distributionThresholdPercent"
 type OverlapSpec struct {
-	// microBatches is into how many parts the engine cuts the tokens of a step, to exchange those of one while it computes another:
-	// exactly 2 with SGLang (--enable-two-batch-overlap), 2 (--enable-dbo) or more (--ubatch-size) with VLLM, which needs attention
-	// DataParallel.
+	// microBatches is the number of micro-batches into which the engine splits the tokens of a step. The engine
+	// exchanges the tokens of one micro-batch while it computes another. SGLang: exactly 2
+	// (--enable-two-batch-overlap). VLLM: 2 (--enable-dbo) or more (--ubatch-size), with attention DataParallel.
 	// +optional
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=16
 	MicroBatches int32 `json:"microBatches,omitempty"`
 
-	// decodeThresholdTokens is the least number of tokens of a step of decoding alone that VLLM cuts (--dbo-decode-token-threshold).
+	// decodeThresholdTokens is the minimum number of tokens of a decode-only step that VLLM splits
+	// (--dbo-decode-token-threshold). It requires microBatches.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1048576
 	DecodeThresholdTokens int32 `json:"decodeThresholdTokens,omitempty"`
 
-	// prefillThresholdTokens is the same of a step with prompts (--dbo-prefill-token-threshold).
+	// prefillThresholdTokens is the minimum number of tokens of a step with prefill that VLLM splits
+	// (--dbo-prefill-token-threshold). It requires microBatches.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1048576
 	PrefillThresholdTokens int32 `json:"prefillThresholdTokens,omitempty"`
 
-	// distributionThresholdPercent is the least share of a step's tokens that SGLang wants in either part; below it, it cuts within a
-	// request instead of between two (--tbo-token-distribution-threshold). 0 never does.
+	// distributionThresholdPercent is the minimum share of the tokens of a step, in percent, that SGLang accepts in
+	// each of the two micro-batches. Below it SGLang splits within a request instead of between two requests
+	// (--tbo-token-distribution-threshold). With 0 it never splits within a request. It requires microBatches.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=50
 	DistributionThresholdPercent *int32 `json:"distributionThresholdPercent,omitempty"`
 
-	// communicationSMs is how many of a GPU's streaming multiprocessors exchange tokens in the place of computing, of SGLang with
-	// DeepEP in its mode normal (num_sms of --deepep-config). DeepEP takes even numbers alone.
+	// communicationSMs is the number of streaming multiprocessors of a GPU that exchange tokens instead of computing.
+	// It applies to SGLang with DeepEP in mode normal (num_sms of --deepep-config). DeepEP accepts even numbers only.
 	// +optional
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=128
@@ -273,46 +283,47 @@ type OverlapSpec struct {
 	CommunicationSMs int32 `json:"communicationSMs,omitempty"`
 }
 
-// AttentionParallelism is how attention is spread over the devices of a replica.
+// AttentionParallelism is the distribution of attention over the devices of a replica.
 //
 // +kubebuilder:validation:Enum=DataParallel;TensorParallel
 type AttentionParallelism string
 
 const (
-	// AttentionDataParallel computes the attention of a request on one rank: requests are sent to ranks.
+	// AttentionDataParallel computes the attention of a request on one rank. Each request has a rank.
 	AttentionDataParallel AttentionParallelism = "DataParallel"
-	// AttentionTensorParallel splits the attention of every request over all ranks: requests have no rank.
+	// AttentionTensorParallel splits the attention of every request over all ranks. Requests have no rank.
 	AttentionTensorParallel AttentionParallelism = "TensorParallel"
 )
 
-// ParallelismSpec says how one replica spreads the model over its devices.
+// ParallelismSpec configures how one replica distributes the model over its devices.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.podsPerReplica) || self.expertParallelSize % self.podsPerReplica == 0",message="podsPerReplica must divide expertParallelSize: every pod has as many ranks",fieldPath=".podsPerReplica"
+// +kubebuilder:validation:XValidation:rule="!has(self.podsPerReplica) || self.expertParallelSize % self.podsPerReplica == 0",message="podsPerReplica must divide expertParallelSize: all pods have the same number of ranks",fieldPath=".podsPerReplica"
 type ParallelismSpec struct {
-	// attention is DataParallel (each request lives on one rank; the number of data-parallel ranks equals
-	// expertParallelSize), or TensorParallel.
+	// attention is DataParallel or TensorParallel. Default DataParallel. With DataParallel each request has one rank,
+	// and the number of data-parallel ranks equals expertParallelSize. With TensorParallel the attention of every
+	// request is split over all ranks.
 	// +optional
 	// +kubebuilder:default=DataParallel
 	Attention AttentionParallelism `json:"attention,omitempty"`
 
-	// expertParallelSize is the number of ranks, and devices, over which the experts of one replica are spread. It must
-	// divide the number of experts of the model.
+	// expertParallelSize is the number of ranks of one replica, with one device per rank. The experts of each MoE layer
+	// are distributed over the ranks. It must divide the number of experts of the model.
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1024
 	ExpertParallelSize int32 `json:"expertParallelSize"`
 
-	// podsPerReplica is the number of pods that the ranks of one replica are spread over, in order and evenly, where a replica
-	// needs more devices than a node has. Default 1. More need the kind LeaderWorkerSet in the cluster
-	// (leaderworkerset.x-k8s.io/v1), and an engine that flags can spread: SGLang, or VLLM and VLLMAscend with attention
-	// DataParallel. The first pod answers requests for all.
+	// podsPerReplica is the number of pods of one replica. Default 1. Use more pods where a replica needs more devices
+	// than a node has: the ranks are distributed over the pods evenly and in order, and the first pod receives the
+	// requests of the replica. More than 1 requires the kind LeaderWorkerSet in the cluster
+	// (leaderworkerset.x-k8s.io/v1), and SGLang, or VLLM or VLLMAscend with attention DataParallel.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=256
 	PodsPerReplica *int32 `json:"podsPerReplica,omitempty"`
 
-	// resourceName is the extended resource of a device: each pod asks for expertParallelSize of it, divided by
-	// podsPerReplica.
+	// resourceName is the extended resource of a device. Default nvidia.com/gpu. Each pod requests expertParallelSize /
+	// podsPerReplica devices.
 	// +optional
 	// +kubebuilder:default=nvidia.com/gpu
 	// +kubebuilder:validation:MinLength=1
@@ -321,173 +332,183 @@ type ParallelismSpec struct {
 	ResourceName string `json:"resourceName,omitempty"`
 }
 
-// ApprovalMode says what a new plan waits for.
+// ApprovalMode is the condition under which a new plan is rolled out.
 //
 // +kubebuilder:validation:Enum=Automatic;Manual;Advisory
 type ApprovalMode string
 
 const (
-	// ApprovalAutomatic rolls a plan out that promises a gain. Where a roll-out would leave nothing in service (one replica,
-	// and no surge), it waits for the annotation semmoe.io/approve, as Manual does.
+	// ApprovalAutomatic rolls out every plan with verdict Gain. A roll-out that would interrupt service (one replica,
+	// maxSurge 0) waits for the annotation semmoe.io/approve, as with Manual.
 	ApprovalAutomatic ApprovalMode = "Automatic"
-	// ApprovalManual rolls a plan out once the annotation semmoe.io/approve of the MoEDeployment names its short digest.
+	// ApprovalManual rolls out a plan once the annotation semmoe.io/approve of the MoEDeployment contains the short
+	// digest of the plan.
 	ApprovalManual ApprovalMode = "Manual"
-	// ApprovalAdvisory makes plans and reports what they promise, and never rolls one out.
+	// ApprovalAdvisory makes plans and reports their expected gain, but never rolls out a plan.
 	ApprovalAdvisory ApprovalMode = "Advisory"
 )
 
-// Realization is how a plan reaches the engine.
+// Realization is the mechanism by which a plan reaches the engine.
 type Realization string
 
 const (
-	// RealizationAuto takes EngineMap where the engine can carry it, else ReshuffledWeights.
+	// RealizationAuto uses EngineMap where engine and model support it, and ReshuffledWeights elsewhere.
 	RealizationAuto Realization = "Auto"
-	// RealizationEngineMap starts the engine with its own option for an expert map.
+	// RealizationEngineMap passes the placement to the engine by the engine's own option for an expert map.
 	RealizationEngineMap Realization = "EngineMap"
-	// RealizationReshuffledWeights starts the engine on a copy of the checkpoint in which experts and the rows of the gates
-	// stand in the plan's order: an engine that spreads experts in order serves the plan without knowing of it.
+	// RealizationReshuffledWeights starts the engine on a copy of the checkpoint in which the experts and the rows of
+	// the gates are permuted into the order of the plan. An engine that distributes experts in order then serves the
+	// plan without any option.
 	RealizationReshuffledWeights Realization = "ReshuffledWeights"
 )
 
-// TokenShuffle says whether an engine with attention TensorParallel sends tokens to the ranks of a plan's tables.
+// TokenShuffle controls whether an engine with attention TensorParallel sends tokens to the ranks of the plan's tables.
 //
 // +kubebuilder:validation:Enum=Disabled;Enabled
 type TokenShuffle string
 
 const (
-	// TokenShuffleDisabled leaves tokens where attention puts them.
+	// TokenShuffleDisabled keeps tokens on the ranks that attention assigns.
 	TokenShuffleDisabled TokenShuffle = "Disabled"
-	// TokenShuffleEnabled sends each token to the rank that is most likely to hold its experts.
+	// TokenShuffleEnabled sends each token to the rank that most likely holds its experts.
 	TokenShuffleEnabled TokenShuffle = "Enabled"
 )
 
-// PlacementSpec says how plans are made and when they are rolled out.
+// PlacementSpec configures how plans are made and when they are rolled out.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || self.realization != 'ReshuffledWeights'",message="redundantExperts needs realization EngineMap or Auto: a permuted checkpoint has each expert once",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || self.realization != 'ReshuffledWeights'",message="redundantExperts needs realization EngineMap or Auto: a permuted checkpoint contains each expert once",fieldPath=".redundantExperts"
 type PlacementSpec struct {
-	// realization is how a plan reaches the engine: EngineMap (the engine's own expert map), ReshuffledWeights (a copy of the
-	// checkpoint with permuted experts and gates, made on the node before the engine starts), or Auto, which takes the first
-	// that engine and model can carry and that does not change the model's answers. Condition RolledOut says which one is in
-	// service.
+	// realization is the mechanism by which a plan reaches the engine: EngineMap (the expert map option of the engine),
+	// ReshuffledWeights (a copy of the checkpoint with permuted experts and gates, made on the node before the engine
+	// starts), or Auto. Default Auto. Auto uses the first of the two that the engine and the model support and that
+	// does not change the output of the model. Condition RolledOut reports which one is in service.
 	// +optional
 	// +kubebuilder:default=Auto
 	// +kubebuilder:validation:Enum=Auto;EngineMap;ReshuffledWeights
 	Realization Realization `json:"realization,omitempty"`
 
-	// tokenShuffle is Enabled where the engine's image has a consumer of the plan's tables (docs/integrations/torch, or another one that
-	// reads the same variables): tokens are sent, inside the collective after attention, to the rank that most likely holds their
-	// experts, and engine pods are given the tables. No engine does that by itself. It needs parallelism.attention TensorParallel
-	// and engine SGLang. With Disabled, the default, and TensorParallel one activation in expertParallelSize is local under any
-	// plan: plans have the experts of a token on as few ranks as possible instead.
+	// tokenShuffle is Enabled or Disabled. Default Disabled. Use Enabled only where the engine's image contains a
+	// consumer of the plan's tables (docs/integrations/torch, or another consumer of the same environment variables);
+	// no engine has one built in. Engine pods then receive the tables, and the collective after attention sends each
+	// token to the rank that most likely holds its experts. Enabled requires parallelism.attention TensorParallel and
+	// engine SGLang. With Disabled and TensorParallel, the share of local activations is 1/expertParallelSize under any
+	// plan, so plans minimize the number of ranks that hold the experts of a token.
 	// +optional
 	TokenShuffle TokenShuffle `json:"tokenShuffle,omitempty"`
 
-	// cache is where copies of the checkpoint are kept with ReshuffledWeights. Without it each pod makes its own, in an
-	// emptyDir for which it requests ephemeral storage of the size of the checkpoint.
+	// cache is the volume for copies of the checkpoint with ReshuffledWeights. Without cache each pod makes a copy in
+	// an emptyDir, and requests ephemeral storage of the size of the checkpoint.
 	// +optional
 	Cache *CacheSpec `json:"cache,omitempty"`
 
 	LayoutSpec `json:",inline"`
 
-	// hardware names the profile of the machines that serve, by which the time of a layer is modelled: whether a new plan pays, what the
-	// request router weighs locality against, and the times in reports. Another profile, or other content, makes another plan. Without it
-	// the operator's own profile h200-nvlink counts.
+	// hardware is the hardware profile of the serving machines. The modelled time of an MoE layer depends on it:
+	// whether a new plan pays, how request routers weigh locality, and the times in reports. A different profile, or a
+	// change of its content, results in a new plan. Default: the built-in profile h200-nvlink.
 	// +optional
 	Hardware *HardwareReference `json:"hardware,omitempty"`
 
-	// approval is what a plan waits for before it is rolled out: Automatic (nothing), Manual (the annotation
-	// semmoe.io/approve with the plan's short digest), or Advisory (it is never rolled out). New tables for the placement in
-	// service wait alike.
+	// approval is the condition under which a new plan is rolled out: Automatic (no approval), Manual (the annotation
+	// semmoe.io/approve with the short digest of the plan), or Advisory (never). Default Automatic. New tables for the
+	// placement in service need the same approval.
 	// +optional
 	// +kubebuilder:default=Automatic
 	Approval ApprovalMode `json:"approval,omitempty"`
 
-	// planRef pins a plan: the one that is named serves, whatever others promise, and no drift replaces it. It needs no other
-	// approval, but must promise a gain, and approval Advisory holds it all the same. Naming an older plan rolls back to it.
+	// planRef pins a plan. The named plan is served, whatever other plans promise, and drift does not replace it. It
+	// needs no approval, but it must have verdict Gain, and approval Advisory still prevents its roll-out. To roll
+	// back, name an older plan.
 	// +optional
 	PlanRef *PlanReference `json:"planRef,omitempty"`
 }
 
-// PlanReference names a PlacementPlan.
+// PlanReference identifies a PlacementPlan.
 type PlanReference struct {
-	// name of the PlacementPlan, in the same namespace. It must be of the model that is served, and for spec.parallelism and
-	// spec.engine.type; the MoEDeployment need not be its owner.
+	// name is the name of the PlacementPlan, in the same namespace. The plan must match the served model,
+	// spec.parallelism and spec.engine.type. The MoEDeployment need not own it.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 }
 
-// CacheSpec is a volume for copies of the checkpoint. Pods that share it share the copies: a pod that is restarted, and a
-// second replica that mounts the same volume, find theirs.
+// CacheSpec is a volume for copies of the checkpoint. Pods that mount the same volume share the copies: a restarted pod
+// or a second replica reuses an existing copy.
 type CacheSpec struct {
-	// volume is mounted read-write, at /var/cache/semmoe, in the containers that make the copies, and read-only in the engine's.
-	// It may be the volume of the model: on a file system with reflinks a copy then takes seconds, and next to no space.
+	// volume is mounted at /var/cache/semmoe: read-write in the containers that make the copies, and read-only in the
+	// engine container. It may be the volume of the model: on a file system with reflinks a copy then takes seconds,
+	// and almost no space.
 	// +required
 	Volume corev1.VolumeSource `json:"volume"`
 
-	// sizeBytes bounds what the copies may take. To make room for another one, those are removed that no pod uses, the least
-	// recently used first. Without it nothing is removed.
+	// sizeBytes is the maximum size of all copies, in bytes. When a new copy needs space, copies that no pod uses are
+	// removed, the least recently used first. Without sizeBytes no copy is removed.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	SizeBytes *int64 `json:"sizeBytes,omitempty"`
 }
 
-// DriftSource is where the local activation rate of what is served is read.
+// DriftSource is the source of the observed local activation rate.
 //
 // +kubebuilder:validation:Enum=Router;Prometheus
 type DriftSource string
 
 const (
-	// DriftSourceRouter is the sample of the request routers: a sequential test of each sampled request against what the plan
-	// makes expect of it.
+	// DriftSourceRouter uses the requests that the request routers sample. A sequential test compares each sampled
+	// request with the rate that the plan predicts for it.
 	DriftSourceRouter DriftSource = "Router"
-	// DriftSourcePrometheus is the answer of a Prometheus server to a query.
+	// DriftSourcePrometheus queries a Prometheus server.
 	DriftSourcePrometheus DriftSource = "Prometheus"
 )
 
-// DriftSpec says when requests count as drifted away from a plan. A source that is away, or that tells nothing, is never drift:
-// condition LocalityOnTarget is then Unknown, and says why.
+// DriftSpec configures the detection of drift: traffic that no longer matches the plan in service. A source that is
+// unavailable or returns no data never counts as drift. Condition LocalityOnTarget is then Unknown, and its message
+// contains the cause.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.source) && self.source == 'Prometheus') == has(self.prometheus)",message="prometheus is required with source Prometheus, and goes with no other",fieldPath=".prometheus"
+// +kubebuilder:validation:XValidation:rule="(has(self.source) && self.source == 'Prometheus') == has(self.prometheus)",message="prometheus is required with source Prometheus, and not allowed with other sources",fieldPath=".prometheus"
 type DriftSpec struct {
-	// source is Router (the requests that request routers sample; needs routing.samplePercent above 0), or Prometheus (the
-	// answer to prometheus.query).
+	// source is Router (the requests that request routers sample; requires routing.samplePercent above 0) or Prometheus
+	// (the result of prometheus.query). Default Router.
 	// +optional
 	// +kubebuilder:default=Router
 	Source DriftSource `json:"source,omitempty"`
 
-	// prometheus is the server that is asked with source Prometheus.
+	// prometheus is the server that is queried. It is required with source Prometheus, and not allowed with source
+	// Router.
 	// +optional
 	Prometheus *PrometheusSource `json:"prometheus,omitempty"`
 
-	// thresholdPercent is the drop of the local activation rate that is to be found, relative to what the plan in service
-	// promises. With source Router a smaller one takes more requests to find, about by the square; one of half of it
-	// goes for chance. With source Prometheus every value of the query is compared with the promise less the threshold.
+	// thresholdPercent is the relative drop of the local activation rate to detect, in percent of the rate that the
+	// plan in service predicts. Default 10. With source Router the number of requests that detection needs grows about
+	// with the inverse square of the threshold, and a drop of half the threshold counts as chance. With source
+	// Prometheus every value of the query is compared with the prediction minus the threshold.
 	// +optional
 	// +kubebuilder:default=10
 	// +kubebuilder:validation:Minimum=5
 	// +kubebuilder:validation:Maximum=50
 	ThresholdPercent int32 `json:"thresholdPercent,omitempty"`
 
-	// windowSeconds is how far back what is observed counts. With source Router older samples are left out, and with none
-	// in the window nothing is known. With source Prometheus the rate must be below the threshold for nine tenths of it, and
-	// values must be there for three quarters of it.
+	// windowSeconds is the length of the observation window. Default 3600. With source Router older samples are
+	// ignored, and an empty window gives no result. With source Prometheus drift requires values for 75% of the window,
+	// and a rate below the threshold for 90% of it.
 	// +optional
 	// +kubebuilder:default=3600
 	// +kubebuilder:validation:Minimum=60
 	// +kubebuilder:validation:Maximum=86400
 	WindowSeconds int32 `json:"windowSeconds,omitempty"`
 
-	// cooldownSeconds is the least time between two plans: none is made for drift before the plan in service, and the last
-	// one that was made for drift, are as old. Drift is told all the same.
+	// cooldownSeconds is the minimum time between two plans. Default 3600. The operator re-plans for drift only when
+	// the plan in service, and the most recent plan that was made for drift, are at least this old. Drift is reported
+	// during the cooldown, too.
 	// +optional
 	// +kubebuilder:default=3600
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=604800
 	CooldownSeconds *int32 `json:"cooldownSeconds,omitempty"`
 
-	// maxReplansPerDay bounds the plans that are made for drift within 24 hours; with 0 drift is told, and nothing is planned.
+	// maxReplansPerDay is the maximum number of plans that are made for drift within 24 hours. Default 4. With 0 drift
+	// is reported, but no plan is made for it.
 	// +optional
 	// +kubebuilder:default=4
 	// +kubebuilder:validation:Minimum=0
@@ -495,105 +516,109 @@ type DriftSpec struct {
 	MaxReplansPerDay *int32 `json:"maxReplansPerDay,omitempty"`
 }
 
-// PrometheusSource is a query of a Prometheus server, or of one that speaks its HTTP API.
+// PrometheusSource is a query to a Prometheus server, or to a server with the same HTTP API.
 type PrometheusSource struct {
-	// address is the server's base URL, as the operator reaches it: http:// or https://, host, optionally port and path. The host must be
-	// a Service of this namespace that has a cluster IP (name.namespace.svc), or one that the operator lists (chart value
-	// prometheus.allowedHosts).
-	// The certificate of an https server must be valid for the certificate authorities of the operator's image, which are the
-	// public ones, or those of the chart's caBundle. Redirections are not followed.
+	// address is the base URL of the server, as the operator reaches it: http:// or https://, host, and optionally port
+	// and path. The host must be a Service of this namespace with a cluster IP (name.namespace.svc), or a host that the
+	// operator allows (chart value prometheus.allowedHosts). The certificate of an https server must be valid for the
+	// certificate authorities of the operator's image (the public ones), or for those of the chart's caBundle.
+	// Redirects are not followed.
 	// +required
 	// +kubebuilder:validation:MinLength=8
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:Pattern=`^https?://([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[-A-Za-z0-9._~/]*)?$`
 	Address string `json:"address"`
 
-	// query is a PromQL expression of one series with the local activation rate of what this MoEDeployment serves, from 0 to 1.
-	// It is asked for once a minute, with values for two windows.
+	// query is a PromQL expression that returns one series: the local activation rate of this MoEDeployment, from 0 to
+	// 1. It is evaluated once a minute, as a range query over two windows.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=4096
 	Query string `json:"query"`
 
-	// authSecret is the name of a Secret in this namespace whose key "token" is sent as a bearer token. The operator may read no
-	// Secrets by itself: grant its ServiceAccount to get this one.
+	// authSecret is the name of a Secret in this namespace. The value of its key "token" is sent as a bearer token. The
+	// operator has no permission to read Secrets by default: grant its ServiceAccount the verb get for this Secret.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	AuthSecret string `json:"authSecret,omitempty"`
 }
 
-// RolloutSpec bounds a roll-out.
+// RolloutSpec bounds a roll-out, and configures the canary of a new plan.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.maxUnavailable) ? self.maxUnavailable : 1) > 0 || (has(self.maxSurge) ? self.maxSurge : 0) > 0",message="maxUnavailable and maxSurge must not both be 0: no replica could ever be replaced",fieldPath=".maxUnavailable"
+// +kubebuilder:validation:XValidation:rule="(has(self.maxUnavailable) ? self.maxUnavailable : 1) > 0 || (has(self.maxSurge) ? self.maxSurge : 0) > 0",message="maxUnavailable and maxSurge must not both be 0: no replica could be replaced",fieldPath=".maxUnavailable"
 type RolloutSpec struct {
-	// maxUnavailable is how many replicas may be out of service while revisions change. With one replica and
-	// maxSurge 0, 1 means a gap in service during a change.
+	// maxUnavailable is the maximum number of replicas that may be unavailable during a roll-out. Default 1. With one
+	// replica and maxSurge 0, a value of 1 interrupts service during a roll-out.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	MaxUnavailable *int32 `json:"maxUnavailable,omitempty"`
 
-	// maxSurge is how many replicas may exist beyond spec.replicas while revisions change. It needs as many spare sets of
-	// devices. Above 0, the last replica that serves stays until a new one does.
+	// maxSurge is the maximum number of replicas above spec.replicas during a roll-out. Default 0. Each one needs spare
+	// devices for a whole replica. Above 0, the last serving replica stays until a new one is ready.
 	// +optional
 	// +kubebuilder:default=0
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	MaxSurge *int32 `json:"maxSurge,omitempty"`
 
-	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to be rolled out: the first plan against no plan,
-	// a later one against the plan in service, at the traffic since the drift. The 95% interval of the gain must be above 0 as well, unless
-	// this is 0. Where not even a local activation rate of 100% would gain as much, the plan's verdict is LocalityDoesNotPay.
+	// minimumGainPercent is the minimum relative reduction of the modelled time of an MoE layer, in percent, for a plan
+	// to be rolled out. Default 2. The first plan is compared with the default placement; a later plan is compared with
+	// the plan in service, on the traffic since the drift. Unless the value is 0, the 95% confidence interval of the
+	// gain must also be above 0. Where even a local activation rate of 100% would not gain as much, the verdict of the
+	// plan is LocalityDoesNotPay.
 	// +optional
 	// +kubebuilder:default=2
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=99
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 
-	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where that gain is modelled: the
-	// larger, the more locality pays. Without it a plan is made for the steps that the engines count, as status.batchTokens reports them; while
-	// nothing is reported, for 4096, 16384 and 65536 tokens, equally frequent.
+	// batchTokens is the number of tokens of a step, over all ranks of a replica, for which the gain is modelled. The
+	// larger the batch, the more locality pays. Without batchTokens the sizes that the engines report are used
+	// (status.batchTokens), and 4096, 16384 and 65536 tokens with equal weights while the engines report nothing.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1048576
 	BatchTokens int32 `json:"batchTokens,omitempty"`
 
-	// canaryReplicas is on how many replicas a new plan serves until it has proven itself; at least one replica stays with the
-	// plan that is in service, as long as there are two. Other changes have no canary.
+	// canaryReplicas is the number of replicas that serve a new plan until it is promoted. Default 1. With two or more
+	// replicas, at least one stays on the plan in service. Other changes of the spec have no canary.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	CanaryReplicas int32 `json:"canaryReplicas,omitempty"`
 
-	// soakSeconds is how long they must serve before the plan may be promoted: counted from when they are ready. From
-	// then on the plan is promoted once its times are proven not to be longer than those of the plan in service, and
-	// its local activation rate to be higher (for a plan that promises fewer local activations: not below that promise)
-	// or its time per token to be shorter. It is taken back at any time when that rate, failures or times are worse.
-	// Below 240, no proof of times is asked for: they take whole minutes. With 0 nothing is compared: a plan is
-	// promoted when its canary is ready.
+	// soakSeconds is the minimum time that the canary replicas must serve before the plan may be promoted, counted from
+	// when they are ready. Default 300. After that the plan is promoted once two facts are proven: its times are not
+	// longer than those of the plan in service, and its local activation rate is higher or its time per token is
+	// shorter (for a plan that predicts a lower rate: its rate is not below that prediction). The plan is rolled back
+	// at any time when its rate, failures or times are worse. Below 240 the times need no proof, because they are
+	// measured in whole minutes. With 0 nothing is compared: the plan is promoted when its canary is ready.
 	// +optional
 	// +kubebuilder:default=300
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
 	SoakSeconds *int32 `json:"soakSeconds,omitempty"`
 
-	// rollback is Automatic, or Manual to leave a plan that has failed on its canary until somebody has looked at it.
+	// rollback is Automatic or Manual. Default Automatic. With Manual a plan that failed on its canary stays there
+	// until a user rolls it back.
 	// +optional
 	// +kubebuilder:default=Automatic
 	Rollback RollbackMode `json:"rollback,omitempty"`
 }
 
-// RollbackMode says who takes back a plan that has failed.
+// RollbackMode controls who rolls back a failed plan.
 //
 // +kubebuilder:validation:Enum=Automatic;Manual
 type RollbackMode string
 
 const (
-	// RollbackAutomatic lets the operator take it back at once.
+	// RollbackAutomatic rolls the plan back immediately.
 	RollbackAutomatic RollbackMode = "Automatic"
-	// RollbackManual leaves it on its canary. The annotation failed.semmoe.io/<revision> on the PlacementPlan takes it back.
+	// RollbackManual leaves the plan on its canary. The annotation failed.semmoe.io/<revision> on the PlacementPlan
+	// rolls it back.
 	RollbackManual RollbackMode = "Manual"
 )

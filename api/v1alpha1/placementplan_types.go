@@ -4,8 +4,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// PlacementPlan is one solved plan: which expert sits on which rank, and the tables that send requests there. It is
-// published as a ConfigMap and in the artifact store. A plan can be used alone: mount its ConfigMap in any workload.
+// PlacementPlan is one solved plan: the assignment of experts to ranks, and the tables that request routers use to
+// choose ranks. It is published as a ConfigMap and in the artifact store. A plan can be used without a MoEDeployment:
+// mount its ConfigMap in any workload.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -28,17 +29,17 @@ type PlacementPlan struct {
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what to solve. It cannot be changed: make another plan instead.
+	// spec is the problem to solve. It is immutable: create another PlacementPlan instead.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a PlacementPlan cannot be changed: create another one"
 	Spec PlacementPlanSpec `json:"spec"`
 
-	// status is what the operator last observed.
+	// status is the most recently observed state.
 	// +optional
 	Status PlacementPlanStatus `json:"status,omitempty"`
 }
 
-// RedundantExperts is the number of redundant experts of the plan; 0 where the solver has not chosen it yet.
+// RedundantExperts returns the number of redundant experts of the plan, or 0 while the solver has not chosen it.
 func (p *PlacementPlan) RedundantExperts() int32 {
 	if p.Spec.ChoosesRedundantExperts() {
 		return p.Status.RedundantExperts
@@ -55,100 +56,108 @@ type PlacementPlanList struct {
 	Items           []PlacementPlan `json:"items"`
 }
 
-// PlacementPlanSpec is what to solve.
+// PlacementPlanSpec is the problem to solve.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.priorProfileRef)",message="priorProfileRef needs current: without it the plan is made from its own profile alone",fieldPath=".priorProfileRef"
-// +kubebuilder:validation:XValidation:rule="!has(self.batchTokens) || !has(self.observedBatchTokens)",message="observedBatchTokens does not go with batchTokens: give one of them",fieldPath=".observedBatchTokens"
-// +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.attention == 'TensorParallel'",message="tokenShuffle needs attention TensorParallel: elsewhere requests have ranks, and tokens follow them",fieldPath=".tokenShuffle"
-// +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.tokenShuffle == 'Enabled' || !has(self.current)",message="tokenShuffle Disabled goes without current: traffic does not change a rate that hangs on the number of ranks alone",fieldPath=".tokenShuffle"
+// +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.priorProfileRef)",message="priorProfileRef needs current: without current only the profile of profileRef is used",fieldPath=".priorProfileRef"
+// +kubebuilder:validation:XValidation:rule="!has(self.batchTokens) || !has(self.observedBatchTokens)",message="observedBatchTokens and batchTokens must not both be set",fieldPath=".observedBatchTokens"
+// +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.attention == 'TensorParallel'",message="tokenShuffle needs attention TensorParallel: with DataParallel tokens follow the rank of their request",fieldPath=".tokenShuffle"
+// +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.tokenShuffle == 'Enabled' || !has(self.current)",message="tokenShuffle Disabled must not be set with current: the rate depends only on the number of ranks, so traffic does not change it",fieldPath=".tokenShuffle"
 // +kubebuilder:validation:XValidation:rule="!has(self.hardwareDigest) || has(self.hardware) && has(self.hardware.configMap)",message="hardwareDigest needs hardware.configMap: it is the digest of its content",fieldPath=".hardwareDigest"
-// +kubebuilder:validation:XValidation:rule="has(self.ranksPerNode) == (has(self.objective) && self.objective in ['NodeDedup', 'Hierarchical'])",message="ranksPerNode goes with objective NodeDedup or Hierarchical, which need it, and with no other",fieldPath=".ranksPerNode"
-// +kubebuilder:validation:XValidation:rule="!has(self.ranksPerNode) || self.ranksPerNode < self.expertParallelSize && self.expertParallelSize % self.ranksPerNode == 0",message="ranksPerNode must divide expertParallelSize, and be smaller: with one node there is no other to send to",fieldPath=".ranksPerNode"
-// +kubebuilder:validation:XValidation:rule="!has(self.objective) || self.objective != 'Activation' || !has(self.tokenShuffle) || self.tokenShuffle == 'Enabled'",message="objective Activation needs tokenShuffle Enabled: elsewhere it is the same under every placement; use RankDedup",fieldPath=".objective"
-// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || type(self.redundantExperts) != int || self.redundantExperts % self.expertParallelSize == 0",message="redundantExperts must be a multiple of expertParallelSize: each rank has as many slots",fieldPath=".redundantExperts"
-// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || self.realization != 'ReshuffledWeights' && self.engine != 'VLLM'",message="redundantExperts needs realization EngineMap, and an engine that reads a map (VLLM reads none): a permuted checkpoint has each expert once",fieldPath=".redundantExperts"
-// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || !has(self.tokenShuffle) || self.tokenShuffle == 'Enabled'",message="redundantExperts Auto needs tokenShuffle Enabled: elsewhere copies are not chosen by time; give a number",fieldPath=".redundantExperts"
-// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || !has(self.current)",message="redundantExperts Auto goes without current: a plan that replaces another one keeps the number of its copies; give that",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="has(self.ranksPerNode) == (has(self.objective) && self.objective in ['NodeDedup', 'Hierarchical'])",message="ranksPerNode is required with objective NodeDedup or Hierarchical, and not allowed with other objectives",fieldPath=".ranksPerNode"
+// +kubebuilder:validation:XValidation:rule="!has(self.ranksPerNode) || self.ranksPerNode < self.expertParallelSize && self.expertParallelSize % self.ranksPerNode == 0",message="ranksPerNode must divide expertParallelSize, and be smaller: the objective needs at least two nodes",fieldPath=".ranksPerNode"
+// +kubebuilder:validation:XValidation:rule="!has(self.objective) || self.objective != 'Activation' || !has(self.tokenShuffle) || self.tokenShuffle == 'Enabled'",message="objective Activation needs tokenShuffle Enabled: with Disabled the objective is the same for every placement; use RankDedup",fieldPath=".objective"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || type(self.redundantExperts) != int || self.redundantExperts % self.expertParallelSize == 0",message="redundantExperts must be a multiple of expertParallelSize: all ranks have the same number of slots",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || self.realization != 'ReshuffledWeights' && self.engine != 'VLLM'",message="redundantExperts needs realization EngineMap, and an engine that reads an expert map (VLLM does not): a permuted checkpoint contains each expert once",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || !has(self.tokenShuffle) || self.tokenShuffle == 'Enabled'",message="redundantExperts Auto needs tokenShuffle Enabled: with Disabled copies are not chosen by modelled time; set a number",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || !has(self.current)",message="redundantExperts Auto must not be set with current: a new plan keeps the number of copies of the current plan; set that number",fieldPath=".redundantExperts"
 type PlacementPlanSpec struct {
-	// profileRef names the AffinityProfile, in the same namespace, that the plan is made from.
+	// profileRef is the AffinityProfile, in the same namespace, that the plan is made from.
 	// +required
 	ProfileRef ProfileReference `json:"profileRef"`
 
-	// attention is how the engine spreads attention: requests have ranks (DataParallel), or tokens have (TensorParallel).
+	// attention is the attention parallelism of the engine: DataParallel (requests have ranks) or TensorParallel
+	// (tokens have ranks). Default DataParallel.
 	// +optional
 	// +kubebuilder:default=DataParallel
 	Attention AttentionParallelism `json:"attention,omitempty"`
 
-	// expertParallelSize is the number of ranks. It must divide the number of experts of the model.
+	// expertParallelSize is the number of ranks of one replica. It must divide the number of experts of the model.
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1024
 	ExpertParallelSize int32 `json:"expertParallelSize"`
 
-	// engine is the type of the engine whose expert map the ConfigMap holds.
+	// engine is the type of the engine for which the ConfigMap contains an expert map. Default SGLang.
 	// +optional
 	// +kubebuilder:default=SGLang
 	Engine EngineType `json:"engine,omitempty"`
 
-	// realization is how the plan is to reach the engine. With ReshuffledWeights the experts of a gate that first chooses among
-	// groups of them stay within whole groups, since a permuted checkpoint computes the same only then. An EngineMap has no
-	// such limit; for a gate without groups both give the same plan.
+	// realization is the mechanism by which the plan reaches the engine: EngineMap or ReshuffledWeights. Default
+	// EngineMap. Some gates first choose among groups of experts. With ReshuffledWeights such a group is kept as a
+	// whole, because only then a permuted checkpoint computes the same output. EngineMap has no such limit. For a gate
+	// without groups both realizations give the same plan.
 	// +optional
 	// +kubebuilder:default=EngineMap
 	// +kubebuilder:validation:Enum=EngineMap;ReshuffledWeights
 	Realization Realization `json:"realization,omitempty"`
 
-	// tokenShuffle tells whether the engine sends tokens to the ranks of the plan's tables. With Disabled it leaves them where attention
-	// puts them: one activation in expertParallelSize is local under any plan, and the plan has the experts of a token on as few ranks
-	// as possible instead. Default Enabled. It needs attention TensorParallel.
+	// tokenShuffle is Enabled where the engine sends tokens to the ranks of the plan's tables. Default Enabled. With
+	// Disabled tokens stay on the ranks that attention assigns: the share of local activations is 1/expertParallelSize
+	// under any plan, so the plan minimizes the number of ranks that hold the experts of a token. It requires attention
+	// TensorParallel.
 	// +optional
 	TokenShuffle TokenShuffle `json:"tokenShuffle,omitempty"`
 
 	LayoutSpec `json:",inline"`
 
-	// ranksPerNode is how many ranks share a node, for the objectives NodeDedup and Hierarchical, which need it.
+	// ranksPerNode is the number of ranks that share a node. It is required with the objectives NodeDedup and
+	// Hierarchical, and not allowed with others.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1024
 	RanksPerNode int32 `json:"ranksPerNode,omitempty"`
 
-	// hardware names the profile of the machines that are to serve, which the plan carries: times are modelled by it. Without it the
-	// operator's own profile h200-nvlink counts.
+	// hardware is the hardware profile of the serving machines. Times are modelled by it, and the plan contains it.
+	// Default: the built-in profile h200-nvlink.
 	// +optional
 	Hardware *HardwareReference `json:"hardware,omitempty"`
 
-	// hardwareDigest is the sha256, in hexadecimal, of the content of hardware.configMap that the plan is to be made with. Where the
-	// ConfigMap holds anything else by then, the plan is not made. Without it any content will do.
+	// hardwareDigest is the expected sha256 of the content of hardware.configMap, in hexadecimal. The plan is not
+	// solved while the content has another digest. Without hardwareDigest any content is used.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	HardwareDigest string `json:"hardwareDigest,omitempty"`
 
-	// current is the plan in service, for a plan that is to replace it: the search starts from it, and it is what the result
-	// is compared with. New tables for its placement are made where they do nearly as well as a new placement.
+	// current is the plan in service that this plan is to replace. The search starts from it, and the result is
+	// compared with it. The result is new tables for the current placement where they gain nearly as much as a new
+	// placement.
 	// +optional
 	Current *CurrentPlan `json:"current,omitempty"`
 
-	// priorProfileRef names the AffinityProfile that the current plan was made from: what its tokens activated counts for those
-	// that the present profile has rarely, or never, seen. It needs current.
+	// priorProfileRef is the AffinityProfile that the current plan was made from. It supplies the activations of tokens
+	// that are rare or missing in the profile of profileRef. It requires current.
 	// +optional
 	PriorProfileRef *ProfileReference `json:"priorProfileRef,omitempty"`
 
-	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to have the verdict Gain: against the current
-	// plan, or without one against the default placement. Defaults to 2, and with current to 0.
+	// minimumGainPercent is the minimum relative reduction of the modelled time of an MoE layer, in percent, for the
+	// verdict Gain. The reference is the current plan, or without current the default placement. Default 2 without
+	// current, and 0 with current.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=99
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 
-	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica: the plan is solved and judged for batches of
-	// this size. The larger, the more locality pays. Without it and observedBatchTokens, 4096, 16384 and 65536 tokens are equally frequent.
+	// batchTokens is the number of tokens of a step, over all ranks of a replica, for which the plan is solved and
+	// evaluated. The larger the batch, the more locality pays. Without batchTokens and observedBatchTokens, 4096, 16384
+	// and 65536 tokens have equal weights.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1048576
 	BatchTokens int32 `json:"batchTokens,omitempty"`
 
-	// observedBatchTokens is the distribution of the tokens of a step, over all ranks of a replica, that engines had reported when the plan
-	// was created: sizes of batches, each as frequent as the others. The plan is solved and judged for them.
+	// observedBatchTokens is the distribution of the number of tokens of a step, over all ranks of a replica, that the
+	// engines reported when the plan was created. All sizes have equal weights. The plan is solved and evaluated for
+	// them. It excludes batchTokens.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -158,64 +167,68 @@ type PlacementPlanSpec struct {
 	ObservedBatchTokens []int32 `json:"observedBatchTokens,omitempty"`
 }
 
-// CurrentPlan names a plan in service, as it stands in the artifact store.
+// CurrentPlan identifies a plan in service by its digests in the artifact store.
 type CurrentPlan struct {
 	// planDigest is the full digest of the plan that the pods were made for.
 	// +required
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	PlanDigest string `json:"planDigest"`
 
-	// tablesDigest is the full digest of the plan whose tables the request routers use, where that is another one.
+	// tablesDigest is the full digest of the plan whose tables the request routers use, where it differs from
+	// planDigest.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	TablesDigest string `json:"tablesDigest,omitempty"`
 
-	// targetLARMilli is the local activation rate, in thousandths, with which new tables for its placement are good enough,
-	// whatever a new placement would gain. Without it they must gain nearly as much as that.
+	// targetLARMilli is the local activation rate, in thousandths, at which new tables for the current placement
+	// suffice, independent of the gain of a new placement. Without it new tables must gain nearly as much as a new
+	// placement.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	TargetLARMilli int32 `json:"targetLARMilli,omitempty"`
 }
 
-// Verdict is what a plan is worth.
+// Verdict is the result of the evaluation of a plan.
 //
 // +kubebuilder:validation:Enum=Gain;NoGainExpected;LocalityDoesNotPay
 type Verdict string
 
 const (
-	// VerdictGain is a plan that lowers the modelled time of an MoE layer by the minimum, on requests that it has not seen, and at no batch
-	// size raises it; unless the minimum is 0, the 95% interval excludes that it saves nothing.
+	// VerdictGain means that the plan reduces the modelled time of an MoE layer by at least the minimum gain on
+	// held-out requests, and increases it at no batch size. Unless the minimum gain is 0, the 95% confidence interval
+	// of the gain is above 0.
 	VerdictGain Verdict = "Gain"
-	// VerdictNoGainExpected is a plan that does not: it is not rolled out.
+	// VerdictNoGainExpected means that the plan does not fulfil the conditions of Gain. It is not rolled out.
 	VerdictNoGainExpected Verdict = "NoGainExpected"
-	// VerdictLocalityDoesNotPay is a plan where the time of a layer is that of latencies: not even a rate of 100% would gain
-	// what is asked for, and nothing is rolled out.
+	// VerdictLocalityDoesNotPay means that latencies dominate the time of a layer: even a local activation rate of 100%
+	// would not reach the minimum gain. The plan is not rolled out.
 	VerdictLocalityDoesNotPay Verdict = "LocalityDoesNotPay"
 )
 
-// Tier is what changes under a plan that replaces another one.
+// Tier is the part of a plan in service that a new plan changes.
 //
 // +kubebuilder:validation:Enum=Tables;Layout
 type Tier string
 
 const (
-	// TierTables is new tables for the placement that serves: request routers swap them, and no pod is restarted.
+	// TierTables means new tables for the placement in service: request routers swap them, and no pod restarts.
 	TierTables Tier = "Tables"
-	// TierLayout is a new placement: it is rolled out.
+	// TierLayout means a new placement, which is rolled out.
 	TierLayout Tier = "Layout"
 )
 
-// PlacementPlanStatus is what the operator last observed.
+// PlacementPlanStatus is the most recently observed state of a PlacementPlan.
 type PlacementPlanStatus struct {
-	// conditions tell the state: Ready (the plan is published), Progressing, Degraded, Reconciling, Stalled.
+	// conditions are Ready (the plan is published), Progressing, Degraded, Reconciling and Stalled. Each has a reason
+	// and a message.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// observedGeneration is the generation of the spec that this status is about.
+	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
@@ -235,159 +248,182 @@ type PlacementPlanStatus struct {
 	// +kubebuilder:validation:MaxLength=71
 	ModelDigest string `json:"modelDigest,omitempty"`
 
-	// configMap holds the placement and the engine's map.
+	// configMap is the name of the ConfigMap that contains the placement and the expert map of the engine.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	ConfigMap string `json:"configMap,omitempty"`
 
-	// stableConfigMap holds the same under a name that is known before the plan is solved: the plan's, followed by "-plan". It is
-	// for workloads of yours, made where the plan belongs to no MoEDeployment, and never changed.
+	// stableConfigMap is the name of a ConfigMap with the same content whose name is known before the plan is solved:
+	// the name of the plan, followed by "-plan". User-provided workloads can mount it. It is created where the plan
+	// belongs to no MoEDeployment, and never changes.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	StableConfigMap string `json:"stableConfigMap,omitempty"`
 
-	// redundantExperts is how many copies of experts a layer of the plan has beyond one of each, over all ranks: the number of the spec, or
-	// the one that was chosen for Auto.
+	// redundantExperts is the number of additional copies of experts in each layer, over all ranks: the number in the
+	// spec, or the number that the solver chose for Auto.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	RedundantExperts int32 `json:"redundantExperts,omitempty"`
 
-	// verdict says whether the plan is worth rolling out.
+	// verdict is the result of the evaluation. Only a plan with verdict Gain is rolled out.
 	// +optional
 	Verdict Verdict `json:"verdict,omitempty"`
 
-	// forecast is the plan's score on the requests of the profile that it was not made from.
+	// forecast is the score of the plan on the held-out requests of the profile.
 	// +optional
 	Forecast *PlanForecast `json:"forecast,omitempty"`
 
-	// tier is what a plan with spec.current changes; empty where it changes nothing.
+	// tier is the part that a plan with spec.current changes: Tables or Layout. It is empty where the plan changes
+	// nothing.
 	// +optional
 	Tier Tier `json:"tier,omitempty"`
 
-	// comparison is how a plan with spec.current compares with that one, on the same requests.
+	// comparison compares a plan with spec.current with the current plan, on the same requests.
 	// +optional
 	Comparison *PlanComparison `json:"comparison,omitempty"`
 }
 
-// PlanComparison is how a plan compares with the one in service, on requests of its profile that it was not made from.
+// PlanComparison compares a plan with the plan in service, on held-out requests of its profile.
 type PlanComparison struct {
-	// currentLARMilli and candidateLARMilli are the local activation rates to expect, in thousandths.
+	// currentLARMilli is the predicted local activation rate of the plan in service, in thousandths.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	CurrentLARMilli int32 `json:"currentLARMilli"`
+
+	// candidateLARMilli is the predicted local activation rate of this plan, in thousandths.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	CandidateLARMilli int32 `json:"candidateLARMilli"`
 
-	// currentNanos and candidateNanos are the modelled times of an MoE layer in nanoseconds: send, receive, and the GEMM of the
-	// slowest rank. They are absent where the profile does not tell the sizes of the model.
+	// currentNanos is the modelled time of an MoE layer under the plan in service, in nanoseconds: send, receive, and
+	// the GEMM of the slowest rank. It is absent where the profile does not contain the sizes of the model.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	CurrentNanos int64 `json:"currentNanos,omitempty"`
+
+	// candidateNanos is the modelled time of an MoE layer under this plan, in nanoseconds. It is absent where
+	// currentNanos is.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	CandidateNanos int64 `json:"candidateNanos,omitempty"`
 
-	// hardware is the name of the profile of hardware by which those times are modelled; absent where they are.
+	// hardware is the name of the hardware profile that the times are modelled with. It is absent where the times are.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Hardware string `json:"hardware,omitempty"`
 
-	// movedExperts is how many experts, summed over layers, lie on another rank than under the plan in service.
+	// movedExperts is the number of experts, summed over the layers, that are on another rank than under the plan in
+	// service.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MovedExperts int32 `json:"movedExperts,omitempty"`
 
-	// reason says why the tier was chosen, or none.
+	// reason is why the tier was chosen, or why the plan changes nothing.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	Reason string `json:"reason,omitempty"`
 
-	// requests is the number of requests that were compared; 0 where only counts of tokens are known.
+	// requests is the number of requests that were compared. It is 0 where the profile contains only counts of tokens.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Requests int32 `json:"requests,omitempty"`
 }
 
-// PlanForecast is a plan's score on held-out requests, in thousandths.
+// PlanForecast is the score of a plan on the held-out requests of its profile.
 type PlanForecast struct {
-	// larMilli is the local activation rate to expect.
+	// larMilli is the predicted local activation rate, in thousandths.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	LARMilli int32 `json:"larMilli"`
 
-	// baselineMilli is the local activation rate of the default placement with round-robin requests.
+	// baselineMilli is the local activation rate of the default placement with round-robin requests, in thousandths.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	BaselineMilli int32 `json:"baselineMilli"`
 
-	// upperBoundMilli is a bound that no plan can exceed.
+	// upperBoundMilli is an upper bound of the local activation rate of any plan, in thousandths.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	UpperBoundMilli int32 `json:"upperBoundMilli,omitempty"`
 
-	// layerNanos and baselineLayerNanos are the modelled times of an MoE layer, in nanoseconds, under the plan and in the default placement,
-	// means over batchTokens: send, receive, and the GEMM of the slowest rank. hardware is the name of the profile of hardware
-	// by which they are modelled. They are absent where the profile does not tell the sizes of the model, and for a plan with
-	// spec.current, which is compared with that one.
+	// layerNanos is the modelled time of an MoE layer under the plan, in nanoseconds, as the mean over batchTokens:
+	// send, receive, and the GEMM of the slowest rank. It is absent where the profile does not contain the sizes of the
+	// model, and for a plan with spec.current (see status.comparison).
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	LayerNanos int64 `json:"layerNanos,omitempty"`
+
+	// baselineLayerNanos is the modelled time of an MoE layer in the default placement, in nanoseconds. It is absent
+	// where layerNanos is.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	BaselineLayerNanos int64 `json:"baselineLayerNanos,omitempty"`
+
+	// hardware is the name of the hardware profile that the times are modelled with. It is absent where layerNanos is.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Hardware string `json:"hardware,omitempty"`
 
-	// batchTokens are the sizes of batches that the times are means over, in tokens over all ranks.
+	// batchTokens are the batch sizes over which the times are averaged, in tokens over all ranks of a replica.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	BatchTokens []int32 `json:"batchTokens,omitempty"`
 
-	// savedMilli is by how much layerNanos is below baselineLayerNanos, in thousandths; savedLowMilli and savedHighMilli are the ends of its
-	// 95% interval. Negative values are a slower layer.
+	// savedMilli is the relative reduction from baselineLayerNanos to layerNanos, in thousandths. A negative value
+	// means a slower layer.
 	// +optional
 	SavedMilli int32 `json:"savedMilli,omitempty"`
+
+	// savedLowMilli is the lower end of the 95% confidence interval of savedMilli.
 	// +optional
 	SavedLowMilli int32 `json:"savedLowMilli,omitempty"`
+
+	// savedHighMilli is the upper end of the 95% confidence interval of savedMilli.
 	// +optional
 	SavedHighMilli int32 `json:"savedHighMilli,omitempty"`
 
-	// reason says in one sentence why the plan has its verdict.
+	// reason is why the plan has its verdict, in one sentence.
 	// +optional
 	// +kubebuilder:validation:MaxLength=250
 	Reason string `json:"reason,omitempty"`
 
-	// chosen names the point of the plan's front that was chosen: what the search started from, and its limit on the load of experts.
+	// chosen identifies the point of the Pareto front that was chosen: the start of the search and the limit of the
+	// expert load.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Chosen string `json:"chosen,omitempty"`
 
-	// windowImbalanceMilli is the mean of the busiest rank's load over the mean load, over the last 128 requests.
+	// windowImbalanceMilli is the load of the busiest rank divided by the mean load, over the last 128 requests, in
+	// thousandths, averaged over the windows.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	WindowImbalanceMilli int32 `json:"windowImbalanceMilli,omitempty"`
 
-	// remoteRanksMilli and baselineRemoteRanksMilli are on how many other ranks than its own the experts of a token lie, under the plan
-	// and in the default placement. They are told where tokens are not shuffled.
+	// remoteRanksMilli is the mean number of remote ranks that hold experts of a token under the plan, in thousandths.
+	// It is present where tokens are not shuffled.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	RemoteRanksMilli int32 `json:"remoteRanksMilli,omitempty"`
+
+	// baselineRemoteRanksMilli is the mean number of remote ranks that hold experts of a token in the default
+	// placement, in thousandths. It is present where tokens are not shuffled.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	BaselineRemoteRanksMilli int32 `json:"baselineRemoteRanksMilli,omitempty"`
 
-	// larSummary and baselineSummary are the rates in percent, for printing only.
+	// larSummary is the predicted rate in percent, for printer columns only.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	LARSummary string `json:"larSummary,omitempty"`
+
+	// baselineSummary is the baseline rate in percent, for printer columns only.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	BaselineSummary string `json:"baselineSummary,omitempty"`

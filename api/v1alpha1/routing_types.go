@@ -2,101 +2,108 @@ package v1alpha1
 
 import corev1 "k8s.io/api/core/v1"
 
-// RoutingMode is who sends requests to ranks.
+// RoutingMode is the component that assigns requests to ranks.
 //
 // +kubebuilder:validation:Enum=Router;EndpointPicker;None
 type RoutingMode string
 
 const (
-	// RoutingModeRouter puts the operator's request router in front of the ranks.
+	// RoutingModeRouter places the operator's request router in front of the ranks.
 	RoutingModeRouter RoutingMode = "Router"
-	// RoutingModeEndpointPicker leaves the proxying to a Gateway, which asks the request router for the pod and the rank of each
-	// request: the endpoint picker protocol of the Gateway API Inference Extension.
+	// RoutingModeEndpointPicker leaves proxying to a Gateway. The Gateway asks the request router for the pod and the
+	// rank of each request, with the endpoint picker protocol of the Gateway API Inference Extension.
 	RoutingModeEndpointPicker RoutingMode = "EndpointPicker"
-	// RoutingModeNone leaves it to the Service, which spreads connections over ready pods; the engine picks the rank.
+	// RoutingModeNone uses only the Service, which distributes connections over ready pods. The engine chooses the
+	// rank.
 	RoutingModeNone RoutingMode = "None"
 )
 
-// NetworkPolicyMode says whether the operator makes NetworkPolicies.
+// NetworkPolicyMode controls whether the operator creates NetworkPolicies.
 //
 // +kubebuilder:validation:Enum=Managed;None
 type NetworkPolicyMode string
 
 const (
-	// NetworkPolicyManaged lets the operator make them.
+	// NetworkPolicyManaged makes the operator create and maintain NetworkPolicies.
 	NetworkPolicyManaged NetworkPolicyMode = "Managed"
-	// NetworkPolicyNone leaves them to others.
+	// NetworkPolicyNone makes the operator create no NetworkPolicy.
 	NetworkPolicyNone NetworkPolicyMode = "None"
 )
 
-// RoutingSpec is how requests reach the ranks.
+// RoutingSpec configures how requests reach the ranks.
 //
-// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.weights)",message="weights need mode Router or EndpointPicker: with None the engine picks the rank, and weighs nothing",fieldPath=".weights"
-// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.pendingLimitPerRank)",message="pendingLimitPerRank needs mode Router or EndpointPicker: with None nobody counts requests",fieldPath=".pendingLimitPerRank"
-// +kubebuilder:validation:XValidation:rule="self.mode == 'Router' || !has(self.holdMilliseconds)",message="holdMilliseconds needs mode Router: a Gateway waits for no request, and with None nobody chooses a rank",fieldPath=".holdMilliseconds"
+// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.weights)",message="weights need mode Router or EndpointPicker: with None the engine chooses the rank",fieldPath=".weights"
+// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.pendingLimitPerRank)",message="pendingLimitPerRank needs mode Router or EndpointPicker: with None there is no request router",fieldPath=".pendingLimitPerRank"
+// +kubebuilder:validation:XValidation:rule="self.mode == 'Router' || !has(self.holdMilliseconds)",message="holdMilliseconds needs mode Router: in the other modes no request router can delay a request",fieldPath=".holdMilliseconds"
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.template)",message="template needs mode Router or EndpointPicker: with None there are no request router pods",fieldPath=".template"
-// +kubebuilder:validation:XValidation:rule="!has(self.gatewayNamespaces) || self.mode == 'EndpointPicker' && self.networkPolicy != 'None'",message="gatewayNamespaces needs mode EndpointPicker and networkPolicy Managed: otherwise no policy names Gateways",fieldPath=".gatewayNamespaces"
+// +kubebuilder:validation:XValidation:rule="!has(self.gatewayNamespaces) || self.mode == 'EndpointPicker' && self.networkPolicy != 'None'",message="gatewayNamespaces needs mode EndpointPicker and networkPolicy Managed: only that NetworkPolicy names Gateways",fieldPath=".gatewayNamespaces"
 type RoutingSpec struct {
-	// mode is Router; EndpointPicker for a Gateway that asks the request router by way of an InferencePool of the
-	// MoEDeployment's name, while the Service leads to the engine's pods; or None for a plain Service in front of the engine's
-	// pods.
+	// mode is Router, EndpointPicker or None. Default Router. With Router clients connect to the operator's request
+	// router. With EndpointPicker a Gateway asks the request router for the rank of each request, through an
+	// InferencePool with the name of the MoEDeployment, and the Service selects the engine pods. With None a Service
+	// selects the engine pods, and there is no request router.
 	// +optional
 	// +kubebuilder:default=Router
 	Mode RoutingMode `json:"mode,omitempty"`
 
-	// replicas is the number of request router pods.
+	// replicas is the number of request router pods. Default 2.
 	// +optional
 	// +kubebuilder:default=2
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	Replicas int32 `json:"replicas,omitempty"`
 
-	// template is merged over the pod template of the request router, in modes Router and EndpointPicker. Its field paths are those
-	// of a pod template. Router pods inherit the imagePullSecrets of spec.template and nothing else from it: they need no devices, and
-	// a toleration for device nodes would let them occupy such a node.
+	// template is merged over the pod template of the request router, in modes Router and EndpointPicker. Its field
+	// paths are those of a pod template. Router pods inherit only imagePullSecrets from spec.template: they need no
+	// devices, and with a toleration for device nodes they could occupy such a node.
 	// +optional
 	Template *RouterTemplate `json:"template,omitempty"`
 
-	// weights says how much each of the reasons to choose a rank counts. They are estimates in one unit, time saved, so
-	// that 100 for each is right wherever the estimates are.
+	// weights weigh the four terms of the score of a rank. All terms estimate saved time in the same unit, so the
+	// default of 100 for each is right where the estimates are accurate.
 	// +optional
 	Weights *RoutingWeights `json:"weights,omitempty"`
 
-	// pendingLimitPerRank is how many requests may be outstanding on a rank (on a pod, where requests have no rank). Where
-	// all ranks have as many, requests are answered with 429 and Retry-After. Without it there is no limit: engines queue, and
-	// bound their queues themselves, and only their owner knows from which length on clients are better sent away.
+	// pendingLimitPerRank is the maximum number of outstanding requests of a rank (of a pod, where requests have no
+	// rank). When all ranks are at the limit, requests are rejected with status 429 and a Retry-After header. Default:
+	// no limit, because engines queue requests and limit their queues.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000
 	PendingLimitPerRank *int32 `json:"pendingLimitPerRank,omitempty"`
 
-	// holdMilliseconds is how long a request may wait in a request router for the rank of its experts, while that has had more than its share
-	// of the last 128 requests. More is local then, the more the more ranks there are (at 16 a fifth), and answers of those that wait, half
-	// of them there, begin later. No request waits where fewer come in that time than there are ranks. Without it none ever does.
+	// holdMilliseconds is the maximum time that a request waits in a request router for the rank with its experts,
+	// while that rank has received more than its share of the last 128 requests. Default: requests do not wait. Waiting
+	// increases the local share, more with more ranks (by a fifth at 16 ranks, where half of the requests wait), and
+	// delays the responses of the waiting requests. No request waits while fewer requests than ranks arrive in that
+	// time.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	HoldMilliseconds *int32 `json:"holdMilliseconds,omitempty"`
 
-	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
-	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
-	// percent of throughput to much more), so the default is 5 where spec.profiling or spec.placement.planRef is given and requests
-	// have ranks, and 0 (nothing is observed) elsewhere. A change between 0 and more starts the engines anew. VLLM and VLLMAscend tell the
-	// experts of unstreamed requests alone; TensorRTLLM tells none.
+	// samplePercent is the percentage of requests for which the router asks the engine to return the experts that their
+	// tokens activated, to observe the local activation rate. Clients never see this data. Engines pay for the capture:
+	// reports range from a few percent of throughput to much more. Default 5 where spec.profiling or
+	// spec.placement.planRef is set and requests have ranks, and 0 (the rate is not observed) elsewhere. A change from
+	// 0 to a positive value, or back, restarts the engines. VLLM and VLLMAscend return the experts only for requests
+	// without streaming; TensorRTLLM never returns them.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	SamplePercent *int32 `json:"samplePercent,omitempty"`
 
-	// networkPolicy is Managed, or None. With Managed, only the request routers, the operator and monitoring reach the engines'
-	// serving port (mode Router). Only the operator and monitoring reach the routers' metrics, and only the operator reaches their
-	// observations. All other ports stay open. Monitoring is every namespace with the label semmoe.io/monitoring.
+	// networkPolicy is Managed or None. Default Managed. With Managed, only the request routers, the operator and
+	// monitoring can connect to the serving port of the engines (mode Router). Only the operator and monitoring can
+	// connect to the metrics of the routers, and only the operator to their observations. All other ports stay open.
+	// Monitoring is every namespace with the label semmoe.io/monitoring.
 	// +optional
 	// +kubebuilder:default=Managed
 	NetworkPolicy NetworkPolicyMode `json:"networkPolicy,omitempty"`
 
-	// gatewayNamespaces names the namespaces of the Gateways that use the endpoint picker. With networkPolicy Managed, pods of other
-	// namespaces cannot connect to it. Without gatewayNamespaces, every pod of the cluster can. It needs mode EndpointPicker.
+	// gatewayNamespaces are the namespaces of the Gateways that use the endpoint picker. With networkPolicy Managed,
+	// pods of other namespaces cannot connect to it. Default: every pod of the cluster can connect. It requires mode
+	// EndpointPicker.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
@@ -186,33 +193,33 @@ type RouterResources struct {
 	Requests corev1.ResourceList `json:"requests,omitempty"`
 }
 
-// RoutingWeights weigh the reasons to choose a rank, in percent: 100 counts a reason as it is estimated, 0 not at all.
+// RoutingWeights weigh the terms of the score of a rank, in percent: 100 uses the estimate of a term, 0 ignores the
+// term.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.affinityPercent) ? self.affinityPercent : 100) + (has(self.prefixPercent) ? self.prefixPercent : 100) + (has(self.loadPercent) ? self.loadPercent : 100) + (has(self.waitPercent) ? self.waitPercent : 100) > 0",message="at least one of affinityPercent, prefixPercent, loadPercent and waitPercent must be above 0: else nothing tells ranks apart"
+// +kubebuilder:validation:XValidation:rule="(has(self.affinityPercent) ? self.affinityPercent : 100) + (has(self.prefixPercent) ? self.prefixPercent : 100) + (has(self.loadPercent) ? self.loadPercent : 100) + (has(self.waitPercent) ? self.waitPercent : 100) > 0",message="at least one of affinityPercent, prefixPercent, loadPercent and waitPercent must be above 0: with all 0 every rank has the same score"
 type RoutingWeights struct {
-	// affinityPercent weighs the communication that is saved where a request's experts lie on the rank, by the plan's forecast;
-	// default 100. It needs requests that have a rank.
+	// affinityPercent weighs the saved communication where the experts of the request are on the rank, according to the
+	// forecast of the plan. Default 100. It requires requests that have a rank.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	AffinityPercent *int32 `json:"affinityPercent,omitempty"`
 
-	// prefixPercent weighs the computation that is saved where the rank still has the beginning of the prompt in its cache;
-	// default 100.
+	// prefixPercent weighs the saved computation where the rank has the prefix of the prompt in its cache. Default 100.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	PrefixPercent *int32 `json:"prefixPercent,omitempty"`
 
-	// loadPercent weighs the wait behind what is outstanding on the rank; default 100.
+	// loadPercent weighs the waiting time behind the outstanding requests of the rank. Default 100.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	LoadPercent *int32 `json:"loadPercent,omitempty"`
 
-	// waitPercent weighs the time by which prompts on one rank make the next step of all ranks longer: under load requests go to ranks
-	// whose next step has none yet; default 100. Then fewer activations are local than the plan promises, and requests are answered
-	// sooner. Only answers that are streamed tell when they begin.
+	// waitPercent weighs the time by which prefill on one rank extends the next step of all ranks. Default 100. Under
+	// load it sends requests to ranks whose next step has no prefill yet: fewer activations are local than the plan
+	// predicts, and responses start earlier. Only streamed responses show when they start.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000

@@ -171,7 +171,7 @@ func TestValidate(t *testing.T) {
 		"valid":                     {func(*semmoev1.AffinityProfile) {}, nil},
 		"serving":                   {serving, nil},
 		"unknown engine":            {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = "Other" }, []string{"UnknownEngine", "spec.engine.type", `"Other"`}},
-		"engine that does not tell": {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = semmoev1.EngineTensorRTLLM }, []string{"EngineCannotTell", "TensorRTLLM does not tell the experts"}},
+		"engine that does not tell": {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = semmoev1.EngineTensorRTLLM }, []string{"RoutedExpertsUnavailable", "TensorRTLLM does not tell the experts"}},
 		"flag of ours":              {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Args = []string{"--port=1"} }, []string{"ContradictingFlags", "--port=1"}},
 		"flag of ours, of a profile that is there": {func(p *semmoev1.AffinityProfile) {
 			p.Spec.Engine.Args, p.Status.Result = []string{"--config=/flags.yaml"}, &semmoev1.ProfileResult{}

@@ -98,7 +98,7 @@ func stage(o observation) (reason, message string) {
 	case o.LiveWaits != "":
 		return "WaitingForInputs", o.LiveWaits
 	case o.Live != nil && o.Live.enough():
-		return "WaitingForTurn", "The routers' samples are read once those of another profile have been"
+		return "Queued", "The routers' samples are read once those of another profile have been"
 	case o.Live != nil:
 		return "WaitingForSamples", waitingText(o.Live)
 	case a.Running != nil && !a.Ours:

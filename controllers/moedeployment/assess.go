@@ -174,7 +174,7 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 	status := metav1.ConditionTrue
 	switch a.Status {
 	case "":
-		return conditions.Unknown("NotAssessed", "What is in service is not known yet")
+		return conditions.Unknown("NotEvaluated", "What is in service is not known yet")
 	case locality.Unknown:
 		return conditions.Unknown(a.Reason, a.Message)
 	case locality.BelowPromise, locality.Drifted:

@@ -111,7 +111,7 @@ func TestAssessFromRouters(t *testing.T) {
 		}
 	}
 	moed.Spec.Drift.MaxReplansPerDay = new(int32(1))
-	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Hold.Reason != "DailyCap" {
+	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Hold.Reason != "DailyReplanLimit" {
 		t.Errorf("hold %+v: the newer plan was made for drift", a.Hold)
 	}
 	trial := revisions.StatefulSet(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{semmoev1.AnnotationRollout: "canary"}}, Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}})

@@ -57,9 +57,9 @@ func TestBatchTokensStatus(t *testing.T) {
 		},
 		"moved, and held": {
 			plan: func(*semmoev1.PlacementPlan) {}, previous: reported,
-			o: observation{Reports: answered, Steps: counted(decoding), Drift: locality.Assessment{BatchesMoved: true, BatchHold: desired.Finding{Reason: "Cooldown", Message: "until then"}}},
+			o: observation{Reports: answered, Steps: counted(decoding), Drift: locality.Assessment{BatchesMoved: true, BatchHold: desired.Finding{Reason: "ReplanCooldown", Message: "until then"}}},
 			want: &semmoev1.BatchTokensStatus{
-				Source: "Default", Sizes: defaults, Observed: decoding, PrefillMilli: ptr.To[int32](10), ObservedTime: earlier, Reason: "Cooldown",
+				Source: "Default", Sizes: defaults, Observed: decoding, PrefillMilli: ptr.To[int32](10), ObservedTime: earlier, Reason: "ReplanCooldown",
 			},
 			message: "until then",
 		},
@@ -109,7 +109,7 @@ func TestBatchesAreHeld(t *testing.T) {
 		t.Errorf("a plan that is two hours old: %+v", a)
 	}
 	in.Replans = []time.Time{moedtest.Start.Add(-time.Minute)}
-	if a := locality.Assess(in); !a.BatchesMoved || a.BatchHold.Reason != "Cooldown" {
+	if a := locality.Assess(in); !a.BatchesMoved || a.BatchHold.Reason != "ReplanCooldown" {
 		t.Errorf("a minute after another plan: %+v", a)
 	}
 	in.Plan = nil

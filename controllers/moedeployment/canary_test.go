@@ -159,16 +159,16 @@ func TestCanaryIsDecided(t *testing.T) {
 		"better, but it still soaks":     {requests: 50, candidate: 8, stable: 2, minutes: 3, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
 		"better":                         {requests: 50, candidate: 8, stable: 2, minutes: 9, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
 		"better, and nothing has a time": {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
-		"nothing has a time for long":    {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "Inconclusive", says: "0 of at least 200 requests with a time", mark: "Canary", Replicas: 1},
+		"nothing has a time for long":    {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "CanaryInconclusive", says: "0 of at least 200 requests with a time", mark: "Canary", Replicas: 1},
 		"a short soak asks for no times": {Change: []func(*semmoev1.MoEDeployment){short}, requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
 		"faster, and nothing is sampled": {Change: []func(*semmoev1.MoEDeployment){unsampled}, minutes: 9, slower: -0.1, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
 		"more local, and slower":         {requests: 50, candidate: 8, stable: 2, minutes: 9, slower: 0.1, now: soaked, phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "InterTokenSlower: its time per output token changes by +10.0%", Replicas: 1},
 		"worse, while it soaks":          {requests: 50, candidate: 2, stable: 8, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", Replicas: 1},
-		"worse, held":                    {Change: []func(*semmoev1.MoEDeployment){manual}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "RollbackHeld", mark: "Canary", Replicas: 1, held: true},
+		"worse, held":                    {Change: []func(*semmoev1.MoEDeployment){manual}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "RollbackPending", mark: "Canary", Replicas: 1, held: true},
 		"few requests":                   {requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
 		"few requests, approved":         {Change: []func(*semmoev1.MoEDeployment){approve}, requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
-		"few requests for long":          {requests: 5, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "Inconclusive", says: "5 of at least 30 sampled requests of the canary", mark: "Canary", Replicas: 1},
-		"nothing is sampled":             {Change: []func(*semmoev1.MoEDeployment){unsampled}, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Inconclusive", mark: "Canary", Replicas: 1},
+		"few requests for long":          {requests: 5, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "CanaryInconclusive", says: "5 of at least 30 sampled requests of the canary", mark: "Canary", Replicas: 1},
+		"nothing is sampled":             {Change: []func(*semmoev1.MoEDeployment){unsampled}, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "CanaryInconclusive", mark: "Canary", Replicas: 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 )
 
 // reasonSpecInvalid is the reason of what waits until the spec can be realised.
-const reasonSpecInvalid = "SpecInvalid"
+const reasonSpecInvalid = "WaitingForValidSpec"
 
 // profiled is the verdict on a complete profile.
 func profiled(profile *semmoev1.AffinityProfile) conditions.Verdict {

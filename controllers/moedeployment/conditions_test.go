@@ -45,15 +45,15 @@ func TestPlanningConditions(t *testing.T) {
 		want map[string]string
 	}{
 		"profile of another model": {serving(planner.Planning{ProfileName: "p", Profile: &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Model: &semmoev1.ModelStatus{Digest: "other"}}}}),
-			map[string]string{"Profiled": "False OtherModel", "Degraded": "True OtherModel", "Stalled": "False NotStalled", "Ready": "True Serving"}},
+			map[string]string{"Profiled": "False ModelMismatch", "Degraded": "True ModelMismatch", "Stalled": "False NotStalled", "Ready": "True Serving"}},
 		"profile to come":               {sampled(serving(planner.Planning{ProfileName: "p"}), locality.Assess(locality.Input{})), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
 		"broken profile":                {serving(planner.Planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
 		"plan to come":                  {serving(planner.Planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
 		"held":                          {serving(planner.Planning{Profile: profile, Plan: plan, Hold: desired.Finding{Reason: "AwaitingApproval", Message: "m"}}), map[string]string{"Planned": "True Planned", "RolledOut": "False AwaitingApproval"}},
 		"an error before the candidate": {serving(planner.Planning{Profile: profile, Plan: plan, Candidate: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap)}), map[string]string{"RolledOut": "False WaitingForReplicas"}},
-		"in service":                    {serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown NotAssessed"}},
+		"in service":                    {serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown NotEvaluated"}},
 		"on target":                     {sampled(serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.OnTarget, Reason: "OnTarget"}), map[string]string{"LocalityOnTarget": "True OnTarget"}},
-		"below":                         {sampled(serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.BelowPromise, Reason: "BelowPromise"}), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
+		"below":                         {sampled(serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.BelowPromise, Reason: "BelowTarget"}), map[string]string{"LocalityOnTarget": "False BelowTarget", "Ready": "True Serving"}},
 		"drifted":                       {sampled(serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.Drifted, Reason: "Drifted"}), map[string]string{"LocalityOnTarget": "False Drifted", "Ready": "True Serving", "Degraded": "False AsExpected"}},
 		"the next to come": {serving(planner.Planning{Profile: profile, Plan: moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: revisions.LayoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
 			map[string]string{"Planned": "False Published", "RolledOut": "False WaitingForPlan"}},
@@ -84,7 +84,7 @@ func TestLocalityThatCannotBeMeasured(t *testing.T) {
 	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning, nil, nil, moedtest.Start)
 	status := statusOf(moed, o, moedtest.Start)
 	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
-	if c.Status != metav1.ConditionUnknown || c.Reason != "EngineCannotTell" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {
+	if c.Status != metav1.ConditionUnknown || c.Reason != "RoutedExpertsUnavailable" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {
 		t.Errorf("LocalityOnTarget is %s %s (%s)", c.Status, c.Reason, c.Message)
 	}
 	if status.LAR == nil || status.LAR.ObservedMilli != nil {

@@ -38,7 +38,7 @@ type rolloutState struct {
 
 const (
 	reasonInconclusive = rollout.ReasonInconclusive
-	reasonRollbackHeld = "RollbackHeld"
+	reasonRollbackHeld = "RollbackPending"
 )
 
 // moves are the workloads of a MoEDeployment, the newest first, and what is to be decided from them.

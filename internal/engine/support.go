@@ -59,7 +59,7 @@ func (a Adapter) Support(s Situation) Support {
 	switch s.Realization {
 	case EngineMap:
 		if a.ExpertMap == nil {
-			verdict.Refuse("NoExpertMap", "%s reads no expert map: the plan can reach it by %s only", a.Type, ReshuffledWeights)
+			verdict.Refuse("ExpertMapUnsupported", "%s reads no expert map: the plan can reach it by %s only", a.Type, ReshuffledWeights)
 			return verdict
 		}
 		launch.ExpertMap = a.ExpertMap.File
@@ -99,19 +99,19 @@ func (a Adapter) Support(s Situation) Support {
 // checkPermutation checks what holds of a permuted checkpoint in any engine.
 func (a Adapter) checkPermutation(s Situation, verdict *Support) {
 	if s.Unpermutable != "" {
-		verdict.Refuse("NotPermutable", "The checkpoint's experts cannot be put into a plan's order: %s", s.Unpermutable)
+		verdict.Refuse("CheckpointNotPermutable", "The checkpoint's experts cannot be put into a plan's order: %s", s.Unpermutable)
 	}
 	if err := CheckExternalExperts(s.UserArgs); err != nil {
 		verdict.Refuse("ExternalExperts", "%v", err)
 	}
 	if s.Launch.RedundantExperts > 0 {
-		verdict.Refuse("RedundantExperts", "The plan has %d redundant experts in each layer; a permuted checkpoint has each expert once: use %s, or a plan without them", s.Launch.RedundantExperts, EngineMap)
+		verdict.Refuse("RedundantExpertsUnsupported", "The plan has %d redundant experts in each layer; a permuted checkpoint has each expert once: use %s, or a plan without them", s.Launch.RedundantExperts, EngineMap)
 	}
 	if s.Groups > 1 && !s.KeepsGroups {
 		verdict.Refuse("GroupLimitedGate", "The model's gate chooses among %d groups of experts, and the plan does not map groups onto groups: a permuted checkpoint would compute something else. Solve a plan that preserves groups, or use %s", s.Groups, EngineMap)
 	}
 	if !a.Pins() {
-		verdict.Refuse("CannotPin", "Requests cannot be sent to a rank of %s: a permuted checkpoint gains nothing there", a.Type)
+		verdict.Refuse("RankPinningUnsupported", "Requests cannot be sent to a rank of %s: a permuted checkpoint gains nothing there", a.Type)
 	}
 }
 
@@ -120,11 +120,11 @@ const ReasonNoAllToAll = "NoAllToAll"
 
 const (
 	// ReasonUnprovenMap is that an engine loads experts by a map, and chooses them without it, or may.
-	ReasonUnprovenMap = "UnprovenMap"
+	ReasonUnprovenMap = "ExpertMapUnverified"
 	// ReasonMapWithoutEffect is that a map changes nothing.
-	ReasonMapWithoutEffect = "MapWithoutEffect"
+	ReasonMapWithoutEffect = "ExpertMapWithoutEffect"
 	// ReasonDraftExperts is what a map does to the layers of a draft model.
-	ReasonDraftExperts = "DraftExperts"
+	ReasonDraftExperts = "DraftModelExperts"
 )
 
 // NoAllToAll tells that an engine exchanges tokens by a collective of all ranks. With attention tensor parallelism these have every token

@@ -530,7 +530,7 @@ func writeGoldens() map[string]golden {
 	}
 	held := func(moed *semmoev1.MoEDeployment) {
 		moed.Annotations = map[string]string{semmoev1.AnnotationApprove: secondPlan}
-		set(moed, "RolledOut", "False", "RollbackHeld", "Plan 6020771edb47c715 has failed on its canary")
+		set(moed, "RolledOut", "False", "RollbackPending", "Plan 6020771edb47c715 has failed on its canary")
 	}
 	serving := func(moed *semmoev1.MoEDeployment) { moed.Status.PlanDigest = secondPlan }
 	const failed, changed = semmoev1.AnnotationFailed + "b293798526", semmoev1.AnnotationOutputChanged + "b293798526"

@@ -92,12 +92,12 @@ func logsOf(pod *corev1.Pod) string {
 
 // Refused is the problem of pods that the API server does not accept, by its message.
 func Refused(message string) *Problem {
-	return &Problem{"PodsRefused", "The API server refuses the pods (raise the quota, or set the security contexts in spec.template): " + message}
+	return &Problem{"PodsRejected", "The API server refuses the pods (raise the quota, or set the security contexts in spec.template): " + message}
 }
 
 // RefusedRouter is the problem of request router pods that the API server does not accept.
 func RefusedRouter(message string) *Problem {
-	return &Problem{"PodsRefused", "The API server refuses the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
+	return &Problem{"PodsRejected", "The API server refuses the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
 }
 
 // WaitsForVolumes tells that a pod has a node, but its containers have not been created for longer than usual.

@@ -78,7 +78,7 @@ const (
 	ReasonSoaking = "Canary"
 	// ReasonInconclusive: after the longest soak the requests do not prove that it is better, and no user has approved
 	// it.
-	ReasonInconclusive = "Inconclusive"
+	ReasonInconclusive = "CanaryInconclusive"
 )
 
 // ServesSince is from when on as many replicas serve as a canary has; false while they do not.

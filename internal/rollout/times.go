@@ -53,7 +53,7 @@ var timeKinds = []timeKind{
 		what: "time to the first token", reason: "FirstTokenSlower", requests: "streamed requests",
 		of: func(s lar.Service) lar.Moments { return s.FirstToken }, margin: 0.10, tolerance: 0.10,
 	}, {
-		what: "time of an answer in one piece", reason: "AnswersSlower", requests: "requests that are answered in one piece",
+		what: "time of an answer in one piece", reason: "ResponsesSlower", requests: "requests that are answered in one piece",
 		of: func(s lar.Service) lar.Moments { return s.Answer }, margin: 0.10, tolerance: 0.10,
 	},
 }

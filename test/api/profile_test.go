@@ -71,7 +71,7 @@ func article(kind string) string {
 // How many pods a replica has is the deployment's matter: a profile that said it would say nothing.
 func TestProfileTakesNoPodsPerReplica(t *testing.T) {
 	spread := strings.NewReplacer("NAME", "spread", "expertParallelSize: 4", "expertParallelSize: 4, podsPerReplica: 1").Replace(minimalProfile)
-	refusedWith(t, api.Create(t.Context(), object(t, spread)), []string{"spec.parallelism.podsPerReplica", "does not depend on it"})
+	refusedWith(t, api.Create(t.Context(), object(t, spread)), []string{"spec.parallelism.podsPerReplica", "do not depend on it"})
 }
 
 // A profile that is taken through a deployment must name it.
@@ -91,12 +91,12 @@ func TestLiveProfile(t *testing.T) {
 	live := strings.NewReplacer("target: Dedicated", "target: Live\n  deploymentRef: {name: m}\n  live: {priorProfileRef: {name: p}}", "  dataset: {configMap: {name: d}}\n", "").Replace(minimalProfile)
 	for name, tc := range map[string]struct{ text, want string }{
 		"live":                      {live, ""},
-		"live-with-a-data-set":      {live + "  dataset: {configMap: {name: d}}\n", "target Live takes none"},
+		"live-with-a-data-set":      {live + "  dataset: {configMap: {name: d}}\n", "target Live does not allow it"},
 		"live-without-samples":      {strings.Replace(live, "  live: {priorProfileRef: {name: p}}\n", "", 1), "target Live needs live"},
 		"live-without-a-deployment": {strings.Replace(live, "  deploymentRef: {name: m}\n", "", 1), "targets Serving and Live need deploymentRef"},
 		"live-without-a-prior":      {strings.Replace(live, "{priorProfileRef: {name: p}}", "{samples: Counts}", 1), "priorProfileRef"},
 		"dedicated-without-data":    {strings.Replace(minimalProfile, "  dataset: {configMap: {name: d}}\n", "", 1), "need dataset"},
-		"dedicated-with-samples":    {minimalProfile + "  live: {priorProfileRef: {name: p}}\n", "no other target takes it"},
+		"dedicated-with-samples":    {minimalProfile + "  live: {priorProfileRef: {name: p}}\n", "other targets do not allow it"},
 	} {
 		err := api.Create(t.Context(), object(t, strings.Replace(tc.text, "NAME", name, 1)))
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {

@@ -166,7 +166,7 @@ func TestCanary(t *testing.T) {
 	if err := api.Patch(t.Context(), bad, client.RawPatch("application/merge-patch+json", []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, failures[0])))); err != nil {
 		t.Fatal(err)
 	}
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionStalled, metav1.ConditionTrue, "RollbackHeld", "LocalityWorse", failures[0])
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionStalled, metav1.ConditionTrue, "RollbackPending", "LocalityWorse", failures[0])
 	if held := get(t, moed); !meta.IsStatusConditionTrue(held.Status.Conditions, semmoev1.ConditionReady) || meta.IsStatusConditionTrue(held.Status.Conditions, semmoev1.ConditionDegraded) {
 		t.Errorf("the conditions are %+v", held.Status.Conditions)
 	}

@@ -98,7 +98,7 @@ func TestDriftIsTold(t *testing.T) {
 	look(metav1.ConditionTrue, "OnTarget")
 	prometheus.tell(http.StatusOK, "0.01", "")
 	told := look(metav1.ConditionFalse, "Drifted")
-	if c := meta.FindStatusCondition(told.Status.Conditions, semmoev1.ConditionLocalityOnTarget); !strings.Contains(c.Message, "PlanTooYoung") {
+	if c := meta.FindStatusCondition(told.Status.Conditions, semmoev1.ConditionLocalityOnTarget); !strings.Contains(c.Message, "PlanCooldown") {
 		t.Errorf("the condition does not tell why nothing is planned: %s", c.Message)
 	}
 	if told.Status.Drift == nil || told.Status.Drift.ThresholdMilli != 900 || told.Status.Drift.StatisticMilli != 1000 || told.Status.Drift.Since == nil {
@@ -198,7 +198,7 @@ func holdReplans(t *testing.T, moed *semmoev1.MoEDeployment) {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec = *spec.DeepCopy() })
 	}
 	held("Paused", func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused })
-	held("ReplansOff", func(m *semmoev1.MoEDeployment) { m.Spec.Drift.MaxReplansPerDay = ptr.To[int32](0) })
+	held("ReplansDisabled", func(m *semmoev1.MoEDeployment) { m.Spec.Drift.MaxReplansPerDay = ptr.To[int32](0) })
 	held("PlanPinned", func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: get(t, moed).Status.Plan}
 	})

@@ -28,7 +28,7 @@ func TestSpecsAreRefused(t *testing.T) {
 
 func refuseDeployments(t *testing.T, namespace string) {
 	cases := map[string]func(*semmoev1.MoEDeployment){
-		"EngineCannotTell": func(m *semmoev1.MoEDeployment) {
+		"RoutedExpertsUnavailable": func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type = semmoev1.EngineTensorRTLLM
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/requests.jsonl"}}
 		},
@@ -115,7 +115,7 @@ func privilegedEngine() *corev1.PodTemplateSpec {
 func refuseProfiles(t *testing.T, namespace string) {
 	create(t, requests(t, namespace, 20))
 	cases := map[string]func(*semmoev1.AffinityProfile){
-		"EngineCannotTell": func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = semmoev1.EngineTensorRTLLM },
+		"RoutedExpertsUnavailable": func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = semmoev1.EngineTensorRTLLM },
 		"OverlapUnsupported": func(p *semmoev1.AffinityProfile) {
 			p.Spec.Engine.Type, p.Spec.Engine.Overlap = semmoev1.EngineVLLM, &semmoev1.OverlapSpec{CommunicationSMs: 8}
 		},
@@ -222,19 +222,19 @@ func TestPlansAreHeldBack(t *testing.T) {
 		{semmoev1.ConditionRolledOut, "NoRouter", func(m deployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }},
 		{semmoev1.ConditionRolledOut, "Advisory", func(m deployment) { m.Spec.Placement.Approval = semmoev1.ApprovalAdvisory }},
 		{semmoev1.ConditionRolledOut, "AwaitingApproval", func(m deployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual }},
-		{semmoev1.ConditionRolledOut, "NotRealizable", func(m deployment) {
+		{semmoev1.ConditionRolledOut, "UnsupportedByEngine", func(m deployment) {
 			m.Spec.Engine.Type, m.Spec.Placement.Realization = semmoev1.EngineVLLM, semmoev1.RealizationEngineMap
 		}},
 		{semmoev1.ConditionPlanned, "NoGainExpected", func(m deployment) { m.Spec.Parallelism.ExpertParallelSize = 1 }},
 		{semmoev1.ConditionDegraded, "ProfileNotFound", func(m deployment) { m.Spec.Profiling.ProfileRef.Name = "nobody" }},
-		{semmoev1.ConditionDegraded, "OtherModel", func(m deployment) { m.Spec.Profiling.ProfileRef.Name = "another" }},
+		{semmoev1.ConditionDegraded, "ModelMismatch", func(m deployment) { m.Spec.Profiling.ProfileRef.Name = "another" }},
 		{semmoev1.ConditionDegraded, "PlanNotFound", pin("nobody")},
-		{semmoev1.ConditionDegraded, "OtherParallelism", pin(wide.Name)},
-		{semmoev1.ConditionDegraded, "OtherEngine", pin(foreign.Name)},
-		{semmoev1.ConditionRolledOut, "NoRoomForCanary", func(m deployment) { // with none there is nothing to interrupt
+		{semmoev1.ConditionDegraded, "ParallelismMismatch", pin(wide.Name)},
+		{semmoev1.ConditionDegraded, "EngineMismatch", pin(foreign.Name)},
+		{semmoev1.ConditionRolledOut, "RolloutInterruptsService", func(m deployment) { // with none there is nothing to interrupt
 			m.Spec.Replicas, m.Spec.Rollout.MaxSurge = ptr.To[int32](1), ptr.To[int32](0)
 		}},
-		{semmoev1.ConditionRolledOut, "Inconclusive", func(m deployment) { // nobody looks at its canary
+		{semmoev1.ConditionRolledOut, "CanaryInconclusive", func(m deployment) { // nobody looks at its canary
 			m.Spec.Replicas, m.Spec.Rollout.SoakSeconds, m.Spec.Routing.SamplePercent = ptr.To[int32](2), ptr.To[int32](1), ptr.To[int32](0)
 		}},
 	} {
@@ -297,7 +297,7 @@ func TestPlanningIsRefused(t *testing.T) {
 	quota := noPods(t, namespace)
 	restore()
 	published := waitPlan(t, plan, semmoev1.ConditionReady, "Published")
-	waitProfile(t, patience, profile, semmoev1.ConditionDegraded, metav1.ConditionTrue, "PodsRefused", "exceeded quota")
+	waitProfile(t, patience, profile, semmoev1.ConditionDegraded, metav1.ConditionTrue, "PodsRejected", "exceeded quota")
 	if err := api.Delete(t.Context(), quota); err != nil {
 		t.Fatal(err)
 	}

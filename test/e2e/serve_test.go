@@ -345,7 +345,7 @@ func TestRestrictedNamespace(t *testing.T) {
 		m.Spec.Model.Volume = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}
 	})
 	create(t, moed)
-	waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "PodsRefused", "violates PodSecurity", "allowPrivilegeEscalation")
+	waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "PodsRejected", "violates PodSecurity", "allowPrivilegeEscalation")
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](65532), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},

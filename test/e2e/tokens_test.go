@@ -39,7 +39,7 @@ func TestTokens(t *testing.T) {
 	}
 
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleDisabled })
-	waitCondition(t, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionUnknown, "EngineCannotShuffle", "one activation in 4 is local")
+	waitCondition(t, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionUnknown, "TokenShuffleUnsupported", "one activation in 4 is local")
 	eventually(t, patience, "another plan is made", func() error {
 		if plan := get(t, moed).Status.Plan; plan == planned.Status.Plan || plan == "" {
 			return fmt.Errorf("it is %q", plan)

@@ -452,7 +452,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		"a quota of no pods": {
 			refuse: func(t *testing.T, namespace string) client.Object { return noPods(t, namespace) },
-			reason: "PodsRefused", parts: []string{"exceeded quota: none"},
+			reason: "PodsRejected", parts: []string{"exceeded quota: none"},
 		},
 		"a webhook that is down": {
 			refuse: func(t *testing.T, namespace string) client.Object {

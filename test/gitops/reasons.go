@@ -10,7 +10,7 @@ import (
 // quoting are the conditions that tell of a plan also why another one is not made, or not used, in the words of a reason.
 var quoting = sets.New("LocalityOnTarget", "Planned", "RolledOut")
 
-// quoted is a reason in a message, as in "DailyCap: two plans were made" and in "no plan is made for it now (DailyCap): two plans".
+// quoted is a reason in a message, as in "DailyReplanLimit: two plans were made" and in "no plan is made for it now (DailyReplanLimit): two plans".
 var quoted = regexp.MustCompile(`(?:^|\. |\()([A-Z][A-Za-z]+)\)?: `)
 
 // Reasons are those that the conditions of an object have, and that their messages quote.

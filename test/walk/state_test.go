@@ -131,7 +131,7 @@ func unfinished(object client.Object, owners map[types.UID]bool) error {
 	}
 	switch o := object.(type) {
 	case *semmoev1.MoEDeployment:
-		if locality := meta.FindStatusCondition(o.Status.Conditions, semmoev1.ConditionLocalityOnTarget); locality != nil && slices.Contains([]string{"NotAssessed", "RoutersUnreachable", "TooFewSamples"}, locality.Reason) {
+		if locality := meta.FindStatusCondition(o.Status.Conditions, semmoev1.ConditionLocalityOnTarget); locality != nil && slices.Contains([]string{"NotEvaluated", "RoutersUnreachable", "TooFewSamples"}, locality.Reason) {
 			return errNotObserved
 		}
 		if err := inProgress(o.Generation, o.Status.ObservedGeneration, o.Status.Conditions); err != nil {
@@ -166,7 +166,7 @@ func unplanned(moed *semmoev1.MoEDeployment) error {
 	if rolled != nil && slices.Contains([]string{"CanaryStarting", "Promoting"}, rolled.Reason) {
 		return fmt.Errorf("RolledOut is %+v", rolled)
 	}
-	if rolled == nil || slices.Contains([]string{"NoPlan", "RollingOut", "AwaitingAnswers", "WaitingForPlan", "Canary"}, rolled.Reason) {
+	if rolled == nil || slices.Contains([]string{"NoPlan", "RollingOut", "AwaitingBaselineOutputs", "WaitingForPlan", "Canary"}, rolled.Reason) {
 		return fmt.Errorf("%w: RolledOut is %+v", errWaits, rolled)
 	}
 	return nil

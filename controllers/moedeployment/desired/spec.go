@@ -84,7 +84,7 @@ func EngineCountsSteps(moed *semmoev1.MoEDeployment) bool {
 
 // ReasonEngineCannotTell is that of a spec, or a condition, which needs the experts of requests of an engine that does not
 // tell them.
-const ReasonEngineCannotTell = "EngineCannotTell"
+const ReasonEngineCannotTell = "RoutedExpertsUnavailable"
 
 // EngineTells tells that the engine can be asked for the experts of a request. It is false of an engine that is not known,
 // which revisions.Validate refuses.

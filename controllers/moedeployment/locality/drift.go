@@ -26,7 +26,7 @@ const (
 	// OnTarget: requests are as they were.
 	OnTarget Status = "OnTarget"
 	// BelowPromise: requests do not get what the plan promises, but have not been seen to be others than before.
-	BelowPromise Status = "BelowPromise"
+	BelowPromise Status = "BelowTarget"
 	// Drifted: requests are others than those that the plan was made for.
 	Drifted Status = "Drifted"
 )
@@ -274,7 +274,7 @@ func nothingObserved(in Input) (reason, message string, violated bool) {
 
 // notScored: without the tables nothing is known of what a request should have got.
 func notScored(in Input) (reason, message string, violated bool) {
-	return "NotScored", "The routers have not loaded the tables of the plan: what they sample cannot be compared with it", in.fromRouters() && in.Routers.Tables == ""
+	return "TablesNotLoaded", "The routers have not loaded the tables of the plan: what they sample cannot be compared with it", in.fromRouters() && in.Routers.Tables == ""
 }
 
 // tooFewSamples: chance has the say.
@@ -329,7 +329,7 @@ func holdPinned(in Input) (reason, message string, violated bool) {
 
 // holdOff: drift is to be told, not acted upon.
 func holdOff(in Input) (reason, message string, violated bool) {
-	return "ReplansOff", "spec.drift.maxReplansPerDay is 0", *in.Spec.MaxReplansPerDay == 0
+	return "ReplansDisabled", "spec.drift.maxReplansPerDay is 0", *in.Spec.MaxReplansPerDay == 0
 }
 
 // holdRollOut: samples are of two revisions, and one of them may be a plan for this very drift.
@@ -341,7 +341,7 @@ func holdRollOut(in Input) (reason, message string, violated bool) {
 // clock was set back, is young.
 func holdYoungPlan(in Input) (reason, message string, violated bool) {
 	until := in.Plan.CreationTimestamp.Add(in.cooldown())
-	return "PlanTooYoung", "The plan in use is younger than spec.drift.cooldownSeconds, until " + stamp(until), in.Now.Before(until)
+	return "PlanCooldown", "The plan in use is younger than spec.drift.cooldownSeconds, until " + stamp(until), in.Now.Before(until)
 }
 
 // holdCooldown: the last plan that was made for drift was no gain, or failed; another one right after it would fare alike.
@@ -350,13 +350,13 @@ func holdCooldown(in Input) (reason, message string, violated bool) {
 		return "", "", false
 	}
 	until := in.Replans[0].Add(in.cooldown())
-	return "Cooldown", "The last plan for drift was made less than spec.drift.cooldownSeconds ago, until " + stamp(until), in.Now.Before(until)
+	return "ReplanCooldown", "The last plan for drift was made less than spec.drift.cooldownSeconds ago, until " + stamp(until), in.Now.Before(until)
 }
 
 // holdDailyCap: requests that change for ever, or a test that is wrong, must not cost without end.
 func holdDailyCap(in Input) (reason, message string, violated bool) {
 	made := ReplansLastDay(in.Replans, in.Now)
-	return "DailyCap", fmt.Sprintf("%d plans were made for drift within 24 hours; spec.drift.maxReplansPerDay is %d", made, *in.Spec.MaxReplansPerDay),
+	return "DailyReplanLimit", fmt.Sprintf("%d plans were made for drift within 24 hours; spec.drift.maxReplansPerDay is %d", made, *in.Spec.MaxReplansPerDay),
 		made >= int(*in.Spec.MaxReplansPerDay)
 }
 
@@ -379,4 +379,4 @@ func (in Input) cooldown() time.Duration {
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // reasonEngineCannotShuffle is that of a condition which needs tokens to be sent where their experts are.
-const reasonEngineCannotShuffle = "EngineCannotShuffle"
+const reasonEngineCannotShuffle = "TokenShuffleUnsupported"

@@ -95,7 +95,7 @@ func TestCopiesAreServed(t *testing.T) {
 	}
 	moed.Spec.Placement.Realization = semmoev1.RealizationReshuffledWeights
 	c = choice{moed: moed, report: moedtest.Report(), wanted: wanted}
-	if serving, candidate, hold := c.chooseLayout(); serving != nil || candidate != nil || hold.Reason != "NotRealizable" {
+	if serving, candidate, hold := c.chooseLayout(); serving != nil || candidate != nil || hold.Reason != "UnsupportedByEngine" {
 		t.Errorf("a permuted checkpoint with copies: %+v, %+v, %+v", serving, candidate, hold)
 	}
 }

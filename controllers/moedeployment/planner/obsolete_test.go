@@ -236,7 +236,7 @@ func TestRefusedBesideWhatServes(t *testing.T) {
 		serving, try bool
 		hold, tables string
 	}{
-		"answers are not stored":             {verb: "create", object: "m-answers", workloads: []*revisions.Workload{workload(nil)}, hold: "AwaitingAnswers"},
+		"answers are not stored":             {verb: "create", object: "m-answers", workloads: []*revisions.Workload{workload(nil)}, hold: "AwaitingBaselineOutputs"},
 		"answers are not stored, on a trial": {verb: "create", object: "m-answers", workloads: []*revisions.Workload{trial(workload(layout)), workload(nil)}, try: true},
 		"old answers stay":                   {verb: "delete", object: "m-answers-old", objects: []client.Object{stored, configMap("m-answers-old", semmoev1.ComponentAnswers, nil)}, workloads: inService, serving: true},
 		"an obsolete plan stays":             {verb: "delete", object: "gone", objects: []client.Object{stored, planOf("gone", "cc", func(p *semmoev1.PlacementPlan) { ours(p) })}, workloads: inService, serving: true},
@@ -355,7 +355,7 @@ func TestContradictedLayout(t *testing.T) {
 	for name, workloads := range map[string][]*revisions.Workload{"new": nil, "in service": {workloadUnder(t, plan, 2)}} {
 		c := choice{moed: moedtest.Deployment(change, contradict), report: moedtest.Report(), wanted: plan, workloads: workloads}
 		serving, candidate, hold := c.chooseLayout()
-		if serving != nil || candidate != nil || hold.Reason != "NotRealizable" || !strings.Contains(hold.Message, "--ep-dispatch-algorithm") {
+		if serving != nil || candidate != nil || hold.Reason != "UnsupportedByEngine" || !strings.Contains(hold.Message, "--ep-dispatch-algorithm") {
 			t.Errorf("%s: serving %+v, candidate %+v, hold %+v", name, serving, candidate, hold)
 		}
 	}
@@ -387,7 +387,7 @@ func TestNoReplanOfAnotherKind(t *testing.T) {
 			Profile: moedtest.ProfiledBy("p", "r0", moedtest.Start), ProfileName: "p",
 		}
 		step := nextReplan(moed, moedtest.Model, p, driftSignal{Drifted: true, Now: moedtest.Start})
-		if made := step.Profile != nil; made != tc.made || !made && (step.Say.Reason != "OtherLayout" || !strings.Contains(step.Say.Message, "plan b0")) {
+		if made := step.Profile != nil; made != tc.made || !made && (step.Say.Reason != "LayoutMismatch" || !strings.Contains(step.Say.Message, "plan b0")) {
 			t.Errorf("%s: a profile is made: %v, want %v; says %+v", name, made, tc.made, step.Say)
 		}
 	}

@@ -281,7 +281,7 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 	case c.failedText(open[0]) != "":
 		hold = no(ReasonRolledBack, c.failedText(open[0]))
 	case c.answers.Missing != "" && !c.tried(open[0]):
-		hold = no("AwaitingAnswers", fmt.Sprintf("Plan %s is rolled out once it can be proven that it does not change the model's answers: %s", c.wanted.Status.Plan, c.answers.Missing))
+		hold = no("AwaitingBaselineOutputs", fmt.Sprintf("Plan %s is rolled out once it can be proven that it does not change the model's answers: %s", c.wanted.Status.Plan, c.answers.Missing))
 	case !c.needsTrial(inService, open[0]):
 		return open[0], nil, desired.Finding{}
 	default:
@@ -396,7 +396,7 @@ func supportOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, release e
 ) engine.Support {
 	support := adapter.Support(situation(moed, report, release, realization, redundant, keepsGroups))
 	if realization == semmoev1.RealizationReshuffledWeights && moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
-		support.Refuse("NeedsRouter", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
+		support.Refuse("RouterRequired", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
 	}
 	return support
 }
@@ -496,10 +496,10 @@ func promiseOf(serving *revisions.Layout, plans ...*semmoev1.PlacementPlan) *sem
 }
 
 // reasonNotRealizable is that no plan can reach the engine.
-const reasonNotRealizable = "NotRealizable"
+const reasonNotRealizable = "UnsupportedByEngine"
 
 // reasonNoRoom is that the roll-out of a plan would interrupt the service.
-const reasonNoRoom = "NoRoomForCanary"
+const reasonNoRoom = "RolloutInterruptsService"
 
 // holdBack is why a plan that is ready is not rolled out; its zero value where it is.
 func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, pinned bool) desired.Finding {
@@ -567,7 +567,7 @@ func PlannedText(plan *semmoev1.PlacementPlan) string {
 // Reasons of Profiled that mean a fault, not that something is still to come.
 const (
 	ReasonProfileNotFound = "ProfileNotFound"
-	ReasonOtherModel      = "OtherModel"
+	ReasonOtherModel      = "ModelMismatch"
 	ReasonOutputChanged   = "OutputChanged"
 )
 

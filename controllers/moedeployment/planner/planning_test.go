@@ -94,7 +94,7 @@ func TestChooseLayout(t *testing.T) {
 		"manual":                          {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, hold: "AwaitingApproval"},
 		"manual, approved":                {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual), approve}, wanted: fresh, want: fresh},
 		"manual, in service already":      {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, fresh, 1)}, want: fresh},
-		"one replica, no surge":           {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }}, wanted: fresh, hold: "NoRoomForCanary"},
+		"one replica, no surge":           {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }}, wanted: fresh, hold: "RolloutInterruptsService"},
 		"one replica, no surge, approved": {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }, approve}, wanted: fresh, want: fresh},
 		"one replica, surge": {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) {
 			m.Spec.Replicas = ptr.To[int32](1)
@@ -142,7 +142,7 @@ func TestChooseLayout(t *testing.T) {
 func TestOneReplicaDuringPromotion(t *testing.T) {
 	old, fresh := moedtest.PlanOf("old", "aa", nil), moedtest.PlanOf("new", "bb", nil)
 	moed, layout := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }), revisions.LayoutOf(fresh, semmoev1.RealizationEngineMap)
-	for step, hold := range map[string]string{semmoev1.RolloutCanary: "NoRoomForCanary", semmoev1.RolloutPromoting: ""} {
+	for step, hold := range map[string]string{semmoev1.RolloutCanary: "RolloutInterruptsService", semmoev1.RolloutPromoting: ""} {
 		moving := workloadUnder(t, fresh, 2)
 		moving.Labels[semmoev1.LabelRevision] = revisions.Of(moed, moedtest.Report(), layout)
 		metav1.SetMetaDataAnnotation(moving.ObjectMeta, semmoev1.AnnotationRollout, step)
@@ -219,10 +219,10 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		hold      string
 		why       string
 	}{
-		"no answers yet":                      {wanted: fresh, answers: answers{Missing: "soon"}, hold: "AwaitingAnswers"},
-		"no answers yet, the old one stays":   {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "AwaitingAnswers"},
+		"no answers yet":                      {wanted: fresh, answers: answers{Missing: "soon"}, hold: "AwaitingBaselineOutputs"},
+		"no answers yet, the old one stays":   {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "AwaitingBaselineOutputs"},
 		"in service needs none":               {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(fresh), "r1"), want: byMap(fresh)},
-		"nobody left to give them":            {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingAnswers"},
+		"nobody left to give them":            {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingBaselineOutputs"},
 		"asked for weights":                   {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
 		"the map changes answers":             {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "since by the engine's expert map answers change: told"},
 		"the map changes answers, in service": {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "answers change"},
@@ -237,25 +237,25 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"weights behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, workloads: inService(byWeights(fresh), "r1")},
 		"weights asked for behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights), func(m *semmoev1.MoEDeployment) {
 			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
-		}}, wanted: fresh, hold: "NotRealizable"},
+		}}, wanted: fresh, hold: "UnsupportedByEngine"},
 		"weights without a router":        {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
 		"engine without a map":            {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
-		"engine without a map, asked for": {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},
+		"engine without a map, asked for": {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "UnsupportedByEngine"},
 		"model whose map is ignored":      {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
 		"wrapper whose map is ignored":    {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map for multimodal models"},
 		"a map known to be wrong":         {wanted: fresh, release: "0.5.17", want: byWeights(fresh), why: "since SGLang before 0.5.23 loads the experts of models of type qwen3_moe by the map and chooses them without it"},
 		"a map that is right":             {wanted: fresh, release: "0.5.23", want: byMap(fresh)},
 		"a map with a backend":            {Change: []func(*semmoev1.MoEDeployment){deepEP}, wanted: fresh, release: "0.5.17", want: byMap(fresh)},
-		"a wrong map asked for":           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17", hold: "NotRealizable"},
+		"a wrong map asked for":           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17", hold: "UnsupportedByEngine"},
 		"a map without effect":            {report: &gptOSS, wanted: fresh, want: byWeights(fresh), why: "since The releases of SGLang whose source is known load the experts of gpt_oss models in the default order"},
 		"a wrong map that serves":         {wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byMap(fresh)},
 		"a wrong map that serves, asked for": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17",
 			workloads: inService(byMap(fresh), revision(byMap(fresh), realization(semmoev1.RealizationEngineMap))), want: byMap(fresh)},
 		"a wrong map for a changed spec":    {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "since SGLang before 0.5.23"},
-		"groups that the plan breaks":       {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "NotRealizable"},
-		"experts that cannot move":          {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, wanted: fresh, hold: "NotRealizable"},
-		"such experts before a plan":        {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, hold: "NotRealizable"},
-		"such experts, without a map":       {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, report: &fixed, hold: "NotRealizable"},
+		"groups that the plan breaks":       {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "UnsupportedByEngine"},
+		"experts that cannot move":          {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, wanted: fresh, hold: "UnsupportedByEngine"},
+		"such experts before a plan":        {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, hold: "UnsupportedByEngine"},
+		"such experts, without a map":       {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, report: &fixed, hold: "UnsupportedByEngine"},
 		"such experts by a map":             {report: &fixed, wanted: fresh, want: byMap(fresh)},
 		"such experts by a map, no plan":    {report: &fixed},
 		"groups, no plan yet":               {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped},
@@ -473,7 +473,7 @@ func TestChooseLayoutForTokens(t *testing.T) {
 		"in service":           {Change: moedtest.Tokens, workloads: under(fresh, moedtest.Tokens), want: of(fresh)},
 		"in place of another":  {Change: moedtest.Tokens, workloads: under(old, moedtest.Tokens), want: of(old), try: of(fresh)},
 		"no router, no matter": {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, want: of(fresh)},
-		"no all-to-all":        {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Engine.Args = nil }, hold: "NotRealizable", says: "spec.parallelism.attention is TensorParallel"},
+		"no all-to-all":        {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Engine.Args = nil }, hold: "UnsupportedByEngine", says: "spec.parallelism.attention is TensorParallel"},
 		"waits to be approved": {Change: func(m *semmoev1.MoEDeployment) {
 			moedtest.Tokens(m)
 			m.Spec.Placement.Approval = semmoev1.ApprovalManual
@@ -494,7 +494,7 @@ func TestChooseLayoutForTokens(t *testing.T) {
 // New tables cannot reach an engine that has read its own.
 func TestNewTablesNeedRequestsWithRanks(t *testing.T) {
 	tables := moedtest.PlanOf("new", "bb", nil)
-	if hold := holdTables(moedtest.Deployment(moedtest.Shuffled), tables); hold.Reason != "EngineKeepsTables" {
+	if hold := holdTables(moedtest.Deployment(moedtest.Shuffled), tables); hold.Reason != "TablesRequireRestart" {
 		t.Errorf("%+v", hold)
 	}
 	if hold := holdTables(moedtest.Deployment(), tables); hold.Reason != "" {

@@ -132,7 +132,7 @@ func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desi
 	short, gain := plan.Status.Plan, comparisonText(plan)
 	switch {
 	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
-		return desired.Finding{Reason: "EngineKeepsTables", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); with attention TensorParallel engines read the tables of their plan, once, when they start: they are not used", short, gain)}
+		return desired.Finding{Reason: "TablesRequireRestart", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); with attention TensorParallel engines read the tables of their plan, once, when they start: they are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return desired.Finding{Reason: "Advisory", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); spec.placement.approval is Advisory: they are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !Approved(moed, short) && !Pinned(moed, plan):
@@ -205,7 +205,7 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 	case moed.Spec.Placement.PlanRef != nil:
 		return replanStep{}
 	case p.otherKind() && d.Drifted:
-		return say("OtherLayout", fmt.Sprintf("The traffic has drifted; plan %s in service has another objective or number of redundant experts than spec.placement asks for, and none can replace it: bring plan %s into service, or take the change back",
+		return say("LayoutMismatch", fmt.Sprintf("The traffic has drifted; plan %s in service has another objective or number of redundant experts than spec.placement asks for, and none can replace it: bring plan %s into service, or take the change back",
 			p.Serving.Short(), p.Base.Status.Plan))
 	case p.otherKind():
 		return replanStep{}
@@ -273,7 +273,7 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	}
 	switch {
 	case complete && *moed.Spec.Drift.MaxReplansPerDay == 0:
-		return say("ReplansOff", fmt.Sprintf("spec.drift.maxReplansPerDay is 0: no plan is made from AffinityProfile %s", profile.Name))
+		return say("ReplansDisabled", fmt.Sprintf("spec.drift.maxReplansPerDay is 0: no plan is made from AffinityProfile %s", profile.Name))
 	case unchanged && d.Drifted && (moed.Spec.Profiling.Refresh != semmoev1.RefreshJob || d.Now.Sub(profile.CreationTimestamp.Time) >= datasetPeriod):
 		return p.profileAnew(moed, modelDigest, d)
 	case unchanged && d.OnTarget:
@@ -281,7 +281,7 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	case unchanged:
 		return say("DatasetUnchanged", "The traffic has drifted, but the data set is the one that the plan in service was made from: renew its content, or set spec.profiling.refresh to Live")
 	case !complete && d.OnTarget:
-		step := say("DriftPassed", "The traffic is as the plan promises again: the profile of the drift is given up")
+		step := say("DriftEnded", "The traffic is as the plan promises again: the profile of the drift is given up")
 		step.Abandoned = profile
 		return step
 	case !complete && superseded(moed, modelDigest, profile):
@@ -326,7 +326,7 @@ func (p Planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, 
 	} else if desired.Observes(moed) {
 		profile = p.liveProfile(moed, d)
 	} else {
-		return replanStep{Say: desired.Finding{Reason: "NothingSampled", Message: "The traffic has drifted; spec.profiling.refresh is Live, and routers sample nothing that a profile could be made of: set refresh to Job, or, with attention DataParallel, spec.routing.samplePercent above 0"}}
+		return replanStep{Say: desired.Finding{Reason: "NoTrafficSamples", Message: "The traffic has drifted; spec.profiling.refresh is Live, and routers sample nothing that a profile could be made of: set refresh to Job, or, with attention DataParallel, spec.routing.samplePercent above 0"}}
 	}
 	if profile == nil {
 		return replanStep{Say: desired.Finding{Reason: "NoDataset", Message: "The traffic has drifted; spec.profiling.refresh is Job, and spec.profiling names no data set: name one, or set refresh to Live"}}
@@ -399,7 +399,7 @@ func (p Planning) replanForBatches(moed *semmoev1.MoEDeployment, modelDigest str
 			after = p.Lineage.plans[0].Name
 		}
 		plan.Name = moed.Name + "-" + owned.ShortHash(struct{ Like, After string }{plan.Name, after}, 8)
-		return replanStep{Plan: plan, Say: desired.Finding{Reason: "BatchesMoved", Message: fmt.Sprintf(
+		return replanStep{Plan: plan, Say: desired.Finding{Reason: "BatchSizesChanged", Message: fmt.Sprintf(
 			"Engines compute other batch sizes than plan %s was made for (status.batchTokens): PlacementPlan %s is made for them", p.Serving.Short(), plan.Name)}}
 	}
 	return replanStep{}
@@ -549,8 +549,8 @@ func (pl *Planner) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeploymen
 // them.
 const (
 	reasonPlanNotFound     = "PlanNotFound"
-	reasonOtherParallelism = "OtherParallelism"
-	reasonOtherEngine      = "OtherEngine"
+	reasonOtherParallelism = "ParallelismMismatch"
+	reasonOtherEngine      = "EngineMismatch"
 )
 
 var PinFaults = []string{reasonPlanNotFound, reasonOtherParallelism, reasonOtherEngine, ReasonOtherModel}

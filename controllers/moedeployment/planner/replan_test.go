@@ -192,7 +192,7 @@ func TestNextReplan(t *testing.T) {
 		}, drift: drifted, say: "Pinned"},
 		"profile under way":           {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
 		"nothing known meanwhile":     {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
-		"the drift has passed":        {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftPassed"},
+		"the drift has passed":        {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftEnded"},
 		"live again, not sent":        {Change: live, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, abandon: true},
 		"sent again, not live":        {Change: job, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
 		"a Job under way":             {Change: job, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
@@ -205,7 +205,7 @@ func TestNextReplan(t *testing.T) {
 		"data set unchanged":          {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
 		"data set unchanged, late":    {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
 		"turned off meanwhile":        {Change: off, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, abandon: true},
-		"turned off, profile made":    {Change: off, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, say: "ReplansOff"},
+		"turned off, profile made":    {Change: off, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, say: "ReplansDisabled"},
 		"unchanged, the drift passed": {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: onTarget},
 		"unchanged, live by now":      {Change: live, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
 		"unchanged since a re-plan":   {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBegun}, plans: []*semmoev1.PlacementPlan{made}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
@@ -323,10 +323,10 @@ func TestPinFault(t *testing.T) {
 		want   string
 	}{
 		"fits":            {nil, ""},
-		"another size":    {func(p *semmoev1.PlacementPlan) { p.Spec.ExpertParallelSize = 8 }, "OtherParallelism"},
-		"other attention": {func(p *semmoev1.PlacementPlan) { p.Spec.Attention = semmoev1.AttentionTensorParallel }, "OtherParallelism"},
-		"another engine":  {func(p *semmoev1.PlacementPlan) { p.Spec.Engine = semmoev1.EngineVLLM }, "OtherEngine"},
-		"another model":   {func(p *semmoev1.PlacementPlan) { p.Status.ModelDigest = "sha256:x" }, "OtherModel"},
+		"another size":    {func(p *semmoev1.PlacementPlan) { p.Spec.ExpertParallelSize = 8 }, "ParallelismMismatch"},
+		"other attention": {func(p *semmoev1.PlacementPlan) { p.Spec.Attention = semmoev1.AttentionTensorParallel }, "ParallelismMismatch"},
+		"another engine":  {func(p *semmoev1.PlacementPlan) { p.Spec.Engine = semmoev1.EngineVLLM }, "EngineMismatch"},
+		"another model":   {func(p *semmoev1.PlacementPlan) { p.Status.ModelDigest = "sha256:x" }, "ModelMismatch"},
 		"not ready":       {func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }, "Published"},
 	} {
 		if got := pinFault(pin, moedtest.PlanOf("x", "aa", tc.Change), moedtest.Model); got.Reason != tc.want {

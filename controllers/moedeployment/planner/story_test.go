@@ -360,9 +360,9 @@ func TestPinnedTablesOfALayoutOfOthers(t *testing.T) {
 // Who pins new tables approves the layout that they are for.
 func TestPinnedTablesApproveTheirLayout(t *testing.T) {
 	for name, change := range map[string]func(*semmoev1.MoEDeployment){
-		"AwaitingApproval": func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual },
-		"NoRoomForCanary":  func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) },
-		"NoRouter":         func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },
+		"AwaitingApproval":         func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual },
+		"RolloutInterruptsService": func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) },
+		"NoRouter":                 func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },
 	} {
 		s := newStory(t, change)
 		s.inService()

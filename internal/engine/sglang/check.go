@@ -93,17 +93,17 @@ func check(s engine.Situation, verdict *engine.Support) {
 	}
 	mode, _ := engine.FlagValue(s.UserArgs, "--deepep-mode")
 	if (mode == "" || mode == "auto") && allToAll && recordsDistribution(s.UserArgs) {
-		verdict.Warn("RecorderNeedsMode", "spec.engine.args records the distribution of experts, which fails with --deepep-mode auto: set --deepep-mode to normal or low_latency, or remove the recorder")
+		verdict.Warn("RecorderNeedsDeepEPMode", "spec.engine.args records the distribution of experts, which fails with --deepep-mode auto: set --deepep-mode to normal or low_latency, or remove the recorder")
 	}
 }
 
 func checkMap(s engine.Situation, name string, allToAll bool, verdict *engine.Support) {
 	switch {
 	case s.Wrapper != "" && !slices.Contains(locatedWrappers, s.Wrapper):
-		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for multimodal models of type %q: the plan can reach it by %s only", s.Wrapper, engine.ReshuffledWeights)
+		verdict.Refuse("ExpertMapIgnored", "SGLang ignores an expert map for multimodal models of type %q: the plan can reach it by %s only", s.Wrapper, engine.ReshuffledWeights)
 		return
 	case s.Family != "" && !slices.Contains(located, s.Family):
-		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for models of type %q: the plan can reach it by %s only", s.Family, engine.ReshuffledWeights)
+		verdict.Refuse("ExpertMapIgnored", "SGLang ignores an expert map for models of type %q: the plan can reach it by %s only", s.Family, engine.ReshuffledWeights)
 		return
 	case s.ModelOpt():
 		verdict.Refuse("QuantizedScales", "SGLang loads the scales of a checkpoint quantised by %s in the default order of experts, whatever the map: the plan can reach it by %s only", s.Quantization, engine.ReshuffledWeights)

@@ -150,12 +150,12 @@ func check(s engine.Situation, verdict *engine.Support) {
 		return
 	}
 	if s.Family != "" && (s.Wrapper != "" || !slices.Contains(balanced, s.Family)) {
-		verdict.Refuse("NoExpertLocation", "TensorRT-LLM ignores an expert map for models of type %q: it takes maps for %s", cmp.Or(s.Wrapper, s.Family), strings.Join(balanced, ", "))
+		verdict.Refuse("ExpertMapIgnored", "TensorRT-LLM ignores an expert map for models of type %q: it takes maps for %s", cmp.Or(s.Wrapper, s.Family), strings.Join(balanced, ", "))
 	}
 	if all, err := parseOptions(s.Launch.Options); err == nil {
 		checkBackend(all, verdict)
 	}
-	verdict.Warn("CannotPin", "Requests cannot be sent to a rank of TensorRT-LLM, nor does it return the experts of a request: a plan only puts experts together that fire together, and the local activation rate stays unknown")
+	verdict.Warn("RankPinningUnsupported", "Requests cannot be sent to a rank of TensorRT-LLM, nor does it return the experts of a request: a plan only puts experts together that fire together, and the local activation rate stays unknown")
 }
 
 // checkBackend refuses options with which the engine takes no map, or ends at start with one.

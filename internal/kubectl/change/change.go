@@ -152,7 +152,7 @@ func untried(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	case len(failed) > 0 && metav1.IsControlledBy(plan, moed):
 		return statef("PlacementPlan %s has failed on a canary (revision %s), and is not tried again: to try it all the same, %s",
 			plan.Name, strings.TrimPrefix(failed[0], semmoev1.AnnotationFailed), unmarkCommand(plan, failed))
-	case reason == "RollbackHeld" && rollout != nil && rollout.CandidatePlan == plan.Status.Plan:
+	case reason == "RollbackPending" && rollout != nil && rollout.CandidatePlan == plan.Status.Plan:
 		return statef("PlacementPlan %s has failed on its canary, and stays there because spec.rollout.rollback of MoEDeployment %s is Manual: no approval promotes it while it fails; to take it back, kubectl semmoe rollback %s", plan.Name, moed.Name, moed.Name)
 	case reason == "OutputChanged" && plan.Name == moed.Status.Plan && len(changed) > 0:
 		return statef("the engine gives other answers under PlacementPlan %s (revision %s): it is not tried again until the engine's image, its arguments or the plan change",
@@ -193,7 +193,7 @@ func leavesTokens(moed *semmoev1.MoEDeployment) bool {
 }
 
 // holds are the reasons of RolledOut for which a plan waits for approval.
-var holds = []string{"AwaitingApproval", "NoRoomForCanary", "NoRouter", "Inconclusive"}
+var holds = []string{"AwaitingApproval", "RolloutInterruptsService", "NoRouter", "CanaryInconclusive"}
 
 // waiting is the plan that waits for approval, or has been approved and is on its way.
 func waiting(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan) (*semmoev1.PlacementPlan, error) {

@@ -203,11 +203,11 @@ func nextSteps(moed *semmoev1.MoEDeployment) []Step {
 	var steps []Step
 	rolledOut := condition(moed.Status.Conditions, semmoev1.ConditionRolledOut)
 	switch reason := rolledOut.Reason; {
-	case slices.Contains([]string{"AwaitingApproval", "NoRoomForCanary", "NoRouter"}, reason):
+	case slices.Contains([]string{"AwaitingApproval", "RolloutInterruptsService", "NoRouter"}, reason):
 		steps = append(steps, Step{command("approve"), "to have the plan rolled out"})
-	case reason == "Inconclusive":
+	case reason == "CanaryInconclusive":
 		steps = append(steps, Step{command("approve"), "to have the plan promoted after its soak, although nothing tells whether it is better"})
-	case reason == "RollbackHeld":
+	case reason == "RollbackPending":
 		steps = append(steps, Step{command("rollback"), "to take the plan back that has failed on its canary"})
 	case strings.Contains(rolledOut.Message, ". AwaitingApproval: "):
 		steps = append(steps, Step{command("approve"), "to have the new tables used"})

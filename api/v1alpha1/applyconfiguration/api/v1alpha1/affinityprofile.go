@@ -14,15 +14,16 @@ import (
 // AffinityProfileApplyConfiguration represents a declarative configuration of the AffinityProfile type for use
 // with apply.
 //
-// AffinityProfile records, once, which experts the tokens of a data set activate in a model. Its result is kept in the
-// artifact store under the digest of its inputs: the same inputs are never profiled twice while the result lives.
+// AffinityProfile records which experts the tokens of a data set activate in a model. The result is stored in the
+// artifact store under the digest of its inputs. Identical inputs are profiled once: a second profile reuses the stored
+// result.
 type AffinityProfileApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration `json:",inline"`
 	// metadata is the standard object metadata.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	// spec is what to profile. It cannot be changed: make another profile instead.
+	// spec is the desired profile. It is immutable: create another AffinityProfile instead.
 	Spec *AffinityProfileSpecApplyConfiguration `json:"spec,omitempty"`
-	// status is what the operator last observed.
+	// status is the most recently observed state.
 	Status *AffinityProfileStatusApplyConfiguration `json:"status,omitempty"`
 }
 

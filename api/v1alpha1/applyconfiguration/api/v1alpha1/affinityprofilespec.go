@@ -10,30 +10,37 @@ import (
 // AffinityProfileSpecApplyConfiguration represents a declarative configuration of the AffinityProfileSpec type for use
 // with apply.
 //
-// AffinityProfileSpec is what to profile, and where.
+// AffinityProfileSpec is the desired profile: model, engine, requests and target.
 type AffinityProfileSpecApplyConfiguration struct {
-	// model names the checkpoint.
+	// model is the checkpoint to profile.
 	Model *ModelSpecApplyConfiguration `json:"model,omitempty"`
-	// engine is the engine that answers the requests: the deployment's, or with target Dedicated the one to start.
+	// engine is the engine that computes the requests. With target Serving it is the engine of the deployment; with
+	// target Dedicated the profiling Job starts it.
 	Engine *EngineSpecApplyConfiguration `json:"engine,omitempty"`
-	// parallelism is how a dedicated engine spreads the model over devices.
+	// parallelism configures how a dedicated engine distributes the model over its devices.
 	Parallelism *ParallelismSpecApplyConfiguration `json:"parallelism,omitempty"`
-	// dataset is what is sent to the model, with targets Serving and Dedicated.
+	// dataset contains the requests to send to the model. It is required with targets Serving and Dedicated, and not
+	// allowed with target Live.
 	Dataset *DatasetSpecApplyConfiguration `json:"dataset,omitempty"`
-	// With target Live, the profile is complete once the routers have as many tokens, or 25,000 if that is less. With samples
-	// Counts, it holds all that they have counted. With samples Sequences, requests counts alike, with 100; tokens and requests
-	// bound how many are taken, newest and oldest alike, and longer ones than requestTokens are cut.
+	// Sampling with target Live: the profile is complete once the routers have spec.tokens tokens, or 25,000 tokens if
+	// spec.tokens is larger. With samples Counts it contains all tokens that the routers counted. With samples
+	// Sequences it also waits for spec.requests requests, or 100 if spec.requests is larger. The fields tokens and
+	// requests then bound the number that is taken, evenly from oldest to newest, and longer requests are truncated to
+	// requestTokens.
 	SamplingSpecApplyConfiguration `json:",inline"`
-	// target is Serving, Dedicated, or Live.
+	// target is where the requests are computed: Serving (by the running MoEDeployment), Dedicated (by an engine that
+	// the profiling Job starts) or Live (no requests are sent: the profile is made from the samples of the request
+	// routers). Default Serving.
 	Target *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
-	// deploymentRef is the MoEDeployment, in the same namespace, that answers the requests with target Serving, and whose
-	// routers hold the samples with target Live.
+	// deploymentRef is the MoEDeployment, in the same namespace, that computes the requests with target Serving, and
+	// whose request routers provide the samples with target Live. It is required with these targets.
 	DeploymentRef *DeploymentReferenceApplyConfiguration `json:"deploymentRef,omitempty"`
-	// live says which samples a profile of target Live is made from.
+	// live selects the samples that a profile with target Live is made from. It is required with target Live, and not
+	// allowed with other targets.
 	Live *LiveSpecApplyConfiguration `json:"live,omitempty"`
 	// template is merged over the pod template of the profiling Job: node selector, tolerations, resources. A container
-	// named "engine" is merged into the engine of target Dedicated, one named "profile" into the container that sends the
-	// requests. Labels and annotations under semmoe.io/ are reserved.
+	// named "engine" is merged into the engine container of target Dedicated, and a container named "profile" into the
+	// container that sends the requests. Labels and annotations under semmoe.io/ are reserved.
 	Template *v1.PodTemplateSpec `json:"template,omitempty"`
 }
 

@@ -9,19 +9,21 @@ import (
 // AffinityProfileStatusApplyConfiguration represents a declarative configuration of the AffinityProfileStatus type for use
 // with apply.
 //
-// AffinityProfileStatus is what the operator last observed.
+// AffinityProfileStatus is the most recently observed state of an AffinityProfile.
 type AffinityProfileStatusApplyConfiguration struct {
-	// conditions tell the state: Ready (the result is in the store), Progressing, Degraded, Reconciling, Stalled.
+	// conditions are Ready (the result is in the artifact store), Progressing, Degraded, Reconciling and Stalled. Each
+	// has a reason and a message.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// observedGeneration is the generation of the spec that this status is about.
+	// observedGeneration is the generation of the spec that this status describes.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// inputs is the short digest of model, data set and sampling: profiles of the same inputs share one result.
+	// inputs is the short digest of model, data set and sampling. Profiles with the same inputs share one result.
 	Inputs *string `json:"inputs,omitempty"`
-	// model is what the inspection found in the checkpoint.
+	// model is the result of the inspection of the checkpoint.
 	Model *ModelStatusApplyConfiguration `json:"model,omitempty"`
-	// progress is how far the profiling Job is, while it runs, or how much the request routers have sampled.
+	// progress is the progress of the profiling Job while it runs. With target Live it is the number of sampled tokens
+	// or requests.
 	Progress *ProfileProgressApplyConfiguration `json:"progress,omitempty"`
-	// result describes the profile, once it is in the store.
+	// result describes the profile. It is absent until the profile is in the artifact store.
 	Result *ProfileResultApplyConfiguration `json:"result,omitempty"`
 }
 

@@ -10,22 +10,25 @@ import (
 // BatchTokensStatusApplyConfiguration represents a declarative configuration of the BatchTokensStatus type for use
 // with apply.
 //
-// BatchTokensStatus describes the sizes of batches.
+// BatchTokensStatus contains numbers of tokens per step, over all ranks of a replica.
 type BatchTokensStatusApplyConfiguration struct {
-	// source is where sizes come from: Spec, Observed or Default.
+	// source is the source of sizes: Spec, Observed or Default.
 	Source *apiv1alpha1.BatchTokensSource `json:"source,omitempty"`
-	// sizes are those for which the plan in status.plan was made, or the next plan is made while there is none. Each is as frequent as the
-	// others.
+	// sizes are the batch sizes, in tokens, that the plan in status.plan was made for. Without a plan, they are the
+	// sizes that the next plan will be made for. All sizes have equal weights.
 	Sizes []int32 `json:"sizes,omitempty"`
-	// observed are the sizes of the steps of the engines in the last hours: the mean of the smallest eighth of the steps, of the next eighth, and
-	// so on. They move once their median or mean doubles or halves, and at most once a minute. They are absent while the engines report too little.
+	// observed is the distribution of the step sizes of the engines in the last hours, in tokens: the mean of the
+	// smallest eighth of the steps, of the next eighth, and so on. It is updated when its median or mean doubles or
+	// halves, and at most once a minute. It is absent while the engines report too few steps.
 	Observed []int32 `json:"observed,omitempty"`
-	// prefillMilli is the part of these steps that computed prompts, in thousandths.
+	// prefillMilli is the share of the observed steps that contained prefill, in thousandths.
 	PrefillMilli *int32 `json:"prefillMilli,omitempty"`
-	// observedTime is when both were read.
+	// observedTime is the time at which observed and prefillMilli were read.
 	ObservedTime *v1.Time `json:"observedTime,omitempty"`
-	// reason is why observed is absent, or why no plan is made for it although it differs much from sizes; message says what to do.
-	Reason  *string `json:"reason,omitempty"`
+	// reason is why observed is absent, or why no plan is made for observed although it differs considerably from
+	// sizes.
+	Reason *string `json:"reason,omitempty"`
+	// message explains reason, and names the action to take.
 	Message *string `json:"message,omitempty"`
 }
 

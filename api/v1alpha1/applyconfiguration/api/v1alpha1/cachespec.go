@@ -9,14 +9,15 @@ import (
 // CacheSpecApplyConfiguration represents a declarative configuration of the CacheSpec type for use
 // with apply.
 //
-// CacheSpec is a volume for copies of the checkpoint. Pods that share it share the copies: a pod that is restarted, and a
-// second replica that mounts the same volume, find theirs.
+// CacheSpec is a volume for copies of the checkpoint. Pods that mount the same volume share the copies: a restarted pod
+// or a second replica reuses an existing copy.
 type CacheSpecApplyConfiguration struct {
-	// volume is mounted read-write, at /var/cache/semmoe, in the containers that make the copies, and read-only in the engine's.
-	// It may be the volume of the model: on a file system with reflinks a copy then takes seconds, and next to no space.
+	// volume is mounted at /var/cache/semmoe: read-write in the containers that make the copies, and read-only in the
+	// engine container. It may be the volume of the model: on a file system with reflinks a copy then takes seconds,
+	// and almost no space.
 	Volume *v1.VolumeSource `json:"volume,omitempty"`
-	// sizeBytes bounds what the copies may take. To make room for another one, those are removed that no pod uses, the least
-	// recently used first. Without it nothing is removed.
+	// sizeBytes is the maximum size of all copies, in bytes. When a new copy needs space, copies that no pod uses are
+	// removed, the least recently used first. Without sizeBytes no copy is removed.
 	SizeBytes *int64 `json:"sizeBytes,omitempty"`
 }
 

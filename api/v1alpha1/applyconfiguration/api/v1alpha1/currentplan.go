@@ -5,14 +5,16 @@ package v1alpha1
 // CurrentPlanApplyConfiguration represents a declarative configuration of the CurrentPlan type for use
 // with apply.
 //
-// CurrentPlan names a plan in service, as it stands in the artifact store.
+// CurrentPlan identifies a plan in service by its digests in the artifact store.
 type CurrentPlanApplyConfiguration struct {
 	// planDigest is the full digest of the plan that the pods were made for.
 	PlanDigest *string `json:"planDigest,omitempty"`
-	// tablesDigest is the full digest of the plan whose tables the request routers use, where that is another one.
+	// tablesDigest is the full digest of the plan whose tables the request routers use, where it differs from
+	// planDigest.
 	TablesDigest *string `json:"tablesDigest,omitempty"`
-	// targetLARMilli is the local activation rate, in thousandths, with which new tables for its placement are good enough,
-	// whatever a new placement would gain. Without it they must gain nearly as much as that.
+	// targetLARMilli is the local activation rate, in thousandths, at which new tables for the current placement
+	// suffice, independent of the gain of a new placement. Without it new tables must gain nearly as much as a new
+	// placement.
 	TargetLARMilli *int32 `json:"targetLARMilli,omitempty"`
 }
 

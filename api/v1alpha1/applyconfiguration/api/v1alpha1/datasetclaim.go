@@ -5,11 +5,11 @@ package v1alpha1
 // DatasetClaimApplyConfiguration represents a declarative configuration of the DatasetClaim type for use
 // with apply.
 //
-// DatasetClaim is a file on a volume.
+// DatasetClaim identifies a file on a persistent volume.
 type DatasetClaimApplyConfiguration struct {
-	// claimName is the PersistentVolumeClaim, in the same namespace.
+	// claimName is the name of the PersistentVolumeClaim, in the same namespace.
 	ClaimName *string `json:"claimName,omitempty"`
-	// path of the file, relative to the root of the volume.
+	// path is the path of the file, relative to the root of the volume.
 	Path *string `json:"path,omitempty"`
 }
 

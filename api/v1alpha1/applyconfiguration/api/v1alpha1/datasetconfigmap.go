@@ -5,11 +5,11 @@ package v1alpha1
 // DatasetConfigMapApplyConfiguration represents a declarative configuration of the DatasetConfigMap type for use
 // with apply.
 //
-// DatasetConfigMap is a key of a ConfigMap.
+// DatasetConfigMap identifies a key of a ConfigMap.
 type DatasetConfigMapApplyConfiguration struct {
-	// name of the ConfigMap, in the same namespace.
+	// name is the name of the ConfigMap, in the same namespace.
 	Name *string `json:"name,omitempty"`
-	// key under which the data set stands.
+	// key is the key of the data set. Default dataset.jsonl.
 	Key *string `json:"key,omitempty"`
 }
 

@@ -5,14 +5,14 @@ package v1alpha1
 // DatasetSpecApplyConfiguration represents a declarative configuration of the DatasetSpec type for use
 // with apply.
 //
-// DatasetSpec names a data set: requests as JSONL, one per line: {"prompt": "..."}, {"messages": [...]} or ShareGPT's
-// {"conversations": [...]}, each with an optional "domain".
+// DatasetSpec identifies a data set: a JSONL file with one request per line. A request is {"prompt": "..."},
+// {"messages": [...]} or {"conversations": [...]} (the format of ShareGPT), each with an optional member "domain".
 type DatasetSpecApplyConfiguration struct {
-	// configMap holds the data set under one of its keys.
+	// configMap contains the data set in one of its keys.
 	ConfigMap *DatasetConfigMapApplyConfiguration `json:"configMap,omitempty"`
-	// persistentVolumeClaim holds the data set as a file.
+	// persistentVolumeClaim contains the data set as a file.
 	PersistentVolumeClaim *DatasetClaimApplyConfiguration `json:"persistentVolumeClaim,omitempty"`
-	// path is a file below /models, where spec.model.volume is mounted.
+	// path is the absolute path of a file below /models, where spec.model.volume is mounted.
 	Path *string `json:"path,omitempty"`
 }
 

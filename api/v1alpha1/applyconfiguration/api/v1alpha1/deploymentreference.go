@@ -5,9 +5,9 @@ package v1alpha1
 // DeploymentReferenceApplyConfiguration represents a declarative configuration of the DeploymentReference type for use
 // with apply.
 //
-// DeploymentReference names a MoEDeployment.
+// DeploymentReference identifies a MoEDeployment.
 type DeploymentReferenceApplyConfiguration struct {
-	// name of the MoEDeployment, in the same namespace.
+	// name is the name of the MoEDeployment, in the same namespace.
 	Name *string `json:"name,omitempty"`
 }
 

@@ -5,14 +5,15 @@ package v1alpha1
 // DriftCausesApplyConfiguration represents a declarative configuration of the DriftCauses type for use
 // with apply.
 //
-// DriftCauses are shares of the drop of the local activation rate, in thousandths. What they lack to 1000 has none of these
-// causes: the same tokens activate other experts than they did.
+// DriftCauses contains shares of the drop of the local activation rate, in thousandths. The remainder to 1000 has none
+// of these causes: the same tokens activate different experts than before.
 type DriftCausesApplyConfiguration struct {
-	// newTokensMilli is the share of tokens that the plan's tables have not seen.
+	// newTokensMilli is the share that is caused by tokens that are not in the tables of the plan.
 	NewTokensMilli *int32 `json:"newTokensMilli,omitempty"`
-	// changedMixMilli is the share of another mix of kinds of requests.
+	// changedMixMilli is the share that is caused by a change of the mix of request domains.
 	ChangedMixMilli *int32 `json:"changedMixMilli,omitempty"`
-	// loadBalancingMilli is the share of requests that were sent to other ranks than their best ones, to spread load.
+	// loadBalancingMilli is the share that is caused by requests that were routed to other ranks than their best one to
+	// balance load.
 	LoadBalancingMilli *int32 `json:"loadBalancingMilli,omitempty"`
 }
 

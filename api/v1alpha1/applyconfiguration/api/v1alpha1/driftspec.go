@@ -9,26 +9,31 @@ import (
 // DriftSpecApplyConfiguration represents a declarative configuration of the DriftSpec type for use
 // with apply.
 //
-// DriftSpec says when requests count as drifted away from a plan. A source that is away, or that tells nothing, is never drift:
-// condition LocalityOnTarget is then Unknown, and says why.
+// DriftSpec configures the detection of drift: traffic that no longer matches the plan in service. A source that is
+// unavailable or returns no data never counts as drift. Condition LocalityOnTarget is then Unknown, and its message
+// contains the cause.
 type DriftSpecApplyConfiguration struct {
-	// source is Router (the requests that request routers sample; needs routing.samplePercent above 0), or Prometheus (the
-	// answer to prometheus.query).
+	// source is Router (the requests that request routers sample; requires routing.samplePercent above 0) or Prometheus
+	// (the result of prometheus.query). Default Router.
 	Source *apiv1alpha1.DriftSource `json:"source,omitempty"`
-	// prometheus is the server that is asked with source Prometheus.
+	// prometheus is the server that is queried. It is required with source Prometheus, and not allowed with source
+	// Router.
 	Prometheus *PrometheusSourceApplyConfiguration `json:"prometheus,omitempty"`
-	// thresholdPercent is the drop of the local activation rate that is to be found, relative to what the plan in service
-	// promises. With source Router a smaller one takes more requests to find, about by the square; one of half of it
-	// goes for chance. With source Prometheus every value of the query is compared with the promise less the threshold.
+	// thresholdPercent is the relative drop of the local activation rate to detect, in percent of the rate that the
+	// plan in service predicts. Default 10. With source Router the number of requests that detection needs grows about
+	// with the inverse square of the threshold, and a drop of half the threshold counts as chance. With source
+	// Prometheus every value of the query is compared with the prediction minus the threshold.
 	ThresholdPercent *int32 `json:"thresholdPercent,omitempty"`
-	// windowSeconds is how far back what is observed counts. With source Router older samples are left out, and with none
-	// in the window nothing is known. With source Prometheus the rate must be below the threshold for nine tenths of it, and
-	// values must be there for three quarters of it.
+	// windowSeconds is the length of the observation window. Default 3600. With source Router older samples are
+	// ignored, and an empty window gives no result. With source Prometheus drift requires values for 75% of the window,
+	// and a rate below the threshold for 90% of it.
 	WindowSeconds *int32 `json:"windowSeconds,omitempty"`
-	// cooldownSeconds is the least time between two plans: none is made for drift before the plan in service, and the last
-	// one that was made for drift, are as old. Drift is told all the same.
+	// cooldownSeconds is the minimum time between two plans. Default 3600. The operator re-plans for drift only when
+	// the plan in service, and the most recent plan that was made for drift, are at least this old. Drift is reported
+	// during the cooldown, too.
 	CooldownSeconds *int32 `json:"cooldownSeconds,omitempty"`
-	// maxReplansPerDay bounds the plans that are made for drift within 24 hours; with 0 drift is told, and nothing is planned.
+	// maxReplansPerDay is the maximum number of plans that are made for drift within 24 hours. Default 4. With 0 drift
+	// is reported, but no plan is made for it.
 	MaxReplansPerDay *int32 `json:"maxReplansPerDay,omitempty"`
 }
 

@@ -9,19 +9,21 @@ import (
 // DriftStatusApplyConfiguration represents a declarative configuration of the DriftStatus type for use
 // with apply.
 //
-// DriftStatus is the state of the test for drift.
+// DriftStatus is the state of the drift test.
 type DriftStatusApplyConfiguration struct {
-	// statisticMilli is the value of the test, and thresholdMilli the value above which requests have drifted, both in
-	// thousandths. With source Router it is what the sampled requests lacked in local share beyond half of the drop that is to
-	// be found, summed up; with source Prometheus the part of the window in which the rate was too low. It moves by a quarter
-	// of the threshold, or of itself.
+	// statisticMilli is the value of the test statistic, in thousandths. With source Router it is the CUSUM statistic
+	// of the sampled requests: the accumulated shortfall of their local share beyond half of the drop to detect. With
+	// source Prometheus it is the share of the window in which the rate was too low. It is updated when it changes by a
+	// quarter of the threshold, or by a quarter of its value.
 	StatisticMilli *int32 `json:"statisticMilli,omitempty"`
+	// thresholdMilli is the value of statisticMilli above which the traffic counts as drifted, in thousandths.
 	ThresholdMilli *int32 `json:"thresholdMilli,omitempty"`
-	// since is when requests began to count as drifted; absent while they do not.
+	// since is the time at which the traffic started to count as drifted. It is absent without drift.
 	Since *v1.Time `json:"since,omitempty"`
-	// causes tell where the drop comes from, while requests count as drifted and the routers' sample tells.
+	// causes attributes the drop of the rate to causes. It is absent without drift, and where the sample of the routers
+	// does not identify the causes.
 	Causes *DriftCausesApplyConfiguration `json:"causes,omitempty"`
-	// observedTime is when the above was read.
+	// observedTime is the time of the observation.
 	ObservedTime *v1.Time `json:"observedTime,omitempty"`
 }
 

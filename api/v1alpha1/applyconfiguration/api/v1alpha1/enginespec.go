@@ -10,27 +10,30 @@ import (
 // EngineSpecApplyConfiguration represents a declarative configuration of the EngineSpec type for use
 // with apply.
 //
-// EngineSpec is the inference engine of a replica.
+// EngineSpec configures the inference engine of a replica.
 type EngineSpecApplyConfiguration struct {
-	// type is the engine whose flags and routes are spoken: SGLang, VLLM, VLLMAscend or TensorRTLLM.
+	// type is the engine whose flags and routes the operator uses: SGLang, VLLM, VLLMAscend or TensorRTLLM. Default
+	// SGLang.
 	Type *apiv1alpha1.EngineType `json:"type,omitempty"`
-	// image is the engine's container image.
+	// image is the container image of the engine.
 	Image *string `json:"image,omitempty"`
-	// command replaces the command that starts the engine (SGLang: python3 -m sglang.launch_server; VLLM and VLLMAscend: vllm
-	// serve; TensorRTLLM: trtllm-serve). The operator's flags follow it.
+	// command replaces the command that starts the engine. Default with SGLang: python3 -m sglang.launch_server; with
+	// VLLM and VLLMAscend: vllm serve; with TensorRTLLM: trtllm-serve. The flags that the operator sets are appended.
 	Command []string `json:"command,omitempty"`
-	// args are further flags of the engine. A flag that the operator sets itself (model path, host, port, parallel sizes,
-	// served model name) is refused.
+	// args are additional flags of the engine. Flags that the operator sets (model path, host, port, parallel sizes,
+	// served model name) are rejected.
 	Args []string `json:"args,omitempty"`
-	// options are members of the engine's options file, as YAML, where the engine has one: TensorRTLLM, which reads it as
-	// --extra_llm_api_options. The operator adds attention data parallelism and a plan's map. A member that another field decides is refused.
+	// options is YAML that is added to the options file of TensorRTLLM (--extra_llm_api_options). Other engines have no
+	// options file. The operator adds attention data parallelism and the expert map of the plan. A member that another
+	// field of the spec sets is rejected.
 	Options *string `json:"options,omitempty"`
-	// env are further environment variables of the engine.
+	// env are additional environment variables of the engine.
 	Env []v1.EnvVar `json:"env,omitempty"`
-	// overlap lets the exchange of some tokens go on beside the computation of others, as far as the engine has flags for it. Without
-	// it nothing of the kind is set. SGLang and VLLM alone have any, with an all-to-all backend in args.
+	// overlap configures the overlap of the token exchange with computation, with the flags that the engine has for it.
+	// Without overlap the operator sets none of these flags. Only SGLang and VLLM support it, with an all-to-all
+	// backend in args.
 	Overlap *OverlapSpecApplyConfiguration `json:"overlap,omitempty"`
-	// port is the engine's HTTP port.
+	// port is the HTTP port of the engine. Default 30000.
 	Port *int32 `json:"port,omitempty"`
 }
 

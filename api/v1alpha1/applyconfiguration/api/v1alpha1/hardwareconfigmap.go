@@ -5,11 +5,11 @@ package v1alpha1
 // HardwareConfigMapApplyConfiguration represents a declarative configuration of the HardwareConfigMap type for use
 // with apply.
 //
-// HardwareConfigMap is a key of a ConfigMap.
+// HardwareConfigMap identifies a key of a ConfigMap.
 type HardwareConfigMapApplyConfiguration struct {
-	// name of the ConfigMap, in the same namespace.
+	// name is the name of the ConfigMap, in the same namespace.
 	Name *string `json:"name,omitempty"`
-	// key under which stands what semmoe fit wrote, or what semmoe calibrate measured.
+	// key is the key of the profile: the output of semmoe fit or semmoe calibrate. Default hardware.json.
 	Key *string `json:"key,omitempty"`
 }
 

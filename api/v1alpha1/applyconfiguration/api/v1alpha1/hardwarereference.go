@@ -5,11 +5,11 @@ package v1alpha1
 // HardwareReferenceApplyConfiguration represents a declarative configuration of the HardwareReference type for use
 // with apply.
 //
-// HardwareReference names a hardware profile: what kernels and exchanges take on the machines that are to serve.
+// HardwareReference identifies a hardware profile: the measured times of kernels and exchanges on the serving machines.
 type HardwareReferenceApplyConfiguration struct {
-	// builtIn is the name of a profile that the operator has: h200-nvlink.
+	// builtIn is the name of a profile that the operator contains: h200-nvlink.
 	BuiltIn *string `json:"builtIn,omitempty"`
-	// configMap holds a profile of yours under one of its keys.
+	// configMap contains a user-provided profile in one of its keys.
 	ConfigMap *HardwareConfigMapApplyConfiguration `json:"configMap,omitempty"`
 }
 

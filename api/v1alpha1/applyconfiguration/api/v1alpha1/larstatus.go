@@ -10,24 +10,26 @@ import (
 // LARStatusApplyConfiguration represents a declarative configuration of the LARStatus type for use
 // with apply.
 //
-// LARStatus is the local activation rate: what the default placement has, what the plan promises, and what is observed
-// under the revision that the spec asks for, over the requests that the routers sampled last.
+// LARStatus contains the local activation rate: of the default placement, as predicted by the plan, and as observed on
+// the serving revision.
 type LARStatusApplyConfiguration struct {
-	// baselineMilli is the rate of the default placement with round-robin requests, on the held-out part of the profile, in
-	// thousandths.
+	// baselineMilli is the rate of the default placement with round-robin requests, in thousandths, on the held-out
+	// requests of the profile.
 	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
-	// predictedMilli is the rate that the plan in service promises.
+	// predictedMilli is the rate that the plan in service predicts, in thousandths.
 	PredictedMilli *int32 `json:"predictedMilli,omitempty"`
-	// observedMilli is the observed rate; absent where too few requests were observed.
+	// observedMilli is the observed rate, in thousandths. It is absent while too few requests are observed.
 	ObservedMilli *int32 `json:"observedMilli,omitempty"`
-	// observedTime is when it was read, observedRevision the revision that it was read of.
-	ObservedTime     *v1.Time `json:"observedTime,omitempty"`
-	ObservedRevision *string  `json:"observedRevision,omitempty"`
-	// source is where the observed rate comes from: Engine, the engines' own counters of all requests, where they count local
-	// activations, and else Router, the requests that the request routers sample.
+	// observedTime is the time of the observation.
+	ObservedTime *v1.Time `json:"observedTime,omitempty"`
+	// observedRevision is the revision that was observed.
+	ObservedRevision *string `json:"observedRevision,omitempty"`
+	// source is the source of the observed rate: Engine (the counters of the engines, over all requests) where the
+	// engines count local activations, and Router (the requests that the request routers sample) elsewhere.
 	Source *apiv1alpha1.LARSource `json:"source,omitempty"`
-	// summary and baselineSummary are the observed rate and the baseline in percent, for printing only.
-	Summary         *string `json:"summary,omitempty"`
+	// summary is the observed rate in percent, for printer columns only.
+	Summary *string `json:"summary,omitempty"`
+	// baselineSummary is the baseline in percent, for printer columns only.
 	BaselineSummary *string `json:"baselineSummary,omitempty"`
 }
 

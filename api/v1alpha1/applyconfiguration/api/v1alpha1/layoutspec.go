@@ -11,28 +11,32 @@ import (
 // LayoutSpecApplyConfiguration represents a declarative configuration of the LayoutSpec type for use
 // with apply.
 //
-// LayoutSpec says which expert is to be on which rank: for what, within which limits, and how that is searched for.
+// LayoutSpec configures the assignment of experts to ranks: the objective, the constraints and the search.
 type LayoutSpecApplyConfiguration struct {
-	// objective is what a placement is to keep small: Time (the modelled time of an MoE layer over the sizes of batches), Activation
-	// (activations whose expert is on another rank), RankDedup (other ranks that a token is sent to), NodeDedup (other nodes), or
-	// Hierarchical (both, each by what a message costs). The counts suit all-to-alls that Time does not model: those that send a token to a
-	// rank, or to a node, once. NodeDedup and Hierarchical are for replicas of several nodes. Default Time; RankDedup where attention is
-	// TensorParallel and tokenShuffle Disabled.
+	// objective is the quantity that the placement minimizes: Time (the modelled time of an MoE layer over the batch
+	// sizes), Activation (activations whose expert is on another rank), RankDedup (remote ranks per token), NodeDedup
+	// (remote nodes per token), or Hierarchical (remote ranks and nodes, weighted by the cost of a message). Default
+	// Time; RankDedup where attention is TensorParallel and tokenShuffle is Disabled. RankDedup, NodeDedup and
+	// Hierarchical suit an all-to-all that Time does not model: one that sends a token once to each rank or node.
+	// NodeDedup and Hierarchical require replicas with several nodes.
 	Objective *apiv1alpha1.PlacementObjective `json:"objective,omitempty"`
-	// redundantExperts is how many copies of experts a layer has beyond one of each, over all ranks: a multiple of expertParallelSize, or
-	// Auto, which takes as many as pay in modelled time and fit redundantMemoryBytes. Each rank then holds copies of those experts of
-	// other ranks that its tokens activate most: memory buys locality. It needs an engine with an expert map that has room for copies.
+	// redundantExperts is the number of additional copies of experts in each layer, over all ranks: a multiple of
+	// expertParallelSize, or Auto. Default 0. Auto takes the number that is best in modelled time and fits
+	// redundantMemoryBytes. Each rank gets copies of the remote experts that its tokens activate most, so memory buys
+	// locality. It requires an engine whose expert map supports copies.
 	RedundantExperts *intstr.IntOrString `json:"redundantExperts,omitempty"`
-	// redundantMemoryBytes is the memory of each rank that copies of experts may take with redundantExperts Auto, over all layers, such as
-	// 8Gi. Memory for less than an expert of each layer leaves a plan without copies.
+	// redundantMemoryBytes is the memory of each rank for copies of experts, over all layers, with redundantExperts
+	// Auto: a quantity such as 8Gi. A size below one expert per layer results in a plan without copies.
 	RedundantMemoryBytes *resource.Quantity `json:"redundantMemoryBytes,omitempty"`
-	// tokenLoadLimitPercent is the largest token load of a rank, in percent of its share: of the profile under the placement (without it
-	// 102), and of the last 128 requests where requests are sent to ranks (without it 115).
+	// tokenLoadLimitPercent is the maximum token load of a rank, in percent of an equal share. It limits the placement
+	// on the profile (default 102), and request routing over the last 128 requests where requests have ranks (default
+	// 115).
 	TokenLoadLimitPercent *int32 `json:"tokenLoadLimitPercent,omitempty"`
-	// expertLoadLimitPercent is the largest load of a rank's experts in a layer on the profile, in percent of the mean: a layer waits
-	// for its slowest rank. Without it any load will do. A limit that no placement keeps is kept as nearly as can be.
+	// expertLoadLimitPercent is the maximum load of the experts of a rank in a layer on the profile, in percent of the
+	// mean. Default: no limit. A layer waits for its slowest rank. Where no placement satisfies the limit, the solver
+	// minimizes the excess.
 	ExpertLoadLimitPercent *int32 `json:"expertLoadLimitPercent,omitempty"`
-	// solver says how the placement is searched for.
+	// solver configures the search for the placement.
 	Solver *SolverSpecApplyConfiguration `json:"solver,omitempty"`
 }
 

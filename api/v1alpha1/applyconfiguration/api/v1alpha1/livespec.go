@@ -10,14 +10,15 @@ import (
 // LiveSpecApplyConfiguration represents a declarative configuration of the LiveSpec type for use
 // with apply.
 //
-// LiveSpec says which samples of request routers a profile is made from.
+// LiveSpec selects the samples of the request routers that a profile is made from.
 type LiveSpecApplyConfiguration struct {
-	// samples is Counts or Sequences. The routers must keep them: see spec.profiling.liveSamples of the MoEDeployment.
+	// samples is Counts or Sequences. Default Counts. The routers must keep these samples: see
+	// spec.profiling.liveSamples of the MoEDeployment.
 	Samples *apiv1alpha1.LiveSamples `json:"samples,omitempty"`
-	// since is from when on samples count. Defaults to the creation of the profile.
+	// since is the start of the period from which samples are used. Default: the creation time of the profile.
 	Since *v1.Time `json:"since,omitempty"`
-	// priorProfileRef names a complete AffinityProfile of the same model, in the same namespace: what routers do not know of
-	// the model, and its tokenizer, are taken from there.
+	// priorProfileRef is a complete AffinityProfile of the same model, in the same namespace. It provides the
+	// tokenizer, and the facts of the model that routers do not have.
 	PriorProfileRef *ProfileReferenceApplyConfiguration `json:"priorProfileRef,omitempty"`
 }
 

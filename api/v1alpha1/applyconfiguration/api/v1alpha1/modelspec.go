@@ -9,15 +9,16 @@ import (
 // ModelSpecApplyConfiguration represents a declarative configuration of the ModelSpec type for use
 // with apply.
 //
-// ModelSpec names a Hugging Face checkpoint.
+// ModelSpec identifies a checkpoint in the Hugging Face format.
 type ModelSpecApplyConfiguration struct {
-	// name is the model name that clients send. Defaults to the name of the MoEDeployment.
+	// name is the model name that clients send in requests. Default: the name of the MoEDeployment.
 	Name *string `json:"name,omitempty"`
-	// path is the directory of the checkpoint (config.json and *.safetensors) as containers see it: /models, where
-	// volume is mounted, or a directory below it.
+	// path is the directory of the checkpoint (config.json and *.safetensors) inside containers: /models, where volume
+	// is mounted, or a directory below /models. Default /models.
 	Path *string `json:"path,omitempty"`
-	// volume holds the checkpoint; it is mounted read-only at /models in every pod that reads it. Any source of a
-	// Kubernetes volume that several pods can mount at once: persistentVolumeClaim, nfs, csi, hostPath, image, ...
+	// volume contains the checkpoint. It is mounted read-only at /models in every pod that reads the checkpoint. Any
+	// volume source is allowed that several pods can mount at the same time: persistentVolumeClaim, nfs, csi, hostPath,
+	// image.
 	Volume *v1.VolumeSource `json:"volume,omitempty"`
 }
 

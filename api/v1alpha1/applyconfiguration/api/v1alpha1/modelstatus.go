@@ -5,19 +5,19 @@ package v1alpha1
 // ModelStatusApplyConfiguration represents a declarative configuration of the ModelStatus type for use
 // with apply.
 //
-// ModelStatus is what the inspection found in the checkpoint.
+// ModelStatus is the result of the inspection of the checkpoint.
 type ModelStatusApplyConfiguration struct {
-	// digest identifies the checkpoint: sha256 of its config, index and the header and size of each shard.
+	// digest identifies the checkpoint: the sha256 of its config, its index, and the header and size of each shard.
 	Digest *string `json:"digest,omitempty"`
-	// family is the model family (config.json's model_type).
+	// family is the model family: model_type in config.json.
 	Family *string `json:"family,omitempty"`
-	// layers is the number of hidden layers, dense ones included.
+	// layers is the number of hidden layers, including dense layers.
 	Layers *int32 `json:"layers,omitempty"`
 	// moeLayers is the number of layers with routed experts.
 	MoELayers *int32 `json:"moeLayers,omitempty"`
 	// experts is the number of routed experts of an MoE layer.
 	Experts *int32 `json:"experts,omitempty"`
-	// expertsPerToken is how many experts each token is sent to.
+	// expertsPerToken is the number of routed experts that each token activates in an MoE layer.
 	ExpertsPerToken *int32 `json:"expertsPerToken,omitempty"`
 }
 

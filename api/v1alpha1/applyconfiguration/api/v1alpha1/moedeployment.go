@@ -17,12 +17,12 @@ import (
 // MoEDeployment serves one Mixture-of-Experts model with expert parallelism.
 type MoEDeploymentApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration `json:",inline"`
-	// metadata is the standard object metadata. The name has at most 40 characters, since the names of pods and
-	// workloads are derived from it.
+	// metadata is the standard object metadata. The name has at most 40 characters, or 36 where
+	// spec.parallelism.podsPerReplica is above 1. The names of pods and workloads are derived from the name.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	// spec is what the user asks for.
+	// spec is the desired state.
 	Spec *MoEDeploymentSpecApplyConfiguration `json:"spec,omitempty"`
-	// status is what the operator last observed.
+	// status is the most recently observed state.
 	Status *MoEDeploymentStatusApplyConfiguration `json:"status,omitempty"`
 }
 

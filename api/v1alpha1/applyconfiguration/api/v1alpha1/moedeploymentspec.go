@@ -10,34 +10,36 @@ import (
 // MoEDeploymentSpecApplyConfiguration represents a declarative configuration of the MoEDeploymentSpec type for use
 // with apply.
 //
-// MoEDeploymentSpec is what a user asks for.
+// MoEDeploymentSpec is the desired state of a MoEDeployment.
 type MoEDeploymentSpecApplyConfiguration struct {
-	// model names the checkpoint to serve.
+	// model is the checkpoint to serve.
 	Model *ModelSpecApplyConfiguration `json:"model,omitempty"`
 	// engine is the inference engine that serves the model.
 	Engine *EngineSpecApplyConfiguration `json:"engine,omitempty"`
-	// parallelism says how one replica spreads the model over its devices.
+	// parallelism configures how one replica distributes the model over its devices.
 	Parallelism *ParallelismSpecApplyConfiguration `json:"parallelism,omitempty"`
-	// replicas is the number of serving replicas. Leave it out where an autoscaler sets it.
+	// replicas is the number of serving replicas. Default 1. Omit it where an autoscaler sets it through the scale
+	// subresource.
 	Replicas *int32 `json:"replicas,omitempty"`
-	// template is merged over the pod template that the operator makes for the engine (strategic merge): node selector,
-	// tolerations, security context, resources, further containers and volumes. A container named "engine" is merged
-	// into the engine's own. Labels and annotations under semmoe.io/ are reserved.
+	// template is merged over the pod template that the operator generates for the engine (strategic merge). It can set
+	// the node selector, tolerations, security context, resources, and additional containers and volumes. A container
+	// named "engine" is merged into the engine container. Labels and annotations under semmoe.io/ are reserved.
 	Template *v1.PodTemplateSpec `json:"template,omitempty"`
-	// profiling asks for a profile of the model, and for a placement plan made from it. Without it the model is served with
-	// the engine's own placement.
+	// profiling requests a profile of the model, and a placement plan that is made from the profile. Without profiling
+	// the engine's default placement is served.
 	Profiling *ProfilingSpecApplyConfiguration `json:"profiling,omitempty"`
-	// placement says how plans are made and when they are rolled out.
+	// placement configures how plans are made and when they are rolled out.
 	Placement *PlacementSpecApplyConfiguration `json:"placement,omitempty"`
-	// routing is how requests reach the ranks.
+	// routing configures how requests reach the ranks.
 	Routing *RoutingSpecApplyConfiguration `json:"routing,omitempty"`
-	// drift says how it is found out that requests have moved away from what the plan in service was made for, and how often a
-	// new plan may be made for that.
+	// drift configures how the operator detects that the traffic no longer matches the plan in service, and how often
+	// it may re-plan.
 	Drift *DriftSpecApplyConfiguration `json:"drift,omitempty"`
-	// rollout bounds what may be out of service, or additional, while replicas move from one revision to the next.
+	// rollout bounds the replicas that may be unavailable or additional during a roll-out, and configures the canary of
+	// a new plan.
 	Rollout *RolloutSpecApplyConfiguration `json:"rollout,omitempty"`
-	// reconciliation is Active, or Paused to stop roll-outs: what serves goes on serving at the asked number of replicas
-	// and is repaired, but nothing new is rolled out.
+	// reconciliation is Active or Paused. Default Active. With Paused the serving revision stays in service at the
+	// requested number of replicas and is repaired, but nothing new is rolled out.
 	Reconciliation *apiv1alpha1.ReconciliationMode `json:"reconciliation,omitempty"`
 }
 

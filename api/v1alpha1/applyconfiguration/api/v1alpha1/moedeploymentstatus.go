@@ -9,53 +9,56 @@ import (
 // MoEDeploymentStatusApplyConfiguration represents a declarative configuration of the MoEDeploymentStatus type for use
 // with apply.
 //
-// MoEDeploymentStatus is what the operator last observed.
+// MoEDeploymentStatus is the most recently observed state of a MoEDeployment.
 type MoEDeploymentStatusApplyConfiguration struct {
-	// conditions tell the state: Ready, Progressing, Degraded, Profiled, Planned, RolledOut, LocalityOnTarget,
-	// Reconciling, Stalled.
+	// conditions are Ready, Progressing, Degraded, Profiled, Planned, RolledOut, LocalityOnTarget, Reconciling and
+	// Stalled. Each has a reason and a message.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// observedGeneration is the generation of the spec that this status is about.
+	// observedGeneration is the generation of the spec that this status describes.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// replicas is the number of serving pods of all revisions.
+	// replicas is the number of serving replicas of all revisions.
 	Replicas *int32 `json:"replicas,omitempty"`
-	// readyReplicas is the number of serving pods that are ready.
+	// readyReplicas is the number of serving replicas that are ready.
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
-	// updatedReplicas is the number of ready pods of the revision that the spec asks for.
+	// updatedReplicas is the number of ready replicas of the desired revision (revision).
 	UpdatedReplicas *int32 `json:"updatedReplicas,omitempty"`
-	// summary is "ready/asked" replicas, for printing only.
+	// summary is "ready/desired" replicas, for printer columns only.
 	Summary *string `json:"summary,omitempty"`
-	// selector selects the serving pods, for autoscalers.
+	// selector is the label selector of the serving pods, for autoscalers.
 	Selector *string `json:"selector,omitempty"`
-	// revision is the revision that the spec asks for, once the model has been inspected.
+	// revision is the desired revision: the one that the spec results in. It is empty until the model is inspected.
 	Revision *string `json:"revision,omitempty"`
-	// serving is the revision that answers requests. It differs from revision until a replica of that is ready, for example while a
-	// change of the spec is rolled out or cannot be realised. planDigest, lar, routing and reshuffle describe it.
+	// serving is the revision that receives requests. It differs from revision until a replica of the desired revision
+	// is ready, for example during a roll-out, or where a change of the spec cannot be realized. The fields planDigest,
+	// lar, routing and reshuffle describe the serving revision.
 	Serving *ServingStatusApplyConfiguration `json:"serving,omitempty"`
-	// endpoint is the address, inside the cluster, that clients send their requests to. It is empty while the Service of that name is not ours.
+	// endpoint is the address, inside the cluster, to which clients send requests. It is empty while a Service of that
+	// name exists that another owner controls.
 	Endpoint *string `json:"endpoint,omitempty"`
-	// profile is the AffinityProfile that plans are made from, plan the PlacementPlan made from it.
+	// profile is the name of the AffinityProfile that plans are made from.
 	Profile *string `json:"profile,omitempty"`
-	Plan    *string `json:"plan,omitempty"`
-	// planDigest is the short digest of the plan that serving.revision serves under; empty without one.
+	// plan is the name of the PlacementPlan that was made from the profile.
+	Plan *string `json:"plan,omitempty"`
+	// planDigest is the short digest of the plan of the serving revision. It is empty without a plan.
 	PlanDigest *string `json:"planDigest,omitempty"`
-	// rollout tells how a new plan comes into service; absent where none does.
+	// rollout is the progress of the roll-out of a new plan. It is absent while no plan is rolled out.
 	Rollout *RolloutStatusApplyConfiguration `json:"rollout,omitempty"`
-	// lar is the local activation rate: the share of activations of routed experts whose expert lies on the rank
-	// that serves the token. What is observed moves on a change of 20 milli or more, and at most once a minute; exact
-	// figures are metrics.
+	// lar is the local activation rate: the share of the activations of routed experts whose expert is on the rank that
+	// serves the token. The observed rate is updated when it changes by 20 thousandths or more, and at most once a
+	// minute. Metrics have the exact values.
 	LAR *LARStatusApplyConfiguration `json:"lar,omitempty"`
-	// drift tells how near what is served is to count as drifted away from the plan in service; absent while that is not
-	// known. Like lar, it moves by steps, at most once a minute.
+	// drift is the state of the drift test: how close the traffic is to counting as drifted from the plan in service.
+	// It is absent while the state is unknown. It is updated in steps, at most once a minute.
 	Drift *DriftStatusApplyConfiguration `json:"drift,omitempty"`
-	// routing tells how requests are spread over the ranks. Like lar, it moves on a change of 20 milli or more, and at most
-	// once a minute.
+	// routing is the distribution of requests over the ranks. It is updated when a share changes by 20 thousandths or
+	// more, and at most once a minute.
 	Routing *RoutingStatusApplyConfiguration `json:"routing,omitempty"`
-	// batchTokens describes how many tokens a layer computes at a time, over all ranks of a replica: for which sizes the plan was made, and
-	// which ones the engines report now. It is absent without plans.
+	// batchTokens contains the numbers of tokens per step, over all ranks of a replica: the sizes that the plan was
+	// made for, and the sizes that the engines report now. It is absent without plans.
 	BatchTokens *BatchTokensStatusApplyConfiguration `json:"batchTokens,omitempty"`
-	// reshuffle contains the cost of the copies of the checkpoint that the pods of serving.revision serve.
+	// reshuffle contains the cost of the permuted copies of the checkpoint that the pods of serving.revision use.
 	Reshuffle *ReshuffleStatusApplyConfiguration `json:"reshuffle,omitempty"`
-	// model is what the inspection found in the checkpoint.
+	// model is the result of the inspection of the checkpoint.
 	Model *ModelStatusApplyConfiguration `json:"model,omitempty"`
 }
 

@@ -5,21 +5,24 @@ package v1alpha1
 // OverlapSpecApplyConfiguration represents a declarative configuration of the OverlapSpec type for use
 // with apply.
 //
-// OverlapSpec is what engines offer to have exchange and computation go on beside each other. What is not given is not set.
+// OverlapSpec configures the overlap of token exchange and computation. A field that is not set adds no flag.
 type OverlapSpecApplyConfiguration struct {
-	// microBatches is into how many parts the engine cuts the tokens of a step, to exchange those of one while it computes another:
-	// exactly 2 with SGLang (--enable-two-batch-overlap), 2 (--enable-dbo) or more (--ubatch-size) with VLLM, which needs attention
-	// DataParallel.
+	// microBatches is the number of micro-batches into which the engine splits the tokens of a step. The engine
+	// exchanges the tokens of one micro-batch while it computes another. SGLang: exactly 2
+	// (--enable-two-batch-overlap). VLLM: 2 (--enable-dbo) or more (--ubatch-size), with attention DataParallel.
 	MicroBatches *int32 `json:"microBatches,omitempty"`
-	// decodeThresholdTokens is the least number of tokens of a step of decoding alone that VLLM cuts (--dbo-decode-token-threshold).
+	// decodeThresholdTokens is the minimum number of tokens of a decode-only step that VLLM splits
+	// (--dbo-decode-token-threshold). It requires microBatches.
 	DecodeThresholdTokens *int32 `json:"decodeThresholdTokens,omitempty"`
-	// prefillThresholdTokens is the same of a step with prompts (--dbo-prefill-token-threshold).
+	// prefillThresholdTokens is the minimum number of tokens of a step with prefill that VLLM splits
+	// (--dbo-prefill-token-threshold). It requires microBatches.
 	PrefillThresholdTokens *int32 `json:"prefillThresholdTokens,omitempty"`
-	// distributionThresholdPercent is the least share of a step's tokens that SGLang wants in either part; below it, it cuts within a
-	// request instead of between two (--tbo-token-distribution-threshold). 0 never does.
+	// distributionThresholdPercent is the minimum share of the tokens of a step, in percent, that SGLang accepts in
+	// each of the two micro-batches. Below it SGLang splits within a request instead of between two requests
+	// (--tbo-token-distribution-threshold). With 0 it never splits within a request. It requires microBatches.
 	DistributionThresholdPercent *int32 `json:"distributionThresholdPercent,omitempty"`
-	// communicationSMs is how many of a GPU's streaming multiprocessors exchange tokens in the place of computing, of SGLang with
-	// DeepEP in its mode normal (num_sms of --deepep-config). DeepEP takes even numbers alone.
+	// communicationSMs is the number of streaming multiprocessors of a GPU that exchange tokens instead of computing.
+	// It applies to SGLang with DeepEP in mode normal (num_sms of --deepep-config). DeepEP accepts even numbers only.
 	CommunicationSMs *int32 `json:"communicationSMs,omitempty"`
 }
 

@@ -9,21 +9,22 @@ import (
 // ParallelismSpecApplyConfiguration represents a declarative configuration of the ParallelismSpec type for use
 // with apply.
 //
-// ParallelismSpec says how one replica spreads the model over its devices.
+// ParallelismSpec configures how one replica distributes the model over its devices.
 type ParallelismSpecApplyConfiguration struct {
-	// attention is DataParallel (each request lives on one rank; the number of data-parallel ranks equals
-	// expertParallelSize), or TensorParallel.
+	// attention is DataParallel or TensorParallel. Default DataParallel. With DataParallel each request has one rank,
+	// and the number of data-parallel ranks equals expertParallelSize. With TensorParallel the attention of every
+	// request is split over all ranks.
 	Attention *apiv1alpha1.AttentionParallelism `json:"attention,omitempty"`
-	// expertParallelSize is the number of ranks, and devices, over which the experts of one replica are spread. It must
-	// divide the number of experts of the model.
+	// expertParallelSize is the number of ranks of one replica, with one device per rank. The experts of each MoE layer
+	// are distributed over the ranks. It must divide the number of experts of the model.
 	ExpertParallelSize *int32 `json:"expertParallelSize,omitempty"`
-	// podsPerReplica is the number of pods that the ranks of one replica are spread over, in order and evenly, where a replica
-	// needs more devices than a node has. Default 1. More need the kind LeaderWorkerSet in the cluster
-	// (leaderworkerset.x-k8s.io/v1), and an engine that flags can spread: SGLang, or VLLM and VLLMAscend with attention
-	// DataParallel. The first pod answers requests for all.
+	// podsPerReplica is the number of pods of one replica. Default 1. Use more pods where a replica needs more devices
+	// than a node has: the ranks are distributed over the pods evenly and in order, and the first pod receives the
+	// requests of the replica. More than 1 requires the kind LeaderWorkerSet in the cluster
+	// (leaderworkerset.x-k8s.io/v1), and SGLang, or VLLM or VLLMAscend with attention DataParallel.
 	PodsPerReplica *int32 `json:"podsPerReplica,omitempty"`
-	// resourceName is the extended resource of a device: each pod asks for expertParallelSize of it, divided by
-	// podsPerReplica.
+	// resourceName is the extended resource of a device. Default nvidia.com/gpu. Each pod requests expertParallelSize /
+	// podsPerReplica devices.
 	ResourceName *string `json:"resourceName,omitempty"`
 }
 

@@ -14,15 +14,16 @@ import (
 // PlacementPlanApplyConfiguration represents a declarative configuration of the PlacementPlan type for use
 // with apply.
 //
-// PlacementPlan is one solved plan: which expert sits on which rank, and the tables that send requests there. It is
-// published as a ConfigMap and in the artifact store. A plan can be used alone: mount its ConfigMap in any workload.
+// PlacementPlan is one solved plan: the assignment of experts to ranks, and the tables that request routers use to
+// choose ranks. It is published as a ConfigMap and in the artifact store. A plan can be used without a MoEDeployment:
+// mount its ConfigMap in any workload.
 type PlacementPlanApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration `json:",inline"`
 	// metadata is the standard object metadata.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	// spec is what to solve. It cannot be changed: make another plan instead.
+	// spec is the problem to solve. It is immutable: create another PlacementPlan instead.
 	Spec *PlacementPlanSpecApplyConfiguration `json:"spec,omitempty"`
-	// status is what the operator last observed.
+	// status is the most recently observed state.
 	Status *PlacementPlanStatusApplyConfiguration `json:"status,omitempty"`
 }
 

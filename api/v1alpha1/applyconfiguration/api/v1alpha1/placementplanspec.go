@@ -11,47 +11,55 @@ import (
 // PlacementPlanSpecApplyConfiguration represents a declarative configuration of the PlacementPlanSpec type for use
 // with apply.
 //
-// PlacementPlanSpec is what to solve.
+// PlacementPlanSpec is the problem to solve.
 type PlacementPlanSpecApplyConfiguration struct {
-	// profileRef names the AffinityProfile, in the same namespace, that the plan is made from.
+	// profileRef is the AffinityProfile, in the same namespace, that the plan is made from.
 	ProfileRef *ProfileReferenceApplyConfiguration `json:"profileRef,omitempty"`
-	// attention is how the engine spreads attention: requests have ranks (DataParallel), or tokens have (TensorParallel).
+	// attention is the attention parallelism of the engine: DataParallel (requests have ranks) or TensorParallel
+	// (tokens have ranks). Default DataParallel.
 	Attention *apiv1alpha1.AttentionParallelism `json:"attention,omitempty"`
-	// expertParallelSize is the number of ranks. It must divide the number of experts of the model.
+	// expertParallelSize is the number of ranks of one replica. It must divide the number of experts of the model.
 	ExpertParallelSize *int32 `json:"expertParallelSize,omitempty"`
-	// engine is the type of the engine whose expert map the ConfigMap holds.
+	// engine is the type of the engine for which the ConfigMap contains an expert map. Default SGLang.
 	Engine *apiv1alpha1.EngineType `json:"engine,omitempty"`
-	// realization is how the plan is to reach the engine. With ReshuffledWeights the experts of a gate that first chooses among
-	// groups of them stay within whole groups, since a permuted checkpoint computes the same only then. An EngineMap has no
-	// such limit; for a gate without groups both give the same plan.
+	// realization is the mechanism by which the plan reaches the engine: EngineMap or ReshuffledWeights. Default
+	// EngineMap. Some gates first choose among groups of experts. With ReshuffledWeights such a group is kept as a
+	// whole, because only then a permuted checkpoint computes the same output. EngineMap has no such limit. For a gate
+	// without groups both realizations give the same plan.
 	Realization *apiv1alpha1.Realization `json:"realization,omitempty"`
-	// tokenShuffle tells whether the engine sends tokens to the ranks of the plan's tables. With Disabled it leaves them where attention
-	// puts them: one activation in expertParallelSize is local under any plan, and the plan has the experts of a token on as few ranks
-	// as possible instead. Default Enabled. It needs attention TensorParallel.
+	// tokenShuffle is Enabled where the engine sends tokens to the ranks of the plan's tables. Default Enabled. With
+	// Disabled tokens stay on the ranks that attention assigns: the share of local activations is 1/expertParallelSize
+	// under any plan, so the plan minimizes the number of ranks that hold the experts of a token. It requires attention
+	// TensorParallel.
 	TokenShuffle                 *apiv1alpha1.TokenShuffle `json:"tokenShuffle,omitempty"`
 	LayoutSpecApplyConfiguration `json:",inline"`
-	// ranksPerNode is how many ranks share a node, for the objectives NodeDedup and Hierarchical, which need it.
+	// ranksPerNode is the number of ranks that share a node. It is required with the objectives NodeDedup and
+	// Hierarchical, and not allowed with others.
 	RanksPerNode *int32 `json:"ranksPerNode,omitempty"`
-	// hardware names the profile of the machines that are to serve, which the plan carries: times are modelled by it. Without it the
-	// operator's own profile h200-nvlink counts.
+	// hardware is the hardware profile of the serving machines. Times are modelled by it, and the plan contains it.
+	// Default: the built-in profile h200-nvlink.
 	Hardware *HardwareReferenceApplyConfiguration `json:"hardware,omitempty"`
-	// hardwareDigest is the sha256, in hexadecimal, of the content of hardware.configMap that the plan is to be made with. Where the
-	// ConfigMap holds anything else by then, the plan is not made. Without it any content will do.
+	// hardwareDigest is the expected sha256 of the content of hardware.configMap, in hexadecimal. The plan is not
+	// solved while the content has another digest. Without hardwareDigest any content is used.
 	HardwareDigest *string `json:"hardwareDigest,omitempty"`
-	// current is the plan in service, for a plan that is to replace it: the search starts from it, and it is what the result
-	// is compared with. New tables for its placement are made where they do nearly as well as a new placement.
+	// current is the plan in service that this plan is to replace. The search starts from it, and the result is
+	// compared with it. The result is new tables for the current placement where they gain nearly as much as a new
+	// placement.
 	Current *CurrentPlanApplyConfiguration `json:"current,omitempty"`
-	// priorProfileRef names the AffinityProfile that the current plan was made from: what its tokens activated counts for those
-	// that the present profile has rarely, or never, seen. It needs current.
+	// priorProfileRef is the AffinityProfile that the current plan was made from. It supplies the activations of tokens
+	// that are rare or missing in the profile of profileRef. It requires current.
 	PriorProfileRef *ProfileReferenceApplyConfiguration `json:"priorProfileRef,omitempty"`
-	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to have the verdict Gain: against the current
-	// plan, or without one against the default placement. Defaults to 2, and with current to 0.
+	// minimumGainPercent is the minimum relative reduction of the modelled time of an MoE layer, in percent, for the
+	// verdict Gain. The reference is the current plan, or without current the default placement. Default 2 without
+	// current, and 0 with current.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
-	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica: the plan is solved and judged for batches of
-	// this size. The larger, the more locality pays. Without it and observedBatchTokens, 4096, 16384 and 65536 tokens are equally frequent.
+	// batchTokens is the number of tokens of a step, over all ranks of a replica, for which the plan is solved and
+	// evaluated. The larger the batch, the more locality pays. Without batchTokens and observedBatchTokens, 4096, 16384
+	// and 65536 tokens have equal weights.
 	BatchTokens *int32 `json:"batchTokens,omitempty"`
-	// observedBatchTokens is the distribution of the tokens of a step, over all ranks of a replica, that engines had reported when the plan
-	// was created: sizes of batches, each as frequent as the others. The plan is solved and judged for them.
+	// observedBatchTokens is the distribution of the number of tokens of a step, over all ranks of a replica, that the
+	// engines reported when the plan was created. All sizes have equal weights. The plan is solved and evaluated for
+	// them. It excludes batchTokens.
 	ObservedBatchTokens []int32 `json:"observedBatchTokens,omitempty"`
 }
 

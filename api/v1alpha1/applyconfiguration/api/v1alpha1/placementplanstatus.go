@@ -10,11 +10,12 @@ import (
 // PlacementPlanStatusApplyConfiguration represents a declarative configuration of the PlacementPlanStatus type for use
 // with apply.
 //
-// PlacementPlanStatus is what the operator last observed.
+// PlacementPlanStatus is the most recently observed state of a PlacementPlan.
 type PlacementPlanStatusApplyConfiguration struct {
-	// conditions tell the state: Ready (the plan is published), Progressing, Degraded, Reconciling, Stalled.
+	// conditions are Ready (the plan is published), Progressing, Degraded, Reconciling and Stalled. Each has a reason
+	// and a message.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// observedGeneration is the generation of the spec that this status is about.
+	// observedGeneration is the generation of the spec that this status describes.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// plan is the short digest of the plan: the first 16 characters of planDigest.
 	Plan *string `json:"plan,omitempty"`
@@ -22,21 +23,23 @@ type PlacementPlanStatusApplyConfiguration struct {
 	PlanDigest *string `json:"planDigest,omitempty"`
 	// modelDigest is the digest of the checkpoint that the plan is for.
 	ModelDigest *string `json:"modelDigest,omitempty"`
-	// configMap holds the placement and the engine's map.
+	// configMap is the name of the ConfigMap that contains the placement and the expert map of the engine.
 	ConfigMap *string `json:"configMap,omitempty"`
-	// stableConfigMap holds the same under a name that is known before the plan is solved: the plan's, followed by "-plan". It is
-	// for workloads of yours, made where the plan belongs to no MoEDeployment, and never changed.
+	// stableConfigMap is the name of a ConfigMap with the same content whose name is known before the plan is solved:
+	// the name of the plan, followed by "-plan". User-provided workloads can mount it. It is created where the plan
+	// belongs to no MoEDeployment, and never changes.
 	StableConfigMap *string `json:"stableConfigMap,omitempty"`
-	// redundantExperts is how many copies of experts a layer of the plan has beyond one of each, over all ranks: the number of the spec, or
-	// the one that was chosen for Auto.
+	// redundantExperts is the number of additional copies of experts in each layer, over all ranks: the number in the
+	// spec, or the number that the solver chose for Auto.
 	RedundantExperts *int32 `json:"redundantExperts,omitempty"`
-	// verdict says whether the plan is worth rolling out.
+	// verdict is the result of the evaluation. Only a plan with verdict Gain is rolled out.
 	Verdict *apiv1alpha1.Verdict `json:"verdict,omitempty"`
-	// forecast is the plan's score on the requests of the profile that it was not made from.
+	// forecast is the score of the plan on the held-out requests of the profile.
 	Forecast *PlanForecastApplyConfiguration `json:"forecast,omitempty"`
-	// tier is what a plan with spec.current changes; empty where it changes nothing.
+	// tier is the part that a plan with spec.current changes: Tables or Layout. It is empty where the plan changes
+	// nothing.
 	Tier *apiv1alpha1.Tier `json:"tier,omitempty"`
-	// comparison is how a plan with spec.current compares with that one, on the same requests.
+	// comparison compares a plan with spec.current with the current plan, on the same requests.
 	Comparison *PlanComparisonApplyConfiguration `json:"comparison,omitempty"`
 }
 

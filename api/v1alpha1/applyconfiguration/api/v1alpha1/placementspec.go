@@ -11,33 +11,35 @@ import (
 // PlacementSpecApplyConfiguration represents a declarative configuration of the PlacementSpec type for use
 // with apply.
 //
-// PlacementSpec says how plans are made and when they are rolled out.
+// PlacementSpec configures how plans are made and when they are rolled out.
 type PlacementSpecApplyConfiguration struct {
-	// realization is how a plan reaches the engine: EngineMap (the engine's own expert map), ReshuffledWeights (a copy of the
-	// checkpoint with permuted experts and gates, made on the node before the engine starts), or Auto, which takes the first
-	// that engine and model can carry and that does not change the model's answers. Condition RolledOut says which one is in
-	// service.
+	// realization is the mechanism by which a plan reaches the engine: EngineMap (the expert map option of the engine),
+	// ReshuffledWeights (a copy of the checkpoint with permuted experts and gates, made on the node before the engine
+	// starts), or Auto. Default Auto. Auto uses the first of the two that the engine and the model support and that
+	// does not change the output of the model. Condition RolledOut reports which one is in service.
 	Realization *apiv1alpha1.Realization `json:"realization,omitempty"`
-	// tokenShuffle is Enabled where the engine's image has a consumer of the plan's tables (docs/integrations/torch, or another one that
-	// reads the same variables): tokens are sent, inside the collective after attention, to the rank that most likely holds their
-	// experts, and engine pods are given the tables. No engine does that by itself. It needs parallelism.attention TensorParallel
-	// and engine SGLang. With Disabled, the default, and TensorParallel one activation in expertParallelSize is local under any
-	// plan: plans have the experts of a token on as few ranks as possible instead.
+	// tokenShuffle is Enabled or Disabled. Default Disabled. Use Enabled only where the engine's image contains a
+	// consumer of the plan's tables (docs/integrations/torch, or another consumer of the same environment variables);
+	// no engine has one built in. Engine pods then receive the tables, and the collective after attention sends each
+	// token to the rank that most likely holds its experts. Enabled requires parallelism.attention TensorParallel and
+	// engine SGLang. With Disabled and TensorParallel, the share of local activations is 1/expertParallelSize under any
+	// plan, so plans minimize the number of ranks that hold the experts of a token.
 	TokenShuffle *apiv1alpha1.TokenShuffle `json:"tokenShuffle,omitempty"`
-	// cache is where copies of the checkpoint are kept with ReshuffledWeights. Without it each pod makes its own, in an
-	// emptyDir for which it requests ephemeral storage of the size of the checkpoint.
+	// cache is the volume for copies of the checkpoint with ReshuffledWeights. Without cache each pod makes a copy in
+	// an emptyDir, and requests ephemeral storage of the size of the checkpoint.
 	Cache                        *CacheSpecApplyConfiguration `json:"cache,omitempty"`
 	LayoutSpecApplyConfiguration `json:",inline"`
-	// hardware names the profile of the machines that serve, by which the time of a layer is modelled: whether a new plan pays, what the
-	// request router weighs locality against, and the times in reports. Another profile, or other content, makes another plan. Without it
-	// the operator's own profile h200-nvlink counts.
+	// hardware is the hardware profile of the serving machines. The modelled time of an MoE layer depends on it:
+	// whether a new plan pays, how request routers weigh locality, and the times in reports. A different profile, or a
+	// change of its content, results in a new plan. Default: the built-in profile h200-nvlink.
 	Hardware *HardwareReferenceApplyConfiguration `json:"hardware,omitempty"`
-	// approval is what a plan waits for before it is rolled out: Automatic (nothing), Manual (the annotation
-	// semmoe.io/approve with the plan's short digest), or Advisory (it is never rolled out). New tables for the placement in
-	// service wait alike.
+	// approval is the condition under which a new plan is rolled out: Automatic (no approval), Manual (the annotation
+	// semmoe.io/approve with the short digest of the plan), or Advisory (never). Default Automatic. New tables for the
+	// placement in service need the same approval.
 	Approval *apiv1alpha1.ApprovalMode `json:"approval,omitempty"`
-	// planRef pins a plan: the one that is named serves, whatever others promise, and no drift replaces it. It needs no other
-	// approval, but must promise a gain, and approval Advisory holds it all the same. Naming an older plan rolls back to it.
+	// planRef pins a plan. The named plan is served, whatever other plans promise, and drift does not replace it. It
+	// needs no approval, but it must have verdict Gain, and approval Advisory still prevents its roll-out. To roll
+	// back, name an older plan.
 	PlanRef *PlanReferenceApplyConfiguration `json:"planRef,omitempty"`
 }
 

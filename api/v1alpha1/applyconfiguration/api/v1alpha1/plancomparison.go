@@ -5,22 +5,26 @@ package v1alpha1
 // PlanComparisonApplyConfiguration represents a declarative configuration of the PlanComparison type for use
 // with apply.
 //
-// PlanComparison is how a plan compares with the one in service, on requests of its profile that it was not made from.
+// PlanComparison compares a plan with the plan in service, on held-out requests of its profile.
 type PlanComparisonApplyConfiguration struct {
-	// currentLARMilli and candidateLARMilli are the local activation rates to expect, in thousandths.
-	CurrentLARMilli   *int32 `json:"currentLARMilli,omitempty"`
+	// currentLARMilli is the predicted local activation rate of the plan in service, in thousandths.
+	CurrentLARMilli *int32 `json:"currentLARMilli,omitempty"`
+	// candidateLARMilli is the predicted local activation rate of this plan, in thousandths.
 	CandidateLARMilli *int32 `json:"candidateLARMilli,omitempty"`
-	// currentNanos and candidateNanos are the modelled times of an MoE layer in nanoseconds: send, receive, and the GEMM of the
-	// slowest rank. They are absent where the profile does not tell the sizes of the model.
-	CurrentNanos   *int64 `json:"currentNanos,omitempty"`
+	// currentNanos is the modelled time of an MoE layer under the plan in service, in nanoseconds: send, receive, and
+	// the GEMM of the slowest rank. It is absent where the profile does not contain the sizes of the model.
+	CurrentNanos *int64 `json:"currentNanos,omitempty"`
+	// candidateNanos is the modelled time of an MoE layer under this plan, in nanoseconds. It is absent where
+	// currentNanos is.
 	CandidateNanos *int64 `json:"candidateNanos,omitempty"`
-	// hardware is the name of the profile of hardware by which those times are modelled; absent where they are.
+	// hardware is the name of the hardware profile that the times are modelled with. It is absent where the times are.
 	Hardware *string `json:"hardware,omitempty"`
-	// movedExperts is how many experts, summed over layers, lie on another rank than under the plan in service.
+	// movedExperts is the number of experts, summed over the layers, that are on another rank than under the plan in
+	// service.
 	MovedExperts *int32 `json:"movedExperts,omitempty"`
-	// reason says why the tier was chosen, or none.
+	// reason is why the tier was chosen, or why the plan changes nothing.
 	Reason *string `json:"reason,omitempty"`
-	// requests is the number of requests that were compared; 0 where only counts of tokens are known.
+	// requests is the number of requests that were compared. It is 0 where the profile contains only counts of tokens.
 	Requests *int32 `json:"requests,omitempty"`
 }
 

@@ -5,40 +5,49 @@ package v1alpha1
 // PlanForecastApplyConfiguration represents a declarative configuration of the PlanForecast type for use
 // with apply.
 //
-// PlanForecast is a plan's score on held-out requests, in thousandths.
+// PlanForecast is the score of a plan on the held-out requests of its profile.
 type PlanForecastApplyConfiguration struct {
-	// larMilli is the local activation rate to expect.
+	// larMilli is the predicted local activation rate, in thousandths.
 	LARMilli *int32 `json:"larMilli,omitempty"`
-	// baselineMilli is the local activation rate of the default placement with round-robin requests.
+	// baselineMilli is the local activation rate of the default placement with round-robin requests, in thousandths.
 	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
-	// upperBoundMilli is a bound that no plan can exceed.
+	// upperBoundMilli is an upper bound of the local activation rate of any plan, in thousandths.
 	UpperBoundMilli *int32 `json:"upperBoundMilli,omitempty"`
-	// layerNanos and baselineLayerNanos are the modelled times of an MoE layer, in nanoseconds, under the plan and in the default placement,
-	// means over batchTokens: send, receive, and the GEMM of the slowest rank. hardware is the name of the profile of hardware
-	// by which they are modelled. They are absent where the profile does not tell the sizes of the model, and for a plan with
-	// spec.current, which is compared with that one.
-	LayerNanos         *int64  `json:"layerNanos,omitempty"`
-	BaselineLayerNanos *int64  `json:"baselineLayerNanos,omitempty"`
-	Hardware           *string `json:"hardware,omitempty"`
-	// batchTokens are the sizes of batches that the times are means over, in tokens over all ranks.
+	// layerNanos is the modelled time of an MoE layer under the plan, in nanoseconds, as the mean over batchTokens:
+	// send, receive, and the GEMM of the slowest rank. It is absent where the profile does not contain the sizes of the
+	// model, and for a plan with spec.current (see status.comparison).
+	LayerNanos *int64 `json:"layerNanos,omitempty"`
+	// baselineLayerNanos is the modelled time of an MoE layer in the default placement, in nanoseconds. It is absent
+	// where layerNanos is.
+	BaselineLayerNanos *int64 `json:"baselineLayerNanos,omitempty"`
+	// hardware is the name of the hardware profile that the times are modelled with. It is absent where layerNanos is.
+	Hardware *string `json:"hardware,omitempty"`
+	// batchTokens are the batch sizes over which the times are averaged, in tokens over all ranks of a replica.
 	BatchTokens []int32 `json:"batchTokens,omitempty"`
-	// savedMilli is by how much layerNanos is below baselineLayerNanos, in thousandths; savedLowMilli and savedHighMilli are the ends of its
-	// 95% interval. Negative values are a slower layer.
-	SavedMilli     *int32 `json:"savedMilli,omitempty"`
-	SavedLowMilli  *int32 `json:"savedLowMilli,omitempty"`
+	// savedMilli is the relative reduction from baselineLayerNanos to layerNanos, in thousandths. A negative value
+	// means a slower layer.
+	SavedMilli *int32 `json:"savedMilli,omitempty"`
+	// savedLowMilli is the lower end of the 95% confidence interval of savedMilli.
+	SavedLowMilli *int32 `json:"savedLowMilli,omitempty"`
+	// savedHighMilli is the upper end of the 95% confidence interval of savedMilli.
 	SavedHighMilli *int32 `json:"savedHighMilli,omitempty"`
-	// reason says in one sentence why the plan has its verdict.
+	// reason is why the plan has its verdict, in one sentence.
 	Reason *string `json:"reason,omitempty"`
-	// chosen names the point of the plan's front that was chosen: what the search started from, and its limit on the load of experts.
+	// chosen identifies the point of the Pareto front that was chosen: the start of the search and the limit of the
+	// expert load.
 	Chosen *string `json:"chosen,omitempty"`
-	// windowImbalanceMilli is the mean of the busiest rank's load over the mean load, over the last 128 requests.
+	// windowImbalanceMilli is the load of the busiest rank divided by the mean load, over the last 128 requests, in
+	// thousandths, averaged over the windows.
 	WindowImbalanceMilli *int32 `json:"windowImbalanceMilli,omitempty"`
-	// remoteRanksMilli and baselineRemoteRanksMilli are on how many other ranks than its own the experts of a token lie, under the plan
-	// and in the default placement. They are told where tokens are not shuffled.
-	RemoteRanksMilli         *int32 `json:"remoteRanksMilli,omitempty"`
+	// remoteRanksMilli is the mean number of remote ranks that hold experts of a token under the plan, in thousandths.
+	// It is present where tokens are not shuffled.
+	RemoteRanksMilli *int32 `json:"remoteRanksMilli,omitempty"`
+	// baselineRemoteRanksMilli is the mean number of remote ranks that hold experts of a token in the default
+	// placement, in thousandths. It is present where tokens are not shuffled.
 	BaselineRemoteRanksMilli *int32 `json:"baselineRemoteRanksMilli,omitempty"`
-	// larSummary and baselineSummary are the rates in percent, for printing only.
-	LARSummary      *string `json:"larSummary,omitempty"`
+	// larSummary is the predicted rate in percent, for printer columns only.
+	LARSummary *string `json:"larSummary,omitempty"`
+	// baselineSummary is the baseline rate in percent, for printer columns only.
 	BaselineSummary *string `json:"baselineSummary,omitempty"`
 }
 

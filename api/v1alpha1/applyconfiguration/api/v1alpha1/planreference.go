@@ -5,10 +5,10 @@ package v1alpha1
 // PlanReferenceApplyConfiguration represents a declarative configuration of the PlanReference type for use
 // with apply.
 //
-// PlanReference names a PlacementPlan.
+// PlanReference identifies a PlacementPlan.
 type PlanReferenceApplyConfiguration struct {
-	// name of the PlacementPlan, in the same namespace. It must be of the model that is served, and for spec.parallelism and
-	// spec.engine.type; the MoEDeployment need not be its owner.
+	// name is the name of the PlacementPlan, in the same namespace. The plan must match the served model,
+	// spec.parallelism and spec.engine.type. The MoEDeployment need not own it.
 	Name *string `json:"name,omitempty"`
 }
 

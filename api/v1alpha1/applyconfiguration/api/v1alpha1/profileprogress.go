@@ -5,18 +5,19 @@ package v1alpha1
 // ProfileProgressApplyConfiguration represents a declarative configuration of the ProfileProgress type for use
 // with apply.
 //
-// ProfileProgress is how far a profiling Job is; it moves every 10 seconds at most.
+// ProfileProgress is the progress of a profile. It is updated at most every 10 seconds.
 type ProfileProgressApplyConfiguration struct {
-	// requestsDone of requestsTotal have been answered. With target Live it is tokens first, and requests once they suffice, that
-	// the request routers have sampled.
+	// requestsDone is the number of completed requests. With target Live it is the number of tokens that the request
+	// routers have sampled, and, once the tokens suffice, the number of sampled requests.
 	RequestsDone *int32 `json:"requestsDone,omitempty"`
-	// requestsTotal is the number of requests to send.
+	// requestsTotal is the number of requests to send. With target Live it is the number of tokens or requests to
+	// sample.
 	RequestsTotal *int32 `json:"requestsTotal,omitempty"`
-	// tokensPerSecond is the rate since the Job began to send.
+	// tokensPerSecond is the mean rate since the Job sent its first request.
 	TokensPerSecond *int32 `json:"tokensPerSecond,omitempty"`
-	// remainingSeconds estimates how long the rest takes.
+	// remainingSeconds is the estimated remaining time.
 	RemainingSeconds *int32 `json:"remainingSeconds,omitempty"`
-	// summary is "done/total", for printing only.
+	// summary is "done/total", for printer columns only.
 	Summary *string `json:"summary,omitempty"`
 }
 

@@ -5,9 +5,9 @@ package v1alpha1
 // ProfileReferenceApplyConfiguration represents a declarative configuration of the ProfileReference type for use
 // with apply.
 //
-// ProfileReference names an AffinityProfile.
+// ProfileReference identifies an AffinityProfile.
 type ProfileReferenceApplyConfiguration struct {
-	// name of the AffinityProfile, in the same namespace.
+	// name is the name of the AffinityProfile, in the same namespace.
 	Name *string `json:"name,omitempty"`
 }
 

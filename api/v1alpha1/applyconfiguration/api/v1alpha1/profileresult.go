@@ -7,18 +7,22 @@ package v1alpha1
 //
 // ProfileResult describes a profile.
 type ProfileResultApplyConfiguration struct {
-	// digest names the profile in the artifact store: the sha256 of the list of its files.
+	// digest identifies the profile in the artifact store: the sha256 of the list of its files.
 	Digest *string `json:"digest,omitempty"`
-	// requests is the number of requests in the routing trace, refused those that the engine would not take.
+	// requests is the number of requests in the routing trace.
 	Requests *int32 `json:"requests,omitempty"`
-	Refused  *int32 `json:"refused,omitempty"`
-	// tokens is the number of tokens that were counted, tracedTokens how many of them are in the routing trace.
-	Tokens       *int64 `json:"tokens,omitempty"`
+	// refused is the number of requests that the engine rejected.
+	Refused *int32 `json:"refused,omitempty"`
+	// tokens is the number of tokens that were counted.
+	Tokens *int64 `json:"tokens,omitempty"`
+	// tracedTokens is the number of counted tokens that are in the routing trace.
 	TracedTokens *int64 `json:"tracedTokens,omitempty"`
-	// distinctTokens is the number of different token ids, coverageMilli their share of the vocabulary in thousandths.
+	// distinctTokens is the number of distinct token IDs.
 	DistinctTokens *int32 `json:"distinctTokens,omitempty"`
-	CoverageMilli  *int32 `json:"coverageMilli,omitempty"`
-	// skewMilli is the load of a layer's busiest expert over the mean, in thousandths, averaged over layers.
+	// coverageMilli is the share of the vocabulary that distinctTokens covers, in thousandths.
+	CoverageMilli *int32 `json:"coverageMilli,omitempty"`
+	// skewMilli is the load of the busiest expert of a layer divided by the mean load, in thousandths, averaged over
+	// the layers.
 	SkewMilli *int32 `json:"skewMilli,omitempty"`
 }
 

@@ -10,28 +10,32 @@ import (
 // ProfilingSpecApplyConfiguration represents a declarative configuration of the ProfilingSpec type for use
 // with apply.
 //
-// ProfilingSpec asks for a profile of the model, and a placement plan made from it.
+// ProfilingSpec requests a profile of the model, and a placement plan that is made from the profile.
 type ProfilingSpecApplyConfiguration struct {
-	// dataset is what is sent to the model to see which experts its tokens activate.
+	// dataset contains the requests that are sent to the model to record which experts its tokens activate. Set either
+	// dataset or profileRef.
 	Dataset *DatasetSpecApplyConfiguration `json:"dataset,omitempty"`
-	// profileRef names an AffinityProfile of the same namespace, of the same model, instead of a data set.
+	// profileRef is an existing AffinityProfile of the same model, in the same namespace, to use instead of a data set.
 	ProfileRef                     *ProfileReferenceApplyConfiguration `json:"profileRef,omitempty"`
 	SamplingSpecApplyConfiguration `json:",inline"`
-	// target is Serving (the running deployment answers the requests of the data set, beside its other traffic) or
-	// Dedicated (a Job with an engine of its own, in a pod like the serving ones, which needs devices for its time).
+	// target is Serving or Dedicated. Default Serving. With Serving the running deployment computes the requests of the
+	// data set in addition to its other traffic. With Dedicated a Job starts a separate engine in a pod like the
+	// serving pods, and needs its devices for the duration of the profile.
 	Target *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
-	// template is merged over the pod template of the profiling Job, as spec.template of an AffinityProfile is: node selector, tolerations,
-	// resources of the container "profile", and of "engine" with target Dedicated. Where it is given, spec.template does not count for
-	// that Job; without it the Job has what spec.template says of scheduling, and with target Dedicated all of it.
+	// template is merged over the pod template of the profiling Job, like spec.template of an AffinityProfile: node
+	// selector, tolerations, and resources of the containers "profile" and, with target Dedicated, "engine". If
+	// template is set, the Job ignores spec.template of the MoEDeployment. Without it the Job takes the scheduling
+	// fields of spec.template, and with target Dedicated all of spec.template.
 	Template *v1.PodTemplateSpec `json:"template,omitempty"`
-	// refresh is how the model is profiled again when the traffic has drifted: Live (from what the request routers keep of
-	// sampled requests: no device is used) or Job (by the data set again; where its content is still the same, no Job is
-	// started, and no plan made).
+	// refresh is how the model is profiled again after drift: Live (from the samples that request routers keep; no
+	// device is used) or Job (with the data set again). Default Live. With Job no Job is started and no plan is made
+	// while the content of the data set is unchanged.
 	Refresh *apiv1alpha1.RefreshMode `json:"refresh,omitempty"`
-	// liveSamples is what the request routers keep, in memory, of the tokens of sampled requests: Counts (how often token ids
-	// activated experts and followed one another: no text can be read from them; with attention DataParallel they renew the
-	// tables of a plan, never its placement) or Sequences (also whole requests and answers as token ids: they are PROMPTS OF
-	// USERS, and a live profile stores a sample of them in the artifact store).
+	// liveSamples is the data that request routers keep, in memory, of the tokens of sampled requests: Counts or
+	// Sequences. Default Counts. Counts records how often token IDs activated experts and followed one another. No text
+	// can be reconstructed from them, and with attention DataParallel they renew the tables of a plan, but never its
+	// placement. Sequences additionally keeps whole requests and responses as token IDs. Sequences are PROMPTS OF
+	// USERS, and a live profile stores a sample of them in the artifact store.
 	LiveSamples *apiv1alpha1.LiveSamples `json:"liveSamples,omitempty"`
 }
 

@@ -5,19 +5,19 @@ package v1alpha1
 // PrometheusSourceApplyConfiguration represents a declarative configuration of the PrometheusSource type for use
 // with apply.
 //
-// PrometheusSource is a query of a Prometheus server, or of one that speaks its HTTP API.
+// PrometheusSource is a query to a Prometheus server, or to a server with the same HTTP API.
 type PrometheusSourceApplyConfiguration struct {
-	// address is the server's base URL, as the operator reaches it: http:// or https://, host, optionally port and path. The host must be
-	// a Service of this namespace that has a cluster IP (name.namespace.svc), or one that the operator lists (chart value
-	// prometheus.allowedHosts).
-	// The certificate of an https server must be valid for the certificate authorities of the operator's image, which are the
-	// public ones, or those of the chart's caBundle. Redirections are not followed.
+	// address is the base URL of the server, as the operator reaches it: http:// or https://, host, and optionally port
+	// and path. The host must be a Service of this namespace with a cluster IP (name.namespace.svc), or a host that the
+	// operator allows (chart value prometheus.allowedHosts). The certificate of an https server must be valid for the
+	// certificate authorities of the operator's image (the public ones), or for those of the chart's caBundle.
+	// Redirects are not followed.
 	Address *string `json:"address,omitempty"`
-	// query is a PromQL expression of one series with the local activation rate of what this MoEDeployment serves, from 0 to 1.
-	// It is asked for once a minute, with values for two windows.
+	// query is a PromQL expression that returns one series: the local activation rate of this MoEDeployment, from 0 to
+	// 1. It is evaluated once a minute, as a range query over two windows.
 	Query *string `json:"query,omitempty"`
-	// authSecret is the name of a Secret in this namespace whose key "token" is sent as a bearer token. The operator may read no
-	// Secrets by itself: grant its ServiceAccount to get this one.
+	// authSecret is the name of a Secret in this namespace. The value of its key "token" is sent as a bearer token. The
+	// operator has no permission to read Secrets by default: grant its ServiceAccount the verb get for this Secret.
 	AuthSecret *string `json:"authSecret,omitempty"`
 }
 

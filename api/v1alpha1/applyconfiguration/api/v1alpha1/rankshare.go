@@ -5,12 +5,12 @@ package v1alpha1
 // RankShareApplyConfiguration represents a declarative configuration of the RankShare type for use
 // with apply.
 //
-// RankShare is what one rank gets, summed over all pods of the revision.
+// RankShare is the share of one rank, summed over all pods of the revision.
 type RankShareApplyConfiguration struct {
-	// rank is the rank's number, from 0.
+	// rank is the 0-based number of the rank.
 	Rank *int32 `json:"rank,omitempty"`
-	// shareMilli is the rank's share of the tokens of the sampled requests, in thousandths: 1000 divided by the number of
-	// ranks where they are spread evenly. The shares sum to 1000.
+	// shareMilli is the share of this rank in the tokens of the sampled requests, in thousandths. The shares of all
+	// ranks sum to 1000.
 	ShareMilli *int32 `json:"shareMilli,omitempty"`
 }
 

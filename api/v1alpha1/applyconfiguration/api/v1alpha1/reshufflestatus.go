@@ -5,14 +5,15 @@ package v1alpha1
 // ReshuffleStatusApplyConfiguration represents a declarative configuration of the ReshuffleStatus type for use
 // with apply.
 //
-// ReshuffleStatus is what the permuted copies of the checkpoint have cost, summed over the present pods of the revision.
+// ReshuffleStatus is the cost of the permuted copies of the checkpoint, summed over the existing pods of the revision.
 type ReshuffleStatusApplyConfiguration struct {
-	// made is the number of pods that have made a copy, found the number of those that have found one in the cache.
-	Made  *int32 `json:"made,omitempty"`
+	// made is the number of pods that made a copy.
+	Made *int32 `json:"made,omitempty"`
+	// found is the number of pods that found a copy in the cache.
 	Found *int32 `json:"found,omitempty"`
-	// bytes is the size of all copies that were made.
+	// bytes is the total size of the copies that were made.
 	Bytes *int64 `json:"bytes,omitempty"`
-	// seconds is how long the slowest pod has taken.
+	// seconds is the duration of the slowest copy.
 	Seconds *int64 `json:"seconds,omitempty"`
 }
 

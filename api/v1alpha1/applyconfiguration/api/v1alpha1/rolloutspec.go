@@ -9,33 +9,36 @@ import (
 // RolloutSpecApplyConfiguration represents a declarative configuration of the RolloutSpec type for use
 // with apply.
 //
-// RolloutSpec bounds a roll-out.
+// RolloutSpec bounds a roll-out, and configures the canary of a new plan.
 type RolloutSpecApplyConfiguration struct {
-	// maxUnavailable is how many replicas may be out of service while revisions change. With one replica and
-	// maxSurge 0, 1 means a gap in service during a change.
+	// maxUnavailable is the maximum number of replicas that may be unavailable during a roll-out. Default 1. With one
+	// replica and maxSurge 0, a value of 1 interrupts service during a roll-out.
 	MaxUnavailable *int32 `json:"maxUnavailable,omitempty"`
-	// maxSurge is how many replicas may exist beyond spec.replicas while revisions change. It needs as many spare sets of
-	// devices. Above 0, the last replica that serves stays until a new one does.
+	// maxSurge is the maximum number of replicas above spec.replicas during a roll-out. Default 0. Each one needs spare
+	// devices for a whole replica. Above 0, the last serving replica stays until a new one is ready.
 	MaxSurge *int32 `json:"maxSurge,omitempty"`
-	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to be rolled out: the first plan against no plan,
-	// a later one against the plan in service, at the traffic since the drift. The 95% interval of the gain must be above 0 as well, unless
-	// this is 0. Where not even a local activation rate of 100% would gain as much, the plan's verdict is LocalityDoesNotPay.
+	// minimumGainPercent is the minimum relative reduction of the modelled time of an MoE layer, in percent, for a plan
+	// to be rolled out. Default 2. The first plan is compared with the default placement; a later plan is compared with
+	// the plan in service, on the traffic since the drift. Unless the value is 0, the 95% confidence interval of the
+	// gain must also be above 0. Where even a local activation rate of 100% would not gain as much, the verdict of the
+	// plan is LocalityDoesNotPay.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
-	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where that gain is modelled: the
-	// larger, the more locality pays. Without it a plan is made for the steps that the engines count, as status.batchTokens reports them; while
-	// nothing is reported, for 4096, 16384 and 65536 tokens, equally frequent.
+	// batchTokens is the number of tokens of a step, over all ranks of a replica, for which the gain is modelled. The
+	// larger the batch, the more locality pays. Without batchTokens the sizes that the engines report are used
+	// (status.batchTokens), and 4096, 16384 and 65536 tokens with equal weights while the engines report nothing.
 	BatchTokens *int32 `json:"batchTokens,omitempty"`
-	// canaryReplicas is on how many replicas a new plan serves until it has proven itself; at least one replica stays with the
-	// plan that is in service, as long as there are two. Other changes have no canary.
+	// canaryReplicas is the number of replicas that serve a new plan until it is promoted. Default 1. With two or more
+	// replicas, at least one stays on the plan in service. Other changes of the spec have no canary.
 	CanaryReplicas *int32 `json:"canaryReplicas,omitempty"`
-	// soakSeconds is how long they must serve before the plan may be promoted: counted from when they are ready. From
-	// then on the plan is promoted once its times are proven not to be longer than those of the plan in service, and
-	// its local activation rate to be higher (for a plan that promises fewer local activations: not below that promise)
-	// or its time per token to be shorter. It is taken back at any time when that rate, failures or times are worse.
-	// Below 240, no proof of times is asked for: they take whole minutes. With 0 nothing is compared: a plan is
-	// promoted when its canary is ready.
+	// soakSeconds is the minimum time that the canary replicas must serve before the plan may be promoted, counted from
+	// when they are ready. Default 300. After that the plan is promoted once two facts are proven: its times are not
+	// longer than those of the plan in service, and its local activation rate is higher or its time per token is
+	// shorter (for a plan that predicts a lower rate: its rate is not below that prediction). The plan is rolled back
+	// at any time when its rate, failures or times are worse. Below 240 the times need no proof, because they are
+	// measured in whole minutes. With 0 nothing is compared: the plan is promoted when its canary is ready.
 	SoakSeconds *int32 `json:"soakSeconds,omitempty"`
-	// rollback is Automatic, or Manual to leave a plan that has failed on its canary until somebody has looked at it.
+	// rollback is Automatic or Manual. Default Automatic. With Manual a plan that failed on its canary stays there
+	// until a user rolls it back.
 	Rollback *apiv1alpha1.RollbackMode `json:"rollback,omitempty"`
 }
 

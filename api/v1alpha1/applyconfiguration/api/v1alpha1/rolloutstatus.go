@@ -10,18 +10,19 @@ import (
 // RolloutStatusApplyConfiguration represents a declarative configuration of the RolloutStatus type for use
 // with apply.
 //
-// RolloutStatus is how a new plan comes into service.
+// RolloutStatus is the progress of the roll-out of a new plan.
 type RolloutStatusApplyConfiguration struct {
 	// phase is Canary, Promoting or RollingBack.
 	Phase *apiv1alpha1.RolloutPhase `json:"phase,omitempty"`
-	// since is when the phase began.
+	// since is the start time of the phase.
 	Since *v1.Time `json:"since,omitempty"`
-	// stableRevision is the revision that is in service, candidateRevision that of the new plan.
-	StableRevision    *string `json:"stableRevision,omitempty"`
+	// stableRevision is the revision in service before the roll-out.
+	StableRevision *string `json:"stableRevision,omitempty"`
+	// candidateRevision is the revision of the new plan.
 	CandidateRevision *string `json:"candidateRevision,omitempty"`
 	// candidatePlan is the short digest of the new plan.
 	CandidatePlan *string `json:"candidatePlan,omitempty"`
-	// message says what it waits for, or why it has failed.
+	// message is what the roll-out waits for, or why it failed.
 	Message *string `json:"message,omitempty"`
 }
 

@@ -9,41 +9,47 @@ import (
 // RoutingSpecApplyConfiguration represents a declarative configuration of the RoutingSpec type for use
 // with apply.
 //
-// RoutingSpec is how requests reach the ranks.
+// RoutingSpec configures how requests reach the ranks.
 type RoutingSpecApplyConfiguration struct {
-	// mode is Router; EndpointPicker for a Gateway that asks the request router by way of an InferencePool of the
-	// MoEDeployment's name, while the Service leads to the engine's pods; or None for a plain Service in front of the engine's
-	// pods.
+	// mode is Router, EndpointPicker or None. Default Router. With Router clients connect to the operator's request
+	// router. With EndpointPicker a Gateway asks the request router for the rank of each request, through an
+	// InferencePool with the name of the MoEDeployment, and the Service selects the engine pods. With None a Service
+	// selects the engine pods, and there is no request router.
 	Mode *apiv1alpha1.RoutingMode `json:"mode,omitempty"`
-	// replicas is the number of request router pods.
+	// replicas is the number of request router pods. Default 2.
 	Replicas *int32 `json:"replicas,omitempty"`
-	// template is merged over the pod template of the request router, in modes Router and EndpointPicker. Its field paths are those
-	// of a pod template. Router pods inherit the imagePullSecrets of spec.template and nothing else from it: they need no devices, and
-	// a toleration for device nodes would let them occupy such a node.
+	// template is merged over the pod template of the request router, in modes Router and EndpointPicker. Its field
+	// paths are those of a pod template. Router pods inherit only imagePullSecrets from spec.template: they need no
+	// devices, and with a toleration for device nodes they could occupy such a node.
 	Template *RouterTemplateApplyConfiguration `json:"template,omitempty"`
-	// weights says how much each of the reasons to choose a rank counts. They are estimates in one unit, time saved, so
-	// that 100 for each is right wherever the estimates are.
+	// weights weigh the four terms of the score of a rank. All terms estimate saved time in the same unit, so the
+	// default of 100 for each is right where the estimates are accurate.
 	Weights *RoutingWeightsApplyConfiguration `json:"weights,omitempty"`
-	// pendingLimitPerRank is how many requests may be outstanding on a rank (on a pod, where requests have no rank). Where
-	// all ranks have as many, requests are answered with 429 and Retry-After. Without it there is no limit: engines queue, and
-	// bound their queues themselves, and only their owner knows from which length on clients are better sent away.
+	// pendingLimitPerRank is the maximum number of outstanding requests of a rank (of a pod, where requests have no
+	// rank). When all ranks are at the limit, requests are rejected with status 429 and a Retry-After header. Default:
+	// no limit, because engines queue requests and limit their queues.
 	PendingLimitPerRank *int32 `json:"pendingLimitPerRank,omitempty"`
-	// holdMilliseconds is how long a request may wait in a request router for the rank of its experts, while that has had more than its share
-	// of the last 128 requests. More is local then, the more the more ranks there are (at 16 a fifth), and answers of those that wait, half
-	// of them there, begin later. No request waits where fewer come in that time than there are ranks. Without it none ever does.
+	// holdMilliseconds is the maximum time that a request waits in a request router for the rank with its experts,
+	// while that rank has received more than its share of the last 128 requests. Default: requests do not wait. Waiting
+	// increases the local share, more with more ranks (by a fifth at 16 ranks, where half of the requests wait), and
+	// delays the responses of the waiting requests. No request waits while fewer requests than ranks arrive in that
+	// time.
 	HoldMilliseconds *int32 `json:"holdMilliseconds,omitempty"`
-	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
-	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
-	// percent of throughput to much more), so the default is 5 where spec.profiling or spec.placement.planRef is given and requests
-	// have ranks, and 0 (nothing is observed) elsewhere. A change between 0 and more starts the engines anew. VLLM and VLLMAscend tell the
-	// experts of unstreamed requests alone; TensorRTLLM tells none.
+	// samplePercent is the percentage of requests for which the router asks the engine to return the experts that their
+	// tokens activated, to observe the local activation rate. Clients never see this data. Engines pay for the capture:
+	// reports range from a few percent of throughput to much more. Default 5 where spec.profiling or
+	// spec.placement.planRef is set and requests have ranks, and 0 (the rate is not observed) elsewhere. A change from
+	// 0 to a positive value, or back, restarts the engines. VLLM and VLLMAscend return the experts only for requests
+	// without streaming; TensorRTLLM never returns them.
 	SamplePercent *int32 `json:"samplePercent,omitempty"`
-	// networkPolicy is Managed, or None. With Managed, only the request routers, the operator and monitoring reach the engines'
-	// serving port (mode Router). Only the operator and monitoring reach the routers' metrics, and only the operator reaches their
-	// observations. All other ports stay open. Monitoring is every namespace with the label semmoe.io/monitoring.
+	// networkPolicy is Managed or None. Default Managed. With Managed, only the request routers, the operator and
+	// monitoring can connect to the serving port of the engines (mode Router). Only the operator and monitoring can
+	// connect to the metrics of the routers, and only the operator to their observations. All other ports stay open.
+	// Monitoring is every namespace with the label semmoe.io/monitoring.
 	NetworkPolicy *apiv1alpha1.NetworkPolicyMode `json:"networkPolicy,omitempty"`
-	// gatewayNamespaces names the namespaces of the Gateways that use the endpoint picker. With networkPolicy Managed, pods of other
-	// namespaces cannot connect to it. Without gatewayNamespaces, every pod of the cluster can. It needs mode EndpointPicker.
+	// gatewayNamespaces are the namespaces of the Gateways that use the endpoint picker. With networkPolicy Managed,
+	// pods of other namespaces cannot connect to it. Default: every pod of the cluster can connect. It requires mode
+	// EndpointPicker.
 	GatewayNamespaces []string `json:"gatewayNamespaces,omitempty"`
 }
 

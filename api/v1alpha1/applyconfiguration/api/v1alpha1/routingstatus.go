@@ -9,18 +9,19 @@ import (
 // RoutingStatusApplyConfiguration represents a declarative configuration of the RoutingStatus type for use
 // with apply.
 //
-// RoutingStatus is how the requests that the routers sampled last are spread over the ranks.
+// RoutingStatus is the distribution over the ranks of the requests that the routers sampled most recently.
 type RoutingStatusApplyConfiguration struct {
-	// ranks has every rank's share of the tokens, those that got nothing too.
+	// ranks contains the share of every rank, including ranks without tokens.
 	Ranks []RankShareApplyConfiguration `json:"ranks,omitempty"`
-	// observedTime is when they were read, observedRevision the revision that they were read of.
-	ObservedTime     *v1.Time `json:"observedTime,omitempty"`
-	ObservedRevision *string  `json:"observedRevision,omitempty"`
-	// captureCostMilli is by how much longer requests take, per token, of which the engine is asked for the routed experts than
-	// others on the same pods, in thousandths: 50 is 5%. It is absent until 100 of either have been compared, and with engines
-	// that tell the experts unasked.
+	// observedTime is the time of the observation.
+	ObservedTime *v1.Time `json:"observedTime,omitempty"`
+	// observedRevision is the revision that was observed.
+	ObservedRevision *string `json:"observedRevision,omitempty"`
+	// captureCostMilli is the relative increase of the time per token of requests for which the engine is asked to
+	// return the routed experts, in thousandths: 50 is 5%. The comparison is with other requests on the same pods. It
+	// is absent until 100 requests of each kind are compared, and with engines that always return the experts.
 	CaptureCostMilli *int32 `json:"captureCostMilli,omitempty"`
-	// captureCostTime is when that was read.
+	// captureCostTime is the time at which captureCostMilli was read.
 	CaptureCostTime *v1.Time `json:"captureCostTime,omitempty"`
 }
 

@@ -5,19 +5,19 @@ package v1alpha1
 // RoutingWeightsApplyConfiguration represents a declarative configuration of the RoutingWeights type for use
 // with apply.
 //
-// RoutingWeights weigh the reasons to choose a rank, in percent: 100 counts a reason as it is estimated, 0 not at all.
+// RoutingWeights weigh the terms of the score of a rank, in percent: 100 uses the estimate of a term, 0 ignores the
+// term.
 type RoutingWeightsApplyConfiguration struct {
-	// affinityPercent weighs the communication that is saved where a request's experts lie on the rank, by the plan's forecast;
-	// default 100. It needs requests that have a rank.
+	// affinityPercent weighs the saved communication where the experts of the request are on the rank, according to the
+	// forecast of the plan. Default 100. It requires requests that have a rank.
 	AffinityPercent *int32 `json:"affinityPercent,omitempty"`
-	// prefixPercent weighs the computation that is saved where the rank still has the beginning of the prompt in its cache;
-	// default 100.
+	// prefixPercent weighs the saved computation where the rank has the prefix of the prompt in its cache. Default 100.
 	PrefixPercent *int32 `json:"prefixPercent,omitempty"`
-	// loadPercent weighs the wait behind what is outstanding on the rank; default 100.
+	// loadPercent weighs the waiting time behind the outstanding requests of the rank. Default 100.
 	LoadPercent *int32 `json:"loadPercent,omitempty"`
-	// waitPercent weighs the time by which prompts on one rank make the next step of all ranks longer: under load requests go to ranks
-	// whose next step has none yet; default 100. Then fewer activations are local than the plan promises, and requests are answered
-	// sooner. Only answers that are streamed tell when they begin.
+	// waitPercent weighs the time by which prefill on one rank extends the next step of all ranks. Default 100. Under
+	// load it sends requests to ranks whose next step has no prefill yet: fewer activations are local than the plan
+	// predicts, and responses start earlier. Only streamed responses show when they start.
 	WaitPercent *int32 `json:"waitPercent,omitempty"`
 }
 

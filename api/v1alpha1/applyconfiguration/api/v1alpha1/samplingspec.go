@@ -5,13 +5,13 @@ package v1alpha1
 // SamplingSpecApplyConfiguration represents a declarative configuration of the SamplingSpec type for use
 // with apply.
 //
-// SamplingSpec says how much of a data set is recorded.
+// SamplingSpec limits how much of a data set is recorded.
 type SamplingSpecApplyConfiguration struct {
-	// requests is how many requests are sent at most: a uniform sample of the data set.
+	// requests is the maximum number of requests to send: a uniform sample of the data set. Default 2000.
 	Requests *int32 `json:"requests,omitempty"`
-	// tokens is how many tokens are recorded at most.
+	// tokens is the maximum number of tokens to record. Default 200000.
 	Tokens *int32 `json:"tokens,omitempty"`
-	// requestTokens is how many tokens of a prompt are sent at most.
+	// requestTokens is the maximum number of tokens of a prompt. Default 512. Longer prompts are truncated.
 	RequestTokens *int32 `json:"requestTokens,omitempty"`
 }
 

@@ -5,14 +5,14 @@ package v1alpha1
 // ServingStatusApplyConfiguration represents a declarative configuration of the ServingStatus type for use
 // with apply.
 //
-// ServingStatus is the revision that answers requests.
+// ServingStatus is the revision that receives requests.
 type ServingStatusApplyConfiguration struct {
-	// revision is its name.
+	// revision is the name of the revision.
 	Revision *string `json:"revision,omitempty"`
-	// ranks is the number of ranks that requests are sent to; absent where requests have no rank.
+	// ranks is the number of ranks that requests are routed to. It is absent where requests have no rank.
 	Ranks *int32 `json:"ranks,omitempty"`
-	// engineRelease is the release that the engine of this revision reports, such as 0.5.17. It is absent until a pod is ready, and for an
-	// engine that reports none.
+	// engineRelease is the release that the engine of this revision reports, such as 0.5.17. It is absent until a pod
+	// is ready, and for an engine that reports no release.
 	EngineRelease *string `json:"engineRelease,omitempty"`
 }
 

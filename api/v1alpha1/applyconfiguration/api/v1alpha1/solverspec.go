@@ -9,16 +9,19 @@ import (
 // SolverSpecApplyConfiguration represents a declarative configuration of the SolverSpec type for use
 // with apply.
 //
-// SolverSpec says how a placement is searched for.
+// SolverSpec configures the search for a placement.
 type SolverSpecApplyConfiguration struct {
-	// algorithm is auto, the default, or one of the published ones that it is compared with (docs/solving.md has them). A plan that
-	// replaces another one, for traffic that has changed, is always searched for by auto.
+	// algorithm is auto, or a published algorithm for comparison (see docs/solving.md). Default auto. A plan that
+	// replaces another plan after drift always uses auto.
 	Algorithm *apiv1alpha1.SolverAlgorithm `json:"algorithm,omitempty"`
-	// timeBudgetSeconds cuts the search off; a plan that it cut off says so.
+	// timeBudgetSeconds is the time limit of the search. Default 300. A plan whose search was stopped by the limit
+	// reports this.
 	TimeBudgetSeconds *int32 `json:"timeBudgetSeconds,omitempty"`
-	// seed makes split and search repeatable.
+	// seed is the seed of the random train/test split and of the search. Default 1. The same inputs and seed give the
+	// same plan.
 	Seed *int64 `json:"seed,omitempty"`
-	// trainPercent of the profile's requests are learnt from, by whole documents; the others judge the plan.
+	// trainPercent is the share of the requests of the profile that the plan is made from, in percent, split by whole
+	// documents. Default 80. The remaining requests are held out to evaluate the plan.
 	TrainPercent *int32 `json:"trainPercent,omitempty"`
 }
 

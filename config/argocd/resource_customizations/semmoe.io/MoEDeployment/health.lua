@@ -48,7 +48,7 @@ if holds("Reconciling") then
   return tell("Progressing", conditions.Reconciling)
 end
 -- A plan that somebody must say yes to: what serves is sound meanwhile.
-local waits = {AwaitingApproval = true, NoRoomForCanary = true, NoRouter = true, Inconclusive = true, Advisory = true}
+local waits = {AwaitingApproval = true, RolloutInterruptsService = true, NoRouter = true, CanaryInconclusive = true, Advisory = true}
 if holds("Ready") and conditions.RolledOut ~= nil and conditions.RolledOut.status == "False" and waits[conditions.RolledOut.reason] then
   return tell("Suspended", conditions.RolledOut)
 end

@@ -19,8 +19,9 @@ import (
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles,verbs=patch
 
-// adopt takes back the children that have lost their owner, as those of a restored backup have, and reports whether there were any.
-// All other children are applied as a whole, owner included. A Job is not taken back: what is restored of it is begun again.
+// adopt restores the owner reference of children that lost it, for example after a restore from a backup, and reports
+// whether it wrote any. All other children are applied completely, owner reference included. Jobs are not adopted: the
+// controller starts a new Job instead.
 func (r *Reconciler) adopt(ctx context.Context, moed *semmoev1.MoEDeployment) (bool, error) {
 	lists := []client.ObjectList{&appsv1.StatefulSetList{}, &semmoev1.AffinityProfileList{}, &semmoev1.PlacementPlanList{}, &corev1.ConfigMapList{}}
 	if r.groups.isKnown() {

@@ -19,10 +19,10 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// assess gathers what there is to know of drift from what serves under a layout, and assesses it.
+// assess collects the evidence of drift for the layout in service and evaluates it.
 func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, p planner.Planning, reports []lar.Report, workloads []*revisions.Workload, now time.Time) locality.Assessment {
 	serving, promise, plans := p.Serving, p.Promise, p.Plans
-	if p.Tables != nil { // whoever has made it
+	if p.Tables != nil { // created by this controller or by a user
 		plans = append(slices.Clone(plans), p.Tables)
 	}
 	in := locality.Input{
@@ -40,7 +40,7 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, p
 	window := time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second
 	in.Routers = locality.EvidenceOf(reports, serving.Digest, now, window)
 	in.Rate = locality.RateUnder(reports, serving.Digest, in.Routers.Tables, now, window)
-	// A plan for this very drift may wait to be tried, or routers not send by its tables yet.
+	// The candidate may be the plan for this drift, or the routers may not use its tables yet.
 	in.RollingOut = in.RollingOut || p.Candidate != nil || in.Routers.Tables != "" && in.Routers.Tables != tablesOf(p)
 	if newer := planner.PlanWithDigest(in.Routers.Tables, plans); newer != nil {
 		in.Plan = newer
@@ -61,20 +61,20 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, p
 	return locality.Assess(in)
 }
 
-// wasBelow reads from the previous status whether the rate was reported below the promise: it only keeps the report from coming and
-// going.
+// wasBelow reads from the previous status whether the rate was reported below the target. It is used only as
+// hysteresis, so that the condition does not flap.
 func wasBelow(moed *semmoev1.MoEDeployment) bool {
 	condition := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionLocalityOnTarget)
 	return condition != nil && condition.Reason == string(locality.BelowPromise)
 }
 
-// rollingOut reports whether replicas are asked of several revisions, or of one on trial.
+// rollingOut reports whether several revisions have desired replicas, or whether the only one is on trial.
 func rollingOut(workloads []*revisions.Workload) bool {
 	asked := slices.DeleteFunc(slices.Clone(workloads), func(w *revisions.Workload) bool { return *w.Replicas() == 0 })
 	return len(asked) > 1 || slices.ContainsFunc(asked, revisions.OnTrial)
 }
 
-// tablesOf is the digest of the plan whose tables routers are told to use with what serves.
+// tablesOf returns the digest of the plan whose tables the routers are configured to use for the layout in service.
 func tablesOf(p planner.Planning) string {
 	if p.Tables != nil {
 		return p.Tables.Status.PlanDigest
@@ -82,8 +82,8 @@ func tablesOf(p planner.Planning) string {
 	return p.Serving.Digest
 }
 
-// replansOf are the times at which plans were made for drift, the newest first. They are counted from the plans themselves: a status
-// that is lost must not cost another plan.
+// replansOf returns the times at which drift plans were created, newest first. It counts the PlacementPlan objects, so
+// that a lost status does not allow an additional plan.
 func replansOf(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) []time.Time {
 	var made []time.Time
 	for _, p := range plans {
@@ -95,11 +95,12 @@ func replansOf(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) []
 	return made
 }
 
-// tablesReach is what tables need at most to come into use: a kubelet takes its time to bring routers what has changed of a ConfigMap.
+// tablesReach is the maximum time until new tables are in use: the kubelet updates a mounted ConfigMap with a delay.
 const tablesReach = 2 * time.Minute
 
-// inUseSince is the time from which on all that served can have been as a plan in use promises: it has been made, its workload has proven
-// itself, and routers have its tables. Pods that start anew later change nothing: what the others serve is the plan's all the while.
+// inUseSince returns the time from which all traffic can meet the prediction of the plan in use: the plan exists, its
+// workload is proven, and the routers have its tables. A pod that restarts later does not move this time, because the
+// other pods serve under the plan throughout.
 func inUseSince(inUse *semmoev1.PlacementPlan, p planner.Planning, workloads []*revisions.Workload) time.Time {
 	times := []time.Time{inUse.CreationTimestamp.Time}
 	if !p.TablesSince.IsZero() {
@@ -114,15 +115,15 @@ func inUseSince(inUse *semmoev1.PlacementPlan, p planner.Planning, workloads []*
 }
 
 const (
-	// driftSteps is the part of the threshold, or of the statistic, by which the reported statistic moves: status is not a metric,
-	// and a statistic wanders about zero.
+	// driftSteps sets the step of the reported statistic to 1/driftSteps of the threshold or of the statistic,
+	// whichever is larger. Status is not a metric, and the statistic fluctuates around zero.
 	driftSteps = 4
-	// causeStep is the change, in thousandths, from which reported causes move.
+	// causeStep is the minimum change, in thousandths, that updates the reported causes.
 	causeStep = 100
 )
 
-// driftStatus is the reported state of the test. Like the rate it stays at the previous report until it differs by a step and a minute
-// has passed, but an alarm is told at once.
+// driftStatus returns the reported state of the drift test. It keeps the previous report until the value differs by a
+// step and one minute has passed. An alarm is reported immediately.
 func driftStatus(previous *semmoev1.DriftStatus, a locality.Assessment, now time.Time) *semmoev1.DriftStatus {
 	switch {
 	case a.Status == "":
@@ -140,7 +141,7 @@ func driftStatus(previous *semmoev1.DriftStatus, a locality.Assessment, now time
 	if previous == nil || (previous.Since == nil) != (status.Since == nil) || previous.ThresholdMilli != status.ThresholdMilli || previous.ObservedTime == nil {
 		return status
 	}
-	// The samples in which a long drift began are forgotten at last; it has not begun anew.
+	// The samples in which a long drift began are eventually dropped. The start time stays.
 	status.Since = previous.Since
 	if justReported(previous.ObservedTime, now) || !moved(previous, status) {
 		return previous.DeepCopy()
@@ -148,7 +149,7 @@ func driftStatus(previous *semmoev1.DriftStatus, a locality.Assessment, now time
 	return status
 }
 
-// moved tells that a report differs from the previous one by a step.
+// moved reports whether a report differs from the previous one by a step.
 func moved(previous, status *semmoev1.DriftStatus) bool {
 	far := func(a, b, step int32) bool { return max(a-b, b-a) >= step }
 	if far(previous.StatisticMilli, status.StatisticMilli, max(status.ThresholdMilli, previous.StatisticMilli)/driftSteps) {
@@ -161,15 +162,15 @@ func moved(previous, status *semmoev1.DriftStatus) bool {
 	return far(was.NewTokensMilli, is.NewTokensMilli, causeStep) || far(was.ChangedMixMilli, is.ChangedMixMilli, causeStep) || far(was.LoadBalancingMilli, is.LoadBalancingMilli, causeStep)
 }
 
-// maxMilli keeps differences of thousandths within an int32.
+// maxMilli keeps differences of thousandths within the range of an int32.
 const maxMilli = 1e9
 
 func milliOf(value float64) int32 {
 	return int32(math.Round(min(max(1000*value, 0), maxMilli)))
 }
 
-// localityVerdict is the condition LocalityOnTarget. Its figures are those of the status, which move by steps: else the condition would
-// be written every minute.
+// localityVerdict returns the condition LocalityOnTarget. It uses the figures of the status, which change in steps.
+// With raw figures the condition would be written every minute.
 func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semmoev1.DriftStatus) conditions.Verdict {
 	status := metav1.ConditionTrue
 	switch a.Status {
@@ -183,7 +184,7 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 	text := a.Message + "."
 	if rate != nil && rate.ObservedMilli != nil {
 		text += fmt.Sprintf(" The observed local activation rate is %s", desired.Percent(*rate.ObservedMilli))
-		if promised := a.Promise.LARSummary; promised != "" { // a plan from counts of tokens promises none
+		if promised := a.Promise.LARSummary; promised != "" { // a plan from token counts predicts no rate
 			text += ", the plan promises " + promised
 		}
 		text += "."
@@ -200,7 +201,7 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 	return conditions.Verdict{Status: status, Reason: a.Reason, Message: text}
 }
 
-// causesText tells where a drop comes from.
+// causesText explains the lost locality by cause.
 func causesText(c semmoev1.DriftCauses) string {
 	rest := max(0, 1000-c.NewTokensMilli-c.ChangedMixMilli-c.LoadBalancingMilli)
 	return fmt.Sprintf("Of what is lost, %s comes with tokens that the plan has not seen, %s with another mix of requests, %s with spreading load, and %s with tokens that activate other experts than they did.",

@@ -17,7 +17,8 @@ import (
 	"github.com/semmoe/operator/solver"
 )
 
-// stepsOf sums what routers reported of the steps of the engines, of all revisions: how much is computed at a time follows from the traffic.
+// stepsOf sums the engine steps that routers reported, over all revisions: batch sizes depend on the traffic, not on
+// the revision.
 func stepsOf(reports []lar.Report) stepsizes.Sum {
 	var pods [][]stepsizes.Pod
 	for _, report := range reports {
@@ -27,13 +28,13 @@ func stepsOf(reports []lar.Report) stepsizes.Sum {
 }
 
 const (
-	// maxBatchMessage bounds the message about batch sizes.
+	// maxBatchMessage is the maximum length, in bytes, of the message about batch sizes.
 	maxBatchMessage = 512
-	// setBatchTokens is what to do where engines report no steps.
+	// setBatchTokens is the advice for engines that report no steps.
 	setBatchTokens = "set spec.rollout.batchTokens to what the engine computes at a time under load"
 )
 
-// unobserved is why no batch sizes are observed; its zero value where they are.
+// unobserved returns why no batch sizes are observed. It returns the zero value if they are observed.
 func unobserved(moed *semmoev1.MoEDeployment, steps stepsizes.Sum, reports int) desired.Finding {
 	switch {
 	case steps.Sizes != nil:
@@ -62,8 +63,8 @@ func podsText(name string, pods int) string {
 	return "pod " + name
 }
 
-// batchTokensStatus reports the batch sizes of a plan, nil where there is none yet, and those that engines report now. The latter stay at the
-// previous report until they differ much from it, and a minute has passed.
+// batchTokensStatus reports the batch sizes of a plan (nil if there is no plan yet) and the sizes that engines report
+// now. The observed sizes keep the previous report until they differ by the replan threshold and one minute has passed.
 func batchTokensStatus(previous *semmoev1.BatchTokensStatus, moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, o observation, now time.Time) *semmoev1.BatchTokensStatus {
 	if !desired.UsesPlans(moed) {
 		return nil

@@ -18,10 +18,10 @@ import (
 	"github.com/semmoe/operator/internal/conditions"
 )
 
-// reasonSpecInvalid is the reason of what waits until the spec can be realised.
+// reasonSpecInvalid is the reason of steps that wait for a valid spec.
 const reasonSpecInvalid = "WaitingForValidSpec"
 
-// profiled is the verdict on a complete profile.
+// profiled returns the verdict for a complete profile.
 func profiled(profile *semmoev1.AffinityProfile) conditions.Verdict {
 	r := profile.Status.Result
 	return conditions.True("Profiled", fmt.Sprintf("AffinityProfile %s holds %d tokens of %d requests", profile.Name, r.Tokens, r.Requests))
@@ -106,7 +106,7 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 		return notYet(p.Hold)
 	case p.Candidate != nil && desired.Paused(moed):
 		return no("Paused", "Plan %s is tried once spec.reconciliation is Active", p.Candidate.Short())
-	case p.Candidate != nil && o.Rollout.Reason == "": // an error came between, which Degraded tells
+	case p.Candidate != nil && o.Rollout.Reason == "": // an error occurred; Degraded reports it
 		return no("WaitingForReplicas", "Plan %s is to be tried beside revision %s", p.Candidate.Short(), o.Revision)
 	case p.Candidate != nil:
 		return no(o.Rollout.Reason, "%s", o.Rollout.Message)
@@ -124,7 +124,7 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	return conditions.True("RolledOut", eachOnce(fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), planner.RealizationText[p.Serving.Realization], p.Why)+p.Warnings+p.TablesText()+shuffleText(moed, o)))
 }
 
-// eachOnce returns a text of sentences without those that it contains before: two warnings may give the same advice.
+// eachOnce removes repeated sentences from a text: two warnings may contain the same advice.
 func eachOnce(text string) string {
 	var sentences []string
 	for _, sentence := range strings.Split(text, ". ") {
@@ -135,8 +135,8 @@ func eachOnce(text string) string {
 	return strings.Join(sentences, ". ")
 }
 
-// profilingFault is what a profile or plan says is wrong with it, or that the named one is of no use: the model serves all
-// the same.
+// profilingFault returns the failure that a profile or plan reports, or that makes the referenced one unusable. The
+// model serves anyway.
 func profilingFault(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	if profile := profiledVerdict(moed, o); profile.Reason == planner.ReasonProfileNotFound || profile.Reason == planner.ReasonOtherModel {
 		return &conditions.Fault{Reason: profile.Reason, Message: profile.Message}
@@ -165,7 +165,7 @@ func profilingFault(moed *semmoev1.MoEDeployment, o observation) *conditions.Fau
 	return &conditions.Fault{Reason: degraded.Reason, Message: fmt.Sprintf("%s %s: %s", kind, name, degraded.Message)}
 }
 
-// reshuffleStatus sums what the copies of a revision's pods have cost; nil where none tells.
+// reshuffleStatus sums the cost of the checkpoint copies of a revision's pods. It returns nil if no pod reports a cost.
 func reshuffleStatus(pods []*corev1.Pod, revision string) *semmoev1.ReshuffleStatus {
 	var sum semmoev1.ReshuffleStatus
 	for _, pod := range pods {
@@ -190,7 +190,7 @@ func reshuffleStatus(pods []*corev1.Pod, revision string) *semmoev1.ReshuffleSta
 	return &sum
 }
 
-// notYet is the verdict that something is not so, for the reason that was found.
+// notYet returns a False verdict with the reason and message of a finding.
 func notYet(why desired.Finding) conditions.Verdict {
 	return conditions.False(why.Reason, why.Message)
 }

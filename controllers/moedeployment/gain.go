@@ -11,8 +11,9 @@ import (
 	"github.com/semmoe/operator/internal/rollout"
 )
 
-// measuredGain is the time that a plan saves per step of the engine: as its hardware profile predicts it, and as its
-// canary has measured it against what was in service, with the ends of the 95% interval. Negative times are lost.
+// measuredGain is the time that a plan saves per engine step: the prediction of its hardware profile, and the
+// measurement of its canary against the revision in service, with the bounds of the 95% interval. Negative times are
+// losses.
 type measuredGain struct {
 	PredictedMicros float64 `json:"predictedMicros"`
 	SavedMicros     float64 `json:"savedMicros"`
@@ -20,13 +21,14 @@ type measuredGain struct {
 	SavedHighMicros float64 `json:"savedHighMicros"`
 }
 
-// batchReach is the factor by which the batches in service may differ from those that a plan is modelled at for the two
-// to be compared: within it, the saved time is taken to be proportional to the batch.
+// batchReach is the maximum factor between the batch sizes in service and the modelled batch sizes for a comparison of
+// prediction and measurement. Within this factor, the saved time is assumed to be proportional to the batch size.
 const batchReach = 2
 
-// gainOf compares what the candidate's plan predicts with what its canary has measured; nil where one of the two is not
-// known. The plan's forecast is of one MoE layer, the measurement of the time per output token, which is a step of the
-// engine. The saved time of a step is that of its MoE layers: what else a step does takes as long under either plan.
+// gainOf compares the prediction of the candidate's plan with the measurement of its canary. It returns nil if either
+// is unknown. The forecast of a plan covers one MoE layer; the measurement is the time per output token, which is one
+// engine step. The time saved per step is attributed to the MoE layers: the rest of a step takes the same time under
+// either plan.
 func gainOf(o observation, c rollout.Comparison) *measuredGain {
 	replicas := 0
 	for _, pod := range o.Pods {
@@ -50,9 +52,9 @@ func gainOf(o observation, c rollout.Comparison) *measuredGain {
 	}
 }
 
-// predictedLayerNanos is the modelled time that the candidate's plan saves per MoE layer and step against what is in
-// service, with a number of tokens per step of a replica. It returns false where the plan was modelled with other
-// batches, or where the two plans were modelled differently.
+// predictedLayerNanos returns the modelled time, in nanoseconds, that the candidate's plan saves per MoE layer and step
+// over the plan in service, at stepTokens tokens per step of a replica. It returns false if the plan was modelled for
+// other batch sizes, or if the two plans were modelled differently.
 func predictedLayerNanos(p planner.Planning, stepTokens float64) (float64, bool) {
 	plan := p.Plan
 	if plan == nil || p.Candidate == nil || plan.Status.PlanDigest != p.Candidate.Digest {
@@ -93,8 +95,8 @@ func predictedLayerNanos(p planner.Planning, stepTokens float64) (float64, bool)
 	return float64(saved) * stepTokens * float64(len(sizes)) / sum, true
 }
 
-// ratios are the predicted over the measured saved time, and the ends of its interval. They are infinite where the
-// measured time may not be saved at all.
+// ratios returns predicted over measured saved time, with the bounds of its interval. A ratio is +Inf if the measured
+// saving is not positive.
 func (g *measuredGain) ratios() (ratio, low, high float64) {
 	over := func(saved float64) float64 {
 		if saved <= 0 {
@@ -105,7 +107,7 @@ func (g *measuredGain) ratios() (ratio, low, high float64) {
 	return over(g.SavedMicros), over(g.SavedHighMicros), over(g.SavedLowMicros)
 }
 
-// text is the value of semmoev1.AnnotationMeasured.
+// text returns the value of semmoev1.AnnotationMeasured.
 func (g *measuredGain) text() (string, error) {
 	rounded := func(micros float64) float64 { return math.Round(10*micros) / 10 }
 	data, err := json.Marshal(measuredGain{
@@ -114,8 +116,8 @@ func (g *measuredGain) text() (string, error) {
 	return string(data), err
 }
 
-// recordedGain is what was measured on the canary of the newest of some plans that has had one; nil where none has. Any
-// user may write an annotation: what is no measurement is none.
+// recordedGain returns the measured gain of the first of the given plans whose canary recorded one, or nil. It ignores
+// invalid values, because any user can write the annotation.
 func recordedGain(plans ...*semmoev1.PlacementPlan) *measuredGain {
 	for _, plan := range plans {
 		if plan == nil {

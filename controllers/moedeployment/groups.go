@@ -22,24 +22,24 @@ import (
 
 // +kubebuilder:rbac:groups=leaderworkerset.x-k8s.io,resources=leaderworkersets,verbs=list;watch;create;patch;delete
 
-// groupKindPeriod is how long the kind LeaderWorkerSet can be there unnoticed.
+// groupKindPeriod is the maximum delay until an installed LeaderWorkerSet kind is detected.
 const groupKindPeriod = 30 * time.Second
 
-// groupKind follows the kind LeaderWorkerSet, which a cluster may not have, or get later: a watch for a kind that is absent would
-// keep the operator from starting.
+// groupKind detects and watches the kind LeaderWorkerSet. A cluster may lack the kind or install it later, and a watch
+// on a missing kind would prevent the operator from starting.
 type groupKind struct {
-	// watch adds to what the controller watches.
+	// watch adds a source to the controller.
 	watch func(source.Source) error
 	cache cache.Cache
 
 	mu    sync.Mutex
 	known bool
-	// again is the earliest time to look for the kind; zero before the first time.
+	// again is the earliest time of the next check; zero before the first check.
 	again time.Time
 }
 
-// find tells whether the cluster has the kind, and watches it from the first time on that it does. It looks once, and while
-// somebody wants the kind, every now and then.
+// find reports whether the cluster has the kind, and starts the watch when it finds the kind for the first time. It
+// checks once, and repeats the check every groupKindPeriod while wanted.
 func (k *groupKind) find(ctx context.Context, c client.Client, wanted bool, now time.Time) (known bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -62,15 +62,15 @@ func (k *groupKind) find(ctx context.Context, c client.Client, wanted bool, now 
 	return true, nil
 }
 
-// isKnown tells whether the kind is watched.
+// isKnown reports whether the kind is watched.
 func (k *groupKind) isKnown() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.known
 }
 
-// listGroups lists the LeaderWorkerSets of a MoEDeployment, also those left from when its replicas had several pods, and tells
-// whether the cluster has the kind.
+// listGroups lists the LeaderWorkerSets of a MoEDeployment, including those from earlier specs with several pods per
+// replica, and reports whether the cluster has the kind.
 func (r *Reconciler) listGroups(ctx context.Context, moed *semmoev1.MoEDeployment) (found []*revisions.Workload, known bool, err error) {
 	known, err = r.groups.find(ctx, r.Client, desired.PodsPerReplica(moed) > 1, r.Now())
 	if err != nil || !known {

@@ -11,21 +11,22 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// Figures are what the metrics of one MoEDeployment are made from. What is not known is NaN, or zero for a time, and has no series.
+// Figures are the values of the metrics of one MoEDeployment. Unknown values are NaN (zero for times) and have no
+// series.
 type Figures struct {
 	Statistic, Threshold, Observed, Promised, Baseline float64
-	// PredictedOverMeasured is the saved time that the plan of the last canary predicts over the measured one, with the
-	// ends of its interval.
+	// PredictedOverMeasured is the saved time that the plan of the last canary predicts over the measured saving, with
+	// the bounds of its 95% interval.
 	PredictedOverMeasured, PredictedOverMeasuredLow, PredictedOverMeasuredHigh float64
 	PlanCreated                                                                time.Time
 	Replans                                                                    int
-	// Rollout is how a new plan comes into service; nil where none does.
+	// Rollout is the state of the rollout of a new plan, or nil.
 	Rollout *semmoev1.RolloutStatus
-	// Soak is how long its canary must serve.
+	// Soak is how long the canary must serve.
 	Soak time.Duration
 }
 
-// figuresOf are the figures of an observation.
+// figuresOf returns the figures of an observation.
 func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak time.Duration) Figures {
 	unknown := math.NaN()
 	f := Figures{
@@ -57,8 +58,8 @@ func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak
 	return f
 }
 
-// Metrics tell what MoEDeployments have come to: one series each, for as long as the object is there. They are of the manager that
-// leads; others have none.
+// Metrics exports the state of MoEDeployments, one series each, while the object exists. Only the leading manager has
+// series.
 type Metrics struct {
 	now func() time.Time
 
@@ -66,7 +67,7 @@ type Metrics struct {
 	of map[types.NamespacedName]Figures
 }
 
-// NewMetrics returns metrics that are to be registered.
+// NewMetrics returns metrics to be registered by the caller.
 func NewMetrics(now func() time.Time) *Metrics {
 	return &Metrics{now: now, of: map[types.NamespacedName]Figures{}}
 }
@@ -78,7 +79,7 @@ func (m *Metrics) Set(key types.NamespacedName, f Figures) {
 	m.of[key] = f
 }
 
-// forget removes the series of an object that is gone.
+// forget removes the series of a deleted object.
 func (m *Metrics) forget(key types.NamespacedName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,14 +112,14 @@ var (
 	soakDesc          = describe("semmoe_rollout_soak_seconds", "How long a new plan must serve on its canary before it may be promoted; absent where no plan is on its way.")
 )
 
-// Describe tells all metrics.
+// Describe sends the descriptions of all metrics.
 func (m *Metrics) Describe(descriptions chan<- *prometheus.Desc) {
 	for _, description := range []*prometheus.Desc{statisticDesc, thresholdDesc, observedDesc, promisedDesc, baselineDesc, ageDesc, replansDesc, predictedDesc, predictedLowDesc, predictedHighDesc, phaseDesc, startDesc, soakDesc} {
 		descriptions <- description
 	}
 }
 
-// Collect tells the metrics of all objects.
+// Collect sends the metrics of all objects.
 func (m *Metrics) Collect(metrics chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

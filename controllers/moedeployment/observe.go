@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// observePeriod is how often the routers are asked what they observed.
+	// observePeriod is the interval at which the routers are polled.
 	observePeriod = time.Minute
-	// larStep is the change, in thousandths, from which the reported rate moves: status is not a metric.
+	// larStep is the minimum change, in thousandths, that updates the reported rate: status is not a metric.
 	larStep = 20
 )
 
-// forecast is what the plan in use says of itself, or the newest plan while none is in use; nil where neither has told its figures.
+// forecast returns the forecast of the plan in use, or of the newest plan if none is in use; nil if neither has one.
 func (o observation) forecast() *semmoev1.PlanForecast {
 	if plan := cmp.Or(o.inService().Promise, o.inService().Plan, o.Planning.Plan); plan != nil {
 		return plan.Status.Forecast
@@ -26,8 +26,8 @@ func (o observation) forecast() *semmoev1.PlanForecast {
 	return nil
 }
 
-// larStatus is the reported rate: what the plan says, and what is observed of the revision. The observed rate stays at the
-// previous report until it differs by a step and a minute has passed.
+// larStatus returns the reported local activation rate: the forecast of the plan, and the observed rate of the
+// revision. The observed rate keeps the previous report until it differs by a step and one minute has passed.
 func larStatus(previous *semmoev1.LARStatus, o observation, observes bool, now time.Time) *semmoev1.LARStatus {
 	lar := &semmoev1.LARStatus{}
 	if forecast := o.forecast(); forecast != nil {
@@ -46,8 +46,8 @@ func larStatus(previous *semmoev1.LARStatus, o observation, observes bool, now t
 	return lar
 }
 
-// justReported tells that a report of a time is too young to be replaced. One of a clock that was set back since is as old as any, and one
-// without a time was written by somebody else.
+// justReported reports whether a report is too recent to be replaced. A report dated more than a minute in the future
+// (its clock was set back since) can be replaced, and so can a report without a time, which another client wrote.
 func justReported(at *metav1.Time, now time.Time) bool {
 	return at != nil && now.Sub(at.Time).Abs() < observePeriod
 }
@@ -77,9 +77,9 @@ func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time
 	lar.ObservedRevision, lar.Summary, lar.Source = o.servingRevision(), desired.Percent(milli), source
 }
 
-// captureStatus adds the cost of capture to the reported routing, as long as anything is sampled. Like the rate it stays at the
-// previous report until it differs by a step and a minute has passed, and besides by two standard errors: times scatter more than
-// rates do. It also stays while too few requests tell it.
+// captureStatus adds the capture overhead to the reported routing while requests are sampled. The overhead keeps the
+// previous report until it differs by a step and by two standard errors and one minute has passed: times vary more than
+// rates. It also stays while there are too few requests.
 func captureStatus(routing, previous *semmoev1.RoutingStatus, o observation, observes bool, now time.Time) *semmoev1.RoutingStatus {
 	ratio, standardError, told := o.Observed.Capture.Ratio()
 	known := previous != nil && previous.CaptureCostMilli != nil

@@ -10,9 +10,9 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// rankShares are the shares of the ranks in thousandths, given how many tokens each got; nil where none got any. Ranks beyond
-// those that the spec has are left out: they are of an older revision. What rounding down leaves goes to the largest remainders,
-// so that the shares sum to 1000.
+// rankShares returns the share of each rank in thousandths, from the token count per rank; nil without tokens. It
+// ignores ranks that the spec does not have, which belong to an older revision. The rounding remainder goes to the
+// largest remainders, so that the shares sum to 1000.
 func rankShares(tokens map[int]int64, ranks int32) []semmoev1.RankShare {
 	var total int64
 	for rank := range ranks {
@@ -36,8 +36,8 @@ func rankShares(tokens map[int]int64, ranks int32) []semmoev1.RankShare {
 	return shares
 }
 
-// routingStatus is the reported spread over the ranks. It stays at the previous report until a share differs by a step and a
-// minute has passed, as the local activation rate does.
+// routingStatus returns the reported distribution over ranks. It keeps the previous report until a share differs by a
+// step and one minute has passed.
 func routingStatus(previous *semmoev1.RoutingStatus, o observation, ranks int32, observes bool, now time.Time) *semmoev1.RoutingStatus {
 	known := previous != nil && previous.ObservedTime != nil && previous.ObservedRevision == o.servingRevision()
 	shares := rankShares(o.RankTokens, ranks)
@@ -55,7 +55,7 @@ func routingStatus(previous *semmoev1.RoutingStatus, o observation, ranks int32,
 	return &semmoev1.RoutingStatus{Ranks: shares, ObservedTime: new(metav1.NewTime(now.Truncate(time.Second))), ObservedRevision: o.servingRevision()}
 }
 
-// sharesMoved tells that a rank's share differs by a step, or that there are other ranks.
+// sharesMoved reports whether the share of a rank differs by a step, or whether the set of ranks changed.
 func sharesMoved(before, after []semmoev1.RankShare) bool {
 	return !slices.EqualFunc(before, after, func(a, b semmoev1.RankShare) bool {
 		change := a.ShareMilli - b.ShareMilli

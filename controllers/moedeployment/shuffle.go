@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
-// own is what our containers need in the pods of a revision that is about to be made. The artifact store is left out where there is none:
-// engines serve without tables as well.
+// own returns the settings of the operator's own containers in the pods of a new revision. It omits the artifact store
+// if none is configured: engines also serve without tables.
 func (r *Reconciler) own(ctx context.Context, moed *semmoev1.MoEDeployment) (revisions.Own, error) {
 	needs := revisions.Own{Image: r.Image, PullPolicy: r.PullPolicy}
 	if !desired.Shuffles(moed) {
@@ -25,8 +25,8 @@ func (r *Reconciler) own(ctx context.Context, moed *semmoev1.MoEDeployment) (rev
 	return needs, err
 }
 
-// shuffleText says, as sentences that follow another, in how many pods the engine was given the tables by which it shuffles tokens; empty
-// where it shuffles none. Whether the consumer uses them is its own affair: no engine tells.
+// shuffleText returns sentences to append to a message: in how many pods the engine received the tables for shuffling
+// tokens. It returns "" if the spec does not shuffle tokens. Engines do not report whether they use the tables.
 func shuffleText(moed *semmoev1.MoEDeployment, o observation) string {
 	if !desired.Shuffles(moed) {
 		return ""

@@ -16,7 +16,8 @@ import (
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// CalibrationOf reads the calibration of a plan from its ConfigMap; nil where it has none, or one that is not the plan's.
+// CalibrationOf reads the calibration of a plan from its ConfigMap. It returns nil if there is none, or if it belongs
+// to another plan.
 func CalibrationOf(ctx context.Context, c client.Reader, p *semmoev1.PlacementPlan) *drift.Calibration {
 	log := logr.FromContextOrDiscard(ctx).WithValues("plan", p.Name)
 	held := &corev1.ConfigMap{}
@@ -32,8 +33,8 @@ func CalibrationOf(ctx context.Context, c client.Reader, p *semmoev1.PlacementPl
 	return calibration
 }
 
-// calibrationIn is the calibration in the ConfigMap of a plan with that digest, verified by the plan's manifest; nil where the plan
-// has none.
+// calibrationIn returns the calibration in the ConfigMap of the plan with this digest, verified by the plan's manifest;
+// nil if the plan has none.
 func calibrationIn(data map[string]string, planDigest string) (*drift.Calibration, error) {
 	text, has := data[plan.DriftFile]
 	if !has {
@@ -59,7 +60,7 @@ func calibrationIn(data map[string]string, planDigest string) (*drift.Calibratio
 	return calibration, nil
 }
 
-// checkSum refuses content that has not the sha256 that is wanted.
+// checkSum returns an error if content does not have the sha256 want.
 func checkSum(name, content, want string) error {
 	sum := sha256.Sum256([]byte(content))
 	if got := hex.EncodeToString(sum[:]); got != want {

@@ -18,22 +18,22 @@ import (
 	"github.com/semmoe/operator/internal/promquery"
 )
 
-// maxCause bounds the cause of a failure in the log, in bytes: it can hold text of the server.
+// maxCause is the maximum length, in bytes, of a failure cause in the log: it may contain text from the server.
 const maxCause = 512
 
-// tokenKey is the key of a Secret with a bearer token.
+// tokenKey is the key of the bearer token in a Secret.
 const tokenKey = "token"
 
-// Prometheus asks the Prometheus servers that specs name.
+// Prometheus queries the Prometheus servers that specs name.
 type Prometheus struct {
 	Client *promquery.Client
-	// Secrets reads Secrets past the cache: the operator may neither list nor watch them.
+	// Secrets reads Secrets without the cache: RBAC allows the operator neither list nor watch of Secrets.
 	Secrets client.Reader
-	// Namespace is the operator's own; empty where it runs outside of the cluster.
+	// Namespace is the operator's own namespace. It is empty if the operator runs outside the cluster.
 	Namespace string
 }
 
-// Ask asks for the values of the last two windows, as far back as the plan is in use.
+// Ask queries the values of the last two windows, but not from before the plan came into use.
 func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since, now time.Time) PrometheusEvidence {
 	source := moed.Spec.Drift.Prometheus
 	evidence := PrometheusEvidence{Window: time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second}
@@ -57,8 +57,8 @@ func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since
 	return evidence
 }
 
-// bearer reads the bearer token; empty where none is asked for. The operator has no right to read Secrets by itself: whoever
-// names one grants it to read that one.
+// bearer reads the bearer token; empty if none is configured. The operator has no general permission to read Secrets:
+// the user grants it for the named Secret.
 func (s Prometheus) bearer(ctx context.Context, moed *semmoev1.MoEDeployment) (string, desired.Finding) {
 	name := moed.Spec.Drift.Prometheus.AuthSecret
 	if name == "" {

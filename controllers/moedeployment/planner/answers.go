@@ -23,23 +23,25 @@ import (
 )
 
 const (
-	// recordTimeout bounds how long a reconciliation waits for a model's answers, recordAgain is when it asks again.
+	// recordTimeout is how long a reconciliation waits for a model's outputs; recordAgain is the delay until the next
+	// attempt.
 	recordTimeout = 45 * time.Second
 	recordAgain   = 10 * time.Second
 )
 
-// answers tells whether it can be proven that a plan does not change what the model answers.
+// answers reports whether it can be proven that a plan does not change the model's outputs.
 type answers struct {
-	// Missing is why it cannot; empty where the answers without a plan are stored.
+	// Missing is why it cannot be proven; empty if the baseline outputs are stored.
 	Missing string
-	// Stranded tells that pods of the present workloads wait for them, and no replica is left that could give them.
+	// Stranded reports that pods of the current workloads wait for the baseline outputs, and no replica is left to
+	// produce them.
 	Stranded bool
-	// Again is when to ask again; zero where something else will call.
+	// Again is the delay until the next attempt; zero if an event triggers it.
 	Again time.Duration
 }
 
-// reconcileAnswers makes sure that the model's answers are stored, and removes those of other checkpoints that no pod needs. Beside a
-// RefusedError what it returns holds.
+// reconcileAnswers ensures that the model's baseline outputs are stored, and deletes unused outputs of other
+// checkpoints. The result is valid even with a RefusedError.
 func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, workloads []*revisions.Workload, pods []*corev1.Pod, active bool) (answers, error) {
 	name := revisions.AnswersName(moed, report.ModelDigest)
 	var stored corev1.ConfigMapList
@@ -91,7 +93,7 @@ func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeplo
 	return answers{Missing: fmt.Sprintf("they cannot be stored: %v", err)}, errors.Join(refused, err)
 }
 
-// record asks a pod for the model's answers.
+// record requests the model's outputs from a pod.
 func (pl *Planner) record(ctx context.Context, moed *semmoev1.MoEDeployment, pod *corev1.Pod, modelDigest string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
@@ -106,7 +108,7 @@ func (pl *Planner) record(ctx context.Context, moed *semmoev1.MoEDeployment, pod
 	return recorded.Encode()
 }
 
-// mountsConfigMap tells that a workload's pods mount a ConfigMap.
+// mountsConfigMap reports whether the pods of a workload mount a ConfigMap.
 func mountsConfigMap(workloads []*revisions.Workload, name string) bool {
 	for _, workload := range workloads {
 		if slices.ContainsFunc(workload.Template().Spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == name }) {
@@ -116,8 +118,8 @@ func mountsConfigMap(workloads []*revisions.Workload, name string) bool {
 	return false
 }
 
-// recordChangedOutputs keeps what probes have found on the plans, where it outlives the pods, and returns all that is known, by
-// revision.
+// recordChangedOutputs records the differences that probes found on the plans, which outlive the pods, and returns all
+// known differences by revision.
 func (pl *Planner) recordChangedOutputs(ctx context.Context, workloads []*revisions.Workload, pods []*corev1.Pod, plans []*semmoev1.PlacementPlan) (map[string]string, error) {
 	changed := revisions.ChangedOutputs(pods)
 	for _, plan := range plans {

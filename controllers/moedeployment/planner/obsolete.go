@@ -16,13 +16,13 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
-// deleteObsolete deletes profiles and plans of ours that nothing needs: neither this MoEDeployment nor, as far as the namespace tells,
-// anybody else. No plan is to be made from a profile that goes: the lineage is left without it.
+// deleteObsolete deletes operator-managed profiles and plans that neither this MoEDeployment nor other objects in the
+// namespace need. It removes deleted profiles from the lineage, so that no plan is made from them.
 func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeployment, p *Planning, profiles []*semmoev1.AffinityProfile, workloads []*revisions.Workload) error {
 	now := pl.Now()
 	plans := obsoletePlans(moed, p.Plans, *p, workloads, now)
 	if len(plans)+len(obsoleteProfiles(profiles, *p, without(p.Plans, plans), now)) == 0 {
-		return nil // others are asked only where something is to go
+		return nil // read other objects only if there is something to delete
 	}
 	others, err := pl.neededByOthers(ctx, moed, plans)
 	if err != nil {
@@ -40,7 +40,7 @@ func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeploym
 	for i := range old {
 		gone := old[i : i+1]
 		if err := deleteAll(ctx, pl.Client, gone); err != nil {
-			failed = errors.Join(failed, err) // it stays, and the next profile is one after it
+			failed = errors.Join(failed, err) // not deleted: the next profile is its successor
 			continue
 		}
 		p.Lineage.profiles = without(p.Lineage.profiles, gone)
@@ -48,13 +48,14 @@ func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeploym
 	return failed
 }
 
-// others are what else in a namespace names profiles and plans.
+// others are the references of other objects in a namespace to profiles and plans.
 type others struct {
-	// pinned are the plans that MoEDeployments pin, profiles the profiles that MoEDeployments and PlacementPlans of others name.
+	// pinned are the plans that MoEDeployments pin. profiles are the profiles that MoEDeployments, and PlacementPlans
+	// of other owners, reference.
 	pinned, profiles map[string]bool
-	// layouts are the digests of the plans whose layouts the tables of pinned plans are for.
+	// layouts are the digests of the plans whose layouts the pinned tables are for.
 	layouts map[string]bool
-	// configMaps are what pods mount.
+	// configMaps are the ConfigMaps that pods mount.
 	configMaps []string
 }
 
@@ -64,8 +65,8 @@ func (o others) needPlan(plan *semmoev1.PlacementPlan) bool {
 
 func (o others) needProfile(profile *semmoev1.AffinityProfile) bool { return o.profiles[profile.Name] }
 
-// neededByOthers reads what else names profiles and plans. Pods are read past the cache, which has those of the operator alone, and only
-// where a plan is to go.
+// neededByOthers reads the references of other objects to profiles and plans. It reads pods without the cache, which
+// contains only the operator's pods, and only if a plan is to be deleted.
 func (pl *Planner) neededByOthers(ctx context.Context, moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) (others, error) {
 	o := others{pinned: map[string]bool{}, profiles: map[string]bool{}, layouts: map[string]bool{}}
 	var moeds semmoev1.MoEDeploymentList
@@ -111,7 +112,7 @@ func (pl *Planner) neededByOthers(ctx context.Context, moed *semmoev1.MoEDeploym
 	return o, nil
 }
 
-// mountedBy are the ConfigMaps that a pod mounts; none of a pod that has ended.
+// mountedBy returns the ConfigMaps that a pod mounts; none for a terminated pod.
 func mountedBy(pod *corev1.Pod) []string {
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil
@@ -132,7 +133,7 @@ func mountedBy(pod *corev1.Pod) []string {
 	return names
 }
 
-// needs tells that a plan is asked for, is what drift has led to last, or is named to the routers.
+// needs reports whether the spec wants a plan, whether it is the latest result of drift, or whether the routers use it.
 func (p *Planning) needs(plan *semmoev1.PlacementPlan) bool {
 	for _, needed := range append([]*semmoev1.PlacementPlan{p.Plan, p.Base, p.Tables}, p.Lineage.plans[:min(1, len(p.Lineage.plans))]...) {
 		if needed != nil && needed.Name == plan.Name {
@@ -142,13 +143,13 @@ func (p *Planning) needs(plan *semmoev1.PlacementPlan) bool {
 	return slices.Contains(p.Named, plan.Name)
 }
 
-// baseUnknown tells that a base plan is asked for that is not known, as while its profile is not complete, or after its status was lost:
-// which plans drift has led to since is not known then either.
+// baseUnknown reports whether the spec wants a base plan that is unknown, for example because its profile is not
+// complete or its status was lost. The plans made for drift since then are then unknown too.
 func (p *Planning) baseUnknown() bool { return p.Base == nil && p.ProfileName != "" }
 
-// obsoletePlans are plans of ours that nothing of ours needs: not asked for, not made for a drift of late, and named by no workload.
-// While the base plan is not known, plans of its profile, and those that drift has led to, are kept, and with them what they have
-// failed at.
+// obsoletePlans returns the operator-managed plans that the MoEDeployment does not need: not wanted by the spec, not
+// recently made for drift, and not used by a workload. While the base plan is unknown, it keeps the plans of its
+// profile and the plans made for drift, with their records of failures.
 func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan, p Planning, workloads []*revisions.Workload, now time.Time) []*semmoev1.PlacementPlan {
 	return slices.DeleteFunc(slices.Clone(plans), func(plan *semmoev1.PlacementPlan) bool {
 		unknown := p.Plan == nil && p.ProfileName != "" && p.ProfileName == plan.Spec.ProfileRef.Name
@@ -157,25 +158,26 @@ func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan
 	})
 }
 
-// keeps tells of a profile or plan that was made for a drift that it was of late, or that it is not known whether it still counts.
+// keeps reports whether a profile or plan was made for drift recently, or whether its state is unknown.
 func (p *Planning) keeps(object client.Object, now time.Time) bool {
 	return recentReplan(object, now) || p.baseUnknown() && object.GetLabels()[semmoev1.LabelBase] != ""
 }
 
-// mounts tells that a workload's pods mount the plan's ConfigMap, which would go with the plan.
+// mounts reports whether the pods of a workload mount the plan's ConfigMap, which would be deleted with the plan.
 func mounts(workload *revisions.Workload, plan *semmoev1.PlacementPlan) bool {
 	return slices.ContainsFunc(workload.Template().Spec.Volumes, func(v corev1.Volume) bool {
 		return v.Name == semmoev1.PlanVolume && v.ConfigMap != nil && ofPlan(v.ConfigMap.Name, plan)
 	})
 }
 
-// ofPlan tells that a ConfigMap is a plan's. Its name begins with the plan's, so that this holds also while the plan's status is not known.
+// ofPlan reports whether a ConfigMap belongs to a plan. Its name starts with the plan's name, so this works without the
+// plan's status.
 func ofPlan(configMap string, plan *semmoev1.PlacementPlan) bool {
 	return strings.HasPrefix(configMap, plan.Name+"-")
 }
 
-// obsoleteProfiles are profiles of ours that neither the spec nor a plan that is kept names, and that were not made for a drift of
-// late.
+// obsoleteProfiles returns the operator-managed profiles that neither the spec nor a kept plan references, and that
+// were not made for drift recently.
 func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p Planning, kept []*semmoev1.PlacementPlan, now time.Time) []*semmoev1.AffinityProfile {
 	return slices.DeleteFunc(slices.Clone(profiles), func(profile *semmoev1.AffinityProfile) bool {
 		return profile.DeletionTimestamp != nil || profile.Name == p.ProfileName || p.keeps(profile, now) || slices.ContainsFunc(kept, func(plan *semmoev1.PlacementPlan) bool {
@@ -185,7 +187,7 @@ func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p Planning, kept []*
 	})
 }
 
-// without are all but for some.
+// without returns the elements of all that are not in some.
 func without[T comparable](all, some []T) []T {
 	return slices.DeleteFunc(slices.Clone(all), func(one T) bool { return slices.Contains(some, one) })
 }

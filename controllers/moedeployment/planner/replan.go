@@ -28,23 +28,23 @@ import (
 )
 
 const (
-	// replanMemory is how long plans and profiles that drift has led to are kept at least: the daily cap counts them.
+	// replanMemory is the minimum retention of plans and profiles made for drift: the daily limit counts them.
 	replanMemory = 24 * time.Hour
-	// onsetMemory bounds how far back samples of a live profile may lie: an onset that is estimated earlier says that the drift
-	// is as old as what is remembered.
+	// onsetMemory is the maximum age of samples for a live profile. A drift with an earlier onset is as old as the
+	// retained samples.
 	onsetMemory = 24 * time.Hour
-	// datasetPeriod is how often a data set that had not changed is looked at again, while the traffic has drifted.
+	// datasetPeriod is the retry interval for an unchanged data set while the traffic has drifted.
 	datasetPeriod = time.Hour
 )
 
-// lineage is what drift has led to since the plan that the spec itself asks for was made, the newest first. Another data set, profile
-// or shape of the deployment makes another plan for the spec, and with it a lineage that is empty.
+// lineage contains the profiles and plans made for drift since the base plan of the spec was made, newest first.
+// Another data set, profile or shape of the deployment results in another base plan with an empty lineage.
 type lineage struct {
 	profiles []*semmoev1.AffinityProfile
 	plans    []*semmoev1.PlacementPlan
 }
 
-// lineageOf picks from the profiles and plans of a MoEDeployment those of a base plan; none without one.
+// lineageOf selects the profiles and plans of a base plan; none without a base plan.
 func lineageOf(base *semmoev1.PlacementPlan, profiles []*semmoev1.AffinityProfile, plans []*semmoev1.PlacementPlan) lineage {
 	var l lineage
 	if base == nil {
@@ -68,13 +68,14 @@ func lineageOf(base *semmoev1.PlacementPlan, profiles []*semmoev1.AffinityProfil
 	return l
 }
 
-// replaces tells that a plan is worth bringing into service in a tier.
+// replaces reports whether a plan of this tier should be brought into service.
 func replaces(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest string, tier semmoev1.Tier) bool {
 	return Published(plan, moed, modelDigest) && plan.Status.Verdict == semmoev1.VerdictGain && plan.Status.Tier == tier
 }
 
-// wanted is the plan whose layout is to serve: that of the newest plan that drift has led to and that is worth it. Where that is new
-// tables, it is the plan that they are for. One that somebody has approved before it was there has its turn first.
+// wanted returns the plan with the layout to serve: the newest plan made for drift that should be brought into service,
+// or, if that contains only new tables, the plan that the tables are for. An earlier plan that a user approved comes
+// first.
 func (l lineage) wanted(moed *semmoev1.MoEDeployment, base *semmoev1.PlacementPlan, modelDigest, serving string) *semmoev1.PlacementPlan {
 	for i, plan := range l.plans {
 		if replaces(plan, moed, modelDigest, semmoev1.TierLayout) {
@@ -87,14 +88,14 @@ func (l lineage) wanted(moed *semmoev1.MoEDeployment, base *semmoev1.PlacementPl
 	return base
 }
 
-// approvedOf is the plan for a new layout, of some, the newest first, that was approved and has neither come into service nor failed on its
-// canary; nil where there is none. It may be on that canary, or replicas may be moving to it: a newer plan, that waits for approval itself,
-// would have it taken back.
+// approvedOf returns the first of the given plans (newest first) for a new layout that is approved and has neither come
+// into service nor failed on its canary; nil if there is none. It may be on its canary, or be promoting: a newer plan
+// that waits for approval must not cancel it.
 func approvedOf(plans []*semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest, serving string) *semmoev1.PlacementPlan {
 	for _, plan := range plans {
 		switch {
 		case isOf(plan, serving):
-			return nil // what is older has had its turn
+			return nil // older plans were in service before
 		case !replaces(plan, moed, modelDigest, semmoev1.TierLayout) || !Approved(moed, plan.Status.Plan):
 		default:
 			if key, _ := failure(moed, plan, ""); key != "" || slices.ContainsFunc(slices.Collect(maps.Keys(plan.Annotations)), isOutputChanged) {
@@ -106,13 +107,13 @@ func approvedOf(plans []*semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, m
 	return nil
 }
 
-// isOutputChanged tells that an annotation of a plan says that it changes answers.
+// isOutputChanged reports whether a plan's annotation records changed outputs.
 func isOutputChanged(key string) bool {
 	return strings.HasPrefix(key, semmoev1.AnnotationOutputChanged)
 }
 
-// tablesFor is the newest plan with new tables for a layout that may be used: it is in use already, or nothing holds it. held is one
-// that is newer, and why it is not used.
+// tablesFor returns the newest usable plan with new tables for a layout: it is in use already, or nothing holds it.
+// held is why a newer one is not used.
 func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (tables *semmoev1.PlacementPlan, held desired.Finding) {
 	for _, plan := range l.plans {
 		if !replaces(plan, moed, modelDigest, semmoev1.TierTables) || plan.Spec.Current.PlanDigest != layout {
@@ -127,7 +128,7 @@ func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, in
 	return nil, held
 }
 
-// holdTables is why new tables are not used although they promise a gain; its zero value where they are.
+// holdTables returns why new tables are not used although they predict a gain; its zero value if they are used.
 func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
 	short, gain := plan.Status.Plan, comparisonText(plan)
 	switch {
@@ -141,7 +142,7 @@ func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desi
 	return desired.Finding{}
 }
 
-// comparisonText says how a plan compares with the one in service.
+// comparisonText compares a plan with the one in service.
 func comparisonText(plan *semmoev1.PlacementPlan) string {
 	c := plan.Status.Comparison
 	if c == nil {
@@ -154,7 +155,7 @@ func comparisonText(plan *semmoev1.PlacementPlan) string {
 	return text
 }
 
-// PlanWithDigest is the plan of that digest; nil where there is none.
+// PlanWithDigest returns the plan with this digest; nil if there is none.
 func PlanWithDigest(digest string, plans []*semmoev1.PlacementPlan) *semmoev1.PlacementPlan {
 	for _, plan := range plans {
 		if plan != nil && digest != "" && plan.Status.PlanDigest == digest {
@@ -164,35 +165,36 @@ func PlanWithDigest(digest string, plans []*semmoev1.PlacementPlan) *semmoev1.Pl
 	return nil
 }
 
-// Pinned tells that the spec names the plan.
+// Pinned reports whether the spec names the plan.
 func Pinned(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
 	return plan != nil && moed.Spec.Placement.PlanRef != nil && moed.Spec.Placement.PlanRef.Name == plan.Name
 }
 
-// driftSignal is what the next step after a drift is decided from, besides objects.
+// driftSignal is the input, in addition to objects, for the next step after a drift.
 type driftSignal struct {
-	// Drifted tells that traffic has drifted away from the plan, and that a plan may be made for it now. OnTarget tells that it is
-	// known not to have: what was begun for a drift that has passed is given up.
+	// Drifted reports that traffic has drifted away from the plan, and that a plan may be made for it now. OnTarget
+	// reports that traffic is known to match the plan: work that was started for an ended drift is cancelled.
 	Drifted, OnTarget bool
-	// BatchesMoved reports that engines compute other batch sizes than plans were made for, and that a plan may be made for them now.
+	// BatchesMoved reports that engines compute other batch sizes than plans were made for, and that a plan may be made
+	// for them now.
 	BatchesMoved bool
-	// Since is when it began, as far as that is known; zero where it is not.
+	// Since is the estimated start of the drift; zero if unknown.
 	Since time.Time
-	// Now is the time.
+	// Now is the current time.
 	Now time.Time
 }
 
-// replanStep is what to do next about a drift, and what to say.
+// replanStep is the next step after a drift, with its finding.
 type replanStep struct {
-	// Profile and Plan are to be created, Abandoned to be deleted; nil for nothing.
+	// Profile and Plan are to be created, Abandoned is to be deleted; nil for none.
 	Profile, Abandoned *semmoev1.AffinityProfile
 	Plan               *semmoev1.PlacementPlan
-	// Say tells where the plan for a drift is; its zero value where none is being made.
+	// Say is the state of the plan for a drift; its zero value if none is being made.
 	Say desired.Finding
 }
 
-// nextReplan decides what follows a drift, from what is there: first a profile of the traffic, then a plan that names the one in
-// service. Names follow from what was observed, so that whoever begins again does not do it twice.
+// nextReplan decides the next step after a drift from existing objects: first a profile of the traffic, then a plan
+// that replaces the one in service. Names follow from the observations, so creating an object twice is a no-op.
 func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) replanStep {
 	say := func(reason, message string) replanStep {
 		return replanStep{Say: desired.Finding{Reason: reason, Message: message}}
@@ -214,7 +216,7 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 		return p.afterProfile(moed, modelDigest, profile, d)
 	}
 	if len(p.Lineage.plans) > 0 {
-		// One that is stalled will never be solved, as from too few requests.
+		// A stalled plan will never be solved, for example with too few requests.
 		if plan := p.Lineage.plans[0]; plan.Status.Verdict == "" && !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionStalled) {
 			return say(ChildVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
 		}
@@ -228,8 +230,8 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 	return replanStep{Say: p.Lineage.outcome(moed, modelDigest)}
 }
 
-// otherKind tells that what serves is of another objective, or has other copies, than the spec asks for by now: a plan that replaces another
-// keeps both.
+// otherKind reports whether the plan in service has another objective or other copies than the spec requests now: a
+// plan that replaces another keeps both.
 func (p Planning) otherKind() bool {
 	if p.Serving.RedundantExperts != p.Base.RedundantExperts() {
 		return true
@@ -238,7 +240,7 @@ func (p Planning) otherKind() bool {
 	return serving != nil && asked != "" && cmp.Or(serving.Spec.Objective, semmoev1.ObjectiveActivation) != asked
 }
 
-// outcome says what the last plan that drift has led to is worth, where it changes nothing.
+// outcome returns the result of the last plan made for drift, if it changes nothing.
 func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) desired.Finding {
 	if len(l.plans) > 0 && meta.IsStatusConditionTrue(l.plans[0].Status.Conditions, semmoev1.ConditionStalled) {
 		reason, message := ChildVerdict("PlacementPlan", l.plans[0].Name, l.plans[0].Status.Conditions, "Planning")
@@ -251,7 +253,7 @@ func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) desir
 	return desired.Finding{Reason: string(plan.Status.Verdict), Message: fmt.Sprintf("PlacementPlan %s, made for other traffic, changes nothing: %s", plan.Name, comparisonText(plan))}
 }
 
-// pending is the newest profile, where no plan was made from it; nil where one was, be it that somebody has deleted that since.
+// pending returns the newest profile if no plan was made from it; nil if one was, even if that plan was deleted since.
 func (l lineage) pending() *semmoev1.AffinityProfile {
 	if len(l.profiles) == 0 {
 		return nil
@@ -263,7 +265,7 @@ func (l lineage) pending() *semmoev1.AffinityProfile {
 	return newest
 }
 
-// afterProfile is what follows a profile from which no plan was made yet.
+// afterProfile returns the next step for a profile from which no plan was made yet.
 func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile, d driftSignal) replanStep {
 	complete := Profiled(profile, modelDigest)
 	source := p.source()
@@ -287,7 +289,7 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	case !complete && superseded(moed, modelDigest, profile):
 		return replanStep{Abandoned: profile}
 	case !complete && profile.Status.Model != nil && profile.Status.Model.Digest != modelDigest:
-		return replanStep{Abandoned: profile} // another checkpoint serves now
+		return replanStep{Abandoned: profile} // the profile belongs to another checkpoint
 	case !complete:
 		return say(ChildVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
 	}
@@ -296,8 +298,9 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	return step
 }
 
-// superseded tells of a profile that is not complete that the spec wants another one, or none, by now, or that no sample will come for it. It would
-// wait for what is no longer asked for, routers that keep prompts above all, or for a Job that has failed by what has been mended since.
+// superseded reports whether the spec no longer wants an incomplete profile, or whether the profile will receive no
+// samples. Without this check, the operator would wait for unneeded work (routers keep prompts while it runs), or for a
+// Job whose cause of failure has been fixed since.
 func superseded(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile) bool {
 	live := profile.Spec.Target == semmoev1.ProfilingTargetLive
 	switch {
@@ -310,7 +313,7 @@ func superseded(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmo
 	return wanted != nil && outdated(profile, wanted)
 }
 
-// profileAnew is the profile of the traffic, or of the data set, that a plan after a drift is to be made from.
+// profileAnew returns the step that creates the profile, of the traffic or of the data set, for a plan after a drift.
 func (p Planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, d driftSignal) replanStep {
 	after := ""
 	if len(p.Lineage.profiles) > 0 {
@@ -338,7 +341,7 @@ func (p Planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, 
 	}
 }
 
-// liveProfile is a profile of what the routers sample, without its name.
+// liveProfile returns a profile of the traffic that routers sample, without a name.
 func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semmoev1.AffinityProfile {
 	since := d.Since
 	if since.IsZero() || d.Now.Sub(since) > onsetMemory {
@@ -358,7 +361,8 @@ func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semm
 	}
 }
 
-// plannedSizes are the batch sizes that the newest plan was made for; nil without a plan, and for one whose size the spec named.
+// plannedSizes returns the batch sizes that the newest plan was made for; nil without a plan, or if the spec set its
+// size.
 func (p Planning) plannedSizes() []int32 {
 	newest := p.Base
 	if len(p.Lineage.plans) > 0 {
@@ -377,18 +381,19 @@ func (p Planning) plannedSizes() []int32 {
 	return sizes
 }
 
-// BatchesMoved reports whether engines compute batch sizes that differ much from those that the newest plan was made for, be that in service or not:
-// what was found to change nothing is not solved again.
+// BatchesMoved reports whether engines compute batch sizes that differ much from those of the newest plan, in service
+// or not: a plan that was found to change nothing is not solved again.
 func (p Planning) BatchesMoved() bool {
 	planned := p.plannedSizes()
 	return planned != nil && p.BatchSizes != nil && stepsizes.Moved(planned, p.BatchSizes)
 }
 
-// replanForBatches makes a plan for other batch sizes from the profile of the plan in service: the requests are those of before.
+// replanForBatches returns a plan for other batch sizes, made from the profile of the plan in service: the requests are
+// unchanged.
 func (p Planning) replanForBatches(moed *semmoev1.MoEDeployment, modelDigest string) replanStep {
 	for _, profile := range p.sources() {
 		if !Profiled(profile, modelDigest) || profile.Spec.Live != nil && profile.Status.Result.TracedTokens == 0 {
-			continue // of counts alone no layout comes
+			continue // a profile of token counts gives no layout
 		}
 		plan := p.replanFor(moed, profile)
 		if plan.Spec.PriorProfileRef.Name == profile.Name {
@@ -405,7 +410,7 @@ func (p Planning) replanForBatches(moed *semmoev1.MoEDeployment, modelDigest str
 	return replanStep{}
 }
 
-// current is the plan in service.
+// current returns the reference to the plan in service.
 func (p Planning) current() semmoev1.CurrentPlan {
 	current := semmoev1.CurrentPlan{PlanDigest: p.Serving.Digest}
 	if p.Tables != nil {
@@ -414,8 +419,8 @@ func (p Planning) current() semmoev1.CurrentPlan {
 	return current
 }
 
-// sources are the profiles, as far as they are known, that the tables in use, the layout in service, and the plan that the spec asks for
-// were made from.
+// sources returns the known profiles that the tables in use, the layout in service, and the plan of the spec were made
+// from.
 func (p Planning) sources() []*semmoev1.AffinityProfile {
 	var found []*semmoev1.AffinityProfile
 	for _, plan := range []*semmoev1.PlacementPlan{p.Tables, p.Promise, p.Base} {
@@ -431,7 +436,7 @@ func (p Planning) sources() []*semmoev1.AffinityProfile {
 	return found
 }
 
-// source is the profile that the plan in service was made from; nil where it is not known.
+// source returns the profile that the plan in service was made from; nil if unknown.
 func (p Planning) source() *semmoev1.AffinityProfile {
 	if known := p.sources(); len(known) > 0 {
 		return known[0]
@@ -439,8 +444,8 @@ func (p Planning) source() *semmoev1.AffinityProfile {
 	return p.Profile
 }
 
-// priorName is the profile that the plan in service was made from; one without a routing trace says less of tokens that are rare
-// now than the one before it.
+// priorName returns the profile that the plan in service was made from. A profile without a routing trace contains less
+// about tokens that are rare now than its predecessor.
 func (p Planning) priorName() string {
 	for _, profile := range p.sources() {
 		if profile.Status.Result != nil && profile.Status.Result.TracedTokens > 0 {
@@ -450,7 +455,7 @@ func (p Planning) priorName() string {
 	return p.ProfileName
 }
 
-// replanFor is the plan made from a profile to replace the one in service.
+// replanFor returns the plan, made from a profile, that replaces the one in service.
 func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
 	plan := planFor(moed, profile, p.Base.Spec.Realization, p.Base.Spec.HardwareDigest)
 	if plan.Spec.ChoosesRedundantExperts() {
@@ -473,12 +478,12 @@ func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 	return plan
 }
 
-// Replan does what follows a drift, and says what that is.
+// Replan executes the next step after a drift, and returns its finding.
 func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) (desired.Finding, error) {
 	step := nextReplan(moed, modelDigest, p, d)
 	if step.Abandoned != nil {
 		if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
-			return step.Say, err // by the latest spec it may be wanted
+			return step.Say, err // the latest spec may need it
 		}
 		if err := deleteAll(ctx, pl.Client, []*semmoev1.AffinityProfile{step.Abandoned}); err != nil {
 			return step.Say, err
@@ -495,7 +500,7 @@ func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, mod
 	}
 	err := pl.Create(ctx, made, client.FieldOwner(desired.Manager))
 	if apierrors.IsAlreadyExists(err) {
-		return step.Say, nil // the cache does not show it yet
+		return step.Say, nil // the cache does not contain it yet
 	}
 	if err != nil {
 		return step.Say, fmt.Errorf("create %T %s: %w", made, made.GetName(), err)
@@ -504,8 +509,9 @@ func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, mod
 	return step.Say, nil
 }
 
-// recordPlanned keeps on profiles that a plan was made from them, where that outlives the plan: whoever deletes the plan wants no other in
-// its place. It is written once the plan is seen; until then the plan's name keeps it from being made twice.
+// recordPlanned records on profiles that a plan was made from them. The record outlives the plan: after its deletion,
+// no other plan is made in its place. The record is written once the plan is in the cache; until then, the plan's name
+// prevents a second one.
 func (pl *Planner) recordPlanned(ctx context.Context, l lineage) error {
 	var failed error
 	for _, profile := range l.profiles {
@@ -522,12 +528,12 @@ func (pl *Planner) recordPlanned(ctx context.Context, l lineage) error {
 	return failed
 }
 
-// recentReplan tells that an object was made for a drift, and counts still.
+// recentReplan reports whether an object was made for drift within replanMemory.
 func recentReplan(object client.Object, now time.Time) bool {
 	return object.GetLabels()[semmoev1.LabelBase] != "" && now.Sub(object.GetCreationTimestamp().Time) < replanMemory
 }
 
-// reconcilePin reads the plan that the spec pins, and says why it cannot be served; the plan is nil then.
+// reconcilePin reads the plan that the spec pins. If it cannot be served, the plan is nil and the finding explains why.
 func (pl *Planner) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (*semmoev1.PlacementPlan, desired.Finding, error) {
 	name := moed.Spec.Placement.PlanRef.Name
 	plan := &semmoev1.PlacementPlan{}
@@ -545,8 +551,8 @@ func (pl *Planner) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeploymen
 	return plan, fault, nil
 }
 
-// reasonPlanNotFound to reasonOtherEngine are those of a pinned plan that cannot be served, with reasonOtherModel; pinFaults are all of
-// them.
+// reasonPlanNotFound to reasonOtherEngine are the reasons, in addition to ReasonOtherModel, of a pinned plan that
+// cannot be served. pinFaults lists all of them.
 const (
 	reasonPlanNotFound     = "PlanNotFound"
 	reasonOtherParallelism = "ParallelismMismatch"
@@ -555,7 +561,7 @@ const (
 
 var PinFaults = []string{reasonPlanNotFound, reasonOtherParallelism, reasonOtherEngine, ReasonOtherModel}
 
-// CheckPin tells why a plan that a MoEDeployment pins will never fit it; nil where it may.
+// CheckPin returns why a pinned plan will never fit the MoEDeployment; nil if it may.
 func CheckPin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	if fault := shapeFault(moed, plan); fault.Reason != "" {
 		return errors.New("spec.placement.planRef: " + fault.Message)
@@ -563,7 +569,7 @@ func CheckPin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error 
 	return nil
 }
 
-// shapeFault is why a plan, whose spec never changes, does not fit a MoEDeployment; its zero value where it does.
+// shapeFault returns why a plan, whose spec is immutable, does not fit a MoEDeployment; its zero value if it does.
 func shapeFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
 	switch {
 	case plan.Spec.ExpertParallelSize != moed.Spec.Parallelism.ExpertParallelSize || plan.Spec.Attention != moed.Spec.Parallelism.Attention:
@@ -578,7 +584,7 @@ func shapeFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desi
 	return desired.Finding{}
 }
 
-// pinFault is why a pinned plan cannot be served; its zero value where it can.
+// pinFault returns why a pinned plan cannot be served; its zero value if it can.
 func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelDigest string) desired.Finding {
 	name := moed.Spec.Placement.PlanRef.Name
 	no := func(reason, format string, args ...any) desired.Finding {
@@ -600,7 +606,7 @@ func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelD
 	return desired.Finding{}
 }
 
-// DriftOf is what the assessment asks for.
+// DriftOf converts the assessment to the input for the next step.
 func DriftOf(a locality.Assessment, now time.Time) driftSignal {
 	return driftSignal{Drifted: a.Replan(), OnTarget: a.Status == locality.OnTarget, BatchesMoved: a.BatchesMoved && a.BatchHold.Reason == "", Since: a.Since, Now: now}
 }

@@ -13,18 +13,19 @@ import (
 )
 
 const (
-	// nodeRank and leaderAddress are variables that LeaderWorkerSet sets in every container, as a command line names them.
+	// nodeRank and leaderAddress reference, in command lines, the variables that LeaderWorkerSet sets in every
+	// container.
 	nodeRank      = "$(" + leaderworkersetv1.LwsWorkerIndex + ")"
 	leaderAddress = "$(" + leaderworkersetv1.LwsLeaderAddress + ")"
 )
 
-// ReasonNoGroups is why replicas of several pods are not served.
+// ReasonNoGroups is the reason for not serving replicas of several pods.
 const ReasonNoGroups = "LeaderWorkerSetMissing"
 
-// groupVariables are those that LeaderWorkerSet sets, whatever the spec says of them.
+// groupVariables are the variables that LeaderWorkerSet always sets, overriding the spec.
 var groupVariables = []string{leaderworkersetv1.LwsLeaderAddress, leaderworkersetv1.LwsGroupSize, leaderworkersetv1.LwsWorkerIndex}
 
-// component is the part that a pod plays whose engine is launched like that.
+// component returns the component of a pod with this launch.
 func component(launched engine.Launch) string {
 	if launched.Worker {
 		return semmoev1.ComponentWorker
@@ -32,7 +33,8 @@ func component(launched engine.Launch) string {
 	return semmoev1.ComponentEngine
 }
 
-// groupsOf makes the workload of a revision whose replicas are groups of pods. A group is one engine: it comes and goes as a whole.
+// groupsOf returns the workload of a revision whose replicas are groups of pods. A group is one engine: it is created
+// and deleted as a whole.
 func groupsOf(moed *semmoev1.MoEDeployment, of metav1.ObjectMeta, leader, worker *corev1.PodTemplateSpec) *Workload {
 	return LeaderWorkerSet(&leaderworkersetv1.LeaderWorkerSet{
 		ObjectMeta: of,
@@ -42,9 +44,9 @@ func groupsOf(moed *semmoev1.MoEDeployment, of metav1.ObjectMeta, leader, worker
 				LeaderTemplate: leader, WorkerTemplate: *worker,
 				Size: ptr.To(desired.PodsPerReplica(moed)), RestartPolicy: leaderworkersetv1.RecreateGroupOnPodRestart,
 			},
-			// A leader becomes ready only when its workers have joined it: they must not wait for that.
+			// A leader becomes ready only after its workers have joined, so workers must not wait for its readiness.
 			StartupPolicy: leaderworkersetv1.LeaderCreatedStartupPolicy,
-			// The template is never updated, so that nothing is ever rolled by this.
+			// The template is never updated, so this strategy never restarts a pod.
 			RolloutStrategy: leaderworkersetv1.RolloutStrategy{
 				Type: leaderworkersetv1.RollingUpdateStrategyType,
 				RollingUpdateConfiguration: &leaderworkersetv1.RollingUpdateConfiguration{

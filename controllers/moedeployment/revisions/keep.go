@@ -15,20 +15,21 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 )
 
-// KeepPlan makes a workload an owner of the ConfigMap of the plan that its pods mount, beside the plan: pods that are made after that was
-// deleted find it still. The garbage collector takes out the owners that are gone, and deletes the ConfigMap with the last of them.
+// KeepPlan makes a workload an additional owner of the plan's ConfigMap that its pods mount, so that pods created after
+// the deletion of the plan still find it. The garbage collector removes deleted owners, and deletes the ConfigMap with
+// its last owner.
 func KeepPlan(ctx context.Context, c client.Client, w *Workload) error {
 	name := planConfigMap(w)
 	if name == "" || w.UID == "" {
 		return nil
 	}
 	live := &corev1.ConfigMap{}
-	// It may be large, and is only looked at.
+	// The ConfigMap may be large, and is only read.
 	if err := c.Get(ctx, client.ObjectKey{Namespace: w.Namespace, Name: name}, live, client.UnsafeDisableDeepCopy); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	owns := func(owner metav1.OwnerReference) bool { return owner.UID == w.UID }
-	// One without any owner was restored, and its plan is about to take it back.
+	// A ConfigMap without an owner was restored from a backup, and its plan is about to adopt it.
 	if live.DeletionTimestamp != nil || len(live.OwnerReferences) == 0 || slices.ContainsFunc(live.OwnerReferences, owns) {
 		return nil
 	}
@@ -37,13 +38,14 @@ func KeepPlan(ctx context.Context, c client.Client, w *Workload) error {
 		return err
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid":             live.UID, // never one of the same name that has come since
+		"uid":             live.UID, // never a newer ConfigMap of the same name
 		"ownerReferences": []metav1.OwnerReference{{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Name: w.Name, UID: w.UID}},
 	}})
 	if err != nil {
 		return err
 	}
-	// Such a patch adds one owner, whoever the others are by now. What is applied would take out those that other workloads have added.
+	// This patch adds one owner, regardless of the other owners. Server-side apply would remove owners that other
+	// workloads added.
 	kept := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: name}}
 	err = c.Patch(ctx, kept, client.RawPatch(types.StrategicMergePatchType, patch), client.FieldOwner(desired.Manager))
 	if client.IgnoreNotFound(err) != nil {
@@ -52,7 +54,7 @@ func KeepPlan(ctx context.Context, c client.Client, w *Workload) error {
 	return nil
 }
 
-// planConfigMap is the ConfigMap of the plan that a workload's pods mount; empty where they have none.
+// planConfigMap returns the name of the plan's ConfigMap that a workload's pods mount, or "".
 func planConfigMap(w *Workload) string {
 	for _, volume := range w.Template().Spec.Volumes {
 		if volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {

@@ -18,31 +18,31 @@ import (
 	"github.com/semmoe/operator/internal/printable"
 )
 
-// AnswersFile holds the answers of a model without a plan, in a ConfigMap.
+// AnswersFile is the key of the baseline outputs (the model's outputs without a plan) in a ConfigMap.
 const AnswersFile = "answers.json"
 
 const (
-	// probeContainer is the sidecar that keeps a pod from becoming ready before it has given the answers of the model without a
-	// plan; probePort is where it tells the kubelet.
+	// probeContainer is the sidecar that keeps a pod unready until its outputs equal the baseline outputs. probePort is
+	// the port of its readiness probe.
 	probeContainer = "prove-lossless"
 	probePort      = 9410
-	// outputChanged is the probe's exit code for other answers.
+	// outputChanged is the exit code of the probe for different outputs.
 	outputChanged = 3
 )
 
-// AnswersName is the name of the ConfigMap with a model's answers. They are the checkpoint's, not the engine's: another image
-// must give the same, within the probe's tolerance.
+// AnswersName returns the name of the ConfigMap with a model's baseline outputs. They belong to the checkpoint, not to
+// the engine: another image must produce the same outputs, within the probe's tolerance.
 func AnswersName(moed *semmoev1.MoEDeployment, modelDigest string) string {
 	return moed.Name + "-answers-" + owned.ShortHash([]string{modelDigest, lossless.PromptSet}, 8)
 }
 
-// addProbe adds the sidecar that proves the pod's answers.
+// addProbe adds the sidecar that verifies the pod's outputs.
 func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, image string) {
 	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.AnswersVolume, VolumeSource: corev1.VolumeSource{
 		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: AnswersName(moed, report.ModelDigest)}},
 	}})
 	launched, ranks := Launch(moed), 1
-	if launched.AttentionDP { // else requests have none
+	if launched.AttentionDP { // otherwise requests have no rank
 		ranks = int(launched.Ranks)
 	}
 	template.Spec.InitContainers = append(template.Spec.InitContainers, corev1.Container{
@@ -72,8 +72,8 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 	})
 }
 
-// WhoAnswers is a pod that gives the answers of the model without a plan: one that has none, or else one that was ready only
-// after it had given the same.
+// WhoAnswers returns a pod that produces the baseline outputs: a pod without a plan, or else a pod that became ready
+// only after its outputs were verified.
 func WhoAnswers(pods []*corev1.Pod, modelDigest string) *corev1.Pod {
 	var proven *corev1.Pod
 	for _, pod := range pods {
@@ -90,8 +90,8 @@ func WhoAnswers(pods []*corev1.Pod, modelDigest string) *corev1.Pod {
 	return proven
 }
 
-// ChangedOutputs are the revisions of which a pod's probe has found other answers than those without a plan, and what it
-// found. A pod that has become ready since has passed.
+// ChangedOutputs returns, by revision, the difference that a pod's probe found to the baseline outputs. A pod that has
+// become ready since has passed.
 func ChangedOutputs(pods []*corev1.Pod) map[string]string {
 	changed := map[string]string{}
 	for _, pod := range pods {
@@ -102,7 +102,7 @@ func ChangedOutputs(pods []*corev1.Pod) map[string]string {
 	return changed
 }
 
-// ChangedOutput is what the probe of a pod that is not ready has found to be other than without a plan, if it has.
+// ChangedOutput returns the difference to the baseline outputs that the probe of an unready pod found, if any.
 func ChangedOutput(pod *corev1.Pod) (told string, found bool) {
 	if podhealth.Ready(pod) {
 		return "", false

@@ -8,8 +8,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Find reads an object that another one names, past the cache where that does not have it, and tells whether it exists. Caches see each kind
-// by itself: an object may be seen before the one that it names, although that was made first.
+// Find reads an object that another object references, without the cache if the cache lacks it, and reports whether it
+// exists. Caches of different kinds are not synchronized: an object may appear before the one that it references, even
+// if that was created first.
 func Find(ctx context.Context, cache, live client.Reader, key client.ObjectKey, into client.Object) (bool, error) {
 	if err := cache.Get(ctx, key, into); !apierrors.IsNotFound(err) {
 		return err == nil, err
@@ -17,8 +18,8 @@ func Find(ctx context.Context, cache, live client.Reader, key client.ObjectKey, 
 	return FindLive(ctx, live, key, into)
 }
 
-// FindLive is Find without a cache, for kinds of which the cache has the operator's own alone. A name that no object can have, such as "a/b",
-// is of none: no request can be made for it, and its failure would be tried again for ever.
+// FindLive is Find without a cache, for kinds of which the cache contains only the operator's objects. It returns false
+// for an invalid name such as "a/b": the client rejects the request, and a retry would never succeed.
 func FindLive(ctx context.Context, live client.Reader, key client.ObjectKey, into client.Object) (bool, error) {
 	if len(content.IsPathSegmentName(key.Name)) > 0 {
 		return false, nil

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// FailedMounts reads, for pods that have long waited for their volumes, the last event that says why.
+// FailedMounts returns the last event that explains the failed mount, for pods that have waited long for their volumes.
 func FailedMounts(ctx context.Context, events client.Reader, pods []*corev1.Pod, now time.Time) (map[types.UID]string, error) {
 	messages := map[types.UID]string{}
 	for _, pod := range pods {
@@ -29,8 +29,8 @@ func FailedMounts(ctx context.Context, events client.Reader, pods []*corev1.Pod,
 	return messages, nil
 }
 
-// LastEvent is the last line of the youngest event of an object with a reason; empty where there is none that is younger
-// than the longest back-off between two tries of the controllers that record it.
+// LastEvent returns the last line of the newest event of an object with this reason; empty if no event is newer than
+// the longest back-off of the controllers that record it.
 func LastEvent(ctx context.Context, events client.Reader, object client.Object, reason string, now time.Time) (string, error) {
 	const stale = 20 * time.Minute
 	var list corev1.EventList

@@ -11,29 +11,30 @@ import (
 )
 
 const (
-	// leastRequests of either revision are needed: with fewer, sums of requests are not nearly normal.
+	// leastRequests is the minimum number of requests per revision. Sums of fewer requests are not approximately
+	// normal.
 	leastRequests = 30
-	// failureMargin is by how much more of the requests may fail.
+	// failureMargin is the increase of the failure share that is tolerated.
 	failureMargin = 0.01
-	// leastGain is the difference of local activation rates that a comparison must be able to tell before it says that there is
-	// none.
+	// leastGain is the difference of local activation rates that a comparison must be able to detect before it reports
+	// no difference.
 	leastGain = 0.02
-	// promiseSlack is by how much the local activation rate may be below what a plan promises that is faster although less local: the promise is
-	// an estimate from other requests.
+	// promiseSlack is the tolerated shortfall of the local activation rate from the prediction of a plan that is faster
+	// although less local: the prediction is estimated from other requests.
 	promiseSlack = 0.02
 )
 
-// Sample is how requests to a revision went.
+// Sample aggregates the requests to a revision.
 type Sample struct {
-	// Locality is of the sampled requests.
+	// Locality covers the sampled requests.
 	Locality lar.Ratio
-	// Service is of all requests.
+	// Service covers all requests.
 	Service lar.Service
-	// Minutes holds the same requests by the minute in which they ended.
+	// Minutes contains the same requests by the minute in which they ended.
 	Minutes map[time.Time]lar.Service
 }
 
-// Add adds the requests that ended in a minute, but for their locality, which can be of other requests.
+// Add adds the requests that ended in a minute, without their locality, which may cover other requests.
 func (s *Sample) Add(minute time.Time, served lar.Service) {
 	s.Service.Merge(served)
 	if s.Minutes == nil {
@@ -44,52 +45,52 @@ func (s *Sample) Add(minute time.Time, served lar.Service) {
 	s.Minutes[minute] = sum
 }
 
-// Verdict is what a comparison says.
+// Verdict is the result of a comparison.
 type Verdict string
 
 const (
-	// TooFew: the requests do not tell.
+	// TooFew: the requests allow no conclusion.
 	TooFew Verdict = "TooFew"
-	// Better: the candidate is not slower, and faster or more local.
+	// Better: the candidate is not slower, and is faster or more local.
 	Better Verdict = "Better"
-	// NotBetter: it is neither, by as much as matters.
+	// NotBetter: the candidate is neither, by a relevant amount.
 	NotBetter Verdict = "NotBetter"
-	// Worse: it is slower or less local, or more requests fail.
+	// Worse: the candidate is slower or less local, or more of its requests fail.
 	Worse Verdict = "Worse"
 )
 
-// Comparison is what a comparison found, and a message that says so. Reason says what is worse.
+// Comparison is the result of a comparison, with a message. Reason names what is worse.
 type Comparison struct {
 	Verdict         Verdict
 	Reason, Message string
-	// Missing says what a promotion lacks; empty where the verdict is not TooFew.
+	// Missing is what a promotion lacks; empty if the verdict is not TooFew.
 	Missing string
-	// Token is the change of the time per output token at the last look; nil where it is not measured.
+	// Token is the change of the time per output token at the last evaluation; nil if it is not measured.
 	Token *Change
-	// StepTokens is the number of tokens that all replicas of the stable revision compute in a step of their engines; 0
-	// where it is not known.
+	// StepTokens is the number of tokens that all replicas of the stable revision compute in one engine step; 0 if
+	// unknown.
 	StepTokens float64
 }
 
-// Terms are what a candidate is compared by.
+// Terms are the parameters of a comparison.
 type Terms struct {
-	// Promised is the promised difference of the local activation rates. A plan is chosen by modelled time, and may
-	// promise fewer local activations: then the candidate is more local where it keeps that promise.
+	// Promised is the predicted difference of the local activation rates. A plan is chosen by modelled time, and may
+	// predict fewer local activations. The candidate then counts as more local if it meets the prediction.
 	Promised float64
-	// Since is when the candidate's replicas served, Now the time of the evaluation.
+	// Since is when the candidate's replicas began to serve; Now is the time of the evaluation.
 	Since, Now time.Time
-	// Soak is how long they must serve. One below timedSoak asks for no proof of times, although a candidate that is
-	// proven to be slower is worse all the same.
+	// Soak is how long the replicas must serve. A soak below timedSoak requires no proof of times. A candidate that is
+	// proven to be slower is still worse.
 	Soak time.Duration
 }
 
-// Compare compares a candidate with the stable revision by requests of the same time. The requests must have been given
-// to either whatever they are, else the two differ by that.
+// Compare compares a candidate with the stable revision by requests from the same time. Requests must be assigned to
+// the revisions independent of their content; otherwise the comparison is biased.
 //
-// A candidate is promoted for its times: each that counts must be proven not to be longer by more than its margin.
-// Either the time per output token is proven to be shorter, or the local activation rate to be higher. A rate that is
-// worse than promised, more failures, and a time that is proven to be longer take it back. The error rates are those of
-// the constants promotedSlower, takenBackEqual and toldApart.
+// A candidate is promoted for its times: each relevant time must be proven not to be longer by more than its margin,
+// and either the time per output token is proven to be shorter, or the local activation rate to be higher. A rate below
+// the prediction, more failures, or a time that is proven to be longer cause a rollback. The error rates are the
+// constants promotedSlower, takenBackEqual and toldApart.
 func Compare(candidate, stable Sample, terms Terms) Comparison {
 	locality := compareLocality(candidate.Locality, stable.Locality, terms.Promised)
 	if locality.Verdict == Worse {
@@ -114,12 +115,12 @@ func Compare(candidate, stable Sample, terms Terms) Comparison {
 	return found
 }
 
-// sentences joins those that are not empty.
+// sentences joins the non-empty strings.
 func sentences(all ...string) string {
 	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
 
-// compareLocality tests the difference of the rates, by the standard errors of ratios of sums.
+// compareLocality tests the difference of the rates, with the standard errors of ratios of sums.
 func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
 	if candidate.Requests < leastRequests || stable.Requests < leastRequests || candidate.Total == 0 || stable.Total == 0 {
 		return Comparison{Verdict: TooFew, Missing: missingSamples(candidate, stable)}
@@ -145,7 +146,7 @@ func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
 	return found
 }
 
-// missingSamples says how many sampled requests a comparison of local activation rates lacks.
+// missingSamples returns which sampled requests a comparison of local activation rates lacks.
 func missingSamples(candidate, stable lar.Ratio) string {
 	const text = "%d of at least %d sampled requests of %s"
 	if candidate.Requests < leastRequests {
@@ -157,8 +158,8 @@ func missingSamples(candidate, stable lar.Ratio) string {
 	return "the sampled requests have no activations of routed experts"
 }
 
-// compareFailures tests the difference of the shares that fail. Either gets one failure and one success more than it had, without
-// which a share of none would have no error (Agresti and Caffo 2000).
+// compareFailures tests the difference of the failure shares. Each revision gets one additional failure and one
+// additional success, because a share of zero would otherwise have no error (Agresti and Caffo 2000).
 func compareFailures(candidate, stable lar.Service) Comparison {
 	if candidate.Requests < leastRequests || stable.Requests < leastRequests {
 		return Comparison{Verdict: TooFew}

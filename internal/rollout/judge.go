@@ -7,81 +7,82 @@ import (
 )
 
 const (
-	// crashes of a replica, and as long not ready, are what a candidate is given up for; notReady is how long one may take that
-	// does not end: engines load for up to an hour.
+	// A candidate is rolled back if a replica has had at least crashes restarts and has been unready for crashedFor, or
+	// if a replica has been unready for notReady without crashing: engines load for up to an hour.
 	crashes    = 3
 	crashedFor = 5 * time.Minute
 	notReady   = time.Hour
-	// longestSoak is how long a candidate is compared before it is given up that is not seen to be better, or as many times the
-	// soak that is asked for.
+	// A candidate that is not proven to be better is compared for at most longestSoak, or longestSoaks times the
+	// configured soak if that is longer.
 	longestSoak  = time.Hour
 	longestSoaks = 12
-	// A comparison is evaluated looksPerSoak times in a soak, at most every leastLook and at least every longestLook.
+	// A comparison is evaluated looksPerSoak times in a soak, with an interval from leastLook to longestLook.
 	looksPerSoak = 10
 	leastLook    = time.Second
 	longestLook  = 30 * time.Second
 )
 
-// Replica is what is observed of a replica of a candidate.
+// Replica is the observed state of a candidate's replica.
 type Replica struct {
 	Name  string
 	Ready bool
-	// Since is when it became ready, or ceased to be, or began.
+	// Since is when the replica last changed its readiness, or started.
 	Since time.Time
-	// Restarts of its containers, the most of any.
+	// Restarts is the maximum number of restarts of any container.
 	Restarts int32
 }
 
-// Trial is what is known of a candidate.
+// Trial is the observed state of a candidate.
 type Trial struct {
 	Now time.Time
-	// Canary is how many replicas must serve for it to be judged.
+	// Canary is how many replicas must serve before the candidate is judged.
 	Canary   int32
 	Replicas []Replica
-	// Soak is how long they must serve; zero judges nothing but that they do.
+	// Soak is how long the replicas must serve. With zero, serving suffices, and nothing is compared.
 	Soak time.Duration
-	// Promoting tells that it has been found good already, and replicas move to it.
+	// Promoting reports that the candidate passed its canary, and replicas move to it.
 	Promoting bool
-	// Approved tells that a user has approved it: it is promoted although requests do not prove that it is better.
+	// Approved reports that a user approved the candidate: it is promoted even if requests do not prove that it is
+	// better.
 	Approved bool
-	// Measured tells that the local activation rate is sampled at all.
+	// Measured reports whether the local activation rate is sampled.
 	Measured bool
-	// Comparison is with the stable revision, since ServesSince.
+	// Comparison compares with the stable revision since ServesSince.
 	Comparison Comparison
 }
 
-// Step is what is to be done with a candidate.
+// Step is the next step for a candidate.
 type Step string
 
 const (
-	// StepCanary leaves it on its few replicas.
+	// StepCanary keeps the candidate on its canary replicas.
 	StepCanary Step = "Canary"
-	// StepPromote moves replicas to it.
+	// StepPromote moves replicas to the candidate.
 	StepPromote Step = "Promote"
-	// StepRollBack takes it back.
+	// StepRollBack rolls the candidate back.
 	StepRollBack Step = "RollBack"
 )
 
-// Decision is what is to be done with a candidate, and why. Messages of decisions that are only waiting are stable.
+// Decision is the next step for a candidate, with its reason. Messages of waiting decisions are stable.
 type Decision struct {
 	Step            Step
 	Reason, Message string
-	// Again is when to decide again, where nothing else will call; zero otherwise.
+	// Again is the delay until the next decision if no event triggers it; else zero.
 	Again time.Duration
 }
 
-// Reasons of decisions that wait.
+// Reasons of waiting decisions.
 const (
-	// ReasonStarting: its replicas are not ready yet.
+	// ReasonStarting: the canary replicas are not ready yet.
 	ReasonStarting = "CanaryStarting"
-	// ReasonSoaking: it is being compared.
+	// ReasonSoaking: the canary is being compared.
 	ReasonSoaking = "Canary"
-	// ReasonInconclusive: after the longest soak the requests do not prove that it is better, and no user has approved
-	// it.
+	// ReasonInconclusive: the longest soak has ended, the requests do not prove that the candidate is better, and no
+	// user has approved it.
 	ReasonInconclusive = "CanaryInconclusive"
 )
 
-// ServesSince is from when on as many replicas serve as a canary has; false while they do not.
+// ServesSince returns since when the canary has its number of ready replicas; false if it has not.
 func (t Trial) ServesSince() (time.Time, bool) {
 	var since []time.Time
 	for _, r := range t.Replicas {
@@ -96,27 +97,27 @@ func (t Trial) ServesSince() (time.Time, bool) {
 	return since[max(t.Canary, 1)-1], true
 }
 
-// link is a reason to decide; nil where it has nothing to say.
+// link is a rule of the decision; it returns nil if it does not apply.
 type link func(Trial) *Decision
 
-// chain is asked in order.
+// chain lists the rules. The first one that applies decides.
 var chain = []link{
-	// What does not run cannot be waited for.
+	// Do not wait for replicas that cannot run.
 	broken,
-	// A worse plan never stays, however far its roll-out has come.
+	// Roll back a worse plan, even during its promotion.
 	worse,
-	// What has been found good goes on; where it turns out to be worse, the link above says so.
+	// Continue a promotion, unless the previous rule applies.
 	promoting,
 	starting,
 	soaking,
 	better,
-	// A human may know what no sample tells.
+	// A user may know more than the samples.
 	approved,
 	noGain,
 	inconclusive,
 }
 
-// Judge decides what is to be done with a candidate.
+// Judge decides the next step for a candidate.
 func Judge(t Trial) Decision {
 	for _, link := range chain {
 		if decision := link(t); decision != nil {
@@ -153,7 +154,7 @@ func promoting(t Trial) *Decision {
 	}
 	again := look(t.Soak)
 	if first := soonest(t); again == 0 || first != 0 && first < again {
-		again = first // what serves goes on being compared while one of its replicas does not
+		again = first // ready replicas are compared while another one is not ready
 	}
 	return &Decision{Step: StepPromote, Reason: "Promoting", Message: "replicas move to it", Again: again}
 }
@@ -197,8 +198,8 @@ func noGain(t Trial) *Decision {
 	return &Decision{Step: StepRollBack, Reason: "NoGainObserved", Message: t.Comparison.Message}
 }
 
-// inconclusive keeps a candidate on its canary that is not proven to be better by the deadline, and says what the proof
-// lacks. Where nothing is sampled, waiting does not help: the deadline is the end of the soak.
+// inconclusive keeps a candidate that is not proven to be better by the deadline on its canary, and names what the
+// proof lacks. If nothing is sampled, waiting does not help: the deadline is then the end of the soak.
 func inconclusive(t Trial) *Decision {
 	if t.Comparison.Verdict != TooFew || t.Measured && t.soaked() < t.longest() {
 		return nil
@@ -210,7 +211,7 @@ func inconclusive(t Trial) *Decision {
 	return &Decision{Step: StepCanary, Reason: ReasonInconclusive, Message: message, Again: longestLook}
 }
 
-// soaked is how long the canary has served.
+// soaked returns how long the canary has served.
 func (t Trial) soaked() time.Duration {
 	since, serves := t.ServesSince()
 	if !serves {
@@ -221,7 +222,7 @@ func (t Trial) soaked() time.Duration {
 
 func (t Trial) longest() time.Duration { return max(longestSoak, longestSoaks*t.Soak) }
 
-// look is how often a comparison is looked at; zero where there is none.
+// look returns the interval between evaluations of a comparison; zero without a comparison.
 func look(soak time.Duration) time.Duration {
 	if soak == 0 {
 		return 0
@@ -229,7 +230,7 @@ func look(soak time.Duration) time.Duration {
 	return min(max(soak/looksPerSoak, leastLook), longestLook)
 }
 
-// soonest is when the first replica that is not ready may be given up; zero where all are.
+// soonest returns the delay until the first unready replica can cause a rollback; zero if all are ready.
 func soonest(t Trial) time.Duration {
 	var first time.Duration
 	for _, r := range t.Replicas {

@@ -1,31 +1,31 @@
 package rollout
 
-// Input is what the next step of a roll-out is decided from.
+// Input is the input for the next step of a rollout.
 type Input struct {
 	Budget Budget
 	// Revisions are ordered from newest to oldest.
 	Revisions []Revision
-	// Stable is the index of the revision that serves; None where it is not known, or changes are paused. Candidate is that of the
-	// revision that is tried beside it; None without one.
+	// Stable is the index of the revision that serves; None if unknown, or while changes are paused. Candidate is the
+	// index of the revision on trial; None without one.
 	Stable, Candidate int
-	// Canary is how many replicas a canary has, and Trial what is known of the candidate.
+	// Canary is the number of canary replicas, and Trial the observed state of the candidate.
 	Canary int32
 	Trial  Trial
-	// Hold leaves a candidate that has failed on its canary.
+	// Hold keeps a failed candidate on its canary replicas.
 	Hold bool
 }
 
 // Action is the next step.
 type Action struct {
-	// Replicas is how many each revision shall have.
+	// Replicas is the desired number of replicas per revision.
 	Replicas []int32
-	// Decision is on the candidate; its Step is empty without one.
+	// Decision is the decision on the candidate; its Step is empty without a candidate.
 	Decision Decision
-	// Proven tells that the candidate serves alone: it is stable from now on.
+	// Proven reports that only the candidate serves: it becomes the stable revision.
 	Proven bool
 }
 
-// Next is the next step of a roll-out.
+// Next returns the next step of a rollout.
 func Next(in Input) Action {
 	goal, action := Goal{Stable: in.Stable, Candidate: None}, Action{}
 	if in.Stable != None && in.Candidate != None {
@@ -42,8 +42,8 @@ func Next(in Input) Action {
 	return action
 }
 
-// alone tells that nothing is left but one revision, and that it is complete but for what may be out of service. One at least
-// serves: a revision that has been scaled to zero on its way has proven nothing.
+// alone reports whether only one revision is left, complete except for the unavailable replicas that the budget allows.
+// At least one replica must serve: a revision that was scaled to zero during its promotion is not proven.
 func (in Input) alone(revision int) bool {
 	for i, r := range in.Revisions {
 		if i != revision && (r.Replicas > 0 || r.Existing > 0) {
@@ -54,8 +54,8 @@ func (in Input) alone(revision int) bool {
 	return r.Replicas == in.Budget.Replicas && r.ReadyReplicas(r.Replicas) >= max(1, in.Budget.Minimum())
 }
 
-// MayTry tells that a candidate may be begun: the revision that serves has all its replicas, can give one up or need not, and nothing
-// else is left. What a user changes comes first.
+// MayTry reports whether a canary may start: the serving revision is complete, can give up a replica or need not, and
+// no other revision is left. Changes by the user come first.
 func MayTry(b Budget, revisions []Revision, stable int) bool {
 	for i, r := range revisions {
 		if i != stable && (r.Replicas > 0 || r.Existing > 0) {

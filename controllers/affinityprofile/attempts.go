@@ -41,7 +41,7 @@ type attempts struct {
 	Running *batchv1.Job
 	// Ours tells that Running belongs to this profile.
 	Ours bool
-	// Crash is why Running should be ended: its engine ends again and again.
+	// Crash is why Running should be ended: its engine crashes repeatedly.
 	Crash string
 	// Last is the last finished Job of this profile, Failure why it has not led to a result. Final failures would come
 	// again: FinalReason says who is at fault.
@@ -137,7 +137,7 @@ func failureOf(job *batchv1.Job, pods []*corev1.Pod) (message, finalReason strin
 	return message, ""
 }
 
-// crashOf tells that the engine of a Job ends again and again, although it is restarted; empty where it does not.
+// crashOf tells that the engine of a Job crashes repeatedly, although it is restarted; empty where it does not.
 func crashOf(job *batchv1.Job, pods []*corev1.Pod) string {
 	for _, pod := range pods {
 		if !metav1.IsControlledBy(pod, job) || pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodFailed {

@@ -134,7 +134,7 @@ func waitingText(l *liveState) string {
 func progressingVerdict(o observation, stalled bool) conditions.Verdict {
 	switch {
 	case stalled:
-		return conditions.False("Stalled", "Nothing will change until what the condition Stalled names is mended")
+		return conditions.False("Stalled", "No progress is possible until the problem in the condition Stalled is fixed")
 	case o.Result != nil:
 		return conditions.False("Complete", "The profile is in the artifact store")
 	}
@@ -146,7 +146,7 @@ func progressingVerdict(o observation, stalled bool) conditions.Verdict {
 func reconcilingVerdict(profile *semmoev1.AffinityProfile, o observation, stalled bool) conditions.Verdict {
 	switch {
 	case stalled:
-		return conditions.False("Stalled", "The condition Stalled names what must be mended")
+		return conditions.False("Stalled", "See the condition Stalled for the problem to fix")
 	case o.Result != nil, conditions.Finished(profile.Status.Conditions, profile.Generation):
 		return conditions.False("Complete", "The profile is complete")
 	}

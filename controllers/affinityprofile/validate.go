@@ -38,7 +38,7 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 		return invalidf("UnknownEngine", "spec.engine.type: %v", err)
 	}
 	if !adapter.TellsExperts() {
-		return invalidf("RoutedExpertsUnavailable", "spec.engine.type: %s does not tell the experts of a request, and cannot profile: use another engine", adapter.Type)
+		return invalidf("RoutedExpertsUnavailable", "spec.engine.type: %s does not return the routed experts of requests, and cannot profile: use another engine", adapter.Type)
 	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetLive {
 		return validateLive(profile)

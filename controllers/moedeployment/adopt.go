@@ -33,7 +33,7 @@ func (r *Reconciler) adopt(ctx context.Context, moed *semmoev1.MoEDeployment) (b
 	var failed error
 	for _, list := range lists {
 		if err := r.List(ctx, list, client.InNamespace(moed.Namespace), labels, client.UnsafeDisableDeepCopy); err != nil {
-			return adopted, fmt.Errorf("list children: %w", err)
+			return adopted, fmt.Errorf("failed to list children: %w", err)
 		}
 		failed = errors.Join(failed, meta.EachListItem(list, func(item runtime.Object) error {
 			wrote, err := owned.Adopt(ctx, r.Client, desired.Manager, moed, "MoEDeployment", item.(client.Object))

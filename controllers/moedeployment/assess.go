@@ -175,7 +175,7 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 	status := metav1.ConditionTrue
 	switch a.Status {
 	case "":
-		return conditions.Unknown("NotEvaluated", "What is in service is not known yet")
+		return conditions.Unknown("NotEvaluated", "The serving revision is not known yet")
 	case locality.Unknown:
 		return conditions.Unknown(a.Reason, a.Message)
 	case locality.BelowPromise, locality.Drifted:
@@ -185,7 +185,7 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 	if rate != nil && rate.ObservedMilli != nil {
 		text += fmt.Sprintf(" The observed local activation rate is %s", desired.Percent(*rate.ObservedMilli))
 		if promised := a.Promise.LARSummary; promised != "" { // a plan from token counts predicts no rate
-			text += ", the plan promises " + promised
+			text += ", the plan predicts " + promised
 		}
 		text += "."
 	}
@@ -196,7 +196,7 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 		text += " " + causesText(*test.Causes)
 	}
 	if a.Hold.Reason != "" {
-		text += fmt.Sprintf(" No plan is made for it now (%s): %s.", a.Hold.Reason, a.Hold.Message)
+		text += fmt.Sprintf(" No new plan is made now (%s): %s.", a.Hold.Reason, a.Hold.Message)
 	}
 	return conditions.Verdict{Status: status, Reason: a.Reason, Message: text}
 }
@@ -204,6 +204,6 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 // causesText explains the lost locality by cause.
 func causesText(c semmoev1.DriftCauses) string {
 	rest := max(0, 1000-c.NewTokensMilli-c.ChangedMixMilli-c.LoadBalancingMilli)
-	return fmt.Sprintf("Of what is lost, %s comes with tokens that the plan has not seen, %s with another mix of requests, %s with spreading load, and %s with tokens that activate other experts than they did.",
+	return fmt.Sprintf("Causes of the loss: new tokens %s, changed mix of requests %s, load balancing %s, changed expert activations %s.",
 		desired.Percent(c.NewTokensMilli), desired.Percent(c.ChangedMixMilli), desired.Percent(c.LoadBalancingMilli), desired.Percent(rest))
 }

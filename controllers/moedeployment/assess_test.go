@@ -37,7 +37,7 @@ import (
 	"github.com/semmoe/operator/test/metricsdoc"
 )
 
-// cluster has ConfigMaps and Secrets, and refuses what is forbidden.
+// cluster contains ConfigMaps and Secrets, and rejects forbidden requests.
 type cluster struct {
 	client.Client
 	configMaps map[string]map[string]string
@@ -64,8 +64,8 @@ func (c *cluster) Get(_ context.Context, key client.ObjectKey, object client.Obj
 	return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
 }
 
-// From routers' reports and the plan's ConfigMap alone, drift is found, and judged by the calibration of the tables in use, also
-// where these are of a newer plan than the layout.
+// Drift is detected from the reports of routers and the plan's ConfigMap. The calibration of the tables in use applies,
+// even if the tables belong to a newer plan than the layout.
 func TestAssessFromRouters(t *testing.T) {
 	data, digest := moedtest.WithCalibration(t, moedtest.Calibration())
 	old := moedtest.PlanFor400()
@@ -94,12 +94,12 @@ func TestAssessFromRouters(t *testing.T) {
 	if diff := cmp.Diff(a, again); diff != "" {
 		t.Errorf("the same reports come to something else:\n%s", diff)
 	}
-	for _, jump := range []time.Duration{-6 * time.Hour, 6 * time.Hour} { // of the manager's clock
+	for _, jump := range []time.Duration{-6 * time.Hour, 6 * time.Hour} { // jump of the manager's clock
 		if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start.Add(jump)); a.Status != locality.Unknown || a.Reason != "Stale" || a.Replan() {
 			t.Errorf("with a clock that has jumped by %v: %+v", jump, a)
 		}
 	}
-	newer.Status.Forecast = nil // made from counts alone: the layout's plan tells the promise
+	newer.Status.Forecast = nil // made from token counts: the layout's plan contains the prediction
 	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Plan != newer || a.Promise.LARMilli != 400 {
 		t.Errorf("with tables that do not tell a figure: %+v", a)
 	}
@@ -124,11 +124,11 @@ func TestAssessFromRouters(t *testing.T) {
 	}
 }
 
-// What was sampled before the window says nothing of now, whether or not the plan has a calibration.
+// Samples from before the window are ignored, with or without a calibration.
 func TestAssessWithinTheWindow(t *testing.T) {
 	plan := moedtest.PlanFor400()
 	reports := []lar.Report{{}}
-	for i := range 200 { // an hour and a half ago requests got less than the plan promises
+	for i := range 200 { // 90 minutes ago the rate was below the plan's prediction
 		reports[0].Observations = append(reports[0].Observations, moedtest.Observed(5400+i, "ab-full", 30))
 	}
 	for i := range 40 {
@@ -146,8 +146,8 @@ func TestAssessWithinTheWindow(t *testing.T) {
 	}
 }
 
-// A real server that speaks Prometheus' API is asked with the Secret's token for two windows, and drift is found; every way in which
-// it does not tell is Unknown.
+// The evidence comes from a real HTTP server with the Prometheus API, queried for two windows with the token of the
+// Secret. Every failure of the query results in Unknown.
 func TestAssessFromPrometheus(t *testing.T) {
 	value, authorization, status := "0.3", "", http.StatusOK
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
@@ -188,7 +188,7 @@ func TestAssessFromPrometheus(t *testing.T) {
 	if a := assess(moedtest.Start); a.Status != locality.Drifted || !a.Replan() || a.Causes != nil || authorization != "Bearer word" {
 		t.Errorf("assessment %+v, asked as %q", a, authorization)
 	}
-	// What was served before does not count.
+	// Values from before the plan came into use do not count.
 	const recently = 40 * time.Minute
 	for what, since := range map[string]func(time.Duration){
 		"the workload was not made": func(ago time.Duration) { serving.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-ago)) },
@@ -209,8 +209,8 @@ func TestAssessFromPrometheus(t *testing.T) {
 		value  string
 		status int
 		secret string
-		made   time.Duration // ago
-		fails  bool          // the API server
+		made   time.Duration // age of the plan
+		fails  bool          // the API server fails
 		want   string
 	}{
 		"on target":           {"0.4", 200, "prom", 24 * time.Hour, false, "OnTarget"},
@@ -241,8 +241,8 @@ func TestAssessFromPrometheus(t *testing.T) {
 	}
 }
 
-// The reported test moves by a quarter of its threshold, or of itself, at most once a minute; an alarm is told at once, and keeps
-// the time at which it began.
+// The reported statistic changes by steps of a quarter of its threshold or of itself, at most once a minute. An alarm
+// is reported immediately, and keeps its start time.
 func TestDriftStatus(t *testing.T) {
 	is := func(statistic float64, change ...func(*locality.Assessment)) locality.Assessment {
 		a := locality.Assessment{Status: locality.OnTarget, Tested: true, Statistic: statistic, Threshold: 1}
@@ -294,10 +294,10 @@ func TestDriftStatus(t *testing.T) {
 	}
 }
 
-// The condition tells where the drop comes from and why nothing is done for it, with the figures of the status.
+// The condition contains the causes of the drop and why no plan is made, with the figures of the status.
 func TestLocalityVerdict(t *testing.T) {
 	a := locality.Assessment{
-		Status: locality.Drifted, Reason: "Drifted", Message: "Requests are no longer those that the plan was made for",
+		Status: locality.Drifted, Reason: "Drifted", Message: "The traffic has drifted away from the plan",
 		Promise: semmoev1.PlanForecast{LARSummary: "40.0%"}, Hold: desired.Finding{Reason: "Paused", Message: "spec.reconciliation is Paused"},
 	}
 	got := localityVerdict(a, &semmoev1.LARStatus{ObservedMilli: new(int32(312))}, &semmoev1.DriftStatus{Causes: &semmoev1.DriftCauses{NewTokensMilli: 500, LoadBalancingMilli: 100}})
@@ -311,7 +311,8 @@ func TestLocalityVerdict(t *testing.T) {
 	}
 }
 
-// LocalityOnTarget is told where it becomes False, as a warning, and where it was; samples that come and go are not.
+// Events report LocalityOnTarget when it becomes False (a warning) and when it was False, but not when samples come and
+// go.
 func TestLocalityEvents(t *testing.T) {
 	condition := func(status metav1.ConditionStatus, reason string) []metav1.Condition {
 		if status == "" {
@@ -328,7 +329,7 @@ func TestLocalityEvents(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, after             metav1.ConditionStatus
 		beforeReason, afterReason string
-		event                     string // its beginning
+		event                     string // prefix of the event
 	}{
 		"drift":           {metav1.ConditionTrue, metav1.ConditionFalse, "OnTarget", "Drifted", "Warning Drifted LocalityOnTarget is False"},
 		"drift, at once":  {metav1.ConditionUnknown, metav1.ConditionFalse, "TooFewSamples", "Drifted", "Warning Drifted"},
@@ -357,7 +358,8 @@ func TestLocalityEvents(t *testing.T) {
 	}
 }
 
-// Metrics are named as Prometheus wants and documented, tell what is known, and end with their object.
+// Metrics follow the naming conventions of Prometheus, are documented, contain the known values, and are removed with
+// their object.
 func TestMetrics(t *testing.T) {
 	m := NewMetrics(func() time.Time { return moedtest.Start })
 	registry := prometheus.NewPedanticRegistry()
@@ -407,7 +409,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// An error that keeps drift from being assessed leaves what was reported: it would else come and go with every conflict.
+// An error that prevents the drift evaluation keeps the last report. Otherwise the report would disappear with every
+// conflict.
 func TestLocalityOutlivesErrors(t *testing.T) {
 	found := moedtest.Report()
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Drift: locality.Assessment{Status: locality.Drifted, Reason: "Drifted", Tested: true, Statistic: 2, Threshold: 1, Since: moedtest.Start}}

@@ -31,7 +31,7 @@ const (
 	// maxBatchMessage is the maximum length, in bytes, of the message about batch sizes.
 	maxBatchMessage = 512
 	// setBatchTokens is the advice for engines that report no steps.
-	setBatchTokens = "set spec.rollout.batchTokens to what the engine computes at a time under load"
+	setBatchTokens = "set spec.rollout.batchTokens to the number of tokens per engine step under load"
 )
 
 // unobserved returns why no batch sizes are observed. It returns the zero value if they are observed.
@@ -40,9 +40,9 @@ func unobserved(moed *semmoev1.MoEDeployment, steps stepsizes.Sum, reports int) 
 	case steps.Sizes != nil:
 		return desired.Finding{}
 	case !desired.EngineCountsSteps(moed):
-		return desired.Finding{Reason: "NoMetric", Message: fmt.Sprintf("%s counts no steps by a metric that is read: %s", moed.Spec.Engine.Type, setBatchTokens)}
+		return desired.Finding{Reason: "NoMetric", Message: fmt.Sprintf("%s exports no metric of its steps: %s", moed.Spec.Engine.Type, setBatchTokens)}
 	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone:
-		return desired.Finding{Reason: "NoRouter", Message: "Without a request router (spec.routing.mode None) the metrics of engines are not read: " + setBatchTokens}
+		return desired.Finding{Reason: "NoRouter", Message: "Engine metrics are not read without a request router (spec.routing.mode None): " + setBatchTokens}
 	case steps.Problem != "":
 		message := fmt.Sprintf("The steps of %s cannot be read: %s", podsText(steps.Pod, steps.Pods), steps.Problem)
 		if adapter, err := registry.For(string(moed.Spec.Engine.Type)); err == nil && adapter.StepMetrics.Needs != "" {
@@ -50,7 +50,7 @@ func unobserved(moed *semmoev1.MoEDeployment, steps stepsizes.Sum, reports int) 
 		}
 		return desired.Finding{Reason: "MetricsUnreadable", Message: printable.Line(message+"; or "+setBatchTokens, maxBatchMessage)}
 	case reports == 0:
-		return desired.Finding{Reason: "NotReported", Message: "No request router reports the steps of engines: none is ready, or nothing serves"}
+		return desired.Finding{Reason: "NotReported", Message: "No request router reports engine steps: no router is ready, or no replica serves"}
 	}
 	return desired.Finding{Reason: "TooFewSteps", Message: fmt.Sprintf("The engines have counted fewer than %d steps since routers read their metrics", stepsizes.MinSteps)}
 }
@@ -58,7 +58,7 @@ func unobserved(moed *semmoev1.MoEDeployment, steps stepsizes.Sum, reports int) 
 // podsText names one pod and counts the others.
 func podsText(name string, pods int) string {
 	if pods > 1 {
-		return fmt.Sprintf("pod %s, and of %d more,", name, pods-1)
+		return fmt.Sprintf("pod %s and %d more pods", name, pods-1)
 	}
 	return "pod " + name
 }
@@ -92,7 +92,7 @@ func batchTokensStatus(previous *semmoev1.BatchTokensStatus, moed *semmoev1.MoED
 		return status
 	}
 	if o.Drift.BatchesMoved && o.Drift.BatchHold.Reason != "" {
-		status.Reason, status.Message = o.Drift.BatchHold.Reason, printable.Line("The sizes differ much from those of the plan; no plan is made for them now: "+o.Drift.BatchHold.Message, maxBatchMessage)
+		status.Reason, status.Message = o.Drift.BatchHold.Reason, printable.Line("The sizes differ much from those of the plan, but no new plan is made now: "+o.Drift.BatchHold.Message, maxBatchMessage)
 	}
 	if previous != nil && previous.ObservedTime != nil && (!stepsizes.Moved(previous.Observed, o.Steps.Sizes) || justReported(previous.ObservedTime, now)) {
 		status.Observed, status.PrefillMilli, status.ObservedTime = previous.Observed, previous.PrefillMilli, previous.ObservedTime

@@ -17,7 +17,8 @@ import (
 	"github.com/semmoe/operator/internal/stepsizes"
 )
 
-// The status says which batch sizes a plan was made for, which ones engines report, and why they report none, and what to do.
+// The status contains the batch sizes of the plan and those that engines report, or why engines report none and what to
+// do.
 func TestBatchTokensStatus(t *testing.T) {
 	decoding, others := []int32{48, 48, 64, 64, 64, 64, 96, 1024}, []int32{48, 48, 64, 64, 64, 64, 96, 1536}
 	prompts := []int32{64, 64, 64, 64, 2048, 4096, 8192, 8192}
@@ -101,7 +102,7 @@ func TestBatchTokensStatus(t *testing.T) {
 	}
 }
 
-// Whether plans may be made for other batch sizes is decided as for drift, whatever is known of that.
+// The policies that hold a plan for drift also hold a plan for other batch sizes, independent of the drift status.
 func TestBatchesAreHeld(t *testing.T) {
 	in := locality.Input{Now: moedtest.Start, Spec: moedtest.Deployment().Spec.Drift, Plan: moedtest.PlanOf("p", "ab", nil), BatchesMoved: true}
 	in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-2 * time.Hour))

@@ -160,7 +160,7 @@ func (r *Reconciler) record(ctx context.Context, plan *semmoev1.PlacementPlan, a
 	if measured != nil {
 		text, err := measured.text()
 		if err != nil {
-			return fmt.Errorf("encode annotation %s: %w", semmoev1.AnnotationMeasured, err)
+			return fmt.Errorf("failed to encode annotation %s: %w", semmoev1.AnnotationMeasured, err)
 		}
 		annotations[semmoev1.AnnotationMeasured] = text
 	}
@@ -172,7 +172,7 @@ func (r *Reconciler) record(ctx context.Context, plan *semmoev1.PlacementPlan, a
 		metav1.SetMetaDataAnnotation(&plan.ObjectMeta, name, value)
 	}
 	if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
-		return fmt.Errorf("annotate PlacementPlan %s: %w", plan.Name, err)
+		return fmt.Errorf("failed to annotate PlacementPlan %s: %w", plan.Name, err)
 	}
 	return nil
 }

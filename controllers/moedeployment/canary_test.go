@@ -37,7 +37,7 @@ type trialCase struct {
 	c         client.Client
 	r         *Reconciler
 	events    *events.FakeRecorder
-	// sampledAfter is how long after the start requests were sampled.
+	// sampledAfter is the time from the start until requests were sampled.
 	sampledAfter time.Duration
 }
 
@@ -80,7 +80,7 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 	return tc
 }
 
-// saw tells routers' samples: as many of either revision, with so much of ten activations local.
+// saw adds samples of routers: the same number for each revision, with the given number of ten activations local.
 func (tc *trialCase) saw(requests int, candidate, stable int64) {
 	var report lar.Report
 	for range requests {
@@ -93,8 +93,8 @@ func (tc *trialCase) saw(requests int, candidate, stable int64) {
 	tc.o.Reports = []lar.Report{report}
 }
 
-// timed adds minutes of streamed requests to the samples: 1,000 a minute of either revision, whose tokens take so much
-// longer on the candidate. The stable revision computes 3,000 tokens in the 30 ms of an output token.
+// timed adds minutes of streamed requests to the samples: 1,000 per minute and revision, with tokens that take longer
+// on the candidate by the share slower. The stable revision computes 3,000 tokens in the 30 ms of an output token.
 func (tc *trialCase) timed(minutes int, slower float64) {
 	for minute := range minutes {
 		revisions := map[string]lar.Service{}
@@ -121,7 +121,7 @@ func (tc *trialCase) reconcile(t *testing.T, now time.Time) rolloutState {
 	return state
 }
 
-// stored is what the API server has of the candidate's workload and of the plan.
+// stored returns the candidate's workload and the plan from the API server.
 func (tc *trialCase) stored(t *testing.T) (*appsv1.StatefulSet, *semmoev1.PlacementPlan) {
 	t.Helper()
 	workload, plan := &appsv1.StatefulSet{}, &semmoev1.PlacementPlan{}
@@ -133,7 +133,7 @@ func (tc *trialCase) stored(t *testing.T) (*appsv1.StatefulSet, *semmoev1.Placem
 	return workload, plan
 }
 
-// What is decided on a canary stands where it outlives the manager: on its workload, or on its plan.
+// A decision on a canary is recorded on its workload or on its plan, so that it survives a restart of the manager.
 func TestCanaryIsDecided(t *testing.T) {
 	soaked := moedtest.Start.Add(10 * time.Minute)
 	manual := func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.Rollback = semmoev1.RollbackManual }
@@ -146,13 +146,13 @@ func TestCanaryIsDecided(t *testing.T) {
 		Change            []func(*semmoev1.MoEDeployment)
 		requests          int
 		candidate, stable int64
-		minutes           int // in which requests have times
+		minutes           int // minutes with timed requests
 		slower            float64
 		now               time.Time
 		phase             semmoev1.RolloutPhase
 		reason, mark      string
-		says              string // is in the state's message
-		failed            string // begins the plan's annotation
+		says              string // part of the state's message
+		failed            string // prefix of the plan's annotation
 		Replicas          int32
 		held              bool
 	}{
@@ -205,7 +205,8 @@ func TestCanaryIsDecided(t *testing.T) {
 	}
 }
 
-// What a canary saves is recorded on its plan, with what its hardware profile predicts, where the two can be compared.
+// The saving of a canary is recorded on its plan with the prediction of its hardware profile, if the two are
+// comparable.
 func TestCanaryIsMeasured(t *testing.T) {
 	forecast := func(change func(*semmoev1.PlanForecast)) func(*trialCase) {
 		return func(tc *trialCase) {
@@ -273,7 +274,7 @@ func TestCanaryIsMeasured(t *testing.T) {
 	}
 }
 
-// Ratios with a time that may not be saved at all are infinite, and what is no measurement is none.
+// Ratios are infinite if the saving may be zero, and invalid annotations are ignored.
 func TestGainRatios(t *testing.T) {
 	inf := math.Inf(1)
 	for name, tc := range map[string]struct {
@@ -298,7 +299,7 @@ func TestGainRatios(t *testing.T) {
 	}
 }
 
-// A canary of the layout that pinned tables are for is approved as one that is pinned itself.
+// A canary of the layout that pinned tables are for counts as approved, like a pinned plan.
 func TestCanaryOfPinnedTables(t *testing.T) {
 	for name, tc := range map[string]struct {
 		tables *semmoev1.PlacementPlan
@@ -309,15 +310,15 @@ func TestCanaryOfPinnedTables(t *testing.T) {
 	} {
 		trial := newTrial(t, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "tables"} })
 		trial.o.Planning.PinnedTables = tc.tables
-		trial.saw(5, 8, 2) // too few to tell
+		trial.saw(5, 8, 2) // too few samples for a conclusion
 		if state := trial.reconcile(t, moedtest.Start.Add(10*time.Minute)); state.Phase != tc.want {
 			t.Errorf("%s: state is %+v, want %s", name, state, tc.want)
 		}
 	}
 }
 
-// A manager whose clock was set back hours judges a canary by the time that the samples have: the soak is not over before it is by
-// their clock, and does not last until the manager's has caught up.
+// A manager whose clock was set back by hours judges a canary by the time of the samples: the soak neither ends early
+// nor lasts until the manager's clock has caught up.
 func TestCanaryOutlivesClock(t *testing.T) {
 	for name, tc := range map[string]struct {
 		sampled time.Duration
@@ -338,7 +339,7 @@ func TestCanaryOutlivesClock(t *testing.T) {
 	}
 }
 
-// A plan that has failed gives its replica back, and nothing tells but the plan.
+// The replica of a failed plan is removed, and the failure is recorded only on the plan.
 func TestCanaryGoesBack(t *testing.T) {
 	trial := newTrial(t)
 	trial.o.Planning.Candidate, trial.o.CandidateRevision = nil, ""
@@ -364,7 +365,7 @@ func TestCanaryGoesBack(t *testing.T) {
 	}
 }
 
-// A promoted plan that serves alone is proven, and the revision before it is removed only then.
+// A promoted plan is proven when it is the only one that serves. Only then the previous revision is removed.
 func TestCanaryIsProven(t *testing.T) {
 	trial := newTrial(t, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) })
 	candidate, stable := trial.workloads[0], trial.workloads[1]
@@ -386,7 +387,7 @@ func TestCanaryIsProven(t *testing.T) {
 	}
 }
 
-// A canary waits until the revision that serves is complete, and is created with its mark.
+// A canary starts when the serving revision is complete, and is created with its annotation.
 func TestCanaryBegins(t *testing.T) {
 	trial := newTrial(t)
 	stable := trial.workloads[1]
@@ -412,14 +413,15 @@ func TestCanaryBegins(t *testing.T) {
 	}
 }
 
-// Workloads keep the ConfigMap of their plan, whatever is decided: one that is made, before the one that it replaces may go.
+// Workloads keep the ConfigMap of their plan, whatever the decision. A new workload keeps it before the replaced
+// workload is deleted.
 func TestPlansAreKept(t *testing.T) {
 	trial := newTrial(t, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Routing.Mode, m.Spec.Replicas = semmoev1.RoutingModeNone, ptr.To[int32](1)
 	})
 	served := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: trial.plan.Status.ConfigMap, OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "m-before", UID: "before"}}}}
 	c := interceptor.NewClient(moedtest.Cluster(t, trial.moed.DeepCopy(), served), interceptor.Funcs{
-		// The fake client gives no UID.
+		// The fake client sets no UID.
 		Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
 			object.SetUID("made")
 			return c.Create(ctx, object, options...)
@@ -480,7 +482,7 @@ func TestSampleOf(t *testing.T) {
 	}
 }
 
-// The time of a trial is no earlier than what all routers have seen, and no router alone makes it later.
+// The time of a trial is at least the time that all routers have reached. A single router cannot move it forward.
 func TestTrialTime(t *testing.T) {
 	at := func(minutes ...int) lar.Report {
 		var report lar.Report

@@ -74,8 +74,7 @@ func TestPlanningConditions(t *testing.T) {
 	}
 }
 
-// Of an engine that does not tell the experts of a request, the local activation rate stays unknown, and the condition says
-// why.
+// For an engine that does not return routed experts, LocalityOnTarget is Unknown with the reason.
 func TestLocalityThatCannotBeMeasured(t *testing.T) {
 	found := moedtest.Report()
 	plan := moedtest.PlanOf("new", "bb", nil)
@@ -84,7 +83,7 @@ func TestLocalityThatCannotBeMeasured(t *testing.T) {
 	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning, nil, nil, moedtest.Start)
 	status := statusOf(moed, o, moedtest.Start)
 	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
-	if c.Status != metav1.ConditionUnknown || c.Reason != "RoutedExpertsUnavailable" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {
+	if c.Status != metav1.ConditionUnknown || c.Reason != "RoutedExpertsUnavailable" || !strings.Contains(c.Message, "TensorRTLLM does not return the routed experts of requests") {
 		t.Errorf("LocalityOnTarget is %s %s (%s)", c.Status, c.Reason, c.Message)
 	}
 	if status.LAR == nil || status.LAR.ObservedMilli != nil {
@@ -92,7 +91,7 @@ func TestLocalityThatCannotBeMeasured(t *testing.T) {
 	}
 }
 
-// What is not begun while paused is not said to be under way.
+// Conditions of a paused deployment do not report work that has not started as in progress.
 func TestPausedConditions(t *testing.T) {
 	found := moedtest.Report()
 	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
@@ -116,7 +115,7 @@ func TestPausedConditions(t *testing.T) {
 	}
 }
 
-// A profileRef that leads nowhere is a fault that somebody must mend; the model is served all the same.
+// A profileRef to a missing profile is an error that needs a user's action. The model serves anyway.
 func TestProfileNotFound(t *testing.T) {
 	found := moedtest.Report()
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
@@ -130,7 +129,8 @@ func TestProfileNotFound(t *testing.T) {
 	}
 }
 
-// Two warnings with the same advice give it once: those of SGLang for a model whose map is unproven, without an all-to-all backend.
+// Two warnings with the same advice contain it once: those of SGLang for a model whose map is unverified, without an
+// all-to-all backend.
 func TestRolledOutGivesAdviceOnce(t *testing.T) {
 	const advice = "Set --moe-a2a-backend, for example to deepep"
 	found := moedtest.Report()

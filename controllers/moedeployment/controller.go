@@ -151,7 +151,7 @@ func (r *Reconciler) statusChanged(object client.Object) bool {
 func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []reconcile.Request {
 	var list semmoev1.MoEDeploymentList
 	if err := r.List(ctx, &list, client.InNamespace(profile.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
-		logr.FromContextOrDiscard(ctx).Error(err, "Listing the MoEDeployments that a profile concerns", "profile", profile.GetName())
+		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list the MoEDeployments that use a profile", "profile", profile.GetName())
 		return nil
 	}
 	var requests []reconcile.Request
@@ -189,7 +189,7 @@ func (r *Reconciler) whosePin(ctx context.Context, object client.Object) []recon
 	}
 	var list semmoev1.MoEDeploymentList
 	if err := r.List(ctx, &list, client.InNamespace(plan.GetNamespace())); err != nil {
-		logr.FromContextOrDiscard(ctx).Error(err, "Listing the MoEDeployments that pin a plan", "plan", plan.GetName())
+		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list the MoEDeployments that pin a plan", "plan", plan.GetName())
 		return nil
 	}
 	var requests []reconcile.Request
@@ -447,7 +447,7 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 	var workloads appsv1.StatefulSetList
 	var pods corev1.PodList
 	if err := errors.Join(r.List(ctx, &jobs, ours...), r.List(ctx, &workloads, ours...), r.List(ctx, &pods, ours...)); err != nil {
-		return observed, fmt.Errorf("list children: %w", err)
+		return observed, fmt.Errorf("failed to list children: %w", err)
 	}
 	for i := range jobs.Items {
 		if metav1.IsControlledBy(&jobs.Items[i], moed) {
@@ -512,7 +512,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed children, o obser
 			if err == nil {
 				owners = append(owners, group)
 			} else if !apierrors.IsNotFound(err) {
-				return nil, fmt.Errorf("read StatefulSet %s: %w", name, err)
+				return nil, fmt.Errorf("failed to read StatefulSet %s: %w", name, err)
 			}
 		}
 	}

@@ -51,11 +51,11 @@ func (k *groupKind) find(ctx context.Context, c client.Client, wanted bool, now 
 		k.again = now.Add(groupKindPeriod)
 		return false, nil
 	} else if err != nil {
-		return false, fmt.Errorf("look for the kind LeaderWorkerSet: %w", err)
+		return false, fmt.Errorf("failed to check for the kind LeaderWorkerSet: %w", err)
 	}
 	if err := k.watch(source.Kind[client.Object](k.cache, &leaderworkersetv1.LeaderWorkerSet{},
 		handler.EnqueueRequestForOwner(c.Scheme(), c.RESTMapper(), &semmoev1.MoEDeployment{}, handler.OnlyControllerOwner()))); err != nil {
-		return false, fmt.Errorf("watch LeaderWorkerSets: %w", err)
+		return false, fmt.Errorf("failed to watch LeaderWorkerSets: %w", err)
 	}
 	logr.FromContextOrDiscard(ctx).Info("Watching LeaderWorkerSets")
 	k.known = true
@@ -78,7 +78,7 @@ func (r *Reconciler) listGroups(ctx context.Context, moed *semmoev1.MoEDeploymen
 	}
 	var list leaderworkersetv1.LeaderWorkerSetList
 	if err := r.List(ctx, &list, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name}); err != nil {
-		return nil, false, fmt.Errorf("list LeaderWorkerSets: %w", err)
+		return nil, false, fmt.Errorf("failed to list LeaderWorkerSets: %w", err)
 	}
 	for i := range list.Items {
 		if set := &list.Items[i]; metav1.IsControlledBy(set, moed) && set.DeletionTimestamp == nil {

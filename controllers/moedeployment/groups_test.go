@@ -23,8 +23,8 @@ import (
 	"github.com/semmoe/operator/internal/inspection"
 )
 
-// Groups are scaled and removed as StatefulSets are; an old one goes only when no leader of it is left, whatever its status says, and by the latest
-// spec.
+// Groups are scaled and deleted like StatefulSets. An old group is deleted only when none of its leaders is left,
+// whatever its status reports, and only according to the latest spec.
 func TestGroupsAreScaled(t *testing.T) {
 	moed, found := moedtest.Deployment(moedtest.TwoPods), moedtest.Report()
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil)}
@@ -46,7 +46,7 @@ func TestGroupsAreScaled(t *testing.T) {
 	if err != nil || *created.Replicas() != 2 {
 		t.Fatalf("error %v, %d replicas", err, *created.Replicas())
 	}
-	// The fake client gives no UID; by it a workload is known to exist.
+	// The fake client sets no UID, which marks a workload as existing.
 	created.UID = "uid-1"
 	moed.Spec.Replicas = ptr.To[int32](3)
 	reconcile(created)
@@ -82,7 +82,7 @@ func TestGroupsAreScaled(t *testing.T) {
 		t.Errorf("it is left: %v", err)
 	}
 
-	unknown := observation{Inspection: o.Inspection} // while a checkpoint is looked at again, say
+	unknown := observation{Inspection: o.Inspection} // for example while a checkpoint is inspected again
 	empty := old.DeepCopy()
 	empty.ResourceVersion = ""
 	if err := c.Create(context.Background(), empty); err != nil {
@@ -103,7 +103,7 @@ func TestGroupsAreScaled(t *testing.T) {
 	}
 }
 
-// The kind LeaderWorkerSet is looked for once, and now and then while somebody wants it; it is watched from when it is found.
+// The kind LeaderWorkerSet is checked for once, and repeatedly while wanted. It is watched once found.
 func TestGroupKindComes(t *testing.T) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithRESTMapper(mapper).Build()

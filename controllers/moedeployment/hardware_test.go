@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/internal/inspection"
 )
 
-// What is wrong with the profile is told as a condition, and the model serves all the same.
+// A problem with the hardware profile is reported in a condition. The model serves anyway.
 func TestHardwareFaultIsTold(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.OnHardware(moedtest.Hardware("gpus")), func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "q"}}

@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// The reported rate moves on a change of 20 milli or more, and at most once a minute, within one revision; another
-// revision starts anew.
+// The reported rate changes by steps of at least 20 milli, at most once a minute, within one revision. Another revision
+// starts a new report.
 func TestLARStatus(t *testing.T) {
 	at := func(milli int32, after time.Duration, summary string) *semmoev1.LARStatus {
 		return &semmoev1.LARStatus{ObservedMilli: &milli, ObservedTime: &metav1.Time{Time: moedtest.Start.Add(after)}, ObservedRevision: "r1", Summary: summary, Source: semmoev1.LARSourceRouter}
@@ -70,7 +70,7 @@ func TestLARStatus(t *testing.T) {
 	}
 }
 
-// What a plan promises is shown beside what is observed, and only once the plan is in service.
+// The plan's prediction is reported next to the observed rate only while the plan is in service.
 func TestLARStatusShowsThePlan(t *testing.T) {
 	plan := moedtest.PlanOf("m-1", "ab", nil)
 	ready := larStatus(nil, observation{Planning: planner.Planning{Plan: plan}}, true, moedtest.Start)
@@ -83,13 +83,13 @@ func TestLARStatusShowsThePlan(t *testing.T) {
 	}
 }
 
-// sampledOf is enough traffic of 1000 activations.
+// sampledOf returns sufficient traffic with local of 1000 activations.
 func sampledOf(local int64) locality.Traffic {
 	return locality.Traffic{Sketch: lar.Sketch{Overall: lar.Ratio{Requests: 30, Activations: lar.Activations{Local: local, Total: 1000}}}}
 }
 
-// The reported cost of capture moves on a change of 20 milli or more, and at most once a minute, and stays while it cannot be
-// told; the spread over ranks beside it is left alone.
+// The reported capture overhead changes by steps of at least 20 milli, at most once a minute, and stays while it is
+// unknown. The distribution over ranks is not affected.
 func TestCaptureStatus(t *testing.T) {
 	costOf := func(ratio float64, requests int) locality.Traffic {
 		var told locality.Traffic

@@ -7,7 +7,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// What failed long since is still looked at each minute: that what was in its way has gone may be told by nobody.
+// A permanent failure is retried every minute, because no event may report that its cause is gone.
 func TestRetries(t *testing.T) {
 	limiter, request := retries(), reconcile.Request{}
 	if first := limiter.When(request); first > time.Second {

@@ -152,24 +152,24 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	state := rolloutState{
 		Phase: semmoev1.RolloutPhaseCanary, Reason: decision.Reason, Candidate: o.CandidateRevision, Plan: plan, Again: decision.Again,
 		Measured: gainOf(o, m.in.Trial.Comparison),
-		Message:  fmt.Sprintf("Plan %s is tried on %d of %d replicas: %s", plan, m.in.Trial.Canary, m.in.Budget.Replicas, decision.Message),
+		Message:  fmt.Sprintf("Plan %s runs as a canary on %d of %d replicas: %s", plan, m.in.Trial.Canary, m.in.Budget.Replicas, decision.Message),
 	}
 	switch {
 	case decision.Step == rollout.StepRollBack && m.in.Hold:
 		state.Held, state.Reason = true, reasonRollbackHeld
-		state.Message = fmt.Sprintf("Plan %s has failed on its canary (%s), and spec.rollout.rollback is Manual. Take it back with: kubectl annotate pplan -n %s %s %s%s=%s",
+		state.Message = fmt.Sprintf("Plan %s failed on its canary (%s), and spec.rollout.rollback is Manual. Roll it back with: kubectl annotate pplan -n %s %s %s%s=%s",
 			plan, decision.Reason, moed.Namespace, o.Planning.Plan.Name, semmoev1.AnnotationFailed, o.CandidateRevision, decision.Reason)
 		return state, r.mark(ctx, workload, semmoev1.RolloutCanary, now)
 	case decision.Step == rollout.StepRollBack:
 		state.Phase, state.Reason, state.Again = semmoev1.RolloutPhaseRollingBack, planner.ReasonRolledBack, time.Second
-		state.Message = fmt.Sprintf("Plan %s is taken back. %s: %s", plan, decision.Reason, decision.Message)
+		state.Message = fmt.Sprintf("Plan %s is being rolled back. %s: %s", plan, decision.Reason, decision.Message)
 		return state, r.giveUp(ctx, o.Planning.Plan, o.CandidateRevision, decision, state.Measured)
 	case decision.Step == rollout.StepPromote:
 		state.Phase, state.Reason = semmoev1.RolloutPhasePromoting, "Promoting"
-		state.Message = fmt.Sprintf("Plan %s has proven itself, and replicas move to it", plan)
+		state.Message = fmt.Sprintf("Plan %s passed its canary, and replicas move to it", plan)
 		return state, r.promote(ctx, moed, workload, o.Planning.Plan, action, state.Measured, now)
 	case decision.Reason == reasonInconclusive:
-		state.Message += fmt.Sprintf(". It is promoted once requests prove it, or with: %s", planner.ApproveCommand(moed, plan))
+		state.Message += fmt.Sprintf(". It is promoted once requests prove that it is better, or with: %s", planner.ApproveCommand(moed, plan))
 	}
 	return state, nil
 }
@@ -199,7 +199,7 @@ func withoutCandidate(o observation, m moves) rolloutState {
 	var state rolloutState
 	if o.Planning.Candidate != nil {
 		state.Reason = "WaitingForReplicas"
-		state.Message = fmt.Sprintf("Plan %s is tried once revision %s is on all replicas", o.Planning.Candidate.Short(), o.Revision)
+		state.Message = fmt.Sprintf("Plan %s starts its canary once all replicas run revision %s", o.Planning.Candidate.Short(), o.Revision)
 	}
 	for i, workload := range m.workloads {
 		if state := m.in.Revisions[i]; i == m.in.Stable || !revisions.OnTrial(workload) || state.Replicas == 0 && state.Existing == 0 {
@@ -245,7 +245,7 @@ func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, wo
 	case workload.UID == "":
 		*workload.Replicas() = replicas
 		if err := r.Create(ctx, workload.Object, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("create workload %s: %w", workload.Name, err)
+			return fmt.Errorf("failed to create workload %s: %w", workload.Name, err)
 		}
 		// Keep the plan before deleting the old workload, which may be the last object that references it.
 		return revisions.KeepPlan(ctx, r.Client, workload)
@@ -256,7 +256,7 @@ func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, wo
 			return err
 		}
 		if err := r.Delete(ctx, workload.Object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete workload %s: %w", workload.Name, err)
+			return fmt.Errorf("failed to delete workload %s: %w", workload.Name, err)
 		}
 	}
 	return nil

@@ -44,7 +44,7 @@ func TestRankShares(t *testing.T) {
 	}
 }
 
-// Shares sum to the whole, and none is further than rounding from the truth.
+// Shares sum to the whole, and each differs from the exact value only by rounding.
 func TestRankSharesSum(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	for range 2000 {
@@ -73,7 +73,7 @@ func TestRankSharesSum(t *testing.T) {
 	}
 }
 
-// The reported shares move on a change of 20 milli or more, and at most once a minute, within one revision.
+// The reported shares change by steps of at least 20 milli, at most once a minute, within one revision.
 func TestRoutingStatus(t *testing.T) {
 	at := func(after time.Duration, milli ...int32) *semmoev1.RoutingStatus {
 		return &semmoev1.RoutingStatus{Ranks: shares(milli...), ObservedTime: &metav1.Time{Time: moedtest.Start.Add(after)}, ObservedRevision: "r1"}

@@ -44,5 +44,5 @@ func shuffleText(moed *semmoev1.MoEDeployment, o observation) string {
 			why = fmt.Sprintf("; pod %s: %s", pod.Name, missing)
 		}
 	}
-	return fmt.Sprintf(". The tables by which the engine shuffles tokens were given to %d of %d pods%s", given, pods, why)
+	return fmt.Sprintf(". %d of %d pods received the tables for shuffling tokens%s", given, pods, why)
 }

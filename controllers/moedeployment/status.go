@@ -228,7 +228,7 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	case o.Inspection.Failure != "" && o.Inspection.Invalid:
 		return &conditions.Fault{Reason: "ModelInvalid", Message: o.Inspection.Failure, Stalls: true}
 	case o.Inspection.Failure != "":
-		return &conditions.Fault{Reason: "InspectionFailed", Message: "The model could not be inspected, and will be again: " + o.Inspection.Failure}
+		return &conditions.Fault{Reason: "InspectionFailed", Message: "The inspection of the model failed and will be retried: " + o.Inspection.Failure}
 	case o.Problem != nil:
 		return &conditions.Fault{Reason: o.Problem.Reason, Message: o.Problem.Message}
 	case o.RouterProblem != nil && routed(moed):
@@ -236,12 +236,12 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	case o.Failure != "":
 		return &conditions.Fault{Reason: reasonReconcileFailed, Message: o.Failure}
 	case o.Front.PoolKindMissing:
-		return &conditions.Fault{Reason: "InferencePoolMissing", Message: fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which this cluster does not have: install the custom resource definitions of the Gateway API Inference Extension, or use mode Router. Until then no Gateway can ask for ranks; the Service %s spreads requests over the pods",
+		return &conditions.Fault{Reason: "InferencePoolMissing", Message: fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which the cluster lacks; the Service %s distributes requests over the pods. Install the CRDs of the Gateway API Inference Extension, or use mode Router",
 			front.InferencePool.Kind, front.InferencePool.GroupVersion(), moed.Name)}
 	}
 	if o.StoreFailure != "" {
 		return &conditions.Fault{Reason: "StoreUnavailable", Message: "The artifact store does not answer: " + o.StoreFailure +
-			". Pods that serve go on; request routers that start now have no tables of the plan, and nothing is profiled or planned. Check the pods of the store"}
+			". Serving pods are not affected, but routers that start now have no plan tables, and profiling and planning wait. Check the pods of the store"}
 	}
 	if o.Undecided {
 		return nil // an unknown profile or plan is not an error
@@ -268,7 +268,7 @@ func tiedFault(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 		return nil
 	}
 	return &conditions.Fault{Reason: reasonTiedEmbeddings, Message: fmt.Sprintf(
-		"The checkpoint ties its embeddings and has no tensor lm_head.weight: %s ignores that for %s, every logit is 0, and the health check passes. Write lm_head.weight into the checkpoint, or use another spec.engine.type",
+		"The checkpoint has tied embeddings and no tensor lm_head.weight, which %s does not support for %s: every logit is 0, although the health check passes. Add lm_head.weight to the checkpoint, or use another spec.engine.type",
 		adapter.Type, report.Family)}
 }
 
@@ -288,16 +288,16 @@ func ranksFault(o observation) *conditions.Fault {
 	}
 	routes := printable.Line(strings.Join(slices.Sorted(maps.Keys(pods)), ", "), maxRouteText)
 	return &conditions.Fault{Reason: reasonRanksIgnored, Message: fmt.Sprintf(
-		"%s ignored on %s: requests there gain nothing from a plan, and do not count for the local activation rate. Use an engine release that reads the rank on these routes, or send the requests to other routes",
+		"%s the rank of requests on %s: these requests gain nothing from a plan, and do not count for the local activation rate. Use an engine release that reads the rank on these routes, or other routes",
 		podsIgnore(slices.Max(slices.Collect(maps.Values(pods)))), routes)}
 }
 
 // podsIgnore returns the subject of the message for a number of pods.
 func podsIgnore(pods int) string {
 	if pods == 1 {
-		return "The rank of requests to 1 engine pod is"
+		return "1 engine pod ignores"
 	}
-	return fmt.Sprintf("The rank of requests to %d engine pods is", pods)
+	return fmt.Sprintf("%d engine pods ignore", pods)
 }
 
 // routed reports whether requests need a request router.
@@ -311,10 +311,10 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 	routerReady := !routed(moed) || o.Router != nil && o.Router.Status.AvailableReplicas > 0
 	switch {
 	case o.Front.ServiceTaken != "": // regardless of the number of ready replicas
-		return conditions.False(reasonReconcileFailed, fmt.Sprintf("%d of %d replicas are ready, but requests to the name %s do not reach them: %s",
+		return conditions.False(reasonReconcileFailed, fmt.Sprintf("%d of %d replicas are ready, but requests to the Service %s do not reach them: %s",
 			status.ReadyReplicas, want, moed.Name, o.Front.ServiceTaken))
 	case want == 0 && fault == nil:
-		return conditions.True("ScaledToZero", "spec.replicas is 0: nothing serves, as asked")
+		return conditions.True("ScaledToZero", "spec.replicas is 0, so no replica serves")
 	case want > 0 && status.ReadyReplicas >= enough && routerReady:
 		return conditions.True("Serving", fmt.Sprintf("%d of %d replicas serve at %s", status.ReadyReplicas, want, status.Endpoint))
 	case status.ReadyReplicas >= enough && !routerReady && o.RouterProblem != nil:
@@ -322,9 +322,9 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 	case fault != nil:
 		return conditions.False(fault.Reason, fault.Message)
 	case desired.Paused(moed) && status.Replicas == 0:
-		return conditions.False("Paused", "Nothing serves, and spec.reconciliation is Paused: set it to Active to roll out")
+		return conditions.False("Paused", "No replica serves, because spec.reconciliation is Paused. Set it to Active to roll out")
 	case o.Inspection.Report == nil && status.Replicas == 0:
-		return conditions.False("InspectingModel", "The checkpoint is being inspected; no device is used before it is found to be sound")
+		return conditions.False("InspectingModel", "The checkpoint is being inspected. No device is used before the inspection succeeds")
 	case status.ReadyReplicas >= enough:
 		return conditions.False("RouterNotReady", fmt.Sprintf("%d of %d replicas serve, but no request router is available yet", status.ReadyReplicas, want))
 	default:
@@ -337,7 +337,7 @@ func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 	case desired.Paused(moed):
 		return conditions.False("Paused", "spec.reconciliation is Paused: nothing is rolled out")
 	case stalled:
-		return conditions.False("Stalled", "Nothing will change until what the condition Stalled names is mended")
+		return conditions.False("Stalled", "No progress is possible until the problem in the condition Stalled is fixed")
 	case complete:
 		return conditions.False("Complete", fmt.Sprintf("All %d replicas are of revision %s", *moed.Spec.Replicas, o.Revision))
 	case o.Inspection.Report == nil:
@@ -366,7 +366,7 @@ func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 	finished := conditions.Finished(moed.Status.Conditions, moed.Generation)
 	switch {
 	case stalled:
-		return conditions.False("Stalled", "The condition Stalled names what must be mended")
+		return conditions.False("Stalled", "See the condition Stalled for the problem to fix")
 	case desired.Paused(moed):
 		return conditions.False("Paused", "spec.reconciliation is Paused")
 	case complete, finished && o.Settled, besideTrial(o, status, finished):

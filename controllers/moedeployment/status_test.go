@@ -44,10 +44,10 @@ func TestStatus(t *testing.T) {
 	cases := map[string]struct {
 		Change  func(*semmoev1.MoEDeployment)
 		o       observation
-		want    map[string]string // condition -> "status reason"
+		want    map[string]string // by condition type: "status reason"
 		summary string
-		message string // in Ready's message
-		// unreached tells that there is no address by which clients reach the pods.
+		message string // part of Ready's message
+		// unreached reports that no address exists by which clients reach the pods.
 		unreached bool
 	}{
 		"first visit": {
@@ -152,7 +152,7 @@ func TestStatus(t *testing.T) {
 		},
 		"its Service is somebody's": {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
-			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True ReconcileFailed"}, summary: "2/2", message: "2 of 2 replicas are ready, but requests to the name m do not reach them: taken", unreached: true,
+			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True ReconcileFailed"}, summary: "2/2", message: "2 of 2 replicas are ready, but requests to the Service m do not reach them: taken", unreached: true,
 		},
 		"its Service is somebody's, and a pod has a problem": {
 			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Front: front.State{ServiceTaken: "taken"},
@@ -249,19 +249,19 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A Service of somebody else is seen where all children are written.
+// A Service of another owner is detected while all children are written.
 func TestTakenServiceIsSeen(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	c := moedtest.Cluster(t, moed.DeepCopy(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}})
 	var o observation
 	_, err := (&Reconciler{Client: c, Live: c}).act(t.Context(), moed, &o, children{}, moedtest.Start)
-	if want := "Service m exists and belongs to somebody else: delete it"; err == nil || o.Front.ServiceTaken != want {
+	if want := "Service m exists and belongs to another owner: delete it"; err == nil || o.Front.ServiceTaken != want {
 		t.Errorf("it is told as %q (%v), want %q", o.Front.ServiceTaken, err, want)
 	}
 }
 
-// The status takes names of 63 characters, and the spec longer ones: it is written all the same.
-// The message names each route once, the largest number of pods that a router reports, and what to do, whatever a router sends.
+// The message contains each route once, the largest number of pods that a router reports, and what to do, for any input
+// from a router.
 func TestRanksFault(t *testing.T) {
 	hostile := strings.Repeat("/\x1b[31m", 100)
 	for name, tc := range map[string]struct {
@@ -269,10 +269,10 @@ func TestRanksFault(t *testing.T) {
 		want    string
 	}{
 		"nothing": {nil, ""},
-		"one pod": {[]lar.IgnoredRank{{Route: "/generate", Pods: 1}}, "The rank of requests to 1 engine pod is ignored on /generate: requests there gain nothing from a plan"},
+		"one pod": {[]lar.IgnoredRank{{Route: "/generate", Pods: 1}}, "1 engine pod ignores the rank of requests on /generate: these requests gain nothing from a plan"},
 		"revisions": {[]lar.IgnoredRank{{Revision: "a", Route: "/generate", Pods: 1}, {Revision: "b", Route: "/generate", Pods: 2}, {Revision: "b", Route: "/a", Pods: 1}},
-			"The rank of requests to 3 engine pods is ignored on /a, /generate: "},
-		"hostile": {[]lar.IgnoredRank{{Route: hostile, Pods: 1}}, "The rank of requests to 1 engine pod is ignored on /"},
+			"3 engine pods ignore the rank of requests on /a, /generate: "},
+		"hostile": {[]lar.IgnoredRank{{Route: hostile, Pods: 1}}, "1 engine pod ignores the rank of requests on /"},
 	} {
 		text := ""
 		if fault := ranksFault(observation{Reports: []lar.Report{{IgnoredRanks: tc.ignored}, {IgnoredRanks: tc.ignored}}}); fault != nil {
@@ -302,8 +302,8 @@ func TestStatusLeavesLongNamesOut(t *testing.T) {
 	}
 }
 
-// What was finished stays finished when a pod is lost: that is repair, not a new generation's work. And a status that has
-// not changed is not written: times of transitions stay.
+// A completed generation stays complete when a pod is lost: this is repair, not work of a new generation. An unchanged
+// status is not written, so transition times stay.
 func TestStatusRemembersTransitions(t *testing.T) {
 	found := moedtest.Report()
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}}
@@ -323,7 +323,8 @@ func TestStatusRemembersTransitions(t *testing.T) {
 	}
 }
 
-// A generation that has not begun is not in service because the plan that was tried beside the one before goes back.
+// A generation that has not started is not reported as in service when a canary next to the previous generation is
+// rolled back.
 func TestGenerationBesideTrial(t *testing.T) {
 	found := moedtest.Report()
 	one := func(revision string) *corev1.Pod { return moedtest.Pod("m-"+revision+"-0", revision) }
@@ -359,7 +360,7 @@ func TestGenerationBesideTrial(t *testing.T) {
 	}
 }
 
-// An error that passes keeps nothing from being told that was decided before, but that a new generation is in service.
+// A temporary error keeps the last decided conditions, except that a new generation is not reported as in service.
 func TestStatusOutlivesErrors(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "q"}}
@@ -397,7 +398,7 @@ func TestStatusOutlivesErrors(t *testing.T) {
 	}
 }
 
-// recorder keeps what events relate to, by their reasons.
+// recorder stores the related objects of events, by reason.
 type recorder struct {
 	events.EventRecorder
 	related map[string][]runtime.Object
@@ -407,7 +408,8 @@ func (r *recorder) Eventf(_, related runtime.Object, _, reason, _, _ string, _ .
 	r.related[reason] = append(r.related[reason], related)
 }
 
-// The events of two revisions' roll-outs relate to different objects: else a recorder would count the second as the first again.
+// The rollout events of two revisions relate to different objects. Otherwise a recorder would count the second event as
+// a repetition.
 func TestEventsRelateToRevisions(t *testing.T) {
 	rollingOut := func(revision string) semmoev1.MoEDeploymentStatus {
 		status := semmoev1.MoEDeploymentStatus{Revision: revision}
@@ -436,8 +438,8 @@ func TestEventsRelateToRevisions(t *testing.T) {
 	}
 }
 
-// A status that goes back to what a cache that lags behind still holds is written: else the one in between would stand. So is one whose
-// last write failed.
+// A status that returns to the state in a stale cache is written; otherwise the intermediate status would stay. The
+// same holds if the last write failed.
 func TestStatusGoesBack(t *testing.T) {
 	moed := moedtest.Deployment()
 	var refuse error
@@ -467,7 +469,7 @@ func TestStatusGoesBack(t *testing.T) {
 	cache := read()
 	for _, step := range []struct {
 		decided       string
-		refused, seen bool // by the API server; by the cache, afterwards
+		refused, seen bool // rejected by the API server; in the cache afterwards
 		want          string
 	}{
 		{decided: "Complete", seen: true, want: "Complete"},

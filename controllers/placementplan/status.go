@@ -261,7 +261,7 @@ func progressingVerdict(plan *semmoev1.PlacementPlan, o observation) conditions.
 	case o.Published:
 		return conditions.False("Complete", "The plan is published")
 	case o.Fault != nil && o.Fault.Stalls:
-		return conditions.False("Stalled", "Nothing will change until what the condition Stalled names is mended")
+		return conditions.False("Stalled", "No progress is possible until the problem in the condition Stalled is fixed")
 	case o.Fault != nil:
 		return conditions.True(o.Fault.Reason, o.Fault.Message)
 	}
@@ -274,7 +274,7 @@ func progressingVerdict(plan *semmoev1.PlacementPlan, o observation) conditions.
 func reconcilingVerdict(plan *semmoev1.PlacementPlan, o observation) conditions.Verdict {
 	switch {
 	case o.Fault != nil && o.Fault.Stalls:
-		return conditions.False("Stalled", "The condition Stalled names what must be mended")
+		return conditions.False("Stalled", "See the condition Stalled for the problem to fix")
 	case o.Published, conditions.Finished(plan.Status.Conditions, plan.Generation):
 		return conditions.False("Complete", "The plan was published")
 	}

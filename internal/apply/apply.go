@@ -23,7 +23,7 @@ func Ensure[O any, A runtime.ApplyConfiguration](ctx context.Context, c client.C
 	if live != nil {
 		current, err := extract(live, manager)
 		if err != nil {
-			return false, fmt.Errorf("read the fields owned by %s: %w", manager, err)
+			return false, fmt.Errorf("failed to read the fields owned by %s: %w", manager, err)
 		}
 		same, err := equal(current, intent)
 		if err != nil || same {

@@ -42,7 +42,7 @@ type Fault struct {
 // Degraded returns the verdict of the condition Degraded for an error, or nil.
 func Degraded(f *Fault) Verdict {
 	if f == nil {
-		return False("AsExpected", "Nothing is wrong")
+		return False("AsExpected", "No problem is known")
 	}
 	return True(f.Reason, f.Message)
 }
@@ -50,7 +50,7 @@ func Degraded(f *Fault) Verdict {
 // Stalled returns the verdict of the condition Stalled for an error, or nil.
 func Stalled(f *Fault) Verdict {
 	if f == nil || !f.Stalls {
-		return False("NotStalled", "Nothing waits for a human")
+		return False("NotStalled", "No user action is required")
 	}
 	return True(f.Reason, f.Message)
 }

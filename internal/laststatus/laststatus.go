@@ -64,7 +64,7 @@ func (m *Memory[S]) Write(object client.Object, latest, wanted S, apply func(sta
 	m.last.Store(key, version[S]{status: written}) // if the response is lost, the write may or may not have succeeded
 	resourceVersion, err := apply(data)
 	if err != nil {
-		return false, fmt.Errorf("apply status: %w", err)
+		return false, fmt.Errorf("failed to apply status: %w", err)
 	}
 	m.last.Store(key, version[S]{written, resourceVersion, time.Now()})
 	return true, nil

@@ -16,17 +16,17 @@ type status struct {
 	Since metav1.Time `json:"since"`
 }
 
-// at is an object as a cache holds it with a resource version.
+// at returns an object with a resource version, as in a cache.
 func at(resourceVersion string) client.Object {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "o", ResourceVersion: resourceVersion}}
 }
 
-// A step is a decision that is made while the cache holds an object with some status.
+// A step is a decision made while the cache contains an object with some status.
 type step struct {
 	cachedAt, cached string
 	decided          string
-	answer           string // the resource version of what is written; "" for an answer that is lost
-	want             bool   // that it is written
+	answer           string // the resource version after the write; "" for a lost response
+	want             bool   // whether it is written
 }
 
 func TestWrite(t *testing.T) {
@@ -72,7 +72,7 @@ func TestForeign(t *testing.T) {
 	if m.Foreign(at("5"), status{Phase: "A"}) {
 		t.Error("what nothing was written of is somebody else's")
 	}
-	now := time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC) // as no cache holds it
+	now := time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC) // with nanoseconds, which no cache contains
 	written := status{"B", metav1.NewTime(now)}
 	write := func(answer string) {
 		m.Write(at("5"), status{Phase: "A"}, written, func([]byte) (string, error) { return answer, nil })
@@ -95,14 +95,14 @@ func TestForeign(t *testing.T) {
 		t.Error("an object that is forgotten is remembered")
 	}
 
-	// Of a status that needs no write, too, is seen when somebody changes it.
+	// A change by another client is also detected for a status that needed no write.
 	m.Write(at("8"), status{Phase: "A"}, status{Phase: "A"}, nil)
 	if m.Foreign(at("8"), status{Phase: "A"}) || !m.Foreign(at("9"), status{Phase: "B"}) {
 		t.Error("the status that was found is not compared with")
 	}
 }
 
-// A cluster that was restored from an older state has lower versions for good.
+// A cluster that was restored from an older state has permanently lower versions.
 func TestMemoryIsNotBelievedForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m Memory[status]

@@ -22,7 +22,7 @@ func TestLasting(t *testing.T) {
 	if got := Lasting(fmt.Errorf("create: %w", away)); got == "" {
 		t.Error("a webhook that is away is not told")
 	}
-	if got := Lasting(fmt.Errorf("plan: %w", &ForeignError{"PlacementPlan p exists and belongs to somebody else: delete it"})); got == "" {
+	if got := Lasting(fmt.Errorf("plan: %w", &ForeignError{"PlacementPlan p exists and belongs to another owner: delete it"})); got == "" {
 		t.Error("an object in the way is not told")
 	}
 	for _, err := range []error{nil, errors.New("connection refused"), apierrors.NewInternalError(errors.New("etcdserver: leader changed")), apierrors.NewConflict(pods, "p", errors.New("stale"))} {

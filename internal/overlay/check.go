@@ -97,7 +97,7 @@ func CheckMetadata(field string, labels, annotations map[string]string) error {
 		for _, key := range slices.Sorted(maps.Keys(metadata.keys)) {
 			domain, _, _ := strings.Cut(key, "/")
 			if group := semmoev1.GroupVersion.Group; domain == group || strings.HasSuffix(domain, "."+group) {
-				return fmt.Errorf("%s: %q is reserved: keys under %s/ are the operator's", metadata.field, key, group)
+				return fmt.Errorf("%s: %q is reserved: keys under %s/ belong to the operator", metadata.field, key, group)
 			}
 		}
 	}
@@ -119,7 +119,7 @@ func (r Reserved) checkVolumes(field string, volumes []corev1.Volume) error {
 	seen := map[string]bool{}
 	for _, volume := range volumes {
 		if holds, ours := r.Volumes[volume.Name]; ours {
-			return fmt.Errorf("%s: %q is the operator's (%s): use another name", field, volume.Name, holds)
+			return fmt.Errorf("%s: %q is reserved by the operator (%s): use another name", field, volume.Name, holds)
 		}
 		if seen[volume.Name] {
 			return fmt.Errorf("%s: %q is invalid: the template has another volume of that name", field, volume.Name)
@@ -141,7 +141,7 @@ func (r Reserved) checkContainer(field string, container *corev1.Container, init
 	name := container.Name
 	switch {
 	case slices.Contains(r.Containers, name) || init && (name == r.Engine || slices.Contains(r.Managed, name)):
-		return fmt.Errorf("%s: %q is the operator's: use another name", field, name)
+		return fmt.Errorf("%s: %q is reserved by the operator: use another name", field, name)
 	case slices.Contains(r.Managed, name):
 		return r.checkManaged(field, container)
 	case name != r.Engine && container.Image == "":
@@ -157,7 +157,7 @@ func (r Reserved) checkContainer(field string, container *corev1.Container, init
 		holds, ours := r.Volumes[mount.Name]
 		switch {
 		case mount.Name == r.Secret && r.Secret != "":
-			return fmt.Errorf("%s: container %q must not mount volume %q (%s): only containers of the operator do", field, name, mount.Name, holds)
+			return fmt.Errorf("%s: container %q must not mount volume %q (%s): only the operator's containers may", field, name, mount.Name, holds)
 		case ours && !mount.ReadOnly && !slices.Contains(r.Shared, mount.Name):
 			return fmt.Errorf("%s: container %q must mount volume %q (%s) with readOnly: true", field, name, mount.Name, holds)
 		case name == r.Engine && !ours && slices.ContainsFunc(r.Mounts, func(taken string) bool { return overlap(taken, mount.MountPath) }):
@@ -166,7 +166,7 @@ func (r Reserved) checkContainer(field string, container *corev1.Container, init
 	}
 	for _, device := range container.VolumeDevices {
 		if _, ours := r.Volumes[device.Name]; ours {
-			return fmt.Errorf("%s: container %q must not use volume %q as a device: it is the operator's", field, name, device.Name)
+			return fmt.Errorf("%s: container %q must not use volume %q as a device: it belongs to the operator", field, name, device.Name)
 		}
 	}
 	return nil
@@ -193,7 +193,7 @@ func (r Reserved) checkManaged(field string, container *corev1.Container) error 
 	delete(left, "name")
 	delete(left, "resources")
 	if names := slices.Sorted(maps.Keys(left)); len(names) > 0 {
-		return fmt.Errorf("%s: %s of container %q is the operator's: only resources and env may be set", field, names[0], container.Name)
+		return fmt.Errorf("%s: %s of container %q is set by the operator: only resources and env may be changed", field, names[0], container.Name)
 	}
 	for _, env := range container.Env {
 		if strings.HasPrefix(env.Name, "SEMMOE_") || slices.Contains(r.Variables, env.Name) {

@@ -10,15 +10,15 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// reserved is what the operator reserves in these tests.
+// reserved contains the reserved names of these tests.
 var reserved = Reserved{
 	Engine: "engine", Managed: []string{"profile"}, Containers: []string{"verify"},
 	Volumes: map[string]string{"token": "a token", "plan": "the plan", "model": "the model"}, Shared: []string{"model"},
 	Secret: "token", Audience: "store.example.com", Exposed: true, Mounts: []string{"/etc/semmoe/plan"}, Variables: []string{"POD_IP"},
 }
 
-// Every form of a template that takes over a container of the operator's, or what it holds, is refused by the name of the field. What is the
-// user's own passes.
+// Every template that takes over an operator-managed container or its data is rejected with the name of the field.
+// User-provided objects are accepted.
 func TestCheck(t *testing.T) {
 	named := func(name string, change func(*corev1.Container)) []corev1.Container {
 		c := corev1.Container{Name: name}
@@ -43,7 +43,7 @@ func TestCheck(t *testing.T) {
 	for name, tc := range map[string]struct {
 		metadata metav1.ObjectMeta
 		spec     corev1.PodSpec
-		want     string // empty where it passes
+		want     string // empty if valid
 	}{
 		"nothing": {},
 		"label":   {metadata: metav1.ObjectMeta{Labels: keys("semmoe.io/revision")}, want: `f.metadata.labels: "semmoe.io/revision" is reserved`},
@@ -114,7 +114,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// The first of several faults is the same each time: an update with the fault that the stored object has is told by its text.
+// Of several errors, the same one is reported each time: an update whose error exists in the stored object is detected
+// by its text.
 func TestCheckIsDeterministic(t *testing.T) {
 	labels := map[string]string{"semmoe.io/a": "", "semmoe.io/b": "", "semmoe.io/c": "", "semmoe.io/d": ""}
 	for range 50 {

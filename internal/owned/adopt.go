@@ -28,7 +28,7 @@ func Adopt(ctx context.Context, c client.Client, manager string, owner metav1.Ob
 	adopted := object.DeepCopyObject().(client.Object)
 	adopted.SetOwnerReferences(slices.Concat(object.GetOwnerReferences(), ControllerReference(owner, kind)))
 	if err := c.Patch(ctx, adopted, client.MergeFromWithOptions(object, client.MergeFromWithOptimisticLock{}), client.FieldOwner(manager)); err != nil {
-		return false, fmt.Errorf("adopt %T %s: %w", object, object.GetName(), err)
+		return false, fmt.Errorf("failed to adopt %T %s: %w", object, object.GetName(), err)
 	}
 	return true, nil
 }

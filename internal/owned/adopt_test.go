@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 )
 
-// Only what the operator has made and nobody controls is adopted, and it keeps the owners that it has.
+// Only objects that the operator created and that have no controller are adopted. They keep their other owners.
 func TestAdopt(t *testing.T) {
 	owner := &metav1.ObjectMeta{Name: "m", UID: "new"}
 	mine := ControllerReference(owner, "MoEDeployment")
@@ -30,7 +30,7 @@ func TestAdopt(t *testing.T) {
 		"restored":                  {labels: Labels("plan", "m"), adopted: true, want: mine},
 		"restored, with an owner":   {labels: Labels("plan", "m"), owners: other, adopted: true, want: append(other, mine...)},
 		"ours":                      {labels: Labels("plan", "m"), owners: mine, want: mine},
-		"of a former life":          {labels: Labels("plan", "m"), owners: former, want: former}, // garbage, which is collected
+		"of a former life":          {labels: Labels("plan", "m"), owners: former, want: former}, // left to the garbage collector
 		"somebody's own":            {},
 		"made by another operator":  {labels: map[string]string{managedByLabel: "helm"}},
 		"on its way to be deleted":  {labels: Labels("plan", "m"), going: true},
@@ -58,7 +58,7 @@ func TestAdopt(t *testing.T) {
 			if diff := cmp.Diff(tc.want, found.OwnerReferences); diff != "" {
 				t.Errorf("owners (-want +got):\n%s", diff)
 			}
-			if adopted { // seen is old now
+			if adopted { // seen is outdated now
 				if _, err := Adopt(context.Background(), c, "test", owner, "MoEDeployment", seen); !apierrors.IsConflict(err) {
 					t.Errorf("what was seen before is written over: %v", err)
 				}

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 )
 
-// What the cache does not show yet is asked for, and nothing that it shows.
+// An object that is missing in the cache is read from the API server; a cached object is not.
 func TestFind(t *testing.T) {
 	object := func(version string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "o"}, Data: map[string]string{"from": version}}
@@ -48,7 +48,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A client refuses to ask for a name that would be another path.
+// A client rejects a name that would result in another path.
 func TestFindImpossibleName(t *testing.T) {
 	refusing := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
 		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {

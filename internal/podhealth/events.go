@@ -37,7 +37,7 @@ func LastEvent(ctx context.Context, events client.Reader, object client.Object, 
 	if err := events.List(ctx, &list, client.InNamespace(object.GetNamespace()), client.MatchingFields{
 		"involvedObject.uid": string(object.GetUID()), "reason": reason,
 	}); err != nil {
-		return "", fmt.Errorf("list events of %s: %w", object.GetName(), err)
+		return "", fmt.Errorf("failed to list events of %s: %w", object.GetName(), err)
 	}
 	latest := slices.MaxFunc(append(list.Items, corev1.Event{}), func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
 	if now.Sub(latest.LastTimestamp.Time) > stale {

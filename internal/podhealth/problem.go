@@ -32,7 +32,7 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 	var again time.Duration
 	for _, pod := range pods {
 		if nodeLost(pod) { // also for a terminating pod, which stays until its node confirms the termination
-			return &Problem{"NodeLost", fmt.Sprintf("pod %s is on node %s, which does not answer: it serves again when the node is back, and is replaced once the Node is deleted, or the pod by force", podLabel(pod), pod.Spec.NodeName)}, 0
+			return &Problem{"NodeLost", fmt.Sprintf("pod %s is on node %s, which does not respond. The pod serves again when the node is back. To replace the pod now, delete the Node, or force-delete the pod", podLabel(pod), pod.Spec.NodeName)}, 0
 		}
 		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded {
 			continue
@@ -94,12 +94,12 @@ func logsOf(pod *corev1.Pod) string {
 
 // Refused returns the problem of pods that the API server rejects with this message.
 func Refused(message string) *Problem {
-	return &Problem{"PodsRejected", "The API server refuses the pods (raise the quota, or set the security contexts in spec.template): " + message}
+	return &Problem{"PodsRejected", "The API server rejects the pods (raise the quota, or set the security contexts in spec.template): " + message}
 }
 
 // RefusedRouter returns the problem of request router pods that the API server rejects.
 func RefusedRouter(message string) *Problem {
-	return &Problem{"PodsRejected", "The API server refuses the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
+	return &Problem{"PodsRejected", "The API server rejects the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
 }
 
 // WaitsForVolumes reports whether a pod has a node, but its containers have not been created for longer than patience.
@@ -132,7 +132,7 @@ func containerProblem(pod *corev1.Pod) *Problem {
 		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
 			return &Problem{"ContainerNotCreated", fmt.Sprintf("%s cannot be created: %s", where, waiting.Message)}
 		case "CrashLoopBackOff":
-			return &Problem{"ContainerCrashing", fmt.Sprintf("%s ends again and again%s: see `kubectl logs -n %s %s -c %s --previous`", where, lastEnd(status), pod.Namespace, logsOf(pod), status.Name)}
+			return &Problem{"ContainerCrashing", fmt.Sprintf("%s crashes repeatedly%s: see `kubectl logs -n %s %s -c %s --previous`", where, lastEnd(status), pod.Namespace, logsOf(pod), status.Name)}
 		}
 	}
 	return nil
@@ -144,14 +144,14 @@ var pullCauses = []struct {
 	cause string
 	signs []string
 }{
-	{"the registry allows no more requests for now", []string{"toomanyrequests", "too many requests"}},
+	{"the rate limit of the registry is exceeded", []string{"toomanyrequests", "too many requests"}},
 	{"the registry cannot be reached", []string{"registryunavailable", "no such host", "timeout", "timed out", "deadline exceeded", "connection re", "no route to host", "unreachable"}},
 	{"the node does not trust the registry's certificate", []string{"x509", "tls:"}},
 	{"its signature is not valid", []string{"signaturevalidationfailed"}},
-	{"the registry refuses access, or has no such repository", []string{"unauthorized", "denied", "forbidden", "authorization", "authentication"}},
+	{"the registry denies access, or has no such repository", []string{"unauthorized", "denied", "forbidden", "authorization", "authentication"}},
 	{"it is not built for the node's platform", []string{"no match for platform"}},
 	{"the registry has no such image", []string{"not found", "manifest unknown"}},
-	{"the node has no room for it", []string{"no space left"}},
+	{"the node has no disk space left", []string{"no space left"}},
 }
 
 // pullCause returns why an image cannot be pulled; empty if unknown. A kubelet alternates between pull errors and
@@ -281,9 +281,9 @@ func volumeAdvice(failedMount string) string {
 	}
 	switch {
 	case of(semmoev1.DatasetVolume):
-		return "create the ConfigMap, with the key, or the PersistentVolumeClaim that the data set is to come from"
+		return "create the ConfigMap (with the key) or the PersistentVolumeClaim of the data set"
 	case of(semmoev1.PlanVolume):
-		return "the ConfigMap of a plan comes back by itself, unless the PlacementPlan that its name begins with says what is missing for that; where there is no such PlacementPlan, create it again with the spec that it had"
+		return "the operator recreates the ConfigMap of a plan, unless the PlacementPlan with that name prefix reports a problem; if that PlacementPlan does not exist, create it again with its former spec"
 	}
 	return "check spec.model.volume"
 }

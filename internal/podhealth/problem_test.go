@@ -12,10 +12,10 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// start is when everything in these tests began.
+// start is the start time of the tests.
 var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// pod is a running, ready engine pod, changed.
+// pod returns a running, ready engine pod, modified by change.
 func pod(change func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -55,13 +55,13 @@ func TestFindProblem(t *testing.T) {
 		waiting("ContainerCreating", "")(p)
 		p.Spec.NodeName = "n"
 	}
-	// The node controller takes the readiness of a pod alone, a kubelet that of the containers first.
+	// The node controller removes only the pod's readiness; a kubelet removes that of the containers first.
 	lost := func(p *corev1.Pod) {
 		unready(p)
 		p.Spec.NodeName = "n"
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.ContainersReady, Status: corev1.ConditionTrue})
 	}
-	// A container whose readiness probe fails from the first minute on.
+	// A container whose readiness probe fails for over a minute after the start.
 	failing := func(p *corev1.Pod) {
 		unready(p)
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{
@@ -160,7 +160,7 @@ func TestFindProblem(t *testing.T) {
 	}
 }
 
-// TestPullCauseStays: from one try to the next, and in between, the message must not change.
+// TestPullCauseStays verifies that the message is the same for all attempts and back-offs.
 func TestPullCauseStays(t *testing.T) {
 	for name, test := range map[string]struct {
 		messages []string
@@ -169,7 +169,7 @@ func TestPullCauseStays(t *testing.T) {
 		"access": {[]string{
 			`failed to authorize: failed to fetch anonymous token: 401 Unauthorized (id 1)`,
 			`failed to authorize: failed to fetch anonymous token: 401 Unauthorized (id 2)`,
-		}, " (the registry refuses access, or has no such repository)"},
+		}, " (the registry denies access, or has no such repository)"},
 		"network": {[]string{
 			`dial tcp: lookup r.io on 10.0.0.1:53: read udp 10.0.0.2:123->10.0.0.1:53: i/o timeout`,
 			`dial tcp: lookup r.io on 10.0.0.1:53: read udp 10.0.0.2:456->10.0.0.1:53: i/o timeout`,

@@ -129,7 +129,7 @@ func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
 		100*candidate.Value(), candidate.Requests, 100*stable.Value(), stable.Requests)}
 	difference := candidate.Value() - stable.Value()
 	if promised < 0 {
-		found.Message += fmt.Sprintf("; it promises a difference of %.1f points, and a faster layer", 100*promised)
+		found.Message += fmt.Sprintf("; its plan predicts a difference of %.1f points, and a faster layer", 100*promised)
 		difference += promiseSlack - promised
 	}
 	bound := alwaysValid(min(candidate.Requests, stable.Requests)) * math.Hypot(candidate.StandardError(), stable.StandardError())
@@ -141,7 +141,7 @@ func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
 	case bound <= leastGain:
 		found.Verdict = NotBetter
 	default:
-		found.Verdict, found.Missing = TooFew, found.Message+fmt.Sprintf(": a difference of %.1f points cannot be told from none", 100*bound)
+		found.Verdict, found.Missing = TooFew, found.Message+fmt.Sprintf(": a difference of %.1f points is not significant", 100*bound)
 	}
 	return found
 }

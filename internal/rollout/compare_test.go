@@ -23,7 +23,7 @@ func served(requests, failures int64) func(*Sample) {
 	return func(s *Sample) { s.Service.Requests, s.Service.Failures = requests, failures }
 }
 
-// taking adds, in each of some minutes, n streamed answers with a mean time to the first token.
+// taking adds, for each given mean time to the first token, a minute with n streamed responses.
 func taking(n int64, seconds ...float64) func(*Sample) {
 	return func(s *Sample) {
 		for minute, mean := range seconds {
@@ -32,7 +32,7 @@ func taking(n int64, seconds ...float64) func(*Sample) {
 	}
 }
 
-// at are the terms of a comparison at the end of a number of whole minutes.
+// at returns the terms of a comparison after a number of whole minutes.
 func at(minutes int, promised float64) Terms {
 	return Terms{Promised: promised, Since: start, Now: start.Add(time.Duration(minutes) * time.Minute), Soak: time.Minute}
 }
@@ -82,10 +82,11 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// kind is what the requests to a revision are like.
+// kind describes the requests to a revision.
 type kind struct{ rate, failures, seconds float64 }
 
-// serve adds requests: local shares scatter by 0.12 about the rate, their numbers of tokens and their times by their own size.
+// serve adds requests. Local shares have a standard deviation of 0.12 around the rate; token counts and times have
+// their own distributions.
 func (k kind) serve(random *rand.Rand, s *Sample, minute time.Time, requests int) {
 	for range requests {
 		total := 1 + int64(400*random.ExpFloat64())
@@ -100,15 +101,15 @@ func (k kind) serve(random *rand.Rand, s *Sample, minute time.Time, requests int
 	}
 }
 
-// A canary is evaluated again and again as requests come in, with a soak that asks for no proof of times. Plans that
-// are better are hardly ever taken back, plans that are worse hardly ever promoted, and neither takes long.
+// A canary is evaluated repeatedly as requests arrive, with a soak that requires no proof of times. Better plans are
+// rarely rolled back, worse plans are rarely promoted, and neither takes long.
 func TestCompareErrs(t *testing.T) {
 	stable := kind{rate: 0.40, failures: 0.001, seconds: 0.3}
 	cases := map[string]struct {
 		candidate               kind
 		promised                float64
-		better, worse           float64 // at least this share is found so, or
-		betterAtMost, worseMost float64 // at most this
+		better, worse           float64 // minimum share with this result, or
+		betterAtMost, worseMost float64 // maximum share
 	}{
 		"better by 5 points":           {kind{0.45, 0.001, 0.3}, 0, 0.99, 0, 1, 0.005},
 		"better by 20 points":          {kind{0.60, 0.001, 0.3}, 0, 1, 0, 1, 0.005},

@@ -133,7 +133,7 @@ func broken(t Trial) *Decision {
 		switch {
 		case r.Ready:
 		case r.Restarts >= crashes && age >= crashedFor:
-			return &Decision{Step: StepRollBack, Reason: "CanaryCrashing", Message: fmt.Sprintf("replica %s ends again and again, and has not been ready for %s", r.Name, crashedFor)}
+			return &Decision{Step: StepRollBack, Reason: "CanaryCrashing", Message: fmt.Sprintf("replica %s crashes repeatedly, and has not been ready for %s", r.Name, crashedFor)}
 		case age >= notReady:
 			return &Decision{Step: StepRollBack, Reason: "CanaryNotReady", Message: fmt.Sprintf("replica %s has not been ready for %s", r.Name, notReady)}
 		}
@@ -188,7 +188,7 @@ func approved(t Trial) *Decision {
 	if !t.Approved || t.Comparison.Verdict != TooFew {
 		return nil
 	}
-	return &Decision{Step: StepPromote, Reason: "Approved", Message: "it has served as long as is asked for, and was approved; the requests do not prove that it is better"}
+	return &Decision{Step: StepPromote, Reason: "Approved", Message: "it has completed its soak and was approved; the requests do not prove that it is better"}
 }
 
 func noGain(t Trial) *Decision {

@@ -18,7 +18,7 @@ var (
 	orders  = flag.Uint64("orders", 150, "random orders of events")
 )
 
-// What the planner does is written down, scenario by scenario: a log of what changes.
+// Each scenario logs all changes of the planner.
 func TestScenarios(t *testing.T) {
 	old, fresh := &layout{name: "old"}, &layout{name: "new", verdict: Better}
 	cases := map[string]struct {
@@ -85,7 +85,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// A candidate is proven when it serves alone, and begun when what serves can make room for it.
+// A candidate is proven when only it serves. It may start when the serving revision can make room for it.
 func TestProvenAndMayTry(t *testing.T) {
 	for name, tc := range map[string]struct {
 		budget    Budget
@@ -122,9 +122,9 @@ func TestProvenAndMayTry(t *testing.T) {
 	}
 }
 
-// Whatever happens in whatever order, no step leaves fewer replicas in service than the budget allows, or asks for more than
-// there may be; a canary has no more than its share until it is promoted; and when nothing happens any more, neither does the
-// planner, and what serves is what shall.
+// For any sequence of events, no step leaves fewer serving replicas than the budget allows, or requests more than the
+// maximum. A canary has at most its share until it is promoted. Without events, the planner converges, and the target
+// revision serves.
 func TestAnyOrder(t *testing.T) {
 	worst := 0
 	for seed := range *orders {
@@ -142,7 +142,7 @@ func TestAnyOrder(t *testing.T) {
 			happen(w, random)
 			check(t, seed, w)
 		}
-		w.hold, w.unknown = false, false // a human takes back what has failed, and lets changes go on
+		w.hold, w.unknown = false, false // a user rolls back failed plans, and resumes changes
 		moves := w.settle(5 * time.Hour)
 		worst = max(worst, moves)
 		if bound := 8 * (int(w.budget.Replicas+w.budget.MaxSurge) + 5); moves > bound {
@@ -156,7 +156,7 @@ func TestAnyOrder(t *testing.T) {
 	t.Logf("at most %d steps after the last event", worst)
 }
 
-// happen lets something happen.
+// happen applies a random event.
 func happen(w *world, random *rand.Rand) {
 	w.now = w.now.Add(time.Duration(random.IntN(120)) * time.Second)
 	w.unknown = random.IntN(8) == 0
@@ -171,7 +171,7 @@ func happen(w *world, random *rand.Rand) {
 	case 3:
 		w.now = w.now.Add(time.Duration(random.IntN(90)) * time.Minute)
 	case 4:
-		w.now = w.now.Add(-time.Duration(random.IntN(30)) * time.Minute) // a clock that is set back
+		w.now = w.now.Add(-time.Duration(random.IntN(30)) * time.Minute) // the clock is set back
 	}
 	for _, work := range w.workloads {
 		if random.IntN(2) == 0 {
@@ -194,7 +194,7 @@ func happen(w *world, random *rand.Rand) {
 	}
 }
 
-// check lets the controller decide, and looks at what it did.
+// check runs the controller once, and verifies the result.
 func check(t *testing.T, seed uint64, w *world) {
 	t.Helper()
 	type numbers struct {
@@ -246,7 +246,7 @@ func check(t *testing.T, seed uint64, w *world) {
 	}
 }
 
-// ended looks at where it all has led.
+// ended verifies the final state.
 func ended(t *testing.T, seed uint64, w *world) {
 	t.Helper()
 	fatal := func(format string, args ...any) {

@@ -15,7 +15,7 @@ func revision(replicas int32, ready ...int) Revision {
 	return r
 }
 
-// homeless is the revision where no node takes some replicas.
+// homeless marks replicas of a revision that fit no node.
 func homeless(r Revision, ordinals ...int) Revision {
 	r.Homeless = make([]bool, r.Replicas)
 	for _, ordinal := range ordinals {
@@ -75,8 +75,8 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// From random states, with pods that become ready in random order (those of a broken revision never do, nor those that no node takes),
-// every step keeps the bounds, and a roll-out to a working revision ends.
+// From random states, with pods that become ready in random order (pods of a broken revision, or without a node, never
+// do), every step stays within the bounds, and a rollout to a working revision terminates.
 func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 	for seed := range uint64(3000) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -117,7 +117,8 @@ func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 			if total := occupied(revisions, target, goal); total > max(occupied(revisions, before, goal), b.Replicas+b.MaxSurge) {
 				t.Fatalf("seed %d: %d replicas, above %d + surge %d", seed, total, b.Replicas, b.MaxSurge)
 			}
-			// The current revision is cut to what is asked whatever its readiness: that is a scale-down, not a roll-out.
+			// The current revision is reduced to the desired number regardless of readiness: this is a scale-down, not
+			// a rollout.
 			if cut := before[current] > b.Replicas; !cut {
 				if available := availableReplicas(revisions, target); available < min(availableBefore, b.Minimum()) {
 					t.Fatalf("seed %d: %d available, want %d of budget %+v", seed, available, b.Minimum(), b)
@@ -131,7 +132,7 @@ func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 				next.Homeless = revisions[i].Homeless[:min(len(revisions[i].Homeless), int(target[i]))]
 				next.Placed -= next.homeless(target[i])
 				if next.Existing < revisions[i].Existing && random.IntN(2) == 0 {
-					next.Existing, next.Placed = revisions[i].Existing, revisions[i].Placed // its pods are not terminating yet
+					next.Existing, next.Placed = revisions[i].Existing, revisions[i].Placed // the pods are not terminating yet
 					done = false
 				}
 				revisions[i] = next
@@ -153,7 +154,7 @@ func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 	}
 }
 
-// The candidate is revision 0, what serves is revision 1.
+// The candidate is revision 0; revision 1 serves.
 func TestReplicasOfACanary(t *testing.T) {
 	trial := func(r Revision) Revision { r.Trial = true; return r }
 	cases := map[string]struct {

@@ -53,7 +53,7 @@ var timeKinds = []timeKind{
 		what: "time to the first token", reason: "FirstTokenSlower", requests: "streamed requests",
 		of: func(s lar.Service) lar.Moments { return s.FirstToken }, margin: 0.10, tolerance: 0.10,
 	}, {
-		what: "time of an answer in one piece", reason: "ResponsesSlower", requests: "requests that are answered in one piece",
+		what: "time of an unstreamed response", reason: "ResponsesSlower", requests: "unstreamed requests",
 		of: func(s lar.Service) lar.Moments { return s.Answer }, margin: 0.10, tolerance: 0.10,
 	},
 }
@@ -134,7 +134,7 @@ func compareTimes(candidate, stable Sample, since, now time.Time) times {
 		case stableN < minTimed:
 			missing = append(missing, fmt.Sprintf("%d of at least %d %s of the stable revision", stableN, minTimed, kind.requests))
 		case !ok:
-			missing = append(missing, fmt.Sprintf("the %s is of too few minutes with requests of both", kind.what))
+			missing = append(missing, fmt.Sprintf("the %s covers too few minutes with requests of both revisions", kind.what))
 		case change.High > kind.margin:
 			missing = append(missing, fmt.Sprintf("the %s changes by %v, and more than %+.0f%% cannot be excluded",
 				kind.what, change, 100*kind.margin))

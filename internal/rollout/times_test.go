@@ -10,22 +10,22 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// traffic is what the times of a revision are like.
+// traffic describes the times of a revision.
 type traffic struct {
 	change   float64 // relative to the stable revision
-	inFlight float64 // in the mean
-	each     int     // requests a minute
-	// sd and correlation are those of what a minute adds to the times of one revision alone: an autoregressive process
-	// of first order.
+	inFlight float64 // mean number of requests in flight
+	each     int     // requests per minute
+	// sd and correlation describe the deviation of one revision's times per minute: a first-order autoregressive
+	// process.
 	sd, correlation float64
-	// cold is by how much the times are longer in the first minute; the surplus halves from minute to minute.
+	// cold is the relative increase of the times in the first minute; it halves every minute.
 	cold float64
-	// whole answers in one piece, plain reports no covariates.
+	// whole: unstreamed responses. plain: no covariates are reported.
 	whole, plain bool
 }
 
-// minutes draws the requests of a number of minutes. Times depend on the covariates and on a level that both revisions
-// have in common.
+// minutes returns random requests of a number of minutes. Times depend on the covariates and on a level that both
+// revisions share.
 func (tr traffic) minutes(random *rand.Rand, levels []float64) series {
 	all := make(series, len(levels))
 	own := tr.sd * random.NormFloat64()
@@ -57,8 +57,8 @@ func (tr traffic) minutes(random *rand.Rand, levels []float64) series {
 	return all
 }
 
-// Times are evaluated at each look of an hour. Candidates that are slower by the margin are hardly ever promoted, and
-// those that are not slower hardly ever taken back, also where the minutes of one revision depend on each other.
+// Times are evaluated at each look of an hour. Candidates that are slower by the margin are rarely promoted, and
+// candidates that are not slower are rarely rolled back, even if the minutes of one revision are correlated.
 func TestTimesErr(t *testing.T) {
 	usual := traffic{inFlight: 20, each: 120}
 	with := func(change func(*traffic)) traffic {
@@ -137,11 +137,11 @@ func TestTimesErr(t *testing.T) {
 	}
 }
 
-// A promotion needs the times that a third of the requests have, and says what it lacks of them.
+// A promotion needs the times that at least a third of the requests have, and reports which of them are missing.
 func TestTimesForAPromotion(t *testing.T) {
 	higher, equal := sample(1000, 8, 10).Locality, sample(1000, 4, 10).Locality
 	lower := sample(1000, 2, 10).Locality
-	// streamed and whole are minutes of n requests with times of so many seconds, nearly alike.
+	// streamed and whole return minutes of n requests with nearly equal times, in seconds.
 	streamed := func(n int64, token, first float64) func(int) lar.Service {
 		return func(minute int) lar.Service {
 			s := lar.Service{Requests: n}
@@ -169,7 +169,7 @@ func TestTimesForAPromotion(t *testing.T) {
 			return s
 		}
 	}
-	short := func(minute int) lar.Service { // a token each
+	short := func(minute int) lar.Service { // one token each
 		s := streamed(100, 1, 1)(minute)
 		s.InterToken = lar.Moments{}
 		return s
@@ -181,15 +181,15 @@ func TestTimesForAPromotion(t *testing.T) {
 		locality, other   lar.Ratio
 		soak              time.Duration
 		want              Verdict
-		says              string // in the message, or in what is missing
+		says              string // part of the message, or of what is missing
 	}{
 		"more local, as fast":      {usual, usual, higher, equal, timedSoak, Better, "its time to the first token changes by +0.0%"},
 		"more local, no requests":  {none, none, higher, equal, timedSoak, TooFew, "0 of at least 200 requests with a time"},
 		"the same, a short soak":   {none, none, higher, equal, timedSoak - 1, Better, "8"},
 		"few requests":             {streamed(4, 1, 1), usual, higher, equal, timedSoak, TooFew, "40 of at least 200 streamed requests of the canary"},
 		"few of the stable one":    {usual, streamed(4, 1, 1), higher, equal, timedSoak, TooFew, "40 of at least 200 streamed requests of the stable revision"},
-		"few answers":              {whole(4, 1), whole(100, 1), higher, equal, timedSoak, TooFew, "40 of at least 200 requests that are answered in one piece of the canary"},
-		"answers only":             {whole(100, 1), whole(100, 1), higher, equal, timedSoak, Better, "its time of an answer in one piece changes by"},
+		"few answers":              {whole(4, 1), whole(100, 1), higher, equal, timedSoak, TooFew, "40 of at least 200 unstreamed requests of the canary"},
+		"answers only":             {whole(100, 1), whole(100, 1), higher, equal, timedSoak, Better, "its time of an unstreamed response changes by"},
 		"few answers, and streams": {both(usual, whole(2, 1)), both(usual, whole(2, 1)), higher, equal, timedSoak, Better, "per output token"},
 		"a token each":             {short, short, higher, equal, timedSoak, Better, "to the first token"},
 		"a later first token":      {streamed(100, 1, 1.2), usual, higher, equal, timedSoak, Worse, "its time to the first token changes by +20.0%"},

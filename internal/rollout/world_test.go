@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// start is when everything in these tests began.
+// start is the start time of the tests.
 var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// layout is what a plan turns out to be.
+// layout describes the actual effect of a plan.
 type layout struct {
 	name string
-	// verdict is what comparisons say once as many requests have come as a soak has.
+	// verdict is the result of comparisons after as many requests as in a soak.
 	verdict Verdict
-	// broken: its replicas never become ready; crashing: they end again and again besides.
+	// broken: replicas never become ready. crashing: they also crash repeatedly.
 	broken, crashing bool
 }
 
@@ -24,32 +24,32 @@ type layout struct {
 type simulatedPod struct {
 	ready bool
 	since time.Time
-	// homeless: no node takes it, and none ever will.
+	// homeless: the pod never fits a node.
 	homeless bool
 }
 
-// workload is a revision in the world: a template under a plan. Both are fixed when it is made.
+// workload is a revision in the simulation: a template under a plan. Both are immutable.
 type workload struct {
 	template int
 	plan     *layout
 	trial    string // "", Canary or Promoting, as the annotation of a workload
 	replicas int32
 	pods     map[int32]*simulatedPod
-	// leaving are the ordinals of pods that nobody asks for any more, and that do not terminate yet. Another of the ordinal comes
-	// when they are gone.
+	// leaving are the ordinals of pods that are no longer desired, and not terminating yet. A replacement with the same
+	// ordinal is created when they are gone.
 	leaving map[int32]bool
 }
 
 func (w *workload) name() string { return fmt.Sprintf("t%d/%s", w.template, w.plan.name) }
 
-// world is a cluster with a controller that asks for the next step.
+// world is a simulated cluster with a controller that takes the next step.
 type world struct {
 	now      time.Time
 	budget   Budget
 	canary   int32
 	soak     time.Duration
 	template int
-	// unknown: what serves is not known, or changes are paused.
+	// unknown: the serving revision is unknown, or changes are paused.
 	unknown  bool
 	wanted   *layout
 	first    *layout
@@ -66,7 +66,7 @@ func newWorld(b Budget, first *layout) *world {
 	return &world{now: start, budget: b, canary: 1, soak: 5 * time.Minute, first: first, wanted: first, failed: map[string]string{}}
 }
 
-// stablePlan is the plan of the newest workload that has proven itself and has replicas, else of the newest proven.
+// stablePlan returns the plan of the newest proven workload with replicas, else of the newest proven workload.
 func (w *world) stablePlan() *layout {
 	var newest *layout
 	for _, work := range w.workloads {
@@ -135,7 +135,7 @@ func ordinals(work *workload) []int32 {
 	return all
 }
 
-// decide is what the controller does in one reconciliation; it reports whether that changed anything.
+// decide runs one reconciliation of the controller, and reports whether anything changed.
 func (w *world) decide() bool {
 	before := w.state()
 	if w.unknown {
@@ -200,12 +200,12 @@ func (w *world) act(in Input, action Action) {
 	})
 }
 
-// scale is what a StatefulSet does, at once: the highest ordinals go first.
+// scale simulates a StatefulSet without delay: the highest ordinals are removed first.
 func (work *workload) scale(replicas int32, now time.Time) {
 	for ordinal := replicas; ordinal < work.replicas; ordinal++ {
 		if pod := work.pods[ordinal]; pod != nil {
 			delete(work.pods, ordinal)
-			if !pod.homeless { // nothing of it runs that would have to end
+			if !pod.homeless { // a pod without a node terminates immediately
 				work.leaving[ordinal] = true
 			}
 		}
@@ -214,7 +214,7 @@ func (work *workload) scale(replicas int32, now time.Time) {
 	work.fill(now)
 }
 
-// fill makes the pods that are missing.
+// fill creates the missing pods.
 func (work *workload) fill(now time.Time) {
 	for ordinal := range work.replicas {
 		if work.pods[ordinal] == nil && !work.leaving[ordinal] {
@@ -223,7 +223,7 @@ func (work *workload) fill(now time.Time) {
 	}
 }
 
-// state is all that decisions change.
+// state returns everything that decisions change.
 func (w *world) state() string {
 	var parts []string
 	for _, work := range slices.Backward(w.workloads) {
@@ -257,7 +257,7 @@ func (w *world) note(decision Decision) {
 	}
 }
 
-// settle lets the world run without events until nothing moves any more, for at most so long. It returns how many decisions
+// settle runs the simulation without events until it converges, for at most atMost. It returns how many decisions
 // changed something.
 func (w *world) settle(atMost time.Duration) int {
 	moves, until := 0, w.now.Add(atMost)

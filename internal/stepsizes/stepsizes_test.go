@@ -16,7 +16,7 @@ func repeated(size float64) []float64 {
 	return sizes
 }
 
-// The mean of the sizes is that of the steps, and the largest steps are not lost among many small ones.
+// The mean of the sizes equals that of the steps, and few large steps are represented among many small ones.
 func TestSizes(t *testing.T) {
 	var h Histogram
 	if h.Sizes() != nil || h.PrefillShare() != 0 {
@@ -51,11 +51,11 @@ func TestRoundAndMoved(t *testing.T) {
 		want     bool
 	}{
 		{[]int32{64, 96, 4096}, []int32{64, 96, 4096}, false},
-		{[]int32{64, 96, 4096}, []int32{48, 128, 6144}, false}, // neighbours
-		{[]int32{64, 96, 4096}, []int32{64, 96, 12288}, true},  // the mean
-		{[]int32{64, 4096, 96}, []int32{64, 192, 4096}, true},  // the median
+		{[]int32{64, 96, 4096}, []int32{48, 128, 6144}, false}, // adjacent sizes
+		{[]int32{64, 96, 4096}, []int32{64, 96, 12288}, true},  // the mean differs
+		{[]int32{64, 4096, 96}, []int32{64, 192, 4096}, true},  // the median differs
 		{[]int32{64, 96, 4096}, []int32{32, 48, 4096}, true},
-		{[]int32{64, 64, 64}, []int32{64}, false}, // as frequent
+		{[]int32{64, 64, 64}, []int32{64}, false}, // same distribution
 		{nil, []int32{1}, true},
 	} {
 		if got := Moved(tc.from, tc.to); got != tc.want {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// One reason is told once, unless as a warning too.
+// A reason is recorded once, or twice if also as a warning.
 func TestTell(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	teller := NewTeller(recorder, nil, nil)
@@ -33,7 +33,7 @@ func TestTell(t *testing.T) {
 	}
 }
 
-// Steps are told as they begin, that something is not ready yet goes without saying, and what was ready is a warning when it is no more.
+// Steps are recorded when they begin. The initial False of Ready is not recorded; the loss of Ready is a warning.
 func TestTellSteps(t *testing.T) {
 	conditions := func(statuses ...string) (list []metav1.Condition) {
 		for _, text := range statuses {

@@ -74,7 +74,7 @@ func checkUnseen(ctx context.Context, c client.Client, latest client.Reader, moe
 	list := &metav1.PartialObjectMetadataList{} // RBAC allows list; get is not needed
 	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 	if err := latest.List(ctx, list, client.InNamespace(key.Namespace), client.MatchingFields{"metadata.name": key.Name}); err != nil {
-		return fmt.Errorf("look for %s %s: %w", kind.Kind, key.Name, err)
+		return fmt.Errorf("failed to check for %s %s: %w", kind.Kind, key.Name, err)
 	}
 	for i := range list.Items {
 		list.Items[i].SetGroupVersionKind(kind)
@@ -100,8 +100,8 @@ func CheckOwn(c client.Client, moed *semmoev1.MoEDeployment, object client.Objec
 		return err
 	}
 	if ofAnother { // the other MoEDeployment would recreate it
-		return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to MoEDeployment %s: make one of the two MoEDeployments under another name",
+		return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to MoEDeployment %s: recreate one of the two MoEDeployments under another name",
 			kind.Kind, object.GetName(), owner.Name)}
 	}
-	return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to somebody else: delete it", kind.Kind, object.GetName())}
+	return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to another owner: delete it", kind.Kind, object.GetName())}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// Requests are sent within the limit that the placement was solved and scored for.
+// Requests are routed within the token load limit for which the placement was solved and scored.
 func TestRouterKeepsTheTokenLoadLimit(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenLoadLimitPercent = ptr.To[int32](125) })
 	if args := routerArgs(moed); !slices.Contains(args, "--cap=1.25") {

@@ -15,7 +15,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
-// While another port is rolled out, that of the pods that serve is protected, and told to Gateways.
+// During a rollout to another port, the port of the serving pods is protected, and configured in the InferencePool.
 func TestPortsOfEngines(t *testing.T) {
 	told := func(port int) map[string]string {
 		return map[string]string{semmoev1.AnnotationPort: strconv.Itoa(port)}

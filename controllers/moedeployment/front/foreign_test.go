@@ -30,7 +30,7 @@ import (
 	"github.com/semmoe/operator/test/apiserver"
 )
 
-// apiServer is a client of a real API server that knows our kinds.
+// apiServer returns a client of a real API server with the operator's kinds.
 func apiServer(t *testing.T) client.WithWatch {
 	t.Helper()
 	server, err := apiserver.Start(&envtest.Environment{
@@ -48,7 +48,7 @@ func apiServer(t *testing.T) client.WithWatch {
 	return c
 }
 
-// oursAlone is a client that reads as the operator's cache does: it shows what has the label of a component.
+// oursAlone returns a client that reads like the operator's cache: it contains only objects with a component label.
 func oursAlone(c client.WithWatch) client.WithWatch {
 	return interceptor.NewClient(c, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
@@ -61,7 +61,7 @@ func oursAlone(c client.WithWatch) client.WithWatch {
 	})
 }
 
-// children are what a MoEDeployment m with routers has, by kind and name.
+// children returns the children of a MoEDeployment m with routers, by kind and name.
 func children() map[string]client.Object {
 	return map[string]client.Object{
 		"Service m": &corev1.Service{}, "Service m-pods": &corev1.Service{}, "ServiceAccount m-router": &corev1.ServiceAccount{},
@@ -71,8 +71,8 @@ func children() map[string]client.Object {
 	}
 }
 
-// Objects of somebody else are left as they are, and told. What does not rest on them is made meanwhile, and the rest when they have gone.
-// What was restored from a backup is ours.
+// Objects of other owners stay unchanged, and are reported. Independent objects are created meanwhile, and the others
+// after the conflict is resolved. Restored objects belong to the operator.
 func TestForeignObjects(t *testing.T) {
 	api := apiServer(t)
 	labels := map[string]string{"app": "theirs"}
@@ -81,10 +81,10 @@ func TestForeignObjects(t *testing.T) {
 	pod := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "theirs:1"}}}}
 	for name, tc := range map[string]struct {
 		object client.Object
-		// missing is what is not made meanwhile.
+		// missing are the objects that are not created meanwhile.
 		missing []string
 	}{
-		// It leads none of our clients to the engines: these are closed to all but the routers as ever.
+		// The foreign Service does not select the engines, so the policy still admits only the routers.
 		"Service m":                    {&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Selector: labels, Ports: ports}}, nil},
 		"Service m-pods":               {&corev1.Service{Spec: corev1.ServiceSpec{Ports: ports}}, nil},
 		"ServiceAccount m-router":      {&corev1.ServiceAccount{}, []string{"RoleBinding m-router", "Deployment m-router", "PodDisruptionBudget m-router"}},
@@ -112,7 +112,7 @@ func TestForeignObjects(t *testing.T) {
 			}
 			var foreign *outcome.ForeignError
 			state, err := f.Reconcile(t.Context(), moed, Engines{})
-			if !errors.As(err, &foreign) || !strings.Contains(foreign.Message, name+" exists and belongs to somebody else") {
+			if !errors.As(err, &foreign) || !strings.Contains(foreign.Message, name+" exists and belongs to another owner") {
 				t.Errorf("it is told as %v", err)
 			}
 			if taken := state.ServiceTaken; (taken != "") != (name == "Service m") || taken != "" && taken != foreign.Message {
@@ -152,7 +152,7 @@ func TestForeignObjects(t *testing.T) {
 	}
 }
 
-// While a Service cannot be looked at, it is as it was: somebody else's does not become ours by an error.
+// While a Service cannot be read, its last state stays: a read error does not turn a foreign Service into an own one.
 func TestServiceThatCannotBeSeen(t *testing.T) {
 	down := errors.New("the API server is down")
 	c := interceptor.NewClient(moedtest.Cluster(t), interceptor.Funcs{
@@ -175,7 +175,8 @@ func TestServiceThatCannotBeSeen(t *testing.T) {
 	}
 }
 
-// Clients of another MoEDeployment, whose Service leads to engines, are none of ours: only ours are led to engines until a router serves.
+// The Service of another MoEDeployment may select engines, but only the own Service keeps selecting engines until a
+// router serves.
 func TestTargetOfForeignService(t *testing.T) {
 	moed := moedtest.Deployment()
 	for name, want := range map[string]string{"m": semmoev1.ComponentEngine, "another": semmoev1.ComponentRouter} {
@@ -191,7 +192,7 @@ func TestTargetOfForeignService(t *testing.T) {
 	}
 }
 
-// An InferencePool of somebody else is left as it is.
+// An InferencePool of another owner stays unchanged.
 func TestForeignPool(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker })
 	pool := &unstructured.Unstructured{}
@@ -201,7 +202,7 @@ func TestForeignPool(t *testing.T) {
 	c := moedtest.Cluster(t, moed, pool)
 	_, err := (&Front{Client: c, Live: c}).reconcilePicker(t.Context(), moed, Engines{})
 	var foreign *outcome.ForeignError
-	if !errors.As(err, &foreign) || foreign.Message != "InferencePool m exists and belongs to somebody else: delete it" {
+	if !errors.As(err, &foreign) || foreign.Message != "InferencePool m exists and belongs to another owner: delete it" {
 		t.Errorf("it is told as %v", err)
 	}
 	if err := c.Get(t.Context(), client.ObjectKeyFromObject(pool), pool); err != nil || pool.Object["spec"] != nil {

@@ -59,11 +59,11 @@ func (f *Front) Reconcile(ctx context.Context, moed *semmoev1.MoEDeployment, eng
 	var state State
 	podsErr := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, podsService(moed), coreac.ExtractService)
 	if podsErr != nil {
-		podsErr = fmt.Errorf("reconcile Service of the pods: %w", podsErr)
+		podsErr = fmt.Errorf("failed to reconcile the Service of the pods: %w", podsErr)
 	}
 	budgetErr := desired.Ensure(ctx, f.Client, f.Live, moed, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget)
 	if budgetErr != nil {
-		budgetErr = fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", budgetErr)
+		budgetErr = fmt.Errorf("failed to reconcile the PodDisruptionBudget of the engines: %w", budgetErr)
 	}
 	var routingErr, gatewayErr error
 	state.ServiceTaken, routingErr = f.reconcileRouting(ctx, moed, engines)
@@ -91,7 +91,7 @@ func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployme
 		return untold(moed), errors.Join(routerErr, err)
 	}
 	if err := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
-		serviceErr = fmt.Errorf("reconcile Service: %w", err)
+		serviceErr = fmt.Errorf("failed to reconcile the Service: %w", err)
 		var foreign *outcome.ForeignError
 		if !errors.As(err, &foreign) {
 			return untold(moed), errors.Join(routerErr, serviceErr)
@@ -107,7 +107,7 @@ func untold(moed *semmoev1.MoEDeployment) string {
 	if moed.Status.Endpoint != "" {
 		return ""
 	}
-	return fmt.Sprintf("the Service %s was not the MoEDeployment's own, and cannot be looked at now", moed.Name)
+	return fmt.Sprintf("the Service %s belonged to another owner, and cannot be read now", moed.Name)
 }
 
 // serviceTarget returns the component that the Service selects: the request router, or the engines if the router is no
@@ -122,7 +122,7 @@ func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment,
 	}
 	cached := &corev1.Service{}
 	if err := f.Get(ctx, client.ObjectKeyFromObject(moed), cached); client.IgnoreNotFound(err) != nil {
-		return "", fmt.Errorf("read Service: %w", err)
+		return "", fmt.Errorf("failed to read the Service: %w", err)
 	}
 	if desired.CheckOwn(f.Client, moed, cached) != nil || !leadsToEngines(cached) {
 		return semmoev1.ComponentRouter, nil
@@ -130,7 +130,7 @@ func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment,
 	// The cache may show the Service before a router took over. Using it would switch the Service back.
 	var live corev1.ServiceList // RBAC allows list; get is not needed
 	if err := f.Live.List(ctx, &live, client.InNamespace(moed.Namespace), client.MatchingFields{"metadata.name": moed.Name}); err != nil {
-		return "", fmt.Errorf("read Service: %w", err)
+		return "", fmt.Errorf("failed to read the Service: %w", err)
 	}
 	if len(live.Items) == 1 && !leadsToEngines(&live.Items[0]) {
 		return semmoev1.ComponentRouter, nil

@@ -30,12 +30,12 @@ func (f *Front) reconcileNetworkPolicies(ctx context.Context, moed *semmoev1.MoE
 		policy := wanted[name]
 		if policy == nil {
 			if err := f.deletePolicy(ctx, moed, name); err != nil {
-				failed = errors.Join(failed, fmt.Errorf("delete NetworkPolicy %s: %w", name, err))
+				failed = errors.Join(failed, fmt.Errorf("failed to delete NetworkPolicy %s: %w", name, err))
 			}
 			continue
 		}
 		if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("reconcile NetworkPolicy %s: %w", name, err))
+			failed = errors.Join(failed, fmt.Errorf("failed to reconcile NetworkPolicy %s: %w", name, err))
 		}
 	}
 	return failed

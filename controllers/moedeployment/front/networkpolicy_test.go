@@ -13,10 +13,10 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// peer is a pod that connects to one of ours.
+// peer is a pod that connects to a pod of the deployment.
 type peer struct{ namespace, pod map[string]string }
 
-// allows evaluates a policy of namespace ns as the API defines it.
+// allows evaluates a policy of namespace ns according to the API definition.
 func allows(t *testing.T, policy networkingv1.NetworkPolicy, from peer, protocol corev1.Protocol, port int32) bool {
 	t.Helper()
 	matches := func(selector *metav1.LabelSelector, set map[string]string) bool {
@@ -72,8 +72,8 @@ func TestNetworkPolicies(t *testing.T) {
 
 	cases := map[string]struct {
 		change   func(*semmoev1.MoEDeployment)
-		target   string // of the Service
-		outside  bool   // the operator runs outside of the cluster
+		target   string // component that the Service selects
+		outside  bool   // the operator runs outside the cluster
 		engines  Engines
 		policy   string
 		from     peer
@@ -158,7 +158,7 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 }
 
-// Engines are closed only while the Service leads to the router, and nothing is made where nothing is wanted.
+// The policy of engines exists only while the Service selects the router, and no policy exists if the spec wants none.
 func TestNetworkPoliciesThatAreMade(t *testing.T) {
 	mode := func(mode semmoev1.RoutingMode) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = mode }

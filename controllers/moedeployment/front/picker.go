@@ -34,7 +34,7 @@ const PoolPeriod = 30 * time.Second
 // InferencePool. It reports whether the cluster lacks the kind InferencePool.
 func (f *Front) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (kindMissing bool, err error) {
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &corev1.Service{}, pickerService(moed), coreac.ExtractService); err != nil {
-		return false, fmt.Errorf("reconcile Service of the endpoint picker: %w", err)
+		return false, fmt.Errorf("failed to reconcile the Service of the endpoint picker: %w", err)
 	}
 	want, live := inferencePoolOf(moed, engines.port(moed)), &unstructured.Unstructured{}
 	live.SetGroupVersionKind(InferencePool)
@@ -57,7 +57,7 @@ func (f *Front) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeploymen
 		return true, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("reconcile InferencePool: %w", err)
+		return false, fmt.Errorf("failed to reconcile the InferencePool: %w", err)
 	}
 	return false, nil
 }
@@ -92,10 +92,10 @@ func (f *Front) deletePicker(ctx context.Context, moed *semmoev1.MoEDeployment) 
 		err = f.remove(ctx, moed, pool)
 	}
 	if err != nil && !kindAbsent(err) {
-		return fmt.Errorf("delete InferencePool: %w", err)
+		return fmt.Errorf("failed to delete the InferencePool: %w", err)
 	}
 	if err := f.remove(ctx, moed, service); err != nil {
-		return fmt.Errorf("delete Service of the endpoint picker: %w", err)
+		return fmt.Errorf("failed to delete the Service of the endpoint picker: %w", err)
 	}
 	return nil
 }

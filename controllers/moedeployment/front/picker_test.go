@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// stored is an InferencePool as the API server gives it back: as JSON, with defaults and what others have added.
+// stored returns an InferencePool as the API server stores it: as JSON, with defaults and fields of other owners.
 func stored(t *testing.T, moed *semmoev1.MoEDeployment, change func(pool *unstructured.Unstructured)) *unstructured.Unstructured {
 	t.Helper()
 	data, err := json.Marshal(inferencePoolOf(moed, 30000))
@@ -25,7 +25,7 @@ func stored(t *testing.T, moed *semmoev1.MoEDeployment, change func(pool *unstru
 	return pool
 }
 
-// The InferencePool is written only where one of our fields differs.
+// The InferencePool is written only if a field of the operator differs.
 func TestPoolHas(t *testing.T) {
 	set := func(value any, fields ...string) func(*unstructured.Unstructured) {
 		return func(pool *unstructured.Unstructured) {

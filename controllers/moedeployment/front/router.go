@@ -45,7 +45,7 @@ func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeploymen
 	account := &corev1.ServiceAccount{}
 	accountIntent := routerServiceAccount(moed)
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
-		return false, fmt.Errorf("reconcile ServiceAccount of the request router: %w", err)
+		return false, fmt.Errorf("failed to reconcile the ServiceAccount of the request router: %w", err)
 	}
 	accountUID := account.UID
 	if accountIntent.UID != nil { // just written: the response is newer than the cache
@@ -55,7 +55,7 @@ func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeploymen
 		return false, nil // the spec has changed, and an update event follows
 	}
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
-		return false, fmt.Errorf("reconcile RoleBinding of the request router: %w", err)
+		return false, fmt.Errorf("failed to reconcile the RoleBinding of the request router: %w", err)
 	}
 	authority, err := f.StoreAuthority(ctx, moed)
 	if err != nil {
@@ -73,10 +73,10 @@ func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeploymen
 	}
 	deployment := &appsv1.Deployment{}
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, deployment, intent, appsac.ExtractDeployment); err != nil {
-		return false, fmt.Errorf("reconcile Deployment of the request router: %w", err)
+		return false, fmt.Errorf("failed to reconcile the Deployment of the request router: %w", err)
 	}
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
-		return false, fmt.Errorf("reconcile PodDisruptionBudget of the request router: %w", err)
+		return false, fmt.Errorf("failed to reconcile the PodDisruptionBudget of the request router: %w", err)
 	}
 	return intent.UID == nil && updatedAvailable(deployment), nil // the cache does not contain an object that was just written
 }
@@ -147,7 +147,7 @@ func (f *Front) deleteRouter(ctx context.Context, moed *semmoev1.MoEDeployment) 
 			err = f.remove(ctx, moed, object)
 		}
 		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete the request router: %w", err)
+			return fmt.Errorf("failed to delete the request router: %w", err)
 		}
 	}
 	return nil

@@ -20,7 +20,7 @@ import (
 	"github.com/semmoe/operator/internal/owned"
 )
 
-// A cache that still shows the Service before a router took over leads no clients back to the engines.
+// A stale cache that shows the Service before a router took over does not switch the Service back to the engines.
 func TestServiceIsNotLedBack(t *testing.T) {
 	leading := func(component string) *corev1.Service {
 		return &corev1.Service{
@@ -48,7 +48,7 @@ func TestServiceIsNotLedBack(t *testing.T) {
 	}
 }
 
-// A router is made by the latest spec alone.
+// A router is created only if the latest spec needs it.
 func TestRouterIsMadeByTheLatestSpec(t *testing.T) {
 	moed := moedtest.Deployment()
 	for generation, want := range map[int64]bool{moed.Generation: true, moed.Generation + 1: false} {
@@ -67,7 +67,7 @@ func TestRouterIsMadeByTheLatestSpec(t *testing.T) {
 	}
 }
 
-// A router is taken away by the latest spec alone.
+// A router is deleted only if the latest spec does not need it.
 func TestRouterIsDeletedByTheLatestSpec(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	router := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{

@@ -22,12 +22,12 @@ func CalibrationOf(ctx context.Context, c client.Reader, p *semmoev1.PlacementPl
 	log := logr.FromContextOrDiscard(ctx).WithValues("plan", p.Name)
 	held := &corev1.ConfigMap{}
 	if err := c.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: p.Status.ConfigMap}, held); err != nil {
-		log.V(1).Info("Cannot read the calibration of a plan", "reason", err.Error())
+		log.V(1).Info("Failed to read the calibration of a plan", "reason", err.Error())
 		return nil
 	}
 	calibration, err := calibrationIn(held.Data, p.Status.PlanDigest)
 	if err != nil {
-		log.Error(err, "The calibration of a plan is of no use", "configMap", held.Name)
+		log.Error(err, "The calibration of a plan is invalid", "configMap", held.Name)
 		return nil
 	}
 	return calibration

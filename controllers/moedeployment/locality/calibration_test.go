@@ -9,7 +9,7 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 )
 
-// A calibration counts only as the plan's own: what was edited, or is cut off, is as good as none.
+// A calibration is used only if it belongs to the plan: an edited or truncated one counts as missing.
 func TestCalibrationIn(t *testing.T) {
 	data, digest := moedtest.WithCalibration(t, moedtest.Calibration())
 	invalid := moedtest.Calibration()

@@ -156,20 +156,20 @@ func Assess(in Input) Assessment {
 	switch {
 	case result.Alarm:
 		a.Status, a.Since, a.Causes = Drifted, result.Since, result.Causes
-		a.Message = "Requests are no longer those that the plan was made for"
+		a.Message = "The traffic has drifted away from the plan"
 		a.Hold = firstViolated(holds, in)
 	case in.below():
 		a.Status = BelowPromise
-		a.Message = "Requests do not get what the plan promises, but have not been seen to change since it was made: profile requests that are more like those that are served"
+		a.Message = "Locality is below the prediction of the plan, but no change of the traffic is detected. Profile requests that are more similar to the traffic"
 	case in.Spec.Source == semmoev1.DriftSourceRouter && in.Rate.Value() < in.bar() && in.given() > 0:
 		a.Status = OnTarget
-		a.Message = "Requests get what the plan promises, but for what routers give up so that no rank keeps the others waiting"
+		a.Message = "Locality matches the prediction of the plan, except for the share that routers trade for shorter waits"
 	default:
 		a.Status = OnTarget
-		a.Message = "Requests get what the plan promises"
+		a.Message = "Locality matches the prediction of the plan"
 	}
 	if !a.Tested {
-		a.Message += fmt.Sprintf(". Whether they drift is not tested: its ConfigMap has no calibration (drift.json), as that of a plan that was made from counts, held back fewer than %d requests (or such long ones that fewer are within %d tokens times MoE layers), is for so many ranks (about 200) that a ConfigMap has no room for it, or was made by an earlier version", drift.LeastRequests, drift.MaxRows)
+		a.Message += fmt.Sprintf(". Drift is not tested, because the plan has no calibration (drift.json): it was made from counts, with fewer than %d held-back requests (at most %d tokens times MoE layers), for about 200 ranks or more, or by an earlier version", drift.LeastRequests, drift.MaxRows)
 	}
 	a.Reason = string(a.Status)
 	return a
@@ -233,36 +233,36 @@ func (in Input) below() bool {
 
 // engineCannotShuffle: the local share does not depend on the plan or the traffic.
 func engineCannotShuffle(in Input) (reason, message string, violated bool) {
-	return reasonEngineCannotShuffle, fmt.Sprintf("spec.parallelism.attention is TensorParallel and spec.placement.tokenShuffle is not Enabled: tokens stay where attention leaves them, and one activation in %d is local under any plan. Enable it where the engine's image has a consumer of the plan's tables, or use DataParallel", in.Ranks),
+	return reasonEngineCannotShuffle, fmt.Sprintf("With attention TensorParallel and tokenShuffle not Enabled, tokens are not moved, and one activation in %d is local under any plan. Enable spec.placement.tokenShuffle if the engine image reads the plan's tables, or use DataParallel", in.Ranks),
 		in.Ranks > 0 && !in.Shuffled
 }
 
 // tokensNotObserved: requests have no rank to compare their experts with.
 func tokensNotObserved(in Input) (reason, message string, violated bool) {
-	return "NotObserved", "spec.parallelism.attention is TensorParallel: routers do not see which rank a token was sent to, and cannot measure the local activation rate. Where the consumer in the engine tells it to a Prometheus server, set spec.drift.source to Prometheus",
+	return "NotObserved", "spec.parallelism.attention is TensorParallel: routers cannot observe the rank of a token, and cannot measure the local activation rate. If the engine exports the rate to Prometheus, set spec.drift.source to Prometheus",
 		in.Ranks > 0 && in.fromRouters()
 }
 
 // noPlan: the engine's own placement makes no prediction.
 func noPlan(in Input) (reason, message string, violated bool) {
-	return "NoPlan", "Without a plan there is no promised local activation rate to compare with", !in.Planned
+	return "NoPlan", "Without a plan there is no predicted local activation rate to compare with", !in.Planned
 }
 
 // engineCannotTell: samples are impossible.
 func engineCannotTell(in Input) (reason, message string, violated bool) {
-	return desired.ReasonEngineCannotTell, fmt.Sprintf("%s does not tell the experts of a request: the local activation rate cannot be measured, and the plan stays until its inputs change", in.Engine),
+	return desired.ReasonEngineCannotTell, fmt.Sprintf("%s does not return the routed experts of requests: the local activation rate cannot be measured, and the plan stays until its inputs change", in.Engine),
 		in.fromRouters() && !in.EngineTells
 }
 
 // notObserved: sampling is disabled.
 func notObserved(in Input) (reason, message string, violated bool) {
-	return "NotObserved", "Nothing is sampled: set spec.routing.samplePercent above 0", in.fromRouters() && !in.Observed
+	return "NotObserved", "No requests are sampled. Set spec.routing.samplePercent above 0", in.fromRouters() && !in.Observed
 }
 
 // noPromise: pods continue to serve, and routers continue to use tables, after the plan is deleted, but the prediction
 // is deleted with the plan.
 func noPromise(in Input) (reason, message string, violated bool) {
-	return "PlanNotFound", "The PlacementPlan of what is in service does not exist any more, or has not told its figures yet: there is nothing to compare with",
+	return "PlanNotFound", "The PlacementPlan in service does not exist any more, or has no forecast yet, so there is nothing to compare with",
 		in.Plan == nil || in.Promise == nil || in.Routers.Tables != "" && in.Routers.Tables != in.Plan.Status.PlanDigest
 }
 
@@ -280,7 +280,7 @@ func nothingObserved(in Input) (reason, message string, violated bool) {
 
 // notScored: without the tables, the expected locality of a request is unknown.
 func notScored(in Input) (reason, message string, violated bool) {
-	return "TablesNotLoaded", "The routers have not loaded the tables of the plan: what they sample cannot be compared with it", in.fromRouters() && in.Routers.Tables == ""
+	return "TablesNotLoaded", "The routers have not loaded the tables of the plan, so samples cannot be compared with the plan", in.fromRouters() && in.Routers.Tables == ""
 }
 
 // tooFewSamples: the rate is not statistically significant.
@@ -301,7 +301,7 @@ func prometheusSilent(in Input) (reason, message string, violated bool) {
 // present.
 func prometheusStale(in Input) (reason, message string, violated bool) {
 	points := in.Prometheus.Points
-	return "PrometheusStale", "The query has no value of the last minutes that is a number",
+	return "PrometheusStale", "The query returned no numeric value for the last minutes",
 		in.fromPrometheus() && (len(points) == 0 || in.Now.Sub(points[len(points)-1].Time) > staleSteps*in.Prometheus.step())
 }
 
@@ -311,7 +311,7 @@ func notARate(in Input) (reason, message string, violated bool) {
 	for _, point := range in.Prometheus.Points {
 		outside = outside || point.Value < 0 || point.Value > 1
 	}
-	return "PrometheusNotARate", "The query has values below 0 or above 1: it must be a local activation rate, and a share, not percent", in.fromPrometheus() && outside
+	return "PrometheusNotARate", "The query has values below 0 or above 1: it must return a local activation rate as a share from 0 to 1, not a percentage", in.fromPrometheus() && outside
 }
 
 // tooFewValues: the window is not complete, or has gaps.

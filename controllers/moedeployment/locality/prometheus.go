@@ -49,7 +49,7 @@ func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since
 		Start: evidence.End.Add(step - 2*evidence.Window), End: evidence.End, Step: step,
 	})
 	if told := (*promquery.Error)(nil); errors.As(err, &told) {
-		logr.FromContextOrDiscard(ctx).Info("Cannot read the local activation rate from Prometheus", "reason", told.Reason, "cause", printable.Line(fmt.Sprint(told.Cause), maxCause))
+		logr.FromContextOrDiscard(ctx).Info("Failed to read the local activation rate from Prometheus", "reason", told.Reason, "cause", printable.Line(fmt.Sprint(told.Cause), maxCause))
 		evidence.Problem = desired.Finding{Reason: told.Reason, Message: told.Message}
 		return evidence
 	}
@@ -74,7 +74,7 @@ func (s Prometheus) bearer(ctx context.Context, moed *semmoev1.MoEDeployment) (s
 		return "", desired.Finding{Reason: "SecretForbidden", Message: fmt.Sprintf("%s may not be read by the operator. Allow it with: kubectl create role semmoe-drift -n %[2]s --verb=get --resource=secrets --resource-name=%[3]s; kubectl create rolebinding semmoe-drift -n %[2]s --role=semmoe-drift --serviceaccount=%[4]s:semmoe-manager",
 			field, moed.Namespace, name, cmp.Or(s.Namespace, "semmoe-system"))}
 	case err != nil:
-		logr.FromContextOrDiscard(ctx).V(1).Info("Cannot read the token for Prometheus", "secret", name, "reason", err.Error())
+		logr.FromContextOrDiscard(ctx).V(1).Info("Failed to read the token for Prometheus", "secret", name, "reason", err.Error())
 		return "", desired.Finding{Reason: "SecretUnreadable", Message: field + " cannot be read now"}
 	case len(secret.Data[tokenKey]) == 0:
 		return "", desired.Finding{Reason: "SecretNotFound", Message: fmt.Sprintf("%s has no key %q, or an empty one", field, tokenKey)}

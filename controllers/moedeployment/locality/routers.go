@@ -96,7 +96,7 @@ func AskRouters(ctx context.Context, c *http.Client, routers []*corev1.Pod) []la
 		asked.Go(func() error {
 			report, err := fetchReport(ctx, c, pod.Status.PodIP)
 			if err != nil {
-				log.V(1).Info("Leaving a router out of the observed local activation rate", "pod", pod.Name, "reason", err.Error())
+				log.V(1).Info("Failed to read the observations of a router, which is omitted from the local activation rate", "pod", pod.Name, "reason", err.Error())
 				return nil
 			}
 			told[i] = &report

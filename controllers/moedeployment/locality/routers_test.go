@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// routerNetwork answers for routers, by address.
+// routerNetwork responds for routers, by address.
 type routerNetwork map[string]string
 
 func (n routerNetwork) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -30,8 +30,8 @@ func (n routerNetwork) RoundTrip(request *http.Request) (*http.Response, error) 
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text))}, nil
 }
 
-// What routers tell is summed as if one router had observed it all; those that cannot be reached, that are not ready or that
-// tell what cannot be are left out.
+// Reports are summed as if one router had observed everything. Routers that are unreachable, unready, or return invalid
+// reports are omitted.
 func TestAskRouters(t *testing.T) {
 	var want Traffic
 	network := routerNetwork{
@@ -77,7 +77,7 @@ func TestAskRouters(t *testing.T) {
 	}
 }
 
-// silentNetwork has routers that never answer, but for some.
+// silentNetwork contains routers that never respond, with some exceptions.
 type silentNetwork struct{ answering routerNetwork }
 
 func (n silentNetwork) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -88,7 +88,8 @@ func (n silentNetwork) RoundTrip(request *http.Request) (*http.Response, error) 
 	return nil, request.Context().Err()
 }
 
-// Many routers that cannot be reached leave the reconciliation its time, and the others are heard, in their order.
+// Many unreachable routers do not use up the time of the reconciliation, and the reports of the others are used, in
+// their order.
 func TestAskSilentRouters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := silentNetwork{routerNetwork{}}

@@ -46,7 +46,7 @@ func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeplo
 	name := revisions.AnswersName(moed, report.ModelDigest)
 	var stored corev1.ConfigMapList
 	if err := pl.List(ctx, &stored, client.InNamespace(moed.Namespace), client.MatchingLabels(desired.Selector(moed, semmoev1.ComponentAnswers))); err != nil {
-		return answers{}, fmt.Errorf("list stored answers: %w", err)
+		return answers{}, fmt.Errorf("failed to list stored answers: %w", err)
 	}
 	present := false
 	var refused error
@@ -75,7 +75,7 @@ func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeplo
 	}
 	recorded, err := pl.record(ctx, moed, pod, report.ModelDigest)
 	if err != nil {
-		return answers{Missing: fmt.Sprintf("pod %s does not give the answers to compare with: %v", pod.Name, err), Again: recordAgain}, refused
+		return answers{Missing: fmt.Sprintf("pod %s did not return the baseline outputs: %v", pod.Name, err), Again: recordAgain}, refused
 	}
 	err = pl.Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
@@ -89,8 +89,8 @@ func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeplo
 	if err == nil || apierrors.IsAlreadyExists(err) {
 		return answers{}, refused
 	}
-	err = refusable(fmt.Errorf("create ConfigMap %s: %w", name, err))
-	return answers{Missing: fmt.Sprintf("they cannot be stored: %v", err)}, errors.Join(refused, err)
+	err = refusable(fmt.Errorf("failed to create ConfigMap %s: %w", name, err))
+	return answers{Missing: fmt.Sprintf("the baseline outputs cannot be stored: %v", err)}, errors.Join(refused, err)
 }
 
 // record requests the model's outputs from a pod.
@@ -132,7 +132,7 @@ func (pl *Planner) recordChangedOutputs(ctx context.Context, workloads []*revisi
 		}
 		if len(plan.Annotations) != len(base.Annotations) {
 			if err := pl.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
-				return nil, fmt.Errorf("annotate PlacementPlan %s: %w", plan.Name, err)
+				return nil, fmt.Errorf("failed to annotate PlacementPlan %s: %w", plan.Name, err)
 			}
 		}
 		for key, told := range plan.Annotations {

@@ -18,7 +18,7 @@ var (
 	prompts  = []int32{64, 64, 64, 64, 2048, 4096, 8192, 8192}
 )
 
-// lookAtBatches has the planner look once, with nothing that holds a plan.
+// lookAtBatches runs the planner once, with no policy that holds a plan.
 func (s *story) lookAtBatches() Planning {
 	s.t.Helper()
 	p, err := s.Plan(context.Background(), s.moed, moedtest.Report(), s.workloads, nil)
@@ -31,7 +31,8 @@ func (s *story) lookAtBatches() Planning {
 	return p
 }
 
-// A plan has the batch sizes that engines reported when it was created. Others make no other plan by themselves, and a number of the spec wins.
+// A plan keeps the batch sizes that engines reported when it was created. Other sizes alone cause no other plan, and a
+// size in the spec takes precedence.
 func TestPlanKeepsItsBatchSizes(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, after, want []int32
@@ -55,7 +56,8 @@ func TestPlanKeepsItsBatchSizes(t *testing.T) {
 	}
 }
 
-// Batch sizes that differ much from those of the newest plan lead to one plan, from the same profile; one that gains nothing leads to no other.
+// Batch sizes that differ much from those of the newest plan cause one plan from the same profile. A plan without gain
+// causes no further plan.
 func TestReplanForBatches(t *testing.T) {
 	s := newStory(t)
 	s.BatchSizes = decoding
@@ -64,7 +66,7 @@ func TestReplanForBatches(t *testing.T) {
 		t.Fatalf("%d plans for the same sizes", len(s.plans()))
 	}
 	s.BatchSizes = prompts
-	for range 2 { // the second look sees the first one's plan
+	for range 2 { // the second run sees the plan of the first one
 		s.lookAtBatches()
 	}
 	made := slices.DeleteFunc(s.plans(), func(p semmoev1.PlacementPlan) bool { return p.Name == base.Name })
@@ -86,7 +88,7 @@ func TestReplanForBatches(t *testing.T) {
 	}
 }
 
-// A plan that gains nothing at its batch sizes is made again for others, where nothing serves under a plan.
+// A plan without gain at its batch sizes is recreated for other sizes if no workload serves under a plan.
 func TestOutgrownPlanIsMadeAgain(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*story)

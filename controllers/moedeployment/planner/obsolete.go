@@ -73,7 +73,7 @@ func (pl *Planner) neededByOthers(ctx context.Context, moed *semmoev1.MoEDeploym
 	var made semmoev1.PlacementPlanList
 	here := client.InNamespace(moed.Namespace)
 	if err := errors.Join(pl.List(ctx, &moeds, here, client.UnsafeDisableDeepCopy), pl.List(ctx, &made, here, client.UnsafeDisableDeepCopy)); err != nil {
-		return o, fmt.Errorf("list what names profiles and plans: %w", err)
+		return o, fmt.Errorf("failed to list the users of profiles and plans: %w", err)
 	}
 	for i := range moeds.Items {
 		other := &moeds.Items[i]
@@ -104,7 +104,7 @@ func (pl *Planner) neededByOthers(ctx context.Context, moed *semmoev1.MoEDeploym
 	}
 	var pods corev1.PodList
 	if err := pl.Live.List(ctx, &pods, here); err != nil {
-		return o, fmt.Errorf("list pods that mount plans: %w", err)
+		return o, fmt.Errorf("failed to list pods that mount plans: %w", err)
 	}
 	for i := range pods.Items {
 		o.configMaps = append(o.configMaps, mountedBy(&pods.Items[i])...)

@@ -29,20 +29,21 @@ import (
 	"github.com/semmoe/operator/internal/owned"
 )
 
-// ours makes an object of the fixtures' MoEDeployment.
+// ours makes an object a child of the fixtures' MoEDeployment.
 func ours(object client.Object) {
 	object.SetLabels(desired.Labels(moedtest.Deployment(), semmoev1.ComponentPlan))
 	object.SetOwnerReferences(owned.ControllerReference(moedtest.Deployment(), "MoEDeployment"))
 }
 
-// plannerOn makes a planner with these objects in its cluster.
+// plannerOn returns a planner with these objects in its cluster.
 func plannerOn(t *testing.T, funcs interceptor.Funcs, objects ...client.Object) *Planner {
 	t.Helper()
 	c := interceptor.NewClient(moedtest.Cluster(t, objects...), funcs)
 	return &Planner{Client: c, Live: c, Recorder: events.NewFakeRecorder(16), Now: func() time.Time { return moedtest.Start }}
 }
 
-// What somebody else names outlives the MoEDeployment's own need of it, and by an old spec nothing is deleted.
+// Objects that others reference are kept when the MoEDeployment no longer needs them, and an outdated spec causes no
+// deletion.
 func TestWhatOthersNeedIsKept(t *testing.T) {
 	plans := func() []*semmoev1.PlacementPlan {
 		var list []*semmoev1.PlacementPlan
@@ -133,7 +134,8 @@ func TestWhatOthersNeedIsKept(t *testing.T) {
 	}
 }
 
-// While the base plan is not known, as after the status of its profile was lost, new tables stay in use, and what drift has led to is kept.
+// While the base plan is unknown, for example after its profile lost its status, new tables stay in use, and objects
+// made for drift are kept.
 func TestDriftIsRememberedWhileTheBaseIsUnknown(t *testing.T) {
 	base, tables := moedtest.PlanOf("base", "b0", nil), replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)
 	now := moedtest.Start.Add(48 * time.Hour)
@@ -158,7 +160,7 @@ func TestDriftIsRememberedWhileTheBaseIsUnknown(t *testing.T) {
 	}
 }
 
-// A profile that an admission rule refuses keeps no model from being served under what it is served under.
+// A profile that an admission rule rejects does not change what the model serves under.
 func TestRefusedProfile(t *testing.T) {
 	refuse := interceptor.Funcs{Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
 		return apierrors.NewForbidden(schema.GroupResource{Resource: "affinityprofiles"}, object.GetName(), errors.New("spec.template is at fault"))
@@ -184,7 +186,7 @@ func TestRefusedProfile(t *testing.T) {
 	}
 }
 
-// repeater answers every prompt alike.
+// repeater returns the same output for every prompt.
 type repeater struct{}
 
 func (repeater) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -192,8 +194,8 @@ func (repeater) RoundTrip(request *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Header: http.Header{}, Body: io.NopCloser(strings.NewReader(answer)), Request: request}, nil
 }
 
-// What is refused beside what serves, as by a quota that is used up or by a policy, keeps nothing that serves or is tried from being known.
-// What passes is tried again.
+// A rejection of auxiliary objects, by a quota or a policy, does not affect the serving plan or the candidate.
+// Temporary errors are retried.
 func TestRefusedBesideWhatServes(t *testing.T) {
 	model := strings.Repeat("ab", 32)
 	report := moedtest.Report()
@@ -293,8 +295,8 @@ func TestRefusedBesideWhatServes(t *testing.T) {
 	}
 }
 
-// What is refused of the profiles of re-plans keeps nothing that serves from being known, and leaves those that stay in the lineage: the
-// next one has another name.
+// A rejected deletion of profiles for drift does not affect the serving plan. The profiles stay in the lineage, so that
+// the next one has another name.
 func TestRefusedBesideReplans(t *testing.T) {
 	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "affinityprofiles"}, "live", errors.New("profiles are locked"))
 	moed := moedtest.Deployment()
@@ -323,8 +325,7 @@ func TestRefusedBesideReplans(t *testing.T) {
 	}
 }
 
-// An object of somebody else that has the name of one of ours keeps nothing that serves from being known, and is told. Routers read it all the
-// same.
+// An object of another owner with the name of a child does not affect serving, and is reported. Routers read it anyway.
 func TestForeignObjectInTheWay(t *testing.T) {
 	moed := moedtest.Deployment()
 	layout, swapped := moedtest.PlanOf("layout", "aa", nil), moedtest.PlanOf("swapped", "t1", nil)
@@ -334,7 +335,7 @@ func TestForeignObjectInTheWay(t *testing.T) {
 	}
 	p := Planning{Plans: []*semmoev1.PlacementPlan{swapped}, Serving: revisions.LayoutOf(layout, semmoev1.RealizationEngineMap)}
 	err := plannerOn(t, interceptor.Funcs{}, tables).reconcileTables(t.Context(), moed, moedtest.Model, &p, nil, true)
-	if text := outcome.Lasting(err); !IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to somebody else: delete it") {
+	if text := outcome.Lasting(err); !IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to another owner: delete it") {
 		t.Errorf("error %v, told as %q", err, text)
 	}
 	if p.Tables != swapped || !slices.Contains(p.Named, swapped.Name) {
@@ -342,7 +343,8 @@ func TestForeignObjectInTheWay(t *testing.T) {
 	}
 }
 
-// An argument that contradicts a plan takes the model out of it, as it keeps a new model from it: whichever came first.
+// An argument that contradicts a plan ends serving under the plan, as it prevents a new model from serving under it, in
+// either order.
 func TestContradictedLayout(t *testing.T) {
 	change := func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = ptr.To(intstr.FromInt32(4)) }
 	plan := moedtest.PlanOf("copies", "cc", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = ptr.To(intstr.FromInt32(4)) })
@@ -361,7 +363,7 @@ func TestContradictedLayout(t *testing.T) {
 	}
 }
 
-// What serves is not planned anew while the spec asks for another kind of plan, which would refuse to replace it.
+// No drift plan is made while the spec requests another kind of plan, which could not replace the one in service.
 func TestNoReplanOfAnotherKind(t *testing.T) {
 	for name, tc := range map[string]struct {
 		serving, base func(*semmoev1.PlacementPlan)

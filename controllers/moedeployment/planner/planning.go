@@ -287,7 +287,7 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 	case c.failedText(open[0]) != "":
 		hold = no(ReasonRolledBack, c.failedText(open[0]))
 	case c.answers.Missing != "" && !c.tried(open[0]):
-		hold = no("AwaitingBaselineOutputs", fmt.Sprintf("Plan %s is rolled out once it can be proven that it does not change the model's answers: %s", c.wanted.Status.Plan, c.answers.Missing))
+		hold = no("AwaitingBaselineOutputs", fmt.Sprintf("Plan %s waits until its outputs can be compared with the baseline: %s", c.wanted.Status.Plan, c.answers.Missing))
 	case !c.needsTrial(inService, open[0]):
 		return open[0], nil, desired.Finding{}
 	default:
@@ -327,7 +327,7 @@ func (c *choice) failedText(l *revisions.Layout) string {
 	if key == "" {
 		return ""
 	}
-	return fmt.Sprintf("Plan %s was tried on a canary and taken back. %s. It is not tried again until the annotation %s is removed from PlacementPlan %s", l.Short(), told, key, c.wanted.Name)
+	return fmt.Sprintf("Plan %s failed on a canary and was rolled back. %s. It is not tried again until annotation %s is removed from PlacementPlan %s", l.Short(), told, key, c.wanted.Name)
 }
 
 // candidate is a realization of the wanted plan.
@@ -402,7 +402,7 @@ func supportOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, release e
 ) engine.Support {
 	support := adapter.Support(situation(moed, report, release, realization, redundant, keepsGroups))
 	if realization == semmoev1.RealizationReshuffledWeights && moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
-		support.Refuse("RouterRequired", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
+		support.Refuse("RouterRequired", "Reshuffled weights need spec.routing.mode Router: engines return permuted expert IDs, which only the router translates back")
 	}
 	return support
 }
@@ -516,17 +516,17 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, pinned
 	}
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain && plan.Status.Forecast == nil:
-		return no(string(plan.Status.Verdict), "Plan %s promises no gain by counts of tokens, which show no local activation rate, and is not rolled out", short)
+		return no(string(plan.Status.Verdict), "Plan %s predicts no gain from token counts, which contain no local activation rate, and is not rolled out", short)
 	case plan.Status.Verdict != semmoev1.VerdictGain:
-		return no(string(plan.Status.Verdict), "Plan %s promises no gain (%s), and is not rolled out", short, promiseText(plan))
+		return no(string(plan.Status.Verdict), "Plan %s predicts no gain (%s), and is not rolled out", short, promiseText(plan))
 	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone && moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel && !approved:
-		return no("NoRouter", "Plan %s pays only if requests are sent to the ranks that hold their experts: set spec.routing.mode to Router or EndpointPicker, or, where somebody else sends them there, approve it with: %s", short, approve)
+		return no("NoRouter", "Plan %s has a gain only if requests are routed to the ranks of their experts. Set spec.routing.mode to Router or EndpointPicker, or, with your own routing, approve the plan with: %s", short, approve)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
-		return no("Advisory", "Plan %s promises %s; spec.placement.approval is Advisory: nothing is rolled out", short, promiseText(plan))
+		return no("Advisory", "Plan %s predicts %s; spec.placement.approval is Advisory: nothing is rolled out", short, promiseText(plan))
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved:
-		return no("AwaitingApproval", "Plan %s promises %s; approve it with: %s", short, promiseText(plan), approve)
+		return no("AwaitingApproval", "Plan %s predicts %s; approve it with: %s", short, promiseText(plan), approve)
 	case *moed.Spec.Replicas == 1 && *moed.Spec.Rollout.MaxSurge == 0 && !approved:
-		return no(reasonNoRoom, "Plan %s promises %s; with one replica and spec.rollout.maxSurge 0 its roll-out interrupts the service: set maxSurge, or accept that with: %s",
+		return no(reasonNoRoom, "Plan %s predicts %s; with one replica and spec.rollout.maxSurge 0, its rollout interrupts the service. Set maxSurge, or accept the interruption with: %s",
 			short, promiseText(plan), approve)
 	}
 	return desired.Finding{}
@@ -543,17 +543,17 @@ func forecastOf(plan *semmoev1.PlacementPlan) semmoev1.PlanForecast {
 func promiseText(plan *semmoev1.PlacementPlan) string {
 	f := forecastOf(plan)
 	if f.LARSummary == "" {
-		return "a better placement by counts of tokens, which show no local activation rate"
+		return "a better placement from token counts, which contain no local activation rate"
 	}
 	if f.BaselineRemoteRanksMilli > 0 {
-		return fmt.Sprintf("the experts of a token on %.2f other ranks, against %.2f without it", float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000)
+		return fmt.Sprintf("the experts of a token on %.2f other ranks, versus %.2f without the plan", float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000)
 	}
-	text := fmt.Sprintf("%s against %s without it", f.LARSummary, f.BaselineSummary)
+	text := fmt.Sprintf("%s versus %s without the plan", f.LARSummary, f.BaselineSummary)
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain && f.Reason != "":
 		text += "; " + f.Reason
 	case f.LayerNanos > f.BaselineLayerNanos: // the rates alone do not explain the verdict
-		text += fmt.Sprintf("; a layer takes %.1f µs against %.1f", float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
+		text += fmt.Sprintf("; a layer takes %.1f µs versus %.1f µs", float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
 	}
 	return text
 }
@@ -562,12 +562,12 @@ func promiseText(plan *semmoev1.PlacementPlan) string {
 func PlannedText(plan *semmoev1.PlacementPlan) string {
 	f := forecastOf(plan)
 	if f.LARSummary == "" {
-		return "was solved from counts of tokens, which show no local activation rate"
+		return "was solved from token counts, which contain no local activation rate"
 	}
 	if f.BaselineRemoteRanksMilli > 0 {
-		return fmt.Sprintf("promises %s; tokens are not shuffled, and the local activation rate is %s under any plan", promiseText(plan), f.LARSummary)
+		return fmt.Sprintf("predicts %s; tokens are not shuffled, and the local activation rate is %s under any plan", promiseText(plan), f.LARSummary)
 	}
-	return fmt.Sprintf("promises a local activation rate of %s; the default placement has %s", f.LARSummary, f.BaselineSummary)
+	return fmt.Sprintf("predicts a local activation rate of %s, versus %s for the default placement", f.LARSummary, f.BaselineSummary)
 }
 
 // Reasons of Profiled that are errors, not pending work.
@@ -594,7 +594,7 @@ func ChildVerdict(kind, name string, conditions []metav1.Condition, otherwise st
 func (p *Planning) TablesText() string {
 	text := ""
 	if p.Tables != nil {
-		text = fmt.Sprintf(". Requests are sent by the tables of plan %s (PlacementPlan %s)", p.Tables.Status.Plan, p.Tables.Name)
+		text = fmt.Sprintf(". Requests are routed by the tables of plan %s (PlacementPlan %s)", p.Tables.Status.Plan, p.Tables.Name)
 	}
 	if p.TablesHold.Reason != "" {
 		text += ". " + p.TablesHold.Reason + ": " + p.TablesHold.Message

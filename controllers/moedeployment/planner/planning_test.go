@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/owned"
 )
 
-// workloadUnder is the workload of a revision under the plan, which may be nil.
+// workloadUnder returns the workload of a revision under the plan, which may be nil.
 func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *revisions.Workload {
 	t.Helper()
 	var under *revisions.Layout
@@ -33,13 +33,13 @@ func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *
 	return workload
 }
 
-// trial is a workload that has not proven itself.
+// trial marks a workload as not proven.
 func trial(workload *revisions.Workload) *revisions.Workload {
 	metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, semmoev1.RolloutCanary)
 	return workload
 }
 
-// olderWorkload is one whose pods do not tell their engine.
+// olderWorkload returns a workload whose pods do not record their engine.
 func olderWorkload(t *testing.T, plan *semmoev1.PlacementPlan) *revisions.Workload {
 	t.Helper()
 	workload := workloadUnder(t, plan, 2)
@@ -56,7 +56,7 @@ func TestChooseLayout(t *testing.T) {
 	noGain := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Verdict = semmoev1.VerdictNoGainExpected })
 	failedOnce := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) {
 		p.OwnerReferences = owned.ControllerReference(moedtest.Deployment(), "MoEDeployment")
-		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"} // with another template
+		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"} // with another pod template
 	})
 	failedElsewhere := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) {
 		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"}
@@ -137,8 +137,8 @@ func TestChooseLayout(t *testing.T) {
 	}
 }
 
-// Whoever asks for one replica while a plan is promoted does not stop that: what served before may have no replica left. A canary has, and
-// gives way to it.
+// Scaling to one replica during a promotion does not stop the promotion: the previous revision may have no replica
+// left. It does stop a canary.
 func TestOneReplicaDuringPromotion(t *testing.T) {
 	old, fresh := moedtest.PlanOf("old", "aa", nil), moedtest.PlanOf("new", "bb", nil)
 	moed, layout := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }), revisions.LayoutOf(fresh, semmoev1.RealizationEngineMap)
@@ -154,9 +154,7 @@ func TestOneReplicaDuringPromotion(t *testing.T) {
 	}
 }
 
-// A layout whose revision was seen to change answers is not tried again: the other realisation is, else what was in service
-// before, else none. Another image is another revision.
-// A plan that was solved from counts of tokens has no forecast, and its messages no empty figures.
+// A plan from token counts has no forecast, and its messages contain no empty figures.
 func TestTextsOfCounts(t *testing.T) {
 	moed := moedtest.Deployment()
 	for _, verdict := range []semmoev1.Verdict{semmoev1.VerdictGain, semmoev1.VerdictNoGainExpected} {
@@ -215,7 +213,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		answers   answers
 		release   string
 		want      *revisions.Layout
-		try       bool // want is tried, and no plan serves
+		try       bool // want is the candidate, and no plan serves
 		hold      string
 		why       string
 	}{
@@ -284,7 +282,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 	}
 }
 
-// Neither an image, nor resources, nor the number of replicas changes what is profiled: no profile is made twice for them.
+// Neither image, resources nor the number of replicas change the profile, so none of them causes a second profile.
 func TestProfileFollowsItsInputsAlone(t *testing.T) {
 	profiling := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{
@@ -322,7 +320,7 @@ func TestProfileFollowsItsInputsAlone(t *testing.T) {
 	}
 }
 
-// A profile that is under way is made anew only for what reaches its Job.
+// A running profile is recreated only for changes that affect its Job.
 func TestOutdated(t *testing.T) {
 	profiling := func(target semmoev1.ProfilingTarget) func(m *semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) {
@@ -338,7 +336,7 @@ func TestOutdated(t *testing.T) {
 	cases := map[string]struct {
 		Change             func(*semmoev1.MoEDeployment)
 		serving, dedicated bool
-		givenUp            bool // target Serving, after a failure for good
+		givenUp            bool // target Serving, after a permanent failure
 	}{
 		"nothing":       {func(*semmoev1.MoEDeployment) {}, false, false, false},
 		"image":         {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false, true, true},
@@ -367,7 +365,8 @@ func TestOutdated(t *testing.T) {
 	}
 }
 
-// Plans that a workload names are kept, whatever the spec asks for: deleting one would take its ConfigMap from pods.
+// Plans that a workload references are kept, whatever the spec requests: deleting one would remove the ConfigMap of
+// pods.
 func TestObsolete(t *testing.T) {
 	used, wanted, gone := moedtest.PlanOf("used", "aa", nil), moedtest.PlanOf("wanted", "bb", nil), moedtest.PlanOf("gone", "cc", nil)
 	plans := []*semmoev1.PlacementPlan{used, wanted, gone}
@@ -391,7 +390,7 @@ func TestObsolete(t *testing.T) {
 	}
 }
 
-// Ranks on several nodes activate what they do on one.
+// Ranks on several nodes activate the same experts as on one node.
 func TestPodsPerReplicaMakeNoOtherProfile(t *testing.T) {
 	profiled := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Target: semmoev1.ProfilingTargetServing, Dataset: &semmoev1.DatasetSpec{}}
@@ -401,7 +400,7 @@ func TestPodsPerReplicaMakeNoOtherProfile(t *testing.T) {
 	}
 }
 
-// tokenPlan is one for tokens that stay where they are.
+// tokenPlan returns a plan for tokens that are not shuffled.
 func tokenPlan(name, digest string) *semmoev1.PlacementPlan {
 	return moedtest.PlanOf(name, digest, func(p *semmoev1.PlacementPlan) {
 		p.Spec.Attention, p.Spec.TokenShuffle = semmoev1.AttentionTensorParallel, semmoev1.TokenShuffleDisabled
@@ -409,8 +408,8 @@ func tokenPlan(name, digest string) *semmoev1.PlacementPlan {
 	})
 }
 
-// A plan of tokens that stay where attention leaves them is made for few messages; one of tokens that are shuffled has the name that it
-// always had, or an upgrade would cost a solve of each.
+// A plan without token shuffling is made for few messages. A plan with token shuffling keeps its former name, so that
+// an upgrade causes no new solve.
 func TestPlansAreToldOfTokens(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Result: &semmoev1.ProfileResult{Digest: "d"}}}
 	profile.Name = "p"
@@ -448,7 +447,8 @@ func TestPlansAreToldOfTokens(t *testing.T) {
 	}
 }
 
-// A plan for tokens is rolled out where there is an all-to-all, keeps serving, and goes where it does not fit any more.
+// A plan for tokens is rolled out if there is an all-to-all backend, continues to serve, and is dropped when it no
+// longer fits.
 func TestChooseLayoutForTokens(t *testing.T) {
 	old, fresh := tokenPlan("old", "aa"), tokenPlan("new", "bb")
 	under := func(plan *semmoev1.PlacementPlan, change func(*semmoev1.MoEDeployment)) []*revisions.Workload {
@@ -491,7 +491,7 @@ func TestChooseLayoutForTokens(t *testing.T) {
 	}
 }
 
-// New tables cannot reach an engine that has read its own.
+// New tables do not reach an engine that has already read its tables.
 func TestNewTablesNeedRequestsWithRanks(t *testing.T) {
 	tables := moedtest.PlanOf("new", "bb", nil)
 	if hold := holdTables(moedtest.Deployment(moedtest.Shuffled), tables); hold.Reason != "TablesRequireRestart" {
@@ -502,7 +502,7 @@ func TestNewTablesNeedRequestsWithRanks(t *testing.T) {
 	}
 }
 
-// A profile's pods are pulled with the template's secrets; only a Job with an engine of its own has the engine's variables.
+// A profile's pods use the template's pull secrets. Only a Job with its own engine gets the engine's variables.
 func TestProfilePullSecrets(t *testing.T) {
 	for target, token := range map[semmoev1.ProfilingTarget]bool{semmoev1.ProfilingTargetServing: false, semmoev1.ProfilingTargetDedicated: true} {
 		moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {

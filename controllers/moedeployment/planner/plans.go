@@ -202,7 +202,7 @@ func (pl *Planner) make(ctx context.Context, kind string, object client.Object) 
 	if err == nil || apierrors.IsAlreadyExists(err) {
 		return nil
 	}
-	return refusable(fmt.Errorf("create %s %s: %w", kind, object.GetName(), err))
+	return refusable(fmt.Errorf("failed to create %s %s: %w", kind, object.GetName(), err))
 }
 
 // followTables replaces a pinned plan that contains only new tables by the plan with the layout that the tables are
@@ -235,7 +235,7 @@ func (pl *Planner) followTables(ctx context.Context, moed *semmoev1.MoEDeploymen
 func (pl *Planner) fittingPlans(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, workloads []*revisions.Workload) ([]*semmoev1.PlacementPlan, error) {
 	var list semmoev1.PlacementPlanList
 	if err := pl.List(ctx, &list, client.InNamespace(moed.Namespace)); err != nil {
-		return nil, fmt.Errorf("list plans that tables may be for: %w", err)
+		return nil, fmt.Errorf("failed to list plans that tables may be for: %w", err)
 	}
 	var mounted, free []*semmoev1.PlacementPlan
 	for i := range list.Items {
@@ -264,7 +264,7 @@ func (pl *Planner) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoEDe
 	// List only own plans: with one plan per MoEDeployment in a namespace, the cost would grow with the square of their number.
 	ours := []client.ListOption{client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name}}
 	if err := errors.Join(pl.List(ctx, &profileList, ours...), pl.List(ctx, &planList, ours...)); err != nil {
-		return nil, nil, fmt.Errorf("list profiles and plans: %w", err)
+		return nil, nil, fmt.Errorf("failed to list profiles and plans: %w", err)
 	}
 	var profiles []*semmoev1.AffinityProfile
 	for i := range profileList.Items {
@@ -306,7 +306,7 @@ func (pl *Planner) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeplo
 	case wanted == nil:
 		return live, name, nil
 	case !metav1.IsControlledBy(live, moed):
-		return nil, name, foreign("AffinityProfile %s exists and belongs to somebody else: delete it, or name it in spec.profiling.profileRef", name)
+		return nil, name, foreign("AffinityProfile %s exists and belongs to another owner: delete it, or name it in spec.profiling.profileRef", name)
 	case active && live.DeletionTimestamp == nil && outdated(live, wanted):
 		// A profile is immutable, so it is recreated: the engine's image or the template was wrong, or changed before
 		// the profile was complete.
@@ -352,7 +352,7 @@ func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployme
 	case err != nil:
 		return nil, err
 	case !metav1.IsControlledBy(live, moed):
-		return nil, foreign("PlacementPlan %s exists and belongs to somebody else: delete it", wanted.Name)
+		return nil, foreign("PlacementPlan %s exists and belongs to another owner: delete it", wanted.Name)
 	case active && pl.outgrown(moed, live, workloads):
 		return live, pl.remake(ctx, moed, live)
 	}
@@ -399,7 +399,7 @@ func deleteAll[T client.Object](ctx context.Context, c client.Client, objects []
 		}
 		err := c.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
 		if client.IgnoreNotFound(err) != nil {
-			failed = errors.Join(failed, refusable(fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)))
+			failed = errors.Join(failed, refusable(fmt.Errorf("failed to delete %T %s: %w", object, object.GetName(), err)))
 		}
 	}
 	return failed

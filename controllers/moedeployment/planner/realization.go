@@ -81,7 +81,7 @@ func realizationOf(workload *revisions.Workload) semmoev1.Realization {
 
 // outputChangedText explains why a plan is not tried again.
 func outputChangedText(l *revisions.Layout, told string) string {
-	return fmt.Sprintf("By %s the model gives other answers under plan %s than without a plan: %s", RealizationText[l.Realization], l.Short(), told)
+	return fmt.Sprintf("With %s, the outputs of the model under plan %s differ from those without a plan: %s", RealizationText[l.Realization], l.Short(), told)
 }
 
 // refusedText explains that a plan changes outputs with each possible layout, and what to do if the cause is not the
@@ -93,7 +93,7 @@ func (c *choice) refusedText(refused []*revisions.Layout) string {
 		marks = append(marks, semmoev1.AnnotationOutputChanged+revisions.Of(c.moed, c.report, l)+"-")
 	}
 	return fmt.Sprintf("%s; it is not tried again until the engine's image, its arguments or the plan change. "+
-		"Where arguments, or files of the model beside its weights, are meant to change answers: once replicas serve without a plan, delete ConfigMap %s, and then: kubectl annotate pplan -n %s %s %s",
+		"If arguments or other model files are meant to change outputs, delete ConfigMap %s once replicas serve without a plan, and then run: kubectl annotate pplan -n %s %s %s",
 		outputChangedText(last, c.refusal(last)), revisions.AnswersName(c.moed, c.report.ModelDigest), c.moed.Namespace, c.wanted.Name, strings.Join(marks, " "))
 }
 
@@ -104,7 +104,7 @@ func (c *choice) why(serving *revisions.Layout) string {
 		return ""
 	}
 	if told := c.refusal(&revisions.Layout{Digest: serving.Digest, ConfigMap: serving.ConfigMap, Realization: semmoev1.RealizationEngineMap}); told != "" {
-		return fmt.Sprintf(", since by %s answers change: %s", RealizationText[semmoev1.RealizationEngineMap], told)
+		return fmt.Sprintf(", because outputs change with %s: %s", RealizationText[semmoev1.RealizationEngineMap], told)
 	}
 	for _, candidate := range c.candidates() {
 		if candidate.layout.Realization != semmoev1.RealizationEngineMap {
@@ -112,12 +112,12 @@ func (c *choice) why(serving *revisions.Layout) string {
 		}
 		for _, finding := range slices.Concat(candidate.support.Refusals, candidate.support.Warnings) {
 			if len(candidate.support.Refusals) > 0 || finding.Reason == engine.ReasonMapWithoutEffect {
-				return ", since " + finding.Message
+				return ", because " + finding.Message
 			}
 		}
 		return ", which was in service already"
 	}
-	return fmt.Sprintf(", since %s takes no expert map", c.moed.Spec.Engine.Type)
+	return fmt.Sprintf(", because %s accepts no expert map", c.moed.Spec.Engine.Type)
 }
 
 // warnings returns the features that the engine may lack under the serving plan, as sentences to append.

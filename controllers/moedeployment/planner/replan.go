@@ -133,7 +133,7 @@ func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desi
 	short, gain := plan.Status.Plan, comparisonText(plan)
 	switch {
 	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
-		return desired.Finding{Reason: "TablesRequireRestart", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); with attention TensorParallel engines read the tables of their plan, once, when they start: they are not used", short, gain)}
+		return desired.Finding{Reason: "TablesRequireRestart", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); with attention TensorParallel, engines read tables only at start, so the new tables are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return desired.Finding{Reason: "Advisory", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); spec.placement.approval is Advisory: they are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !Approved(moed, short) && !Pinned(moed, plan):
@@ -146,11 +146,11 @@ func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desi
 func comparisonText(plan *semmoev1.PlacementPlan) string {
 	c := plan.Status.Comparison
 	if c == nil {
-		return "it is not compared with the one in service"
+		return "it was not compared with the plan in service"
 	}
-	text := fmt.Sprintf("%s against %s of the one in service, on recent requests", desired.Percent(c.CandidateLARMilli), desired.Percent(c.CurrentLARMilli))
+	text := fmt.Sprintf("%s versus %s for the plan in service, on recent requests", desired.Percent(c.CandidateLARMilli), desired.Percent(c.CurrentLARMilli))
 	if c.CurrentNanos > 0 {
-		text += fmt.Sprintf("; a layer takes %.1f µs against %.1f", float64(c.CandidateNanos)/1000, float64(c.CurrentNanos)/1000)
+		text += fmt.Sprintf("; a layer takes %.1f µs versus %.1f µs", float64(c.CandidateNanos)/1000, float64(c.CurrentNanos)/1000)
 	}
 	return text
 }
@@ -203,11 +203,11 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 	case p.Base == nil || p.Serving == nil || desired.Paused(moed):
 		return replanStep{}
 	case moed.Spec.Placement.PlanRef != nil && d.Drifted:
-		return say("Pinned", fmt.Sprintf("The traffic has drifted; spec.placement.planRef pins PlacementPlan %s, and no other is made", moed.Spec.Placement.PlanRef.Name))
+		return say("Pinned", fmt.Sprintf("The traffic has drifted; spec.placement.planRef pins PlacementPlan %s, so no other plan is made", moed.Spec.Placement.PlanRef.Name))
 	case moed.Spec.Placement.PlanRef != nil:
 		return replanStep{}
 	case p.otherKind() && d.Drifted:
-		return say("LayoutMismatch", fmt.Sprintf("The traffic has drifted; plan %s in service has another objective or number of redundant experts than spec.placement asks for, and none can replace it: bring plan %s into service, or take the change back",
+		return say("LayoutMismatch", fmt.Sprintf("The traffic has drifted, but plan %s in service differs from spec.placement in its objective or redundant experts, so no plan can replace it. Roll out plan %s, or revert the change",
 			p.Serving.Short(), p.Base.Status.Plan))
 	case p.otherKind():
 		return replanStep{}
@@ -250,7 +250,7 @@ func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) desir
 		return desired.Finding{}
 	}
 	plan := l.plans[0]
-	return desired.Finding{Reason: string(plan.Status.Verdict), Message: fmt.Sprintf("PlacementPlan %s, made for other traffic, changes nothing: %s", plan.Name, comparisonText(plan))}
+	return desired.Finding{Reason: string(plan.Status.Verdict), Message: fmt.Sprintf("PlacementPlan %s for the changed traffic is no improvement: %s", plan.Name, comparisonText(plan))}
 }
 
 // pending returns the newest profile if no plan was made from it; nil if one was, even if that plan was deleted since.
@@ -281,9 +281,9 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	case unchanged && d.OnTarget:
 		return replanStep{}
 	case unchanged:
-		return say("DatasetUnchanged", "The traffic has drifted, but the data set is the one that the plan in service was made from: renew its content, or set spec.profiling.refresh to Live")
+		return say("DatasetUnchanged", "The traffic has drifted, but the data set has not changed since the plan in service. Update the data set, or set spec.profiling.refresh to Live")
 	case !complete && d.OnTarget:
-		step := say("DriftEnded", "The traffic is as the plan promises again: the profile of the drift is given up")
+		step := say("DriftEnded", "The traffic matches the plan again, so the profile for the drift is discarded")
 		step.Abandoned = profile
 		return step
 	case !complete && superseded(moed, modelDigest, profile):
@@ -329,15 +329,15 @@ func (p Planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, 
 	} else if desired.Observes(moed) {
 		profile = p.liveProfile(moed, d)
 	} else {
-		return replanStep{Say: desired.Finding{Reason: "NoTrafficSamples", Message: "The traffic has drifted; spec.profiling.refresh is Live, and routers sample nothing that a profile could be made of: set refresh to Job, or, with attention DataParallel, spec.routing.samplePercent above 0"}}
+		return replanStep{Say: desired.Finding{Reason: "NoTrafficSamples", Message: "The traffic has drifted and spec.profiling.refresh is Live, but routers collect no samples for a profile. Set refresh to Job, or, with attention DataParallel, set spec.routing.samplePercent above 0"}}
 	}
 	if profile == nil {
-		return replanStep{Say: desired.Finding{Reason: "NoDataset", Message: "The traffic has drifted; spec.profiling.refresh is Job, and spec.profiling names no data set: name one, or set refresh to Live"}}
+		return replanStep{Say: desired.Finding{Reason: "NoDataset", Message: "The traffic has drifted and spec.profiling.refresh is Job, but spec.profiling has no data set. Set one, or set refresh to Live"}}
 	}
 	profile.Name, profile.Labels[semmoev1.LabelBase] = name, p.Base.Name
 	return replanStep{
 		Profile: profile,
-		Say:     desired.Finding{Reason: "Profiling", Message: fmt.Sprintf("The traffic has drifted: AffinityProfile %s is made of it", name)},
+		Say:     desired.Finding{Reason: "Profiling", Message: fmt.Sprintf("The traffic has drifted. AffinityProfile %s records the new traffic", name)},
 	}
 }
 
@@ -405,7 +405,7 @@ func (p Planning) replanForBatches(moed *semmoev1.MoEDeployment, modelDigest str
 		}
 		plan.Name = moed.Name + "-" + owned.ShortHash(struct{ Like, After string }{plan.Name, after}, 8)
 		return replanStep{Plan: plan, Say: desired.Finding{Reason: "BatchSizesChanged", Message: fmt.Sprintf(
-			"Engines compute other batch sizes than plan %s was made for (status.batchTokens): PlacementPlan %s is made for them", p.Serving.Short(), plan.Name)}}
+			"The batch sizes of the engines (status.batchTokens) differ from those of plan %s. PlacementPlan %s is made for them", p.Serving.Short(), plan.Name)}}
 	}
 	return replanStep{}
 }
@@ -503,7 +503,7 @@ func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, mod
 		return step.Say, nil // the cache does not contain it yet
 	}
 	if err != nil {
-		return step.Say, fmt.Errorf("create %T %s: %w", made, made.GetName(), err)
+		return step.Say, fmt.Errorf("failed to create %T %s: %w", made, made.GetName(), err)
 	}
 	pl.Recorder.Eventf(moed, made, corev1.EventTypeNormal, step.Say.Reason, "Replan", "%s", printable.Line(step.Say.Message, 900))
 	return step.Say, nil
@@ -522,7 +522,7 @@ func (pl *Planner) recordPlanned(ctx context.Context, l lineage) error {
 		base := profile.DeepCopy()
 		metav1.SetMetaDataAnnotation(&profile.ObjectMeta, semmoev1.AnnotationPlanned, l.plans[i].Name)
 		if err := pl.Patch(ctx, profile, client.MergeFrom(base), client.FieldOwner(desired.Manager)); client.IgnoreNotFound(err) != nil {
-			failed = errors.Join(failed, refusable(fmt.Errorf("annotate AffinityProfile %s: %w", profile.Name, err)))
+			failed = errors.Join(failed, refusable(fmt.Errorf("failed to annotate AffinityProfile %s: %w", profile.Name, err)))
 		}
 	}
 	return failed
@@ -539,7 +539,7 @@ func (pl *Planner) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeploymen
 	plan := &semmoev1.PlacementPlan{}
 	found, err := owned.Find(ctx, pl.Client, pl.Live, client.ObjectKey{Namespace: moed.Namespace, Name: name}, plan)
 	if err != nil {
-		return nil, desired.Finding{}, fmt.Errorf("get PlacementPlan %s: %w", name, err)
+		return nil, desired.Finding{}, fmt.Errorf("failed to get PlacementPlan %s: %w", name, err)
 	}
 	if !found {
 		plan = nil
@@ -573,13 +573,13 @@ func CheckPin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error 
 func shapeFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
 	switch {
 	case plan.Spec.ExpertParallelSize != moed.Spec.Parallelism.ExpertParallelSize || plan.Spec.Attention != moed.Spec.Parallelism.Attention:
-		return desired.Finding{Reason: reasonOtherParallelism, Message: fmt.Sprintf("PlacementPlan %s is for attention %s on %d ranks, and spec.parallelism says %s on %d: name a plan of that shape",
+		return desired.Finding{Reason: reasonOtherParallelism, Message: fmt.Sprintf("PlacementPlan %s is for attention %s on %d ranks, but spec.parallelism sets %s on %d. Reference a plan of that shape",
 			plan.Name, plan.Spec.Attention, plan.Spec.ExpertParallelSize, moed.Spec.Parallelism.Attention, moed.Spec.Parallelism.ExpertParallelSize)}
 	case (plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled) != (plannedShuffle(moed) == semmoev1.TokenShuffleDisabled):
-		return desired.Finding{Reason: reasonOtherParallelism, Message: fmt.Sprintf("PlacementPlan %s has tokenShuffle %s, and spec.placement.tokenShuffle is %s: name a plan for an engine of that kind",
+		return desired.Finding{Reason: reasonOtherParallelism, Message: fmt.Sprintf("PlacementPlan %s has tokenShuffle %s, but spec.placement.tokenShuffle is %s. Reference a plan for an engine of that kind",
 			plan.Name, cmp.Or(plan.Spec.TokenShuffle, semmoev1.TokenShuffleEnabled), cmp.Or(moed.Spec.Placement.TokenShuffle, semmoev1.TokenShuffleDisabled))}
 	case plan.Spec.Engine != moed.Spec.Engine.Type:
-		return desired.Finding{Reason: reasonOtherEngine, Message: fmt.Sprintf("PlacementPlan %s has the map of %s, and spec.engine.type is %s: name a plan for that engine", plan.Name, plan.Spec.Engine, moed.Spec.Engine.Type)}
+		return desired.Finding{Reason: reasonOtherEngine, Message: fmt.Sprintf("PlacementPlan %s contains the expert map of %s, but spec.engine.type is %s. Reference a plan for that engine", plan.Name, plan.Spec.Engine, moed.Spec.Engine.Type)}
 	}
 	return desired.Finding{}
 }
@@ -591,14 +591,14 @@ func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelD
 		return desired.Finding{Reason: reason, Message: fmt.Sprintf("spec.placement.planRef: "+format, args...)}
 	}
 	if plan == nil {
-		return no(reasonPlanNotFound, "there is no PlacementPlan %q in namespace %s: create it, or name another", name, moed.Namespace)
+		return no(reasonPlanNotFound, "PlacementPlan %q does not exist in namespace %s. Create it, or reference another one", name, moed.Namespace)
 	}
 	if shape := shapeFault(moed, plan); shape.Reason != "" {
 		return no(shape.Reason, "%s", shape.Message)
 	}
 	switch {
 	case plan.Status.ModelDigest != "" && plan.Status.ModelDigest != modelDigest:
-		return no(ReasonOtherModel, "PlacementPlan %s is of another checkpoint (digest %s) than the one that is served (%s): name a plan of this model", name, plan.Status.ModelDigest, modelDigest)
+		return no(ReasonOtherModel, "PlacementPlan %s belongs to checkpoint digest %s, but digest %s is served. Reference a plan of the served model", name, plan.Status.ModelDigest, modelDigest)
 	case plan.DeletionTimestamp != nil || !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) || plan.Status.PlanDigest == "":
 		reason, message := ChildVerdict("PlacementPlan", name, plan.Status.Conditions, "Planning")
 		return desired.Finding{Reason: reason, Message: message}

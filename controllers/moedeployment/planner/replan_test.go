@@ -35,7 +35,7 @@ func incomplete(p *semmoev1.AffinityProfile) {
 	p.Status.Conditions[0] = metav1.Condition{Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "WaitingForSamples", Message: "few"}
 }
 
-// replanOf is a plan that drift has led to, of a tier, to replace the plan with a digest.
+// replanOf returns a plan made for drift, of a tier, that replaces the plan with digest current.
 func replanOf(name, digest, current string, tier semmoev1.Tier, made time.Time, change ...func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
 	return moedtest.PlanOf(name, digest, func(p *semmoev1.PlacementPlan) {
 		p.Labels = map[string]string{semmoev1.LabelBase: "base"}
@@ -55,8 +55,8 @@ func worthless(p *semmoev1.PlacementPlan) {
 
 func unsolved(p *semmoev1.PlacementPlan) { p.Status = semmoev1.PlacementPlanStatus{} }
 
-// The newest plan that is worth it decides which layout is wanted and which tables are used; what was made for another base counts
-// for nothing.
+// The newest plan that should be brought into service determines the wanted layout and the tables. Plans for another
+// base do not count.
 func TestLineage(t *testing.T) {
 	base := moedtest.PlanOf("base", "b0", nil)
 	at := func(minutes int) time.Time { return moedtest.Start.Add(time.Duration(minutes) * time.Minute) }
@@ -83,7 +83,7 @@ func TestLineage(t *testing.T) {
 	for name, tc := range map[string]struct {
 		Change []func(*semmoev1.MoEDeployment)
 		plans  []*semmoev1.PlacementPlan
-		// in is the layout in service, inUse the tables in use with it.
+		// in is the layout in service; inUse are the tables in use with it.
 		in, inUse            string
 		wanted, tables, held string
 	}{
@@ -132,7 +132,7 @@ func nameOf(plan *semmoev1.PlacementPlan) string {
 	return plan.Name
 }
 
-// Each step after a drift follows from what is there, and is taken once.
+// Each step after a drift follows from existing objects, and is taken once.
 func TestNextReplan(t *testing.T) {
 	refresh := func(mode semmoev1.RefreshMode, dataset *semmoev1.DatasetSpec) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) {
@@ -175,7 +175,7 @@ func TestNextReplan(t *testing.T) {
 		profiles []*semmoev1.AffinityProfile
 		plans    []*semmoev1.PlacementPlan
 		drift    driftSignal
-		// profile, plan and abandoned tell what is done.
+		// profile, plan and abandoned are the expected actions.
 		profile semmoev1.ProfilingTarget
 		plan    bool
 		abandon bool
@@ -237,7 +237,7 @@ func TestNextReplan(t *testing.T) {
 	}
 }
 
-// What a plan that is being made says of itself is repeated as it is: it may hold the addresses of a store.
+// The message of a plan in progress is repeated literally: it may contain addresses of a store.
 func TestNextReplanRepeatsWhatPlansSay(t *testing.T) {
 	const message = `The plan could not be solved, and is tried again: Get "https://store/v1/ns%2Fplans": EOF`
 	base := moedtest.PlanOf("base", "b0", nil)
@@ -249,7 +249,8 @@ func TestNextReplanRepeatsWhatPlansSay(t *testing.T) {
 	}
 }
 
-// What is made says of what, and is named by that alone: whoever begins again, with the same objects, makes the same.
+// The names of created objects depend only on their content: repeating a step with the same objects creates the same
+// objects.
 func TestReplanObjects(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Refresh: semmoev1.RefreshLive, LiveSamples: semmoev1.LiveSamplesCounts, SamplingSpec: semmoev1.SamplingSpec{Requests: 10, Tokens: 1000}}
@@ -305,7 +306,7 @@ func TestReplanObjects(t *testing.T) {
 	if other := p.replanFor(moed, moedtest.ProfiledBy("q", "r2", now)); other.Name == plan.Name {
 		t.Error("another result of the profile leads to the same plan")
 	}
-	// Where the number of copies was chosen, the plan keeps that of the plan in service.
+	// If the number of copies was chosen, the new plan keeps the number of the plan in service.
 	moed.Spec.Placement.RedundantExperts, moed.Spec.Placement.RedundantMemoryBytes = ptr.To(intstr.FromString("Auto")), ptr.To(resource.MustParse("8Gi"))
 	for copies, want := range map[int32]*intstr.IntOrString{0: nil, 8: ptr.To(intstr.FromInt32(8))} {
 		p.Serving.RedundantExperts = copies
@@ -315,7 +316,7 @@ func TestReplanObjects(t *testing.T) {
 	}
 }
 
-// A pin is refused for what it names, and honoured otherwise.
+// A pin is rejected if the plan does not fit, and used otherwise.
 func TestPinFault(t *testing.T) {
 	pin := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"} })
 	for name, tc := range map[string]struct {
@@ -351,7 +352,7 @@ func TestPinFault(t *testing.T) {
 	}
 }
 
-// What drift has led to is remembered for a day, and what pods or routers use for as long as they do.
+// Objects made for drift are kept for a day, and objects that pods or routers use are kept while they are used.
 func TestReplansAreRemembered(t *testing.T) {
 	base := moedtest.PlanOf("base", "b0", nil)
 	now := moedtest.Start.Add(48 * time.Hour)
@@ -376,8 +377,8 @@ func TestReplansAreRemembered(t *testing.T) {
 	}
 }
 
-// Routers are told of new tables for the layouts that pods have, once; a layout that goes takes its entry with it, and the last
-// entry does not take the ConfigMap.
+// Routers are configured with new tables for the layouts of existing pods, once. A removed layout takes its entry with
+// it; removing the last entry keeps the ConfigMap.
 func TestReconcileTables(t *testing.T) {
 	s := runtime.NewScheme()
 	if err := scheme.AddToScheme(s); err != nil {
@@ -451,7 +452,7 @@ func TestReconcileTables(t *testing.T) {
 	if _, _, err := r.tablesInUse(context.Background(), moed); err == nil || !strings.Contains(err.Error(), "m-tables") {
 		t.Errorf("somebody else's ConfigMap: %v", err)
 	}
-	// One that the cache does not show, as it has no label of ours, is left alone as well.
+	// A ConfigMap that is not in the cache, because it lacks the operator's label, is not changed either.
 	foreign.Labels, foreign.Data = nil, map[string]string{"theirs": "1"}
 	if err := api.Update(context.Background(), foreign); err != nil {
 		t.Fatal(err)
@@ -468,7 +469,7 @@ func TestReconcileTables(t *testing.T) {
 	}
 }
 
-// countingClient counts what is applied.
+// countingClient counts apply requests.
 type countingClient struct {
 	client.Client
 	writes *int

@@ -19,14 +19,15 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
-// story is a MoEDeployment in a cluster that a planner looks at time and again, while others profile, solve and change their minds.
+// story is a MoEDeployment in a cluster. The planner runs repeatedly, while the test profiles, solves and changes
+// objects.
 type story struct {
 	*Planner
 	t         *testing.T
 	moed      *semmoev1.MoEDeployment
 	workloads []*revisions.Workload
 	now       time.Time
-	// writes counts what the planner creates, annotates and deletes.
+	// writes counts the objects that the planner creates, annotates and deletes.
 	writes int
 }
 
@@ -61,7 +62,7 @@ func newStory(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *story {
 	return s
 }
 
-// look has the planner look once.
+// look runs the planner once.
 func (s *story) look(drifted bool) Planning {
 	s.t.Helper()
 	p, err := s.Plan(context.Background(), s.moed, moedtest.Report(), s.workloads, nil)
@@ -92,7 +93,7 @@ func (s *story) plans() []semmoev1.PlacementPlan {
 	return list.Items
 }
 
-// profile completes the one profile that is not complete.
+// profile completes the only incomplete profile.
 func (s *story) profile(result string) *semmoev1.AffinityProfile {
 	s.t.Helper()
 	left := slices.DeleteFunc(s.profiles(), func(p semmoev1.AffinityProfile) bool { return p.Status.Result != nil })
@@ -104,7 +105,7 @@ func (s *story) profile(result string) *semmoev1.AffinityProfile {
 	return &left[0]
 }
 
-// solve publishes the one plan that is not solved.
+// solve publishes the only unsolved plan.
 func (s *story) solve(digest string, tier semmoev1.Tier, verdict semmoev1.Verdict) *semmoev1.PlacementPlan {
 	s.t.Helper()
 	left := slices.DeleteFunc(s.plans(), func(p semmoev1.PlacementPlan) bool { return p.Status.PlanDigest != "" })
@@ -124,7 +125,7 @@ func (s *story) update(object client.Object) {
 	}
 }
 
-// inService brings the plan that the spec asks for into service.
+// inService brings the plan of the spec into service.
 func (s *story) inService() *semmoev1.PlacementPlan {
 	s.t.Helper()
 	s.look(false)
@@ -135,7 +136,7 @@ func (s *story) inService() *semmoev1.PlacementPlan {
 	return base
 }
 
-// drift leads to a plan of a tier.
+// drift simulates a drift that results in a plan of a tier.
 func (s *story) drift(digest string, tier semmoev1.Tier) *semmoev1.PlacementPlan {
 	s.t.Helper()
 	s.look(true)
@@ -146,7 +147,7 @@ func (s *story) drift(digest string, tier semmoev1.Tier) *semmoev1.PlacementPlan
 	return plan
 }
 
-// wantTables looks, and wants these tables with what serves.
+// wantTables runs the planner, and checks the tables used with the serving layout.
 func (s *story) wantTables(when, want string) Planning {
 	s.t.Helper()
 	p := s.look(false)
@@ -156,8 +157,8 @@ func (s *story) wantTables(when, want string) Planning {
 	return p
 }
 
-// A plan that drift has led to and that somebody deletes is not made again from its profile, be that kept or gone with it; drift that goes
-// on leads to another profile.
+// A plan made for drift that a user deletes is not recreated from its profile, whether the profile still exists or not.
+// Continuing drift results in another profile.
 func TestReplanIsUndone(t *testing.T) {
 	for name, tc := range map[string]struct {
 		tier     semmoev1.Tier
@@ -199,7 +200,7 @@ func TestReplanIsUndone(t *testing.T) {
 	}
 }
 
-// A plan that is deleted before its profile tells of it was never seen: it is made again, under the same name.
+// A plan that is deleted before its profile records it was never observed, and is recreated under the same name.
 func TestReplanThatWasNotSeen(t *testing.T) {
 	s := newStory(t)
 	s.inService()
@@ -220,8 +221,8 @@ func TestReplanThatWasNotSeen(t *testing.T) {
 	}
 }
 
-// Who has routers keep no prompts any more is not kept waiting for them: the profile under way makes room for one of counts, but not by an
-// old spec.
+// If the spec no longer lets routers store prompts, a running live profile is replaced by a profile of counts, but not
+// for an outdated spec.
 func TestReplanFollowsTheSpec(t *testing.T) {
 	s := newStory(t)
 	s.inService()
@@ -249,7 +250,7 @@ func TestReplanFollowsTheSpec(t *testing.T) {
 	}
 }
 
-// No plan is made from a profile that is deleted beside: it would wait for that for ever.
+// No plan is made from a profile that is being deleted: it would wait permanently.
 func TestNoReplanOfADeletedProfile(t *testing.T) {
 	s := newStory(t)
 	s.inService()
@@ -261,7 +262,8 @@ func TestNoReplanOfADeletedProfile(t *testing.T) {
 	}
 }
 
-// New tables stay in use with what serves while something else is to serve and does not yet, whatever becomes of that.
+// The tables in use stay with the serving layout while another layout is wanted and does not serve yet, whatever the
+// result.
 func TestTablesStayWithWhatServes(t *testing.T) {
 	s := newStory(t)
 	s.inService()
@@ -295,7 +297,7 @@ func TestTablesStayWithWhatServes(t *testing.T) {
 	s.wantTables("the plan with the tables is deleted", "")
 }
 
-// Tables of a plan that somebody else has made stay, too, when another is pinned.
+// Tables of a plan of another owner also stay when another plan is pinned.
 func TestPinnedTablesOfOthersStay(t *testing.T) {
 	s := newStory(t)
 	s.inService()
@@ -311,8 +313,8 @@ func TestPinnedTablesOfOthersStay(t *testing.T) {
 	s.wantTables("none is pinned", "")
 }
 
-// New tables are used with the layout that they are for also where somebody else has made both: no pod is restarted. What serves stays as
-// it is: that of two plans of one digest which is mounted, and the files of the tables' own plan.
+// New tables are used with their layout even if another owner created both plans: no pod restarts. The serving state
+// stays: of two plans with one digest the mounted one is used, and pods that serve the tables' own plan keep its files.
 func TestPinnedTablesOfALayoutOfOthers(t *testing.T) {
 	layout := func(name string, change func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
 		return moedtest.PlanOf(name, "x0", change)
@@ -320,7 +322,7 @@ func TestPinnedTablesOfALayoutOfOthers(t *testing.T) {
 	pin := replanOf("theirs", "t1", "x0", semmoev1.TierTables, moedtest.Start)
 	for name, tc := range map[string]struct {
 		there []*semmoev1.PlacementPlan
-		// under is what serves; nil for the plan that the spec asks for.
+		// under is the plan that serves; nil for the plan of the spec.
 		under               *semmoev1.PlacementPlan
 		plan, tables, tried string
 	}{
@@ -357,7 +359,7 @@ func TestPinnedTablesOfALayoutOfOthers(t *testing.T) {
 	}
 }
 
-// Who pins new tables approves the layout that they are for.
+// Pinning new tables approves the layout that they are for.
 func TestPinnedTablesApproveTheirLayout(t *testing.T) {
 	for name, change := range map[string]func(*semmoev1.MoEDeployment){
 		"AwaitingApproval":         func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual },
@@ -380,7 +382,7 @@ func TestPinnedTablesApproveTheirLayout(t *testing.T) {
 	}
 }
 
-// A plan that was approved stays on its canary when a newer one comes that waits for approval itself.
+// An approved plan stays on its canary when a newer plan that waits for approval appears.
 func TestAnApprovedPlanHasItsTurn(t *testing.T) {
 	s := newStory(t, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
 	s.inService()

@@ -29,13 +29,13 @@ func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment
 	case apierrors.IsNotFound(err):
 		return nil, nil, nil
 	case err != nil:
-		return nil, nil, fmt.Errorf("get ConfigMap %s: %w", desired.TablesName(moed), err)
+		return nil, nil, fmt.Errorf("failed to get ConfigMap %s: %w", desired.TablesName(moed), err)
 	}
 	if json.Unmarshal([]byte(live.Data[semmoev1.TablesKey]), &inUse) != nil {
 		inUse = nil
 	}
 	if !metav1.IsControlledBy(live, moed) {
-		err = foreign("ConfigMap %s exists and belongs to somebody else: delete it", live.Name)
+		err = foreign("ConfigMap %s exists and belongs to another owner: delete it", live.Name)
 	}
 	return inUse, live, err
 }
@@ -50,7 +50,7 @@ func (pl *Planner) plansInUse(ctx context.Context, moed *semmoev1.MoEDeployment,
 	}
 	var list semmoev1.PlacementPlanList
 	if err := pl.List(ctx, &list, client.InNamespace(moed.Namespace)); err != nil {
-		return nil, fmt.Errorf("list plans whose tables are in use: %w", err)
+		return nil, fmt.Errorf("failed to list plans whose tables are in use: %w", err)
 	}
 	for i := range list.Items {
 		if plan := &list.Items[i]; plan.DeletionTimestamp == nil {
@@ -98,7 +98,7 @@ func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeploy
 	}
 	if err := desired.Ensure(ctx, pl.Client, pl.Live, moed, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
 		p.keepTables(inUse)
-		return refusable(fmt.Errorf("reconcile ConfigMap of the tables: %w", err))
+		return refusable(fmt.Errorf("failed to reconcile the ConfigMap of the tables: %w", err))
 	}
 	if p.Serving != nil && wanted[p.Serving.Digest] != inUse[p.Serving.Digest] {
 		p.TablesSince = pl.Now()
@@ -133,7 +133,7 @@ func (p *Planning) keepTables(inUse map[string]string) {
 // tellTables records an event for the switch of the routers to other tables.
 func (pl *Planner) tellTables(moed *semmoev1.MoEDeployment, p *Planning) {
 	if p.Tables == nil {
-		pl.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "TablesReverted", "Replan", "The routers go back to the tables of plan %s", p.Serving.Short())
+		pl.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "TablesReverted", "Replan", "The routers reverted to the tables of plan %s", p.Serving.Short())
 		return
 	}
 	pl.Recorder.Eventf(moed, p.Tables, corev1.EventTypeNormal, "TablesSwapped", "Replan", "The routers use the tables of plan %s with the placement of plan %s (%s); no pod is restarted",

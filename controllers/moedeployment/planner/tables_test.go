@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// A layout that is asked for has the tables that are asked for with it; one that is to go keeps those in use.
+// A wanted layout gets the tables that the spec wants with it. An outgoing layout keeps its tables in use.
 func TestTablesFor(t *testing.T) {
 	at := func(minutes int) time.Time { return moedtest.Start.Add(time.Duration(minutes) * time.Minute) }
 	base, layout := moedtest.PlanOf("base", "b0", nil), replanOf("l1", "l1", "b0", semmoev1.TierLayout, at(3))
@@ -18,9 +18,9 @@ func TestTablesFor(t *testing.T) {
 	ofNext.Labels[semmoev1.LabelBase] = "next"
 	for name, tc := range map[string]struct {
 		pinned, advisory bool
-		// base is the plan that the spec itself asks for, plan the one that is wanted, pin the one with new tables that is pinned.
+		// base is the plan of the spec, plan the wanted plan, and pin the pinned plan with new tables.
 		base, plan, pin *semmoev1.PlacementPlan
-		// made are those that drift has led to, there those that are there beside them.
+		// made contains the plans made for drift, there the other existing plans.
 		made, there   []*semmoev1.PlacementPlan
 		layout, inUse string
 		want, held    string

@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// A replica of two pods is a group: both run the engine with half of the ranks each, by flags that differ in nothing but what
-// LeaderWorkerSet sets, and the first alone is shown to routers and asked to prove its answers.
+// A replica of two pods is a group: both pods run the engine with half of the ranks each. Their flags differ only in
+// the values that LeaderWorkerSet sets. Only the leader is visible to routers and verifies its outputs.
 func TestRenderGroups(t *testing.T) {
 	plan := LayoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap)
 	moed := moedtest.Deployment(moedtest.TwoPods, func(m *semmoev1.MoEDeployment) {
@@ -69,8 +69,8 @@ func TestRenderGroups(t *testing.T) {
 	}
 }
 
-// A worker of an engine whose workers answer nothing is not asked for its health. It finds the leader by its name; the leader listens on
-// its own address.
+// Workers of an engine whose workers serve no HTTP have no health probe. They connect to the leader by name; the leader
+// listens on its own address.
 func TestRenderSilentWorkers(t *testing.T) {
 	workload, err := Render(moedtest.Deployment(moedtest.TwoPods, moedtest.EngineOf(semmoev1.EngineVLLM)), "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
 	if err != nil {
@@ -90,7 +90,7 @@ func TestRenderSilentWorkers(t *testing.T) {
 	}
 }
 
-// One pod per replica is what there was: saying so changes no revision, no selector and no profile.
+// An explicit podsPerReplica of 1 changes no revision, selector or profile.
 func TestOnePodPerReplica(t *testing.T) {
 	said := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](1) })
 	for what, of := range map[string]func(*semmoev1.MoEDeployment) any{

@@ -49,7 +49,7 @@ func KeepPlan(ctx context.Context, c client.Client, w *Workload) error {
 	kept := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: name}}
 	err = c.Patch(ctx, kept, client.RawPatch(types.StrategicMergePatchType, patch), client.FieldOwner(desired.Manager))
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("make workload %s an owner of ConfigMap %s: %w", w.Name, name, err)
+		return fmt.Errorf("failed to make workload %s an owner of ConfigMap %s: %w", w.Name, name, err)
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/owned"
 )
 
-// under is the workload of a revision under the plan, which may be nil, as the API server has it.
+// under returns the workload of a revision under the plan, which may be nil, as stored by the API server.
 func under(t *testing.T, uid types.UID, plan *semmoev1.PlacementPlan, change ...func(*semmoev1.MoEDeployment)) *Workload {
 	t.Helper()
 	var layout *Layout
@@ -33,7 +33,8 @@ func under(t *testing.T, uid types.UID, plan *semmoev1.PlacementPlan, change ...
 	return w
 }
 
-// Workloads own the ConfigMap of their plan beside it, each for itself and once: while one of them is there, so is the ConfigMap.
+// Each workload owns the ConfigMap of its plan, once, in addition to the plan. The ConfigMap exists while one of the
+// workloads does.
 func TestWorkloadsKeepTheirPlan(t *testing.T) {
 	plan := moedtest.PlanOf("p", "ab", func(p *semmoev1.PlacementPlan) { p.UID = "plan" })
 	ofPlan := owned.ControllerReference(plan, "PlacementPlan")
@@ -68,7 +69,7 @@ func TestWorkloadsKeepTheirPlan(t *testing.T) {
 					return c.Patch(ctx, object, patch, options...)
 				},
 			})
-			for range 2 { // whoever begins again has nothing to do
+			for range 2 { // the second call is a no-op
 				for _, w := range tc.workloads {
 					if err := KeepPlan(t.Context(), c, w); err != nil {
 						t.Fatal(err)
@@ -78,7 +79,7 @@ func TestWorkloadsKeepTheirPlan(t *testing.T) {
 			if err := c.Get(t.Context(), client.ObjectKeyFromObject(configMap), configMap); err != nil {
 				t.Fatal(err)
 			}
-			// The order of owners says nothing.
+			// The order of owners is not significant.
 			slices.SortFunc(configMap.OwnerReferences, func(a, b metav1.OwnerReference) int { return cmp.Compare(a.UID, b.UID) })
 			if diff := gocmp.Diff(tc.want, configMap.OwnerReferences); diff != "" || writes != tc.writes || len(configMap.Data) != 1 {
 				t.Errorf("%d writes, want %d; data %v; owners (-want +got):\n%s", writes, tc.writes, configMap.Data, diff)

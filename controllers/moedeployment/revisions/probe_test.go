@@ -30,7 +30,7 @@ func TestChangedOutputs(t *testing.T) {
 	}
 }
 
-// Only a pod without a plan, or one that was proven, tells what the model answers without a plan.
+// Only a pod without a plan, or a verified one, produces the baseline outputs.
 func TestWhoAnswers(t *testing.T) {
 	engine := func(p *corev1.Pod) {
 		p.Status.PodIP = "10.0.0.1"

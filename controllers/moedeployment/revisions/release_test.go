@@ -20,7 +20,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// rendered is a workload of a spec, with a ready pod behind an address.
+// rendered returns a workload of a spec, with a ready pod at an address.
 func rendered(t *testing.T, moed *semmoev1.MoEDeployment, address string) (*Workload, *corev1.Pod, client.Client) {
 	t.Helper()
 	workload, err := Render(moed, "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
@@ -45,7 +45,8 @@ func rendered(t *testing.T, moed *semmoev1.MoEDeployment, address string) (*Work
 	return workload, pod, c
 }
 
-// TestRecordReleases asks each engine where it reports its release, and keeps the answer on the workload. Steady state asks nothing.
+// TestRecordReleases queries each engine at its release endpoint, and stores the result on the workload. Steady state
+// causes no query.
 func TestRecordReleases(t *testing.T) {
 	for name, test := range map[string]struct {
 		engine  semmoev1.EngineType
@@ -105,7 +106,7 @@ func TestRecordReleases(t *testing.T) {
 	}
 }
 
-// TestRelease reads the release from a workload of the same engine and image, and else from the image's tag.
+// TestRelease reads the release from a workload with the same engine and image, or else from the image's tag.
 func TestRelease(t *testing.T) {
 	stock := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "lmsysorg/sglang:v0.5.12" }
 	reported := func(change ...func(*semmoev1.MoEDeployment)) *Workload {
@@ -134,7 +135,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestValidateRelease refuses what a release cannot do, and nothing of one that is not known.
+// TestValidateRelease rejects settings that a release does not support, and accepts all settings for an unknown
+// release.
 func TestValidateRelease(t *testing.T) {
 	vllm := func(image string, change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
 		moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineVLLM), func(m *semmoev1.MoEDeployment) {

@@ -279,7 +279,7 @@ func RemadeProblem(workloads []*Workload) *podhealth.Problem {
 		told := remadeOf(w)
 		for _, name := range slices.Sorted(maps.Keys(told)) {
 			if entry := told[name]; entry.Times >= remadeOften {
-				return &podhealth.Problem{Reason: "ContainerCrashing", Message: fmt.Sprintf("The replica of pod %s is made anew again and again%s: all of its pods go when a container of one ends", name, endText(entry.End))}
+				return &podhealth.Problem{Reason: "ContainerCrashing", Message: fmt.Sprintf("The replica of pod %s is recreated repeatedly%s: all of its pods are recreated when a container exits", name, endText(entry.End))}
 			}
 		}
 	}

@@ -55,7 +55,7 @@ func TestAsReplica(t *testing.T) {
 	}
 }
 
-// A leader whose worker does not serve is no pod of a node that is silent.
+// A leader whose worker does not serve is not reported as a pod on a lost node.
 func TestUnreadyReplicaHasItsNode(t *testing.T) {
 	leader := moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"), func(p *corev1.Pod) {
 		p.Status.Phase = corev1.PodRunning
@@ -72,7 +72,7 @@ func TestUnreadyReplicaHasItsNode(t *testing.T) {
 	}
 }
 
-// Where pods of a group are missing, events of the StatefulSet that should make them say why.
+// If pods of a group are missing, the events of the StatefulSet that creates them contain the cause.
 func TestWantingGroups(t *testing.T) {
 	w := groupSet("")
 	first, second := moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0")), moedtest.Pod("m-r1-1", "r1", moedtest.InGroup("m-r1", "1", "0"))
@@ -96,8 +96,8 @@ func TestWantingGroups(t *testing.T) {
 	}
 }
 
-// A replica whose name is still had by pods of an earlier one is not asked for before these are gone, nor are those after it.
-// What no node takes, or is leaving one, holds no devices for a roll-out; a replica of several pods does while one of them has a node.
+// Replicas that fit no node, or are leaving one, hold no devices for a rollout. A replica of several pods holds devices
+// while one of its pods has a node.
 func TestStateOf(t *testing.T) {
 	unscheduled := func(p *corev1.Pod) {
 		p.Status.Phase = corev1.PodPending
@@ -129,6 +129,7 @@ func TestStateOf(t *testing.T) {
 	}
 }
 
+// A replica is not requested while pods of an earlier replica still use its name, nor are the replicas after it.
 func TestVacant(t *testing.T) {
 	worker := func(set, group string) *corev1.Pod {
 		return moedtest.Pod(set+"-"+group+"-1", "r1", moedtest.InGroup(set, group, "1"))
@@ -159,7 +160,7 @@ func TestVacant(t *testing.T) {
 	}
 }
 
-// groupSet is a workload of two groups.
+// groupSet returns a workload of two groups.
 func groupSet(annotation string) *Workload {
 	set := &leaderworkersetv1.LeaderWorkerSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m-r1", UID: "set", CreationTimestamp: metav1.NewTime(moedtest.Start)}}
 	set.Spec.Replicas = ptr.To[int32](2)
@@ -221,7 +222,7 @@ func TestCountRemade(t *testing.T) {
 	}
 }
 
-// It is written once, and removed when the replica is ready.
+// The record is written once, and removed when the replica is ready.
 func TestRecordRemade(t *testing.T) {
 	w := groupSet("")
 	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithObjects(w.Object).Build()
@@ -254,7 +255,8 @@ func TestRecordRemade(t *testing.T) {
 	}
 }
 
-// A canary whose replica is made anew again and again is taken back as one whose container is restarted; and it is told why.
+// A canary whose replica is recreated repeatedly is rolled back like one whose container restarts, and the cause is
+// reported.
 func TestRemadeCanaryIsBroken(t *testing.T) {
 	const often = `{"m-r1-0":{"leader":"c","times":3,"since":"2026-03-01T12:00:00Z","end":"pod m-r1-0, container engine (exit code 1)"}}`
 	fresh := replicaOf(moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"), moedtest.Unready, func(p *corev1.Pod) {
@@ -278,8 +280,8 @@ func TestRemadeCanaryIsBroken(t *testing.T) {
 	}
 }
 
-// What serves is the wanted revision from its first ready replica on, and before that the one with the most ready replicas that is not on
-// trial.
+// The wanted revision serves from its first ready replica on. Before, the proven revision with the most ready replicas
+// serves.
 func TestServing(t *testing.T) {
 	workload := func(revision string, trial string) *Workload {
 		set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "m-" + revision, Labels: map[string]string{semmoev1.LabelRevision: revision}}}

@@ -233,7 +233,7 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 	}
 	template, err := overlay.Merge(ours, moed.Spec.Template)
 	if err != nil {
-		return nil, fmt.Errorf("merge spec.template: %w", err)
+		return nil, fmt.Errorf("failed to merge spec.template: %w", err)
 	}
 	return template, nil
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
-// The revision of a given spec must never change from release to release: an upgrade would restart every serving pod.
+// The revision of a given spec must not change between releases: an upgrade would restart every serving pod.
 func TestRevisionIsStable(t *testing.T) {
 	const want = "383baaf1e5"
 	if got := Of(moedtest.Deployment(), moedtest.Report(), nil); got != want {
@@ -121,8 +121,8 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// A plan reaches the engine as its own expert map, which an init container has verified before; the digest in the
-// annotation tells request routers and the store which plan it is.
+// A plan reaches the engine as its own expert map, which an init container verifies first. The digest in the annotation
+// identifies the plan for request routers and the store.
 func TestRenderWithPlan(t *testing.T) {
 	plan := LayoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap)
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
@@ -167,8 +167,8 @@ func initContainers(template corev1.PodTemplateSpec) []string {
 	return names
 }
 
-// A namespace that enforces the restricted pod security standard admits the pod of an engine that keeps to it: each container that a
-// plan adds says by itself that it does, and nothing is said of the engine's.
+// A namespace that enforces the restricted pod security standard admits the pod of a compliant engine: each container
+// that a plan adds sets its own security context, and the engine's is not changed.
 func TestRenderedContainersAreRestricted(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.Shuffled, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
@@ -198,7 +198,7 @@ func TestRenderedContainersAreRestricted(t *testing.T) {
 	}
 }
 
-// When nodes pull our image is said of our containers alone, and of no revision: another policy makes none, and restarts no pod.
+// The pull policy applies only to the operator's containers and is not part of the revision: a change restarts no pod.
 func TestPullPolicyOfOurContainers(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.Shuffled, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
@@ -226,7 +226,7 @@ func TestPullPolicyOfOurContainers(t *testing.T) {
 	}
 }
 
-// The image of a container that the operator adds is not the user's to mend.
+// The user cannot set the image of a container that the operator adds.
 func TestImagesOfOurContainers(t *testing.T) {
 	for _, name := range ourInitContainers {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{semmoev1.LabelComponent: semmoev1.ComponentEngine}}}
@@ -237,7 +237,7 @@ func TestImagesOfOurContainers(t *testing.T) {
 	}
 }
 
-// With reshuffled weights the engine is started on the copy, without a map; each plan has a copy of its own.
+// With reshuffled weights, the engine starts on the copy, without a map. Each plan has its own copy.
 func TestRenderWithReshuffledWeights(t *testing.T) {
 	plan := LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights)
 	withReport := moedtest.Report()
@@ -269,7 +269,7 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 	if diff := cmp.Diff([]string{"reshuffle", "--model=/models", "--permutation=/etc/semmoe/plan/gate-permutation.json", "--out=" + out}, copier.Args); diff != "" {
 		t.Errorf("arguments (-want +got):\n%s", diff)
 	}
-	// The scheduler must know what the copy takes, and the kubelet must not evict the pod for it.
+	// The scheduler must reserve the space of the copy, and the kubelet must not evict the pod for using it.
 	asked, limit := copier.Resources.Requests[corev1.ResourceEphemeralStorage], emptyDir(template).EmptyDir.SizeLimit
 	if asked.Value() < 1<<40 || limit.Cmp(asked) != 0 {
 		t.Errorf("asks for %v of storage, may use %v", asked.String(), limit)
@@ -295,8 +295,8 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 	}
 }
 
-// TensorRT-LLM says by its options file alone where attention is computed, and where the expert map is. The file lies in the
-// pod template, so that no pod can see another's.
+// TensorRT-LLM is configured by its options file for attention and expert map. The file is in the pod template, so each
+// pod reads its own version.
 func TestRenderWithOptionsFile(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
 	const options = "enable_attention_dp: true\n"
@@ -339,7 +339,7 @@ func TestRenderWithOptionsFile(t *testing.T) {
 	}
 }
 
-// An engine that does not tell the experts of a request is not asked, and not started as if it were.
+// An engine that does not return routed experts is not queried for them, and not started with the option.
 func TestSampling(t *testing.T) {
 	for engine, want := range map[semmoev1.EngineType]int32{
 		semmoev1.EngineSGLang: 5, semmoev1.EngineVLLM: 5, semmoev1.EngineVLLMAscend: 5, semmoev1.EngineTensorRTLLM: 0,
@@ -404,7 +404,7 @@ func TestValidate(t *testing.T) {
 		"sampling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
 			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
-		}, "spec.routing.samplePercent is 5: TensorRTLLM does not tell the experts of a request"},
+		}, "spec.routing.samplePercent is 5: TensorRTLLM does not return the routed experts of requests"},
 		"profiling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
 			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d.jsonl"}}

@@ -68,7 +68,7 @@ func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 	}
 	add(validateEnv(moed, adapter, launched))
 	if moed.Spec.Engine.Port == probePort {
-		add(Invalidf("InvalidSpec", "spec.engine.port: %d is where the operator proves that a plan does not change answers: use another port", probePort))
+		add(Invalidf("InvalidSpec", "spec.engine.port: %d is reserved for the operator's output probe: use another port", probePort))
 	}
 	if moed.Spec.Placement.Cache != nil && moed.Spec.Placement.Realization == semmoev1.RealizationEngineMap {
 		add(Invalidf("InvalidSpec", "spec.placement.cache: with spec.placement.realization EngineMap nothing is copied: remove the cache, or use Auto or ReshuffledWeights"))
@@ -200,7 +200,7 @@ func MinRedundantExperts(moed *semmoev1.MoEDeployment) int32 {
 // ValidateGroups rejects replicas of several pods if the cluster lacks the kind LeaderWorkerSet.
 func ValidateGroups(moed *semmoev1.MoEDeployment, known bool) *InvalidError {
 	if pods := desired.PodsPerReplica(moed); pods > 1 && !known {
-		return Invalidf(ReasonNoGroups, "spec.parallelism.podsPerReplica: %d needs the kind LeaderWorkerSet of %s, which this cluster does not have: install LeaderWorkerSet, or use 1. The operator goes on by itself once it is there",
+		return Invalidf(ReasonNoGroups, "spec.parallelism.podsPerReplica: %d needs the kind LeaderWorkerSet of %s, which the cluster lacks. Install LeaderWorkerSet, or use 1. The operator continues automatically after the installation",
 			pods, leaderworkersetv1.GroupVersion)
 	}
 	return nil
@@ -224,10 +224,10 @@ func validateTelling(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *Inva
 		return nil
 	}
 	if percent := moed.Spec.Routing.SamplePercent; percent != nil && *percent > 0 {
-		return Invalidf(desired.ReasonEngineCannotTell, "spec.routing.samplePercent is %d: %s does not tell the experts of a request: use 0, or remove it", *percent, adapter.Type)
+		return Invalidf(desired.ReasonEngineCannotTell, "spec.routing.samplePercent is %d: %s does not return the routed experts of requests: use 0, or remove it", *percent, adapter.Type)
 	}
 	if profiling := moed.Spec.Profiling; profiling != nil && profiling.Dataset != nil {
-		return Invalidf(desired.ReasonEngineCannotTell, "spec.profiling.dataset: %s does not tell the experts of a request, and cannot profile: name in spec.profiling.profileRef an AffinityProfile of the same model, made with another engine", adapter.Type)
+		return Invalidf(desired.ReasonEngineCannotTell, "spec.profiling.dataset: %s does not return the routed experts of requests, and cannot profile: reference in spec.profiling.profileRef an AffinityProfile of the same model from another engine", adapter.Type)
 	}
 	return nil
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// What an engine cannot do is refused at once, what its model cannot as soon as that is known; what it can is a flag of its own.
+// Settings that an engine does not support are rejected immediately, and those that its model does not support once the
+// model is known. Supported settings become flags.
 func TestOverlap(t *testing.T) {
 	halves := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"}
@@ -52,7 +53,7 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// What has no all-to-all is refused where a plan is asked for, and serves without one.
+// Without an all-to-all backend, a spec with a plan is rejected, and a spec without one serves.
 func TestPlansNeedAnExchange(t *testing.T) {
 	plan := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
@@ -79,7 +80,7 @@ func TestPlansNeedAnExchange(t *testing.T) {
 	}
 }
 
-// A rank holds at most one copy of each expert.
+// A rank has at most one copy of each expert.
 func TestValidateRedundantExperts(t *testing.T) {
 	auto := intstr.FromString(semmoev1.RedundantExpertsAuto)
 	as, alone := func(*semmoev1.MoEDeployment) {}, func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 1 }

@@ -69,7 +69,7 @@ func (w *Workload) Change(ctx context.Context, c client.Client, what string, f f
 	base := w.Object.DeepCopyObject().(client.Object)
 	f()
 	if err := c.Patch(ctx, w.Object, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(desired.Manager)); err != nil {
-		return fmt.Errorf("%s workload %s: %w", what, w.Name, err)
+		return fmt.Errorf("failed to %s workload %s: %w", what, w.Name, err)
 	}
 	return nil
 }

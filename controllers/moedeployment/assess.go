@@ -27,7 +27,7 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, p
 	}
 	in := locality.Input{
 		Now: now, Spec: moed.Spec.Drift, Planned: serving != nil, Plan: promise,
-		Engine: moed.Spec.Engine.Type, EngineTells: desired.EngineTells(moed), Observed: desired.Observes(moed), WasBelow: wasBelow(moed),
+		Engine: moed.Spec.Engine.Type, EngineReportsRoutedExperts: desired.EngineReportsRoutedExperts(moed), Observed: desired.Observes(moed), WasBelow: wasBelow(moed),
 		Paused: desired.Paused(moed), Pinned: moed.Spec.Placement.PlanRef != nil, RollingOut: rollingOut(workloads), Replans: replansOf(moed, plans),
 		BatchesMoved: p.BatchesMoved(),
 	}
@@ -95,8 +95,8 @@ func replansOf(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) []
 	return made
 }
 
-// tablesReach is the maximum time until new tables are in use: the kubelet updates a mounted ConfigMap with a delay.
-const tablesReach = 2 * time.Minute
+// maxTablesDelay is the maximum time until new tables are in use: the kubelet updates a mounted ConfigMap with a delay.
+const maxTablesDelay = 2 * time.Minute
 
 // inUseSince returns the time from which all traffic can meet the prediction of the plan in use: the plan exists, its
 // workload is proven, and the routers have its tables. A pod that restarts later does not move this time, because the
@@ -104,7 +104,7 @@ const tablesReach = 2 * time.Minute
 func inUseSince(inUse *semmoev1.PlacementPlan, p planner.Planning, workloads []*revisions.Workload) time.Time {
 	times := []time.Time{inUse.CreationTimestamp.Time}
 	if !p.TablesSince.IsZero() {
-		times = append(times, p.TablesSince.Add(tablesReach))
+		times = append(times, p.TablesSince.Add(maxTablesDelay))
 	}
 	for _, w := range workloads {
 		if w.Template().Annotations[semmoev1.AnnotationPlanDigest] == p.Serving.Digest {

@@ -92,7 +92,7 @@ func TestAssessFromRouters(t *testing.T) {
 	}
 	again := r.assess(t.Context(), moed, planned, slices.Clone(reports), nil, moedtest.Start)
 	if diff := cmp.Diff(a, again); diff != "" {
-		t.Errorf("the same reports come to something else:\n%s", diff)
+		t.Errorf("the same reports give another result:\n%s", diff)
 	}
 	for _, jump := range []time.Duration{-6 * time.Hour, 6 * time.Hour} { // jump of the manager's clock
 		if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start.Add(jump)); a.Status != locality.Unknown || a.Reason != "Stale" || a.Replan() {
@@ -101,11 +101,11 @@ func TestAssessFromRouters(t *testing.T) {
 	}
 	newer.Status.Forecast = nil // made from token counts: the layout's plan contains the prediction
 	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Plan != newer || a.Promise.LARMilli != 400 {
-		t.Errorf("with tables that do not tell a figure: %+v", a)
+		t.Errorf("with tables without a forecast: %+v", a)
 	}
-	tried, reverted, told := planned, planned, planned
-	tried.Candidate, reverted.Tables, told.Tables = revisions.LayoutOf(newer, semmoev1.RealizationEngineMap), nil, old
-	for name, p := range map[string]planner.Planning{"a plan is to be tried": tried, "routers go back to the layout's tables": reverted, "routers are told of newer tables": told} {
+	tried, reverted, reported := planned, planned, planned
+	tried.Candidate, reverted.Tables, reported.Tables = revisions.LayoutOf(newer, semmoev1.RealizationEngineMap), nil, old
+	for name, p := range map[string]planner.Planning{"a candidate exists": tried, "routers revert to the layout's tables": reverted, "routers switch to newer tables": reported} {
 		if a := r.assess(t.Context(), moed, p, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Hold.Reason != "RollingOut" {
 			t.Errorf("%s: %s, hold %+v", name, a.Status, a.Hold)
 		}
@@ -138,7 +138,7 @@ func TestAssessWithinTheWindow(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = new(int32(5)) })
 	planned := planner.Planning{Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan, Plans: []*semmoev1.PlacementPlan{plan}}
 	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.OnTarget {
-		t.Errorf("requests get what was promised, and did not before the window: %+v", a)
+		t.Errorf("the rate matches the prediction only within the window: %+v", a)
 	}
 	reports[0].Observations = reports[0].Observations[:210]
 	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.Unknown || a.Reason != "TooFewSamples" {
@@ -167,7 +167,7 @@ func TestAssessFromPrometheus(t *testing.T) {
 			pairs = append(pairs, fmt.Sprintf(`[%v,%q]`, int64(at), value))
 		}
 		if len(pairs) != 2*60 {
-			t.Errorf("%d values are asked for", len(pairs))
+			t.Errorf("the query requests %d values", len(pairs))
 		}
 		fmt.Fprintf(w, `{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"job":"x"},"values":[%s]}]}}`, strings.Join(pairs, ","))
 	}))
@@ -186,7 +186,7 @@ func TestAssessFromPrometheus(t *testing.T) {
 		return r.assess(t.Context(), moed, planned, nil, []*revisions.Workload{serving}, now)
 	}
 	if a := assess(moedtest.Start); a.Status != locality.Drifted || !a.Replan() || a.Causes != nil || authorization != "Bearer word" {
-		t.Errorf("assessment %+v, asked as %q", a, authorization)
+		t.Errorf("assessment %+v, authorization %q", a, authorization)
 	}
 	// Values from before the plan came into use do not count.
 	const recently = 40 * time.Minute
@@ -319,7 +319,7 @@ func TestLocalityEvents(t *testing.T) {
 			return nil
 		}
 		list := []metav1.Condition{{Type: semmoev1.ConditionLocalityOnTarget, Status: status, Reason: reason, Message: "m"}}
-		for _, kind := range toldConditions {
+		for _, kind := range eventConditions {
 			if kind != semmoev1.ConditionLocalityOnTarget {
 				list = append(list, metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: "Same"})
 			}
@@ -343,7 +343,7 @@ func TestLocalityEvents(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			recorder := events.NewFakeRecorder(8)
 			moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Status.Conditions = condition(tc.before, tc.beforeReason) })
-			(&Reconciler{Recorder: recorder}).tellTransitions(moed, semmoev1.MoEDeploymentStatus{Conditions: condition(tc.after, tc.afterReason)})
+			(&Reconciler{Recorder: recorder}).recordTransitions(moed, semmoev1.MoEDeploymentStatus{Conditions: condition(tc.after, tc.afterReason)})
 			select {
 			case got := <-recorder.Events:
 				if tc.event == "" || !strings.HasPrefix(got, tc.event) {
@@ -411,7 +411,7 @@ func TestMetrics(t *testing.T) {
 
 // An error that prevents the drift evaluation keeps the last report. Otherwise the report would disappear with every
 // conflict.
-func TestLocalityOutlivesErrors(t *testing.T) {
+func TestLocalitySurvivesErrors(t *testing.T) {
 	found := moedtest.Report()
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Drift: locality.Assessment{Status: locality.Drifted, Reason: "Drifted", Tested: true, Statistic: 2, Threshold: 1, Since: moedtest.Start}}
 	moed := moedtest.Deployment()

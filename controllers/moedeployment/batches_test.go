@@ -103,7 +103,7 @@ func TestBatchTokensStatus(t *testing.T) {
 }
 
 // The policies that hold a plan for drift also hold a plan for other batch sizes, independent of the drift status.
-func TestBatchesAreHeld(t *testing.T) {
+func TestBatchReplanIsHeld(t *testing.T) {
 	in := locality.Input{Now: moedtest.Start, Spec: moedtest.Deployment().Spec.Drift, Plan: moedtest.PlanOf("p", "ab", nil), BatchesMoved: true}
 	in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-2 * time.Hour))
 	if a := locality.Assess(in); a.Status != locality.Unknown || !a.BatchesMoved || a.BatchHold.Reason != "" {

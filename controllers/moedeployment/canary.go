@@ -40,9 +40,9 @@ func (r *Reconciler) mark(ctx context.Context, workload *revisions.Workload, ste
 	return workload.Change(ctx, r.Client, "mark", set)
 }
 
-// markAlone records on the serving workload that the trial next to it has ended: measurements up to now cover both
+// markTrialEnded records on the serving workload that the trial next to it has ended: measurements up to now cover both
 // workloads. It writes the time again if deleting the trial's workload failed.
-func (r *Reconciler) markAlone(ctx context.Context, workload *revisions.Workload, now time.Time) error {
+func (r *Reconciler) markTrialEnded(ctx context.Context, workload *revisions.Workload, now time.Time) error {
 	if workload.UID == "" {
 		return nil // not created yet: it serves from its creation on
 	}
@@ -150,8 +150,8 @@ func sampleOf(reports []lar.Report, revision string, since time.Time) rollout.Sa
 	return sample
 }
 
-// giveUp records the failure of a canary on its plan, which outlives the canary.
-func (r *Reconciler) giveUp(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision, measured *measuredGain) error {
+// recordFailure records the failure of a canary on its plan, which outlives the canary.
+func (r *Reconciler) recordFailure(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision, measured *measuredGain) error {
 	return r.record(ctx, plan, map[string]string{semmoev1.AnnotationFailed + revision: printable.Line(decision.Reason+": "+decision.Message, 512)}, measured)
 }
 

@@ -319,7 +319,7 @@ func TestCanaryOfPinnedTables(t *testing.T) {
 
 // A manager whose clock was set back by hours judges a canary by the time of the samples: the soak neither ends early
 // nor lasts until the manager's clock has caught up.
-func TestCanaryOutlivesClock(t *testing.T) {
+func TestCanaryClockSetBack(t *testing.T) {
 	for name, tc := range map[string]struct {
 		sampled time.Duration
 		phase   semmoev1.RolloutPhase
@@ -340,7 +340,7 @@ func TestCanaryOutlivesClock(t *testing.T) {
 }
 
 // The replica of a failed plan is removed, and the failure is recorded only on the plan.
-func TestCanaryGoesBack(t *testing.T) {
+func TestCanaryRollback(t *testing.T) {
 	trial := newTrial(t)
 	trial.o.Planning.Candidate, trial.o.CandidateRevision = nil, ""
 	trial.o.Planning.Hold = desired.Finding{Reason: planner.ReasonRolledBack, Message: "why"}
@@ -349,8 +349,8 @@ func TestCanaryGoesBack(t *testing.T) {
 		t.Errorf("%d replicas, state %+v", *workload.Spec.Replicas, state)
 	}
 	stable := trial.workloads[1]
-	if _, told := stable.Annotations[semmoev1.AnnotationProven]; told {
-		t.Error("what serves is said to serve alone while the canary's pod is there")
+	if _, reported := stable.Annotations[semmoev1.AnnotationProven]; reported {
+		t.Error("the trial is marked as ended while the canary's pod exists")
 	}
 	trial.o.Pods, trial.r.Live = trial.o.Pods[1:], trial.c
 	if err := trial.c.Create(context.Background(), trial.moed); err != nil {
@@ -361,7 +361,7 @@ func TestCanaryGoesBack(t *testing.T) {
 		t.Errorf("the canary's workload: %v, want it gone", err)
 	}
 	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(stable.Object), stable.Object); err != nil || !revisions.ServesSince(stable).Equal(moedtest.Start.Add(time.Hour)) {
-		t.Errorf("what serves has annotations %v (%v), want that it serves alone since the trial is over", stable.Annotations, err)
+		t.Errorf("the serving workload has annotations %v (%v), want the end of the trial", stable.Annotations, err)
 	}
 }
 

@@ -121,11 +121,11 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	case !complete:
 		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
 	}
-	return conditions.True("RolledOut", eachOnce(fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), planner.RealizationText[p.Serving.Realization], p.Why)+p.Warnings+p.TablesText()+shuffleText(moed, o)))
+	return conditions.True("RolledOut", uniqueSentences(fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), planner.RealizationText[p.Serving.Realization], p.Why)+p.Warnings+p.TablesText()+shuffleText(moed, o)))
 }
 
-// eachOnce removes repeated sentences from a text: two warnings may contain the same advice.
-func eachOnce(text string) string {
+// uniqueSentences removes repeated sentences from a text: two warnings may contain the same advice.
+func uniqueSentences(text string) string {
 	var sentences []string
 	for _, sentence := range strings.Split(text, ". ") {
 		if !slices.Contains(sentences, sentence) {
@@ -151,17 +151,17 @@ func profilingFault(moed *semmoev1.MoEDeployment, o observation) *conditions.Fau
 	if p.Hold.Reason == planner.ReasonOutputChanged {
 		return &conditions.Fault{Reason: p.Hold.Reason, Message: p.Hold.Message}
 	}
-	var told []metav1.Condition
+	var source []metav1.Condition
 	kind, name := "", ""
 	switch {
 	case p.Plan != nil && meta.IsStatusConditionTrue(p.Plan.Status.Conditions, semmoev1.ConditionDegraded):
-		kind, name, told = "PlacementPlan", p.Plan.Name, p.Plan.Status.Conditions
+		kind, name, source = "PlacementPlan", p.Plan.Name, p.Plan.Status.Conditions
 	case p.Profile != nil && meta.IsStatusConditionTrue(p.Profile.Status.Conditions, semmoev1.ConditionDegraded):
-		kind, name, told = "AffinityProfile", p.Profile.Name, p.Profile.Status.Conditions
+		kind, name, source = "AffinityProfile", p.Profile.Name, p.Profile.Status.Conditions
 	default:
 		return nil
 	}
-	degraded := meta.FindStatusCondition(told, semmoev1.ConditionDegraded)
+	degraded := meta.FindStatusCondition(source, semmoev1.ConditionDegraded)
 	return &conditions.Fault{Reason: degraded.Reason, Message: fmt.Sprintf("%s %s: %s", kind, name, degraded.Message)}
 }
 
@@ -172,17 +172,17 @@ func reshuffleStatus(pods []*corev1.Pod, revision string) *semmoev1.ReshuffleSta
 		if pod.Labels[semmoev1.LabelRevision] != revision || pod.DeletionTimestamp != nil {
 			continue
 		}
-		told, ok := revisions.ReshuffleOf(pod)
+		result, ok := revisions.ReshuffleOf(pod)
 		switch {
 		case !ok:
 			continue
-		case told.Reused:
+		case result.Reused:
 			sum.Found++
 		default:
 			sum.Made++
-			sum.Bytes += told.Bytes
+			sum.Bytes += result.Bytes
 		}
-		sum.Seconds = max(sum.Seconds, int64(math.Round(told.Seconds)))
+		sum.Seconds = max(sum.Seconds, int64(math.Round(result.Seconds)))
 	}
 	if sum.Made+sum.Found == 0 {
 		return nil

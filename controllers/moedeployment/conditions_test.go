@@ -75,7 +75,7 @@ func TestPlanningConditions(t *testing.T) {
 }
 
 // For an engine that does not return routed experts, LocalityOnTarget is Unknown with the reason.
-func TestLocalityThatCannotBeMeasured(t *testing.T) {
+func TestUnmeasurableLocality(t *testing.T) {
 	found := moedtest.Report()
 	plan := moedtest.PlanOf("new", "bb", nil)
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
@@ -155,7 +155,7 @@ func TestRolledOutGivesAdviceOnce(t *testing.T) {
 		t.Errorf("the message is %q", message)
 	}
 	for text, want := range map[string]string{"": "", "a": "a", "a. b. a. c": "a. b. c", "a. a": "a"} {
-		if got := eachOnce(text); got != want {
+		if got := uniqueSentences(text); got != want {
 			t.Errorf("%q becomes %q, want %q", text, got, want)
 		}
 	}

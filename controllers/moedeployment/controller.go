@@ -112,8 +112,8 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Owns(&networkingv1.NetworkPolicy{}).
 		Owns(&rbacv1.RoleBinding{}).
 		Owns(&semmoev1.PlacementPlan{}).
-		Watches(&semmoev1.AffinityProfile{}, handler.EnqueueRequestsFromMapFunc(r.whoseProfile)).
-		Watches(&semmoev1.PlacementPlan{}, handler.EnqueueRequestsFromMapFunc(r.whosePin)).
+		Watches(&semmoev1.AffinityProfile{}, handler.EnqueueRequestsFromMapFunc(r.profileUsers)).
+		Watches(&semmoev1.PlacementPlan{}, handler.EnqueueRequestsFromMapFunc(r.planPinners)).
 		// Workloads own the pods, so the label of the pod maps it to the MoEDeployment.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, pod client.Object) []reconcile.Request {
 			name := pod.GetLabels()[semmoev1.LabelDeployment]
@@ -124,7 +124,7 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute, RateLimiter: retries()})
 	if r.StoreWatch != nil {
-		b = b.WatchesRawSource(source.Channel(r.StoreWatch.Changed, handler.EnqueueRequestsFromMapFunc(r.usersOfPlans)))
+		b = b.WatchesRawSource(source.Channel(r.StoreWatch.Changed, handler.EnqueueRequestsFromMapFunc(r.storeUsers)))
 	}
 	c, err := b.Build(r)
 	if err != nil {
@@ -147,8 +147,8 @@ func (r *Reconciler) statusChanged(object client.Object) bool {
 	return ok && r.statuses.Foreign(moed, moed.Status)
 }
 
-// whoseProfile returns the MoEDeployments that own or reference a profile.
-func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []reconcile.Request {
+// profileUsers returns the MoEDeployments that own or reference a profile.
+func (r *Reconciler) profileUsers(ctx context.Context, profile client.Object) []reconcile.Request {
 	var list semmoev1.MoEDeploymentList
 	if err := r.List(ctx, &list, client.InNamespace(profile.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
 		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list the MoEDeployments that use a profile", "profile", profile.GetName())
@@ -165,8 +165,8 @@ func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []
 	return requests
 }
 
-// usersOfPlans returns the MoEDeployments that need the artifact store.
-func (r *Reconciler) usersOfPlans(ctx context.Context, _ client.Object) []reconcile.Request {
+// storeUsers returns the MoEDeployments that need the artifact store.
+func (r *Reconciler) storeUsers(ctx context.Context, _ client.Object) []reconcile.Request {
 	var list semmoev1.MoEDeploymentList
 	if err := r.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list the MoEDeployments that need the artifact store")
@@ -181,8 +181,8 @@ func (r *Reconciler) usersOfPlans(ctx context.Context, _ client.Object) []reconc
 	return requests
 }
 
-// whosePin returns the MoEDeployments that pin a plan, or that pin new tables for its layout.
-func (r *Reconciler) whosePin(ctx context.Context, object client.Object) []reconcile.Request {
+// planPinners returns the MoEDeployments that pin a plan, or that pin new tables for its layout.
+func (r *Reconciler) planPinners(ctx context.Context, object client.Object) []reconcile.Request {
 	plan, ok := object.(*semmoev1.PlacementPlan)
 	if !ok {
 		return nil
@@ -260,7 +260,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err := errors.Join(adoptErr, decideErr, actErr, podsErr, r.applyStatus(ctx, moed, status)); err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{RequeueAfter: outcome.Soonest(actAgain, podsAgain, o.Planning.Again, lookAgain(moed, o))}, nil
+	return ctrl.Result{RequeueAfter: outcome.Soonest(actAgain, podsAgain, o.Planning.Again, pollDelay(moed, o))}, nil
 }
 
 // forget removes the metrics and the cached status of a deleted object.
@@ -286,7 +286,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 	}
 	asked := desired.ObservesSteps(moed)
 	if asked {
-		o.Reports = locality.AskRouters(ctx, r.Routers.HTTP, observed.routerPods)
+		o.Reports = locality.ReadRouters(ctx, r.Routers.HTTP, observed.routerPods)
 		o.Steps = stepsOf(o.Reports)
 	}
 	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
@@ -307,8 +307,8 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		o.Undecided = true
 		return o, errors.Join(err, inServiceErr)
 	}
-	if !asked && asksRouters(moed, o) {
-		o.Reports = locality.AskRouters(ctx, r.Routers.HTTP, observed.routerPods)
+	if !asked && pollsRouters(moed, o) {
+		o.Reports = locality.ReadRouters(ctx, r.Routers.HTTP, observed.routerPods)
 	}
 	if desired.Observes(moed) {
 		o.Observed = locality.TrafficOf(o.Reports, o.servingRevision())
@@ -342,7 +342,7 @@ func (r *Reconciler) observeServing(ctx context.Context, moed *semmoev1.MoEDeplo
 // run again, or zero.
 func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *observation, observed children, now time.Time) (time.Duration, error) {
 	inspect := o.Inspection
-	var changedErr, keptErr, remadeErr, releasesErr, rolloutErr, childrenErr, replanErr error
+	var changedErr, keptErr, recreationsErr, releasesErr, rolloutErr, childrenErr, replanErr error
 	var releasesAgain time.Duration
 	if len(inspect.Obsolete) > 0 {
 		var changed bool
@@ -352,7 +352,7 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	}
 	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), now)
 	if !desired.Paused(moed) {
-		remadeErr = revisions.RecordRemade(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
+		recreationsErr = revisions.RecordRecreations(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
 		releasesAgain, releasesErr = r.releases.Record(ctx, r.Client, r.HTTP, observed.revisions, observed.enginePods, now)
 		for _, workload := range observed.revisions {
 			keptErr = errors.Join(keptErr, revisions.KeepPlan(ctx, r.Client, workload))
@@ -363,7 +363,7 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	if o.Revision != "" {
 		o.Replan, replanErr = r.planner().Replan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, planner.DriftOf(o.Drift, now))
 	}
-	return outcome.Soonest(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, remadeErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
+	return outcome.Soonest(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
 }
 
 // diagnose determines what prevents pods from serving or from being created. It returns the delay until more can be
@@ -380,7 +380,7 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed chil
 		o.RouterProblem = refusedRouter(observed.router)
 	}
 	// Pods of a group that is being recreated come and go, and their own problems change with each pod.
-	if o.Problem = revisions.RemadeProblem(observed.revisions); o.Problem != nil {
+	if o.Problem = revisions.RecreationProblem(observed.revisions); o.Problem != nil {
 		return routerAgain, mountsErr
 	}
 	if o.Problem, again = podhealth.Find(pods, failedMounts, now); o.Problem != nil {
@@ -399,15 +399,15 @@ func refusedRouter(router *appsv1.Deployment) *podhealth.Problem {
 	}
 	for _, condition := range router.Status.Conditions {
 		if condition.Type == appsv1.DeploymentReplicaFailure && condition.Status == corev1.ConditionTrue {
-			return podhealth.RefusedRouter(podhealth.LastLine(condition.Message))
+			return podhealth.RouterPodsRejected(podhealth.LastLine(condition.Message))
 		}
 	}
 	return nil
 }
 
-// lookAgain returns the polling delay for state that no watch reports: the ranks in an InferencePool, a missing kind
+// pollDelay returns the polling delay for state that no watch reports: the ranks in an InferencePool, a missing kind
 // that the spec needs, traffic, and user-provided ConfigMaps. It returns zero if nothing needs polling.
-func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
+func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	var pool, groups, traffic, hardware time.Duration
 	if machines := moed.Spec.Placement.Hardware; machines != nil && machines.ConfigMap != nil {
 		hardware = planner.HardwarePeriod
@@ -418,15 +418,15 @@ func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if o.Invalid != nil && o.Invalid.Reason == revisions.ReasonNoGroups {
 		groups = groupKindPeriod
 	}
-	if asksRouters(moed, o) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
+	if pollsRouters(moed, o) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
 		traffic = observePeriod
 	}
 	return outcome.Soonest(pool, groups, traffic, hardware)
 }
 
-// asksRouters reports whether the controller polls the routers: they sample requests, or a plan is in service (which
+// pollsRouters reports whether the controller polls the routers: they sample requests, or a plan is in service (which
 // needs engines that respect ranks), or plans depend on the steps of engines.
-func asksRouters(moed *semmoev1.MoEDeployment, o observation) bool {
+func pollsRouters(moed *semmoev1.MoEDeployment, o observation) bool {
 	return o.servingRevision() != "" && (desired.Observes(moed) || o.inService().Serving != nil || desired.ObservesSteps(moed))
 }
 
@@ -506,7 +506,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed children, o obser
 		if state := revisions.StateOf(workload, o.Pods, o.Workers); workload.UID != "" && state.Existing < state.Replicas {
 			owners = append(owners, workload.Object)
 		}
-		for _, name := range revisions.WantingGroups(workload, o.Pods, observed.workerPods) {
+		for _, name := range revisions.GroupsLackingPods(workload, o.Pods, observed.workerPods) {
 			group := &appsv1.StatefulSet{}
 			err := r.Live.Get(ctx, client.ObjectKey{Namespace: workload.Namespace, Name: name}, group)
 			if err == nil {
@@ -525,7 +525,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed children, o obser
 			return nil, err
 		}
 		if message != "" {
-			return podhealth.Refused(message), nil
+			return podhealth.PodsRejected(message), nil
 		}
 	}
 	return nil, nil

@@ -21,9 +21,9 @@ type measuredGain struct {
 	SavedHighMicros float64 `json:"savedHighMicros"`
 }
 
-// batchReach is the maximum factor between the batch sizes in service and the modelled batch sizes for a comparison of
+// maxBatchRatio is the maximum factor between the batch sizes in service and the modelled batch sizes for a comparison of
 // prediction and measurement. Within this factor, the saved time is assumed to be proportional to the batch size.
-const batchReach = 2
+const maxBatchRatio = 2
 
 // gainOf compares the prediction of the candidate's plan with the measurement of its canary. It returns nil if either
 // is unknown. The forecast of a plan covers one MoE layer; the measurement is the time per output token, which is one
@@ -85,7 +85,7 @@ func predictedLayerNanos(p planner.Planning, stepTokens float64) (float64, bool)
 		saved = serving.LayerNanos - forecast.LayerNanos
 	}
 	smallest, largest := float64(slices.Min(sizes)), float64(slices.Max(sizes))
-	if saved <= 0 || stepTokens*batchReach < smallest || stepTokens > batchReach*largest {
+	if saved <= 0 || stepTokens*maxBatchRatio < smallest || stepTokens > maxBatchRatio*largest {
 		return 0, false
 	}
 	var sum float64

@@ -92,7 +92,7 @@ func TestGroupsAreScaled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := read("m-old"); err != nil {
-		t.Errorf("what serves is not known, and the one workload that would tell is gone: %v", err)
+		t.Errorf("the only workload that identifies the serving revision was deleted: %v", err)
 	}
 
 	moed.Spec.Replicas = ptr.To[int32](5)
@@ -104,7 +104,7 @@ func TestGroupsAreScaled(t *testing.T) {
 }
 
 // The kind LeaderWorkerSet is checked for once, and repeatedly while wanted. It is watched once found.
-func TestGroupKindComes(t *testing.T) {
+func TestGroupKindIsInstalled(t *testing.T) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithRESTMapper(mapper).Build()
 	watched := 0
@@ -122,7 +122,7 @@ func TestGroupKindComes(t *testing.T) {
 	}
 	mapper.Add(leaderworkersetv1.GroupVersion.WithKind("LeaderWorkerSet"), meta.RESTScopeNamespace)
 	if find(true, time.Second) || find(false, time.Hour) {
-		t.Error("it is looked for although that was done just now, or nobody wants it")
+		t.Error("the kind is checked for too early, or although it is not wanted")
 	}
 	mapper.Add(semmoev1.GroupVersion.WithKind("MoEDeployment"), meta.RESTScopeNamespace)
 	if !find(true, groupKindPeriod) || !find(false, groupKindPeriod) || watched != 1 {

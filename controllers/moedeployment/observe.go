@@ -81,9 +81,9 @@ func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time
 // previous report until it differs by a step and by two standard errors and one minute has passed: times vary more than
 // rates. It also stays while there are too few requests.
 func captureStatus(routing, previous *semmoev1.RoutingStatus, o observation, observes bool, now time.Time) *semmoev1.RoutingStatus {
-	ratio, standardError, told := o.Observed.Capture.Ratio()
+	ratio, standardError, measured := o.Observed.Capture.Ratio()
 	known := previous != nil && previous.CaptureCostMilli != nil
-	if !observes || !told && !known {
+	if !observes || !measured && !known {
 		return routing
 	}
 	with := semmoev1.RoutingStatus{}
@@ -93,7 +93,7 @@ func captureStatus(routing, previous *semmoev1.RoutingStatus, o observation, obs
 	milli := int32(math.Round(min(1000*(ratio-1), math.MaxInt32)))
 	if known {
 		change := math.Abs(float64(milli) - float64(*previous.CaptureCostMilli))
-		if !told || change < max(larStep, 2000*standardError) || justReported(previous.CaptureCostTime, now) {
+		if !measured || change < max(larStep, 2000*standardError) || justReported(previous.CaptureCostTime, now) {
 			with.CaptureCostMilli, with.CaptureCostTime = previous.CaptureCostMilli, previous.CaptureCostTime
 			return &with
 		}

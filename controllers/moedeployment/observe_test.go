@@ -92,12 +92,12 @@ func sampledOf(local int64) locality.Traffic {
 // unknown. The distribution over ranks is not affected.
 func TestCaptureStatus(t *testing.T) {
 	costOf := func(ratio float64, requests int) locality.Traffic {
-		var told locality.Traffic
+		var reported locality.Traffic
 		for range requests {
-			told.Capture.Asked.Add(ratio, 1)
-			told.Capture.Plain.Add(1, 1)
+			reported.Capture.Asked.Add(ratio, 1)
+			reported.Capture.Plain.Add(1, 1)
 		}
-		return told
+		return reported
 	}
 	noisy := costOf(1.1, 100)
 	for range 10 {
@@ -113,7 +113,7 @@ func TestCaptureStatus(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		routing, previous *semmoev1.RoutingStatus
-		told              locality.Traffic
+		reported          locality.Traffic
 		off               bool
 		after             time.Duration
 		want              *semmoev1.RoutingStatus
@@ -133,7 +133,7 @@ func TestCaptureStatus(t *testing.T) {
 		"nothing is sampled": {nil, at(50, 0), costOf(1.5, 100), true, time.Hour, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := captureStatus(tc.routing, tc.previous, observation{Observed: tc.told}, !tc.off, moedtest.Start.Add(tc.after))
+			got := captureStatus(tc.routing, tc.previous, observation{Observed: tc.reported}, !tc.off, moedtest.Start.Add(tc.after))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("routing (-want +got):\n%s", diff)
 			}

@@ -11,11 +11,11 @@ import (
 func TestRetries(t *testing.T) {
 	limiter, request := retries(), reconcile.Request{}
 	if first := limiter.When(request); first > time.Second {
-		t.Errorf("the first retry comes after %v", first)
+		t.Errorf("the first retry is after %v", first)
 	}
 	for range 100 {
 		if wait := limiter.When(request); wait > time.Minute {
-			t.Fatalf("a retry comes after %v", wait)
+			t.Fatalf("a retry is after %v", wait)
 		}
 	}
 }

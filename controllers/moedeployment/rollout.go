@@ -74,11 +74,11 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 		// While the serving revision is unknown, keep empty workloads: one of them may identify it.
 		wanted := m.in.Stable == rollout.None || i == m.in.Stable || i == m.in.Candidate
 		if !wanted && revisions.OnTrial(workload) && *workload.Replicas() == 0 && workload.Drained(o.Pods) {
-			if err := r.markAlone(ctx, m.workloads[m.in.Stable], now); err != nil { // before the last object of the trial is deleted
+			if err := r.markTrialEnded(ctx, m.workloads[m.in.Stable], now); err != nil { // before the last object of the trial is deleted
 				return false, state, err
 			}
 		}
-		if err := r.scale(ctx, moed, workload, o.Pods, revisions.Vacant(workload, action.Replicas[i], o.Workers), wanted); err != nil {
+		if err := r.scale(ctx, moed, workload, o.Pods, revisions.UsableReplicas(workload, action.Replicas[i], o.Workers), wanted); err != nil {
 			return false, state, err
 		}
 	}
@@ -163,7 +163,7 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	case decision.Step == rollout.StepRollBack:
 		state.Phase, state.Reason, state.Again = semmoev1.RolloutPhaseRollingBack, planner.ReasonRolledBack, time.Second
 		state.Message = fmt.Sprintf("Plan %s is being rolled back. %s: %s", plan, decision.Reason, decision.Message)
-		return state, r.giveUp(ctx, o.Planning.Plan, o.CandidateRevision, decision, state.Measured)
+		return state, r.recordFailure(ctx, o.Planning.Plan, o.CandidateRevision, decision, state.Measured)
 	case decision.Step == rollout.StepPromote:
 		state.Phase, state.Reason = semmoev1.RolloutPhasePromoting, "Promoting"
 		state.Message = fmt.Sprintf("Plan %s passed its canary, and replicas move to it", plan)

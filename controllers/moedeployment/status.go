@@ -186,7 +186,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	}
 	// While the decision is unknown, keep conditions of the same generation.
 	setDecided := func(kind string, v conditions.Verdict, oldest int64) {
-		if told := meta.FindStatusCondition(status.Conditions, kind); !o.Undecided || told == nil || told.ObservedGeneration < oldest {
+		if current := meta.FindStatusCondition(status.Conditions, kind); !o.Undecided || current == nil || current.ObservedGeneration < oldest {
 			set(kind, v)
 		}
 	}
@@ -369,17 +369,17 @@ func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 		return conditions.False("Stalled", "See the condition Stalled for the problem to fix")
 	case desired.Paused(moed):
 		return conditions.False("Paused", "spec.reconciliation is Paused")
-	case complete, finished && o.Settled, besideTrial(o, status, finished):
+	case complete, finished && o.Settled, trialInProgress(o, status, finished):
 		return conditions.False("Complete", fmt.Sprintf("Generation %d is in service", moed.Generation))
 	default:
 		return conditions.True("InProgress", fmt.Sprintf("Generation %d is being brought into service", moed.Generation))
 	}
 }
 
-// besideTrial reports whether a canary runs or rolls back next to a generation that is in service: the canary is not
+// trialInProgress reports whether a canary runs or rolls back next to a generation that is in service: the canary is not
 // part of the work for the generation. A canary starts only in this state. A rollback may belong to a canary that
 // started next to an older generation.
-func besideTrial(o observation, status semmoev1.MoEDeploymentStatus, finished bool) bool {
+func trialInProgress(o observation, status semmoev1.MoEDeploymentStatus, finished bool) bool {
 	switch o.Rollout.Phase {
 	case semmoev1.RolloutPhaseCanary, semmoev1.RolloutPhasePromoting:
 		return true
@@ -404,7 +404,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, moed *semmoev1.MoEDeployme
 		return ptr.Deref(intent.ResourceVersion, ""), err
 	})
 	if wrote {
-		r.tellTransitions(moed, status)
+		r.recordTransitions(moed, status)
 	}
 	return err
 }
@@ -421,19 +421,19 @@ func workloadReference(moed *semmoev1.MoEDeployment, revision string) runtime.Ob
 	return &corev1.ObjectReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: moed.Namespace, Name: revisions.WorkloadName(moed, revision)}
 }
 
-// toldConditions are the conditions whose changes are recorded as events. For LocalityOnTarget, only changes to or from
+// eventConditions are the conditions whose changes are recorded as events. For LocalityOnTarget, only changes to or from
 // False are recorded: it becomes Unknown at any time when samples are few.
-var toldConditions = []string{
+var eventConditions = []string{
 	semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady,
 	semmoev1.ConditionProfiled, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut, semmoev1.ConditionLocalityOnTarget,
 }
 
-// tellTransitions records an event for each relevant condition transition. An event recorder drops repetitions of the
+// recordTransitions records an event for each relevant condition transition. An event recorder drops repetitions of the
 // same reason within some minutes unless the related object differs, so each event relates to the workload of the
 // revision.
-func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
-	teller := transition.NewTeller(r.Recorder, moed, workloadReference(moed, status.Revision))
-	for _, c := range transition.Changes(moed.Status.Conditions, status.Conditions, toldConditions...) {
+func (r *Reconciler) recordTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
+	events := transition.NewTeller(r.Recorder, moed, workloadReference(moed, status.Revision))
+	for _, c := range transition.Changes(moed.Status.Conditions, status.Conditions, eventConditions...) {
 		kind, holds := c.After.Type, c.Holds()
 		switch kind {
 		case semmoev1.ConditionDegraded, semmoev1.ConditionRolledOut:
@@ -451,6 +451,6 @@ func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoe
 		}
 		missed := kind == semmoev1.ConditionLocalityOnTarget && c.After.Status == metav1.ConditionFalse
 		lost := kind == semmoev1.ConditionReady && c.Lost() || kind == semmoev1.ConditionRolledOut && c.After.Reason == planner.ReasonRolledBack
-		teller.Tell(c.After, lost || missed || kind == semmoev1.ConditionDegraded && holds)
+		events.Tell(c.After, lost || missed || kind == semmoev1.ConditionDegraded && holds)
 	}
 }

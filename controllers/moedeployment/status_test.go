@@ -150,16 +150,16 @@ func TestStatus(t *testing.T) {
 				"Reconciling": "False Complete"},
 			summary: "2/2",
 		},
-		"its Service is somebody's": {
+		"its Service has another owner": {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
 			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True ReconcileFailed"}, summary: "2/2", message: "2 of 2 replicas are ready, but requests to the Service m do not reach them: taken", unreached: true,
 		},
-		"its Service is somebody's, and a pod has a problem": {
+		"its Service has another owner, and a pod has a problem": {
 			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Front: front.State{ServiceTaken: "taken"},
 				Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
 			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True NodeLost"}, summary: "2/2", message: "taken", unreached: true,
 		},
-		"its Service is somebody's, and nothing serves": {
+		"its Service has another owner, and nothing serves": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) },
 			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
 			want:   map[string]string{"Ready": "False ReconcileFailed"}, summary: "0/0", message: "taken", unreached: true,
@@ -250,13 +250,13 @@ func TestStatus(t *testing.T) {
 }
 
 // A Service of another owner is detected while all children are written.
-func TestTakenServiceIsSeen(t *testing.T) {
+func TestForeignServiceIsDetected(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	c := moedtest.Cluster(t, moed.DeepCopy(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}})
 	var o observation
 	_, err := (&Reconciler{Client: c, Live: c}).act(t.Context(), moed, &o, children{}, moedtest.Start)
 	if want := "Service m exists and belongs to another owner: delete it"; err == nil || o.Front.ServiceTaken != want {
-		t.Errorf("it is told as %q (%v), want %q", o.Front.ServiceTaken, err, want)
+		t.Errorf("ServiceTaken is %q (%v), want %q", o.Front.ServiceTaken, err, want)
 	}
 }
 
@@ -287,13 +287,14 @@ func TestRanksFault(t *testing.T) {
 	}
 }
 
-func TestStatusLeavesLongNamesOut(t *testing.T) {
-	for length, told := range map[int]bool{63: true, 64: false, 253: false} {
+// The status accepts names of 63 characters, and the spec accepts longer ones: the status is written without them.
+func TestStatusOmitsLongNames(t *testing.T) {
+	for length, reported := range map[int]bool{63: true, 64: false, 253: false} {
 		name := strings.Repeat("p", length)
 		plan := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		status := statusOf(moedtest.Deployment(), observation{Planning: planner.Planning{ProfileName: name, Plan: plan}}, moedtest.Start)
 		want := ""
-		if told {
+		if reported {
 			want = name
 		}
 		if status.Profile != want || status.Plan != want {
@@ -325,7 +326,7 @@ func TestStatusRemembersTransitions(t *testing.T) {
 
 // A generation that has not started is not reported as in service when a canary next to the previous generation is
 // rolled back.
-func TestGenerationBesideTrial(t *testing.T) {
+func TestGenerationDuringTrial(t *testing.T) {
 	found := moedtest.Report()
 	one := func(revision string) *corev1.Pod { return moedtest.Pod("m-"+revision+"-0", revision) }
 	finished := func(m *semmoev1.MoEDeployment) {
@@ -361,7 +362,7 @@ func TestGenerationBesideTrial(t *testing.T) {
 }
 
 // A temporary error keeps the last decided conditions, except that a new generation is not reported as in service.
-func TestStatusOutlivesErrors(t *testing.T) {
+func TestStatusSurvivesErrors(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "q"}}
 	})
@@ -413,27 +414,27 @@ func (r *recorder) Eventf(_, related runtime.Object, _, reason, _, _ string, _ .
 func TestEventsRelateToRevisions(t *testing.T) {
 	rollingOut := func(revision string) semmoev1.MoEDeploymentStatus {
 		status := semmoev1.MoEDeploymentStatus{Revision: revision}
-		for _, kind := range toldConditions {
+		for _, kind := range eventConditions {
 			status.Conditions = append(status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: kind})
 		}
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{Type: semmoev1.ConditionProgressing, Status: metav1.ConditionTrue, Reason: "RollingOut"})
 		return status
 	}
-	told := &recorder{related: map[string][]runtime.Object{}}
-	r := &Reconciler{Recorder: told}
+	reported := &recorder{related: map[string][]runtime.Object{}}
+	r := &Reconciler{Recorder: reported}
 	moed := moedtest.Deployment()
 	for _, revision := range []string{"", "r1", "r2"} {
-		r.tellTransitions(moed, rollingOut(revision))
+		r.recordTransitions(moed, rollingOut(revision))
 	}
 	moed.Spec.Parallelism.PodsPerReplica = ptr.To[int32](2)
-	r.tellTransitions(moed, rollingOut("r3"))
+	r.recordTransitions(moed, rollingOut("r3"))
 	want := []runtime.Object{
 		nil,
 		&corev1.ObjectReference{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: moed.Namespace, Name: moed.Name + "-r1"},
 		&corev1.ObjectReference{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: moed.Namespace, Name: moed.Name + "-r2"},
 		&corev1.ObjectReference{APIVersion: "leaderworkerset.x-k8s.io/v1", Kind: "LeaderWorkerSet", Namespace: moed.Namespace, Name: moed.Name + "-r3"},
 	}
-	if diff := cmp.Diff(want, told.related["RollingOut"]); diff != "" {
+	if diff := cmp.Diff(want, reported.related["RollingOut"]); diff != "" {
 		t.Errorf("related (-want +got):\n%s", diff)
 	}
 }
@@ -452,9 +453,9 @@ func TestStatusGoesBack(t *testing.T) {
 		},
 	}).Build()
 	r := &Reconciler{Client: c, Recorder: events.NewFakeRecorder(64)}
-	told := func(reason string) semmoev1.MoEDeploymentStatus {
+	reported := func(reason string) semmoev1.MoEDeploymentStatus {
 		status := semmoev1.MoEDeploymentStatus{}
-		for _, kind := range toldConditions {
+		for _, kind := range eventConditions {
 			status.Conditions = append(status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, LastTransitionTime: metav1.NewTime(moedtest.Start)})
 		}
 		return status
@@ -484,7 +485,7 @@ func TestStatusGoesBack(t *testing.T) {
 		if refuse = nil; step.refused {
 			refuse = errors.New("conflict")
 		}
-		if err := r.applyStatus(t.Context(), cached, told(step.decided)); (err != nil) != step.refused {
+		if err := r.applyStatus(t.Context(), cached, reported(step.decided)); (err != nil) != step.refused {
 			t.Fatal(err)
 		}
 		if got := read().Status.Conditions[0].Reason; got != step.want {

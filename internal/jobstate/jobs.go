@@ -72,7 +72,7 @@ func ExitCode(job *batchv1.Job, pods []*corev1.Pod) int32 {
 	return 0
 }
 
-// FailurePolicy returns a policy that fails a Job whose container exits with one of the final codes: another attempt
+// FailurePolicy returns a policy that fails a Job with a container that exits with one of the final codes: another attempt
 // would fail in the same way. Evictions do not count, and the Job controller creates another pod.
 func FailurePolicy(container string, final ...int32) *batchv1.PodFailurePolicy {
 	return &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{

@@ -59,9 +59,9 @@ func (c Calibration) Bias() (bias, standardError float64) {
 	return bias, ratioError(c.Requests, bias, c.Total[0], squares, c.LocalTotal[0]-c.TotalSquares[1], c.TotalSquares[0])
 }
 
-// leastSpread is the minimum variance of forecasts, weighted by activations, at which a slope exceeds rounding errors:
+// minVariance is the minimum variance of forecasts, weighted by activations, at which a slope exceeds rounding errors:
 // a standard deviation of 0.0001.
-const leastSpread = 1e-8
+const minVariance = 1e-8
 
 // Slope returns the increase of the observed share per increase of the forecast share: the least-squares slope weighted
 // by activations, which is 1 for correct forecasts. Its standard error is heteroskedasticity-consistent (White's, with
@@ -69,7 +69,7 @@ const leastSpread = 1e-8
 func (c Calibration) Slope() (slope, standardError float64) {
 	mean := c.Predicted()
 	spread := c.Total[2] - mean*c.Total[1]
-	if c.Requests < 3 || !(spread >= leastSpread*c.Total[0]) {
+	if c.Requests < 3 || !(spread >= minVariance*c.Total[0]) {
 		return math.NaN(), math.NaN()
 	}
 	slope = (c.Local[1] - mean*c.Local[0]) / spread

@@ -53,16 +53,16 @@ func (c *CaptureCost) Merge(other CaptureCost) {
 	c.Plain.Merge(other.Plain)
 }
 
-// leastArm is the minimum number of requests per arm for reporting the cost: times have heavy tails, and with fewer
+// minArmRequests is the minimum number of requests per arm for reporting the cost: times have heavy tails, and with fewer
 // requests the standard error itself is unreliable.
-const leastArm = 100
+const minArmRequests = 100
 
 // Ratio returns the time per token of the captured requests over that of the others, with its standard error by the
 // delta method. It returns false if either arm has too few requests.
 func (c CaptureCost) Ratio() (ratio, standardError float64, known bool) {
 	asked, askedError := c.Asked.perToken()
 	plain, plainError := c.Plain.perToken()
-	if c.Asked.Requests < leastArm || c.Plain.Requests < leastArm || !(asked > 0) || !(plain > 0) {
+	if c.Asked.Requests < minArmRequests || c.Plain.Requests < minArmRequests || !(asked > 0) || !(plain > 0) {
 		return 0, 0, false
 	}
 	ratio = asked / plain

@@ -118,7 +118,7 @@ func TestLayerGroups(t *testing.T) {
 }
 
 // A row with a repeated expert was not recorded by the engine: its token and layers do not count.
-func TestCountLeavesOutWhatWasNotRecorded(t *testing.T) {
+func TestCountOmitsUnrecordedRows(t *testing.T) {
 	at, err := Contiguous(shape, 2, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -47,7 +47,7 @@ const maxIgnoredRanks = 256
 
 // Populations of a sample.
 const (
-	// RequestsAll: every inference request whose client does not request the routed experts itself.
+	// RequestsAll: every inference request except those that request the routed experts themselves.
 	RequestsAll = "all"
 	// RequestsUnstreamed: only unstreamed requests of RequestsAll. The engine returns no experts for streamed ones.
 	RequestsUnstreamed = "unstreamed"

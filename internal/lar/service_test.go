@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// ended returns a request as seen by a router, with times in 64ths of a second, whose sums are exact in any order.
+// ended returns a request as seen by a router, with times in 64ths of a second (their sums are exact in any order).
 func ended(random *rand.Rand) Service {
 	seconds := func() float64 { return float64(random.IntN(640)) / 64 }
 	s := Service{Requests: 1}

@@ -13,7 +13,7 @@ import (
 
 var start = time.Unix(1_700_000_000, 0)
 
-// observations returns random observations with integers and forecasts in 64ths, whose sums are exact in any order.
+// observations returns random observations with integers and forecasts in 64ths (their sums are exact in any order).
 func observations(random *rand.Rand, n int) []Observation {
 	all := make([]Observation, n)
 	for i := range all {

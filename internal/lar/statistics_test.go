@@ -127,7 +127,7 @@ func TestTooLittleToTell(t *testing.T) {
 	for n := 1; n <= 3; n++ {
 		s.Add(Observation{Count: Count{Activations: Activations{1, 4}}, Forecast: &Forecast{Predicted: x}})
 		slope, _ := s.Forecast.Slope()
-		if told := !math.IsNaN(s.Overall.StandardError()); told != (n > 1) || !math.IsNaN(slope) {
+		if known := !math.IsNaN(s.Overall.StandardError()); known != (n > 1) || !math.IsNaN(slope) {
 			t.Errorf("%d requests, all alike: standard error %v, slope %v", n, s.Overall.StandardError(), slope)
 		}
 	}

@@ -16,9 +16,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// believed is the maximum assumed lag of a cache. A longer apparent lag means that the cluster was restored from an
+// maxCacheLag is the maximum assumed lag of a cache. A longer apparent lag means that the cluster was restored from an
 // older state.
-const believed = time.Minute
+const maxCacheLag = time.Minute
 
 // Memory contains the last statuses, of type S, of the objects of one kind. The zero value is empty. Its methods may be
 // called concurrently for different objects.
@@ -35,7 +35,7 @@ type version[S any] struct {
 
 // Latest returns the latest known status of an object: the cached one, or the one written since.
 func (m *Memory[S]) Latest(object client.Object, cached S) S {
-	if last, ok := m.load(object); ok && newer(last.resourceVersion, object.GetResourceVersion()) && time.Since(last.at) < believed {
+	if last, ok := m.load(object); ok && newer(last.resourceVersion, object.GetResourceVersion()) && time.Since(last.at) < maxCacheLag {
 		return last.status
 	}
 	return cached

@@ -37,7 +37,7 @@ func TestWrite(t *testing.T) {
 		},
 		"a late cache is no reason to write again": {{"5", "A", "B", "6", true}, {"5", "A", "B", "7", false}},
 		"what another wrote since is the latest":   {{"5", "A", "B", "6", true}, {"7", "C", "B", "8", true}, {"7", "C", "B", "9", false}},
-		"an answer that was lost tells neither that it was written nor that it was not": {
+		"after a lost response, the status may or may not be written": {
 			{"5", "A", "B", "6", true}, {"5", "A", "A", "", true}, {"5", "A", "A", "8", true}, {"5", "A", "A", "9", false},
 		},
 		"an object made again":     {{"5", "A", "B", "6", true}, {"9", "", "A", "10", true}},
@@ -70,7 +70,7 @@ func TestWrite(t *testing.T) {
 func TestForeign(t *testing.T) {
 	var m Memory[status]
 	if m.Foreign(at("5"), status{Phase: "A"}) {
-		t.Error("what nothing was written of is somebody else's")
+		t.Error("an unwritten status counts as foreign")
 	}
 	now := time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC) // with nanoseconds, which no cache contains
 	written := status{"B", metav1.NewTime(now)}
@@ -103,14 +103,14 @@ func TestForeign(t *testing.T) {
 }
 
 // A cluster that was restored from an older state has permanently lower versions.
-func TestMemoryIsNotBelievedForLong(t *testing.T) {
+func TestMemoryExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m Memory[status]
 		m.Write(at("500"), status{Phase: "A"}, status{Phase: "B"}, func([]byte) (string, error) { return "501", nil })
 		if got := m.Latest(at("5"), status{Phase: "A"}); got.Phase != "B" {
 			t.Errorf("soon: %+v", got)
 		}
-		time.Sleep(believed)
+		time.Sleep(maxCacheLag)
 		if got := m.Latest(at("5"), status{Phase: "A"}); got.Phase != "A" {
 			t.Errorf("later: %+v", got)
 		}

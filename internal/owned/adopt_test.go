@@ -27,14 +27,14 @@ func TestAdopt(t *testing.T) {
 		adopted bool
 		want    []metav1.OwnerReference
 	}{
-		"restored":                  {labels: Labels("plan", "m"), adopted: true, want: mine},
-		"restored, with an owner":   {labels: Labels("plan", "m"), owners: other, adopted: true, want: append(other, mine...)},
-		"ours":                      {labels: Labels("plan", "m"), owners: mine, want: mine},
-		"of a former life":          {labels: Labels("plan", "m"), owners: former, want: former}, // left to the garbage collector
-		"somebody's own":            {},
-		"made by another operator":  {labels: map[string]string{managedByLabel: "helm"}},
-		"on its way to be deleted":  {labels: Labels("plan", "m"), going: true},
-		"labels of ours, but other": {labels: map[string]string{"app.kubernetes.io/name": "semmoe"}},
+		"restored":                 {labels: Labels("plan", "m"), adopted: true, want: mine},
+		"restored, with an owner":  {labels: Labels("plan", "m"), owners: other, adopted: true, want: append(other, mine...)},
+		"ours":                     {labels: Labels("plan", "m"), owners: mine, want: mine},
+		"of a deleted owner":       {labels: Labels("plan", "m"), owners: former, want: former}, // left to the garbage collector
+		"another owner":            {},
+		"made by another operator": {labels: map[string]string{managedByLabel: "helm"}},
+		"being deleted":            {labels: Labels("plan", "m"), going: true},
+		"only the name label":      {labels: map[string]string{"app.kubernetes.io/name": "semmoe"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestAdopt(t *testing.T) {
 			}
 			if adopted { // seen is outdated now
 				if _, err := Adopt(context.Background(), c, "test", owner, "MoEDeployment", seen); !apierrors.IsConflict(err) {
-					t.Errorf("what was seen before is written over: %v", err)
+					t.Errorf("a stale view overwrites the object: %v", err)
 				}
 			}
 		})

@@ -56,7 +56,7 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 	return nil, again
 }
 
-// unreadyProblem returns the problem of a pod whose container has started and has failed its readiness probe for longer
+// unreadyProblem returns the problem of a pod with a container that has started and has failed its readiness probe for longer
 // than unreadyPatience. A container that still loads has not passed its startup probe. The second result is the delay
 // until the next check.
 func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
@@ -92,13 +92,13 @@ func logsOf(pod *corev1.Pod) string {
 	return pod.Name
 }
 
-// Refused returns the problem of pods that the API server rejects with this message.
-func Refused(message string) *Problem {
+// PodsRejected returns the problem of pods that the API server rejects with this message.
+func PodsRejected(message string) *Problem {
 	return &Problem{"PodsRejected", "The API server rejects the pods (raise the quota, or set the security contexts in spec.template): " + message}
 }
 
-// RefusedRouter returns the problem of request router pods that the API server rejects.
-func RefusedRouter(message string) *Problem {
+// RouterPodsRejected returns the problem of request router pods that the API server rejects.
+func RouterPodsRejected(message string) *Problem {
 	return &Problem{"PodsRejected", "The API server rejects the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
 }
 
@@ -215,8 +215,8 @@ func endText(end *corev1.ContainerStateTerminated) string {
 	return text
 }
 
-// FirstEnd returns which container of the pods failed first, and how; empty if none failed.
-func FirstEnd(pods []*corev1.Pod) string {
+// FirstFailure returns which container of the pods failed first, and how; empty if none failed.
+func FirstFailure(pods []*corev1.Pod) string {
 	var first *corev1.ContainerStateTerminated
 	var text string
 	for _, pod := range pods {

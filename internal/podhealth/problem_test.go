@@ -61,7 +61,7 @@ func TestFindProblem(t *testing.T) {
 		p.Spec.NodeName = "n"
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.ContainersReady, Status: corev1.ConditionTrue})
 	}
-	// A container whose readiness probe fails for over a minute after the start.
+	// A container with a failing readiness probe for over a minute after the start.
 	failing := func(p *corev1.Pod) {
 		unready(p)
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{
@@ -122,8 +122,8 @@ func TestFindProblem(t *testing.T) {
 			change: func(p *corev1.Pod) { lost(p); p.DeletionTimestamp = &metav1.Time{Time: start} },
 			reason: "NodeLost", message: "or the pod by force",
 		},
-		"not ready":            {change: func(p *corev1.Pod) { lost(p); p.Status.Conditions[1].Status = corev1.ConditionFalse }},
-		"somebody else's gate": {change: func(p *corev1.Pod) { lost(p); p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "x"}} }},
+		"not ready":              {change: func(p *corev1.Pod) { lost(p); p.Status.Conditions[1].Status = corev1.ConditionFalse }},
+		"another readiness gate": {change: func(p *corev1.Pod) { lost(p); p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "x"}} }},
 		"fails its readiness probe": {change: failing, age: time.Minute + unreadyPatience, reason: "NotReady",
 			message: "pod p, container engine runs and fails its readiness probe: see `kubectl logs -n ns p -c engine`"},
 		"fails its readiness probe, just now":    {change: failing, age: time.Minute + unreadyPatience/2, again: unreadyPatience / 2},
@@ -177,12 +177,12 @@ func TestPullCauseStays(t *testing.T) {
 		"the image's name is no sign": {[]string{`failed to pull "denied:1"`}, ""},
 	} {
 		for _, message := range test.messages {
-			for _, told := range []corev1.ContainerStateWaiting{
+			for _, waiting := range []corev1.ContainerStateWaiting{
 				{Reason: "ErrImagePull", Message: message},
 				{Reason: "ImagePullBackOff", Message: `Back-off pulling image "denied:1": ErrImagePull: ` + message},
 			} {
-				if got := pullCause(&told, "denied:1"); got != test.cause {
-					t.Errorf("%s: %q, want %q, of %+v", name, got, test.cause, told)
+				if got := pullCause(&waiting, "denied:1"); got != test.cause {
+					t.Errorf("%s: %q, want %q, of %+v", name, got, test.cause, waiting)
 				}
 			}
 		}
@@ -222,7 +222,7 @@ func TestFirstEnd(t *testing.T) {
 		"one that is done": {[]*corev1.Pod{ended("a", 0, 0)}, ""},
 		"the first":        {[]*corev1.Pod{ended("a", 1, time.Second), ended("b", 2, 0), ended("c", 0, -time.Second)}, "pod b, container engine (exit code 2: the last line)"},
 	} {
-		if got := FirstEnd(test.pods); got != test.want {
+		if got := FirstFailure(test.pods); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}

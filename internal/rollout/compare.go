@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// leastRequests is the minimum number of requests per revision. Sums of fewer requests are not approximately
+	// minRequests is the minimum number of requests per revision. Sums of fewer requests are not approximately
 	// normal.
-	leastRequests = 30
+	minRequests = 30
 	// failureMargin is the increase of the failure share that is tolerated.
 	failureMargin = 0.01
-	// leastGain is the difference of local activation rates that a comparison must be able to detect before it reports
+	// minDetectableGain is the difference of local activation rates that a comparison must be able to detect before it reports
 	// no difference.
-	leastGain = 0.02
+	minDetectableGain = 0.02
 	// promiseSlack is the tolerated shortfall of the local activation rate from the prediction of a plan that is faster
 	// although less local: the prediction is estimated from other requests.
 	promiseSlack = 0.02
@@ -90,7 +90,7 @@ type Terms struct {
 // A candidate is promoted for its times: each relevant time must be proven not to be longer by more than its margin,
 // and either the time per output token is proven to be shorter, or the local activation rate to be higher. A rate below
 // the prediction, more failures, or a time that is proven to be longer cause a rollback. The error rates are the
-// constants promotedSlower, takenBackEqual and toldApart.
+// constants promotedSlower, rolledBackEqual and falseDifference.
 func Compare(candidate, stable Sample, terms Terms) Comparison {
 	locality := compareLocality(candidate.Locality, stable.Locality, terms.Promised)
 	if locality.Verdict == Worse {
@@ -122,7 +122,7 @@ func sentences(all ...string) string {
 
 // compareLocality tests the difference of the rates, with the standard errors of ratios of sums.
 func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
-	if candidate.Requests < leastRequests || stable.Requests < leastRequests || candidate.Total == 0 || stable.Total == 0 {
+	if candidate.Requests < minRequests || stable.Requests < minRequests || candidate.Total == 0 || stable.Total == 0 {
 		return Comparison{Verdict: TooFew, Missing: missingSamples(candidate, stable)}
 	}
 	found := Comparison{Message: fmt.Sprintf("its local activation rate is %.1f%% over %d sampled requests, against %.1f%% over %d of the stable revision",
@@ -138,7 +138,7 @@ func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
 		found.Verdict = Better
 	case difference+bound < 0:
 		found.Verdict, found.Reason = Worse, "LocalityWorse"
-	case bound <= leastGain:
+	case bound <= minDetectableGain:
 		found.Verdict = NotBetter
 	default:
 		found.Verdict, found.Missing = TooFew, found.Message+fmt.Sprintf(": a difference of %.1f points is not significant", 100*bound)
@@ -149,11 +149,11 @@ func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
 // missingSamples returns which sampled requests a comparison of local activation rates lacks.
 func missingSamples(candidate, stable lar.Ratio) string {
 	const text = "%d of at least %d sampled requests of %s"
-	if candidate.Requests < leastRequests {
-		return fmt.Sprintf(text, candidate.Requests, leastRequests, "the canary")
+	if candidate.Requests < minRequests {
+		return fmt.Sprintf(text, candidate.Requests, minRequests, "the canary")
 	}
-	if stable.Requests < leastRequests {
-		return fmt.Sprintf(text, stable.Requests, leastRequests, "the stable revision")
+	if stable.Requests < minRequests {
+		return fmt.Sprintf(text, stable.Requests, minRequests, "the stable revision")
 	}
 	return "the sampled requests have no activations of routed experts"
 }
@@ -161,7 +161,7 @@ func missingSamples(candidate, stable lar.Ratio) string {
 // compareFailures tests the difference of the failure shares. Each revision gets one additional failure and one
 // additional success, because a share of zero would otherwise have no error (Agresti and Caffo 2000).
 func compareFailures(candidate, stable lar.Service) Comparison {
-	if candidate.Requests < leastRequests || stable.Requests < leastRequests {
+	if candidate.Requests < minRequests || stable.Requests < minRequests {
 		return Comparison{Verdict: TooFew}
 	}
 	share := func(s lar.Service) (value, variance float64) {

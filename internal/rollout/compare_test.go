@@ -56,7 +56,7 @@ func TestCompare(t *testing.T) {
 		"both fail":               {sample(40, 8, 10, served(100, 50)), sample(40, 2, 10, served(100, 50)), Better, "", 0},
 		"higher, and slow":        {sample(40, 8, 10, taking(200, 1.6, 1.7, 1.6, 1.65, 1.6, 1.6)), sample(40, 2, 10, taking(200, 1, 1, 1, 1, 1, 1)), Worse, "FirstTokenSlower", 0},
 		"within the margin":       {sample(40, 8, 10, taking(2000, 1.05, 1.04, 1.06, 1.05, 1.05, 1.05)), sample(40, 2, 10, taking(2000, 1, 1, 1, 1, 1, 1)), Better, "", 0},
-		"slow, too few to tell":   {sample(40, 8, 10, taking(5, 5, 5, 5, 5, 5, 5)), sample(40, 2, 10, taking(200, 1, 1, 1, 1, 1, 1)), Better, "", 0},
+		"slow, too few requests":  {sample(40, 8, 10, taking(5, 5, 5, 5, 5, 5, 5)), sample(40, 2, 10, taking(200, 1, 1, 1, 1, 1, 1)), Better, "", 0},
 		"slow for two minutes":    {sample(40, 8, 10, taking(200, 5, 5)), sample(40, 2, 10, taking(200, 1, 1)), Better, "", 0},
 		"slow until a minute ago": {sample(40, 8, 10, taking(200, 1.6, 1.6, 1.6, 1.6, 1.6, 0.99)), sample(40, 2, 10, taking(200, 1, 1, 1, 1, 1, 1)), Better, "", 0},
 		"both slow in one minute": {sample(40, 8, 10, taking(200, 1, 1, 1, 5, 1, 1)), sample(40, 2, 10, taking(200, 1, 1, 1, 5, 1, 1)), Better, "", 0},

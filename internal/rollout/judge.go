@@ -12,14 +12,14 @@ const (
 	crashes    = 3
 	crashedFor = 5 * time.Minute
 	notReady   = time.Hour
-	// A candidate that is not proven to be better is compared for at most longestSoak, or longestSoaks times the
+	// A candidate that is not proven to be better is compared for at most maxSoak, or maxSoakFactor times the
 	// configured soak if that is longer.
-	longestSoak  = time.Hour
-	longestSoaks = 12
-	// A comparison is evaluated looksPerSoak times in a soak, with an interval from leastLook to longestLook.
+	maxSoak       = time.Hour
+	maxSoakFactor = 12
+	// A comparison is evaluated looksPerSoak times in a soak, with an interval from minInterval to maxInterval.
 	looksPerSoak = 10
-	leastLook    = time.Second
-	longestLook  = 30 * time.Second
+	minInterval  = time.Second
+	maxInterval  = 30 * time.Second
 )
 
 // Replica is the observed state of a candidate's replica.
@@ -153,7 +153,7 @@ func promoting(t Trial) *Decision {
 		return nil
 	}
 	again := look(t.Soak)
-	if first := soonest(t); again == 0 || first != 0 && first < again {
+	if first := firstTimeout(t); again == 0 || first != 0 && first < again {
 		again = first // ready replicas are compared while another one is not ready
 	}
 	return &Decision{Step: StepPromote, Reason: "Promoting", Message: "replicas move to it", Again: again}
@@ -163,7 +163,7 @@ func starting(t Trial) *Decision {
 	if _, serves := t.ServesSince(); serves {
 		return nil
 	}
-	return &Decision{Step: StepCanary, Reason: ReasonStarting, Message: "its replicas are not ready yet", Again: soonest(t)}
+	return &Decision{Step: StepCanary, Reason: ReasonStarting, Message: "its replicas are not ready yet", Again: firstTimeout(t)}
 }
 
 func soaking(t Trial) *Decision {
@@ -208,7 +208,7 @@ func inconclusive(t Trial) *Decision {
 	if t.Comparison.Missing != "" {
 		message += ": " + t.Comparison.Missing
 	}
-	return &Decision{Step: StepCanary, Reason: ReasonInconclusive, Message: message, Again: longestLook}
+	return &Decision{Step: StepCanary, Reason: ReasonInconclusive, Message: message, Again: maxInterval}
 }
 
 // soaked returns how long the canary has served.
@@ -220,18 +220,18 @@ func (t Trial) soaked() time.Duration {
 	return t.Now.Sub(since)
 }
 
-func (t Trial) longest() time.Duration { return max(longestSoak, longestSoaks*t.Soak) }
+func (t Trial) longest() time.Duration { return max(maxSoak, maxSoakFactor*t.Soak) }
 
 // look returns the interval between evaluations of a comparison; zero without a comparison.
 func look(soak time.Duration) time.Duration {
 	if soak == 0 {
 		return 0
 	}
-	return min(max(soak/looksPerSoak, leastLook), longestLook)
+	return min(max(soak/looksPerSoak, minInterval), maxInterval)
 }
 
-// soonest returns the delay until the first unready replica can cause a rollback; zero if all are ready.
-func soonest(t Trial) time.Duration {
+// firstTimeout returns the delay until the first unready replica can cause a rollback; zero if all are ready.
+func firstTimeout(t Trial) time.Duration {
 	var first time.Duration
 	for _, r := range t.Replicas {
 		if r.Ready {
@@ -241,7 +241,7 @@ func soonest(t Trial) time.Duration {
 		if r.Restarts >= crashes {
 			limit = crashedFor
 		}
-		if wait := max(limit-t.Now.Sub(r.Since), leastLook); first == 0 || wait < first {
+		if wait := max(limit-t.Now.Sub(r.Since), minInterval); first == 0 || wait < first {
 			first = wait
 		}
 	}

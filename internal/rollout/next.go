@@ -33,7 +33,7 @@ func Next(in Input) Action {
 		switch step := action.Decision.Step; {
 		case step == StepPromote:
 			goal.Stable = in.Candidate
-			action.Proven = in.alone(in.Candidate)
+			action.Proven = in.onlyServing(in.Candidate)
 		case step == StepCanary || in.Hold:
 			goal.Candidate, goal.Canary = in.Candidate, in.Canary
 		}
@@ -42,9 +42,9 @@ func Next(in Input) Action {
 	return action
 }
 
-// alone reports whether only one revision is left, complete except for the unavailable replicas that the budget allows.
+// onlyServing reports whether only one revision is left, complete except for the unavailable replicas that the budget allows.
 // At least one replica must serve: a revision that was scaled to zero during its promotion is not proven.
-func (in Input) alone(revision int) bool {
+func (in Input) onlyServing(revision int) bool {
 	for i, r := range in.Revisions {
 		if i != revision && (r.Replicas > 0 || r.Existing > 0) {
 			return false

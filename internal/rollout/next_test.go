@@ -37,7 +37,7 @@ func TestScenarios(t *testing.T) {
 		"worse":             {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", verdict: Worse}; w.settle(time.Hour) }},
 		"worse-held":        {Budget{3, 1, 0}, func(w *world) { w.hold, w.wanted = true, &layout{name: "new", verdict: Worse}; w.settle(time.Hour) }},
 		"no-gain":           {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", verdict: NotBetter}; w.settle(3 * time.Hour) }},
-		"nobody-can-tell":   {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", verdict: TooFew}; w.settle(3 * time.Hour) }},
+		"inconclusive":      {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", verdict: TooFew}; w.settle(3 * time.Hour) }},
 		"crashing":          {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", broken: true, crashing: true}; w.settle(time.Hour) }},
 		"never-ready":       {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", broken: true}; w.settle(2 * time.Hour) }},
 		"change-on-canary":  {Budget{3, 1, 0}, func(w *world) { w.wanted = fresh; w.settle(2 * time.Minute); w.template++; w.settle(time.Hour) }},

@@ -155,15 +155,15 @@ func retire(b Budget, revisions []Revision, target, want []int32, goal Goal) {
 
 // retirement returns the order in which revisions give up replicas.
 func retirement(revisions []Revision, goal Goal) []int {
-	order := slices.DeleteFunc(leastProven(revisions), func(i int) bool { return i == goal.Stable || i == goal.Candidate })
+	order := slices.DeleteFunc(unprovenFirst(revisions), func(i int) bool { return i == goal.Stable || i == goal.Candidate })
 	if goal.Candidate != None {
 		order = slices.Insert(order, 0, goal.Candidate)
 	}
 	return append(order, goal.Stable)
 }
 
-// leastProven returns unproven revisions first, then proven ones, each from oldest to newest.
-func leastProven(revisions []Revision) []int {
+// unprovenFirst returns unproven revisions first, then proven ones, each from oldest to newest.
+func unprovenFirst(revisions []Revision) []int {
 	var order []int
 	for _, trial := range []bool{true, false} {
 		for i := len(revisions) - 1; i >= 0; i-- {
@@ -197,7 +197,7 @@ func hold(b Budget, revisions []Revision, target []int32) {
 	}
 	spare := availableReplicas(revisions, target) - b.Minimum()
 	for _, ready := range []bool{false, true} {
-		for _, i := range leastProven(revisions) {
+		for _, i := range unprovenFirst(revisions) {
 			for excess > 0 && target[i] > 0 {
 				if revisions[i].ready(target[i] - 1) {
 					if !ready || spare <= 0 {

@@ -11,13 +11,13 @@ const (
 	// promotedSlower is the maximum probability, per hour of comparison, that a candidate is promoted although a time
 	// is longer by its margin or more. All relevant times must pass, so the bound for each is the bound for all.
 	promotedSlower = 0.025
-	// takenBackEqual is the maximum probability, per hour of comparison, that a candidate is rolled back for its times
+	// rolledBackEqual is the maximum probability, per hour of comparison, that a candidate is rolled back for its times
 	// although none is longer. The three times share it equally.
-	takenBackEqual = 0.025
-	// toldApart is the maximum probability, over any number of evaluations, that equal local activation rates are found
+	rolledBackEqual = 0.025
+	// falseDifference is the maximum probability, over any number of evaluations, that equal local activation rates are found
 	// to differ; half of it on each side. Half of it also limits the probability that equal failure shares are found to
 	// differ.
-	toldApart = 0.05
+	falseDifference = 0.05
 )
 
 // hourOfComparison is the length, in minutes, of a comparison period. The times of the next period are compared from
@@ -63,14 +63,14 @@ func lookAt(since, now time.Time) (from time.Time, minutes int) {
 }
 
 // alwaysValid returns how many standard errors a difference of two means must exceed to be significant, with an error
-// rate of toldApart/2 on each side for any number of evaluations: an asymptotic confidence sequence (Waudby-Smith,
+// rate of falseDifference/2 on each side for any number of evaluations: an asymptotic confidence sequence (Waudby-Smith,
 // Arbour, Sinha, Kennedy and Ramdas, Time-uniform central limit theory and asymptotic confidence sequences, Annals of
 // Statistics 2024) by a mixture of normal distributions. n is the number of requests of the smaller sample. The factor
 // has its minimum of 3.0 at about 8 times mixed requests.
 func alwaysValid(n int64) float64 {
 	const mixed = 20
 	k := float64(max(n, 1)) / mixed
-	return math.Sqrt((1 + 1/k) * math.Log((1+k)/(toldApart*toldApart)))
+	return math.Sqrt((1 + 1/k) * math.Log((1+k)/(falseDifference*falseDifference)))
 }
 
 // studentQuantile returns the value that a variable of Student's t distribution with df degrees of freedom exceeds with

@@ -71,10 +71,10 @@ type Change struct {
 	// Adjusted is true if the covariates of all requests are known. Otherwise the raw means are compared.
 	Adjusted bool
 
-	// takeBack is the lower bound that decides on a rollback. slowLately reports that the candidate was slower in each
+	// rollbackBound is the lower bound that decides on a rollback. slowLately reports that the candidate was slower in each
 	// of the last minutes.
-	takeBack   float64
-	slowLately bool
+	rollbackBound float64
+	slowLately    bool
 }
 
 // String describes the change.
@@ -119,7 +119,7 @@ func compareTimes(candidate, stable Sample, since, now time.Time) times {
 		if ok && i == 0 {
 			found.token, found.stepTokens = &change, change.Stable*throughput(wholeStable, time.Duration(minutes)*time.Minute)
 		}
-		if ok && change.takeBack > kind.tolerance && change.slowLately {
+		if ok && change.rollbackBound > kind.tolerance && change.slowLately {
 			found.verdict, found.faster, found.reason = Worse, false, kind.reason
 			found.message = fmt.Sprintf("its %s changes by %v", kind.what, change)
 			return found
@@ -192,7 +192,7 @@ func (s series) sum() (sum lar.Service) {
 // is adjusted by the slopes of the time on the covariates within minutes and revisions (analysis of covariance).
 // Requests in one minute are correlated, so the error is computed from batches of minutes, not from requests: the
 // estimate is a ratio of sums over batches, and its interval uses Student's t distribution. It returns false with fewer
-// than leastRequests of either revision, or with fewer than three batches.
+// than minRequests of either revision, or with fewer than three batches.
 func changeOf(kind timeKind, ours, theirs series, minutes int) (change Change, ok bool) {
 	var used []int
 	for i := range ours {
@@ -228,7 +228,7 @@ func changeOf(kind timeKind, ours, theirs series, minutes int) (change Change, o
 		batch.weight, batch.difference, batch.level = batch.weight+w, batch.difference+w*d, batch.level+w*y
 		weight, difference, level = weight+w, difference+w*d, level+w*y
 	}
-	if change.Requests < leastRequests || change.StableRequests < leastRequests || level == 0 {
+	if change.Requests < minRequests || change.StableRequests < minRequests || level == 0 {
 		return change, false
 	}
 	change.Stable, change.Relative = level/weight, difference/level
@@ -247,7 +247,7 @@ func changeOf(kind timeKind, ours, theirs series, minutes int) (change Change, o
 	err := math.Sqrt(squares*effective/(effective-1)) / level
 	bound := err * studentQuantile(promotedSlower/float64(len(looks)), df)
 	change.Low, change.High = change.Relative-bound, change.Relative+bound
-	change.takeBack = change.Relative - err*studentQuantile(takenBackEqual/float64(len(looks)*len(timeKinds)), df)
+	change.rollbackBound = change.Relative - err*studentQuantile(rolledBackEqual/float64(len(looks)*len(timeKinds)), df)
 	return change, true
 }
 

@@ -24,7 +24,7 @@ const noteLimit = 900
 type Teller struct {
 	recorder           events.EventRecorder
 	regarding, related runtime.Object
-	told               map[cause]bool
+	recorded           map[cause]bool
 }
 
 type cause struct{ level, reason string }
@@ -82,9 +82,9 @@ func (t *Teller) Tell(after *metav1.Condition, warning bool) {
 	if warning {
 		c.level = corev1.EventTypeWarning
 	}
-	if t.told[c] {
+	if t.recorded[c] {
 		return
 	}
-	t.told[c] = true
+	t.recorded[c] = true
 	t.recorder.Eventf(t.regarding, t.related, c.level, c.reason, "Set"+after.Type, "%s is %s: %s", after.Type, after.Status, printable.Line(after.Message, noteLimit))
 }

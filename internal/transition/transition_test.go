@@ -21,14 +21,14 @@ func TestTell(t *testing.T) {
 	teller.Tell(condition("Degraded", metav1.ConditionTrue, "Solving"), true)
 	teller.Tell(condition("Planned", metav1.ConditionTrue, "Planned"), false)
 	close(recorder.Events)
-	var told []string
+	var notes []string
 	for note := range recorder.Events {
-		told = append(told, note)
+		notes = append(notes, note)
 	}
 	want := []string{
 		"Normal Solving Progressing is True: for Progressing", "Warning Solving Degraded is True: for Degraded", "Normal Planned Planned is True: for Planned",
 	}
-	if diff := cmp.Diff(want, told); diff != "" {
+	if diff := cmp.Diff(want, notes); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -58,11 +58,11 @@ func TestTellSteps(t *testing.T) {
 		recorder := events.NewFakeRecorder(10)
 		NewTeller(recorder, nil, nil).TellSteps(test.before, test.after)
 		close(recorder.Events)
-		var told []string
+		var notes []string
 		for note := range recorder.Events {
-			told = append(told, note)
+			notes = append(notes, note)
 		}
-		if diff := cmp.Diff(test.want, told); diff != "" {
+		if diff := cmp.Diff(test.want, notes); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}

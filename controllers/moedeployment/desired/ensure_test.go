@@ -22,7 +22,7 @@ func TestCheckOwn(t *testing.T) {
 		return owned.ControllerReference(&metav1.ObjectMeta{Name: name, UID: uid}, "MoEDeployment")
 	}
 	const another = "Service a-router exists and belongs to MoEDeployment a-router: recreate one of the two MoEDeployments under another name"
-	const somebody = "Service a-router exists and belongs to another owner: delete it"
+	const foreign = "Service a-router exists and belongs to another owner: delete it"
 	for name, tc := range map[string]struct {
 		labels map[string]string
 		owners []metav1.OwnerReference
@@ -34,8 +34,8 @@ func TestCheckOwn(t *testing.T) {
 		"restored with the owner of its time": {owned.Ours(), by("a", "before"), ""},
 		"another one's":                       {owned.Ours(), by("a-router", "other"), another},
 		"another one's, without labels":       {nil, by("a-router", "other"), another},
-		"somebody's":                          {nil, nil, somebody},
-		"made by somebody under its name":     {nil, by("a", "before"), somebody},
+		"foreign":                             {nil, nil, foreign},
+		"foreign with its name":               {nil, by("a", "before"), foreign},
 	} {
 		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-router", Labels: tc.labels, OwnerReferences: tc.owners}}
 		err := CheckOwn(fake.NewClientBuilder().Build(), moed, service)

@@ -46,7 +46,7 @@ func SamplePercent(moed *semmoev1.MoEDeployment) int32 {
 	switch {
 	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone || moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
 		return 0 // no router samples, or requests have no rank
-	case !EngineTells(moed):
+	case !EngineReportsRoutedExperts(moed):
 		return 0
 	case moed.Spec.Routing.SamplePercent != nil:
 		return *moed.Spec.Routing.SamplePercent
@@ -59,11 +59,11 @@ func SamplePercent(moed *semmoev1.MoEDeployment) int32 {
 // Observes reports whether routers request routed experts from the engine.
 func Observes(moed *semmoev1.MoEDeployment) bool { return SamplePercent(moed) > 0 }
 
-// TellsExperts reports whether the engine must return the experts of a request: because routers sample them, or because
+// NeedsRoutedExperts reports whether the engine must return the experts of a request: because routers sample them, or because
 // the model is profiled while it serves.
-func TellsExperts(moed *semmoev1.MoEDeployment) bool {
+func NeedsRoutedExperts(moed *semmoev1.MoEDeployment) bool {
 	profiling := moed.Spec.Profiling
-	return Observes(moed) || EngineTells(moed) && profiling != nil && profiling.Dataset != nil && profiling.Target == semmoev1.ProfilingTargetServing
+	return Observes(moed) || EngineReportsRoutedExperts(moed) && profiling != nil && profiling.Dataset != nil && profiling.Target == semmoev1.ProfilingTargetServing
 }
 
 // Shuffles reports whether the engine sends tokens to ranks by the tables of a plan.
@@ -82,13 +82,13 @@ func EngineCountsSteps(moed *semmoev1.MoEDeployment) bool {
 	return err == nil && adapter.CountsSteps()
 }
 
-// ReasonEngineCannotTell is the reason of a spec or condition that needs the routed experts of requests from an engine
+// ReasonRoutedExpertsUnavailable is the reason of a spec or condition that needs the routed experts of requests from an engine
 // that cannot return them.
-const ReasonEngineCannotTell = "RoutedExpertsUnavailable"
+const ReasonRoutedExpertsUnavailable = "RoutedExpertsUnavailable"
 
-// EngineTells reports whether the engine can return the experts of a request. It is false for an unknown engine, which
+// EngineReportsRoutedExperts reports whether the engine can return the experts of a request. It is false for an unknown engine, which
 // revisions.Validate rejects.
-func EngineTells(moed *semmoev1.MoEDeployment) bool {
+func EngineReportsRoutedExperts(moed *semmoev1.MoEDeployment) bool {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	return err == nil && adapter.TellsExperts()
 }

@@ -17,15 +17,15 @@ import (
 
 // During a rollout to another port, the port of the serving pods is protected, and configured in the InferencePool.
 func TestPortsOfEngines(t *testing.T) {
-	told := func(port int) map[string]string {
+	annotations := func(port int) map[string]string {
 		return map[string]string{semmoev1.AnnotationPort: strconv.Itoa(port)}
 	}
 	on := func(port int, change ...func(*corev1.Pod)) *corev1.Pod {
-		return moedtest.Pod("p", "r", append(change, func(p *corev1.Pod) { p.Annotations = told(port) })...)
+		return moedtest.Pod("p", "r", append(change, func(p *corev1.Pod) { p.Annotations = annotations(port) })...)
 	}
 	going := func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: moedtest.Start} }
 	workload := func(port int, replicas *int32) *revisions.Workload {
-		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: told(port)}}
+		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: annotations(port)}}
 		return revisions.StatefulSet(&appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Replicas: replicas, Template: template}})
 	}
 	for name, tc := range map[string]struct {

@@ -113,10 +113,10 @@ func TestForeignObjects(t *testing.T) {
 			var foreign *outcome.ForeignError
 			state, err := f.Reconcile(t.Context(), moed, Engines{})
 			if !errors.As(err, &foreign) || !strings.Contains(foreign.Message, name+" exists and belongs to another owner") {
-				t.Errorf("it is told as %v", err)
+				t.Errorf("unexpected error: %v", err)
 			}
 			if taken := state.ServiceTaken; (taken != "") != (name == "Service m") || taken != "" && taken != foreign.Message {
-				t.Errorf("of the Service that clients talk to is told %q", taken)
+				t.Errorf("ServiceTaken is %q", taken)
 			}
 			found := children()[name]
 			if made(name, found) || found.GetResourceVersion() != tc.object.GetResourceVersion() {
@@ -146,14 +146,14 @@ func TestForeignObjects(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := f.Reconcile(t.Context(), moed, Engines{}); err != nil || !made(name, restored) {
-				t.Errorf("what was restored is not taken back: %v", err)
+				t.Errorf("a restored object is not adopted: %v", err)
 			}
 		})
 	}
 }
 
 // While a Service cannot be read, its last state stays: a read error does not turn a foreign Service into an own one.
-func TestServiceThatCannotBeSeen(t *testing.T) {
+func TestUnreadableService(t *testing.T) {
 	down := errors.New("the API server is down")
 	c := interceptor.NewClient(moedtest.Cluster(t), interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
@@ -170,7 +170,7 @@ func TestServiceThatCannotBeSeen(t *testing.T) {
 		f := &Front{Client: c, Live: c, Store: &access.Access{}, Image: "semmoe:1", Namespace: "semmoe-system"}
 		state, err := f.Reconcile(t.Context(), moed, Engines{})
 		if !errors.Is(err, down) || (state.ServiceTaken != "") != taken {
-			t.Errorf("where the endpoint was %q the Service is told as %q (%v)", endpoint, state.ServiceTaken, err)
+			t.Errorf("with endpoint %q, ServiceTaken is %q (%v)", endpoint, state.ServiceTaken, err)
 		}
 	}
 }
@@ -187,7 +187,7 @@ func TestTargetOfForeignService(t *testing.T) {
 		}
 		c := moedtest.Cluster(t, found)
 		if target, err := (&Front{Client: c, Live: c}).serviceTarget(t.Context(), moed, false); err != nil || target != want {
-			t.Errorf("beside the Service of %s requests are led to %q (%v), want %q", name, target, err, want)
+			t.Errorf("with a Service of %s, the target is %q (%v), want %q", name, target, err, want)
 		}
 	}
 }
@@ -203,7 +203,7 @@ func TestForeignPool(t *testing.T) {
 	_, err := (&Front{Client: c, Live: c}).reconcilePicker(t.Context(), moed, Engines{})
 	var foreign *outcome.ForeignError
 	if !errors.As(err, &foreign) || foreign.Message != "InferencePool m exists and belongs to another owner: delete it" {
-		t.Errorf("it is told as %v", err)
+		t.Errorf("unexpected error: %v", err)
 	}
 	if err := c.Get(t.Context(), client.ObjectKeyFromObject(pool), pool); err != nil || pool.Object["spec"] != nil {
 		t.Errorf("it was written: %v, %v", err, pool)

@@ -88,22 +88,22 @@ func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployme
 	}
 	target, err := f.serviceTarget(ctx, moed, routerServes)
 	if err != nil {
-		return untold(moed), errors.Join(routerErr, err)
+		return lastServiceTaken(moed), errors.Join(routerErr, err)
 	}
 	if err := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
 		serviceErr = fmt.Errorf("failed to reconcile the Service: %w", err)
 		var foreign *outcome.ForeignError
 		if !errors.As(err, &foreign) {
-			return untold(moed), errors.Join(routerErr, serviceErr)
+			return lastServiceTaken(moed), errors.Join(routerErr, serviceErr)
 		}
 		serviceTaken = foreign.Message
 	}
 	return serviceTaken, errors.Join(routerErr, serviceErr, f.reconcileNetworkPolicies(ctx, moed, target, engines))
 }
 
-// untold returns the last reported state of a Service that cannot be read now. A Service that belonged to another owner
+// lastServiceTaken returns the last reported state of a Service that cannot be read now. A Service that belonged to another owner
 // keeps that report: otherwise each read error would set Ready to True for a moment.
-func untold(moed *semmoev1.MoEDeployment) string {
+func lastServiceTaken(moed *semmoev1.MoEDeployment) string {
 	if moed.Status.Endpoint != "" {
 		return ""
 	}

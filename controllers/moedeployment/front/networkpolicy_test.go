@@ -152,14 +152,14 @@ func TestNetworkPolicies(t *testing.T) {
 				t.Errorf("allowed is %v, want %v, by %s", got, tc.want, data)
 			}
 			if types := policy.Spec.PolicyTypes; len(types) != 1 || types[0] != networkingv1.PolicyTypeIngress {
-				t.Errorf("policy types %v: what goes out is nobody's business", types)
+				t.Errorf("policy types are %v, want ingress only", types)
 			}
 		})
 	}
 }
 
 // The policy of engines exists only while the Service selects the router, and no policy exists if the spec wants none.
-func TestNetworkPoliciesThatAreMade(t *testing.T) {
+func TestCreatedNetworkPolicies(t *testing.T) {
 	mode := func(mode semmoev1.RoutingMode) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = mode }
 	}
@@ -168,12 +168,12 @@ func TestNetworkPoliciesThatAreMade(t *testing.T) {
 		target string
 		want   []string
 	}{
-		"router":               {mode(semmoev1.RoutingModeRouter), semmoev1.ComponentRouter, []string{"m", "m-router"}},
-		"router, not yet":      {mode(semmoev1.RoutingModeRouter), semmoev1.ComponentEngine, []string{"m-router"}},
-		"endpoint picker":      {mode(semmoev1.RoutingModeEndpointPicker), semmoev1.ComponentEngine, []string{"m-router"}},
-		"no router":            {mode(semmoev1.RoutingModeNone), semmoev1.ComponentEngine, nil},
-		"left to somebody":     {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.NetworkPolicy = semmoev1.NetworkPolicyNone }, semmoev1.ComponentRouter, nil},
-		"stored by an upgrade": {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.NetworkPolicy = "" }, semmoev1.ComponentRouter, []string{"m", "m-router"}},
+		"router":                {mode(semmoev1.RoutingModeRouter), semmoev1.ComponentRouter, []string{"m", "m-router"}},
+		"router, not yet":       {mode(semmoev1.RoutingModeRouter), semmoev1.ComponentEngine, []string{"m-router"}},
+		"endpoint picker":       {mode(semmoev1.RoutingModeEndpointPicker), semmoev1.ComponentEngine, []string{"m-router"}},
+		"no router":             {mode(semmoev1.RoutingModeNone), semmoev1.ComponentEngine, nil},
+		"user-managed policies": {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.NetworkPolicy = semmoev1.NetworkPolicyNone }, semmoev1.ComponentRouter, nil},
+		"stored by an upgrade":  {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.NetworkPolicy = "" }, semmoev1.ComponentRouter, []string{"m", "m-router"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -21,7 +21,7 @@ import (
 )
 
 // A stale cache that shows the Service before a router took over does not switch the Service back to the engines.
-func TestServiceIsNotLedBack(t *testing.T) {
+func TestServiceIsNotSwitchedBack(t *testing.T) {
 	leading := func(component string) *corev1.Service {
 		return &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: owned.Ours()},

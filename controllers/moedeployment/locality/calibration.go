@@ -20,14 +20,14 @@ import (
 // to another plan.
 func CalibrationOf(ctx context.Context, c client.Reader, p *semmoev1.PlacementPlan) *drift.Calibration {
 	log := logr.FromContextOrDiscard(ctx).WithValues("plan", p.Name)
-	held := &corev1.ConfigMap{}
-	if err := c.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: p.Status.ConfigMap}, held); err != nil {
+	configMap := &corev1.ConfigMap{}
+	if err := c.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: p.Status.ConfigMap}, configMap); err != nil {
 		log.V(1).Info("Failed to read the calibration of a plan", "reason", err.Error())
 		return nil
 	}
-	calibration, err := calibrationIn(held.Data, p.Status.PlanDigest)
+	calibration, err := calibrationIn(configMap.Data, p.Status.PlanDigest)
 	if err != nil {
-		log.Error(err, "The calibration of a plan is invalid", "configMap", held.Name)
+		log.Error(err, "The calibration of a plan is invalid", "configMap", configMap.Name)
 		return nil
 	}
 	return calibration

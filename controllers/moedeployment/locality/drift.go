@@ -69,11 +69,11 @@ type Input struct {
 	Planned bool
 	Plan    *semmoev1.PlacementPlan
 	Promise *semmoev1.PlanForecast
-	// Engine is the type of the engine. EngineTells reports whether it can return the experts of requests, Observed
+	// Engine is the type of the engine. EngineReportsRoutedExperts reports whether it can return the experts of requests, Observed
 	// whether routers sample requests.
-	Engine      semmoev1.EngineType
-	EngineTells bool
-	Observed    bool
+	Engine                     semmoev1.EngineType
+	EngineReportsRoutedExperts bool
+	Observed                   bool
 	// Ranks is the expert-parallel size if attention is tensor parallel and requests have no rank, else 0. Shuffled
 	// reports whether tokens are then sent to ranks by the plan's tables.
 	Ranks    int32
@@ -110,9 +110,9 @@ func firstViolated(chain []policy, in Input) desired.Finding {
 // unknowns are the policies for which no conclusion is possible, in order: each makes the following ones meaningless.
 // Missing, old or non-numeric evidence ends here, never in drift.
 var unknowns = []policy{
-	engineCannotShuffle,
+	tokenShuffleUnsupported,
 	noPlan,
-	engineCannotTell,
+	routedExpertsUnavailable,
 	tokensNotObserved,
 	notObserved,
 	noPromise,
@@ -231,9 +231,9 @@ func (in Input) below() bool {
 	return rate+belowErrors*in.Rate.StandardError() < in.bar()
 }
 
-// engineCannotShuffle: the local share does not depend on the plan or the traffic.
-func engineCannotShuffle(in Input) (reason, message string, violated bool) {
-	return reasonEngineCannotShuffle, fmt.Sprintf("With attention TensorParallel and tokenShuffle not Enabled, tokens are not moved, and one activation in %d is local under any plan. Enable spec.placement.tokenShuffle if the engine image reads the plan's tables, or use DataParallel", in.Ranks),
+// tokenShuffleUnsupported: the local share does not depend on the plan or the traffic.
+func tokenShuffleUnsupported(in Input) (reason, message string, violated bool) {
+	return reasonTokenShuffleUnsupported, fmt.Sprintf("With attention TensorParallel and tokenShuffle not Enabled, tokens are not moved, and one activation in %d is local under any plan. Enable spec.placement.tokenShuffle if the engine image reads the plan's tables, or use DataParallel", in.Ranks),
 		in.Ranks > 0 && !in.Shuffled
 }
 
@@ -248,10 +248,10 @@ func noPlan(in Input) (reason, message string, violated bool) {
 	return "NoPlan", "Without a plan there is no predicted local activation rate to compare with", !in.Planned
 }
 
-// engineCannotTell: samples are impossible.
-func engineCannotTell(in Input) (reason, message string, violated bool) {
-	return desired.ReasonEngineCannotTell, fmt.Sprintf("%s does not return the routed experts of requests: the local activation rate cannot be measured, and the plan stays until its inputs change", in.Engine),
-		in.fromRouters() && !in.EngineTells
+// routedExpertsUnavailable: samples are impossible.
+func routedExpertsUnavailable(in Input) (reason, message string, violated bool) {
+	return desired.ReasonRoutedExpertsUnavailable, fmt.Sprintf("%s does not return the routed experts of requests: the local activation rate cannot be measured, and the plan stays until its inputs change", in.Engine),
+		in.fromRouters() && !in.EngineReportsRoutedExperts
 }
 
 // notObserved: sampling is disabled.
@@ -387,5 +387,5 @@ func (in Input) cooldown() time.Duration {
 // stamp formats a time for conditions.
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// reasonEngineCannotShuffle is the reason of a condition that requires tokens to be sent to the ranks of their experts.
-const reasonEngineCannotShuffle = "TokenShuffleUnsupported"
+// reasonTokenShuffleUnsupported is the reason of a condition that requires tokens to be sent to the ranks of their experts.
+const reasonTokenShuffleUnsupported = "TokenShuffleUnsupported"

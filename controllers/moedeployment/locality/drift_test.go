@@ -29,7 +29,7 @@ func samples(n int, local func(i int) float64) []TimedSample {
 
 func always(share float64) func(int) float64 { return func(int) float64 { return share } }
 
-// served returns the input of a deployment whose routers sample, with requests that match the plan's prediction.
+// served returns the input of a deployment with sampling routers, with requests that match the plan's prediction.
 func served(change ...func(*Input)) Input {
 	plan := moedtest.PlanFor400()
 	rate := lar.Ratio{}
@@ -38,7 +38,7 @@ func served(change ...func(*Input)) Input {
 	}
 	in := Input{
 		Now: moedtest.Start, Spec: moedtest.Deployment().Spec.Drift, Planned: true, Plan: plan, Promise: plan.Status.Forecast,
-		Engine: semmoev1.EngineSGLang, EngineTells: true, Observed: true, Rate: rate,
+		Engine: semmoev1.EngineSGLang, EngineReportsRoutedExperts: true, Observed: true, Rate: rate,
 		Routers: RouterEvidence{Answered: 1, Newest: moedtest.Start, Tables: plan.Status.PlanDigest, Samples: samples(200, always(0.4)), Calibration: moedtest.Calibration()},
 	}
 	for _, c := range change {
@@ -52,7 +52,7 @@ func shifted(in *Input) {
 	in.Routers.Samples = samples(200, func(i int) float64 { return map[bool]float64{false: 0.4, true: 0.3}[i >= 100] })
 }
 
-// asked returns the input of a deployment with source Prometheus, whose values end now.
+// asked returns the input of a deployment with source Prometheus and values that end now.
 func asked(points []promquery.Point, change ...func(*Input)) Input {
 	in := served(change...)
 	in.Routers = RouterEvidence{}
@@ -112,45 +112,45 @@ func TestAssessDrift(t *testing.T) {
 		hold   string // reason of the hold
 		says   string
 	}{
-		"on target":                  {served(), OnTarget, "OnTarget", "", "get what the plan promises"},
-		"drifted":                    {served(shifted), Drifted, "Drifted", "", "no longer those"},
-		"no plan":                    {served(func(in *Input) { in.Planned = false }), Unknown, "NoPlan", "", "Without a plan"},
-		"plan deleted":               {served(func(in *Input) { in.Plan = nil }), Unknown, "PlanNotFound", "", "does not exist"},
-		"plan of the tables deleted": {served(func(in *Input) { in.Routers.Tables = "other" }), Unknown, "PlanNotFound", "", "does not exist"},
-		"plan without figures":       {served(func(in *Input) { in.Promise = nil }), Unknown, "PlanNotFound", "", "not told its figures"},
-		"an engine that cannot tell": {served(shifted, func(in *Input) { in.EngineTells, in.Engine = false, semmoev1.EngineTensorRTLLM }), Unknown, "RoutedExpertsUnavailable", "", "TensorRTLLM"},
-		"tokens that stay":           {served(shifted, func(in *Input) { in.Ranks, in.Planned = 8, false }), Unknown, "TokenShuffleUnsupported", "", "one activation in 8 is local"},
-		"tokens that are shuffled":   {served(shifted, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), Unknown, "NotObserved", "", "spec.drift.source"},
-		"nothing is sampled":         {served(shifted, func(in *Input) { in.Observed = false }), Unknown, "NotObserved", "", "samplePercent"},
-		"no router answers":          {served(shifted, func(in *Input) { in.Routers.Answered = 0 }), Unknown, "RoutersUnreachable", "", "No request router"},
-		"nothing in the window":      {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2} }), Unknown, "Stale", "", "last 3600 seconds"},
-		"nothing scored":             {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2, Newest: moedtest.Start} }), Unknown, "TablesNotLoaded", "", "not loaded"},
-		"too few samples":            {served(func(in *Input) { in.Routers.Samples = samples(enoughSamples-1, always(0)) }), Unknown, "TooFewSamples", "", "fewer than 30"},
-		"below, not tested":          {served(below, func(in *Input) { in.Routers.Calibration = nil }), BelowPromise, "BelowTarget", "", "is not tested"},
-		"on target, not tested":      {served(func(in *Input) { in.Routers.Calibration = nil }), OnTarget, "OnTarget", "", "fewer are within 67108864 tokens times MoE layers"},
-		"too few, not tested":        {served(func(in *Input) { in.Routers.Calibration, in.Rate.Requests = nil, 29 }), Unknown, "TooFewSamples", "", ""},
-		"below, without a change":    {served(below), BelowPromise, "BelowTarget", "", "have not been seen to change"},
-		"below, to wait less":        {served(elsewhere), OnTarget, "OnTarget", "", "no rank keeps the others waiting"},
-		"near the bar":               {served(nearBar), OnTarget, "OnTarget", "", ""},
-		"near the bar, below before": {served(nearBar, func(in *Input) { in.WasBelow = true }), BelowPromise, "BelowTarget", "", ""},
-		"made good":                  {served(func(in *Input) { in.WasBelow = true }), OnTarget, "OnTarget", "", ""},
-		"below within chance":        {served(scattered), OnTarget, "OnTarget", "", ""},
-		"a threshold above the drop": {served(shifted, func(in *Input) { in.Spec.ThresholdPercent = 50 }), OnTarget, "OnTarget", "", ""},
-		"paused":                     {served(shifted, func(in *Input) { in.Paused = true }), Drifted, "Drifted", "Paused", ""},
-		"pinned":                     {served(shifted, func(in *Input) { in.Pinned = true }), Drifted, "Drifted", "PlanPinned", ""},
-		"re-plans off":               {served(shifted, func(in *Input) { in.Spec.MaxReplansPerDay = ptr.To[int32](0) }), Drifted, "Drifted", "ReplansDisabled", ""},
-		"revisions change":           {served(shifted, func(in *Input) { in.RollingOut = true }), Drifted, "Drifted", "RollingOut", ""},
-		"a young plan":               {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-59 * time.Minute)) }), Drifted, "Drifted", "PlanCooldown", ""},
-		"a plan of the future":       {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(time.Hour)) }), Drifted, "Drifted", "PlanCooldown", ""},
+		"on target":                        {served(), OnTarget, "OnTarget", "", "get what the plan promises"},
+		"drifted":                          {served(shifted), Drifted, "Drifted", "", "no longer those"},
+		"no plan":                          {served(func(in *Input) { in.Planned = false }), Unknown, "NoPlan", "", "Without a plan"},
+		"plan deleted":                     {served(func(in *Input) { in.Plan = nil }), Unknown, "PlanNotFound", "", "does not exist"},
+		"plan of the tables deleted":       {served(func(in *Input) { in.Routers.Tables = "other" }), Unknown, "PlanNotFound", "", "does not exist"},
+		"plan without figures":             {served(func(in *Input) { in.Promise = nil }), Unknown, "PlanNotFound", "", "has no forecast yet"},
+		"an engine without routed experts": {served(shifted, func(in *Input) { in.EngineReportsRoutedExperts, in.Engine = false, semmoev1.EngineTensorRTLLM }), Unknown, "RoutedExpertsUnavailable", "", "TensorRTLLM"},
+		"tokens that stay":                 {served(shifted, func(in *Input) { in.Ranks, in.Planned = 8, false }), Unknown, "TokenShuffleUnsupported", "", "one activation in 8 is local"},
+		"tokens that are shuffled":         {served(shifted, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), Unknown, "NotObserved", "", "spec.drift.source"},
+		"nothing is sampled":               {served(shifted, func(in *Input) { in.Observed = false }), Unknown, "NotObserved", "", "samplePercent"},
+		"no router answers":                {served(shifted, func(in *Input) { in.Routers.Answered = 0 }), Unknown, "RoutersUnreachable", "", "No request router"},
+		"nothing in the window":            {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2} }), Unknown, "Stale", "", "last 3600 seconds"},
+		"nothing scored":                   {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2, Newest: moedtest.Start} }), Unknown, "TablesNotLoaded", "", "not loaded"},
+		"too few samples":                  {served(func(in *Input) { in.Routers.Samples = samples(enoughSamples-1, always(0)) }), Unknown, "TooFewSamples", "", "fewer than 30"},
+		"below, not tested":                {served(below, func(in *Input) { in.Routers.Calibration = nil }), BelowPromise, "BelowTarget", "", "is not tested"},
+		"on target, not tested":            {served(func(in *Input) { in.Routers.Calibration = nil }), OnTarget, "OnTarget", "", "fewer are within 67108864 tokens times MoE layers"},
+		"too few, not tested":              {served(func(in *Input) { in.Routers.Calibration, in.Rate.Requests = nil, 29 }), Unknown, "TooFewSamples", "", ""},
+		"below, without a change":          {served(below), BelowPromise, "BelowTarget", "", "have not been seen to change"},
+		"below, to wait less":              {served(elsewhere), OnTarget, "OnTarget", "", "no rank keeps the others waiting"},
+		"near the bar":                     {served(nearBar), OnTarget, "OnTarget", "", ""},
+		"near the bar, below before":       {served(nearBar, func(in *Input) { in.WasBelow = true }), BelowPromise, "BelowTarget", "", ""},
+		"made good":                        {served(func(in *Input) { in.WasBelow = true }), OnTarget, "OnTarget", "", ""},
+		"below within chance":              {served(scattered), OnTarget, "OnTarget", "", ""},
+		"a threshold above the drop":       {served(shifted, func(in *Input) { in.Spec.ThresholdPercent = 50 }), OnTarget, "OnTarget", "", ""},
+		"paused":                           {served(shifted, func(in *Input) { in.Paused = true }), Drifted, "Drifted", "Paused", ""},
+		"pinned":                           {served(shifted, func(in *Input) { in.Pinned = true }), Drifted, "Drifted", "PlanPinned", ""},
+		"re-plans off":                     {served(shifted, func(in *Input) { in.Spec.MaxReplansPerDay = ptr.To[int32](0) }), Drifted, "Drifted", "ReplansDisabled", ""},
+		"revisions change":                 {served(shifted, func(in *Input) { in.RollingOut = true }), Drifted, "Drifted", "RollingOut", ""},
+		"a young plan":                     {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-59 * time.Minute)) }), Drifted, "Drifted", "PlanCooldown", ""},
+		"a plan of the future":             {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(time.Hour)) }), Drifted, "Drifted", "PlanCooldown", ""},
 		"no cooldown, a young plan": {served(shifted, func(in *Input) {
 			in.Plan.CreationTimestamp, in.Spec.CooldownSeconds = metav1.NewTime(moedtest.Start), ptr.To[int32](0)
 		}), Drifted, "Drifted", "", ""},
-		"cooldown":                    {served(shifted, remade(59*time.Minute, 5*time.Hour)), Drifted, "Drifted", "ReplanCooldown", ""},
-		"after the cooldown":          {served(shifted, remade(60*time.Minute, 5*time.Hour)), Drifted, "Drifted", "", ""},
-		"a re-plan of the future":     {served(shifted, remade(-time.Minute)), Drifted, "Drifted", "ReplanCooldown", ""},
-		"daily cap":                   {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 23*time.Hour)), Drifted, "Drifted", "DailyReplanLimit", ""},
-		"below the daily cap":         {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 24*time.Hour)), Drifted, "Drifted", "", ""},
-		"the user's wish comes first": {served(shifted, remade(0), func(in *Input) { in.Paused, in.RollingOut = true, true }), Drifted, "Drifted", "Paused", ""},
+		"cooldown":                       {served(shifted, remade(59*time.Minute, 5*time.Hour)), Drifted, "Drifted", "ReplanCooldown", ""},
+		"after the cooldown":             {served(shifted, remade(60*time.Minute, 5*time.Hour)), Drifted, "Drifted", "", ""},
+		"a re-plan in the future":        {served(shifted, remade(-time.Minute)), Drifted, "Drifted", "ReplanCooldown", ""},
+		"daily cap":                      {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 23*time.Hour)), Drifted, "Drifted", "DailyReplanLimit", ""},
+		"below the daily cap":            {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 24*time.Hour)), Drifted, "Drifted", "", ""},
+		"the user's settings come first": {served(shifted, remade(0), func(in *Input) { in.Paused, in.RollingOut = true, true }), Drifted, "Drifted", "Paused", ""},
 
 		"Prometheus, on target":   {asked(good), OnTarget, "OnTarget", "", ""},
 		"Prometheus, tokens":      {asked(good, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), OnTarget, "OnTarget", "", ""},
@@ -362,7 +362,7 @@ func TestRateUnder(t *testing.T) {
 }
 
 // The prediction is known even if the status is Unknown: metrics and alerts use it.
-func TestPromiseIsToldWithoutSamples(t *testing.T) {
+func TestPredictionWithoutSamples(t *testing.T) {
 	for name, change := range map[string]func(*Input){
 		"tokens stay where they are": func(in *Input) { in.Ranks = 8 },
 		"no router answers":          func(in *Input) { in.Routers = RouterEvidence{} },
@@ -372,6 +372,6 @@ func TestPromiseIsToldWithoutSamples(t *testing.T) {
 		}
 	}
 	if a := Assess(served(func(in *Input) { in.Promise = nil })); a.Promise.LARMilli != 0 {
-		t.Errorf("without a promise %d is told", a.Promise.LARMilli)
+		t.Errorf("without a prediction, the rate is %d", a.Promise.LARMilli)
 	}
 }

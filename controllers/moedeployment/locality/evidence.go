@@ -119,8 +119,8 @@ const (
 	windowSteps = 60
 	// staleSteps is the maximum age of the newest value, in steps.
 	staleSteps = 3
-	// leastValues is the minimum number of values in a window: three quarters.
-	leastValues = windowSteps * 3 / 4
+	// minValues is the minimum number of values in a window: three quarters.
+	minValues = windowSteps * 3 / 4
 	// raisedAt is the share of a window's values that must be below the bar for an alarm.
 	raisedAt = 0.9
 )
@@ -141,7 +141,7 @@ func (e PrometheusEvidence) step() time.Duration { return e.Window / windowSteps
 
 // covered reports whether the last window has enough values.
 func (e PrometheusEvidence) covered() bool {
-	return len(within(e.Points, e.End, e.Window)) >= leastValues
+	return len(within(e.Points, e.End, e.Window)) >= minValues
 }
 
 // within returns the points of the window that ends at end.
@@ -179,7 +179,7 @@ func testValues(points []promquery.Point, window time.Duration, bar float64) tes
 	result := testResult{Tested: true, Threshold: raisedAt}
 	for _, p := range points {
 		values := within(points, p.Time, window)
-		if len(values) < leastValues {
+		if len(values) < minValues {
 			continue
 		}
 		var low []promquery.Point

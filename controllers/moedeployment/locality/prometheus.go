@@ -48,9 +48,9 @@ func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since
 		Address: source.Address, Namespace: moed.Namespace, Token: token, Expression: source.Query,
 		Start: evidence.End.Add(step - 2*evidence.Window), End: evidence.End, Step: step,
 	})
-	if told := (*promquery.Error)(nil); errors.As(err, &told) {
-		logr.FromContextOrDiscard(ctx).Info("Failed to read the local activation rate from Prometheus", "reason", told.Reason, "cause", printable.Line(fmt.Sprint(told.Cause), maxCause))
-		evidence.Problem = desired.Finding{Reason: told.Reason, Message: told.Message}
+	if failure := (*promquery.Error)(nil); errors.As(err, &failure) {
+		logr.FromContextOrDiscard(ctx).Info("Failed to read the local activation rate from Prometheus", "reason", failure.Reason, "cause", printable.Line(fmt.Sprint(failure.Cause), maxCause))
+		evidence.Problem = desired.Finding{Reason: failure.Reason, Message: failure.Message}
 		return evidence
 	}
 	evidence.Points = numbers(points, since)

@@ -20,12 +20,12 @@ import (
 )
 
 const (
-	// observeTimeout is the time limit for one router; askTimeout is the limit for all, so that hanging routers do not
+	// observeTimeout is the time limit for one router; totalTimeout is the limit for all, so that hanging routers do not
 	// block the reconciliation.
 	observeTimeout = 2 * time.Second
-	askTimeout     = 5 * time.Second
-	// askedAtOnce is the number of routers that are queried concurrently.
-	askedAtOnce = 16
+	totalTimeout   = 5 * time.Second
+	// maxConcurrentReads is the number of routers that are queried concurrently.
+	maxConcurrentReads = 16
 )
 
 // enoughSamples is the minimum number of sampled requests for reporting a rate.
@@ -80,15 +80,15 @@ func (o Traffic) RankLoads() map[int]int64 {
 	return loads
 }
 
-// AskRouters reads the observations of the routers, and returns the reports in the order of the routers. It omits
+// ReadRouters reads the observations of the routers, and returns the reports in the order of the routers. It omits
 // unreachable routers: the reports of the others are equally representative.
-func AskRouters(ctx context.Context, c *http.Client, routers []*corev1.Pod) []lar.Report {
+func ReadRouters(ctx context.Context, c *http.Client, routers []*corev1.Pod) []lar.Report {
 	log := logr.FromContextOrDiscard(ctx)
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, totalTimeout)
 	defer cancel()
-	told := make([]*lar.Report, len(routers))
+	byRouter := make([]*lar.Report, len(routers))
 	var asked errgroup.Group
-	asked.SetLimit(askedAtOnce)
+	asked.SetLimit(maxConcurrentReads)
 	for i, pod := range routers {
 		if !podhealth.Ready(pod) || pod.Status.PodIP == "" {
 			continue
@@ -99,13 +99,13 @@ func AskRouters(ctx context.Context, c *http.Client, routers []*corev1.Pod) []la
 				log.V(1).Info("Failed to read the observations of a router, which is omitted from the local activation rate", "pod", pod.Name, "reason", err.Error())
 				return nil
 			}
-			told[i] = &report
+			byRouter[i] = &report
 			return nil
 		})
 	}
 	_ = asked.Wait() // no goroutine returns an error
 	var reports []lar.Report
-	for _, report := range told {
+	for _, report := range byRouter {
 		if report != nil {
 			reports = append(reports, *report)
 		}

@@ -66,7 +66,7 @@ func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeplo
 	if present {
 		return answers{}, refused
 	}
-	pod := revisions.WhoAnswers(pods, report.ModelDigest)
+	pod := revisions.BaselinePod(pods, report.ModelDigest)
 	switch {
 	case pod == nil:
 		return answers{Missing: "it waits for a replica that serves without a plan", Stranded: mountsConfigMap(workloads, name)}, refused
@@ -126,8 +126,8 @@ func (pl *Planner) recordChangedOutputs(ctx context.Context, workloads []*revisi
 		base := plan.DeepCopy()
 		for _, workload := range workloads {
 			revision := workload.Labels[semmoev1.LabelRevision]
-			if told := changed[revision]; told != "" && mounts(workload, plan) && plan.Annotations[semmoev1.AnnotationOutputChanged+revision] == "" {
-				metav1.SetMetaDataAnnotation(&plan.ObjectMeta, semmoev1.AnnotationOutputChanged+revision, told)
+			if difference := changed[revision]; difference != "" && mounts(workload, plan) && plan.Annotations[semmoev1.AnnotationOutputChanged+revision] == "" {
+				metav1.SetMetaDataAnnotation(&plan.ObjectMeta, semmoev1.AnnotationOutputChanged+revision, difference)
 			}
 		}
 		if len(plan.Annotations) != len(base.Annotations) {
@@ -135,9 +135,9 @@ func (pl *Planner) recordChangedOutputs(ctx context.Context, workloads []*revisi
 				return nil, fmt.Errorf("failed to annotate PlacementPlan %s: %w", plan.Name, err)
 			}
 		}
-		for key, told := range plan.Annotations {
+		for key, difference := range plan.Annotations {
 			if revision, ok := strings.CutPrefix(key, semmoev1.AnnotationOutputChanged); ok {
-				changed[revision] = told
+				changed[revision] = difference
 			}
 		}
 	}

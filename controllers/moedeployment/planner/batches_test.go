@@ -89,7 +89,7 @@ func TestReplanForBatches(t *testing.T) {
 }
 
 // A plan without gain at its batch sizes is recreated for other sizes if no workload serves under a plan.
-func TestOutgrownPlanIsMadeAgain(t *testing.T) {
+func TestOutgrownPlanIsRecreated(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*story)
 		want   []int32

@@ -33,7 +33,7 @@ func TestPlansAreForHardware(t *testing.T) {
 }
 
 // A missing or invalid ConfigMap changes no plan: the plan that was made with it stays wanted.
-func TestHardwareThatIsGone(t *testing.T) {
+func TestMissingHardwareProfile(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.OnHardware(moedtest.Hardware("gpus")))
 	fault := &machines.FaultError{Reason: machines.NotFound}
 	made := func(name string, of *semmoev1.HardwareReference, digest string) *semmoev1.PlacementPlan {

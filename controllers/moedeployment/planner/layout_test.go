@@ -17,7 +17,7 @@ import (
 
 // The placement settings are an input of the plan. A spec that sets none of them has the same plan as before these
 // fields existed.
-func TestPlansAreForWhatTheSpecSays(t *testing.T) {
+func TestPlanInputs(t *testing.T) {
 	plan := func(change func(*semmoev1.MoEDeployment)) *semmoev1.PlacementPlan {
 		return planFor(moedtest.Deployment(change), moedtest.ProfiledBy("q", "r1", time.Unix(0, 0)), semmoev1.RealizationEngineMap, "")
 	}
@@ -68,7 +68,7 @@ func TestPlansAreForWhatTheSpecSays(t *testing.T) {
 	}
 	text, err := json.Marshal(planInputs{})
 	if err != nil || string(text) != `{"profile":"","result":"","attention":"","ranks":0,"engine":"","solver":{}}` {
-		t.Errorf("inputs that say nothing are %s, %v: plans of earlier versions would be made anew", text, err)
+		t.Errorf("default inputs are %s, %v: plans of earlier versions would be recreated", text, err)
 	}
 }
 

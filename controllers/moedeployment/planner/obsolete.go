@@ -53,7 +53,7 @@ type others struct {
 	// pinned are the plans that MoEDeployments pin. profiles are the profiles that MoEDeployments, and PlacementPlans
 	// of other owners, reference.
 	pinned, profiles map[string]bool
-	// layouts are the digests of the plans whose layouts the pinned tables are for.
+	// layouts are the digests of the plans with the layouts that the pinned tables are for.
 	layouts map[string]bool
 	// configMaps are the ConfigMaps that pods mount.
 	configMaps []string

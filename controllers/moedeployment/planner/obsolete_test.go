@@ -44,7 +44,7 @@ func plannerOn(t *testing.T, funcs interceptor.Funcs, objects ...client.Object) 
 
 // Objects that others reference are kept when the MoEDeployment no longer needs them, and an outdated spec causes no
 // deletion.
-func TestWhatOthersNeedIsKept(t *testing.T) {
+func TestReferencedObjectsAreKept(t *testing.T) {
 	plans := func() []*semmoev1.PlacementPlan {
 		var list []*semmoev1.PlacementPlan
 		for _, name := range []string{"gone", "pinned", "mounted", "projected", "ended"} {
@@ -136,7 +136,7 @@ func TestWhatOthersNeedIsKept(t *testing.T) {
 
 // While the base plan is unknown, for example after its profile lost its status, new tables stay in use, and objects
 // made for drift are kept.
-func TestDriftIsRememberedWhileTheBaseIsUnknown(t *testing.T) {
+func TestDriftObjectsAreKeptWhileBaseIsUnknown(t *testing.T) {
 	base, tables := moedtest.PlanOf("base", "b0", nil), replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)
 	now := moedtest.Start.Add(48 * time.Hour)
 	plans := []*semmoev1.PlacementPlan{tables, base}
@@ -182,7 +182,7 @@ func TestRefusedProfile(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if p.Serving == nil || p.Serving.Digest != plan.Status.PlanDigest {
-		t.Errorf("serving is %+v, want what is in service", p.Serving)
+		t.Errorf("serving is %+v, want the layout in service", p.Serving)
 	}
 }
 
@@ -196,7 +196,7 @@ func (repeater) RoundTrip(request *http.Request) (*http.Response, error) {
 
 // A rejection of auxiliary objects, by a quota or a policy, does not affect the serving plan or the candidate.
 // Temporary errors are retried.
-func TestRefusedBesideWhatServes(t *testing.T) {
+func TestRejectedAuxiliaryObjects(t *testing.T) {
 	model := strings.Repeat("ab", 32)
 	report := moedtest.Report()
 	report.ModelDigest = model
@@ -297,7 +297,7 @@ func TestRefusedBesideWhatServes(t *testing.T) {
 
 // A rejected deletion of profiles for drift does not affect the serving plan. The profiles stay in the lineage, so that
 // the next one has another name.
-func TestRefusedBesideReplans(t *testing.T) {
+func TestRejectedReplanDeletion(t *testing.T) {
 	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "affinityprofiles"}, "live", errors.New("profiles are locked"))
 	moed := moedtest.Deployment()
 	live := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "live"}}
@@ -336,7 +336,7 @@ func TestForeignObjectInTheWay(t *testing.T) {
 	p := Planning{Plans: []*semmoev1.PlacementPlan{swapped}, Serving: revisions.LayoutOf(layout, semmoev1.RealizationEngineMap)}
 	err := plannerOn(t, interceptor.Funcs{}, tables).reconcileTables(t.Context(), moed, moedtest.Model, &p, nil, true)
 	if text := outcome.Lasting(err); !IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to another owner: delete it") {
-		t.Errorf("error %v, told as %q", err, text)
+		t.Errorf("error %v, reported as %q", err, text)
 	}
 	if p.Tables != swapped || !slices.Contains(p.Named, swapped.Name) {
 		t.Errorf("tables %q, named %v", nameOf(p.Tables), p.Named)

@@ -2,7 +2,7 @@
 //
 // Invariants:
 //   - Profiles and plans are named by the hash of their inputs, so creating one twice is a no-op.
-//   - The plan in service is read only from workloads: a plan that was deleted, or whose status was lost, is still in
+//   - The plan in service is read only from workloads: a deleted plan, or one with a lost status, is still in
 //     service.
 //   - A plan is a candidate only if it may be rolled out. Its failures are recorded on the plan itself.
 //   - The choice of a layout, and the reaction to drift, are pure functions of observed objects (chooseLayout,
@@ -246,7 +246,7 @@ type choice struct {
 }
 
 // chooseLayout decides what to serve under: the layout in service while it fits the spec, else no plan. The plan for
-// the current inputs is the candidate if it may be rolled out. A layout whose revision was seen to change outputs is
+// the current inputs is the candidate if it may be rolled out. A layout with changed outputs is
 // never chosen.
 func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desired.Finding) {
 	inService := c.inService()
@@ -323,11 +323,11 @@ func (c *choice) workloadOf(l *revisions.Layout) *revisions.Workload {
 
 // failedText returns the failure of a layout's plan on its canary; empty if it did not fail.
 func (c *choice) failedText(l *revisions.Layout) string {
-	key, told := failure(c.moed, c.wanted, revisions.Of(c.moed, c.report, l))
+	key, message := failure(c.moed, c.wanted, revisions.Of(c.moed, c.report, l))
 	if key == "" {
 		return ""
 	}
-	return fmt.Sprintf("Plan %s failed on a canary and was rolled back. %s. It is not tried again until annotation %s is removed from PlacementPlan %s", l.Short(), told, key, c.wanted.Name)
+	return fmt.Sprintf("Plan %s failed on a canary and was rolled back. %s. It is not tried again until annotation %s is removed from PlacementPlan %s", l.Short(), message, key, c.wanted.Name)
 }
 
 // candidate is a realization of the wanted plan.
@@ -621,7 +621,7 @@ func ApproveCommand(moed *semmoev1.MoEDeployment, short string) string {
 // failure returns the annotation key that records a failed canary of the plan, and its value; empty if there is none.
 // The MoEDeployment's own plan is not tried again in another revision either. The failure of a plan that others use too
 // may belong to them.
-func failure(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, revision string) (key, told string) {
+func failure(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, revision string) (key, message string) {
 	for _, key := range slices.Sorted(maps.Keys(plan.Annotations)) {
 		of, ok := strings.CutPrefix(key, semmoev1.AnnotationFailed)
 		if ok && (of == revision || metav1.IsControlledBy(plan, moed)) {

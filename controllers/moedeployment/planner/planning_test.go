@@ -85,7 +85,7 @@ func TestChooseLayout(t *testing.T) {
 		"on its canary, withdrawn":        {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, hold: "AwaitingApproval"},
 		"failed":                          {wanted: failedOnce, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, hold: "RolledBack"},
 		"failed, and nothing serves":      {wanted: failedOnce, hold: "RolledBack"},
-		"failed for somebody else":        {wanted: failedElsewhere, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, try: fresh},
+		"failed for another owner":        {wanted: failedElsewhere, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, try: fresh},
 		"failed, but in service":          {wanted: failedOnce, workloads: []*revisions.Workload{workloadUnder(t, fresh, 2)}, want: fresh},
 		"of another checkpoint":           {wanted: otherModel},
 		"no gain":                         {wanted: noGain, hold: "NoGainExpected"},
@@ -128,7 +128,7 @@ func TestChooseLayout(t *testing.T) {
 				try = revisions.LayoutOf(tc.try, semmoev1.RealizationEngineMap)
 			}
 			if diff := cmp.Diff([]*revisions.Layout{want, try}, []*revisions.Layout{serving, candidate}); diff != "" || hold.Reason != tc.hold {
-				t.Errorf("holds because of %q, want %q; what serves, and what is tried (-want +got):\n%s", hold.Reason, tc.hold, diff)
+				t.Errorf("holds because of %q, want %q; serving layout and candidate (-want +got):\n%s", hold.Reason, tc.hold, diff)
 			}
 			if strings.Contains(hold.Message, "%!") {
 				t.Errorf("message %q", hold.Message)
@@ -168,6 +168,8 @@ func TestTextsOfCounts(t *testing.T) {
 	}
 }
 
+// A layout with changed outputs is not tried again. The other realization is, else the previous layout,
+// else none. Another image is another revision.
 func TestChooseLayoutProvenLossless(t *testing.T) {
 	old, fresh := moedtest.PlanOf("old", "aa", nil), moedtest.PlanOf("new", "bb", nil)
 	byMap := func(p *semmoev1.PlacementPlan) *revisions.Layout {
@@ -222,7 +224,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"in service needs none":               {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(fresh), "r1"), want: byMap(fresh)},
 		"nobody left to give them":            {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingBaselineOutputs"},
 		"asked for weights":                   {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
-		"the map changes answers":             {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "since by the engine's expert map answers change: told"},
+		"the map changes answers":             {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "because outputs change with the engine's expert map: told"},
 		"the map changes answers, in service": {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "answers change"},
 		"on a canary that has lost them":      {wanted: fresh, answers: answers{Missing: "soon"}, workloads: append(inService(nil, "r1"), trial(inService(byMap(fresh), revision(byMap(fresh)))[0])), want: byMap(fresh), try: true},
 		"with another image it did":           {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
@@ -283,7 +285,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 }
 
 // Neither image, resources nor the number of replicas change the profile, so none of them causes a second profile.
-func TestProfileFollowsItsInputsAlone(t *testing.T) {
+func TestProfileInputs(t *testing.T) {
 	profiling := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{
 			Dataset:      &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "d", Key: "k"}},
@@ -316,7 +318,7 @@ func TestProfileFollowsItsInputsAlone(t *testing.T) {
 		t.Error("another checkpoint gives the same profile")
 	}
 	if profileFor(moedtest.Deployment(), moedtest.Model) != nil {
-		t.Error("a spec without profiling asks for a profile")
+		t.Error("a spec without profiling requests a profile")
 	}
 }
 
@@ -410,7 +412,7 @@ func tokenPlan(name, digest string) *semmoev1.PlacementPlan {
 
 // A plan without token shuffling is made for few messages. A plan with token shuffling keeps its former name, so that
 // an upgrade causes no new solve.
-func TestPlansAreToldOfTokens(t *testing.T) {
+func TestPlansForTokens(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Result: &semmoev1.ProfileResult{Digest: "d"}}}
 	profile.Name = "p"
 	of := func(change ...func(*semmoev1.MoEDeployment)) *semmoev1.PlacementPlan {
@@ -418,7 +420,7 @@ func TestPlansAreToldOfTokens(t *testing.T) {
 	}
 	plain, stay, move := of(), of(moedtest.Tokens), of(moedtest.Shuffled)
 	if plain.Spec.TokenShuffle != "" || stay.Spec.TokenShuffle != semmoev1.TokenShuffleDisabled || move.Spec.TokenShuffle != "" {
-		t.Errorf("plans are told %q, %q and %q", plain.Spec.TokenShuffle, stay.Spec.TokenShuffle, move.Spec.TokenShuffle)
+		t.Errorf("tokenShuffle of the plans is %q, %q and %q", plain.Spec.TokenShuffle, stay.Spec.TokenShuffle, move.Spec.TokenShuffle)
 	}
 	if plain.Name != "m-b9e28e5c" || stay.Name == move.Name {
 		t.Errorf("their names are %s, %s and %s", plain.Name, stay.Name, move.Name)
@@ -485,7 +487,7 @@ func TestChooseLayoutForTokens(t *testing.T) {
 			c := choice{moed: moedtest.Deployment(tc.Change), report: moedtest.Report(), wanted: fresh, workloads: tc.workloads}
 			serving, candidate, hold := c.chooseLayout()
 			if diff := cmp.Diff([]*revisions.Layout{tc.want, tc.try}, []*revisions.Layout{serving, candidate}); diff != "" || hold.Reason != tc.hold || !strings.Contains(hold.Message, tc.says) {
-				t.Errorf("holds because of %q (%s), want %q; what serves, and what is tried (-want +got):\n%s", hold.Reason, hold.Message, tc.hold, diff)
+				t.Errorf("holds because of %q (%s), want %q; serving layout and candidate (-want +got):\n%s", hold.Reason, hold.Message, tc.hold, diff)
 			}
 		})
 	}

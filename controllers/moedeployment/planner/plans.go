@@ -206,7 +206,7 @@ func (pl *Planner) make(ctx context.Context, kind string, object client.Object) 
 }
 
 // followTables replaces a pinned plan that contains only new tables by the plan with the layout that the tables are
-// for, if it exists, whatever its owner: swapping tables restarts no pod. For the same reason, pods that serve under
+// for, if it exists, of any owner: swapping tables restarts no pod. For the same reason, pods that serve under
 // the pinned plan's own files keep them.
 func (pl *Planner) followTables(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, workloads []*revisions.Workload, p *Planning) error {
 	if p.Plan == nil || p.Plan.Status.Tier != semmoev1.TierTables || p.Plan.Spec.Current == nil {
@@ -231,7 +231,7 @@ func (pl *Planner) followTables(ctx context.Context, moed *semmoev1.MoEDeploymen
 }
 
 // fittingPlans returns the plans of the namespace that can be served. Two plans may have the same digest, each with its
-// own ConfigMap. Plans whose ConfigMap a workload mounts come first, because another ConfigMap would restart the pods.
+// own ConfigMap. Plans with a mounted ConfigMap come first, because another ConfigMap would restart the pods.
 func (pl *Planner) fittingPlans(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, workloads []*revisions.Workload) ([]*semmoev1.PlacementPlan, error) {
 	var list semmoev1.PlacementPlanList
 	if err := pl.List(ctx, &list, client.InNamespace(moed.Namespace)); err != nil {
@@ -354,7 +354,7 @@ func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployme
 	case !metav1.IsControlledBy(live, moed):
 		return nil, foreign("PlacementPlan %s exists and belongs to another owner: delete it", wanted.Name)
 	case active && pl.outgrown(moed, live, workloads):
-		return live, pl.remake(ctx, moed, live)
+		return live, pl.recreatePlan(ctx, moed, live)
 	}
 	return live, nil
 }
@@ -369,8 +369,8 @@ func (pl *Planner) outgrown(moed *semmoev1.MoEDeployment, plan *semmoev1.Placeme
 		!slices.ContainsFunc(workloads, func(w *revisions.Workload) bool { return layoutIn(w) != nil })
 }
 
-// remake deletes an unused plan, so that it is created again for the batch sizes that engines report then.
-func (pl *Planner) remake(ctx context.Context, moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
+// recreatePlan deletes an unused plan, so that it is created again for the batch sizes that engines report then.
+func (pl *Planner) recreatePlan(ctx context.Context, moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	plans := []*semmoev1.PlacementPlan{plan}
 	others, err := pl.neededByOthers(ctx, moed, plans)
 	if err != nil || others.needPlan(plan) {

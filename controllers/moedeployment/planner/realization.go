@@ -80,8 +80,8 @@ func realizationOf(workload *revisions.Workload) semmoev1.Realization {
 }
 
 // outputChangedText explains why a plan is not tried again.
-func outputChangedText(l *revisions.Layout, told string) string {
-	return fmt.Sprintf("With %s, the outputs of the model under plan %s differ from those without a plan: %s", RealizationText[l.Realization], l.Short(), told)
+func outputChangedText(l *revisions.Layout, difference string) string {
+	return fmt.Sprintf("With %s, the outputs of the model under plan %s differ from those without a plan: %s", RealizationText[l.Realization], l.Short(), difference)
 }
 
 // refusedText explains that a plan changes outputs with each possible layout, and what to do if the cause is not the
@@ -103,8 +103,8 @@ func (c *choice) why(serving *revisions.Layout) string {
 	if !serving.Reshuffled() || c.wanted == nil || c.moed.Spec.Placement.Realization == semmoev1.RealizationReshuffledWeights {
 		return ""
 	}
-	if told := c.refusal(&revisions.Layout{Digest: serving.Digest, ConfigMap: serving.ConfigMap, Realization: semmoev1.RealizationEngineMap}); told != "" {
-		return fmt.Sprintf(", because outputs change with %s: %s", RealizationText[semmoev1.RealizationEngineMap], told)
+	if difference := c.refusal(&revisions.Layout{Digest: serving.Digest, ConfigMap: serving.ConfigMap, Realization: semmoev1.RealizationEngineMap}); difference != "" {
+		return fmt.Sprintf(", because outputs change with %s: %s", RealizationText[semmoev1.RealizationEngineMap], difference)
 	}
 	for _, candidate := range c.candidates() {
 		if candidate.layout.Realization != semmoev1.RealizationEngineMap {

@@ -223,7 +223,7 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 	}
 	switch {
 	case d.Drifted:
-		return p.profileAnew(moed, modelDigest, d)
+		return p.newProfileStep(moed, modelDigest, d)
 	case d.BatchesMoved:
 		return p.replanForBatches(moed, modelDigest)
 	}
@@ -277,7 +277,7 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	case complete && *moed.Spec.Drift.MaxReplansPerDay == 0:
 		return say("ReplansDisabled", fmt.Sprintf("spec.drift.maxReplansPerDay is 0: no plan is made from AffinityProfile %s", profile.Name))
 	case unchanged && d.Drifted && (moed.Spec.Profiling.Refresh != semmoev1.RefreshJob || d.Now.Sub(profile.CreationTimestamp.Time) >= datasetPeriod):
-		return p.profileAnew(moed, modelDigest, d)
+		return p.newProfileStep(moed, modelDigest, d)
 	case unchanged && d.OnTarget:
 		return replanStep{}
 	case unchanged:
@@ -313,8 +313,8 @@ func superseded(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmo
 	return wanted != nil && outdated(profile, wanted)
 }
 
-// profileAnew returns the step that creates the profile, of the traffic or of the data set, for a plan after a drift.
-func (p Planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, d driftSignal) replanStep {
+// newProfileStep returns the step that creates the profile, of the traffic or of the data set, for a plan after a drift.
+func (p Planning) newProfileStep(moed *semmoev1.MoEDeployment, modelDigest string, d driftSignal) replanStep {
 	after := ""
 	if len(p.Lineage.profiles) > 0 {
 		after = p.Lineage.profiles[0].Name
@@ -569,7 +569,7 @@ func CheckPin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error 
 	return nil
 }
 
-// shapeFault returns why a plan, whose spec is immutable, does not fit a MoEDeployment; its zero value if it does.
+// shapeFault returns why a plan (with its immutable spec) does not fit a MoEDeployment; its zero value if it does.
 func shapeFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
 	switch {
 	case plan.Spec.ExpertParallelSize != moed.Spec.Parallelism.ExpertParallelSize || plan.Spec.Attention != moed.Spec.Parallelism.Attention:

@@ -190,32 +190,32 @@ func TestNextReplan(t *testing.T) {
 			live(m)
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"}
 		}, drift: drifted, say: "Pinned"},
-		"profile under way":           {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
-		"nothing known meanwhile":     {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
-		"the drift has passed":        {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftEnded"},
-		"live again, not sent":        {Change: live, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, abandon: true},
-		"sent again, not live":        {Change: job, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
-		"a Job under way":             {Change: job, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
-		"a Job with another image":    {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
-		"a Job that has failed":       {Change: job, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, say: "WaitingForSamples"},
-		"what failed it is mended":    {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, abandon: true},
-		"prompts are kept no more":    {Change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesCounts }, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
-		"profile complete":            {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
-		"complete, drift unknown":     {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
-		"data set unchanged":          {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
-		"data set unchanged, late":    {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
-		"turned off meanwhile":        {Change: off, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, abandon: true},
-		"turned off, profile made":    {Change: off, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, say: "ReplansDisabled"},
-		"unchanged, the drift passed": {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: onTarget},
-		"unchanged, live by now":      {Change: live, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"unchanged since a re-plan":   {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBegun}, plans: []*semmoev1.PlacementPlan{made}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
-		"as it was before a re-plan":  {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBase}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, plan: true, say: "Replanning"},
-		"plan being solved":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
-		"plan cannot be solved":       {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"plan cannot be solved, told": {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: onTarget, say: "TooFewRequests"},
-		"plan in use":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: onTarget},
-		"drift again":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"plan without gain":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
+		"profile under way":               {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
+		"nothing known meanwhile":         {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
+		"the drift has passed":            {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftEnded"},
+		"live again, not sent":            {Change: live, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, abandon: true},
+		"sent again, not live":            {Change: job, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
+		"a Job under way":                 {Change: job, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
+		"a Job with another image":        {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
+		"a Job that has failed":           {Change: job, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, say: "WaitingForSamples"},
+		"what failed it is mended":        {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, abandon: true},
+		"prompts are kept no more":        {Change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesCounts }, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
+		"profile complete":                {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
+		"complete, drift unknown":         {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
+		"data set unchanged":              {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"data set unchanged, late":        {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
+		"turned off meanwhile":            {Change: off, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, abandon: true},
+		"turned off, profile made":        {Change: off, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, say: "ReplansDisabled"},
+		"unchanged, the drift passed":     {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: onTarget},
+		"unchanged, live by now":          {Change: live, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"unchanged since a re-plan":       {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBegun}, plans: []*semmoev1.PlacementPlan{made}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"as it was before a re-plan":      {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBase}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, plan: true, say: "Replanning"},
+		"plan being solved":               {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
+		"plan cannot be solved":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"plan cannot be solved, reported": {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: onTarget, say: "TooFewRequests"},
+		"plan in use":                     {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: onTarget},
+		"drift again":                     {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"plan without gain":               {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
 	} {
 		moed := moedtest.Deployment(tc.Change)
 		p := Planning{
@@ -265,12 +265,12 @@ func TestReplanObjects(t *testing.T) {
 	}
 	now := moedtest.Start.Add(time.Hour)
 	onset := now.Add(-10 * time.Minute)
-	step := p.profileAnew(moed, moedtest.Model, driftSignal{Drifted: true, Since: onset, Now: now})
+	step := p.newProfileStep(moed, moedtest.Model, driftSignal{Drifted: true, Since: onset, Now: now})
 	live := step.Profile.Spec.Live
 	if live.Samples != semmoev1.LiveSamplesCounts || !live.Since.Time.Equal(onset) || live.PriorProfileRef.Name != "p" || step.Profile.Labels[semmoev1.LabelBase] != "base" {
 		t.Errorf("profile %+v, labels %v", live, step.Profile.Labels)
 	}
-	if later := p.profileAnew(moed, moedtest.Model, driftSignal{Drifted: true, Now: now.Add(time.Minute)}); later.Profile.Name != step.Profile.Name || !later.Profile.Spec.Live.Since.Time.Equal(now.Add(time.Minute)) {
+	if later := p.newProfileStep(moed, moedtest.Model, driftSignal{Drifted: true, Now: now.Add(time.Minute)}); later.Profile.Name != step.Profile.Name || !later.Profile.Spec.Live.Since.Time.Equal(now.Add(time.Minute)) {
 		t.Errorf("the name follows the time: %s and %s", step.Profile.Name, later.Profile.Name)
 	}
 	names := map[string]bool{step.Profile.Name: true}
@@ -289,9 +289,9 @@ func TestReplanObjects(t *testing.T) {
 	} {
 		other := p
 		change(&other)
-		made := other.profileAnew(moed, moedtest.Model, driftSignal{Drifted: true, Now: now}).Profile.Name
+		made := other.newProfileStep(moed, moedtest.Model, driftSignal{Drifted: true, Now: now}).Profile.Name
 		if names[made] {
-			t.Errorf("%s leads to the same name", name)
+			t.Errorf("%s results in the same name", name)
 		}
 		names[made] = true
 	}
@@ -304,7 +304,7 @@ func TestReplanObjects(t *testing.T) {
 		t.Errorf("plan %+v", plan.Spec)
 	}
 	if other := p.replanFor(moed, moedtest.ProfiledBy("q", "r2", now)); other.Name == plan.Name {
-		t.Error("another result of the profile leads to the same plan")
+		t.Error("another result of the profile results in the same plan")
 	}
 	// If the number of copies was chosen, the new plan keeps the number of the plan in service.
 	moed.Spec.Placement.RedundantExperts, moed.Spec.Placement.RedundantMemoryBytes = ptr.To(intstr.FromString("Auto")), ptr.To(resource.MustParse("8Gi"))
@@ -344,7 +344,7 @@ func TestPinFault(t *testing.T) {
 	} {
 		moed := moedtest.Deployment(change)
 		if holdBack(moed, held, false).Reason == "" {
-			t.Error("a plan that nobody has approved is not held")
+			t.Error("a plan without approval is not held")
 		}
 		if hold := holdBack(moed, held, true); hold.Reason != "" {
 			t.Errorf("a pinned plan is held: %+v", hold)
@@ -403,7 +403,7 @@ func TestReconcileTables(t *testing.T) {
 		}
 		return p
 	}
-	told := func() map[string]string {
+	reported := func() map[string]string {
 		t.Helper()
 		inUse, _, err := r.tablesInUse(context.Background(), moed)
 		if err != nil {
@@ -415,28 +415,28 @@ func TestReconcileTables(t *testing.T) {
 		t.Errorf("%d writes without new tables", writes)
 	}
 	p := reconcile(moed, t1)
-	if want := map[string]string{"b0-full": "t1-full"}; !maps.Equal(told(), want) || p.Tables != t1 || !slices.Equal(p.Named, []string{"t1"}) {
-		t.Errorf("told %v, want %v; tables %v, named %v", told(), want, p.Tables, p.Named)
+	if want := map[string]string{"b0-full": "t1-full"}; !maps.Equal(reported(), want) || p.Tables != t1 || !slices.Equal(p.Named, []string{"t1"}) {
+		t.Errorf("tables in use %v, want %v; tables %v, named %v", reported(), want, p.Tables, p.Named)
 	}
 	if !p.TablesSince.Equal(moedtest.Start) {
-		t.Errorf("told just now, and since %v", p.TablesSince)
+		t.Errorf("switched just now, but TablesSince is %v", p.TablesSince)
 	}
 	if event := <-recorder.Events; !strings.Contains(event, "TablesSwapped") {
 		t.Errorf("event %q", event)
 	}
 	if p := reconcile(moed, t1); writes != 1 || time.Since(p.TablesSince) > time.Hour {
-		t.Errorf("%d writes, want one, told since %v by the API server", writes, p.TablesSince)
+		t.Errorf("%d writes, want 1; TablesSince %v", writes, p.TablesSince)
 	}
 	manual := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
 	if p := reconcile(manual, t1, t2); p.Tables != t1 || p.TablesHold.Reason != "AwaitingApproval" || writes != 1 {
 		t.Errorf("tables %s, held %q, %d writes; want those in use until others are approved", nameOf(p.Tables), p.TablesHold.Reason, writes)
 	}
-	if p := reconcile(moed, t1, t2); p.Tables != t2 || told()["b0-full"] != "t2-full" {
-		t.Errorf("tables %s, told %v", nameOf(p.Tables), told())
+	if p := reconcile(moed, t1, t2); p.Tables != t2 || reported()["b0-full"] != "t2-full" {
+		t.Errorf("tables %s, in use %v", nameOf(p.Tables), reported())
 	}
 	<-recorder.Events
-	if reconcile(moed); len(told()) != 0 || writes != 3 {
-		t.Errorf("told %v after %d writes, want nothing after 3", told(), writes)
+	if reconcile(moed); len(reported()) != 0 || writes != 3 {
+		t.Errorf("tables in use %v after %d writes, want none after 3", reported(), writes)
 	}
 	if event := <-recorder.Events; !strings.Contains(event, "TablesReverted") {
 		t.Errorf("event %q", event)
@@ -450,7 +450,7 @@ func TestReconcileTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := r.tablesInUse(context.Background(), moed); err == nil || !strings.Contains(err.Error(), "m-tables") {
-		t.Errorf("somebody else's ConfigMap: %v", err)
+		t.Errorf("ConfigMap of another owner: %v", err)
 	}
 	// A ConfigMap that is not in the cache, because it lacks the operator's label, is not changed either.
 	foreign.Labels, foreign.Data = nil, map[string]string{"theirs": "1"}
@@ -465,7 +465,7 @@ func TestReconcileTables(t *testing.T) {
 	r.Client = countingClient{unseeing, &writes}
 	p = Planning{Base: base, Plan: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, []*semmoev1.PlacementPlan{t1})}
 	if err := r.reconcileTables(context.Background(), moed, moedtest.Model, &p, workloads, true); !IsRefused(err) || !strings.Contains(err.Error(), "m-tables") || writes != 3 {
-		t.Errorf("somebody else's ConfigMap that the cache does not show: %v after %d writes", err, writes)
+		t.Errorf("ConfigMap of another owner that is not in the cache: %v after %d writes", err, writes)
 	}
 }
 

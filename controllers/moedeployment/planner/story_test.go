@@ -159,7 +159,7 @@ func (s *story) wantTables(when, want string) Planning {
 
 // A plan made for drift that a user deletes is not recreated from its profile, whether the profile still exists or not.
 // Continuing drift results in another profile.
-func TestReplanIsUndone(t *testing.T) {
+func TestDeletedReplan(t *testing.T) {
 	for name, tc := range map[string]struct {
 		tier     semmoev1.Tier
 		after    time.Duration
@@ -194,14 +194,14 @@ func TestReplanIsUndone(t *testing.T) {
 			}
 			s.look(true)
 			if made := s.profile("r2"); made.Annotations[semmoev1.AnnotationPlanned] != "" || len(s.profiles()) != tc.profiles+1 {
-				t.Errorf("further drift leads to profile %s with annotations %v", made.Name, made.Annotations)
+				t.Errorf("further drift results in profile %s with annotations %v", made.Name, made.Annotations)
 			}
 		})
 	}
 }
 
 // A plan that is deleted before its profile records it was never observed, and is recreated under the same name.
-func TestReplanThatWasNotSeen(t *testing.T) {
+func TestUnobservedReplan(t *testing.T) {
 	s := newStory(t)
 	s.inService()
 	s.look(true)
@@ -258,7 +258,7 @@ func TestNoReplanOfADeletedProfile(t *testing.T) {
 	s.profile("r1")
 	s.now = s.now.Add(48 * time.Hour)
 	if s.look(false); len(s.plans()) != 1 || len(s.profiles()) != 1 {
-		t.Errorf("%d plans and %d profiles, want those that the spec asks for alone", len(s.plans()), len(s.profiles()))
+		t.Errorf("%d plans and %d profiles, want only those of the spec", len(s.plans()), len(s.profiles()))
 	}
 }
 
@@ -377,13 +377,13 @@ func TestPinnedTablesApproveTheirLayout(t *testing.T) {
 		}
 		s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "t1"}
 		if p := s.look(false); p.Candidate == nil || p.Candidate.Digest != "b0-full" || p.Hold.Reason != "" || !p.PlanPinned(s.moed) {
-			t.Errorf("%s: the candidate is %+v, held because of %+v; want the layout of what is pinned", name, p.Candidate, p.Hold)
+			t.Errorf("%s: the candidate is %+v, held because of %+v; want the layout of the pinned plan", name, p.Candidate, p.Hold)
 		}
 	}
 }
 
 // An approved plan stays on its canary when a newer plan that waits for approval appears.
-func TestAnApprovedPlanHasItsTurn(t *testing.T) {
+func TestApprovedPlanKeepsItsCanary(t *testing.T) {
 	s := newStory(t, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
 	s.inService()
 	s.drift("l1", semmoev1.TierLayout)
@@ -396,10 +396,10 @@ func TestAnApprovedPlanHasItsTurn(t *testing.T) {
 	}
 	newer := s.solve("l2", semmoev1.TierLayout, semmoev1.VerdictGain)
 	if p := s.look(false); p.Candidate == nil || p.Candidate.Digest != "l1-full" {
-		t.Errorf("the candidate is %+v when a newer plan has come (%+v), want the one that was approved", p.Candidate, p.Hold)
+		t.Errorf("with a newer plan the candidate is %+v (%+v), want the approved one", p.Candidate, p.Hold)
 	}
 	s.workloads = []*revisions.Workload{workloadUnder(t, PlanWithDigest("l1-full", s.look(false).Plans), 2)}
 	if p := s.look(false); p.Plan.Name != newer.Name || p.Hold.Reason != "AwaitingApproval" {
-		t.Errorf("once it serves, wanted is %s, held because of %q; want the newer one, to be approved", p.Plan.Name, p.Hold.Reason)
+		t.Errorf("once it serves, the wanted plan is %s, held because of %q; want the newer one, waiting for approval", p.Plan.Name, p.Hold.Reason)
 	}
 }

@@ -102,7 +102,7 @@ func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeploy
 	}
 	if p.Serving != nil && wanted[p.Serving.Digest] != inUse[p.Serving.Digest] {
 		p.TablesSince = pl.Now()
-		pl.tellTables(moed, p)
+		pl.recordTablesSwitch(moed, p)
 	}
 	return nil
 }
@@ -130,8 +130,8 @@ func (p *Planning) keepTables(inUse map[string]string) {
 	}
 }
 
-// tellTables records an event for the switch of the routers to other tables.
-func (pl *Planner) tellTables(moed *semmoev1.MoEDeployment, p *Planning) {
+// recordTablesSwitch records an event for the switch of the routers to other tables.
+func (pl *Planner) recordTablesSwitch(moed *semmoev1.MoEDeployment, p *Planning) {
 	if p.Tables == nil {
 		pl.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "TablesReverted", "Replan", "The routers reverted to the tables of plan %s", p.Serving.Short())
 		return

@@ -33,7 +33,7 @@ func component(launched engine.Launch) string {
 	return semmoev1.ComponentEngine
 }
 
-// groupsOf returns the workload of a revision whose replicas are groups of pods. A group is one engine: it is created
+// groupsOf returns the workload of a revision with groups of pods as replicas. A group is one engine: it is created
 // and deleted as a whole.
 func groupsOf(moed *semmoev1.MoEDeployment, of metav1.ObjectMeta, leader, worker *corev1.PodTemplateSpec) *Workload {
 	return LeaderWorkerSet(&leaderworkersetv1.LeaderWorkerSet{

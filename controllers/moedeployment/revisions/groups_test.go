@@ -41,10 +41,10 @@ func TestRenderGroups(t *testing.T) {
 		}
 		container := template.Spec.Containers[0]
 		if devices := container.Resources.Limits["nvidia.com/gpu"]; devices.Value() != 2 || template.Spec.NodeSelector["gpu"] != "h200" {
-			t.Errorf("%s: asks for %v devices on %v", of, devices.Value(), template.Spec.NodeSelector)
+			t.Errorf("%s: requests %v devices on %v", of, devices.Value(), template.Spec.NodeSelector)
 		}
 		if container.ReadinessProbe == nil || container.StartupProbe == nil {
-			t.Errorf("%s: is not asked for its health", of)
+			t.Errorf("%s: has no health probe", of)
 		}
 		if text := strings.Join(container.Args, " "); !strings.Contains(text, "--nnodes 2 --node-rank $(LWS_WORKER_INDEX) --dist-init-addr $(LWS_LEADER_ADDRESS):20000") || !strings.Contains(text, "--tp-size 4") {
 			t.Errorf("%s: args %s", of, text)

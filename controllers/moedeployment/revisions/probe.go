@@ -72,9 +72,9 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 	})
 }
 
-// WhoAnswers returns a pod that produces the baseline outputs: a pod without a plan, or else a pod that became ready
+// BaselinePod returns a pod that produces the baseline outputs: a pod without a plan, or else a pod that became ready
 // only after its outputs were verified.
-func WhoAnswers(pods []*corev1.Pod, modelDigest string) *corev1.Pod {
+func BaselinePod(pods []*corev1.Pod, modelDigest string) *corev1.Pod {
 	var proven *corev1.Pod
 	for _, pod := range pods {
 		if pod.DeletionTimestamp != nil || !podhealth.Ready(pod) || pod.Status.PodIP == "" || pod.Annotations[semmoev1.AnnotationModelDigest] != modelDigest {
@@ -95,24 +95,24 @@ func WhoAnswers(pods []*corev1.Pod, modelDigest string) *corev1.Pod {
 func ChangedOutputs(pods []*corev1.Pod) map[string]string {
 	changed := map[string]string{}
 	for _, pod := range pods {
-		if told, found := ChangedOutput(pod); found {
-			changed[pod.Labels[semmoev1.LabelRevision]] = told
+		if difference, found := ChangedOutput(pod); found {
+			changed[pod.Labels[semmoev1.LabelRevision]] = difference
 		}
 	}
 	return changed
 }
 
 // ChangedOutput returns the difference to the baseline outputs that the probe of an unready pod found, if any.
-func ChangedOutput(pod *corev1.Pod) (told string, found bool) {
+func ChangedOutput(pod *corev1.Pod) (difference string, found bool) {
 	if podhealth.Ready(pod) {
 		return "", false
 	}
 	for _, status := range pod.Status.InitContainerStatuses {
 		for _, ended := range []*corev1.ContainerStateTerminated{status.LastTerminationState.Terminated, status.State.Terminated} {
 			if status.Name == probeContainer && ended != nil && ended.ExitCode == outputChanged {
-				told, found = printable.Line(strings.TrimSpace(ended.Message), 512), true
+				difference, found = printable.Line(strings.TrimSpace(ended.Message), 512), true
 			}
 		}
 	}
-	return told, found
+	return difference, found
 }

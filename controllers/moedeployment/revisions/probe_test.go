@@ -31,7 +31,7 @@ func TestChangedOutputs(t *testing.T) {
 }
 
 // Only a pod without a plan, or a verified one, produces the baseline outputs.
-func TestWhoAnswers(t *testing.T) {
+func TestBaselinePod(t *testing.T) {
 	engine := func(p *corev1.Pod) {
 		p.Status.PodIP = "10.0.0.1"
 		p.Annotations = map[string]string{semmoev1.AnnotationModelDigest: moedtest.Model}
@@ -54,7 +54,7 @@ func TestWhoAnswers(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			got := ""
-			if found := WhoAnswers(tc.pods, moedtest.Model); found != nil {
+			if found := BaselinePod(tc.pods, moedtest.Model); found != nil {
 				got = found.Name
 			}
 			if got != tc.want {

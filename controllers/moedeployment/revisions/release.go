@@ -81,7 +81,7 @@ type Releases struct {
 	asked map[types.UID]time.Time
 }
 
-// Record queries a ready pod of each workload whose release is unknown, and annotates the workload with the result. It
+// Record queries a ready pod of each workload with an unknown release, and annotates the workload with the result. It
 // retries a pod that does not answer after releasePeriod. It returns the delay until the next query, or zero if every
 // release is known or no pod is ready.
 func (r *Releases) Record(ctx context.Context, c client.Client, web *http.Client, workloads []*Workload, pods []*corev1.Pod, now time.Time) (time.Duration, error) {

@@ -85,7 +85,7 @@ func TestRecordReleases(t *testing.T) {
 				}
 			}
 			if asked != 1 {
-				t.Errorf("the pod was asked %d times, want once a minute at most", asked)
+				t.Errorf("the pod was queried %d times, want at most once per minute", asked)
 			}
 			live := &appsv1.StatefulSet{}
 			if err := c.Get(t.Context(), client.ObjectKeyFromObject(workload.Object), live); err != nil {
@@ -99,7 +99,7 @@ func TestRecordReleases(t *testing.T) {
 			}
 			if test.again {
 				if _, err := releases.Record(t.Context(), c, web.Client(), []*Workload{workload}, []*corev1.Pod{pod}, now.Add(time.Minute)); err != nil || asked != 2 {
-					t.Errorf("after a minute: asked %d times, error %v", asked, err)
+					t.Errorf("after a minute: queried %d times, error %v", asked, err)
 				}
 			}
 		})

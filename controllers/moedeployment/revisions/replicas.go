@@ -100,9 +100,9 @@ func readySince(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Time
 }
 
-// WantingGroups returns the StatefulSets of a LeaderWorkerSet that lack pods. The StatefulSet of the leaders has the
+// GroupsLackingPods returns the StatefulSets of a LeaderWorkerSet that lack pods. The StatefulSet of the leaders has the
 // name of the LeaderWorkerSet, and the StatefulSet of a group's workers has the name of its leader.
-func WantingGroups(w *Workload, leaders, workers []*corev1.Pod) []string {
+func GroupsLackingPods(w *Workload, leaders, workers []*corev1.Pod) []string {
 	if _, groups := w.Object.(*leaderworkersetv1.LeaderWorkerSet); !groups {
 		return nil
 	}
@@ -118,11 +118,11 @@ func WantingGroups(w *Workload, leaders, workers []*corev1.Pod) []string {
 	return names
 }
 
-// Vacant limits the wanted replicas of a workload to those before the first replica whose name is still used by pods of
+// UsableReplicas limits the wanted replicas of a workload to those before the first replica whose name is still used by pods of
 // an earlier replica. A remaining worker of the old group may restart its engine and find the new leader under the old
 // address. The new group would accept it as its own worker, and fail when the old worker stops, up to its whole grace
 // period later.
-func Vacant(w *Workload, wanted int32, workers []*corev1.Pod) int32 {
+func UsableReplicas(w *Workload, wanted int32, workers []*corev1.Pod) int32 {
 	if _, groups := w.Object.(*leaderworkersetv1.LeaderWorkerSet); !groups {
 		return wanted
 	}
@@ -167,13 +167,13 @@ func AsReplica(leader *corev1.Pod, pods []*corev1.Pod, now time.Time) *corev1.Po
 	return shown
 }
 
-// remadeOften is how many recreations without becoming ready make a replica a problem. The loss of a node recreates a
+// minRecreations is how many recreations without becoming ready make a replica a problem. The loss of a node recreates a
 // replica once.
-const remadeOften = 2
+const minRecreations = 2
 
-// remade records the recreations of a replica with several pods. A container exit recreates all pods of the replica, so
+// recreations records the recreations of a replica with several pods. A container exit recreates all pods of the replica, so
 // no existing pod contains the count.
-type remade struct {
+type recreations struct {
 	// Leader is the UID of the last deleted leader.
 	Leader types.UID `json:"leader"`
 	// Times is the number of recreations since the replica was last ready. Since is when it became unready.
@@ -183,20 +183,20 @@ type remade struct {
 	End string `json:"end,omitempty"`
 }
 
-// remadeOf reads the recreations from a workload's annotation, by the name of the leader. An invalid annotation counts
+// recreationsOf reads the recreations from a workload's annotation, by the name of the leader. An invalid annotation counts
 // as empty.
-func remadeOf(w *Workload) map[string]remade {
-	told := map[string]remade{}
-	if text := w.Annotations[semmoev1.AnnotationRemade]; text != "" && json.Unmarshal([]byte(text), &told) != nil {
-		return map[string]remade{}
+func recreationsOf(w *Workload) map[string]recreations {
+	recorded := map[string]recreations{}
+	if text := w.Annotations[semmoev1.AnnotationRemade]; text != "" && json.Unmarshal([]byte(text), &recorded) != nil {
+		return map[string]recreations{}
 	}
-	return told
+	return recorded
 }
 
-// countRemade adds the terminating leaders of a workload, and drops replicas that are ready or no longer wanted.
+// countRecreations adds the terminating leaders of a workload, and drops replicas that are ready or no longer wanted.
 // Between two leaders a replica has no leader pod.
-func countRemade(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map[string]remade {
-	counted := remadeOf(w)
+func countRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map[string]recreations {
+	counted := recreationsOf(w)
 	for _, leader := range leaders {
 		if !w.Holds(leader) {
 			continue
@@ -209,11 +209,11 @@ func countRemade(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map
 			if !known {
 				entry.Since = unreadySince(leader, now)
 			}
-			end := podhealth.FirstEnd(append(podgroup.Members(leader, workers), leader))
-			counted[leader.Name] = remade{Leader: leader.UID, Times: entry.Times + 1, Since: entry.Since, End: cmp.Or(end, entry.End)}
+			end := podhealth.FirstFailure(append(podgroup.Members(leader, workers), leader))
+			counted[leader.Name] = recreations{Leader: leader.UID, Times: entry.Times + 1, Since: entry.Since, End: cmp.Or(end, entry.End)}
 		}
 	}
-	maps.DeleteFunc(counted, func(name string, _ remade) bool {
+	maps.DeleteFunc(counted, func(name string, _ recreations) bool {
 		ordinal, err := ordinalOf(name)
 		return err != nil || ordinal >= int(*w.Replicas())
 	})
@@ -231,10 +231,10 @@ func unreadySince(leader *corev1.Pod, now time.Time) time.Time {
 	return readySince(leader)
 }
 
-// RecordRemade records the recreations of replicas in annotations of the workloads.
-func RecordRemade(ctx context.Context, c client.Client, workloads []*Workload, leaders, workers []*corev1.Pod, now time.Time) error {
+// RecordRecreations records the recreations of replicas in annotations of the workloads.
+func RecordRecreations(ctx context.Context, c client.Client, workloads []*Workload, leaders, workers []*corev1.Pod, now time.Time) error {
 	for _, w := range workloads {
-		counted := countRemade(w, leaders, workers, now)
+		counted := countRecreations(w, leaders, workers, now)
 		text, err := json.Marshal(counted) // in the order of the keys
 		if err != nil {
 			return err
@@ -255,9 +255,9 @@ func RecordRemade(ctx context.Context, c client.Client, workloads []*Workload, l
 	return nil
 }
 
-// withRemade returns the replica as if one pod had existed, and failed, all the time.
-func withRemade(replica rollout.Replica, told map[string]remade) rollout.Replica {
-	entry, known := told[replica.Name]
+// withRecreations returns the replica as if one pod had existed, and failed, all the time.
+func withRecreations(replica rollout.Replica, recorded map[string]recreations) rollout.Replica {
+	entry, known := recorded[replica.Name]
 	if !known || replica.Ready {
 		return replica
 	}
@@ -270,15 +270,15 @@ func withRemade(replica rollout.Replica, told map[string]remade) rollout.Replica
 
 // ReplicaIn converts a pod of a workload, or the leader of a group, to a replica.
 func ReplicaIn(w *Workload, pod *corev1.Pod) rollout.Replica {
-	return withRemade(replicaOf(pod), remadeOf(w))
+	return withRecreations(replicaOf(pod), recreationsOf(w))
 }
 
-// RemadeProblem returns the problem of the first replica that is recreated repeatedly, or nil.
-func RemadeProblem(workloads []*Workload) *podhealth.Problem {
+// RecreationProblem returns the problem of the first replica that is recreated repeatedly, or nil.
+func RecreationProblem(workloads []*Workload) *podhealth.Problem {
 	for _, w := range workloads {
-		told := remadeOf(w)
-		for _, name := range slices.Sorted(maps.Keys(told)) {
-			if entry := told[name]; entry.Times >= remadeOften {
+		recorded := recreationsOf(w)
+		for _, name := range slices.Sorted(maps.Keys(recorded)) {
+			if entry := recorded[name]; entry.Times >= minRecreations {
 				return &podhealth.Problem{Reason: "ContainerCrashing", Message: fmt.Sprintf("The replica of pod %s is recreated repeatedly%s: all of its pods are recreated when a container exits", name, endText(entry.End))}
 			}
 		}

@@ -55,7 +55,7 @@ func TestAsReplica(t *testing.T) {
 	}
 }
 
-// A leader whose worker does not serve is not reported as a pod on a lost node.
+// A leader with a worker that does not serve is not reported as a pod on a lost node.
 func TestUnreadyReplicaHasItsNode(t *testing.T) {
 	leader := moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"), func(p *corev1.Pod) {
 		p.Status.Phase = corev1.PodRunning
@@ -73,7 +73,7 @@ func TestUnreadyReplicaHasItsNode(t *testing.T) {
 }
 
 // If pods of a group are missing, the events of the StatefulSet that creates them contain the cause.
-func TestWantingGroups(t *testing.T) {
+func TestGroupsLackingPods(t *testing.T) {
 	w := groupSet("")
 	first, second := moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0")), moedtest.Pod("m-r1-1", "r1", moedtest.InGroup("m-r1", "1", "0"))
 	workers := []*corev1.Pod{moedtest.Pod("m-r1-0-1", "r1", moedtest.InGroup("m-r1", "0", "1")), moedtest.Pod("m-r1-1-1", "r1", moedtest.InGroup("m-r1", "1", "1"))}
@@ -87,11 +87,11 @@ func TestWantingGroups(t *testing.T) {
 		"none is there":           {nil, nil, []string{"m-r1"}},
 		"those of another object": {[]*corev1.Pod{first, second, moedtest.Pod("m-r2-0", "r2", moedtest.InGroup("m-r2", "0", "0"))}, workers, nil},
 	} {
-		if diff := cmp.Diff(test.want, WantingGroups(w, test.leaders, test.workers)); diff != "" {
+		if diff := cmp.Diff(test.want, GroupsLackingPods(w, test.leaders, test.workers)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	if names := WantingGroups(StatefulSet(&appsv1.StatefulSet{}), nil, nil); names != nil {
+	if names := GroupsLackingPods(StatefulSet(&appsv1.StatefulSet{}), nil, nil); names != nil {
 		t.Errorf("a StatefulSet has groups %v", names)
 	}
 }
@@ -130,7 +130,7 @@ func TestStateOf(t *testing.T) {
 }
 
 // A replica is not requested while pods of an earlier replica still use its name, nor are the replicas after it.
-func TestVacant(t *testing.T) {
+func TestUsableReplicas(t *testing.T) {
 	worker := func(set, group string) *corev1.Pod {
 		return moedtest.Pod(set+"-"+group+"-1", "r1", moedtest.InGroup(set, group, "1"))
 	}
@@ -154,7 +154,7 @@ func TestVacant(t *testing.T) {
 		"down":                      {set(2), 1, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1"), worker("m-r1", "2")}, 1},
 		"a StatefulSet":             {StatefulSet(&appsv1.StatefulSet{}), 2, []*corev1.Pod{worker("m-r1", "1")}, 2},
 	} {
-		if got := Vacant(test.of, test.wanted, test.workers); got != test.want {
+		if got := UsableReplicas(test.of, test.wanted, test.workers); got != test.want {
 			t.Errorf("%s: %d of %d replicas, want %d", name, got, test.wanted, test.want)
 		}
 	}
@@ -190,21 +190,21 @@ func TestCountRemade(t *testing.T) {
 	}
 	worker := moedtest.Pod("m-r1-1-1", "r1", moedtest.InGroup("m-r1", "1", "1"), ended(1, "no such flag"))
 	const once = `{"m-r1-1":{"leader":"a","times":1,"since":"2026-03-01T12:00:00Z","end":"before"}}`
-	first := remade{Leader: "a", Times: 1, Since: moedtest.Start, End: "before"}
+	first := recreations{Leader: "a", Times: 1, Since: moedtest.Start, End: "before"}
 	now := moedtest.Start.Add(time.Minute)
 	for name, test := range map[string]struct {
-		told    string
-		leaders []*corev1.Pod
-		want    map[string]remade
+		reported string
+		leaders  []*corev1.Pod
+		want     map[string]recreations
 	}{
 		"nothing":                     {"", nil, nil},
 		"not ready yet":               {"", []*corev1.Pod{leader(moedtest.Unready)}, nil},
-		"goes, and never was ready":   {"", []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]remade{"m-r1-1": {"a", 1, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
-		"goes, and was ready":         {"", []*corev1.Pod{leader(going("a"))}, map[string]remade{"m-r1-1": {"a", 1, now, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
-		"is counted once":             {once, []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]remade{"m-r1-1": first}},
-		"goes again":                  {once, []*corev1.Pod{leader(moedtest.Unready, going("b"))}, map[string]remade{"m-r1-1": {"b", 2, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
-		"between two leaders":         {once, nil, map[string]remade{"m-r1-1": first}},
-		"the next is not ready yet":   {once, []*corev1.Pod{leader(moedtest.Unready)}, map[string]remade{"m-r1-1": first}},
+		"goes, and never was ready":   {"", []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]recreations{"m-r1-1": {"a", 1, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"goes, and was ready":         {"", []*corev1.Pod{leader(going("a"))}, map[string]recreations{"m-r1-1": {"a", 1, now, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"is counted once":             {once, []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]recreations{"m-r1-1": first}},
+		"goes again":                  {once, []*corev1.Pod{leader(moedtest.Unready, going("b"))}, map[string]recreations{"m-r1-1": {"b", 2, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"between two leaders":         {once, nil, map[string]recreations{"m-r1-1": first}},
+		"the next is not ready yet":   {once, []*corev1.Pod{leader(moedtest.Unready)}, map[string]recreations{"m-r1-1": first}},
 		"the next is ready":           {once, []*corev1.Pod{leader()}, nil},
 		"one of another workload":     {"", []*corev1.Pod{leader(moedtest.InGroup("m-r2", "1", "0"), moedtest.Unready, going("a"))}, nil},
 		"one that is not wanted":      {"", []*corev1.Pod{moedtest.Pod("m-r1-2", "r1", moedtest.InGroup("m-r1", "2", "0"), moedtest.Unready, going("a"))}, nil},
@@ -212,7 +212,7 @@ func TestCountRemade(t *testing.T) {
 		"one that was scaled away":    {strings.ReplaceAll(once, "m-r1-1", "m-r1-2"), nil, nil},
 		"a name that is no replica's": {strings.ReplaceAll(once, "m-r1-1", "else"), nil, nil},
 	} {
-		got := countRemade(groupSet(test.told), test.leaders, []*corev1.Pod{worker}, now)
+		got := countRecreations(groupSet(test.reported), test.leaders, []*corev1.Pod{worker}, now)
 		if len(got) == 0 {
 			got = nil
 		}
@@ -223,7 +223,7 @@ func TestCountRemade(t *testing.T) {
 }
 
 // The record is written once, and removed when the replica is ready.
-func TestRecordRemade(t *testing.T) {
+func TestRecordRecreations(t *testing.T) {
 	w := groupSet("")
 	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithObjects(w.Object).Build()
 	if err := c.Get(context.Background(), client.ObjectKeyFromObject(w.Object), w.Object); err != nil {
@@ -233,31 +233,31 @@ func TestRecordRemade(t *testing.T) {
 	versions := map[string]bool{}
 	record := func(pods ...*corev1.Pod) string {
 		t.Helper()
-		if err := RecordRemade(context.Background(), c, []*Workload{w}, pods, nil, moedtest.Start); err != nil {
+		if err := RecordRecreations(context.Background(), c, []*Workload{w}, pods, nil, moedtest.Start); err != nil {
 			t.Fatal(err)
 		}
 		versions[w.ResourceVersion] = true
 		return w.Annotations[semmoev1.AnnotationRemade]
 	}
-	if told := record(); told != "" {
-		t.Errorf("told %q of no pod", told)
+	if reported := record(); reported != "" {
+		t.Errorf("recorded %q without a pod", reported)
 	}
 	for range 2 {
-		if told := record(leader); !strings.Contains(told, `"m-r1-0":{"leader":"a","times":1`) {
-			t.Errorf("told %q", told)
+		if reported := record(leader); !strings.Contains(reported, `"m-r1-0":{"leader":"a","times":1`) {
+			t.Errorf("recorded %q", reported)
 		}
 	}
-	if told := record(moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"))); told != "" {
-		t.Errorf("told %q of a replica that is ready", told)
+	if reported := record(moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"))); reported != "" {
+		t.Errorf("recorded %q for a ready replica", reported)
 	}
 	if len(versions) != 3 {
 		t.Errorf("%d versions, want 3: it is written and removed once", len(versions))
 	}
 }
 
-// A canary whose replica is recreated repeatedly is rolled back like one whose container restarts, and the cause is
+// A canary with a repeatedly recreated replica is rolled back like one whose container restarts, and the cause is
 // reported.
-func TestRemadeCanaryIsBroken(t *testing.T) {
+func TestRecreatedCanaryIsRolledBack(t *testing.T) {
 	const often = `{"m-r1-0":{"leader":"c","times":3,"since":"2026-03-01T12:00:00Z","end":"pod m-r1-0, container engine (exit code 1)"}}`
 	fresh := replicaOf(moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"), moedtest.Unready, func(p *corev1.Pod) {
 		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(moedtest.Start.Add(6 * time.Minute))
@@ -267,16 +267,16 @@ func TestRemadeCanaryIsBroken(t *testing.T) {
 	if decision := rollout.Judge(trial); decision.Step != rollout.StepCanary {
 		t.Errorf("by its pods alone: %+v", decision)
 	}
-	trial.Replicas[0] = withRemade(fresh, remadeOf(w))
+	trial.Replicas[0] = withRecreations(fresh, recreationsOf(w))
 	if decision := rollout.Judge(trial); decision.Step != rollout.StepRollBack || decision.Reason != "CanaryCrashing" {
-		t.Errorf("made anew three times: %+v", decision)
+		t.Errorf("recreated three times: %+v", decision)
 	}
-	problem := RemadeProblem([]*Workload{groupSet(""), w})
+	problem := RecreationProblem([]*Workload{groupSet(""), w})
 	if problem == nil || problem.Reason != "ContainerCrashing" || !strings.Contains(problem.Message, "pod m-r1-0 is made anew again and again (pod m-r1-0, container engine (exit code 1))") {
 		t.Errorf("problem %+v", problem)
 	}
-	if problem := RemadeProblem([]*Workload{groupSet(strings.Replace(often, `"times":3`, `"times":1`, 1))}); problem != nil {
-		t.Errorf("one that was made anew once has problem %+v", problem)
+	if problem := RecreationProblem([]*Workload{groupSet(strings.Replace(often, `"times":3`, `"times":1`, 1))}); problem != nil {
+		t.Errorf("a replica that was recreated once has problem %+v", problem)
 	}
 }
 
@@ -302,16 +302,16 @@ func TestServing(t *testing.T) {
 		wanted, last string
 		want         string
 	}{
-		"the wanted one":                          {ready("new", "old", "old"), "new", "old", "new"},
-		"the wanted one is not ready":             {append(ready("old"), moedtest.Pod("m-new", "new", moedtest.Unready)), "new", "old", "old"},
-		"no revision is wanted":                   {ready("old"), "", "old", "old"},
-		"no revision is wanted, and none is told": {ready("old"), "", "", "old"},
-		"most of several":                         {ready("old", "mid", "mid"), "new", "", "mid"},
-		"a canary is no service":                  {ready("canary", "canary", "old"), "", "", "old"},
-		"none is ready":                           {nil, "new", "old", "old"},
-		"none is ready, and the last one is gone": {nil, "new", "gone", "new"},
-		"nothing is known":                        {nil, "", "", ""},
-		"a pod of a workload that is gone":        {ready("gone"), "new", "", "new"},
+		"the wanted one":                              {ready("new", "old", "old"), "new", "old", "new"},
+		"the wanted one is not ready":                 {append(ready("old"), moedtest.Pod("m-new", "new", moedtest.Unready)), "new", "old", "old"},
+		"no revision is wanted":                       {ready("old"), "", "old", "old"},
+		"no revision is wanted, and none is reported": {ready("old"), "", "", "old"},
+		"most of several":                             {ready("old", "mid", "mid"), "new", "", "mid"},
+		"a canary is no service":                      {ready("canary", "canary", "old"), "", "", "old"},
+		"none is ready":                               {nil, "new", "old", "old"},
+		"none is ready, and the last one is gone":     {nil, "new", "gone", "new"},
+		"nothing is known":                            {nil, "", "", ""},
+		"a pod of a workload that is gone":            {ready("gone"), "new", "", "new"},
 	} {
 		got := ""
 		if w := Serving(all, tc.pods, tc.wanted, tc.last); w != nil {

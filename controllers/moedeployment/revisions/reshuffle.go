@@ -109,11 +109,11 @@ func addReshuffledWeights(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDe
 
 // ReshuffleOf returns the cost of a pod's copy, once the copy exists.
 func ReshuffleOf(pod *corev1.Pod) (reshuffle.Result, bool) {
-	var told reshuffle.Result
+	var result reshuffle.Result
 	for _, status := range pod.Status.InitContainerStatuses {
 		if ended := status.State.Terminated; status.Name == reshuffleContainer && ended != nil && ended.ExitCode == 0 {
-			return told, json.Unmarshal([]byte(ended.Message), &told) == nil
+			return result, json.Unmarshal([]byte(ended.Message), &result) == nil
 		}
 	}
-	return told, false
+	return result, false
 }

@@ -68,7 +68,7 @@ func Of(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *Layout) st
 		Parallelism: moed.Spec.Parallelism,
 		Template:    moed.Spec.Template,
 
-		RoutedExperts: desired.TellsExperts(moed),
+		RoutedExperts: desired.NeedsRoutedExperts(moed),
 		Plan:          digestOf(plan),
 	}
 	if desired.PodsPerReplica(moed) == 1 {
@@ -105,7 +105,7 @@ func Launch(moed *semmoev1.MoEDeployment) engine.Launch {
 		Ranks:       moed.Spec.Parallelism.ExpertParallelSize,
 		AttentionDP: moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel,
 
-		RoutedExperts: desired.TellsExperts(moed),
+		RoutedExperts: desired.NeedsRoutedExperts(moed),
 		OptionsFile:   semmoev1.EngineOptionsPath,
 		Options:       moed.Spec.Engine.Options,
 		Overlap:       ptr.Deref(moed.Spec.Engine.Overlap, semmoev1.OverlapSpec{}),
@@ -246,7 +246,7 @@ func podTemplate(moed *semmoev1.MoEDeployment, labels map[string]string, report 
 		"kubectl.kubernetes.io/default-container": semmoev1.EngineContainer,
 	}
 	if !launched.Worker {
-		tellRouters(annotations, launched)
+		annotateForRouters(annotations, launched)
 	}
 	devices := corev1.ResourceList{
 		corev1.ResourceName(moed.Spec.Parallelism.ResourceName): *resource.NewQuantity(int64(launched.Ranks/max(1, launched.Nodes)), resource.DecimalSI),
@@ -289,8 +289,8 @@ func podTemplate(moed *semmoev1.MoEDeployment, labels map[string]string, report 
 	}
 }
 
-// tellRouters annotates a serving pod with the settings that request routers need.
-func tellRouters(annotations map[string]string, launched engine.Launch) {
+// annotateForRouters annotates a serving pod with the settings that request routers need.
+func annotateForRouters(annotations map[string]string, launched engine.Launch) {
 	annotations[semmoev1.AnnotationPort] = strconv.Itoa(int(launched.Port))
 	if launched.AttentionDP {
 		annotations[semmoev1.AnnotationRanks] = strconv.Itoa(int(launched.Ranks))

@@ -92,7 +92,7 @@ func TestRender(t *testing.T) {
 		}
 	}
 	if template.Annotations[semmoev1.AnnotationRanks] != "4" || template.Annotations[semmoev1.AnnotationPort] != "30000" {
-		t.Errorf("annotations %v do not tell ranks and port", template.Annotations)
+		t.Errorf("annotations %v lack ranks and port", template.Annotations)
 	}
 	if template.Spec.NodeSelector["gpu"] != "h200" || len(template.Spec.Containers) != 2 {
 		t.Fatalf("the user's template was not merged: %+v", template.Spec)
@@ -111,7 +111,7 @@ func TestRender(t *testing.T) {
 		t.Errorf("args (-want +got):\n%s", diff)
 	}
 	if gpus := engine.Resources.Limits["nvidia.com/gpu"]; gpus.Value() != 4 {
-		t.Errorf("asks for %v devices, want 4", gpus.Value())
+		t.Errorf("requests %v devices, want 4", gpus.Value())
 	}
 	if cpu := engine.Resources.Requests["cpu"]; cpu.Value() != 4 {
 		t.Errorf("the user's resources were lost: %v", engine.Resources)
@@ -256,7 +256,7 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 	const out = "/var/cache/semmoe/sha256:abc-0123456789abcdef"
 	template := rendered()
 	if template.Annotations[semmoev1.AnnotationRealization] != "ReshuffledWeights" {
-		t.Error("routers are not told that the engine has other numbers for its experts")
+		t.Error("the annotation for permuted expert IDs is missing")
 	}
 	engine := template.Spec.Containers[0]
 	if at := slices.Index(engine.Args, "--model-path"); engine.Args[at+1] != out || slices.Contains(engine.Args, "--init-expert-location") {
@@ -272,7 +272,7 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 	// The scheduler must reserve the space of the copy, and the kubelet must not evict the pod for using it.
 	asked, limit := copier.Resources.Requests[corev1.ResourceEphemeralStorage], emptyDir(template).EmptyDir.SizeLimit
 	if asked.Value() < 1<<40 || limit.Cmp(asked) != 0 {
-		t.Errorf("asks for %v of storage, may use %v", asked.String(), limit)
+		t.Errorf("requests %v of storage, limit %v", asked.String(), limit)
 	}
 
 	cached := rendered(func(m *semmoev1.MoEDeployment) {
@@ -286,7 +286,7 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 		t.Errorf("hold-weights is %+v", holder)
 	}
 	if storage := cached.Spec.InitContainers[1].Resources.Requests[corev1.ResourceEphemeralStorage]; !storage.IsZero() || emptyDir(cached).HostPath == nil {
-		t.Errorf("with a cache %v of ephemeral storage is asked for", storage.String())
+		t.Errorf("with a cache, %v of ephemeral storage is requested", storage.String())
 	}
 
 	byMap := LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
@@ -346,7 +346,7 @@ func TestSampling(t *testing.T) {
 	} {
 		moed := moedtest.Deployment(moedtest.EngineOf(engine))
 		if got := desired.SamplePercent(moed); got != want || Launch(moed).RoutedExperts != (want > 0) {
-			t.Errorf("%s: %d percent, asks for routed experts: %v; want %d", engine, got, Launch(moed).RoutedExperts, want)
+			t.Errorf("%s: %d percent, RoutedExperts %v; want %d", engine, got, Launch(moed).RoutedExperts, want)
 		}
 	}
 }

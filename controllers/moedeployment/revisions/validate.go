@@ -57,7 +57,7 @@ func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 		}
 	}
 	launched := Launch(moed)
-	add(validateTelling(moed, adapter))
+	add(validateRoutedExperts(moed, adapter))
 	add(validateOverlap(moed, adapter, ""))
 	_, err = adapter.Args(launched, moed.Spec.Engine.Args)
 	check("ContradictingFlags", "", err)
@@ -218,16 +218,16 @@ var (
 	ourInitContainers = []string{verifyContainer, fetchContainer, reshuffleContainer, holdContainer, probeContainer}
 )
 
-// validateTelling rejects settings that need the experts of requests if the engine cannot return them.
-func validateTelling(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *InvalidError {
+// validateRoutedExperts rejects settings that need the experts of requests if the engine cannot return them.
+func validateRoutedExperts(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *InvalidError {
 	if adapter.TellsExperts() {
 		return nil
 	}
 	if percent := moed.Spec.Routing.SamplePercent; percent != nil && *percent > 0 {
-		return Invalidf(desired.ReasonEngineCannotTell, "spec.routing.samplePercent is %d: %s does not return the routed experts of requests: use 0, or remove it", *percent, adapter.Type)
+		return Invalidf(desired.ReasonRoutedExpertsUnavailable, "spec.routing.samplePercent is %d: %s does not return the routed experts of requests: use 0, or remove it", *percent, adapter.Type)
 	}
 	if profiling := moed.Spec.Profiling; profiling != nil && profiling.Dataset != nil {
-		return Invalidf(desired.ReasonEngineCannotTell, "spec.profiling.dataset: %s does not return the routed experts of requests, and cannot profile: reference in spec.profiling.profileRef an AffinityProfile of the same model from another engine", adapter.Type)
+		return Invalidf(desired.ReasonRoutedExpertsUnavailable, "spec.profiling.dataset: %s does not return the routed experts of requests, and cannot profile: reference in spec.profiling.profileRef an AffinityProfile of the same model from another engine", adapter.Type)
 	}
 	return nil
 }

@@ -45,7 +45,7 @@ func TestOverlap(t *testing.T) {
 	if err := Validate(moedtest.Deployment(halves, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--enable-two-batch-overlap")
 	})); err == nil || err.Reason != "ContradictingFlags" {
-		t.Errorf("a flag of the user's beside it: %v", err)
+		t.Errorf("with an additional flag of the user: %v", err)
 	}
 	indivisible := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 5 })
 	if err := ValidateModel(indivisible, moedtest.Report()); err == nil || err.Reason != "InvalidExpertParallelSize" {
@@ -54,7 +54,7 @@ func TestOverlap(t *testing.T) {
 }
 
 // Without an all-to-all backend, a spec with a plan is rejected, and a spec without one serves.
-func TestPlansNeedAnExchange(t *testing.T) {
+func TestPlansNeedAllToAll(t *testing.T) {
 	plan := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
 		m.Spec.Routing.SamplePercent = ptr.To[int32](0)

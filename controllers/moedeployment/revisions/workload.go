@@ -20,10 +20,10 @@ type Workload struct {
 	Object client.Object
 }
 
-// StatefulSet returns a workload whose replicas have one pod each.
+// StatefulSet returns a workload with one pod per replica.
 func StatefulSet(s *appsv1.StatefulSet) *Workload { return &Workload{&s.ObjectMeta, s} }
 
-// LeaderWorkerSet returns a workload whose replicas are groups of pods.
+// LeaderWorkerSet returns a workload with groups of pods as replicas.
 func LeaderWorkerSet(s *leaderworkersetv1.LeaderWorkerSet) *Workload {
 	return &Workload{&s.ObjectMeta, s}
 }

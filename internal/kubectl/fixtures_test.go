@@ -75,13 +75,13 @@ func deployment(changes ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeploymen
 			Conditions: conditions(
 				"Ready", "True", "Serving", "2 of 2 replicas serve at http://qwen.llm.svc:8000",
 				"Progressing", "False", "Complete", "All 2 replicas are of revision 38df6bb89e",
-				"Degraded", "False", "AsExpected", "No problem is known",
-				"Stalled", "False", "NotStalled", "No user action is required",
+				"Degraded", "False", "AsExpected", "Nothing is wrong",
+				"Stalled", "False", "NotStalled", "Nothing waits for a human",
 				"Reconciling", "False", "Complete", "Generation 1 is in service",
-				"Profiled", "True", "Profiled", "AffinityProfile qwen-3e5a82bb contains 200000 tokens of 2000 requests",
-				"Planned", "True", "Planned", "PlacementPlan qwen-c65ee2b4 (b509accef77e719e) predicts a local activation rate of 43.2%, versus 25.7% for the default placement",
-				"RolledOut", "False", "AwaitingApproval", "Plan b509accef77e719e predicts 43.2% versus 25.7% without the plan; approve it with: kubectl annotate moed -n llm qwen semmoe.io/approve=b509accef77e719e --overwrite",
-				"LocalityOnTarget", "Unknown", "NoPlan", "Without a plan there is no predicted local activation rate to compare with",
+				"Profiled", "True", "Profiled", "AffinityProfile qwen-3e5a82bb holds 200000 tokens of 2000 requests",
+				"Planned", "True", "Planned", "PlacementPlan qwen-c65ee2b4 (b509accef77e719e) promises a local activation rate of 43.2%; the default placement has 25.7%",
+				"RolledOut", "False", "AwaitingApproval", "Plan b509accef77e719e promises 43.2% against 25.7% without it; approve it with: kubectl annotate moed -n llm qwen semmoe.io/approve=b509accef77e719e --overwrite",
+				"LocalityOnTarget", "Unknown", "NoPlan", "Without a plan there is no promised local activation rate to compare with",
 			),
 		},
 	}
@@ -93,7 +93,7 @@ func deployment(changes ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeploymen
 
 // canary is the state of a deployment whose second plan is on trial beside the first.
 func canary(moed *semmoev1.MoEDeployment) {
-	message := "Plan 6020771edb47c715 runs as a canary on 1 of 2 replicas: it is compared with the stable revision"
+	message := "Plan 6020771edb47c715 is tried on 1 of 2 replicas: it is compared with the stable revision"
 	moed.Status.PlanDigest, moed.Status.Plan, moed.Status.ReadyReplicas = firstPlan, "qwen-5d0d71aa", 1
 	moed.Status.LAR = &semmoev1.LARStatus{BaselineMilli: ptr.To[int32](257), PredictedMilli: ptr.To[int32](432), ObservedMilli: ptr.To[int32](276)}
 	moed.Status.Drift = &semmoev1.DriftStatus{StatisticMilli: 4200, ThresholdMilli: 1000, Since: ptr.To(before(20 * time.Minute))}

@@ -151,7 +151,7 @@ func onTrial(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
 	)
 }
 
-// candidate is a canary that crashes repeatedly.
+// candidate is a canary that ends again and again.
 func candidate() []client.Object {
 	objects := stateful("qwen-b293798526", "b293798526", secondDigest, false)
 	objects[0].SetAnnotations(map[string]string{semmoev1.AnnotationRollout: semmoev1.RolloutCanary})
@@ -261,7 +261,7 @@ func statusGoldens() map[string]golden {
 func unplanned(moed *semmoev1.MoEDeployment) {
 	moed.Status.Plan, moed.Status.LAR = "", nil
 	set(moed, "Profiled", "False", "Profiling", "AffinityProfile qwen-3e5a82bb: 840 of 2000 requests are answered")
-	set(moed, "Planned", "False", "WaitingForProfile", "The plan waits for the profile of the model")
+	set(moed, "Planned", "False", "WaitingForProfile", "The plan is made once the model has been profiled")
 	set(moed, "RolledOut", "False", "NoPlan", "There is no plan to roll out")
 }
 
@@ -536,7 +536,7 @@ func writeGoldens() map[string]golden {
 	const failed, changed = semmoev1.AnnotationFailed + "b293798526", semmoev1.AnnotationOutputChanged + "b293798526"
 	approved := func(moed *semmoev1.MoEDeployment) {
 		moed.Annotations = map[string]string{semmoev1.AnnotationApprove: firstPlan}
-		set(moed, "RolledOut", "False", "CanaryStarting", "Plan b509accef77e719e runs as a canary on 1 of 2 replicas")
+		set(moed, "RolledOut", "False", "CanaryStarting", "Plan b509accef77e719e is tried on 1 of 2 replicas")
 	}
 	return map[string]golden{
 		"approve":            {command: "approve qwen", objects: awaiting(underArgo), width: 100},

@@ -80,7 +80,7 @@ func Approve(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, plan 
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return Change{}, advisoryError(moed)
 	case plan.Status.Verdict != semmoev1.VerdictGain:
-		return Change{}, statef("plan %s predicts no gain (verdict %s), and is not rolled out whoever approves it: kubectl semmoe explain %s", short, plan.Status.Verdict, plan.Name)
+		return Change{}, statef("plan %s promises no gain (verdict %s), and is not rolled out whoever approves it: kubectl semmoe explain %s", short, plan.Status.Verdict, plan.Name)
 	}
 	if err := misfit(moed, plan); err != nil {
 		return Change{}, err
@@ -253,7 +253,7 @@ func Pin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) (Change, er
 	}
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain:
-		return Change{}, statef("PlacementPlan %s predicts no gain (verdict %s): the operator would not serve it", plan.Name, plan.Status.Verdict)
+		return Change{}, statef("PlacementPlan %s promises no gain (verdict %s): the operator would not serve it", plan.Name, plan.Status.Verdict)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory && !serves(moed, plan):
 		return Change{}, advisoryError(moed)
 	}

@@ -217,17 +217,17 @@ func TestAssessFromPrometheus(t *testing.T) {
 		"no numbers":          {"NaN", 200, "prom", 24 * time.Hour, false, "PrometheusStale"},
 		"percent":             {"40", 200, "prom", 24 * time.Hour, false, "PrometheusNotARate"},
 		"down":                {"0.3", 503, "", 24 * time.Hour, false, "PrometheusUnavailable"},
-		"still left alone":    {"0.3", 200, "", 24 * time.Hour, false, "PrometheusUnavailable"},
+		"unchanged":           {"0.3", 200, "", 24 * time.Hour, false, "PrometheusUnavailable"},
 		"the plan is younger": {"0.3", 200, "", 40 * time.Minute, false, "TooFewValues"},
 		"no Secret":           {"0.3", 200, "gone", 24 * time.Hour, false, "SecretNotFound"},
 		"no token":            {"0.3", 200, "empty", 24 * time.Hour, false, "SecretNotFound"},
-		"no right to read":    {"0.3", 200, "prom", 24 * time.Hour, true, "SecretForbidden"},
+		"no RBAC permission":  {"0.3", 200, "prom", 24 * time.Hour, true, "SecretForbidden"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			value, status, kube.forbidden = tc.value, tc.status, tc.fails
 			moed.Spec.Drift.Prometheus.AuthSecret = tc.secret
 			inUse.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-tc.made))
-			if name == "still left alone" {
+			if name == "unchanged" {
 				status = 503
 				assess(moedtest.Start)
 				status = tc.status
@@ -270,21 +270,21 @@ func TestDriftStatus(t *testing.T) {
 		after    time.Duration
 		want     *semmoev1.DriftStatus
 	}{
-		"first":                        {nil, is(0.1), 0, at(100, 0)},
-		"not tested":                   {at(100, 0), locality.Assessment{Status: locality.OnTarget}, time.Hour, nil},
-		"not known":                    {at(100, 0), locality.Assessment{Status: locality.Unknown}, time.Hour, nil},
-		"not assessed":                 {at(100, 0), locality.Assessment{}, time.Hour, at(100, 0)},
-		"a small change":               {at(100, 0), is(0.349), time.Hour, at(100, 0)},
-		"a step":                       {at(100, 0), is(0.35), time.Hour, at(350, time.Hour)},
-		"a step within the minute":     {at(100, 0), is(0.9), 59 * time.Second, at(100, 0)},
-		"a clock that was set back":    {at(100, 0), is(0.9), -6 * time.Hour, at(900, -6*time.Hour)},
-		"an alarm":                     {at(900, 0), is(1.01, alarm(0, 0.5)), time.Second, drifted(1010, time.Second, 500)},
-		"the end of one":               {drifted(1010, 0, 500), is(0.49), time.Second, at(490, time.Second)},
-		"onset forgotten":              {drifted(4000, 0, 500), is(4.9, alarm(time.Hour, 0.55)), 2 * time.Hour, drifted(4000, 0, 500)},
-		"a step of itself":             {drifted(4000, 0, 500), is(5, alarm(time.Hour, 0.5)), 2 * time.Hour, drifted(5000, 2*time.Hour, 500)},
-		"other causes":                 {drifted(4000, 0, 500), is(4, alarm(time.Hour, 0.6)), 2 * time.Hour, drifted(4000, 2*time.Hour, 600)},
-		"from Prometheus":              {at(100, 0), locality.Assessment{Status: locality.OnTarget, Tested: true, Statistic: 0.1, Threshold: 0.9}, 0, &semmoev1.DriftStatus{StatisticMilli: 100, ThresholdMilli: 900, ObservedTime: &metav1.Time{Time: moedtest.Start}}},
-		"what is no number, and large": {nil, is(math.Inf(1)), 0, at(1e9, 0)},
+		"first":                      {nil, is(0.1), 0, at(100, 0)},
+		"not tested":                 {at(100, 0), locality.Assessment{Status: locality.OnTarget}, time.Hour, nil},
+		"not known":                  {at(100, 0), locality.Assessment{Status: locality.Unknown}, time.Hour, nil},
+		"not assessed":               {at(100, 0), locality.Assessment{}, time.Hour, at(100, 0)},
+		"a small change":             {at(100, 0), is(0.349), time.Hour, at(100, 0)},
+		"a step":                     {at(100, 0), is(0.35), time.Hour, at(350, time.Hour)},
+		"a step within the minute":   {at(100, 0), is(0.9), 59 * time.Second, at(100, 0)},
+		"clock set back":             {at(100, 0), is(0.9), -6 * time.Hour, at(900, -6*time.Hour)},
+		"an alarm":                   {at(900, 0), is(1.01, alarm(0, 0.5)), time.Second, drifted(1010, time.Second, 500)},
+		"the end of one":             {drifted(1010, 0, 500), is(0.49), time.Second, at(490, time.Second)},
+		"onset forgotten":            {drifted(4000, 0, 500), is(4.9, alarm(time.Hour, 0.55)), 2 * time.Hour, drifted(4000, 0, 500)},
+		"a step of itself":           {drifted(4000, 0, 500), is(5, alarm(time.Hour, 0.5)), 2 * time.Hour, drifted(5000, 2*time.Hour, 500)},
+		"other causes":               {drifted(4000, 0, 500), is(4, alarm(time.Hour, 0.6)), 2 * time.Hour, drifted(4000, 2*time.Hour, 600)},
+		"from Prometheus":            {at(100, 0), locality.Assessment{Status: locality.OnTarget, Tested: true, Statistic: 0.1, Threshold: 0.9}, 0, &semmoev1.DriftStatus{StatisticMilli: 100, ThresholdMilli: 900, ObservedTime: &metav1.Time{Time: moedtest.Start}}},
+		"not a number, and infinite": {nil, is(math.Inf(1)), 0, at(1e9, 0)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(tc.want, driftStatus(tc.previous, tc.a, moedtest.Start.Add(tc.after))); diff != "" {
@@ -337,7 +337,7 @@ func TestLocalityEvents(t *testing.T) {
 		"not known now":   {metav1.ConditionFalse, metav1.ConditionUnknown, "Drifted", "Stale", "Normal Stale"},
 		"the same":        {metav1.ConditionFalse, metav1.ConditionFalse, "Drifted", "Drifted", ""},
 		"quiet":           {metav1.ConditionTrue, metav1.ConditionUnknown, "OnTarget", "Stale", ""},
-		"loud again":      {metav1.ConditionUnknown, metav1.ConditionTrue, "Stale", "OnTarget", ""},
+		"drift again":     {metav1.ConditionUnknown, metav1.ConditionTrue, "Stale", "OnTarget", ""},
 		"another unknown": {metav1.ConditionUnknown, metav1.ConditionUnknown, "Stale", "RoutersUnreachable", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

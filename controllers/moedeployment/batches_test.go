@@ -46,7 +46,7 @@ func TestBatchTokensStatus(t *testing.T) {
 			plan: func(*semmoev1.PlacementPlan) {}, o: observation{Reports: answered, Steps: counted(decoding)},
 			want: &semmoev1.BatchTokensStatus{Source: "Default", Sizes: defaults, Observed: decoding, PrefillMilli: ptr.To[int32](50), ObservedTime: &now},
 		},
-		"plan for what was observed": {
+		"plan for observed sizes": {
 			plan: func(p *semmoev1.PlacementPlan) { p.Spec.ObservedBatchTokens = prompts }, o: observation{Reports: answered, Steps: counted(decoding)},
 			want: &semmoev1.BatchTokensStatus{Source: "Observed", Sizes: prompts, Observed: decoding, PrefillMilli: ptr.To[int32](50), ObservedTime: &now},
 		},
@@ -56,7 +56,7 @@ func TestBatchTokensStatus(t *testing.T) {
 			previous: &semmoev1.BatchTokensStatus{Observed: decoding, ObservedTime: &now},
 			want:     &semmoev1.BatchTokensStatus{Source: "Default", Sizes: defaults, Observed: decoding, ObservedTime: &now},
 		},
-		"moved, and held": {
+		"moved, plan is held": {
 			plan: func(*semmoev1.PlacementPlan) {}, previous: reported,
 			o: observation{Reports: answered, Steps: counted(decoding), Drift: locality.Assessment{BatchesMoved: true, BatchHold: desired.Finding{Reason: "ReplanCooldown", Message: "until then"}}},
 			want: &semmoev1.BatchTokensStatus{

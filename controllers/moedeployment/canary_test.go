@@ -158,9 +158,9 @@ func TestCanaryIsDecided(t *testing.T) {
 	}{
 		"better, but it still soaks":     {requests: 50, candidate: 8, stable: 2, minutes: 3, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
 		"better":                         {requests: 50, candidate: 8, stable: 2, minutes: 9, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
-		"better, and nothing has a time": {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
-		"nothing has a time for long":    {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "CanaryInconclusive", says: "0 of at least 200 requests with a time", mark: "Canary", Replicas: 1},
-		"a short soak asks for no times": {Change: []func(*semmoev1.MoEDeployment){short}, requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
+		"better, no timed requests":      {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
+		"no timed requests for long":     {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "CanaryInconclusive", says: "0 of at least 200 requests with a time", mark: "Canary", Replicas: 1},
+		"a short soak needs no times":    {Change: []func(*semmoev1.MoEDeployment){short}, requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
 		"faster, and nothing is sampled": {Change: []func(*semmoev1.MoEDeployment){unsampled}, minutes: 9, slower: -0.1, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
 		"more local, and slower":         {requests: 50, candidate: 8, stable: 2, minutes: 9, slower: 0.1, now: soaked, phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "InterTokenSlower: its time per output token changes by +10.0%", Replicas: 1},
 		"worse, while it soaks":          {requests: 50, candidate: 2, stable: 8, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", Replicas: 1},
@@ -281,12 +281,12 @@ func TestGainRatios(t *testing.T) {
 		text string
 		want []float64
 	}{
-		"saved":         {`{"predictedMicros":100,"savedMicros":50,"savedLowMicros":25,"savedHighMicros":100}`, []float64{2, 1, 4}},
-		"perhaps none":  {`{"predictedMicros":100,"savedMicros":50,"savedLowMicros":-25,"savedHighMicros":100}`, []float64{2, 1, inf}},
-		"lost":          {`{"predictedMicros":100,"savedMicros":-50,"savedLowMicros":-75,"savedHighMicros":-25}`, []float64{inf, inf, inf}},
-		"not predicted": {`{"predictedMicros":0,"savedMicros":50}`, nil},
-		"not JSON":      {`100`, nil},
-		"no annotation": {``, nil},
+		"saved":                  {`{"predictedMicros":100,"savedMicros":50,"savedLowMicros":25,"savedHighMicros":100}`, []float64{2, 1, 4}},
+		"interval includes zero": {`{"predictedMicros":100,"savedMicros":50,"savedLowMicros":-25,"savedHighMicros":100}`, []float64{2, 1, inf}},
+		"lost":                   {`{"predictedMicros":100,"savedMicros":-50,"savedLowMicros":-75,"savedHighMicros":-25}`, []float64{inf, inf, inf}},
+		"not predicted":          {`{"predictedMicros":0,"savedMicros":50}`, nil},
+		"not JSON":               {`100`, nil},
+		"no annotation":          {``, nil},
 	} {
 		plan := moedtest.PlanOf("p", "ab", func(p *semmoev1.PlacementPlan) {
 			p.Annotations = map[string]string{semmoev1.AnnotationMeasured: tc.text}
@@ -306,7 +306,7 @@ func TestCanaryOfPinnedTables(t *testing.T) {
 		want   semmoev1.RolloutPhase
 	}{
 		"another plan is pinned": {nil, semmoev1.RolloutPhaseCanary},
-		"its tables are":         {moedtest.PlanOf("tables", "tt", nil), semmoev1.RolloutPhasePromoting},
+		"its tables are pinned":  {moedtest.PlanOf("tables", "tt", nil), semmoev1.RolloutPhasePromoting},
 	} {
 		trial := newTrial(t, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "tables"} })
 		trial.o.Planning.PinnedTables = tc.tables
@@ -495,12 +495,12 @@ func TestTrialTime(t *testing.T) {
 		reports []lar.Report
 		want    int
 	}{
-		"no router":               {nil, 0},
-		"none has seen anything":  {[]lar.Report{at(), at()}, 0},
-		"the manager is ahead":    {[]lar.Report{at(-9, -5), at(-3)}, 0},
-		"the manager is behind":   {[]lar.Report{at(300, 310), at(), at(305)}, 305},
-		"one router is ahead":     {[]lar.Report{at(-1), at(120)}, 0},
-		"one router has seen few": {[]lar.Report{at(300), at(-20)}, 0},
+		"no router":                  {nil, 0},
+		"no router has samples":      {[]lar.Report{at(), at()}, 0},
+		"the manager is ahead":       {[]lar.Report{at(-9, -5), at(-3)}, 0},
+		"the manager is behind":      {[]lar.Report{at(300, 310), at(), at(305)}, 305},
+		"one router is ahead":        {[]lar.Report{at(-1), at(120)}, 0},
+		"one router has few samples": {[]lar.Report{at(300), at(-20)}, 0},
 	} {
 		if got, want := trialTime(moedtest.Start, tc.reports), moedtest.Start.Add(time.Duration(tc.want)*time.Minute); !got.Equal(want) {
 			t.Errorf("%s: %v, want %v", name, got, want)

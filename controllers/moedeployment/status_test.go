@@ -50,7 +50,7 @@ func TestStatus(t *testing.T) {
 		// unreached reports that no address exists by which clients reach the pods.
 		unreached bool
 	}{
-		"first visit": {
+		"first reconciliation": {
 			o:       observation{Inspection: inspection.State{NextAttempt: 1}},
 			want:    map[string]string{"Ready": "False InspectingModel", "Progressing": "True InspectingModel", "Degraded": "False AsExpected", "Stalled": "False NotStalled", "Reconciling": "True InProgress"},
 			summary: "0/2",
@@ -129,11 +129,11 @@ func TestStatus(t *testing.T) {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Router: &appsv1.Deployment{}, RouterProblem: noNode},
 			want: map[string]string{"Ready": "False Unschedulable", "Degraded": "True Unschedulable"}, summary: "0/2", message: "0/1 nodes are available",
 		},
-		"the store is away": {
+		"the store is unavailable": {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, StoreFailure: "connection refused"},
 			want: map[string]string{"Ready": "True Serving", "Degraded": "True StoreUnavailable", "Stalled": "False NotStalled"}, summary: "2/2",
 		},
-		"routers go, and none is wanted": {
+		"routers are deleted, none wanted": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },
 			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, RouterProblem: noNode},
 			want:   map[string]string{"Ready": "True Serving", "Degraded": "False AsExpected"}, summary: "2/2",
@@ -186,7 +186,7 @@ func TestStatus(t *testing.T) {
 				"Reconciling": "False Stalled"},
 			summary: "2/2",
 		},
-		"an inspection that could not read": {
+		"inspection failed to read": {
 			o:       observation{Inspection: inspection.State{Failure: "i/o error"}},
 			want:    map[string]string{"Ready": "False InspectionFailed", "Degraded": "True InspectionFailed", "Stalled": "False NotStalled", "Reconciling": "True InProgress"},
 			summary: "0/2",
@@ -208,7 +208,7 @@ func TestStatus(t *testing.T) {
 			want:    map[string]string{"Ready": "False Paused", "Progressing": "False Paused", "Reconciling": "False Paused"},
 			summary: "0/2",
 		},
-		"refused by the API server": {
+		"rejected by the API server": {
 			o:    observation{Inspection: inspected, Revision: "r1", Router: router, Failure: "pods is forbidden: exceeded quota"},
 			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True ReconcileFailed"}, summary: "0/2", message: "exceeded quota",
 		},
@@ -339,15 +339,15 @@ func TestGenerationDuringTrial(t *testing.T) {
 		settled bool
 		want    string
 	}{
-		"a canary":                                  {phase: semmoev1.RolloutPhaseCanary, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
-		"promoted":                                  {phase: semmoev1.RolloutPhasePromoting, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
-		"taken back":                                {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
-		"taken back, of an older generation":        {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r0"), one("c1")}, want: "True InProgress"},
-		"the same, and the new one begins":          {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r0"), one("r1"), one("c1")}, want: "True InProgress"},
-		"the same, and nothing else is left":        {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("c1")}, want: "True InProgress"},
-		"taken back where that had been in place":   {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("c1")}, change: finished, want: "False Complete"},
-		"no trial, and another revision is asked":   {pods: []*corev1.Pod{one("r0")}, want: "True InProgress"},
-		"no trial, finished, and a replica is lost": {pods: []*corev1.Pod{one("r1")}, change: finished, settled: true, want: "False Complete"},
+		"a canary":                            {phase: semmoev1.RolloutPhaseCanary, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
+		"promoted":                            {phase: semmoev1.RolloutPhasePromoting, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
+		"rolled back":                         {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
+		"rolled back, of an older generation": {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r0"), one("c1")}, want: "True InProgress"},
+		"rolled back, of an older generation, new one starts": {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r0"), one("r1"), one("c1")}, want: "True InProgress"},
+		"rolled back, only the canary is left":                {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("c1")}, want: "True InProgress"},
+		"rolled back, generation was complete":                {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("c1")}, change: finished, want: "False Complete"},
+		"no trial, another revision is wanted":                {pods: []*corev1.Pod{one("r0")}, want: "True InProgress"},
+		"no trial, finished, and a replica is lost":           {pods: []*corev1.Pod{one("r1")}, change: finished, settled: true, want: "False Complete"},
 	} {
 		moed := moedtest.Deployment()
 		if tc.change != nil {

@@ -143,18 +143,18 @@ func TestCountTable(t *testing.T) {
 		want        Activations
 		fails       bool
 	}{
-		"rank 0":          {experts, 2, 0, Activations{4, 7}, false},
-		"rank 1":          {experts, 2, 1, Activations{3, 7}, false},
-		"one rank":        {experts, 1, 0, Activations{7, 7}, false},
-		"nothing":         {nil, 2, 0, Activations{}, false},
-		"half a token":    {experts[:7], 2, 0, Activations{}, true},
-		"no such rank":    {experts, 2, 2, Activations{}, true},
-		"uneven ranks":    {experts, 3, 0, Activations{}, true},
-		"no ranks":        {experts, 0, 0, Activations{}, true},
-		"negative expert": {[]int32{0, 0, -1, 0, 0, 1}, 2, 0, Activations{3, 3}, false},
-		"never filled":    {append(make([]int32, 6), experts...), 2, 0, Activations{4, 7}, false},
-		"one twice":       {[]int32{9, 9, 3, 3, 0, 2}, 2, 0, Activations{1, 2}, false},
-		"no expert twice": {[]int32{9, 9, -1, -1, 5, 5}, 2, 0, Activations{}, false},
+		"rank 0":                   {experts, 2, 0, Activations{4, 7}, false},
+		"rank 1":                   {experts, 2, 1, Activations{3, 7}, false},
+		"one rank":                 {experts, 1, 0, Activations{7, 7}, false},
+		"nothing":                  {nil, 2, 0, Activations{}, false},
+		"half a token":             {experts[:7], 2, 0, Activations{}, true},
+		"no such rank":             {experts, 2, 2, Activations{}, true},
+		"uneven ranks":             {experts, 3, 0, Activations{}, true},
+		"no ranks":                 {experts, 0, 0, Activations{}, true},
+		"negative expert":          {[]int32{0, 0, -1, 0, 0, 1}, 2, 0, Activations{3, 3}, false},
+		"not filled by the engine": {append(make([]int32, 6), experts...), 2, 0, Activations{4, 7}, false},
+		"one twice":                {[]int32{9, 9, 3, 3, 0, 2}, 2, 0, Activations{1, 2}, false},
+		"no expert twice":          {[]int32{9, 9, -1, -1, 5, 5}, 2, 0, Activations{}, false},
 	} {
 		var got Count
 		at, err := Contiguous(shape, tc.ranks, tc.rank)

@@ -31,16 +31,16 @@ type step struct {
 
 func TestWrite(t *testing.T) {
 	cases := map[string][]step{
-		"what the cache has is not written": {{"5", "A", "A", "6", false}},
-		"back to what a late cache still holds": {
+		"the cached status is not written": {{"5", "A", "A", "6", false}},
+		"back to the status of a stale cache": {
 			{"5", "A", "B", "6", true}, {"5", "A", "A", "7", true}, {"5", "A", "A", "8", false}, {"6", "B", "A", "8", false}, {"7", "A", "A", "8", false},
 		},
-		"a late cache is no reason to write again": {{"5", "A", "B", "6", true}, {"5", "A", "B", "7", false}},
-		"what another wrote since is the latest":   {{"5", "A", "B", "6", true}, {"7", "C", "B", "8", true}, {"7", "C", "B", "9", false}},
+		"a stale cache causes no second write":          {{"5", "A", "B", "6", true}, {"5", "A", "B", "7", false}},
+		"a later write of another client is the latest": {{"5", "A", "B", "6", true}, {"7", "C", "B", "8", true}, {"7", "C", "B", "9", false}},
 		"after a lost response, the status may or may not be written": {
 			{"5", "A", "B", "6", true}, {"5", "A", "A", "", true}, {"5", "A", "A", "8", true}, {"5", "A", "A", "9", false},
 		},
-		"an object made again":     {{"5", "A", "B", "6", true}, {"9", "", "A", "10", true}},
+		"a recreated object":       {{"5", "A", "B", "6", true}, {"9", "", "A", "10", true}},
 		"versions of another kind": {{"x", "A", "B", "y", true}, {"x", "A", "B", "z", true}, {"y", "B", "B", "z", false}},
 	}
 	for name, steps := range cases {

@@ -100,7 +100,7 @@ func TestFindProblem(t *testing.T) {
 			change: onNode, age: patience, mounts: map[types.UID]string{"p": `MountVolume.SetUp failed for volume "dataset" : configmap "requests" not found`},
 			reason: "VolumeNotMounted", message: `configmap "requests" not found: create the ConfigMap`,
 		},
-		"data set, as kubelets sum it up": {
+		"data set, in a list of the kubelet": {
 			change: onNode, age: patience, mounts: map[types.UID]string{"p": "unmounted volumes=[dataset], unattached volumes=[]: timed out"},
 			reason: "VolumeNotMounted", message: "create the ConfigMap",
 		},

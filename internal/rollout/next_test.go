@@ -92,12 +92,12 @@ func TestProvenAndMayTry(t *testing.T) {
 		candidate Revision
 		proven    bool
 	}{
-		"it serves":                      {Budget{3, 1, 0}, revision(3, 0, 1, 2), true},
-		"but for what may be out":        {Budget{3, 1, 0}, revision(3, 0, 1), true},
-		"more than that is out":          {Budget{3, 1, 0}, revision(3, 0), false},
-		"the only one may be out":        {Budget{1, 1, 0}, revision(1), false},
-		"scaled to zero on its way":      {Budget{0, 1, 0}, revision(0), false},
-		"it has not all of the replicas": {Budget{3, 1, 0}, revision(2, 0, 1), false},
+		"it serves": {Budget{3, 1, 0}, revision(3, 0, 1, 2), true},
+		"except for the unavailable replicas that are allowed": {Budget{3, 1, 0}, revision(3, 0, 1), true},
+		"too many are unavailable":                             {Budget{3, 1, 0}, revision(3, 0), false},
+		"the only replica may be unavailable":                  {Budget{1, 1, 0}, revision(1), false},
+		"scaled to zero during the promotion":                  {Budget{0, 1, 0}, revision(0), false},
+		"replicas of another revision exist":                   {Budget{3, 1, 0}, revision(2, 0, 1), false},
 	} {
 		in := Input{Budget: tc.budget, Revisions: []Revision{tc.candidate, revision(0)}, Stable: 1, Candidate: 0, Trial: Trial{Promoting: true, Now: start}}
 		if got := Next(in).Proven; got != tc.proven {
@@ -109,12 +109,12 @@ func TestProvenAndMayTry(t *testing.T) {
 		stable Revision
 		may    bool
 	}{
-		"all serve":                             {Budget{3, 1, 0}, revision(3, 0, 1, 2), true},
-		"one is out, and others have to stay":   {Budget{3, 1, 0}, revision(3, 1, 2), false},
-		"one is out, and it is the first to go": {Budget{3, 1, 0}, revision(3, 0, 1), true},
-		"one is out of two that may be":         {Budget{4, 2, 0}, revision(4, 1, 2, 3), true},
-		"one is out, and there is room":         {Budget{3, 1, 1}, revision(3, 1, 2), true},
-		"scaled to zero":                        {Budget{0, 1, 0}, revision(0), false},
+		"all serve": {Budget{3, 1, 0}, revision(3, 0, 1, 2), true},
+		"one is unavailable, and no other may be":  {Budget{3, 1, 0}, revision(3, 1, 2), false},
+		"one is unavailable, and is removed first": {Budget{3, 1, 0}, revision(3, 0, 1), true},
+		"one of two allowed is unavailable":        {Budget{4, 2, 0}, revision(4, 1, 2, 3), true},
+		"one is unavailable, with surge":           {Budget{3, 1, 1}, revision(3, 1, 2), true},
+		"scaled to zero":                           {Budget{0, 1, 0}, revision(0), false},
 	} {
 		if got := MayTry(tc.budget, []Revision{tc.stable}, 0); got != tc.may {
 			t.Errorf("%s: may be tried %v", name, got)
@@ -267,7 +267,7 @@ func ended(t *testing.T, seed uint64, w *world) {
 	case good:
 		fatal("it has not been promoted")
 	default:
-		fatal("it has not been taken back")
+		fatal("it was not rolled back")
 	}
 	if stable.plan.broken && stable.plan.name != "first" {
 		fatal("%s serves, and cannot", stable.name())

@@ -28,14 +28,14 @@ func TestCheckOwn(t *testing.T) {
 		owners []metav1.OwnerReference
 		want   string
 	}{
-		"its own":                             {owned.Ours(), by("a", "uid"), ""},
-		"its own, without labels":             {nil, by("a", "uid"), ""},
-		"restored without an owner":           {owned.Ours(), nil, ""},
-		"restored with the owner of its time": {owned.Ours(), by("a", "before"), ""},
-		"another one's":                       {owned.Ours(), by("a-router", "other"), another},
-		"another one's, without labels":       {nil, by("a-router", "other"), another},
-		"foreign":                             {nil, nil, foreign},
-		"foreign with its name":               {nil, by("a", "before"), foreign},
+		"its own":                                  {owned.Ours(), by("a", "uid"), ""},
+		"its own, without labels":                  {nil, by("a", "uid"), ""},
+		"restored without an owner":                {owned.Ours(), nil, ""},
+		"restored with the old owner UID":          {owned.Ours(), by("a", "before"), ""},
+		"of another MoEDeployment":                 {owned.Ours(), by("a-router", "other"), another},
+		"of another MoEDeployment, without labels": {nil, by("a-router", "other"), another},
+		"foreign":               {nil, nil, foreign},
+		"foreign with its name": {nil, by("a", "before"), foreign},
 	} {
 		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-router", Labels: tc.labels, OwnerReferences: tc.owners}}
 		err := CheckOwn(fake.NewClientBuilder().Build(), moed, service)

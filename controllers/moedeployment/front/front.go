@@ -124,7 +124,7 @@ func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment,
 	if err := f.Get(ctx, client.ObjectKeyFromObject(moed), cached); client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("failed to read the Service: %w", err)
 	}
-	if desired.CheckOwn(f.Client, moed, cached) != nil || !leadsToEngines(cached) {
+	if desired.CheckOwn(f.Client, moed, cached) != nil || !selectsEngines(cached) {
 		return semmoev1.ComponentRouter, nil
 	}
 	// The cache may show the Service before a router took over. Using it would switch the Service back.
@@ -132,13 +132,13 @@ func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment,
 	if err := f.Live.List(ctx, &live, client.InNamespace(moed.Namespace), client.MatchingFields{"metadata.name": moed.Name}); err != nil {
 		return "", fmt.Errorf("failed to read the Service: %w", err)
 	}
-	if len(live.Items) == 1 && !leadsToEngines(&live.Items[0]) {
+	if len(live.Items) == 1 && !selectsEngines(&live.Items[0]) {
 		return semmoev1.ComponentRouter, nil
 	}
 	return semmoev1.ComponentEngine, nil
 }
 
-func leadsToEngines(service *corev1.Service) bool {
+func selectsEngines(service *corev1.Service) bool {
 	return service.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine
 }
 

@@ -33,13 +33,13 @@ func TestRouterArgs(t *testing.T) {
 		more    []string
 		ports   []string
 	}{
-		"as it comes":     {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter}, nil, []string{"http 8000", "metrics 9090", "private 9091"}},
+		"defaults":        {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter}, nil, []string{"http 8000", "metrics 9090", "private 9091"}},
 		"endpoint picker": {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeEndpointPicker}, []string{"--endpoint-picker"}, []string{"ext-proc 9002", "health 9003", "metrics 9090", "private 9091"}},
 		"weights": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{AffinityPercent: ptr.To[int32](0), PrefixPercent: ptr.To[int32](105)}},
 			[]string{"--weights=affinity=0,prefix=1.05,load=1,wait=1"}, []string{"http 8000", "metrics 9090", "private 9091"},
 		},
-		"prompts that wait": {
+		"queueing": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{WaitPercent: ptr.To[int32](50)}},
 			[]string{"--weights=affinity=1,prefix=1,load=1,wait=0.5"}, []string{"http 8000", "metrics 9090", "private 9091"},
 		},
@@ -103,13 +103,13 @@ func TestUpdatedAvailable(t *testing.T) {
 		replicas, updated, available int32
 		want                         bool
 	}{
-		"all of them":                    {2, 3, 3, 3, true},
-		"not observed yet":               {1, 3, 3, 3, false},
-		"the first of them":              {2, 3, 3, 1, true},
-		"none yet":                       {2, 3, 3, 0, false},
-		"one, beside the old ones":       {2, 4, 1, 4, true},
-		"one that starts, and old ones":  {2, 4, 1, 3, false},
-		"some of either, by the numbers": {2, 4, 2, 3, true},
+		"all available":                    {2, 3, 3, 3, true},
+		"not observed yet":                 {1, 3, 3, 3, false},
+		"first pod available":              {2, 3, 3, 1, true},
+		"none yet":                         {2, 3, 3, 0, false},
+		"one new, old ones available":      {2, 4, 1, 4, true},
+		"one starting, old ones available": {2, 4, 1, 3, false},
+		"mixed, by count":                  {2, 4, 2, 3, true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

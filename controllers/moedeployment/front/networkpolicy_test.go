@@ -87,7 +87,7 @@ func TestNetworkPolicies(t *testing.T) {
 		"monitoring to engine":                   {policy: engine, from: prometheus, port: 30000, want: true},
 		"client to engine":                       {policy: engine, from: client, port: 30000},
 		"pod of the namespace to engine":         {policy: engine, from: peer{ours, nil}, port: 30000},
-		"another's router to engine":             {policy: engine, from: otherRouter, port: 30000},
+		"router of another deployment to engine": {policy: engine, from: otherRouter, port: 30000},
 		"a router's labels in another namespace": {policy: engine, from: impostor, port: 30000},
 		"collectives, below":                     {policy: engine, from: client, port: 29999, want: true},
 		"collectives, above":                     {policy: engine, from: client, port: 30001, want: true},

@@ -38,19 +38,19 @@ func TestPoolHas(t *testing.T) {
 		change func(*unstructured.Unstructured)
 		want   bool
 	}{
-		"as written":           {func(*unstructured.Unstructured) {}, true},
-		"a default":            {set("http", "spec", "appProtocol"), true},
-		"a Gateway's status":   {set("Accepted", "status", "parents"), true},
-		"another's label":      {set("b", "metadata", "labels", "a"), true},
-		"another picker":       {set("other", "spec", "endpointPickerRef", "name"), false},
-		"another port":         {set(int64(9), "spec", "endpointPickerRef", "port", "number"), false},
-		"closed on failure":    {set("FailClose", "spec", "endpointPickerRef", "failureMode"), false},
-		"another engine port":  {set([]any{map[string]any{"number": int64(1)}}, "spec", "targetPorts"), false},
-		"other pods":           {set("other", "spec", "selector", "matchLabels", semmoev1.LabelDeployment), false},
-		"a label taken away":   {func(p *unstructured.Unstructured) { p.SetLabels(nil) }, false},
-		"the owner taken away": {func(p *unstructured.Unstructured) { p.SetOwnerReferences(nil) }, false},
-		"all of it taken away": {func(p *unstructured.Unstructured) { delete(p.Object, "spec") }, false},
-		"the picker taken away": {func(p *unstructured.Unstructured) {
+		"as written":             {func(*unstructured.Unstructured) {}, true},
+		"a default":              {set("http", "spec", "appProtocol"), true},
+		"a Gateway's status":     {set("Accepted", "status", "parents"), true},
+		"label of another owner": {set("b", "metadata", "labels", "a"), true},
+		"another picker":         {set("other", "spec", "endpointPickerRef", "name"), false},
+		"another port":           {set(int64(9), "spec", "endpointPickerRef", "port", "number"), false},
+		"closed on failure":      {set("FailClose", "spec", "endpointPickerRef", "failureMode"), false},
+		"another engine port":    {set([]any{map[string]any{"number": int64(1)}}, "spec", "targetPorts"), false},
+		"other pods":             {set("other", "spec", "selector", "matchLabels", semmoev1.LabelDeployment), false},
+		"label removed":          {func(p *unstructured.Unstructured) { p.SetLabels(nil) }, false},
+		"owner removed":          {func(p *unstructured.Unstructured) { p.SetOwnerReferences(nil) }, false},
+		"spec removed":           {func(p *unstructured.Unstructured) { delete(p.Object, "spec") }, false},
+		"picker removed": {func(p *unstructured.Unstructured) {
 			unstructured.RemoveNestedField(p.Object, "spec", "endpointPickerRef")
 		}, false},
 	}

@@ -72,7 +72,7 @@ func TestStoreAuthority(t *testing.T) {
 		"deleted":                    {planned, "https://store", []client.Object{router("old")}, "old"},
 		"not yet published":          {planned, "https://store", []client.Object{router("")}, ""},
 		"not yet, and no router":     {planned, "https://store", nil, ""},
-		"no store any more":          {planned, "", []client.Object{published, router("old")}, ""},
+		"store removed":              {planned, "", []client.Object{published, router("old")}, ""},
 		"a deployment without plans": {moedtest.Deployment(), "https://store", []client.Object{published, router("old")}, ""},
 	} {
 		t.Run(situation, func(t *testing.T) {

@@ -34,12 +34,12 @@ func TestServiceIsNotSwitchedBack(t *testing.T) {
 		serves       bool
 		want         string
 	}{
-		"there is none":           {nil, nil, false, semmoev1.ComponentRouter},
-		"to the engines":          {[]client.Object{engines}, []client.Object{engines}, false, semmoev1.ComponentEngine},
-		"the router takes over":   {[]client.Object{engines}, []client.Object{engines}, true, semmoev1.ComponentRouter},
-		"the router is away":      {[]client.Object{router}, []client.Object{router}, false, semmoev1.ComponentRouter},
-		"the cache is behind":     {[]client.Object{engines}, []client.Object{router}, false, semmoev1.ComponentRouter},
-		"the cache is far behind": {nil, []client.Object{engines}, false, semmoev1.ComponentRouter},
+		"no Service":                {nil, nil, false, semmoev1.ComponentRouter},
+		"selects the engines":       {[]client.Object{engines}, []client.Object{engines}, false, semmoev1.ComponentEngine},
+		"the router takes over":     {[]client.Object{engines}, []client.Object{engines}, true, semmoev1.ComponentRouter},
+		"the router is unavailable": {[]client.Object{router}, []client.Object{router}, false, semmoev1.ComponentRouter},
+		"stale cache":               {[]client.Object{engines}, []client.Object{router}, false, semmoev1.ComponentRouter},
+		"very stale cache":          {nil, []client.Object{engines}, false, semmoev1.ComponentRouter},
 	} {
 		f := &Front{Client: moedtest.Cluster(t, tc.cached...), Live: moedtest.Cluster(t, tc.live...)}
 		if got, err := f.serviceTarget(context.Background(), moedtest.Deployment(), tc.serves); err != nil || got != tc.want {

@@ -117,10 +117,10 @@ func TestAssessDrift(t *testing.T) {
 		"no plan":                          {served(func(in *Input) { in.Planned = false }), Unknown, "NoPlan", "", "Without a plan"},
 		"plan deleted":                     {served(func(in *Input) { in.Plan = nil }), Unknown, "PlanNotFound", "", "does not exist"},
 		"plan of the tables deleted":       {served(func(in *Input) { in.Routers.Tables = "other" }), Unknown, "PlanNotFound", "", "does not exist"},
-		"plan without figures":             {served(func(in *Input) { in.Promise = nil }), Unknown, "PlanNotFound", "", "has no forecast yet"},
+		"plan without forecast":            {served(func(in *Input) { in.Promise = nil }), Unknown, "PlanNotFound", "", "has no forecast yet"},
 		"an engine without routed experts": {served(shifted, func(in *Input) { in.EngineReportsRoutedExperts, in.Engine = false, semmoev1.EngineTensorRTLLM }), Unknown, "RoutedExpertsUnavailable", "", "TensorRTLLM"},
-		"tokens that stay":                 {served(shifted, func(in *Input) { in.Ranks, in.Planned = 8, false }), Unknown, "TokenShuffleUnsupported", "", "one activation in 8 is local"},
-		"tokens that are shuffled":         {served(shifted, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), Unknown, "NotObserved", "", "spec.drift.source"},
+		"tokens not shuffled":              {served(shifted, func(in *Input) { in.Ranks, in.Planned = 8, false }), Unknown, "TokenShuffleUnsupported", "", "one activation in 8 is local"},
+		"tokens shuffled":                  {served(shifted, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), Unknown, "NotObserved", "", "spec.drift.source"},
 		"nothing is sampled":               {served(shifted, func(in *Input) { in.Observed = false }), Unknown, "NotObserved", "", "samplePercent"},
 		"no router answers":                {served(shifted, func(in *Input) { in.Routers.Answered = 0 }), Unknown, "RoutersUnreachable", "", "No request router"},
 		"nothing in the window":            {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2} }), Unknown, "Stale", "", "last 3600 seconds"},
@@ -130,10 +130,10 @@ func TestAssessDrift(t *testing.T) {
 		"on target, not tested":            {served(func(in *Input) { in.Routers.Calibration = nil }), OnTarget, "OnTarget", "", "fewer are within 67108864 tokens times MoE layers"},
 		"too few, not tested":              {served(func(in *Input) { in.Routers.Calibration, in.Rate.Requests = nil, 29 }), Unknown, "TooFewSamples", "", ""},
 		"below, without a change":          {served(below), BelowPromise, "BelowTarget", "", "have not been seen to change"},
-		"below, to wait less":              {served(elsewhere), OnTarget, "OnTarget", "", "no rank keeps the others waiting"},
+		"below, traded for shorter waits":  {served(elsewhere), OnTarget, "OnTarget", "", "no rank keeps the others waiting"},
 		"near the bar":                     {served(nearBar), OnTarget, "OnTarget", "", ""},
 		"near the bar, below before":       {served(nearBar, func(in *Input) { in.WasBelow = true }), BelowPromise, "BelowTarget", "", ""},
-		"made good":                        {served(func(in *Input) { in.WasBelow = true }), OnTarget, "OnTarget", "", ""},
+		"recovered":                        {served(func(in *Input) { in.WasBelow = true }), OnTarget, "OnTarget", "", ""},
 		"below within chance":              {served(scattered), OnTarget, "OnTarget", "", ""},
 		"a threshold above the drop":       {served(shifted, func(in *Input) { in.Spec.ThresholdPercent = 50 }), OnTarget, "OnTarget", "", ""},
 		"paused":                           {served(shifted, func(in *Input) { in.Paused = true }), Drifted, "Drifted", "Paused", ""},
@@ -141,7 +141,7 @@ func TestAssessDrift(t *testing.T) {
 		"re-plans off":                     {served(shifted, func(in *Input) { in.Spec.MaxReplansPerDay = ptr.To[int32](0) }), Drifted, "Drifted", "ReplansDisabled", ""},
 		"revisions change":                 {served(shifted, func(in *Input) { in.RollingOut = true }), Drifted, "Drifted", "RollingOut", ""},
 		"a young plan":                     {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-59 * time.Minute)) }), Drifted, "Drifted", "PlanCooldown", ""},
-		"a plan of the future":             {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(time.Hour)) }), Drifted, "Drifted", "PlanCooldown", ""},
+		"a plan in the future":             {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(time.Hour)) }), Drifted, "Drifted", "PlanCooldown", ""},
 		"no cooldown, a young plan": {served(shifted, func(in *Input) {
 			in.Plan.CreationTimestamp, in.Spec.CooldownSeconds = metav1.NewTime(moedtest.Start), ptr.To[int32](0)
 		}), Drifted, "Drifted", "", ""},
@@ -317,15 +317,15 @@ func TestValuesOfPrometheus(t *testing.T) {
 		statistic float64
 		since     int // index of the value at which the drift starts
 	}{
-		"on target":     {moedtest.Values(times(120, 0.4)...), false, 0, 0},
-		"on the bar":    {moedtest.Values(times(120, 0.36)...), false, 0, 0},
-		"below":         {moedtest.Values(times(120, 0.35)...), true, 1, 0},
-		"a short drop":  {moedtest.Values(append(times(70, 0.4), times(50, 0.1)...)...), false, 50. / 60, 0},
-		"nine tenths":   {moedtest.Values(append(times(66, 0.4), times(54, 0.1)...)...), true, 0.9, 66},
-		"half is good":  {moedtest.Values(append(times(90, 0.1), times(30, 0.4)...)...), true, 0.5, 0},
-		"more is good":  {moedtest.Values(append(times(89, 0.1), times(31, 0.4)...)...), false, 29. / 60, 0},
-		"one bad value": {moedtest.Values(append(times(119, 0.4), 0)...), false, 1. / 60, 0},
-		"short of it":   {moedtest.Values(times(44, 0.1)...), false, 0, 0},
+		"on target":               {moedtest.Values(times(120, 0.4)...), false, 0, 0},
+		"on the bar":              {moedtest.Values(times(120, 0.36)...), false, 0, 0},
+		"below":                   {moedtest.Values(times(120, 0.35)...), true, 1, 0},
+		"a short drop":            {moedtest.Values(append(times(70, 0.4), times(50, 0.1)...)...), false, 50. / 60, 0},
+		"nine tenths":             {moedtest.Values(append(times(66, 0.4), times(54, 0.1)...)...), true, 0.9, 66},
+		"half is above":           {moedtest.Values(append(times(90, 0.1), times(30, 0.4)...)...), true, 0.5, 0},
+		"more than half is above": {moedtest.Values(append(times(89, 0.1), times(31, 0.4)...)...), false, 29. / 60, 0},
+		"one bad value":           {moedtest.Values(append(times(119, 0.4), 0)...), false, 1. / 60, 0},
+		"just below nine tenths":  {moedtest.Values(times(44, 0.1)...), false, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := testValues(tc.points, time.Hour, 0.36)

@@ -46,9 +46,9 @@ func TestMissingHardwareProfile(t *testing.T) {
 		digest string
 		known  bool
 	}{
-		"read":                 {nil, plans, "dd", true},
-		"gone":                 {fault, plans, "bb", true},
-		"gone from the outset": {fault, plans[:1], "", false},
+		"read":          {nil, plans, "dd", true},
+		"gone":          {fault, plans, "bb", true},
+		"never existed": {fault, plans[:1], "", false},
 	} {
 		got := hardwareOf(moed, machines.Chosen{Digest: "dd"}, test.fault, test.plans)
 		if got.Digest != test.digest || got.Known != test.known || (got.Fault.Reason != "") != (test.fault != nil) {

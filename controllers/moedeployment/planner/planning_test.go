@@ -73,7 +73,7 @@ func TestChooseLayout(t *testing.T) {
 		try       *semmoev1.PlacementPlan
 		hold      string
 	}{
-		"none yet":                        {},
+		"no plan yet":                     {},
 		"ready":                           {wanted: fresh, want: fresh},
 		"not ready":                       {wanted: waiting},
 		"not ready, the old one stays":    {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old},
@@ -81,7 +81,7 @@ func TestChooseLayout(t *testing.T) {
 		"ready, the first plan":           {wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, nil, 2)}, try: fresh},
 		"on its canary":                   {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, try: fresh},
 		"the canary has the only replica": {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 0)}, want: old, try: fresh},
-		"the canary is all that is left":  {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1))}, try: fresh},
+		"only the canary is left":         {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1))}, try: fresh},
 		"on its canary, withdrawn":        {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, hold: "AwaitingApproval"},
 		"failed":                          {wanted: failedOnce, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, hold: "RolledBack"},
 		"failed, and nothing serves":      {wanted: failedOnce, hold: "RolledBack"},
@@ -113,8 +113,8 @@ func TestChooseLayout(t *testing.T) {
 			Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }},
 			wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, fresh, 0)}, want: fresh,
 		},
-		"a workload of a plan that is gone": {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, gone, 2)}, want: gone},
-		"of which the status was lost":      {wanted: lost, workloads: []*revisions.Workload{workloadUnder(t, fresh, 2)}, want: fresh},
+		"a workload of a deleted plan":          {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, gone, 2)}, want: gone},
+		"a workload of a plan with lost status": {wanted: lost, workloads: []*revisions.Workload{workloadUnder(t, fresh, 2)}, want: fresh},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -219,47 +219,47 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		hold      string
 		why       string
 	}{
-		"no answers yet":                      {wanted: fresh, answers: answers{Missing: "soon"}, hold: "AwaitingBaselineOutputs"},
-		"no answers yet, the old one stays":   {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "AwaitingBaselineOutputs"},
-		"in service needs none":               {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(fresh), "r1"), want: byMap(fresh)},
-		"nobody left to give them":            {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingBaselineOutputs"},
-		"asked for weights":                   {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
-		"the map changes answers":             {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "because outputs change with the engine's expert map: told"},
-		"the map changes answers, in service": {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "answers change"},
-		"on a canary that has lost them":      {wanted: fresh, answers: answers{Missing: "soon"}, workloads: append(inService(nil, "r1"), trial(inService(byMap(fresh), revision(byMap(fresh)))[0])), want: byMap(fresh), try: true},
-		"with another image it did":           {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
-		"both change answers":                 {wanted: fresh, changed: []string{revision(byMap(fresh)), revision(byWeights(fresh))}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "OutputChanged"},
-		"both, and the old one with this image": {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, workloads: inService(byMap(old), "r1"),
+		"no baseline outputs yet":                     {wanted: fresh, answers: answers{Missing: "soon"}, hold: "AwaitingBaselineOutputs"},
+		"no baseline outputs yet, the old plan stays": {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "AwaitingBaselineOutputs"},
+		"plan in service needs no outputs":            {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(fresh), "r1"), want: byMap(fresh)},
+		"no replica left to produce them":             {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingBaselineOutputs"},
+		"weights requested":                           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
+		"the map changes outputs":                     {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "because outputs change with the engine's expert map: told"},
+		"the map changes outputs, in service":         {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "answers change"},
+		"on a canary without replicas":                {wanted: fresh, answers: answers{Missing: "soon"}, workloads: append(inService(nil, "r1"), trial(inService(byMap(fresh), revision(byMap(fresh)))[0])), want: byMap(fresh), try: true},
+		"changed outputs with another image":          {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
+		"both change outputs":                         {wanted: fresh, changed: []string{revision(byMap(fresh)), revision(byWeights(fresh))}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "OutputChanged"},
+		"both, and the old plan with this image": {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, workloads: inService(byMap(old), "r1"),
 			changed: []string{revision(byMap(fresh), otherImage), revision(byWeights(fresh), otherImage), revision(byMap(old), otherImage)}, hold: "OutputChanged"},
 		"only the map is allowed":           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, changed: []string{revision(byMap(fresh))}, hold: "OutputChanged"},
 		"weights stay in service":           {wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byWeights(fresh), why: "in service already"},
-		"the map is asked for instead":      {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byMap(fresh)},
+		"the map is requested instead":      {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byMap(fresh)},
 		"weights behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, workloads: inService(byWeights(fresh), "r1")},
-		"weights asked for behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights), func(m *semmoev1.MoEDeployment) {
+		"weights requested behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights), func(m *semmoev1.MoEDeployment) {
 			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
 		}}, wanted: fresh, hold: "UnsupportedByEngine"},
-		"weights without a router":        {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
-		"engine without a map":            {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
-		"engine without a map, asked for": {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "UnsupportedByEngine"},
-		"model whose map is ignored":      {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
-		"wrapper whose map is ignored":    {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map for multimodal models"},
-		"a map known to be wrong":         {wanted: fresh, release: "0.5.17", want: byWeights(fresh), why: "since SGLang before 0.5.23 loads the experts of models of type qwen3_moe by the map and chooses them without it"},
-		"a map that is right":             {wanted: fresh, release: "0.5.23", want: byMap(fresh)},
-		"a map with a backend":            {Change: []func(*semmoev1.MoEDeployment){deepEP}, wanted: fresh, release: "0.5.17", want: byMap(fresh)},
-		"a wrong map asked for":           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17", hold: "UnsupportedByEngine"},
-		"a map without effect":            {report: &gptOSS, wanted: fresh, want: byWeights(fresh), why: "since The releases of SGLang whose source is known load the experts of gpt_oss models in the default order"},
-		"a wrong map that serves":         {wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byMap(fresh)},
-		"a wrong map that serves, asked for": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17",
+		"weights without a router":            {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
+		"engine without a map":                {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
+		"engine without a map, map requested": {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "UnsupportedByEngine"},
+		"model whose map is ignored":          {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
+		"wrapper whose map is ignored":        {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map for multimodal models"},
+		"a map known to be wrong":             {wanted: fresh, release: "0.5.17", want: byWeights(fresh), why: "since SGLang before 0.5.23 loads the experts of models of type qwen3_moe by the map and chooses them without it"},
+		"a map that is right":                 {wanted: fresh, release: "0.5.23", want: byMap(fresh)},
+		"a map with a backend":                {Change: []func(*semmoev1.MoEDeployment){deepEP}, wanted: fresh, release: "0.5.17", want: byMap(fresh)},
+		"a wrong map requested":               {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17", hold: "UnsupportedByEngine"},
+		"a map without effect":                {report: &gptOSS, wanted: fresh, want: byWeights(fresh), why: "since The releases of SGLang whose source is known load the experts of gpt_oss models in the default order"},
+		"a wrong map that serves":             {wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byMap(fresh)},
+		"a wrong map that serves, requested": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17",
 			workloads: inService(byMap(fresh), revision(byMap(fresh), realization(semmoev1.RealizationEngineMap))), want: byMap(fresh)},
-		"a wrong map for a changed spec":    {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "since SGLang before 0.5.23"},
-		"groups that the plan breaks":       {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "UnsupportedByEngine"},
-		"experts that cannot move":          {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, wanted: fresh, hold: "UnsupportedByEngine"},
-		"such experts before a plan":        {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, hold: "UnsupportedByEngine"},
-		"such experts, without a map":       {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, report: &fixed, hold: "UnsupportedByEngine"},
-		"such experts by a map":             {report: &fixed, wanted: fresh, want: byMap(fresh)},
-		"such experts by a map, no plan":    {report: &fixed},
-		"groups, no plan yet":               {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped},
-		"groups, and the map has no limits": {report: &grouped, wanted: fresh, want: byMap(fresh)},
+		"a wrong map for a changed spec":                     {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "since SGLang before 0.5.23"},
+		"groups that the plan breaks":                        {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "UnsupportedByEngine"},
+		"experts that cannot move":                           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, wanted: fresh, hold: "UnsupportedByEngine"},
+		"experts that cannot move, no plan yet":              {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, hold: "UnsupportedByEngine"},
+		"experts that cannot move, engine without a map":     {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, report: &fixed, hold: "UnsupportedByEngine"},
+		"experts that cannot move, map allowed":              {report: &fixed, wanted: fresh, want: byMap(fresh)},
+		"experts that cannot move, map allowed, no plan yet": {report: &fixed},
+		"groups, no plan yet":                                {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped},
+		"groups, and the map has no limits":                  {report: &grouped, wanted: fresh, want: byMap(fresh)},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -430,14 +430,14 @@ func TestPlansForTokens(t *testing.T) {
 		plan   *semmoev1.PlacementPlan
 		fits   bool
 	}{
-		"tokens that stay":               {moedtest.Tokens, stay, true},
-		"a plan for tokens that move":    {moedtest.Tokens, move, false},
-		"tokens that move":               {moedtest.Shuffled, move, true},
-		"a plan for tokens that stay":    {moedtest.Shuffled, stay, false},
-		"requests, a plan for requests":  {nil, plain, true},
-		"requests, one of tokens":        {nil, move, false},
-		"requests, one of staying ones":  {nil, stay, false},
-		"tokens, and a plan of requests": {moedtest.Shuffled, plain, false},
+		"tokens not shuffled":                           {moedtest.Tokens, stay, true},
+		"tokens not shuffled, plan for shuffled tokens": {moedtest.Tokens, move, false},
+		"tokens shuffled":                               {moedtest.Shuffled, move, true},
+		"tokens shuffled, plan for unshuffled tokens":   {moedtest.Shuffled, stay, false},
+		"requests, a plan for requests":                 {nil, plain, true},
+		"requests, a plan for shuffled tokens":          {nil, move, false},
+		"requests, a plan for unshuffled tokens":        {nil, stay, false},
+		"tokens, a plan for requests":                   {moedtest.Shuffled, plain, false},
 	} {
 		moed := moedtest.Deployment()
 		if tc.Change != nil {
@@ -471,12 +471,12 @@ func TestChooseLayoutForTokens(t *testing.T) {
 		hold      string
 		says      string
 	}{
-		"the first":            {Change: moedtest.Tokens, want: of(fresh)},
-		"in service":           {Change: moedtest.Tokens, workloads: under(fresh, moedtest.Tokens), want: of(fresh)},
-		"in place of another":  {Change: moedtest.Tokens, workloads: under(old, moedtest.Tokens), want: of(old), try: of(fresh)},
-		"no router, no matter": {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, want: of(fresh)},
-		"no all-to-all":        {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Engine.Args = nil }, hold: "UnsupportedByEngine", says: "spec.parallelism.attention is TensorParallel"},
-		"waits to be approved": {Change: func(m *semmoev1.MoEDeployment) {
+		"the first":             {Change: moedtest.Tokens, want: of(fresh)},
+		"in service":            {Change: moedtest.Tokens, workloads: under(fresh, moedtest.Tokens), want: of(fresh)},
+		"replaces another plan": {Change: moedtest.Tokens, workloads: under(old, moedtest.Tokens), want: of(old), try: of(fresh)},
+		"no router needed":      {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, want: of(fresh)},
+		"no all-to-all":         {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Engine.Args = nil }, hold: "UnsupportedByEngine", says: "spec.parallelism.attention is TensorParallel"},
+		"waits for approval": {Change: func(m *semmoev1.MoEDeployment) {
 			moedtest.Tokens(m)
 			m.Spec.Placement.Approval = semmoev1.ApprovalManual
 		}, hold: "AwaitingApproval", says: "on 1.80 other ranks, against 2.30 without it"},

@@ -326,14 +326,14 @@ func TestPinnedTablesOfALayoutOfOthers(t *testing.T) {
 		under               *semmoev1.PlacementPlan
 		plan, tables, tried string
 	}{
-		"their layout serves":         {there: []*semmoev1.PlacementPlan{layout("x", nil)}, under: layout("x", nil), plan: "x", tables: "theirs"},
-		"another of the digest":       {there: []*semmoev1.PlacementPlan{layout("w", nil), layout("x", nil), layout("y", nil)}, under: layout("x", nil), plan: "x", tables: "theirs"},
-		"the pinned plan serves":      {there: []*semmoev1.PlacementPlan{layout("x", nil)}, under: pin, plan: "theirs"},
-		"another layout serves":       {there: []*semmoev1.PlacementPlan{layout("x", nil)}, plan: "x", tried: "x-x0"},
-		"there is no such layout":     {plan: "theirs", tried: "theirs-t1"},
-		"the layout is not published": {there: []*semmoev1.PlacementPlan{layout("x", func(p *semmoev1.PlacementPlan) { p.Status.Conditions = nil })}, plan: "theirs", tried: "theirs-t1"},
-		"the layout has other ranks":  {there: []*semmoev1.PlacementPlan{layout("x", func(p *semmoev1.PlacementPlan) { p.Spec.ExpertParallelSize = 8 })}, plan: "theirs", tried: "theirs-t1"},
-		"the layout has other tokens": {there: []*semmoev1.PlacementPlan{layout("x", func(p *semmoev1.PlacementPlan) { p.Spec.TokenShuffle = semmoev1.TokenShuffleDisabled })}, plan: "theirs", tried: "theirs-t1"},
+		"their layout serves":                    {there: []*semmoev1.PlacementPlan{layout("x", nil)}, under: layout("x", nil), plan: "x", tables: "theirs"},
+		"another plan of the same digest serves": {there: []*semmoev1.PlacementPlan{layout("w", nil), layout("x", nil), layout("y", nil)}, under: layout("x", nil), plan: "x", tables: "theirs"},
+		"the pinned plan serves":                 {there: []*semmoev1.PlacementPlan{layout("x", nil)}, under: pin, plan: "theirs"},
+		"another layout serves":                  {there: []*semmoev1.PlacementPlan{layout("x", nil)}, plan: "x", tried: "x-x0"},
+		"there is no such layout":                {plan: "theirs", tried: "theirs-t1"},
+		"the layout is not published":            {there: []*semmoev1.PlacementPlan{layout("x", func(p *semmoev1.PlacementPlan) { p.Status.Conditions = nil })}, plan: "theirs", tried: "theirs-t1"},
+		"the layout has other ranks":             {there: []*semmoev1.PlacementPlan{layout("x", func(p *semmoev1.PlacementPlan) { p.Spec.ExpertParallelSize = 8 })}, plan: "theirs", tried: "theirs-t1"},
+		"the layout has other tokens":            {there: []*semmoev1.PlacementPlan{layout("x", func(p *semmoev1.PlacementPlan) { p.Spec.TokenShuffle = semmoev1.TokenShuffleDisabled })}, plan: "theirs", tried: "theirs-t1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStory(t)

@@ -25,9 +25,9 @@ func TestTablesFor(t *testing.T) {
 		layout, inUse string
 		want, held    string
 	}{
-		"the base is not known":               {there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
-		"the base is asked for":               {base: base, plan: base, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full"},
-		"with its new tables":                 {base: base, plan: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", want: "t1"},
+		"unknown base":                        {there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
+		"the base is wanted":                  {base: base, plan: base, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full"},
+		"the base with its new tables":        {base: base, plan: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", want: "t1"},
 		"their plan is deleted":               {base: base, plan: base, layout: "b0-full", inUse: "t1-full"},
 		"another base is not solved":          {base: unsolvedNext, plan: unsolvedNext, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
 		"another base is solved":              {base: next, plan: next, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
@@ -37,13 +37,13 @@ func TestTablesFor(t *testing.T) {
 		"another base, newer tables":          {base: next, plan: next, made: []*semmoev1.PlacementPlan{ofNext}, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t3"},
 		"another base, newer tables wait":     {advisory: true, base: next, plan: next, made: []*semmoev1.PlacementPlan{ofNext}, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1", held: "Advisory"},
 		"a layout after a drift":              {base: base, plan: layout, made: []*semmoev1.PlacementPlan{layout}, there: []*semmoev1.PlacementPlan{t1}, layout: "l1-full", inUse: "t1-full"},
-		"the pin is at fault":                 {pinned: true, base: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
-		"the pin is at fault, nothing in use": {pinned: true, base: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full"},
+		"invalid pin":                         {pinned: true, base: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
+		"invalid pin, nothing in use":         {pinned: true, base: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full"},
 		"the pin is on its canary":            {pinned: true, base: base, plan: next, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
 		"the pin's own layout":                {pinned: true, base: base, plan: next, made: []*semmoev1.PlacementPlan{t1}, layout: "b1-full", inUse: "t1-full"},
 		"the base is pinned":                  {pinned: true, base: base, plan: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full"},
 		"tables are pinned":                   {pinned: true, base: base, plan: base, pin: t2, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t2"},
-		"tables are pinned that wait":         {pinned: true, advisory: true, base: base, plan: base, pin: t2, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1", held: "Advisory"},
+		"pinned tables without approval":      {pinned: true, advisory: true, base: base, plan: base, pin: t2, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1", held: "Advisory"},
 		"tables of another layout are pinned": {pinned: true, base: base, plan: next, pin: replanOf("t9", "t9", "b1", semmoev1.TierTables, at(2)), made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
 	} {
 		moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {

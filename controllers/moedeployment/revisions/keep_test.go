@@ -48,14 +48,14 @@ func TestWorkloadsKeepTheirPlan(t *testing.T) {
 		want      []metav1.OwnerReference
 		writes    int
 	}{
-		"the plan's":                {[]*Workload{under(t, "r1", plan)}, ofPlan, append(ofPlan[:1:1], r1), 1},
-		"of two revisions":          {[]*Workload{under(t, "r1", plan), under(t, "r2", plan)}, ofPlan, append(ofPlan[:1:1], r1, r2), 2},
-		"the plan is gone":          {[]*Workload{under(t, "r2", plan)}, []metav1.OwnerReference{r1}, []metav1.OwnerReference{r1, r2}, 1},
-		"kept already":              {[]*Workload{under(t, "r1", plan)}, append(ofPlan[:1:1], r1), append(ofPlan[:1:1], r1), 0},
-		"of groups":                 {[]*Workload{under(t, "r1", plan, moedtest.TwoPods)}, ofPlan, append(ofPlan[:1:1], owner("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "r1")), 1},
-		"without a plan":            {[]*Workload{under(t, "r1", nil)}, ofPlan, ofPlan, 0},
-		"restored, and nobody's":    {[]*Workload{under(t, "r1", plan)}, nil, nil, 0},
-		"a workload yet to be made": {[]*Workload{under(t, "", plan)}, ofPlan, ofPlan, 0},
+		"owned by the plan":                  {[]*Workload{under(t, "r1", plan)}, ofPlan, append(ofPlan[:1:1], r1), 1},
+		"of two revisions":                   {[]*Workload{under(t, "r1", plan), under(t, "r2", plan)}, ofPlan, append(ofPlan[:1:1], r1, r2), 2},
+		"the plan is deleted":                {[]*Workload{under(t, "r2", plan)}, []metav1.OwnerReference{r1}, []metav1.OwnerReference{r1, r2}, 1},
+		"already kept":                       {[]*Workload{under(t, "r1", plan)}, append(ofPlan[:1:1], r1), append(ofPlan[:1:1], r1), 0},
+		"of groups":                          {[]*Workload{under(t, "r1", plan, moedtest.TwoPods)}, ofPlan, append(ofPlan[:1:1], owner("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "r1")), 1},
+		"without a plan":                     {[]*Workload{under(t, "r1", nil)}, ofPlan, ofPlan, 0},
+		"restored, without an owner":         {[]*Workload{under(t, "r1", plan)}, nil, nil, 0},
+		"a workload that is not created yet": {[]*Workload{under(t, "", plan)}, ofPlan, ofPlan, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			configMap := &corev1.ConfigMap{

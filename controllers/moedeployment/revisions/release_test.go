@@ -62,7 +62,7 @@ func TestRecordReleases(t *testing.T) {
 		"no release":       {engine: semmoev1.EngineSGLang, path: "/server_info", status: 200, answer: `{}`, want: "unknown"},
 		"no route":         {engine: semmoev1.EngineSGLang, path: "/server_info", status: 404, want: "unknown"},
 		"not yet":          {engine: semmoev1.EngineSGLang, path: "/server_info", status: 503, again: true},
-		"an answer at all": {engine: semmoev1.EngineSGLang, path: "/server_info", status: 200, answer: strings.Repeat("x", releaseBytes+1), want: "unknown"},
+		"invalid response": {engine: semmoev1.EngineSGLang, path: "/server_info", status: 200, answer: strings.Repeat("x", releaseBytes+1), want: "unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := 0

@@ -34,15 +34,15 @@ func TestAsReplica(t *testing.T) {
 		ready  bool
 		since  time.Duration
 	}{
-		"a replica of one pod":       {moedtest.Pod("m-r1-0", "r1", moedtest.ChangedAt(time.Second)), nil, true, time.Second},
-		"both are ready":             {moedtest.Pod("m-r1-0", "r1", leader, moedtest.ChangedAt(time.Minute)), []*corev1.Pod{worker()}, true, time.Minute},
-		"the worker was later":       {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.ChangedAt(time.Minute))}, true, time.Minute},
-		"the worker is not ready":    {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.Unready, moedtest.ChangedAt(time.Minute))}, false, time.Minute},
-		"the leader is not ready":    {moedtest.Pod("m-r1-0", "r1", leader, moedtest.Unready, moedtest.ChangedAt(time.Second)), []*corev1.Pod{worker(moedtest.ChangedAt(time.Minute))}, false, time.Second},
-		"the worker is missing":      {moedtest.Pod("m-r1-0", "r1", leader), nil, false, time.Hour},
-		"the worker is being taken":  {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: moedtest.Start} })}, false, time.Hour},
-		"a worker of another group":  {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.InGroup("m-r1", "1", "1"))}, false, time.Hour},
-		"a worker of another object": {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.InGroup("m-r2", "0", "1"))}, false, time.Hour},
+		"a replica of one pod":          {moedtest.Pod("m-r1-0", "r1", moedtest.ChangedAt(time.Second)), nil, true, time.Second},
+		"both are ready":                {moedtest.Pod("m-r1-0", "r1", leader, moedtest.ChangedAt(time.Minute)), []*corev1.Pod{worker()}, true, time.Minute},
+		"the worker became ready later": {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.ChangedAt(time.Minute))}, true, time.Minute},
+		"the worker is not ready":       {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.Unready, moedtest.ChangedAt(time.Minute))}, false, time.Minute},
+		"the leader is not ready":       {moedtest.Pod("m-r1-0", "r1", leader, moedtest.Unready, moedtest.ChangedAt(time.Second)), []*corev1.Pod{worker(moedtest.ChangedAt(time.Minute))}, false, time.Second},
+		"the worker is missing":         {moedtest.Pod("m-r1-0", "r1", leader), nil, false, time.Hour},
+		"the worker is terminating":     {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: moedtest.Start} })}, false, time.Hour},
+		"a worker of another group":     {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.InGroup("m-r1", "1", "1"))}, false, time.Hour},
+		"a worker of another object":    {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.InGroup("m-r2", "0", "1"))}, false, time.Hour},
 	} {
 		before := test.leader.DeepCopy()
 		replica := replicaOf(AsReplica(test.leader, test.others, now))
@@ -81,10 +81,10 @@ func TestGroupsLackingPods(t *testing.T) {
 		leaders, workers []*corev1.Pod
 		want             []string
 	}{
-		"all are there":           {[]*corev1.Pod{first, second}, workers, nil},
+		"complete":                {[]*corev1.Pod{first, second}, workers, nil},
 		"a leader is missing":     {[]*corev1.Pod{first}, workers, []string{"m-r1"}},
 		"a worker is missing":     {[]*corev1.Pod{first, second}, workers[:1], []string{"m-r1-1"}},
-		"none is there":           {nil, nil, []string{"m-r1"}},
+		"no pods":                 {nil, nil, []string{"m-r1"}},
 		"those of another object": {[]*corev1.Pod{first, second, moedtest.Pod("m-r2-0", "r2", moedtest.InGroup("m-r2", "0", "0"))}, workers, nil},
 	} {
 		if diff := cmp.Diff(test.want, GroupsLackingPods(w, test.leaders, test.workers)); diff != "" {
@@ -114,13 +114,13 @@ func TestStateOf(t *testing.T) {
 		pods, workers []*corev1.Pod
 		want          rollout.Revision
 	}{
-		"both serve":              {[]*corev1.Pod{leader("0"), serving}, nil, rollout.Revision{Existing: 2, Placed: 2, Ready: []bool{true, true}, Homeless: []bool{false, false}}},
-		"no node takes one":       {[]*corev1.Pod{leader("0", unscheduled), serving}, nil, rollout.Revision{Existing: 2, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
-		"nor its worker":          {[]*corev1.Pod{leader("0", unscheduled), serving}, []*corev1.Pod{worker("0", unscheduled)}, rollout.Revision{Existing: 2, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
-		"its worker has a node":   {[]*corev1.Pod{leader("0", unscheduled), serving}, []*corev1.Pod{worker("0")}, rollout.Revision{Existing: 2, Placed: 2, Ready: []bool{false, true}, Homeless: []bool{false, false}}},
-		"a node loses one":        {[]*corev1.Pod{leader("0", going("u")), serving}, nil, rollout.Revision{Existing: 1, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
-		"one is still to be made": {[]*corev1.Pod{serving}, nil, rollout.Revision{Existing: 1, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{false, false}}},
-		"one more than asked for": {[]*corev1.Pod{leader("0"), serving, leader("2")}, nil, rollout.Revision{Existing: 3, Placed: 3, Ready: []bool{true, true}, Homeless: []bool{false, false}}},
+		"both serve":                             {[]*corev1.Pod{leader("0"), serving}, nil, rollout.Revision{Existing: 2, Placed: 2, Ready: []bool{true, true}, Homeless: []bool{false, false}}},
+		"a replica fits no node":                 {[]*corev1.Pod{leader("0", unscheduled), serving}, nil, rollout.Revision{Existing: 2, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
+		"neither replica nor worker fits a node": {[]*corev1.Pod{leader("0", unscheduled), serving}, []*corev1.Pod{worker("0", unscheduled)}, rollout.Revision{Existing: 2, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
+		"its worker has a node":                  {[]*corev1.Pod{leader("0", unscheduled), serving}, []*corev1.Pod{worker("0")}, rollout.Revision{Existing: 2, Placed: 2, Ready: []bool{false, true}, Homeless: []bool{false, false}}},
+		"a replica leaves its node":              {[]*corev1.Pod{leader("0", going("u")), serving}, nil, rollout.Revision{Existing: 1, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
+		"one is not created yet":                 {[]*corev1.Pod{serving}, nil, rollout.Revision{Existing: 1, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{false, false}}},
+		"one more than desired":                  {[]*corev1.Pod{leader("0"), serving, leader("2")}, nil, rollout.Revision{Existing: 3, Placed: 3, Ready: []bool{true, true}, Homeless: []bool{false, false}}},
 	} {
 		test.want.Replicas = 2
 		if diff := cmp.Diff(test.want, StateOf(groupSet(""), test.pods, test.workers)); diff != "" {
@@ -145,14 +145,14 @@ func TestUsableReplicas(t *testing.T) {
 		workers []*corev1.Pod
 		want    int32
 	}{
-		"nothing is left":           {set(1), 3, []*corev1.Pod{worker("m-r1", "0")}, 3},
-		"the next one":              {set(1), 3, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1")}, 1},
-		"one that comes later":      {set(1), 4, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "3"), worker("m-r1", "2")}, 2},
-		"one that nobody wants":     {set(1), 2, []*corev1.Pod{worker("m-r1", "2")}, 2},
-		"of another object":         {set(1), 2, []*corev1.Pod{worker("m-r2", "1")}, 2},
-		"of a set of the same name": {set(0), 2, []*corev1.Pod{worker("m-r1", "0")}, 0},
-		"down":                      {set(2), 1, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1"), worker("m-r1", "2")}, 1},
-		"a StatefulSet":             {StatefulSet(&appsv1.StatefulSet{}), 2, []*corev1.Pod{worker("m-r1", "1")}, 2},
+		"no pod left":                {set(1), 3, []*corev1.Pod{worker("m-r1", "0")}, 3},
+		"pod of the next replica":    {set(1), 3, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1")}, 1},
+		"pod of a later replica":     {set(1), 4, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "3"), worker("m-r1", "2")}, 2},
+		"pod of an unwanted replica": {set(1), 2, []*corev1.Pod{worker("m-r1", "2")}, 2},
+		"of another object":          {set(1), 2, []*corev1.Pod{worker("m-r2", "1")}, 2},
+		"of a set of the same name":  {set(0), 2, []*corev1.Pod{worker("m-r1", "0")}, 0},
+		"down":                       {set(2), 1, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1"), worker("m-r1", "2")}, 1},
+		"a StatefulSet":              {StatefulSet(&appsv1.StatefulSet{}), 2, []*corev1.Pod{worker("m-r1", "1")}, 2},
 	} {
 		if got := UsableReplicas(test.of, test.wanted, test.workers); got != test.want {
 			t.Errorf("%s: %d of %d replicas, want %d", name, got, test.wanted, test.want)
@@ -197,20 +197,20 @@ func TestCountRemade(t *testing.T) {
 		leaders  []*corev1.Pod
 		want     map[string]recreations
 	}{
-		"nothing":                     {"", nil, nil},
-		"not ready yet":               {"", []*corev1.Pod{leader(moedtest.Unready)}, nil},
-		"goes, and never was ready":   {"", []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]recreations{"m-r1-1": {"a", 1, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
-		"goes, and was ready":         {"", []*corev1.Pod{leader(going("a"))}, map[string]recreations{"m-r1-1": {"a", 1, now, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
-		"is counted once":             {once, []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]recreations{"m-r1-1": first}},
-		"goes again":                  {once, []*corev1.Pod{leader(moedtest.Unready, going("b"))}, map[string]recreations{"m-r1-1": {"b", 2, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
-		"between two leaders":         {once, nil, map[string]recreations{"m-r1-1": first}},
-		"the next is not ready yet":   {once, []*corev1.Pod{leader(moedtest.Unready)}, map[string]recreations{"m-r1-1": first}},
-		"the next is ready":           {once, []*corev1.Pod{leader()}, nil},
-		"one of another workload":     {"", []*corev1.Pod{leader(moedtest.InGroup("m-r2", "1", "0"), moedtest.Unready, going("a"))}, nil},
-		"one that is not wanted":      {"", []*corev1.Pod{moedtest.Pod("m-r1-2", "r1", moedtest.InGroup("m-r1", "2", "0"), moedtest.Unready, going("a"))}, nil},
-		"what cannot be read":         {"[", []*corev1.Pod{leader(moedtest.Unready)}, nil},
-		"one that was scaled away":    {strings.ReplaceAll(once, "m-r1-1", "m-r1-2"), nil, nil},
-		"a name that is no replica's": {strings.ReplaceAll(once, "m-r1-1", "else"), nil, nil},
+		"nothing":                    {"", nil, nil},
+		"not ready yet":              {"", []*corev1.Pod{leader(moedtest.Unready)}, nil},
+		"terminating, never ready":   {"", []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]recreations{"m-r1-1": {"a", 1, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"terminating, was ready":     {"", []*corev1.Pod{leader(going("a"))}, map[string]recreations{"m-r1-1": {"a", 1, now, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"counted once":               {once, []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]recreations{"m-r1-1": first}},
+		"terminating again":          {once, []*corev1.Pod{leader(moedtest.Unready, going("b"))}, map[string]recreations{"m-r1-1": {"b", 2, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"between two leaders":        {once, nil, map[string]recreations{"m-r1-1": first}},
+		"the next is not ready yet":  {once, []*corev1.Pod{leader(moedtest.Unready)}, map[string]recreations{"m-r1-1": first}},
+		"the next is ready":          {once, []*corev1.Pod{leader()}, nil},
+		"one of another workload":    {"", []*corev1.Pod{leader(moedtest.InGroup("m-r2", "1", "0"), moedtest.Unready, going("a"))}, nil},
+		"unwanted replica":           {"", []*corev1.Pod{moedtest.Pod("m-r1-2", "r1", moedtest.InGroup("m-r1", "2", "0"), moedtest.Unready, going("a"))}, nil},
+		"invalid annotation":         {"[", []*corev1.Pod{leader(moedtest.Unready)}, nil},
+		"replica removed by scaling": {strings.ReplaceAll(once, "m-r1-1", "m-r1-2"), nil, nil},
+		"name of no replica":         {strings.ReplaceAll(once, "m-r1-1", "else"), nil, nil},
 	} {
 		got := countRecreations(groupSet(test.reported), test.leaders, []*corev1.Pod{worker}, now)
 		if len(got) == 0 {
@@ -272,7 +272,7 @@ func TestRecreatedCanaryIsRolledBack(t *testing.T) {
 		t.Errorf("recreated three times: %+v", decision)
 	}
 	problem := RecreationProblem([]*Workload{groupSet(""), w})
-	if problem == nil || problem.Reason != "ContainerCrashing" || !strings.Contains(problem.Message, "pod m-r1-0 is made anew again and again (pod m-r1-0, container engine (exit code 1))") {
+	if problem == nil || problem.Reason != "ContainerCrashing" || !strings.Contains(problem.Message, "pod m-r1-0 is recreated repeatedly (pod m-r1-0, container engine (exit code 1))") {
 		t.Errorf("problem %+v", problem)
 	}
 	if problem := RecreationProblem([]*Workload{groupSet(strings.Replace(often, `"times":3`, `"times":1`, 1))}); problem != nil {
@@ -307,11 +307,11 @@ func TestServing(t *testing.T) {
 		"no revision is wanted":                       {ready("old"), "", "old", "old"},
 		"no revision is wanted, and none is reported": {ready("old"), "", "", "old"},
 		"most of several":                             {ready("old", "mid", "mid"), "new", "", "mid"},
-		"a canary is no service":                      {ready("canary", "canary", "old"), "", "", "old"},
+		"a canary does not serve":                     {ready("canary", "canary", "old"), "", "", "old"},
 		"none is ready":                               {nil, "new", "old", "old"},
-		"none is ready, and the last one is gone":     {nil, "new", "gone", "new"},
-		"nothing is known":                            {nil, "", "", ""},
-		"a pod of a workload that is gone":            {ready("gone"), "new", "", "new"},
+		"none is ready, and the last one is deleted":  {nil, "new", "gone", "new"},
+		"no workloads":                                {nil, "", "", ""},
+		"a pod of a deleted workload":                 {ready("gone"), "new", "", "new"},
 	} {
 		got := ""
 		if w := Serving(all, tc.pods, tc.wanted, tc.last); w != nil {

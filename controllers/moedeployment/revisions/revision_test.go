@@ -38,16 +38,16 @@ func TestRevisionFollowsItsInputsAlone(t *testing.T) {
 			m.Spec.Routing.Mode = "None"
 			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
 		}, true},
-		"first samples":  {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](5) }, false},
-		"rollout":        {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.MaxSurge = ptr.To[int32](9) }, true},
-		"reconciliation": {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, true},
-		"staying tokens": {func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleDisabled }, true},
-		"micro-batches":  {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2} }, false},
-		"labels":         {func(m *semmoev1.MoEDeployment) { m.Labels = map[string]string{"a": "b"} }, true},
-		"image":          {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false},
-		"args":           {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--x"} }, false},
-		"model path":     {func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/x" }, false},
-		"EP size":        {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, false},
+		"first samples":       {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](5) }, false},
+		"rollout":             {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.MaxSurge = ptr.To[int32](9) }, true},
+		"reconciliation":      {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, true},
+		"tokens not shuffled": {func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleDisabled }, true},
+		"micro-batches":       {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2} }, false},
+		"labels":              {func(m *semmoev1.MoEDeployment) { m.Labels = map[string]string{"a": "b"} }, true},
+		"image":               {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false},
+		"args":                {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--x"} }, false},
+		"model path":          {func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/x" }, false},
+		"EP size":             {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, false},
 		"template": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeSelector: map[string]string{"a": "b"}}}
 		}, false},
@@ -374,20 +374,20 @@ func TestValidate(t *testing.T) {
 		"valid":              {func(*semmoev1.MoEDeployment) {}, ""},
 		"unknown engine":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = "X" }, `spec.engine.type: engine type "X" is not known`},
 		"contradicting flag": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--tp=2"} }, `"--tp=2" contradicts spec.parallelism.expertParallelSize`},
-		"a map of the user's where it is compared": {func(m *semmoev1.MoEDeployment) {
+		"user-provided map where it is compared": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
 			m.Spec.Engine.Args = []string{"--init-expert-location", "x.json"}
 		}, `"--init-expert-location" contradicts the plan of spec.profiling`},
-		"a map of the user's": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--init-expert-location", "x.json"} }, ""},
+		"user-provided map":   {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--init-expert-location", "x.json"} }, ""},
 		"plan volume":         {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-plan"}}}}), "use another name"},
 		"verifying container": {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "verify-plan"}}}}), `"verify-plan" is the operator's`},
 		"probing container":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "prove-lossless"}}}}), `"prove-lossless" is the operator's`},
-		"a cache that nothing fills": {func(m *semmoev1.MoEDeployment) {
+		"a cache without a use": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.Realization, m.Spec.Placement.Cache = semmoev1.RealizationEngineMap, &semmoev1.CacheSpec{}
 		}, "spec.placement.cache: with spec.placement.realization EngineMap"},
-		"the probe's port": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9410 }, "spec.engine.port: 9410"},
-		"our variable":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
-		"two pods":         {moedtest.TwoPods, ""},
+		"the probe's port":    {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9410 }, "spec.engine.port: 9410"},
+		"operator's variable": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
+		"two pods":            {moedtest.TwoPods, ""},
 		"three pods": {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](3) },
 			"spec.parallelism.podsPerReplica: 3 does not divide spec.parallelism.expertParallelSize, which is 4"},
 		"two pods of TensorRT-LLM": {func(m *semmoev1.MoEDeployment) { moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m); moedtest.TwoPods(m) }, "TensorRTLLM cannot be spread over pods"},

@@ -21,8 +21,8 @@ type measuredGain struct {
 	SavedHighMicros float64 `json:"savedHighMicros"`
 }
 
-// maxBatchRatio is the maximum factor between the batch sizes in service and the modelled batch sizes for a comparison of
-// prediction and measurement. Within this factor, the saved time is assumed to be proportional to the batch size.
+// maxBatchRatio is the maximum factor between the batch sizes in service and the modelled batch sizes for a comparison
+// of prediction and measurement. Within this factor, the saved time is assumed to be proportional to the batch size.
 const maxBatchRatio = 2
 
 // gainOf compares the prediction of the candidate's plan with the measurement of its canary. It returns nil if either

@@ -376,8 +376,8 @@ func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 	}
 }
 
-// trialInProgress reports whether a canary runs or rolls back next to a generation that is in service: the canary is not
-// part of the work for the generation. A canary starts only in this state. A rollback may belong to a canary that
+// trialInProgress reports whether a canary runs or rolls back next to a generation that is in service: the canary is
+// not part of the work for the generation. A canary starts only in this state. A rollback may belong to a canary that
 // started next to an older generation.
 func trialInProgress(o observation, status semmoev1.MoEDeploymentStatus, finished bool) bool {
 	switch o.Rollout.Phase {
@@ -421,8 +421,8 @@ func workloadReference(moed *semmoev1.MoEDeployment, revision string) runtime.Ob
 	return &corev1.ObjectReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: moed.Namespace, Name: revisions.WorkloadName(moed, revision)}
 }
 
-// eventConditions are the conditions whose changes are recorded as events. For LocalityOnTarget, only changes to or from
-// False are recorded: it becomes Unknown at any time when samples are few.
+// eventConditions are the conditions whose changes are recorded as events. For LocalityOnTarget, only changes to or
+// from False are recorded: it becomes Unknown at any time when samples are few.
 var eventConditions = []string{
 	semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady,
 	semmoev1.ConditionProfiled, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut, semmoev1.ConditionLocalityOnTarget,

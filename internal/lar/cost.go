@@ -53,8 +53,8 @@ func (c *CaptureCost) Merge(other CaptureCost) {
 	c.Plain.Merge(other.Plain)
 }
 
-// minArmRequests is the minimum number of requests per arm for reporting the cost: times have heavy tails, and with fewer
-// requests the standard error itself is unreliable.
+// minArmRequests is the minimum number of requests per arm for reporting the cost: times have heavy tails, and with
+// fewer requests the standard error itself is unreliable.
 const minArmRequests = 100
 
 // Ratio returns the time per token of the captured requests over that of the others, with its standard error by the

@@ -114,8 +114,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Of several errors, the same one is reported each time: an update with an error that exists in the stored object is detected
-// by its text.
+// Of several errors, the same one is reported each time: an update with an error that exists in the stored object is
+// detected by its text.
 func TestCheckIsDeterministic(t *testing.T) {
 	labels := map[string]string{"semmoe.io/a": "", "semmoe.io/b": "", "semmoe.io/c": "", "semmoe.io/d": ""}
 	for range 50 {

@@ -56,9 +56,9 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 	return nil, again
 }
 
-// unreadyProblem returns the problem of a pod with a container that has started and has failed its readiness probe for longer
-// than unreadyPatience. A container that still loads has not passed its startup probe. The second result is the delay
-// until the next check.
+// unreadyProblem returns the problem of a pod with a container that has started and has failed its readiness probe for
+// longer than unreadyPatience. A container that still loads has not passed its startup probe. The second result is the
+// delay until the next check.
 func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
 	var since time.Time
 	for _, condition := range pod.Status.Conditions {

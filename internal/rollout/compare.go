@@ -16,8 +16,8 @@ const (
 	minRequests = 30
 	// failureMargin is the increase of the failure share that is tolerated.
 	failureMargin = 0.01
-	// minDetectableGain is the difference of local activation rates that a comparison must be able to detect before it reports
-	// no difference.
+	// minDetectableGain is the difference of local activation rates that a comparison must be able to detect before it
+	// reports no difference.
 	minDetectableGain = 0.02
 	// promiseSlack is the tolerated shortfall of the local activation rate from the prediction of a plan that is faster
 	// although less local: the prediction is estimated from other requests.

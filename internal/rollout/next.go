@@ -42,8 +42,8 @@ func Next(in Input) Action {
 	return action
 }
 
-// onlyServing reports whether only one revision is left, complete except for the unavailable replicas that the budget allows.
-// At least one replica must serve: a revision that was scaled to zero during its promotion is not proven.
+// onlyServing reports whether only one revision is left, complete except for the unavailable replicas that the budget
+// allows. At least one replica must serve: a revision that was scaled to zero during its promotion is not proven.
 func (in Input) onlyServing(revision int) bool {
 	for i, r := range in.Revisions {
 		if i != revision && (r.Replicas > 0 || r.Existing > 0) {

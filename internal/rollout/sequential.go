@@ -14,9 +14,9 @@ const (
 	// rolledBackEqual is the maximum probability, per hour of comparison, that a candidate is rolled back for its times
 	// although none is longer. The three times share it equally.
 	rolledBackEqual = 0.025
-	// falseDifference is the maximum probability, over any number of evaluations, that equal local activation rates are found
-	// to differ; half of it on each side. Half of it also limits the probability that equal failure shares are found to
-	// differ.
+	// falseDifference is the maximum probability, over any number of evaluations, that equal local activation rates are
+	// found to differ; half of it on each side. Half of it also limits the probability that equal failure shares are
+	// found to differ.
 	falseDifference = 0.05
 )
 
@@ -63,10 +63,10 @@ func lookAt(since, now time.Time) (from time.Time, minutes int) {
 }
 
 // alwaysValid returns how many standard errors a difference of two means must exceed to be significant, with an error
-// rate of falseDifference/2 on each side for any number of evaluations: an asymptotic confidence sequence (Waudby-Smith,
-// Arbour, Sinha, Kennedy and Ramdas, Time-uniform central limit theory and asymptotic confidence sequences, Annals of
-// Statistics 2024) by a mixture of normal distributions. n is the number of requests of the smaller sample. The factor
-// has its minimum of 3.0 at about 8 times mixed requests.
+// rate of falseDifference/2 on each side for any number of evaluations: an asymptotic confidence sequence
+// (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, Time-uniform central limit theory and asymptotic confidence
+// sequences, Annals of Statistics 2024) by a mixture of normal distributions. n is the number of requests of the
+// smaller sample. The factor has its minimum of 3.0 at about 8 times mixed requests.
 func alwaysValid(n int64) float64 {
 	const mixed = 20
 	k := float64(max(n, 1)) / mixed

@@ -71,8 +71,8 @@ type Change struct {
 	// Adjusted is true if the covariates of all requests are known. Otherwise the raw means are compared.
 	Adjusted bool
 
-	// rollbackBound is the lower bound that decides on a rollback. slowLately reports that the candidate was slower in each
-	// of the last minutes.
+	// rollbackBound is the lower bound that decides on a rollback. slowLately reports that the candidate was slower in
+	// each of the last minutes.
 	rollbackBound float64
 	slowLately    bool
 }

@@ -59,8 +59,8 @@ func SamplePercent(moed *semmoev1.MoEDeployment) int32 {
 // Observes reports whether routers request routed experts from the engine.
 func Observes(moed *semmoev1.MoEDeployment) bool { return SamplePercent(moed) > 0 }
 
-// NeedsRoutedExperts reports whether the engine must return the experts of a request: because routers sample them, or because
-// the model is profiled while it serves.
+// NeedsRoutedExperts reports whether the engine must return the experts of a request: because routers sample them, or
+// because the model is profiled while it serves.
 func NeedsRoutedExperts(moed *semmoev1.MoEDeployment) bool {
 	profiling := moed.Spec.Profiling
 	return Observes(moed) || EngineReportsRoutedExperts(moed) && profiling != nil && profiling.Dataset != nil && profiling.Target == semmoev1.ProfilingTargetServing
@@ -82,12 +82,12 @@ func EngineCountsSteps(moed *semmoev1.MoEDeployment) bool {
 	return err == nil && adapter.CountsSteps()
 }
 
-// ReasonRoutedExpertsUnavailable is the reason of a spec or condition that needs the routed experts of requests from an engine
-// that cannot return them.
+// ReasonRoutedExpertsUnavailable is the reason of a spec or condition that needs the routed experts of requests from an
+// engine that cannot return them.
 const ReasonRoutedExpertsUnavailable = "RoutedExpertsUnavailable"
 
-// EngineReportsRoutedExperts reports whether the engine can return the experts of a request. It is false for an unknown engine, which
-// revisions.Validate rejects.
+// EngineReportsRoutedExperts reports whether the engine can return the experts of a request. It is false for an unknown
+// engine, which revisions.Validate rejects.
 func EngineReportsRoutedExperts(moed *semmoev1.MoEDeployment) bool {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	return err == nil && adapter.TellsExperts()

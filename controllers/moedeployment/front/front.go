@@ -101,8 +101,8 @@ func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployme
 	return serviceTaken, errors.Join(routerErr, serviceErr, f.reconcileNetworkPolicies(ctx, moed, target, engines))
 }
 
-// lastServiceTaken returns the last reported state of a Service that cannot be read now. A Service that belonged to another owner
-// keeps that report: otherwise each read error would set Ready to True for a moment.
+// lastServiceTaken returns the last reported state of a Service that cannot be read now. A Service that belonged to
+// another owner keeps that report: otherwise each read error would set Ready to True for a moment.
 func lastServiceTaken(moed *semmoev1.MoEDeployment) string {
 	if moed.Status.Endpoint != "" {
 		return ""

@@ -106,8 +106,8 @@ func observers(operator string) []*networkingac.NetworkPolicyPeerApplyConfigurat
 		WithMatchExpressions(metav1ac.LabelSelectorRequirement().WithKey(semmoev1.LabelMonitoring).WithOperator(metav1.LabelSelectorOpExists))))
 }
 
-// managers returns the operator's namespace as a peer. It returns no peer, which in a rule admits every client, where the namespace is
-// unknown.
+// managers returns the operator's namespace as a peer. It returns no peer, which in a rule admits every client, where
+// the namespace is unknown.
 func managers(operator string) []*networkingac.NetworkPolicyPeerApplyConfiguration {
 	if operator == "" {
 		return nil

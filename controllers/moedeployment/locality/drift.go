@@ -69,8 +69,8 @@ type Input struct {
 	Planned bool
 	Plan    *semmoev1.PlacementPlan
 	Promise *semmoev1.PlanForecast
-	// Engine is the type of the engine. EngineReportsRoutedExperts reports whether it can return the experts of requests, Observed
-	// whether routers sample requests.
+	// Engine is the type of the engine. EngineReportsRoutedExperts reports whether it can return the experts of
+	// requests, Observed whether routers sample requests.
 	Engine                     semmoev1.EngineType
 	EngineReportsRoutedExperts bool
 	Observed                   bool
@@ -387,5 +387,6 @@ func (in Input) cooldown() time.Duration {
 // stamp formats a time for conditions.
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// reasonTokenShuffleUnsupported is the reason of a condition that requires tokens to be sent to the ranks of their experts.
+// reasonTokenShuffleUnsupported is the reason of a condition that requires tokens to be sent to the ranks of their
+// experts.
 const reasonTokenShuffleUnsupported = "TokenShuffleUnsupported"

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// observeTimeout is the time limit for one router; totalTimeout is the limit for all, so that hanging routers do not
-	// block the reconciliation.
+	// observeTimeout is the time limit for one router; totalTimeout is the limit for all, so that hanging routers do
+	// not block the reconciliation.
 	observeTimeout = 2 * time.Second
 	totalTimeout   = 5 * time.Second
 	// maxConcurrentReads is the number of routers that are queried concurrently.

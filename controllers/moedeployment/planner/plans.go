@@ -261,7 +261,8 @@ func (p *Planning) PlanPinned(moed *semmoev1.MoEDeployment) bool {
 func (pl *Planner) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoEDeployment) ([]*semmoev1.AffinityProfile, []*semmoev1.PlacementPlan, error) {
 	var profileList semmoev1.AffinityProfileList
 	var planList semmoev1.PlacementPlanList
-	// List only own plans: with one plan per MoEDeployment in a namespace, the cost would grow with the square of their number.
+	// List only own plans: with one plan per MoEDeployment in a namespace, the cost would grow with the square of their
+	// number.
 	ours := []client.ListOption{client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name}}
 	if err := errors.Join(pl.List(ctx, &profileList, ours...), pl.List(ctx, &planList, ours...)); err != nil {
 		return nil, nil, fmt.Errorf("failed to list profiles and plans: %w", err)

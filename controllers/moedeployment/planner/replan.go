@@ -313,7 +313,8 @@ func superseded(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmo
 	return wanted != nil && outdated(profile, wanted)
 }
 
-// newProfileStep returns the step that creates the profile, of the traffic or of the data set, for a plan after a drift.
+// newProfileStep returns the step that creates the profile, of the traffic or of the data set, for a plan after a
+// drift.
 func (p Planning) newProfileStep(moed *semmoev1.MoEDeployment, modelDigest string, d driftSignal) replanStep {
 	after := ""
 	if len(p.Lineage.profiles) > 0 {

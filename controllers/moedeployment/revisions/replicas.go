@@ -100,8 +100,8 @@ func readySince(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Time
 }
 
-// GroupsLackingPods returns the StatefulSets of a LeaderWorkerSet that lack pods. The StatefulSet of the leaders has the
-// name of the LeaderWorkerSet, and the StatefulSet of a group's workers has the name of its leader.
+// GroupsLackingPods returns the StatefulSets of a LeaderWorkerSet that lack pods. The StatefulSet of the leaders has
+// the name of the LeaderWorkerSet, and the StatefulSet of a group's workers has the name of its leader.
 func GroupsLackingPods(w *Workload, leaders, workers []*corev1.Pod) []string {
 	if _, groups := w.Object.(*leaderworkersetv1.LeaderWorkerSet); !groups {
 		return nil
@@ -118,10 +118,10 @@ func GroupsLackingPods(w *Workload, leaders, workers []*corev1.Pod) []string {
 	return names
 }
 
-// UsableReplicas limits the wanted replicas of a workload to those before the first replica whose name is still used by pods of
-// an earlier replica. A remaining worker of the old group may restart its engine and find the new leader under the old
-// address. The new group would accept it as its own worker, and fail when the old worker stops, up to its whole grace
-// period later.
+// UsableReplicas limits the wanted replicas of a workload to those before the first replica whose name is still used by
+// pods of an earlier replica. A remaining worker of the old group may restart its engine and find the new leader under
+// the old address. The new group would accept it as its own worker, and fail when the old worker stops, up to its whole
+// grace period later.
 func UsableReplicas(w *Workload, wanted int32, workers []*corev1.Pod) int32 {
 	if _, groups := w.Object.(*leaderworkersetv1.LeaderWorkerSet); !groups {
 		return wanted
@@ -167,12 +167,12 @@ func AsReplica(leader *corev1.Pod, pods []*corev1.Pod, now time.Time) *corev1.Po
 	return shown
 }
 
-// minRecreations is how many recreations without becoming ready make a replica a problem. The loss of a node recreates a
-// replica once.
+// minRecreations is how many recreations without becoming ready make a replica a problem. The loss of a node recreates
+// a replica once.
 const minRecreations = 2
 
-// recreations records the recreations of a replica with several pods. A container exit recreates all pods of the replica, so
-// no existing pod contains the count.
+// recreations records the recreations of a replica with several pods. A container exit recreates all pods of the
+// replica, so no existing pod contains the count.
 type recreations struct {
 	// Leader is the UID of the last deleted leader.
 	Leader types.UID `json:"leader"`
@@ -183,8 +183,8 @@ type recreations struct {
 	End string `json:"end,omitempty"`
 }
 
-// recreationsOf reads the recreations from a workload's annotation, by the name of the leader. An invalid annotation counts
-// as empty.
+// recreationsOf reads the recreations from a workload's annotation, by the name of the leader. An invalid annotation
+// counts as empty.
 func recreationsOf(w *Workload) map[string]recreations {
 	recorded := map[string]recreations{}
 	if text := w.Annotations[semmoev1.AnnotationRemade]; text != "" && json.Unmarshal([]byte(text), &recorded) != nil {

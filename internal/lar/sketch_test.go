@@ -172,7 +172,7 @@ func FuzzReport(f *testing.F) {
 		report.Revision("r0")
 		for range report.ServiceSince("r0", start) {
 		}
-		merged := MergeBuckets(report.Window, report.Window)
+		merged := mergeBuckets(report.Window, report.Window)
 		Sum(merged)
 		if report.CaptureCost != nil {
 			report.CaptureCost.Ratio()
@@ -217,7 +217,7 @@ func TestWindow(t *testing.T) {
 			}
 		}
 	}
-	merged := MergeBuckets(routers[0].Recent(now), routers[1].Recent(now), routers[2].Recent(now))
+	merged := mergeBuckets(routers[0].Recent(now), routers[1].Recent(now), routers[2].Recent(now))
 	if len(merged) != len(want) || len(merged) > Buckets {
 		t.Fatalf("%d buckets, want %d", len(merged), len(want))
 	}

@@ -56,11 +56,11 @@ func (w *Window) expire(now time.Time) {
 // Recent returns a copy of the window's buckets, oldest first, without empty ones.
 func (w *Window) Recent(now time.Time) []Bucket {
 	w.expire(now)
-	return MergeBuckets(w.buckets)
+	return mergeBuckets(w.buckets)
 }
 
-// MergeBuckets sums windows by time. The result shares no memory with them.
-func MergeBuckets(windows ...[]Bucket) []Bucket {
+// mergeBuckets sums windows by time. The result shares no memory with them.
+func mergeBuckets(windows ...[]Bucket) []Bucket {
 	byStart := map[int64]int{}
 	merged := []Bucket{}
 	for _, window := range windows {

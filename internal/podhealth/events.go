@@ -15,7 +15,7 @@ import (
 func FailedMounts(ctx context.Context, events client.Reader, pods []*corev1.Pod, now time.Time) (map[types.UID]string, error) {
 	messages := map[types.UID]string{}
 	for _, pod := range pods {
-		if !WaitsForVolumes(pod, now) {
+		if !waitsForVolumes(pod, now) {
 			continue
 		}
 		message, err := LastEvent(ctx, events, pod, "FailedMount", now)

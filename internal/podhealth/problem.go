@@ -102,8 +102,8 @@ func RouterPodsRejected(message string) *Problem {
 	return &Problem{"PodsRejected", "The API server rejects the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
 }
 
-// WaitsForVolumes reports whether a pod has a node, but its containers have not been created for longer than patience.
-func WaitsForVolumes(pod *corev1.Pod, now time.Time) bool {
+// waitsForVolumes reports whether a pod has a node, but its containers have not been created for longer than patience.
+func waitsForVolumes(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodPending && pod.Spec.NodeName != "" &&
 		now.Sub(pod.CreationTimestamp.Time) >= patience && containerProblem(pod) == nil
 }
@@ -234,11 +234,11 @@ func FirstFailure(pods []*corev1.Pod) string {
 // LastLine returns the last line of a text, at most 300 bytes.
 func LastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return Truncate(strings.TrimSpace(lines[len(lines)-1]), 300)
+	return truncate(strings.TrimSpace(lines[len(lines)-1]), 300)
 }
 
-// Truncate shortens a text to a length in bytes, and marks the cut with "...".
-func Truncate(text string, length int) string {
+// truncate shortens a text to a length in bytes, and marks the cut with "...".
+func truncate(text string, length int) string {
 	if len(text) <= length {
 		return text
 	}

@@ -85,8 +85,8 @@ func (h *Histogram) Sizes() []float64 {
 	return sizes
 }
 
-// Round rounds sizes to powers of two and 1.5 times powers of two: a small change of the traffic changes few of them.
-func Round(sizes []float64) []int32 {
+// roundSizes rounds sizes to powers of two and 1.5 times powers of two: a small change of the traffic changes few of them.
+func roundSizes(sizes []float64) []int32 {
 	rounded := make([]int32, len(sizes))
 	for i, size := range sizes {
 		size = min(max(size, 1), MaxTokens)
@@ -104,7 +104,7 @@ func Round(sizes []float64) []int32 {
 }
 
 // Moved reports whether two distributions differ much: the median or the mean of one is at least twice that of the
-// other. The steps of Round are smaller.
+// other. The steps of roundSizes are smaller.
 func Moved(from, to []int32) bool {
 	far := func(a, b float64) bool { return a >= 2*b || b >= 2*a }
 	return far(median(from), median(to)) || far(mean(from), mean(to))

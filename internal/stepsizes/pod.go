@@ -93,7 +93,7 @@ func Merge(reports ...[]Pod) Sum {
 		sum.Problem, sum.Pod, sum.Pods = "", "", 0
 	}
 	if sum.Steps >= MinSteps {
-		sum.Sizes, sum.PrefillMilli = Round(all.Sizes()), int32(math.Round(1000*all.PrefillShare()))
+		sum.Sizes, sum.PrefillMilli = roundSizes(all.Sizes()), int32(math.Round(1000*all.PrefillShare()))
 	}
 	return sum
 }

@@ -32,7 +32,7 @@ func TestSizes(t *testing.T) {
 		t.Errorf("sizes %v of mean %v, want %v; share of prefill %v", sizes, mean, want, h.PrefillShare())
 	}
 	h.Fade(.5)
-	if h.Steps() != 500 || !cmp.Equal(Round(h.Sizes()), Round(sizes)) || h.PrefillShare() != .05 {
+	if h.Steps() != 500 || !cmp.Equal(roundSizes(h.Sizes()), roundSizes(sizes)) || h.PrefillShare() != .05 {
 		t.Errorf("faded: %v steps, sizes %v, share of prefill %v", h.Steps(), h.Sizes(), h.PrefillShare())
 	}
 	h.Add(0, 1, 0)
@@ -43,7 +43,7 @@ func TestSizes(t *testing.T) {
 }
 
 func TestRoundAndMoved(t *testing.T) {
-	if got, want := Round([]float64{0, 1, 2.4, 2.5, 3.4, 3.5, 100, 1 << 30}), []int32{1, 1, 2, 3, 3, 4, 96, MaxTokens}; !cmp.Equal(got, want) {
+	if got, want := roundSizes([]float64{0, 1, 2.4, 2.5, 3.4, 3.5, 100, 1 << 30}), []int32{1, 1, 2, 3, 3, 4, 96, MaxTokens}; !cmp.Equal(got, want) {
 		t.Errorf("rounded to %v, want %v", got, want)
 	}
 	for _, tc := range []struct {
@@ -77,7 +77,7 @@ func TestMerge(t *testing.T) {
 		"too few steps":         {[][]Pod{{older}}, Sum{Steps: 10}},
 		"pods of two routers":   {[][]Pod{{older, large}, {small, broken}}, Sum{Sizes: []int32{64, 64, 64, 64, 64, 64, 4096, 4096}, Steps: 1200, PrefillMilli: 250}},
 		"problems":              {[][]Pod{{{Pod: "d", Problem: "other"}, broken}}, Sum{Problem: "no metric", Pod: "c", Pods: 2}},
-		"a router that reached": {[][]Pod{{{Pod: "a", Problem: "away"}}, {small}}, Sum{Sizes: Round(repeated(64)), Steps: 900}},
+		"a router that reached": {[][]Pod{{{Pod: "a", Problem: "away"}}, {small}}, Sum{Sizes: roundSizes(repeated(64)), Steps: 900}},
 	} {
 		if diff := cmp.Diff(tc.want, Merge(tc.reports...)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

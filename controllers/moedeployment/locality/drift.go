@@ -169,7 +169,7 @@ func Assess(in Input) Assessment {
 		a.Message = "Locality matches the prediction of the plan"
 	}
 	if !a.Tested {
-		a.Message += fmt.Sprintf(". Drift is not tested, because the plan has no calibration (drift.json): it was made from counts, with fewer than %d held-back requests (at most %d tokens times MoE layers), for about 200 ranks or more, or by an earlier version", drift.LeastRequests, drift.MaxRows)
+		a.Message += ". Drift is not tested, because the ConfigMap of the plan has no calibration (drift.json)"
 	}
 	a.Reason = string(a.Status)
 	return a

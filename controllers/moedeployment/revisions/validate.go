@@ -94,7 +94,7 @@ func envOf(moed *semmoev1.MoEDeployment) (engineEnv, templateEnv givenEnv) {
 // UserEnv returns the names of all engine variables in the spec.
 func UserEnv(moed *semmoev1.MoEDeployment) []string {
 	ofEngine, ofTemplate := envOf(moed)
-	return EnvNames(slices.Concat(ofEngine.env, ofTemplate.env))
+	return envNames(slices.Concat(ofEngine.env, ofTemplate.env))
 }
 
 // validateEnv rejects engine variables that users may not set.
@@ -123,7 +123,7 @@ func validateEnv(moed *semmoev1.MoEDeployment, adapter engine.Adapter, launched 
 // checkEnv returns an error for variables that are incompatible with the launch.
 func checkEnv(moed *semmoev1.MoEDeployment, adapter engine.Adapter, launched engine.Launch) error {
 	ofEngine, ofTemplate := envOf(moed)
-	return cmp.Or(adapter.CheckEnv(launched, ofEngine.field, EnvNames(ofEngine.env)), adapter.CheckEnv(launched, ofTemplate.field, EnvNames(ofTemplate.env)))
+	return cmp.Or(adapter.CheckEnv(launched, ofEngine.field, envNames(ofEngine.env)), adapter.CheckEnv(launched, ofTemplate.field, envNames(ofTemplate.env)))
 }
 
 // isPodIP reports whether a variable is the operator's own, with its value.
@@ -232,8 +232,8 @@ func validateRoutedExperts(moed *semmoev1.MoEDeployment, adapter engine.Adapter)
 	return nil
 }
 
-// EnvNames returns the names of variables.
-func EnvNames(env []corev1.EnvVar) []string {
+// envNames returns the names of variables.
+func envNames(env []corev1.EnvVar) []string {
 	var list []string
 	for _, variable := range env {
 		list = append(list, variable.Name)

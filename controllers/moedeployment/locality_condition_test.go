@@ -304,7 +304,7 @@ func TestLocalityVerdict(t *testing.T) {
 	if got.Status != metav1.ConditionFalse || got.Reason != "Drifted" {
 		t.Errorf("%s %s", got.Status, got.Reason)
 	}
-	for _, part := range []string{"31.2%", "promises 40.0%", "50.0% comes with tokens that the plan has not seen", "10.0% with spreading load", "40.0% with tokens that activate other experts", "(Paused): spec.reconciliation is Paused."} {
+	for _, part := range []string{"31.2%", "predicts 40.0%", "new tokens 50.0%", "load balancing 10.0%", "changed expert activations 40.0%", "(Paused): spec.reconciliation is Paused."} {
 		if !strings.Contains(got.Message, part) {
 			t.Errorf("the message lacks %q: %s", part, got.Message)
 		}

@@ -124,7 +124,7 @@ func Judge(t Trial) Decision {
 			return *decision
 		}
 	}
-	return Decision{Step: StepCanary, Reason: ReasonSoaking, Message: "it is compared with the stable revision", Again: look(t.Soak)}
+	return Decision{Step: StepCanary, Reason: ReasonSoaking, Message: "it is compared with the stable revision", Again: evaluationInterval(t.Soak)}
 }
 
 func broken(t Trial) *Decision {
@@ -152,7 +152,7 @@ func promoting(t Trial) *Decision {
 	if !t.Promoting {
 		return nil
 	}
-	again := look(t.Soak)
+	again := evaluationInterval(t.Soak)
 	if first := firstTimeout(t); again == 0 || first != 0 && first < again {
 		again = first // ready replicas are compared while another one is not ready
 	}
@@ -171,7 +171,7 @@ func soaking(t Trial) *Decision {
 	if soaked >= t.Soak {
 		return nil
 	}
-	return &Decision{Step: StepCanary, Reason: ReasonSoaking, Message: "it is compared with the stable revision", Again: min(look(t.Soak), t.Soak-soaked)}
+	return &Decision{Step: StepCanary, Reason: ReasonSoaking, Message: "it is compared with the stable revision", Again: min(evaluationInterval(t.Soak), t.Soak-soaked)}
 }
 
 func better(t Trial) *Decision {
@@ -222,8 +222,8 @@ func (t Trial) soaked() time.Duration {
 
 func (t Trial) longest() time.Duration { return max(maxSoak, maxSoakFactor*t.Soak) }
 
-// look returns the interval between evaluations of a comparison; zero without a comparison.
-func look(soak time.Duration) time.Duration {
+// evaluationInterval returns the interval between evaluations of a comparison; zero without a comparison.
+func evaluationInterval(soak time.Duration) time.Duration {
 	if soak == 0 {
 		return 0
 	}

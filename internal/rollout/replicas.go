@@ -116,7 +116,7 @@ func Replicas(b Budget, revisions []Revision, goal Goal) []int32 {
 		return target
 	}
 	if goal.Stable == None {
-		hold(b, revisions, target)
+		adjustTotal(b, revisions, target)
 		return target
 	}
 	want := goal.wants(b, len(revisions))
@@ -175,15 +175,15 @@ func unprovenFirst(revisions []Revision) []int {
 	return order
 }
 
-// hold changes only the total. It grows the proven revision with the most ready replicas, because this revision is
+// adjustTotal changes only the total. It grows the proven revision with the most ready replicas, because this revision is
 // known to work. It shrinks revisions on trial first, then from the oldest, ready replicas last. While several
 // revisions have replicas, surge replicas stay: otherwise serving replicas would be removed for ones that do not serve
 // yet.
-func hold(b Budget, revisions []Revision, target []int32) {
+func adjustTotal(b Budget, revisions []Revision, target []int32) {
 	excess := sum(target) - b.Replicas
 	if excess < 0 {
 		room := b.Replicas + b.MaxSurge - occupied(revisions, target, Goal{Stable: None, Candidate: None})
-		target[known(revisions)] += max(0, min(-excess, room))
+		target[mostReliable(revisions)] += max(0, min(-excess, room))
 		return
 	}
 	if !several(target) {
@@ -223,8 +223,8 @@ func several(target []int32) bool {
 	return with > 1
 }
 
-// known returns the revision that most likely works.
-func known(revisions []Revision) int {
+// mostReliable returns the revision that most likely works.
+func mostReliable(revisions []Revision) int {
 	best := 0
 	for i, r := range revisions {
 		better := r.ReadyReplicas(r.Replicas) > revisions[best].ReadyReplicas(revisions[best].Replicas)

@@ -18,8 +18,8 @@ var (
 	prompts  = []int32{64, 64, 64, 64, 2048, 4096, 8192, 8192}
 )
 
-// lookAtBatches runs the planner once, with no policy that holds a plan.
-func (s *story) lookAtBatches() Planning {
+// reconcileBatches runs the planner once, with no policy that holds a plan.
+func (s *story) reconcileBatches() Planning {
 	s.t.Helper()
 	p, err := s.Plan(context.Background(), s.moed, moedtest.Report(), s.workloads, nil)
 	if err != nil {
@@ -47,7 +47,7 @@ func TestPlanKeepsItsBatchSizes(t *testing.T) {
 			s.inService()
 			writes := s.writes
 			s.BatchSizes = tc.after
-			s.look(false)
+			s.reconcile(false)
 			plans := s.plans()
 			if len(plans) != 1 || s.writes != writes || !slices.Equal(plans[0].Spec.ObservedBatchTokens, tc.want) {
 				t.Errorf("%d plans after %d writes, of sizes %v; want one of %v", len(plans), s.writes-writes, plans[0].Spec.ObservedBatchTokens, tc.want)
@@ -62,12 +62,12 @@ func TestReplanForBatches(t *testing.T) {
 	s := newStory(t)
 	s.BatchSizes = decoding
 	base := s.inService()
-	if p := s.lookAtBatches(); p.BatchesMoved() || len(s.plans()) != 1 {
+	if p := s.reconcileBatches(); p.BatchesMoved() || len(s.plans()) != 1 {
 		t.Fatalf("%d plans for the same sizes", len(s.plans()))
 	}
 	s.BatchSizes = prompts
 	for range 2 { // the second run sees the plan of the first one
-		s.lookAtBatches()
+		s.reconcileBatches()
 	}
 	made := slices.DeleteFunc(s.plans(), func(p semmoev1.PlacementPlan) bool { return p.Name == base.Name })
 	if len(made) != 1 || len(s.profiles()) != 1 {
@@ -79,11 +79,11 @@ func TestReplanForBatches(t *testing.T) {
 	}
 	s.solve("b1", "", semmoev1.VerdictNoGainExpected)
 	writes := s.writes
-	if p := s.lookAtBatches(); p.BatchesMoved() || s.writes != writes {
+	if p := s.reconcileBatches(); p.BatchesMoved() || s.writes != writes {
 		t.Error("sizes at which nothing is gained lead to another plan")
 	}
 	s.BatchSizes = decoding
-	if s.lookAtBatches(); len(s.plans()) != 3 {
+	if s.reconcileBatches(); len(s.plans()) != 3 {
 		t.Errorf("%d plans once the sizes are those of before, want another one", len(s.plans()))
 	}
 }
@@ -107,14 +107,14 @@ func TestOutgrownPlanIsRecreated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newStory(t)
 			s.BatchSizes = decoding
-			s.look(false)
+			s.reconcile(false)
 			s.profile("r0")
-			s.look(false)
+			s.reconcile(false)
 			plan := s.solve("b0", "", semmoev1.VerdictNoGainExpected)
 			s.BatchSizes, s.now = prompts, s.now.Add(2*time.Hour)
 			tc.change(s)
 			for range 3 {
-				s.look(false)
+				s.reconcile(false)
 			}
 			plans := s.plans()
 			if len(plans) != 1 || plans[0].Name != plan.Name || !slices.Equal(plans[0].Spec.ObservedBatchTokens, tc.want) {

@@ -62,8 +62,8 @@ func newStory(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *story {
 	return s
 }
 
-// look runs the planner once.
-func (s *story) look(drifted bool) Planning {
+// reconcile runs the planner once.
+func (s *story) reconcile(drifted bool) Planning {
 	s.t.Helper()
 	p, err := s.Plan(context.Background(), s.moed, moedtest.Report(), s.workloads, nil)
 	if err != nil {
@@ -128,9 +128,9 @@ func (s *story) update(object client.Object) {
 // inService brings the plan of the spec into service.
 func (s *story) inService() *semmoev1.PlacementPlan {
 	s.t.Helper()
-	s.look(false)
+	s.reconcile(false)
 	s.profile("r0")
-	s.look(false)
+	s.reconcile(false)
 	base := s.solve("b0", "", semmoev1.VerdictGain)
 	s.workloads = []*revisions.Workload{workloadUnder(s.t, base, 2)}
 	return base
@@ -139,18 +139,18 @@ func (s *story) inService() *semmoev1.PlacementPlan {
 // drift simulates a drift that results in a plan of a tier.
 func (s *story) drift(digest string, tier semmoev1.Tier) *semmoev1.PlacementPlan {
 	s.t.Helper()
-	s.look(true)
+	s.reconcile(true)
 	s.profile("of-" + digest)
-	s.look(true)
+	s.reconcile(true)
 	plan := s.solve(digest, tier, semmoev1.VerdictGain)
-	s.look(false)
+	s.reconcile(false)
 	return plan
 }
 
-// wantTables runs the planner, and checks the tables used with the serving layout.
-func (s *story) wantTables(when, want string) Planning {
+// checkTables runs the planner, and checks the tables used with the serving layout.
+func (s *story) checkTables(when, want string) Planning {
 	s.t.Helper()
-	p := s.look(false)
+	p := s.reconcile(false)
 	if got := nameOf(p.Tables); got != want {
 		s.t.Errorf("%s: the tables in use are those of %q, want %q", when, got, want)
 	}
@@ -176,23 +176,23 @@ func TestDeletedReplan(t *testing.T) {
 			plan := s.drift("t1", tc.tier)
 			s.now = s.now.Add(tc.after)
 			writes := s.writes
-			if s.look(false); s.writes != writes || len(s.profiles()) != 2 || len(s.plans()) != 2 {
+			if s.reconcile(false); s.writes != writes || len(s.profiles()) != 2 || len(s.plans()) != 2 {
 				t.Fatalf("%d writes while nothing happens; %d profiles and %d plans", s.writes-writes, len(s.profiles()), len(s.plans()))
 			}
 			if err := s.Planner.Client.Delete(context.Background(), plan); err != nil {
 				t.Fatal(err)
 			}
-			s.wantTables("the plan is deleted", "")
+			s.checkTables("the plan is deleted", "")
 			writes = s.writes
 			for range 2 {
-				if p := s.look(false); p.Plan.Name != base.Name || p.Candidate != nil {
+				if p := s.reconcile(false); p.Plan.Name != base.Name || p.Candidate != nil {
 					t.Errorf("wanted is %s, candidate %+v; want the plan before", p.Plan.Name, p.Candidate)
 				}
 			}
 			if s.writes != writes || len(s.plans()) != 1 || len(s.profiles()) != tc.profiles {
 				t.Errorf("left are %d plans and %d profiles after %d more writes, want 1 and %d after none", len(s.plans()), len(s.profiles()), s.writes-writes, tc.profiles)
 			}
-			s.look(true)
+			s.reconcile(true)
 			if made := s.profile("r2"); made.Annotations[semmoev1.AnnotationPlanned] != "" || len(s.profiles()) != tc.profiles+1 {
 				t.Errorf("further drift results in profile %s with annotations %v", made.Name, made.Annotations)
 			}
@@ -204,9 +204,9 @@ func TestDeletedReplan(t *testing.T) {
 func TestUnobservedReplan(t *testing.T) {
 	s := newStory(t)
 	s.inService()
-	s.look(true)
+	s.reconcile(true)
 	s.profile("r1")
-	s.look(false)
+	s.reconcile(false)
 	made := s.plans()
 	for i := range made {
 		if made[i].Spec.Current == nil {
@@ -216,7 +216,7 @@ func TestUnobservedReplan(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s.look(false); !slices.EqualFunc(s.plans(), made, func(a, b semmoev1.PlacementPlan) bool { return a.Name == b.Name }) || len(made) != 2 {
+	if s.reconcile(false); !slices.EqualFunc(s.plans(), made, func(a, b semmoev1.PlacementPlan) bool { return a.Name == b.Name }) || len(made) != 2 {
 		t.Errorf("there are %d plans, want the %d of before", len(s.plans()), len(made))
 	}
 }
@@ -226,7 +226,7 @@ func TestUnobservedReplan(t *testing.T) {
 func TestReplanFollowsTheSpec(t *testing.T) {
 	s := newStory(t)
 	s.inService()
-	s.look(true)
+	s.reconcile(true)
 	samples := func() semmoev1.LiveSamples {
 		t.Helper()
 		made := slices.DeleteFunc(s.profiles(), func(p semmoev1.AffinityProfile) bool { return p.Spec.Live == nil })
@@ -237,13 +237,13 @@ func TestReplanFollowsTheSpec(t *testing.T) {
 	}
 	s.moed.Spec.Profiling.LiveSamples, s.moed.Generation = semmoev1.LiveSamplesCounts, 0
 	for range 2 {
-		if s.look(true); samples() != semmoev1.LiveSamplesSequences {
+		if s.reconcile(true); samples() != semmoev1.LiveSamplesSequences {
 			t.Error("a profile is given up by an old spec")
 		}
 	}
 	s.moed.Generation = 1
 	for range 2 {
-		s.look(true)
+		s.reconcile(true)
 	}
 	if got := samples(); got != semmoev1.LiveSamplesCounts {
 		t.Errorf("the profile is made of %s, want counts", got)
@@ -254,10 +254,10 @@ func TestReplanFollowsTheSpec(t *testing.T) {
 func TestNoReplanOfADeletedProfile(t *testing.T) {
 	s := newStory(t)
 	s.inService()
-	s.look(true)
+	s.reconcile(true)
 	s.profile("r1")
 	s.now = s.now.Add(48 * time.Hour)
-	if s.look(false); len(s.plans()) != 1 || len(s.profiles()) != 1 {
+	if s.reconcile(false); len(s.plans()) != 1 || len(s.profiles()) != 1 {
 		t.Errorf("%d plans and %d profiles, want only those of the spec", len(s.plans()), len(s.profiles()))
 	}
 }
@@ -271,30 +271,30 @@ func TestTablesStayWithWhatServes(t *testing.T) {
 	pin := func(name string) { s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: name} }
 
 	pin("missing")
-	if p := s.wantTables("a plan is pinned that is not there", tables.Name); p.Pin.Reason != reasonPlanNotFound {
+	if p := s.checkTables("a plan is pinned that is not there", tables.Name); p.Pin.Reason != reasonPlanNotFound {
 		t.Errorf("the pin's fault is %+v", p.Pin)
 	}
 	chosen := moedtest.PlanOf("missing", "x0", unsolved)
 	if err := s.Planner.Client.Create(context.Background(), chosen); err != nil {
 		t.Fatal(err)
 	}
-	s.wantTables("it is being solved", tables.Name)
+	s.checkTables("it is being solved", tables.Name)
 	s.solve("x0", "", semmoev1.VerdictGain)
-	if p := s.wantTables("it is on its canary", tables.Name); p.Candidate == nil || p.Candidate.Digest != "x0-full" {
+	if p := s.checkTables("it is on its canary", tables.Name); p.Candidate == nil || p.Candidate.Digest != "x0-full" {
 		t.Errorf("the candidate is %+v, want the plan that is pinned", p.Candidate)
 	}
 
 	s.moed.Spec.Placement.PlanRef = nil
 	s.moed.Spec.Placement.Solver.Seed = ptr.To[int64](2)
-	s.wantTables("another plan is asked for", tables.Name)
-	s.wantTables("it is being solved", tables.Name)
+	s.checkTables("another plan is asked for", tables.Name)
+	s.checkTables("it is being solved", tables.Name)
 	s.solve("b1", "", semmoev1.VerdictNoGainExpected)
-	s.wantTables("it gains nothing", tables.Name)
+	s.checkTables("it gains nothing", tables.Name)
 
 	if err := s.Planner.Client.Delete(context.Background(), tables); err != nil {
 		t.Fatal(err)
 	}
-	s.wantTables("the plan with the tables is deleted", "")
+	s.checkTables("the plan with the tables is deleted", "")
 }
 
 // Tables of a plan of another owner also stay when another plan is pinned.
@@ -306,11 +306,11 @@ func TestPinnedTablesOfOthersStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "theirs"}
-	s.wantTables("pinned", "theirs")
+	s.checkTables("pinned", "theirs")
 	s.moed.Spec.Placement.PlanRef.Name = "missing"
-	s.wantTables("another is pinned", "theirs")
+	s.checkTables("another is pinned", "theirs")
 	s.moed.Spec.Placement.PlanRef = nil
-	s.wantTables("none is pinned", "")
+	s.checkTables("none is pinned", "")
 }
 
 // New tables are used with their layout even if another owner created both plans: no pod restarts. The serving state
@@ -345,7 +345,7 @@ func TestPinnedTablesOfALayoutOfOthers(t *testing.T) {
 			}
 			s.workloads = []*revisions.Workload{workloadUnder(t, under, 2)}
 			s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: pin.Name}
-			p := s.wantTables("pinned", tc.tables)
+			p := s.checkTables("pinned", tc.tables)
 			if p.Plan.Name != tc.plan || !p.PlanPinned(s.moed) {
 				t.Errorf("the layout is that of plan %s, want %s", p.Plan.Name, tc.plan)
 			}
@@ -369,14 +369,14 @@ func TestPinnedTablesApproveTheirLayout(t *testing.T) {
 		s := newStory(t, change)
 		s.inService()
 		s.workloads = []*revisions.Workload{workloadUnder(t, nil, 1)}
-		if p := s.look(false); p.Candidate != nil || p.Hold.Reason != name {
+		if p := s.reconcile(false); p.Candidate != nil || p.Hold.Reason != name {
 			t.Errorf("the candidate is %+v before anything is pinned, held because of %q; want %s", p.Candidate, p.Hold.Reason, name)
 		}
 		if err := s.Planner.Client.Create(context.Background(), replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)); err != nil {
 			t.Fatal(err)
 		}
 		s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "t1"}
-		if p := s.look(false); p.Candidate == nil || p.Candidate.Digest != "b0-full" || p.Hold.Reason != "" || !p.PlanPinned(s.moed) {
+		if p := s.reconcile(false); p.Candidate == nil || p.Candidate.Digest != "b0-full" || p.Hold.Reason != "" || !p.PlanPinned(s.moed) {
 			t.Errorf("%s: the candidate is %+v, held because of %+v; want the layout of the pinned plan", name, p.Candidate, p.Hold)
 		}
 	}
@@ -388,18 +388,18 @@ func TestApprovedPlanKeepsItsCanary(t *testing.T) {
 	s.inService()
 	s.drift("l1", semmoev1.TierLayout)
 	s.now = s.now.Add(time.Hour)
-	s.look(true)
+	s.reconcile(true)
 	s.profile("of-l2")
 	s.moed.Annotations = map[string]string{semmoev1.AnnotationApprove: "l1"}
-	if p := s.look(true); p.Candidate == nil || p.Candidate.Digest != "l1-full" {
+	if p := s.reconcile(true); p.Candidate == nil || p.Candidate.Digest != "l1-full" {
 		t.Fatalf("the candidate is %+v, want the plan that was approved", p.Candidate)
 	}
 	newer := s.solve("l2", semmoev1.TierLayout, semmoev1.VerdictGain)
-	if p := s.look(false); p.Candidate == nil || p.Candidate.Digest != "l1-full" {
+	if p := s.reconcile(false); p.Candidate == nil || p.Candidate.Digest != "l1-full" {
 		t.Errorf("with a newer plan the candidate is %+v (%+v), want the approved one", p.Candidate, p.Hold)
 	}
-	s.workloads = []*revisions.Workload{workloadUnder(t, PlanWithDigest("l1-full", s.look(false).Plans), 2)}
-	if p := s.look(false); p.Plan.Name != newer.Name || p.Hold.Reason != "AwaitingApproval" {
+	s.workloads = []*revisions.Workload{workloadUnder(t, PlanWithDigest("l1-full", s.reconcile(false).Plans), 2)}
+	if p := s.reconcile(false); p.Plan.Name != newer.Name || p.Hold.Reason != "AwaitingApproval" {
 		t.Errorf("once it serves, the wanted plan is %s, held because of %q; want the newer one, waiting for approval", p.Plan.Name, p.Hold.Reason)
 	}
 }

@@ -55,10 +55,10 @@ func TestCheck(t *testing.T) {
 		"directive in annotations":  {metadata: metav1.ObjectMeta{Annotations: keys("$retainKeys")}, want: "f.metadata.annotations"},
 		"directive in nodeSelector": {spec: corev1.PodSpec{NodeSelector: keys("$patch")}, want: "f.spec.nodeSelector"},
 
-		"init container named like the engine":    {spec: corev1.PodSpec{InitContainers: named("engine", func(c *corev1.Container) { c.Image, c.Command = "evil:1", []string{"/evil"} })}, want: `f.spec.initContainers: "engine" is the operator's`},
-		"init container named like the recorder":  {spec: corev1.PodSpec{InitContainers: named("profile", nothing)}, want: `f.spec.initContainers: "profile" is the operator's`},
-		"init container named like an operator's": {spec: corev1.PodSpec{InitContainers: named("verify", nothing)}, want: `f.spec.initContainers: "verify" is the operator's`},
-		"container named like an operator's":      {spec: corev1.PodSpec{Containers: named("verify", nothing)}, want: `f.spec.containers: "verify" is the operator's`},
+		"init container named like the engine":    {spec: corev1.PodSpec{InitContainers: named("engine", func(c *corev1.Container) { c.Image, c.Command = "evil:1", []string{"/evil"} })}, want: `f.spec.initContainers: "engine" is reserved by the operator`},
+		"init container named like the recorder":  {spec: corev1.PodSpec{InitContainers: named("profile", nothing)}, want: `f.spec.initContainers: "profile" is reserved by the operator`},
+		"init container named like an operator's": {spec: corev1.PodSpec{InitContainers: named("verify", nothing)}, want: `f.spec.initContainers: "verify" is reserved by the operator`},
+		"container named like an operator's":      {spec: corev1.PodSpec{Containers: named("verify", nothing)}, want: `f.spec.containers: "verify" is reserved by the operator`},
 		"ephemeral container":                     {spec: corev1.PodSpec{EphemeralContainers: []corev1.EphemeralContainer{{}}}, want: "f.spec.ephemeralContainers"},
 		"two containers of one name":              {spec: corev1.PodSpec{InitContainers: named("a", nothing), Containers: named("a", nothing)}, want: `f.spec.containers: "a" is invalid`},
 		"image of the engine":                     {spec: corev1.PodSpec{Containers: named("engine", func(c *corev1.Container) { c.Image = "x" })}, want: "spec.engine.image"},
@@ -67,7 +67,7 @@ func TestCheck(t *testing.T) {
 		"security context of the engine":          {spec: corev1.PodSpec{Containers: named("engine", func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)} })}},
 		"container without an image":              {spec: corev1.PodSpec{Containers: named("a", func(c *corev1.Container) { c.Image = "" })}, want: `container "a" has no image`},
 		"privileged container of the user's":      {spec: corev1.PodSpec{HostNetwork: true, Containers: named("a", func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)} })}},
-		"image of the recorder":                   {spec: corev1.PodSpec{Containers: named("profile", func(c *corev1.Container) { c.Image = "x" })}, want: `image of container "profile" is the operator's`},
+		"image of the recorder":                   {spec: corev1.PodSpec{Containers: named("profile", func(c *corev1.Container) { c.Image = "x" })}, want: `image of container "profile" is set by the operator`},
 		"privileged recorder":                     {spec: corev1.PodSpec{Containers: named("profile", func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)} })}, want: `securityContext of container "profile"`},
 		"variables of the recorder from a Secret": {spec: corev1.PodSpec{Containers: named("profile", func(c *corev1.Container) { c.EnvFrom = []corev1.EnvFromSource{{}} })}, want: `envFrom of container "profile"`},
 		"volumes of the recorder":                 {spec: corev1.PodSpec{Containers: named("profile", mounts("own", "/models", true))}, want: `volumeMounts of container "profile"`},
@@ -78,7 +78,7 @@ func TestCheck(t *testing.T) {
 			c.Env = []corev1.EnvVar{{Name: "HTTPS_PROXY"}}
 			c.Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("1")}
 		})}},
-		"volume of the operator's":                     {spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "plan"}}}, want: `f.spec.volumes: "plan" is the operator's (the plan)`},
+		"volume of the operator's":                     {spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "plan"}}}, want: `f.spec.volumes: "plan" is reserved by the operator (the plan)`},
 		"two volumes of one name":                      {spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "a"}, {Name: "a"}}}, want: `f.spec.volumes: "a" is invalid`},
 		"a token for the store":                        {spec: corev1.PodSpec{Volumes: projected("store.example.com")}, want: `f.spec.volumes: the audience "store.example.com" of volume "own" is reserved`},
 		"a token for something else":                   {spec: corev1.PodSpec{Volumes: projected("vault")}},

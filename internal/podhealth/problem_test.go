@@ -106,7 +106,7 @@ func TestFindProblem(t *testing.T) {
 		},
 		"plan": {
 			change: onNode, age: patience, mounts: map[types.UID]string{"p": `MountVolume.SetUp failed for volume "semmoe-plan" : configmap "m-1-2" not found`},
-			reason: "VolumeNotMounted", message: `configmap "m-1-2" not found: the ConfigMap of a plan comes back by itself, unless the PlacementPlan that its name begins with says what is missing for that; where there is no such PlacementPlan, create it again`,
+			reason: "VolumeNotMounted", message: `configmap "m-1-2" not found: the operator recreates the ConfigMap of a plan, unless the PlacementPlan with that name prefix reports a problem`,
 		},
 		"inspection": {
 			change: func(p *corev1.Pod) { unschedulable(p); p.Labels[semmoev1.LabelComponent] = semmoev1.ComponentInspect },
@@ -117,10 +117,10 @@ func TestFindProblem(t *testing.T) {
 			age:    patience, reason: "Unschedulable", message: "pod of the profiling Job has no node",
 		},
 		"containers do not start": {change: onNode, age: patience, reason: "ContainerNotCreated", message: "kubectl describe pod"},
-		"node lost":               {change: lost, reason: "NodeLost", message: "pod p is on node n, which does not answer"},
+		"node lost":               {change: lost, reason: "NodeLost", message: "pod p is on node n, which does not respond"},
 		"node lost, and being deleted": {
 			change: func(p *corev1.Pod) { lost(p); p.DeletionTimestamp = &metav1.Time{Time: start} },
-			reason: "NodeLost", message: "or the pod by force",
+			reason: "NodeLost", message: "or force-delete the pod",
 		},
 		"not ready":              {change: func(p *corev1.Pod) { lost(p); p.Status.Conditions[1].Status = corev1.ConditionFalse }},
 		"another readiness gate": {change: func(p *corev1.Pod) { lost(p); p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "x"}} }},

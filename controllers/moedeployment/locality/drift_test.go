@@ -112,8 +112,8 @@ func TestAssessDrift(t *testing.T) {
 		hold   string // reason of the hold
 		says   string
 	}{
-		"on target":                        {served(), OnTarget, "OnTarget", "", "get what the plan promises"},
-		"drifted":                          {served(shifted), Drifted, "Drifted", "", "no longer those"},
+		"on target":                        {served(), OnTarget, "OnTarget", "", "matches the prediction of the plan"},
+		"drifted":                          {served(shifted), Drifted, "Drifted", "", "drifted away from the plan"},
 		"no plan":                          {served(func(in *Input) { in.Planned = false }), Unknown, "NoPlan", "", "Without a plan"},
 		"plan deleted":                     {served(func(in *Input) { in.Plan = nil }), Unknown, "PlanNotFound", "", "does not exist"},
 		"plan of the tables deleted":       {served(func(in *Input) { in.Routers.Tables = "other" }), Unknown, "PlanNotFound", "", "does not exist"},
@@ -127,10 +127,10 @@ func TestAssessDrift(t *testing.T) {
 		"nothing scored":                   {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2, Newest: moedtest.Start} }), Unknown, "TablesNotLoaded", "", "not loaded"},
 		"too few samples":                  {served(func(in *Input) { in.Routers.Samples = samples(enoughSamples-1, always(0)) }), Unknown, "TooFewSamples", "", "fewer than 30"},
 		"below, not tested":                {served(below, func(in *Input) { in.Routers.Calibration = nil }), BelowPromise, "BelowTarget", "", "is not tested"},
-		"on target, not tested":            {served(func(in *Input) { in.Routers.Calibration = nil }), OnTarget, "OnTarget", "", "fewer are within 67108864 tokens times MoE layers"},
+		"on target, not tested":            {served(func(in *Input) { in.Routers.Calibration = nil }), OnTarget, "OnTarget", "", "no calibration (drift.json)"},
 		"too few, not tested":              {served(func(in *Input) { in.Routers.Calibration, in.Rate.Requests = nil, 29 }), Unknown, "TooFewSamples", "", ""},
-		"below, without a change":          {served(below), BelowPromise, "BelowTarget", "", "have not been seen to change"},
-		"below, traded for shorter waits":  {served(elsewhere), OnTarget, "OnTarget", "", "no rank keeps the others waiting"},
+		"below, without a change":          {served(below), BelowPromise, "BelowTarget", "", "no change of the traffic is detected"},
+		"below, traded for shorter waits":  {served(elsewhere), OnTarget, "OnTarget", "", "trade for shorter waits"},
 		"near the bar":                     {served(nearBar), OnTarget, "OnTarget", "", ""},
 		"near the bar, below before":       {served(nearBar, func(in *Input) { in.WasBelow = true }), BelowPromise, "BelowTarget", "", ""},
 		"recovered":                        {served(func(in *Input) { in.WasBelow = true }), OnTarget, "OnTarget", "", ""},
@@ -159,7 +159,7 @@ func TestAssessDrift(t *testing.T) {
 		"Prometheus, no series":   {asked(good, func(*Input) {}).with(desired.Finding{Reason: promquery.NoSeries, Message: "The query yields no series"}), Unknown, "PrometheusNoSeries", "", "no series"},
 		"Prometheus, nothing":     {asked(nil), Unknown, "PrometheusStale", "", ""},
 		"Prometheus, ended":       {asked(moedtest.Values(times(120, 0.1)...)[:116]), Unknown, "PrometheusStale", "", ""},
-		"Prometheus, percent":     {asked(moedtest.Values(times(120, 40)...)), Unknown, "PrometheusNotARate", "", "not percent"},
+		"Prometheus, percent":     {asked(moedtest.Values(times(120, 40)...)), Unknown, "PrometheusNotARate", "", "not a percentage"},
 		"Prometheus, negative":    {asked(moedtest.Values(times(120, -0.1)...)), Unknown, "PrometheusNotARate", "", ""},
 		"Prometheus, too few":     {asked(moedtest.Values(times(44, 0.1)...)), Unknown, "TooFewValues", "", "three quarters"},
 		"Prometheus, just enough": {asked(moedtest.Values(times(45, 0.1)...)), Drifted, "Drifted", "", ""},

@@ -161,7 +161,7 @@ func TestTextsOfCounts(t *testing.T) {
 		plan := &semmoev1.PlacementPlan{Status: semmoev1.PlacementPlanStatus{Plan: "6020771edb47c715", Verdict: verdict}}
 		moed.Spec.Placement.Approval = semmoev1.ApprovalManual
 		for _, text := range []string{PlannedText(plan), holdBack(moed, plan, false).Message} {
-			if !strings.Contains(text, "counts of tokens, which show no local activation rate") || strings.Contains(text, "of ;") || strings.Contains(text, " against  ") {
+			if !strings.Contains(text, "token counts, which contain no local activation rate") || strings.Contains(text, "of ;") || strings.Contains(text, " versus  ") {
 				t.Errorf("%s: %q", verdict, text)
 			}
 		}
@@ -225,7 +225,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"no replica left to produce them":             {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingBaselineOutputs"},
 		"weights requested":                           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
 		"the map changes outputs":                     {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "because outputs change with the engine's expert map: told"},
-		"the map changes outputs, in service":         {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "answers change"},
+		"the map changes outputs, in service":         {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "outputs change"},
 		"on a canary without replicas":                {wanted: fresh, answers: answers{Missing: "soon"}, workloads: append(inService(nil, "r1"), trial(inService(byMap(fresh), revision(byMap(fresh)))[0])), want: byMap(fresh), try: true},
 		"changed outputs with another image":          {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
 		"both change outputs":                         {wanted: fresh, changed: []string{revision(byMap(fresh)), revision(byWeights(fresh))}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "OutputChanged"},
@@ -239,19 +239,19 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
 		}}, wanted: fresh, hold: "UnsupportedByEngine"},
 		"weights without a router":            {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
-		"engine without a map":                {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
+		"engine without a map":                {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "because VLLM accepts no expert map"},
 		"engine without a map, map requested": {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "UnsupportedByEngine"},
-		"model whose map is ignored":          {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
-		"wrapper whose map is ignored":        {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map for multimodal models"},
-		"a map known to be wrong":             {wanted: fresh, release: "0.5.17", want: byWeights(fresh), why: "since SGLang before 0.5.23 loads the experts of models of type qwen3_moe by the map and chooses them without it"},
+		"model whose map is ignored":          {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "because SGLang ignores an expert map"},
+		"wrapper whose map is ignored":        {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "because SGLang ignores an expert map for multimodal models"},
+		"a map known to be wrong":             {wanted: fresh, release: "0.5.17", want: byWeights(fresh), why: "because SGLang before 0.5.23 loads the experts of models of type qwen3_moe by the map and chooses them without it"},
 		"a map that is right":                 {wanted: fresh, release: "0.5.23", want: byMap(fresh)},
 		"a map with a backend":                {Change: []func(*semmoev1.MoEDeployment){deepEP}, wanted: fresh, release: "0.5.17", want: byMap(fresh)},
 		"a wrong map requested":               {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17", hold: "UnsupportedByEngine"},
-		"a map without effect":                {report: &gptOSS, wanted: fresh, want: byWeights(fresh), why: "since The releases of SGLang whose source is known load the experts of gpt_oss models in the default order"},
+		"a map without effect":                {report: &gptOSS, wanted: fresh, want: byWeights(fresh), why: "because The releases of SGLang whose source is known load the experts of gpt_oss models in the default order"},
 		"a wrong map that serves":             {wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byMap(fresh)},
 		"a wrong map that serves, requested": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17",
 			workloads: inService(byMap(fresh), revision(byMap(fresh), realization(semmoev1.RealizationEngineMap))), want: byMap(fresh)},
-		"a wrong map for a changed spec":                     {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "since SGLang before 0.5.23"},
+		"a wrong map for a changed spec":                     {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "because SGLang before 0.5.23"},
 		"groups that the plan breaks":                        {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "UnsupportedByEngine"},
 		"experts that cannot move":                           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, wanted: fresh, hold: "UnsupportedByEngine"},
 		"experts that cannot move, no plan yet":              {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, hold: "UnsupportedByEngine"},
@@ -479,7 +479,7 @@ func TestChooseLayoutForTokens(t *testing.T) {
 		"waits for approval": {Change: func(m *semmoev1.MoEDeployment) {
 			moedtest.Tokens(m)
 			m.Spec.Placement.Approval = semmoev1.ApprovalManual
-		}, hold: "AwaitingApproval", says: "on 1.80 other ranks, against 2.30 without it"},
+		}, hold: "AwaitingApproval", says: "on 1.80 other ranks, versus 2.30 without the plan"},
 		"another size":          {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Parallelism.ExpertParallelSize = 8 }, workloads: under(old, moedtest.Tokens)},
 		"attention of requests": {Change: func(*semmoev1.MoEDeployment) {}, workloads: under(old, moedtest.Tokens)},
 	} {

@@ -380,8 +380,8 @@ func TestValidate(t *testing.T) {
 		}, `"--init-expert-location" contradicts the plan of spec.profiling`},
 		"user-provided map":   {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--init-expert-location", "x.json"} }, ""},
 		"plan volume":         {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-plan"}}}}), "use another name"},
-		"verifying container": {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "verify-plan"}}}}), `"verify-plan" is the operator's`},
-		"probing container":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "prove-lossless"}}}}), `"prove-lossless" is the operator's`},
+		"verifying container": {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "verify-plan"}}}}), `"verify-plan" is reserved by the operator`},
+		"probing container":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "prove-lossless"}}}}), `"prove-lossless" is reserved by the operator`},
 		"a cache without a use": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.Realization, m.Spec.Placement.Cache = semmoev1.RealizationEngineMap, &semmoev1.CacheSpec{}
 		}, "spec.placement.cache: with spec.placement.realization EngineMap"},
@@ -408,7 +408,7 @@ func TestValidate(t *testing.T) {
 		"profiling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
 			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d.jsonl"}}
-		}, "name in spec.profiling.profileRef an AffinityProfile of the same model"},
+		}, "reference in spec.profiling.profileRef an AffinityProfile of the same model"},
 		"not sampling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
 			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Routing.SamplePercent = ptr.To[int32](0)

@@ -213,7 +213,7 @@ func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error
 		return fail(checkpoint.Invalidf("--engine: %v", err))
 	}
 	if !adapter.TellsExperts() {
-		return fail(checkpoint.Invalidf("--engine: %s does not tell the experts of a request, and cannot profile: use another engine", adapter.Type))
+		return fail(checkpoint.Invalidf("--engine: %s does not return the routed experts of requests, and cannot profile: use another engine", adapter.Type))
 	}
 	report, err := checkpoint.Inspect(o.model)
 	if err != nil {

@@ -146,7 +146,7 @@ func (f *routerFlags) completeEngine() error {
 		return fmt.Errorf("--expert-load-series is %d: want 0 to %d", o.ExpertLoadSeries, expertload.MaxSeries)
 	}
 	if o.SamplePercent > 0 && !adapter.TellsExperts() {
-		return fmt.Errorf("--sample-percent is %d: engine %s does not tell the experts of a request; want 0", o.SamplePercent, f.engine)
+		return fmt.Errorf("--sample-percent is %d: engine %s does not return the routed experts of requests; want 0", o.SamplePercent, f.engine)
 	}
 	o.RankHeader, o.RoutingKeyHeader, o.RoutedExperts = adapter.RankHeader, adapter.RoutingKeyHeader, adapter.RoutedExperts
 	o.TokenizePath, o.RankRoutes = adapter.Generation.TokenizePath, adapter.RankRoutes

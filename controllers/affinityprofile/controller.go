@@ -363,7 +363,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, o observation, now time.Ti
 			return nil, err
 		}
 		if message != "" {
-			return podhealth.Refused(message), nil
+			return podhealth.PodsRejected(message), nil
 		}
 	}
 	return nil, nil

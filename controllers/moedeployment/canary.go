@@ -19,7 +19,8 @@ import (
 	"github.com/semmoe/operator/internal/rollout"
 )
 
-// mark writes on a workload how far it has proven itself; empty is all the way, and is told with the time.
+// mark records the rollout step of a workload in an annotation. An empty step means proven, and is recorded with the
+// time.
 func (r *Reconciler) mark(ctx context.Context, workload *revisions.Workload, step string, now time.Time) error {
 	if workload.Annotations[semmoev1.AnnotationRollout] == step {
 		return nil
@@ -34,28 +35,28 @@ func (r *Reconciler) mark(ctx context.Context, workload *revisions.Workload, ste
 	}
 	if workload.UID == "" {
 		set()
-		return nil // it is written when it is created
+		return nil // written by the create request
 	}
 	return workload.Change(ctx, r.Client, "mark", set)
 }
 
-// markAlone writes on the workload that serves that a trial beside it is over: what was measured until now is of both. It is written again
-// where the trial's workload could not be deleted.
-func (r *Reconciler) markAlone(ctx context.Context, workload *revisions.Workload, now time.Time) error {
+// markTrialEnded records on the serving workload that the trial next to it has ended: measurements up to now cover both
+// workloads. It writes the time again if deleting the trial's workload failed.
+func (r *Reconciler) markTrialEnded(ctx context.Context, workload *revisions.Workload, now time.Time) error {
 	if workload.UID == "" {
-		return nil // it is about to be made, and serves from then on
+		return nil // not created yet: it serves from its creation on
 	}
 	return workload.Change(ctx, r.Client, "mark", func() {
 		metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationProven, now.UTC().Format(time.RFC3339))
 	})
 }
 
-// soakOf is how long a canary must serve.
+// soakOf returns how long a canary must serve.
 func soakOf(moed *semmoev1.MoEDeployment) time.Duration {
 	return time.Duration(*moed.Spec.Rollout.SoakSeconds) * time.Second
 }
 
-// trialOf is what is known of a candidate's workload.
+// trialOf collects the observed state of a candidate's workload.
 func trialOf(moed *semmoev1.MoEDeployment, candidate *revisions.Workload, o observation, now time.Time) rollout.Trial {
 	trial := rollout.Trial{
 		Now:        trialTime(now, o.Reports),
@@ -79,7 +80,8 @@ func trialOf(moed *semmoev1.MoEDeployment, candidate *revisions.Workload, o obse
 	return trial
 }
 
-// promisedDifference is by how much a candidate's plan promises a higher local activation rate than what serves; 0 where that is not known.
+// promisedDifference returns the predicted local activation rate of the candidate minus that of the plan in service, or
+// 0 if unknown.
 func promisedDifference(p planner.Planning) float64 {
 	candidate := p.Plan
 	if candidate == nil || p.Candidate == nil || candidate.Status.PlanDigest != p.Candidate.Digest {
@@ -87,7 +89,7 @@ func promisedDifference(p planner.Planning) float64 {
 	}
 	if c := candidate.Status.Comparison; c != nil {
 		if c.Requests == 0 {
-			return 0 // counts of tokens show no rate
+			return 0 // token counts contain no rate
 		}
 		return float64(c.CandidateLARMilli-c.CurrentLARMilli) / 1000
 	}
@@ -103,9 +105,10 @@ func promisedDifference(p planner.Planning) float64 {
 	return float64(forecast.LARMilli-p.Promise.Status.Forecast.LARMilli) / 1000
 }
 
-// trialTime is the time by which a trial is judged: that of the routers' last samples, where the manager's clock is behind all of them. Pods
-// and samples have the times of their nodes: by a clock that was set back hours a soak would last until it has caught up. One router
-// that is ahead of the others has a wrong clock itself, by which replicas that load would be taken for broken.
+// trialTime returns the clock for judging a trial: the time of the routers' newest samples if the manager's clock is
+// behind all routers, else the manager's clock. Pods and samples carry the time of their nodes. With a manager clock
+// set back by hours, a soak would last until that clock catches up. A single router ahead of the others has a wrong
+// clock itself; following it would make loading replicas look broken.
 func trialTime(now time.Time, reports []lar.Report) time.Time {
 	var earliest time.Time
 	for _, report := range reports {
@@ -125,8 +128,8 @@ func trialTime(now time.Time, reports []lar.Report) time.Time {
 	return now
 }
 
-// sampleOf is how requests to a revision have gone since a time. Local activation rates are of whole minutes, or of the last sampled
-// requests where these are more, as in a quiet service or after a short time.
+// sampleOf aggregates the requests to a revision since a time. The local activation rate covers whole minutes, or the
+// most recent sampled requests if these are more (low traffic, or a short time).
 func sampleOf(reports []lar.Report, revision string, since time.Time) rollout.Sample {
 	var sample rollout.Sample
 	var last lar.Ratio
@@ -147,17 +150,17 @@ func sampleOf(reports []lar.Report, revision string, since time.Time) rollout.Sa
 	return sample
 }
 
-// giveUp records on a plan that its canary has failed, where that outlives the canary.
-func (r *Reconciler) giveUp(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision, measured *measuredGain) error {
+// recordFailure records the failure of a canary on its plan, which outlives the canary.
+func (r *Reconciler) recordFailure(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision, measured *measuredGain) error {
 	return r.record(ctx, plan, map[string]string{semmoev1.AnnotationFailed + revision: printable.Line(decision.Reason+": "+decision.Message, 512)}, measured)
 }
 
-// record writes annotations on a plan, and what its canary has measured.
+// record writes annotations and the measured gain of the canary on a plan.
 func (r *Reconciler) record(ctx context.Context, plan *semmoev1.PlacementPlan, annotations map[string]string, measured *measuredGain) error {
 	if measured != nil {
 		text, err := measured.text()
 		if err != nil {
-			return fmt.Errorf("encode annotation %s: %w", semmoev1.AnnotationMeasured, err)
+			return fmt.Errorf("failed to encode annotation %s: %w", semmoev1.AnnotationMeasured, err)
 		}
 		annotations[semmoev1.AnnotationMeasured] = text
 	}
@@ -169,7 +172,7 @@ func (r *Reconciler) record(ctx context.Context, plan *semmoev1.PlacementPlan, a
 		metav1.SetMetaDataAnnotation(&plan.ObjectMeta, name, value)
 	}
 	if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
-		return fmt.Errorf("annotate PlacementPlan %s: %w", plan.Name, err)
+		return fmt.Errorf("failed to annotate PlacementPlan %s: %w", plan.Name, err)
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ type trialCase struct {
 	c         client.Client
 	r         *Reconciler
 	events    *events.FakeRecorder
-	// sampledAfter is how long after the start requests were sampled.
+	// sampledAfter is the time from the start until requests were sampled.
 	sampledAfter time.Duration
 }
 
@@ -80,7 +80,7 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 	return tc
 }
 
-// saw tells routers' samples: as many of either revision, with so much of ten activations local.
+// saw adds samples of routers: the same number for each revision, with the given number of ten activations local.
 func (tc *trialCase) saw(requests int, candidate, stable int64) {
 	var report lar.Report
 	for range requests {
@@ -93,8 +93,8 @@ func (tc *trialCase) saw(requests int, candidate, stable int64) {
 	tc.o.Reports = []lar.Report{report}
 }
 
-// timed adds minutes of streamed requests to the samples: 1,000 a minute of either revision, whose tokens take so much
-// longer on the candidate. The stable revision computes 3,000 tokens in the 30 ms of an output token.
+// timed adds minutes of streamed requests to the samples: 1,000 per minute and revision, with tokens that take longer
+// on the candidate by the share slower. The stable revision computes 3,000 tokens in the 30 ms of an output token.
 func (tc *trialCase) timed(minutes int, slower float64) {
 	for minute := range minutes {
 		revisions := map[string]lar.Service{}
@@ -121,7 +121,7 @@ func (tc *trialCase) reconcile(t *testing.T, now time.Time) rolloutState {
 	return state
 }
 
-// stored is what the API server has of the candidate's workload and of the plan.
+// stored returns the candidate's workload and the plan from the API server.
 func (tc *trialCase) stored(t *testing.T) (*appsv1.StatefulSet, *semmoev1.PlacementPlan) {
 	t.Helper()
 	workload, plan := &appsv1.StatefulSet{}, &semmoev1.PlacementPlan{}
@@ -133,7 +133,7 @@ func (tc *trialCase) stored(t *testing.T) (*appsv1.StatefulSet, *semmoev1.Placem
 	return workload, plan
 }
 
-// What is decided on a canary stands where it outlives the manager: on its workload, or on its plan.
+// A decision on a canary is recorded on its workload or on its plan, so that it survives a restart of the manager.
 func TestCanaryIsDecided(t *testing.T) {
 	soaked := moedtest.Start.Add(10 * time.Minute)
 	manual := func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.Rollback = semmoev1.RollbackManual }
@@ -146,21 +146,21 @@ func TestCanaryIsDecided(t *testing.T) {
 		Change            []func(*semmoev1.MoEDeployment)
 		requests          int
 		candidate, stable int64
-		minutes           int // in which requests have times
+		minutes           int // minutes with timed requests
 		slower            float64
 		now               time.Time
 		phase             semmoev1.RolloutPhase
 		reason, mark      string
-		says              string // is in the state's message
-		failed            string // begins the plan's annotation
+		says              string // part of the state's message
+		failed            string // prefix of the plan's annotation
 		Replicas          int32
 		held              bool
 	}{
 		"better, but it still soaks":     {requests: 50, candidate: 8, stable: 2, minutes: 3, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
 		"better":                         {requests: 50, candidate: 8, stable: 2, minutes: 9, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
-		"better, and nothing has a time": {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
-		"nothing has a time for long":    {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "CanaryInconclusive", says: "0 of at least 200 requests with a time", mark: "Canary", Replicas: 1},
-		"a short soak asks for no times": {Change: []func(*semmoev1.MoEDeployment){short}, requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
+		"better, no timed requests":      {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
+		"no timed requests for long":     {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "CanaryInconclusive", says: "0 of at least 200 requests with a time", mark: "Canary", Replicas: 1},
+		"a short soak needs no times":    {Change: []func(*semmoev1.MoEDeployment){short}, requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
 		"faster, and nothing is sampled": {Change: []func(*semmoev1.MoEDeployment){unsampled}, minutes: 9, slower: -0.1, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
 		"more local, and slower":         {requests: 50, candidate: 8, stable: 2, minutes: 9, slower: 0.1, now: soaked, phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "InterTokenSlower: its time per output token changes by +10.0%", Replicas: 1},
 		"worse, while it soaks":          {requests: 50, candidate: 2, stable: 8, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", Replicas: 1},
@@ -205,7 +205,8 @@ func TestCanaryIsDecided(t *testing.T) {
 	}
 }
 
-// What a canary saves is recorded on its plan, with what its hardware profile predicts, where the two can be compared.
+// The saving of a canary is recorded on its plan with the prediction of its hardware profile, if the two are
+// comparable.
 func TestCanaryIsMeasured(t *testing.T) {
 	forecast := func(change func(*semmoev1.PlanForecast)) func(*trialCase) {
 		return func(tc *trialCase) {
@@ -273,19 +274,19 @@ func TestCanaryIsMeasured(t *testing.T) {
 	}
 }
 
-// Ratios with a time that may not be saved at all are infinite, and what is no measurement is none.
+// Ratios are infinite if the saving may be zero, and invalid annotations are ignored.
 func TestGainRatios(t *testing.T) {
 	inf := math.Inf(1)
 	for name, tc := range map[string]struct {
 		text string
 		want []float64
 	}{
-		"saved":         {`{"predictedMicros":100,"savedMicros":50,"savedLowMicros":25,"savedHighMicros":100}`, []float64{2, 1, 4}},
-		"perhaps none":  {`{"predictedMicros":100,"savedMicros":50,"savedLowMicros":-25,"savedHighMicros":100}`, []float64{2, 1, inf}},
-		"lost":          {`{"predictedMicros":100,"savedMicros":-50,"savedLowMicros":-75,"savedHighMicros":-25}`, []float64{inf, inf, inf}},
-		"not predicted": {`{"predictedMicros":0,"savedMicros":50}`, nil},
-		"not JSON":      {`100`, nil},
-		"no annotation": {``, nil},
+		"saved":                  {`{"predictedMicros":100,"savedMicros":50,"savedLowMicros":25,"savedHighMicros":100}`, []float64{2, 1, 4}},
+		"interval includes zero": {`{"predictedMicros":100,"savedMicros":50,"savedLowMicros":-25,"savedHighMicros":100}`, []float64{2, 1, inf}},
+		"lost":                   {`{"predictedMicros":100,"savedMicros":-50,"savedLowMicros":-75,"savedHighMicros":-25}`, []float64{inf, inf, inf}},
+		"not predicted":          {`{"predictedMicros":0,"savedMicros":50}`, nil},
+		"not JSON":               {`100`, nil},
+		"no annotation":          {``, nil},
 	} {
 		plan := moedtest.PlanOf("p", "ab", func(p *semmoev1.PlacementPlan) {
 			p.Annotations = map[string]string{semmoev1.AnnotationMeasured: tc.text}
@@ -298,27 +299,27 @@ func TestGainRatios(t *testing.T) {
 	}
 }
 
-// A canary of the layout that pinned tables are for is approved as one that is pinned itself.
+// A canary of the layout that pinned tables are for counts as approved, like a pinned plan.
 func TestCanaryOfPinnedTables(t *testing.T) {
 	for name, tc := range map[string]struct {
 		tables *semmoev1.PlacementPlan
 		want   semmoev1.RolloutPhase
 	}{
 		"another plan is pinned": {nil, semmoev1.RolloutPhaseCanary},
-		"its tables are":         {moedtest.PlanOf("tables", "tt", nil), semmoev1.RolloutPhasePromoting},
+		"its tables are pinned":  {moedtest.PlanOf("tables", "tt", nil), semmoev1.RolloutPhasePromoting},
 	} {
 		trial := newTrial(t, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "tables"} })
 		trial.o.Planning.PinnedTables = tc.tables
-		trial.saw(5, 8, 2) // too few to tell
+		trial.saw(5, 8, 2) // too few samples for a conclusion
 		if state := trial.reconcile(t, moedtest.Start.Add(10*time.Minute)); state.Phase != tc.want {
 			t.Errorf("%s: state is %+v, want %s", name, state, tc.want)
 		}
 	}
 }
 
-// A manager whose clock was set back hours judges a canary by the time that the samples have: the soak is not over before it is by
-// their clock, and does not last until the manager's has caught up.
-func TestCanaryOutlivesClock(t *testing.T) {
+// A manager whose clock was set back by hours judges a canary by the time of the samples: the soak neither ends early
+// nor lasts until the manager's clock has caught up.
+func TestCanaryClockSetBack(t *testing.T) {
 	for name, tc := range map[string]struct {
 		sampled time.Duration
 		phase   semmoev1.RolloutPhase
@@ -338,8 +339,8 @@ func TestCanaryOutlivesClock(t *testing.T) {
 	}
 }
 
-// A plan that has failed gives its replica back, and nothing tells but the plan.
-func TestCanaryGoesBack(t *testing.T) {
+// The replica of a failed plan is removed, and the failure is recorded only on the plan.
+func TestCanaryRollback(t *testing.T) {
 	trial := newTrial(t)
 	trial.o.Planning.Candidate, trial.o.CandidateRevision = nil, ""
 	trial.o.Planning.Hold = desired.Finding{Reason: planner.ReasonRolledBack, Message: "why"}
@@ -348,8 +349,8 @@ func TestCanaryGoesBack(t *testing.T) {
 		t.Errorf("%d replicas, state %+v", *workload.Spec.Replicas, state)
 	}
 	stable := trial.workloads[1]
-	if _, told := stable.Annotations[semmoev1.AnnotationProven]; told {
-		t.Error("what serves is said to serve alone while the canary's pod is there")
+	if _, reported := stable.Annotations[semmoev1.AnnotationProven]; reported {
+		t.Error("the trial is marked as ended while the canary's pod exists")
 	}
 	trial.o.Pods, trial.r.Live = trial.o.Pods[1:], trial.c
 	if err := trial.c.Create(context.Background(), trial.moed); err != nil {
@@ -360,11 +361,11 @@ func TestCanaryGoesBack(t *testing.T) {
 		t.Errorf("the canary's workload: %v, want it gone", err)
 	}
 	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(stable.Object), stable.Object); err != nil || !revisions.ServesSince(stable).Equal(moedtest.Start.Add(time.Hour)) {
-		t.Errorf("what serves has annotations %v (%v), want that it serves alone since the trial is over", stable.Annotations, err)
+		t.Errorf("the serving workload has annotations %v (%v), want the end of the trial", stable.Annotations, err)
 	}
 }
 
-// A promoted plan that serves alone is proven, and the revision before it is removed only then.
+// A promoted plan is proven when it is the only one that serves. Only then the previous revision is removed.
 func TestCanaryIsProven(t *testing.T) {
 	trial := newTrial(t, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) })
 	candidate, stable := trial.workloads[0], trial.workloads[1]
@@ -386,7 +387,7 @@ func TestCanaryIsProven(t *testing.T) {
 	}
 }
 
-// A canary waits until the revision that serves is complete, and is created with its mark.
+// A canary starts when the serving revision is complete, and is created with its annotation.
 func TestCanaryBegins(t *testing.T) {
 	trial := newTrial(t)
 	stable := trial.workloads[1]
@@ -412,14 +413,15 @@ func TestCanaryBegins(t *testing.T) {
 	}
 }
 
-// Workloads keep the ConfigMap of their plan, whatever is decided: one that is made, before the one that it replaces may go.
+// Workloads keep the ConfigMap of their plan, whatever the decision. A new workload keeps it before the replaced
+// workload is deleted.
 func TestPlansAreKept(t *testing.T) {
 	trial := newTrial(t, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Routing.Mode, m.Spec.Replicas = semmoev1.RoutingModeNone, ptr.To[int32](1)
 	})
 	served := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: trial.plan.Status.ConfigMap, OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "m-before", UID: "before"}}}}
 	c := interceptor.NewClient(moedtest.Cluster(t, trial.moed.DeepCopy(), served), interceptor.Funcs{
-		// The fake client gives no UID.
+		// The fake client sets no UID.
 		Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
 			object.SetUID("made")
 			return c.Create(ctx, object, options...)
@@ -480,7 +482,7 @@ func TestSampleOf(t *testing.T) {
 	}
 }
 
-// The time of a trial is no earlier than what all routers have seen, and no router alone makes it later.
+// The time of a trial is at least the time that all routers have reached. A single router cannot move it forward.
 func TestTrialTime(t *testing.T) {
 	at := func(minutes ...int) lar.Report {
 		var report lar.Report
@@ -493,12 +495,12 @@ func TestTrialTime(t *testing.T) {
 		reports []lar.Report
 		want    int
 	}{
-		"no router":               {nil, 0},
-		"none has seen anything":  {[]lar.Report{at(), at()}, 0},
-		"the manager is ahead":    {[]lar.Report{at(-9, -5), at(-3)}, 0},
-		"the manager is behind":   {[]lar.Report{at(300, 310), at(), at(305)}, 305},
-		"one router is ahead":     {[]lar.Report{at(-1), at(120)}, 0},
-		"one router has seen few": {[]lar.Report{at(300), at(-20)}, 0},
+		"no router":                  {nil, 0},
+		"no router has samples":      {[]lar.Report{at(), at()}, 0},
+		"the manager is ahead":       {[]lar.Report{at(-9, -5), at(-3)}, 0},
+		"the manager is behind":      {[]lar.Report{at(300, 310), at(), at(305)}, 305},
+		"one router is ahead":        {[]lar.Report{at(-1), at(120)}, 0},
+		"one router has few samples": {[]lar.Report{at(300), at(-20)}, 0},
 	} {
 		if got, want := trialTime(moedtest.Start, tc.reports), moedtest.Start.Add(time.Duration(tc.want)*time.Minute); !got.Equal(want) {
 			t.Errorf("%s: %v, want %v", name, got, want)

@@ -18,13 +18,13 @@ import (
 	"github.com/semmoe/operator/internal/conditions"
 )
 
-// reasonSpecInvalid is the reason of what waits until the spec can be realised.
+// reasonSpecInvalid is the reason of steps that wait for a valid spec.
 const reasonSpecInvalid = "WaitingForValidSpec"
 
-// profiled is the verdict on a complete profile.
+// profiled returns the verdict for a complete profile.
 func profiled(profile *semmoev1.AffinityProfile) conditions.Verdict {
 	r := profile.Status.Result
-	return conditions.True("Profiled", fmt.Sprintf("AffinityProfile %s holds %d tokens of %d requests", profile.Name, r.Tokens, r.Requests))
+	return conditions.True("Profiled", fmt.Sprintf("AffinityProfile %s contains %d tokens of %d requests", profile.Name, r.Tokens, r.Requests))
 }
 
 func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Verdict {
@@ -32,25 +32,25 @@ func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Ver
 	profile := o.described().Profile
 	switch {
 	case moed.Spec.Profiling == nil:
-		return no("NoProfile", "The model has not been profiled: it is served with the engine's own placement of experts; name a data set in spec.profiling")
+		return no("NoProfile", "The model is not profiled, and is served with the engine's own expert placement. To profile it, set a data set in spec.profiling")
 	case o.unplanned() && profile != nil && profile.Status.Result != nil:
 		return profiled(profile)
 	case o.unplanned() && profile != nil:
 		return no(planner.ChildVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
 	case o.Invalid != nil:
-		return no(reasonSpecInvalid, "The profile is made once the spec can be realised: the condition Degraded names the cause")
+		return no(reasonSpecInvalid, "The profile waits for a valid spec. See the condition Degraded for the cause")
 	case o.Inspection.Report == nil:
-		return no("InspectingModel", "The model is profiled once it has been inspected")
+		return no("InspectingModel", "The profile waits for the inspection of the model")
 	case profile == nil && moed.Spec.Profiling.ProfileRef != nil:
-		return no(planner.ReasonProfileNotFound, fmt.Sprintf("spec.profiling.profileRef: there is no AffinityProfile %q in namespace %s: create it, or name another", moed.Spec.Profiling.ProfileRef.Name, moed.Namespace))
+		return no(planner.ReasonProfileNotFound, fmt.Sprintf("spec.profiling.profileRef: AffinityProfile %q does not exist in namespace %s. Create it, or reference another one", moed.Spec.Profiling.ProfileRef.Name, moed.Namespace))
 	case profile == nil && desired.Paused(moed):
-		return no("Paused", "The profile is made once spec.reconciliation is Active")
+		return no("Paused", "The profile is created once spec.reconciliation is Active")
 	case profile == nil:
 		return no("WaitingForProfile", "The profile is being created")
 	case planner.Profiled(profile, o.Inspection.Report.ModelDigest):
 		return profiled(profile)
 	case profile.Status.Model != nil && profile.Status.Model.Digest != o.Inspection.Report.ModelDigest:
-		return no(planner.ReasonOtherModel, fmt.Sprintf("AffinityProfile %s is of another checkpoint (digest %s) than the one that is served (%s): make a profile of this model", profile.Name, profile.Status.Model.Digest, o.Inspection.Report.ModelDigest))
+		return no(planner.ReasonOtherModel, fmt.Sprintf("AffinityProfile %s belongs to checkpoint digest %s, but digest %s is served. Profile the served model", profile.Name, profile.Status.Model.Digest, o.Inspection.Report.ModelDigest))
 	}
 	return no(planner.ChildVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
 }
@@ -66,17 +66,17 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Verd
 		return conditions.True("Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which %s", plan.Name, plan.Status.Plan, planner.PlannedText(plan)))
 	case o.unplanned() && o.inService().Plan != nil && o.inService().Plan.Status.PlanDigest != "":
 		plan := o.inService().Plan
-		return conditions.True("Planned", fmt.Sprintf("PlacementPlan %s (%s) %s. The present spec has no plan yet", plan.Name, plan.Status.Plan, planner.PlannedText(plan)))
+		return conditions.True("Planned", fmt.Sprintf("PlacementPlan %s (%s) %s. The current spec has no plan yet", plan.Name, plan.Status.Plan, planner.PlannedText(plan)))
 	case o.Invalid != nil && desired.UsesPlans(moed):
-		return no(reasonSpecInvalid, "The plan is made once the spec can be realised: the condition Degraded names the cause")
+		return no(reasonSpecInvalid, "The plan waits for a valid spec. See the condition Degraded for the cause")
 	case moed.Spec.Profiling == nil:
-		return no("NoProfile", "There is no plan without a profile")
+		return no("NoProfile", "A plan needs a profile. Set spec.profiling")
 	case o.Inspection.Report == nil || !planner.Profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
-		return no("WaitingForProfile", "The plan is made once the model has been profiled")
+		return no("WaitingForProfile", "The plan waits for the profile of the model")
 	case o.Planning.Hardware.Fault.Reason != "":
 		return notYet(o.Planning.Hardware.Fault)
 	case plan == nil && desired.Paused(moed):
-		return no("Paused", "The plan is made once spec.reconciliation is Active")
+		return no("Paused", "The plan is created once spec.reconciliation is Active")
 	case plan == nil:
 		return no("WaitingForPlan", "The plan is being created")
 	case planner.Published(plan, moed, o.Inspection.Report.ModelDigest):
@@ -101,31 +101,31 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	former := o.inService().Serving
 	switch {
 	case o.unplanned() && former != nil:
-		return no("NotInService", "Plan %s serves with revision %s. The present spec is not in service: the conditions Progressing and Degraded name the cause", former.Short(), o.servingRevision())
+		return no("NotInService", "Plan %s serves with revision %s; the current spec is not in service. See the conditions Progressing and Degraded for the cause", former.Short(), o.servingRevision())
 	case p.Hold.Reason != "":
 		return notYet(p.Hold)
 	case p.Candidate != nil && desired.Paused(moed):
-		return no("Paused", "Plan %s is tried once spec.reconciliation is Active", p.Candidate.Short())
-	case p.Candidate != nil && o.Rollout.Reason == "": // an error came between, which Degraded tells
-		return no("WaitingForReplicas", "Plan %s is to be tried beside revision %s", p.Candidate.Short(), o.Revision)
+		return no("Paused", "Plan %s starts its canary once spec.reconciliation is Active", p.Candidate.Short())
+	case p.Candidate != nil && o.Rollout.Reason == "": // an error occurred; Degraded reports it
+		return no("WaitingForReplicas", "Plan %s waits for its canary next to revision %s", p.Candidate.Short(), o.Revision)
 	case p.Candidate != nil:
 		return no(o.Rollout.Reason, "%s", o.Rollout.Message)
 	case p.Serving == nil && former != nil:
-		return no("RollingOut", "Plan %s serves with revision %s until revision %s does, which has no plan", former.Short(), o.servingRevision(), o.Revision)
+		return no("RollingOut", "Plan %s serves with revision %s until revision %s, which has no plan, is ready", former.Short(), o.servingRevision(), o.Revision)
 	case p.Serving == nil:
 		return no("NoPlan", "There is no plan to roll out")
 	case p.Plan == nil || p.Plan.Status.PlanDigest != p.Serving.Digest:
-		return no("WaitingForPlan", "Plan %s is in service; the plan for the present inputs is not ready yet", p.Serving.Short())
+		return no("WaitingForPlan", "Plan %s is in service; the plan for the current inputs is not ready yet", p.Serving.Short())
 	case !complete && desired.Paused(moed):
 		return no("Paused", "Plan %s is rolled out once spec.reconciliation is Active", p.Serving.Short())
 	case !complete:
 		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
 	}
-	return conditions.True("RolledOut", eachOnce(fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), planner.RealizationText[p.Serving.Realization], p.Why)+p.Warnings+p.TablesText()+shuffleText(moed, o)))
+	return conditions.True("RolledOut", uniqueSentences(fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), planner.RealizationText[p.Serving.Realization], p.Why)+p.Warnings+p.TablesText()+shuffleText(moed, o)))
 }
 
-// eachOnce returns a text of sentences without those that it contains before: two warnings may give the same advice.
-func eachOnce(text string) string {
+// uniqueSentences removes repeated sentences from a text: two warnings may contain the same advice.
+func uniqueSentences(text string) string {
 	var sentences []string
 	for _, sentence := range strings.Split(text, ". ") {
 		if !slices.Contains(sentences, sentence) {
@@ -135,8 +135,8 @@ func eachOnce(text string) string {
 	return strings.Join(sentences, ". ")
 }
 
-// profilingFault is what a profile or plan says is wrong with it, or that the named one is of no use: the model serves all
-// the same.
+// profilingFault returns the failure that a profile or plan reports, or that makes the referenced one unusable. The
+// model serves anyway.
 func profilingFault(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	if profile := profiledVerdict(moed, o); profile.Reason == planner.ReasonProfileNotFound || profile.Reason == planner.ReasonOtherModel {
 		return &conditions.Fault{Reason: profile.Reason, Message: profile.Message}
@@ -151,38 +151,38 @@ func profilingFault(moed *semmoev1.MoEDeployment, o observation) *conditions.Fau
 	if p.Hold.Reason == planner.ReasonOutputChanged {
 		return &conditions.Fault{Reason: p.Hold.Reason, Message: p.Hold.Message}
 	}
-	var told []metav1.Condition
+	var source []metav1.Condition
 	kind, name := "", ""
 	switch {
 	case p.Plan != nil && meta.IsStatusConditionTrue(p.Plan.Status.Conditions, semmoev1.ConditionDegraded):
-		kind, name, told = "PlacementPlan", p.Plan.Name, p.Plan.Status.Conditions
+		kind, name, source = "PlacementPlan", p.Plan.Name, p.Plan.Status.Conditions
 	case p.Profile != nil && meta.IsStatusConditionTrue(p.Profile.Status.Conditions, semmoev1.ConditionDegraded):
-		kind, name, told = "AffinityProfile", p.Profile.Name, p.Profile.Status.Conditions
+		kind, name, source = "AffinityProfile", p.Profile.Name, p.Profile.Status.Conditions
 	default:
 		return nil
 	}
-	degraded := meta.FindStatusCondition(told, semmoev1.ConditionDegraded)
+	degraded := meta.FindStatusCondition(source, semmoev1.ConditionDegraded)
 	return &conditions.Fault{Reason: degraded.Reason, Message: fmt.Sprintf("%s %s: %s", kind, name, degraded.Message)}
 }
 
-// reshuffleStatus sums what the copies of a revision's pods have cost; nil where none tells.
+// reshuffleStatus sums the cost of the checkpoint copies of a revision's pods. It returns nil if no pod reports a cost.
 func reshuffleStatus(pods []*corev1.Pod, revision string) *semmoev1.ReshuffleStatus {
 	var sum semmoev1.ReshuffleStatus
 	for _, pod := range pods {
 		if pod.Labels[semmoev1.LabelRevision] != revision || pod.DeletionTimestamp != nil {
 			continue
 		}
-		told, ok := revisions.ReshuffleOf(pod)
+		result, ok := revisions.ReshuffleOf(pod)
 		switch {
 		case !ok:
 			continue
-		case told.Reused:
+		case result.Reused:
 			sum.Found++
 		default:
 			sum.Made++
-			sum.Bytes += told.Bytes
+			sum.Bytes += result.Bytes
 		}
-		sum.Seconds = max(sum.Seconds, int64(math.Round(told.Seconds)))
+		sum.Seconds = max(sum.Seconds, int64(math.Round(result.Seconds)))
 	}
 	if sum.Made+sum.Found == 0 {
 		return nil
@@ -190,7 +190,7 @@ func reshuffleStatus(pods []*corev1.Pod, revision string) *semmoev1.ReshuffleSta
 	return &sum
 }
 
-// notYet is the verdict that something is not so, for the reason that was found.
+// notYet returns a False verdict with the reason and message of a finding.
 func notYet(why desired.Finding) conditions.Verdict {
 	return conditions.False(why.Reason, why.Message)
 }

@@ -46,16 +46,16 @@ func TestPlanningConditions(t *testing.T) {
 	}{
 		"profile of another model": {serving(planner.Planning{ProfileName: "p", Profile: &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Model: &semmoev1.ModelStatus{Digest: "other"}}}}),
 			map[string]string{"Profiled": "False ModelMismatch", "Degraded": "True ModelMismatch", "Stalled": "False NotStalled", "Ready": "True Serving"}},
-		"profile to come":               {sampled(serving(planner.Planning{ProfileName: "p"}), locality.Assess(locality.Input{})), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
+		"profile in progress":           {sampled(serving(planner.Planning{ProfileName: "p"}), locality.Assess(locality.Input{})), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
 		"broken profile":                {serving(planner.Planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
-		"plan to come":                  {serving(planner.Planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
+		"plan in progress":              {serving(planner.Planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
 		"held":                          {serving(planner.Planning{Profile: profile, Plan: plan, Hold: desired.Finding{Reason: "AwaitingApproval", Message: "m"}}), map[string]string{"Planned": "True Planned", "RolledOut": "False AwaitingApproval"}},
 		"an error before the candidate": {serving(planner.Planning{Profile: profile, Plan: plan, Candidate: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap)}), map[string]string{"RolledOut": "False WaitingForReplicas"}},
 		"in service":                    {serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown NotEvaluated"}},
 		"on target":                     {sampled(serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.OnTarget, Reason: "OnTarget"}), map[string]string{"LocalityOnTarget": "True OnTarget"}},
 		"below":                         {sampled(serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.BelowPromise, Reason: "BelowTarget"}), map[string]string{"LocalityOnTarget": "False BelowTarget", "Ready": "True Serving"}},
 		"drifted":                       {sampled(serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.Drifted, Reason: "Drifted"}), map[string]string{"LocalityOnTarget": "False Drifted", "Ready": "True Serving", "Degraded": "False AsExpected"}},
-		"the next to come": {serving(planner.Planning{Profile: profile, Plan: moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: revisions.LayoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
+		"next plan in progress": {serving(planner.Planning{Profile: profile, Plan: moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: revisions.LayoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
 			map[string]string{"Planned": "False Published", "RolledOut": "False WaitingForPlan"}},
 	}
 	for name, tc := range cases {
@@ -74,9 +74,8 @@ func TestPlanningConditions(t *testing.T) {
 	}
 }
 
-// Of an engine that does not tell the experts of a request, the local activation rate stays unknown, and the condition says
-// why.
-func TestLocalityThatCannotBeMeasured(t *testing.T) {
+// For an engine that does not return routed experts, LocalityOnTarget is Unknown with the reason.
+func TestUnmeasurableLocality(t *testing.T) {
 	found := moedtest.Report()
 	plan := moedtest.PlanOf("new", "bb", nil)
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
@@ -84,7 +83,7 @@ func TestLocalityThatCannotBeMeasured(t *testing.T) {
 	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning, nil, nil, moedtest.Start)
 	status := statusOf(moed, o, moedtest.Start)
 	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
-	if c.Status != metav1.ConditionUnknown || c.Reason != "RoutedExpertsUnavailable" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {
+	if c.Status != metav1.ConditionUnknown || c.Reason != "RoutedExpertsUnavailable" || !strings.Contains(c.Message, "TensorRTLLM does not return the routed experts of requests") {
 		t.Errorf("LocalityOnTarget is %s %s (%s)", c.Status, c.Reason, c.Message)
 	}
 	if status.LAR == nil || status.LAR.ObservedMilli != nil {
@@ -92,7 +91,7 @@ func TestLocalityThatCannotBeMeasured(t *testing.T) {
 	}
 }
 
-// What is not begun while paused is not said to be under way.
+// Conditions of a paused deployment do not report work that has not started as in progress.
 func TestPausedConditions(t *testing.T) {
 	found := moedtest.Report()
 	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
@@ -116,7 +115,7 @@ func TestPausedConditions(t *testing.T) {
 	}
 }
 
-// A profileRef that leads nowhere is a fault that somebody must mend; the model is served all the same.
+// A profileRef to a missing profile is an error that needs a user's action. The model serves anyway.
 func TestProfileNotFound(t *testing.T) {
 	found := moedtest.Report()
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
@@ -130,7 +129,8 @@ func TestProfileNotFound(t *testing.T) {
 	}
 }
 
-// Two warnings with the same advice give it once: those of SGLang for a model whose map is unproven, without an all-to-all backend.
+// Two warnings with the same advice contain it once: those of SGLang for a model whose map is unverified, without an
+// all-to-all backend.
 func TestRolledOutGivesAdviceOnce(t *testing.T) {
 	const advice = "Set --moe-a2a-backend, for example to deepep"
 	found := moedtest.Report()
@@ -155,7 +155,7 @@ func TestRolledOutGivesAdviceOnce(t *testing.T) {
 		t.Errorf("the message is %q", message)
 	}
 	for text, want := range map[string]string{"": "", "a": "a", "a. b. a. c": "a. b. c", "a. a": "a"} {
-		if got := eachOnce(text); got != want {
+		if got := uniqueSentences(text); got != want {
 			t.Errorf("%q becomes %q, want %q", text, got, want)
 		}
 	}

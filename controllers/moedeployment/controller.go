@@ -64,29 +64,30 @@ import (
 // Reconciler brings MoEDeployments into service.
 type Reconciler struct {
 	client.Client
-	// Live reads past the cache: events, which are only needed for a pod whose volumes cannot be mounted, and what the cache may not show yet.
+	// Live bypasses the cache. It reads events, needed only for pods with failing volume mounts, and objects that the
+	// cache may not contain yet.
 	Live client.Reader
-	// Recorder tells transitions.
+	// Recorder records events for condition transitions.
 	Recorder events.EventRecorder
-	// Secrets reads Secrets past the cache: the operator may neither list nor watch them.
+	// Secrets reads Secrets without the cache: RBAC allows the operator neither list nor watch of Secrets.
 	Secrets client.Reader
-	// Prometheus asks the servers that specs name.
+	// Prometheus queries the servers that specs name.
 	Prometheus *promquery.Client
-	// Metrics are told what is observed.
+	// Metrics receives the observed figures.
 	Metrics *Metrics
 	// HTTP sends requests to engine pods.
 	HTTP *http.Client
-	// Routers is the identity with which observations are read from request routers.
+	// Routers is the client identity for reading observations from request routers.
 	Routers managerauth.Identity
-	// Store is how the artifact store is reached; request routers read plans from it.
+	// Store is the access to the artifact store. Request routers read plans from it.
 	Store *access.Access
-	// StoreWatch reports whether the artifact store answers; nil for no report.
+	// StoreWatch reports whether the artifact store answers. If nil, availability is not reported.
 	StoreWatch *storewatch.Watch
-	// Image is the image of our own containers: the request router and the inspection.
+	// Image is the image of the operator's own containers: request router and inspection.
 	Image string
-	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	// PullPolicy is the image pull policy. If empty, the API server sets its default.
 	PullPolicy corev1.PullPolicy
-	// Namespace is the operator's own; empty where it runs outside of the cluster.
+	// Namespace is the operator's own namespace. It is empty if the operator runs outside the cluster.
 	Namespace string
 	// Now is the clock.
 	Now func() time.Time
@@ -111,9 +112,9 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Owns(&networkingv1.NetworkPolicy{}).
 		Owns(&rbacv1.RoleBinding{}).
 		Owns(&semmoev1.PlacementPlan{}).
-		Watches(&semmoev1.AffinityProfile{}, handler.EnqueueRequestsFromMapFunc(r.whoseProfile)).
-		Watches(&semmoev1.PlacementPlan{}, handler.EnqueueRequestsFromMapFunc(r.whosePin)).
-		// Pods belong to workloads, not to us: their label leads back.
+		Watches(&semmoev1.AffinityProfile{}, handler.EnqueueRequestsFromMapFunc(r.profileUsers)).
+		Watches(&semmoev1.PlacementPlan{}, handler.EnqueueRequestsFromMapFunc(r.planPinners)).
+		// Workloads own the pods, so the label of the pod maps it to the MoEDeployment.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, pod client.Object) []reconcile.Request {
 			name := pod.GetLabels()[semmoev1.LabelDeployment]
 			if name == "" {
@@ -123,7 +124,7 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute, RateLimiter: retries()})
 	if r.StoreWatch != nil {
-		b = b.WatchesRawSource(source.Channel(r.StoreWatch.Changed, handler.EnqueueRequestsFromMapFunc(r.usersOfPlans)))
+		b = b.WatchesRawSource(source.Channel(r.StoreWatch.Changed, handler.EnqueueRequestsFromMapFunc(r.storeUsers)))
 	}
 	c, err := b.Build(r)
 	if err != nil {
@@ -133,23 +134,24 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 	return nil
 }
 
-// retries are made ever more seldom, and once a minute at least: nothing tells that an object of somebody else, which the cache does not
-// show, is no longer in the way.
+// retries returns a rate limiter that backs off to at most one minute. A conflicting object of another owner is not in
+// the cache, so no event reports its deletion.
 func retries() workqueue.TypedRateLimiter[reconcile.Request] {
 	return workqueue.NewTypedWithMaxWaitRateLimiter(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request](), time.Minute)
 }
 
-// statusChanged lets a status through that somebody else has changed: nothing else would bring it back soon.
+// statusChanged lets the update event of a status through that another client changed. Without the event, the status
+// would not be restored soon.
 func (r *Reconciler) statusChanged(object client.Object) bool {
 	moed, ok := object.(*semmoev1.MoEDeployment)
 	return ok && r.statuses.Foreign(moed, moed.Status)
 }
 
-// whoseProfile are the MoEDeployments that a profile belongs to, or that name it.
-func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []reconcile.Request {
+// profileUsers returns the MoEDeployments that own or reference a profile.
+func (r *Reconciler) profileUsers(ctx context.Context, profile client.Object) []reconcile.Request {
 	var list semmoev1.MoEDeploymentList
 	if err := r.List(ctx, &list, client.InNamespace(profile.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
-		logr.FromContextOrDiscard(ctx).Error(err, "Listing the MoEDeployments that a profile concerns", "profile", profile.GetName())
+		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list the MoEDeployments that use a profile", "profile", profile.GetName())
 		return nil
 	}
 	var requests []reconcile.Request
@@ -163,8 +165,8 @@ func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []
 	return requests
 }
 
-// usersOfPlans returns the MoEDeployments that need the artifact store.
-func (r *Reconciler) usersOfPlans(ctx context.Context, _ client.Object) []reconcile.Request {
+// storeUsers returns the MoEDeployments that need the artifact store.
+func (r *Reconciler) storeUsers(ctx context.Context, _ client.Object) []reconcile.Request {
 	var list semmoev1.MoEDeploymentList
 	if err := r.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list the MoEDeployments that need the artifact store")
@@ -179,15 +181,15 @@ func (r *Reconciler) usersOfPlans(ctx context.Context, _ client.Object) []reconc
 	return requests
 }
 
-// whosePin are the MoEDeployments that pin a plan, or new tables for its layout.
-func (r *Reconciler) whosePin(ctx context.Context, object client.Object) []reconcile.Request {
+// planPinners returns the MoEDeployments that pin a plan, or that pin new tables for its layout.
+func (r *Reconciler) planPinners(ctx context.Context, object client.Object) []reconcile.Request {
 	plan, ok := object.(*semmoev1.PlacementPlan)
 	if !ok {
 		return nil
 	}
 	var list semmoev1.MoEDeploymentList
 	if err := r.List(ctx, &list, client.InNamespace(plan.GetNamespace())); err != nil {
-		logr.FromContextOrDiscard(ctx).Error(err, "Listing the MoEDeployments that pin a plan", "plan", plan.GetName())
+		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list the MoEDeployments that pin a plan", "plan", plan.GetName())
 		return nil
 	}
 	var requests []reconcile.Request
@@ -200,7 +202,7 @@ func (r *Reconciler) whosePin(ctx context.Context, object client.Object) []recon
 	return requests
 }
 
-// tablesFor tells that a plan by name has new tables for the layout of another.
+// tablesFor reports whether the plan with this name contains new tables for the layout of another plan.
 func (r *Reconciler) tablesFor(ctx context.Context, namespace, name string, layout *semmoev1.PlacementPlan) bool {
 	tables := &semmoev1.PlacementPlan{}
 	if r.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, tables) != nil || tables.Status.Tier != semmoev1.TierTables || tables.Spec.Current == nil {
@@ -209,21 +211,21 @@ func (r *Reconciler) tablesFor(ctx context.Context, namespace, name string, layo
 	return tables.Spec.Current.PlanDigest == layout.Status.PlanDigest
 }
 
-// children are the objects of a MoEDeployment that a reconciliation decides from.
+// children are the objects of a MoEDeployment on which the decisions of a reconciliation are based.
 type children struct {
 	jobs        []*batchv1.Job
 	revisions   []*revisions.Workload // newest first
-	enginePods  []*corev1.Pod         // those that answer requests
-	workerPods  []*corev1.Pod         // further pods of their replicas
+	enginePods  []*corev1.Pod         // the pods that serve requests
+	workerPods  []*corev1.Pod         // the other pods of their replicas
 	inspectPods []*corev1.Pod
 	routerPods  []*corev1.Pod
 	router      *appsv1.Deployment
-	// groups tells that the cluster has the kind LeaderWorkerSet.
+	// groups reports whether the cluster has the kind LeaderWorkerSet.
 	groups bool
 }
 
-// Reconcile observes, decides, acts, looks for what keeps pods from serving, and reports. An error of one phase does not keep the
-// others from theirs.
+// Reconcile observes, decides, acts, diagnoses pods that do not serve, and writes the status. An error in one phase
+// does not prevent the other phases.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	moed := &semmoev1.MoEDeployment{}
 	if err := r.Get(ctx, request.NamespacedName, moed); err != nil {
@@ -239,7 +241,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	moed.Status = r.statuses.Latest(moed, moed.Status)
 	adopted, adoptErr := r.adopt(ctx, moed)
 	if adopted {
-		return ctrl.Result{}, adoptErr // their events lead back here
+		return ctrl.Result{}, adoptErr // the update events requeue the object
 	}
 	observed, err := r.observe(ctx, moed)
 	if err != nil {
@@ -258,18 +260,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err := errors.Join(adoptErr, decideErr, actErr, podsErr, r.applyStatus(ctx, moed, status)); err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{RequeueAfter: outcome.Soonest(actAgain, podsAgain, o.Planning.Again, lookAgain(moed, o))}, nil
+	return ctrl.Result{RequeueAfter: outcome.Soonest(actAgain, podsAgain, o.Planning.Again, pollDelay(moed, o))}, nil
 }
 
-// forget forgets an object that is gone.
+// forget removes the metrics and the cached status of a deleted object.
 func (r *Reconciler) forget(name types.NamespacedName) {
 	r.Metrics.forget(name)
 	r.statuses.Forget(name)
 }
 
-// decide finds out what is to be served: the model, the profile, the plan, and how what is served stands to it. Profiles and plans
-// that are missing are asked for on the way. With an error nothing is known of the plan, unless it is that one of these was refused: there
-// is no revision to ask for, and what serves goes on.
+// decide determines what to serve: the model, the profile, the plan, and how observed traffic compares to the plan. It
+// creates missing profiles and plans. On an error, the plan is unknown, and there is no desired revision. If the error
+// only means that a profile or plan was refused, the desired revision is still set. Serving pods are not affected.
 func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, observed children, now time.Time) (observation, error) {
 	var err error
 	o := observation{Invalid: revisions.Validate(moed), Pods: observed.enginePods, Workers: observed.workerPods, Router: observed.router}
@@ -284,13 +286,13 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 	}
 	asked := desired.ObservesSteps(moed)
 	if asked {
-		o.Reports = locality.AskRouters(ctx, r.Routers.HTTP, observed.routerPods)
+		o.Reports = locality.ReadRouters(ctx, r.Routers.HTTP, observed.routerPods)
 		o.Steps = stepsOf(o.Reports)
 	}
 	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
 	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
 		if o.Invalid = revisions.ValidateModel(moed, *report); o.Invalid == nil {
-			// Nothing that serves depends on what cannot be made.
+			// Serving does not depend on objects that cannot be created.
 			if o.Planning, err = r.planner(o.Steps.Sizes...).Plan(ctx, moed, *report, observed.revisions, observed.enginePods); err != nil && !planner.IsRefused(err) {
 				o.Undecided = true
 				return o, err
@@ -305,8 +307,8 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		o.Undecided = true
 		return o, errors.Join(err, inServiceErr)
 	}
-	if !asked && asksRouters(moed, o) {
-		o.Reports = locality.AskRouters(ctx, r.Routers.HTTP, observed.routerPods)
+	if !asked && pollsRouters(moed, o) {
+		o.Reports = locality.ReadRouters(ctx, r.Routers.HTTP, observed.routerPods)
 	}
 	if desired.Observes(moed) {
 		o.Observed = locality.TrafficOf(o.Reports, o.servingRevision())
@@ -316,7 +318,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 	return o, err
 }
 
-// observeServing adds what serves where that is not what the spec asks for.
+// observeServing adds the serving workload and its plan if they are not the desired ones.
 func (r *Reconciler) observeServing(ctx context.Context, moed *semmoev1.MoEDeployment, observed children, o *observation) error {
 	last := ""
 	if moed.Status.Serving != nil {
@@ -336,21 +338,21 @@ func (r *Reconciler) observeServing(ctx context.Context, moed *semmoev1.MoEDeplo
 	return err
 }
 
-// act brings the cluster nearer to what was decided, and adds to the observation what came of it. It returns after which time to act
-// again; zero for no such time.
+// act applies the decision to the cluster and adds the results to the observation. It returns the delay until it must
+// run again, or zero.
 func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *observation, observed children, now time.Time) (time.Duration, error) {
 	inspect := o.Inspection
-	var changedErr, keptErr, remadeErr, releasesErr, rolloutErr, childrenErr, replanErr error
+	var changedErr, keptErr, recreationsErr, releasesErr, rolloutErr, childrenErr, replanErr error
 	var releasesAgain time.Duration
 	if len(inspect.Obsolete) > 0 {
 		var changed bool
 		if changed, changedErr = desired.SpecChanged(ctx, r.Live, moed); changedErr != nil || changed {
-			inspect.Obsolete = nil // by the latest spec they may be wanted
+			inspect.Obsolete = nil // the latest spec may need them
 		}
 	}
 	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), now)
 	if !desired.Paused(moed) {
-		remadeErr = revisions.RecordRemade(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
+		recreationsErr = revisions.RecordRecreations(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
 		releasesAgain, releasesErr = r.releases.Record(ctx, r.Client, r.HTTP, observed.revisions, observed.enginePods, now)
 		for _, workload := range observed.revisions {
 			keptErr = errors.Join(keptErr, revisions.KeepPlan(ctx, r.Client, workload))
@@ -361,14 +363,14 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	if o.Revision != "" {
 		o.Replan, replanErr = r.planner().Replan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, planner.DriftOf(o.Drift, now))
 	}
-	return outcome.Soonest(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, remadeErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
+	return outcome.Soonest(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
 }
 
-// diagnose looks for what keeps a pod from serving, or from being created. It returns after which time more can be told; zero for no
-// such time.
+// diagnose determines what prevents pods from serving or from being created. It returns the delay until more can be
+// known, or zero.
 func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed children, now time.Time) (time.Duration, error) {
 	pods := slices.Concat(observed.enginePods, observed.workerPods, observed.inspectPods)
-	// OutputChanged says more of these pods than that they end again and again; after an error it is not decided yet.
+	// OutputChanged is more specific for these pods than a crash loop. After an error it is not decided yet.
 	if o.Planning.Hold.Reason == planner.ReasonOutputChanged || o.Revision == "" {
 		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := revisions.ChangedOutput(pod); return found })
 	}
@@ -377,8 +379,8 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed chil
 	if o.RouterProblem, routerAgain = podhealth.Find(observed.routerPods, failedMounts, now); o.RouterProblem == nil {
 		o.RouterProblem = refusedRouter(observed.router)
 	}
-	// Pods of a group that is made anew come and go: their own problems change from one to the next.
-	if o.Problem = revisions.RemadeProblem(observed.revisions); o.Problem != nil {
+	// Pods of a group that is being recreated come and go, and their own problems change with each pod.
+	if o.Problem = revisions.RecreationProblem(observed.revisions); o.Problem != nil {
 		return routerAgain, mountsErr
 	}
 	if o.Problem, again = podhealth.Find(pods, failedMounts, now); o.Problem != nil {
@@ -389,23 +391,23 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed chil
 	return outcome.Soonest(again, routerAgain), errors.Join(mountsErr, refusedErr)
 }
 
-// refusedRouter returns why the pods of the request router cannot be created; nil where they can. The Deployment's controller reports it
-// in a condition.
+// refusedRouter returns why the pods of the request router cannot be created, or nil. The Deployment controller reports
+// the cause in a condition.
 func refusedRouter(router *appsv1.Deployment) *podhealth.Problem {
 	if router == nil {
 		return nil
 	}
 	for _, condition := range router.Status.Conditions {
 		if condition.Type == appsv1.DeploymentReplicaFailure && condition.Status == corev1.ConditionTrue {
-			return podhealth.RefusedRouter(podhealth.LastLine(condition.Message))
+			return podhealth.RouterPodsRejected(podhealth.LastLine(condition.Message))
 		}
 	}
 	return nil
 }
 
-// lookAgain is after which time to look at what no watch tells: the ranks that a Gateway is told, whether a kind that is wanted has
-// come, what is served, and the content of a ConfigMap of the user's; zero where there is nothing of the kind.
-func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
+// pollDelay returns the polling delay for state that no watch reports: the ranks in an InferencePool, a missing kind
+// that the spec needs, traffic, and user-provided ConfigMaps. It returns zero if nothing needs polling.
+func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	var pool, groups, traffic, hardware time.Duration
 	if machines := moed.Spec.Placement.Hardware; machines != nil && machines.ConfigMap != nil {
 		hardware = planner.HardwarePeriod
@@ -416,24 +418,24 @@ func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if o.Invalid != nil && o.Invalid.Reason == revisions.ReasonNoGroups {
 		groups = groupKindPeriod
 	}
-	if asksRouters(moed, o) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
+	if pollsRouters(moed, o) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
 		traffic = observePeriod
 	}
 	return outcome.Soonest(pool, groups, traffic, hardware)
 }
 
-// asksRouters reports whether the routers are asked what they observe: where they sample requests, or a plan serves, which needs engines that
-// obey ranks, or plans are made for the steps of engines.
-func asksRouters(moed *semmoev1.MoEDeployment, o observation) bool {
+// pollsRouters reports whether the controller polls the routers: they sample requests, or a plan is in service (which
+// needs engines that respect ranks), or plans depend on the steps of engines.
+func pollsRouters(moed *semmoev1.MoEDeployment, o observation) bool {
 	return o.servingRevision() != "" && (desired.Observes(moed) || o.inService().Serving != nil || desired.ObservesSteps(moed))
 }
 
-// planner is what makes plans, for the batch sizes that engines report, and chooses among them.
+// planner returns the Planner, which creates plans for the batch sizes that engines report, and selects among them.
 func (r *Reconciler) planner(batchSizes ...int32) *planner.Planner {
 	return &planner.Planner{Client: r.Client, Live: r.Live, Recorder: r.Recorder, HTTP: r.HTTP, Now: r.Now, BatchSizes: batchSizes}
 }
 
-// front is what makes all that stands before the engines.
+// front returns the Front, which manages the objects in front of the engines.
 func (r *Reconciler) front() *front.Front {
 	return &front.Front{Client: r.Client, Live: r.Live, Store: r.Store, Image: r.Image, PullPolicy: r.PullPolicy, Namespace: r.Namespace, ManagerAuthority: r.Routers.Authority}
 }
@@ -445,7 +447,7 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 	var workloads appsv1.StatefulSetList
 	var pods corev1.PodList
 	if err := errors.Join(r.List(ctx, &jobs, ours...), r.List(ctx, &workloads, ours...), r.List(ctx, &pods, ours...)); err != nil {
-		return observed, fmt.Errorf("list children: %w", err)
+		return observed, fmt.Errorf("failed to list children: %w", err)
 	}
 	for i := range jobs.Items {
 		if metav1.IsControlledBy(&jobs.Items[i], moed) {
@@ -488,7 +490,7 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 	return observed, client.IgnoreNotFound(err)
 }
 
-// nextInspection makes the Job of an attempt; nil while nothing new may be started.
+// nextInspection returns the constructor of an inspection Job per attempt, or nil while the spec is paused.
 func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt int) *batchv1.Job {
 	if desired.Paused(moed) {
 		return nil
@@ -496,21 +498,21 @@ func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt i
 	return func(attempt int) *batchv1.Job { return inspectionJob(moed, r.Image, r.PullPolicy, attempt) }
 }
 
-// refusedPods reads why the pods of a workload, or of the inspection, cannot be created: a quota, or the pod security
-// standard of the namespace. No pod exists then that could tell.
+// refusedPods returns why the pods of a workload or of the inspection cannot be created, for example a quota or the pod
+// security standard of the namespace. In this case no pod exists that could report the cause.
 func (r *Reconciler) refusedPods(ctx context.Context, observed children, o observation, now time.Time) (*podhealth.Problem, error) {
 	var owners []client.Object
 	for _, workload := range observed.revisions {
 		if state := revisions.StateOf(workload, o.Pods, o.Workers); workload.UID != "" && state.Existing < state.Replicas {
 			owners = append(owners, workload.Object)
 		}
-		for _, name := range revisions.WantingGroups(workload, o.Pods, observed.workerPods) {
+		for _, name := range revisions.GroupsLackingPods(workload, o.Pods, observed.workerPods) {
 			group := &appsv1.StatefulSet{}
 			err := r.Live.Get(ctx, client.ObjectKey{Namespace: workload.Namespace, Name: name}, group)
 			if err == nil {
 				owners = append(owners, group)
 			} else if !apierrors.IsNotFound(err) {
-				return nil, fmt.Errorf("read StatefulSet %s: %w", name, err)
+				return nil, fmt.Errorf("failed to read StatefulSet %s: %w", name, err)
 			}
 		}
 	}
@@ -523,7 +525,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed children, o obser
 			return nil, err
 		}
 		if message != "" {
-			return podhealth.Refused(message), nil
+			return podhealth.PodsRejected(message), nil
 		}
 	}
 	return nil, nil

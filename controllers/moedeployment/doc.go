@@ -1,13 +1,15 @@
-// Package moedeployment brings the model of a MoEDeployment into service and keeps it there: it inspects the checkpoint,
-// creates one workload per revision, moves replicas from revision to revision, and reports. Its parts are packages of their own, each
-// importing those after it: planner (which plan is served under), front (what stands before the engines), locality (whether traffic has
-// left the plan), revisions (what a workload is) and desired (what they have in common).
+// Package moedeployment brings the model of a MoEDeployment into service and keeps it there: it inspects the
+// checkpoint, creates one workload per revision, moves replicas between revisions, and reports the status. Its parts
+// are packages, each of which imports only packages later in this list: planner (selects the plan to serve under),
+// front (objects in front of the engines), locality (compares traffic to the plan), revisions (workloads), desired
+// (shared helpers).
 //
 // Invariants:
-//   - Every decision is derived from observed objects. Status is a report; wiping it changes nothing.
-//   - A revision's workload is named by the hash of its inputs and its template is written once: neither a change of the
-//     spec nor an upgrade of the operator touches the template of a workload that exists. Only replicas change.
-//   - Children are written by server-side apply with the field manager semmoe-moedeployment, and only where they differ.
-//   - The cores are pure: what a revision's workload is (package revisions), how replicas move (internal/rollout), whether traffic has
-//     left the plan (package locality), and the conditions (observation to status).
+//   - Every decision is based on observed objects. Status is write-only: clearing it changes no decision.
+//   - A revision's workload is named by the hash of its inputs, and its template is written once. Neither a change of
+//     the spec nor an upgrade of the operator changes the template of an existing workload. Only the replica count
+//     changes.
+//   - Children are written by server-side apply with the field manager semmoe-moedeployment, and only if they differ.
+//   - The cores are pure: rendering a workload (package revisions), moving replicas (internal/rollout), evaluating
+//     traffic (package locality), and the conditions (from observation to status).
 package moedeployment

@@ -16,8 +16,8 @@ import (
 	"github.com/semmoe/operator/internal/inspection"
 )
 
-// What is wrong with the profile is told as a condition, and the model serves all the same.
-func TestHardwareFaultIsTold(t *testing.T) {
+// A problem with the hardware profile is reported in a condition. The model serves anyway.
+func TestHardwareProblemIsReported(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.OnHardware(moedtest.Hardware("gpus")), func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "q"}}
 	})
@@ -34,7 +34,7 @@ func TestHardwareFaultIsTold(t *testing.T) {
 	if c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionStalled); c.Status != metav1.ConditionFalse {
 		t.Errorf("%+v", c)
 	}
-	if again := lookAgain(moed, o); again == 0 || again > planner.HardwarePeriod {
-		t.Errorf("the ConfigMap is looked at again after %v", again)
+	if again := pollDelay(moed, o); again == 0 || again > planner.HardwarePeriod {
+		t.Errorf("the ConfigMap is polled after %v", again)
 	}
 }

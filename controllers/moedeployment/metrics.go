@@ -11,21 +11,22 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// Figures are what the metrics of one MoEDeployment are made from. What is not known is NaN, or zero for a time, and has no series.
+// Figures are the values of the metrics of one MoEDeployment. Unknown values are NaN (zero for times) and have no
+// series.
 type Figures struct {
 	Statistic, Threshold, Observed, Promised, Baseline float64
-	// PredictedOverMeasured is the saved time that the plan of the last canary predicts over the measured one, with the
-	// ends of its interval.
+	// PredictedOverMeasured is the saved time that the plan of the last canary predicts over the measured saving, with
+	// the bounds of its 95% interval.
 	PredictedOverMeasured, PredictedOverMeasuredLow, PredictedOverMeasuredHigh float64
 	PlanCreated                                                                time.Time
 	Replans                                                                    int
-	// Rollout is how a new plan comes into service; nil where none does.
+	// Rollout is the state of the rollout of a new plan, or nil.
 	Rollout *semmoev1.RolloutStatus
-	// Soak is how long its canary must serve.
+	// Soak is how long the canary must serve.
 	Soak time.Duration
 }
 
-// figuresOf are the figures of an observation.
+// figuresOf returns the figures of an observation.
 func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak time.Duration) Figures {
 	unknown := math.NaN()
 	f := Figures{
@@ -57,8 +58,8 @@ func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak
 	return f
 }
 
-// Metrics tell what MoEDeployments have come to: one series each, for as long as the object is there. They are of the manager that
-// leads; others have none.
+// Metrics exports the state of MoEDeployments, one series each, while the object exists. Only the leading manager has
+// series.
 type Metrics struct {
 	now func() time.Time
 
@@ -66,7 +67,7 @@ type Metrics struct {
 	of map[types.NamespacedName]Figures
 }
 
-// NewMetrics returns metrics that are to be registered.
+// NewMetrics returns metrics to be registered by the caller.
 func NewMetrics(now func() time.Time) *Metrics {
 	return &Metrics{now: now, of: map[types.NamespacedName]Figures{}}
 }
@@ -78,7 +79,7 @@ func (m *Metrics) Set(key types.NamespacedName, f Figures) {
 	m.of[key] = f
 }
 
-// forget removes the series of an object that is gone.
+// forget removes the series of a deleted object.
 func (m *Metrics) forget(key types.NamespacedName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -95,30 +96,30 @@ var phases = []semmoev1.RolloutPhase{
 }
 
 var (
-	statisticDesc = describe("semmoe_drift_statistic", "Value of the test for drift; absent while it cannot be told.")
-	thresholdDesc = describe("semmoe_drift_threshold", "Value of semmoe_drift_statistic above which requests count as drifted away from the plan.")
+	statisticDesc = describe("semmoe_drift_statistic", "Value of the drift test; absent while it is unknown.")
+	thresholdDesc = describe("semmoe_drift_threshold", "Value of semmoe_drift_statistic above which traffic counts as drifted away from the plan.")
 	observedDesc  = describe("semmoe_lar_observed_ratio", "Local activation rate that request routers observe of the revision in service; absent with too few samples.")
-	promisedDesc  = describe("semmoe_lar_promised_ratio", "Local activation rate that the plan in use promises; absent without a plan.")
-	baselineDesc  = describe("semmoe_lar_baseline_ratio", "Local activation rate of the default placement with requests in turn, as the plan in use says, or the newest one while none is; absent without a plan.")
+	promisedDesc  = describe("semmoe_lar_promised_ratio", "Local activation rate that the plan in use predicts; absent without a plan.")
+	baselineDesc  = describe("semmoe_lar_baseline_ratio", "Local activation rate of the default placement with round-robin requests, according to the plan in use, or to the newest plan if none is in use; absent without a plan.")
 	ageDesc       = describe("semmoe_plan_age_seconds", "Age of the plan in use; absent without a plan.")
-	replansDesc   = describe("semmoe_replans_last_day", "Plans that were made for drift within 24 hours.")
+	replansDesc   = describe("semmoe_replans_last_day", "Plans made for drift within the last 24 hours.")
 	predictedDesc = describe("semmoe_plan_predicted_over_measured",
-		"Time that the plan of the last canary saves per step of the engine by its hardware profile, over the time that the canary has saved per output token; +Inf where it has saved none, absent until both are known.")
+		"Time per engine step that the plan of the last canary saves according to its hardware profile, over the time per output token that the canary has saved; +Inf if it has saved none, absent until both are known.")
 	predictedLowDesc  = describe("semmoe_plan_predicted_over_measured_low", "Lower end of the 95% interval of semmoe_plan_predicted_over_measured.")
 	predictedHighDesc = describe("semmoe_plan_predicted_over_measured_high", "Upper end of the 95% interval of semmoe_plan_predicted_over_measured.")
-	phaseDesc         = describe("semmoe_rollout_phase", "1 for how far a new plan of a MoEDeployment has come (None, Canary, Promoting, RollingBack), else 0.", "phase")
-	startDesc         = describe("semmoe_rollout_phase_start_time_seconds", "When that phase began, in seconds since 1970; absent where no plan is on its way.")
-	soakDesc          = describe("semmoe_rollout_soak_seconds", "How long a new plan must serve on its canary before it may be promoted; absent where no plan is on its way.")
+	phaseDesc         = describe("semmoe_rollout_phase", "1 for the rollout phase of a new plan of a MoEDeployment (None, Canary, Promoting, RollingBack), else 0.", "phase")
+	startDesc         = describe("semmoe_rollout_phase_start_time_seconds", "Start of the rollout phase, in seconds since 1970; absent if no plan is being rolled out.")
+	soakDesc          = describe("semmoe_rollout_soak_seconds", "Time that a new plan must serve on its canary before it may be promoted; absent if no plan is being rolled out.")
 )
 
-// Describe tells all metrics.
+// Describe sends the descriptions of all metrics.
 func (m *Metrics) Describe(descriptions chan<- *prometheus.Desc) {
 	for _, description := range []*prometheus.Desc{statisticDesc, thresholdDesc, observedDesc, promisedDesc, baselineDesc, ageDesc, replansDesc, predictedDesc, predictedLowDesc, predictedHighDesc, phaseDesc, startDesc, soakDesc} {
 		descriptions <- description
 	}
 }
 
-// Collect tells the metrics of all objects.
+// Collect sends the metrics of all objects.
 func (m *Metrics) Collect(metrics chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

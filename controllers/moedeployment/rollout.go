@@ -20,19 +20,19 @@ import (
 	"github.com/semmoe/operator/internal/rollout"
 )
 
-// rolloutState is how a new plan comes into service.
+// rolloutState is the state of the rollout of a new plan.
 type rolloutState struct {
-	// Phase is empty where none does.
+	// Phase is empty if no plan is being rolled out.
 	Phase semmoev1.RolloutPhase
-	// Reason and Message say what it waits for, or why it has failed.
+	// Reason and Message explain what the rollout waits for, or why it failed.
 	Reason, Message string
-	// Candidate is the revision of the new plan, Plan its short digest.
+	// Candidate is the revision of the new plan; Plan is its short digest.
 	Candidate, Plan string
-	// Held tells that it has failed, and that nobody may take it back but a human.
+	// Held reports a failed rollout that only a user may roll back.
 	Held bool
-	// Measured is what the candidate saves by its canary; nil where that is not known.
+	// Measured is the gain that the canary has measured, or nil if unknown.
 	Measured *measuredGain
-	// Again is when to look again; zero where something else will call.
+	// Again is the delay until the next check, or zero if an event triggers it.
 	Again time.Duration
 }
 
@@ -41,15 +41,15 @@ const (
 	reasonRollbackHeld = "RollbackPending"
 )
 
-// moves are the workloads of a MoEDeployment, the newest first, and what is to be decided from them.
+// moves are the workloads of a MoEDeployment, newest first, and the input of the decision on them.
 type moves struct {
 	workloads []*revisions.Workload
 	in        rollout.Input
 }
 
-// reconcileRevisions creates the workload of the revision that the spec asks for, moves replicas towards it within the
-// budget, tries the candidate beside it, and removes empty old ones. It reports whether all replicas are asked of that revision
-// alone, and how the candidate fares.
+// reconcileRevisions creates the workload of the desired revision, moves replicas to it within the budget, runs the
+// canary of a candidate, and deletes empty old workloads. It reports whether all desired replicas belong to that
+// revision, and returns the state of the candidate.
 func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*revisions.Workload, now time.Time) (bool, rolloutState, error) {
 	var state rolloutState
 	m, err := r.movesOf(ctx, moed, o, workloads, now)
@@ -58,26 +58,27 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 	}
 	action := rollout.Next(m.in)
 	if m.in.Stable != rollout.None {
-		// What serves is proven, whoever has proven it.
+		// The serving workload counts as proven.
 		if err := r.mark(ctx, m.workloads[m.in.Stable], "", now); err != nil {
 			return false, state, err
 		}
 		if m.in.Candidate == rollout.None {
 			state = withoutCandidate(o, m)
 		} else if state, err = r.decided(ctx, moed, o, m, action, now); err != nil || state.Phase == semmoev1.RolloutPhaseRollingBack {
-			// A candidate goes when the cache shows that its plan has failed: else it could be begun again in between.
+			// A candidate is removed once the cache shows that its plan failed. Removing it before could start it
+			// again.
 			return false, state, err
 		}
 	}
 	for i, workload := range m.workloads {
-		// Where it is not known what serves, an empty workload may be all that tells it.
+		// While the serving revision is unknown, keep empty workloads: one of them may identify it.
 		wanted := m.in.Stable == rollout.None || i == m.in.Stable || i == m.in.Candidate
 		if !wanted && revisions.OnTrial(workload) && *workload.Replicas() == 0 && workload.Drained(o.Pods) {
-			if err := r.markAlone(ctx, m.workloads[m.in.Stable], now); err != nil { // before the last sign of the trial is gone
+			if err := r.markTrialEnded(ctx, m.workloads[m.in.Stable], now); err != nil { // before the last object of the trial is deleted
 				return false, state, err
 			}
 		}
-		if err := r.scale(ctx, moed, workload, o.Pods, revisions.Vacant(workload, action.Replicas[i], o.Workers), wanted); err != nil {
+		if err := r.scale(ctx, moed, workload, o.Pods, revisions.UsableReplicas(workload, action.Replicas[i], o.Workers), wanted); err != nil {
 			return false, state, err
 		}
 	}
@@ -85,8 +86,8 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 	return settled, state, nil
 }
 
-// movesOf adds the workloads that are to be created to those that exist: that of the revision that serves, and that of the
-// candidate once nothing else is being changed.
+// movesOf adds the workloads to be created to the existing ones: the workload of the serving revision, and the workload
+// of the candidate once no other change is in progress.
 func (r *Reconciler) movesOf(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*revisions.Workload, now time.Time) (moves, error) {
 	m := moves{slices.Clone(workloads), rollout.Input{
 		Budget: rollout.Budget{Replicas: *moed.Spec.Replicas, MaxUnavailable: *moed.Spec.Rollout.MaxUnavailable, MaxSurge: *moed.Spec.Rollout.MaxSurge},
@@ -113,7 +114,7 @@ func (r *Reconciler) movesOf(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	switch at := find(o.CandidateRevision); {
 	case at >= 0 && revisions.OnTrial(m.workloads[at]):
 		m.in.Candidate = at
-	case at >= 0: // left over from when it was in service: it goes, and comes back as a canary
+	case at >= 0: // left over from earlier service: it is deleted first, and created again as a canary
 	case rollout.MayTry(m.in.Budget, m.in.Revisions, m.in.Stable):
 		if err := r.add(ctx, &m, moed, o, o.CandidateRevision, o.Planning.Candidate, semmoev1.RolloutCanary); err != nil {
 			return m, err
@@ -126,7 +127,7 @@ func (r *Reconciler) movesOf(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	return m, nil
 }
 
-// add puts the workload of a revision, that is still to be created, before the others.
+// add inserts the not yet created workload of a revision before the others.
 func (r *Reconciler) add(ctx context.Context, m *moves, moed *semmoev1.MoEDeployment, o observation, revision string, under *revisions.Layout, step string) error {
 	own, err := r.own(ctx, moed)
 	if err != nil {
@@ -144,35 +145,36 @@ func (r *Reconciler) add(ctx context.Context, m *moves, moed *semmoev1.MoEDeploy
 	return nil
 }
 
-// decided records what was decided on the candidate, where it outlives this reconciliation, and tells it.
+// decided executes the decision on the candidate, records what must outlive this reconciliation, and returns the state
+// to report.
 func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, m moves, action rollout.Action, now time.Time) (rolloutState, error) {
 	workload, decision, plan := m.workloads[m.in.Candidate], action.Decision, o.Planning.Candidate.Short()
 	state := rolloutState{
 		Phase: semmoev1.RolloutPhaseCanary, Reason: decision.Reason, Candidate: o.CandidateRevision, Plan: plan, Again: decision.Again,
 		Measured: gainOf(o, m.in.Trial.Comparison),
-		Message:  fmt.Sprintf("Plan %s is tried on %d of %d replicas: %s", plan, m.in.Trial.Canary, m.in.Budget.Replicas, decision.Message),
+		Message:  fmt.Sprintf("Plan %s runs as a canary on %d of %d replicas: %s", plan, m.in.Trial.Canary, m.in.Budget.Replicas, decision.Message),
 	}
 	switch {
 	case decision.Step == rollout.StepRollBack && m.in.Hold:
 		state.Held, state.Reason = true, reasonRollbackHeld
-		state.Message = fmt.Sprintf("Plan %s has failed on its canary (%s), and spec.rollout.rollback is Manual. Take it back with: kubectl annotate pplan -n %s %s %s%s=%s",
+		state.Message = fmt.Sprintf("Plan %s failed on its canary (%s), and spec.rollout.rollback is Manual. Roll it back with: kubectl annotate pplan -n %s %s %s%s=%s",
 			plan, decision.Reason, moed.Namespace, o.Planning.Plan.Name, semmoev1.AnnotationFailed, o.CandidateRevision, decision.Reason)
 		return state, r.mark(ctx, workload, semmoev1.RolloutCanary, now)
 	case decision.Step == rollout.StepRollBack:
 		state.Phase, state.Reason, state.Again = semmoev1.RolloutPhaseRollingBack, planner.ReasonRolledBack, time.Second
-		state.Message = fmt.Sprintf("Plan %s is taken back. %s: %s", plan, decision.Reason, decision.Message)
-		return state, r.giveUp(ctx, o.Planning.Plan, o.CandidateRevision, decision, state.Measured)
+		state.Message = fmt.Sprintf("Plan %s is being rolled back. %s: %s", plan, decision.Reason, decision.Message)
+		return state, r.recordFailure(ctx, o.Planning.Plan, o.CandidateRevision, decision, state.Measured)
 	case decision.Step == rollout.StepPromote:
 		state.Phase, state.Reason = semmoev1.RolloutPhasePromoting, "Promoting"
-		state.Message = fmt.Sprintf("Plan %s has proven itself, and replicas move to it", plan)
+		state.Message = fmt.Sprintf("Plan %s passed its canary, and replicas move to it", plan)
 		return state, r.promote(ctx, moed, workload, o.Planning.Plan, action, state.Measured, now)
 	case decision.Reason == reasonInconclusive:
-		state.Message += fmt.Sprintf(". It is promoted once requests prove it, or with: %s", planner.ApproveCommand(moed, plan))
+		state.Message += fmt.Sprintf(". It is promoted once requests prove that it is better, or with: %s", planner.ApproveCommand(moed, plan))
 	}
 	return state, nil
 }
 
-// promote lets replicas move to a candidate, and takes it for proven when nothing else is left.
+// promote starts moving replicas to a candidate, and marks the candidate as proven once all replicas have moved.
 func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, workload *revisions.Workload, plan *semmoev1.PlacementPlan, action rollout.Action, measured *measuredGain, now time.Time) error {
 	if workload.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting {
 		if action.Proven {
@@ -180,7 +182,7 @@ func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, 
 		}
 		return nil
 	}
-	if err := r.record(ctx, plan, map[string]string{}, measured); err != nil { // the workload's mark says that it is done
+	if err := r.record(ctx, plan, map[string]string{}, measured); err != nil { // recorded before the mark, which prevents a second run
 		return err
 	}
 	if err := r.mark(ctx, workload, semmoev1.RolloutPromoting, now); err != nil {
@@ -191,13 +193,13 @@ func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	return nil
 }
 
-// withoutCandidate is the state where no candidate is tried: one that has failed may be going back, or one may wait for a change
-// that the user has made.
+// withoutCandidate returns the state while no candidate is on trial: a failed candidate may be rolling back, or a new
+// one may wait for another change to complete.
 func withoutCandidate(o observation, m moves) rolloutState {
 	var state rolloutState
 	if o.Planning.Candidate != nil {
 		state.Reason = "WaitingForReplicas"
-		state.Message = fmt.Sprintf("Plan %s is tried once revision %s is on all replicas", o.Planning.Candidate.Short(), o.Revision)
+		state.Message = fmt.Sprintf("Plan %s starts its canary once all replicas run revision %s", o.Planning.Candidate.Short(), o.Revision)
 	}
 	for i, workload := range m.workloads {
 		if state := m.in.Revisions[i]; i == m.in.Stable || !revisions.OnTrial(workload) || state.Replicas == 0 && state.Existing == 0 {
@@ -214,7 +216,7 @@ func withoutCandidate(o observation, m moves) rolloutState {
 	return state
 }
 
-// rolloutStatus reports how a new plan comes into service. It reads what was reported before only for the time since when.
+// rolloutStatus reports the rollout of a new plan. It uses the previous report only for the start time of the phase.
 func rolloutStatus(previous *semmoev1.RolloutStatus, o observation, now time.Time) *semmoev1.RolloutStatus {
 	if o.Rollout.Phase == "" {
 		return nil
@@ -237,15 +239,15 @@ func totalReplicas(states []rollout.Revision) int32 {
 	return total
 }
 
-// scale creates the workload, brings it to a number of replicas, or deletes it once it is neither wanted nor has pods.
+// scale creates the workload, sets its replicas, or deletes it once it is unwanted and has no pods.
 func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, workload *revisions.Workload, pods []*corev1.Pod, replicas int32, wanted bool) error {
 	switch {
 	case workload.UID == "":
 		*workload.Replicas() = replicas
 		if err := r.Create(ctx, workload.Object, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("create workload %s: %w", workload.Name, err)
+			return fmt.Errorf("failed to create workload %s: %w", workload.Name, err)
 		}
-		// Before the one that goes may be the last that keeps the plan.
+		// Keep the plan before deleting the old workload, which may be the last object that references it.
 		return revisions.KeepPlan(ctx, r.Client, workload)
 	case *workload.Replicas() != replicas:
 		return workload.Change(ctx, r.Client, "scale", func() { *workload.Replicas() = replicas })
@@ -254,7 +256,7 @@ func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, wo
 			return err
 		}
 		if err := r.Delete(ctx, workload.Object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete workload %s: %w", workload.Name, err)
+			return fmt.Errorf("failed to delete workload %s: %w", workload.Name, err)
 		}
 	}
 	return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
-// Every pod of a MoEDeployment pulls its images with the template's secrets. A token that the template gives to the engine reaches engines,
-// and no pod that has none.
+// Every pod of a MoEDeployment uses the template's pull secrets. A token that the template gives to the engine reaches
+// only pods with an engine.
 func TestPullSecretsAndTokens(t *testing.T) {
 	target := func(target semmoev1.ProfilingTarget) *semmoev1.MoEDeployment {
 		return moedtest.Deployment(func(m *semmoev1.MoEDeployment) {

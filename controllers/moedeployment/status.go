@@ -38,61 +38,61 @@ import (
 	"github.com/semmoe/operator/internal/transition"
 )
 
-// observation is all that the status is made from.
+// observation contains everything that the status is computed from.
 type observation struct {
-	// Invalid is a fault of the spec.
+	// Invalid is an error in the spec.
 	Invalid *revisions.InvalidError
 	// Inspection is the state of the model's inspection.
 	Inspection inspection.State
-	// Revision is what the spec asks for; empty while that is not known.
+	// Revision is the desired revision; empty if unknown.
 	Revision string
-	// Serving is the workload that answers requests, where that is not of Revision; nil elsewhere. InService describes its plan.
+	// Serving is the workload that serves requests if it is not of Revision, else nil. InService describes its plan.
 	Serving   *revisions.Workload
 	InService planner.Planning
-	// Ranks is the number of ranks of what serves; 0 where requests have no rank, or nothing has been started.
+	// Ranks is the number of ranks of the serving workload; 0 if requests have no rank, or nothing has been started.
 	Ranks int32
-	// Release is the release that the engine of what serves has reported.
+	// Release is the release that the serving engine reported.
 	Release engine.Release
-	// Undecided tells that an error keeps it from being known, and what was reported of it and of plans stays.
+	// Undecided reports that an error prevented the decision. The last report of the revision and of plans is kept.
 	Undecided bool
-	// CandidateRevision is what is tried beside it; empty where nothing is.
+	// CandidateRevision is the revision on trial, or empty.
 	CandidateRevision string
-	// Settled tells that the replicas asked for are all of Revision.
+	// Settled reports whether all desired replicas are of Revision.
 	Settled bool
-	// Rollout is how the candidate fares, or one that has failed goes back.
+	// Rollout is the state of the candidate, or of a failed candidate that is rolling back.
 	Rollout rolloutState
-	// Pods are the engine pods that answer requests, Workers the further pods of their replicas.
+	// Pods are the engine pods that serve requests; Workers are the other pods of their replicas.
 	Pods, Workers []*corev1.Pod
-	// Router is the request router's Deployment; nil where there is none.
+	// Router is the Deployment of the request router, or nil.
 	Router *appsv1.Deployment
-	// Planning is what profiles and plans tell.
+	// Planning is the state of profiles and plans.
 	Planning planner.Planning
-	// Replan is where the plan for a drift is; its zero value where none is being made.
+	// Replan is the state of the plan for a drift; its zero value if none is being made.
 	Replan desired.Finding
-	// Reports are what the routers told, Steps what they reported of the steps of engines.
+	// Reports are the reports of the routers; Steps are the engine steps in them.
 	Reports []lar.Report
 	Steps   stepsizes.Sum
-	// Observed is what routers sampled of the revision; Enough tells that it says something.
+	// Observed is the traffic that routers sampled of the revision. Enough reports whether the sample suffices.
 	Observed locality.Traffic
 	Enough   bool
-	// Drift is how what is served stands to the plan in service; its zero value where an error kept it from being assessed, and what was
-	// reported stays.
+	// Drift compares the traffic to the plan in service. It has its zero value if an error prevented the evaluation;
+	// the last report is then kept.
 	Drift locality.Assessment
-	// RankTokens is how many of the sampled tokens each rank got.
+	// RankTokens is the number of sampled tokens per rank.
 	RankTokens map[int]int64
-	// Front is what keeps requests from the engines, or from their ranks.
+	// Front reports what prevents requests from reaching the engines or their ranks.
 	Front front.State
-	// Problem is what keeps an engine pod from serving, or a pod of the inspection from running.
+	// Problem is what prevents an engine pod from serving, or an inspection pod from running.
 	Problem *podhealth.Problem
-	// RouterProblem is what keeps a request router pod from serving.
+	// RouterProblem is what prevents a request router pod from serving.
 	RouterProblem *podhealth.Problem
-	// StoreFailure is why the artifact store does not answer; empty where it does, or where no plan is asked for.
+	// StoreFailure is why the artifact store does not answer; empty if it does, or if no plan is needed.
 	StoreFailure string
-	// Failure is an error that a phase of the reconciliation met and that a retry alone will not cure.
+	// Failure is an error of a phase of the reconciliation that a retry does not fix.
 	Failure string
 }
 
-// servingRevision is the revision that answers requests; empty where none is known.
+// servingRevision returns the revision that serves requests, or "" if unknown.
 func (o observation) servingRevision() string {
 	if o.Serving != nil {
 		return o.Serving.Labels[semmoev1.LabelRevision]
@@ -100,7 +100,7 @@ func (o observation) servingRevision() string {
 	return o.Revision
 }
 
-// inService is the planning of what serves.
+// inService returns the planning state of the serving workload.
 func (o observation) inService() planner.Planning {
 	if o.Serving != nil {
 		return o.InService
@@ -108,12 +108,14 @@ func (o observation) inService() planner.Planning {
 	return o.Planning
 }
 
-// unplanned reports whether the plan for the spec is not known, because the spec is invalid or its model is not known.
+// unplanned reports whether the plan for the spec is unknown, because the spec is invalid or the model is not inspected
+// yet.
 func (o observation) unplanned() bool {
 	return o.Invalid != nil || o.Inspection.Report == nil
 }
 
-// described is the planning that the status describes: that of the spec, or of what serves while the former is not known.
+// described returns the planning state that the status describes: that of the spec, or that of the serving workload
+// while the former is unknown.
 func (o observation) described() planner.Planning {
 	if o.unplanned() {
 		return o.inService()
@@ -121,8 +123,8 @@ func (o observation) described() planner.Planning {
 	return o.Planning
 }
 
-// nameInStatus is the name of a profile or a plan, as the status has room for it. One that a user has given may be longer; it is left out,
-// and stands in the spec: a part of it would be the name of something else.
+// nameInStatus returns the name of a profile or plan for the status, or "" if the name exceeds 63 characters. Only
+// user-provided names do, and the spec contains them. A truncated name could match another object.
 func nameInStatus(name string) string {
 	if len(name) > 63 {
 		return ""
@@ -130,8 +132,8 @@ func nameInStatus(name string) string {
 	return name
 }
 
-// statusOf reports an observation. It reads the previous status only to keep the times of transitions, and to tell work
-// that a new generation causes from repair.
+// statusOf computes the status from an observation. It uses the previous status only to keep transition times, and to
+// distinguish work for a new generation from repair.
 func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoev1.MoEDeploymentStatus {
 	if o.Undecided {
 		o.Revision = moed.Status.Revision
@@ -182,9 +184,9 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	set := func(kind string, v conditions.Verdict) {
 		conditions.Set(&status.Conditions, kind, v, moed.Generation, now)
 	}
-	// While nothing is decided, what was told of a generation as old as that stays.
+	// While the decision is unknown, keep conditions of the same generation.
 	setDecided := func(kind string, v conditions.Verdict, oldest int64) {
-		if told := meta.FindStatusCondition(status.Conditions, kind); !o.Undecided || told == nil || told.ObservedGeneration < oldest {
+		if current := meta.FindStatusCondition(status.Conditions, kind); !o.Undecided || current == nil || current.ObservedGeneration < oldest {
 			set(kind, v)
 		}
 	}
@@ -193,7 +195,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	complete := o.Settled && status.UpdatedReplicas == *moed.Spec.Replicas && status.Replicas == *moed.Spec.Replicas
 	set(semmoev1.ConditionReady, readyVerdict(moed, o, status, fault))
 	setDecided(semmoev1.ConditionProgressing, progressingVerdict(moed, o, status, complete, stalled), moed.Generation)
-	if degraded := cmp.Or(fault, tiedFault(moed, o), ranksFault(o)); degraded != nil { // what serves is ready whatever it ignores
+	if degraded := cmp.Or(fault, tiedFault(moed, o), ranksFault(o)); degraded != nil { // ignored ranks or embeddings do not affect readiness
 		set(semmoev1.ConditionDegraded, conditions.Degraded(degraded))
 	} else {
 		setDecided(semmoev1.ConditionDegraded, conditions.Degraded(nil), moed.Generation)
@@ -216,7 +218,7 @@ func shortDigest(serving *revisions.Layout) string {
 	return serving.Short()
 }
 
-// reasonReconcileFailed is the reason of what cannot be written.
+// reasonReconcileFailed is the reason of objects that cannot be written.
 const reasonReconcileFailed = "ReconcileFailed"
 
 func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
@@ -226,7 +228,7 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	case o.Inspection.Failure != "" && o.Inspection.Invalid:
 		return &conditions.Fault{Reason: "ModelInvalid", Message: o.Inspection.Failure, Stalls: true}
 	case o.Inspection.Failure != "":
-		return &conditions.Fault{Reason: "InspectionFailed", Message: "The model could not be inspected, and will be again: " + o.Inspection.Failure}
+		return &conditions.Fault{Reason: "InspectionFailed", Message: "The inspection of the model failed and will be retried: " + o.Inspection.Failure}
 	case o.Problem != nil:
 		return &conditions.Fault{Reason: o.Problem.Reason, Message: o.Problem.Message}
 	case o.RouterProblem != nil && routed(moed):
@@ -234,31 +236,31 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	case o.Failure != "":
 		return &conditions.Fault{Reason: reasonReconcileFailed, Message: o.Failure}
 	case o.Front.PoolKindMissing:
-		return &conditions.Fault{Reason: "InferencePoolMissing", Message: fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which this cluster does not have: install the custom resource definitions of the Gateway API Inference Extension, or use mode Router. Until then no Gateway can ask for ranks; the Service %s spreads requests over the pods",
+		return &conditions.Fault{Reason: "InferencePoolMissing", Message: fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which the cluster lacks; the Service %s distributes requests over the pods. Install the CRDs of the Gateway API Inference Extension, or use mode Router",
 			front.InferencePool.Kind, front.InferencePool.GroupVersion(), moed.Name)}
 	}
 	if o.StoreFailure != "" {
 		return &conditions.Fault{Reason: "StoreUnavailable", Message: "The artifact store does not answer: " + o.StoreFailure +
-			". Pods that serve go on; request routers that start now have no tables of the plan, and nothing is profiled or planned. Check the pods of the store"}
+			". Serving pods are not affected, but routers that start now have no plan tables, and profiling and planning wait. Check the pods of the store"}
 	}
 	if o.Undecided {
-		return nil // that a profile or a plan is not known is no fault of theirs
+		return nil // an unknown profile or plan is not an error
 	}
 	return profilingFault(moed, o)
 }
 
 const (
-	// reasonRanksIgnored is the reason of engine pods that do not serve requests on the rank that these are sent to.
+	// reasonRanksIgnored is the reason of engine pods that do not serve requests on the rank that the router selected.
 	reasonRanksIgnored = "RanksIgnored"
-	// maxRouteText bounds the routes of a message.
+	// maxRouteText is the maximum length, in bytes, of the routes in a message.
 	maxRouteText = 80
 )
 
-// reasonTiedEmbeddings is the reason of a checkpoint whose output projection the engine leaves empty.
+// reasonTiedEmbeddings is the reason of a checkpoint for which the engine leaves the output projection empty.
 const reasonTiedEmbeddings = "TiedEmbeddings"
 
-// tiedFault is that the engine leaves the output projection of the checkpoint empty, with a plan or without; nil where it does not, or where
-// another program may serve.
+// tiedFault returns an error if the engine leaves the output projection of the checkpoint empty, with or without a
+// plan. It returns nil if the engine does not, or if a user-provided command may run another program.
 func tiedFault(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	report := o.Inspection.Report
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
@@ -266,11 +268,12 @@ func tiedFault(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 		return nil
 	}
 	return &conditions.Fault{Reason: reasonTiedEmbeddings, Message: fmt.Sprintf(
-		"The checkpoint ties its embeddings and has no tensor lm_head.weight: %s ignores that for %s, every logit is 0, and the health check passes. Write lm_head.weight into the checkpoint, or use another spec.engine.type",
+		"The checkpoint has tied embeddings and no tensor lm_head.weight, which %s does not support for %s: every logit is 0, although the health check passes. Add lm_head.weight to the checkpoint, or use another spec.engine.type",
 		adapter.Type, report.Family)}
 }
 
-// ranksFault is what the request routers report of routes on which engine pods ignore the rank of requests; nil for nothing.
+// ranksFault returns an error if request routers report routes on which engine pods ignore the rank of requests, else
+// nil.
 func ranksFault(o observation) *conditions.Fault {
 	pods := map[string]int{}
 	for _, report := range o.Reports {
@@ -285,16 +288,16 @@ func ranksFault(o observation) *conditions.Fault {
 	}
 	routes := printable.Line(strings.Join(slices.Sorted(maps.Keys(pods)), ", "), maxRouteText)
 	return &conditions.Fault{Reason: reasonRanksIgnored, Message: fmt.Sprintf(
-		"%s ignored on %s: requests there gain nothing from a plan, and do not count for the local activation rate. Use an engine release that reads the rank on these routes, or send the requests to other routes",
+		"%s the rank of requests on %s: these requests gain nothing from a plan, and do not count for the local activation rate. Use an engine release that reads the rank on these routes, or other routes",
 		podsIgnore(slices.Max(slices.Collect(maps.Values(pods)))), routes)}
 }
 
-// podsIgnore names the pods of a message.
+// podsIgnore returns the subject of the message for a number of pods.
 func podsIgnore(pods int) string {
 	if pods == 1 {
-		return "The rank of requests to 1 engine pod is"
+		return "1 engine pod ignores"
 	}
-	return fmt.Sprintf("The rank of requests to %d engine pods is", pods)
+	return fmt.Sprintf("%d engine pods ignore", pods)
 }
 
 // routed reports whether requests need a request router.
@@ -307,11 +310,11 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 	enough := max(1, want-*moed.Spec.Rollout.MaxUnavailable)
 	routerReady := !routed(moed) || o.Router != nil && o.Router.Status.AvailableReplicas > 0
 	switch {
-	case o.Front.ServiceTaken != "": // however many serve
-		return conditions.False(reasonReconcileFailed, fmt.Sprintf("%d of %d replicas are ready, but requests to the name %s do not reach them: %s",
+	case o.Front.ServiceTaken != "": // regardless of the number of ready replicas
+		return conditions.False(reasonReconcileFailed, fmt.Sprintf("%d of %d replicas are ready, but requests to the Service %s do not reach them: %s",
 			status.ReadyReplicas, want, moed.Name, o.Front.ServiceTaken))
 	case want == 0 && fault == nil:
-		return conditions.True("ScaledToZero", "spec.replicas is 0: nothing serves, as asked")
+		return conditions.True("ScaledToZero", "spec.replicas is 0, so no replica serves")
 	case want > 0 && status.ReadyReplicas >= enough && routerReady:
 		return conditions.True("Serving", fmt.Sprintf("%d of %d replicas serve at %s", status.ReadyReplicas, want, status.Endpoint))
 	case status.ReadyReplicas >= enough && !routerReady && o.RouterProblem != nil:
@@ -319,9 +322,9 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 	case fault != nil:
 		return conditions.False(fault.Reason, fault.Message)
 	case desired.Paused(moed) && status.Replicas == 0:
-		return conditions.False("Paused", "Nothing serves, and spec.reconciliation is Paused: set it to Active to roll out")
+		return conditions.False("Paused", "No replica serves, because spec.reconciliation is Paused. Set it to Active to roll out")
 	case o.Inspection.Report == nil && status.Replicas == 0:
-		return conditions.False("InspectingModel", "The checkpoint is being inspected; no device is used before it is found to be sound")
+		return conditions.False("InspectingModel", "The checkpoint is being inspected. No device is used before the inspection succeeds")
 	case status.ReadyReplicas >= enough:
 		return conditions.False("RouterNotReady", fmt.Sprintf("%d of %d replicas serve, but no request router is available yet", status.ReadyReplicas, want))
 	default:
@@ -334,7 +337,7 @@ func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 	case desired.Paused(moed):
 		return conditions.False("Paused", "spec.reconciliation is Paused: nothing is rolled out")
 	case stalled:
-		return conditions.False("Stalled", "Nothing will change until what the condition Stalled names is mended")
+		return conditions.False("Stalled", "No progress is possible until the problem in the condition Stalled is fixed")
 	case complete:
 		return conditions.False("Complete", fmt.Sprintf("All %d replicas are of revision %s", *moed.Spec.Replicas, o.Revision))
 	case o.Inspection.Report == nil:
@@ -357,25 +360,26 @@ func stalledVerdict(fault *conditions.Fault, rollout rolloutState) conditions.Ve
 	return conditions.Stalled(fault)
 }
 
-// reconcilingVerdict is True only for work that a new generation causes: once that has been finished, a pod that is lost
-// and comes back is repair, not reconciliation.
+// reconcilingVerdict is True only for work that a new generation causes. After that work is complete, replacing a lost
+// pod is repair, not reconciliation.
 func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, complete, stalled bool) conditions.Verdict {
 	finished := conditions.Finished(moed.Status.Conditions, moed.Generation)
 	switch {
 	case stalled:
-		return conditions.False("Stalled", "The condition Stalled names what must be mended")
+		return conditions.False("Stalled", "See the condition Stalled for the problem to fix")
 	case desired.Paused(moed):
 		return conditions.False("Paused", "spec.reconciliation is Paused")
-	case complete, finished && o.Settled, besideTrial(o, status, finished):
+	case complete, finished && o.Settled, trialInProgress(o, status, finished):
 		return conditions.False("Complete", fmt.Sprintf("Generation %d is in service", moed.Generation))
 	default:
 		return conditions.True("InProgress", fmt.Sprintf("Generation %d is being brought into service", moed.Generation))
 	}
 }
 
-// besideTrial tells that a plan is tried, or taken back, beside a generation that is in service: what a canary does is no work of the
-// generation's. A plan is tried only where that is so; one that is taken back may have been tried beside an older one.
-func besideTrial(o observation, status semmoev1.MoEDeploymentStatus, finished bool) bool {
+// trialInProgress reports whether a canary runs or rolls back next to a generation that is in service: the canary is
+// not part of the work for the generation. A canary starts only in this state. A rollback may belong to a canary that
+// started next to an older generation.
+func trialInProgress(o observation, status semmoev1.MoEDeploymentStatus, finished bool) bool {
 	switch o.Rollout.Phase {
 	case semmoev1.RolloutPhaseCanary, semmoev1.RolloutPhasePromoting:
 		return true
@@ -389,7 +393,7 @@ func besideTrial(o observation, status semmoev1.MoEDeploymentStatus, finished bo
 	return false
 }
 
-// applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.
+// applyStatus writes the status if it differs from the recorded one, and records events for condition transitions.
 func (r *Reconciler) applyStatus(ctx context.Context, moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) error {
 	wrote, err := r.statuses.Write(moed, moed.Status, status, func(data []byte) (string, error) {
 		intent := semmoeac.MoEDeployment(moed.Name, moed.Namespace).WithStatus(&semmoeac.MoEDeploymentStatusApplyConfiguration{})
@@ -400,12 +404,12 @@ func (r *Reconciler) applyStatus(ctx context.Context, moed *semmoev1.MoEDeployme
 		return ptr.Deref(intent.ResourceVersion, ""), err
 	})
 	if wrote {
-		r.tellTransitions(moed, status)
+		r.recordTransitions(moed, status)
 	}
 	return err
 }
 
-// workloadReference refers to the workload of a revision; nil where there is no revision yet.
+// workloadReference returns a reference to the workload of a revision, or nil if there is no revision yet.
 func workloadReference(moed *semmoev1.MoEDeployment, revision string) runtime.Object {
 	if revision == "" {
 		return nil
@@ -417,27 +421,28 @@ func workloadReference(moed *semmoev1.MoEDeployment, revision string) runtime.Ob
 	return &corev1.ObjectReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: moed.Namespace, Name: revisions.WorkloadName(moed, revision)}
 }
 
-// toldConditions are those whose changes are events. Of LocalityOnTarget what becomes False, or was so, is told: that samples are few
-// may change at any time.
-var toldConditions = []string{
+// eventConditions are the conditions whose changes are recorded as events. For LocalityOnTarget, only changes to or
+// from False are recorded: it becomes Unknown at any time when samples are few.
+var eventConditions = []string{
 	semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady,
 	semmoev1.ConditionProfiled, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut, semmoev1.ConditionLocalityOnTarget,
 }
 
-// tellTransitions records an event for each change of a condition that somebody may wait for. A condition that comes to one reason again within
-// some minutes is a repetition to a recorder, unless it relates to another object: what is told of one revision is told again of the next.
-func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
-	teller := transition.NewTeller(r.Recorder, moed, workloadReference(moed, status.Revision))
-	for _, c := range transition.Changes(moed.Status.Conditions, status.Conditions, toldConditions...) {
+// recordTransitions records an event for each relevant condition transition. An event recorder drops repetitions of the
+// same reason within some minutes unless the related object differs, so each event relates to the workload of the
+// revision.
+func (r *Reconciler) recordTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
+	events := transition.NewTeller(r.Recorder, moed, workloadReference(moed, status.Revision))
+	for _, c := range transition.Changes(moed.Status.Conditions, status.Conditions, eventConditions...) {
 		kind, holds := c.After.Type, c.Holds()
 		switch kind {
 		case semmoev1.ConditionDegraded, semmoev1.ConditionRolledOut:
 			if c.Before == "" && !holds {
-				continue // it was never otherwise
+				continue // the condition did not hold before
 			}
 		case semmoev1.ConditionProfiled, semmoev1.ConditionPlanned:
 			if !holds && !c.Lost() {
-				continue // the profile, or the plan, tells its own steps
+				continue // the profile or plan records its own events
 			}
 		case semmoev1.ConditionLocalityOnTarget:
 			if c.After.Status != metav1.ConditionFalse && c.Before != metav1.ConditionFalse {
@@ -446,6 +451,6 @@ func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoe
 		}
 		missed := kind == semmoev1.ConditionLocalityOnTarget && c.After.Status == metav1.ConditionFalse
 		lost := kind == semmoev1.ConditionReady && c.Lost() || kind == semmoev1.ConditionRolledOut && c.After.Reason == planner.ReasonRolledBack
-		teller.Tell(c.After, lost || missed || kind == semmoev1.ConditionDegraded && holds)
+		events.Tell(c.After, lost || missed || kind == semmoev1.ConditionDegraded && holds)
 	}
 }

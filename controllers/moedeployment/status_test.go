@@ -44,13 +44,13 @@ func TestStatus(t *testing.T) {
 	cases := map[string]struct {
 		Change  func(*semmoev1.MoEDeployment)
 		o       observation
-		want    map[string]string // condition -> "status reason"
+		want    map[string]string // by condition type: "status reason"
 		summary string
-		message string // in Ready's message
-		// unreached tells that there is no address by which clients reach the pods.
+		message string // part of Ready's message
+		// unreached reports that no address exists by which clients reach the pods.
 		unreached bool
 	}{
-		"first visit": {
+		"first reconciliation": {
 			o:       observation{Inspection: inspection.State{NextAttempt: 1}},
 			want:    map[string]string{"Ready": "False InspectingModel", "Progressing": "True InspectingModel", "Degraded": "False AsExpected", "Stalled": "False NotStalled", "Reconciling": "True InProgress"},
 			summary: "0/2",
@@ -129,11 +129,11 @@ func TestStatus(t *testing.T) {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Router: &appsv1.Deployment{}, RouterProblem: noNode},
 			want: map[string]string{"Ready": "False Unschedulable", "Degraded": "True Unschedulable"}, summary: "0/2", message: "0/1 nodes are available",
 		},
-		"the store is away": {
+		"the store is unavailable": {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, StoreFailure: "connection refused"},
 			want: map[string]string{"Ready": "True Serving", "Degraded": "True StoreUnavailable", "Stalled": "False NotStalled"}, summary: "2/2",
 		},
-		"routers go, and none is wanted": {
+		"routers are deleted, none wanted": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },
 			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, RouterProblem: noNode},
 			want:   map[string]string{"Ready": "True Serving", "Degraded": "False AsExpected"}, summary: "2/2",
@@ -150,16 +150,16 @@ func TestStatus(t *testing.T) {
 				"Reconciling": "False Complete"},
 			summary: "2/2",
 		},
-		"its Service is somebody's": {
+		"its Service has another owner": {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
-			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True ReconcileFailed"}, summary: "2/2", message: "2 of 2 replicas are ready, but requests to the name m do not reach them: taken", unreached: true,
+			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True ReconcileFailed"}, summary: "2/2", message: "2 of 2 replicas are ready, but requests to the Service m do not reach them: taken", unreached: true,
 		},
-		"its Service is somebody's, and a pod has a problem": {
+		"its Service has another owner, and a pod has a problem": {
 			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Front: front.State{ServiceTaken: "taken"},
 				Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
 			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True NodeLost"}, summary: "2/2", message: "taken", unreached: true,
 		},
-		"its Service is somebody's, and nothing serves": {
+		"its Service has another owner, and nothing serves": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) },
 			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
 			want:   map[string]string{"Ready": "False ReconcileFailed"}, summary: "0/0", message: "taken", unreached: true,
@@ -186,7 +186,7 @@ func TestStatus(t *testing.T) {
 				"Reconciling": "False Stalled"},
 			summary: "2/2",
 		},
-		"an inspection that could not read": {
+		"inspection failed to read": {
 			o:       observation{Inspection: inspection.State{Failure: "i/o error"}},
 			want:    map[string]string{"Ready": "False InspectionFailed", "Degraded": "True InspectionFailed", "Stalled": "False NotStalled", "Reconciling": "True InProgress"},
 			summary: "0/2",
@@ -208,7 +208,7 @@ func TestStatus(t *testing.T) {
 			want:    map[string]string{"Ready": "False Paused", "Progressing": "False Paused", "Reconciling": "False Paused"},
 			summary: "0/2",
 		},
-		"refused by the API server": {
+		"rejected by the API server": {
 			o:    observation{Inspection: inspected, Revision: "r1", Router: router, Failure: "pods is forbidden: exceeded quota"},
 			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True ReconcileFailed"}, summary: "0/2", message: "exceeded quota",
 		},
@@ -249,19 +249,19 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A Service of somebody else is seen where all children are written.
-func TestTakenServiceIsSeen(t *testing.T) {
+// A Service of another owner is detected while all children are written.
+func TestForeignServiceIsDetected(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	c := moedtest.Cluster(t, moed.DeepCopy(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}})
 	var o observation
 	_, err := (&Reconciler{Client: c, Live: c}).act(t.Context(), moed, &o, children{}, moedtest.Start)
-	if want := "Service m exists and belongs to somebody else: delete it"; err == nil || o.Front.ServiceTaken != want {
-		t.Errorf("it is told as %q (%v), want %q", o.Front.ServiceTaken, err, want)
+	if want := "Service m exists and belongs to another owner: delete it"; err == nil || o.Front.ServiceTaken != want {
+		t.Errorf("ServiceTaken is %q (%v), want %q", o.Front.ServiceTaken, err, want)
 	}
 }
 
-// The status takes names of 63 characters, and the spec longer ones: it is written all the same.
-// The message names each route once, the largest number of pods that a router reports, and what to do, whatever a router sends.
+// The message contains each route once, the largest number of pods that a router reports, and what to do, for any input
+// from a router.
 func TestRanksFault(t *testing.T) {
 	hostile := strings.Repeat("/\x1b[31m", 100)
 	for name, tc := range map[string]struct {
@@ -269,10 +269,10 @@ func TestRanksFault(t *testing.T) {
 		want    string
 	}{
 		"nothing": {nil, ""},
-		"one pod": {[]lar.IgnoredRank{{Route: "/generate", Pods: 1}}, "The rank of requests to 1 engine pod is ignored on /generate: requests there gain nothing from a plan"},
+		"one pod": {[]lar.IgnoredRank{{Route: "/generate", Pods: 1}}, "1 engine pod ignores the rank of requests on /generate: these requests gain nothing from a plan"},
 		"revisions": {[]lar.IgnoredRank{{Revision: "a", Route: "/generate", Pods: 1}, {Revision: "b", Route: "/generate", Pods: 2}, {Revision: "b", Route: "/a", Pods: 1}},
-			"The rank of requests to 3 engine pods is ignored on /a, /generate: "},
-		"hostile": {[]lar.IgnoredRank{{Route: hostile, Pods: 1}}, "The rank of requests to 1 engine pod is ignored on /"},
+			"3 engine pods ignore the rank of requests on /a, /generate: "},
+		"hostile": {[]lar.IgnoredRank{{Route: hostile, Pods: 1}}, "1 engine pod ignores the rank of requests on /"},
 	} {
 		text := ""
 		if fault := ranksFault(observation{Reports: []lar.Report{{IgnoredRanks: tc.ignored}, {IgnoredRanks: tc.ignored}}}); fault != nil {
@@ -287,13 +287,14 @@ func TestRanksFault(t *testing.T) {
 	}
 }
 
-func TestStatusLeavesLongNamesOut(t *testing.T) {
-	for length, told := range map[int]bool{63: true, 64: false, 253: false} {
+// The status accepts names of 63 characters, and the spec accepts longer ones: the status is written without them.
+func TestStatusOmitsLongNames(t *testing.T) {
+	for length, reported := range map[int]bool{63: true, 64: false, 253: false} {
 		name := strings.Repeat("p", length)
 		plan := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		status := statusOf(moedtest.Deployment(), observation{Planning: planner.Planning{ProfileName: name, Plan: plan}}, moedtest.Start)
 		want := ""
-		if told {
+		if reported {
 			want = name
 		}
 		if status.Profile != want || status.Plan != want {
@@ -302,8 +303,8 @@ func TestStatusLeavesLongNamesOut(t *testing.T) {
 	}
 }
 
-// What was finished stays finished when a pod is lost: that is repair, not a new generation's work. And a status that has
-// not changed is not written: times of transitions stay.
+// A completed generation stays complete when a pod is lost: this is repair, not work of a new generation. An unchanged
+// status is not written, so transition times stay.
 func TestStatusRemembersTransitions(t *testing.T) {
 	found := moedtest.Report()
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}}
@@ -323,8 +324,9 @@ func TestStatusRemembersTransitions(t *testing.T) {
 	}
 }
 
-// A generation that has not begun is not in service because the plan that was tried beside the one before goes back.
-func TestGenerationBesideTrial(t *testing.T) {
+// A generation that has not started is not reported as in service when a canary next to the previous generation is
+// rolled back.
+func TestGenerationDuringTrial(t *testing.T) {
 	found := moedtest.Report()
 	one := func(revision string) *corev1.Pod { return moedtest.Pod("m-"+revision+"-0", revision) }
 	finished := func(m *semmoev1.MoEDeployment) {
@@ -337,15 +339,15 @@ func TestGenerationBesideTrial(t *testing.T) {
 		settled bool
 		want    string
 	}{
-		"a canary":                                  {phase: semmoev1.RolloutPhaseCanary, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
-		"promoted":                                  {phase: semmoev1.RolloutPhasePromoting, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
-		"taken back":                                {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
-		"taken back, of an older generation":        {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r0"), one("c1")}, want: "True InProgress"},
-		"the same, and the new one begins":          {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r0"), one("r1"), one("c1")}, want: "True InProgress"},
-		"the same, and nothing else is left":        {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("c1")}, want: "True InProgress"},
-		"taken back where that had been in place":   {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("c1")}, change: finished, want: "False Complete"},
-		"no trial, and another revision is asked":   {pods: []*corev1.Pod{one("r0")}, want: "True InProgress"},
-		"no trial, finished, and a replica is lost": {pods: []*corev1.Pod{one("r1")}, change: finished, settled: true, want: "False Complete"},
+		"a canary":                            {phase: semmoev1.RolloutPhaseCanary, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
+		"promoted":                            {phase: semmoev1.RolloutPhasePromoting, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
+		"rolled back":                         {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
+		"rolled back, of an older generation": {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r0"), one("c1")}, want: "True InProgress"},
+		"rolled back, of an older generation, new one starts": {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r0"), one("r1"), one("c1")}, want: "True InProgress"},
+		"rolled back, only the canary is left":                {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("c1")}, want: "True InProgress"},
+		"rolled back, generation was complete":                {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("c1")}, change: finished, want: "False Complete"},
+		"no trial, another revision is wanted":                {pods: []*corev1.Pod{one("r0")}, want: "True InProgress"},
+		"no trial, finished, and a replica is lost":           {pods: []*corev1.Pod{one("r1")}, change: finished, settled: true, want: "False Complete"},
 	} {
 		moed := moedtest.Deployment()
 		if tc.change != nil {
@@ -359,8 +361,8 @@ func TestGenerationBesideTrial(t *testing.T) {
 	}
 }
 
-// An error that passes keeps nothing from being told that was decided before, but that a new generation is in service.
-func TestStatusOutlivesErrors(t *testing.T) {
+// A temporary error keeps the last decided conditions, except that a new generation is not reported as in service.
+func TestStatusSurvivesErrors(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "q"}}
 	})
@@ -397,7 +399,7 @@ func TestStatusOutlivesErrors(t *testing.T) {
 	}
 }
 
-// recorder keeps what events relate to, by their reasons.
+// recorder stores the related objects of events, by reason.
 type recorder struct {
 	events.EventRecorder
 	related map[string][]runtime.Object
@@ -407,37 +409,38 @@ func (r *recorder) Eventf(_, related runtime.Object, _, reason, _, _ string, _ .
 	r.related[reason] = append(r.related[reason], related)
 }
 
-// The events of two revisions' roll-outs relate to different objects: else a recorder would count the second as the first again.
+// The rollout events of two revisions relate to different objects. Otherwise a recorder would count the second event as
+// a repetition.
 func TestEventsRelateToRevisions(t *testing.T) {
 	rollingOut := func(revision string) semmoev1.MoEDeploymentStatus {
 		status := semmoev1.MoEDeploymentStatus{Revision: revision}
-		for _, kind := range toldConditions {
+		for _, kind := range eventConditions {
 			status.Conditions = append(status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: kind})
 		}
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{Type: semmoev1.ConditionProgressing, Status: metav1.ConditionTrue, Reason: "RollingOut"})
 		return status
 	}
-	told := &recorder{related: map[string][]runtime.Object{}}
-	r := &Reconciler{Recorder: told}
+	reported := &recorder{related: map[string][]runtime.Object{}}
+	r := &Reconciler{Recorder: reported}
 	moed := moedtest.Deployment()
 	for _, revision := range []string{"", "r1", "r2"} {
-		r.tellTransitions(moed, rollingOut(revision))
+		r.recordTransitions(moed, rollingOut(revision))
 	}
 	moed.Spec.Parallelism.PodsPerReplica = ptr.To[int32](2)
-	r.tellTransitions(moed, rollingOut("r3"))
+	r.recordTransitions(moed, rollingOut("r3"))
 	want := []runtime.Object{
 		nil,
 		&corev1.ObjectReference{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: moed.Namespace, Name: moed.Name + "-r1"},
 		&corev1.ObjectReference{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: moed.Namespace, Name: moed.Name + "-r2"},
 		&corev1.ObjectReference{APIVersion: "leaderworkerset.x-k8s.io/v1", Kind: "LeaderWorkerSet", Namespace: moed.Namespace, Name: moed.Name + "-r3"},
 	}
-	if diff := cmp.Diff(want, told.related["RollingOut"]); diff != "" {
+	if diff := cmp.Diff(want, reported.related["RollingOut"]); diff != "" {
 		t.Errorf("related (-want +got):\n%s", diff)
 	}
 }
 
-// A status that goes back to what a cache that lags behind still holds is written: else the one in between would stand. So is one whose
-// last write failed.
+// A status that returns to the state in a stale cache is written; otherwise the intermediate status would stay. The
+// same holds if the last write failed.
 func TestStatusGoesBack(t *testing.T) {
 	moed := moedtest.Deployment()
 	var refuse error
@@ -450,9 +453,9 @@ func TestStatusGoesBack(t *testing.T) {
 		},
 	}).Build()
 	r := &Reconciler{Client: c, Recorder: events.NewFakeRecorder(64)}
-	told := func(reason string) semmoev1.MoEDeploymentStatus {
+	reported := func(reason string) semmoev1.MoEDeploymentStatus {
 		status := semmoev1.MoEDeploymentStatus{}
-		for _, kind := range toldConditions {
+		for _, kind := range eventConditions {
 			status.Conditions = append(status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, LastTransitionTime: metav1.NewTime(moedtest.Start)})
 		}
 		return status
@@ -467,7 +470,7 @@ func TestStatusGoesBack(t *testing.T) {
 	cache := read()
 	for _, step := range []struct {
 		decided       string
-		refused, seen bool // by the API server; by the cache, afterwards
+		refused, seen bool // rejected by the API server; in the cache afterwards
 		want          string
 	}{
 		{decided: "Complete", seen: true, want: "Complete"},
@@ -482,7 +485,7 @@ func TestStatusGoesBack(t *testing.T) {
 		if refuse = nil; step.refused {
 			refuse = errors.New("conflict")
 		}
-		if err := r.applyStatus(t.Context(), cached, told(step.decided)); (err != nil) != step.refused {
+		if err := r.applyStatus(t.Context(), cached, reported(step.decided)); (err != nil) != step.refused {
 			t.Fatal(err)
 		}
 		if got := read().Status.Conditions[0].Reason; got != step.want {

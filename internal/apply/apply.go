@@ -1,7 +1,7 @@
-// Package apply writes objects by server-side apply, and only when there is something to write.
+// Package apply writes objects by server-side apply, and only if they differ.
 //
-// Invariant: whether to write is derived from the live object alone, from the fields that it records as owned by our
-// field manager. There is no memory to lose or to go stale: a restarted operator writes nothing in steady state.
+// Invariant: whether to write depends only on the live object, through its fields owned by the operator's field
+// manager. There is no memory, so a restarted operator writes nothing in steady state.
 package apply
 
 import (
@@ -14,15 +14,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Ensure makes the live object have the fields of intent, owned by the field manager. live is nil where the object does
+// Ensure applies the fields of intent, owned by the field manager, to the live object. live is nil if the object does
 // not exist; extract is client-go's Extract function of the type. It reports whether it wrote.
 //
-// Another manager that takes over one of the fields takes it out of what we own, so its change is seen and undone.
+// If another manager takes over a field, the field disappears from the owned fields, so the change is detected and
+// reverted.
 func Ensure[O any, A runtime.ApplyConfiguration](ctx context.Context, c client.Client, manager string, live *O, intent A, extract func(*O, string) (A, error)) (bool, error) {
 	if live != nil {
 		current, err := extract(live, manager)
 		if err != nil {
-			return false, fmt.Errorf("read the fields owned by %s: %w", manager, err)
+			return false, fmt.Errorf("failed to read the fields owned by %s: %w", manager, err)
 		}
 		same, err := equal(current, intent)
 		if err != nil || same {

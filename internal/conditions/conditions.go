@@ -1,6 +1,6 @@
-// Package conditions writes what controllers found as conditions, in the same words for each kind.
+// Package conditions writes findings of controllers as conditions, with the same wording for each kind.
 //
-// Invariant: what has not changed leaves conditions as they are, whatever the time is.
+// Invariant: an unchanged finding leaves the conditions unchanged at any time.
 package conditions
 
 import (
@@ -13,55 +13,56 @@ import (
 	"github.com/semmoe/operator/internal/printable"
 )
 
-// messageLimit is the longest message of a condition: what engines and stores say may be of any length.
+// messageLimit is the maximum length of a condition's message: texts of engines and stores may have any length.
 const messageLimit = 1024
 
-// Verdict is what a condition says.
+// Verdict is the content of a condition.
 type Verdict struct {
 	Status          metav1.ConditionStatus
 	Reason, Message string
 }
 
-// True is the verdict that something is so.
+// True returns a verdict with status True.
 func True(reason, message string) Verdict { return Verdict{metav1.ConditionTrue, reason, message} }
 
-// False is the verdict that something is not so.
+// False returns a verdict with status False.
 func False(reason, message string) Verdict { return Verdict{metav1.ConditionFalse, reason, message} }
 
-// Unknown is the verdict that nobody can tell.
+// Unknown returns a verdict with status Unknown.
 func Unknown(reason, message string) Verdict {
 	return Verdict{metav1.ConditionUnknown, reason, message}
 }
 
-// Fault is what is wrong, the most telling first; one that stalls needs a human.
+// Fault is the most relevant error. Stalls reports whether it needs a user's action.
 type Fault struct {
 	Reason, Message string
 	Stalls          bool
 }
 
-// Degraded is the verdict that something is wrong: a fault, or nil.
+// Degraded returns the verdict of the condition Degraded for an error, or nil.
 func Degraded(f *Fault) Verdict {
 	if f == nil {
-		return False("AsExpected", "Nothing is wrong")
+		return False("AsExpected", "No problem is known")
 	}
 	return True(f.Reason, f.Message)
 }
 
-// Stalled is the verdict that somebody must act on a fault, or nil.
+// Stalled returns the verdict of the condition Stalled for an error, or nil.
 func Stalled(f *Fault) Verdict {
 	if f == nil || !f.Stalls {
-		return False("NotStalled", "Nothing waits for a human")
+		return False("NotStalled", "No user action is required")
 	}
 	return True(f.Reason, f.Message)
 }
 
-// Finished tells that the work of a generation was done once, as its condition Reconciling says: what follows is repair.
+// Finished reports whether the work of a generation was completed once, according to the condition Reconciling. Later
+// work is repair.
 func Finished(list []metav1.Condition, generation int64) bool {
 	c := meta.FindStatusCondition(list, semmoev1.ConditionReconciling)
 	return c != nil && c.Status == metav1.ConditionFalse && c.Reason == "Complete" && c.ObservedGeneration == generation
 }
 
-// Set enters a verdict about a generation among conditions; its time is that of the last change of its status.
+// Set sets a condition for a generation. Its transition time is that of the last change of its status.
 func Set(list *[]metav1.Condition, kind string, v Verdict, generation int64, now time.Time) {
 	meta.SetStatusCondition(list, metav1.Condition{
 		Type: kind, Status: v.Status, Reason: v.Reason, Message: printable.Line(v.Message, messageLimit),

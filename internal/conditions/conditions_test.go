@@ -16,8 +16,8 @@ func TestFaults(t *testing.T) {
 		fault             *Fault
 		degraded, stalled Verdict
 	}{
-		"none":   {nil, False("AsExpected", "Nothing is wrong"), False("NotStalled", "Nothing waits for a human")},
-		"passes": {&Fault{"Away", "is asked again", false}, True("Away", "is asked again"), False("NotStalled", "Nothing waits for a human")},
+		"none":   {nil, False("AsExpected", "No problem is known"), False("NotStalled", "No user action is required")},
+		"passes": {&Fault{"Away", "is asked again", false}, True("Away", "is asked again"), False("NotStalled", "No user action is required")},
 		"stalls": {&Fault{"Broken", "mend it", true}, True("Broken", "mend it"), True("Broken", "mend it")},
 	} {
 		if got := Degraded(tc.fault); got != tc.degraded {
@@ -52,7 +52,7 @@ func TestFinished(t *testing.T) {
 	}
 }
 
-// The time is that of the last change of the status: whatever else is set later, and when, is no transition.
+// The transition time is that of the last change of the status. Other changes do not move it.
 func TestSet(t *testing.T) {
 	start := time.Date(2026, 5, 4, 3, 2, 1, 999, time.UTC)
 	var list []metav1.Condition

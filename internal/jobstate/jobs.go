@@ -11,8 +11,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// BackOff is how long to wait after the n-th failure: somebody who mends a volume sees it picked up within a minute, and
-// an object that stays broken for hours costs a Job every five minutes.
+// BackOff returns the delay after the n-th failure: for the first ten attempts, a fix by the user is picked up within a
+// minute; an object that stays broken for hours costs one Job every five minutes.
 func BackOff(attempt int) time.Duration {
 	if attempt > 10 {
 		return 5 * time.Minute
@@ -20,7 +20,7 @@ func BackOff(attempt int) time.Duration {
 	return min(10*time.Second<<(attempt-1), time.Minute)
 }
 
-// Attempt is the number at the end of the name of a Job that may be tried again; 0 where there is none.
+// Attempt returns the number at the end of the name of a Job that may be retried; 0 if there is none.
 func Attempt(job *batchv1.Job) int {
 	attempt, err := strconv.Atoi(job.Name[strings.LastIndexByte(job.Name, '-')+1:])
 	if err != nil {
@@ -29,7 +29,7 @@ func Attempt(job *batchv1.Job) int {
 	return attempt
 }
 
-// Finished is the condition by which a Job has ended in that way; nil where it has not.
+// Finished returns the condition with which a Job ended in this way; nil if it did not.
 func Finished(job *batchv1.Job, kind batchv1.JobConditionType) *batchv1.JobCondition {
 	for i, condition := range job.Status.Conditions {
 		if condition.Type == kind && condition.Status == corev1.ConditionTrue {
@@ -39,7 +39,8 @@ func Finished(job *batchv1.Job, kind batchv1.JobConditionType) *batchv1.JobCondi
 	return nil
 }
 
-// Terminated is the end of a Job's container, in its youngest pod; nil where it has not ended or is gone.
+// Terminated returns the termination state of a Job's container in its newest pod; nil if it still runs or the pod is
+// deleted.
 func Terminated(job *batchv1.Job, pods []*corev1.Pod) *corev1.ContainerStateTerminated {
 	var youngest *corev1.Pod
 	for _, pod := range pods {
@@ -55,7 +56,7 @@ func Terminated(job *batchv1.Job, pods []*corev1.Pod) *corev1.ContainerStateTerm
 	return youngest.Status.ContainerStatuses[0].State.Terminated
 }
 
-// TerminationMessage is what the container said when it ended; empty where that is not known.
+// TerminationMessage returns the termination message of the container; empty if unknown.
 func TerminationMessage(job *batchv1.Job, pods []*corev1.Pod) string {
 	if state := Terminated(job, pods); state != nil {
 		return strings.TrimSpace(state.Message)
@@ -63,7 +64,7 @@ func TerminationMessage(job *batchv1.Job, pods []*corev1.Pod) string {
 	return ""
 }
 
-// ExitCode is the exit code of the container; 0 where that is not known.
+// ExitCode returns the exit code of the container; 0 if unknown.
 func ExitCode(job *batchv1.Job, pods []*corev1.Pod) int32 {
 	if state := Terminated(job, pods); state != nil {
 		return state.ExitCode
@@ -71,8 +72,8 @@ func ExitCode(job *batchv1.Job, pods []*corev1.Pod) int32 {
 	return 0
 }
 
-// FailurePolicy ends a Job whose container ends with one of the final codes: another attempt would end in the same way. An eviction is
-// nobody's fault, and the Job controller makes another pod.
+// FailurePolicy returns a policy that fails a Job with a container that exits with one of the final codes: another attempt
+// would fail in the same way. Evictions do not count, and the Job controller creates another pod.
 func FailurePolicy(container string, final ...int32) *batchv1.PodFailurePolicy {
 	return &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{
 		{Action: batchv1.PodFailurePolicyActionIgnore, OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{

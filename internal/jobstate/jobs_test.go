@@ -41,7 +41,7 @@ func TestFinished(t *testing.T) {
 	}
 }
 
-// The youngest pod of the Job that has ended speaks for it.
+// The newest terminated pod of the Job determines the result.
 func TestTerminated(t *testing.T) {
 	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "j", UID: "1"}}
 	other := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "j", UID: "2"}}

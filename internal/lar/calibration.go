@@ -5,8 +5,8 @@ import (
 	"math"
 )
 
-// Calibration holds the sums over scored requests that tell whether forecasts are right: with l local of t activations and
-// the forecast share x, the sums of powers of x times t, l, l², l t and t².
+// Calibration contains sums over scored requests for checking forecasts: with l local of t activations and forecast
+// share x, the sums of powers of x times t, l, l², l t and t².
 type Calibration struct {
 	Requests     int64      `json:"requests"`
 	Total        [3]float64 `json:"total"`
@@ -16,7 +16,7 @@ type Calibration struct {
 	TotalSquares [5]float64 `json:"totalSquares"`
 }
 
-// Add counts a request and the share that was forecast for it.
+// Add adds a request with its forecast share.
 func (c *Calibration) Add(a Activations, predicted float64) {
 	c.Requests++
 	local, total := float64(a.Local), float64(a.Total)
@@ -48,28 +48,28 @@ func (c *Calibration) Merge(other Calibration) {
 	add(c.TotalSquares[:], other.TotalSquares[:])
 }
 
-// Predicted is the local activation rate that was forecast for the scored requests; NaN without one.
+// Predicted returns the forecast local activation rate of the scored requests; NaN without a request.
 func (c Calibration) Predicted() float64 { return c.Total[1] / c.Total[0] }
 
-// Bias is how far the observed rate of the scored requests is above the forecast one, with its standard error by the delta
-// method; NaN where it cannot be told.
+// Bias returns the observed minus the forecast rate of the scored requests, with its standard error by the delta
+// method; NaN if undefined.
 func (c Calibration) Bias() (bias, standardError float64) {
 	bias = (c.Local[0] - c.Total[1]) / c.Total[0]
 	squares := c.LocalSquares[0] - 2*c.LocalTotal[1] + c.TotalSquares[2]
 	return bias, ratioError(c.Requests, bias, c.Total[0], squares, c.LocalTotal[0]-c.TotalSquares[1], c.TotalSquares[0])
 }
 
-// leastSpread is the variance of forecasts, weighted by activations, from which a slope can be told from rounding: a standard
-// deviation of a tenth of a thousandth.
-const leastSpread = 1e-8
+// minVariance is the minimum variance of forecasts, weighted by activations, at which a slope exceeds rounding errors:
+// a standard deviation of 0.0001.
+const minVariance = 1e-8
 
-// Slope is by how much the observed share of requests rises with the forecast one: the least-squares line weighted by
-// activations, 1 where forecasts are right. Its standard error takes no variance for granted (White's, with n/(n-2)). Both
-// are NaN below three requests, or where all forecasts are alike.
+// Slope returns the increase of the observed share per increase of the forecast share: the least-squares slope weighted
+// by activations, which is 1 for correct forecasts. Its standard error is heteroskedasticity-consistent (White's, with
+// n/(n-2)). Both are NaN for fewer than three requests, or if all forecasts are equal.
 func (c Calibration) Slope() (slope, standardError float64) {
 	mean := c.Predicted()
 	spread := c.Total[2] - mean*c.Total[1]
-	if c.Requests < 3 || !(spread >= leastSpread*c.Total[0]) {
+	if c.Requests < 3 || !(spread >= minVariance*c.Total[0]) {
 		return math.NaN(), math.NaN()
 	}
 	slope = (c.Local[1] - mean*c.Local[0]) / spread
@@ -84,7 +84,7 @@ func (c Calibration) Slope() (slope, standardError float64) {
 	return slope, math.Sqrt(max(0, squares)*n/(n-2)) / spread
 }
 
-// Validate refuses sums that no requests have.
+// Validate rejects sums that no requests can have.
 func (c Calibration) Validate() error {
 	if c.Requests < 0 {
 		return errors.New("requests are negative")

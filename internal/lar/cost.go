@@ -5,10 +5,11 @@ import (
 	"math"
 )
 
-// Arm holds the sums over requests that their time per token, and its standard error, are computed from.
+// Arm contains the sums over requests from which their time per token and its standard error are computed.
 type Arm struct {
 	Requests int64 `json:"requests"`
-	// Seconds is from sending a request to the end of its response, Tokens its estimated load: prompt and limit of output.
+	// Seconds is the time from sending a request to the end of its response. Tokens is the estimated load: prompt plus
+	// output limit.
 	Seconds float64 `json:"seconds"`
 	Tokens  float64 `json:"tokens"`
 	// SecondsSquares, SecondsTokens and TokensSquares are the sums of seconds², seconds x tokens and tokens².
@@ -17,7 +18,7 @@ type Arm struct {
 	TokensSquares  float64 `json:"tokensSquares"`
 }
 
-// Add counts a request.
+// Add adds a request.
 func (a *Arm) Add(seconds, tokens float64) {
 	a.Merge(Arm{1, seconds, tokens, seconds * seconds, seconds * tokens, tokens * tokens})
 }
@@ -32,15 +33,15 @@ func (a *Arm) Merge(other Arm) {
 	a.TokensSquares += other.TokensSquares
 }
 
-// perToken is the time per token, and its standard error by the delta method.
+// perToken returns the time per token, with its standard error by the delta method.
 func (a Arm) perToken() (seconds, standardError float64) {
 	seconds = a.Seconds / a.Tokens
 	return seconds, ratioError(a.Requests, seconds, a.Tokens, a.SecondsSquares, a.SecondsTokens, a.TokensSquares)
 }
 
-// CaptureCost compares requests of which the engine was asked for the routed experts with others, on the same pods in the
-// same time. Which are asked is a matter of chance, so nothing else tells them apart. What an engine pays for being able to
-// tell, whoever asks, is paid by both and does not show.
+// CaptureCost compares requests for which the router requested the routed experts with other requests, on the same pods
+// at the same time. The assignment is random, so there is no other systematic difference. The cost of enabling the
+// capture in an engine applies to both arms, and is not included.
 type CaptureCost struct {
 	Asked Arm `json:"asked"`
 	Plain Arm `json:"plain"`
@@ -52,32 +53,32 @@ func (c *CaptureCost) Merge(other CaptureCost) {
 	c.Plain.Merge(other.Plain)
 }
 
-// leastArm is the number of requests in either arm from which the cost is told: times have tails, and with fewer requests the
-// standard error itself is not to be trusted.
-const leastArm = 100
+// minArmRequests is the minimum number of requests per arm for reporting the cost: times have heavy tails, and with
+// fewer requests the standard error itself is unreliable.
+const minArmRequests = 100
 
-// Ratio is the time per token of the asked requests over that of the others, with its standard error by the delta method.
-// It reports false where either are too few.
+// Ratio returns the time per token of the captured requests over that of the others, with its standard error by the
+// delta method. It returns false if either arm has too few requests.
 func (c CaptureCost) Ratio() (ratio, standardError float64, known bool) {
 	asked, askedError := c.Asked.perToken()
 	plain, plainError := c.Plain.perToken()
-	if c.Asked.Requests < leastArm || c.Plain.Requests < leastArm || !(asked > 0) || !(plain > 0) {
+	if c.Asked.Requests < minArmRequests || c.Plain.Requests < minArmRequests || !(asked > 0) || !(plain > 0) {
 		return 0, 0, false
 	}
 	ratio = asked / plain
 	return ratio, ratio * math.Hypot(askedError/asked, plainError/plain), true
 }
 
-// normal95 is how many standard errors a 95% interval reaches to either side.
+// normal95 is the half-width of a 95% interval, in standard errors.
 const normal95 = 1.96
 
-// Above reports whether the 95% interval of the ratio, which is symmetric in its logarithm, lies above a bound.
+// Above reports whether the 95% interval of the ratio, symmetric in its logarithm, is above a bound.
 func (c CaptureCost) Above(bound float64) bool {
 	ratio, standardError, known := c.Ratio()
 	return known && ratio*math.Exp(-normal95*standardError/ratio) > bound
 }
 
-// Validate refuses sums that no requests have.
+// Validate rejects sums that no requests can have.
 func (c CaptureCost) Validate() error {
 	for name, arm := range map[string]Arm{"asked": c.Asked, "plain": c.Plain} {
 		if arm.Requests < 0 {

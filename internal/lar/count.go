@@ -10,7 +10,8 @@ import (
 
 // Activations counts (token, layer, expert) triples of routed experts.
 type Activations struct {
-	// Local are those that the rank that served the token computed with its own copy of the expert; Total are all.
+	// Local counts the activations that the rank serving the token computed with its own copy of the expert; Total
+	// counts all.
 	Local int64 `json:"local"`
 	Total int64 `json:"total"`
 }
@@ -18,22 +19,22 @@ type Activations struct {
 // Rate returns the local activation rate; NaN without an activation.
 func (a Activations) Rate() float64 { return float64(a.Local) / float64(a.Total) }
 
-// Locality tells where experts are, as the rank sees it that serves a request.
+// Locality describes the location of experts relative to the rank that serves a request.
 type Locality struct {
-	// Rank is the rank that serves, of Ranks.
+	// Rank is the serving rank, out of Ranks.
 	Rank, Ranks int
-	// Hosts are the ranks with a copy of an expert of a layer (the model's index), ascending.
+	// Hosts returns the ranks with a copy of an expert of a layer (the model's index), ascending.
 	Hosts func(layer, expert int) []int
-	// CopyRule is how the engine chooses among the copies.
+	// CopyRule is how the engine selects among the copies.
 	CopyRule placement.CopyRule
 }
 
-// Local reports whether the rank that serves uses its own copy of an expert of a layer (the model's index).
+// Local reports whether the serving rank uses its own copy of an expert of a layer (the model's index).
 func (l Locality) Local(layer, expert int) bool {
 	return l.CopyRule.Copy(l.Hosts(layer, expert), l.Rank) == l.Rank
 }
 
-// Validate refuses a rank that there is not.
+// Validate rejects an invalid rank.
 func (l Locality) Validate() error {
 	if l.Ranks <= 0 || l.Rank < 0 || l.Rank >= l.Ranks {
 		return fmt.Errorf("rank is %d of %d: it must be 0 to one less than their number", l.Rank, l.Ranks)
@@ -41,8 +42,8 @@ func (l Locality) Validate() error {
 	return nil
 }
 
-// Contiguous is the locality of a rank under the engine's own placement: the experts of each layer spread over the ranks
-// in order.
+// Contiguous returns the locality of a rank under the engine's own placement: the experts of each layer are distributed
+// over the ranks in order.
 func Contiguous(shape Shape, ranks, rank int) (Locality, error) {
 	if ranks <= 0 || shape.Experts%ranks != 0 || rank < 0 || rank >= ranks {
 		return Locality{}, fmt.Errorf("rank %d of %d does not fit %d experts", rank, ranks, shape.Experts)
@@ -56,40 +57,40 @@ func Contiguous(shape Shape, ranks, rank int) (Locality, error) {
 	return Locality{Rank: rank, Ranks: ranks, Hosts: hosts}, nil
 }
 
-// Observation is what one sampled request showed.
+// Observation is the result of one sampled request.
 type Observation struct {
 	Time     time.Time `json:"time"`
 	Revision string    `json:"revision"`
-	// Plan is the full digest of the plan that the pod served under; empty where it had none.
+	// Plan is the full digest of the pod's plan; empty if the pod had none.
 	Plan string `json:"plan,omitempty"`
 	Rank int    `json:"rank"`
 	Count
-	// Forecast is what the tables said of the request before it ran; nil where it was not scored.
+	// Forecast is what the tables predicted before the request ran; nil if the request was not scored.
 	Forecast *Forecast `json:"forecast,omitempty"`
 }
 
-// Routed tells that the request was sent as its pod's plan wants it, as far as there is one: a plan whose tables are not at hand
-// yet has not been tried.
+// Routed reports whether the request was routed according to the pod's plan, if there is one: a plan whose tables are
+// not loaded yet has not been tried.
 func (o Observation) Routed() bool { return o.Plan == "" || o.Forecast != nil }
 
-// Forecast is what forecast tables say of a request's prompt. Shares are local ones of its activations, as far as tables know
-// them.
+// Forecast is the prediction of the forecast tables for a request's prompt. Shares are local shares of its activations,
+// as far as the tables know them.
 type Forecast struct {
-	// Tables is the full digest of the plan whose tables scored it: of the plan that the pod serves under, or of one with newer
+	// Tables is the full digest of the plan whose tables scored the request: the pod's plan, or a plan with newer
 	// tables for the same layout.
 	Tables string `json:"tables"`
-	// Best is the rank of the pod with the highest share, whether or not it served, and Highest that share; Predicted is the
-	// share of the rank that served.
+	// Best is the rank of the pod with the highest share, whether or not it served, and Highest is that share.
+	// Predicted is the share of the rank that served.
 	Best      int     `json:"best"`
 	Highest   float64 `json:"highest"`
 	Predicted float64 `json:"predicted"`
-	// Known is the share of its first scored tokens that the tables have learnt from, Pairs that of the pairs of successive ones; 1
-	// where the tables do not tell.
+	// Known is the share of its first scored tokens that occur in the tables, Pairs the share of successive token
+	// pairs; 1 if the tables do not contain this information.
 	Known float64 `json:"known"`
 	Pairs float64 `json:"pairs"`
 }
 
-// Validate refuses what no tables say.
+// Validate rejects values that no tables produce.
 func (f Forecast) Validate() error {
 	if f.Best < 0 {
 		return fmt.Errorf("best is %d: it cannot be negative", f.Best)
@@ -97,31 +98,35 @@ func (f Forecast) Validate() error {
 	return finite(map[string]float64{"highest": f.Highest, "predicted": f.Predicted, "known": f.Known, "pairs": f.Pairs}, true)
 }
 
-// Count is what one request activated.
+// Count contains the activations of one request.
 type Count struct {
 	Activations
-	// LayerGroups are the activations by groups of consecutive MoE layers, the first layers first.
+	// LayerGroups are the activations by groups of consecutive MoE layers, first layers first.
 	LayerGroups []Activations `json:"layerGroups,omitempty"`
-	// Tokens is the number of tokens of which activations were counted, TokenLayers how many MoE layers they passed in all.
+	// Tokens is the number of tokens whose activations were counted; TokenLayers is the sum of the MoE layers that they
+	// passed.
 	Tokens      int   `json:"tokens"`
 	TokenLayers int64 `json:"tokenLayers"`
-	// RemoteRanks are, summed over tokens and MoE layers, the distinct other ranks that a token's experts lie on: the messages
-	// of a dispatch that sends a token once to each rank.
+	// RemoteRanks is the number of distinct other ranks that contain a token's experts, summed over tokens and MoE
+	// layers: the number of messages if a dispatch sends a token once to each rank.
 	RemoteRanks int64 `json:"remoteRanks"`
-	// SavedBytes is what was not moved between ranks because more activations were local than 1/ranks of them, which any
-	// placement has: (local - total/ranks) x Shape.BytesPerActivation. It is negative where fewer were.
+	// SavedBytes is the data that was not moved between ranks because more than 1/ranks of the activations were local,
+	// which any placement achieves: (local - total/ranks) x Shape.BytesPerActivation. It is negative if fewer were
+	// local.
 	SavedBytes float64 `json:"savedBytes,omitempty"`
 }
 
-// CountActivations counts what a request activated that one rank served. experts is
-// [tokens][Shape.Layers][Shape.ExpertsPerToken]. Ids at or above the number of experts are shared experts that an engine
-// reports with the routed ones; they do not count. Nor do those of a token in a layer that name a routed expert twice: memory that the
-// engine has not filled. Of an expert with several copies elsewhere the first is counted as remote.
+// CountActivations counts the activations of a request that one rank served. experts has the shape
+// [tokens][Shape.Layers][Shape.ExpertsPerToken]. IDs at or above the number of experts are shared experts that an
+// engine reports with the routed ones; they are not counted. A token in a layer that lists a routed expert twice is not
+// counted either: the engine did not fill this memory. For an expert with several copies on other ranks, the first one
+// is counted as remote.
 func CountActivations(experts []int32, shape Shape, at Locality) (Count, error) {
 	return CountExperts(experts, shape, at, nil)
 }
 
-// CountExperts is CountActivations, and adds the activations of each expert, [MoE layer][expert] in one list, to perExpert unless that is nil.
+// CountExperts is CountActivations. It also adds the activations per expert, [MoE layer][expert] in one slice, to
+// perExpert unless that is nil.
 func CountExperts(experts []int32, shape Shape, at Locality, perExpert []int64) (Count, error) {
 	row := shape.Layers * shape.ExpertsPerToken
 	if row <= 0 || len(experts)%row != 0 {
@@ -131,7 +136,7 @@ func CountExperts(experts []int32, shape Shape, at Locality, perExpert []int64) 
 		return Count{}, err
 	}
 	count := Count{LayerGroups: make([]Activations, shape.groups())}
-	seen := make([]int64, at.Ranks) // the last TokenLayers that found the rank remote
+	seen := make([]int64, at.Ranks) // by rank: the last TokenLayers value at which it was remote
 	for token := 0; token < len(experts); token += row {
 		before := count.TokenLayers
 		for i, layer := range shape.MoELayers {
@@ -175,7 +180,7 @@ func CountExperts(experts []int32, shape Shape, at Locality, perExpert []int64) 
 	return count, nil
 }
 
-// repeats reports whether a routed expert is among a token's of a layer more than once.
+// repeats reports whether a token's experts in a layer contain a routed expert more than once.
 func repeats(chosen []int32, experts int) bool {
 	for i, expert := range chosen {
 		if expert >= 0 && int(expert) < experts && slices.Contains(chosen[:i], expert) {

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// One dense layer and five MoE layers of four experts, two of them for each token, on two ranks.
+// Shape: one dense layer and five MoE layers with four experts, two per token, on two ranks.
 var shape = Shape{Layers: 6, MoELayers: []int{1, 2, 3, 4, 5}, Experts: 4, ExpertsPerToken: 2, Hidden: 128}
 
 func TestCountActivations(t *testing.T) {
@@ -16,13 +16,13 @@ func TestCountActivations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The dense layer's ids mean nothing; 4 and 7 are shared experts; -1 is none.
+	// The IDs of the dense layer are ignored; 4 and 7 are shared experts; -1 is none.
 	token := []int32{
 		9, 9,
 		0, 1, // both local
 		0, 2, // one remote
 		2, 3, // two remote on one rank
-		1, 4, // the shared one does not count
+		1, 4, // the shared expert does not count
 		7, -1,
 	}
 	got, err := CountActivations(append(append([]int32{}, token...), token...), shape, at)
@@ -41,7 +41,8 @@ func TestCountActivations(t *testing.T) {
 	}
 }
 
-// A copy on the rank makes an activation local where the engine's rule uses it; of several copies elsewhere one is counted as remote.
+// A copy on the rank makes an activation local if the engine's rule uses it. With several copies on other ranks, one is
+// counted as remote.
 func TestCountCopies(t *testing.T) {
 	one := Shape{Layers: 1, MoELayers: []int{0}, Experts: 3, ExpertsPerToken: 3}
 	hosts := [][]int{{0, 1}, {1, 2}, {2}}
@@ -94,7 +95,7 @@ func TestRefusesWhatCannotBeCounted(t *testing.T) {
 	}
 }
 
-// Layer groups are consecutive, differ by one layer at most, and leave out no layer.
+// Layer groups are consecutive, differ by at most one layer, and cover all layers.
 func TestLayerGroups(t *testing.T) {
 	for layers := 1; layers <= 100; layers++ {
 		s := Shape{MoELayers: make([]int, layers)}
@@ -116,13 +117,13 @@ func TestLayerGroups(t *testing.T) {
 	}
 }
 
-// What names an expert twice is no row of the request: neither its token nor its layers count.
-func TestCountLeavesOutWhatWasNotRecorded(t *testing.T) {
+// A row with a repeated expert was not recorded by the engine: its token and layers do not count.
+func TestCountOmitsUnrecordedRows(t *testing.T) {
 	at, err := Contiguous(shape, 2, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	experts := []int32{9, 9, 0, 1, 0, 2, 2, 3, 1, 0, 3, 3} // the last layer names one twice
+	experts := []int32{9, 9, 0, 1, 0, 2, 2, 3, 1, 0, 3, 3} // the last layer contains one twice
 	got, err := CountActivations(append(experts, make([]int32, 12)...), shape, at)
 	if err != nil {
 		t.Fatal(err)
@@ -142,18 +143,18 @@ func TestCountTable(t *testing.T) {
 		want        Activations
 		fails       bool
 	}{
-		"rank 0":          {experts, 2, 0, Activations{4, 7}, false},
-		"rank 1":          {experts, 2, 1, Activations{3, 7}, false},
-		"one rank":        {experts, 1, 0, Activations{7, 7}, false},
-		"nothing":         {nil, 2, 0, Activations{}, false},
-		"half a token":    {experts[:7], 2, 0, Activations{}, true},
-		"no such rank":    {experts, 2, 2, Activations{}, true},
-		"uneven ranks":    {experts, 3, 0, Activations{}, true},
-		"no ranks":        {experts, 0, 0, Activations{}, true},
-		"negative expert": {[]int32{0, 0, -1, 0, 0, 1}, 2, 0, Activations{3, 3}, false},
-		"never filled":    {append(make([]int32, 6), experts...), 2, 0, Activations{4, 7}, false},
-		"one twice":       {[]int32{9, 9, 3, 3, 0, 2}, 2, 0, Activations{1, 2}, false},
-		"no expert twice": {[]int32{9, 9, -1, -1, 5, 5}, 2, 0, Activations{}, false},
+		"rank 0":                   {experts, 2, 0, Activations{4, 7}, false},
+		"rank 1":                   {experts, 2, 1, Activations{3, 7}, false},
+		"one rank":                 {experts, 1, 0, Activations{7, 7}, false},
+		"nothing":                  {nil, 2, 0, Activations{}, false},
+		"half a token":             {experts[:7], 2, 0, Activations{}, true},
+		"no such rank":             {experts, 2, 2, Activations{}, true},
+		"uneven ranks":             {experts, 3, 0, Activations{}, true},
+		"no ranks":                 {experts, 0, 0, Activations{}, true},
+		"negative expert":          {[]int32{0, 0, -1, 0, 0, 1}, 2, 0, Activations{3, 3}, false},
+		"not filled by the engine": {append(make([]int32, 6), experts...), 2, 0, Activations{4, 7}, false},
+		"one twice":                {[]int32{9, 9, 3, 3, 0, 2}, 2, 0, Activations{1, 2}, false},
+		"no expert twice":          {[]int32{9, 9, -1, -1, 5, 5}, 2, 0, Activations{}, false},
 	} {
 		var got Count
 		at, err := Contiguous(shape, tc.ranks, tc.rank)

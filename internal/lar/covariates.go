@@ -5,22 +5,22 @@ import "fmt"
 // CovariateCount is the number of covariates of a request.
 const CovariateCount = 3
 
-// Covariates are the amounts that the times of a request depend on under any plan: the tokens of its prompt, as
-// estimated from its length, the tokens of its answer, and the number of requests that the router had in flight at the
-// pod when it sent the request. All revisions are measured alike: a token count of a plan's tokenizer would differ from
-// an estimate.
+// Covariates are the quantities that the times of a request depend on under any plan: the prompt tokens, estimated from
+// the prompt's length, the output tokens, and the number of requests that the router had in flight at the pod when it
+// sent the request. All revisions use the same measure: a token count by a plan's tokenizer would differ from an
+// estimate.
 type Covariates [CovariateCount]float64
 
-// maxCovariate bounds a covariate. Sums of squares stay exact enough to subtract their mean.
+// maxCovariate limits a covariate, so that sums of squares are exact enough to subtract their mean.
 const maxCovariate = 1e7
 
-// CovariateSums are the sums that a linear regression of a value on the covariates is computed from. The covariates are
-// fixed by the name of the field in reports: other covariates need another field.
+// CovariateSums are the sums for a linear regression of a value on the covariates. The name of the field in reports
+// identifies the covariates: other covariates need another field.
 type CovariateSums struct {
 	// N is the number of requests, at most that of the Moments.
 	N int64 `json:"n"`
-	// X are the sums of the covariates, XX those of their products in the order 00, 01, 02, 11, 12, 22, and XY those of
-	// their products with the value.
+	// X are the sums of the covariates, XX the sums of their products in the order 00, 01, 02, 11, 12, 22, and XY the
+	// sums of their products with the value.
 	X  [CovariateCount]float64                            `json:"x"`
 	XX [CovariateCount * (CovariateCount + 1) / 2]float64 `json:"xx"`
 	XY [CovariateCount]float64                            `json:"xy"`
@@ -59,8 +59,8 @@ func (c *CovariateSums) Product(i, j int) float64 {
 	return c.XX[i*CovariateCount-i*(i+1)/2+j]
 }
 
-// validate refuses sums that no requests have: by the Cauchy-Schwarz inequality none is larger than those of squares
-// allow.
+// validate rejects sums that no requests can have: by the Cauchy-Schwarz inequality, the sums of squares limit all
+// others.
 func (c *CovariateSums) validate(of Moments) error {
 	if c.N < 0 || c.N > of.N {
 		return fmt.Errorf("n is %d of %d requests: want 0 to as many as there are", c.N, of.N)

@@ -2,7 +2,8 @@ package lar
 
 import "fmt"
 
-// EngineCounts are the activations that the engine of a pod counted itself, of all requests, in the last two minutes or so.
+// EngineCounts are the activations that the engine of a pod counted itself over all requests, in about the last two
+// minutes.
 type EngineCounts struct {
 	Pod      string `json:"pod"`
 	Revision string `json:"revision"`
@@ -10,9 +11,9 @@ type EngineCounts struct {
 }
 
 const (
-	// MaxActivations bounds a count: every number up to it is a float64.
+	// MaxActivations is the maximum of a count: every integer up to it is exact as a float64.
 	MaxActivations = 1 << 53
-	// maxEngines bounds the pods of a report.
+	// maxEngines is the maximum number of pods in a report.
 	maxEngines = 1 << 14
 )
 
@@ -28,8 +29,8 @@ func validateEngines(engines []EngineCounts) error {
 	return nil
 }
 
-// EngineActivations sums what the engines of a revision counted. Several routers read the same pods, at other times: of each pod the
-// largest count is taken.
+// EngineActivations sums the counts of the engines of a revision. Several routers read the same pods at different
+// times; the largest count per pod is used.
 func EngineActivations(reports []Report, revision string) Activations {
 	largest := map[string]Activations{}
 	for _, report := range reports {

@@ -5,7 +5,8 @@ import (
 	"math"
 )
 
-// Ratio holds the sums over requests that a ratio of local to all activations and its standard error are computed from.
+// Ratio contains the sums over requests from which the ratio of local to all activations and its standard error are
+// computed.
 type Ratio struct {
 	Requests int64 `json:"requests"`
 	Activations
@@ -15,7 +16,7 @@ type Ratio struct {
 	TotalSquares float64 `json:"totalSquares"`
 }
 
-// Add counts a request.
+// Add adds a request.
 func (r *Ratio) Add(a Activations) {
 	local, total := float64(a.Local), float64(a.Total)
 	r.Merge(Ratio{Requests: 1, Activations: a, LocalSquares: local * local, LocalTotal: local * total, TotalSquares: total * total})
@@ -31,27 +32,27 @@ func (r *Ratio) Merge(other Ratio) {
 	r.TotalSquares += other.TotalSquares
 }
 
-// Value is the local activation rate; NaN without an activation.
+// Value returns the local activation rate; NaN without an activation.
 func (r Ratio) Value() float64 { return r.Rate() }
 
-// StandardError is that of Value as an estimate of the rate of the traffic that the requests are a sample of, by the delta
-// method for a ratio of sums: the root of n/(n-1) times the sum of (local - rate x total)², over the sum of total. NaN below
-// two requests. That the traffic of a window is finite, and the sample a part of it, would make it smaller; it is left out,
-// because the rate is compared between windows.
+// StandardError returns the standard error of Value as an estimate of the rate of the traffic that the requests sample,
+// by the delta method for a ratio of sums: the square root of n/(n-1) times the sum of (local - rate x total)², divided
+// by the sum of total. It is NaN for fewer than two requests. There is no finite-population correction, because the
+// rate is compared between windows.
 func (r Ratio) StandardError() float64 {
 	return ratioError(r.Requests, r.Value(), float64(r.Total), r.LocalSquares, r.LocalTotal, r.TotalSquares)
 }
 
-// ratioError is the standard error of a ratio y/x of sums over n requests, from the sums of x, y², xy and x².
+// ratioError returns the standard error of a ratio y/x of sums over n requests, from the sums of x, y², xy and x².
 func ratioError(n int64, ratio, x, ySquares, xy, xSquares float64) float64 {
 	if n < 2 || x == 0 {
 		return math.NaN()
 	}
-	residuals := max(0, ySquares-2*ratio*xy+ratio*ratio*xSquares) // rounding can take a little more off than there is
+	residuals := max(0, ySquares-2*ratio*xy+ratio*ratio*xSquares) // rounding can make the difference slightly negative
 	return math.Sqrt(residuals*float64(n)/float64(n-1)) / math.Abs(x)
 }
 
-// Validate refuses sums that no requests have.
+// Validate rejects sums that no requests can have.
 func (r Ratio) Validate() error {
 	switch {
 	case r.Requests < 0 || r.Local < 0 || r.Total < r.Local:
@@ -62,7 +63,7 @@ func (r Ratio) Validate() error {
 	return finite(map[string]float64{"localSquares": r.LocalSquares, "localTotal": r.LocalTotal, "totalSquares": r.TotalSquares}, true)
 }
 
-// finite refuses what is no number, and what is negative where that cannot be.
+// finite rejects values that are not finite, and, with positive, negative values.
 func finite(values map[string]float64, positive bool) error {
 	for name, value := range values {
 		if math.IsNaN(value) || math.IsInf(value, 0) || positive && value < 0 {

@@ -7,29 +7,30 @@ import (
 	"github.com/semmoe/operator/internal/stepsizes"
 )
 
-// Report is what a router answers at /v1/observations. Those of several routers are merged by their sums: Last, Window,
-// Service and CaptureCost.
+// Report is the response of a router at /v1/observations. Reports of several routers are merged by adding their sums:
+// Last, Window, Service and CaptureCost.
 type Report struct {
 	Population Population `json:"population"`
-	// Imbalance is the largest over the mean load of the ranks, over the last requests; nil before the first.
+	// Imbalance is the maximum over the mean load of the ranks, over the last requests; nil before the first request.
 	Imbalance *float64 `json:"imbalance"`
-	// Last is the sum of Observations, Window of what was sampled in the last Buckets times BucketTime.
+	// Last is the sum of Observations. Window contains the samples of the last Buckets times BucketTime.
 	Last   Set      `json:"last"`
 	Window []Bucket `json:"window"`
-	// Service are the last ServiceBuckets times ServiceBucketTime of all inference requests, sampled or not.
+	// Service contains all inference requests, sampled or not, of the last ServiceBuckets times ServiceBucketTime.
 	Service []ServiceBucket `json:"service"`
-	// Tables tells for the full digest of each plan that pods serve under, and that is loaded, that of the plan whose tables
-	// score its requests: its own, or one with newer tables for the same layout.
+	// Tables maps the full digest of each loaded plan that pods serve under to the digest of the plan whose tables
+	// score its requests: the plan itself, or a plan with newer tables for the same layout.
 	Tables map[string]string `json:"tables"`
-	// IgnoredRanks lists the routes on which engine pods ignore the rank that the router sends requests to, as far as it can see.
+	// IgnoredRanks lists the routes on which engine pods ignore the rank that the router selected, as far as the router
+	// can detect this.
 	IgnoredRanks []IgnoredRank `json:"ignoredRanks,omitempty"`
-	// CaptureCost is of the last hour; nil where the engine tells the experts unasked: there is nothing to compare with.
+	// CaptureCost covers the last hour; nil if the engine always returns the experts, so that there is no comparison.
 	CaptureCost *CaptureCost `json:"captureCost"`
-	// Engines are the counts of the engine pods that count activations themselves.
+	// Engines contains the counts of the engine pods that count activations themselves.
 	Engines []EngineCounts `json:"engines,omitempty"`
-	// Steps are the tokens of the steps of the engine pods that count steps.
+	// Steps contains the tokens per step of the engine pods that count steps.
 	Steps []stepsizes.Pod `json:"steps,omitempty"`
-	// Observations are the last sampled requests, the oldest first.
+	// Observations are the last sampled requests, oldest first.
 	Observations []Observation `json:"observations"`
 }
 
@@ -37,40 +38,41 @@ type Report struct {
 type IgnoredRank struct {
 	Revision string `json:"revision"`
 	Route    string `json:"route"`
-	// Pods is how many they are.
+	// Pods is the number of these pods.
 	Pods int `json:"pods"`
 }
 
-// maxIgnoredRanks bounds the list: a router serves few routes, and a roll-out has few revisions.
+// maxIgnoredRanks is the maximum length of the list: a router serves few routes, and a rollout has few revisions.
 const maxIgnoredRanks = 256
 
-// Which requests a sample is of.
+// Populations of a sample.
 const (
-	// RequestsAll: every inference request whose client does not ask for the routed experts itself.
+	// RequestsAll: every inference request except those that request the routed experts themselves.
 	RequestsAll = "all"
-	// RequestsUnstreamed: of those, the ones that are answered in one piece. The engine tells no others.
+	// RequestsUnstreamed: only unstreamed requests of RequestsAll. The engine returns no experts for streamed ones.
 	RequestsUnstreamed = "unstreamed"
 	// ReplicasAll: on every pod.
 	ReplicasAll = "all"
-	// ReplicasOne: on one pod of each plan, because capture costs too much.
+	// ReplicasOne: on one pod of each plan, because capture is expensive.
 	ReplicasOne = "one"
 )
 
-// Population is what a sample was drawn from: counts since the router started.
+// Population describes the requests from which a sample was drawn: counts since the router started.
 type Population struct {
 	Requests      string `json:"requests"`
 	Replicas      string `json:"replicas"`
 	SamplePercent int    `json:"samplePercent"`
-	// Eligible is how many requests could be sampled, Sampled how many were, Streamed how many could not because they were
-	// streamed, Long how many because what is told of so long ones would take too much memory.
+	// Eligible is the number of requests that could be sampled, Sampled the number of sampled ones, Streamed the number
+	// excluded because they were streamed, and Long the number excluded because their routed experts would need too
+	// much memory.
 	Eligible int64 `json:"eligible"`
 	Sampled  int64 `json:"sampled"`
 	Streamed int64 `json:"streamed"`
 	Long     int64 `json:"long"`
 }
 
-// Revision sums what is known of a revision: of the window, or of the last sampled requests where these are more, as in a
-// quiet service.
+// Revision returns the sum for a revision: of the window, or of the last sampled requests if there are more of them
+// (low traffic).
 func (r Report) Revision(revision string) Sketch {
 	last, recent := r.Last.Revision(revision), Sum(r.Window).Revision(revision)
 	if recent.Overall.Requests > last.Overall.Requests {
@@ -79,7 +81,7 @@ func (r Report) Revision(revision string) Sketch {
 	return last
 }
 
-// Validate refuses what no router observed. Sets are validated as they are decoded.
+// Validate rejects reports that no router produces. Sets are validated while they are decoded.
 func (r Report) Validate() error {
 	if len(r.Window) > 2*Buckets {
 		return fmt.Errorf("window: %d buckets: at most %d are allowed", len(r.Window), 2*Buckets)

@@ -9,34 +9,34 @@ import (
 )
 
 const (
-	// ServiceBucketTime is the time that a bucket of service covers, and ServiceBuckets how many are kept: an hour, as long as a
-	// canary may be looked at.
+	// ServiceBucketTime is the length of a service bucket. ServiceBuckets is the number of retained buckets: one hour,
+	// the length of a comparison period of a canary.
 	ServiceBucketTime = time.Minute
 	ServiceBuckets    = 60
-	// maxServed bounds the revisions of a bucket: a roll-out has two or three at a time.
+	// maxServed is the maximum number of revisions in a bucket: a rollout has two or three at a time.
 	maxServed = 8
 )
 
-// Moments are what the mean of a value over requests and its standard error are computed from.
+// Moments are the sums from which the mean of a value over requests and its standard error are computed.
 type Moments struct {
 	N          int64   `json:"n"`
 	Sum        float64 `json:"sum"`
 	SumSquares float64 `json:"sumSquares"`
-	// Covariates are of the requests whose covariates are known: of none in the report of a router that counts no
+	// Covariates covers the requests with known covariates. It is empty in reports of routers that do not record
 	// covariates.
 	Covariates CovariateSums `json:"covariates,omitzero"`
 }
 
-// Add counts a request's value without covariates.
+// Add adds the value of a request without covariates.
 func (m *Moments) Add(value float64) { m.Merge(Moments{N: 1, Sum: value, SumSquares: value * value}) }
 
-// AddWith counts a request's value with its covariates.
+// AddWith adds the value of a request with its covariates.
 func (m *Moments) AddWith(value float64, x Covariates) {
 	m.Add(value)
 	m.Covariates.add(value, x)
 }
 
-// Merge adds the requests of others.
+// Merge adds the requests of other.
 func (m *Moments) Merge(other Moments) {
 	m.N += other.N
 	m.Sum += other.Sum
@@ -44,7 +44,7 @@ func (m *Moments) Merge(other Moments) {
 	m.Covariates.merge(&other.Covariates)
 }
 
-// Validate refuses sums that no times have.
+// Validate rejects sums that no values can have.
 func (m Moments) Validate() error {
 	if m.N < 0 || m.N == 0 && m.Sum != 0 {
 		return fmt.Errorf("n is %d and sum %v: want none without a request", m.N, m.Sum)
@@ -58,28 +58,29 @@ func (m Moments) Validate() error {
 	return nil
 }
 
-// Service is how inference requests to a revision went, sampled or not. Times are in seconds, from when a request was sent to
-// the pod; each request counts once in each of them, because tokens of one answer are alike.
+// Service aggregates the inference requests to a revision, sampled or not. Times are in seconds from sending the
+// request to the pod. Each request counts once in each time, because tokens of one response are correlated.
 type Service struct {
-	// Requests were sent to a pod. Failures are those of them that it answered by a 5xx status, or whose connection it refused or
-	// broke, whether the client saw that or another pod answered in its stead. One that was sent to several pods counts for each
-	// that answers it, and once for all of a revision that do not.
-	// A request that the client is to blame for (4xx), or that the client leaves, is no failure.
+	// Requests is the number of requests sent to a pod. Failures is the number of those that the pod answered with a
+	// 5xx status, or whose connection it refused or broke, even if another pod served the request on retry. A request
+	// that was sent to several pods counts once for each pod that answers it, and once per revision for all pods that
+	// do not.
+	// A client error (4xx) or a client disconnect is not a failure.
 	Requests int64 `json:"requests"`
 	Failures int64 `json:"failures"`
-	// FirstToken is of streamed answers: the time to the first event. InterToken is of those with more than one: the mean time
-	// between the events, of which engines send one for each token unless they are told otherwise.
+	// FirstToken covers streamed responses: the time to the first event. InterToken covers streamed responses with more
+	// than one event: the mean time between events. Engines send one event per token unless configured differently.
 	FirstToken Moments `json:"firstToken"`
 	InterToken Moments `json:"interToken"`
-	// Answer is of answers in one piece: the time to the end, prompt and all tokens together. Nothing tells it apart into the two
-	// above.
+	// Answer covers unstreamed responses: the time to the end of the response, for the prompt and all output tokens. It
+	// cannot be split into the two times above.
 	Answer Moments `json:"answer"`
-	// Locality is of those that were sampled, and, under a plan, that its tables had scored: of a fleet's one canary the last
-	// observations hold too few.
+	// Locality covers sampled requests; under a plan, only those that its tables scored. The last observations contain
+	// too few requests for a single canary in a large deployment.
 	Locality Ratio `json:"locality"`
 }
 
-// Merge adds the requests of others.
+// Merge adds the requests of other.
 func (s *Service) Merge(other Service) {
 	s.Requests += other.Requests
 	s.Failures += other.Failures
@@ -89,7 +90,7 @@ func (s *Service) Merge(other Service) {
 	s.Locality.Merge(other.Locality)
 }
 
-// Validate refuses sums that no requests have.
+// Validate rejects sums that no requests can have.
 func (s Service) Validate() error {
 	if s.Failures < 0 || s.Failures > s.Requests {
 		return fmt.Errorf("failures are %d of %d requests: want 0 to as many as there are", s.Failures, s.Requests)
@@ -108,9 +109,9 @@ func (s Service) Validate() error {
 	return nil
 }
 
-// ServiceBucket is how requests went that ended in a time of ServiceBucketTime.
+// ServiceBucket contains the requests that ended in one ServiceBucketTime.
 type ServiceBucket struct {
-	// Start is when it began: a multiple of ServiceBucketTime, so that those of several routers cover the same times.
+	// Start is the beginning of the bucket, a multiple of ServiceBucketTime, so that buckets of several routers align.
 	Start     time.Time          `json:"start"`
 	Revisions map[string]Service `json:"revisions"`
 }
@@ -127,12 +128,13 @@ func (b ServiceBucket) validate() error {
 	return nil
 }
 
-// ServiceWindow keeps the last buckets of service. It is not safe for concurrent use.
+// ServiceWindow retains the most recent service buckets. It is not safe for concurrent use.
 type ServiceWindow struct {
-	buckets []ServiceBucket // the oldest first
+	buckets []ServiceBucket // oldest first
 }
 
-// Add counts requests to a revision that ended now. Those of a revision beyond the bound of a bucket are left out.
+// Add adds requests to a revision that ended now. It drops requests if the bucket already has the maximum number of
+// revisions.
 func (w *ServiceWindow) Add(now time.Time, revision string, ended Service) {
 	of := w.at(now)
 	sum, known := of[revision]
@@ -143,7 +145,8 @@ func (w *ServiceWindow) Add(now time.Time, revision string, ended Service) {
 	of[revision] = sum
 }
 
-// at are the revisions of a time. A time before the window's, as after a clock was set back, counts in the last bucket.
+// at returns the revisions of the bucket at now. A time before the window, for example after a clock change, uses the
+// last bucket.
 func (w *ServiceWindow) at(now time.Time) map[string]Service {
 	start := now.UTC().Truncate(ServiceBucketTime)
 	if n := len(w.buckets); n > 0 && !w.buckets[n-1].Start.Before(start) {
@@ -155,13 +158,13 @@ func (w *ServiceWindow) at(now time.Time) map[string]Service {
 	return bucket.Revisions
 }
 
-// expire drops the buckets that the window has moved past.
+// expire drops the buckets that are older than the window.
 func (w *ServiceWindow) expire(now time.Time) {
 	oldest := now.UTC().Truncate(ServiceBucketTime).Add(-(ServiceBuckets - 1) * ServiceBucketTime)
 	w.buckets = slices.DeleteFunc(w.buckets, func(b ServiceBucket) bool { return b.Start.Before(oldest) })
 }
 
-// Recent is a copy of the window's buckets, the oldest first; minutes without a request have none.
+// Recent returns a copy of the window's buckets, oldest first. Minutes without a request have no bucket.
 func (w *ServiceWindow) Recent(now time.Time) []ServiceBucket {
 	w.expire(now)
 	recent := make([]ServiceBucket, len(w.buckets))
@@ -171,8 +174,8 @@ func (w *ServiceWindow) Recent(now time.Time) []ServiceBucket {
 	return recent
 }
 
-// ServiceSince returns how requests to a revision went in each minute that began at a time or later, by when the minute began: of the
-// minute in which the time lies nothing counts.
+// ServiceSince returns the requests to a revision for each minute that began at or after t, with the start of the
+// minute. The partial minute that contains t is omitted.
 func (r Report) ServiceSince(revision string, t time.Time) iter.Seq2[time.Time, Service] {
 	return func(yield func(time.Time, Service) bool) {
 		for _, bucket := range r.Service {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// ended is a request as a router sees one, with times in 64ths of a second: their sums are exact in any order.
+// ended returns a request as seen by a router, with times in 64ths of a second (their sums are exact in any order).
 func ended(random *rand.Rand) Service {
 	seconds := func() float64 { return float64(random.IntN(640)) / 64 }
 	s := Service{Requests: 1}
@@ -28,8 +28,8 @@ func ended(random *rand.Rand) Service {
 	return s
 }
 
-// Whatever routers requests came by, the sum over their reports since a time is that of the requests that ended in the
-// minutes since.
+// For any distribution of requests over routers, the sum over their reports since a time equals the requests that ended
+// in the minutes since.
 func TestServiceSince(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	var routers [3]ServiceWindow
@@ -95,7 +95,7 @@ func TestServiceWindow(t *testing.T) {
 	if got := recent[0].Revisions["r"].Requests; got != 1 {
 		t.Errorf("a report of one request grew to %d", got)
 	}
-	// A clock that is set back loses nothing.
+	// Setting the clock back loses no request.
 	w.Add(start.Add(-time.Hour), "r", one)
 	if got := w.Recent(start); len(got) != 1 || got[0].Revisions["r"].Requests != 3 {
 		t.Errorf("%+v", got)
@@ -133,7 +133,7 @@ func TestRefusesWhatNoRouterTells(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		report Report
-		says   string // empty where it is in order
+		says   string // empty if valid
 	}{
 		"service":             {served(Service{Requests: 2, Failures: 1, FirstToken: Moments{N: 1, Sum: 2, SumSquares: 4}}), ""},
 		"forecast":            {forecast(Forecast{Best: 3, Highest: 0.5, Predicted: 0.25, Known: 1}), ""},
@@ -163,7 +163,7 @@ func TestRefusesWhatNoRouterTells(t *testing.T) {
 	}
 }
 
-// A report of a router that counts no covariates has none, and such a manager ignores them.
+// A report of a router without covariates has none, and a manager without covariates ignores them.
 func TestCovariatesOfOlderRouters(t *testing.T) {
 	var old Moments
 	if err := json.Unmarshal([]byte(`{"n":1,"sum":2,"sumSquares":4}`), &old); err != nil || old.Validate() != nil || old.Covariates != (CovariateSums{}) {

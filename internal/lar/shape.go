@@ -5,23 +5,24 @@ import (
 	"slices"
 )
 
-// Shape is what must be known of a model to count its activations.
+// Shape contains the model properties needed to count its activations.
 type Shape struct {
-	// Layers is the number of hidden layers, dense ones included; MoELayers are the indices of those with routed experts.
+	// Layers is the number of hidden layers, including dense ones. MoELayers are the indices of the layers with routed
+	// experts.
 	Layers    int   `json:"layers"`
 	MoELayers []int `json:"moeLayers"`
-	// Experts is the number of routed experts of a layer, ExpertsPerToken how many of them a token is sent to.
+	// Experts is the number of routed experts per layer; ExpertsPerToken is the number of them that a token is sent to.
 	Experts         int `json:"experts"`
 	ExpertsPerToken int `json:"expertsPerToken"`
-	// Hidden is the width of the residual stream, Vocabulary the number of token ids; 0 where they are not known.
+	// Hidden is the width of the residual stream, Vocabulary the number of token IDs; 0 if unknown.
 	Hidden     int `json:"hidden,omitempty"`
 	Vocabulary int `json:"vocabulary,omitempty"`
 }
 
-// maxLayers and maxExperts bound a shape: far above any model, and small enough that no product of them overflows.
+// maxLayers and maxExperts limit a shape: far above any model, and small enough that no product overflows.
 const maxLayers, maxExperts = 1 << 12, 1 << 16
 
-// Validate refuses a shape by which nothing can be counted.
+// Validate rejects a shape with which activations cannot be counted.
 func (s Shape) Validate() error {
 	switch {
 	case s.Layers <= 0 || s.Experts <= 0 || s.ExpertsPerToken <= 0:
@@ -41,25 +42,26 @@ func (s Shape) Validate() error {
 }
 
 const (
-	// dispatchBytes and combineBytes are what one value of a token costs on its way to a remote expert and back: fp8 with a
-	// float32 scale for every scaledValues of them, and bf16. Engines that dispatch in bf16 move more, so what is estimated
-	// is the less that an engine saves.
+	// dispatchBytes and combineBytes are the bytes per value of a token's hidden state on the way to a remote expert
+	// and back: fp8 with a float32 scale per scaledValues values, and bf16. Engines that dispatch in bf16 move more, so
+	// the estimate is a lower bound of the savings.
 	dispatchBytes, combineBytes = 1, 2
 	scaleBytes, scaledValues    = 4, 128
 )
 
-// BytesPerActivation is what an activation moves between ranks when its expert is remote: the token's hidden state there in
-// fp8, hidden + 4 hidden/128 bytes, and the result back in bf16, 2 hidden bytes. It is 0 where the hidden size is not known.
+// BytesPerActivation returns the bytes that an activation moves between ranks if its expert is remote: the token's
+// hidden state in fp8, hidden + 4 hidden/128 bytes, and the result in bf16, 2 hidden bytes. It is 0 if the hidden size
+// is unknown.
 func (s Shape) BytesPerActivation() float64 {
 	hidden := float64(s.Hidden)
 	return hidden*dispatchBytes + hidden*scaleBytes/scaledValues + hidden*combineBytes
 }
 
-// maxGroups is the number of layer groups: enough to tell early layers from late ones, few enough for metrics.
+// maxGroups is the number of layer groups: enough to distinguish early from late layers, few enough for metrics.
 const maxGroups = 4
 
-// groups is the number of layer groups of the model.
+// groups returns the number of layer groups of the model.
 func (s Shape) groups() int { return min(maxGroups, len(s.MoELayers)) }
 
-// Group returns the layer group of the i'th MoE layer: consecutive layers, as equal in number as possible.
+// Group returns the layer group of the i-th MoE layer. Groups are consecutive layers, as equal in number as possible.
 func (s Shape) Group(i int) int { return i * s.groups() / len(s.MoELayers) }

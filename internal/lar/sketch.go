@@ -8,26 +8,27 @@ import (
 )
 
 const (
-	// maxRanks bounds the ranks of a sketch that was decoded, maxRevisions the plans and revisions of a set.
+	// maxRanks is the maximum number of ranks in a decoded sketch; maxRevisions is the maximum number of sketches in a
+	// set.
 	maxRanks, maxRevisions = 4096, 1024
 )
 
-// Sketch is what sampled requests showed, as sums.
+// Sketch aggregates sampled requests as sums.
 type Sketch struct {
 	Overall Ratio `json:"overall"`
-	// Ranks are the requests that each rank served, LayerGroups the activations of groups of MoE layers (see Count).
+	// Ranks contains the requests by serving rank, LayerGroups the activations by group of MoE layers (see Count).
 	Ranks       []Ratio `json:"ranks,omitempty"`
 	LayerGroups []Ratio `json:"layerGroups,omitempty"`
-	// Tokens, TokenLayers, RemoteRanks and SavedBytes are sums of Count's.
+	// Tokens, TokenLayers, RemoteRanks and SavedBytes are sums of the same fields of Count.
 	Tokens      int64   `json:"tokens"`
 	TokenLayers int64   `json:"tokenLayers"`
 	RemoteRanks int64   `json:"remoteRanks"`
 	SavedBytes  float64 `json:"savedBytes"`
-	// Forecast is of the requests that were scored.
+	// Forecast covers the scored requests.
 	Forecast Calibration `json:"forecast"`
 }
 
-// Add counts a request. A rank below 0 or beyond all bounds is counted for no rank.
+// Add adds a request. A negative or too large rank is not counted in Ranks.
 func (s *Sketch) Add(o Observation) {
 	s.Overall.Add(o.Activations)
 	if o.Rank >= 0 && o.Rank < maxRanks {
@@ -68,7 +69,7 @@ func mergeRatios(into, from []Ratio) []Ratio {
 	return into
 }
 
-// atLeast lengthens a slice to n elements.
+// atLeast extends a slice to at least n elements.
 func atLeast(ratios []Ratio, n int) []Ratio {
 	if missing := n - len(ratios); missing > 0 {
 		ratios = append(ratios, make([]Ratio, missing)...)
@@ -76,11 +77,11 @@ func atLeast(ratios []Ratio, n int) []Ratio {
 	return ratios
 }
 
-// RemoteRanksPerToken is the mean number of distinct other ranks that hold experts of a token in a MoE layer; NaN without a
-// token.
+// RemoteRanksPerToken returns the mean number of distinct other ranks that contain experts of a token in a MoE layer;
+// NaN without a token.
 func (s Sketch) RemoteRanksPerToken() float64 { return float64(s.RemoteRanks) / float64(s.TokenLayers) }
 
-// Validate refuses sums that no requests have.
+// Validate rejects sums that no requests can have.
 func (s Sketch) Validate() error {
 	if len(s.Ranks) > maxRanks || len(s.LayerGroups) > maxGroups {
 		return fmt.Errorf("%d ranks and %d layer groups: at most %d and %d are allowed", len(s.Ranks), len(s.LayerGroups), maxRanks, maxGroups)
@@ -104,17 +105,17 @@ func (s Sketch) Validate() error {
 	return nil
 }
 
-// Key is what sketches are kept apart by.
+// Key identifies a sketch in a Set.
 type Key struct {
-	// Revision is the revision of the serving workload, Plan the full digest of its plan; empty where it has none.
+	// Revision is the revision of the serving workload. Plan is the full digest of its plan; empty if it has none.
 	Revision string `json:"revision"`
 	Plan     string `json:"plan,omitempty"`
 }
 
-// Set holds a sketch for each plan and revision.
+// Set contains one sketch per plan and revision.
 type Set map[Key]*Sketch
 
-// Add counts a request.
+// Add adds a request.
 func (s Set) Add(o Observation) { s.of(Key{o.Revision, o.Plan}).Add(o) }
 
 // Merge adds the requests of another set.
@@ -133,7 +134,7 @@ func (s Set) of(key Key) *Sketch {
 	return sketch
 }
 
-// All is the sum over plans and revisions.
+// All returns the sum over plans and revisions.
 func (s Set) All() Sketch {
 	var all Sketch
 	for _, key := range s.keys() {
@@ -142,7 +143,7 @@ func (s Set) All() Sketch {
 	return all
 }
 
-// Revision is the sum over the plans of a revision.
+// Revision returns the sum over the plans of a revision.
 func (s Set) Revision(revision string) Sketch {
 	var sum Sketch
 	for _, key := range s.keys() {
@@ -153,7 +154,7 @@ func (s Set) Revision(revision string) Sketch {
 	return sum
 }
 
-// keys are in order, so that sums and texts do not depend on that of a map.
+// keys returns the keys in a fixed order, so that sums and texts do not depend on the order of the map.
 func (s Set) keys() []Key {
 	keys := make([]Key, 0, len(s))
 	for key := range s {
@@ -163,7 +164,7 @@ func (s Set) keys() []Key {
 	return keys
 }
 
-// entry is a sketch as JSON has it, in a list of those of a set.
+// entry is the JSON form of a sketch in a set.
 type entry struct {
 	Key
 	Sketch
@@ -178,7 +179,7 @@ func (s Set) MarshalJSON() ([]byte, error) {
 	return json.Marshal(entries)
 }
 
-// UnmarshalJSON reads what MarshalJSON wrote, and refuses what is no sum of requests.
+// UnmarshalJSON reads the output of MarshalJSON, and rejects invalid sums.
 func (s *Set) UnmarshalJSON(text []byte) error {
 	var entries []entry
 	if err := json.Unmarshal(text, &entries); err != nil {

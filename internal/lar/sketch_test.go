@@ -13,7 +13,7 @@ import (
 
 var start = time.Unix(1_700_000_000, 0)
 
-// observations are drawn at random, with whole numbers and forecasts in 64ths: their sums are exact in any order.
+// observations returns random observations with integers and forecasts in 64ths (their sums are exact in any order).
 func observations(random *rand.Rand, n int) []Observation {
 	all := make([]Observation, n)
 	for i := range all {
@@ -44,8 +44,7 @@ func setOf(all []Observation) Set {
 	return set
 }
 
-// However observations are dealt out to routers, and in whatever order their sketches are merged, the result is the sketch
-// of all of them.
+// For any distribution of observations over routers and any merge order, the result is the sketch of all observations.
 func TestMerging(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	for range 200 {
@@ -58,7 +57,7 @@ func TestMerging(t *testing.T) {
 		for _, o := range all {
 			routers[random.IntN(len(routers))].Add(o)
 		}
-		// Merge at random until one is left: any order, any grouping.
+		// Merge in random order and grouping until one is left.
 		for len(routers) > 1 {
 			random.Shuffle(len(routers), func(i, j int) { routers[i], routers[j] = routers[j], routers[i] })
 			before := encode(t, routers[1])
@@ -71,7 +70,7 @@ func TestMerging(t *testing.T) {
 		if diff := cmp.Diff(want, routers[0], cmpopts.EquateEmpty()); diff != "" {
 			t.Fatalf("merged (-of all +merged):\n%s", diff)
 		}
-		// Sums over plans and revisions are those of the observations.
+		// Sums over plans and revisions equal those of the observations.
 		one := setOf(withOneKey(all))
 		if diff := cmp.Diff(*one[Key{}], want.All()); diff != "" {
 			t.Fatalf("all (-want +got):\n%s", diff)
@@ -153,7 +152,7 @@ func TestSetCodec(t *testing.T) {
 	}
 }
 
-// Whatever is decoded can be merged, asked for its figures, and told again.
+// Every report that decodes without an error can be merged, evaluated and encoded again.
 func FuzzReport(f *testing.F) {
 	seed := Report{Service: []ServiceBucket{{Start: start, Revisions: map[string]Service{"r0": {Requests: 1, Answer: Moments{N: 1, Sum: 2, SumSquares: 4, Covariates: CovariateSums{N: 1}}}}}}, Last: setOf(observations(rand.New(rand.NewPCG(4, 4)), 3)), CaptureCost: &CaptureCost{}, Window: []Bucket{{Start: 10, Eligible: 3, Sketches: setOf(observations(rand.New(rand.NewPCG(4, 5)), 2))}}}
 	text, err := json.Marshal(seed)
@@ -173,7 +172,7 @@ func FuzzReport(f *testing.F) {
 		report.Revision("r0")
 		for range report.ServiceSince("r0", start) {
 		}
-		merged := MergeBuckets(report.Window, report.Window)
+		merged := mergeBuckets(report.Window, report.Window)
 		Sum(merged)
 		if report.CaptureCost != nil {
 			report.CaptureCost.Ratio()
@@ -192,7 +191,7 @@ func FuzzReport(f *testing.F) {
 	})
 }
 
-// A window holds what was seen in its time, in buckets that line up between routers.
+// A window contains the requests of its time, in buckets that align between routers.
 func TestWindow(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))
 	all := observations(random, 400)
@@ -218,7 +217,7 @@ func TestWindow(t *testing.T) {
 			}
 		}
 	}
-	merged := MergeBuckets(routers[0].Recent(now), routers[1].Recent(now), routers[2].Recent(now))
+	merged := mergeBuckets(routers[0].Recent(now), routers[1].Recent(now), routers[2].Recent(now))
 	if len(merged) != len(want) || len(merged) > Buckets {
 		t.Fatalf("%d buckets, want %d", len(merged), len(want))
 	}
@@ -233,7 +232,7 @@ func TestWindow(t *testing.T) {
 	if later := routers[0].Recent(now.Add(2 * time.Minute)); len(later) != 0 {
 		t.Errorf("after two minutes without a request %d buckets are left", len(later))
 	}
-	// A clock that is set back loses nothing.
+	// Setting the clock back loses no request.
 	var w Window
 	w.AddEligible(now)
 	w.AddEligible(now.Add(-time.Hour))

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// request draws a request as traffic has them: lengths over a wide range, a rate of its own, and a forecast that tells part
-// of it.
+// request returns a random request with a realistic length distribution, its own rate, and a forecast that explains
+// part of the rate.
 func request(random *rand.Rand) (Activations, float64) {
 	total := int64(24 * math.Exp(3+random.NormFloat64()))
 	predicted := 0.1 + 0.3*random.Float64()
@@ -15,8 +15,8 @@ func request(random *rand.Rand) (Activations, float64) {
 	return Activations{Local: int64(math.Round(share * float64(total))), Total: total}, predicted
 }
 
-// The standard errors of rate, bias and slope are what the estimates really scatter by, and their 95% intervals cover the
-// truth about as often as they say.
+// The standard errors of rate, bias and slope match the actual deviation of the estimates, and their 95% intervals have
+// the nominal coverage.
 func TestStandardErrors(t *testing.T) {
 	const runs, requests = 1000, 150
 	var truth Sketch
@@ -66,7 +66,7 @@ func TestStandardErrors(t *testing.T) {
 	}
 }
 
-// The sums give what the residuals themselves give.
+// The sums give the same result as the residuals.
 func TestMomentsAgainstResiduals(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for n := 3; n < 40; n++ {
@@ -127,13 +127,14 @@ func TestTooLittleToTell(t *testing.T) {
 	for n := 1; n <= 3; n++ {
 		s.Add(Observation{Count: Count{Activations: Activations{1, 4}}, Forecast: &Forecast{Predicted: x}})
 		slope, _ := s.Forecast.Slope()
-		if told := !math.IsNaN(s.Overall.StandardError()); told != (n > 1) || !math.IsNaN(slope) {
+		if known := !math.IsNaN(s.Overall.StandardError()); known != (n > 1) || !math.IsNaN(slope) {
 			t.Errorf("%d requests, all alike: standard error %v, slope %v", n, s.Overall.StandardError(), slope)
 		}
 	}
 }
 
-// The cost of capture is told with an error that it scatters by, and a cost of 5% is found to be above 5% in few runs.
+// The standard error of the capture overhead matches its deviation, and an overhead of 5% is rarely found to be above
+// 5%.
 func TestCaptureCost(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for _, cost := range []float64{1, 1.05, 1.2} {

@@ -7,34 +7,34 @@ import (
 )
 
 const (
-	// BucketTime is the time that a bucket covers, and Buckets how many a window keeps: two minutes, by which rates follow
-	// the traffic.
+	// BucketTime is the length of a bucket. Buckets is the number of buckets in a window: two minutes, so that rates
+	// follow the traffic.
 	BucketTime = 10 * time.Second
 	Buckets    = 12
 )
 
-// Bucket is what was seen in a time of BucketTime.
+// Bucket contains the requests of one BucketTime.
 type Bucket struct {
-	// Start is when it began, in seconds since 1970: a multiple of BucketTime, so that those of several routers cover the same
-	// times.
+	// Start is the beginning of the bucket in seconds since 1970, a multiple of BucketTime, so that buckets of several
+	// routers align.
 	Start int64 `json:"start"`
-	// Eligible is the number of requests that could have been sampled, Sketches what the sampled ones showed.
+	// Eligible is the number of requests that could have been sampled. Sketches aggregates the sampled ones.
 	Eligible int64 `json:"eligible"`
 	Sketches Set   `json:"sketches"`
 }
 
-// Window keeps the last buckets. It is not safe for concurrent use.
+// Window retains the most recent buckets. It is not safe for concurrent use.
 type Window struct {
-	buckets []Bucket // the oldest first
+	buckets []Bucket // oldest first
 }
 
-// Add counts a sampled request.
+// Add adds a sampled request.
 func (w *Window) Add(o Observation) { w.at(o.Time).Sketches.Add(o) }
 
 // AddEligible counts a request that could have been sampled.
 func (w *Window) AddEligible(now time.Time) { w.at(now).Eligible++ }
 
-// at is the bucket of a time. A time before the window's, as after a clock was set back, counts in the last one.
+// at returns the bucket of a time. A time before the window, for example after a clock change, uses the last bucket.
 func (w *Window) at(now time.Time) *Bucket {
 	w.expire(now)
 	start := startOf(now)
@@ -47,20 +47,20 @@ func (w *Window) at(now time.Time) *Bucket {
 
 func startOf(now time.Time) int64 { return now.Truncate(BucketTime).Unix() }
 
-// expire drops the buckets that the window has moved past.
+// expire drops the buckets that are older than the window.
 func (w *Window) expire(now time.Time) {
 	oldest := startOf(now) - int64((Buckets-1)*BucketTime/time.Second)
 	w.buckets = slices.DeleteFunc(w.buckets, func(b Bucket) bool { return b.Start < oldest })
 }
 
-// Recent is a copy of the window's buckets, the oldest first; those without a request are left out.
+// Recent returns a copy of the window's buckets, oldest first, without empty ones.
 func (w *Window) Recent(now time.Time) []Bucket {
 	w.expire(now)
-	return MergeBuckets(w.buckets)
+	return mergeBuckets(w.buckets)
 }
 
-// MergeBuckets sums windows, by time; the result shares nothing with them.
-func MergeBuckets(windows ...[]Bucket) []Bucket {
+// mergeBuckets sums windows by time. The result shares no memory with them.
+func mergeBuckets(windows ...[]Bucket) []Bucket {
 	byStart := map[int64]int{}
 	merged := []Bucket{}
 	for _, window := range windows {
@@ -79,7 +79,7 @@ func MergeBuckets(windows ...[]Bucket) []Bucket {
 	return merged
 }
 
-// Sum is the sum over buckets.
+// Sum returns the sum over buckets.
 func Sum(buckets []Bucket) Set {
 	set := Set{}
 	for _, bucket := range buckets {
@@ -88,8 +88,8 @@ func Sum(buckets []Bucket) Set {
 	return set
 }
 
-// SavedBytesPerSecond is the sum of Count.SavedBytes of a window that covers a time, scaled from the sampled requests to the
-// eligible ones, per second. It is NaN where none was sampled.
+// SavedBytesPerSecond returns the sum of Count.SavedBytes over a window of length covered, scaled from the sampled to
+// the eligible requests, per second. It is NaN if no request was sampled.
 func SavedBytesPerSecond(buckets []Bucket, covered time.Duration) float64 {
 	var eligible int64
 	for _, bucket := range buckets {

@@ -1,8 +1,8 @@
-// Package laststatus remembers which status a controller wrote last for each object, as the cache that it reads from lags behind.
+// Package laststatus remembers the status that a controller last wrote for each object, because its cache lags behind.
 //
-// Invariant: memory is never needed, and never believed against a later version, nor for long. A controller that starts remembers
-// nothing, and goes by its cache. What memory saves from is taking an old status for the present one: one that goes back to what the cache
-// still holds would be taken for written, and a transition that was told would be told again.
+// Invariant: the memory is optional. A later version in the cache always overrides it, and it expires. A controller
+// that starts has no memory, and uses its cache. The memory prevents the controller from using an outdated status as
+// the current one: it would not write a status that equals the outdated one, and would record a transition twice.
 package laststatus
 
 import (
@@ -16,33 +16,33 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// believed is for how long a cache may be taken to lag behind. One that seems to for longer is of a cluster that was restored from an
+// maxCacheLag is the maximum assumed lag of a cache. A longer apparent lag means that the cluster was restored from an
 // older state.
-const believed = time.Minute
+const maxCacheLag = time.Minute
 
-// Memory is of the statuses, of type S, of one kind of objects. The zero value remembers nothing. Its methods may be called concurrently
-// for different objects.
+// Memory contains the last statuses, of type S, of the objects of one kind. The zero value is empty. Its methods may be
+// called concurrently for different objects.
 type Memory[S any] struct {
 	last sync.Map // of client.ObjectKey to version[S]
 }
 
-// version is a status and the resource version that the object had with it; "" where it may not have been written.
+// version is a status, with the resource version of the object that has it; "" if the write may have failed.
 type version[S any] struct {
 	status          S
 	resourceVersion string
 	at              time.Time
 }
 
-// Latest is the present status of an object as far as is known: the one that a cache holds, or that was written since.
+// Latest returns the latest known status of an object: the cached one, or the one written since.
 func (m *Memory[S]) Latest(object client.Object, cached S) S {
-	if last, ok := m.load(object); ok && newer(last.resourceVersion, object.GetResourceVersion()) && time.Since(last.at) < believed {
+	if last, ok := m.load(object); ok && newer(last.resourceVersion, object.GetResourceVersion()) && time.Since(last.at) < maxCacheLag {
 		return last.status
 	}
 	return cached
 }
 
-// Write applies a status unless it is the latest one, and reports whether it did. apply is given the status as JSON, and returns the
-// resource version of the object that has it.
+// Write applies a status unless it equals the latest one, and reports whether it wrote. apply gets the status as JSON,
+// and returns the resource version of the updated object.
 func (m *Memory[S]) Write(object client.Object, latest, wanted S, apply func(status []byte) (resourceVersion string, err error)) (bool, error) {
 	key := client.ObjectKeyFromObject(object)
 	last, known := m.load(object)
@@ -57,26 +57,27 @@ func (m *Memory[S]) Write(object client.Object, latest, wanted S, apply func(sta
 	if err != nil {
 		return false, err
 	}
-	var written S // as the cache will hold it
+	var written S // in the form that the cache will contain
 	if err := json.Unmarshal(data, &written); err != nil {
 		return false, err
 	}
-	m.last.Store(key, version[S]{status: written}) // an answer that is lost does not tell
+	m.last.Store(key, version[S]{status: written}) // if the response is lost, the write may or may not have succeeded
 	resourceVersion, err := apply(data)
 	if err != nil {
-		return false, fmt.Errorf("apply status: %w", err)
+		return false, fmt.Errorf("failed to apply status: %w", err)
 	}
 	m.last.Store(key, version[S]{written, resourceVersion, time.Now()})
 	return true, nil
 }
 
-// Foreign tells that the object's status is another than was written last, and later: somebody else has changed it.
+// Foreign reports whether the object has a newer status that differs from the last written one: another client changed
+// it.
 func (m *Memory[S]) Foreign(object client.Object, status S) bool {
 	last, ok := m.load(object)
 	return ok && newer(object.GetResourceVersion(), last.resourceVersion) && !equality.Semantic.DeepEqual(status, last.status)
 }
 
-// Forget forgets an object that is gone.
+// Forget removes a deleted object from the memory.
 func (m *Memory[S]) Forget(key client.ObjectKey) { m.last.Delete(key) }
 
 func (m *Memory[S]) load(object client.Object) (version[S], bool) {
@@ -87,7 +88,7 @@ func (m *Memory[S]) load(object client.Object) (version[S], bool) {
 	return last.(version[S]), true
 }
 
-// newer tells that a resource version is later than another; none is the earliest.
+// newer reports whether a resource version is later than another. The empty version is the earliest.
 func newer(a, b string) bool {
 	if a == "" || b == "" {
 		return a != ""

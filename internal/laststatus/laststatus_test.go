@@ -16,31 +16,31 @@ type status struct {
 	Since metav1.Time `json:"since"`
 }
 
-// at is an object as a cache holds it with a resource version.
+// at returns an object with a resource version, as in a cache.
 func at(resourceVersion string) client.Object {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "o", ResourceVersion: resourceVersion}}
 }
 
-// A step is a decision that is made while the cache holds an object with some status.
+// A step is a decision made while the cache contains an object with some status.
 type step struct {
 	cachedAt, cached string
 	decided          string
-	answer           string // the resource version of what is written; "" for an answer that is lost
-	want             bool   // that it is written
+	answer           string // the resource version after the write; "" for a lost response
+	want             bool   // whether it is written
 }
 
 func TestWrite(t *testing.T) {
 	cases := map[string][]step{
-		"what the cache has is not written": {{"5", "A", "A", "6", false}},
-		"back to what a late cache still holds": {
+		"the cached status is not written": {{"5", "A", "A", "6", false}},
+		"back to the status of a stale cache": {
 			{"5", "A", "B", "6", true}, {"5", "A", "A", "7", true}, {"5", "A", "A", "8", false}, {"6", "B", "A", "8", false}, {"7", "A", "A", "8", false},
 		},
-		"a late cache is no reason to write again": {{"5", "A", "B", "6", true}, {"5", "A", "B", "7", false}},
-		"what another wrote since is the latest":   {{"5", "A", "B", "6", true}, {"7", "C", "B", "8", true}, {"7", "C", "B", "9", false}},
-		"an answer that was lost tells neither that it was written nor that it was not": {
+		"a stale cache causes no second write":          {{"5", "A", "B", "6", true}, {"5", "A", "B", "7", false}},
+		"a later write of another client is the latest": {{"5", "A", "B", "6", true}, {"7", "C", "B", "8", true}, {"7", "C", "B", "9", false}},
+		"after a lost response, the status may or may not be written": {
 			{"5", "A", "B", "6", true}, {"5", "A", "A", "", true}, {"5", "A", "A", "8", true}, {"5", "A", "A", "9", false},
 		},
-		"an object made again":     {{"5", "A", "B", "6", true}, {"9", "", "A", "10", true}},
+		"a recreated object":       {{"5", "A", "B", "6", true}, {"9", "", "A", "10", true}},
 		"versions of another kind": {{"x", "A", "B", "y", true}, {"x", "A", "B", "z", true}, {"y", "B", "B", "z", false}},
 	}
 	for name, steps := range cases {
@@ -70,9 +70,9 @@ func TestWrite(t *testing.T) {
 func TestForeign(t *testing.T) {
 	var m Memory[status]
 	if m.Foreign(at("5"), status{Phase: "A"}) {
-		t.Error("what nothing was written of is somebody else's")
+		t.Error("an unwritten status counts as foreign")
 	}
-	now := time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC) // as no cache holds it
+	now := time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC) // with nanoseconds, which no cache contains
 	written := status{"B", metav1.NewTime(now)}
 	write := func(answer string) {
 		m.Write(at("5"), status{Phase: "A"}, written, func([]byte) (string, error) { return answer, nil })
@@ -95,22 +95,22 @@ func TestForeign(t *testing.T) {
 		t.Error("an object that is forgotten is remembered")
 	}
 
-	// Of a status that needs no write, too, is seen when somebody changes it.
+	// A change by another client is also detected for a status that needed no write.
 	m.Write(at("8"), status{Phase: "A"}, status{Phase: "A"}, nil)
 	if m.Foreign(at("8"), status{Phase: "A"}) || !m.Foreign(at("9"), status{Phase: "B"}) {
 		t.Error("the status that was found is not compared with")
 	}
 }
 
-// A cluster that was restored from an older state has lower versions for good.
-func TestMemoryIsNotBelievedForLong(t *testing.T) {
+// A cluster that was restored from an older state has permanently lower versions.
+func TestMemoryExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m Memory[status]
 		m.Write(at("500"), status{Phase: "A"}, status{Phase: "B"}, func([]byte) (string, error) { return "501", nil })
 		if got := m.Latest(at("5"), status{Phase: "A"}); got.Phase != "B" {
 			t.Errorf("soon: %+v", got)
 		}
-		time.Sleep(believed)
+		time.Sleep(maxCacheLag)
 		if got := m.Latest(at("5"), status{Phase: "A"}); got.Phase != "A" {
 			t.Errorf("later: %+v", got)
 		}

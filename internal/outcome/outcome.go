@@ -1,4 +1,5 @@
-// Package outcome tells what a reconciliation ends with: when to look again, and which errors are worth a condition.
+// Package outcome evaluates the results of a reconciliation: when to requeue, and which errors to report in a
+// condition.
 package outcome
 
 import (
@@ -11,14 +12,15 @@ import (
 	"github.com/semmoe/operator/internal/printable"
 )
 
-// ForeignError is that an object of somebody else has the name that one of ours is to have. It says what to do.
+// ForeignError reports that an object of another owner has the name of a child. The message contains the required
+// action.
 type ForeignError struct{ Message string }
 
 func (e *ForeignError) Error() string { return e.Message }
 
-// Lasting is the text of an error that retries alone will not cure: an object in the way, or what the API server refuses, by itself, by a
-// webhook that gives no reason of its own (a bad request, then), or for want of one. Conflicts and outages pass, and are not worth a
-// condition.
+// Lasting returns the text of an error that a retry does not fix: a conflicting object, or a rejection by the API
+// server (by validation, by a webhook that gives no reason, which is a bad request, or because a webhook is unavailable).
+// Conflicts and outages are temporary, and are not reported in a condition.
 func Lasting(err error) string {
 	var foreign *ForeignError
 	switch {
@@ -30,13 +32,13 @@ func Lasting(err error) string {
 	return ""
 }
 
-// webhookAway tells whether an admission webhook with failure policy Fail could not be asked. The API server reports that as
-// an internal error, which only its text tells from others.
+// webhookAway reports whether an admission webhook with failure policy Fail could not be reached. The API server
+// reports this as an internal error, which differs from other internal errors only in its text.
 func webhookAway(err error) bool {
 	return apierrors.IsInternalError(err) && strings.Contains(err.Error(), "failed calling webhook")
 }
 
-// Soonest is the shortest of times to wait, of which 0 means for ever.
+// Soonest returns the shortest of the delays. A delay of 0 means never.
 func Soonest(times ...time.Duration) time.Duration {
 	var soonest time.Duration
 	for _, wait := range times {

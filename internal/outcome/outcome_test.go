@@ -13,21 +13,21 @@ import (
 func TestLasting(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	if got := Lasting(fmt.Errorf("create: %w", apierrors.NewForbidden(pods, "p", errors.New("exceeded quota")))); got == "" {
-		t.Error("what the API server refuses is not told")
+		t.Error("a rejection by the API server is not reported")
 	}
 	if got := Lasting(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: keep it`)); got == "" {
-		t.Error("what a webhook refuses is not told")
+		t.Error("a rejection by a webhook is not reported")
 	}
 	away := apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": connection refused`))
 	if got := Lasting(fmt.Errorf("create: %w", away)); got == "" {
-		t.Error("a webhook that is away is not told")
+		t.Error("an unavailable webhook is not reported")
 	}
-	if got := Lasting(fmt.Errorf("plan: %w", &ForeignError{"PlacementPlan p exists and belongs to somebody else: delete it"})); got == "" {
-		t.Error("an object in the way is not told")
+	if got := Lasting(fmt.Errorf("plan: %w", &ForeignError{"PlacementPlan p exists and belongs to another owner: delete it"})); got == "" {
+		t.Error("a conflicting object is not reported")
 	}
 	for _, err := range []error{nil, errors.New("connection refused"), apierrors.NewInternalError(errors.New("etcdserver: leader changed")), apierrors.NewConflict(pods, "p", errors.New("stale"))} {
 		if got := Lasting(err); got != "" {
-			t.Errorf("%v is told as %q, although it passes", err, got)
+			t.Errorf("the temporary error %v is reported as %q", err, got)
 		}
 	}
 }

@@ -14,30 +14,34 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// Reserved is what the operator reserves in the pods that a user's template is merged into.
+// Reserved describes what the operator reserves in the pods that a user's template is merged into.
 type Reserved struct {
-	// Engine is the name of the container of the user's engine. Its image, command and args have fields of their own.
+	// Engine is the name of the container of the user's engine. Its image, command and args have their own fields in
+	// the spec.
 	Engine string
-	// Managed are containers of the operator's image of which users set resources and variables.
+	// Managed are containers of the operator's image for which users may set resources and variables.
 	Managed []string
-	// Containers are the other containers of the operator's image. Users set nothing of them.
+	// Containers are the other containers of the operator's image. Users may not change them.
 	Containers []string
-	// Volumes are the operator's volumes, with what they hold. Users do not replace them, and mount them read-only.
+	// Volumes are the operator's volumes, with their content. Users may not replace them, and may mount them only
+	// read-only.
 	Volumes map[string]string
-	// Secret is the volume of Volumes that only the operator's containers mount. Audience is that of the token which it holds.
+	// Secret is the volume in Volumes that only the operator's containers may mount. Audience is the audience of its
+	// token.
 	Secret, Audience string
-	// Shared are volumes of Volumes that users may mount with write access.
+	// Shared are volumes in Volumes that users may mount with write access.
 	Shared []string
-	// Exposed is whether a container with the token runs next to containers of the user, which must not see its processes.
+	// Exposed reports whether a container with the token runs next to user-provided containers, which must not see its
+	// processes.
 	Exposed bool
 	// Mounts are the directories that the operator mounts in the engine's container.
 	Mounts []string
-	// Variables are the variables of Managed that users do not set, next to those that begin with SEMMOE_.
+	// Variables are the variables of Managed that users may not set, in addition to those with the prefix SEMMOE_.
 	Variables []string
 }
 
-// Check returns why a user's template must not be merged into a pod; nil where it may. The error begins with the path of the field, of which
-// field is the template's.
+// Check returns why a user's template must not be merged into a pod; nil if it may. The error starts with the path of
+// the field; field is the path of the template.
 func Check(field string, template *corev1.PodTemplateSpec, r Reserved) error {
 	if template == nil {
 		return nil
@@ -81,7 +85,7 @@ func Check(field string, template *corev1.PodTemplateSpec, r Reserved) error {
 	return nil
 }
 
-// CheckMetadata returns why labels and annotations must not be merged into those of a pod; nil where they may.
+// CheckMetadata returns why labels and annotations must not be merged into those of a pod; nil if they may.
 func CheckMetadata(field string, labels, annotations map[string]string) error {
 	for _, metadata := range []struct {
 		field string
@@ -93,14 +97,15 @@ func CheckMetadata(field string, labels, annotations map[string]string) error {
 		for _, key := range slices.Sorted(maps.Keys(metadata.keys)) {
 			domain, _, _ := strings.Cut(key, "/")
 			if group := semmoev1.GroupVersion.Group; domain == group || strings.HasSuffix(domain, "."+group) {
-				return fmt.Errorf("%s: %q is reserved: keys under %s/ are the operator's", metadata.field, key, group)
+				return fmt.Errorf("%s: %q is reserved: keys under %s/ belong to the operator", metadata.field, key, group)
 			}
 		}
 	}
 	return nil
 }
 
-// checkKeys refuses keys that a strategic merge reads as directives: $patch in a map would remove what the operator has set.
+// checkKeys rejects keys that a strategic merge interprets as directives: $patch in a map would remove the operator's
+// settings.
 func checkKeys[V any](field string, values map[string]V) error {
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		if strings.HasPrefix(key, "$") {
@@ -114,7 +119,7 @@ func (r Reserved) checkVolumes(field string, volumes []corev1.Volume) error {
 	seen := map[string]bool{}
 	for _, volume := range volumes {
 		if holds, ours := r.Volumes[volume.Name]; ours {
-			return fmt.Errorf("%s: %q is the operator's (%s): use another name", field, volume.Name, holds)
+			return fmt.Errorf("%s: %q is reserved by the operator (%s): use another name", field, volume.Name, holds)
 		}
 		if seen[volume.Name] {
 			return fmt.Errorf("%s: %q is invalid: the template has another volume of that name", field, volume.Name)
@@ -136,7 +141,7 @@ func (r Reserved) checkContainer(field string, container *corev1.Container, init
 	name := container.Name
 	switch {
 	case slices.Contains(r.Containers, name) || init && (name == r.Engine || slices.Contains(r.Managed, name)):
-		return fmt.Errorf("%s: %q is the operator's: use another name", field, name)
+		return fmt.Errorf("%s: %q is reserved by the operator: use another name", field, name)
 	case slices.Contains(r.Managed, name):
 		return r.checkManaged(field, container)
 	case name != r.Engine && container.Image == "":
@@ -152,7 +157,7 @@ func (r Reserved) checkContainer(field string, container *corev1.Container, init
 		holds, ours := r.Volumes[mount.Name]
 		switch {
 		case mount.Name == r.Secret && r.Secret != "":
-			return fmt.Errorf("%s: container %q must not mount volume %q (%s): only containers of the operator do", field, name, mount.Name, holds)
+			return fmt.Errorf("%s: container %q must not mount volume %q (%s): only the operator's containers may", field, name, mount.Name, holds)
 		case ours && !mount.ReadOnly && !slices.Contains(r.Shared, mount.Name):
 			return fmt.Errorf("%s: container %q must mount volume %q (%s) with readOnly: true", field, name, mount.Name, holds)
 		case name == r.Engine && !ours && slices.ContainsFunc(r.Mounts, func(taken string) bool { return overlap(taken, mount.MountPath) }):
@@ -161,19 +166,19 @@ func (r Reserved) checkContainer(field string, container *corev1.Container, init
 	}
 	for _, device := range container.VolumeDevices {
 		if _, ours := r.Volumes[device.Name]; ours {
-			return fmt.Errorf("%s: container %q must not use volume %q as a device: it is the operator's", field, name, device.Name)
+			return fmt.Errorf("%s: container %q must not use volume %q as a device: it belongs to the operator", field, name, device.Name)
 		}
 	}
 	return nil
 }
 
-// overlap reports whether one of two directories is the other, or is inside it.
+// overlap reports whether two directories are equal, or one contains the other.
 func overlap(a, b string) bool {
 	a, b = path.Clean("/"+a)+"/", path.Clean("/"+b)+"/"
 	return strings.HasPrefix(a, b) || strings.HasPrefix(b, a)
 }
 
-// checkManaged refuses all but resources and variables of a container of the operator's.
+// checkManaged rejects all settings except resources and variables in a container of the operator.
 func (r Reserved) checkManaged(field string, container *corev1.Container) error {
 	rest := container.DeepCopy()
 	rest.Name, rest.Resources, rest.Env = "", corev1.ResourceRequirements{}, nil
@@ -188,7 +193,7 @@ func (r Reserved) checkManaged(field string, container *corev1.Container) error 
 	delete(left, "name")
 	delete(left, "resources")
 	if names := slices.Sorted(maps.Keys(left)); len(names) > 0 {
-		return fmt.Errorf("%s: %s of container %q is the operator's: only resources and env may be set", field, names[0], container.Name)
+		return fmt.Errorf("%s: %s of container %q is set by the operator: only resources and env may be changed", field, names[0], container.Name)
 	}
 	for _, env := range container.Env {
 		if strings.HasPrefix(env.Name, "SEMMOE_") || slices.Contains(r.Variables, env.Name) {

@@ -10,15 +10,15 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// reserved is what the operator reserves in these tests.
+// reserved contains the reserved names of these tests.
 var reserved = Reserved{
 	Engine: "engine", Managed: []string{"profile"}, Containers: []string{"verify"},
 	Volumes: map[string]string{"token": "a token", "plan": "the plan", "model": "the model"}, Shared: []string{"model"},
 	Secret: "token", Audience: "store.example.com", Exposed: true, Mounts: []string{"/etc/semmoe/plan"}, Variables: []string{"POD_IP"},
 }
 
-// Every form of a template that takes over a container of the operator's, or what it holds, is refused by the name of the field. What is the
-// user's own passes.
+// Every template that takes over an operator-managed container or its data is rejected with the name of the field.
+// User-provided objects are accepted.
 func TestCheck(t *testing.T) {
 	named := func(name string, change func(*corev1.Container)) []corev1.Container {
 		c := corev1.Container{Name: name}
@@ -43,7 +43,7 @@ func TestCheck(t *testing.T) {
 	for name, tc := range map[string]struct {
 		metadata metav1.ObjectMeta
 		spec     corev1.PodSpec
-		want     string // empty where it passes
+		want     string // empty if valid
 	}{
 		"nothing": {},
 		"label":   {metadata: metav1.ObjectMeta{Labels: keys("semmoe.io/revision")}, want: `f.metadata.labels: "semmoe.io/revision" is reserved`},
@@ -55,10 +55,10 @@ func TestCheck(t *testing.T) {
 		"directive in annotations":  {metadata: metav1.ObjectMeta{Annotations: keys("$retainKeys")}, want: "f.metadata.annotations"},
 		"directive in nodeSelector": {spec: corev1.PodSpec{NodeSelector: keys("$patch")}, want: "f.spec.nodeSelector"},
 
-		"init container named like the engine":    {spec: corev1.PodSpec{InitContainers: named("engine", func(c *corev1.Container) { c.Image, c.Command = "evil:1", []string{"/evil"} })}, want: `f.spec.initContainers: "engine" is the operator's`},
-		"init container named like the recorder":  {spec: corev1.PodSpec{InitContainers: named("profile", nothing)}, want: `f.spec.initContainers: "profile" is the operator's`},
-		"init container named like an operator's": {spec: corev1.PodSpec{InitContainers: named("verify", nothing)}, want: `f.spec.initContainers: "verify" is the operator's`},
-		"container named like an operator's":      {spec: corev1.PodSpec{Containers: named("verify", nothing)}, want: `f.spec.containers: "verify" is the operator's`},
+		"init container named like the engine":    {spec: corev1.PodSpec{InitContainers: named("engine", func(c *corev1.Container) { c.Image, c.Command = "evil:1", []string{"/evil"} })}, want: `f.spec.initContainers: "engine" is reserved by the operator`},
+		"init container named like the recorder":  {spec: corev1.PodSpec{InitContainers: named("profile", nothing)}, want: `f.spec.initContainers: "profile" is reserved by the operator`},
+		"init container named like an operator's": {spec: corev1.PodSpec{InitContainers: named("verify", nothing)}, want: `f.spec.initContainers: "verify" is reserved by the operator`},
+		"container named like an operator's":      {spec: corev1.PodSpec{Containers: named("verify", nothing)}, want: `f.spec.containers: "verify" is reserved by the operator`},
 		"ephemeral container":                     {spec: corev1.PodSpec{EphemeralContainers: []corev1.EphemeralContainer{{}}}, want: "f.spec.ephemeralContainers"},
 		"two containers of one name":              {spec: corev1.PodSpec{InitContainers: named("a", nothing), Containers: named("a", nothing)}, want: `f.spec.containers: "a" is invalid`},
 		"image of the engine":                     {spec: corev1.PodSpec{Containers: named("engine", func(c *corev1.Container) { c.Image = "x" })}, want: "spec.engine.image"},
@@ -67,7 +67,7 @@ func TestCheck(t *testing.T) {
 		"security context of the engine":          {spec: corev1.PodSpec{Containers: named("engine", func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)} })}},
 		"container without an image":              {spec: corev1.PodSpec{Containers: named("a", func(c *corev1.Container) { c.Image = "" })}, want: `container "a" has no image`},
 		"privileged container of the user's":      {spec: corev1.PodSpec{HostNetwork: true, Containers: named("a", func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)} })}},
-		"image of the recorder":                   {spec: corev1.PodSpec{Containers: named("profile", func(c *corev1.Container) { c.Image = "x" })}, want: `image of container "profile" is the operator's`},
+		"image of the recorder":                   {spec: corev1.PodSpec{Containers: named("profile", func(c *corev1.Container) { c.Image = "x" })}, want: `image of container "profile" is set by the operator`},
 		"privileged recorder":                     {spec: corev1.PodSpec{Containers: named("profile", func(c *corev1.Container) { c.SecurityContext = &corev1.SecurityContext{Privileged: ptr.To(true)} })}, want: `securityContext of container "profile"`},
 		"variables of the recorder from a Secret": {spec: corev1.PodSpec{Containers: named("profile", func(c *corev1.Container) { c.EnvFrom = []corev1.EnvFromSource{{}} })}, want: `envFrom of container "profile"`},
 		"volumes of the recorder":                 {spec: corev1.PodSpec{Containers: named("profile", mounts("own", "/models", true))}, want: `volumeMounts of container "profile"`},
@@ -78,23 +78,23 @@ func TestCheck(t *testing.T) {
 			c.Env = []corev1.EnvVar{{Name: "HTTPS_PROXY"}}
 			c.Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("1")}
 		})}},
-		"volume of the operator's":                  {spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "plan"}}}, want: `f.spec.volumes: "plan" is the operator's (the plan)`},
-		"two volumes of one name":                   {spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "a"}, {Name: "a"}}}, want: `f.spec.volumes: "a" is invalid`},
-		"a token for the store":                     {spec: corev1.PodSpec{Volumes: projected("store.example.com")}, want: `f.spec.volumes: the audience "store.example.com" of volume "own" is reserved`},
-		"a token for something else":                {spec: corev1.PodSpec{Volumes: projected("vault")}},
-		"the operator's token in a container":       {spec: corev1.PodSpec{Containers: named("a", mounts("token", "/t", true))}, want: `container "a" must not mount volume "token" (a token)`},
-		"the operator's token in an init container": {spec: corev1.PodSpec{InitContainers: named("a", mounts("token", "/t", true))}, want: `f.spec.initContainers: container "a" must not mount volume "token"`},
-		"the operator's token in the engine":        {spec: corev1.PodSpec{Containers: named("engine", mounts("token", "/t", true))}, want: `container "engine" must not mount volume "token"`},
-		"the plan, to write":                        {spec: corev1.PodSpec{Containers: named("a", mounts("plan", "/p", false))}, want: `must mount volume "plan" (the plan) with readOnly: true`},
-		"the plan, to read":                         {spec: corev1.PodSpec{Containers: named("a", mounts("plan", "/p", true))}},
-		"the model":                                 {spec: corev1.PodSpec{Containers: named("a", mounts("model", "/m", false))}},
-		"the plan as a device":                      {spec: corev1.PodSpec{Containers: named("a", func(c *corev1.Container) { c.VolumeDevices = []corev1.VolumeDevice{{Name: "plan"}} })}, want: `must not use volume "plan" as a device`},
-		"another plan in the engine":                {spec: corev1.PodSpec{Containers: named("engine", mounts("own", "/etc/semmoe/plan/", true))}, want: "at /etc/semmoe/plan/: the operator mounts its own volumes there"},
-		"a file of another plan in the engine":      {spec: corev1.PodSpec{Containers: named("engine", mounts("own", "/etc/semmoe/plan/sglang.json", true))}, want: "the operator mounts its own volumes there"},
-		"what is above the plan in the engine":      {spec: corev1.PodSpec{Containers: named("engine", mounts("own", "/etc/x/../semmoe", true))}, want: "the operator mounts its own volumes there"},
-		"a volume of the user's in the engine":      {spec: corev1.PodSpec{Containers: named("engine", mounts("own", "/etc/semmoe-own", false))}},
-		"processes of all containers":               {spec: corev1.PodSpec{ShareProcessNamespace: ptr.To(true)}, want: "f.spec.shareProcessNamespace"},
-		"processes of the node":                     {spec: corev1.PodSpec{HostPID: true}, want: "f.spec.hostPID"},
+		"volume of the operator's":                     {spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "plan"}}}, want: `f.spec.volumes: "plan" is reserved by the operator (the plan)`},
+		"two volumes of one name":                      {spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "a"}, {Name: "a"}}}, want: `f.spec.volumes: "a" is invalid`},
+		"a token for the store":                        {spec: corev1.PodSpec{Volumes: projected("store.example.com")}, want: `f.spec.volumes: the audience "store.example.com" of volume "own" is reserved`},
+		"a token for something else":                   {spec: corev1.PodSpec{Volumes: projected("vault")}},
+		"the operator's token in a container":          {spec: corev1.PodSpec{Containers: named("a", mounts("token", "/t", true))}, want: `container "a" must not mount volume "token" (a token)`},
+		"the operator's token in an init container":    {spec: corev1.PodSpec{InitContainers: named("a", mounts("token", "/t", true))}, want: `f.spec.initContainers: container "a" must not mount volume "token"`},
+		"the operator's token in the engine":           {spec: corev1.PodSpec{Containers: named("engine", mounts("token", "/t", true))}, want: `container "engine" must not mount volume "token"`},
+		"plan volume, writable":                        {spec: corev1.PodSpec{Containers: named("a", mounts("plan", "/p", false))}, want: `must mount volume "plan" (the plan) with readOnly: true`},
+		"plan volume, read-only":                       {spec: corev1.PodSpec{Containers: named("a", mounts("plan", "/p", true))}},
+		"the model":                                    {spec: corev1.PodSpec{Containers: named("a", mounts("model", "/m", false))}},
+		"the plan as a device":                         {spec: corev1.PodSpec{Containers: named("a", func(c *corev1.Container) { c.VolumeDevices = []corev1.VolumeDevice{{Name: "plan"}} })}, want: `must not use volume "plan" as a device`},
+		"another plan in the engine":                   {spec: corev1.PodSpec{Containers: named("engine", mounts("own", "/etc/semmoe/plan/", true))}, want: "at /etc/semmoe/plan/: the operator mounts its own volumes there"},
+		"a file of another plan in the engine":         {spec: corev1.PodSpec{Containers: named("engine", mounts("own", "/etc/semmoe/plan/sglang.json", true))}, want: "the operator mounts its own volumes there"},
+		"a parent directory of the plan in the engine": {spec: corev1.PodSpec{Containers: named("engine", mounts("own", "/etc/x/../semmoe", true))}, want: "the operator mounts its own volumes there"},
+		"a volume of the user's in the engine":         {spec: corev1.PodSpec{Containers: named("engine", mounts("own", "/etc/semmoe-own", false))}},
+		"processes of all containers":                  {spec: corev1.PodSpec{ShareProcessNamespace: ptr.To(true)}, want: "f.spec.shareProcessNamespace"},
+		"processes of the node":                        {spec: corev1.PodSpec{HostPID: true}, want: "f.spec.hostPID"},
 	} {
 		err := Check("f", &corev1.PodTemplateSpec{ObjectMeta: tc.metadata, Spec: tc.spec}, reserved)
 		switch {
@@ -114,7 +114,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// The first of several faults is the same each time: an update with the fault that the stored object has is told by its text.
+// Of several errors, the same one is reported each time: an update with an error that exists in the stored object is
+// detected by its text.
 func TestCheckIsDeterministic(t *testing.T) {
 	labels := map[string]string{"semmoe.io/a": "", "semmoe.io/b": "", "semmoe.io/c": "", "semmoe.io/d": ""}
 	for range 50 {

@@ -1,4 +1,4 @@
-// Package overlay merges a user's pod template over one of the operator's.
+// Package overlay merges a user's pod template over the operator's.
 //
-// Invariant: what the user leaves out stays as it is; neither input is changed.
+// Invariant: fields that the user omits stay unchanged; the inputs are not modified.
 package overlay

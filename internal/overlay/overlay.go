@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// Merge merges users, which may be nil, over ours, as kubectl patch would: containers and volumes by name.
+// Merge merges users, which may be nil, over ours, as kubectl patch does: containers and volumes by name.
 func Merge(ours, users *corev1.PodTemplateSpec) (*corev1.PodTemplateSpec, error) {
 	if users == nil {
 		return ours.DeepCopy(), nil
@@ -28,8 +28,8 @@ func Merge(ours, users *corev1.PodTemplateSpec) (*corev1.PodTemplateSpec, error)
 	return template, json.Unmarshal(merged, template)
 }
 
-// withoutNulls is the JSON of a pod template without its nulls: an absent list of containers marshals as null, which
-// would delete ours.
+// withoutNulls returns the JSON of a pod template without nulls: an absent list of containers marshals as null, which
+// would delete the operator's list.
 func withoutNulls(template *corev1.PodTemplateSpec) ([]byte, error) {
 	data, err := json.Marshal(template)
 	if err != nil {
@@ -60,7 +60,7 @@ func dropNulls(value any) {
 	}
 }
 
-// Env are the variables that a template, which may be nil, adds to a container of ours, or changes.
+// Env returns the variables that a template, which may be nil, adds to or changes in a container of the operator.
 func Env(users *corev1.PodTemplateSpec, container string) []corev1.EnvVar {
 	if users == nil {
 		return nil

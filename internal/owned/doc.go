@@ -1,2 +1,2 @@
-// Package owned holds what all objects of the operator have in common: labels, owner references, names from hashes.
+// Package owned contains what all objects of the operator share: labels, owner references, and names from hashes.
 package owned

@@ -11,10 +11,10 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// managedByLabel has the value managedBy on every object that the operator has made.
+// managedByLabel has the value managedBy on every object that the operator created.
 const managedByLabel, managedBy = "app.kubernetes.io/managed-by", "semmoe-operator"
 
-// Labels are those of every object of one component that belongs to an instance; more are further keys and values.
+// Labels returns the labels of every object of one component of an instance; more contains additional keys and values.
 func Labels(component, instance string, more ...string) map[string]string {
 	all := map[string]string{
 		semmoev1.LabelComponent:       component,
@@ -29,7 +29,7 @@ func Labels(component, instance string, more ...string) map[string]string {
 	return all
 }
 
-// Reference makes an object a child that is garbage-collected with its owner, of a kind of ours.
+// Reference returns an owner reference that garbage-collects the object with its owner, of kind kind.
 func Reference(owner metav1.Object, kind string) *metav1ac.OwnerReferenceApplyConfiguration {
 	return metav1ac.OwnerReference().
 		WithAPIVersion(semmoev1.GroupVersion.String()).
@@ -40,16 +40,16 @@ func Reference(owner metav1.Object, kind string) *metav1ac.OwnerReferenceApplyCo
 		WithBlockOwnerDeletion(true)
 }
 
-// ControllerReference is Reference as core types have it.
+// ControllerReference is Reference in the form of core types.
 func ControllerReference(owner metav1.Object, kind string) []metav1.OwnerReference {
 	return []metav1.OwnerReference{*metav1.NewControllerRef(owner, semmoev1.GroupVersion.WithKind(kind))}
 }
 
-// ShortHash is the first n hexadecimal digits of the sha256 of a value's JSON.
+// ShortHash returns the first n hexadecimal digits of the sha256 of a value's JSON.
 func ShortHash(value any, n int) string {
 	data, err := json.Marshal(value)
 	if err != nil {
-		// API types always marshal: they came from JSON.
+		// API types always marshal: they were decoded from JSON.
 		panic(err)
 	}
 	sum := sha256.Sum256(data)

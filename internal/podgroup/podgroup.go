@@ -1,6 +1,6 @@
-// Package podgroup tells which pods are one replica, where a LeaderWorkerSet makes a replica of several.
+// Package podgroup determines which pods form one replica of a LeaderWorkerSet.
 //
-// Invariant: a pod that does not say that its replica has more is a replica by itself.
+// Invariant: a pod without the annotation for pods per replica is a replica by itself.
 package podgroup
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
-// Size is the number of pods of a leader's replica.
+// Size returns the number of pods of a leader's replica.
 func Size(leader *corev1.Pod) int {
 	size, err := strconv.Atoi(leader.Annotations[semmoev1.AnnotationPodsPerReplica])
 	if err != nil {
@@ -23,8 +23,8 @@ func Size(leader *corev1.Pod) int {
 	return size
 }
 
-// Members are the further pods of a leader's replica, also those that are being deleted. pods may be of any replica, and the leader
-// among them.
+// Members returns the other pods of a leader's replica, including terminating ones. pods may belong to any replica, and
+// may contain the leader.
 func Members(leader *corev1.Pod, pods []*corev1.Pod) []*corev1.Pod {
 	var members []*corev1.Pod
 	for _, pod := range pods {
@@ -35,12 +35,12 @@ func Members(leader *corev1.Pod, pods []*corev1.Pod) []*corev1.Pod {
 	return members
 }
 
-// Workers are the members that are not being deleted.
+// Workers returns the members that are not terminating.
 func Workers(leader *corev1.Pod, pods []*corev1.Pod) []*corev1.Pod {
 	return slices.DeleteFunc(Members(leader, pods), func(pod *corev1.Pod) bool { return pod.DeletionTimestamp != nil })
 }
 
-// Whole tells that all further pods of a leader's replica are ready. pods are as those of Members.
+// Whole reports whether all other pods of a leader's replica are ready. pods has the same meaning as in Members.
 func Whole(leader *corev1.Pod, pods []*corev1.Pod) bool {
 	size := Size(leader)
 	if size == 1 {
@@ -50,7 +50,7 @@ func Whole(leader *corev1.Pod, pods []*corev1.Pod) bool {
 	return len(workers)+1 >= size && !slices.ContainsFunc(workers, func(pod *corev1.Pod) bool { return !podhealth.Ready(pod) })
 }
 
-// ByReplica returns a function that returns, of these pods, those of a pod's replica. It takes time in proportion to the pods.
+// ByReplica returns a function that returns the pods of a pod's replica. It takes time linear in the number of pods.
 func ByReplica(pods []*corev1.Pod) func(*corev1.Pod) []*corev1.Pod {
 	type replica struct{ namespace, set, group string }
 	of := func(pod *corev1.Pod) replica {

@@ -30,10 +30,10 @@ func TestWhole(t *testing.T) {
 		want    bool
 	}{
 		"one pod":                 {"", nil, true},
-		"all are there":           {"3", []*corev1.Pod{pod("a", "0", yes), pod("a", "0", yes)}, true},
-		"none is there":           {"2", nil, false},
+		"complete":                {"3", []*corev1.Pod{pod("a", "0", yes), pod("a", "0", yes)}, true},
+		"no worker":               {"2", nil, false},
 		"one is not ready":        {"3", []*corev1.Pod{pod("a", "0", yes), pod("a", "0", no)}, false},
-		"one is going":            {"2", []*corev1.Pod{going}, false},
+		"one is terminating":      {"2", []*corev1.Pod{going}, false},
 		"those of another group":  {"2", []*corev1.Pod{pod("a", "1", yes)}, false},
 		"those of another object": {"2", []*corev1.Pod{pod("b", "0", yes)}, false},
 	} {

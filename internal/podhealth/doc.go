@@ -1,5 +1,5 @@
-// Package podhealth tells what keeps pods from running, in words that name what to change.
+// Package podhealth determines what prevents pods from running, and names what to change.
 //
-// Invariants: a verdict is derived from the pods and the events given, and from nothing else; its message stays the same
-// while the problem does, so that a condition that holds it is not written again and again.
+// Invariants: a problem depends only on the given pods and events. Its message does not change while the problem lasts,
+// so that conditions that contain it are not rewritten.
 package podhealth

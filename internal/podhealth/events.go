@@ -11,11 +11,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// FailedMounts reads, for pods that have long waited for their volumes, the last event that says why.
+// FailedMounts returns the last event that explains the failed mount, for pods that have waited long for their volumes.
 func FailedMounts(ctx context.Context, events client.Reader, pods []*corev1.Pod, now time.Time) (map[types.UID]string, error) {
 	messages := map[types.UID]string{}
 	for _, pod := range pods {
-		if !WaitsForVolumes(pod, now) {
+		if !waitsForVolumes(pod, now) {
 			continue
 		}
 		message, err := LastEvent(ctx, events, pod, "FailedMount", now)
@@ -29,15 +29,15 @@ func FailedMounts(ctx context.Context, events client.Reader, pods []*corev1.Pod,
 	return messages, nil
 }
 
-// LastEvent is the last line of the youngest event of an object with a reason; empty where there is none that is younger
-// than the longest back-off between two tries of the controllers that record it.
+// LastEvent returns the last line of the newest event of an object with this reason; empty if no event is newer than
+// the longest back-off of the controllers that record it.
 func LastEvent(ctx context.Context, events client.Reader, object client.Object, reason string, now time.Time) (string, error) {
 	const stale = 20 * time.Minute
 	var list corev1.EventList
 	if err := events.List(ctx, &list, client.InNamespace(object.GetNamespace()), client.MatchingFields{
 		"involvedObject.uid": string(object.GetUID()), "reason": reason,
 	}); err != nil {
-		return "", fmt.Errorf("list events of %s: %w", object.GetName(), err)
+		return "", fmt.Errorf("failed to list events of %s: %w", object.GetName(), err)
 	}
 	latest := slices.MaxFunc(append(list.Items, corev1.Event{}), func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
 	if now.Sub(latest.LastTimestamp.Time) > stale {

@@ -13,26 +13,26 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// patience is how long a pod may wait for a node or its volumes before that is called a problem: during a roll-out the
-// devices of its predecessor take a moment to become free.
+// patience is how long a pod may wait for a node or its volumes before this is a problem: during a rollout, the devices
+// of its predecessor take some time to become free.
 const patience = 20 * time.Second
 
-// unreadyPatience is how long a container that has started may fail its readiness probe: on a busy node the request router needs
-// half a minute until it knows its endpoints.
+// unreadyPatience is how long a started container may fail its readiness probe: on a busy node, the request router
+// needs half a minute to discover its endpoints.
 const unreadyPatience = time.Minute
 
-// Problem is what keeps a pod from serving.
+// Problem is what prevents a pod from serving.
 type Problem struct{ Reason, Message string }
 
-// Find returns the worst problem of the pods, and when to look again where a pod may yet turn out to have one.
-// failedMounts holds, by pod, the last event of a volume that cannot be mounted.
+// Find returns the worst problem of the pods, and the delay until a pod that waits may turn out to have a problem.
+// failedMounts contains, by pod, the last event of a failed volume mount.
 func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) (*Problem, time.Duration) {
 	pods = slices.Clone(pods)
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
 	var again time.Duration
 	for _, pod := range pods {
-		if nodeLost(pod) { // even where it is being deleted: it stays until its node says that it has ended
-			return &Problem{"NodeLost", fmt.Sprintf("pod %s is on node %s, which does not answer: it serves again when the node is back, and is replaced once the Node is deleted, or the pod by force", podLabel(pod), pod.Spec.NodeName)}, 0
+		if nodeLost(pod) { // also for a terminating pod, which stays until its node confirms the termination
+			return &Problem{"NodeLost", fmt.Sprintf("pod %s is on node %s, which does not respond. The pod serves again when the node is back. To replace the pod now, delete the Node, or force-delete the pod", podLabel(pod), pod.Spec.NodeName)}, 0
 		}
 		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded {
 			continue
@@ -56,8 +56,9 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 	return nil, again
 }
 
-// unreadyProblem returns the problem of a pod whose container has started and fails its readiness probe for longer than unreadyPatience. A
-// container that still loads has not passed its startup probe. The second result is when to check again.
+// unreadyProblem returns the problem of a pod with a container that has started and has failed its readiness probe for
+// longer than unreadyPatience. A container that still loads has not passed its startup probe. The second result is the
+// delay until the next check.
 func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
 	var since time.Time
 	for _, condition := range pod.Status.Conditions {
@@ -82,7 +83,8 @@ func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
 	return nil, 0
 }
 
-// logsOf is what to pass to kubectl logs. Pods of Deployments have random names, which would change the message with each pod.
+// logsOf returns the arguments of kubectl logs. It selects pods of Deployments by label: their random names would
+// change the message with each pod.
 func logsOf(pod *corev1.Pod) string {
 	if pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentRouter {
 		return fmt.Sprintf("-l %s=%s,%s=%s", semmoev1.LabelDeployment, pod.Labels[semmoev1.LabelDeployment], semmoev1.LabelComponent, semmoev1.ComponentRouter)
@@ -90,24 +92,24 @@ func logsOf(pod *corev1.Pod) string {
 	return pod.Name
 }
 
-// Refused is the problem of pods that the API server does not accept, by its message.
-func Refused(message string) *Problem {
-	return &Problem{"PodsRejected", "The API server refuses the pods (raise the quota, or set the security contexts in spec.template): " + message}
+// PodsRejected returns the problem of pods that the API server rejects with this message.
+func PodsRejected(message string) *Problem {
+	return &Problem{"PodsRejected", "The API server rejects the pods (raise the quota, or set the security contexts in spec.template): " + message}
 }
 
-// RefusedRouter is the problem of request router pods that the API server does not accept.
-func RefusedRouter(message string) *Problem {
-	return &Problem{"PodsRejected", "The API server refuses the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
+// RouterPodsRejected returns the problem of request router pods that the API server rejects.
+func RouterPodsRejected(message string) *Problem {
+	return &Problem{"PodsRejected", "The API server rejects the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
 }
 
-// WaitsForVolumes tells that a pod has a node, but its containers have not been created for longer than usual.
-func WaitsForVolumes(pod *corev1.Pod, now time.Time) bool {
+// waitsForVolumes reports whether a pod has a node, but its containers have not been created for longer than patience.
+func waitsForVolumes(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodPending && pod.Spec.NodeName != "" &&
 		now.Sub(pod.CreationTimestamp.Time) >= patience && containerProblem(pod) == nil
 }
 
-// nodeLost tells that the cluster has taken a pod's readiness from it because its node is silent: a kubelet takes it from the
-// containers as well.
+// nodeLost reports whether the node controller has set a pod to unready because its node does not respond. A kubelet
+// would set the containers to unready too.
 func nodeLost(pod *corev1.Pod) bool {
 	conditions := map[corev1.PodConditionType]corev1.ConditionStatus{}
 	for _, condition := range pod.Status.Conditions {
@@ -130,30 +132,30 @@ func containerProblem(pod *corev1.Pod) *Problem {
 		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
 			return &Problem{"ContainerNotCreated", fmt.Sprintf("%s cannot be created: %s", where, waiting.Message)}
 		case "CrashLoopBackOff":
-			return &Problem{"ContainerCrashing", fmt.Sprintf("%s ends again and again%s: see `kubectl logs -n %s %s -c %s --previous`", where, lastEnd(status), pod.Namespace, logsOf(pod), status.Name)}
+			return &Problem{"ContainerCrashing", fmt.Sprintf("%s crashes repeatedly%s: see `kubectl logs -n %s %s -c %s --previous`", where, lastEnd(status), pod.Namespace, logsOf(pod), status.Name)}
 		}
 	}
 	return nil
 }
 
-// pullCauses are what to read from a kubelet's message: the texts themselves differ from one try to the next, by ports and numbers of
-// requests.
+// pullCauses map texts in a kubelet's message to a cause: the messages themselves vary between attempts, by port and
+// request number.
 var pullCauses = []struct {
 	cause string
 	signs []string
 }{
-	{"the registry allows no more requests for now", []string{"toomanyrequests", "too many requests"}},
+	{"the rate limit of the registry is exceeded", []string{"toomanyrequests", "too many requests"}},
 	{"the registry cannot be reached", []string{"registryunavailable", "no such host", "timeout", "timed out", "deadline exceeded", "connection re", "no route to host", "unreachable"}},
 	{"the node does not trust the registry's certificate", []string{"x509", "tls:"}},
 	{"its signature is not valid", []string{"signaturevalidationfailed"}},
-	{"the registry refuses access, or has no such repository", []string{"unauthorized", "denied", "forbidden", "authorization", "authentication"}},
+	{"the registry denies access, or has no such repository", []string{"unauthorized", "denied", "forbidden", "authorization", "authentication"}},
 	{"it is not built for the node's platform", []string{"no match for platform"}},
 	{"the registry has no such image", []string{"not found", "manifest unknown"}},
-	{"the node has no room for it", []string{"no space left"}},
+	{"the node has no disk space left", []string{"no space left"}},
 }
 
-// pullCause is why an image cannot be pulled; empty where that cannot be told. A kubelet tries and backs off in turn, and says the same of
-// both: so must this.
+// pullCause returns why an image cannot be pulled; empty if unknown. A kubelet alternates between pull errors and
+// back-off with the same cause, so the result must be the same for both.
 func pullCause(waiting *corev1.ContainerStateWaiting, image string) string {
 	switch waiting.Reason {
 	case "InvalidImageName", "ErrImageNeverPull", "ImageInspectError":
@@ -168,10 +170,10 @@ func pullCause(waiting *corev1.ContainerStateWaiting, image string) string {
 	return ""
 }
 
-// ours are the names of the containers that the operator adds to pods that follow spec.template.
+// ours are the names of the containers that the operator adds to pods based on spec.template.
 var ours = []string{"fetch-tables", "hold-weights", "profile", "prove-lossless", "reshuffle-weights", "verify-plan"}
 
-// imageField says where the image of a container comes from.
+// imageField returns where the image of a container is configured.
 func imageField(pod *corev1.Pod, container string) string {
 	switch {
 	case container == semmoev1.EngineContainer:
@@ -182,8 +184,8 @@ func imageField(pod *corev1.Pod, container string) string {
 	return "the container's image in spec.template"
 }
 
-// podLabel names a pod in a message. Pods of Jobs and Deployments have random names, which would make a message that
-// never stays the same: their component stands for them.
+// podLabel returns the name of a pod for a message. For pods of Jobs and Deployments it returns their component: their
+// random names would change the message with each pod.
 func podLabel(pod *corev1.Pod) string {
 	switch component := pod.Labels[semmoev1.LabelComponent]; component {
 	case semmoev1.ComponentEngine, semmoev1.ComponentWorker:
@@ -213,8 +215,8 @@ func endText(end *corev1.ContainerStateTerminated) string {
 	return text
 }
 
-// FirstEnd tells which container of some pods failed first, and how; empty where none has.
-func FirstEnd(pods []*corev1.Pod) string {
+// FirstFailure returns which container of the pods failed first, and how; empty if none failed.
+func FirstFailure(pods []*corev1.Pod) string {
 	var first *corev1.ContainerStateTerminated
 	var text string
 	for _, pod := range pods {
@@ -229,14 +231,14 @@ func FirstEnd(pods []*corev1.Pod) string {
 	return text
 }
 
-// LastLine is the last line of a text, at most 300 bytes of it.
+// LastLine returns the last line of a text, at most 300 bytes.
 func LastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return Truncate(strings.TrimSpace(lines[len(lines)-1]), 300)
+	return truncate(strings.TrimSpace(lines[len(lines)-1]), 300)
 }
 
-// Truncate cuts a text to a length, and shows that it did.
-func Truncate(text string, length int) string {
+// truncate shortens a text to a length in bytes, and marks the cut with "...".
+func truncate(text string, length int) string {
 	if len(text) <= length {
 		return text
 	}
@@ -262,7 +264,8 @@ func waitingProblem(pod *corev1.Pod, failedMount string) *Problem {
 	return nil
 }
 
-// schedulingAdvice names the field that decides which nodes take the pod; empty where spec.template does, or spec.profiling.template.
+// schedulingAdvice names the field that determines which nodes accept a router pod; empty for other pods, whose
+// template is spec.template or spec.profiling.template.
 func schedulingAdvice(pod *corev1.Pod) string {
 	if pod.Labels[semmoev1.LabelComponent] != semmoev1.ComponentRouter {
 		return ""
@@ -270,7 +273,7 @@ func schedulingAdvice(pod *corev1.Pod) string {
 	return " Add a node for it, or set tolerations, nodeSelector, affinity or resources in spec.routing.template"
 }
 
-// volumeAdvice says what to do about a volume that cannot be mounted.
+// volumeAdvice returns what to do about a failed volume mount.
 func volumeAdvice(failedMount string) string {
 	// A kubelet names volumes in quotation marks, or as a list: unmounted volumes=[dataset].
 	of := func(volume string) bool {
@@ -278,21 +281,21 @@ func volumeAdvice(failedMount string) string {
 	}
 	switch {
 	case of(semmoev1.DatasetVolume):
-		return "create the ConfigMap, with the key, or the PersistentVolumeClaim that the data set is to come from"
+		return "create the ConfigMap (with the key) or the PersistentVolumeClaim of the data set"
 	case of(semmoev1.PlanVolume):
-		return "the ConfigMap of a plan comes back by itself, unless the PlacementPlan that its name begins with says what is missing for that; where there is no such PlacementPlan, create it again with the spec that it had"
+		return "the operator recreates the ConfigMap of a plan, unless the PlacementPlan with that name prefix reports a problem; if that PlacementPlan does not exist, create it again with its former spec"
 	}
 	return "check spec.model.volume"
 }
 
-// Unscheduled reports whether the scheduler has said that no node takes the pod.
+// Unscheduled reports whether the scheduler found no node for the pod.
 func Unscheduled(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
 	})
 }
 
-// Ready tells that a pod is ready and not being deleted.
+// Ready reports whether a pod is ready and not being deleted.
 func Ready(pod *corev1.Pod) bool {
 	if pod.DeletionTimestamp != nil {
 		return false

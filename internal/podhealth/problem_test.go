@@ -12,10 +12,10 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// start is when everything in these tests began.
+// start is the start time of the tests.
 var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// pod is a running, ready engine pod, changed.
+// pod returns a running, ready engine pod, modified by change.
 func pod(change func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -55,13 +55,13 @@ func TestFindProblem(t *testing.T) {
 		waiting("ContainerCreating", "")(p)
 		p.Spec.NodeName = "n"
 	}
-	// The node controller takes the readiness of a pod alone, a kubelet that of the containers first.
+	// The node controller removes only the pod's readiness; a kubelet removes that of the containers first.
 	lost := func(p *corev1.Pod) {
 		unready(p)
 		p.Spec.NodeName = "n"
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.ContainersReady, Status: corev1.ConditionTrue})
 	}
-	// A container whose readiness probe fails from the first minute on.
+	// A container with a failing readiness probe for over a minute after the start.
 	failing := func(p *corev1.Pod) {
 		unready(p)
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{
@@ -100,13 +100,13 @@ func TestFindProblem(t *testing.T) {
 			change: onNode, age: patience, mounts: map[types.UID]string{"p": `MountVolume.SetUp failed for volume "dataset" : configmap "requests" not found`},
 			reason: "VolumeNotMounted", message: `configmap "requests" not found: create the ConfigMap`,
 		},
-		"data set, as kubelets sum it up": {
+		"data set, in a list of the kubelet": {
 			change: onNode, age: patience, mounts: map[types.UID]string{"p": "unmounted volumes=[dataset], unattached volumes=[]: timed out"},
 			reason: "VolumeNotMounted", message: "create the ConfigMap",
 		},
 		"plan": {
 			change: onNode, age: patience, mounts: map[types.UID]string{"p": `MountVolume.SetUp failed for volume "semmoe-plan" : configmap "m-1-2" not found`},
-			reason: "VolumeNotMounted", message: `configmap "m-1-2" not found: the ConfigMap of a plan comes back by itself, unless the PlacementPlan that its name begins with says what is missing for that; where there is no such PlacementPlan, create it again`,
+			reason: "VolumeNotMounted", message: `configmap "m-1-2" not found: the operator recreates the ConfigMap of a plan, unless the PlacementPlan with that name prefix reports a problem`,
 		},
 		"inspection": {
 			change: func(p *corev1.Pod) { unschedulable(p); p.Labels[semmoev1.LabelComponent] = semmoev1.ComponentInspect },
@@ -117,13 +117,13 @@ func TestFindProblem(t *testing.T) {
 			age:    patience, reason: "Unschedulable", message: "pod of the profiling Job has no node",
 		},
 		"containers do not start": {change: onNode, age: patience, reason: "ContainerNotCreated", message: "kubectl describe pod"},
-		"node lost":               {change: lost, reason: "NodeLost", message: "pod p is on node n, which does not answer"},
+		"node lost":               {change: lost, reason: "NodeLost", message: "pod p is on node n, which does not respond"},
 		"node lost, and being deleted": {
 			change: func(p *corev1.Pod) { lost(p); p.DeletionTimestamp = &metav1.Time{Time: start} },
-			reason: "NodeLost", message: "or the pod by force",
+			reason: "NodeLost", message: "or force-delete the pod",
 		},
-		"not ready":            {change: func(p *corev1.Pod) { lost(p); p.Status.Conditions[1].Status = corev1.ConditionFalse }},
-		"somebody else's gate": {change: func(p *corev1.Pod) { lost(p); p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "x"}} }},
+		"not ready":              {change: func(p *corev1.Pod) { lost(p); p.Status.Conditions[1].Status = corev1.ConditionFalse }},
+		"another readiness gate": {change: func(p *corev1.Pod) { lost(p); p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "x"}} }},
 		"fails its readiness probe": {change: failing, age: time.Minute + unreadyPatience, reason: "NotReady",
 			message: "pod p, container engine runs and fails its readiness probe: see `kubectl logs -n ns p -c engine`"},
 		"fails its readiness probe, just now":    {change: failing, age: time.Minute + unreadyPatience/2, again: unreadyPatience / 2},
@@ -160,7 +160,7 @@ func TestFindProblem(t *testing.T) {
 	}
 }
 
-// TestPullCauseStays: from one try to the next, and in between, the message must not change.
+// TestPullCauseStays verifies that the message is the same for all attempts and back-offs.
 func TestPullCauseStays(t *testing.T) {
 	for name, test := range map[string]struct {
 		messages []string
@@ -169,7 +169,7 @@ func TestPullCauseStays(t *testing.T) {
 		"access": {[]string{
 			`failed to authorize: failed to fetch anonymous token: 401 Unauthorized (id 1)`,
 			`failed to authorize: failed to fetch anonymous token: 401 Unauthorized (id 2)`,
-		}, " (the registry refuses access, or has no such repository)"},
+		}, " (the registry denies access, or has no such repository)"},
 		"network": {[]string{
 			`dial tcp: lookup r.io on 10.0.0.1:53: read udp 10.0.0.2:123->10.0.0.1:53: i/o timeout`,
 			`dial tcp: lookup r.io on 10.0.0.1:53: read udp 10.0.0.2:456->10.0.0.1:53: i/o timeout`,
@@ -177,12 +177,12 @@ func TestPullCauseStays(t *testing.T) {
 		"the image's name is no sign": {[]string{`failed to pull "denied:1"`}, ""},
 	} {
 		for _, message := range test.messages {
-			for _, told := range []corev1.ContainerStateWaiting{
+			for _, waiting := range []corev1.ContainerStateWaiting{
 				{Reason: "ErrImagePull", Message: message},
 				{Reason: "ImagePullBackOff", Message: `Back-off pulling image "denied:1": ErrImagePull: ` + message},
 			} {
-				if got := pullCause(&told, "denied:1"); got != test.cause {
-					t.Errorf("%s: %q, want %q, of %+v", name, got, test.cause, told)
+				if got := pullCause(&waiting, "denied:1"); got != test.cause {
+					t.Errorf("%s: %q, want %q, of %+v", name, got, test.cause, waiting)
 				}
 			}
 		}
@@ -222,7 +222,7 @@ func TestFirstEnd(t *testing.T) {
 		"one that is done": {[]*corev1.Pod{ended("a", 0, 0)}, ""},
 		"the first":        {[]*corev1.Pod{ended("a", 1, time.Second), ended("b", 2, 0), ended("c", 0, -time.Second)}, "pod b, container engine (exit code 2: the last line)"},
 	} {
-		if got := FirstEnd(test.pods); got != test.want {
+		if got := FirstFailure(test.pods); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}

@@ -1,4 +1,4 @@
-// Package restricted writes security contexts that satisfy the restricted pod security standard.
+// Package restricted returns security contexts that satisfy the restricted pod security standard.
 package restricted
 
 import (
@@ -6,10 +6,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// user is that of our image.
+// user is the user ID of the operator's image.
 const user = 65532
 
-// Pod is for a pod whose containers are all ours.
+// Pod returns the security context of a pod with only the operator's containers.
 func Pod() *corev1.PodSecurityContext {
 	return &corev1.PodSecurityContext{
 		RunAsNonRoot:   ptr.To(true),
@@ -18,7 +18,7 @@ func Pod() *corev1.PodSecurityContext {
 	}
 }
 
-// Container is for each container of such a pod; it names no user, since the pod does.
+// Container returns the security context of each container of such a pod. It sets no user, because the pod does.
 func Container() *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		AllowPrivilegeEscalation: ptr.To(false),
@@ -27,9 +27,10 @@ func Container() *corev1.SecurityContext {
 	}
 }
 
-// Beside is for a container of ours beside one of the user's, whose pod need not keep to the standard: what the user says for the whole
-// pod holds for ours too. It names no user, since the volumes may be for the one that the pod names. A pod of root's is not
-// contradicted: the kubelet would refuse to start the container, and such a pod is not admitted where the standard is enforced.
+// Beside returns the security context of an operator-managed container next to user-provided ones, whose pod need not
+// satisfy the standard: the user's settings for the pod apply to it too. It sets no user, because the volumes may
+// belong to the user that the pod sets. For a pod that runs as root it does not set runAsNonRoot: the kubelet would
+// refuse to start the container, and such a pod is not admitted under the standard anyway.
 func Beside(pod *corev1.PodSecurityContext) *corev1.SecurityContext {
 	container, ours := Container(), Pod()
 	if pod == nil {

@@ -8,7 +8,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A pod that says nothing is made up for; what it says is neither repeated nor contradicted.
+// Missing settings of a pod are added; existing settings are neither repeated nor contradicted.
 func TestBeside(t *testing.T) {
 	localhost := &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: ptr.To("engine.json")}
 	for name, tc := range map[string]struct {

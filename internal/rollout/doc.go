@@ -1,7 +1,7 @@
-// Package rollout decides how replicas move from one revision to another. A change that the user makes is rolled within a
-// budget of what may be out of service and what may be additional. A plan has to prove itself first: a canary of a few replicas
-// soaks beside the revision that is in service, the two are compared, and then the plan is rolled out or taken back.
+// Package rollout decides how replicas move from one revision to another. A change by the user is rolled out within a
+// budget of unavailable and additional replicas. A plan must prove itself first: a canary of a few replicas soaks next
+// to the revision in service, the two are compared, and the plan is promoted or rolled back.
 //
-// Everything here is computed from what is observed at the moment: nothing is remembered, so that a controller that crashes, or
-// another one that takes its place, goes on where the first has stopped.
+// All decisions are computed from the current observation, without memory, so that a controller continues correctly
+// after a crash or a change of leader.
 package rollout

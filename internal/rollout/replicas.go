@@ -2,19 +2,19 @@ package rollout
 
 import "slices"
 
-// Revision is what is observed of a revision.
+// Revision is the observed state of a revision.
 type Revision struct {
-	// Replicas is the number asked for.
+	// Replicas is the desired number of replicas.
 	Replicas int32
-	// Existing is the number of its replicas that are not terminating, Placed how many of those are on nodes and hold devices. Both can
-	// be above Replicas for a moment after a scale-down.
+	// Existing is the number of replicas that are not terminating. Placed is how many of these are on nodes and hold
+	// devices. Both can exceed Replicas briefly after a scale-down.
 	Existing, Placed int32
-	// Ready tells for each ordinal below Replicas whether that replica serves. Missing entries are not ready.
+	// Ready reports for each ordinal below Replicas whether the replica serves. Missing entries count as not ready.
 	Ready []bool
-	// Homeless tells for each ordinal below Replicas whether no node has room for that replica, or it is leaving one, lost perhaps.
-	// Missing entries are not.
+	// Homeless reports for each ordinal below Replicas whether no node has room for the replica, or whether the replica
+	// is leaving its node (for example a lost node). Missing entries count as false.
 	Homeless []bool
-	// Trial tells that it is a canary, or being promoted: it has not proven itself.
+	// Trial reports that the revision is on its canary or being promoted, and not proven yet.
 	Trial bool
 }
 
@@ -22,7 +22,7 @@ func (r Revision) ready(ordinal int32) bool {
 	return int(ordinal) < len(r.Ready) && r.Ready[ordinal]
 }
 
-// homeless is how many of the first replicas are.
+// homeless returns the number of homeless replicas among the first replicas ordinals.
 func (r Revision) homeless(replicas int32) int32 {
 	var count int32
 	for _, is := range r.Homeless[:min(int(replicas), len(r.Homeless))] {
@@ -33,7 +33,7 @@ func (r Revision) homeless(replicas int32) int32 {
 	return count
 }
 
-// ReadyReplicas is how many of the first replicas serve.
+// ReadyReplicas returns the number of ready replicas among the first replicas ordinals.
 func (r Revision) ReadyReplicas(replicas int32) int32 {
 	var ready int32
 	for ordinal := range replicas {
@@ -44,15 +44,15 @@ func (r Revision) ReadyReplicas(replicas int32) int32 {
 	return ready
 }
 
-// Budget bounds a roll-out.
+// Budget limits a rollout.
 type Budget struct {
-	// Replicas is how many shall serve.
+	// Replicas is the desired total number of replicas.
 	Replicas int32
-	// MaxUnavailable of them may be out of service, MaxSurge more may exist.
+	// MaxUnavailable is how many of them may be unavailable; MaxSurge is how many more may exist.
 	MaxUnavailable, MaxSurge int32
 }
 
-// Minimum is how many replicas must serve throughout.
+// Minimum returns how many replicas must serve at any time.
 func (b Budget) Minimum() int32 {
 	if b.MaxSurge > 0 && b.Replicas > 0 {
 		return max(1, b.Replicas-b.MaxUnavailable)
@@ -60,26 +60,26 @@ func (b Budget) Minimum() int32 {
 	return max(0, b.Replicas-b.MaxUnavailable)
 }
 
-// None stands for a revision that there is not.
+// None is the index of a missing revision.
 const None = -1
 
-// Goal is what the replicas are moved towards.
+// Goal is the target of a rollout.
 type Goal struct {
-	// Stable is the index of the revision that shall serve; None where it is not known, or changes are paused: then only the
-	// total is brought to what is asked.
+	// Stable is the index of the target revision; None if unknown, or while changes are paused: then only the total is
+	// adjusted.
 	Stable int
-	// Candidate is the index of the revision that soaks beside it, on Canary replicas; None without one.
+	// Candidate is the index of the revision that soaks on Canary replicas; None without one.
 	Candidate int
 	Canary    int32
 }
 
-// CanarySize is how many replicas a canary has of those that shall serve: one at least is left to the stable revision, as long as
-// there are two.
+// CanarySize returns how many of the desired replicas a canary gets. With at least two replicas, the stable revision
+// keeps at least one.
 func CanarySize(replicas, canary int32) int32 {
 	return min(canary, max(replicas-1, 1), replicas)
 }
 
-// wants is how many replicas each revision shall have in the end.
+// wants returns the final number of replicas per revision.
 func (g Goal) wants(b Budget, revisions int) []int32 {
 	want := make([]int32, revisions)
 	want[g.Stable] = b.Replicas
@@ -89,23 +89,24 @@ func (g Goal) wants(b Budget, revisions int) []int32 {
 	canary := CanarySize(b.Replicas, g.Canary)
 	want[g.Candidate], want[g.Stable] = canary, b.Replicas-canary
 	if want[g.Stable] == 0 && b.MaxSurge > 0 && b.Replicas > 0 {
-		want[g.Stable] = 1 // else a single replica would have nothing to be compared with
+		want[g.Stable] = 1 // a single canary replica needs one to be compared with
 	}
 	return want
 }
 
-// Replicas is the next step of a roll-out: how many replicas each revision shall have, given what is observed. It is
-// called again after every change, until nothing is left to do.
+// Replicas returns the next step of a rollout: the number of replicas per revision, given the observed state. It is
+// called after every change until no step is left.
 //
 // revisions are ordered from newest to oldest.
 //
-// Replicas that are terminating do not count: they give their devices back by themselves, and their successors wait for them
-// in the scheduler. Those that are asked for, or exist although they no longer are, do, but for those of a revision that goes which no
-// node takes: they hold no device, and below others that serve would keep back for ever the change that cures them.
+// Terminating replicas do not count: they release their devices, and their successors wait in the scheduler. Desired
+// replicas count, and so do existing ones that are no longer desired. Replicas of an outgoing revision that fit no node
+// do not count: they hold no device, and below serving replicas they would permanently block the change that replaces
+// them.
 //
-// Bounds: that count is never raised above Replicas + MaxSurge, and no ready replica is given up where fewer than
-// Replicas - MaxUnavailable would be left, nor the last one where MaxSurge lets its successor come first. A workload loses
-// its highest ordinals first, ready or not, so each is judged by itself.
+// Bounds: this count never exceeds Replicas + MaxSurge. No ready replica is removed if fewer than Replicas -
+// MaxUnavailable would be left, nor the last ready one if MaxSurge allows its successor to start first. A workload
+// loses its highest ordinals first, ready or not, so each ordinal is checked individually.
 func Replicas(b Budget, revisions []Revision, goal Goal) []int32 {
 	target := make([]int32, len(revisions))
 	for i, r := range revisions {
@@ -115,7 +116,7 @@ func Replicas(b Budget, revisions []Revision, goal Goal) []int32 {
 		return target
 	}
 	if goal.Stable == None {
-		hold(b, revisions, target)
+		adjustTotal(b, revisions, target)
 		return target
 	}
 	want := goal.wants(b, len(revisions))
@@ -133,9 +134,9 @@ func Replicas(b Budget, revisions []Revision, goal Goal) []int32 {
 	return target
 }
 
-// retire takes from revisions what they have beyond what they shall have: from a candidate first, then from what has not
-// proven itself, from old ones, the oldest first, and from the stable one last. What that has beyond all replicas goes whatever
-// serves: it is a scale-down, not a roll-out.
+// retire removes excess replicas from revisions: first from the candidate, then from unproven revisions, then from old
+// ones (oldest first), and last from the stable one. Replicas of the stable revision beyond the total are removed
+// regardless of readiness: this is a scale-down, not a rollout.
 func retire(b Budget, revisions []Revision, target, want []int32, goal Goal) {
 	available := availableReplicas(revisions, target)
 	for _, i := range retirement(revisions, goal) {
@@ -152,17 +153,17 @@ func retire(b Budget, revisions []Revision, target, want []int32, goal Goal) {
 	target[goal.Stable] = min(target[goal.Stable], b.Replicas)
 }
 
-// retirement is the order in which revisions give replicas up.
+// retirement returns the order in which revisions give up replicas.
 func retirement(revisions []Revision, goal Goal) []int {
-	order := slices.DeleteFunc(leastProven(revisions), func(i int) bool { return i == goal.Stable || i == goal.Candidate })
+	order := slices.DeleteFunc(unprovenFirst(revisions), func(i int) bool { return i == goal.Stable || i == goal.Candidate })
 	if goal.Candidate != None {
 		order = slices.Insert(order, 0, goal.Candidate)
 	}
 	return append(order, goal.Stable)
 }
 
-// leastProven is the order of what has not proven itself, then of what has, the oldest first.
-func leastProven(revisions []Revision) []int {
+// unprovenFirst returns unproven revisions first, then proven ones, each from oldest to newest.
+func unprovenFirst(revisions []Revision) []int {
 	var order []int
 	for _, trial := range []bool{true, false} {
 		for i := len(revisions) - 1; i >= 0; i-- {
@@ -174,14 +175,15 @@ func leastProven(revisions []Revision) []int {
 	return order
 }
 
-// hold changes the total alone: it grows the proven revision with most ready replicas, since that one is known to work, and
-// shrinks those on trial, then from the oldest, ready replicas last. While several revisions have replicas what surges stays: it is no
-// scale-down, and what serves would go for what does not yet.
-func hold(b Budget, revisions []Revision, target []int32) {
+// adjustTotal changes only the total. It grows the proven revision with the most ready replicas, because this revision is
+// known to work. It shrinks revisions on trial first, then from the oldest, ready replicas last. While several
+// revisions have replicas, surge replicas stay: otherwise serving replicas would be removed for ones that do not serve
+// yet.
+func adjustTotal(b Budget, revisions []Revision, target []int32) {
 	excess := sum(target) - b.Replicas
 	if excess < 0 {
 		room := b.Replicas + b.MaxSurge - occupied(revisions, target, Goal{Stable: None, Candidate: None})
-		target[known(revisions)] += max(0, min(-excess, room))
+		target[mostReliable(revisions)] += max(0, min(-excess, room))
 		return
 	}
 	if !several(target) {
@@ -195,7 +197,7 @@ func hold(b Budget, revisions []Revision, target []int32) {
 	}
 	spare := availableReplicas(revisions, target) - b.Minimum()
 	for _, ready := range []bool{false, true} {
-		for _, i := range leastProven(revisions) {
+		for _, i := range unprovenFirst(revisions) {
 			for excess > 0 && target[i] > 0 {
 				if revisions[i].ready(target[i] - 1) {
 					if !ready || spare <= 0 {
@@ -210,7 +212,7 @@ func hold(b Budget, revisions []Revision, target []int32) {
 	}
 }
 
-// several tells that more than one revision has replicas.
+// several reports whether more than one revision has replicas.
 func several(target []int32) bool {
 	with := 0
 	for _, replicas := range target {
@@ -221,8 +223,8 @@ func several(target []int32) bool {
 	return with > 1
 }
 
-// known is the revision that is best known to work.
-func known(revisions []Revision) int {
+// mostReliable returns the revision that most likely works.
+func mostReliable(revisions []Revision) int {
 	best := 0
 	for i, r := range revisions {
 		better := r.ReadyReplicas(r.Replicas) > revisions[best].ReadyReplicas(revisions[best].Replicas)
@@ -241,8 +243,8 @@ func availableReplicas(revisions []Revision, target []int32) int32 {
 	return available
 }
 
-// occupied is how many replicas are asked for, or exist all the same and hold devices. Of revisions that go, those count that have, or
-// may get, a node.
+// occupied returns how many replicas are desired, or exist anyway and hold devices. Replicas of outgoing revisions
+// count if they have, or may get, a node.
 func occupied(revisions []Revision, target []int32, goal Goal) int32 {
 	var total int32
 	for i, r := range revisions {

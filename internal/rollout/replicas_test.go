@@ -15,7 +15,7 @@ func revision(replicas int32, ready ...int) Revision {
 	return r
 }
 
-// homeless is the revision where no node takes some replicas.
+// homeless marks replicas of a revision that fit no node.
 func homeless(r Revision, ordinals ...int) Revision {
 	r.Homeless = make([]bool, r.Replicas)
 	for _, ordinal := range ordinals {
@@ -32,39 +32,39 @@ func TestReplicas(t *testing.T) {
 		current   int
 		want      []int32
 	}{
-		"first revision starts at once":           {Budget{3, 1, 0}, []Revision{revision(0)}, 0, []int32{3}},
-		"one goes first, without spare devices":   {Budget{3, 1, 0}, []Revision{revision(0), revision(3, 0, 1, 2)}, 0, []int32{0, 2}},
-		"its pod is still there":                  {Budget{3, 1, 0}, []Revision{revision(0), {Replicas: 2, Existing: 3, Placed: 3, Ready: []bool{true, true}}}, 0, []int32{0, 2}},
-		"then one comes":                          {Budget{3, 1, 0}, []Revision{revision(0), revision(2, 0, 1)}, 0, []int32{1, 2}},
-		"waits for the new one to be ready":       {Budget{3, 1, 0}, []Revision{revision(1), revision(2, 0, 1)}, 0, []int32{1, 2}},
-		"goes on when it is":                      {Budget{3, 1, 0}, []Revision{revision(1, 0), revision(2, 0, 1)}, 0, []int32{1, 1}},
-		"the last one goes":                       {Budget{3, 1, 0}, []Revision{revision(2, 0, 1), revision(1, 0)}, 0, []int32{2, 0}},
-		"surge first, nothing unavailable":        {Budget{2, 0, 1}, []Revision{revision(0), revision(2, 0, 1)}, 0, []int32{1, 2}},
-		"surge, then one old goes":                {Budget{2, 0, 1}, []Revision{revision(1, 0), revision(2, 0, 1)}, 0, []int32{1, 1}},
-		"a broken old revision does not block":    {Budget{2, 1, 0}, []Revision{revision(0), revision(1), revision(1, 0)}, 0, []int32{0, 0, 1}},
-		"an unready old pod on top goes for free": {Budget{2, 1, 0}, []Revision{revision(0), revision(2, 0)}, 0, []int32{0, 1}},
-		"no node takes the first: another comes":  {Budget{3, 1, 0}, []Revision{revision(0), homeless(revision(3, 1, 2), 0)}, 0, []int32{1, 3}},
-		"and one goes for it":                     {Budget{3, 1, 0}, []Revision{revision(1, 0), homeless(revision(3, 1, 2), 0)}, 0, []int32{1, 2}},
-		"it does not make room twice":             {Budget{3, 1, 0}, []Revision{revision(1), homeless(revision(3, 1, 2), 0)}, 0, []int32{1, 3}},
-		"nor while one that goes has its node":    {Budget{3, 1, 0}, []Revision{revision(1, 0), func() Revision { r := homeless(revision(2, 1), 0); r.Existing, r.Placed = 3, 2; return r }()}, 0, []int32{1, 2}},
-		"where it goes itself it makes no room":   {Budget{3, 1, 0}, []Revision{homeless(revision(3, 1, 2), 0), revision(0)}, 0, []int32{3, 0}},
-		"a broken first one holds its device":     {Budget{3, 1, 0}, []Revision{revision(0), revision(3, 1, 2)}, 0, []int32{0, 3}},
-		"a single replica has a gap":              {Budget{1, 1, 0}, []Revision{revision(0), revision(1, 0)}, 0, []int32{0, 0}},
-		"a single replica, surge: none":           {Budget{1, 1, 1}, []Revision{revision(0), revision(1, 0)}, 0, []int32{1, 1}},
-		"its successor does not serve yet":        {Budget{1, 1, 1}, []Revision{revision(1), revision(1, 0)}, 0, []int32{1, 1}},
-		"its successor serves":                    {Budget{1, 1, 1}, []Revision{revision(1, 0), revision(1, 0)}, 0, []int32{1, 0}},
-		"scaled to zero, surge":                   {Budget{0, 1, 1}, []Revision{revision(1), revision(1, 0)}, 0, []int32{0, 0}},
-		"scaled down in the middle of a roll-out": {Budget{1, 1, 0}, []Revision{revision(2, 0), revision(2, 0, 1)}, 0, []int32{1, 0}},
-		"scaled to zero":                          {Budget{0, 1, 0}, []Revision{revision(2, 0, 1)}, 0, []int32{0}},
-		"unknown revision: nothing moves":         {Budget{2, 1, 0}, []Revision{revision(1, 0), revision(1, 0)}, -1, []int32{1, 1}},
-		"unknown revision: grows what works":      {Budget{3, 1, 0}, []Revision{revision(1), revision(1, 0)}, -1, []int32{1, 2}},
-		"unknown revision: shrinks the oldest":    {Budget{1, 1, 0}, []Revision{revision(1, 0), revision(1, 0)}, -1, []int32{1, 0}},
-		"unknown revision: what serves stays":     {Budget{1, 1, 0}, []Revision{revision(1), revision(1, 0)}, -1, []int32{0, 1}},
-		"unknown revision: so does a surge":       {Budget{1, 1, 1}, []Revision{revision(1), revision(1, 0)}, -1, []int32{1, 1}},
-		"unknown revision: but not of one alone":  {Budget{1, 1, 1}, []Revision{revision(0), revision(2, 0, 1)}, -1, []int32{0, 1}},
-		"unknown revision: nor when scaled down":  {Budget{1, 0, 1}, []Revision{revision(1), revision(2, 0, 1)}, -1, []int32{0, 2}},
-		"unknown revision: nor to zero":           {Budget{0, 1, 1}, []Revision{revision(1), revision(1, 0)}, -1, []int32{0, 0}},
-		"no revision at all":                      {Budget{1, 1, 0}, nil, -1, []int32{}},
+		"first revision starts at once":                              {Budget{3, 1, 0}, []Revision{revision(0)}, 0, []int32{3}},
+		"one is removed first, without spare devices":                {Budget{3, 1, 0}, []Revision{revision(0), revision(3, 0, 1, 2)}, 0, []int32{0, 2}},
+		"its pod still exists":                                       {Budget{3, 1, 0}, []Revision{revision(0), {Replicas: 2, Existing: 3, Placed: 3, Ready: []bool{true, true}}}, 0, []int32{0, 2}},
+		"then one is added":                                          {Budget{3, 1, 0}, []Revision{revision(0), revision(2, 0, 1)}, 0, []int32{1, 2}},
+		"waits for the new one to be ready":                          {Budget{3, 1, 0}, []Revision{revision(1), revision(2, 0, 1)}, 0, []int32{1, 2}},
+		"continues when it is ready":                                 {Budget{3, 1, 0}, []Revision{revision(1, 0), revision(2, 0, 1)}, 0, []int32{1, 1}},
+		"the last one is removed":                                    {Budget{3, 1, 0}, []Revision{revision(2, 0, 1), revision(1, 0)}, 0, []int32{2, 0}},
+		"surge first, nothing unavailable":                           {Budget{2, 0, 1}, []Revision{revision(0), revision(2, 0, 1)}, 0, []int32{1, 2}},
+		"surge, then one old replica is removed":                     {Budget{2, 0, 1}, []Revision{revision(1, 0), revision(2, 0, 1)}, 0, []int32{1, 1}},
+		"a broken old revision does not block":                       {Budget{2, 1, 0}, []Revision{revision(0), revision(1), revision(1, 0)}, 0, []int32{0, 0, 1}},
+		"an unready old pod with the highest ordinal does not count": {Budget{2, 1, 0}, []Revision{revision(0), revision(2, 0)}, 0, []int32{0, 1}},
+		"no node takes the first: another comes":                     {Budget{3, 1, 0}, []Revision{revision(0), homeless(revision(3, 1, 2), 0)}, 0, []int32{1, 3}},
+		"and one is removed for it":                                  {Budget{3, 1, 0}, []Revision{revision(1, 0), homeless(revision(3, 1, 2), 0)}, 0, []int32{1, 2}},
+		"room is made only once":                                     {Budget{3, 1, 0}, []Revision{revision(1), homeless(revision(3, 1, 2), 0)}, 0, []int32{1, 3}},
+		"nor while an outgoing replica holds its node":               {Budget{3, 1, 0}, []Revision{revision(1, 0), func() Revision { r := homeless(revision(2, 1), 0); r.Existing, r.Placed = 3, 2; return r }()}, 0, []int32{1, 2}},
+		"an outgoing revision gets no room":                          {Budget{3, 1, 0}, []Revision{homeless(revision(3, 1, 2), 0), revision(0)}, 0, []int32{3, 0}},
+		"a broken first one holds its device":                        {Budget{3, 1, 0}, []Revision{revision(0), revision(3, 1, 2)}, 0, []int32{0, 3}},
+		"a single replica has a gap":                                 {Budget{1, 1, 0}, []Revision{revision(0), revision(1, 0)}, 0, []int32{0, 0}},
+		"a single replica, surge: none":                              {Budget{1, 1, 1}, []Revision{revision(0), revision(1, 0)}, 0, []int32{1, 1}},
+		"its successor does not serve yet":                           {Budget{1, 1, 1}, []Revision{revision(1), revision(1, 0)}, 0, []int32{1, 1}},
+		"its successor serves":                                       {Budget{1, 1, 1}, []Revision{revision(1, 0), revision(1, 0)}, 0, []int32{1, 0}},
+		"scaled to zero, surge":                                      {Budget{0, 1, 1}, []Revision{revision(1), revision(1, 0)}, 0, []int32{0, 0}},
+		"scaled down during a rollout":                               {Budget{1, 1, 0}, []Revision{revision(2, 0), revision(2, 0, 1)}, 0, []int32{1, 0}},
+		"scaled to zero":                                             {Budget{0, 1, 0}, []Revision{revision(2, 0, 1)}, 0, []int32{0}},
+		"unknown revision: nothing moves":                            {Budget{2, 1, 0}, []Revision{revision(1, 0), revision(1, 0)}, -1, []int32{1, 1}},
+		"unknown revision: grows what works":                         {Budget{3, 1, 0}, []Revision{revision(1), revision(1, 0)}, -1, []int32{1, 2}},
+		"unknown revision: shrinks the oldest":                       {Budget{1, 1, 0}, []Revision{revision(1, 0), revision(1, 0)}, -1, []int32{1, 0}},
+		"unknown revision: what serves stays":                        {Budget{1, 1, 0}, []Revision{revision(1), revision(1, 0)}, -1, []int32{0, 1}},
+		"unknown revision: so does a surge":                          {Budget{1, 1, 1}, []Revision{revision(1), revision(1, 0)}, -1, []int32{1, 1}},
+		"unknown revision: but not of one alone":                     {Budget{1, 1, 1}, []Revision{revision(0), revision(2, 0, 1)}, -1, []int32{0, 1}},
+		"unknown revision: nor when scaled down":                     {Budget{1, 0, 1}, []Revision{revision(1), revision(2, 0, 1)}, -1, []int32{0, 2}},
+		"unknown revision: nor to zero":                              {Budget{0, 1, 1}, []Revision{revision(1), revision(1, 0)}, -1, []int32{0, 0}},
+		"no revision at all":                                         {Budget{1, 1, 0}, nil, -1, []int32{}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -75,8 +75,8 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// From random states, with pods that become ready in random order (those of a broken revision never do, nor those that no node takes),
-// every step keeps the bounds, and a roll-out to a working revision ends.
+// From random states, with pods that become ready in random order (pods of a broken revision, or without a node, never
+// do), every step stays within the bounds, and a rollout to a working revision terminates.
 func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 	for seed := range uint64(3000) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -117,7 +117,8 @@ func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 			if total := occupied(revisions, target, goal); total > max(occupied(revisions, before, goal), b.Replicas+b.MaxSurge) {
 				t.Fatalf("seed %d: %d replicas, above %d + surge %d", seed, total, b.Replicas, b.MaxSurge)
 			}
-			// The current revision is cut to what is asked whatever its readiness: that is a scale-down, not a roll-out.
+			// The current revision is reduced to the desired number regardless of readiness: this is a scale-down, not
+			// a rollout.
 			if cut := before[current] > b.Replicas; !cut {
 				if available := availableReplicas(revisions, target); available < min(availableBefore, b.Minimum()) {
 					t.Fatalf("seed %d: %d available, want %d of budget %+v", seed, available, b.Minimum(), b)
@@ -131,7 +132,7 @@ func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 				next.Homeless = revisions[i].Homeless[:min(len(revisions[i].Homeless), int(target[i]))]
 				next.Placed -= next.homeless(target[i])
 				if next.Existing < revisions[i].Existing && random.IntN(2) == 0 {
-					next.Existing, next.Placed = revisions[i].Existing, revisions[i].Placed // its pods are not terminating yet
+					next.Existing, next.Placed = revisions[i].Existing, revisions[i].Placed // the pods are not terminating yet
 					done = false
 				}
 				revisions[i] = next
@@ -153,7 +154,7 @@ func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 	}
 }
 
-// The candidate is revision 0, what serves is revision 1.
+// The candidate is revision 0; revision 1 serves.
 func TestReplicasOfACanary(t *testing.T) {
 	trial := func(r Revision) Revision { r.Trial = true; return r }
 	cases := map[string]struct {
@@ -163,24 +164,24 @@ func TestReplicasOfACanary(t *testing.T) {
 		paused    bool
 		want      []int32
 	}{
-		"one goes for it":                         {Budget{3, 1, 0}, []Revision{trial(revision(0)), revision(3, 0, 1, 2)}, 1, false, []int32{0, 2}},
-		"it comes":                                {Budget{3, 1, 0}, []Revision{trial(revision(0)), revision(2, 0, 1)}, 1, false, []int32{1, 2}},
-		"it serves, and stays small":              {Budget{3, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, false, []int32{1, 2}},
-		"with surge it comes first":               {Budget{3, 0, 1}, []Revision{trial(revision(0)), revision(3, 0, 1, 2)}, 1, false, []int32{1, 3}},
-		"and one goes when it serves":             {Budget{3, 0, 1}, []Revision{trial(revision(1, 0)), revision(3, 0, 1, 2)}, 1, false, []int32{1, 2}},
-		"two at a time":                           {Budget{6, 2, 0}, []Revision{trial(revision(0)), revision(6, 0, 1, 2, 3, 4, 5)}, 2, false, []int32{0, 4}},
-		"never all of them":                       {Budget{2, 1, 0}, []Revision{trial(revision(1, 0)), revision(1, 0)}, 5, false, []int32{1, 1}},
-		"the only replica":                        {Budget{1, 1, 0}, []Revision{trial(revision(0)), revision(0)}, 1, false, []int32{1, 0}},
-		"the only replica stays, with surge":      {Budget{1, 1, 1}, []Revision{trial(revision(1, 0)), revision(1, 0)}, 1, false, []int32{1, 1}},
-		"nobody gives up what serves for it":      {Budget{3, 1, 0}, []Revision{trial(revision(0)), revision(3, 1, 2)}, 1, false, []int32{0, 3}},
-		"scaled up: the rest grows":               {Budget{5, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, false, []int32{1, 4}},
-		"scaled down: the rest shrinks":           {Budget{2, 1, 0}, []Revision{trial(revision(1, 0)), revision(4, 0, 1, 2, 3)}, 1, false, []int32{1, 1}},
-		"scaled to zero":                          {Budget{0, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, false, []int32{0, 0}},
-		"a smaller canary":                        {Budget{4, 1, 0}, []Revision{trial(revision(2, 0, 1)), revision(2, 0, 1)}, 1, false, []int32{1, 2}},
-		"paused: what serves grows":               {Budget{4, 1, 0}, []Revision{trial(revision(1, 0)), revision(1, 0)}, 1, true, []int32{1, 3}},
-		"paused: also where the canary is larger": {Budget{4, 1, 0}, []Revision{trial(revision(2, 0, 1)), revision(1, 0)}, 1, true, []int32{2, 2}},
-		"paused: what surges stays":               {Budget{2, 0, 1}, []Revision{trial(revision(1)), revision(2, 0, 1)}, 1, true, []int32{1, 2}},
-		"paused: the canary shrinks first":        {Budget{2, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, true, []int32{0, 2}},
+		"one is removed for it":                           {Budget{3, 1, 0}, []Revision{trial(revision(0)), revision(3, 0, 1, 2)}, 1, false, []int32{0, 2}},
+		"it is added":                                     {Budget{3, 1, 0}, []Revision{trial(revision(0)), revision(2, 0, 1)}, 1, false, []int32{1, 2}},
+		"it serves, and stays small":                      {Budget{3, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, false, []int32{1, 2}},
+		"with surge it is added first":                    {Budget{3, 0, 1}, []Revision{trial(revision(0)), revision(3, 0, 1, 2)}, 1, false, []int32{1, 3}},
+		"and one is removed when it serves":               {Budget{3, 0, 1}, []Revision{trial(revision(1, 0)), revision(3, 0, 1, 2)}, 1, false, []int32{1, 2}},
+		"two at a time":                                   {Budget{6, 2, 0}, []Revision{trial(revision(0)), revision(6, 0, 1, 2, 3, 4, 5)}, 2, false, []int32{0, 4}},
+		"never all of them":                               {Budget{2, 1, 0}, []Revision{trial(revision(1, 0)), revision(1, 0)}, 5, false, []int32{1, 1}},
+		"the only replica":                                {Budget{1, 1, 0}, []Revision{trial(revision(0)), revision(0)}, 1, false, []int32{1, 0}},
+		"the only replica stays, with surge":              {Budget{1, 1, 1}, []Revision{trial(revision(1, 0)), revision(1, 0)}, 1, false, []int32{1, 1}},
+		"no serving replica is removed below the minimum": {Budget{3, 1, 0}, []Revision{trial(revision(0)), revision(3, 1, 2)}, 1, false, []int32{0, 3}},
+		"scaled up: the rest grows":                       {Budget{5, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, false, []int32{1, 4}},
+		"scaled down: the rest shrinks":                   {Budget{2, 1, 0}, []Revision{trial(revision(1, 0)), revision(4, 0, 1, 2, 3)}, 1, false, []int32{1, 1}},
+		"scaled to zero":                                  {Budget{0, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, false, []int32{0, 0}},
+		"a smaller canary":                                {Budget{4, 1, 0}, []Revision{trial(revision(2, 0, 1)), revision(2, 0, 1)}, 1, false, []int32{1, 2}},
+		"paused: what serves grows":                       {Budget{4, 1, 0}, []Revision{trial(revision(1, 0)), revision(1, 0)}, 1, true, []int32{1, 3}},
+		"paused: also where the canary is larger":         {Budget{4, 1, 0}, []Revision{trial(revision(2, 0, 1)), revision(1, 0)}, 1, true, []int32{2, 2}},
+		"paused: what surges stays":                       {Budget{2, 0, 1}, []Revision{trial(revision(1)), revision(2, 0, 1)}, 1, true, []int32{1, 2}},
+		"paused: the canary shrinks first":                {Budget{2, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, true, []int32{0, 2}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

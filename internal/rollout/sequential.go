@@ -6,41 +6,41 @@ import (
 	"time"
 )
 
-// Error rates of the comparison. docs/canary-statistics.md states them, TestTimesErr and TestCompareErrs measure them.
+// Error rates of the comparison. docs/serving.md states them; TestTimesErr and TestCompareErrs measure them.
 const (
-	// promotedSlower bounds the chance, per hour of comparison, that a candidate is promoted although a time is longer
-	// by its margin or more. All times that count must pass, so that the bound of each is that of all.
+	// promotedSlower is the maximum probability, per hour of comparison, that a candidate is promoted although a time
+	// is longer by its margin or more. All relevant times must pass, so the bound for each is the bound for all.
 	promotedSlower = 0.025
-	// takenBackEqual bounds the chance, per hour of comparison, that a candidate is taken back for its times although
-	// none is longer. The three times share it equally.
-	takenBackEqual = 0.025
-	// toldApart bounds the chance, over all evaluations however many they are, that local activation rates which are
-	// equal are found to differ; half of it on either side. Half of it bounds the chance that equal shares of failures
-	// are found to differ.
-	toldApart = 0.05
+	// rolledBackEqual is the maximum probability, per hour of comparison, that a candidate is rolled back for its times
+	// although none is longer. The three times share it equally.
+	rolledBackEqual = 0.025
+	// falseDifference is the maximum probability, over any number of evaluations, that equal local activation rates are
+	// found to differ; half of it on each side. Half of it also limits the probability that equal failure shares are
+	// found to differ.
+	falseDifference = 0.05
 )
 
-// hourOfComparison is how long requests are added up. Then times are compared anew, by the requests of the next hour:
-// routers report the last hour (lar.ServiceBuckets), and the error rates hold for each.
+// hourOfComparison is the length, in minutes, of a comparison period. The times of the next period are compared from
+// scratch: routers report the last hour (lar.ServiceBuckets), and the error rates apply per period.
 const hourOfComparison = 60
 
-// looks are the whole minutes of an hour of comparison after which times are evaluated. Their number bounds the cost of
-// repeated evaluation: each spends an equal part of an error rate (a group-sequential test; the union bound holds
-// however the looks depend on each other). The minutes grow by about a quarter, as a look that adds little to the sums
-// would spend more than it finds.
+// looks are the minutes of an hour of comparison after which times are evaluated. Their number limits the cost of
+// repeated evaluation: each look spends an equal part of an error rate (a group-sequential test; the union bound holds
+// for any dependence between looks). The minutes grow by about a quarter, because a look that adds little data would
+// cost more than it finds.
 var looks = [...]int{3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36, 46, 59}
 
-// maxBatches bounds the batches of an hour of comparison. Means of several minutes depend on each other less than those
-// of single ones.
+// maxBatches is the maximum number of batches in an hour of comparison. Means of several minutes are less correlated
+// than means of single minutes.
 const maxBatches = 15
 
-// warmUp is the part of the first hour of comparison, up to a look, that is left out: a quarter. A replica that has
-// just started compiles kernels and has cold caches.
+// warmUp sets the omitted part of the first hour of comparison, up to a look: 1/warmUp of it. A replica that has just
+// started compiles kernels and has cold caches.
 const warmUp = 4
 
-// lookAt returns the part of the comparison that is evaluated at a time: minutes whole minutes from a minute on. It is
-// the same until the next look, however often it is evaluated. The last look of an hour holds until the first one of
-// the next, although routers forget its first minutes by then. It returns no minutes where none is due.
+// lookAt returns the evaluated part of the comparison at time now: minutes whole minutes from from. The result stays
+// the same until the next look. The last look of an hour applies until the first look of the next hour, although
+// routers drop its first minutes by then. It returns 0 minutes if no look is due.
 func lookAt(since, now time.Time) (from time.Time, minutes int) {
 	first := since.Truncate(time.Minute)
 	if first.Before(since) {
@@ -62,15 +62,15 @@ func lookAt(since, now time.Time) (from time.Time, minutes int) {
 	return from, minutes
 }
 
-// alwaysValid returns how many standard errors a difference of two means must exceed for being told from none with an
-// error rate of toldApart/2 on either side, however often it is evaluated: an asymptotic confidence sequence
+// alwaysValid returns how many standard errors a difference of two means must exceed to be significant, with an error
+// rate of falseDifference/2 on each side for any number of evaluations: an asymptotic confidence sequence
 // (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, Time-uniform central limit theory and asymptotic confidence
 // sequences, Annals of Statistics 2024) by a mixture of normal distributions. n is the number of requests of the
-// smaller sample. The factor is least, 3.0, at about 8 times mixed requests.
+// smaller sample. The factor has its minimum of 3.0 at about 8 times mixed requests.
 func alwaysValid(n int64) float64 {
 	const mixed = 20
 	k := float64(max(n, 1)) / mixed
-	return math.Sqrt((1 + 1/k) * math.Log((1+k)/(toldApart*toldApart)))
+	return math.Sqrt((1 + 1/k) * math.Log((1+k)/(falseDifference*falseDifference)))
 }
 
 // studentQuantile returns the value that a variable of Student's t distribution with df degrees of freedom exceeds with

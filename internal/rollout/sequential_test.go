@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The quantiles are those of published tables.
+// The quantiles equal those of published tables.
 func TestStudentQuantile(t *testing.T) {
 	for _, tc := range []struct {
 		tail float64
@@ -22,12 +22,12 @@ func TestStudentQuantile(t *testing.T) {
 	}
 }
 
-// Between two looks the same minutes are evaluated, and all of them are among the ones that routers report.
+// Between two looks the same minutes are evaluated, and routers report all of them.
 func TestLookAt(t *testing.T) {
 	since := start.Add(20 * time.Second)
 	for name, tc := range map[string]struct {
 		after   time.Duration
-		from    int // minutes after start
+		from    int // in minutes after start
 		minutes int
 	}{
 		"a clock that was set back":  {-3 * time.Hour, 1, 0},

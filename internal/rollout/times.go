@@ -12,39 +12,39 @@ import (
 )
 
 const (
-	// timedSoak is the shortest soak that asks for a proof of times: shorter ones cannot hold the whole minutes of the
-	// first look, and begin within a minute.
+	// timedSoak is the shortest soak that requires a proof of times: shorter soaks do not contain the whole minutes of
+	// the first look, and start within a minute.
 	timedSoak = 4 * time.Minute
-	// minTimed is how many requests of either revision must have a time for it to be proven not to be longer. With a
-	// standard deviation of half of the mean, the standard error of the difference is then 5%: no interval of fewer
-	// ends below the margin.
+	// minTimed is the minimum number of requests with a time, per revision, for a proof that the time is not longer.
+	// With a standard deviation of half the mean, the standard error of the difference is then 5%: with fewer requests
+	// no interval ends below the margin.
 	minTimed = 200
-	// relevantShare is the share of the timed requests from which on a kind of time counts for a promotion.
+	// relevantShare is the minimum share of the timed requests for a kind of time to be relevant for a promotion.
 	relevantShare = 1. / 3
-	// slowMinutes is the number of minutes, the last ones with requests of both revisions, in each of which the
-	// candidate must be slower to be taken back. A replica that has just started, or that shares its node with a short
-	// job, is slow for seconds.
+	// slowMinutes is the number of most recent minutes, with requests of both revisions, in each of which the candidate
+	// must be slower for a rollback. A replica that has just started, or that shares its node with a short job, is slow
+	// for seconds.
 	slowMinutes = 3
 )
 
-// timeKind is a time that revisions are compared by.
+// timeKind is a kind of time by which revisions are compared.
 type timeKind struct {
 	what, reason string
-	// requests names the requests that have the time.
+	// requests names the requests that have the time, for messages.
 	requests string
 	of       func(lar.Service) lar.Moments
-	// margin is the relative change that must be excluded for a promotion; tolerance is the one that must be exceeded
-	// for taking a candidate back.
+	// margin is the relative change that must be excluded for a promotion. tolerance is the relative change that must
+	// be exceeded for a rollback.
 	margin, tolerance float64
 }
 
-// timeKinds are the times that are compared.
+// timeKinds are the compared times.
 //
-// The margin of the time per output token is 5%: with a standard deviation of half of the mean it takes about 1,500
-// requests of the candidate to prove it of a plan that changes nothing, and 400 of one that is 5% faster. The tolerance
-// is 2%, which is the default of rollout.minimumGainPercent: a smaller difference does not decide for a plan either.
-// Times to the first token, and of answers in one piece, depend on the prefix caches, which are cold on a canary, and
-// are sums of more parts: 10% is both.
+// The margin of the time per output token is 5%: with a standard deviation of half the mean, the proof takes about
+// 1,500 requests of the candidate for a plan that changes nothing, and 400 for a plan that is 5% faster. The tolerance
+// is 2%, the default of rollout.minimumGainPercent: a smaller difference does not decide for a plan either. Times to
+// the first token, and of unstreamed responses, depend on the prefix caches, which are cold on a canary, and are sums
+// of more parts: both values are 10%.
 var timeKinds = []timeKind{
 	{
 		what: "time per output token", reason: "InterTokenSlower", requests: "streamed requests",
@@ -53,28 +53,28 @@ var timeKinds = []timeKind{
 		what: "time to the first token", reason: "FirstTokenSlower", requests: "streamed requests",
 		of: func(s lar.Service) lar.Moments { return s.FirstToken }, margin: 0.10, tolerance: 0.10,
 	}, {
-		what: "time of an answer in one piece", reason: "ResponsesSlower", requests: "requests that are answered in one piece",
+		what: "time of an unstreamed response", reason: "ResponsesSlower", requests: "unstreamed requests",
 		of: func(s lar.Service) lar.Moments { return s.Answer }, margin: 0.10, tolerance: 0.10,
 	},
 }
 
-// Change is how a time of the candidate differs from that of the stable revision, at equal prompt length, answer length
-// and requests in flight.
+// Change is the difference of a time between the candidate and the stable revision, at equal prompt length, output
+// length and requests in flight.
 type Change struct {
-	// Requests and StableRequests have the time.
+	// Requests and StableRequests are the numbers of requests with the time.
 	Requests, StableRequests int64
 	// Stable is the mean time of the stable revision, in seconds.
 	Stable float64
-	// Relative is the relative change of the mean: negative is faster. Low and High are the ends of its interval, which
-	// contains the change with a probability of 95% in each hour of comparison however often it is evaluated.
+	// Relative is the relative change of the mean: negative is faster. Low and High are the bounds of its interval,
+	// which contains the change with a probability of 95% in each hour of comparison, for any number of evaluations.
 	Relative, Low, High float64
-	// Adjusted is true if the covariates of all requests are known. Otherwise the means are compared as they are.
+	// Adjusted is true if the covariates of all requests are known. Otherwise the raw means are compared.
 	Adjusted bool
 
-	// takeBack is the lower bound by which a candidate is taken back, and slowLately reports that it was slower in each
-	// of the last minutes.
-	takeBack   float64
-	slowLately bool
+	// rollbackBound is the lower bound that decides on a rollback. slowLately reports that the candidate was slower in
+	// each of the last minutes.
+	rollbackBound float64
+	slowLately    bool
 }
 
 // String describes the change.
@@ -87,21 +87,21 @@ func (c Change) String() string {
 	return text + ")"
 }
 
-// times is what the comparison of times has found.
+// times is the result of the comparison of times.
 type times struct {
 	verdict Verdict
-	// faster is true where the time per output token, or of an answer, is proven to be shorter.
+	// faster is true if the time per output token, or of a response, is proven to be shorter.
 	faster          bool
 	reason, message string
-	// token is the change of the time per output token; nil where it is not measured.
+	// token is the change of the time per output token; nil if it is not measured.
 	token *Change
-	// stepTokens is the number of tokens that the stable revision computes in the time of an output token; 0 where it
-	// is not known.
+	// stepTokens is the number of tokens that the stable revision computes in the time of one output token; 0 if
+	// unknown.
 	stepTokens float64
 }
 
-// compareTimes compares the times of the requests up to the last look. The verdict is Worse where one is proven to be
-// longer, NotBetter where each that counts is proven not to be longer, and TooFew otherwise.
+// compareTimes compares the times of the requests up to the last look. The verdict is Worse if a time is proven to be
+// longer, NotBetter if each relevant time is proven not to be longer, and TooFew otherwise.
 func compareTimes(candidate, stable Sample, since, now time.Time) times {
 	from, minutes := lookAt(since, now)
 	if minutes == 0 {
@@ -119,7 +119,7 @@ func compareTimes(candidate, stable Sample, since, now time.Time) times {
 		if ok && i == 0 {
 			found.token, found.stepTokens = &change, change.Stable*throughput(wholeStable, time.Duration(minutes)*time.Minute)
 		}
-		if ok && change.takeBack > kind.tolerance && change.slowLately {
+		if ok && change.rollbackBound > kind.tolerance && change.slowLately {
 			found.verdict, found.faster, found.reason = Worse, false, kind.reason
 			found.message = fmt.Sprintf("its %s changes by %v", kind.what, change)
 			return found
@@ -134,7 +134,7 @@ func compareTimes(candidate, stable Sample, since, now time.Time) times {
 		case stableN < minTimed:
 			missing = append(missing, fmt.Sprintf("%d of at least %d %s of the stable revision", stableN, minTimed, kind.requests))
 		case !ok:
-			missing = append(missing, fmt.Sprintf("the %s is of too few minutes with requests of both", kind.what))
+			missing = append(missing, fmt.Sprintf("the %s covers too few minutes with requests of both revisions", kind.what))
 		case change.High > kind.margin:
 			missing = append(missing, fmt.Sprintf("the %s changes by %v, and more than %+.0f%% cannot be excluded",
 				kind.what, change, 100*kind.margin))
@@ -154,8 +154,8 @@ func compareTimes(candidate, stable Sample, since, now time.Time) times {
 	return found
 }
 
-// throughput is the number of tokens per second, of prompts and answers, of requests that ended within a time; 0 where
-// it is not known of all.
+// throughput returns the number of prompt and output tokens per second of requests that ended within a time; 0 unless
+// it is known for all requests.
 func throughput(served lar.Service, within time.Duration) float64 {
 	var tokens float64
 	for _, m := range []lar.Moments{served.FirstToken, served.Answer} {
@@ -167,7 +167,7 @@ func throughput(served lar.Service, within time.Duration) float64 {
 	return tokens / within.Seconds()
 }
 
-// window returns the minutes of a sample from a minute on.
+// window returns the minutes of a sample, starting at from.
 func (s Sample) window(from time.Time, minutes int) series {
 	window := make(series, minutes)
 	for minute, served := range s.Minutes {
@@ -178,7 +178,7 @@ func (s Sample) window(from time.Time, minutes int) series {
 	return window
 }
 
-// series are the requests of a revision by the minute.
+// series contains the requests of a revision by minute.
 type series []lar.Service
 
 func (s series) sum() (sum lar.Service) {
@@ -190,9 +190,9 @@ func (s series) sum() (sum lar.Service) {
 
 // changeOf estimates the change of a time. In each minute with requests of both revisions, the difference of the means
 // is adjusted by the slopes of the time on the covariates within minutes and revisions (analysis of covariance).
-// Requests of one minute depend on each other, so that the error is computed from batches of minutes, and not from
-// requests: the estimate is a ratio of sums over batches, its interval that of Student's t distribution. It returns
-// false with fewer than leastRequests of either, or with fewer than three batches.
+// Requests in one minute are correlated, so the error is computed from batches of minutes, not from requests: the
+// estimate is a ratio of sums over batches, and its interval uses Student's t distribution. It returns false with fewer
+// than minRequests of either revision, or with fewer than three batches.
 func changeOf(kind timeKind, ours, theirs series, minutes int) (change Change, ok bool) {
 	var used []int
 	for i := range ours {
@@ -228,7 +228,7 @@ func changeOf(kind timeKind, ours, theirs series, minutes int) (change Change, o
 		batch.weight, batch.difference, batch.level = batch.weight+w, batch.difference+w*d, batch.level+w*y
 		weight, difference, level = weight+w, difference+w*d, level+w*y
 	}
-	if change.Requests < leastRequests || change.StableRequests < leastRequests || level == 0 {
+	if change.Requests < minRequests || change.StableRequests < minRequests || level == 0 {
 		return change, false
 	}
 	change.Stable, change.Relative = level/weight, difference/level
@@ -239,7 +239,7 @@ func changeOf(kind timeKind, ours, theirs series, minutes int) (change Change, o
 		squares += residual * residual
 		weights += batch.weight * batch.weight
 	}
-	effective := weight * weight / weights // of batches of equal weight
+	effective := weight * weight / weights // equivalent number of batches of equal weight
 	df := int(effective+1e-9) - 1
 	if df < 2 {
 		return change, false
@@ -247,17 +247,17 @@ func changeOf(kind timeKind, ours, theirs series, minutes int) (change Change, o
 	err := math.Sqrt(squares*effective/(effective-1)) / level
 	bound := err * studentQuantile(promotedSlower/float64(len(looks)), df)
 	change.Low, change.High = change.Relative-bound, change.Relative+bound
-	change.takeBack = change.Relative - err*studentQuantile(takenBackEqual/float64(len(looks)*len(timeKinds)), df)
+	change.rollbackBound = change.Relative - err*studentQuantile(rolledBackEqual/float64(len(looks)*len(timeKinds)), df)
 	return change, true
 }
 
-// levelOf is the mean time; 0 without a request.
+// levelOf returns the mean time; 0 without a request.
 func levelOf(m lar.Moments) float64 { return m.Sum / float64(max(m.N, 1)) }
 
-// slopesOf are those of a linear regression of a time on the covariates, common to both revisions, within minutes and
-// revisions. The time is in units of the stable revision's mean of the minute: where an engine slows down, it does so
-// for any length. It returns false unless the covariates of all requests are known: a router of an earlier release does
-// not report them.
+// slopesOf returns the slopes of a linear regression of a time on the covariates, common to both revisions, within
+// minutes and revisions. The time is relative to the stable revision's mean of the minute, because a slowdown of the
+// engine affects requests of any length proportionally. It returns false unless the covariates of all requests are
+// known: routers of earlier releases do not report them.
 func slopesOf(kind timeKind, used []int, ours, theirs series) (slopes lar.Covariates, known bool) {
 	const count = lar.CovariateCount
 	var xx [count]lar.Covariates
@@ -282,8 +282,9 @@ func slopesOf(kind timeKind, used []int, ours, theirs series) (slopes lar.Covari
 	return solve(xx, xy, total), len(used) > 0
 }
 
-// solve solves the normal equations by Gauss-Jordan elimination. A covariate that does not vary, or that others
-// determine, gets no slope: total are the sums of squares that sums of centred squares are compared with.
+// solve solves the normal equations by Gauss-Jordan elimination. A covariate that is constant or linearly dependent
+// gets no slope: total contains the uncentred sums of squares, relative to which a centred sum of squares counts as
+// zero.
 func solve(xx [lar.CovariateCount]lar.Covariates, xy, total lar.Covariates) (slopes lar.Covariates) {
 	var kept []int
 	left := xx

@@ -1,8 +1,9 @@
-// Package stepsizes describes how many tokens engines compute in a step, over all ranks of a replica. Routers count steps in a Histogram per
-// engine pod and report it as a Pod; the manager merges the pods of a deployment into the eight sizes that a plan is made for.
+// Package stepsizes describes how many tokens engines compute per step, over all ranks of a replica. Routers count
+// steps per engine pod in a Histogram and report it as a Pod. The manager merges the pods of a deployment into the
+// eight sizes that a plan is made for.
 //
 // Invariants:
-//   - A histogram, a report and a result have a fixed size, whatever an engine counts.
-//   - Each of the sizes stands for as many steps as the others; their mean is that of the steps, but for rounding.
-//   - What is no number, or out of range, is refused with its name; nothing is derived from it.
+//   - A histogram, a report and a result have a fixed size, independent of the number of steps.
+//   - Each size represents the same number of steps. The mean of the sizes is the mean of the steps, up to rounding.
+//   - Values that are not finite or out of range are rejected with the name of the field, and not used.
 package stepsizes

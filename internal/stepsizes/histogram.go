@@ -6,23 +6,23 @@ import (
 )
 
 const (
-	// Parts is the number of sizes that describe a distribution, each for as many steps as the others.
+	// Parts is the number of sizes that describe a distribution. Each represents the same number of steps.
 	Parts = 8
-	// MaxTokens is the largest number of tokens of a step. It is several times that of the largest known deployments.
+	// MaxTokens is the maximum number of tokens of a step, several times that of the largest known deployments.
 	MaxTokens = 1 << 24
 
-	// binsPerOctave is the resolution of a Histogram, and bins covers 1 to MaxTokens.
+	// binsPerOctave is the resolution of a Histogram; bins covers 1 to MaxTokens.
 	binsPerOctave = 4
 	bins          = 24*binsPerOctave + 1
 )
 
-// Histogram counts steps by the tokens that they computed. Its zero value is empty.
+// Histogram counts steps by their number of tokens. The zero value is empty.
 type Histogram struct {
 	steps, tokens [bins]float64
 	prefill       float64
 }
 
-// Add counts steps of a number of tokens each, of which prefill computed prompts.
+// Add adds steps steps of tokens tokens each, prefill of which computed prompts.
 func (h *Histogram) Add(tokens, steps, prefill float64) {
 	tokens = min(max(tokens, 1), MaxTokens)
 	i := int(binsPerOctave * math.Log2(tokens))
@@ -31,7 +31,7 @@ func (h *Histogram) Add(tokens, steps, prefill float64) {
 	h.prefill += prefill
 }
 
-// Fade multiplies all counts by a factor, so that older steps weigh less than those that are added later.
+// Fade multiplies all counts by a factor, so that older steps weigh less than steps that are added later.
 func (h *Histogram) Fade(factor float64) {
 	for i := range h.steps {
 		h.steps[i] *= factor
@@ -40,7 +40,7 @@ func (h *Histogram) Fade(factor float64) {
 	h.prefill *= factor
 }
 
-// Steps is the number of steps, faded ones in part.
+// Steps returns the number of steps, in which faded steps count partially.
 func (h *Histogram) Steps() float64 {
 	sum := 0.0
 	for _, n := range h.steps {
@@ -49,7 +49,7 @@ func (h *Histogram) Steps() float64 {
 	return sum
 }
 
-// PrefillShare is the part of the steps that computed prompts; 0 without steps.
+// PrefillShare returns the share of steps that computed prompts; 0 without steps.
 func (h *Histogram) PrefillShare() float64 {
 	if steps := h.Steps(); steps > 0 {
 		return min(1, h.prefill/steps)
@@ -72,7 +72,7 @@ func (h *Histogram) Sizes() []float64 {
 		size := h.tokens[i] / left
 		for left > 0 {
 			n := min(left, room)
-			if part == Parts-1 { // rounding leaves nothing behind
+			if part == Parts-1 { // the last part takes the rounding error
 				n = left
 			}
 			sizes[part] += n / each * size
@@ -85,14 +85,14 @@ func (h *Histogram) Sizes() []float64 {
 	return sizes
 }
 
-// Round rounds sizes to powers of two and one and a half times these: a small change of the traffic changes few of them.
-func Round(sizes []float64) []int32 {
+// roundSizes rounds sizes to powers of two and 1.5 times powers of two: a small change of the traffic changes few of them.
+func roundSizes(sizes []float64) []int32 {
 	rounded := make([]int32, len(sizes))
 	for i, size := range sizes {
 		size = min(max(size, 1), MaxTokens)
 		power := math.Exp2(math.Floor(math.Log2(size)))
 		nearest := power
-		switch ratio := size / power; { // bounds are geometric means
+		switch ratio := size / power; { // the limits are geometric means of adjacent sizes
 		case ratio > math.Sqrt(3):
 			nearest = 2 * power
 		case ratio > math.Sqrt(1.5):
@@ -103,8 +103,8 @@ func Round(sizes []float64) []int32 {
 	return rounded
 }
 
-// Moved reports whether a distribution differs much from another: its median or its mean is at least twice that of the other, or half of it at
-// most. The steps of Round are smaller.
+// Moved reports whether two distributions differ much: the median or the mean of one is at least twice that of the
+// other. The steps of roundSizes are smaller.
 func Moved(from, to []int32) bool {
 	far := func(a, b float64) bool { return a >= 2*b || b >= 2*a }
 	return far(median(from), median(to)) || far(mean(from), mean(to))

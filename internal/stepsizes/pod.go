@@ -6,28 +6,30 @@ import (
 	"slices"
 )
 
-// Pod is what a router counted of the steps of an engine pod. Problem is why it counted none.
+// Pod contains the steps of an engine pod that a router counted. Problem is why it counted none.
 type Pod struct {
 	Pod      string `json:"pod"`
 	Revision string `json:"revision"`
-	// Sizes are the mean tokens of each eighth of the steps, the smallest first; nil where nothing was counted.
+	// Sizes are the mean tokens of each eighth of the steps, smallest first; nil if nothing was counted.
 	Sizes []float64 `json:"sizes,omitempty"`
-	// Steps is the number of steps, older ones in part, and PrefillShare the part of them that computed prompts.
+	// Steps is the number of steps, in which older steps count partially. PrefillShare is the share of steps that
+	// computed prompts.
 	Steps        float64 `json:"steps,omitempty"`
 	PrefillShare float64 `json:"prefillShare,omitempty"`
-	// Problem says in one line why nothing can be read; empty where it can, or where the engine has computed nothing yet.
+	// Problem is one line that explains why nothing can be read; empty if the metric can be read, or if the engine has
+	// computed nothing yet.
 	Problem string `json:"problem,omitempty"`
 }
 
 const (
-	// MaxProblem bounds a Problem, in bytes.
+	// MaxProblem is the maximum length of a Problem, in bytes.
 	MaxProblem = 200
-	// MaxSteps bounds the steps of a Pod, and maxPods the pods of a report.
+	// MaxSteps is the maximum number of steps of a Pod; maxPods is the maximum number of pods in a report.
 	MaxSteps = 1 << 53
 	maxPods  = 1 << 14
 )
 
-// Validate refuses what no router counted.
+// Validate rejects reports that no router produces.
 func Validate(pods []Pod) error {
 	if len(pods) > maxPods {
 		return fmt.Errorf("steps: %d pods: at most %d are allowed", len(pods), maxPods)
@@ -49,20 +51,22 @@ func Validate(pods []Pod) error {
 
 // Sum is the distribution over the pods of a deployment.
 type Sum struct {
-	// Sizes are rounded; nil where the steps are too few.
+	// Sizes are rounded; nil if there are fewer than MinSteps steps.
 	Sizes []int32
-	// Steps is the number of steps, PrefillMilli the part of them that computed prompts, in thousandths.
+	// Steps is the number of steps. PrefillMilli is the share of them that computed prompts, in thousandths.
 	Steps        float64
 	PrefillMilli int32
-	// Problem is that of the first pod, by name, that has one; empty where any pod has sizes. Pods is the number of pods with a problem.
+	// Problem is the problem of Pod, the first pod by name with one; empty if any pod has sizes. Pods is the number of
+	// pods with a problem.
 	Problem, Pod string
 	Pods         int
 }
 
-// MinSteps is the number of steps from which a distribution is used: 64 for each of its sizes.
+// MinSteps is the minimum number of steps for using a distribution: 64 per size.
 const MinSteps = 64 * Parts
 
-// Merge sums what routers reported. Several routers read the same pods, at other times: of each pod the report with the most steps counts.
+// Merge sums the reports of routers. Several routers read the same pods at different times; the report with the most
+// steps per pod is used.
 func Merge(reports ...[]Pod) Sum {
 	pods := map[string]Pod{}
 	for _, report := range reports {
@@ -89,7 +93,7 @@ func Merge(reports ...[]Pod) Sum {
 		sum.Problem, sum.Pod, sum.Pods = "", "", 0
 	}
 	if sum.Steps >= MinSteps {
-		sum.Sizes, sum.PrefillMilli = Round(all.Sizes()), int32(math.Round(1000*all.PrefillShare()))
+		sum.Sizes, sum.PrefillMilli = roundSizes(all.Sizes()), int32(math.Round(1000*all.PrefillShare()))
 	}
 	return sum
 }

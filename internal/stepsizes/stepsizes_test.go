@@ -16,7 +16,7 @@ func repeated(size float64) []float64 {
 	return sizes
 }
 
-// The mean of the sizes is that of the steps, and the largest steps are not lost among many small ones.
+// The mean of the sizes equals that of the steps, and few large steps are represented among many small ones.
 func TestSizes(t *testing.T) {
 	var h Histogram
 	if h.Sizes() != nil || h.PrefillShare() != 0 {
@@ -32,7 +32,7 @@ func TestSizes(t *testing.T) {
 		t.Errorf("sizes %v of mean %v, want %v; share of prefill %v", sizes, mean, want, h.PrefillShare())
 	}
 	h.Fade(.5)
-	if h.Steps() != 500 || !cmp.Equal(Round(h.Sizes()), Round(sizes)) || h.PrefillShare() != .05 {
+	if h.Steps() != 500 || !cmp.Equal(roundSizes(h.Sizes()), roundSizes(sizes)) || h.PrefillShare() != .05 {
 		t.Errorf("faded: %v steps, sizes %v, share of prefill %v", h.Steps(), h.Sizes(), h.PrefillShare())
 	}
 	h.Add(0, 1, 0)
@@ -43,7 +43,7 @@ func TestSizes(t *testing.T) {
 }
 
 func TestRoundAndMoved(t *testing.T) {
-	if got, want := Round([]float64{0, 1, 2.4, 2.5, 3.4, 3.5, 100, 1 << 30}), []int32{1, 1, 2, 3, 3, 4, 96, MaxTokens}; !cmp.Equal(got, want) {
+	if got, want := roundSizes([]float64{0, 1, 2.4, 2.5, 3.4, 3.5, 100, 1 << 30}), []int32{1, 1, 2, 3, 3, 4, 96, MaxTokens}; !cmp.Equal(got, want) {
 		t.Errorf("rounded to %v, want %v", got, want)
 	}
 	for _, tc := range []struct {
@@ -51,11 +51,11 @@ func TestRoundAndMoved(t *testing.T) {
 		want     bool
 	}{
 		{[]int32{64, 96, 4096}, []int32{64, 96, 4096}, false},
-		{[]int32{64, 96, 4096}, []int32{48, 128, 6144}, false}, // neighbours
-		{[]int32{64, 96, 4096}, []int32{64, 96, 12288}, true},  // the mean
-		{[]int32{64, 4096, 96}, []int32{64, 192, 4096}, true},  // the median
+		{[]int32{64, 96, 4096}, []int32{48, 128, 6144}, false}, // adjacent sizes
+		{[]int32{64, 96, 4096}, []int32{64, 96, 12288}, true},  // the mean differs
+		{[]int32{64, 4096, 96}, []int32{64, 192, 4096}, true},  // the median differs
 		{[]int32{64, 96, 4096}, []int32{32, 48, 4096}, true},
-		{[]int32{64, 64, 64}, []int32{64}, false}, // as frequent
+		{[]int32{64, 64, 64}, []int32{64}, false}, // same distribution
 		{nil, []int32{1}, true},
 	} {
 		if got := Moved(tc.from, tc.to); got != tc.want {
@@ -77,7 +77,7 @@ func TestMerge(t *testing.T) {
 		"too few steps":         {[][]Pod{{older}}, Sum{Steps: 10}},
 		"pods of two routers":   {[][]Pod{{older, large}, {small, broken}}, Sum{Sizes: []int32{64, 64, 64, 64, 64, 64, 4096, 4096}, Steps: 1200, PrefillMilli: 250}},
 		"problems":              {[][]Pod{{{Pod: "d", Problem: "other"}, broken}}, Sum{Problem: "no metric", Pod: "c", Pods: 2}},
-		"a router that reached": {[][]Pod{{{Pod: "a", Problem: "away"}}, {small}}, Sum{Sizes: Round(repeated(64)), Steps: 900}},
+		"a router that reached": {[][]Pod{{{Pod: "a", Problem: "away"}}, {small}}, Sum{Sizes: roundSizes(repeated(64)), Steps: 900}},
 	} {
 		if diff := cmp.Diff(tc.want, Merge(tc.reports...)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

@@ -1,8 +1,9 @@
-// Package transition tells changes of conditions by events.
+// Package transition records events for changes of conditions.
 //
-// Invariant: what changes several conditions at once for one reason is one event of a level. The recorder would take more for a repetition: it
-// keeps the first note alone, and writes the count some minutes later, when nothing happens any more. For the same reason the action of an event is
-// that its condition is set: conditions that come to one reason one after the other are two events.
+// Invariant: one cause that changes several conditions at once is one event per level. The recorder would treat further
+// events as repetitions: it keeps only the first note, and writes the count some minutes later. For the same reason,
+// the action of an event contains the condition's type, so that conditions that get the same reason one after the other
+// are two events.
 package transition
 
 import (
@@ -16,37 +17,37 @@ import (
 	"github.com/semmoe/operator/internal/printable"
 )
 
-// noteLimit is the longest message that a note has; the API server takes 1,024 bytes in all.
+// noteLimit is the maximum length of a note, in bytes; the API server accepts 1,024 in total.
 const noteLimit = 900
 
-// Teller tells the changes of one observation. Its zero value is of no use.
+// Teller records events for the changes of one observation. The zero value is not usable; see NewTeller.
 type Teller struct {
 	recorder           events.EventRecorder
 	regarding, related runtime.Object
-	told               map[cause]bool
+	recorded           map[cause]bool
 }
 
 type cause struct{ level, reason string }
 
-// NewTeller returns a teller of changes of an object, which relate to another one or nil.
+// NewTeller returns a Teller for changes of regarding. related is another object, or nil.
 func NewTeller(recorder events.EventRecorder, regarding, related runtime.Object) *Teller {
 	return &Teller{recorder, regarding, related, map[cause]bool{}}
 }
 
-// Change is a condition that has come to another status or reason.
+// Change is a condition with a new status or reason.
 type Change struct {
 	After *metav1.Condition
-	// Before is the status that it had; empty where there was none.
+	// Before is the previous status; empty if the condition did not exist.
 	Before metav1.ConditionStatus
 }
 
-// Holds is whether the condition is True now.
+// Holds reports whether the condition is True now.
 func (c Change) Holds() bool { return c.After.Status == metav1.ConditionTrue }
 
-// Lost is whether the condition was True, and is no more.
+// Lost reports whether the condition was True before and is not True now.
 func (c Change) Lost() bool { return c.Before == metav1.ConditionTrue && !c.Holds() }
 
-// Changes are those of conditions of some kinds, in that order.
+// Changes returns the changes of conditions of the given types, in the order of kinds.
 func Changes(before, after []metav1.Condition, kinds ...string) []Change {
 	var changes []Change
 	for _, kind := range kinds {
@@ -63,27 +64,27 @@ func Changes(before, after []metav1.Condition, kinds ...string) []Change {
 	return changes
 }
 
-// TellSteps tells the conditions of something that is made once: each new stage of progress, when it is ready and no more, and what is wrong
-// with it.
+// TellSteps records events for the conditions of an object that is completed once: each new reason of Progressing,
+// changes of Ready to and from True, and problems.
 func (t *Teller) TellSteps(before, after []metav1.Condition) {
 	for _, c := range Changes(before, after, semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady) {
 		kind := c.After.Type
 		if c.Before == "" && !c.Holds() && kind != semmoev1.ConditionProgressing {
-			continue // it was never otherwise
+			continue // the condition did not hold before
 		}
 		t.Tell(c.After, kind == semmoev1.ConditionReady && c.Lost() || kind == semmoev1.ConditionDegraded && c.Holds())
 	}
 }
 
-// Tell records that a condition has become what it is, as a warning or not, unless its reason has been told so.
+// Tell records an event for a condition, as a warning or not, unless an event with the same reason was recorded.
 func (t *Teller) Tell(after *metav1.Condition, warning bool) {
 	c := cause{corev1.EventTypeNormal, after.Reason}
 	if warning {
 		c.level = corev1.EventTypeWarning
 	}
-	if t.told[c] {
+	if t.recorded[c] {
 		return
 	}
-	t.told[c] = true
+	t.recorded[c] = true
 	t.recorder.Eventf(t.regarding, t.related, c.level, c.reason, "Set"+after.Type, "%s is %s: %s", after.Type, after.Status, printable.Line(after.Message, noteLimit))
 }

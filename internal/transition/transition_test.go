@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// One reason is told once, unless as a warning too.
+// A reason is recorded once, or twice if also as a warning.
 func TestTell(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	teller := NewTeller(recorder, nil, nil)
@@ -21,19 +21,19 @@ func TestTell(t *testing.T) {
 	teller.Tell(condition("Degraded", metav1.ConditionTrue, "Solving"), true)
 	teller.Tell(condition("Planned", metav1.ConditionTrue, "Planned"), false)
 	close(recorder.Events)
-	var told []string
+	var notes []string
 	for note := range recorder.Events {
-		told = append(told, note)
+		notes = append(notes, note)
 	}
 	want := []string{
 		"Normal Solving Progressing is True: for Progressing", "Warning Solving Degraded is True: for Degraded", "Normal Planned Planned is True: for Planned",
 	}
-	if diff := cmp.Diff(want, told); diff != "" {
+	if diff := cmp.Diff(want, notes); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// Steps are told as they begin, that something is not ready yet goes without saying, and what was ready is a warning when it is no more.
+// Steps are recorded when they begin. The initial False of Ready is not recorded; the loss of Ready is a warning.
 func TestTellSteps(t *testing.T) {
 	conditions := func(statuses ...string) (list []metav1.Condition) {
 		for _, text := range statuses {
@@ -58,11 +58,11 @@ func TestTellSteps(t *testing.T) {
 		recorder := events.NewFakeRecorder(10)
 		NewTeller(recorder, nil, nil).TellSteps(test.before, test.after)
 		close(recorder.Events)
-		var told []string
+		var notes []string
 		for note := range recorder.Events {
-			told = append(told, note)
+			notes = append(notes, note)
 		}
-		if diff := cmp.Diff(test.want, told); diff != "" {
+		if diff := cmp.Diff(test.want, notes); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}

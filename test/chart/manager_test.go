@@ -71,7 +71,7 @@ func TestManagerOfOneNamespace(t *testing.T) {
 	a.waitFor(t, manager, "word of an object that is in the way", func(ctx context.Context) (bool, error) {
 		err := a.Get(ctx, client.ObjectKeyFromObject(ours), ours)
 		degraded := meta.FindStatusCondition(ours.Status.Conditions, semmoev1.ConditionDegraded)
-		return degraded != nil && strings.Contains(degraded.Message, "PodDisruptionBudget m exists and belongs to somebody else"), err
+		return degraded != nil && strings.Contains(degraded.Message, "PodDisruptionBudget m exists and belongs to another owner"), err
 	})
 	found := &policyv1.PodDisruptionBudget{}
 	if err := a.Get(t.Context(), client.ObjectKeyFromObject(theirs), found); err != nil || found.ResourceVersion != theirs.ResourceVersion {

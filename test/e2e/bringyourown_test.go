@@ -70,7 +70,7 @@ func TestBringYourOwn(t *testing.T) {
 		}
 	}
 	rate := localRate(t, namespace)
-	t.Logf("local activation rate %.3f; the default placement has %.3f, the plan promises %.3f", rate, float64(plan.Status.Forecast.BaselineMilli)/1000, float64(plan.Status.Forecast.LARMilli)/1000)
+	t.Logf("local activation rate %.3f; the default placement has %.3f, the plan predicts %.3f", rate, float64(plan.Status.Forecast.BaselineMilli)/1000, float64(plan.Status.Forecast.LARMilli)/1000)
 	if baseline := float64(plan.Status.Forecast.BaselineMilli) / 1000; rate < 1.1*baseline {
 		t.Errorf("the local activation rate is %.3f; %.3f is that of the default placement", rate, baseline)
 	}

@@ -327,12 +327,12 @@ func scaleGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 	}
 }
 
-// breakGroups has a change end every engine that is started with it: the replica that tries it is made anew again and again, which is
+// breakGroups has a change end every engine that is started with it: the replica that tries it is recreated repeatedly, which is
 // told although none of its pods lives long enough to tell, and the other one serves until the change is taken back.
 func breakGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--no-such-flag"} })
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerCrashing", "made anew again and again", "--no-such-flag")
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerCrashing", "recreated repeatedly", "--no-such-flag")
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })
 	waitOneSet(t, moed, 2)
 	waitComplete(t, moed)

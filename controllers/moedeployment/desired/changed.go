@@ -8,10 +8,11 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// SpecChanged is whether the spec of a MoEDeployment is another by now than the cache has it, which will tell. Caches see each kind by
-// itself: a child may be seen before the spec that it was made for, and would be taken for one that nobody wants. Whoever deletes, or makes anew, asks.
+// SpecChanged reports whether the spec on the API server is newer than the cached one, in which case an update event
+// follows. Caches of different kinds are not synchronized: a child can appear before the spec that it was created for,
+// and would then look unwanted. Callers check before they delete or recreate a child.
 func SpecChanged(ctx context.Context, live client.Reader, moed *semmoev1.MoEDeployment) (bool, error) {
-	var list semmoev1.MoEDeploymentList // the operator may list them, and needs no other right
+	var list semmoev1.MoEDeploymentList // RBAC allows list; get is not needed
 	if err := live.List(ctx, &list, client.InNamespace(moed.Namespace), client.MatchingFields{"metadata.name": moed.Name}); err != nil {
 		return false, err
 	}

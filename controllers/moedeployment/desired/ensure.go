@@ -22,8 +22,8 @@ type named interface {
 	GetNamespace() *string
 }
 
-// Ensure reads the object into live and brings it to intent. One of somebody else's is left as it is: that is an outcome.ForeignError.
-// latest reads past the cache, and is asked where that has nothing.
+// Ensure reads the object into live and applies intent. An object of another owner is left unchanged and results in an
+// outcome.ForeignError. latest bypasses the cache, and is queried if the cache lacks the object.
 func Ensure[O any, P interface {
 	*O
 	client.Object
@@ -31,8 +31,8 @@ func Ensure[O any, P interface {
 	return ensure(ctx, c, latest, moed, live, intent, extract, func() (bool, error) { return false, nil })
 }
 
-// EnsureLatest is Ensure that makes what is missing by the latest spec alone: the cache may show that an object is gone before it shows the
-// spec that does not want it.
+// EnsureLatest is Ensure, but creates a missing object only if the latest spec needs it: the cache may show the
+// deletion of an object before the spec that removed it.
 func EnsureLatest[O any, P interface {
 	*O
 	client.Object
@@ -40,7 +40,7 @@ func EnsureLatest[O any, P interface {
 	return ensure(ctx, c, latest, moed, live, intent, extract, func() (bool, error) { return SpecChanged(ctx, latest, moed) })
 }
 
-// ensure is Ensure that leaves out what is missing where unwanted says so.
+// ensure implements Ensure. It does not create a missing object if unwanted returns true.
 func ensure[O any, P interface {
 	*O
 	client.Object
@@ -64,16 +64,17 @@ func ensure[O any, P interface {
 	return err
 }
 
-// checkUnseen is CheckOwn of the object of a key, of the kind of like, that the cache does not show: it has the operator's own alone.
+// checkUnseen runs CheckOwn on an object that the cache does not contain, because the cache only holds the operator's
+// objects.
 func checkUnseen(ctx context.Context, c client.Client, latest client.Reader, moed *semmoev1.MoEDeployment, like client.Object, key client.ObjectKey) error {
 	kind, err := c.GroupVersionKindFor(like)
 	if err != nil {
 		return err
 	}
-	list := &metav1.PartialObjectMetadataList{} // the operator may list them, and needs no other right
+	list := &metav1.PartialObjectMetadataList{} // RBAC allows list; get is not needed
 	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 	if err := latest.List(ctx, list, client.InNamespace(key.Namespace), client.MatchingFields{"metadata.name": key.Name}); err != nil {
-		return fmt.Errorf("look for %s %s: %w", kind.Kind, key.Name, err)
+		return fmt.Errorf("failed to check for %s %s: %w", kind.Kind, key.Name, err)
 	}
 	for i := range list.Items {
 		list.Items[i].SetGroupVersionKind(kind)
@@ -84,9 +85,10 @@ func checkUnseen(ctx context.Context, c client.Client, latest client.Reader, moe
 	return nil
 }
 
-// CheckOwn fails with an outcome.ForeignError where an object that a child of the MoEDeployment is to be is somebody else's: the operator
-// has not made it, and the MoEDeployment does not control it, or the operator has made it for another MoEDeployment, as the router's objects
-// of "a" and those of "a-router" have one name. What was restored from a backup has lost its owner, or names it by the identity that it had.
+// CheckOwn returns an outcome.ForeignError if an existing object with the name of a child has another owner: either the
+// operator did not create it and the MoEDeployment does not control it, or the operator created it for another
+// MoEDeployment (the router objects of "a" and the objects of "a-router" share names). A restored object has no owner,
+// or an owner reference with the old UID, and is accepted.
 func CheckOwn(c client.Client, moed *semmoev1.MoEDeployment, object client.Object) error {
 	owner := metav1.GetControllerOf(object)
 	ofAnother := owner != nil && owner.Kind == "MoEDeployment" && owner.Name != moed.Name
@@ -97,9 +99,9 @@ func CheckOwn(c client.Client, moed *semmoev1.MoEDeployment, object client.Objec
 	if err != nil {
 		return err
 	}
-	if ofAnother { // which would make it again
-		return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to MoEDeployment %s: make one of the two MoEDeployments under another name",
+	if ofAnother { // the other MoEDeployment would recreate it
+		return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to MoEDeployment %s: recreate one of the two MoEDeployments under another name",
 			kind.Kind, object.GetName(), owner.Name)}
 	}
-	return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to somebody else: delete it", kind.Kind, object.GetName())}
+	return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to another owner: delete it", kind.Kind, object.GetName())}
 }

@@ -14,28 +14,28 @@ import (
 	"github.com/semmoe/operator/internal/owned"
 )
 
-// What the operator has made is a MoEDeployment's own but where another one controls it, told by its name: identities change when objects
-// are restored.
+// An object that the operator created belongs to a MoEDeployment unless another MoEDeployment, identified by name,
+// controls it: UIDs change when objects are restored.
 func TestCheckOwn(t *testing.T) {
 	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "uid"}}
 	by := func(name string, uid types.UID) []metav1.OwnerReference {
 		return owned.ControllerReference(&metav1.ObjectMeta{Name: name, UID: uid}, "MoEDeployment")
 	}
-	const another = "Service a-router exists and belongs to MoEDeployment a-router: make one of the two MoEDeployments under another name"
-	const somebody = "Service a-router exists and belongs to somebody else: delete it"
+	const another = "Service a-router exists and belongs to MoEDeployment a-router: recreate one of the two MoEDeployments under another name"
+	const foreign = "Service a-router exists and belongs to another owner: delete it"
 	for name, tc := range map[string]struct {
 		labels map[string]string
 		owners []metav1.OwnerReference
 		want   string
 	}{
-		"its own":                             {owned.Ours(), by("a", "uid"), ""},
-		"its own, without labels":             {nil, by("a", "uid"), ""},
-		"restored without an owner":           {owned.Ours(), nil, ""},
-		"restored with the owner of its time": {owned.Ours(), by("a", "before"), ""},
-		"another one's":                       {owned.Ours(), by("a-router", "other"), another},
-		"another one's, without labels":       {nil, by("a-router", "other"), another},
-		"somebody's":                          {nil, nil, somebody},
-		"made by somebody under its name":     {nil, by("a", "before"), somebody},
+		"its own":                                  {owned.Ours(), by("a", "uid"), ""},
+		"its own, without labels":                  {nil, by("a", "uid"), ""},
+		"restored without an owner":                {owned.Ours(), nil, ""},
+		"restored with the old owner UID":          {owned.Ours(), by("a", "before"), ""},
+		"of another MoEDeployment":                 {owned.Ours(), by("a-router", "other"), another},
+		"of another MoEDeployment, without labels": {nil, by("a-router", "other"), another},
+		"foreign":               {nil, nil, foreign},
+		"foreign with its name": {nil, by("a", "before"), foreign},
 	} {
 		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-router", Labels: tc.labels, OwnerReferences: tc.owners}}
 		err := CheckOwn(fake.NewClientBuilder().Build(), moed, service)

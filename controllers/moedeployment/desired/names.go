@@ -1,5 +1,5 @@
-// Package desired is what the parts of the controller for MoEDeployments have in common: what a spec comes to where it leaves something
-// open, and how children are called, labelled and written.
+// Package desired contains helpers shared by the parts of the MoEDeployment controller: defaults of the spec, and
+// names, labels and writes of children.
 package desired
 
 import (
@@ -12,37 +12,36 @@ import (
 // Manager is the field manager of everything that this controller writes.
 const Manager = "semmoe-moedeployment"
 
-// What follows a MoEDeployment's name in those of its children whose names hold no hash.
+// Suffixes of children whose names contain no hash. The prefix is the MoEDeployment's name.
 const (
 	podsSuffix   = "-pods"
 	routerSuffix = "-router"
 	tablesSuffix = "-tables"
 )
 
-// ChildSuffixes are what follows a MoEDeployment's name in those of its children: no other MoEDeployment of the namespace may be
-// called so.
+// ChildSuffixes returns the suffixes of children. No other MoEDeployment in the namespace may be named like a child.
 func ChildSuffixes() []string { return []string{podsSuffix, routerSuffix, tablesSuffix} }
 
-// PodsServiceName is the headless Service that gives each engine pod its name.
+// PodsServiceName returns the name of the headless Service that gives each engine pod a DNS name.
 func PodsServiceName(moed *semmoev1.MoEDeployment) string { return moed.Name + podsSuffix }
 
-// RouterName is that of the request router and of all that belongs to it.
+// RouterName returns the name of the request router and of its objects.
 func RouterName(moed *semmoev1.MoEDeployment) string { return moed.Name + routerSuffix }
 
-// TablesName is the ConfigMap that says whose tables the request router uses. There may be none.
+// TablesName returns the name of the optional ConfigMap that selects the tables for the request router.
 func TablesName(moed *semmoev1.MoEDeployment) string { return moed.Name + tablesSuffix }
 
-// Selector selects the pods of one component of a MoEDeployment.
+// Selector returns the labels that select the pods of one component of a MoEDeployment.
 func Selector(moed *semmoev1.MoEDeployment, component string) map[string]string {
 	return map[string]string{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: component}
 }
 
-// Labels are those of every object of one component.
+// Labels returns the labels of every object of one component.
 func Labels(moed *semmoev1.MoEDeployment, component string, more ...string) map[string]string {
 	return owned.Labels(component, moed.Name, append(more, semmoev1.LabelDeployment, moed.Name)...)
 }
 
-// OwnerReference makes the object a child that is garbage-collected with the MoEDeployment.
+// OwnerReference returns the controller reference with which children are garbage-collected.
 func OwnerReference(moed *semmoev1.MoEDeployment) *metav1ac.OwnerReferenceApplyConfiguration {
 	return owned.Reference(moed, "MoEDeployment")
 }

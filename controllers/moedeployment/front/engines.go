@@ -11,14 +11,14 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
-// Engines are what there is of revisions. They may be of another spec than the present one, of which there may be nothing yet.
+// Engines are the existing workloads and pods of revisions. They may belong to an older spec than the current one.
 type Engines struct {
 	Workloads []*revisions.Workload
-	// Pods are those that answer requests, each ready while its replica is.
+	// Pods are the pods that serve requests. A pod is ready while its replica is.
 	Pods []*corev1.Pod
 }
 
-// ports are those that engines serve on, or will, in order.
+// ports returns the ports that engines serve on now, or will, in ascending order.
 func (e Engines) ports(moed *semmoev1.MoEDeployment) []int32 {
 	ports := []int32{moed.Spec.Engine.Port}
 	add := func(annotations map[string]string) {
@@ -38,7 +38,8 @@ func (e Engines) ports(moed *semmoev1.MoEDeployment) []int32 {
 	return slices.Compact(ports)
 }
 
-// port is the one that most ready pods serve on. Of as many, the spec's comes last: pods of a new revision are added to those that serve.
+// port returns the port that most ready pods serve on. In a tie, the spec's port comes last, because pods of a new
+// revision join those that already serve.
 func (e Engines) port(moed *semmoev1.MoEDeployment) int32 {
 	ready := map[int32]int{}
 	for _, pod := range e.Pods {
@@ -55,7 +56,7 @@ func (e Engines) port(moed *semmoev1.MoEDeployment) int32 {
 	return best
 }
 
-// servingPort is the port that a pod's annotations tell; 0 where they tell none.
+// servingPort returns the port in a pod's annotations, or 0.
 func servingPort(annotations map[string]string) int32 {
 	port, err := strconv.ParseUint(annotations[semmoev1.AnnotationPort], 10, 16)
 	if err != nil {

@@ -15,17 +15,17 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
-// While another port is rolled out, that of the pods that serve is protected, and told to Gateways.
+// During a rollout to another port, the port of the serving pods is protected, and configured in the InferencePool.
 func TestPortsOfEngines(t *testing.T) {
-	told := func(port int) map[string]string {
+	annotations := func(port int) map[string]string {
 		return map[string]string{semmoev1.AnnotationPort: strconv.Itoa(port)}
 	}
 	on := func(port int, change ...func(*corev1.Pod)) *corev1.Pod {
-		return moedtest.Pod("p", "r", append(change, func(p *corev1.Pod) { p.Annotations = told(port) })...)
+		return moedtest.Pod("p", "r", append(change, func(p *corev1.Pod) { p.Annotations = annotations(port) })...)
 	}
 	going := func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: moedtest.Start} }
 	workload := func(port int, replicas *int32) *revisions.Workload {
-		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: told(port)}}
+		template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: annotations(port)}}
 		return revisions.StatefulSet(&appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Replicas: replicas, Template: template}})
 	}
 	for name, tc := range map[string]struct {
@@ -33,20 +33,20 @@ func TestPortsOfEngines(t *testing.T) {
 		ports   []int32
 		port    int32
 	}{
-		"nothing yet":              {Engines{}, []int32{30000}, 30000},
-		"the spec's":               {Engines{Pods: []*corev1.Pod{on(30000), on(30000)}}, []int32{30000}, 30000},
-		"the former alone":         {Engines{Pods: []*corev1.Pod{on(29000), on(29000)}}, []int32{29000, 30000}, 29000},
-		"the first of the new":     {Engines{Pods: []*corev1.Pod{on(30000), on(31000), on(31000)}}, []int32{30000, 31000}, 31000},
-		"as many of either":        {Engines{Pods: []*corev1.Pod{on(30000), on(31000)}}, []int32{30000, 31000}, 31000},
-		"as many of either, below": {Engines{Pods: []*corev1.Pod{on(29000), on(30000)}}, []int32{29000, 30000}, 29000},
-		"most of the new":          {Engines{Pods: []*corev1.Pod{on(30000), on(30000), on(31000)}}, []int32{30000, 31000}, 30000},
-		"the new is not ready":     {Engines{Pods: []*corev1.Pod{on(30000, moedtest.Unready), on(30000, moedtest.Unready), on(31000)}}, []int32{30000, 31000}, 31000},
-		"the former goes":          {Engines{Pods: []*corev1.Pod{on(30000), on(31000, going), on(31000, going)}}, []int32{30000, 31000}, 30000},
-		"none is ready":            {Engines{Pods: []*corev1.Pod{on(31000, moedtest.Unready)}}, []int32{30000, 31000}, 30000},
-		"a workload without pods":  {Engines{Workloads: []*revisions.Workload{workload(31000, ptr.To[int32](1))}}, []int32{30000, 31000}, 30000},
-		"by default of one":        {Engines{Workloads: []*revisions.Workload{workload(31000, nil)}}, []int32{30000, 31000}, 30000},
-		"a workload at rest":       {Engines{Workloads: []*revisions.Workload{workload(31000, ptr.To[int32](0))}}, []int32{30000}, 30000},
-		"no port":                  {Engines{Pods: []*corev1.Pod{on(0), on(70000)}}, []int32{30000}, 30000},
+		"nothing yet":                            {Engines{}, []int32{30000}, 30000},
+		"only the spec's port":                   {Engines{Pods: []*corev1.Pod{on(30000), on(30000)}}, []int32{30000}, 30000},
+		"only the former port":                   {Engines{Pods: []*corev1.Pod{on(29000), on(29000)}}, []int32{29000, 30000}, 29000},
+		"first pod on the new port":              {Engines{Pods: []*corev1.Pod{on(30000), on(31000), on(31000)}}, []int32{30000, 31000}, 31000},
+		"same number on both":                    {Engines{Pods: []*corev1.Pod{on(30000), on(31000)}}, []int32{30000, 31000}, 31000},
+		"same number on both, new port is lower": {Engines{Pods: []*corev1.Pod{on(29000), on(30000)}}, []int32{29000, 30000}, 29000},
+		"majority on the new port":               {Engines{Pods: []*corev1.Pod{on(30000), on(30000), on(31000)}}, []int32{30000, 31000}, 30000},
+		"new port is not ready":                  {Engines{Pods: []*corev1.Pod{on(30000, moedtest.Unready), on(30000, moedtest.Unready), on(31000)}}, []int32{30000, 31000}, 31000},
+		"former workload is scaled down":         {Engines{Pods: []*corev1.Pod{on(30000), on(31000, going), on(31000, going)}}, []int32{30000, 31000}, 30000},
+		"no pod is ready":                        {Engines{Pods: []*corev1.Pod{on(31000, moedtest.Unready)}}, []int32{30000, 31000}, 30000},
+		"a workload without pods":                {Engines{Workloads: []*revisions.Workload{workload(31000, ptr.To[int32](1))}}, []int32{30000, 31000}, 30000},
+		"default port":                           {Engines{Workloads: []*revisions.Workload{workload(31000, nil)}}, []int32{30000, 31000}, 30000},
+		"a workload with zero replicas":          {Engines{Workloads: []*revisions.Workload{workload(31000, ptr.To[int32](0))}}, []int32{30000}, 30000},
+		"no port":                                {Engines{Pods: []*corev1.Pod{on(0), on(70000)}}, []int32{30000}, 30000},
 	} {
 		moed := moedtest.Deployment()
 		if got := tc.engines.ports(moed); !slices.Equal(got, tc.ports) {

@@ -30,7 +30,7 @@ import (
 	"github.com/semmoe/operator/test/apiserver"
 )
 
-// apiServer is a client of a real API server that knows our kinds.
+// apiServer returns a client of a real API server with the operator's kinds.
 func apiServer(t *testing.T) client.WithWatch {
 	t.Helper()
 	server, err := apiserver.Start(&envtest.Environment{
@@ -48,7 +48,7 @@ func apiServer(t *testing.T) client.WithWatch {
 	return c
 }
 
-// oursAlone is a client that reads as the operator's cache does: it shows what has the label of a component.
+// oursAlone returns a client that reads like the operator's cache: it contains only objects with a component label.
 func oursAlone(c client.WithWatch) client.WithWatch {
 	return interceptor.NewClient(c, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
@@ -61,7 +61,7 @@ func oursAlone(c client.WithWatch) client.WithWatch {
 	})
 }
 
-// children are what a MoEDeployment m with routers has, by kind and name.
+// children returns the children of a MoEDeployment m with routers, by kind and name.
 func children() map[string]client.Object {
 	return map[string]client.Object{
 		"Service m": &corev1.Service{}, "Service m-pods": &corev1.Service{}, "ServiceAccount m-router": &corev1.ServiceAccount{},
@@ -71,8 +71,8 @@ func children() map[string]client.Object {
 	}
 }
 
-// Objects of somebody else are left as they are, and told. What does not rest on them is made meanwhile, and the rest when they have gone.
-// What was restored from a backup is ours.
+// Objects of other owners stay unchanged, and are reported. Independent objects are created meanwhile, and the others
+// after the conflict is resolved. Restored objects belong to the operator.
 func TestForeignObjects(t *testing.T) {
 	api := apiServer(t)
 	labels := map[string]string{"app": "theirs"}
@@ -81,10 +81,10 @@ func TestForeignObjects(t *testing.T) {
 	pod := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "theirs:1"}}}}
 	for name, tc := range map[string]struct {
 		object client.Object
-		// missing is what is not made meanwhile.
+		// missing are the objects that are not created meanwhile.
 		missing []string
 	}{
-		// It leads none of our clients to the engines: these are closed to all but the routers as ever.
+		// The foreign Service does not select the engines, so the policy still admits only the routers.
 		"Service m":                    {&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Selector: labels, Ports: ports}}, nil},
 		"Service m-pods":               {&corev1.Service{Spec: corev1.ServiceSpec{Ports: ports}}, nil},
 		"ServiceAccount m-router":      {&corev1.ServiceAccount{}, []string{"RoleBinding m-router", "Deployment m-router", "PodDisruptionBudget m-router"}},
@@ -112,11 +112,11 @@ func TestForeignObjects(t *testing.T) {
 			}
 			var foreign *outcome.ForeignError
 			state, err := f.Reconcile(t.Context(), moed, Engines{})
-			if !errors.As(err, &foreign) || !strings.Contains(foreign.Message, name+" exists and belongs to somebody else") {
-				t.Errorf("it is told as %v", err)
+			if !errors.As(err, &foreign) || !strings.Contains(foreign.Message, name+" exists and belongs to another owner") {
+				t.Errorf("unexpected error: %v", err)
 			}
 			if taken := state.ServiceTaken; (taken != "") != (name == "Service m") || taken != "" && taken != foreign.Message {
-				t.Errorf("of the Service that clients talk to is told %q", taken)
+				t.Errorf("ServiceTaken is %q", taken)
 			}
 			found := children()[name]
 			if made(name, found) || found.GetResourceVersion() != tc.object.GetResourceVersion() {
@@ -146,14 +146,14 @@ func TestForeignObjects(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := f.Reconcile(t.Context(), moed, Engines{}); err != nil || !made(name, restored) {
-				t.Errorf("what was restored is not taken back: %v", err)
+				t.Errorf("a restored object is not adopted: %v", err)
 			}
 		})
 	}
 }
 
-// While a Service cannot be looked at, it is as it was: somebody else's does not become ours by an error.
-func TestServiceThatCannotBeSeen(t *testing.T) {
+// While a Service cannot be read, its last state stays: a read error does not turn a foreign Service into an own one.
+func TestUnreadableService(t *testing.T) {
 	down := errors.New("the API server is down")
 	c := interceptor.NewClient(moedtest.Cluster(t), interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
@@ -170,12 +170,13 @@ func TestServiceThatCannotBeSeen(t *testing.T) {
 		f := &Front{Client: c, Live: c, Store: &access.Access{}, Image: "semmoe:1", Namespace: "semmoe-system"}
 		state, err := f.Reconcile(t.Context(), moed, Engines{})
 		if !errors.Is(err, down) || (state.ServiceTaken != "") != taken {
-			t.Errorf("where the endpoint was %q the Service is told as %q (%v)", endpoint, state.ServiceTaken, err)
+			t.Errorf("with endpoint %q, ServiceTaken is %q (%v)", endpoint, state.ServiceTaken, err)
 		}
 	}
 }
 
-// Clients of another MoEDeployment, whose Service leads to engines, are none of ours: only ours are led to engines until a router serves.
+// The Service of another MoEDeployment may select engines, but only the own Service keeps selecting engines until a
+// router serves.
 func TestTargetOfForeignService(t *testing.T) {
 	moed := moedtest.Deployment()
 	for name, want := range map[string]string{"m": semmoev1.ComponentEngine, "another": semmoev1.ComponentRouter} {
@@ -186,12 +187,12 @@ func TestTargetOfForeignService(t *testing.T) {
 		}
 		c := moedtest.Cluster(t, found)
 		if target, err := (&Front{Client: c, Live: c}).serviceTarget(t.Context(), moed, false); err != nil || target != want {
-			t.Errorf("beside the Service of %s requests are led to %q (%v), want %q", name, target, err, want)
+			t.Errorf("with a Service of %s, the target is %q (%v), want %q", name, target, err, want)
 		}
 	}
 }
 
-// An InferencePool of somebody else is left as it is.
+// An InferencePool of another owner stays unchanged.
 func TestForeignPool(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker })
 	pool := &unstructured.Unstructured{}
@@ -201,8 +202,8 @@ func TestForeignPool(t *testing.T) {
 	c := moedtest.Cluster(t, moed, pool)
 	_, err := (&Front{Client: c, Live: c}).reconcilePicker(t.Context(), moed, Engines{})
 	var foreign *outcome.ForeignError
-	if !errors.As(err, &foreign) || foreign.Message != "InferencePool m exists and belongs to somebody else: delete it" {
-		t.Errorf("it is told as %v", err)
+	if !errors.As(err, &foreign) || foreign.Message != "InferencePool m exists and belongs to another owner: delete it" {
+		t.Errorf("unexpected error: %v", err)
 	}
 	if err := c.Get(t.Context(), client.ObjectKeyFromObject(pool), pool); err != nil || pool.Object["spec"] != nil {
 		t.Errorf("it was written: %v, %v", err, pool)

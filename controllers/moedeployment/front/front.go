@@ -1,10 +1,10 @@
-// Package front makes what stands before the engines of a MoEDeployment: the Services, the request router, disruption budgets and
-// network policies, and what a Gateway needs to ask the router.
+// Package front manages the objects in front of the engines of a MoEDeployment: the Services, the request router,
+// disruption budgets, network policies, and what a Gateway needs to query the router.
 //
 // Invariants:
-//   - All of it follows from the spec, from whether a router can take over from engines that the Service leads to, and from the ports that
-//     engines serve on.
-//   - Nothing here belongs to one revision: a roll-out changes none of it, unless that is to another port.
+//   - All objects follow from the spec, from whether a router can replace engines as the target of the Service, and
+//     from the ports that engines serve on.
+//   - No object belongs to one revision: a rollout changes none of them, except for a rollout to another port.
 package front
 
 import (
@@ -27,43 +27,43 @@ import (
 	"github.com/semmoe/operator/internal/outcome"
 )
 
-// Front makes and keeps what stands before engines.
+// Front manages the objects in front of the engines.
 type Front struct {
 	client.Client
-	// Live reads past the cache what that may not show yet.
+	// Live bypasses the cache, which may be out of date.
 	Live client.Reader
-	// Store is how the artifact store is reached; request routers read plans from it.
+	// Store is the access to the artifact store. Request routers read plans from it.
 	Store *access.Access
-	// ManagerAuthority holds the certificates, as PEM, by which request routers verify managers.
+	// ManagerAuthority contains the CA certificates (PEM) with which request routers verify managers.
 	ManagerAuthority string
 	// Image is the image of the request router.
 	Image string
-	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	// PullPolicy is the image pull policy. If empty, the API server sets its default.
 	PullPolicy corev1.PullPolicy
-	// Namespace is the operator's own; empty where it runs outside of the cluster.
+	// Namespace is the operator's own namespace. It is empty if the operator runs outside the cluster.
 	Namespace string
 }
 
-// State is what keeps requests from coming to engines, or to the ranks that are best for them.
+// State reports what prevents requests from reaching engines, or the best ranks.
 type State struct {
-	// PoolKindMissing tells that the mode needs an InferencePool, and the cluster has no such kind.
+	// PoolKindMissing reports that the mode needs an InferencePool, and the cluster lacks the kind.
 	PoolKindMissing bool
-	// ServiceTaken is why the Service that clients talk to is not the MoEDeployment's own; empty where it is.
+	// ServiceTaken is why the Service for clients does not belong to the MoEDeployment; empty if it does.
 	ServiceTaken string
 }
 
-// Reconcile writes everything that does not belong to one revision: the Services, the disruption budgets, the network
-// policies, the request router, and what a Gateway needs to ask it. What cannot be written keeps nothing else from being done but what rests
-// on it.
+// Reconcile writes all objects that do not belong to one revision: the Services, the disruption budgets, the network
+// policies, the request router, and the objects for a Gateway. A failed write blocks only the objects that depend on
+// it.
 func (f *Front) Reconcile(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (State, error) {
 	var state State
 	podsErr := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, podsService(moed), coreac.ExtractService)
 	if podsErr != nil {
-		podsErr = fmt.Errorf("reconcile Service of the pods: %w", podsErr)
+		podsErr = fmt.Errorf("failed to reconcile the Service of the pods: %w", podsErr)
 	}
 	budgetErr := desired.Ensure(ctx, f.Client, f.Live, moed, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget)
 	if budgetErr != nil {
-		budgetErr = fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", budgetErr)
+		budgetErr = fmt.Errorf("failed to reconcile the PodDisruptionBudget of the engines: %w", budgetErr)
 	}
 	var routingErr, gatewayErr error
 	state.ServiceTaken, routingErr = f.reconcileRouting(ctx, moed, engines)
@@ -75,8 +75,9 @@ func (f *Front) Reconcile(ctx context.Context, moed *semmoev1.MoEDeployment, eng
 	return state, errors.Join(podsErr, budgetErr, routingErr, gatewayErr)
 }
 
-// reconcileRouting writes the request router, the Service that may lead to it, and the network policies, which rest on where that leads.
-// A Service of somebody else, of which it tells, leads none of our clients anywhere: the pods are protected as if the router had them all.
+// reconcileRouting writes the request router, the Service that may select it, and the network policies, which depend on
+// the target of the Service. If the Service belongs to another owner, it reports this. The policies then protect the
+// engine pods as if the Service selected the router.
 func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (serviceTaken string, err error) {
 	var routerErr, serviceErr error
 	routerServes := false
@@ -87,31 +88,31 @@ func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployme
 	}
 	target, err := f.serviceTarget(ctx, moed, routerServes)
 	if err != nil {
-		return untold(moed), errors.Join(routerErr, err)
+		return lastServiceTaken(moed), errors.Join(routerErr, err)
 	}
 	if err := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
-		serviceErr = fmt.Errorf("reconcile Service: %w", err)
+		serviceErr = fmt.Errorf("failed to reconcile the Service: %w", err)
 		var foreign *outcome.ForeignError
 		if !errors.As(err, &foreign) {
-			return untold(moed), errors.Join(routerErr, serviceErr)
+			return lastServiceTaken(moed), errors.Join(routerErr, serviceErr)
 		}
 		serviceTaken = foreign.Message
 	}
 	return serviceTaken, errors.Join(routerErr, serviceErr, f.reconcileNetworkPolicies(ctx, moed, target, engines))
 }
 
-// untold is what is told of a Service that cannot be looked at now. One that was not the MoEDeployment's own is not taken for it: each error
-// would have it ready for a moment.
-func untold(moed *semmoev1.MoEDeployment) string {
+// lastServiceTaken returns the last reported state of a Service that cannot be read now. A Service that belonged to
+// another owner keeps that report: otherwise each read error would set Ready to True for a moment.
+func lastServiceTaken(moed *semmoev1.MoEDeployment) string {
 	if moed.Status.Endpoint != "" {
 		return ""
 	}
-	return fmt.Sprintf("the Service %s was not the MoEDeployment's own, and cannot be looked at now", moed.Name)
+	return fmt.Sprintf("the Service %s belonged to another owner, and cannot be read now", moed.Name)
 }
 
-// serviceTarget is the component that the Service leads to: the request router, or, where that is no proxy, the engines
-// themselves. A Service of ours that leads to the engines stays there until a router can take over: a change of the mode drops
-// no request.
+// serviceTarget returns the component that the Service selects: the request router, or the engines if the router is no
+// proxy. An operator-managed Service that selects the engines is kept until a router can take over, so that a change of
+// the mode drops no request.
 func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment, routerServes bool) (string, error) {
 	if moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 		return semmoev1.ComponentEngine, nil
@@ -121,27 +122,28 @@ func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment,
 	}
 	cached := &corev1.Service{}
 	if err := f.Get(ctx, client.ObjectKeyFromObject(moed), cached); client.IgnoreNotFound(err) != nil {
-		return "", fmt.Errorf("read Service: %w", err)
+		return "", fmt.Errorf("failed to read the Service: %w", err)
 	}
-	if desired.CheckOwn(f.Client, moed, cached) != nil || !leadsToEngines(cached) {
+	if desired.CheckOwn(f.Client, moed, cached) != nil || !selectsEngines(cached) {
 		return semmoev1.ComponentRouter, nil
 	}
-	// The cache may show the Service as it was before a router took over: by that it would be led back.
-	var live corev1.ServiceList // the operator may list them, and needs no other right
+	// The cache may show the Service before a router took over. Using it would switch the Service back.
+	var live corev1.ServiceList // RBAC allows list; get is not needed
 	if err := f.Live.List(ctx, &live, client.InNamespace(moed.Namespace), client.MatchingFields{"metadata.name": moed.Name}); err != nil {
-		return "", fmt.Errorf("read Service: %w", err)
+		return "", fmt.Errorf("failed to read the Service: %w", err)
 	}
-	if len(live.Items) == 1 && !leadsToEngines(&live.Items[0]) {
+	if len(live.Items) == 1 && !selectsEngines(&live.Items[0]) {
 		return semmoev1.ComponentRouter, nil
 	}
 	return semmoev1.ComponentEngine, nil
 }
 
-func leadsToEngines(service *corev1.Service) bool {
+func selectsEngines(service *corev1.Service) bool {
 	return service.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine
 }
 
-// remove deletes an object that the spec does not want: by the latest spec, as the cache may show an older one.
+// remove deletes an object that the spec does not need. It checks the latest spec first, because the cache may be out
+// of date.
 func (f *Front) remove(ctx context.Context, moed *semmoev1.MoEDeployment, object client.Object) error {
 	if changed, err := desired.SpecChanged(ctx, f.Live, moed); err != nil || changed {
 		return err
@@ -150,7 +152,7 @@ func (f *Front) remove(ctx context.Context, moed *semmoev1.MoEDeployment, object
 	return client.IgnoreNotFound(err)
 }
 
-// service is what clients talk to, and leads to the pods of a component.
+// service returns the Service for clients, which selects the pods of a component.
 func service(moed *semmoev1.MoEDeployment, component string) *coreac.ServiceApplyConfiguration {
 	return coreac.Service(moed.Name, moed.Namespace).
 		WithLabels(desired.Labels(moed, component)).
@@ -161,7 +163,7 @@ func service(moed *semmoev1.MoEDeployment, component string) *coreac.ServiceAppl
 			WithPorts(httpPort(semmoev1.ServicePort, intstr.FromString("http"))))
 }
 
-// podsService is headless: it gives each engine pod its name.
+// podsService returns the headless Service that gives each engine pod a DNS name.
 func podsService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfiguration {
 	return coreac.Service(desired.PodsServiceName(moed), moed.Namespace).
 		WithLabels(desired.Labels(moed, semmoev1.ComponentEngine)).
@@ -176,20 +178,20 @@ func httpPort(port int32, target intstr.IntOrString) *coreac.ServicePortApplyCon
 	return coreac.ServicePort().WithName("http").WithProtocol(corev1.ProtocolTCP).WithAppProtocol("http").WithPort(port).WithTargetPort(target)
 }
 
-// engineBudget lets a drain of nodes take no more replicas at once than a roll-out may. Of a replica of several pods any one that
-// goes takes the others with it.
+// engineBudget limits node drains to as many replicas at once as a rollout. In a replica with several pods, the
+// eviction of one pod stops the others too.
 func engineBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApplyConfiguration {
 	return policyac.PodDisruptionBudget(moed.Name, moed.Namespace).
 		WithLabels(desired.Labels(moed, semmoev1.ComponentEngine)).
 		WithOwnerReferences(desired.OwnerReference(moed)).
 		WithSpec(policyac.PodDisruptionBudgetSpec().
-			WithUnhealthyPodEvictionPolicy(policyv1.AlwaysAllow). // what does not serve would only hold up the drain of its node
+			WithUnhealthyPodEvictionPolicy(policyv1.AlwaysAllow). // a pod that does not serve must not block the drain of its node
 			WithMaxUnavailable(intstr.FromInt32(max(1, *moed.Spec.Rollout.MaxUnavailable))).
 			WithSelector(replicaSelector(moed)))
 }
 
-// replicaSelector selects all pods of the replicas, also where the spec wants one of each: after a change those of the revision before it
-// go on serving, and are whole only together.
+// replicaSelector selects all pods of the replicas, even if the spec needs one pod per replica: after a change,
+// replicas of the previous revision continue to serve, and need all of their pods.
 func replicaSelector(moed *semmoev1.MoEDeployment) *metav1ac.LabelSelectorApplyConfiguration {
 	return metav1ac.LabelSelector().
 		WithMatchLabels(map[string]string{semmoev1.LabelDeployment: moed.Name}).

@@ -21,8 +21,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// What the spec leaves open does not stand in the arguments: an upgrade of the operator must not restart routers because
-// it has learned another flag.
+// Arguments do not contain options that the spec leaves open: an upgrade of the operator that adds a flag must not
+// restart routers.
 func TestRouterArgs(t *testing.T) {
 	always := []string{
 		"router", "--namespace=ns", "--selector=semmoe.io/deployment=m,semmoe.io/component in (engine,worker)", "--engine=SGLang", "--sample-percent=0",
@@ -33,13 +33,13 @@ func TestRouterArgs(t *testing.T) {
 		more    []string
 		ports   []string
 	}{
-		"as it comes":     {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter}, nil, []string{"http 8000", "metrics 9090", "private 9091"}},
+		"defaults":        {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter}, nil, []string{"http 8000", "metrics 9090", "private 9091"}},
 		"endpoint picker": {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeEndpointPicker}, []string{"--endpoint-picker"}, []string{"ext-proc 9002", "health 9003", "metrics 9090", "private 9091"}},
 		"weights": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{AffinityPercent: ptr.To[int32](0), PrefixPercent: ptr.To[int32](105)}},
 			[]string{"--weights=affinity=0,prefix=1.05,load=1,wait=1"}, []string{"http 8000", "metrics 9090", "private 9091"},
 		},
-		"prompts that wait": {
+		"queueing": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{WaitPercent: ptr.To[int32](50)}},
 			[]string{"--weights=affinity=1,prefix=1,load=1,wait=0.5"}, []string{"http 8000", "metrics 9090", "private 9091"},
 		},
@@ -74,7 +74,7 @@ func TestRouterArgs(t *testing.T) {
 	}
 }
 
-// The router of a deployment that is profiled finds there whose tables to use, and starts where nothing says so yet.
+// The router of a profiled deployment mounts the ConfigMap that selects its tables, and starts without it.
 func TestRouterTables(t *testing.T) {
 	of := func(profiling *semmoev1.ProfilingSpec) *coreac.PodSpecApplyConfiguration {
 		return routerDeployment(moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = profiling }), "semmoe:1", "uid", "PEM").Spec.Template.Spec
@@ -95,20 +95,21 @@ func TestRouterTables(t *testing.T) {
 	}
 }
 
-// A Service that leads to the engines goes over to the routers as soon as one of the present template is available.
+// A Service that selects the engines switches to the routers as soon as a router pod of the current template is
+// available.
 func TestUpdatedAvailable(t *testing.T) {
 	cases := map[string]struct {
-		generation                   int64 // observed
+		generation                   int64 // observed generation
 		replicas, updated, available int32
 		want                         bool
 	}{
-		"all of them":                    {2, 3, 3, 3, true},
-		"not observed yet":               {1, 3, 3, 3, false},
-		"the first of them":              {2, 3, 3, 1, true},
-		"none yet":                       {2, 3, 3, 0, false},
-		"one, beside the old ones":       {2, 4, 1, 4, true},
-		"one that starts, and old ones":  {2, 4, 1, 3, false},
-		"some of either, by the numbers": {2, 4, 2, 3, true},
+		"all available":                    {2, 3, 3, 3, true},
+		"not observed yet":                 {1, 3, 3, 3, false},
+		"first pod available":              {2, 3, 3, 1, true},
+		"none yet":                         {2, 3, 3, 0, false},
+		"one new, old ones available":      {2, 4, 1, 4, true},
+		"one starting, old ones available": {2, 4, 1, 3, false},
+		"mixed, by count":                  {2, 4, 2, 3, true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -122,7 +123,7 @@ func TestUpdatedAvailable(t *testing.T) {
 	}
 }
 
-// Sequences are kept where somebody asks for them, and nowhere else: they are prompts.
+// Routers store token sequences only on request, because sequences contain prompts.
 func TestRouterKeepsSequencesOnDemand(t *testing.T) {
 	for samples, want := range map[semmoev1.LiveSamples]bool{semmoev1.LiveSamplesCounts: false, semmoev1.LiveSamplesSequences: true, "": false} {
 		args := routerArgs(moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = &semmoev1.ProfilingSpec{LiveSamples: samples} }))
@@ -132,7 +133,7 @@ func TestRouterKeepsSequencesOnDemand(t *testing.T) {
 	}
 }
 
-// The request router is pulled with the secrets of the template, and has none of the engine's variables.
+// The request router uses the pull secrets of the template, and none of the engine's variables.
 func TestRouterPullSecrets(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
@@ -149,7 +150,7 @@ func TestRouterPullSecrets(t *testing.T) {
 	}
 }
 
-// A budget and the routers see all pods of a group, Services those that answer requests.
+// The disruption budget and the routers select all pods of a group; Services select only the serving pods.
 func TestGroupSelectors(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.TwoPods)
 	budget, err := metav1.LabelSelectorAsSelector(&metav1.LabelSelector{
@@ -172,7 +173,7 @@ func TestGroupSelectors(t *testing.T) {
 			t.Errorf("pods of %s that do not serve hold up the drain of their nodes", *budget.Name)
 		}
 	}
-	// Replicas of another number of pods serve until others have taken their place.
+	// Replicas with another number of pods serve until they are replaced.
 	one := moedtest.Deployment()
 	if diff := cmp.Diff(engineBudget(one), engineBudget(moed)); diff != "" {
 		t.Errorf("budget (-one +two):\n%s", diff)

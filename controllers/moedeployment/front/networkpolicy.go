@@ -21,8 +21,8 @@ import (
 
 const largestPort = 65535
 
-// reconcileNetworkPolicies writes the policies that the spec wants, and deletes the others. They bound what comes in, never what
-// goes out, and the kubelet's probes are outside of them: traffic of a pod's own node is always allowed.
+// reconcileNetworkPolicies writes the policies that the spec needs, and deletes the others. Policies restrict ingress
+// only. Probes of the kubelet are not affected: traffic from a pod's own node is always allowed.
 func (f *Front) reconcileNetworkPolicies(ctx context.Context, moed *semmoev1.MoEDeployment, serviceTarget string, engines Engines) error {
 	wanted := networkPolicies(moed, serviceTarget, f.Namespace, engines)
 	var failed error
@@ -30,12 +30,12 @@ func (f *Front) reconcileNetworkPolicies(ctx context.Context, moed *semmoev1.MoE
 		policy := wanted[name]
 		if policy == nil {
 			if err := f.deletePolicy(ctx, moed, name); err != nil {
-				failed = errors.Join(failed, fmt.Errorf("delete NetworkPolicy %s: %w", name, err))
+				failed = errors.Join(failed, fmt.Errorf("failed to delete NetworkPolicy %s: %w", name, err))
 			}
 			continue
 		}
 		if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("reconcile NetworkPolicy %s: %w", name, err))
+			failed = errors.Join(failed, fmt.Errorf("failed to reconcile NetworkPolicy %s: %w", name, err))
 		}
 	}
 	return failed
@@ -50,9 +50,9 @@ func (f *Front) deletePolicy(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	return client.IgnoreNotFound(err)
 }
 
-// networkPolicies are the policies that the spec wants, by name. Engines have one only while the Service leads to the request
-// router: else clients and Gateways of any namespace connect to them. operator is the operator's namespace; empty where it runs
-// outside of the cluster.
+// networkPolicies returns the policies that the spec needs, by name. Engines get a policy only while the Service
+// selects the request router; in other modes, clients and Gateways of any namespace connect to them. operator is the
+// operator's namespace; empty if it runs outside the cluster.
 func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator string, engines Engines) map[string]*networkingac.NetworkPolicyApplyConfiguration {
 	wanted := map[string]*networkingac.NetworkPolicyApplyConfiguration{}
 	if moed.Spec.Routing.NetworkPolicy == semmoev1.NetworkPolicyNone || moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
@@ -74,12 +74,12 @@ func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator strin
 	return wanted
 }
 
-// enginePolicy keeps the serving ports, in order, for those who know what to do with it: engines have administrative routes there, and
-// ask nobody who they are. All other ports stay open: collective libraries pick theirs as they like, and so do containers of
-// the user's.
+// enginePolicy restricts the serving ports (ascending) to the router, the operator and monitoring: engines have
+// unauthenticated administrative routes there. All other ports stay open, because collective libraries choose ports
+// freely, and so do user-provided containers.
 func enginePolicy(moed *semmoev1.MoEDeployment, operator string, ports []int32) *networkingac.NetworkPolicyApplyConfiguration {
 	serving := networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(ports...)...)
-	if peers := observers(operator); len(peers) > 0 { // the operator asks for the answers of the unplanned start
+	if peers := observers(operator); len(peers) > 0 { // the operator requests the baseline outputs without a plan
 		serving.WithFrom(podsOf(moed, semmoev1.ComponentRouter), podsOf(moed, semmoev1.ComponentEngine)).WithFrom(peers...)
 	}
 	return ingressPolicy(moed, moed.Name, semmoev1.ComponentEngine, serving,
@@ -96,8 +96,8 @@ func ingressPolicy(moed *semmoev1.MoEDeployment, name, component string, rules .
 			WithIngress(rules...))
 }
 
-// observers are the operator and monitoring. They are none, which in a rule means everybody, where the operator's namespace is
-// not known: it would lock itself out.
+// observers returns the operator and monitoring as peers. It returns no peer, which in a rule admits every client, if
+// the operator's namespace is unknown: the policy would lock out the operator.
 func observers(operator string) []*networkingac.NetworkPolicyPeerApplyConfiguration {
 	if operator == "" {
 		return nil
@@ -106,8 +106,8 @@ func observers(operator string) []*networkingac.NetworkPolicyPeerApplyConfigurat
 		WithMatchExpressions(metav1ac.LabelSelectorRequirement().WithKey(semmoev1.LabelMonitoring).WithOperator(metav1.LabelSelectorOpExists))))
 }
 
-// managers returns the operator's namespace as a peer. It returns no peer, which in a rule admits every client, where the namespace is
-// unknown.
+// managers returns the operator's namespace as a peer. It returns no peer, which in a rule admits every client, where
+// the namespace is unknown.
 func managers(operator string) []*networkingac.NetworkPolicyPeerApplyConfiguration {
 	if operator == "" {
 		return nil
@@ -118,7 +118,8 @@ func managers(operator string) []*networkingac.NetworkPolicyPeerApplyConfigurati
 	}
 }
 
-// gateways returns the peers that may use the endpoint picker. No peers, which in a rule means everybody, is the default.
+// gateways returns the peers that may use the endpoint picker. The default is no peer, which in a rule admits every
+// client.
 func gateways(moed *semmoev1.MoEDeployment) []*networkingac.NetworkPolicyPeerApplyConfiguration {
 	namespaces := moed.Spec.Routing.GatewayNamespaces
 	if len(namespaces) == 0 {
@@ -143,7 +144,7 @@ func tcpPorts(numbers ...int32) []*networkingac.NetworkPolicyPortApplyConfigurat
 	return ports
 }
 
-// portsBut are all ports but these of TCP, which are in order.
+// portsBut returns all ports except the given TCP ports, which are in ascending order.
 func portsBut(taken []int32) []*networkingac.NetworkPolicyPortApplyConfiguration {
 	ports := []*networkingac.NetworkPolicyPortApplyConfiguration{
 		portRange(corev1.ProtocolUDP, 1, largestPort), portRange(corev1.ProtocolSCTP, 1, largestPort),

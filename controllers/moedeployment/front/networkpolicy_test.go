@@ -13,10 +13,10 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// peer is a pod that connects to one of ours.
+// peer is a pod that connects to a pod of the deployment.
 type peer struct{ namespace, pod map[string]string }
 
-// allows evaluates a policy of namespace ns as the API defines it.
+// allows evaluates a policy of namespace ns according to the API definition.
 func allows(t *testing.T, policy networkingv1.NetworkPolicy, from peer, protocol corev1.Protocol, port int32) bool {
 	t.Helper()
 	matches := func(selector *metav1.LabelSelector, set map[string]string) bool {
@@ -72,8 +72,8 @@ func TestNetworkPolicies(t *testing.T) {
 
 	cases := map[string]struct {
 		change   func(*semmoev1.MoEDeployment)
-		target   string // of the Service
-		outside  bool   // the operator runs outside of the cluster
+		target   string // component that the Service selects
+		outside  bool   // the operator runs outside the cluster
 		engines  Engines
 		policy   string
 		from     peer
@@ -87,7 +87,7 @@ func TestNetworkPolicies(t *testing.T) {
 		"monitoring to engine":                   {policy: engine, from: prometheus, port: 30000, want: true},
 		"client to engine":                       {policy: engine, from: client, port: 30000},
 		"pod of the namespace to engine":         {policy: engine, from: peer{ours, nil}, port: 30000},
-		"another's router to engine":             {policy: engine, from: otherRouter, port: 30000},
+		"router of another deployment to engine": {policy: engine, from: otherRouter, port: 30000},
 		"a router's labels in another namespace": {policy: engine, from: impostor, port: 30000},
 		"collectives, below":                     {policy: engine, from: client, port: 29999, want: true},
 		"collectives, above":                     {policy: engine, from: client, port: 30001, want: true},
@@ -152,14 +152,14 @@ func TestNetworkPolicies(t *testing.T) {
 				t.Errorf("allowed is %v, want %v, by %s", got, tc.want, data)
 			}
 			if types := policy.Spec.PolicyTypes; len(types) != 1 || types[0] != networkingv1.PolicyTypeIngress {
-				t.Errorf("policy types %v: what goes out is nobody's business", types)
+				t.Errorf("policy types are %v, want ingress only", types)
 			}
 		})
 	}
 }
 
-// Engines are closed only while the Service leads to the router, and nothing is made where nothing is wanted.
-func TestNetworkPoliciesThatAreMade(t *testing.T) {
+// The policy of engines exists only while the Service selects the router, and no policy exists if the spec wants none.
+func TestCreatedNetworkPolicies(t *testing.T) {
 	mode := func(mode semmoev1.RoutingMode) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = mode }
 	}
@@ -168,12 +168,12 @@ func TestNetworkPoliciesThatAreMade(t *testing.T) {
 		target string
 		want   []string
 	}{
-		"router":               {mode(semmoev1.RoutingModeRouter), semmoev1.ComponentRouter, []string{"m", "m-router"}},
-		"router, not yet":      {mode(semmoev1.RoutingModeRouter), semmoev1.ComponentEngine, []string{"m-router"}},
-		"endpoint picker":      {mode(semmoev1.RoutingModeEndpointPicker), semmoev1.ComponentEngine, []string{"m-router"}},
-		"no router":            {mode(semmoev1.RoutingModeNone), semmoev1.ComponentEngine, nil},
-		"left to somebody":     {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.NetworkPolicy = semmoev1.NetworkPolicyNone }, semmoev1.ComponentRouter, nil},
-		"stored by an upgrade": {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.NetworkPolicy = "" }, semmoev1.ComponentRouter, []string{"m", "m-router"}},
+		"router":                {mode(semmoev1.RoutingModeRouter), semmoev1.ComponentRouter, []string{"m", "m-router"}},
+		"router, not yet":       {mode(semmoev1.RoutingModeRouter), semmoev1.ComponentEngine, []string{"m-router"}},
+		"endpoint picker":       {mode(semmoev1.RoutingModeEndpointPicker), semmoev1.ComponentEngine, []string{"m-router"}},
+		"no router":             {mode(semmoev1.RoutingModeNone), semmoev1.ComponentEngine, nil},
+		"user-managed policies": {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.NetworkPolicy = semmoev1.NetworkPolicyNone }, semmoev1.ComponentRouter, nil},
+		"stored by an upgrade":  {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.NetworkPolicy = "" }, semmoev1.ComponentRouter, []string{"m", "m-router"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -21,20 +21,20 @@ import (
 	"github.com/semmoe/operator/internal/owned"
 )
 
-// InferencePool is the kind by which a Gateway finds the engine pods and their endpoint picker. It comes with the Gateway API
-// Inference Extension, which a cluster may not have, or get later: it is read and written without a cache, since a watch for
-// a kind that is absent would keep the operator from starting.
+// InferencePool is the kind by which a Gateway finds the engine pods and their endpoint picker. It is part of the
+// Gateway API Inference Extension, which a cluster may lack or install later. It is read and written without a cache,
+// because a watch on a missing kind would prevent the operator from starting.
 var InferencePool = schema.GroupVersionKind{Group: "inference.networking.k8s.io", Version: "v1", Kind: "InferencePool"}
 
-// PoolPeriod is how often the InferencePool is looked at, which nothing watches: how long one that was edited stays so, and how
-// long the kind can be there unnoticed.
+// PoolPeriod is the polling interval of the InferencePool, which is not watched. It bounds how long a manual edit or
+// the installation of the kind goes unnoticed.
 const PoolPeriod = 30 * time.Second
 
-// reconcilePicker writes what a Gateway needs to ask the request router: the router's Service, and the InferencePool. It reports
-// whether the cluster lacks the latter's kind.
+// reconcilePicker writes the objects with which a Gateway queries the request router: the router's Service, and the
+// InferencePool. It reports whether the cluster lacks the kind InferencePool.
 func (f *Front) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (kindMissing bool, err error) {
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &corev1.Service{}, pickerService(moed), coreac.ExtractService); err != nil {
-		return false, fmt.Errorf("reconcile Service of the endpoint picker: %w", err)
+		return false, fmt.Errorf("failed to reconcile the Service of the endpoint picker: %w", err)
 	}
 	want, live := inferencePoolOf(moed, engines.port(moed)), &unstructured.Unstructured{}
 	live.SetGroupVersionKind(InferencePool)
@@ -57,18 +57,19 @@ func (f *Front) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeploymen
 		return true, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("reconcile InferencePool: %w", err)
+		return false, fmt.Errorf("failed to reconcile the InferencePool: %w", err)
 	}
 	return false, nil
 }
 
-// kindAbsent tells that the API server does not know a kind: it says so when asked for its kinds, or, where it has just lost one,
-// by not finding the path that an object is applied to.
+// kindAbsent reports whether an error means that the API server does not know a kind: discovery lacks the kind, or,
+// just after its removal, the path of the applied object is not found.
 func kindAbsent(err error) bool {
 	return meta.IsNoMatchError(err) || apierrors.IsNotFound(err)
 }
 
-// poolHas tells that the live object has every field of ours. Fields of others, such as a status, are theirs.
+// poolHas reports whether the live object contains every field of want. Fields of other owners, such as the status, are
+// ignored.
 func poolHas(live, want *unstructured.Unstructured) bool {
 	spec, isMap := live.Object["spec"].(map[string]any)
 	return isMap && equality.Semantic.DeepDerivative(want.Object["spec"], spec) &&
@@ -76,8 +77,8 @@ func poolHas(live, want *unstructured.Unstructured) bool {
 		equality.Semantic.DeepDerivative(want.GetOwnerReferences(), live.GetOwnerReferences())
 }
 
-// deletePicker takes away what another mode does not want. The Service is written before the InferencePool and goes after it:
-// where there is none, there is no InferencePool to look for either.
+// deletePicker deletes the objects that other modes do not need. The Service is created before the InferencePool and
+// deleted after it: without the Service, there is no InferencePool to check for.
 func (f *Front) deletePicker(ctx context.Context, moed *semmoev1.MoEDeployment) error {
 	service := &corev1.Service{}
 	err := f.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.RouterName(moed)}, service)
@@ -91,18 +92,18 @@ func (f *Front) deletePicker(ctx context.Context, moed *semmoev1.MoEDeployment) 
 		err = f.remove(ctx, moed, pool)
 	}
 	if err != nil && !kindAbsent(err) {
-		return fmt.Errorf("delete InferencePool: %w", err)
+		return fmt.Errorf("failed to delete the InferencePool: %w", err)
 	}
 	if err := f.remove(ctx, moed, service); err != nil {
-		return fmt.Errorf("delete Service of the endpoint picker: %w", err)
+		return fmt.Errorf("failed to delete the Service of the endpoint picker: %w", err)
 	}
 	return nil
 }
 
-// pickerService is where a Gateway asks for endpoints.
+// pickerService returns the Service that a Gateway queries for endpoints.
 func pickerService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfiguration {
 	port := func(name string, number int32) *coreac.ServicePortApplyConfiguration {
-		// Without this value Envoy's control planes speak HTTP/1.1 to a port, over which there is no gRPC.
+		// Without this value, Envoy control planes use HTTP/1.1 for the port, which does not support gRPC.
 		return coreac.ServicePort().WithName(name).WithProtocol(corev1.ProtocolTCP).WithAppProtocol("http2").
 			WithPort(number).WithTargetPort(intstr.FromString(name))
 	}
@@ -115,10 +116,10 @@ func pickerService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfigurati
 			WithPorts(port("ext-proc", semmoev1.PickerPort), port("health", semmoev1.PickerHealthPort)))
 }
 
-// inferencePoolOf is what routes of a Gateway name as their backend. A Gateway that cannot reach the picker chooses a pod by
-// itself: every rank gives the right answer, and where plans are hints, their absence must not stop serving. All ranks of a
-// pod are behind one port; the picker names the rank in the engine's header, and the port of a pod that has another. appProtocol is left at its default: the first
-// releases of the kind do not have it.
+// inferencePoolOf returns the backend that routes of a Gateway reference. A Gateway that cannot reach the picker
+// selects a pod itself (FailOpen): every rank computes correct results, and without plans serving must continue. All
+// ranks of a pod share one port; the picker sends the rank in the engine's header, and the port of a pod with a
+// different port. appProtocol keeps its default, because the first releases of the kind lack the field.
 func inferencePoolOf(moed *semmoev1.MoEDeployment, port int32) *unstructured.Unstructured {
 	pool := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"selector":    map[string]any{"matchLabels": anyValues(desired.Selector(moed, semmoev1.ComponentEngine))},

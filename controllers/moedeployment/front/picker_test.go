@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// stored is an InferencePool as the API server gives it back: as JSON, with defaults and what others have added.
+// stored returns an InferencePool as the API server stores it: as JSON, with defaults and fields of other owners.
 func stored(t *testing.T, moed *semmoev1.MoEDeployment, change func(pool *unstructured.Unstructured)) *unstructured.Unstructured {
 	t.Helper()
 	data, err := json.Marshal(inferencePoolOf(moed, 30000))
@@ -25,7 +25,7 @@ func stored(t *testing.T, moed *semmoev1.MoEDeployment, change func(pool *unstru
 	return pool
 }
 
-// The InferencePool is written only where one of our fields differs.
+// The InferencePool is written only if a field of the operator differs.
 func TestPoolHas(t *testing.T) {
 	set := func(value any, fields ...string) func(*unstructured.Unstructured) {
 		return func(pool *unstructured.Unstructured) {
@@ -38,19 +38,19 @@ func TestPoolHas(t *testing.T) {
 		change func(*unstructured.Unstructured)
 		want   bool
 	}{
-		"as written":           {func(*unstructured.Unstructured) {}, true},
-		"a default":            {set("http", "spec", "appProtocol"), true},
-		"a Gateway's status":   {set("Accepted", "status", "parents"), true},
-		"another's label":      {set("b", "metadata", "labels", "a"), true},
-		"another picker":       {set("other", "spec", "endpointPickerRef", "name"), false},
-		"another port":         {set(int64(9), "spec", "endpointPickerRef", "port", "number"), false},
-		"closed on failure":    {set("FailClose", "spec", "endpointPickerRef", "failureMode"), false},
-		"another engine port":  {set([]any{map[string]any{"number": int64(1)}}, "spec", "targetPorts"), false},
-		"other pods":           {set("other", "spec", "selector", "matchLabels", semmoev1.LabelDeployment), false},
-		"a label taken away":   {func(p *unstructured.Unstructured) { p.SetLabels(nil) }, false},
-		"the owner taken away": {func(p *unstructured.Unstructured) { p.SetOwnerReferences(nil) }, false},
-		"all of it taken away": {func(p *unstructured.Unstructured) { delete(p.Object, "spec") }, false},
-		"the picker taken away": {func(p *unstructured.Unstructured) {
+		"as written":             {func(*unstructured.Unstructured) {}, true},
+		"a default":              {set("http", "spec", "appProtocol"), true},
+		"a Gateway's status":     {set("Accepted", "status", "parents"), true},
+		"label of another owner": {set("b", "metadata", "labels", "a"), true},
+		"another picker":         {set("other", "spec", "endpointPickerRef", "name"), false},
+		"another port":           {set(int64(9), "spec", "endpointPickerRef", "port", "number"), false},
+		"closed on failure":      {set("FailClose", "spec", "endpointPickerRef", "failureMode"), false},
+		"another engine port":    {set([]any{map[string]any{"number": int64(1)}}, "spec", "targetPorts"), false},
+		"other pods":             {set("other", "spec", "selector", "matchLabels", semmoev1.LabelDeployment), false},
+		"label removed":          {func(p *unstructured.Unstructured) { p.SetLabels(nil) }, false},
+		"owner removed":          {func(p *unstructured.Unstructured) { p.SetOwnerReferences(nil) }, false},
+		"spec removed":           {func(p *unstructured.Unstructured) { delete(p.Object, "spec") }, false},
+		"picker removed": {func(p *unstructured.Unstructured) {
 			unstructured.RemoveNestedField(p.Object, "spec", "endpointPickerRef")
 		}, false},
 	}

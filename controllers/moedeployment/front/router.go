@@ -31,31 +31,31 @@ import (
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
-// routerClusterRole is what a request router may do; it is bound in its namespace.
+// routerClusterRole contains the permissions of a request router. It is bound in the router's namespace.
 const routerClusterRole = "semmoe-router"
 
-// exitSeconds is what a request router may take to end once it has drained, or has given up draining.
+// exitSeconds is the maximum time for a request router to exit after it has drained or stopped draining.
 const exitSeconds = 10
 
-// tablesMountPath is where a request router finds the ConfigMap that says whose tables it uses.
+// tablesMountPath is the mount path of the ConfigMap that selects the tables for a request router.
 const tablesMountPath = "/etc/semmoe/tables"
 
-// reconcileRouter writes the request router, and reports whether a pod of it serves that is as the spec wants it.
+// reconcileRouter writes the request router, and reports whether an up-to-date router pod serves.
 func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) (serves bool, err error) {
 	account := &corev1.ServiceAccount{}
 	accountIntent := routerServiceAccount(moed)
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
-		return false, fmt.Errorf("reconcile ServiceAccount of the request router: %w", err)
+		return false, fmt.Errorf("failed to reconcile the ServiceAccount of the request router: %w", err)
 	}
 	accountUID := account.UID
-	if accountIntent.UID != nil { // it was written: the API server's answer is younger than the cache
+	if accountIntent.UID != nil { // just written: the response is newer than the cache
 		accountUID = *accountIntent.UID
 	}
 	if accountUID == "" {
-		return false, nil // the spec has changed, and is about to be seen
+		return false, nil // the spec has changed, and an update event follows
 	}
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
-		return false, fmt.Errorf("reconcile RoleBinding of the request router: %w", err)
+		return false, fmt.Errorf("failed to reconcile the RoleBinding of the request router: %w", err)
 	}
 	authority, err := f.StoreAuthority(ctx, moed)
 	if err != nil {
@@ -73,24 +73,25 @@ func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeploymen
 	}
 	deployment := &appsv1.Deployment{}
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, deployment, intent, appsac.ExtractDeployment); err != nil {
-		return false, fmt.Errorf("reconcile Deployment of the request router: %w", err)
+		return false, fmt.Errorf("failed to reconcile the Deployment of the request router: %w", err)
 	}
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
-		return false, fmt.Errorf("reconcile PodDisruptionBudget of the request router: %w", err)
+		return false, fmt.Errorf("failed to reconcile the PodDisruptionBudget of the request router: %w", err)
 	}
-	return intent.UID == nil && updatedAvailable(deployment), nil // what was just written is not in the cache's answer
+	return intent.UID == nil && updatedAvailable(deployment), nil // the cache does not contain an object that was just written
 }
 
-// updatedAvailable tells that at least one pod of a Deployment's present template is available: more are than there are others.
+// updatedAvailable reports whether at least one pod of the current template is available: there are more available pods
+// than outdated pods.
 func updatedAvailable(deployment *appsv1.Deployment) bool {
 	status := deployment.Status
 	return status.ObservedGeneration == deployment.Generation && status.AvailableReplicas > status.Replicas-status.UpdatedReplicas
 }
 
-// StoreAuthority is the certificate authority of the artifact store, where routers need the store: they read plans from
-// it. Without a store, or before it has published the authority, it is empty: routers serve without plans then. While what was
-// published is away it is what the routers have: the store publishes it anew, and they must not start anew, and lose their plans,
-// meanwhile.
+// StoreAuthority returns the certificate authority of the artifact store if routers need the store to read plans.
+// Without a store, or before the store has published its authority, the result is empty: routers then serve without
+// plans. While the published authority is missing, it returns the value that routers already have: the store publishes
+// it again, and until then routers must not restart and lose their plans.
 func (f *Front) StoreAuthority(ctx context.Context, moed *semmoev1.MoEDeployment) (string, error) {
 	if !desired.UsesPlans(moed) {
 		return "", nil
@@ -105,7 +106,7 @@ func (f *Front) StoreAuthority(ctx context.Context, moed *semmoev1.MoEDeployment
 	return authority, err
 }
 
-// givenAuthority is the certificate authority of the artifact store that the router's Deployment has; empty where it has none.
+// givenAuthority returns the certificate authority of the artifact store in the router's Deployment, or "".
 func (f *Front) givenAuthority(ctx context.Context, moed *semmoev1.MoEDeployment) (string, error) {
 	var deployment appsv1.Deployment
 	err := f.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.RouterName(moed)}, &deployment)
@@ -122,7 +123,7 @@ func (f *Front) givenAuthority(ctx context.Context, moed *semmoev1.MoEDeployment
 	return "", nil
 }
 
-// giveStore lets the router's pods reach the artifact store.
+// giveStore configures access to the artifact store in the router's pods.
 func giveStore(deployment *appsac.DeploymentApplyConfiguration, store *access.Access, authority string) {
 	spec := deployment.Spec.Template.Spec
 	container := &spec.Containers[0]
@@ -138,7 +139,7 @@ func giveStore(deployment *appsac.DeploymentApplyConfiguration, store *access.Ac
 			WithAudience(source.Audience).WithExpirationSeconds(*source.ExpirationSeconds).WithPath(source.Path)))))
 }
 
-// deleteRouter takes the request router away, where the mode does not want one.
+// deleteRouter deletes the request router if the mode does not need one.
 func (f *Front) deleteRouter(ctx context.Context, moed *semmoev1.MoEDeployment) error {
 	for _, object := range []client.Object{&appsv1.Deployment{}, &policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{}, &corev1.ServiceAccount{}} {
 		err := f.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.RouterName(moed)}, object)
@@ -146,7 +147,7 @@ func (f *Front) deleteRouter(ctx context.Context, moed *semmoev1.MoEDeployment) 
 			err = f.remove(ctx, moed, object)
 		}
 		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete the request router: %w", err)
+			return fmt.Errorf("failed to delete the request router: %w", err)
 		}
 	}
 	return nil
@@ -157,7 +158,7 @@ func routerBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApp
 		WithLabels(desired.Labels(moed, semmoev1.ComponentRouter)).
 		WithOwnerReferences(desired.OwnerReference(moed)).
 		WithSpec(policyac.PodDisruptionBudgetSpec().
-			WithUnhealthyPodEvictionPolicy(policyv1.AlwaysAllow). // what does not serve would only hold up the drain of its node
+			WithUnhealthyPodEvictionPolicy(policyv1.AlwaysAllow). // a pod that does not serve must not block the drain of its node
 			WithMaxUnavailable(intstr.FromInt32(1)).
 			WithSelector(metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, semmoev1.ComponentRouter))))
 }
@@ -176,12 +177,13 @@ func routerRoleBinding(moed *semmoev1.MoEDeployment) *rbacac.RoleBindingApplyCon
 		WithSubjects(rbacac.Subject().WithKind(rbacv1.ServiceAccountKind).WithNamespace(moed.Namespace).WithName(desired.RouterName(moed)))
 }
 
-// replicaSelectorText is replicaSelector as request routers take it.
+// replicaSelectorText returns replicaSelector in the form of the router's flag.
 func replicaSelectorText(moed *semmoev1.MoEDeployment) string {
 	return fmt.Sprintf("%s=%s,%s in (%s,%s)", semmoev1.LabelDeployment, moed.Name, semmoev1.LabelComponent, semmoev1.ComponentEngine, semmoev1.ComponentWorker)
 }
 
-// routerArgs are those of the request router. What the spec leaves open is left out, and so at the router's own default.
+// routerArgs returns the arguments of the request router. Options that the spec leaves open are omitted, so that the
+// router's defaults apply.
 func routerArgs(moed *semmoev1.MoEDeployment) []string {
 	args := []string{
 		"router",
@@ -216,19 +218,19 @@ func routerArgs(moed *semmoev1.MoEDeployment) []string {
 	return args
 }
 
-// percentText gives a percentage as a factor.
+// percentText formats a percentage as a factor.
 func percentText(percent int32) string {
 	return strconv.FormatFloat(float64(percent)/100, 'f', -1, 64)
 }
 
-// weightsText gives the weights as the router takes them, 1 for 100 percent.
+// weightsText formats the weights for the router, where 1 is 100 percent.
 func weightsText(weights semmoev1.RoutingWeights) string {
 	weight := func(percent *int32) string { return percentText(ptr.Deref(percent, 100)) }
 	return fmt.Sprintf("affinity=%s,prefix=%s,load=%s,wait=%s",
 		weight(weights.AffinityPercent), weight(weights.PrefixPercent), weight(weights.LoadPercent), weight(weights.WaitPercent))
 }
 
-// routerPorts are the ports of the request router: for clients or for a Gateway, for monitoring, and for managers.
+// routerPorts returns the ports of the request router: for clients or a Gateway, for monitoring, and for managers.
 func routerPorts(moed *semmoev1.MoEDeployment) []*coreac.ContainerPortApplyConfiguration {
 	port := func(name string, number int32) *coreac.ContainerPortApplyConfiguration {
 		return coreac.ContainerPort().WithName(name).WithContainerPort(number).WithProtocol(corev1.ProtocolTCP)
@@ -240,7 +242,8 @@ func routerPorts(moed *semmoev1.MoEDeployment) []*coreac.ContainerPortApplyConfi
 	return []*coreac.ContainerPortApplyConfiguration{port("http", semmoev1.ServicePort), metrics, private}
 }
 
-// mergeTemplate merges spec.routing.template over the pod template of the request router. Lists replace the operator's, maps are merged.
+// mergeTemplate merges spec.routing.template over the pod template of the request router. User-provided lists replace
+// those of the operator; maps are merged.
 func mergeTemplate(template *coreac.PodTemplateSpecApplyConfiguration, moed *semmoev1.MoEDeployment) error {
 	users := moed.Spec.Routing.Template
 	if users == nil {
@@ -257,7 +260,7 @@ func mergeTemplate(template *coreac.PodTemplateSpecApplyConfiguration, moed *sem
 	}
 	container := &template.Spec.Containers[0]
 	var failed error
-	for _, users := range spec.Containers { // the schema allows the router's container only
+	for _, users := range spec.Containers { // the schema allows only the router's container
 		failed = errors.Join(failed, mergeFields(users.Resources, container.Resources))
 	}
 	spec.Containers = nil
@@ -267,7 +270,7 @@ func mergeTemplate(template *coreac.PodTemplateSpecApplyConfiguration, moed *sem
 	return nil
 }
 
-// mergeFields sets the fields of an apply configuration that users set. It adds to maps, and replaces lists that are empty.
+// mergeFields sets the fields of ours that users sets. It merges maps, and replaces lists that are empty in ours.
 func mergeFields(users, ours any) error {
 	data, err := json.Marshal(users)
 	if err != nil {
@@ -276,9 +279,9 @@ func mergeFields(users, ours any) error {
 	return json.Unmarshal(data, ours)
 }
 
-// routerDeployment is the request router. Its pods carry the UID of their ServiceAccount: tokens of an account that was
-// deleted are void although another of its name exists, and pods that hold them would never see an endpoint change again. managers is
-// the certificate authority by which routers know the managers.
+// routerDeployment returns the Deployment of the request router. Its pods carry the UID of their ServiceAccount: tokens
+// of a deleted account are void even if a new account has the same name, and pods with such a token receive no more
+// endpoint changes. managers is the certificate authority with which routers verify managers.
 func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.UID, managers string) *appsac.DeploymentApplyConfiguration {
 	podLabels := desired.Labels(moed, semmoev1.ComponentRouter)
 	probe := func(path string) *coreac.ProbeApplyConfiguration {
@@ -291,8 +294,9 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 		WithArgs(routerArgs(moed)...).
 		WithEnv(coreac.EnvVar().WithName(desired.PodIPVariable).WithValueFrom(coreac.EnvVarSource().
 			WithFieldRef(coreac.ObjectFieldSelector().WithAPIVersion("v1").WithFieldPath("status.podIP"))),
-			// Near its limit the collector shall work harder, before the kernel ends the process. The divisor must be given: a
-			// default of the API server's would look like a change of ours that is missing, for ever.
+			// Close to the memory limit, the garbage collector should work harder before the kernel kills the process.
+			// The divisor is explicit: with a default from the API server, the comparison would see a missing field at
+			// every reconciliation.
 			coreac.EnvVar().WithName("GOMEMLIMIT").WithValueFrom(coreac.EnvVarSource().
 				WithResourceFieldRef(coreac.ResourceFieldSelector().WithResource("limits.memory").WithDivisor(resource.MustParse("1")))),
 			coreac.EnvVar().WithName(managerauth.AuthorityVariable).WithValue(managers)).
@@ -325,7 +329,7 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 		WithContainers(container).
 		WithVolumes(coreac.Volume().WithName("snapshot").WithEmptyDir(coreac.EmptyDirVolumeSource()))
 	if desired.UsesPlans(moed) {
-		// It is not there before tables are swapped for the first time, and the router must start all the same.
+		// The ConfigMap is optional: it does not exist before tables are swapped for the first time.
 		spec.WithVolumes(coreac.Volume().WithName("tables").WithConfigMap(
 			coreac.ConfigMapVolumeSource().WithName(desired.TablesName(moed)).WithOptional(true)))
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/semmoe/operator/internal/owned"
 )
 
-// The pull policy of our image is the request router's. Without one nothing is said of it, so that the field stays the API server's: what
-// earlier versions made is not written anew.
+// The request router uses the pull policy of the operator's image. Without a policy the field is not set, so that
+// existing Deployments are not rewritten.
 func TestRouterPullPolicy(t *testing.T) {
 	moed := moedtest.Deployment()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Name: desired.RouterName(moed), UID: "uid", Labels: owned.Ours()}}
@@ -42,7 +42,7 @@ func TestRouterPullPolicy(t *testing.T) {
 	}
 }
 
-// While the store's certificate authority is not published, routers keep the one that they have.
+// While the store's certificate authority is not published, routers keep their current one.
 func TestStoreAuthority(t *testing.T) {
 	planned := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = &semmoev1.ProfilingSpec{} })
 	ca := types.NamespacedName{Namespace: "semmoe-system", Name: "semmoe-store-ca"}
@@ -72,7 +72,7 @@ func TestStoreAuthority(t *testing.T) {
 		"deleted":                    {planned, "https://store", []client.Object{router("old")}, "old"},
 		"not yet published":          {planned, "https://store", []client.Object{router("")}, ""},
 		"not yet, and no router":     {planned, "https://store", nil, ""},
-		"no store any more":          {planned, "", []client.Object{published, router("old")}, ""},
+		"store removed":              {planned, "", []client.Object{published, router("old")}, ""},
 		"a deployment without plans": {moedtest.Deployment(), "https://store", []client.Object{published, router("old")}, ""},
 	} {
 		t.Run(situation, func(t *testing.T) {
@@ -85,7 +85,8 @@ func TestStoreAuthority(t *testing.T) {
 	}
 }
 
-// Every field of spec.routing.template reaches the pods, in both modes. Without the field, router pods inherit no scheduling from spec.template.
+// Every field of spec.routing.template reaches the pods, in both modes. Without the field, router pods do not inherit
+// scheduling from spec.template.
 func TestRouterTemplate(t *testing.T) {
 	toleration := corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpExists}
 	byZone := corev1.TopologySpreadConstraint{MaxSkew: 1, TopologyKey: corev1.LabelTopologyZone, WhenUnsatisfiable: corev1.DoNotSchedule}

@@ -16,24 +16,25 @@ import (
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// CalibrationOf reads the calibration of a plan from its ConfigMap; nil where it has none, or one that is not the plan's.
+// CalibrationOf reads the calibration of a plan from its ConfigMap. It returns nil if there is none, or if it belongs
+// to another plan.
 func CalibrationOf(ctx context.Context, c client.Reader, p *semmoev1.PlacementPlan) *drift.Calibration {
 	log := logr.FromContextOrDiscard(ctx).WithValues("plan", p.Name)
-	held := &corev1.ConfigMap{}
-	if err := c.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: p.Status.ConfigMap}, held); err != nil {
-		log.V(1).Info("Cannot read the calibration of a plan", "reason", err.Error())
+	configMap := &corev1.ConfigMap{}
+	if err := c.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: p.Status.ConfigMap}, configMap); err != nil {
+		log.V(1).Info("Failed to read the calibration of a plan", "reason", err.Error())
 		return nil
 	}
-	calibration, err := calibrationIn(held.Data, p.Status.PlanDigest)
+	calibration, err := calibrationIn(configMap.Data, p.Status.PlanDigest)
 	if err != nil {
-		log.Error(err, "The calibration of a plan is of no use", "configMap", held.Name)
+		log.Error(err, "The calibration of a plan is invalid", "configMap", configMap.Name)
 		return nil
 	}
 	return calibration
 }
 
-// calibrationIn is the calibration in the ConfigMap of a plan with that digest, verified by the plan's manifest; nil where the plan
-// has none.
+// calibrationIn returns the calibration in the ConfigMap of the plan with this digest, verified by the plan's manifest;
+// nil if the plan has none.
 func calibrationIn(data map[string]string, planDigest string) (*drift.Calibration, error) {
 	text, has := data[plan.DriftFile]
 	if !has {
@@ -59,7 +60,7 @@ func calibrationIn(data map[string]string, planDigest string) (*drift.Calibratio
 	return calibration, nil
 }
 
-// checkSum refuses content that has not the sha256 that is wanted.
+// checkSum returns an error if content does not have the sha256 want.
 func checkSum(name, content, want string) error {
 	sum := sha256.Sum256([]byte(content))
 	if got := hex.EncodeToString(sum[:]); got != want {

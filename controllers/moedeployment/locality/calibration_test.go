@@ -9,7 +9,7 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 )
 
-// A calibration counts only as the plan's own: what was edited, or is cut off, is as good as none.
+// A calibration is used only if it belongs to the plan: an edited or truncated one counts as missing.
 func TestCalibrationIn(t *testing.T) {
 	data, digest := moedtest.WithCalibration(t, moedtest.Calibration())
 	invalid := moedtest.Calibration()
@@ -26,13 +26,13 @@ func TestCalibrationIn(t *testing.T) {
 		found  bool
 		err    string
 	}{
-		"as published":       {data, digest, true, ""},
-		"none":               {map[string]string{plan.ManifestFile: data[plan.ManifestFile]}, digest, false, ""},
-		"another plan's":     {data, strings.Repeat("0", 64), false, "manifest.json is damaged"},
-		"edited":             {changed(plan.DriftFile, "{}"), digest, false, "drift.json is damaged"},
-		"edited manifest":    {changed(plan.ManifestFile, "{}"), digest, false, "manifest.json is damaged"},
-		"no manifest":        {changed(plan.ManifestFile, ""), digest, false, "manifest.json"},
-		"not of its own use": {bad, badDigest, false, "3 ranks need 9"},
+		"as published":     {data, digest, true, ""},
+		"none":             {map[string]string{plan.ManifestFile: data[plan.ManifestFile]}, digest, false, ""},
+		"of another plan":  {data, strings.Repeat("0", 64), false, "manifest.json is damaged"},
+		"edited":           {changed(plan.DriftFile, "{}"), digest, false, "drift.json is damaged"},
+		"edited manifest":  {changed(plan.ManifestFile, "{}"), digest, false, "manifest.json is damaged"},
+		"no manifest":      {changed(plan.ManifestFile, ""), digest, false, "manifest.json"},
+		"unusable content": {bad, badDigest, false, "3 ranks need 9"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := calibrationIn(tc.data, tc.digest)

@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// samples are requests a second apart, the last one now, each with a share of its activations local.
+// samples returns requests one second apart, the last one now, with the given local share of their activations.
 func samples(n int, local func(i int) float64) []TimedSample {
 	list := make([]TimedSample, n)
 	for i := range list {
@@ -29,7 +29,7 @@ func samples(n int, local func(i int) float64) []TimedSample {
 
 func always(share float64) func(int) float64 { return func(int) float64 { return share } }
 
-// served is the input of a deployment whose routers sample, with requests that get what the plan promises.
+// served returns the input of a deployment with sampling routers, with requests that match the plan's prediction.
 func served(change ...func(*Input)) Input {
 	plan := moedtest.PlanFor400()
 	rate := lar.Ratio{}
@@ -38,7 +38,7 @@ func served(change ...func(*Input)) Input {
 	}
 	in := Input{
 		Now: moedtest.Start, Spec: moedtest.Deployment().Spec.Drift, Planned: true, Plan: plan, Promise: plan.Status.Forecast,
-		Engine: semmoev1.EngineSGLang, EngineTells: true, Observed: true, Rate: rate,
+		Engine: semmoev1.EngineSGLang, EngineReportsRoutedExperts: true, Observed: true, Rate: rate,
 		Routers: RouterEvidence{Answered: 1, Newest: moedtest.Start, Tables: plan.Status.PlanDigest, Samples: samples(200, always(0.4)), Calibration: moedtest.Calibration()},
 	}
 	for _, c := range change {
@@ -47,12 +47,12 @@ func served(change ...func(*Input)) Input {
 	return in
 }
 
-// shifted has requests that get a quarter less since 100 seconds.
+// shifted lowers the local rate by a quarter in the last 100 seconds.
 func shifted(in *Input) {
 	in.Routers.Samples = samples(200, func(i int) float64 { return map[bool]float64{false: 0.4, true: 0.3}[i >= 100] })
 }
 
-// asked is the input of a deployment with source Prometheus, whose values end now.
+// asked returns the input of a deployment with source Prometheus and values that end now.
 func asked(points []promquery.Point, change ...func(*Input)) Input {
 	in := served(change...)
 	in.Routers = RouterEvidence{}
@@ -70,7 +70,7 @@ func times(n int, value float64) []float64 {
 	return list
 }
 
-// Every link of both chains, by the one thing that violates it.
+// Each policy of both lists is violated individually.
 func TestAssessDrift(t *testing.T) {
 	remade := func(ages ...time.Duration) func(*Input) {
 		return func(in *Input) {
@@ -85,20 +85,20 @@ func TestAssessDrift(t *testing.T) {
 			in.Rate.Add(lar.Activations{Local: 35, Total: 100})
 		}
 	}
-	nearBar := func(in *Input) { // 370 of a promise of 400: above the bar of 360, below half of the way
+	nearBar := func(in *Input) { // 370 for a prediction of 400: above the bar of 360, below the recovery limit
 		in.Rate = lar.Ratio{}
 		for range 100 {
 			in.Rate.Add(lar.Activations{Local: 37, Total: 100})
 		}
 	}
-	// Requests are served off their best ranks, and get there what is to be expected.
+	// Requests are served off their best ranks, at the rate expected there.
 	elsewhere := func(in *Input) {
 		below(in)
 		for i := range in.Routers.Samples {
 			in.Routers.Samples[i].Predicted, in.Routers.Samples[i].Local = 0.35, 0.35
 		}
 	}
-	scattered := func(in *Input) { // 340, with a standard error of 30
+	scattered := func(in *Input) { // rate 340, with a standard error of 30
 		in.Rate = lar.Ratio{}
 		for i := range 100 {
 			in.Rate.Add(lar.Activations{Local: int64(34 + 30*(2*(i%2)-1)), Total: 100})
@@ -109,48 +109,48 @@ func TestAssessDrift(t *testing.T) {
 		in     Input
 		status Status
 		reason string
-		hold   string // of drift
+		hold   string // reason of the hold
 		says   string
 	}{
-		"on target":                  {served(), OnTarget, "OnTarget", "", "get what the plan promises"},
-		"drifted":                    {served(shifted), Drifted, "Drifted", "", "no longer those"},
-		"no plan":                    {served(func(in *Input) { in.Planned = false }), Unknown, "NoPlan", "", "Without a plan"},
-		"plan deleted":               {served(func(in *Input) { in.Plan = nil }), Unknown, "PlanNotFound", "", "does not exist"},
-		"plan of the tables deleted": {served(func(in *Input) { in.Routers.Tables = "other" }), Unknown, "PlanNotFound", "", "does not exist"},
-		"plan without figures":       {served(func(in *Input) { in.Promise = nil }), Unknown, "PlanNotFound", "", "not told its figures"},
-		"an engine that cannot tell": {served(shifted, func(in *Input) { in.EngineTells, in.Engine = false, semmoev1.EngineTensorRTLLM }), Unknown, "RoutedExpertsUnavailable", "", "TensorRTLLM"},
-		"tokens that stay":           {served(shifted, func(in *Input) { in.Ranks, in.Planned = 8, false }), Unknown, "TokenShuffleUnsupported", "", "one activation in 8 is local"},
-		"tokens that are shuffled":   {served(shifted, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), Unknown, "NotObserved", "", "spec.drift.source"},
-		"nothing is sampled":         {served(shifted, func(in *Input) { in.Observed = false }), Unknown, "NotObserved", "", "samplePercent"},
-		"no router answers":          {served(shifted, func(in *Input) { in.Routers.Answered = 0 }), Unknown, "RoutersUnreachable", "", "No request router"},
-		"nothing in the window":      {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2} }), Unknown, "Stale", "", "last 3600 seconds"},
-		"nothing scored":             {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2, Newest: moedtest.Start} }), Unknown, "TablesNotLoaded", "", "not loaded"},
-		"too few samples":            {served(func(in *Input) { in.Routers.Samples = samples(enoughSamples-1, always(0)) }), Unknown, "TooFewSamples", "", "fewer than 30"},
-		"below, not tested":          {served(below, func(in *Input) { in.Routers.Calibration = nil }), BelowPromise, "BelowTarget", "", "is not tested"},
-		"on target, not tested":      {served(func(in *Input) { in.Routers.Calibration = nil }), OnTarget, "OnTarget", "", "fewer are within 67108864 tokens times MoE layers"},
-		"too few, not tested":        {served(func(in *Input) { in.Routers.Calibration, in.Rate.Requests = nil, 29 }), Unknown, "TooFewSamples", "", ""},
-		"below, without a change":    {served(below), BelowPromise, "BelowTarget", "", "have not been seen to change"},
-		"below, to wait less":        {served(elsewhere), OnTarget, "OnTarget", "", "no rank keeps the others waiting"},
-		"near the bar":               {served(nearBar), OnTarget, "OnTarget", "", ""},
-		"near the bar, below before": {served(nearBar, func(in *Input) { in.WasBelow = true }), BelowPromise, "BelowTarget", "", ""},
-		"made good":                  {served(func(in *Input) { in.WasBelow = true }), OnTarget, "OnTarget", "", ""},
-		"below within chance":        {served(scattered), OnTarget, "OnTarget", "", ""},
-		"a threshold above the drop": {served(shifted, func(in *Input) { in.Spec.ThresholdPercent = 50 }), OnTarget, "OnTarget", "", ""},
-		"paused":                     {served(shifted, func(in *Input) { in.Paused = true }), Drifted, "Drifted", "Paused", ""},
-		"pinned":                     {served(shifted, func(in *Input) { in.Pinned = true }), Drifted, "Drifted", "PlanPinned", ""},
-		"re-plans off":               {served(shifted, func(in *Input) { in.Spec.MaxReplansPerDay = ptr.To[int32](0) }), Drifted, "Drifted", "ReplansDisabled", ""},
-		"revisions change":           {served(shifted, func(in *Input) { in.RollingOut = true }), Drifted, "Drifted", "RollingOut", ""},
-		"a young plan":               {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-59 * time.Minute)) }), Drifted, "Drifted", "PlanCooldown", ""},
-		"a plan of the future":       {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(time.Hour)) }), Drifted, "Drifted", "PlanCooldown", ""},
+		"on target":                        {served(), OnTarget, "OnTarget", "", "matches the prediction of the plan"},
+		"drifted":                          {served(shifted), Drifted, "Drifted", "", "drifted away from the plan"},
+		"no plan":                          {served(func(in *Input) { in.Planned = false }), Unknown, "NoPlan", "", "Without a plan"},
+		"plan deleted":                     {served(func(in *Input) { in.Plan = nil }), Unknown, "PlanNotFound", "", "does not exist"},
+		"plan of the tables deleted":       {served(func(in *Input) { in.Routers.Tables = "other" }), Unknown, "PlanNotFound", "", "does not exist"},
+		"plan without forecast":            {served(func(in *Input) { in.Promise = nil }), Unknown, "PlanNotFound", "", "has no forecast yet"},
+		"an engine without routed experts": {served(shifted, func(in *Input) { in.EngineReportsRoutedExperts, in.Engine = false, semmoev1.EngineTensorRTLLM }), Unknown, "RoutedExpertsUnavailable", "", "TensorRTLLM"},
+		"tokens not shuffled":              {served(shifted, func(in *Input) { in.Ranks, in.Planned = 8, false }), Unknown, "TokenShuffleUnsupported", "", "one activation in 8 is local"},
+		"tokens shuffled":                  {served(shifted, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), Unknown, "NotObserved", "", "spec.drift.source"},
+		"nothing is sampled":               {served(shifted, func(in *Input) { in.Observed = false }), Unknown, "NotObserved", "", "samplePercent"},
+		"no router answers":                {served(shifted, func(in *Input) { in.Routers.Answered = 0 }), Unknown, "RoutersUnreachable", "", "No request router"},
+		"nothing in the window":            {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2} }), Unknown, "Stale", "", "last 3600 seconds"},
+		"nothing scored":                   {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2, Newest: moedtest.Start} }), Unknown, "TablesNotLoaded", "", "not loaded"},
+		"too few samples":                  {served(func(in *Input) { in.Routers.Samples = samples(enoughSamples-1, always(0)) }), Unknown, "TooFewSamples", "", "fewer than 30"},
+		"below, not tested":                {served(below, func(in *Input) { in.Routers.Calibration = nil }), BelowPromise, "BelowTarget", "", "is not tested"},
+		"on target, not tested":            {served(func(in *Input) { in.Routers.Calibration = nil }), OnTarget, "OnTarget", "", "no calibration (drift.json)"},
+		"too few, not tested":              {served(func(in *Input) { in.Routers.Calibration, in.Rate.Requests = nil, 29 }), Unknown, "TooFewSamples", "", ""},
+		"below, without a change":          {served(below), BelowPromise, "BelowTarget", "", "no change of the traffic is detected"},
+		"below, traded for shorter waits":  {served(elsewhere), OnTarget, "OnTarget", "", "trade for shorter waits"},
+		"near the bar":                     {served(nearBar), OnTarget, "OnTarget", "", ""},
+		"near the bar, below before":       {served(nearBar, func(in *Input) { in.WasBelow = true }), BelowPromise, "BelowTarget", "", ""},
+		"recovered":                        {served(func(in *Input) { in.WasBelow = true }), OnTarget, "OnTarget", "", ""},
+		"below within chance":              {served(scattered), OnTarget, "OnTarget", "", ""},
+		"a threshold above the drop":       {served(shifted, func(in *Input) { in.Spec.ThresholdPercent = 50 }), OnTarget, "OnTarget", "", ""},
+		"paused":                           {served(shifted, func(in *Input) { in.Paused = true }), Drifted, "Drifted", "Paused", ""},
+		"pinned":                           {served(shifted, func(in *Input) { in.Pinned = true }), Drifted, "Drifted", "PlanPinned", ""},
+		"re-plans off":                     {served(shifted, func(in *Input) { in.Spec.MaxReplansPerDay = ptr.To[int32](0) }), Drifted, "Drifted", "ReplansDisabled", ""},
+		"revisions change":                 {served(shifted, func(in *Input) { in.RollingOut = true }), Drifted, "Drifted", "RollingOut", ""},
+		"a young plan":                     {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-59 * time.Minute)) }), Drifted, "Drifted", "PlanCooldown", ""},
+		"a plan in the future":             {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(time.Hour)) }), Drifted, "Drifted", "PlanCooldown", ""},
 		"no cooldown, a young plan": {served(shifted, func(in *Input) {
 			in.Plan.CreationTimestamp, in.Spec.CooldownSeconds = metav1.NewTime(moedtest.Start), ptr.To[int32](0)
 		}), Drifted, "Drifted", "", ""},
-		"cooldown":                    {served(shifted, remade(59*time.Minute, 5*time.Hour)), Drifted, "Drifted", "ReplanCooldown", ""},
-		"after the cooldown":          {served(shifted, remade(60*time.Minute, 5*time.Hour)), Drifted, "Drifted", "", ""},
-		"a re-plan of the future":     {served(shifted, remade(-time.Minute)), Drifted, "Drifted", "ReplanCooldown", ""},
-		"daily cap":                   {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 23*time.Hour)), Drifted, "Drifted", "DailyReplanLimit", ""},
-		"below the daily cap":         {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 24*time.Hour)), Drifted, "Drifted", "", ""},
-		"the user's wish comes first": {served(shifted, remade(0), func(in *Input) { in.Paused, in.RollingOut = true, true }), Drifted, "Drifted", "Paused", ""},
+		"cooldown":                       {served(shifted, remade(59*time.Minute, 5*time.Hour)), Drifted, "Drifted", "ReplanCooldown", ""},
+		"after the cooldown":             {served(shifted, remade(60*time.Minute, 5*time.Hour)), Drifted, "Drifted", "", ""},
+		"a re-plan in the future":        {served(shifted, remade(-time.Minute)), Drifted, "Drifted", "ReplanCooldown", ""},
+		"daily cap":                      {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 23*time.Hour)), Drifted, "Drifted", "DailyReplanLimit", ""},
+		"below the daily cap":            {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 24*time.Hour)), Drifted, "Drifted", "", ""},
+		"the user's settings come first": {served(shifted, remade(0), func(in *Input) { in.Paused, in.RollingOut = true, true }), Drifted, "Drifted", "Paused", ""},
 
 		"Prometheus, on target":   {asked(good), OnTarget, "OnTarget", "", ""},
 		"Prometheus, tokens":      {asked(good, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), OnTarget, "OnTarget", "", ""},
@@ -159,7 +159,7 @@ func TestAssessDrift(t *testing.T) {
 		"Prometheus, no series":   {asked(good, func(*Input) {}).with(desired.Finding{Reason: promquery.NoSeries, Message: "The query yields no series"}), Unknown, "PrometheusNoSeries", "", "no series"},
 		"Prometheus, nothing":     {asked(nil), Unknown, "PrometheusStale", "", ""},
 		"Prometheus, ended":       {asked(moedtest.Values(times(120, 0.1)...)[:116]), Unknown, "PrometheusStale", "", ""},
-		"Prometheus, percent":     {asked(moedtest.Values(times(120, 40)...)), Unknown, "PrometheusNotARate", "", "not percent"},
+		"Prometheus, percent":     {asked(moedtest.Values(times(120, 40)...)), Unknown, "PrometheusNotARate", "", "not a percentage"},
 		"Prometheus, negative":    {asked(moedtest.Values(times(120, -0.1)...)), Unknown, "PrometheusNotARate", "", ""},
 		"Prometheus, too few":     {asked(moedtest.Values(times(44, 0.1)...)), Unknown, "TooFewValues", "", "three quarters"},
 		"Prometheus, just enough": {asked(moedtest.Values(times(45, 0.1)...)), Drifted, "Drifted", "", ""},
@@ -182,14 +182,14 @@ func TestAssessDrift(t *testing.T) {
 	}
 }
 
-// with has a problem with Prometheus.
+// with sets a problem of Prometheus.
 func (in Input) with(problem desired.Finding) Input {
 	in.Prometheus.Problem = problem
 	return in
 }
 
-// Whatever is missing, old, out of range or no number, and however often: it is never drift. Samples that are in order are those of
-// undisturbed requests.
+// Missing, old, out-of-range or non-numeric evidence never results in drift. The valid samples in this test match the
+// plan.
 func TestNoisyEvidenceIsNeverDrift(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	odd := []float64{math.NaN(), math.Inf(1), math.Inf(-1)}
@@ -213,7 +213,7 @@ func TestNoisyEvidenceIsNeverDrift(t *testing.T) {
 			case 4:
 				s.Rank = random.IntN(2000) - 1000
 			}
-			// A rank that there is not, as of another shape, expects nothing.
+			// An invalid rank, for example of another shape, has no expectation.
 			if s.Rank < 0 || s.Rank > 1 {
 				s.Local, s.Best = random.Float64(), s.Rank
 			}
@@ -237,7 +237,7 @@ func TestNoisyEvidenceIsNeverDrift(t *testing.T) {
 	}
 }
 
-// An alarm ends only well below the threshold, and both are functions of the samples alone.
+// An alarm ends only well below the threshold. Both are functions of the samples only.
 func TestAlarmHasHysteresis(t *testing.T) {
 	c := moedtest.Calibration()
 	drop := samples(300, func(i int) float64 {
@@ -245,9 +245,9 @@ func TestAlarmHasHysteresis(t *testing.T) {
 		case i < 50:
 			return 0.4
 		case i < 90:
-			return 0.3 // 0.08 each beyond the reference of 0.02: above 2 after 26
+			return 0.3 // adds 0.08 each beyond the reference value 0.02: above 2 after 26
 		}
-		return 0.4 // 0.02 back each
+		return 0.4 // subtracts 0.02 each
 	})
 	changes, alarm, since := []int{}, false, time.Time{}
 	for i := range drop {
@@ -262,7 +262,7 @@ func TestAlarmHasHysteresis(t *testing.T) {
 			t.Fatalf("sample %d: since %v, causes %v", i, result.Since, result.Causes)
 		}
 	}
-	// 40 x 0.08 = 3.2 is reached, and 1 is left 110 samples later.
+	// The statistic reaches 40 x 0.08 = 3.2, and falls to 1 after 110 samples.
 	if len(changes) != 2 || changes[0] < 74 || changes[0] > 75 || changes[1] < 195 || changes[1] > 205 {
 		t.Errorf("the alarm changes at samples %v, want about 75 and about 200", changes)
 	}
@@ -271,7 +271,8 @@ func TestAlarmHasHysteresis(t *testing.T) {
 	}
 }
 
-// A smaller threshold finds a smaller drop, and a larger one finds less; none raises more false alarms than the calibrated one.
+// A smaller threshold detects a smaller drop, and a larger one detects less. None causes more false alarms than the
+// calibrated threshold.
 func TestThresholdPercent(t *testing.T) {
 	found := func(percent int32, drop float64) int {
 		for i, c, list := 1, moedtest.Calibration().For(float64(percent)/100), samples(1000, always(0.4*(1-drop))); i <= len(list); i++ {
@@ -290,7 +291,8 @@ func TestThresholdPercent(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 3))
 	for range 20 {
 		list := samples(2000, func(int) float64 { return 0.4 + 0.2*random.NormFloat64() })
-		// The rate of false alarms falls with the drop by which a peak exceeds its threshold: compare the peaks.
+		// The false alarm rate falls with the margin by which a peak exceeds its threshold, so the test compares the
+		// peaks.
 		peak := func(percent int32) float64 {
 			c, highest := moedtest.Calibration().For(float64(percent)/100), 0.0
 			var statistic drift.Statistic
@@ -306,23 +308,24 @@ func TestThresholdPercent(t *testing.T) {
 	}
 }
 
-// The window moves along the values: nine tenths of it below the bar raise the alarm, and half of it above ends it.
+// The window moves along the values: an alarm starts when nine tenths of it are below the bar, and ends when half of it
+// is above.
 func TestValuesOfPrometheus(t *testing.T) {
 	for name, tc := range map[string]struct {
 		points    []promquery.Point
 		alarm     bool
 		statistic float64
-		since     int // index of the value
+		since     int // index of the value at which the drift starts
 	}{
-		"on target":     {moedtest.Values(times(120, 0.4)...), false, 0, 0},
-		"on the bar":    {moedtest.Values(times(120, 0.36)...), false, 0, 0},
-		"below":         {moedtest.Values(times(120, 0.35)...), true, 1, 0},
-		"a short drop":  {moedtest.Values(append(times(70, 0.4), times(50, 0.1)...)...), false, 50. / 60, 0},
-		"nine tenths":   {moedtest.Values(append(times(66, 0.4), times(54, 0.1)...)...), true, 0.9, 66},
-		"half is good":  {moedtest.Values(append(times(90, 0.1), times(30, 0.4)...)...), true, 0.5, 0},
-		"more is good":  {moedtest.Values(append(times(89, 0.1), times(31, 0.4)...)...), false, 29. / 60, 0},
-		"one bad value": {moedtest.Values(append(times(119, 0.4), 0)...), false, 1. / 60, 0},
-		"short of it":   {moedtest.Values(times(44, 0.1)...), false, 0, 0},
+		"on target":               {moedtest.Values(times(120, 0.4)...), false, 0, 0},
+		"on the bar":              {moedtest.Values(times(120, 0.36)...), false, 0, 0},
+		"below":                   {moedtest.Values(times(120, 0.35)...), true, 1, 0},
+		"a short drop":            {moedtest.Values(append(times(70, 0.4), times(50, 0.1)...)...), false, 50. / 60, 0},
+		"nine tenths":             {moedtest.Values(append(times(66, 0.4), times(54, 0.1)...)...), true, 0.9, 66},
+		"half is above":           {moedtest.Values(append(times(90, 0.1), times(30, 0.4)...)...), true, 0.5, 0},
+		"more than half is above": {moedtest.Values(append(times(89, 0.1), times(31, 0.4)...)...), false, 29. / 60, 0},
+		"one bad value":           {moedtest.Values(append(times(119, 0.4), 0)...), false, 1. / 60, 0},
+		"just below nine tenths":  {moedtest.Values(times(44, 0.1)...), false, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := testValues(tc.points, time.Hour, 0.36)
@@ -336,7 +339,7 @@ func TestValuesOfPrometheus(t *testing.T) {
 	}
 }
 
-// What newer tables promise is compared with what requests get that were sent by them.
+// The prediction of newer tables is compared only with requests that were routed by them.
 func TestRateUnder(t *testing.T) {
 	observed := func(plan, tables string, local int64) lar.Observation {
 		o := lar.Observation{Time: moedtest.Start, Plan: plan, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 10}}}
@@ -358,8 +361,8 @@ func TestRateUnder(t *testing.T) {
 	}
 }
 
-// The promise is known where nothing else is: metrics and alerts compare it.
-func TestPromiseIsToldWithoutSamples(t *testing.T) {
+// The prediction is known even if the status is Unknown: metrics and alerts use it.
+func TestPredictionWithoutSamples(t *testing.T) {
 	for name, change := range map[string]func(*Input){
 		"tokens stay where they are": func(in *Input) { in.Ranks = 8 },
 		"no router answers":          func(in *Input) { in.Routers = RouterEvidence{} },
@@ -369,6 +372,6 @@ func TestPromiseIsToldWithoutSamples(t *testing.T) {
 		}
 	}
 	if a := Assess(served(func(in *Input) { in.Promise = nil })); a.Promise.LARMilli != 0 {
-		t.Errorf("without a promise %d is told", a.Promise.LARMilli)
+		t.Errorf("without a prediction, the rate is %d", a.Promise.LARMilli)
 	}
 }

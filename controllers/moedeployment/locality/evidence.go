@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// RateUnder is the rate of the requests that routers sampled under a layout within a window about now and sent by the tables of a plan, or by
-// whichever where none is named: what older tables came to says nothing of what newer ones promise.
+// RateUnder returns the rate of the requests that routers sampled under a layout within the window around now, and
+// dispatched by the tables of a plan (any tables if tables is ""). Results of older tables do not apply to newer ones.
 func RateUnder(reports []lar.Report, layoutDigest, tables string, now time.Time, window time.Duration) lar.Ratio {
 	var rate lar.Ratio
 	for _, report := range reports {
@@ -25,28 +25,28 @@ func RateUnder(reports []lar.Report, layoutDigest, tables string, now time.Time,
 	return rate
 }
 
-// RouterEvidence is what the request routers tell of the requests that they sampled under the plan in service.
+// RouterEvidence is the evidence of the request routers about requests under the plan in service.
 type RouterEvidence struct {
-	// Answered is how many routers tell anything.
+	// Answered is the number of routers that returned a report.
 	Answered int
-	// Newest is the time of the last sample of the window; zero where there is none.
+	// Newest is the time of the newest sample in the window; zero if there is none.
 	Newest time.Time
-	// Tables is the full digest of the plan whose tables scored the last of them that was scored, and Samples those that it scored,
-	// the oldest first.
+	// Tables is the full digest of the plan whose tables scored the newest scored sample. Samples are the samples that
+	// these tables scored, oldest first.
 	Tables  string
 	Samples []TimedSample
-	// Calibration is what those are judged by; nil where the plan has none.
+	// Calibration is the calibration for these samples; nil if the plan has none.
 	Calibration *drift.Calibration
 }
 
-// TimedSample is a sample and when it was taken.
+// TimedSample is a sample with its time.
 type TimedSample struct {
 	Time time.Time
 	drift.Sample
 }
 
-// EvidenceOf gathers what routers sampled under a layout within a window about now. What is older says nothing of now; what is as
-// far ahead was written by a clock that is wrong.
+// EvidenceOf collects the samples of routers under a layout within the window around now. Older samples do not describe
+// the present. Samples equally far in the future come from a wrong clock.
 func EvidenceOf(reports []lar.Report, layoutDigest string, now time.Time, window time.Duration) RouterEvidence {
 	evidence := RouterEvidence{Answered: len(reports)}
 	var recent []lar.Observation
@@ -72,8 +72,8 @@ func EvidenceOf(reports []lar.Report, layoutDigest string, now time.Time, window
 	return evidence
 }
 
-// sampleFor is what an observation says in the test; not ok where it was scored by other tables, or not at all, or tells of no
-// activation.
+// sampleFor converts an observation to a test sample. It returns false if other tables or no tables scored the
+// observation, or if it has no activation.
 func sampleFor(o lar.Observation, tables string) (sample TimedSample, ok bool) {
 	if o.Forecast == nil || o.Forecast.Tables != tables || o.Total <= 0 || o.Local < 0 || o.Local > o.Total {
 		return TimedSample{}, false
@@ -84,12 +84,12 @@ func sampleFor(o lar.Observation, tables string) (sample TimedSample, ok bool) {
 	}}, true
 }
 
-// clearedAt is the share of its threshold below which the statistic must fall for an alarm to end: one that has just been raised
-// would else come and go.
+// clearedAt is the share of the threshold below which the statistic must fall for an alarm to end. It prevents
+// flapping.
 const clearedAt = 0.5
 
-// testSamples runs the sequential test over the samples, the oldest first. It needs no memory of earlier runs: alarm and hysteresis
-// are functions of the samples, and whoever reads them comes to the same.
+// testSamples runs the sequential test over the samples, oldest first. Alarm and hysteresis are functions of the
+// samples, without memory of earlier runs, so every reader reaches the same result.
 func testSamples(c *drift.Calibration, samples []TimedSample) testResult {
 	result := testResult{Tested: true, Threshold: 1}
 	var statistic drift.Statistic
@@ -100,7 +100,7 @@ func testSamples(c *drift.Calibration, samples []TimedSample) testResult {
 	}
 	if result.Alarm {
 		causes := c.Explain(plain(samples))
-		// The causes are of the samples since the onset.
+		// The causes cover the samples since the onset.
 		result.Causes, result.Since = &causes, samples[len(samples)-max(1, causes.Samples)].Time
 	}
 	return result
@@ -115,40 +115,40 @@ func plain(samples []TimedSample) []drift.Sample {
 }
 
 const (
-	// windowSteps is in how many values a window is asked for.
+	// windowSteps is the number of values requested per window.
 	windowSteps = 60
-	// staleSteps is how many steps old the newest value may be.
+	// staleSteps is the maximum age of the newest value, in steps.
 	staleSteps = 3
-	// leastValues is how many values a window must have: three quarters.
-	leastValues = windowSteps * 3 / 4
+	// minValues is the minimum number of values in a window: three quarters.
+	minValues = windowSteps * 3 / 4
 	// raisedAt is the share of a window's values that must be below the bar for an alarm.
 	raisedAt = 0.9
 )
 
-// PrometheusEvidence is what Prometheus tells.
+// PrometheusEvidence is the evidence of Prometheus.
 type PrometheusEvidence struct {
-	// Problem is why it tells nothing.
+	// Problem is why there is no evidence.
 	Problem desired.Finding
-	// Points are the values of at most two windows under the plan in use that are numbers, the oldest first.
+	// Points are the numeric values under the plan in use within at most two windows, oldest first.
 	Points []promquery.Point
 	Window time.Duration
 	// End is the end of the last window.
 	End time.Time
 }
 
-// step is the time between two values.
+// step returns the time between two values.
 func (e PrometheusEvidence) step() time.Duration { return e.Window / windowSteps }
 
 // covered reports whether the last window has enough values.
 func (e PrometheusEvidence) covered() bool {
-	return len(within(e.Points, e.End, e.Window)) >= leastValues
+	return len(within(e.Points, e.End, e.Window)) >= minValues
 }
 
-// within are the points of the window that ends at a time.
+// within returns the points of the window that ends at end.
 func within(points []promquery.Point, end time.Time, window time.Duration) []promquery.Point {
 	first, _ := slices.BinarySearchFunc(points, end.Add(-window), func(p promquery.Point, t time.Time) int {
 		if p.Time.After(t) {
-			return 1 // the beginning is the end of the window before
+			return 1 // the start belongs to the previous window
 		}
 		return -1
 	})
@@ -161,7 +161,7 @@ func within(points []promquery.Point, end time.Time, window time.Duration) []pro
 	return points[first:last]
 }
 
-// numbers are the points whose values are numbers, from a time on.
+// numbers returns the points with numeric values since from.
 func numbers(points []promquery.Point, from time.Time) []promquery.Point {
 	var kept []promquery.Point
 	for _, p := range points {
@@ -172,13 +172,14 @@ func numbers(points []promquery.Point, from time.Time) []promquery.Point {
 	return kept
 }
 
-// testValues follows the window along the points: an alarm is raised where nearly all of its values are below the bar, and ends where
-// fewer than half are. Two windows of points make that a function of the points alone.
+// testValues moves the window along the points. It raises an alarm if nearly all values of the window are below the bar
+// (raisedAt), and clears it if fewer than half are. With two windows of points, the result is a function of the points
+// only.
 func testValues(points []promquery.Point, window time.Duration, bar float64) testResult {
 	result := testResult{Tested: true, Threshold: raisedAt}
 	for _, p := range points {
 		values := within(points, p.Time, window)
-		if len(values) < leastValues {
+		if len(values) < minValues {
 			continue
 		}
 		var low []promquery.Point

@@ -9,8 +9,8 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// Rings of several routers are put in order of time, whichever router has what; other plans, other tables, and times far from
-// now are left out.
+// Samples of several routers are merged in order of time. Samples of other plans or tables, and samples far from now,
+// are omitted.
 func TestEvidenceOf(t *testing.T) {
 	unscored, other, empty, odd := moedtest.Observed(4, "ab-full", 40), moedtest.Observed(4, "ab-full", 40), moedtest.Observed(4, "ab-full", 0), moedtest.Observed(4, "ab-full", 101)
 	unscored.Forecast, other.Plan, empty.Total = nil, "cd-full", 0

@@ -18,22 +18,22 @@ import (
 	"github.com/semmoe/operator/internal/promquery"
 )
 
-// maxCause bounds the cause of a failure in the log, in bytes: it can hold text of the server.
+// maxCause is the maximum length, in bytes, of a failure cause in the log: it may contain text from the server.
 const maxCause = 512
 
-// tokenKey is the key of a Secret with a bearer token.
+// tokenKey is the key of the bearer token in a Secret.
 const tokenKey = "token"
 
-// Prometheus asks the Prometheus servers that specs name.
+// Prometheus queries the Prometheus servers that specs name.
 type Prometheus struct {
 	Client *promquery.Client
-	// Secrets reads Secrets past the cache: the operator may neither list nor watch them.
+	// Secrets reads Secrets without the cache: RBAC allows the operator neither list nor watch of Secrets.
 	Secrets client.Reader
-	// Namespace is the operator's own; empty where it runs outside of the cluster.
+	// Namespace is the operator's own namespace. It is empty if the operator runs outside the cluster.
 	Namespace string
 }
 
-// Ask asks for the values of the last two windows, as far back as the plan is in use.
+// Ask queries the values of the last two windows, but not from before the plan came into use.
 func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since, now time.Time) PrometheusEvidence {
 	source := moed.Spec.Drift.Prometheus
 	evidence := PrometheusEvidence{Window: time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second}
@@ -48,17 +48,17 @@ func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since
 		Address: source.Address, Namespace: moed.Namespace, Token: token, Expression: source.Query,
 		Start: evidence.End.Add(step - 2*evidence.Window), End: evidence.End, Step: step,
 	})
-	if told := (*promquery.Error)(nil); errors.As(err, &told) {
-		logr.FromContextOrDiscard(ctx).Info("Cannot read the local activation rate from Prometheus", "reason", told.Reason, "cause", printable.Line(fmt.Sprint(told.Cause), maxCause))
-		evidence.Problem = desired.Finding{Reason: told.Reason, Message: told.Message}
+	if failure := (*promquery.Error)(nil); errors.As(err, &failure) {
+		logr.FromContextOrDiscard(ctx).Info("Failed to read the local activation rate from Prometheus", "reason", failure.Reason, "cause", printable.Line(fmt.Sprint(failure.Cause), maxCause))
+		evidence.Problem = desired.Finding{Reason: failure.Reason, Message: failure.Message}
 		return evidence
 	}
 	evidence.Points = numbers(points, since)
 	return evidence
 }
 
-// bearer reads the bearer token; empty where none is asked for. The operator has no right to read Secrets by itself: whoever
-// names one grants it to read that one.
+// bearer reads the bearer token; empty if none is configured. The operator has no general permission to read Secrets:
+// the user grants it for the named Secret.
 func (s Prometheus) bearer(ctx context.Context, moed *semmoev1.MoEDeployment) (string, desired.Finding) {
 	name := moed.Spec.Drift.Prometheus.AuthSecret
 	if name == "" {
@@ -74,7 +74,7 @@ func (s Prometheus) bearer(ctx context.Context, moed *semmoev1.MoEDeployment) (s
 		return "", desired.Finding{Reason: "SecretForbidden", Message: fmt.Sprintf("%s may not be read by the operator. Allow it with: kubectl create role semmoe-drift -n %[2]s --verb=get --resource=secrets --resource-name=%[3]s; kubectl create rolebinding semmoe-drift -n %[2]s --role=semmoe-drift --serviceaccount=%[4]s:semmoe-manager",
 			field, moed.Namespace, name, cmp.Or(s.Namespace, "semmoe-system"))}
 	case err != nil:
-		logr.FromContextOrDiscard(ctx).V(1).Info("Cannot read the token for Prometheus", "secret", name, "reason", err.Error())
+		logr.FromContextOrDiscard(ctx).V(1).Info("Failed to read the token for Prometheus", "secret", name, "reason", err.Error())
 		return "", desired.Finding{Reason: "SecretUnreadable", Message: field + " cannot be read now"}
 	case len(secret.Data[tokenKey]) == 0:
 		return "", desired.Finding{Reason: "SecretNotFound", Message: fmt.Sprintf("%s has no key %q, or an empty one", field, tokenKey)}

@@ -20,32 +20,32 @@ import (
 )
 
 const (
-	// observeTimeout bounds how long a router is asked, askTimeout how long all are, so that those that hang do not hold up the
-	// reconciliation.
+	// observeTimeout is the time limit for one router; totalTimeout is the limit for all, so that hanging routers do
+	// not block the reconciliation.
 	observeTimeout = 2 * time.Second
-	askTimeout     = 5 * time.Second
-	// askedAtOnce is how many routers are asked at a time.
-	askedAtOnce = 16
+	totalTimeout   = 5 * time.Second
+	// maxConcurrentReads is the number of routers that are queried concurrently.
+	maxConcurrentReads = 16
 )
 
-// enoughSamples is how many sampled requests a rate is reported from: with fewer it says little.
+// enoughSamples is the minimum number of sampled requests for reporting a rate.
 const enoughSamples = 30
 
-// Traffic is what routers told, summed over them.
+// Traffic is the sum of the routers' reports.
 type Traffic struct {
-	// Sketch is of the requests that were sampled of a revision.
+	// Sketch summarizes the sampled requests of a revision.
 	Sketch lar.Sketch
 	// Capture compares sampled requests with others.
 	Capture lar.CaptureCost
-	// Engine is what the engines of the revision counted themselves, of all requests.
+	// Engine contains the counts of the revision's engines over all requests.
 	Engine lar.Activations
 }
 
-// enoughActivations is the number of activations from which the engines' own counts are used: some thousand tokens.
+// enoughActivations is the minimum number of activations for using the engines' own counts: several thousand tokens.
 const enoughActivations = 250_000
 
-// Activations returns what the observed rate is of, and its source: the engines' own counts where they count, and else the sample. It
-// reports false where neither is of enough requests.
+// Activations returns the activations behind the observed rate, and their source: the engines' own counts if available,
+// else the sample. It reports false if neither covers enough requests.
 func (o Traffic) Activations() (_ lar.Activations, _ semmoev1.LARSource, enough bool) {
 	if o.Engine.Total >= enoughActivations {
 		return o.Engine, semmoev1.LARSourceEngine, true
@@ -53,7 +53,7 @@ func (o Traffic) Activations() (_ lar.Activations, _ semmoev1.LARSource, enough 
 	return o.Sketch.Overall.Activations, semmoev1.LARSourceRouter, o.Enough()
 }
 
-// TrafficOf sums what routers told of a revision.
+// TrafficOf sums the reports of routers for a revision.
 func TrafficOf(reports []lar.Report, revision string) Traffic {
 	sum := Traffic{Engine: lar.EngineActivations(reports, revision)}
 	for _, report := range reports {
@@ -65,12 +65,13 @@ func TrafficOf(reports []lar.Report, revision string) Traffic {
 	return sum
 }
 
-// Enough tells that the rate of the requests says something.
+// Enough reports whether there are enough requests for a rate.
 func (o Traffic) Enough() bool {
 	return o.Sketch.Overall.Requests >= enoughSamples && o.Sketch.Overall.Total > 0
 }
 
-// RankLoads is how much each rank had to do of the sampled requests, in activations: as many for each token.
+// RankLoads returns the load of each rank by the sampled requests, in activations. Each token has the same number of
+// activations.
 func (o Traffic) RankLoads() map[int]int64 {
 	loads := map[int]int64{}
 	for rank, ratio := range o.Sketch.Ranks {
@@ -79,15 +80,15 @@ func (o Traffic) RankLoads() map[int]int64 {
 	return loads
 }
 
-// AskRouters asks the routers what they observed, and returns the reports in their order. Routers that cannot be reached are left out:
-// what the others saw is as good.
-func AskRouters(ctx context.Context, c *http.Client, routers []*corev1.Pod) []lar.Report {
+// ReadRouters reads the observations of the routers, and returns the reports in the order of the routers. It omits
+// unreachable routers: the reports of the others are equally representative.
+func ReadRouters(ctx context.Context, c *http.Client, routers []*corev1.Pod) []lar.Report {
 	log := logr.FromContextOrDiscard(ctx)
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, totalTimeout)
 	defer cancel()
-	told := make([]*lar.Report, len(routers))
+	byRouter := make([]*lar.Report, len(routers))
 	var asked errgroup.Group
-	asked.SetLimit(askedAtOnce)
+	asked.SetLimit(maxConcurrentReads)
 	for i, pod := range routers {
 		if !podhealth.Ready(pod) || pod.Status.PodIP == "" {
 			continue
@@ -95,16 +96,16 @@ func AskRouters(ctx context.Context, c *http.Client, routers []*corev1.Pod) []la
 		asked.Go(func() error {
 			report, err := fetchReport(ctx, c, pod.Status.PodIP)
 			if err != nil {
-				log.V(1).Info("Leaving a router out of the observed local activation rate", "pod", pod.Name, "reason", err.Error())
+				log.V(1).Info("Failed to read the observations of a router, which is omitted from the local activation rate", "pod", pod.Name, "reason", err.Error())
 				return nil
 			}
-			told[i] = &report
+			byRouter[i] = &report
 			return nil
 		})
 	}
-	_ = asked.Wait() // none returns an error
+	_ = asked.Wait() // no goroutine returns an error
 	var reports []lar.Report
-	for _, report := range told {
+	for _, report := range byRouter {
 		if report != nil {
 			reports = append(reports, *report)
 		}
@@ -112,7 +113,7 @@ func AskRouters(ctx context.Context, c *http.Client, routers []*corev1.Pod) []la
 	return reports
 }
 
-// maxReport bounds a router's report; a usual one is a few hundred kilobytes.
+// maxReport is the maximum size of a router's report. A typical report has a few hundred kilobytes.
 const maxReport = 16 << 20
 
 func fetchReport(ctx context.Context, c *http.Client, podIP string) (lar.Report, error) {

@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// routerNetwork answers for routers, by address.
+// routerNetwork responds for routers, by address.
 type routerNetwork map[string]string
 
 func (n routerNetwork) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -30,9 +30,9 @@ func (n routerNetwork) RoundTrip(request *http.Request) (*http.Response, error) 
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text))}, nil
 }
 
-// What routers tell is summed as if one router had observed it all; those that cannot be reached, that are not ready or that
-// tell what cannot be are left out.
-func TestAskRouters(t *testing.T) {
+// Reports are summed as if one router had observed everything. Routers that are unreachable, unready, or return invalid
+// reports are omitted.
+func TestReadRouters(t *testing.T) {
 	var want Traffic
 	network := routerNetwork{
 		"10.0.0.3:9091": `{"last":[{"revision":"r","overall":{"requests":-1}}]}`,
@@ -64,7 +64,7 @@ func TestAskRouters(t *testing.T) {
 	}
 	unready := moedtest.Pod("unready", "")
 	unready.Status.PodIP, unready.Status.Conditions = "10.0.0.1", nil
-	got := TrafficOf(AskRouters(context.Background(), &http.Client{Transport: network}, append(pods, unready)), "r")
+	got := TrafficOf(ReadRouters(context.Background(), &http.Client{Transport: network}, append(pods, unready)), "r")
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("observed (-want +got):\n%s", diff)
 	}
@@ -77,7 +77,7 @@ func TestAskRouters(t *testing.T) {
 	}
 }
 
-// silentNetwork has routers that never answer, but for some.
+// silentNetwork contains routers that never respond, with some exceptions.
 type silentNetwork struct{ answering routerNetwork }
 
 func (n silentNetwork) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -88,8 +88,9 @@ func (n silentNetwork) RoundTrip(request *http.Request) (*http.Response, error) 
 	return nil, request.Context().Err()
 }
 
-// Many routers that cannot be reached leave the reconciliation its time, and the others are heard, in their order.
-func TestAskSilentRouters(t *testing.T) {
+// Many unreachable routers do not use up the time of the reconciliation, and the reports of the others are used, in
+// their order.
+func TestReadSilentRouters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := silentNetwork{routerNetwork{}}
 		var pods []*corev1.Pod
@@ -102,8 +103,8 @@ func TestAskSilentRouters(t *testing.T) {
 			}
 		}
 		begin := time.Now()
-		reports := AskRouters(t.Context(), &http.Client{Transport: network}, pods)
-		if took := time.Since(begin); took > askTimeout {
+		reports := ReadRouters(t.Context(), &http.Client{Transport: network}, pods)
+		if took := time.Since(begin); took > totalTimeout {
 			t.Errorf("took %v", took)
 		}
 		if len(reports) != 2 || TrafficOf(reports[:1], "3").Sketch.Overall.Requests != 1 || TrafficOf(reports[1:], "30").Sketch.Overall.Requests != 1 {

@@ -1,4 +1,4 @@
-// Package moedtest has the objects that tests of the controller for MoEDeployments begin from.
+// Package moedtest contains fixtures for tests of the MoEDeployment controller.
 package moedtest
 
 import (
@@ -31,7 +31,8 @@ import (
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// Observed is a sampled request under the layout "ab-full", scored by tables, some seconds before start.
+// Observed returns a request under the layout "ab-full" that was sampled before seconds before Start and scored by
+// tables.
 func Observed(before int, tables string, local int64) lar.Observation {
 	return lar.Observation{
 		Time: Start.Add(-time.Duration(before) * time.Second), Revision: "r1", Plan: "ab-full", Rank: 1, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 100}},
@@ -44,7 +45,7 @@ func sum(text []byte) string {
 	return hex.EncodeToString(digest[:])
 }
 
-// WithCalibration is the content of the ConfigMap of a plan with a calibration, and the plan's digest.
+// WithCalibration returns the content of the ConfigMap of a plan with a calibration, and the plan's digest.
 func WithCalibration(t *testing.T, c *drift.Calibration) (data map[string]string, digest string) {
 	t.Helper()
 	content, err := json.Marshal(c)
@@ -58,7 +59,8 @@ func WithCalibration(t *testing.T, c *drift.Calibration) (data map[string]string
 	return map[string]string{plan.ManifestFile: string(manifest), plan.DriftFile: string(content)}, sum(manifest)
 }
 
-// Calibration expects 0.4 of every request on either of two ranks, and all tokens to be known.
+// Calibration returns a calibration that expects 0.4 for every request on either of two ranks, and all tokens to be
+// known.
 func Calibration() *drift.Calibration {
 	flat := []float64{0.4, 0.4, 0.4, 0.4}
 	return &drift.Calibration{
@@ -68,12 +70,12 @@ func Calibration() *drift.Calibration {
 	}
 }
 
-// PlanFor400 is the plan in use of these tests, made a day ago: it promises 40.0%.
+// PlanFor400 returns the plan in use, created a day ago, which predicts 40.0%.
 func PlanFor400() *semmoev1.PlacementPlan {
 	return PlanOf("p", "ab", func(p *semmoev1.PlacementPlan) { p.CreationTimestamp = metav1.NewTime(Start.Add(-24 * time.Hour)) })
 }
 
-// Values are a minute apart, the last one now.
+// Values returns points one minute apart, the last one now.
 func Values(list ...float64) []promquery.Point {
 	points := make([]promquery.Point, len(list))
 	for i, value := range list {
@@ -82,10 +84,10 @@ func Values(list ...float64) []promquery.Point {
 	return points
 }
 
-// Start is when everything in these tests began.
+// Start is the start time of the tests.
 var Start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// Deployment is a MoEDeployment as the API server stores it, defaults included.
+// Deployment returns a MoEDeployment as stored by the API server, with defaults.
 func Deployment(change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
 	moed := &semmoev1.MoEDeployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", UID: "uid", Generation: 1},
@@ -113,7 +115,7 @@ func Report() checkpoint.Report {
 	return checkpoint.Report{Family: "qwen3_moe", Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4, ModelDigest: "sha256:abc"}
 }
 
-// Pod is a running, ready engine pod of a revision.
+// Pod returns a running, ready engine pod of a revision.
 func Pod(name, revision string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -132,10 +134,10 @@ func Unready(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFa
 
 func TwoPods(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](2) }
 
-// Model is the digest of the checkpoint of the fixtures.
+// Model is the digest of the fixtures' checkpoint.
 const Model = "sha256:abc"
 
-// PlanOf is a published plan for the deployment of the fixtures.
+// PlanOf returns a published plan for the fixtures' deployment.
 func PlanOf(name, digest string, change func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
 	plan := &semmoev1.PlacementPlan{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
@@ -154,7 +156,7 @@ func PlanOf(name, digest string, change func(*semmoev1.PlacementPlan)) *semmoev1
 	return plan
 }
 
-// EngineOf changes the engine, and asks for a profile.
+// EngineOf sets the engine, and requests a profile.
 func EngineOf(engine semmoev1.EngineType) func(*semmoev1.MoEDeployment) {
 	return func(m *semmoev1.MoEDeployment) {
 		m.Spec.Engine.Type = engine
@@ -162,7 +164,7 @@ func EngineOf(engine semmoev1.EngineType) func(*semmoev1.MoEDeployment) {
 	}
 }
 
-// InGroup makes a pod one of a group of two.
+// InGroup makes a pod part of a group of two.
 func InGroup(set, group, index string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Labels[leaderworkersetv1.SetNameLabelKey], p.Labels[leaderworkersetv1.GroupIndexLabelKey] = set, group
@@ -181,7 +183,7 @@ func ChangedAt(after time.Duration) func(*corev1.Pod) {
 	}
 }
 
-// GroupScheme knows what the controller reads and writes.
+// GroupScheme returns a scheme with all kinds that the controller reads and writes.
 func GroupScheme(t *testing.T) *runtime.Scheme {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -191,8 +193,8 @@ func GroupScheme(t *testing.T) *runtime.Scheme {
 	return scheme
 }
 
-// Cluster is a cluster, or a cache of one, with these objects. MoEDeployments and the kinds of their children can be selected by name in it,
-// as by an API server.
+// Cluster returns a fake cluster, or its cache, with these objects. It supports field selection by name for
+// MoEDeployments and their children, like an API server.
 func Cluster(t *testing.T, objects ...client.Object) client.WithWatch {
 	t.Helper()
 	builder := fake.NewClientBuilder().WithScheme(GroupScheme(t)).WithObjects(objects...)
@@ -205,29 +207,29 @@ func Cluster(t *testing.T, objects ...client.Object) client.WithWatch {
 	return builder.Build()
 }
 
-// Tokens has ranks for tokens, not for requests, and an all-to-all between them.
+// Tokens sets ranks for tokens instead of requests, with an all-to-all backend.
 func Tokens(m *semmoev1.MoEDeployment) {
 	m.Spec.Parallelism.Attention = semmoev1.AttentionTensorParallel
 	m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"}
 }
 
-// Shuffled has an engine that sends them to the ranks of a plan's tables, too.
+// Shuffled additionally enables token shuffling by the plan's tables.
 func Shuffled(m *semmoev1.MoEDeployment) {
 	Tokens(m)
 	m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleEnabled
 }
 
-// Hardware names a ConfigMap with a hardware profile.
+// Hardware references a ConfigMap with a hardware profile.
 func Hardware(name string) *semmoev1.HardwareReference {
 	return &semmoev1.HardwareReference{ConfigMap: &semmoev1.HardwareConfigMap{Name: name, Key: "hardware.json"}}
 }
 
-// OnHardware changes the profile that a MoEDeployment names.
+// OnHardware sets the hardware profile of a MoEDeployment.
 func OnHardware(of *semmoev1.HardwareReference) func(*semmoev1.MoEDeployment) {
 	return func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Hardware = of }
 }
 
-// ProfiledBy is a complete profile of the fixtures' model, made at a time.
+// ProfiledBy returns a complete profile of the fixtures' model, created at made.
 func ProfiledBy(name, digest string, made time.Time, change ...func(*semmoev1.AffinityProfile)) *semmoev1.AffinityProfile {
 	p := &semmoev1.AffinityProfile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(made)},

@@ -11,16 +11,17 @@ import (
 	"github.com/semmoe/operator/internal/calibration/machines"
 )
 
-// HardwarePeriod is how often the ConfigMap with a hardware profile is looked at: only the operator's own are watched.
+// HardwarePeriod is the polling interval of the ConfigMap with a hardware profile: only the operator's own ConfigMaps
+// are watched.
 const HardwarePeriod = time.Minute
 
-// HardwareProfile is what plans are told of the machines that serve.
+// HardwareProfile is the hardware profile for which plans are made.
 type HardwareProfile struct {
-	// Digest is that of the ConfigMap's content; empty for a profile that is built in.
+	// Digest is the digest of the ConfigMap's content; empty for a built-in profile.
 	Digest string
-	// Known tells that plans can be asked for.
+	// Known reports whether plans can be made.
 	Known bool
-	// Fault is why the profile that the spec names cannot be used; its zero value where it can.
+	// Fault is why the hardware profile in the spec cannot be used; its zero value if it can.
 	Fault desired.Finding
 }
 
@@ -34,14 +35,14 @@ func (pl *Planner) hardware(ctx context.Context, moed *semmoev1.MoEDeployment, p
 	return hardwareOf(moed, chosen, fault, plans), nil
 }
 
-// hardwareOf is the profile that was read. One that is gone or broken changes no plan: the newest that was made with it stays wanted, and
-// carries it.
+// hardwareOf returns the state of the profile that was read. A missing or invalid profile changes no plan: the newest
+// plan that was made with it stays wanted, and contains a copy of the profile.
 func hardwareOf(moed *semmoev1.MoEDeployment, chosen machines.Chosen, fault *machines.FaultError, plans []*semmoev1.PlacementPlan) HardwareProfile {
 	if fault == nil {
 		return HardwareProfile{Digest: chosen.Digest, Known: true}
 	}
 	unusable := HardwareProfile{Fault: desired.Finding{Reason: fault.Reason, Message: "spec.placement.hardware." + fault.Error()}}
-	for _, plan := range plans { // the newest first
+	for _, plan := range plans { // newest first
 		if plan.Spec.HardwareDigest != "" && equality.Semantic.DeepEqual(plan.Spec.Hardware, moed.Spec.Placement.Hardware) {
 			unusable.Digest, unusable.Known = plan.Spec.HardwareDigest, true
 			break

@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// The hardware profile is an input of the plan, by name and content; the operator's own is what it is without one.
+// The hardware profile is an input of the plan, by name and content. The default is the operator's own profile.
 func TestPlansAreForHardware(t *testing.T) {
 	profile := moedtest.ProfiledBy("q", "r1", time.Unix(0, 0))
 	plan := func(of *semmoev1.HardwareReference, digest string) *semmoev1.PlacementPlan {
@@ -32,8 +32,8 @@ func TestPlansAreForHardware(t *testing.T) {
 	}
 }
 
-// A ConfigMap that is gone or broken changes no plan: what was made with it stays wanted.
-func TestHardwareThatIsGone(t *testing.T) {
+// A missing or invalid ConfigMap changes no plan: the plan that was made with it stays wanted.
+func TestMissingHardwareProfile(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.OnHardware(moedtest.Hardware("gpus")))
 	fault := &machines.FaultError{Reason: machines.NotFound}
 	made := func(name string, of *semmoev1.HardwareReference, digest string) *semmoev1.PlacementPlan {
@@ -46,9 +46,9 @@ func TestHardwareThatIsGone(t *testing.T) {
 		digest string
 		known  bool
 	}{
-		"read":                 {nil, plans, "dd", true},
-		"gone":                 {fault, plans, "bb", true},
-		"gone from the outset": {fault, plans[:1], "", false},
+		"read":          {nil, plans, "dd", true},
+		"gone":          {fault, plans, "bb", true},
+		"never existed": {fault, plans[:1], "", false},
 	} {
 		got := hardwareOf(moed, machines.Chosen{Digest: "dd"}, test.fault, test.plans)
 		if got.Digest != test.digest || got.Known != test.known || (got.Fault.Reason != "") != (test.fault != nil) {

@@ -15,8 +15,9 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
-// What a placement is to be for is an input of its plan; a spec that says none of it has the plan that it had before there were such fields.
-func TestPlansAreForWhatTheSpecSays(t *testing.T) {
+// The placement settings are an input of the plan. A spec that sets none of them has the same plan as before these
+// fields existed.
+func TestPlanInputs(t *testing.T) {
 	plan := func(change func(*semmoev1.MoEDeployment)) *semmoev1.PlacementPlan {
 		return planFor(moedtest.Deployment(change), moedtest.ProfiledBy("q", "r1", time.Unix(0, 0)), semmoev1.RealizationEngineMap, "")
 	}
@@ -52,7 +53,7 @@ func TestPlansAreForWhatTheSpecSays(t *testing.T) {
 	if len(names) != 9 {
 		t.Errorf("nine plans have the names %v", names)
 	}
-	// A spec that says the same in another form has the same plan: its spec never changes.
+	// Equivalent forms of the spec have the same plan: the spec of a plan is immutable.
 	none := plan(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = ptr.To(intstr.FromInt32(0)) })
 	if nothing := plan(func(*semmoev1.MoEDeployment) {}); none.Name != nothing.Name || !cmp.Equal(none.Spec, nothing.Spec) {
 		t.Errorf("no copies: plan %+v; without a number %+v", none.Spec, nothing.Spec)
@@ -67,11 +68,12 @@ func TestPlansAreForWhatTheSpecSays(t *testing.T) {
 	}
 	text, err := json.Marshal(planInputs{})
 	if err != nil || string(text) != `{"profile":"","result":"","attention":"","ranks":0,"engine":"","solver":{}}` {
-		t.Errorf("inputs that say nothing are %s, %v: plans of earlier versions would be made anew", text, err)
+		t.Errorf("default inputs are %s, %v: plans of earlier versions would be recreated", text, err)
 	}
 }
 
-// The copies of a plan are started with, and are read from the workload where the plan is gone.
+// The engine is started with the plan's redundant experts, whose number is read from the workload if the plan is
+// deleted.
 func TestCopiesAreServed(t *testing.T) {
 	wanted := moedtest.PlanOf("copies", "cc", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = ptr.To(intstr.FromInt32(4)) })
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
@@ -86,7 +88,7 @@ func TestCopiesAreServed(t *testing.T) {
 	if inService := c.inService(); inService == nil || *inService != *serving {
 		t.Errorf("in service is %+v, want %+v", inService, serving)
 	}
-	// A number that was chosen is that of the status.
+	// A chosen number is the one in the status.
 	auto := ptr.To(intstr.FromString("Auto"))
 	wanted.Spec.RedundantExperts, wanted.Status.RedundantExperts, moed.Spec.Placement.RedundantExperts = auto, 8, auto
 	c = choice{moed: moed, report: moedtest.Report(), wanted: wanted}

@@ -1,10 +1,12 @@
 // Package planner decides which profile and plan a MoEDeployment needs, and under which plan it is served.
 //
 // Invariants:
-//   - Profiles and plans are named by the hash of their inputs: whoever begins again makes none twice.
-//   - What serves is read from workloads alone: a plan that was deleted, or whose status was lost, is still in service.
-//   - A plan is a candidate only where it may be rolled out; what it has failed at is kept on the plan itself.
-//   - The choice of a layout, and what follows a drift, are pure functions of observed objects (chooseLayout, nextReplan).
+//   - Profiles and plans are named by the hash of their inputs, so creating one twice is a no-op.
+//   - The plan in service is read only from workloads: a deleted plan, or one with a lost status, is still in
+//     service.
+//   - A plan is a candidate only if it may be rolled out. Its failures are recorded on the plan itself.
+//   - The choice of a layout, and the reaction to drift, are pure functions of observed objects (chooseLayout,
+//     nextReplan).
 package planner
 
 import (
@@ -35,55 +37,58 @@ import (
 	"github.com/semmoe/operator/solver"
 )
 
-// Planning is what the profiles and plans of a MoEDeployment tell.
+// Planning is the state of the profiles and plans of a MoEDeployment.
 type Planning struct {
-	// Profile is the profile that plans are made from; nil where there is none (yet).
+	// Profile is the profile that plans are made from; nil if it does not exist (yet).
 	Profile *semmoev1.AffinityProfile
-	// ProfileName is its name, known before it exists; empty where none is asked for.
+	// ProfileName is its name, known before it exists; empty if the spec requests none.
 	ProfileName string
-	// Hardware is the hardware profile that plans are made for.
+	// Hardware is the hardware profile for which plans are made.
 	Hardware HardwareProfile
-	// Base is the plan that the spec itself asks for; nil where there is none (yet). Lineage is what drift has led to since.
+	// Base is the plan that the spec requests; nil if it does not exist (yet). Lineage contains the plans and profiles
+	// made for drift since.
 	Base    *semmoev1.PlacementPlan
 	Lineage lineage
-	// Plan is the plan whose layout is wanted: Base, one that drift has led to, or the one that the spec pins; nil where there is
-	// none (yet).
+	// Plan is the plan with the wanted layout: Base, a plan made for drift, or the pinned plan; nil if it does not
+	// exist (yet).
 	Plan *semmoev1.PlacementPlan
-	// Pin is why the pinned plan cannot be served; its zero value where it can, or where none is pinned.
+	// Pin is why the pinned plan cannot be served; its zero value if it can, or if no plan is pinned.
 	Pin desired.Finding
-	// Tables is the plan whose tables are used with the layout in service; nil where those are its own. TablesHold is why newer
-	// ones are not.
+	// Tables is the plan whose tables are used with the layout in service; nil if the layout uses its own. TablesHold
+	// is why newer tables are not used.
 	Tables     *semmoev1.PlacementPlan
 	TablesHold desired.Finding
-	// TablesSince is when routers were last told to use other tables, or to use none; its zero value where that has never been.
+	// TablesSince is when routers were last switched to other tables or back; zero if never.
 	TablesSince time.Time
-	// PinnedTables is the pinned plan, where it has new tables for a layout that exists; nil otherwise.
+	// PinnedTables is the pinned plan if it contains new tables for an existing layout; nil otherwise.
 	PinnedTables *semmoev1.PlacementPlan
-	// Named are the plans that routers are told to use the tables of. InUse are those among which is what they use until now.
+	// Named are the plans whose tables routers are configured to use. InUse are the candidates for the tables used so
+	// far.
 	Named []string
 	InUse []*semmoev1.PlacementPlan
-	// Plans are the MoEDeployment's own, the newest first.
+	// Plans are the MoEDeployment's own plans, newest first.
 	Plans []*semmoev1.PlacementPlan
-	// BatchSizes are those that engines report, for which the next plan is made; nil where they report none, or where the spec has a size.
+	// BatchSizes are the sizes that engines report, for which the next plan is made; nil if they report none, or if the
+	// spec sets a size.
 	BatchSizes []int32
-	// Serving is what to serve under: what has proven itself; nil for no plan.
+	// Serving is the proven layout to serve under; nil for no plan.
 	Serving *revisions.Layout
-	// Candidate is what to try beside it: Plan once it may be rolled out; nil where there is nothing to try.
+	// Candidate is the layout to try on a canary: that of Plan, once it may be rolled out; nil if there is none.
 	Candidate *revisions.Layout
-	// Promise is the plan that Serving is of; nil where it does not exist any more, or has not told its figures yet.
+	// Promise is the plan of Serving; nil if it no longer exists, or has no forecast yet.
 	Promise *semmoev1.PlacementPlan
-	// Why says why the serving plan does not reach the engine in the preferred way; empty where it does.
+	// Why explains why the serving plan does not reach the engine in the preferred way; empty if it does.
 	Why string
-	// Warnings are what the engine may lack under the serving plan, as sentences that follow another; empty for nothing.
+	// Warnings are the features that the engine may lack under the serving plan, as sentences to append; empty if none.
 	Warnings string
-	// Again is when to look again; zero where something else will call.
+	// Again is the delay until the next check; zero if an event triggers it.
 	Again time.Duration
-	// Hold is why Plan is not rolled out although it is ready; its zero value where it is, or where there is none.
+	// Hold is why Plan is not rolled out although it is ready; its zero value if it is, or if there is none.
 	Hold desired.Finding
 }
 
-// profileInputs are the inputs that tell the profiles of a MoEDeployment apart. Images, resources and parallel sizes are
-// not among them: which experts a token activates does not depend on them.
+// profileInputs are the inputs that distinguish the profiles of a MoEDeployment. Images, resources and parallel sizes
+// are not included: the experts that a token activates do not depend on them.
 type profileInputs struct {
 	Path     string                   `json:"path"`
 	Volume   corev1.VolumeSource      `json:"volume"`
@@ -93,10 +98,11 @@ type profileInputs struct {
 	Target   semmoev1.ProfilingTarget `json:"target"`
 }
 
-// ProfileOf is the profile that the spec asks for, of a model that is not known yet; nil where it asks for none of its own.
+// ProfileOf returns the profile that the spec requests, for a model that is not inspected yet; nil if the spec requests
+// none.
 func ProfileOf(moed *semmoev1.MoEDeployment) *semmoev1.AffinityProfile { return profileFor(moed, "") }
 
-// profileFor is the profile that the spec asks for, of a model with that digest; nil where it asks for none of its own.
+// profileFor returns the profile that the spec requests, for the model with this digest; nil if the spec requests none.
 func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.AffinityProfile {
 	profiling := moed.Spec.Profiling
 	if profiling == nil || profiling.Dataset == nil {
@@ -127,7 +133,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 	}
 }
 
-// schedulingOf is the part of a template that says where pods may run, and how their images are pulled.
+// schedulingOf returns the part of a template that determines where pods run, and how their images are pulled.
 func schedulingOf(template *corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
 	if template == nil {
 		return nil
@@ -140,12 +146,12 @@ func schedulingOf(template *corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
 		ImagePullSecrets: template.Spec.ImagePullSecrets,
 	}
 	if equality.Semantic.DeepEqual(scheduling, corev1.PodSpec{}) {
-		return nil // a template that says nothing of it makes no other profile than none
+		return nil // a template without these fields gives the same profile as no template
 	}
 	return &corev1.PodTemplateSpec{Spec: scheduling}
 }
 
-// planInputs are the inputs that tell the plans of a MoEDeployment apart.
+// planInputs are the inputs that distinguish the plans of a MoEDeployment.
 type planInputs struct {
 	Profile   string                        `json:"profile"`
 	Result    string                        `json:"result"`
@@ -153,26 +159,26 @@ type planInputs struct {
 	Ranks     int32                         `json:"ranks"`
 	Engine    semmoev1.EngineType           `json:"engine"`
 	Solver    semmoev1.SolverSpec           `json:"solver"`
-	// Realization is left out where it is EngineMap, TokenShuffle where it is not Disabled.
+	// Realization is omitted if it is EngineMap, TokenShuffle if it is not Disabled.
 	Realization  semmoev1.Realization  `json:"realization,omitempty"`
 	TokenShuffle semmoev1.TokenShuffle `json:"tokenShuffle,omitempty"`
-	// Hardware is left out where it is the operator's own profile, HardwareDigest where it is in no ConfigMap.
+	// Hardware is omitted if it is the operator's own profile, HardwareDigest if the profile is in no ConfigMap.
 	Hardware       *semmoev1.HardwareReference `json:"hardware,omitempty"`
 	HardwareDigest string                      `json:"hardwareDigest,omitempty"`
-	// Objective to ExpertLoadLimit are left out where the spec does not say them.
+	// Objective to ExpertLoadLimit are omitted if the spec does not set them.
 	Objective        semmoev1.PlacementObjective `json:"objective,omitempty"`
 	RanksPerNode     int32                       `json:"ranksPerNode,omitempty"`
 	RedundantExperts int32                       `json:"redundantExperts,omitempty"`
 	RedundantMemory  int64                       `json:"redundantMemory,omitempty"`
 	TokenLoadLimit   *int32                      `json:"tokenLoadLimit,omitempty"`
 	ExpertLoadLimit  *int32                      `json:"expertLoadLimit,omitempty"`
-	// MinimumGain and BatchTokens are left out where they are the defaults.
+	// MinimumGain and BatchTokens are omitted if they have their defaults.
 	MinimumGain *int32 `json:"minimumGain,omitempty"`
 	BatchTokens int32  `json:"batchTokens,omitempty"`
 }
 
-// planFor is the plan that the spec asks for, given its profile, for which realisation it is to be solved, and the digest of the hardware
-// profile that the spec names, empty where that is in no ConfigMap.
+// planFor returns the plan that the spec requests, for a profile, a realization, and the digest of the hardware profile
+// in the spec (empty if that is in no ConfigMap).
 func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, realization semmoev1.Realization, hardwareDigest string) *semmoev1.PlacementPlan {
 	spec := semmoev1.PlacementPlanSpec{
 		ProfileRef: semmoev1.ProfileReference{Name: profile.Name}, Attention: moed.Spec.Parallelism.Attention,
@@ -208,13 +214,13 @@ func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, re
 	}
 }
 
-// Profiled tells that the profile is complete, and of the model that is served.
+// Profiled reports whether the profile is complete, and belongs to the served model.
 func Profiled(profile *semmoev1.AffinityProfile, modelDigest string) bool {
 	return profile != nil && meta.IsStatusConditionTrue(profile.Status.Conditions, semmoev1.ConditionReady) &&
 		profile.Status.Result != nil && profile.Status.Model != nil && profile.Status.Model.Digest == modelDigest
 }
 
-// Published tells that the plan can be served under: it is complete, and made for the model and the ranks of the spec.
+// Published reports whether the plan can be served: it is complete, and made for the model and the ranks of the spec.
 func Published(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest string) bool {
 	return plan != nil && plan.DeletionTimestamp == nil &&
 		meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) && plan.Status.PlanDigest != "" &&
@@ -223,29 +229,29 @@ func Published(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, model
 		plan.Spec.Engine == moed.Spec.Engine.Type
 }
 
-// choice is all that the choice of a layout is made from.
+// choice is the input for the choice of a layout.
 type choice struct {
 	moed   *semmoev1.MoEDeployment
 	report checkpoint.Report
-	// release is the engine's; its zero value where it is not known.
+	// release is the release of the engine; its zero value if unknown.
 	release engine.Release
-	// wanted is the plan for the present inputs; nil where there is none yet.
+	// wanted is the plan for the current inputs; nil if it does not exist yet.
 	wanted *semmoev1.PlacementPlan
-	// pinned tells that the spec pins it.
+	// pinned reports whether the spec pins the wanted plan.
 	pinned    bool
 	workloads []*revisions.Workload
-	// changed tells, by revision, how its answers differ from those without a plan.
+	// changed contains, by revision, the difference of the outputs to those without a plan.
 	changed map[string]string
 	answers answers
 }
 
-// chooseLayout decides what to serve under: what is in service while it fits the spec, else no plan. The plan for the present
-// inputs is the candidate beside it, where it may be rolled out. A layout whose revision was seen to change answers is none of
-// these.
+// chooseLayout decides what to serve under: the layout in service while it fits the spec, else no plan. The plan for
+// the current inputs is the candidate if it may be rolled out. A layout with changed outputs is
+// never chosen.
 func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desired.Finding) {
 	inService := c.inService()
 	if inService != nil && (c.refusal(inService) != "" || c.answers.Stranded || c.contradicted(inService)) {
-		inService = nil // under it no pod would become ready, or could be made
+		inService = nil // under this layout no pod would become ready, or could be created
 	}
 	if !Published(c.wanted, c.moed, c.report.ModelDigest) {
 		if inService == nil {
@@ -257,7 +263,7 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 	var impossible []string
 	for _, candidate := range c.candidates() {
 		switch l := candidate.layout; {
-		case inService != nil && *l == *inService: // also where it would be refused by now: it has proven itself
+		case inService != nil && *l == *inService: // even if it would be rejected now: it is proven
 			return inService, nil, desired.Finding{}
 		case len(candidate.support.Refusals) > 0:
 			impossible = append(impossible, candidate.support.Refusals[0].Message)
@@ -270,7 +276,7 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 	no := func(reason, message string) desired.Finding { return desired.Finding{Reason: reason, Message: message} }
 	hold = holdBack(c.moed, c.wanted, c.pinned)
 	if hold.Reason == reasonNoRoom && len(open) > 0 && c.promoting(open[0]) {
-		hold = desired.Finding{} // what served before may have no replica left: the way back interrupts the service as well
+		hold = desired.Finding{} // the previous revision may have no replica left: a rollback interrupts the service too
 	}
 	switch {
 	case len(open) == 0 && len(refused) > 0:
@@ -281,7 +287,7 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 	case c.failedText(open[0]) != "":
 		hold = no(ReasonRolledBack, c.failedText(open[0]))
 	case c.answers.Missing != "" && !c.tried(open[0]):
-		hold = no("AwaitingBaselineOutputs", fmt.Sprintf("Plan %s is rolled out once it can be proven that it does not change the model's answers: %s", c.wanted.Status.Plan, c.answers.Missing))
+		hold = no("AwaitingBaselineOutputs", fmt.Sprintf("Plan %s waits until its outputs can be compared with the baseline: %s", c.wanted.Status.Plan, c.answers.Missing))
 	case !c.needsTrial(inService, open[0]):
 		return open[0], nil, desired.Finding{}
 	default:
@@ -290,21 +296,21 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 	return inService, nil, hold
 }
 
-// needsTrial tells that a layout has to prove itself: it is of another plan than what serves.
+// needsTrial reports whether a layout needs a canary: it belongs to another plan than the one in service.
 func (c *choice) needsTrial(inService, l *revisions.Layout) bool {
 	return len(c.workloads) > 0 && (inService == nil || inService.Digest != l.Digest)
 }
 
-// tried tells that a layout has a workload already.
+// tried reports whether a layout has a workload already.
 func (c *choice) tried(l *revisions.Layout) bool { return c.workloadOf(l) != nil }
 
-// promoting tells that a layout has been found good, and replicas move to its workload.
+// promoting reports whether a layout passed its canary, and replicas move to its workload.
 func (c *choice) promoting(l *revisions.Layout) bool {
 	workload := c.workloadOf(l)
 	return workload != nil && workload.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting
 }
 
-// workloadOf is the workload of a layout's revision; nil where there is none.
+// workloadOf returns the workload of a layout's revision; nil if there is none.
 func (c *choice) workloadOf(l *revisions.Layout) *revisions.Workload {
 	revision := revisions.Of(c.moed, c.report, l)
 	for _, workload := range c.workloads {
@@ -315,27 +321,27 @@ func (c *choice) workloadOf(l *revisions.Layout) *revisions.Workload {
 	return nil
 }
 
-// failedText says that a layout's plan has failed as a canary; empty where it has not.
+// failedText returns the failure of a layout's plan on its canary; empty if it did not fail.
 func (c *choice) failedText(l *revisions.Layout) string {
-	key, told := failure(c.moed, c.wanted, revisions.Of(c.moed, c.report, l))
+	key, message := failure(c.moed, c.wanted, revisions.Of(c.moed, c.report, l))
 	if key == "" {
 		return ""
 	}
-	return fmt.Sprintf("Plan %s was tried on a canary and taken back. %s. It is not tried again until the annotation %s is removed from PlacementPlan %s", l.Short(), told, key, c.wanted.Name)
+	return fmt.Sprintf("Plan %s failed on a canary and was rolled back. %s. It is not tried again until annotation %s is removed from PlacementPlan %s", l.Short(), message, key, c.wanted.Name)
 }
 
-// candidate is a way in which the wanted plan can be served under.
+// candidate is a realization of the wanted plan.
 type candidate struct {
 	layout *revisions.Layout
-	// support is what the engine makes of it.
+	// support is the engine's support for it.
 	support engine.Support
 }
 
-// candidates are the ways that the spec allows, the preferred one first.
+// candidates returns the realizations that the spec allows, preferred one first.
 func (c *choice) candidates() []candidate {
 	adapter, err := registry.For(string(c.moed.Spec.Engine.Type))
 	if err != nil || c.wanted == nil {
-		return nil // validation has told of an engine that is not known
+		return nil // validation reports an unknown engine
 	}
 	var candidates []candidate
 	keepsGroups := c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights
@@ -346,8 +352,8 @@ func (c *choice) candidates() []candidate {
 	return candidates
 }
 
-// foreseen returns why no plan of the spec can reach the engine; its zero value where one may. A pinned plan may be of
-// another kind.
+// foreseen returns why no plan of the spec can reach the engine; its zero value if one may. A pinned plan may differ in
+// kind.
 func (c *choice) foreseen() desired.Finding {
 	if c.moed.Spec.Placement.PlanRef != nil {
 		return desired.Finding{}
@@ -358,9 +364,9 @@ func (c *choice) foreseen() desired.Finding {
 	return desired.Finding{}
 }
 
-// Foresee returns what a plan of the spec lacks in the engine, or as its only finding that no plan can reach the
-// engine. It needs neither a plan nor a profile: the webhooks report it before a device is used. What the report leaves
-// empty is unknown, and rules nothing out.
+// Foresee returns what a plan of the spec lacks in the engine, or, as its only finding, that no plan can reach the
+// engine. It needs neither a plan nor a profile, so the webhooks report it before a device is used. Empty fields of the
+// report are unknown, and exclude nothing.
 func Foresee(moed *semmoev1.MoEDeployment, report checkpoint.Report, release engine.Release) []desired.Finding {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
@@ -370,7 +376,7 @@ func Foresee(moed *semmoev1.MoEDeployment, report checkpoint.Report, release eng
 	redundant := revisions.MinRedundantExperts(moed)
 	keepsGroups := planRealization(possible, report.Groups) == semmoev1.RealizationReshuffledWeights
 	if moed.Spec.Placement.PlanRef != nil {
-		redundant, keepsGroups = 0, true // the pinned plan decides both
+		redundant, keepsGroups = 0, true // both depend on the pinned plan
 	}
 	var impossible []string
 	for _, realization := range possible {
@@ -390,18 +396,18 @@ func Foresee(moed *semmoev1.MoEDeployment, report checkpoint.Report, release eng
 	return []desired.Finding{{Reason: reasonNotRealizable, Message: message}}
 }
 
-// supportOf returns what the engine makes of a plan with so many redundant experts that reaches it by a realisation.
+// supportOf returns the engine's support for a plan with this number of redundant experts and a realization.
 func supportOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, release engine.Release, adapter engine.Adapter, realization semmoev1.Realization,
 	redundant int32, keepsGroups bool,
 ) engine.Support {
 	support := adapter.Support(situation(moed, report, release, realization, redundant, keepsGroups))
 	if realization == semmoev1.RealizationReshuffledWeights && moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
-		support.Refuse("RouterRequired", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
+		support.Refuse("RouterRequired", "Reshuffled weights need spec.routing.mode Router: engines return permuted expert IDs, which only the router translates back")
 	}
 	return support
 }
 
-// situation returns that of an engine under a plan with so many redundant experts.
+// situation returns the situation of an engine under a plan with this number of redundant experts.
 func situation(moed *semmoev1.MoEDeployment, report checkpoint.Report, release engine.Release, realization semmoev1.Realization,
 	redundant int32, keepsGroups bool,
 ) engine.Situation {
@@ -414,22 +420,22 @@ func situation(moed *semmoev1.MoEDeployment, report checkpoint.Report, release e
 	}
 }
 
-// contradicted reports whether the spec now contains what cannot be served under a layout, such as an argument that the plan decides. The
-// model is then served without a plan. A layout that serves with the present spec stays: an upgrade of the operator that refuses more does
-// not take it out of service.
+// contradicted reports whether the spec now contains settings that cannot be served under a layout, for example an
+// argument that the plan sets. The model is then served without a plan. A layout that serves with the current spec
+// stays: an upgrade of the operator that rejects more does not take it out of service.
 func (c *choice) contradicted(l *revisions.Layout) bool {
 	adapter, err := registry.For(string(c.moed.Spec.Engine.Type))
 	return err == nil && !c.tried(l) && len(adapter.Support(situation(c.moed, c.report, c.release, l.Realization, l.RedundantExperts, true)).Refusals) > 0
 }
 
-// refusal is how the answers of a layout's revision differ; empty where that is not known.
+// refusal returns how the outputs of a layout's revision differ; empty if unknown.
 func (c *choice) refusal(l *revisions.Layout) string {
 	return c.changed[revisions.Of(c.moed, c.report, l)]
 }
 
-// inService is the layout of the newest workload that has replicas, or of the newest of all where none has, where it still
-// fits the spec. It is read from the workload alone: a plan whose status was lost, or which was deleted, is still in service.
-// A workload that was seen to change answers is passed over, and so is one that has not proven itself.
+// inService returns the layout of the newest workload with replicas (the newest of all if none has replicas), if it
+// still fits the spec. It reads only the workload: a plan whose status was lost, or which was deleted, is still in
+// service. It skips workloads that were seen to change outputs, and workloads that are not proven.
 func (c *choice) inService() *revisions.Layout {
 	empty := func(w *revisions.Workload) bool { return *w.Replicas() == 0 }
 	workloads := revisions.Proven(c.workloads)
@@ -445,10 +451,10 @@ func (c *choice) inService() *revisions.Layout {
 		}
 		realization := realizationOf(workload)
 		if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
-			continue // such an engine tells experts by their new numbers, which the router alone translates back
+			continue // this engine returns permuted expert IDs, which only the router translates back
 		}
 		if engine := cmp.Or(template.Annotations[semmoev1.AnnotationEngine], string(semmoev1.EngineSGLang)); engine != string(c.moed.Spec.Engine.Type) {
-			continue // the ConfigMap has another engine's map
+			continue // the ConfigMap contains the map of another engine
 		}
 		if l := layoutIn(workload); l != nil {
 			return l
@@ -470,13 +476,13 @@ func layoutIn(workload *revisions.Workload) *revisions.Layout {
 	return nil
 }
 
-// redundantExperts are those of pods with these annotations, which the operator has written.
+// redundantExperts returns the number of redundant experts in pod annotations, which the operator has written.
 func redundantExperts(annotations map[string]string) int32 {
 	copies, _ := strconv.ParseInt(annotations[semmoev1.AnnotationRedundantExperts], 10, 32)
 	return int32(copies)
 }
 
-// shapedAs tells that pods with these annotations, under a plan, have the ranks and the attention of a spec.
+// shapedAs reports whether pods with these annotations, under a plan, have the ranks and the attention of a spec.
 func shapedAs(parallelism semmoev1.ParallelismSpec, annotations map[string]string) bool {
 	requestRanks, ranks := annotations[semmoev1.AnnotationRanks], strconv.Itoa(int(parallelism.ExpertParallelSize))
 	if parallelism.Attention == semmoev1.AttentionDataParallel {
@@ -485,7 +491,7 @@ func shapedAs(parallelism semmoev1.ParallelismSpec, annotations map[string]strin
 	return requestRanks == "" && annotations[semmoev1.AnnotationExpertParallelSize] == ranks
 }
 
-// promiseOf is the plan with that digest, among those that tell what they are worth.
+// promiseOf returns the plan with the digest of serving, among the plans with a forecast.
 func promiseOf(serving *revisions.Layout, plans ...*semmoev1.PlacementPlan) *semmoev1.PlacementPlan {
 	for _, plan := range plans {
 		if serving != nil && plan != nil && plan.Status.PlanDigest == serving.Digest && plan.Status.Forecast != nil {
@@ -495,13 +501,13 @@ func promiseOf(serving *revisions.Layout, plans ...*semmoev1.PlacementPlan) *sem
 	return nil
 }
 
-// reasonNotRealizable is that no plan can reach the engine.
+// reasonNotRealizable is the reason if no plan can reach the engine.
 const reasonNotRealizable = "UnsupportedByEngine"
 
-// reasonNoRoom is that the roll-out of a plan would interrupt the service.
+// reasonNoRoom is the reason if the rollout of a plan would interrupt the service.
 const reasonNoRoom = "RolloutInterruptsService"
 
-// holdBack is why a plan that is ready is not rolled out; its zero value where it is.
+// holdBack returns why a ready plan is not rolled out; its zero value if it is.
 func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, pinned bool) desired.Finding {
 	short := plan.Status.Plan
 	approved, approve := Approved(moed, short) || pinned, ApproveCommand(moed, short)
@@ -510,17 +516,17 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, pinned
 	}
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain && plan.Status.Forecast == nil:
-		return no(string(plan.Status.Verdict), "Plan %s promises no gain by counts of tokens, which show no local activation rate, and is not rolled out", short)
+		return no(string(plan.Status.Verdict), "Plan %s predicts no gain from token counts, which contain no local activation rate, and is not rolled out", short)
 	case plan.Status.Verdict != semmoev1.VerdictGain:
-		return no(string(plan.Status.Verdict), "Plan %s promises no gain (%s), and is not rolled out", short, promiseText(plan))
+		return no(string(plan.Status.Verdict), "Plan %s predicts no gain (%s), and is not rolled out", short, promiseText(plan))
 	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone && moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel && !approved:
-		return no("NoRouter", "Plan %s pays only if requests are sent to the ranks that hold their experts: set spec.routing.mode to Router or EndpointPicker, or, where somebody else sends them there, approve it with: %s", short, approve)
+		return no("NoRouter", "Plan %s has a gain only if requests are routed to the ranks of their experts. Set spec.routing.mode to Router or EndpointPicker, or, with your own routing, approve the plan with: %s", short, approve)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
-		return no("Advisory", "Plan %s promises %s; spec.placement.approval is Advisory: nothing is rolled out", short, promiseText(plan))
+		return no("Advisory", "Plan %s predicts %s; spec.placement.approval is Advisory: nothing is rolled out", short, promiseText(plan))
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved:
-		return no("AwaitingApproval", "Plan %s promises %s; approve it with: %s", short, promiseText(plan), approve)
+		return no("AwaitingApproval", "Plan %s predicts %s; approve it with: %s", short, promiseText(plan), approve)
 	case *moed.Spec.Replicas == 1 && *moed.Spec.Rollout.MaxSurge == 0 && !approved:
-		return no(reasonNoRoom, "Plan %s promises %s; with one replica and spec.rollout.maxSurge 0 its roll-out interrupts the service: set maxSurge, or accept that with: %s",
+		return no(reasonNoRoom, "Plan %s predicts %s; with one replica and spec.rollout.maxSurge 0, its rollout interrupts the service. Set maxSurge, or accept the interruption with: %s",
 			short, promiseText(plan), approve)
 	}
 	return desired.Finding{}
@@ -533,48 +539,48 @@ func forecastOf(plan *semmoev1.PlacementPlan) semmoev1.PlanForecast {
 	return *plan.Status.Forecast
 }
 
-// promiseText says what a plan is worth, and what there is without it.
+// promiseText describes the prediction of a plan, and the value without it.
 func promiseText(plan *semmoev1.PlacementPlan) string {
 	f := forecastOf(plan)
 	if f.LARSummary == "" {
-		return "a better placement by counts of tokens, which show no local activation rate"
+		return "a better placement from token counts, which contain no local activation rate"
 	}
 	if f.BaselineRemoteRanksMilli > 0 {
-		return fmt.Sprintf("the experts of a token on %.2f other ranks, against %.2f without it", float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000)
+		return fmt.Sprintf("the experts of a token on %.2f other ranks, versus %.2f without the plan", float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000)
 	}
-	text := fmt.Sprintf("%s against %s without it", f.LARSummary, f.BaselineSummary)
+	text := fmt.Sprintf("%s versus %s without the plan", f.LARSummary, f.BaselineSummary)
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain && f.Reason != "":
 		text += "; " + f.Reason
-	case f.LayerNanos > f.BaselineLayerNanos: // who sees the rates alone would wonder
-		text += fmt.Sprintf("; a layer takes %.1f µs against %.1f", float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
+	case f.LayerNanos > f.BaselineLayerNanos: // the rates alone do not explain the verdict
+		text += fmt.Sprintf("; a layer takes %.1f µs versus %.1f µs", float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
 	}
 	return text
 }
 
-// PlannedText says of a plan that can be served what it promises.
+// PlannedText describes the prediction of a plan that can be served.
 func PlannedText(plan *semmoev1.PlacementPlan) string {
 	f := forecastOf(plan)
 	if f.LARSummary == "" {
-		return "was solved from counts of tokens, which show no local activation rate"
+		return "was solved from token counts, which contain no local activation rate"
 	}
 	if f.BaselineRemoteRanksMilli > 0 {
-		return fmt.Sprintf("promises %s; tokens are not shuffled, and the local activation rate is %s under any plan", promiseText(plan), f.LARSummary)
+		return fmt.Sprintf("predicts %s; tokens are not shuffled, and the local activation rate is %s under any plan", promiseText(plan), f.LARSummary)
 	}
-	return fmt.Sprintf("promises a local activation rate of %s; the default placement has %s", f.LARSummary, f.BaselineSummary)
+	return fmt.Sprintf("predicts a local activation rate of %s, versus %s for the default placement", f.LARSummary, f.BaselineSummary)
 }
 
-// Reasons of Profiled that mean a fault, not that something is still to come.
+// Reasons of Profiled that are errors, not pending work.
 const (
 	ReasonProfileNotFound = "ProfileNotFound"
 	ReasonOtherModel      = "ModelMismatch"
 	ReasonOutputChanged   = "OutputChanged"
 )
 
-// ReasonRolledBack is that of RolledOut where a canary has failed: what serves is sound.
+// ReasonRolledBack is the reason of RolledOut after a failed canary. The serving revision is not affected.
 const ReasonRolledBack = "RolledBack"
 
-// ChildVerdict tells what a profile or plan that is not ready says of itself.
+// ChildVerdict returns the reason and message that an unready profile or plan reports itself.
 func ChildVerdict(kind, name string, conditions []metav1.Condition, otherwise string) (reason, message string) {
 	ready := meta.FindStatusCondition(conditions, semmoev1.ConditionReady)
 	if ready == nil {
@@ -583,11 +589,12 @@ func ChildVerdict(kind, name string, conditions []metav1.Condition, otherwise st
 	return ready.Reason, fmt.Sprintf("%s %s: %s", kind, name, ready.Message)
 }
 
-// TablesText says whose tables are used with the layout in service, and what keeps newer ones from it; empty for its own.
+// TablesText names the tables used with the layout in service, and why newer ones are not used; empty if the layout
+// uses its own.
 func (p *Planning) TablesText() string {
 	text := ""
 	if p.Tables != nil {
-		text = fmt.Sprintf(". Requests are sent by the tables of plan %s (PlacementPlan %s)", p.Tables.Status.Plan, p.Tables.Name)
+		text = fmt.Sprintf(". Requests are routed by the tables of plan %s (PlacementPlan %s)", p.Tables.Status.Plan, p.Tables.Name)
 	}
 	if p.TablesHold.Reason != "" {
 		text += ". " + p.TablesHold.Reason + ": " + p.TablesHold.Message
@@ -595,7 +602,7 @@ func (p *Planning) TablesText() string {
 	return text
 }
 
-// newestFirst orders objects for a stable choice among equals.
+// newestFirst sorts objects by age. Ties are broken by name.
 func newestFirst[T client.Object](objects []T) {
 	slices.SortFunc(objects, func(a, b T) int {
 		return cmp.Or(b.GetCreationTimestamp().Compare(a.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
@@ -606,14 +613,15 @@ func Approved(moed *semmoev1.MoEDeployment, short string) bool {
 	return moed.Annotations[semmoev1.AnnotationApprove] == short
 }
 
-// ApproveCommand approves a plan.
+// ApproveCommand returns the command that approves a plan.
 func ApproveCommand(moed *semmoev1.MoEDeployment, short string) string {
 	return fmt.Sprintf("kubectl annotate moed -n %s %s %s=%s --overwrite", moed.Namespace, moed.Name, semmoev1.AnnotationApprove, short)
 }
 
-// failure is the annotation that tells that a canary of the plan has failed, and what it says; empty where none does. A plan of
-// the MoEDeployment's own is not tried again in another revision either; one that others use too may have failed for them.
-func failure(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, revision string) (key, told string) {
+// failure returns the annotation key that records a failed canary of the plan, and its value; empty if there is none.
+// The MoEDeployment's own plan is not tried again in another revision either. The failure of a plan that others use too
+// may belong to them.
+func failure(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, revision string) (key, message string) {
 	for _, key := range slices.Sorted(maps.Keys(plan.Annotations)) {
 		of, ok := strings.CutPrefix(key, semmoev1.AnnotationFailed)
 		if ok && (of == revision || metav1.IsControlledBy(plan, moed)) {
@@ -623,15 +631,15 @@ func failure(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, revisio
 	return "", ""
 }
 
-// placedAs is the parallelism as far as profiles and plans know it, for which it makes no difference on which node a rank is.
+// placedAs returns the parallelism for profiles and plans, which do not depend on the node of a rank.
 func placedAs(moed *semmoev1.MoEDeployment) semmoev1.ParallelismSpec {
 	parallelism := moed.Spec.Parallelism
 	parallelism.PodsPerReplica = nil
 	return parallelism
 }
 
-// plannedShuffle is what plans are told of that: nothing where requests have ranks, or where tokens are shuffled, which plans take for
-// granted.
+// plannedShuffle returns the tokenShuffle of plans: empty if requests have ranks, or if tokens are shuffled, which is
+// the default of plans.
 func plannedShuffle(moed *semmoev1.MoEDeployment) semmoev1.TokenShuffle {
 	if moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel || desired.Shuffles(moed) {
 		return ""
@@ -639,8 +647,8 @@ func plannedShuffle(moed *semmoev1.MoEDeployment) semmoev1.TokenShuffle {
 	return semmoev1.TokenShuffleDisabled
 }
 
-// plannedCopies are the number of copies, or Auto and the memory for them, as plans have them: 0 is absent, and memory is a number of bytes in one form,
-// since the spec of a plan never changes.
+// plannedCopies returns the number of redundant experts, or Auto and the memory for them, in the form of plans: 0 is
+// absent, and memory is normalized to a number of bytes, because the spec of a plan is immutable.
 func plannedCopies(moed *semmoev1.MoEDeployment) (*intstr.IntOrString, *resource.Quantity) {
 	given := moed.Spec.Placement.LayoutSpec
 	switch {
@@ -652,7 +660,7 @@ func plannedCopies(moed *semmoev1.MoEDeployment) (*intstr.IntOrString, *resource
 	return nil, nil
 }
 
-// ranksPerNode is how many ranks share a node, where that counts: those of a pod.
+// ranksPerNode returns how many ranks share a node, if relevant: the ranks of a pod.
 func ranksPerNode(moed *semmoev1.MoEDeployment) int32 {
 	switch moed.Spec.Placement.Objective {
 	case semmoev1.ObjectiveNodeDedup, semmoev1.ObjectiveHierarchical:

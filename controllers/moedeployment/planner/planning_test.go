@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/owned"
 )
 
-// workloadUnder is the workload of a revision under the plan, which may be nil.
+// workloadUnder returns the workload of a revision under the plan, which may be nil.
 func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *revisions.Workload {
 	t.Helper()
 	var under *revisions.Layout
@@ -33,13 +33,13 @@ func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *
 	return workload
 }
 
-// trial is a workload that has not proven itself.
+// trial marks a workload as not proven.
 func trial(workload *revisions.Workload) *revisions.Workload {
 	metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, semmoev1.RolloutCanary)
 	return workload
 }
 
-// olderWorkload is one whose pods do not tell their engine.
+// olderWorkload returns a workload whose pods do not record their engine.
 func olderWorkload(t *testing.T, plan *semmoev1.PlacementPlan) *revisions.Workload {
 	t.Helper()
 	workload := workloadUnder(t, plan, 2)
@@ -56,7 +56,7 @@ func TestChooseLayout(t *testing.T) {
 	noGain := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Verdict = semmoev1.VerdictNoGainExpected })
 	failedOnce := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) {
 		p.OwnerReferences = owned.ControllerReference(moedtest.Deployment(), "MoEDeployment")
-		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"} // with another template
+		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"} // with another pod template
 	})
 	failedElsewhere := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) {
 		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"}
@@ -73,7 +73,7 @@ func TestChooseLayout(t *testing.T) {
 		try       *semmoev1.PlacementPlan
 		hold      string
 	}{
-		"none yet":                        {},
+		"no plan yet":                     {},
 		"ready":                           {wanted: fresh, want: fresh},
 		"not ready":                       {wanted: waiting},
 		"not ready, the old one stays":    {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old},
@@ -81,11 +81,11 @@ func TestChooseLayout(t *testing.T) {
 		"ready, the first plan":           {wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, nil, 2)}, try: fresh},
 		"on its canary":                   {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, try: fresh},
 		"the canary has the only replica": {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 0)}, want: old, try: fresh},
-		"the canary is all that is left":  {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1))}, try: fresh},
+		"only the canary is left":         {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1))}, try: fresh},
 		"on its canary, withdrawn":        {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, hold: "AwaitingApproval"},
 		"failed":                          {wanted: failedOnce, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, hold: "RolledBack"},
 		"failed, and nothing serves":      {wanted: failedOnce, hold: "RolledBack"},
-		"failed for somebody else":        {wanted: failedElsewhere, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, try: fresh},
+		"failed for another owner":        {wanted: failedElsewhere, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, try: fresh},
 		"failed, but in service":          {wanted: failedOnce, workloads: []*revisions.Workload{workloadUnder(t, fresh, 2)}, want: fresh},
 		"of another checkpoint":           {wanted: otherModel},
 		"no gain":                         {wanted: noGain, hold: "NoGainExpected"},
@@ -113,8 +113,8 @@ func TestChooseLayout(t *testing.T) {
 			Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }},
 			wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, fresh, 0)}, want: fresh,
 		},
-		"a workload of a plan that is gone": {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, gone, 2)}, want: gone},
-		"of which the status was lost":      {wanted: lost, workloads: []*revisions.Workload{workloadUnder(t, fresh, 2)}, want: fresh},
+		"a workload of a deleted plan":          {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, gone, 2)}, want: gone},
+		"a workload of a plan with lost status": {wanted: lost, workloads: []*revisions.Workload{workloadUnder(t, fresh, 2)}, want: fresh},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestChooseLayout(t *testing.T) {
 				try = revisions.LayoutOf(tc.try, semmoev1.RealizationEngineMap)
 			}
 			if diff := cmp.Diff([]*revisions.Layout{want, try}, []*revisions.Layout{serving, candidate}); diff != "" || hold.Reason != tc.hold {
-				t.Errorf("holds because of %q, want %q; what serves, and what is tried (-want +got):\n%s", hold.Reason, tc.hold, diff)
+				t.Errorf("holds because of %q, want %q; serving layout and candidate (-want +got):\n%s", hold.Reason, tc.hold, diff)
 			}
 			if strings.Contains(hold.Message, "%!") {
 				t.Errorf("message %q", hold.Message)
@@ -137,8 +137,8 @@ func TestChooseLayout(t *testing.T) {
 	}
 }
 
-// Whoever asks for one replica while a plan is promoted does not stop that: what served before may have no replica left. A canary has, and
-// gives way to it.
+// Scaling to one replica during a promotion does not stop the promotion: the previous revision may have no replica
+// left. It does stop a canary.
 func TestOneReplicaDuringPromotion(t *testing.T) {
 	old, fresh := moedtest.PlanOf("old", "aa", nil), moedtest.PlanOf("new", "bb", nil)
 	moed, layout := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }), revisions.LayoutOf(fresh, semmoev1.RealizationEngineMap)
@@ -154,22 +154,22 @@ func TestOneReplicaDuringPromotion(t *testing.T) {
 	}
 }
 
-// A layout whose revision was seen to change answers is not tried again: the other realisation is, else what was in service
-// before, else none. Another image is another revision.
-// A plan that was solved from counts of tokens has no forecast, and its messages no empty figures.
+// A plan from token counts has no forecast, and its messages contain no empty figures.
 func TestTextsOfCounts(t *testing.T) {
 	moed := moedtest.Deployment()
 	for _, verdict := range []semmoev1.Verdict{semmoev1.VerdictGain, semmoev1.VerdictNoGainExpected} {
 		plan := &semmoev1.PlacementPlan{Status: semmoev1.PlacementPlanStatus{Plan: "6020771edb47c715", Verdict: verdict}}
 		moed.Spec.Placement.Approval = semmoev1.ApprovalManual
 		for _, text := range []string{PlannedText(plan), holdBack(moed, plan, false).Message} {
-			if !strings.Contains(text, "counts of tokens, which show no local activation rate") || strings.Contains(text, "of ;") || strings.Contains(text, " against  ") {
+			if !strings.Contains(text, "token counts, which contain no local activation rate") || strings.Contains(text, "of ;") || strings.Contains(text, " versus  ") {
 				t.Errorf("%s: %q", verdict, text)
 			}
 		}
 	}
 }
 
+// A layout with changed outputs is not tried again. The other realization is, else the previous layout,
+// else none. Another image is another revision.
 func TestChooseLayoutProvenLossless(t *testing.T) {
 	old, fresh := moedtest.PlanOf("old", "aa", nil), moedtest.PlanOf("new", "bb", nil)
 	byMap := func(p *semmoev1.PlacementPlan) *revisions.Layout {
@@ -215,51 +215,51 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		answers   answers
 		release   string
 		want      *revisions.Layout
-		try       bool // want is tried, and no plan serves
+		try       bool // want is the candidate, and no plan serves
 		hold      string
 		why       string
 	}{
-		"no answers yet":                      {wanted: fresh, answers: answers{Missing: "soon"}, hold: "AwaitingBaselineOutputs"},
-		"no answers yet, the old one stays":   {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "AwaitingBaselineOutputs"},
-		"in service needs none":               {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(fresh), "r1"), want: byMap(fresh)},
-		"nobody left to give them":            {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingBaselineOutputs"},
-		"asked for weights":                   {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
-		"the map changes answers":             {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "since by the engine's expert map answers change: told"},
-		"the map changes answers, in service": {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "answers change"},
-		"on a canary that has lost them":      {wanted: fresh, answers: answers{Missing: "soon"}, workloads: append(inService(nil, "r1"), trial(inService(byMap(fresh), revision(byMap(fresh)))[0])), want: byMap(fresh), try: true},
-		"with another image it did":           {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
-		"both change answers":                 {wanted: fresh, changed: []string{revision(byMap(fresh)), revision(byWeights(fresh))}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "OutputChanged"},
-		"both, and the old one with this image": {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, workloads: inService(byMap(old), "r1"),
+		"no baseline outputs yet":                     {wanted: fresh, answers: answers{Missing: "soon"}, hold: "AwaitingBaselineOutputs"},
+		"no baseline outputs yet, the old plan stays": {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "AwaitingBaselineOutputs"},
+		"plan in service needs no outputs":            {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(fresh), "r1"), want: byMap(fresh)},
+		"no replica left to produce them":             {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingBaselineOutputs"},
+		"weights requested":                           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
+		"the map changes outputs":                     {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "because outputs change with the engine's expert map: told"},
+		"the map changes outputs, in service":         {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "outputs change"},
+		"on a canary without replicas":                {wanted: fresh, answers: answers{Missing: "soon"}, workloads: append(inService(nil, "r1"), trial(inService(byMap(fresh), revision(byMap(fresh)))[0])), want: byMap(fresh), try: true},
+		"changed outputs with another image":          {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
+		"both change outputs":                         {wanted: fresh, changed: []string{revision(byMap(fresh)), revision(byWeights(fresh))}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "OutputChanged"},
+		"both, and the old plan with this image": {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, workloads: inService(byMap(old), "r1"),
 			changed: []string{revision(byMap(fresh), otherImage), revision(byWeights(fresh), otherImage), revision(byMap(old), otherImage)}, hold: "OutputChanged"},
 		"only the map is allowed":           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, changed: []string{revision(byMap(fresh))}, hold: "OutputChanged"},
 		"weights stay in service":           {wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byWeights(fresh), why: "in service already"},
-		"the map is asked for instead":      {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byMap(fresh)},
+		"the map is requested instead":      {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byMap(fresh)},
 		"weights behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, workloads: inService(byWeights(fresh), "r1")},
-		"weights asked for behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights), func(m *semmoev1.MoEDeployment) {
+		"weights requested behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights), func(m *semmoev1.MoEDeployment) {
 			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
 		}}, wanted: fresh, hold: "UnsupportedByEngine"},
-		"weights without a router":        {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
-		"engine without a map":            {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
-		"engine without a map, asked for": {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "UnsupportedByEngine"},
-		"model whose map is ignored":      {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
-		"wrapper whose map is ignored":    {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map for multimodal models"},
-		"a map known to be wrong":         {wanted: fresh, release: "0.5.17", want: byWeights(fresh), why: "since SGLang before 0.5.23 loads the experts of models of type qwen3_moe by the map and chooses them without it"},
-		"a map that is right":             {wanted: fresh, release: "0.5.23", want: byMap(fresh)},
-		"a map with a backend":            {Change: []func(*semmoev1.MoEDeployment){deepEP}, wanted: fresh, release: "0.5.17", want: byMap(fresh)},
-		"a wrong map asked for":           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17", hold: "UnsupportedByEngine"},
-		"a map without effect":            {report: &gptOSS, wanted: fresh, want: byWeights(fresh), why: "since The releases of SGLang whose source is known load the experts of gpt_oss models in the default order"},
-		"a wrong map that serves":         {wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byMap(fresh)},
-		"a wrong map that serves, asked for": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17",
+		"weights without a router":            {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
+		"engine without a map":                {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "because VLLM accepts no expert map"},
+		"engine without a map, map requested": {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "UnsupportedByEngine"},
+		"model whose map is ignored":          {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "because SGLang ignores an expert map"},
+		"wrapper whose map is ignored":        {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "because SGLang ignores an expert map for multimodal models"},
+		"a map known to be wrong":             {wanted: fresh, release: "0.5.17", want: byWeights(fresh), why: "because SGLang before 0.5.23 loads the experts of models of type qwen3_moe by the map and chooses them without it"},
+		"a map that is right":                 {wanted: fresh, release: "0.5.23", want: byMap(fresh)},
+		"a map with a backend":                {Change: []func(*semmoev1.MoEDeployment){deepEP}, wanted: fresh, release: "0.5.17", want: byMap(fresh)},
+		"a wrong map requested":               {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17", hold: "UnsupportedByEngine"},
+		"a map without effect":                {report: &gptOSS, wanted: fresh, want: byWeights(fresh), why: "because The releases of SGLang whose source is known load the experts of gpt_oss models in the default order"},
+		"a wrong map that serves":             {wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byMap(fresh)},
+		"a wrong map that serves, requested": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17",
 			workloads: inService(byMap(fresh), revision(byMap(fresh), realization(semmoev1.RealizationEngineMap))), want: byMap(fresh)},
-		"a wrong map for a changed spec":    {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "since SGLang before 0.5.23"},
-		"groups that the plan breaks":       {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "UnsupportedByEngine"},
-		"experts that cannot move":          {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, wanted: fresh, hold: "UnsupportedByEngine"},
-		"such experts before a plan":        {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, hold: "UnsupportedByEngine"},
-		"such experts, without a map":       {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, report: &fixed, hold: "UnsupportedByEngine"},
-		"such experts by a map":             {report: &fixed, wanted: fresh, want: byMap(fresh)},
-		"such experts by a map, no plan":    {report: &fixed},
-		"groups, no plan yet":               {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped},
-		"groups, and the map has no limits": {report: &grouped, wanted: fresh, want: byMap(fresh)},
+		"a wrong map for a changed spec":                     {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "because SGLang before 0.5.23"},
+		"groups that the plan breaks":                        {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "UnsupportedByEngine"},
+		"experts that cannot move":                           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, wanted: fresh, hold: "UnsupportedByEngine"},
+		"experts that cannot move, no plan yet":              {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, hold: "UnsupportedByEngine"},
+		"experts that cannot move, engine without a map":     {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, report: &fixed, hold: "UnsupportedByEngine"},
+		"experts that cannot move, map allowed":              {report: &fixed, wanted: fresh, want: byMap(fresh)},
+		"experts that cannot move, map allowed, no plan yet": {report: &fixed},
+		"groups, no plan yet":                                {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped},
+		"groups, and the map has no limits":                  {report: &grouped, wanted: fresh, want: byMap(fresh)},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -284,8 +284,8 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 	}
 }
 
-// Neither an image, nor resources, nor the number of replicas changes what is profiled: no profile is made twice for them.
-func TestProfileFollowsItsInputsAlone(t *testing.T) {
+// Neither image, resources nor the number of replicas change the profile, so none of them causes a second profile.
+func TestProfileInputs(t *testing.T) {
 	profiling := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{
 			Dataset:      &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "d", Key: "k"}},
@@ -318,11 +318,11 @@ func TestProfileFollowsItsInputsAlone(t *testing.T) {
 		t.Error("another checkpoint gives the same profile")
 	}
 	if profileFor(moedtest.Deployment(), moedtest.Model) != nil {
-		t.Error("a spec without profiling asks for a profile")
+		t.Error("a spec without profiling requests a profile")
 	}
 }
 
-// A profile that is under way is made anew only for what reaches its Job.
+// A running profile is recreated only for changes that affect its Job.
 func TestOutdated(t *testing.T) {
 	profiling := func(target semmoev1.ProfilingTarget) func(m *semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) {
@@ -338,7 +338,7 @@ func TestOutdated(t *testing.T) {
 	cases := map[string]struct {
 		Change             func(*semmoev1.MoEDeployment)
 		serving, dedicated bool
-		givenUp            bool // target Serving, after a failure for good
+		givenUp            bool // target Serving, after a permanent failure
 	}{
 		"nothing":       {func(*semmoev1.MoEDeployment) {}, false, false, false},
 		"image":         {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false, true, true},
@@ -367,7 +367,8 @@ func TestOutdated(t *testing.T) {
 	}
 }
 
-// Plans that a workload names are kept, whatever the spec asks for: deleting one would take its ConfigMap from pods.
+// Plans that a workload references are kept, whatever the spec requests: deleting one would remove the ConfigMap of
+// pods.
 func TestObsolete(t *testing.T) {
 	used, wanted, gone := moedtest.PlanOf("used", "aa", nil), moedtest.PlanOf("wanted", "bb", nil), moedtest.PlanOf("gone", "cc", nil)
 	plans := []*semmoev1.PlacementPlan{used, wanted, gone}
@@ -391,7 +392,7 @@ func TestObsolete(t *testing.T) {
 	}
 }
 
-// Ranks on several nodes activate what they do on one.
+// Ranks on several nodes activate the same experts as on one node.
 func TestPodsPerReplicaMakeNoOtherProfile(t *testing.T) {
 	profiled := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Target: semmoev1.ProfilingTargetServing, Dataset: &semmoev1.DatasetSpec{}}
@@ -401,7 +402,7 @@ func TestPodsPerReplicaMakeNoOtherProfile(t *testing.T) {
 	}
 }
 
-// tokenPlan is one for tokens that stay where they are.
+// tokenPlan returns a plan for tokens that are not shuffled.
 func tokenPlan(name, digest string) *semmoev1.PlacementPlan {
 	return moedtest.PlanOf(name, digest, func(p *semmoev1.PlacementPlan) {
 		p.Spec.Attention, p.Spec.TokenShuffle = semmoev1.AttentionTensorParallel, semmoev1.TokenShuffleDisabled
@@ -409,9 +410,9 @@ func tokenPlan(name, digest string) *semmoev1.PlacementPlan {
 	})
 }
 
-// A plan of tokens that stay where attention leaves them is made for few messages; one of tokens that are shuffled has the name that it
-// always had, or an upgrade would cost a solve of each.
-func TestPlansAreToldOfTokens(t *testing.T) {
+// A plan without token shuffling is made for few messages. A plan with token shuffling keeps its former name, so that
+// an upgrade causes no new solve.
+func TestPlansForTokens(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Result: &semmoev1.ProfileResult{Digest: "d"}}}
 	profile.Name = "p"
 	of := func(change ...func(*semmoev1.MoEDeployment)) *semmoev1.PlacementPlan {
@@ -419,7 +420,7 @@ func TestPlansAreToldOfTokens(t *testing.T) {
 	}
 	plain, stay, move := of(), of(moedtest.Tokens), of(moedtest.Shuffled)
 	if plain.Spec.TokenShuffle != "" || stay.Spec.TokenShuffle != semmoev1.TokenShuffleDisabled || move.Spec.TokenShuffle != "" {
-		t.Errorf("plans are told %q, %q and %q", plain.Spec.TokenShuffle, stay.Spec.TokenShuffle, move.Spec.TokenShuffle)
+		t.Errorf("tokenShuffle of the plans is %q, %q and %q", plain.Spec.TokenShuffle, stay.Spec.TokenShuffle, move.Spec.TokenShuffle)
 	}
 	if plain.Name != "m-b9e28e5c" || stay.Name == move.Name {
 		t.Errorf("their names are %s, %s and %s", plain.Name, stay.Name, move.Name)
@@ -429,14 +430,14 @@ func TestPlansAreToldOfTokens(t *testing.T) {
 		plan   *semmoev1.PlacementPlan
 		fits   bool
 	}{
-		"tokens that stay":               {moedtest.Tokens, stay, true},
-		"a plan for tokens that move":    {moedtest.Tokens, move, false},
-		"tokens that move":               {moedtest.Shuffled, move, true},
-		"a plan for tokens that stay":    {moedtest.Shuffled, stay, false},
-		"requests, a plan for requests":  {nil, plain, true},
-		"requests, one of tokens":        {nil, move, false},
-		"requests, one of staying ones":  {nil, stay, false},
-		"tokens, and a plan of requests": {moedtest.Shuffled, plain, false},
+		"tokens not shuffled":                           {moedtest.Tokens, stay, true},
+		"tokens not shuffled, plan for shuffled tokens": {moedtest.Tokens, move, false},
+		"tokens shuffled":                               {moedtest.Shuffled, move, true},
+		"tokens shuffled, plan for unshuffled tokens":   {moedtest.Shuffled, stay, false},
+		"requests, a plan for requests":                 {nil, plain, true},
+		"requests, a plan for shuffled tokens":          {nil, move, false},
+		"requests, a plan for unshuffled tokens":        {nil, stay, false},
+		"tokens, a plan for requests":                   {moedtest.Shuffled, plain, false},
 	} {
 		moed := moedtest.Deployment()
 		if tc.Change != nil {
@@ -448,7 +449,8 @@ func TestPlansAreToldOfTokens(t *testing.T) {
 	}
 }
 
-// A plan for tokens is rolled out where there is an all-to-all, keeps serving, and goes where it does not fit any more.
+// A plan for tokens is rolled out if there is an all-to-all backend, continues to serve, and is dropped when it no
+// longer fits.
 func TestChooseLayoutForTokens(t *testing.T) {
 	old, fresh := tokenPlan("old", "aa"), tokenPlan("new", "bb")
 	under := func(plan *semmoev1.PlacementPlan, change func(*semmoev1.MoEDeployment)) []*revisions.Workload {
@@ -469,15 +471,15 @@ func TestChooseLayoutForTokens(t *testing.T) {
 		hold      string
 		says      string
 	}{
-		"the first":            {Change: moedtest.Tokens, want: of(fresh)},
-		"in service":           {Change: moedtest.Tokens, workloads: under(fresh, moedtest.Tokens), want: of(fresh)},
-		"in place of another":  {Change: moedtest.Tokens, workloads: under(old, moedtest.Tokens), want: of(old), try: of(fresh)},
-		"no router, no matter": {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, want: of(fresh)},
-		"no all-to-all":        {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Engine.Args = nil }, hold: "UnsupportedByEngine", says: "spec.parallelism.attention is TensorParallel"},
-		"waits to be approved": {Change: func(m *semmoev1.MoEDeployment) {
+		"the first":             {Change: moedtest.Tokens, want: of(fresh)},
+		"in service":            {Change: moedtest.Tokens, workloads: under(fresh, moedtest.Tokens), want: of(fresh)},
+		"replaces another plan": {Change: moedtest.Tokens, workloads: under(old, moedtest.Tokens), want: of(old), try: of(fresh)},
+		"no router needed":      {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, want: of(fresh)},
+		"no all-to-all":         {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Engine.Args = nil }, hold: "UnsupportedByEngine", says: "spec.parallelism.attention is TensorParallel"},
+		"waits for approval": {Change: func(m *semmoev1.MoEDeployment) {
 			moedtest.Tokens(m)
 			m.Spec.Placement.Approval = semmoev1.ApprovalManual
-		}, hold: "AwaitingApproval", says: "on 1.80 other ranks, against 2.30 without it"},
+		}, hold: "AwaitingApproval", says: "on 1.80 other ranks, versus 2.30 without the plan"},
 		"another size":          {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Parallelism.ExpertParallelSize = 8 }, workloads: under(old, moedtest.Tokens)},
 		"attention of requests": {Change: func(*semmoev1.MoEDeployment) {}, workloads: under(old, moedtest.Tokens)},
 	} {
@@ -485,13 +487,13 @@ func TestChooseLayoutForTokens(t *testing.T) {
 			c := choice{moed: moedtest.Deployment(tc.Change), report: moedtest.Report(), wanted: fresh, workloads: tc.workloads}
 			serving, candidate, hold := c.chooseLayout()
 			if diff := cmp.Diff([]*revisions.Layout{tc.want, tc.try}, []*revisions.Layout{serving, candidate}); diff != "" || hold.Reason != tc.hold || !strings.Contains(hold.Message, tc.says) {
-				t.Errorf("holds because of %q (%s), want %q; what serves, and what is tried (-want +got):\n%s", hold.Reason, hold.Message, tc.hold, diff)
+				t.Errorf("holds because of %q (%s), want %q; serving layout and candidate (-want +got):\n%s", hold.Reason, hold.Message, tc.hold, diff)
 			}
 		})
 	}
 }
 
-// New tables cannot reach an engine that has read its own.
+// New tables do not reach an engine that has already read its tables.
 func TestNewTablesNeedRequestsWithRanks(t *testing.T) {
 	tables := moedtest.PlanOf("new", "bb", nil)
 	if hold := holdTables(moedtest.Deployment(moedtest.Shuffled), tables); hold.Reason != "TablesRequireRestart" {
@@ -502,7 +504,7 @@ func TestNewTablesNeedRequestsWithRanks(t *testing.T) {
 	}
 }
 
-// A profile's pods are pulled with the template's secrets; only a Job with an engine of its own has the engine's variables.
+// A profile's pods use the template's pull secrets. Only a Job with its own engine gets the engine's variables.
 func TestProfilePullSecrets(t *testing.T) {
 	for target, token := range map[semmoev1.ProfilingTarget]bool{semmoev1.ProfilingTargetServing: false, semmoev1.ProfilingTargetDedicated: true} {
 		moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {

@@ -30,23 +30,23 @@ import (
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;placementplans,verbs=patch
 // +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get;list;watch;create;patch;delete
 
-// Planner makes profiles and plans, and chooses among plans.
+// Planner creates profiles and plans, and selects among plans.
 type Planner struct {
 	client.Client
-	// Live reads past the cache what that may not show yet.
+	// Live bypasses the cache, which may be out of date.
 	Live client.Reader
-	// Recorder tells when routers are told to use other tables, and what is made for drift.
+	// Recorder records events when routers switch tables, and for objects created for drift.
 	Recorder events.EventRecorder
-	// HTTP asks engines for the answers of a model without a plan.
+	// HTTP requests the outputs of a model without a plan from engines.
 	HTTP *http.Client
 	// Now is the clock.
 	Now func() time.Time
-	// BatchSizes are those that engines report; nil where they report none, or where the spec has a size.
+	// BatchSizes are the sizes that engines report; nil if they report none, or if the spec sets a size.
 	BatchSizes []int32
 }
 
-// Plan creates the profile and the plan that the spec asks for, deletes those that nothing needs any more,
-// and chooses the plan to serve under. While paused it creates and deletes nothing.
+// Plan creates the profile and the plan that the spec requests, deletes unneeded ones, and selects the plan to serve
+// under. While paused, it creates and deletes nothing.
 func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, workloads []*revisions.Workload, pods []*corev1.Pod) (Planning, error) {
 	modelDigest, release := report.ModelDigest, revisions.Release(moed, workloads)
 	profiles, plans, err := pl.ownProfilesAndPlans(ctx, moed)
@@ -108,7 +108,7 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 			return p, err
 		}
 		p.Promise = promiseOf(p.Serving, appendPlan(plans, p.Plan)...)
-		if p.Tables != nil && p.Tables.Status.Forecast != nil { // of counts alone there is none
+		if p.Tables != nil && p.Tables.Status.Forecast != nil { // a plan from token counts has no forecast
 			p.Promise = p.Tables
 		}
 	}
@@ -120,8 +120,8 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 	return p, errors.Join(refused, recordErr, deleteErr)
 }
 
-// InService describes the profile and the plan that a workload serves with, whatever the spec asks for. It creates and deletes nothing.
-// Without a plan the profile and the plan are the newest ones of the MoEDeployment.
+// InService describes the profile and the plan of a serving workload, independent of the spec. It creates and deletes
+// nothing. For a workload without a plan, the profile and the plan are the newest ones of the MoEDeployment.
 func (pl *Planner) InService(ctx context.Context, moed *semmoev1.MoEDeployment, workload *revisions.Workload) (Planning, error) {
 	profiles, plans, err := pl.ownProfilesAndPlans(ctx, moed)
 	if err != nil {
@@ -170,13 +170,14 @@ func (pl *Planner) InService(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	return p, nil
 }
 
-// RefusedError is that the API server refuses what is to be made or deleted beside what serves, as an admission rule or a quota does, or that
-// an object of somebody else is in its way: a profile, a plan, answers, or tables. Nothing that serves depends on these: the planning beside it holds.
+// RefusedError reports that the API server rejects the creation or deletion of a profile, plan, baseline outputs or
+// tables (by an admission rule or a quota), or that an object of another owner has the same name. Serving does not
+// depend on these objects, so the planning returned with this error is valid.
 type RefusedError struct{ error }
 
 func (e *RefusedError) Unwrap() error { return e.error }
 
-// refusable shows an error of such a call as a RefusedError, where retries alone will not cure it.
+// refusable wraps an error as a RefusedError if a retry does not fix it.
 func refusable(err error) error {
 	if outcome.Lasting(err) == "" {
 		return err
@@ -184,28 +185,29 @@ func refusable(err error) error {
 	return &RefusedError{err}
 }
 
-// foreign is that an object of somebody else is in the way of what is to be made.
+// foreign returns a RefusedError for an object of another owner that has the name of a child.
 func foreign(format string, args ...any) error {
 	return &RefusedError{&outcome.ForeignError{Message: fmt.Sprintf(format, args...)}}
 }
 
-// IsRefused tells that an error is, or holds, a RefusedError.
+// IsRefused reports whether an error is or wraps a RefusedError.
 func IsRefused(err error) bool {
 	var refused *RefusedError
 	return errors.As(err, &refused)
 }
 
-// make creates an object that may exist already, which the cache does not show yet.
+// make creates an object. The object may exist already but be missing in the cache.
 func (pl *Planner) make(ctx context.Context, kind string, object client.Object) error {
 	err := pl.Create(ctx, object, client.FieldOwner(desired.Manager))
 	if err == nil || apierrors.IsAlreadyExists(err) {
 		return nil
 	}
-	return refusable(fmt.Errorf("create %s %s: %w", kind, object.GetName(), err))
+	return refusable(fmt.Errorf("failed to create %s %s: %w", kind, object.GetName(), err))
 }
 
-// followTables takes for the layout of a pinned plan that has new tables alone the one that they are for, where that exists, whoever has
-// made it: pods need not be restarted to swap tables. For the same reason those that serve under the pinned plan's own files stay so.
+// followTables replaces a pinned plan that contains only new tables by the plan with the layout that the tables are
+// for, if it exists, of any owner: swapping tables restarts no pod. For the same reason, pods that serve under
+// the pinned plan's own files keep them.
 func (pl *Planner) followTables(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, workloads []*revisions.Workload, p *Planning) error {
 	if p.Plan == nil || p.Plan.Status.Tier != semmoev1.TierTables || p.Plan.Spec.Current == nil {
 		return nil
@@ -228,12 +230,12 @@ func (pl *Planner) followTables(ctx context.Context, moed *semmoev1.MoEDeploymen
 	return nil
 }
 
-// fittingPlans are the plans of the namespace that can be served under. Two of one digest may be there, each with a ConfigMap: those that
-// workloads mount come first, as another one's would restart their pods.
+// fittingPlans returns the plans of the namespace that can be served. Two plans may have the same digest, each with its
+// own ConfigMap. Plans with a mounted ConfigMap come first, because another ConfigMap would restart the pods.
 func (pl *Planner) fittingPlans(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, workloads []*revisions.Workload) ([]*semmoev1.PlacementPlan, error) {
 	var list semmoev1.PlacementPlanList
 	if err := pl.List(ctx, &list, client.InNamespace(moed.Namespace)); err != nil {
-		return nil, fmt.Errorf("list plans that tables may be for: %w", err)
+		return nil, fmt.Errorf("failed to list plans that tables may be for: %w", err)
 	}
 	var mounted, free []*semmoev1.PlacementPlan
 	for i := range list.Items {
@@ -251,7 +253,7 @@ func (pl *Planner) fittingPlans(ctx context.Context, moed *semmoev1.MoEDeploymen
 	return append(mounted, free...), nil
 }
 
-// PlanPinned tells that the spec pins the plan whose layout is wanted, be it by naming new tables for that.
+// PlanPinned reports whether the spec pins the plan with the wanted layout, directly or by naming new tables for it.
 func (p *Planning) PlanPinned(moed *semmoev1.MoEDeployment) bool {
 	return p.PinnedTables != nil || Pinned(moed, p.Plan)
 }
@@ -259,10 +261,11 @@ func (p *Planning) PlanPinned(moed *semmoev1.MoEDeployment) bool {
 func (pl *Planner) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoEDeployment) ([]*semmoev1.AffinityProfile, []*semmoev1.PlacementPlan, error) {
 	var profileList semmoev1.AffinityProfileList
 	var planList semmoev1.PlacementPlanList
-	// Others' are not even copied: with as many plans in a namespace as MoEDeployments, the work would grow with their square.
+	// List only own plans: with one plan per MoEDeployment in a namespace, the cost would grow with the square of their
+	// number.
 	ours := []client.ListOption{client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name}}
 	if err := errors.Join(pl.List(ctx, &profileList, ours...), pl.List(ctx, &planList, ours...)); err != nil {
-		return nil, nil, fmt.Errorf("list profiles and plans: %w", err)
+		return nil, nil, fmt.Errorf("failed to list profiles and plans: %w", err)
 	}
 	var profiles []*semmoev1.AffinityProfile
 	for i := range profileList.Items {
@@ -280,7 +283,7 @@ func (pl *Planner) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoEDe
 	return profiles, plans, nil
 }
 
-// reconcileProfile returns the profile that plans are made from, nil where it does not exist yet, and its name.
+// reconcileProfile returns the profile that plans are made from (nil if it does not exist yet), and its name.
 func (pl *Planner) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, active bool) (*semmoev1.AffinityProfile, string, error) {
 	wanted := profileFor(moed, modelDigest)
 	name := ""
@@ -304,10 +307,10 @@ func (pl *Planner) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeplo
 	case wanted == nil:
 		return live, name, nil
 	case !metav1.IsControlledBy(live, moed):
-		return nil, name, foreign("AffinityProfile %s exists and belongs to somebody else: delete it, or name it in spec.profiling.profileRef", name)
+		return nil, name, foreign("AffinityProfile %s exists and belongs to another owner: delete it, or name it in spec.profiling.profileRef", name)
 	case active && live.DeletionTimestamp == nil && outdated(live, wanted):
-		// What cannot be changed is made anew: the engine's image or the template was at fault, or has changed before the
-		// profile was complete.
+		// A profile is immutable, so it is recreated: the engine's image or the template was wrong, or changed before
+		// the profile was complete.
 		if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
 			return live, name, err
 		}
@@ -316,9 +319,9 @@ func (pl *Planner) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeplo
 	return live, name, nil
 }
 
-// outdated tells that a profile is not complete, and was made for another engine, template or size than the spec has now.
-// Where the deployment itself answers the requests, what its engine is started with does not reach the profiling Job: one at
-// work goes on. One that was given up may have failed by just that.
+// outdated reports whether an incomplete profile was made for an older engine, template or size than in the spec. If
+// the deployment itself serves the profiling requests, the engine settings do not affect the profiling Job: a running
+// Job continues. A stalled Job is outdated, because it may have failed for these settings.
 func outdated(live, wanted *semmoev1.AffinityProfile) bool {
 	if meta.IsStatusConditionTrue(live.Status.Conditions, semmoev1.ConditionReady) {
 		return false
@@ -331,14 +334,14 @@ func outdated(live, wanted *semmoev1.AffinityProfile) bool {
 	return !equality.Semantic.DeepEqual(*made, wanted.Spec)
 }
 
-// reconcilePlan returns the plan made from the profile, nil where it does not exist yet.
+// reconcilePlan returns the plan made from the profile; nil if it does not exist yet.
 func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, report checkpoint.Report, release engine.Release, hardwareDigest string, active bool, workloads []*revisions.Workload) (*semmoev1.PlacementPlan, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return nil, err
 	}
 	wanted := planFor(moed, profile, planRealization(realizations(moed, report, release, adapter), report.Groups), hardwareDigest)
-	// The name does not depend on them: a plan keeps the sizes that it was created with.
+	// The name does not depend on the sizes: a plan keeps the sizes that it was created with.
 	wanted.Spec.ObservedBatchTokens = pl.BatchSizes
 	live := &semmoev1.PlacementPlan{}
 	err = pl.Get(ctx, client.ObjectKeyFromObject(wanted), live)
@@ -350,15 +353,15 @@ func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployme
 	case err != nil:
 		return nil, err
 	case !metav1.IsControlledBy(live, moed):
-		return nil, foreign("PlacementPlan %s exists and belongs to somebody else: delete it", wanted.Name)
+		return nil, foreign("PlacementPlan %s exists and belongs to another owner: delete it", wanted.Name)
 	case active && pl.outgrown(moed, live, workloads):
-		return live, pl.remake(ctx, moed, live)
+		return live, pl.recreatePlan(ctx, moed, live)
 	}
 	return live, nil
 }
 
-// outgrown reports whether the plan that the spec asks for, which was found to gain nothing, is to be made again: nothing serves under a plan, and
-// engines compute other batch sizes than it was made for.
+// outgrown reports whether to recreate the plan that the spec requests: its verdict was no gain, no workload serves
+// under a plan, and engines compute other batch sizes than it was made for.
 func (pl *Planner) outgrown(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, workloads []*revisions.Workload) bool {
 	lost := plan.Status.Verdict == semmoev1.VerdictNoGainExpected || plan.Status.Verdict == semmoev1.VerdictLocalityDoesNotPay
 	cooldown := time.Duration(*moed.Spec.Drift.CooldownSeconds) * time.Second
@@ -367,8 +370,8 @@ func (pl *Planner) outgrown(moed *semmoev1.MoEDeployment, plan *semmoev1.Placeme
 		!slices.ContainsFunc(workloads, func(w *revisions.Workload) bool { return layoutIn(w) != nil })
 }
 
-// remake deletes a plan that nothing needs, so that it is created again, for the batch sizes that engines report by then.
-func (pl *Planner) remake(ctx context.Context, moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
+// recreatePlan deletes an unused plan, so that it is created again for the batch sizes that engines report then.
+func (pl *Planner) recreatePlan(ctx context.Context, moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	plans := []*semmoev1.PlacementPlan{plan}
 	others, err := pl.neededByOthers(ctx, moed, plans)
 	if err != nil || others.needPlan(plan) {
@@ -380,7 +383,7 @@ func (pl *Planner) remake(ctx context.Context, moed *semmoev1.MoEDeployment, pla
 	return deleteAll(ctx, pl.Client, plans)
 }
 
-// appendPlan adds a plan that the list may lack: one that a user made, or that the cache does not show yet.
+// appendPlan appends a plan that the list may lack: a user-provided plan, or one that the cache does not contain yet.
 func appendPlan(plans []*semmoev1.PlacementPlan, plan *semmoev1.PlacementPlan) []*semmoev1.PlacementPlan {
 	if plan == nil || slices.ContainsFunc(plans, func(p *semmoev1.PlacementPlan) bool { return p.Name == plan.Name }) {
 		return plans
@@ -388,7 +391,7 @@ func appendPlan(plans []*semmoev1.PlacementPlan, plan *semmoev1.PlacementPlan) [
 	return append(slices.Clone(plans), plan)
 }
 
-// deleteAll deletes the objects as they were seen, those that it may.
+// deleteAll deletes the given versions of objects that it may delete.
 func deleteAll[T client.Object](ctx context.Context, c client.Client, objects []T) error {
 	var failed error
 	for _, object := range objects {
@@ -397,7 +400,7 @@ func deleteAll[T client.Object](ctx context.Context, c client.Client, objects []
 		}
 		err := c.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
 		if client.IgnoreNotFound(err) != nil {
-			failed = errors.Join(failed, refusable(fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)))
+			failed = errors.Join(failed, refusable(fmt.Errorf("failed to delete %T %s: %w", object, object.GetName(), err)))
 		}
 	}
 	return failed

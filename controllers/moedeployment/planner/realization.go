@@ -13,14 +13,14 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
-// RealizationText is how a realisation is told.
+// RealizationText contains the names of realizations in messages.
 var RealizationText = map[semmoev1.Realization]string{
 	semmoev1.RealizationEngineMap:         "the engine's expert map",
 	semmoev1.RealizationReshuffledWeights: "reshuffled weights",
 }
 
-// realizations are those that the spec allows, the preferred one first: the engine's map, unless it cannot be used, or changes nothing, where
-// reshuffled weights can be used.
+// realizations returns the realizations that the spec allows, preferred one first: the engine's map, unless it cannot
+// be used or has no effect and reshuffled weights can be used.
 func realizations(moed *semmoev1.MoEDeployment, report checkpoint.Report, release engine.Release, adapter engine.Adapter) []semmoev1.Realization {
 	switch wanted := moed.Spec.Placement.Realization; {
 	case wanted == semmoev1.RealizationEngineMap || wanted == semmoev1.RealizationReshuffledWeights:
@@ -37,8 +37,8 @@ func realizations(moed *semmoev1.MoEDeployment, report checkpoint.Report, releas
 	return []semmoev1.Realization{semmoev1.RealizationEngineMap, semmoev1.RealizationReshuffledWeights}
 }
 
-// CheckMap fails where the spec asks for an expert map, or for redundant experts, which only a map has, and the engine is known to compute
-// wrong answers with it, or to end at start. It names the field.
+// CheckMap returns an error if the spec requests an expert map (or redundant experts, which require a map), and the
+// engine is known to compute wrong outputs with it, or to exit at start. The error names the field.
 func CheckMap(moed *semmoev1.MoEDeployment, report checkpoint.Report, release engine.Release) error {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil || adapter.ExpertMap == nil || !desired.UsesPlans(moed) {
@@ -62,8 +62,8 @@ func CheckMap(moed *semmoev1.MoEDeployment, report checkpoint.Report, release en
 	return nil
 }
 
-// planRealization is what the plan must be solved for: for a gate without groups there is no difference, and one plan serves
-// both realisations.
+// planRealization returns the realization that the plan must be solved for. For a gate without groups there is no
+// difference, and one plan serves both realizations.
 func planRealization(possible []semmoev1.Realization, groups int) semmoev1.Realization {
 	if groups > 1 && len(possible) > 0 && possible[0] == semmoev1.RealizationReshuffledWeights {
 		return semmoev1.RealizationReshuffledWeights
@@ -71,7 +71,7 @@ func planRealization(possible []semmoev1.Realization, groups int) semmoev1.Reali
 	return semmoev1.RealizationEngineMap
 }
 
-// realizationOf is how the plan of a workload reaches its engine.
+// realizationOf returns how the plan of a workload reaches its engine.
 func realizationOf(workload *revisions.Workload) semmoev1.Realization {
 	if realization := workload.Template().Annotations[semmoev1.AnnotationRealization]; realization != "" {
 		return semmoev1.Realization(realization)
@@ -79,12 +79,13 @@ func realizationOf(workload *revisions.Workload) semmoev1.Realization {
 	return semmoev1.RealizationEngineMap
 }
 
-// outputChangedText is why a plan is not tried again.
-func outputChangedText(l *revisions.Layout, told string) string {
-	return fmt.Sprintf("By %s the model gives other answers under plan %s than without a plan: %s", RealizationText[l.Realization], l.Short(), told)
+// outputChangedText explains why a plan is not tried again.
+func outputChangedText(l *revisions.Layout, difference string) string {
+	return fmt.Sprintf("With %s, the outputs of the model under plan %s differ from those without a plan: %s", RealizationText[l.Realization], l.Short(), difference)
 }
 
-// refusedText says that a plan changes answers by each of the layouts that it could have, and what to do where it is not the plan that does.
+// refusedText explains that a plan changes outputs with each possible layout, and what to do if the cause is not the
+// plan.
 func (c *choice) refusedText(refused []*revisions.Layout) string {
 	last := refused[len(refused)-1]
 	var marks []string
@@ -92,18 +93,18 @@ func (c *choice) refusedText(refused []*revisions.Layout) string {
 		marks = append(marks, semmoev1.AnnotationOutputChanged+revisions.Of(c.moed, c.report, l)+"-")
 	}
 	return fmt.Sprintf("%s; it is not tried again until the engine's image, its arguments or the plan change. "+
-		"Where arguments, or files of the model beside its weights, are meant to change answers: once replicas serve without a plan, delete ConfigMap %s, and then: kubectl annotate pplan -n %s %s %s",
+		"If arguments or other model files are meant to change outputs, delete ConfigMap %s once replicas serve without a plan, and then run: kubectl annotate pplan -n %s %s %s",
 		outputChangedText(last, c.refusal(last)), revisions.AnswersName(c.moed, c.report.ModelDigest), c.moed.Namespace, c.wanted.Name, strings.Join(marks, " "))
 }
 
-// why says why a plan reaches the engine by reshuffled weights although the spec leaves the choice; empty where it need not
-// be said.
+// why explains why a plan reaches the engine by reshuffled weights although the spec leaves the choice; empty if no
+// explanation is needed.
 func (c *choice) why(serving *revisions.Layout) string {
 	if !serving.Reshuffled() || c.wanted == nil || c.moed.Spec.Placement.Realization == semmoev1.RealizationReshuffledWeights {
 		return ""
 	}
-	if told := c.refusal(&revisions.Layout{Digest: serving.Digest, ConfigMap: serving.ConfigMap, Realization: semmoev1.RealizationEngineMap}); told != "" {
-		return fmt.Sprintf(", since by %s answers change: %s", RealizationText[semmoev1.RealizationEngineMap], told)
+	if difference := c.refusal(&revisions.Layout{Digest: serving.Digest, ConfigMap: serving.ConfigMap, Realization: semmoev1.RealizationEngineMap}); difference != "" {
+		return fmt.Sprintf(", because outputs change with %s: %s", RealizationText[semmoev1.RealizationEngineMap], difference)
 	}
 	for _, candidate := range c.candidates() {
 		if candidate.layout.Realization != semmoev1.RealizationEngineMap {
@@ -111,15 +112,15 @@ func (c *choice) why(serving *revisions.Layout) string {
 		}
 		for _, finding := range slices.Concat(candidate.support.Refusals, candidate.support.Warnings) {
 			if len(candidate.support.Refusals) > 0 || finding.Reason == engine.ReasonMapWithoutEffect {
-				return ", since " + finding.Message
+				return ", because " + finding.Message
 			}
 		}
 		return ", which was in service already"
 	}
-	return fmt.Sprintf(", since %s takes no expert map", c.moed.Spec.Engine.Type)
+	return fmt.Sprintf(", because %s accepts no expert map", c.moed.Spec.Engine.Type)
 }
 
-// warnings are what the engine may lack under the serving plan, as sentences that follow another.
+// warnings returns the features that the engine may lack under the serving plan, as sentences to append.
 func (c *choice) warnings(serving *revisions.Layout) string {
 	text := ""
 	for _, candidate := range c.candidates() {

@@ -28,23 +28,23 @@ import (
 )
 
 const (
-	// replanMemory is how long plans and profiles that drift has led to are kept at least: the daily cap counts them.
+	// replanMemory is the minimum retention of plans and profiles made for drift: the daily limit counts them.
 	replanMemory = 24 * time.Hour
-	// onsetMemory bounds how far back samples of a live profile may lie: an onset that is estimated earlier says that the drift
-	// is as old as what is remembered.
+	// onsetMemory is the maximum age of samples for a live profile. A drift with an earlier onset is as old as the
+	// retained samples.
 	onsetMemory = 24 * time.Hour
-	// datasetPeriod is how often a data set that had not changed is looked at again, while the traffic has drifted.
+	// datasetPeriod is the retry interval for an unchanged data set while the traffic has drifted.
 	datasetPeriod = time.Hour
 )
 
-// lineage is what drift has led to since the plan that the spec itself asks for was made, the newest first. Another data set, profile
-// or shape of the deployment makes another plan for the spec, and with it a lineage that is empty.
+// lineage contains the profiles and plans made for drift since the base plan of the spec was made, newest first.
+// Another data set, profile or shape of the deployment results in another base plan with an empty lineage.
 type lineage struct {
 	profiles []*semmoev1.AffinityProfile
 	plans    []*semmoev1.PlacementPlan
 }
 
-// lineageOf picks from the profiles and plans of a MoEDeployment those of a base plan; none without one.
+// lineageOf selects the profiles and plans of a base plan; none without a base plan.
 func lineageOf(base *semmoev1.PlacementPlan, profiles []*semmoev1.AffinityProfile, plans []*semmoev1.PlacementPlan) lineage {
 	var l lineage
 	if base == nil {
@@ -68,13 +68,14 @@ func lineageOf(base *semmoev1.PlacementPlan, profiles []*semmoev1.AffinityProfil
 	return l
 }
 
-// replaces tells that a plan is worth bringing into service in a tier.
+// replaces reports whether a plan of this tier should be brought into service.
 func replaces(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest string, tier semmoev1.Tier) bool {
 	return Published(plan, moed, modelDigest) && plan.Status.Verdict == semmoev1.VerdictGain && plan.Status.Tier == tier
 }
 
-// wanted is the plan whose layout is to serve: that of the newest plan that drift has led to and that is worth it. Where that is new
-// tables, it is the plan that they are for. One that somebody has approved before it was there has its turn first.
+// wanted returns the plan with the layout to serve: the newest plan made for drift that should be brought into service,
+// or, if that contains only new tables, the plan that the tables are for. An earlier plan that a user approved comes
+// first.
 func (l lineage) wanted(moed *semmoev1.MoEDeployment, base *semmoev1.PlacementPlan, modelDigest, serving string) *semmoev1.PlacementPlan {
 	for i, plan := range l.plans {
 		if replaces(plan, moed, modelDigest, semmoev1.TierLayout) {
@@ -87,14 +88,14 @@ func (l lineage) wanted(moed *semmoev1.MoEDeployment, base *semmoev1.PlacementPl
 	return base
 }
 
-// approvedOf is the plan for a new layout, of some, the newest first, that was approved and has neither come into service nor failed on its
-// canary; nil where there is none. It may be on that canary, or replicas may be moving to it: a newer plan, that waits for approval itself,
-// would have it taken back.
+// approvedOf returns the first of the given plans (newest first) for a new layout that is approved and has neither come
+// into service nor failed on its canary; nil if there is none. It may be on its canary, or be promoting: a newer plan
+// that waits for approval must not cancel it.
 func approvedOf(plans []*semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest, serving string) *semmoev1.PlacementPlan {
 	for _, plan := range plans {
 		switch {
 		case isOf(plan, serving):
-			return nil // what is older has had its turn
+			return nil // older plans were in service before
 		case !replaces(plan, moed, modelDigest, semmoev1.TierLayout) || !Approved(moed, plan.Status.Plan):
 		default:
 			if key, _ := failure(moed, plan, ""); key != "" || slices.ContainsFunc(slices.Collect(maps.Keys(plan.Annotations)), isOutputChanged) {
@@ -106,13 +107,13 @@ func approvedOf(plans []*semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, m
 	return nil
 }
 
-// isOutputChanged tells that an annotation of a plan says that it changes answers.
+// isOutputChanged reports whether a plan's annotation records changed outputs.
 func isOutputChanged(key string) bool {
 	return strings.HasPrefix(key, semmoev1.AnnotationOutputChanged)
 }
 
-// tablesFor is the newest plan with new tables for a layout that may be used: it is in use already, or nothing holds it. held is one
-// that is newer, and why it is not used.
+// tablesFor returns the newest usable plan with new tables for a layout: it is in use already, or nothing holds it.
+// held is why a newer one is not used.
 func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (tables *semmoev1.PlacementPlan, held desired.Finding) {
 	for _, plan := range l.plans {
 		if !replaces(plan, moed, modelDigest, semmoev1.TierTables) || plan.Spec.Current.PlanDigest != layout {
@@ -127,12 +128,12 @@ func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, in
 	return nil, held
 }
 
-// holdTables is why new tables are not used although they promise a gain; its zero value where they are.
+// holdTables returns why new tables are not used although they predict a gain; its zero value if they are used.
 func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
 	short, gain := plan.Status.Plan, comparisonText(plan)
 	switch {
 	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
-		return desired.Finding{Reason: "TablesRequireRestart", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); with attention TensorParallel engines read the tables of their plan, once, when they start: they are not used", short, gain)}
+		return desired.Finding{Reason: "TablesRequireRestart", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); with attention TensorParallel, engines read tables only at start, so the new tables are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return desired.Finding{Reason: "Advisory", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); spec.placement.approval is Advisory: they are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !Approved(moed, short) && !Pinned(moed, plan):
@@ -141,20 +142,20 @@ func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desi
 	return desired.Finding{}
 }
 
-// comparisonText says how a plan compares with the one in service.
+// comparisonText compares a plan with the one in service.
 func comparisonText(plan *semmoev1.PlacementPlan) string {
 	c := plan.Status.Comparison
 	if c == nil {
-		return "it is not compared with the one in service"
+		return "it was not compared with the plan in service"
 	}
-	text := fmt.Sprintf("%s against %s of the one in service, on recent requests", desired.Percent(c.CandidateLARMilli), desired.Percent(c.CurrentLARMilli))
+	text := fmt.Sprintf("%s versus %s for the plan in service, on recent requests", desired.Percent(c.CandidateLARMilli), desired.Percent(c.CurrentLARMilli))
 	if c.CurrentNanos > 0 {
-		text += fmt.Sprintf("; a layer takes %.1f µs against %.1f", float64(c.CandidateNanos)/1000, float64(c.CurrentNanos)/1000)
+		text += fmt.Sprintf("; a layer takes %.1f µs versus %.1f µs", float64(c.CandidateNanos)/1000, float64(c.CurrentNanos)/1000)
 	}
 	return text
 }
 
-// PlanWithDigest is the plan of that digest; nil where there is none.
+// PlanWithDigest returns the plan with this digest; nil if there is none.
 func PlanWithDigest(digest string, plans []*semmoev1.PlacementPlan) *semmoev1.PlacementPlan {
 	for _, plan := range plans {
 		if plan != nil && digest != "" && plan.Status.PlanDigest == digest {
@@ -164,35 +165,36 @@ func PlanWithDigest(digest string, plans []*semmoev1.PlacementPlan) *semmoev1.Pl
 	return nil
 }
 
-// Pinned tells that the spec names the plan.
+// Pinned reports whether the spec names the plan.
 func Pinned(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
 	return plan != nil && moed.Spec.Placement.PlanRef != nil && moed.Spec.Placement.PlanRef.Name == plan.Name
 }
 
-// driftSignal is what the next step after a drift is decided from, besides objects.
+// driftSignal is the input, in addition to objects, for the next step after a drift.
 type driftSignal struct {
-	// Drifted tells that traffic has drifted away from the plan, and that a plan may be made for it now. OnTarget tells that it is
-	// known not to have: what was begun for a drift that has passed is given up.
+	// Drifted reports that traffic has drifted away from the plan, and that a plan may be made for it now. OnTarget
+	// reports that traffic is known to match the plan: work that was started for an ended drift is cancelled.
 	Drifted, OnTarget bool
-	// BatchesMoved reports that engines compute other batch sizes than plans were made for, and that a plan may be made for them now.
+	// BatchesMoved reports that engines compute other batch sizes than plans were made for, and that a plan may be made
+	// for them now.
 	BatchesMoved bool
-	// Since is when it began, as far as that is known; zero where it is not.
+	// Since is the estimated start of the drift; zero if unknown.
 	Since time.Time
-	// Now is the time.
+	// Now is the current time.
 	Now time.Time
 }
 
-// replanStep is what to do next about a drift, and what to say.
+// replanStep is the next step after a drift, with its finding.
 type replanStep struct {
-	// Profile and Plan are to be created, Abandoned to be deleted; nil for nothing.
+	// Profile and Plan are to be created, Abandoned is to be deleted; nil for none.
 	Profile, Abandoned *semmoev1.AffinityProfile
 	Plan               *semmoev1.PlacementPlan
-	// Say tells where the plan for a drift is; its zero value where none is being made.
+	// Say is the state of the plan for a drift; its zero value if none is being made.
 	Say desired.Finding
 }
 
-// nextReplan decides what follows a drift, from what is there: first a profile of the traffic, then a plan that names the one in
-// service. Names follow from what was observed, so that whoever begins again does not do it twice.
+// nextReplan decides the next step after a drift from existing objects: first a profile of the traffic, then a plan
+// that replaces the one in service. Names follow from the observations, so creating an object twice is a no-op.
 func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) replanStep {
 	say := func(reason, message string) replanStep {
 		return replanStep{Say: desired.Finding{Reason: reason, Message: message}}
@@ -201,11 +203,11 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 	case p.Base == nil || p.Serving == nil || desired.Paused(moed):
 		return replanStep{}
 	case moed.Spec.Placement.PlanRef != nil && d.Drifted:
-		return say("Pinned", fmt.Sprintf("The traffic has drifted; spec.placement.planRef pins PlacementPlan %s, and no other is made", moed.Spec.Placement.PlanRef.Name))
+		return say("Pinned", fmt.Sprintf("The traffic has drifted; spec.placement.planRef pins PlacementPlan %s, so no other plan is made", moed.Spec.Placement.PlanRef.Name))
 	case moed.Spec.Placement.PlanRef != nil:
 		return replanStep{}
 	case p.otherKind() && d.Drifted:
-		return say("LayoutMismatch", fmt.Sprintf("The traffic has drifted; plan %s in service has another objective or number of redundant experts than spec.placement asks for, and none can replace it: bring plan %s into service, or take the change back",
+		return say("LayoutMismatch", fmt.Sprintf("The traffic has drifted, but plan %s in service differs from spec.placement in its objective or redundant experts, so no plan can replace it. Roll out plan %s, or revert the change",
 			p.Serving.Short(), p.Base.Status.Plan))
 	case p.otherKind():
 		return replanStep{}
@@ -214,22 +216,22 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 		return p.afterProfile(moed, modelDigest, profile, d)
 	}
 	if len(p.Lineage.plans) > 0 {
-		// One that is stalled will never be solved, as from too few requests.
+		// A stalled plan will never be solved, for example with too few requests.
 		if plan := p.Lineage.plans[0]; plan.Status.Verdict == "" && !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionStalled) {
 			return say(ChildVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
 		}
 	}
 	switch {
 	case d.Drifted:
-		return p.profileAnew(moed, modelDigest, d)
+		return p.newProfileStep(moed, modelDigest, d)
 	case d.BatchesMoved:
 		return p.replanForBatches(moed, modelDigest)
 	}
 	return replanStep{Say: p.Lineage.outcome(moed, modelDigest)}
 }
 
-// otherKind tells that what serves is of another objective, or has other copies, than the spec asks for by now: a plan that replaces another
-// keeps both.
+// otherKind reports whether the plan in service has another objective or other copies than the spec requests now: a
+// plan that replaces another keeps both.
 func (p Planning) otherKind() bool {
 	if p.Serving.RedundantExperts != p.Base.RedundantExperts() {
 		return true
@@ -238,7 +240,7 @@ func (p Planning) otherKind() bool {
 	return serving != nil && asked != "" && cmp.Or(serving.Spec.Objective, semmoev1.ObjectiveActivation) != asked
 }
 
-// outcome says what the last plan that drift has led to is worth, where it changes nothing.
+// outcome returns the result of the last plan made for drift, if it changes nothing.
 func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) desired.Finding {
 	if len(l.plans) > 0 && meta.IsStatusConditionTrue(l.plans[0].Status.Conditions, semmoev1.ConditionStalled) {
 		reason, message := ChildVerdict("PlacementPlan", l.plans[0].Name, l.plans[0].Status.Conditions, "Planning")
@@ -248,10 +250,10 @@ func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) desir
 		return desired.Finding{}
 	}
 	plan := l.plans[0]
-	return desired.Finding{Reason: string(plan.Status.Verdict), Message: fmt.Sprintf("PlacementPlan %s, made for other traffic, changes nothing: %s", plan.Name, comparisonText(plan))}
+	return desired.Finding{Reason: string(plan.Status.Verdict), Message: fmt.Sprintf("PlacementPlan %s for the changed traffic is no improvement: %s", plan.Name, comparisonText(plan))}
 }
 
-// pending is the newest profile, where no plan was made from it; nil where one was, be it that somebody has deleted that since.
+// pending returns the newest profile if no plan was made from it; nil if one was, even if that plan was deleted since.
 func (l lineage) pending() *semmoev1.AffinityProfile {
 	if len(l.profiles) == 0 {
 		return nil
@@ -263,7 +265,7 @@ func (l lineage) pending() *semmoev1.AffinityProfile {
 	return newest
 }
 
-// afterProfile is what follows a profile from which no plan was made yet.
+// afterProfile returns the next step for a profile from which no plan was made yet.
 func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile, d driftSignal) replanStep {
 	complete := Profiled(profile, modelDigest)
 	source := p.source()
@@ -275,19 +277,19 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	case complete && *moed.Spec.Drift.MaxReplansPerDay == 0:
 		return say("ReplansDisabled", fmt.Sprintf("spec.drift.maxReplansPerDay is 0: no plan is made from AffinityProfile %s", profile.Name))
 	case unchanged && d.Drifted && (moed.Spec.Profiling.Refresh != semmoev1.RefreshJob || d.Now.Sub(profile.CreationTimestamp.Time) >= datasetPeriod):
-		return p.profileAnew(moed, modelDigest, d)
+		return p.newProfileStep(moed, modelDigest, d)
 	case unchanged && d.OnTarget:
 		return replanStep{}
 	case unchanged:
-		return say("DatasetUnchanged", "The traffic has drifted, but the data set is the one that the plan in service was made from: renew its content, or set spec.profiling.refresh to Live")
+		return say("DatasetUnchanged", "The traffic has drifted, but the data set has not changed since the plan in service. Update the data set, or set spec.profiling.refresh to Live")
 	case !complete && d.OnTarget:
-		step := say("DriftEnded", "The traffic is as the plan promises again: the profile of the drift is given up")
+		step := say("DriftEnded", "The traffic matches the plan again, so the profile for the drift is discarded")
 		step.Abandoned = profile
 		return step
 	case !complete && superseded(moed, modelDigest, profile):
 		return replanStep{Abandoned: profile}
 	case !complete && profile.Status.Model != nil && profile.Status.Model.Digest != modelDigest:
-		return replanStep{Abandoned: profile} // another checkpoint serves now
+		return replanStep{Abandoned: profile} // the profile belongs to another checkpoint
 	case !complete:
 		return say(ChildVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
 	}
@@ -296,8 +298,9 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	return step
 }
 
-// superseded tells of a profile that is not complete that the spec wants another one, or none, by now, or that no sample will come for it. It would
-// wait for what is no longer asked for, routers that keep prompts above all, or for a Job that has failed by what has been mended since.
+// superseded reports whether the spec no longer wants an incomplete profile, or whether the profile will receive no
+// samples. Without this check, the operator would wait for unneeded work (routers keep prompts while it runs), or for a
+// Job whose cause of failure has been fixed since.
 func superseded(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile) bool {
 	live := profile.Spec.Target == semmoev1.ProfilingTargetLive
 	switch {
@@ -310,8 +313,9 @@ func superseded(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmo
 	return wanted != nil && outdated(profile, wanted)
 }
 
-// profileAnew is the profile of the traffic, or of the data set, that a plan after a drift is to be made from.
-func (p Planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, d driftSignal) replanStep {
+// newProfileStep returns the step that creates the profile, of the traffic or of the data set, for a plan after a
+// drift.
+func (p Planning) newProfileStep(moed *semmoev1.MoEDeployment, modelDigest string, d driftSignal) replanStep {
 	after := ""
 	if len(p.Lineage.profiles) > 0 {
 		after = p.Lineage.profiles[0].Name
@@ -326,19 +330,19 @@ func (p Planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, 
 	} else if desired.Observes(moed) {
 		profile = p.liveProfile(moed, d)
 	} else {
-		return replanStep{Say: desired.Finding{Reason: "NoTrafficSamples", Message: "The traffic has drifted; spec.profiling.refresh is Live, and routers sample nothing that a profile could be made of: set refresh to Job, or, with attention DataParallel, spec.routing.samplePercent above 0"}}
+		return replanStep{Say: desired.Finding{Reason: "NoTrafficSamples", Message: "The traffic has drifted and spec.profiling.refresh is Live, but routers collect no samples for a profile. Set refresh to Job, or, with attention DataParallel, set spec.routing.samplePercent above 0"}}
 	}
 	if profile == nil {
-		return replanStep{Say: desired.Finding{Reason: "NoDataset", Message: "The traffic has drifted; spec.profiling.refresh is Job, and spec.profiling names no data set: name one, or set refresh to Live"}}
+		return replanStep{Say: desired.Finding{Reason: "NoDataset", Message: "The traffic has drifted and spec.profiling.refresh is Job, but spec.profiling has no data set. Set one, or set refresh to Live"}}
 	}
 	profile.Name, profile.Labels[semmoev1.LabelBase] = name, p.Base.Name
 	return replanStep{
 		Profile: profile,
-		Say:     desired.Finding{Reason: "Profiling", Message: fmt.Sprintf("The traffic has drifted: AffinityProfile %s is made of it", name)},
+		Say:     desired.Finding{Reason: "Profiling", Message: fmt.Sprintf("The traffic has drifted. AffinityProfile %s records the new traffic", name)},
 	}
 }
 
-// liveProfile is a profile of what the routers sample, without its name.
+// liveProfile returns a profile of the traffic that routers sample, without a name.
 func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semmoev1.AffinityProfile {
 	since := d.Since
 	if since.IsZero() || d.Now.Sub(since) > onsetMemory {
@@ -358,7 +362,8 @@ func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semm
 	}
 }
 
-// plannedSizes are the batch sizes that the newest plan was made for; nil without a plan, and for one whose size the spec named.
+// plannedSizes returns the batch sizes that the newest plan was made for; nil without a plan, or if the spec set its
+// size.
 func (p Planning) plannedSizes() []int32 {
 	newest := p.Base
 	if len(p.Lineage.plans) > 0 {
@@ -377,18 +382,19 @@ func (p Planning) plannedSizes() []int32 {
 	return sizes
 }
 
-// BatchesMoved reports whether engines compute batch sizes that differ much from those that the newest plan was made for, be that in service or not:
-// what was found to change nothing is not solved again.
+// BatchesMoved reports whether engines compute batch sizes that differ much from those of the newest plan, in service
+// or not: a plan that was found to change nothing is not solved again.
 func (p Planning) BatchesMoved() bool {
 	planned := p.plannedSizes()
 	return planned != nil && p.BatchSizes != nil && stepsizes.Moved(planned, p.BatchSizes)
 }
 
-// replanForBatches makes a plan for other batch sizes from the profile of the plan in service: the requests are those of before.
+// replanForBatches returns a plan for other batch sizes, made from the profile of the plan in service: the requests are
+// unchanged.
 func (p Planning) replanForBatches(moed *semmoev1.MoEDeployment, modelDigest string) replanStep {
 	for _, profile := range p.sources() {
 		if !Profiled(profile, modelDigest) || profile.Spec.Live != nil && profile.Status.Result.TracedTokens == 0 {
-			continue // of counts alone no layout comes
+			continue // a profile of token counts gives no layout
 		}
 		plan := p.replanFor(moed, profile)
 		if plan.Spec.PriorProfileRef.Name == profile.Name {
@@ -400,12 +406,12 @@ func (p Planning) replanForBatches(moed *semmoev1.MoEDeployment, modelDigest str
 		}
 		plan.Name = moed.Name + "-" + owned.ShortHash(struct{ Like, After string }{plan.Name, after}, 8)
 		return replanStep{Plan: plan, Say: desired.Finding{Reason: "BatchSizesChanged", Message: fmt.Sprintf(
-			"Engines compute other batch sizes than plan %s was made for (status.batchTokens): PlacementPlan %s is made for them", p.Serving.Short(), plan.Name)}}
+			"The batch sizes of the engines (status.batchTokens) differ from those of plan %s. PlacementPlan %s is made for them", p.Serving.Short(), plan.Name)}}
 	}
 	return replanStep{}
 }
 
-// current is the plan in service.
+// current returns the reference to the plan in service.
 func (p Planning) current() semmoev1.CurrentPlan {
 	current := semmoev1.CurrentPlan{PlanDigest: p.Serving.Digest}
 	if p.Tables != nil {
@@ -414,8 +420,8 @@ func (p Planning) current() semmoev1.CurrentPlan {
 	return current
 }
 
-// sources are the profiles, as far as they are known, that the tables in use, the layout in service, and the plan that the spec asks for
-// were made from.
+// sources returns the known profiles that the tables in use, the layout in service, and the plan of the spec were made
+// from.
 func (p Planning) sources() []*semmoev1.AffinityProfile {
 	var found []*semmoev1.AffinityProfile
 	for _, plan := range []*semmoev1.PlacementPlan{p.Tables, p.Promise, p.Base} {
@@ -431,7 +437,7 @@ func (p Planning) sources() []*semmoev1.AffinityProfile {
 	return found
 }
 
-// source is the profile that the plan in service was made from; nil where it is not known.
+// source returns the profile that the plan in service was made from; nil if unknown.
 func (p Planning) source() *semmoev1.AffinityProfile {
 	if known := p.sources(); len(known) > 0 {
 		return known[0]
@@ -439,8 +445,8 @@ func (p Planning) source() *semmoev1.AffinityProfile {
 	return p.Profile
 }
 
-// priorName is the profile that the plan in service was made from; one without a routing trace says less of tokens that are rare
-// now than the one before it.
+// priorName returns the profile that the plan in service was made from. A profile without a routing trace contains less
+// about tokens that are rare now than its predecessor.
 func (p Planning) priorName() string {
 	for _, profile := range p.sources() {
 		if profile.Status.Result != nil && profile.Status.Result.TracedTokens > 0 {
@@ -450,7 +456,7 @@ func (p Planning) priorName() string {
 	return p.ProfileName
 }
 
-// replanFor is the plan made from a profile to replace the one in service.
+// replanFor returns the plan, made from a profile, that replaces the one in service.
 func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
 	plan := planFor(moed, profile, p.Base.Spec.Realization, p.Base.Spec.HardwareDigest)
 	if plan.Spec.ChoosesRedundantExperts() {
@@ -473,12 +479,12 @@ func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 	return plan
 }
 
-// Replan does what follows a drift, and says what that is.
+// Replan executes the next step after a drift, and returns its finding.
 func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) (desired.Finding, error) {
 	step := nextReplan(moed, modelDigest, p, d)
 	if step.Abandoned != nil {
 		if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
-			return step.Say, err // by the latest spec it may be wanted
+			return step.Say, err // the latest spec may need it
 		}
 		if err := deleteAll(ctx, pl.Client, []*semmoev1.AffinityProfile{step.Abandoned}); err != nil {
 			return step.Say, err
@@ -495,17 +501,18 @@ func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, mod
 	}
 	err := pl.Create(ctx, made, client.FieldOwner(desired.Manager))
 	if apierrors.IsAlreadyExists(err) {
-		return step.Say, nil // the cache does not show it yet
+		return step.Say, nil // the cache does not contain it yet
 	}
 	if err != nil {
-		return step.Say, fmt.Errorf("create %T %s: %w", made, made.GetName(), err)
+		return step.Say, fmt.Errorf("failed to create %T %s: %w", made, made.GetName(), err)
 	}
 	pl.Recorder.Eventf(moed, made, corev1.EventTypeNormal, step.Say.Reason, "Replan", "%s", printable.Line(step.Say.Message, 900))
 	return step.Say, nil
 }
 
-// recordPlanned keeps on profiles that a plan was made from them, where that outlives the plan: whoever deletes the plan wants no other in
-// its place. It is written once the plan is seen; until then the plan's name keeps it from being made twice.
+// recordPlanned records on profiles that a plan was made from them. The record outlives the plan: after its deletion,
+// no other plan is made in its place. The record is written once the plan is in the cache; until then, the plan's name
+// prevents a second one.
 func (pl *Planner) recordPlanned(ctx context.Context, l lineage) error {
 	var failed error
 	for _, profile := range l.profiles {
@@ -516,24 +523,24 @@ func (pl *Planner) recordPlanned(ctx context.Context, l lineage) error {
 		base := profile.DeepCopy()
 		metav1.SetMetaDataAnnotation(&profile.ObjectMeta, semmoev1.AnnotationPlanned, l.plans[i].Name)
 		if err := pl.Patch(ctx, profile, client.MergeFrom(base), client.FieldOwner(desired.Manager)); client.IgnoreNotFound(err) != nil {
-			failed = errors.Join(failed, refusable(fmt.Errorf("annotate AffinityProfile %s: %w", profile.Name, err)))
+			failed = errors.Join(failed, refusable(fmt.Errorf("failed to annotate AffinityProfile %s: %w", profile.Name, err)))
 		}
 	}
 	return failed
 }
 
-// recentReplan tells that an object was made for a drift, and counts still.
+// recentReplan reports whether an object was made for drift within replanMemory.
 func recentReplan(object client.Object, now time.Time) bool {
 	return object.GetLabels()[semmoev1.LabelBase] != "" && now.Sub(object.GetCreationTimestamp().Time) < replanMemory
 }
 
-// reconcilePin reads the plan that the spec pins, and says why it cannot be served; the plan is nil then.
+// reconcilePin reads the plan that the spec pins. If it cannot be served, the plan is nil and the finding explains why.
 func (pl *Planner) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (*semmoev1.PlacementPlan, desired.Finding, error) {
 	name := moed.Spec.Placement.PlanRef.Name
 	plan := &semmoev1.PlacementPlan{}
 	found, err := owned.Find(ctx, pl.Client, pl.Live, client.ObjectKey{Namespace: moed.Namespace, Name: name}, plan)
 	if err != nil {
-		return nil, desired.Finding{}, fmt.Errorf("get PlacementPlan %s: %w", name, err)
+		return nil, desired.Finding{}, fmt.Errorf("failed to get PlacementPlan %s: %w", name, err)
 	}
 	if !found {
 		plan = nil
@@ -545,8 +552,8 @@ func (pl *Planner) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeploymen
 	return plan, fault, nil
 }
 
-// reasonPlanNotFound to reasonOtherEngine are those of a pinned plan that cannot be served, with reasonOtherModel; pinFaults are all of
-// them.
+// reasonPlanNotFound to reasonOtherEngine are the reasons, in addition to ReasonOtherModel, of a pinned plan that
+// cannot be served. pinFaults lists all of them.
 const (
 	reasonPlanNotFound     = "PlanNotFound"
 	reasonOtherParallelism = "ParallelismMismatch"
@@ -555,7 +562,7 @@ const (
 
 var PinFaults = []string{reasonPlanNotFound, reasonOtherParallelism, reasonOtherEngine, ReasonOtherModel}
 
-// CheckPin tells why a plan that a MoEDeployment pins will never fit it; nil where it may.
+// CheckPin returns why a pinned plan will never fit the MoEDeployment; nil if it may.
 func CheckPin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	if fault := shapeFault(moed, plan); fault.Reason != "" {
 		return errors.New("spec.placement.planRef: " + fault.Message)
@@ -563,36 +570,36 @@ func CheckPin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error 
 	return nil
 }
 
-// shapeFault is why a plan, whose spec never changes, does not fit a MoEDeployment; its zero value where it does.
+// shapeFault returns why a plan (with its immutable spec) does not fit a MoEDeployment; its zero value if it does.
 func shapeFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
 	switch {
 	case plan.Spec.ExpertParallelSize != moed.Spec.Parallelism.ExpertParallelSize || plan.Spec.Attention != moed.Spec.Parallelism.Attention:
-		return desired.Finding{Reason: reasonOtherParallelism, Message: fmt.Sprintf("PlacementPlan %s is for attention %s on %d ranks, and spec.parallelism says %s on %d: name a plan of that shape",
+		return desired.Finding{Reason: reasonOtherParallelism, Message: fmt.Sprintf("PlacementPlan %s is for attention %s on %d ranks, but spec.parallelism sets %s on %d. Reference a plan of that shape",
 			plan.Name, plan.Spec.Attention, plan.Spec.ExpertParallelSize, moed.Spec.Parallelism.Attention, moed.Spec.Parallelism.ExpertParallelSize)}
 	case (plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled) != (plannedShuffle(moed) == semmoev1.TokenShuffleDisabled):
-		return desired.Finding{Reason: reasonOtherParallelism, Message: fmt.Sprintf("PlacementPlan %s has tokenShuffle %s, and spec.placement.tokenShuffle is %s: name a plan for an engine of that kind",
+		return desired.Finding{Reason: reasonOtherParallelism, Message: fmt.Sprintf("PlacementPlan %s has tokenShuffle %s, but spec.placement.tokenShuffle is %s. Reference a plan for an engine of that kind",
 			plan.Name, cmp.Or(plan.Spec.TokenShuffle, semmoev1.TokenShuffleEnabled), cmp.Or(moed.Spec.Placement.TokenShuffle, semmoev1.TokenShuffleDisabled))}
 	case plan.Spec.Engine != moed.Spec.Engine.Type:
-		return desired.Finding{Reason: reasonOtherEngine, Message: fmt.Sprintf("PlacementPlan %s has the map of %s, and spec.engine.type is %s: name a plan for that engine", plan.Name, plan.Spec.Engine, moed.Spec.Engine.Type)}
+		return desired.Finding{Reason: reasonOtherEngine, Message: fmt.Sprintf("PlacementPlan %s contains the expert map of %s, but spec.engine.type is %s. Reference a plan for that engine", plan.Name, plan.Spec.Engine, moed.Spec.Engine.Type)}
 	}
 	return desired.Finding{}
 }
 
-// pinFault is why a pinned plan cannot be served; its zero value where it can.
+// pinFault returns why a pinned plan cannot be served; its zero value if it can.
 func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelDigest string) desired.Finding {
 	name := moed.Spec.Placement.PlanRef.Name
 	no := func(reason, format string, args ...any) desired.Finding {
 		return desired.Finding{Reason: reason, Message: fmt.Sprintf("spec.placement.planRef: "+format, args...)}
 	}
 	if plan == nil {
-		return no(reasonPlanNotFound, "there is no PlacementPlan %q in namespace %s: create it, or name another", name, moed.Namespace)
+		return no(reasonPlanNotFound, "PlacementPlan %q does not exist in namespace %s. Create it, or reference another one", name, moed.Namespace)
 	}
 	if shape := shapeFault(moed, plan); shape.Reason != "" {
 		return no(shape.Reason, "%s", shape.Message)
 	}
 	switch {
 	case plan.Status.ModelDigest != "" && plan.Status.ModelDigest != modelDigest:
-		return no(ReasonOtherModel, "PlacementPlan %s is of another checkpoint (digest %s) than the one that is served (%s): name a plan of this model", name, plan.Status.ModelDigest, modelDigest)
+		return no(ReasonOtherModel, "PlacementPlan %s belongs to checkpoint digest %s, but digest %s is served. Reference a plan of the served model", name, plan.Status.ModelDigest, modelDigest)
 	case plan.DeletionTimestamp != nil || !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) || plan.Status.PlanDigest == "":
 		reason, message := ChildVerdict("PlacementPlan", name, plan.Status.Conditions, "Planning")
 		return desired.Finding{Reason: reason, Message: message}
@@ -600,7 +607,7 @@ func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelD
 	return desired.Finding{}
 }
 
-// DriftOf is what the assessment asks for.
+// DriftOf converts the assessment to the input for the next step.
 func DriftOf(a locality.Assessment, now time.Time) driftSignal {
 	return driftSignal{Drifted: a.Replan(), OnTarget: a.Status == locality.OnTarget, BatchesMoved: a.BatchesMoved && a.BatchHold.Reason == "", Since: a.Since, Now: now}
 }

@@ -35,7 +35,7 @@ func incomplete(p *semmoev1.AffinityProfile) {
 	p.Status.Conditions[0] = metav1.Condition{Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "WaitingForSamples", Message: "few"}
 }
 
-// replanOf is a plan that drift has led to, of a tier, to replace the plan with a digest.
+// replanOf returns a plan made for drift, of a tier, that replaces the plan with digest current.
 func replanOf(name, digest, current string, tier semmoev1.Tier, made time.Time, change ...func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
 	return moedtest.PlanOf(name, digest, func(p *semmoev1.PlacementPlan) {
 		p.Labels = map[string]string{semmoev1.LabelBase: "base"}
@@ -55,8 +55,8 @@ func worthless(p *semmoev1.PlacementPlan) {
 
 func unsolved(p *semmoev1.PlacementPlan) { p.Status = semmoev1.PlacementPlanStatus{} }
 
-// The newest plan that is worth it decides which layout is wanted and which tables are used; what was made for another base counts
-// for nothing.
+// The newest plan that should be brought into service determines the wanted layout and the tables. Plans for another
+// base do not count.
 func TestLineage(t *testing.T) {
 	base := moedtest.PlanOf("base", "b0", nil)
 	at := func(minutes int) time.Time { return moedtest.Start.Add(time.Duration(minutes) * time.Minute) }
@@ -83,34 +83,34 @@ func TestLineage(t *testing.T) {
 	for name, tc := range map[string]struct {
 		Change []func(*semmoev1.MoEDeployment)
 		plans  []*semmoev1.PlacementPlan
-		// in is the layout in service, inUse the tables in use with it.
+		// in is the layout in service; inUse are the tables in use with it.
 		in, inUse            string
 		wanted, tables, held string
 	}{
-		"nothing has drifted":       {in: "b0-full", wanted: "base"},
-		"new tables":                {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", tables: "t1"},
-		"of another layout":         {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b9", tables, at(1))}, in: "b0-full", wanted: "base"},
-		"new layout":                {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1))}, in: "b0-full", wanted: "l1"},
-		"no gain":                   {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), worthless)}, in: "b0-full", wanted: "base"},
-		"not solved":                {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), unsolved)}, in: "b0-full", wanted: "base"},
-		"tables of a new layout":    {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("t1", "t1", "l1", tables, at(2))}, in: "l1-full", wanted: "l1", tables: "t1"},
-		"a layout after tables":     {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("l1", "l1", "b0", layout, at(2))}, in: "b0-full", wanted: "l1", tables: "t1"},
-		"tables after a layout":     {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("t1", "t1", "b0", tables, at(2))}, in: "b0-full", wanted: "base", tables: "t1"},
-		"newer tables":              {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", wanted: "base", tables: "t2"},
-		"newer ones without gain":   {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2), worthless)}, in: "b0-full", wanted: "base", tables: "t1"},
-		"of another base":           {plans: []*semmoev1.PlacementPlan{elsewhere}, in: "b0-full", wanted: "base"},
-		"the layout's plan is gone": {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "gone", tables, at(1))}, in: "gone-full", wanted: "base", tables: "t1"},
-		"to be approved":            {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "AwaitingApproval"},
-		"approved":                  {Change: []func(*semmoev1.MoEDeployment){approve}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", tables: "t1"},
-		"approved before":           {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1"},
-		"the older ones stay":       {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1", held: "AwaitingApproval"},
-		"advice":                    {Change: []func(*semmoev1.MoEDeployment){advisory}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "Advisory"},
-		"an approved layout first":  {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("l2", "l2", "b0", layout, at(2))}, in: "b0-full", wanted: "l1"},
-		"and before new tables":     {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", wanted: "l1", held: "AwaitingApproval"},
-		"until it serves":           {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("l2", "l2", "b0", layout, at(2))}, in: "l1-full", wanted: "l2"},
-		"or another does":           {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("l2", "l2", "b0", layout, at(2)), replanOf("l3", "l3", "b0", layout, at(3))}, in: "l2-full", wanted: "l3"},
-		"or changes answers":        {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), untrue), replanOf("l2", "l2", "b0", layout, at(2))}, in: "b0-full", wanted: "l2"},
-		"or has failed":             {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), taken), replanOf("l2", "l2", "b0", layout, at(2))}, in: "b0-full", wanted: "l2"},
+		"nothing has drifted":                   {in: "b0-full", wanted: "base"},
+		"new tables":                            {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", tables: "t1"},
+		"of another layout":                     {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b9", tables, at(1))}, in: "b0-full", wanted: "base"},
+		"new layout":                            {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1))}, in: "b0-full", wanted: "l1"},
+		"no gain":                               {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), worthless)}, in: "b0-full", wanted: "base"},
+		"not solved":                            {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), unsolved)}, in: "b0-full", wanted: "base"},
+		"tables of a new layout":                {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("t1", "t1", "l1", tables, at(2))}, in: "l1-full", wanted: "l1", tables: "t1"},
+		"a layout after tables":                 {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("l1", "l1", "b0", layout, at(2))}, in: "b0-full", wanted: "l1", tables: "t1"},
+		"tables after a layout":                 {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("t1", "t1", "b0", tables, at(2))}, in: "b0-full", wanted: "base", tables: "t1"},
+		"newer tables":                          {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", wanted: "base", tables: "t2"},
+		"newer ones without gain":               {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2), worthless)}, in: "b0-full", wanted: "base", tables: "t1"},
+		"of another base":                       {plans: []*semmoev1.PlacementPlan{elsewhere}, in: "b0-full", wanted: "base"},
+		"the layout's plan is deleted":          {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "gone", tables, at(1))}, in: "gone-full", wanted: "base", tables: "t1"},
+		"waits for approval":                    {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "AwaitingApproval"},
+		"approved":                              {Change: []func(*semmoev1.MoEDeployment){approve}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", tables: "t1"},
+		"approved earlier":                      {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1"},
+		"the older ones stay":                   {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1", held: "AwaitingApproval"},
+		"advice":                                {Change: []func(*semmoev1.MoEDeployment){advisory}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "Advisory"},
+		"an approved layout first":              {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("l2", "l2", "b0", layout, at(2))}, in: "b0-full", wanted: "l1"},
+		"an approved layout before new tables":  {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", wanted: "l1", held: "AwaitingApproval"},
+		"approved, until it serves":             {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("l2", "l2", "b0", layout, at(2))}, in: "l1-full", wanted: "l2"},
+		"approved, until another layout serves": {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("l2", "l2", "b0", layout, at(2)), replanOf("l3", "l3", "b0", layout, at(3))}, in: "l2-full", wanted: "l3"},
+		"approved, but changes outputs":         {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), untrue), replanOf("l2", "l2", "b0", layout, at(2))}, in: "b0-full", wanted: "l2"},
+		"approved, but failed":                  {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), taken), replanOf("l2", "l2", "b0", layout, at(2))}, in: "b0-full", wanted: "l2"},
 	} {
 		moed := moedtest.Deployment(tc.Change...)
 		l := lineageOf(base, nil, tc.plans)
@@ -132,7 +132,7 @@ func nameOf(plan *semmoev1.PlacementPlan) string {
 	return plan.Name
 }
 
-// Each step after a drift follows from what is there, and is taken once.
+// Each step after a drift follows from existing objects, and is taken once.
 func TestNextReplan(t *testing.T) {
 	refresh := func(mode semmoev1.RefreshMode, dataset *semmoev1.DatasetSpec) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) {
@@ -175,7 +175,7 @@ func TestNextReplan(t *testing.T) {
 		profiles []*semmoev1.AffinityProfile
 		plans    []*semmoev1.PlacementPlan
 		drift    driftSignal
-		// profile, plan and abandoned tell what is done.
+		// profile, plan and abandoned are the expected actions.
 		profile semmoev1.ProfilingTarget
 		plan    bool
 		abandon bool
@@ -190,32 +190,32 @@ func TestNextReplan(t *testing.T) {
 			live(m)
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"}
 		}, drift: drifted, say: "Pinned"},
-		"profile under way":           {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
-		"nothing known meanwhile":     {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
-		"the drift has passed":        {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftEnded"},
-		"live again, not sent":        {Change: live, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, abandon: true},
-		"sent again, not live":        {Change: job, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
-		"a Job under way":             {Change: job, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
-		"a Job with another image":    {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
-		"a Job that has failed":       {Change: job, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, say: "WaitingForSamples"},
-		"what failed it is mended":    {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, abandon: true},
-		"prompts are kept no more":    {Change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesCounts }, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
-		"profile complete":            {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
-		"complete, drift unknown":     {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
-		"data set unchanged":          {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
-		"data set unchanged, late":    {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
-		"turned off meanwhile":        {Change: off, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, abandon: true},
-		"turned off, profile made":    {Change: off, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, say: "ReplansDisabled"},
-		"unchanged, the drift passed": {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: onTarget},
-		"unchanged, live by now":      {Change: live, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"unchanged since a re-plan":   {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBegun}, plans: []*semmoev1.PlacementPlan{made}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
-		"as it was before a re-plan":  {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBase}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, plan: true, say: "Replanning"},
-		"plan being solved":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
-		"plan cannot be solved":       {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"plan cannot be solved, told": {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: onTarget, say: "TooFewRequests"},
-		"plan in use":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: onTarget},
-		"drift again":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"plan without gain":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
+		"profile under way":                 {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
+		"drift unknown meanwhile":           {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
+		"the drift has passed":              {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftEnded"},
+		"live again, prompts not stored":    {Change: live, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, abandon: true},
+		"prompts stored again, not live":    {Change: job, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
+		"a Job under way":                   {Change: job, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
+		"a Job with another image":          {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
+		"a Job that has failed":             {Change: job, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, say: "WaitingForSamples"},
+		"the cause of the failure is fixed": {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, abandon: true},
+		"prompts are no longer stored":      {Change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesCounts }, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
+		"profile complete":                  {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
+		"complete, drift unknown":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
+		"data set unchanged":                {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"data set unchanged, late":          {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
+		"disabled meanwhile":                {Change: off, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, abandon: true},
+		"disabled, profile complete":        {Change: off, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, say: "ReplansDisabled"},
+		"unchanged, the drift passed":       {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: onTarget},
+		"unchanged, live by now":            {Change: live, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"unchanged since a re-plan":         {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBegun}, plans: []*semmoev1.PlacementPlan{made}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"as it was before a re-plan":        {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBase}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, plan: true, say: "Replanning"},
+		"plan being solved":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
+		"plan cannot be solved":             {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"plan cannot be solved, reported":   {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: onTarget, say: "TooFewRequests"},
+		"plan in use":                       {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: onTarget},
+		"drift again":                       {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"plan without gain":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
 	} {
 		moed := moedtest.Deployment(tc.Change)
 		p := Planning{
@@ -237,7 +237,7 @@ func TestNextReplan(t *testing.T) {
 	}
 }
 
-// What a plan that is being made says of itself is repeated as it is: it may hold the addresses of a store.
+// The message of a plan in progress is repeated literally: it may contain addresses of a store.
 func TestNextReplanRepeatsWhatPlansSay(t *testing.T) {
 	const message = `The plan could not be solved, and is tried again: Get "https://store/v1/ns%2Fplans": EOF`
 	base := moedtest.PlanOf("base", "b0", nil)
@@ -249,7 +249,8 @@ func TestNextReplanRepeatsWhatPlansSay(t *testing.T) {
 	}
 }
 
-// What is made says of what, and is named by that alone: whoever begins again, with the same objects, makes the same.
+// The names of created objects depend only on their content: repeating a step with the same objects creates the same
+// objects.
 func TestReplanObjects(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Refresh: semmoev1.RefreshLive, LiveSamples: semmoev1.LiveSamplesCounts, SamplingSpec: semmoev1.SamplingSpec{Requests: 10, Tokens: 1000}}
@@ -264,12 +265,12 @@ func TestReplanObjects(t *testing.T) {
 	}
 	now := moedtest.Start.Add(time.Hour)
 	onset := now.Add(-10 * time.Minute)
-	step := p.profileAnew(moed, moedtest.Model, driftSignal{Drifted: true, Since: onset, Now: now})
+	step := p.newProfileStep(moed, moedtest.Model, driftSignal{Drifted: true, Since: onset, Now: now})
 	live := step.Profile.Spec.Live
 	if live.Samples != semmoev1.LiveSamplesCounts || !live.Since.Time.Equal(onset) || live.PriorProfileRef.Name != "p" || step.Profile.Labels[semmoev1.LabelBase] != "base" {
 		t.Errorf("profile %+v, labels %v", live, step.Profile.Labels)
 	}
-	if later := p.profileAnew(moed, moedtest.Model, driftSignal{Drifted: true, Now: now.Add(time.Minute)}); later.Profile.Name != step.Profile.Name || !later.Profile.Spec.Live.Since.Time.Equal(now.Add(time.Minute)) {
+	if later := p.newProfileStep(moed, moedtest.Model, driftSignal{Drifted: true, Now: now.Add(time.Minute)}); later.Profile.Name != step.Profile.Name || !later.Profile.Spec.Live.Since.Time.Equal(now.Add(time.Minute)) {
 		t.Errorf("the name follows the time: %s and %s", step.Profile.Name, later.Profile.Name)
 	}
 	names := map[string]bool{step.Profile.Name: true}
@@ -288,9 +289,9 @@ func TestReplanObjects(t *testing.T) {
 	} {
 		other := p
 		change(&other)
-		made := other.profileAnew(moed, moedtest.Model, driftSignal{Drifted: true, Now: now}).Profile.Name
+		made := other.newProfileStep(moed, moedtest.Model, driftSignal{Drifted: true, Now: now}).Profile.Name
 		if names[made] {
-			t.Errorf("%s leads to the same name", name)
+			t.Errorf("%s results in the same name", name)
 		}
 		names[made] = true
 	}
@@ -303,9 +304,9 @@ func TestReplanObjects(t *testing.T) {
 		t.Errorf("plan %+v", plan.Spec)
 	}
 	if other := p.replanFor(moed, moedtest.ProfiledBy("q", "r2", now)); other.Name == plan.Name {
-		t.Error("another result of the profile leads to the same plan")
+		t.Error("another result of the profile results in the same plan")
 	}
-	// Where the number of copies was chosen, the plan keeps that of the plan in service.
+	// If the number of copies was chosen, the new plan keeps the number of the plan in service.
 	moed.Spec.Placement.RedundantExperts, moed.Spec.Placement.RedundantMemoryBytes = ptr.To(intstr.FromString("Auto")), ptr.To(resource.MustParse("8Gi"))
 	for copies, want := range map[int32]*intstr.IntOrString{0: nil, 8: ptr.To(intstr.FromInt32(8))} {
 		p.Serving.RedundantExperts = copies
@@ -315,7 +316,7 @@ func TestReplanObjects(t *testing.T) {
 	}
 }
 
-// A pin is refused for what it names, and honoured otherwise.
+// A pin is rejected if the plan does not fit, and used otherwise.
 func TestPinFault(t *testing.T) {
 	pin := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"} })
 	for name, tc := range map[string]struct {
@@ -343,7 +344,7 @@ func TestPinFault(t *testing.T) {
 	} {
 		moed := moedtest.Deployment(change)
 		if holdBack(moed, held, false).Reason == "" {
-			t.Error("a plan that nobody has approved is not held")
+			t.Error("a plan without approval is not held")
 		}
 		if hold := holdBack(moed, held, true); hold.Reason != "" {
 			t.Errorf("a pinned plan is held: %+v", hold)
@@ -351,7 +352,7 @@ func TestPinFault(t *testing.T) {
 	}
 }
 
-// What drift has led to is remembered for a day, and what pods or routers use for as long as they do.
+// Objects made for drift are kept for a day, and objects that pods or routers use are kept while they are used.
 func TestReplansAreRemembered(t *testing.T) {
 	base := moedtest.PlanOf("base", "b0", nil)
 	now := moedtest.Start.Add(48 * time.Hour)
@@ -376,8 +377,8 @@ func TestReplansAreRemembered(t *testing.T) {
 	}
 }
 
-// Routers are told of new tables for the layouts that pods have, once; a layout that goes takes its entry with it, and the last
-// entry does not take the ConfigMap.
+// Routers are configured with new tables for the layouts of existing pods, once. A removed layout takes its entry with
+// it; removing the last entry keeps the ConfigMap.
 func TestReconcileTables(t *testing.T) {
 	s := runtime.NewScheme()
 	if err := scheme.AddToScheme(s); err != nil {
@@ -402,7 +403,7 @@ func TestReconcileTables(t *testing.T) {
 		}
 		return p
 	}
-	told := func() map[string]string {
+	reported := func() map[string]string {
 		t.Helper()
 		inUse, _, err := r.tablesInUse(context.Background(), moed)
 		if err != nil {
@@ -414,28 +415,28 @@ func TestReconcileTables(t *testing.T) {
 		t.Errorf("%d writes without new tables", writes)
 	}
 	p := reconcile(moed, t1)
-	if want := map[string]string{"b0-full": "t1-full"}; !maps.Equal(told(), want) || p.Tables != t1 || !slices.Equal(p.Named, []string{"t1"}) {
-		t.Errorf("told %v, want %v; tables %v, named %v", told(), want, p.Tables, p.Named)
+	if want := map[string]string{"b0-full": "t1-full"}; !maps.Equal(reported(), want) || p.Tables != t1 || !slices.Equal(p.Named, []string{"t1"}) {
+		t.Errorf("tables in use %v, want %v; tables %v, named %v", reported(), want, p.Tables, p.Named)
 	}
 	if !p.TablesSince.Equal(moedtest.Start) {
-		t.Errorf("told just now, and since %v", p.TablesSince)
+		t.Errorf("switched just now, but TablesSince is %v", p.TablesSince)
 	}
 	if event := <-recorder.Events; !strings.Contains(event, "TablesSwapped") {
 		t.Errorf("event %q", event)
 	}
 	if p := reconcile(moed, t1); writes != 1 || time.Since(p.TablesSince) > time.Hour {
-		t.Errorf("%d writes, want one, told since %v by the API server", writes, p.TablesSince)
+		t.Errorf("%d writes, want 1; TablesSince %v", writes, p.TablesSince)
 	}
 	manual := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
 	if p := reconcile(manual, t1, t2); p.Tables != t1 || p.TablesHold.Reason != "AwaitingApproval" || writes != 1 {
 		t.Errorf("tables %s, held %q, %d writes; want those in use until others are approved", nameOf(p.Tables), p.TablesHold.Reason, writes)
 	}
-	if p := reconcile(moed, t1, t2); p.Tables != t2 || told()["b0-full"] != "t2-full" {
-		t.Errorf("tables %s, told %v", nameOf(p.Tables), told())
+	if p := reconcile(moed, t1, t2); p.Tables != t2 || reported()["b0-full"] != "t2-full" {
+		t.Errorf("tables %s, in use %v", nameOf(p.Tables), reported())
 	}
 	<-recorder.Events
-	if reconcile(moed); len(told()) != 0 || writes != 3 {
-		t.Errorf("told %v after %d writes, want nothing after 3", told(), writes)
+	if reconcile(moed); len(reported()) != 0 || writes != 3 {
+		t.Errorf("tables in use %v after %d writes, want none after 3", reported(), writes)
 	}
 	if event := <-recorder.Events; !strings.Contains(event, "TablesReverted") {
 		t.Errorf("event %q", event)
@@ -449,9 +450,9 @@ func TestReconcileTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := r.tablesInUse(context.Background(), moed); err == nil || !strings.Contains(err.Error(), "m-tables") {
-		t.Errorf("somebody else's ConfigMap: %v", err)
+		t.Errorf("ConfigMap of another owner: %v", err)
 	}
-	// One that the cache does not show, as it has no label of ours, is left alone as well.
+	// A ConfigMap that is not in the cache, because it lacks the operator's label, is not changed either.
 	foreign.Labels, foreign.Data = nil, map[string]string{"theirs": "1"}
 	if err := api.Update(context.Background(), foreign); err != nil {
 		t.Fatal(err)
@@ -464,11 +465,11 @@ func TestReconcileTables(t *testing.T) {
 	r.Client = countingClient{unseeing, &writes}
 	p = Planning{Base: base, Plan: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, []*semmoev1.PlacementPlan{t1})}
 	if err := r.reconcileTables(context.Background(), moed, moedtest.Model, &p, workloads, true); !IsRefused(err) || !strings.Contains(err.Error(), "m-tables") || writes != 3 {
-		t.Errorf("somebody else's ConfigMap that the cache does not show: %v after %d writes", err, writes)
+		t.Errorf("ConfigMap of another owner that is not in the cache: %v after %d writes", err, writes)
 	}
 }
 
-// countingClient counts what is applied.
+// countingClient counts apply requests.
 type countingClient struct {
 	client.Client
 	writes *int

@@ -19,9 +19,9 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
-// tablesInUse reads, by the digest of the plan that pods were made for, the digest of the plan whose tables routers are told to use.
-// live is the ConfigMap, nil where there is none; one that somebody has damaged says nothing. Routers read one of somebody else's, too: beside
-// that error what they read holds.
+// tablesInUse returns, by the digest of the plan of the pods, the digest of the plan whose tables routers are
+// configured to use. live is the ConfigMap; nil if there is none. A ConfigMap with invalid content counts as empty.
+// Routers also read a ConfigMap of another owner, so the result is valid even with that error.
 func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment) (inUse map[string]string, live *corev1.ConfigMap, err error) {
 	live = &corev1.ConfigMap{}
 	err = pl.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.TablesName(moed)}, live)
@@ -29,19 +29,19 @@ func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment
 	case apierrors.IsNotFound(err):
 		return nil, nil, nil
 	case err != nil:
-		return nil, nil, fmt.Errorf("get ConfigMap %s: %w", desired.TablesName(moed), err)
+		return nil, nil, fmt.Errorf("failed to get ConfigMap %s: %w", desired.TablesName(moed), err)
 	}
 	if json.Unmarshal([]byte(live.Data[semmoev1.TablesKey]), &inUse) != nil {
 		inUse = nil
 	}
 	if !metav1.IsControlledBy(live, moed) {
-		err = foreign("ConfigMap %s exists and belongs to somebody else: delete it", live.Name)
+		err = foreign("ConfigMap %s exists and belongs to another owner: delete it", live.Name)
 	}
 	return inUse, live, err
 }
 
-// plansInUse are our plans, and with them the one of each digest in use, which may be somebody else's that the spec has pinned. One that is
-// being deleted is none of them: to delete it takes its tables back.
+// plansInUse returns the MoEDeployment's own plans and, for each digest in use, the plan with that digest, which may be
+// a pinned plan of another owner. It omits plans that are being deleted: deleting a plan reverts its tables.
 func (pl *Planner) plansInUse(ctx context.Context, moed *semmoev1.MoEDeployment, ours []*semmoev1.PlacementPlan, inUse map[string]string) ([]*semmoev1.PlacementPlan, error) {
 	plans := slices.DeleteFunc(slices.Clone(ours), func(plan *semmoev1.PlacementPlan) bool { return plan.DeletionTimestamp != nil })
 	unknown := func(digest string) bool { return PlanWithDigest(digest, plans) == nil }
@@ -50,7 +50,7 @@ func (pl *Planner) plansInUse(ctx context.Context, moed *semmoev1.MoEDeployment,
 	}
 	var list semmoev1.PlacementPlanList
 	if err := pl.List(ctx, &list, client.InNamespace(moed.Namespace)); err != nil {
-		return nil, fmt.Errorf("list plans whose tables are in use: %w", err)
+		return nil, fmt.Errorf("failed to list plans whose tables are in use: %w", err)
 	}
 	for i := range list.Items {
 		if plan := &list.Items[i]; plan.DeletionTimestamp == nil {
@@ -60,8 +60,8 @@ func (pl *Planner) plansInUse(ctx context.Context, moed *semmoev1.MoEDeployment,
 	return plans, nil
 }
 
-// reconcileTables tells the routers which tables to use with the layouts in service, and completes the planning by what they use with
-// the one that serves. While paused it leaves all as it is.
+// reconcileTables configures the tables that routers use with the layouts in service, and adds the tables of the
+// serving layout to the planning. While paused, it changes nothing.
 func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *Planning, workloads []*revisions.Workload, active bool) error {
 	inUse, live, inTheWay := pl.tablesInUse(ctx, moed)
 	if inTheWay != nil && !IsRefused(inTheWay) {
@@ -98,16 +98,16 @@ func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeploy
 	}
 	if err := desired.Ensure(ctx, pl.Client, pl.Live, moed, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
 		p.keepTables(inUse)
-		return refusable(fmt.Errorf("reconcile ConfigMap of the tables: %w", err))
+		return refusable(fmt.Errorf("failed to reconcile the ConfigMap of the tables: %w", err))
 	}
 	if p.Serving != nil && wanted[p.Serving.Digest] != inUse[p.Serving.Digest] {
 		p.TablesSince = pl.Now()
-		pl.tellTables(moed, p)
+		pl.recordTablesSwitch(moed, p)
 	}
 	return nil
 }
 
-// changedAt is when we last changed an object, as the API server keeps it with the fields that are ours, or when it was made.
+// changedAt returns when this controller last changed an object, according to its managed fields, or the creation time.
 func changedAt(object client.Object) time.Time {
 	at := object.GetCreationTimestamp().Time
 	for _, fields := range object.GetManagedFields() {
@@ -118,7 +118,7 @@ func changedAt(object client.Object) time.Time {
 	return at
 }
 
-// keepTables is that the routers go on with what they have.
+// keepTables keeps the tables that routers use now.
 func (p *Planning) keepTables(inUse map[string]string) {
 	if p.Serving != nil {
 		p.Tables = PlanWithDigest(inUse[p.Serving.Digest], p.InUse)
@@ -130,18 +130,19 @@ func (p *Planning) keepTables(inUse map[string]string) {
 	}
 }
 
-// tellTables records that the routers are told to use other tables.
-func (pl *Planner) tellTables(moed *semmoev1.MoEDeployment, p *Planning) {
+// recordTablesSwitch records an event for the switch of the routers to other tables.
+func (pl *Planner) recordTablesSwitch(moed *semmoev1.MoEDeployment, p *Planning) {
 	if p.Tables == nil {
-		pl.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "TablesReverted", "Replan", "The routers go back to the tables of plan %s", p.Serving.Short())
+		pl.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "TablesReverted", "Replan", "The routers reverted to the tables of plan %s", p.Serving.Short())
 		return
 	}
 	pl.Recorder.Eventf(moed, p.Tables, corev1.EventTypeNormal, "TablesSwapped", "Replan", "The routers use the tables of plan %s with the placement of plan %s (%s); no pod is restarted",
 		p.Tables.Status.Plan, p.Serving.Short(), comparisonText(p.Tables))
 }
 
-// tablesFor is the plan whose tables are used with a layout: that which the spec pins, or the newest of the lineage. With a layout that the
-// spec does not ask for, or not yet, what is in use stays so: what serves is made no worse before it is replaced. nil is for the layout's own.
+// tablesFor returns the plan whose tables are used with a layout: the pinned tables, or the newest of the lineage. For
+// a layout that the spec does not want (yet), the tables in use stay, so that serving does not degrade before the
+// layout is replaced. nil means the layout's own tables.
 func (p *Planning) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (*semmoev1.PlacementPlan, desired.Finding) {
 	kept, pin := PlanWithDigest(inUse, p.InUse), p.PinnedTables
 	switch {
@@ -162,12 +163,12 @@ func (p *Planning) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, 
 	return kept, desired.Finding{}
 }
 
-// isOf tells that a layout, by its digest, is a plan's.
+// isOf reports whether the plan has the layout with this digest.
 func isOf(plan *semmoev1.PlacementPlan, layout string) bool {
 	return plan != nil && plan.Status.PlanDigest == layout
 }
 
-// layoutsInService are the digests of the plans that pods serve under, or will.
+// layoutsInService returns the digests of the plans that pods serve under, or will.
 func layoutsInService(p *Planning, workloads []*revisions.Workload) []string {
 	var digests []string
 	seen := map[string]bool{"": true}

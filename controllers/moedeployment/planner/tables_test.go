@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// A layout that is asked for has the tables that are asked for with it; one that is to go keeps those in use.
+// A wanted layout gets the tables that the spec wants with it. An outgoing layout keeps its tables in use.
 func TestTablesFor(t *testing.T) {
 	at := func(minutes int) time.Time { return moedtest.Start.Add(time.Duration(minutes) * time.Minute) }
 	base, layout := moedtest.PlanOf("base", "b0", nil), replanOf("l1", "l1", "b0", semmoev1.TierLayout, at(3))
@@ -18,16 +18,16 @@ func TestTablesFor(t *testing.T) {
 	ofNext.Labels[semmoev1.LabelBase] = "next"
 	for name, tc := range map[string]struct {
 		pinned, advisory bool
-		// base is the plan that the spec itself asks for, plan the one that is wanted, pin the one with new tables that is pinned.
+		// base is the plan of the spec, plan the wanted plan, and pin the pinned plan with new tables.
 		base, plan, pin *semmoev1.PlacementPlan
-		// made are those that drift has led to, there those that are there beside them.
+		// made contains the plans made for drift, there the other existing plans.
 		made, there   []*semmoev1.PlacementPlan
 		layout, inUse string
 		want, held    string
 	}{
-		"the base is not known":               {there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
-		"the base is asked for":               {base: base, plan: base, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full"},
-		"with its new tables":                 {base: base, plan: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", want: "t1"},
+		"unknown base":                        {there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
+		"the base is wanted":                  {base: base, plan: base, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full"},
+		"the base with its new tables":        {base: base, plan: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", want: "t1"},
 		"their plan is deleted":               {base: base, plan: base, layout: "b0-full", inUse: "t1-full"},
 		"another base is not solved":          {base: unsolvedNext, plan: unsolvedNext, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
 		"another base is solved":              {base: next, plan: next, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
@@ -37,13 +37,13 @@ func TestTablesFor(t *testing.T) {
 		"another base, newer tables":          {base: next, plan: next, made: []*semmoev1.PlacementPlan{ofNext}, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t3"},
 		"another base, newer tables wait":     {advisory: true, base: next, plan: next, made: []*semmoev1.PlacementPlan{ofNext}, there: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1", held: "Advisory"},
 		"a layout after a drift":              {base: base, plan: layout, made: []*semmoev1.PlacementPlan{layout}, there: []*semmoev1.PlacementPlan{t1}, layout: "l1-full", inUse: "t1-full"},
-		"the pin is at fault":                 {pinned: true, base: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
-		"the pin is at fault, nothing in use": {pinned: true, base: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full"},
+		"invalid pin":                         {pinned: true, base: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
+		"invalid pin, nothing in use":         {pinned: true, base: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full"},
 		"the pin is on its canary":            {pinned: true, base: base, plan: next, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
 		"the pin's own layout":                {pinned: true, base: base, plan: next, made: []*semmoev1.PlacementPlan{t1}, layout: "b1-full", inUse: "t1-full"},
 		"the base is pinned":                  {pinned: true, base: base, plan: base, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full"},
 		"tables are pinned":                   {pinned: true, base: base, plan: base, pin: t2, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t2"},
-		"tables are pinned that wait":         {pinned: true, advisory: true, base: base, plan: base, pin: t2, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1", held: "Advisory"},
+		"pinned tables without approval":      {pinned: true, advisory: true, base: base, plan: base, pin: t2, made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1", held: "Advisory"},
 		"tables of another layout are pinned": {pinned: true, base: base, plan: next, pin: replanOf("t9", "t9", "b1", semmoev1.TierTables, at(2)), made: []*semmoev1.PlacementPlan{t1}, layout: "b0-full", inUse: "t1-full", want: "t1"},
 	} {
 		moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {

@@ -22,16 +22,16 @@ import (
 )
 
 const (
-	// releaseTimeout bounds how long a pod may take to report its release, and releaseBytes how much of its answer is read: SGLang's has the
-	// state of every rank.
+	// releaseTimeout is the time limit for a pod to report its release; releaseBytes is the maximum size of the
+	// response that is read: SGLang's response contains the state of every rank.
 	releaseTimeout = 3 * time.Second
 	releaseBytes   = 4 << 20
-	// releasePeriod is how often a pod that does not answer is asked.
+	// releasePeriod is the retry interval for a pod that does not answer.
 	releasePeriod = time.Minute
 )
 
-// Release returns the release of the engine that the spec asks for: the one that a workload of the same image has reported, or else the one
-// that the image's tag names. It is the zero value where neither is known.
+// Release returns the release of the engine that the spec selects: the release that a workload of the same image
+// reported, else the release in the image's tag, else the zero value.
 func Release(moed *semmoev1.MoEDeployment, workloads []*Workload) engine.Release {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
@@ -50,12 +50,12 @@ func Release(moed *semmoev1.MoEDeployment, workloads []*Workload) engine.Release
 	return adapter.ImageRelease(image)
 }
 
-// ReportedRelease returns the release that a workload's engine has reported; the zero value where that is not known.
+// ReportedRelease returns the release that a workload's engine reported, or the zero value.
 func ReportedRelease(w *Workload) engine.Release {
 	return engine.ParseRelease(w.Annotations[semmoev1.AnnotationEngineRelease])
 }
 
-// engineImage is the image of the engine's container, which spec.template may replace.
+// engineImage returns the image of the engine's container, which spec.template may replace.
 func engineImage(moed *semmoev1.MoEDeployment) string {
 	if template := moed.Spec.Template; template != nil {
 		if image := imageIn(template); image != "" {
@@ -65,7 +65,7 @@ func engineImage(moed *semmoev1.MoEDeployment) string {
 	return moed.Spec.Engine.Image
 }
 
-// imageIn is the image of the engine's container in a template; empty where it names none.
+// imageIn returns the image of the engine's container in a template, or "".
 func imageIn(template *corev1.PodTemplateSpec) string {
 	at := slices.IndexFunc(template.Spec.Containers, func(c corev1.Container) bool { return c.Name == semmoev1.EngineContainer })
 	if at < 0 {
@@ -74,15 +74,16 @@ func imageIn(template *corev1.PodTemplateSpec) string {
 	return template.Spec.Containers[at].Image
 }
 
-// Releases asks engines for their releases. The zero value is ready for use, by several goroutines.
+// Releases queries engines for their releases. The zero value is ready for use. It is safe for concurrent use.
 type Releases struct {
 	mu sync.Mutex
-	// asked is when a pod was last asked in vain.
+	// asked is the time of the last query of a pod that did not answer.
 	asked map[types.UID]time.Time
 }
 
-// Record asks a ready pod of each workload whose release is not known, and annotates the workload with the answer. A pod that does not answer
-// is asked again after releasePeriod. Record returns when to ask again; zero where every release is known, or no pod is ready.
+// Record queries a ready pod of each workload with an unknown release, and annotates the workload with the result. It
+// retries a pod that does not answer after releasePeriod. It returns the delay until the next query, or zero if every
+// release is known or no pod is ready.
 func (r *Releases) Record(ctx context.Context, c client.Client, web *http.Client, workloads []*Workload, pods []*corev1.Pod, now time.Time) (time.Duration, error) {
 	again := time.Duration(0)
 	for _, w := range workloads {
@@ -91,7 +92,7 @@ func (r *Releases) Record(ctx context.Context, c client.Client, web *http.Client
 		}
 		at := slices.IndexFunc(pods, func(pod *corev1.Pod) bool { return w.Holds(pod) && podhealth.Ready(pod) && pod.Status.PodIP != "" })
 		if at < 0 {
-			continue // its readiness leads back here
+			continue // the readiness event requeues the object
 		}
 		adapter, err := registry.For(w.Template().Annotations[semmoev1.AnnotationEngine])
 		if err != nil || adapter.ReleasePath == "" {
@@ -117,7 +118,7 @@ func (r *Releases) Record(ctx context.Context, c client.Client, web *http.Client
 	return again, nil
 }
 
-// due reports whether to ask a pod now, and remembers that it was asked.
+// due reports whether to query a pod now, and records the query.
 func (r *Releases) due(pod types.UID, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,7 +137,8 @@ func (r *Releases) due(pod types.UID, now time.Time) bool {
 	return true
 }
 
-// askRelease asks a pod for its release. An answer without one is no error: the engine reports none.
+// askRelease queries a pod for its release. A response without a release is not an error: the engine does not report
+// one.
 func askRelease(ctx context.Context, web *http.Client, pod *corev1.Pod, path string) (engine.Release, error) {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()

@@ -20,7 +20,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// rendered is a workload of a spec, with a ready pod behind an address.
+// rendered returns a workload of a spec, with a ready pod at an address.
 func rendered(t *testing.T, moed *semmoev1.MoEDeployment, address string) (*Workload, *corev1.Pod, client.Client) {
 	t.Helper()
 	workload, err := Render(moed, "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
@@ -45,7 +45,8 @@ func rendered(t *testing.T, moed *semmoev1.MoEDeployment, address string) (*Work
 	return workload, pod, c
 }
 
-// TestRecordReleases asks each engine where it reports its release, and keeps the answer on the workload. Steady state asks nothing.
+// TestRecordReleases queries each engine at its release endpoint, and stores the result on the workload. Steady state
+// causes no query.
 func TestRecordReleases(t *testing.T) {
 	for name, test := range map[string]struct {
 		engine  semmoev1.EngineType
@@ -61,7 +62,7 @@ func TestRecordReleases(t *testing.T) {
 		"no release":       {engine: semmoev1.EngineSGLang, path: "/server_info", status: 200, answer: `{}`, want: "unknown"},
 		"no route":         {engine: semmoev1.EngineSGLang, path: "/server_info", status: 404, want: "unknown"},
 		"not yet":          {engine: semmoev1.EngineSGLang, path: "/server_info", status: 503, again: true},
-		"an answer at all": {engine: semmoev1.EngineSGLang, path: "/server_info", status: 200, answer: strings.Repeat("x", releaseBytes+1), want: "unknown"},
+		"invalid response": {engine: semmoev1.EngineSGLang, path: "/server_info", status: 200, answer: strings.Repeat("x", releaseBytes+1), want: "unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := 0
@@ -84,7 +85,7 @@ func TestRecordReleases(t *testing.T) {
 				}
 			}
 			if asked != 1 {
-				t.Errorf("the pod was asked %d times, want once a minute at most", asked)
+				t.Errorf("the pod was queried %d times, want at most once per minute", asked)
 			}
 			live := &appsv1.StatefulSet{}
 			if err := c.Get(t.Context(), client.ObjectKeyFromObject(workload.Object), live); err != nil {
@@ -98,14 +99,14 @@ func TestRecordReleases(t *testing.T) {
 			}
 			if test.again {
 				if _, err := releases.Record(t.Context(), c, web.Client(), []*Workload{workload}, []*corev1.Pod{pod}, now.Add(time.Minute)); err != nil || asked != 2 {
-					t.Errorf("after a minute: asked %d times, error %v", asked, err)
+					t.Errorf("after a minute: queried %d times, error %v", asked, err)
 				}
 			}
 		})
 	}
 }
 
-// TestRelease reads the release from a workload of the same engine and image, and else from the image's tag.
+// TestRelease reads the release from a workload with the same engine and image, or else from the image's tag.
 func TestRelease(t *testing.T) {
 	stock := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "lmsysorg/sglang:v0.5.12" }
 	reported := func(change ...func(*semmoev1.MoEDeployment)) *Workload {
@@ -134,7 +135,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestValidateRelease refuses what a release cannot do, and nothing of one that is not known.
+// TestValidateRelease rejects settings that a release does not support, and accepts all settings for an unknown
+// release.
 func TestValidateRelease(t *testing.T) {
 	vllm := func(image string, change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
 		moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineVLLM), func(m *semmoev1.MoEDeployment) {

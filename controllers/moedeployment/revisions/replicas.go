@@ -23,19 +23,20 @@ import (
 	"github.com/semmoe/operator/internal/rollout"
 )
 
-// OnTrial tells that a workload has not proven itself.
+// OnTrial reports whether a workload is not proven yet.
 func OnTrial(workload *Workload) bool {
 	return workload.Annotations[semmoev1.AnnotationRollout] != ""
 }
 
-// Proven are the workloads that have proven themselves.
+// Proven returns the proven workloads.
 func Proven(workloads []*Workload) []*Workload {
 	return slices.DeleteFunc(slices.Clone(workloads), OnTrial)
 }
 
-// Serving returns the workload that answers requests: that of the wanted revision once one of its replicas is ready, else the proven one with
-// the most ready replicas. While no replica is ready it is the workload of the revision that served last, if that still exists, else the
-// wanted one. The result is nil where there is no such workload.
+// Serving returns the workload that serves requests: the workload of the wanted revision once one of its replicas is
+// ready, else the proven workload with the most ready replicas. While no replica is ready, it returns the workload of
+// the revision that served last, if it still exists, else the wanted one. The result is nil if there is no such
+// workload.
 func Serving(workloads []*Workload, pods []*corev1.Pod, wanted, last string) *Workload {
 	ready := map[string]int{}
 	for _, pod := range pods {
@@ -63,7 +64,7 @@ func Serving(workloads []*Workload, pods []*corev1.Pod, wanted, last string) *Wo
 	return best
 }
 
-// Ranks is the number of ranks that requests of a workload are sent to; 0 where requests have no rank.
+// Ranks returns the number of ranks that requests of a workload are sent to; 0 if requests have no rank.
 func Ranks(workload *Workload) int32 {
 	ranks, err := strconv.ParseInt(workload.Template().Annotations[semmoev1.AnnotationRanks], 10, 32)
 	if err != nil {
@@ -72,8 +73,8 @@ func Ranks(workload *Workload) int32 {
 	return int32(ranks)
 }
 
-// ServesSince is since when a workload that was on trial has served alone, or when it was made: not all have been, and earlier versions did
-// not tell.
+// ServesSince returns when the trial of a workload ended, or its creation time. Not every workload had a trial, and
+// earlier versions did not record the end.
 func ServesSince(workload *Workload) time.Time {
 	if proven, err := time.Parse(time.RFC3339, workload.Annotations[semmoev1.AnnotationProven]); err == nil {
 		return proven
@@ -89,7 +90,7 @@ func replicaOf(pod *corev1.Pod) rollout.Replica {
 	return replica
 }
 
-// readySince is when a pod became ready, or ceased to be, or began.
+// readySince returns when a pod last changed its readiness, or its start time.
 func readySince(pod *corev1.Pod) time.Time {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodReady && !condition.LastTransitionTime.IsZero() {
@@ -99,9 +100,9 @@ func readySince(pod *corev1.Pod) time.Time {
 	return pod.CreationTimestamp.Time
 }
 
-// WantingGroups are the StatefulSets of a LeaderWorkerSet's own that lack pods: that of the leaders has its name, that of the workers
-// of a group the leader's.
-func WantingGroups(w *Workload, leaders, workers []*corev1.Pod) []string {
+// GroupsLackingPods returns the StatefulSets of a LeaderWorkerSet that lack pods. The StatefulSet of the leaders has
+// the name of the LeaderWorkerSet, and the StatefulSet of a group's workers has the name of its leader.
+func GroupsLackingPods(w *Workload, leaders, workers []*corev1.Pod) []string {
 	if _, groups := w.Object.(*leaderworkersetv1.LeaderWorkerSet); !groups {
 		return nil
 	}
@@ -117,10 +118,11 @@ func WantingGroups(w *Workload, leaders, workers []*corev1.Pod) []string {
 	return names
 }
 
-// Vacant is as many of the replicas wanted of a workload as there are before one whose name the pods of an earlier one still have. What is
-// left of a group may start its engine once more, and find the new leader by the address of the old one: the new group would take it
-// for its own worker, and fall apart when it is stopped, up to its whole grace period later.
-func Vacant(w *Workload, wanted int32, workers []*corev1.Pod) int32 {
+// UsableReplicas limits the wanted replicas of a workload to those before the first replica whose name is still used by
+// pods of an earlier replica. A remaining worker of the old group may restart its engine and find the new leader under
+// the old address. The new group would accept it as its own worker, and fail when the old worker stops, up to its whole
+// grace period later.
+func UsableReplicas(w *Workload, wanted int32, workers []*corev1.Pod) int32 {
 	if _, groups := w.Object.(*leaderworkersetv1.LeaderWorkerSet); !groups {
 		return wanted
 	}
@@ -133,8 +135,9 @@ func Vacant(w *Workload, wanted int32, workers []*corev1.Pod) int32 {
 	return wanted
 }
 
-// AsReplica shows a leader as ready only while all pods of its replica are, and since when: the engine is all of them. Its containers then
-// are not ready either: a pod that lacks readiness alone is on a node that is silent.
+// AsReplica returns a leader that is ready only while all pods of its replica are, and since when: the pods form one
+// engine. If not, its containers are set unready too, because a pod that lacks only the Ready condition is on an
+// unresponsive node.
 func AsReplica(leader *corev1.Pod, pods []*corev1.Pod, now time.Time) *corev1.Pod {
 	if !podhealth.Ready(leader) || podgroup.Size(leader) == 1 {
 		return leader
@@ -145,7 +148,7 @@ func AsReplica(leader *corev1.Pod, pods []*corev1.Pod, now time.Time) *corev1.Po
 	}
 	workers := podgroup.Workers(leader, pods)
 	if len(workers)+1 < podgroup.Size(leader) {
-		since = now // nothing tells since when one is missing
+		since = now // the time at which a pod went missing is unknown
 	}
 	for _, worker := range workers {
 		if changed := readySince(worker); changed.After(since) {
@@ -164,35 +167,36 @@ func AsReplica(leader *corev1.Pod, pods []*corev1.Pod, now time.Time) *corev1.Po
 	return shown
 }
 
-// remadeOften is how often a replica is made anew, and does not become ready, before that is called a problem: the loss of a node
-// is one time.
-const remadeOften = 2
+// minRecreations is how many recreations without becoming ready make a replica a problem. The loss of a node recreates
+// a replica once.
+const minRecreations = 2
 
-// remade is what is known of a replica of several pods that was made anew. A container that ends takes all of its pods with it, so
-// that none of those that are there tells how often that was.
-type remade struct {
-	// Leader is the last one that went.
+// recreations records the recreations of a replica with several pods. A container exit recreates all pods of the
+// replica, so no existing pod contains the count.
+type recreations struct {
+	// Leader is the UID of the last deleted leader.
 	Leader types.UID `json:"leader"`
-	// Times is how often that was since the replica was last ready, Since when it ceased to be.
+	// Times is the number of recreations since the replica was last ready. Since is when it became unready.
 	Times int32     `json:"times"`
 	Since time.Time `json:"since"`
-	// End is how a container of its pods ended; empty where that is not known.
+	// End describes how a container of its pods ended; empty if unknown.
 	End string `json:"end,omitempty"`
 }
 
-// remadeOf reads what a workload's annotation tells, by the name of the leader. One that cannot be read tells nothing.
-func remadeOf(w *Workload) map[string]remade {
-	told := map[string]remade{}
-	if text := w.Annotations[semmoev1.AnnotationRemade]; text != "" && json.Unmarshal([]byte(text), &told) != nil {
-		return map[string]remade{}
+// recreationsOf reads the recreations from a workload's annotation, by the name of the leader. An invalid annotation
+// counts as empty.
+func recreationsOf(w *Workload) map[string]recreations {
+	recorded := map[string]recreations{}
+	if text := w.Annotations[semmoev1.AnnotationRemade]; text != "" && json.Unmarshal([]byte(text), &recorded) != nil {
+		return map[string]recreations{}
 	}
-	return told
+	return recorded
 }
 
-// countRemade adds the leaders of a workload that are going, and leaves out replicas that are ready, or not wanted any more. Between
-// two leaders a replica has none.
-func countRemade(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map[string]remade {
-	counted := remadeOf(w)
+// countRecreations adds the terminating leaders of a workload, and drops replicas that are ready or no longer wanted.
+// Between two leaders a replica has no leader pod.
+func countRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map[string]recreations {
+	counted := recreationsOf(w)
 	for _, leader := range leaders {
 		if !w.Holds(leader) {
 			continue
@@ -205,19 +209,19 @@ func countRemade(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map
 			if !known {
 				entry.Since = unreadySince(leader, now)
 			}
-			end := podhealth.FirstEnd(append(podgroup.Members(leader, workers), leader))
-			counted[leader.Name] = remade{Leader: leader.UID, Times: entry.Times + 1, Since: entry.Since, End: cmp.Or(end, entry.End)}
+			end := podhealth.FirstFailure(append(podgroup.Members(leader, workers), leader))
+			counted[leader.Name] = recreations{Leader: leader.UID, Times: entry.Times + 1, Since: entry.Since, End: cmp.Or(end, entry.End)}
 		}
 	}
-	maps.DeleteFunc(counted, func(name string, _ remade) bool {
+	maps.DeleteFunc(counted, func(name string, _ recreations) bool {
 		ordinal, err := ordinalOf(name)
 		return err != nil || ordinal >= int(*w.Replicas())
 	})
 	return counted
 }
 
-// unreadySince is since when a leader that is going does not serve: the API server says when it will be gone, not since when it is
-// going.
+// unreadySince returns since when a terminating leader does not serve. The API server records when the pod will be
+// gone, not when the termination began.
 func unreadySince(leader *corev1.Pod, now time.Time) time.Time {
 	for _, condition := range leader.Status.Conditions {
 		if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
@@ -227,10 +231,10 @@ func unreadySince(leader *corev1.Pod, now time.Time) time.Time {
 	return readySince(leader)
 }
 
-// RecordRemade keeps on the workloads which of their replicas are made anew.
-func RecordRemade(ctx context.Context, c client.Client, workloads []*Workload, leaders, workers []*corev1.Pod, now time.Time) error {
+// RecordRecreations records the recreations of replicas in annotations of the workloads.
+func RecordRecreations(ctx context.Context, c client.Client, workloads []*Workload, leaders, workers []*corev1.Pod, now time.Time) error {
 	for _, w := range workloads {
-		counted := countRemade(w, leaders, workers, now)
+		counted := countRecreations(w, leaders, workers, now)
 		text, err := json.Marshal(counted) // in the order of the keys
 		if err != nil {
 			return err
@@ -251,9 +255,9 @@ func RecordRemade(ctx context.Context, c client.Client, workloads []*Workload, l
 	return nil
 }
 
-// withRemade shows a replica as one that has been there, and ended, all the while.
-func withRemade(replica rollout.Replica, told map[string]remade) rollout.Replica {
-	entry, known := told[replica.Name]
+// withRecreations returns the replica as if one pod had existed, and failed, all the time.
+func withRecreations(replica rollout.Replica, recorded map[string]recreations) rollout.Replica {
+	entry, known := recorded[replica.Name]
 	if !known || replica.Ready {
 		return replica
 	}
@@ -264,18 +268,18 @@ func withRemade(replica rollout.Replica, told map[string]remade) rollout.Replica
 	return replica
 }
 
-// ReplicaIn shows a pod of a workload as the replica that it is, or leads.
+// ReplicaIn converts a pod of a workload, or the leader of a group, to a replica.
 func ReplicaIn(w *Workload, pod *corev1.Pod) rollout.Replica {
-	return withRemade(replicaOf(pod), remadeOf(w))
+	return withRecreations(replicaOf(pod), recreationsOf(w))
 }
 
-// RemadeProblem is that of the first replica that is made anew again and again; nil where none is.
-func RemadeProblem(workloads []*Workload) *podhealth.Problem {
+// RecreationProblem returns the problem of the first replica that is recreated repeatedly, or nil.
+func RecreationProblem(workloads []*Workload) *podhealth.Problem {
 	for _, w := range workloads {
-		told := remadeOf(w)
-		for _, name := range slices.Sorted(maps.Keys(told)) {
-			if entry := told[name]; entry.Times >= remadeOften {
-				return &podhealth.Problem{Reason: "ContainerCrashing", Message: fmt.Sprintf("The replica of pod %s is made anew again and again%s: all of its pods go when a container of one ends", name, endText(entry.End))}
+		recorded := recreationsOf(w)
+		for _, name := range slices.Sorted(maps.Keys(recorded)) {
+			if entry := recorded[name]; entry.Times >= minRecreations {
+				return &podhealth.Problem{Reason: "ContainerCrashing", Message: fmt.Sprintf("The replica of pod %s is recreated repeatedly%s: all of its pods are recreated when a container exits", name, endText(entry.End))}
 			}
 		}
 	}
@@ -289,7 +293,8 @@ func endText(end string) string {
 	return " (" + end + ")"
 }
 
-// StateOf is a roll-out's view of a workload, of its pods that answer requests, and of the further pods of their replicas.
+// StateOf returns the input of a rollout for a workload, from its pods that serve requests and the other pods of their
+// replicas.
 func StateOf(workload *Workload, pods, workers []*corev1.Pod) rollout.Revision {
 	state := rollout.Revision{Replicas: *workload.Replicas(), Trial: OnTrial(workload)}
 	if workload.UID == "" {
@@ -319,12 +324,12 @@ func StateOf(workload *Workload, pods, workers []*corev1.Pod) rollout.Revision {
 	return state
 }
 
-// homeless tells that no pod of a replica is on a node, but those that are leaving it.
+// homeless reports whether no pod of a replica is on a node, not counting terminating pods.
 func homeless(leader *corev1.Pod, workers []*corev1.Pod) bool {
 	return !slices.ContainsFunc(append(podgroup.Workers(leader, workers), leader), func(pod *corev1.Pod) bool {
 		return pod.DeletionTimestamp == nil && !podhealth.Unscheduled(pod)
 	})
 }
 
-// ordinalOf is the number of a replica among those of its workload, by the name of its pod.
+// ordinalOf returns the ordinal of a replica in its workload, from the name of its pod.
 func ordinalOf(pod string) (int, error) { return strconv.Atoi(pod[strings.LastIndexByte(pod, '-')+1:]) }

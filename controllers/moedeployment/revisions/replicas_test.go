@@ -34,15 +34,15 @@ func TestAsReplica(t *testing.T) {
 		ready  bool
 		since  time.Duration
 	}{
-		"a replica of one pod":       {moedtest.Pod("m-r1-0", "r1", moedtest.ChangedAt(time.Second)), nil, true, time.Second},
-		"both are ready":             {moedtest.Pod("m-r1-0", "r1", leader, moedtest.ChangedAt(time.Minute)), []*corev1.Pod{worker()}, true, time.Minute},
-		"the worker was later":       {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.ChangedAt(time.Minute))}, true, time.Minute},
-		"the worker is not ready":    {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.Unready, moedtest.ChangedAt(time.Minute))}, false, time.Minute},
-		"the leader is not ready":    {moedtest.Pod("m-r1-0", "r1", leader, moedtest.Unready, moedtest.ChangedAt(time.Second)), []*corev1.Pod{worker(moedtest.ChangedAt(time.Minute))}, false, time.Second},
-		"the worker is missing":      {moedtest.Pod("m-r1-0", "r1", leader), nil, false, time.Hour},
-		"the worker is being taken":  {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: moedtest.Start} })}, false, time.Hour},
-		"a worker of another group":  {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.InGroup("m-r1", "1", "1"))}, false, time.Hour},
-		"a worker of another object": {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.InGroup("m-r2", "0", "1"))}, false, time.Hour},
+		"a replica of one pod":          {moedtest.Pod("m-r1-0", "r1", moedtest.ChangedAt(time.Second)), nil, true, time.Second},
+		"both are ready":                {moedtest.Pod("m-r1-0", "r1", leader, moedtest.ChangedAt(time.Minute)), []*corev1.Pod{worker()}, true, time.Minute},
+		"the worker became ready later": {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.ChangedAt(time.Minute))}, true, time.Minute},
+		"the worker is not ready":       {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.Unready, moedtest.ChangedAt(time.Minute))}, false, time.Minute},
+		"the leader is not ready":       {moedtest.Pod("m-r1-0", "r1", leader, moedtest.Unready, moedtest.ChangedAt(time.Second)), []*corev1.Pod{worker(moedtest.ChangedAt(time.Minute))}, false, time.Second},
+		"the worker is missing":         {moedtest.Pod("m-r1-0", "r1", leader), nil, false, time.Hour},
+		"the worker is terminating":     {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: moedtest.Start} })}, false, time.Hour},
+		"a worker of another group":     {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.InGroup("m-r1", "1", "1"))}, false, time.Hour},
+		"a worker of another object":    {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.InGroup("m-r2", "0", "1"))}, false, time.Hour},
 	} {
 		before := test.leader.DeepCopy()
 		replica := replicaOf(AsReplica(test.leader, test.others, now))
@@ -55,7 +55,7 @@ func TestAsReplica(t *testing.T) {
 	}
 }
 
-// A leader whose worker does not serve is no pod of a node that is silent.
+// A leader with a worker that does not serve is not reported as a pod on a lost node.
 func TestUnreadyReplicaHasItsNode(t *testing.T) {
 	leader := moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"), func(p *corev1.Pod) {
 		p.Status.Phase = corev1.PodRunning
@@ -72,8 +72,8 @@ func TestUnreadyReplicaHasItsNode(t *testing.T) {
 	}
 }
 
-// Where pods of a group are missing, events of the StatefulSet that should make them say why.
-func TestWantingGroups(t *testing.T) {
+// If pods of a group are missing, the events of the StatefulSet that creates them contain the cause.
+func TestGroupsLackingPods(t *testing.T) {
 	w := groupSet("")
 	first, second := moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0")), moedtest.Pod("m-r1-1", "r1", moedtest.InGroup("m-r1", "1", "0"))
 	workers := []*corev1.Pod{moedtest.Pod("m-r1-0-1", "r1", moedtest.InGroup("m-r1", "0", "1")), moedtest.Pod("m-r1-1-1", "r1", moedtest.InGroup("m-r1", "1", "1"))}
@@ -81,23 +81,23 @@ func TestWantingGroups(t *testing.T) {
 		leaders, workers []*corev1.Pod
 		want             []string
 	}{
-		"all are there":           {[]*corev1.Pod{first, second}, workers, nil},
+		"complete":                {[]*corev1.Pod{first, second}, workers, nil},
 		"a leader is missing":     {[]*corev1.Pod{first}, workers, []string{"m-r1"}},
 		"a worker is missing":     {[]*corev1.Pod{first, second}, workers[:1], []string{"m-r1-1"}},
-		"none is there":           {nil, nil, []string{"m-r1"}},
+		"no pods":                 {nil, nil, []string{"m-r1"}},
 		"those of another object": {[]*corev1.Pod{first, second, moedtest.Pod("m-r2-0", "r2", moedtest.InGroup("m-r2", "0", "0"))}, workers, nil},
 	} {
-		if diff := cmp.Diff(test.want, WantingGroups(w, test.leaders, test.workers)); diff != "" {
+		if diff := cmp.Diff(test.want, GroupsLackingPods(w, test.leaders, test.workers)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	if names := WantingGroups(StatefulSet(&appsv1.StatefulSet{}), nil, nil); names != nil {
+	if names := GroupsLackingPods(StatefulSet(&appsv1.StatefulSet{}), nil, nil); names != nil {
 		t.Errorf("a StatefulSet has groups %v", names)
 	}
 }
 
-// A replica whose name is still had by pods of an earlier one is not asked for before these are gone, nor are those after it.
-// What no node takes, or is leaving one, holds no devices for a roll-out; a replica of several pods does while one of them has a node.
+// Replicas that fit no node, or are leaving one, hold no devices for a rollout. A replica of several pods holds devices
+// while one of its pods has a node.
 func TestStateOf(t *testing.T) {
 	unscheduled := func(p *corev1.Pod) {
 		p.Status.Phase = corev1.PodPending
@@ -114,13 +114,13 @@ func TestStateOf(t *testing.T) {
 		pods, workers []*corev1.Pod
 		want          rollout.Revision
 	}{
-		"both serve":              {[]*corev1.Pod{leader("0"), serving}, nil, rollout.Revision{Existing: 2, Placed: 2, Ready: []bool{true, true}, Homeless: []bool{false, false}}},
-		"no node takes one":       {[]*corev1.Pod{leader("0", unscheduled), serving}, nil, rollout.Revision{Existing: 2, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
-		"nor its worker":          {[]*corev1.Pod{leader("0", unscheduled), serving}, []*corev1.Pod{worker("0", unscheduled)}, rollout.Revision{Existing: 2, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
-		"its worker has a node":   {[]*corev1.Pod{leader("0", unscheduled), serving}, []*corev1.Pod{worker("0")}, rollout.Revision{Existing: 2, Placed: 2, Ready: []bool{false, true}, Homeless: []bool{false, false}}},
-		"a node loses one":        {[]*corev1.Pod{leader("0", going("u")), serving}, nil, rollout.Revision{Existing: 1, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
-		"one is still to be made": {[]*corev1.Pod{serving}, nil, rollout.Revision{Existing: 1, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{false, false}}},
-		"one more than asked for": {[]*corev1.Pod{leader("0"), serving, leader("2")}, nil, rollout.Revision{Existing: 3, Placed: 3, Ready: []bool{true, true}, Homeless: []bool{false, false}}},
+		"both serve":                             {[]*corev1.Pod{leader("0"), serving}, nil, rollout.Revision{Existing: 2, Placed: 2, Ready: []bool{true, true}, Homeless: []bool{false, false}}},
+		"a replica fits no node":                 {[]*corev1.Pod{leader("0", unscheduled), serving}, nil, rollout.Revision{Existing: 2, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
+		"neither replica nor worker fits a node": {[]*corev1.Pod{leader("0", unscheduled), serving}, []*corev1.Pod{worker("0", unscheduled)}, rollout.Revision{Existing: 2, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
+		"its worker has a node":                  {[]*corev1.Pod{leader("0", unscheduled), serving}, []*corev1.Pod{worker("0")}, rollout.Revision{Existing: 2, Placed: 2, Ready: []bool{false, true}, Homeless: []bool{false, false}}},
+		"a replica leaves its node":              {[]*corev1.Pod{leader("0", going("u")), serving}, nil, rollout.Revision{Existing: 1, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
+		"one is not created yet":                 {[]*corev1.Pod{serving}, nil, rollout.Revision{Existing: 1, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{false, false}}},
+		"one more than desired":                  {[]*corev1.Pod{leader("0"), serving, leader("2")}, nil, rollout.Revision{Existing: 3, Placed: 3, Ready: []bool{true, true}, Homeless: []bool{false, false}}},
 	} {
 		test.want.Replicas = 2
 		if diff := cmp.Diff(test.want, StateOf(groupSet(""), test.pods, test.workers)); diff != "" {
@@ -129,7 +129,8 @@ func TestStateOf(t *testing.T) {
 	}
 }
 
-func TestVacant(t *testing.T) {
+// A replica is not requested while pods of an earlier replica still use its name, nor are the replicas after it.
+func TestUsableReplicas(t *testing.T) {
 	worker := func(set, group string) *corev1.Pod {
 		return moedtest.Pod(set+"-"+group+"-1", "r1", moedtest.InGroup(set, group, "1"))
 	}
@@ -144,22 +145,22 @@ func TestVacant(t *testing.T) {
 		workers []*corev1.Pod
 		want    int32
 	}{
-		"nothing is left":           {set(1), 3, []*corev1.Pod{worker("m-r1", "0")}, 3},
-		"the next one":              {set(1), 3, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1")}, 1},
-		"one that comes later":      {set(1), 4, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "3"), worker("m-r1", "2")}, 2},
-		"one that nobody wants":     {set(1), 2, []*corev1.Pod{worker("m-r1", "2")}, 2},
-		"of another object":         {set(1), 2, []*corev1.Pod{worker("m-r2", "1")}, 2},
-		"of a set of the same name": {set(0), 2, []*corev1.Pod{worker("m-r1", "0")}, 0},
-		"down":                      {set(2), 1, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1"), worker("m-r1", "2")}, 1},
-		"a StatefulSet":             {StatefulSet(&appsv1.StatefulSet{}), 2, []*corev1.Pod{worker("m-r1", "1")}, 2},
+		"no pod left":                {set(1), 3, []*corev1.Pod{worker("m-r1", "0")}, 3},
+		"pod of the next replica":    {set(1), 3, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1")}, 1},
+		"pod of a later replica":     {set(1), 4, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "3"), worker("m-r1", "2")}, 2},
+		"pod of an unwanted replica": {set(1), 2, []*corev1.Pod{worker("m-r1", "2")}, 2},
+		"of another object":          {set(1), 2, []*corev1.Pod{worker("m-r2", "1")}, 2},
+		"of a set of the same name":  {set(0), 2, []*corev1.Pod{worker("m-r1", "0")}, 0},
+		"down":                       {set(2), 1, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1"), worker("m-r1", "2")}, 1},
+		"a StatefulSet":              {StatefulSet(&appsv1.StatefulSet{}), 2, []*corev1.Pod{worker("m-r1", "1")}, 2},
 	} {
-		if got := Vacant(test.of, test.wanted, test.workers); got != test.want {
+		if got := UsableReplicas(test.of, test.wanted, test.workers); got != test.want {
 			t.Errorf("%s: %d of %d replicas, want %d", name, got, test.wanted, test.want)
 		}
 	}
 }
 
-// groupSet is a workload of two groups.
+// groupSet returns a workload of two groups.
 func groupSet(annotation string) *Workload {
 	set := &leaderworkersetv1.LeaderWorkerSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m-r1", UID: "set", CreationTimestamp: metav1.NewTime(moedtest.Start)}}
 	set.Spec.Replicas = ptr.To[int32](2)
@@ -189,29 +190,29 @@ func TestCountRemade(t *testing.T) {
 	}
 	worker := moedtest.Pod("m-r1-1-1", "r1", moedtest.InGroup("m-r1", "1", "1"), ended(1, "no such flag"))
 	const once = `{"m-r1-1":{"leader":"a","times":1,"since":"2026-03-01T12:00:00Z","end":"before"}}`
-	first := remade{Leader: "a", Times: 1, Since: moedtest.Start, End: "before"}
+	first := recreations{Leader: "a", Times: 1, Since: moedtest.Start, End: "before"}
 	now := moedtest.Start.Add(time.Minute)
 	for name, test := range map[string]struct {
-		told    string
-		leaders []*corev1.Pod
-		want    map[string]remade
+		reported string
+		leaders  []*corev1.Pod
+		want     map[string]recreations
 	}{
-		"nothing":                     {"", nil, nil},
-		"not ready yet":               {"", []*corev1.Pod{leader(moedtest.Unready)}, nil},
-		"goes, and never was ready":   {"", []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]remade{"m-r1-1": {"a", 1, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
-		"goes, and was ready":         {"", []*corev1.Pod{leader(going("a"))}, map[string]remade{"m-r1-1": {"a", 1, now, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
-		"is counted once":             {once, []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]remade{"m-r1-1": first}},
-		"goes again":                  {once, []*corev1.Pod{leader(moedtest.Unready, going("b"))}, map[string]remade{"m-r1-1": {"b", 2, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
-		"between two leaders":         {once, nil, map[string]remade{"m-r1-1": first}},
-		"the next is not ready yet":   {once, []*corev1.Pod{leader(moedtest.Unready)}, map[string]remade{"m-r1-1": first}},
-		"the next is ready":           {once, []*corev1.Pod{leader()}, nil},
-		"one of another workload":     {"", []*corev1.Pod{leader(moedtest.InGroup("m-r2", "1", "0"), moedtest.Unready, going("a"))}, nil},
-		"one that is not wanted":      {"", []*corev1.Pod{moedtest.Pod("m-r1-2", "r1", moedtest.InGroup("m-r1", "2", "0"), moedtest.Unready, going("a"))}, nil},
-		"what cannot be read":         {"[", []*corev1.Pod{leader(moedtest.Unready)}, nil},
-		"one that was scaled away":    {strings.ReplaceAll(once, "m-r1-1", "m-r1-2"), nil, nil},
-		"a name that is no replica's": {strings.ReplaceAll(once, "m-r1-1", "else"), nil, nil},
+		"nothing":                    {"", nil, nil},
+		"not ready yet":              {"", []*corev1.Pod{leader(moedtest.Unready)}, nil},
+		"terminating, never ready":   {"", []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]recreations{"m-r1-1": {"a", 1, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"terminating, was ready":     {"", []*corev1.Pod{leader(going("a"))}, map[string]recreations{"m-r1-1": {"a", 1, now, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"counted once":               {once, []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]recreations{"m-r1-1": first}},
+		"terminating again":          {once, []*corev1.Pod{leader(moedtest.Unready, going("b"))}, map[string]recreations{"m-r1-1": {"b", 2, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"between two leaders":        {once, nil, map[string]recreations{"m-r1-1": first}},
+		"the next is not ready yet":  {once, []*corev1.Pod{leader(moedtest.Unready)}, map[string]recreations{"m-r1-1": first}},
+		"the next is ready":          {once, []*corev1.Pod{leader()}, nil},
+		"one of another workload":    {"", []*corev1.Pod{leader(moedtest.InGroup("m-r2", "1", "0"), moedtest.Unready, going("a"))}, nil},
+		"unwanted replica":           {"", []*corev1.Pod{moedtest.Pod("m-r1-2", "r1", moedtest.InGroup("m-r1", "2", "0"), moedtest.Unready, going("a"))}, nil},
+		"invalid annotation":         {"[", []*corev1.Pod{leader(moedtest.Unready)}, nil},
+		"replica removed by scaling": {strings.ReplaceAll(once, "m-r1-1", "m-r1-2"), nil, nil},
+		"name of no replica":         {strings.ReplaceAll(once, "m-r1-1", "else"), nil, nil},
 	} {
-		got := countRemade(groupSet(test.told), test.leaders, []*corev1.Pod{worker}, now)
+		got := countRecreations(groupSet(test.reported), test.leaders, []*corev1.Pod{worker}, now)
 		if len(got) == 0 {
 			got = nil
 		}
@@ -221,8 +222,8 @@ func TestCountRemade(t *testing.T) {
 	}
 }
 
-// It is written once, and removed when the replica is ready.
-func TestRecordRemade(t *testing.T) {
+// The record is written once, and removed when the replica is ready.
+func TestRecordRecreations(t *testing.T) {
 	w := groupSet("")
 	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithObjects(w.Object).Build()
 	if err := c.Get(context.Background(), client.ObjectKeyFromObject(w.Object), w.Object); err != nil {
@@ -232,30 +233,31 @@ func TestRecordRemade(t *testing.T) {
 	versions := map[string]bool{}
 	record := func(pods ...*corev1.Pod) string {
 		t.Helper()
-		if err := RecordRemade(context.Background(), c, []*Workload{w}, pods, nil, moedtest.Start); err != nil {
+		if err := RecordRecreations(context.Background(), c, []*Workload{w}, pods, nil, moedtest.Start); err != nil {
 			t.Fatal(err)
 		}
 		versions[w.ResourceVersion] = true
 		return w.Annotations[semmoev1.AnnotationRemade]
 	}
-	if told := record(); told != "" {
-		t.Errorf("told %q of no pod", told)
+	if reported := record(); reported != "" {
+		t.Errorf("recorded %q without a pod", reported)
 	}
 	for range 2 {
-		if told := record(leader); !strings.Contains(told, `"m-r1-0":{"leader":"a","times":1`) {
-			t.Errorf("told %q", told)
+		if reported := record(leader); !strings.Contains(reported, `"m-r1-0":{"leader":"a","times":1`) {
+			t.Errorf("recorded %q", reported)
 		}
 	}
-	if told := record(moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"))); told != "" {
-		t.Errorf("told %q of a replica that is ready", told)
+	if reported := record(moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"))); reported != "" {
+		t.Errorf("recorded %q for a ready replica", reported)
 	}
 	if len(versions) != 3 {
 		t.Errorf("%d versions, want 3: it is written and removed once", len(versions))
 	}
 }
 
-// A canary whose replica is made anew again and again is taken back as one whose container is restarted; and it is told why.
-func TestRemadeCanaryIsBroken(t *testing.T) {
+// A canary with a repeatedly recreated replica is rolled back like one whose container restarts, and the cause is
+// reported.
+func TestRecreatedCanaryIsRolledBack(t *testing.T) {
 	const often = `{"m-r1-0":{"leader":"c","times":3,"since":"2026-03-01T12:00:00Z","end":"pod m-r1-0, container engine (exit code 1)"}}`
 	fresh := replicaOf(moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"), moedtest.Unready, func(p *corev1.Pod) {
 		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(moedtest.Start.Add(6 * time.Minute))
@@ -265,21 +267,21 @@ func TestRemadeCanaryIsBroken(t *testing.T) {
 	if decision := rollout.Judge(trial); decision.Step != rollout.StepCanary {
 		t.Errorf("by its pods alone: %+v", decision)
 	}
-	trial.Replicas[0] = withRemade(fresh, remadeOf(w))
+	trial.Replicas[0] = withRecreations(fresh, recreationsOf(w))
 	if decision := rollout.Judge(trial); decision.Step != rollout.StepRollBack || decision.Reason != "CanaryCrashing" {
-		t.Errorf("made anew three times: %+v", decision)
+		t.Errorf("recreated three times: %+v", decision)
 	}
-	problem := RemadeProblem([]*Workload{groupSet(""), w})
-	if problem == nil || problem.Reason != "ContainerCrashing" || !strings.Contains(problem.Message, "pod m-r1-0 is made anew again and again (pod m-r1-0, container engine (exit code 1))") {
+	problem := RecreationProblem([]*Workload{groupSet(""), w})
+	if problem == nil || problem.Reason != "ContainerCrashing" || !strings.Contains(problem.Message, "pod m-r1-0 is recreated repeatedly (pod m-r1-0, container engine (exit code 1))") {
 		t.Errorf("problem %+v", problem)
 	}
-	if problem := RemadeProblem([]*Workload{groupSet(strings.Replace(often, `"times":3`, `"times":1`, 1))}); problem != nil {
-		t.Errorf("one that was made anew once has problem %+v", problem)
+	if problem := RecreationProblem([]*Workload{groupSet(strings.Replace(often, `"times":3`, `"times":1`, 1))}); problem != nil {
+		t.Errorf("a replica that was recreated once has problem %+v", problem)
 	}
 }
 
-// What serves is the wanted revision from its first ready replica on, and before that the one with the most ready replicas that is not on
-// trial.
+// The wanted revision serves from its first ready replica on. Before, the proven revision with the most ready replicas
+// serves.
 func TestServing(t *testing.T) {
 	workload := func(revision string, trial string) *Workload {
 		set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "m-" + revision, Labels: map[string]string{semmoev1.LabelRevision: revision}}}
@@ -300,16 +302,16 @@ func TestServing(t *testing.T) {
 		wanted, last string
 		want         string
 	}{
-		"the wanted one":                          {ready("new", "old", "old"), "new", "old", "new"},
-		"the wanted one is not ready":             {append(ready("old"), moedtest.Pod("m-new", "new", moedtest.Unready)), "new", "old", "old"},
-		"no revision is wanted":                   {ready("old"), "", "old", "old"},
-		"no revision is wanted, and none is told": {ready("old"), "", "", "old"},
-		"most of several":                         {ready("old", "mid", "mid"), "new", "", "mid"},
-		"a canary is no service":                  {ready("canary", "canary", "old"), "", "", "old"},
-		"none is ready":                           {nil, "new", "old", "old"},
-		"none is ready, and the last one is gone": {nil, "new", "gone", "new"},
-		"nothing is known":                        {nil, "", "", ""},
-		"a pod of a workload that is gone":        {ready("gone"), "new", "", "new"},
+		"the wanted one":                              {ready("new", "old", "old"), "new", "old", "new"},
+		"the wanted one is not ready":                 {append(ready("old"), moedtest.Pod("m-new", "new", moedtest.Unready)), "new", "old", "old"},
+		"no revision is wanted":                       {ready("old"), "", "old", "old"},
+		"no revision is wanted, and none is reported": {ready("old"), "", "", "old"},
+		"most of several":                             {ready("old", "mid", "mid"), "new", "", "mid"},
+		"a canary does not serve":                     {ready("canary", "canary", "old"), "", "", "old"},
+		"none is ready":                               {nil, "new", "old", "old"},
+		"none is ready, and the last one is deleted":  {nil, "new", "gone", "new"},
+		"no workloads":                                {nil, "", "", ""},
+		"a pod of a deleted workload":                 {ready("gone"), "new", "", "new"},
 	} {
 		got := ""
 		if w := Serving(all, tc.pods, tc.wanted, tc.last); w != nil {

@@ -16,47 +16,49 @@ import (
 )
 
 const (
-	// reshuffleContainer is the init container that makes the permuted copy of the checkpoint, holdContainer the sidecar that
-	// keeps others from removing it.
+	// reshuffleContainer is the init container that creates the permuted copy of the checkpoint. holdContainer is the
+	// sidecar that prevents the removal of the copy.
 	reshuffleContainer = "reshuffle-weights"
 	holdContainer      = "hold-weights"
 
-	// copyMargin is what a copy may need beyond the weights: grown headers, the tokenizer and other small files.
+	// copyMargin is the space, in bytes, that a copy may need in addition to the weights: larger headers, the tokenizer
+	// and other small files.
 	copyMargin = 1 << 30
 )
 
-// Layout is all that a revision needs to know of a plan.
+// Layout contains everything that a revision needs from a plan.
 type Layout struct {
-	// Digest is the plan's, ConfigMap holds its files.
+	// Digest is the plan's digest. ConfigMap is the name of the ConfigMap with its files.
 	Digest, ConfigMap string
-	// Realization is how it reaches the engine.
+	// Realization is how the plan reaches the engine.
 	Realization semmoev1.Realization
-	// RedundantExperts is how many slots a layer has beyond one for each expert.
+	// RedundantExperts is the number of slots per layer in addition to one per expert.
 	RedundantExperts int32
 }
 
-// LayoutOf is that of a published plan, by a realisation.
+// LayoutOf returns the layout of a published plan with a realization.
 func LayoutOf(plan *semmoev1.PlacementPlan, realization semmoev1.Realization) *Layout {
 	return &Layout{
 		Digest: plan.Status.PlanDigest, ConfigMap: plan.Status.ConfigMap, Realization: realization, RedundantExperts: plan.RedundantExperts(),
 	}
 }
 
-// Short is the short digest.
+// Short returns the short digest.
 func (l *Layout) Short() string { return artifact.Digest(l.Digest).Short() }
 
-// Reshuffled tells that it reaches the engine as a permuted copy of the checkpoint; not so without a plan.
+// Reshuffled reports whether the plan reaches the engine as a permuted copy of the checkpoint. It is false for nil.
 func (l *Layout) Reshuffled() bool {
 	return l != nil && l.Realization == semmoev1.RealizationReshuffledWeights
 }
 
-// copyPath is where the engine finds the permuted copy. Its name tells model and plan: pods of different plans share a cache.
+// copyPath returns the path of the permuted copy. The name contains model and plan, because pods with different plans
+// share a cache.
 func copyPath(report checkpoint.Report, l *Layout) string {
 	return path.Join(semmoev1.CacheMountPath, artifact.Digest(report.ModelDigest).Short()+"-"+l.Short())
 }
 
-// addReshuffledWeights lets the pod make, or find, the permuted copy before its engine starts. In a cache that pods share a
-// sidecar holds the copy for as long as the pod lives.
+// addReshuffledWeights makes the pod create or find the permuted copy before its engine starts. In a shared cache, a
+// sidecar holds a lease on the copy while the pod lives.
 func addReshuffledWeights(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, l *Layout, image string) {
 	args := []string{
 		"reshuffle",
@@ -105,13 +107,13 @@ func addReshuffledWeights(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDe
 	served.VolumeMounts = append(served.VolumeMounts, corev1.VolumeMount{Name: semmoev1.CacheVolume, MountPath: semmoev1.CacheMountPath, ReadOnly: true})
 }
 
-// ReshuffleOf is what a pod's copy has cost, once it is there.
+// ReshuffleOf returns the cost of a pod's copy, once the copy exists.
 func ReshuffleOf(pod *corev1.Pod) (reshuffle.Result, bool) {
-	var told reshuffle.Result
+	var result reshuffle.Result
 	for _, status := range pod.Status.InitContainerStatuses {
 		if ended := status.State.Terminated; status.Name == reshuffleContainer && ended != nil && ended.ExitCode == 0 {
-			return told, json.Unmarshal([]byte(ended.Message), &told) == nil
+			return result, json.Unmarshal([]byte(ended.Message), &result) == nil
 		}
 	}
-	return told, false
+	return result, false
 }

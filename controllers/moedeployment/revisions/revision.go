@@ -1,9 +1,9 @@
-// Package revisions makes the workloads of a MoEDeployment's revisions, and tells what is to be seen of their replicas.
+// Package revisions renders the workloads of a MoEDeployment's revisions, and reports the state of their replicas.
 //
 // Invariants:
 //   - A revision is named by the hash of its inputs (Of); Render is a pure function of spec, model and plan.
-//   - The template of a workload that exists is never touched: Workload changes replicas and annotations alone.
-//   - A spec for which no workload can be made is refused by Validate, which names the field.
+//   - The template of an existing workload is never changed: Workload changes only replicas and annotations.
+//   - Validate rejects a spec for which no workload can be rendered, and names the field.
 package revisions
 
 import (
@@ -35,13 +35,13 @@ const (
 	// verifyContainer is the init container that verifies the plan.
 	verifyContainer = "verify-plan"
 
-	// loadSeconds is how long an engine may take to load its model.
+	// loadSeconds is the maximum time for an engine to load its model.
 	loadSeconds = 3600
 )
 
-// revisionInputs are the inputs that tell revisions apart. Its JSON is hashed into the name of the workload: a field
-// that is added later must be left out of the JSON at its default, else an upgrade of the operator would restart every
-// serving pod.
+// revisionInputs are the inputs that distinguish revisions. Their JSON is hashed into the name of the workload. A field
+// that is added later must be omitted from the JSON at its default; otherwise an upgrade of the operator would restart
+// every serving pod.
 type revisionInputs struct {
 	Name          string                   `json:"name"`
 	Model         semmoev1.ModelSpec       `json:"model"`
@@ -51,15 +51,14 @@ type revisionInputs struct {
 	Template      *corev1.PodTemplateSpec  `json:"template,omitempty"`
 	RoutedExperts bool                     `json:"routedExperts,omitempty"`
 	Plan          string                   `json:"plan,omitempty"`
-	// Realization and Cache are left out where the plan reaches the engine as its own map.
+	// Realization and Cache are omitted if the plan reaches the engine as its own map.
 	Realization semmoev1.Realization `json:"realization,omitempty"`
 	Cache       *semmoev1.CacheSpec  `json:"cache,omitempty"`
-	// TokenShuffle is left out where the engine does not shuffle tokens by a plan.
+	// TokenShuffle is omitted if the engine does not shuffle tokens by a plan.
 	TokenShuffle semmoev1.TokenShuffle `json:"tokenShuffle,omitempty"`
 }
 
-// Of is the revision that the spec asks for, given the model that was found and the plan to serve under, which
-// may be nil.
+// Of returns the revision of the spec for the inspected model and the plan to serve under, which may be nil.
 func Of(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *Layout) string {
 	inputs := revisionInputs{
 		Name:        moed.Name,
@@ -69,11 +68,11 @@ func Of(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *Layout) st
 		Parallelism: moed.Spec.Parallelism,
 		Template:    moed.Spec.Template,
 
-		RoutedExperts: desired.TellsExperts(moed),
+		RoutedExperts: desired.NeedsRoutedExperts(moed),
 		Plan:          digestOf(plan),
 	}
 	if desired.PodsPerReplica(moed) == 1 {
-		inputs.Parallelism.PodsPerReplica = nil // to say the default is no change
+		inputs.Parallelism.PodsPerReplica = nil // an explicit default is no change
 	}
 	if plan.Reshuffled() {
 		inputs.Realization, inputs.Cache = plan.Realization, moed.Spec.Placement.Cache
@@ -91,7 +90,7 @@ func digestOf(plan *Layout) string {
 	return plan.Digest
 }
 
-// Launch is how the spec wants an engine launched, but for what a plan adds.
+// Launch returns how the spec launches an engine, without the additions of a plan.
 func Launch(moed *semmoev1.MoEDeployment) engine.Launch {
 	name := moed.Spec.Model.Name
 	if name == "" {
@@ -100,13 +99,13 @@ func Launch(moed *semmoev1.MoEDeployment) engine.Launch {
 	l := engine.Launch{
 		ModelPath:       moed.Spec.Model.Path,
 		ServedModelName: name,
-		// The pod's own address, whatever its family; an engine's default is often the loopback address.
+		// Bind the pod's own address, of either IP family; the default of an engine is often the loopback address.
 		Host:        "$(" + desired.PodIPVariable + ")",
 		Port:        moed.Spec.Engine.Port,
 		Ranks:       moed.Spec.Parallelism.ExpertParallelSize,
 		AttentionDP: moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel,
 
-		RoutedExperts: desired.TellsExperts(moed),
+		RoutedExperts: desired.NeedsRoutedExperts(moed),
 		OptionsFile:   semmoev1.EngineOptionsPath,
 		Options:       moed.Spec.Engine.Options,
 		Overlap:       ptr.Deref(moed.Spec.Engine.Overlap, semmoev1.OverlapSpec{}),
@@ -117,22 +116,22 @@ func Launch(moed *semmoev1.MoEDeployment) engine.Launch {
 	return l
 }
 
-// WorkloadName is that of the workload of a revision.
+// WorkloadName returns the name of the workload of a revision.
 func WorkloadName(moed *semmoev1.MoEDeployment, revision string) string {
 	return moed.Name + "-" + revision
 }
 
-// Own is what containers of ours need in a pod.
+// Own contains the settings of the operator's own containers in a pod.
 type Own struct {
-	// Image is theirs.
+	// Image is the image of these containers.
 	Image string
-	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	// PullPolicy is the image pull policy. If empty, the API server sets its default.
 	PullPolicy corev1.PullPolicy
-	// Store tells how the artifact store is reached; empty where there is none.
+	// Store contains the variables for access to the artifact store; empty if there is none.
 	Store []corev1.EnvVar
 }
 
-// Render makes the workload of a revision. plan may be nil.
+// Render returns the workload of a revision. plan may be nil.
 func Render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *Layout, own Own) (*Workload, error) {
 	launched := Launch(moed)
 	template, err := renderTemplate(moed, revision, report, plan, own, launched)
@@ -167,14 +166,15 @@ func Render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 			PodManagementPolicy: appsv1.ParallelPodManagement,
 			Selector:            &metav1.LabelSelector{MatchLabels: podSelector},
 			Template:            *template,
-			// The template is never updated; should somebody else edit it, no serving pod is restarted by that.
+			// The template is never updated. With OnDelete, an edit by another client restarts no serving pod.
 			UpdateStrategy:       appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType},
 			RevisionHistoryLimit: ptr.To[int32](1),
 		},
 	}), nil
 }
 
-// renderTemplate makes the pods of a revision whose engine is launched like that: our pod template with the user's merged over it.
+// renderTemplate returns the pod template of a revision with this launch: the operator's template with the user's
+// merged over it.
 func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *Layout, own Own, launched engine.Launch) (*corev1.PodTemplateSpec, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
@@ -233,7 +233,7 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 	}
 	template, err := overlay.Merge(ours, moed.Spec.Template)
 	if err != nil {
-		return nil, fmt.Errorf("merge spec.template: %w", err)
+		return nil, fmt.Errorf("failed to merge spec.template: %w", err)
 	}
 	return template, nil
 }
@@ -246,7 +246,7 @@ func podTemplate(moed *semmoev1.MoEDeployment, labels map[string]string, report 
 		"kubectl.kubernetes.io/default-container": semmoev1.EngineContainer,
 	}
 	if !launched.Worker {
-		tellRouters(annotations, launched)
+		annotateForRouters(annotations, launched)
 	}
 	devices := corev1.ResourceList{
 		corev1.ResourceName(moed.Spec.Parallelism.ResourceName): *resource.NewQuantity(int64(launched.Ranks/max(1, launched.Nodes)), resource.DecimalSI),
@@ -289,8 +289,8 @@ func podTemplate(moed *semmoev1.MoEDeployment, labels map[string]string, report 
 	}
 }
 
-// tellRouters annotates a pod that answers requests with what a request router must know.
-func tellRouters(annotations map[string]string, launched engine.Launch) {
+// annotateForRouters annotates a serving pod with the settings that request routers need.
+func annotateForRouters(annotations map[string]string, launched engine.Launch) {
 	annotations[semmoev1.AnnotationPort] = strconv.Itoa(int(launched.Port))
 	if launched.AttentionDP {
 		annotations[semmoev1.AnnotationRanks] = strconv.Itoa(int(launched.Ranks))
@@ -300,8 +300,8 @@ func tellRouters(annotations map[string]string, launched engine.Launch) {
 	}
 }
 
-// addOptions gives the engine its options file. Its content is the revision's own: it lies in the pod template, and cannot
-// change under a pod.
+// addOptions adds the engine's options file. Its content is stored in the pod template, so it belongs to the revision
+// and cannot change under a running pod.
 func addOptions(template *corev1.PodTemplateSpec, content []byte) {
 	template.Annotations[semmoev1.AnnotationEngineOptions] = string(content)
 	template.Spec.Containers[0].VolumeMounts = append(template.Spec.Containers[0].VolumeMounts,
@@ -314,8 +314,8 @@ func addOptions(template *corev1.PodTemplateSpec, content []byte) {
 	}})
 }
 
-// restrict lets containers of ours keep to the restricted pod security standard by themselves: a namespace that enforces it refuses
-// the pod of an engine that says it for its own container alone.
+// restrict sets the restricted pod security standard on the operator's containers: a namespace that enforces it would
+// reject a pod whose engine sets it only for its own container.
 func restrict(containers []corev1.Container, users *corev1.PodTemplateSpec) {
 	var pod *corev1.PodSecurityContext
 	if users != nil {
@@ -326,8 +326,8 @@ func restrict(containers []corev1.Container, users *corev1.PodTemplateSpec) {
 	}
 }
 
-// addPlan mounts the plan, and keeps the engine from starting where it is not the plan that the revision names, or not for
-// the checkpoint that is there now.
+// addPlan mounts the plan, and prevents the engine from starting if the plan is not the one that the revision names, or
+// was not made for the current checkpoint.
 func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *Layout, image string) {
 	template.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
 	if plan.Reshuffled() {

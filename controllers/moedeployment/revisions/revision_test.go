@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
-// The revision of a given spec must never change from release to release: an upgrade would restart every serving pod.
+// The revision of a given spec must not change between releases: an upgrade would restart every serving pod.
 func TestRevisionIsStable(t *testing.T) {
 	const want = "383baaf1e5"
 	if got := Of(moedtest.Deployment(), moedtest.Report(), nil); got != want {
@@ -38,16 +38,16 @@ func TestRevisionFollowsItsInputsAlone(t *testing.T) {
 			m.Spec.Routing.Mode = "None"
 			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
 		}, true},
-		"first samples":  {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](5) }, false},
-		"rollout":        {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.MaxSurge = ptr.To[int32](9) }, true},
-		"reconciliation": {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, true},
-		"staying tokens": {func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleDisabled }, true},
-		"micro-batches":  {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2} }, false},
-		"labels":         {func(m *semmoev1.MoEDeployment) { m.Labels = map[string]string{"a": "b"} }, true},
-		"image":          {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false},
-		"args":           {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--x"} }, false},
-		"model path":     {func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/x" }, false},
-		"EP size":        {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, false},
+		"first samples":       {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](5) }, false},
+		"rollout":             {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.MaxSurge = ptr.To[int32](9) }, true},
+		"reconciliation":      {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, true},
+		"tokens not shuffled": {func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleDisabled }, true},
+		"micro-batches":       {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2} }, false},
+		"labels":              {func(m *semmoev1.MoEDeployment) { m.Labels = map[string]string{"a": "b"} }, true},
+		"image":               {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false},
+		"args":                {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--x"} }, false},
+		"model path":          {func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/x" }, false},
+		"EP size":             {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, false},
 		"template": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeSelector: map[string]string{"a": "b"}}}
 		}, false},
@@ -92,7 +92,7 @@ func TestRender(t *testing.T) {
 		}
 	}
 	if template.Annotations[semmoev1.AnnotationRanks] != "4" || template.Annotations[semmoev1.AnnotationPort] != "30000" {
-		t.Errorf("annotations %v do not tell ranks and port", template.Annotations)
+		t.Errorf("annotations %v lack ranks and port", template.Annotations)
 	}
 	if template.Spec.NodeSelector["gpu"] != "h200" || len(template.Spec.Containers) != 2 {
 		t.Fatalf("the user's template was not merged: %+v", template.Spec)
@@ -111,7 +111,7 @@ func TestRender(t *testing.T) {
 		t.Errorf("args (-want +got):\n%s", diff)
 	}
 	if gpus := engine.Resources.Limits["nvidia.com/gpu"]; gpus.Value() != 4 {
-		t.Errorf("asks for %v devices, want 4", gpus.Value())
+		t.Errorf("requests %v devices, want 4", gpus.Value())
 	}
 	if cpu := engine.Resources.Requests["cpu"]; cpu.Value() != 4 {
 		t.Errorf("the user's resources were lost: %v", engine.Resources)
@@ -121,8 +121,8 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// A plan reaches the engine as its own expert map, which an init container has verified before; the digest in the
-// annotation tells request routers and the store which plan it is.
+// A plan reaches the engine as its own expert map, which an init container verifies first. The digest in the annotation
+// identifies the plan for request routers and the store.
 func TestRenderWithPlan(t *testing.T) {
 	plan := LayoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap)
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
@@ -167,8 +167,8 @@ func initContainers(template corev1.PodTemplateSpec) []string {
 	return names
 }
 
-// A namespace that enforces the restricted pod security standard admits the pod of an engine that keeps to it: each container that a
-// plan adds says by itself that it does, and nothing is said of the engine's.
+// A namespace that enforces the restricted pod security standard admits the pod of a compliant engine: each container
+// that a plan adds sets its own security context, and the engine's is not changed.
 func TestRenderedContainersAreRestricted(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.Shuffled, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
@@ -198,7 +198,7 @@ func TestRenderedContainersAreRestricted(t *testing.T) {
 	}
 }
 
-// When nodes pull our image is said of our containers alone, and of no revision: another policy makes none, and restarts no pod.
+// The pull policy applies only to the operator's containers and is not part of the revision: a change restarts no pod.
 func TestPullPolicyOfOurContainers(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.Shuffled, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
@@ -226,7 +226,7 @@ func TestPullPolicyOfOurContainers(t *testing.T) {
 	}
 }
 
-// The image of a container that the operator adds is not the user's to mend.
+// The user cannot set the image of a container that the operator adds.
 func TestImagesOfOurContainers(t *testing.T) {
 	for _, name := range ourInitContainers {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{semmoev1.LabelComponent: semmoev1.ComponentEngine}}}
@@ -237,7 +237,7 @@ func TestImagesOfOurContainers(t *testing.T) {
 	}
 }
 
-// With reshuffled weights the engine is started on the copy, without a map; each plan has a copy of its own.
+// With reshuffled weights, the engine starts on the copy, without a map. Each plan has its own copy.
 func TestRenderWithReshuffledWeights(t *testing.T) {
 	plan := LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights)
 	withReport := moedtest.Report()
@@ -256,7 +256,7 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 	const out = "/var/cache/semmoe/sha256:abc-0123456789abcdef"
 	template := rendered()
 	if template.Annotations[semmoev1.AnnotationRealization] != "ReshuffledWeights" {
-		t.Error("routers are not told that the engine has other numbers for its experts")
+		t.Error("the annotation for permuted expert IDs is missing")
 	}
 	engine := template.Spec.Containers[0]
 	if at := slices.Index(engine.Args, "--model-path"); engine.Args[at+1] != out || slices.Contains(engine.Args, "--init-expert-location") {
@@ -269,10 +269,10 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 	if diff := cmp.Diff([]string{"reshuffle", "--model=/models", "--permutation=/etc/semmoe/plan/gate-permutation.json", "--out=" + out}, copier.Args); diff != "" {
 		t.Errorf("arguments (-want +got):\n%s", diff)
 	}
-	// The scheduler must know what the copy takes, and the kubelet must not evict the pod for it.
+	// The scheduler must reserve the space of the copy, and the kubelet must not evict the pod for using it.
 	asked, limit := copier.Resources.Requests[corev1.ResourceEphemeralStorage], emptyDir(template).EmptyDir.SizeLimit
 	if asked.Value() < 1<<40 || limit.Cmp(asked) != 0 {
-		t.Errorf("asks for %v of storage, may use %v", asked.String(), limit)
+		t.Errorf("requests %v of storage, limit %v", asked.String(), limit)
 	}
 
 	cached := rendered(func(m *semmoev1.MoEDeployment) {
@@ -286,7 +286,7 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 		t.Errorf("hold-weights is %+v", holder)
 	}
 	if storage := cached.Spec.InitContainers[1].Resources.Requests[corev1.ResourceEphemeralStorage]; !storage.IsZero() || emptyDir(cached).HostPath == nil {
-		t.Errorf("with a cache %v of ephemeral storage is asked for", storage.String())
+		t.Errorf("with a cache, %v of ephemeral storage is requested", storage.String())
 	}
 
 	byMap := LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
@@ -295,8 +295,8 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 	}
 }
 
-// TensorRT-LLM says by its options file alone where attention is computed, and where the expert map is. The file lies in the
-// pod template, so that no pod can see another's.
+// TensorRT-LLM is configured by its options file for attention and expert map. The file is in the pod template, so each
+// pod reads its own version.
 func TestRenderWithOptionsFile(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
 	const options = "enable_attention_dp: true\n"
@@ -339,14 +339,14 @@ func TestRenderWithOptionsFile(t *testing.T) {
 	}
 }
 
-// An engine that does not tell the experts of a request is not asked, and not started as if it were.
+// An engine that does not return routed experts is not queried for them, and not started with the option.
 func TestSampling(t *testing.T) {
 	for engine, want := range map[semmoev1.EngineType]int32{
 		semmoev1.EngineSGLang: 5, semmoev1.EngineVLLM: 5, semmoev1.EngineVLLMAscend: 5, semmoev1.EngineTensorRTLLM: 0,
 	} {
 		moed := moedtest.Deployment(moedtest.EngineOf(engine))
 		if got := desired.SamplePercent(moed); got != want || Launch(moed).RoutedExperts != (want > 0) {
-			t.Errorf("%s: %d percent, asks for routed experts: %v; want %d", engine, got, Launch(moed).RoutedExperts, want)
+			t.Errorf("%s: %d percent, RoutedExperts %v; want %d", engine, got, Launch(moed).RoutedExperts, want)
 		}
 	}
 }
@@ -374,20 +374,20 @@ func TestValidate(t *testing.T) {
 		"valid":              {func(*semmoev1.MoEDeployment) {}, ""},
 		"unknown engine":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = "X" }, `spec.engine.type: engine type "X" is not known`},
 		"contradicting flag": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--tp=2"} }, `"--tp=2" contradicts spec.parallelism.expertParallelSize`},
-		"a map of the user's where it is compared": {func(m *semmoev1.MoEDeployment) {
+		"user-provided map where it is compared": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
 			m.Spec.Engine.Args = []string{"--init-expert-location", "x.json"}
 		}, `"--init-expert-location" contradicts the plan of spec.profiling`},
-		"a map of the user's": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--init-expert-location", "x.json"} }, ""},
+		"user-provided map":   {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--init-expert-location", "x.json"} }, ""},
 		"plan volume":         {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-plan"}}}}), "use another name"},
-		"verifying container": {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "verify-plan"}}}}), `"verify-plan" is the operator's`},
-		"probing container":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "prove-lossless"}}}}), `"prove-lossless" is the operator's`},
-		"a cache that nothing fills": {func(m *semmoev1.MoEDeployment) {
+		"verifying container": {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "verify-plan"}}}}), `"verify-plan" is reserved by the operator`},
+		"probing container":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "prove-lossless"}}}}), `"prove-lossless" is reserved by the operator`},
+		"a cache without a use": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.Realization, m.Spec.Placement.Cache = semmoev1.RealizationEngineMap, &semmoev1.CacheSpec{}
 		}, "spec.placement.cache: with spec.placement.realization EngineMap"},
-		"the probe's port": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9410 }, "spec.engine.port: 9410"},
-		"our variable":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
-		"two pods":         {moedtest.TwoPods, ""},
+		"the probe's port":    {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9410 }, "spec.engine.port: 9410"},
+		"operator's variable": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
+		"two pods":            {moedtest.TwoPods, ""},
 		"three pods": {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](3) },
 			"spec.parallelism.podsPerReplica: 3 does not divide spec.parallelism.expertParallelSize, which is 4"},
 		"two pods of TensorRT-LLM": {func(m *semmoev1.MoEDeployment) { moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m); moedtest.TwoPods(m) }, "TensorRTLLM cannot be spread over pods"},
@@ -404,11 +404,11 @@ func TestValidate(t *testing.T) {
 		"sampling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
 			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
-		}, "spec.routing.samplePercent is 5: TensorRTLLM does not tell the experts of a request"},
+		}, "spec.routing.samplePercent is 5: TensorRTLLM does not return the routed experts of requests"},
 		"profiling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
 			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d.jsonl"}}
-		}, "name in spec.profiling.profileRef an AffinityProfile of the same model"},
+		}, "reference in spec.profiling.profileRef an AffinityProfile of the same model"},
 		"not sampling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
 			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Routing.SamplePercent = ptr.To[int32](0)

@@ -12,14 +12,14 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 )
 
-// fetchContainer is the init container that brings the plan's tables to an engine which shuffles tokens by them.
+// fetchContainer is the init container that fetches the plan's tables for an engine that shuffles tokens.
 const fetchContainer = "fetch-tables"
 
-// tablesVariables tell such an engine where they are.
+// tablesVariables are the environment variables that point this engine to the tables.
 var tablesVariables = []string{semmoev1.TablesVariable, semmoev1.PlacementVariable, semmoev1.PlanDigestVariable}
 
-// addTables lets the pod fetch the whole plan before its engine starts, and tells the engine where it is. A store that is away keeps no
-// pod from serving: the engine then finds no tables, and leaves tokens where they are.
+// addTables makes the pod fetch the whole plan before its engine starts, and passes the path to the engine. An
+// unavailable store does not prevent the pod from serving: without tables, the engine does not shuffle tokens.
 func addTables(template *corev1.PodTemplateSpec, of *Layout, own Own) {
 	volume := corev1.VolumeMount{Name: semmoev1.TablesVolume, MountPath: semmoev1.TablesMountPath}
 	template.Spec.Volumes = append(template.Spec.Volumes,
@@ -47,7 +47,8 @@ func addTables(template *corev1.PodTemplateSpec, of *Layout, own Own) {
 		corev1.EnvVar{Name: semmoev1.PlanDigestVariable, Value: of.Digest})
 }
 
-// MissingTables is why a pod's engine serves without tables, empty where it has them; ended tells that either is known.
+// MissingTables returns why a pod's engine serves without tables, or "" if it has them. ended reports whether this is
+// known yet.
 func MissingTables(pod *corev1.Pod) (why string, ended bool) {
 	for _, status := range pod.Status.InitContainerStatuses {
 		if end := status.State.Terminated; status.Name == fetchContainer && end != nil && end.ExitCode == 0 {

@@ -12,7 +12,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// Tables reach the engine's container alone as files and variables; the token for the store reaches the container that fetches.
+// Tables reach only the engine's container, as files and variables. The token for the store reaches only the container
+// that fetches.
 func TestRenderWithTables(t *testing.T) {
 	plan := LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
 	store := []corev1.EnvVar{{Name: "SEMMOE_STORE_URL", Value: "https://store"}, {Name: "SEMMOE_STORE_CA", Value: "ca"}}

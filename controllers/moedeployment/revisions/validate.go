@@ -21,17 +21,17 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// InvalidError is a fault of the spec that only its author can mend; Reason becomes a condition's.
+// InvalidError is an error in the spec that only the user can fix. Reason becomes the reason of a condition.
 type InvalidError struct{ Reason, Message string }
 
 func (e *InvalidError) Error() string { return e.Message }
 
-// Invalidf is a fault with a reason and a formatted message, which begins with the path of the field.
+// Invalidf returns an error with a reason and a formatted message, which begins with the path of the field.
 func Invalidf(reason, format string, args ...any) *InvalidError {
 	return &InvalidError{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// Validate returns the first of Faults; nil where there is none.
+// Validate returns the first of Faults, or nil.
 func Validate(moed *semmoev1.MoEDeployment) *InvalidError {
 	if faults := Faults(moed); len(faults) > 0 {
 		return faults[0]
@@ -39,7 +39,7 @@ func Validate(moed *semmoev1.MoEDeployment) *InvalidError {
 	return nil
 }
 
-// Faults returns what is wrong with a MoEDeployment that the schema cannot tell. Each check reports its first finding.
+// Faults returns the errors in a MoEDeployment that the schema cannot express. Each check reports its first finding.
 func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
@@ -57,7 +57,7 @@ func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 		}
 	}
 	launched := Launch(moed)
-	add(validateTelling(moed, adapter))
+	add(validateRoutedExperts(moed, adapter))
 	add(validateOverlap(moed, adapter, ""))
 	_, err = adapter.Args(launched, moed.Spec.Engine.Args)
 	check("ContradictingFlags", "", err)
@@ -68,7 +68,7 @@ func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 	}
 	add(validateEnv(moed, adapter, launched))
 	if moed.Spec.Engine.Port == probePort {
-		add(Invalidf("InvalidSpec", "spec.engine.port: %d is where the operator proves that a plan does not change answers: use another port", probePort))
+		add(Invalidf("InvalidSpec", "spec.engine.port: %d is reserved for the operator's output probe: use another port", probePort))
 	}
 	if moed.Spec.Placement.Cache != nil && moed.Spec.Placement.Realization == semmoev1.RealizationEngineMap {
 		add(Invalidf("InvalidSpec", "spec.placement.cache: with spec.placement.realization EngineMap nothing is copied: remove the cache, or use Auto or ReshuffledWeights"))
@@ -79,28 +79,28 @@ func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 	return faults
 }
 
-// givenEnv are the user's variables of the engine's container in a field of the spec.
+// givenEnv contains the user's variables of the engine's container in one field of the spec.
 type givenEnv struct {
 	field string
 	env   []corev1.EnvVar
 }
 
-// envOf are those of spec.engine.env, and those of the template, which is merged over them.
+// envOf returns the variables in spec.engine.env, and those in the template, which is merged over them.
 func envOf(moed *semmoev1.MoEDeployment) (engineEnv, templateEnv givenEnv) {
 	return givenEnv{"spec.engine.env", moed.Spec.Engine.Env},
 		givenEnv{fmt.Sprintf("spec.template.spec.containers: env of container %q", semmoev1.EngineContainer), overlay.Env(moed.Spec.Template, semmoev1.EngineContainer)}
 }
 
-// UserEnv are the names of the user's variables of the engine, wherever the spec has them.
+// UserEnv returns the names of all engine variables in the spec.
 func UserEnv(moed *semmoev1.MoEDeployment) []string {
 	ofEngine, ofTemplate := envOf(moed)
-	return EnvNames(slices.Concat(ofEngine.env, ofTemplate.env))
+	return envNames(slices.Concat(ofEngine.env, ofTemplate.env))
 }
 
-// validateEnv refuses variables of the engine that are not the user's to set.
+// validateEnv rejects engine variables that users may not set.
 func validateEnv(moed *semmoev1.MoEDeployment, adapter engine.Adapter, launched engine.Launch) *InvalidError {
 	ofEngine, ofTemplate := envOf(moed)
-	// Merged over the operator's, one of the same value changes nothing.
+	// A variable with the operator's own value changes nothing when merged.
 	ofTemplate.env = slices.DeleteFunc(slices.Clone(ofTemplate.env), isPodIP)
 	for _, given := range []givenEnv{ofEngine, ofTemplate} {
 		for _, env := range given.env {
@@ -120,18 +120,19 @@ func validateEnv(moed *semmoev1.MoEDeployment, adapter engine.Adapter, launched 
 	return nil
 }
 
-// checkEnv refuses variables that the engine must not have in a launch.
+// checkEnv returns an error for variables that are incompatible with the launch.
 func checkEnv(moed *semmoev1.MoEDeployment, adapter engine.Adapter, launched engine.Launch) error {
 	ofEngine, ofTemplate := envOf(moed)
-	return cmp.Or(adapter.CheckEnv(launched, ofEngine.field, EnvNames(ofEngine.env)), adapter.CheckEnv(launched, ofTemplate.field, EnvNames(ofTemplate.env)))
+	return cmp.Or(adapter.CheckEnv(launched, ofEngine.field, envNames(ofEngine.env)), adapter.CheckEnv(launched, ofTemplate.field, envNames(ofTemplate.env)))
 }
 
-// isPodIP tells that a variable is the operator's, with its value.
+// isPodIP reports whether a variable is the operator's own, with its value.
 func isPodIP(env corev1.EnvVar) bool {
 	return env.Name == desired.PodIPVariable && env.ValueFrom != nil && env.ValueFrom.FieldRef != nil && env.ValueFrom.FieldRef.FieldPath == podIPEnv().ValueFrom.FieldRef.FieldPath
 }
 
-// validateOverlap refuses what the engine has no flag for, or cannot do with a model of the family, which is empty while it is not known.
+// validateOverlap rejects overlap settings that the engine has no flag for, or cannot apply to the model family. An
+// empty family is unknown.
 func validateOverlap(moed *semmoev1.MoEDeployment, adapter engine.Adapter, family string) *InvalidError {
 	situation := situation(moed, adapter.ImageRelease(engineImage(moed)))
 	situation.Family = family
@@ -141,12 +142,12 @@ func validateOverlap(moed *semmoev1.MoEDeployment, adapter engine.Adapter, famil
 	return nil
 }
 
-// situation is that of an engine of a release without a plan, of a model that is not known.
+// situation returns the situation of an engine release without a plan and with an unknown model.
 func situation(moed *semmoev1.MoEDeployment, release engine.Release) engine.Situation {
 	return engine.Situation{Release: release, Launch: Launch(moed), UserArgs: moed.Spec.Engine.Args, UserEnv: UserEnv(moed)}
 }
 
-// ValidateRelease refuses what an engine of a release cannot do, or would not start with.
+// ValidateRelease rejects settings that the engine release does not support, or with which it does not start.
 func ValidateRelease(moed *semmoev1.MoEDeployment, release engine.Release) *InvalidError {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
@@ -161,7 +162,7 @@ func ValidateRelease(moed *semmoev1.MoEDeployment, release engine.Release) *Inva
 	return nil
 }
 
-// Starts returns what an engine of a release refuses at start, or does not do, whether it serves under a plan or not.
+// Starts returns the settings that the engine release rejects at start or does not support, with or without a plan.
 func Starts(moed *semmoev1.MoEDeployment, release engine.Release) engine.Support {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
@@ -170,7 +171,8 @@ func Starts(moed *semmoev1.MoEDeployment, release engine.Release) engine.Support
 	return adapter.Starts(situation(moed, release))
 }
 
-// ValidateModel refuses what does not fit the model that was found. It reads only what status.model holds as well: the webhook calls it too.
+// ValidateModel rejects settings that do not fit the inspected model. It reads only fields that status.model contains,
+// because the webhook calls it too.
 func ValidateModel(moed *semmoev1.MoEDeployment, report checkpoint.Report) *InvalidError {
 	if err := report.CheckExpertParallelSize(int(moed.Spec.Parallelism.ExpertParallelSize)); err != nil {
 		return Invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
@@ -186,8 +188,8 @@ func ValidateModel(moed *semmoev1.MoEDeployment, report checkpoint.Report) *Inva
 	return validateOverlap(moed, adapter, report.Family)
 }
 
-// MinRedundantExperts is the smallest number of copies of experts that the spec asks for, other than none with Auto: what an engine or a model cannot
-// have with copies is the same for any number.
+// MinRedundantExperts returns the number of redundant experts in the spec; with Auto, the smallest number above 0. An
+// engine or a model that does not support copies rejects every number alike.
 func MinRedundantExperts(moed *semmoev1.MoEDeployment) int32 {
 	if moed.Spec.Placement.ChoosesRedundantExperts() {
 		return moed.Spec.Parallelism.ExpertParallelSize
@@ -195,17 +197,17 @@ func MinRedundantExperts(moed *semmoev1.MoEDeployment) int32 {
 	return moed.Spec.Placement.FixedRedundantExperts()
 }
 
-// ValidateGroups refuses replicas of several pods in a cluster that lacks the kind LeaderWorkerSet.
+// ValidateGroups rejects replicas of several pods if the cluster lacks the kind LeaderWorkerSet.
 func ValidateGroups(moed *semmoev1.MoEDeployment, known bool) *InvalidError {
 	if pods := desired.PodsPerReplica(moed); pods > 1 && !known {
-		return Invalidf(ReasonNoGroups, "spec.parallelism.podsPerReplica: %d needs the kind LeaderWorkerSet of %s, which this cluster does not have: install LeaderWorkerSet, or use 1. The operator goes on by itself once it is there",
+		return Invalidf(ReasonNoGroups, "spec.parallelism.podsPerReplica: %d needs the kind LeaderWorkerSet of %s, which the cluster lacks. Install LeaderWorkerSet, or use 1. The operator continues automatically after the installation",
 			pods, leaderworkersetv1.GroupVersion)
 	}
 	return nil
 }
 
-// ourVolumes are the names of the volumes that the operator adds, and what they hold; ourInitContainers those of the init
-// containers.
+// ourVolumes maps the names of the volumes that the operator adds to their content. ourInitContainers are the names of
+// its init containers.
 var (
 	ourVolumes = map[string]string{
 		modelVolume: "the volume of spec.model.volume", semmoev1.PlanVolume: "the plan's ConfigMap",
@@ -216,22 +218,22 @@ var (
 	ourInitContainers = []string{verifyContainer, fetchContainer, reshuffleContainer, holdContainer, probeContainer}
 )
 
-// validateTelling refuses what needs the experts of requests, where the engine does not tell them.
-func validateTelling(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *InvalidError {
+// validateRoutedExperts rejects settings that need the experts of requests if the engine cannot return them.
+func validateRoutedExperts(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *InvalidError {
 	if adapter.TellsExperts() {
 		return nil
 	}
 	if percent := moed.Spec.Routing.SamplePercent; percent != nil && *percent > 0 {
-		return Invalidf(desired.ReasonEngineCannotTell, "spec.routing.samplePercent is %d: %s does not tell the experts of a request: use 0, or remove it", *percent, adapter.Type)
+		return Invalidf(desired.ReasonRoutedExpertsUnavailable, "spec.routing.samplePercent is %d: %s does not return the routed experts of requests: use 0, or remove it", *percent, adapter.Type)
 	}
 	if profiling := moed.Spec.Profiling; profiling != nil && profiling.Dataset != nil {
-		return Invalidf(desired.ReasonEngineCannotTell, "spec.profiling.dataset: %s does not tell the experts of a request, and cannot profile: name in spec.profiling.profileRef an AffinityProfile of the same model, made with another engine", adapter.Type)
+		return Invalidf(desired.ReasonRoutedExpertsUnavailable, "spec.profiling.dataset: %s does not return the routed experts of requests, and cannot profile: reference in spec.profiling.profileRef an AffinityProfile of the same model from another engine", adapter.Type)
 	}
 	return nil
 }
 
-// EnvNames are the names of variables.
-func EnvNames(env []corev1.EnvVar) []string {
+// envNames returns the names of variables.
+func envNames(env []corev1.EnvVar) []string {
 	var list []string
 	for _, variable := range env {
 		list = append(list, variable.Name)
@@ -239,7 +241,7 @@ func EnvNames(env []corev1.EnvVar) []string {
 	return list
 }
 
-// validateTemplates refuses pod templates that would change what the operator's containers do, or give away what they hold.
+// validateTemplates rejects pod templates that would change the operator's containers, or expose their data.
 func validateTemplates(moed *semmoev1.MoEDeployment) *InvalidError {
 	if template := moed.Spec.Template; template != nil {
 		if policy := template.Spec.RestartPolicy; policy != "" && policy != corev1.RestartPolicyAlways {
@@ -257,7 +259,7 @@ func validateTemplates(moed *semmoev1.MoEDeployment) *InvalidError {
 	return nil
 }
 
-// reservedIn is what the operator reserves in engine pods.
+// reservedIn returns the names that the operator reserves in engine pods.
 func reservedIn(moed *semmoev1.MoEDeployment) overlay.Reserved {
 	return overlay.Reserved{
 		Engine: semmoev1.EngineContainer, Containers: ourInitContainers, Volumes: ourVolumes, Shared: []string{modelVolume},

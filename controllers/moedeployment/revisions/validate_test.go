@@ -13,7 +13,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
-// What an engine cannot do is refused at once, what its model cannot as soon as that is known; what it can is a flag of its own.
+// Settings that an engine does not support are rejected immediately, and those that its model does not support once the
+// model is known. Supported settings become flags.
 func TestOverlap(t *testing.T) {
 	halves := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"}
@@ -44,7 +45,7 @@ func TestOverlap(t *testing.T) {
 	if err := Validate(moedtest.Deployment(halves, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--enable-two-batch-overlap")
 	})); err == nil || err.Reason != "ContradictingFlags" {
-		t.Errorf("a flag of the user's beside it: %v", err)
+		t.Errorf("with an additional flag of the user: %v", err)
 	}
 	indivisible := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 5 })
 	if err := ValidateModel(indivisible, moedtest.Report()); err == nil || err.Reason != "InvalidExpertParallelSize" {
@@ -52,8 +53,8 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// What has no all-to-all is refused where a plan is asked for, and serves without one.
-func TestPlansNeedAnExchange(t *testing.T) {
+// Without an all-to-all backend, a spec with a plan is rejected, and a spec without one serves.
+func TestPlansNeedAllToAll(t *testing.T) {
 	plan := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
 		m.Spec.Routing.SamplePercent = ptr.To[int32](0)
@@ -79,7 +80,7 @@ func TestPlansNeedAnExchange(t *testing.T) {
 	}
 }
 
-// A rank holds at most one copy of each expert.
+// A rank has at most one copy of each expert.
 func TestValidateRedundantExperts(t *testing.T) {
 	auto := intstr.FromString(semmoev1.RedundantExpertsAuto)
 	as, alone := func(*semmoev1.MoEDeployment) {}, func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 1 }

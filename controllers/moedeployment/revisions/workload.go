@@ -14,21 +14,21 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 )
 
-// Workload holds the replicas of one revision: a StatefulSet, or a LeaderWorkerSet where a replica has several pods.
+// Workload wraps the workload of one revision: a StatefulSet, or a LeaderWorkerSet if a replica has several pods.
 type Workload struct {
 	*metav1.ObjectMeta
 	Object client.Object
 }
 
-// StatefulSet is a workload whose replicas have one pod each.
+// StatefulSet returns a workload with one pod per replica.
 func StatefulSet(s *appsv1.StatefulSet) *Workload { return &Workload{&s.ObjectMeta, s} }
 
-// LeaderWorkerSet is a workload whose replicas are groups of pods.
+// LeaderWorkerSet returns a workload with groups of pods as replicas.
 func LeaderWorkerSet(s *leaderworkersetv1.LeaderWorkerSet) *Workload {
 	return &Workload{&s.ObjectMeta, s}
 }
 
-// Template is that of the pods that answer requests.
+// Template returns the template of the pods that serve requests.
 func (w *Workload) Template() *corev1.PodTemplateSpec {
 	if set, groups := w.Object.(*leaderworkersetv1.LeaderWorkerSet); groups {
 		return set.Spec.LeaderWorkerTemplate.LeaderTemplate
@@ -36,7 +36,7 @@ func (w *Workload) Template() *corev1.PodTemplateSpec {
 	return &w.Object.(*appsv1.StatefulSet).Spec.Template
 }
 
-// Replicas is how many are asked for. It points into the object.
+// Replicas returns a pointer to the desired replicas in the object.
 func (w *Workload) Replicas() *int32 {
 	if set, groups := w.Object.(*leaderworkersetv1.LeaderWorkerSet); groups {
 		return set.Spec.Replicas
@@ -44,8 +44,8 @@ func (w *Workload) Replicas() *int32 {
 	return w.Object.(*appsv1.StatefulSet).Spec.Replicas
 }
 
-// Drained tells that no replica is left. Not every release of LeaderWorkerSet says which generation its status is of, so that no
-// pod may be seen either.
+// Drained reports whether no replica is left. Some releases of LeaderWorkerSet do not report the observed generation of
+// their status, so Drained also checks that no pod exists.
 func (w *Workload) Drained(pods []*corev1.Pod) bool {
 	if set, groups := w.Object.(*leaderworkersetv1.LeaderWorkerSet); groups {
 		return set.Status.Replicas == 0 && !slices.ContainsFunc(pods, w.Holds)
@@ -54,7 +54,8 @@ func (w *Workload) Drained(pods []*corev1.Pod) bool {
 	return set.Status.Replicas == 0 && set.Status.ObservedGeneration == set.Generation
 }
 
-// Holds tells that a pod that answers requests is of the workload. Those of a LeaderWorkerSet belong to a StatefulSet of its own.
+// Holds reports whether a serving pod belongs to the workload. Pods of a LeaderWorkerSet belong to a StatefulSet that
+// it owns.
 func (w *Workload) Holds(pod *corev1.Pod) bool {
 	if _, groups := w.Object.(*leaderworkersetv1.LeaderWorkerSet); groups {
 		return pod.Labels[leaderworkersetv1.SetNameLabelKey] == w.Name && !pod.CreationTimestamp.Before(&w.CreationTimestamp)
@@ -62,12 +63,13 @@ func (w *Workload) Holds(pod *corev1.Pod) bool {
 	return metav1.IsControlledBy(pod, w)
 }
 
-// Change patches what f changes of the workload. The lock refuses a decision that was made from a stale cache.
+// Change applies f to the workload and patches the difference. The optimistic lock rejects decisions that are based on
+// a stale cache.
 func (w *Workload) Change(ctx context.Context, c client.Client, what string, f func()) error {
 	base := w.Object.DeepCopyObject().(client.Object)
 	f()
 	if err := c.Patch(ctx, w.Object, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(desired.Manager)); err != nil {
-		return fmt.Errorf("%s workload %s: %w", what, w.Name, err)
+		return fmt.Errorf("failed to %s workload %s: %w", what, w.Name, err)
 	}
 	return nil
 }

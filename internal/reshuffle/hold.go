@@ -11,15 +11,16 @@ import (
 	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
-// usedSuffix ends the name of the file that tells of an output's use. It stays as long as the output does.
+// usedSuffix ends the name of the use file of an output. The file exists as long as the output does.
 const usedSuffix = ".used"
 
-// Hold keeps an output from being removed: a shared lock on a file beside it, whose modification time is when the output
-// was last in use. A hold begins only while its run has the output's lock, and whoever removes the output has that lock
-// too: so the file is never removed between being opened and being locked.
+// Hold is a lease on an output: the output is not removed while the lease exists. A lease is a shared lock on the use
+// file next to the output. The modification time of the use file is the time of the output's last use. A lease is taken
+// only by a run that has the output's lock, and removal requires the same lock. So the use file is never removed
+// between opening and locking it.
 type Hold struct {
 	file *os.File
-	// created is true where the output had no such file.
+	// created reports whether this lease created the use file.
 	created bool
 }
 
@@ -33,13 +34,13 @@ func newHold(out string) (*Hold, error) {
 	}
 	if err := filelock.Flock(file, unix.LOCK_SH); err != nil {
 		file.Close()
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+		return nil, fmt.Errorf("failed to lock %s: %w", path, err)
 	}
 	return &Hold{file, created}, nil
 }
 
-// openUse opens the file of use, or makes it. One in which this user cannot tell the time of use is replaced, unless it is held, or is
-// another user's to remove: then it still serves for a lock.
+// openUse opens the use file, creating it if necessary. A use file on which this user cannot set the time of use is
+// replaced, unless it is locked, or only another user may remove it. In both cases it still serves as a lock.
 func openUse(path string) (*os.File, error) {
 	file, writable, err := filelock.Make(path)
 	if err != nil || writable || filelock.Flock(file, unix.LOCK_EX) != nil || os.Remove(path) != nil {
@@ -50,8 +51,8 @@ func openUse(path string) (*os.File, error) {
 	return file, err
 }
 
-// touch makes now the time of the last use. The system's own now asks for leave to write, any other time for ownership. Without leave
-// the output loses its place in the order of removal alone.
+// touch sets the time of the last use to now. UTIME_NOW requires write permission; any other time requires ownership.
+// Without permission, only the output's place in the order of removal is lost.
 func (h *Hold) touch() error {
 	now := unix.Timespec{Nsec: unix.UTIME_NOW}
 	err := unix.UtimesNanoAt(unix.AT_FDCWD, h.file.Name(), []unix.Timespec{now, now}, 0)
@@ -61,13 +62,13 @@ func (h *Hold) touch() error {
 	return &fs.PathError{Op: "touch", Path: h.file.Name(), Err: err}
 }
 
-// Release ends the hold. The output was in use until now.
+// Release ends the lease. The output counts as used until now.
 func (h *Hold) Release() {
-	_ = h.touch() // what is lost is the output's place in the order of removal
+	_ = h.touch() // on failure, only the output's place in the order of removal is lost
 	h.file.Close()
 }
 
-// abandon ends the hold of a run that failed.
+// abandon ends the lease of a run that failed.
 func (h *Hold) abandon() {
 	if h.created {
 		os.Remove(h.file.Name())

@@ -14,14 +14,14 @@ import (
 	"github.com/semmoe/operator/solver/modelconfig"
 )
 
-// jsonString matches the string literals of a JSON text: outside of them there are no quotes.
+// jsonString matches the string literals of a JSON text. Outside of string literals, JSON contains no quotes.
 var jsonString = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
-// mentions rewrites what the configuration files of a checkpoint say of experts.
+// mentions rewrites expert names in the configuration files of a checkpoint.
 type mentions struct {
 	c *checkpoint.Checkpoint
 	m *mapping
-	// checked are the entries that need no change, and experts what they were compared with; nil until one was.
+	// checked contains the entries that need no change. experts is created for the first entry that must be compared.
 	checked map[string]bool
 	experts *expertNames
 }
@@ -30,8 +30,8 @@ func newMentions(c *checkpoint.Checkpoint, m *mapping) *mentions {
 	return &mentions{c: c, m: m, checked: map[string]bool{}}
 }
 
-// rename rewrites the names of experts in a configuration file, such as the ignore lists of quantisation, and leaves every
-// other byte as it is. It refuses a text that tells experts apart in a way that it cannot rewrite.
+// rename rewrites the names of experts in a configuration file, such as the ignore lists of quantisation. All other
+// bytes stay unchanged. It refuses a text that distinguishes experts in a way that cannot be rewritten.
 func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 	strict := modelconfig.Strict(text)
 	if !json.Valid(strict) {
@@ -62,7 +62,7 @@ func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 			return quote(n.m.newName(mention))
 		case part.Role == checkpoint.Gate || part.Role == checkpoint.Shared || n.checked[mention] || alike[place]:
 		case part.Role == checkpoint.Unrecognised && n.m.toNew[part.Layer] != nil && strings.ContainsAny(part.Name, "0123456789"):
-			failed = checkpoint.Invalidf("%.200q is not known to be independent of the order of the experts, and cannot be rewritten", mention)
+			failed = checkpoint.Invalidf("%.200q may depend on the order of the experts, and cannot be rewritten", mention)
 		case mayTellExpertsApart(mention):
 			n.checked[mention] = true
 			failed = n.checkNeutral(ctx, mention)
@@ -72,21 +72,23 @@ func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 	return out, failed
 }
 
-// expertOfAny matches the path of an expert, or of a module in it, whatever the layer: all that may stand before and behind the number.
+// expertOfAny matches the path of an expert, or of a module in an expert, in any layer. The groups are the prefix, the
+// expert number and the suffix.
 var expertOfAny = regexp.MustCompile(`^([\w.]*\bexperts\.)(0|[1-9]\d*)((?:\.[A-Za-z_]\w*)*)$`)
 
-// neutralPlaces finds the strings of a text that need no check, by their places among all its strings. The text is valid JSON.
+// neutralPlaces finds the strings of a JSON text that need no check. It returns their indices among all strings of the
+// text. The text must be valid JSON.
 //
-// Entries of an array that differ only in the expert's number and name every expert, such as "mlp.experts.0.up_proj" to
-// "mlp.experts.59.up_proj", mean the same in any order of the experts, however an engine reads them. Members such as _name_or_path are not
-// about experts.
+// Array entries that differ only in the expert number and together name every expert, such as "mlp.experts.0.up_proj"
+// to "mlp.experts.59.up_proj", have the same meaning in any order of the experts, regardless of how an engine
+// interprets them. Members such as _name_or_path are not about experts.
 func neutralPlaces(text []byte, experts int) map[int]bool {
 	neutral, place := map[int]bool{}, -1
-	var open []container // the containers around
+	var open []container // the enclosing containers, outermost first
 	for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
 		token, err := decoder.Token()
 		if err != nil {
-			return neutral // the end
+			return neutral // end of text
 		}
 		inner := len(open) - 1
 		switch token := token.(type) {
@@ -125,18 +127,19 @@ func neutralPlaces(text []byte, experts int) map[int]bool {
 	}
 }
 
-// container is an array or an object that a reader of JSON is in.
+// container is an array or an object that encloses the current JSON token.
 type container struct {
-	// names are the entries of an array, nil for an object.
+	// names contains the entries of an array. It is nil for an object.
 	names likeNames
-	// key is the member of an object that is being read, value reports that its value is next.
+	// key is the current member of an object. value reports that the value of this member is next.
 	key   string
 	value bool
-	// neutral reports that nothing in it is about experts.
+	// neutral reports that nothing in the container is about experts.
 	neutral bool
 }
 
-// likeNames holds the places of an array's entries, by what is before and behind the expert's number, then by that number.
+// likeNames groups the entries of an array that differ only in the expert number. It maps prefix and suffix of the
+// entry to the expert number, and the expert number to the indices of its entries.
 type likeNames map[[2]string]map[int][]int
 
 func (l likeNames) add(entry string, place, experts int) {
@@ -155,7 +158,7 @@ func (l likeNames) add(entry string, place, experts int) {
 	l[around][expert] = append(l[around][expert], place)
 }
 
-// addWhole adds the places of the entries that name every expert.
+// addWhole adds the indices of the groups that name every expert.
 func (l likeNames) addWhole(experts int, places map[int]bool) {
 	for _, named := range l {
 		if len(named) < experts {
@@ -169,23 +172,23 @@ func (l likeNames) addWhole(experts int, places map[int]bool) {
 	}
 }
 
-// checkWhole refuses a name that ends in the number of an expert where that is the beginning of another expert's:
-// engines disagree whether such an entry stands for one expert or, as a prefix, for several.
+// checkWhole refuses a name that ends in an expert number which is a prefix of another expert's number. Engines
+// disagree whether such an entry matches one expert or, as a prefix, several.
 func checkWhole(part checkpoint.Part, mention string, experts int) error {
 	if part.Name == "" && part.Expert > 0 && part.Expert*10 < experts {
-		return checkpoint.Invalidf("%q may stand for expert %d alone or also for expert %d: write it with the module's name", mention, part.Expert, part.Expert*10)
+		return checkpoint.Invalidf("%q may match only expert %d or also expert %d: add the module's name to the entry", mention, part.Expert, part.Expert*10)
 	}
 	return nil
 }
 
-// mayTellExpertsApart is a cheap test for what may be a pattern or a part of a name.
+// mayTellExpertsApart is a cheap test whether an entry may be a pattern or a part of a name that distinguishes experts.
 func mayTellExpertsApart(mention string) bool {
 	return strings.Contains(mention, "expert") || modelconfig.NamesExpert(mention) || strings.ContainsAny(mention, "0123456789") && strings.ContainsAny(mention, `\*[]()?+^$|`) || strings.Contains(mention, `\d`)
 }
 
-// checkNeutral requires that an entry, however an engine reads it, matches the new name of every expert's tensor or
-// module if and only if it matches the old one: then it needs no change. An entry that has an expert's number and matches no name is
-// refused.
+// checkNeutral requires that an entry needs no change: for every tensor and module of an expert, and for every
+// interpretation that engines use, the entry must match the new name if and only if it matches the old name. An entry
+// that contains an expert number and matches no name is refused.
 func (n *mentions) checkNeutral(ctx context.Context, mention string) error {
 	if n.experts == nil {
 		n.experts = newExpertNames(n.c, n.m)
@@ -209,17 +212,17 @@ func (n *mentions) checkNeutral(ctx context.Context, mention string) error {
 		}
 		for _, move := range n.experts.moves {
 			if matched[move.from] != matched[move.to] {
-				return checkpoint.Invalidf("%q tells %s from %s, which change places, and cannot be rewritten: list full module names instead", mention, n.experts.all[move.from], n.experts.all[move.to])
+				return checkpoint.Invalidf("%q matches only one of %s and %s, which are exchanged, and cannot be rewritten: list full module names instead", mention, n.experts.all[move.from], n.experts.all[move.to])
 			}
 		}
 	}
 	if numbered && !known && !n.noExpert(mention) && !n.matchesUnmoved(matches) {
-		return checkpoint.Invalidf("%.200q names an expert in a form that is not known, and cannot be rewritten", mention)
+		return checkpoint.Invalidf("%.200q names an expert in an unknown form, and cannot be rewritten", mention)
 	}
 	return nil
 }
 
-// noExpert reports whether an entry has the form of an expert's name, and a number that no expert has.
+// noExpert reports whether an entry has the form of an expert's name with a number that no expert has.
 func (n *mentions) noExpert(mention string) bool {
 	parts := expertOfAny.FindStringSubmatch(mention)
 	if parts == nil {
@@ -229,7 +232,7 @@ func (n *mentions) noExpert(mention string) bool {
 	return err != nil || expert >= n.m.config.Experts
 }
 
-// matchesUnmoved reports whether an entry matches an expert, or a module in one, of a layer that stays as it is.
+// matchesUnmoved reports whether an entry matches an expert, or a module in an expert, of an unchanged layer.
 func (n *mentions) matchesUnmoved(matches []func(string) bool) bool {
 	for _, shard := range n.c.Shards {
 		for name := range shard.Tensors {
@@ -248,12 +251,13 @@ func (n *mentions) matchesUnmoved(matches []func(string) bool) bool {
 	return false
 }
 
-// expertNames are the names that the tensors and modules of experts have in the layers that change.
+// expertNames contains the names of expert tensors and modules in the layers that change.
 type expertNames struct {
 	all []string
-	// moves says, by places in all, which name becomes which.
+	// moves lists the renamed names as indices in all.
 	moves []struct{ from, to int }
-	// first are the tensors' names with expert 0 in place of any other: what has no digits is in a name if and only if it is in such a one.
+	// first contains the tensor names with expert 0 in place of any other. A string without digits occurs in a name if
+	// and only if it occurs in one of these.
 	first map[string]bool
 }
 
@@ -276,7 +280,7 @@ func newExpertNames(c *checkpoint.Checkpoint, m *mapping) *expertNames {
 				continue
 			}
 			names.first[part.ExpertName(0)] = true
-			// The tensor, its module, and so on up to the expert itself; tensors of a module share the latter.
+			// Add the tensor, its module, and so on up to the expert. Tensors of a module share the parents.
 			new := m.newName(old)
 			for modules := strings.Count(part.Name, ".") + 1; modules >= 0 && !told[old]; modules-- {
 				told[old] = true
@@ -288,7 +292,7 @@ func newExpertNames(c *checkpoint.Checkpoint, m *mapping) *expertNames {
 	return names
 }
 
-// lackAny tells that one of the words, which have no digits, is in no name.
+// lackAny reports whether at least one of the words occurs in no name. The words must not contain digits.
 func (n *expertNames) lackAny(words []string) bool {
 	return slices.ContainsFunc(words, func(word string) bool {
 		for name := range n.first {
@@ -302,8 +306,8 @@ func (n *expertNames) lackAny(words []string) bool {
 
 var word = regexp.MustCompile(`[A-Za-z_]+`)
 
-// requiredWords are words that a name must have to match an entry, whatever way the entry is read. They let most entries, which are about
-// other modules, be told without looking at every expert.
+// requiredWords returns words that occur in every name that an entry matches in any interpretation. Most entries are
+// about other modules and can be ruled out by these words without comparing every expert.
 func requiredWords(mention string) []string {
 	pattern, _ := cutMarks(mention)
 	if strings.Contains(pattern, "|") {
@@ -314,7 +318,7 @@ func requiredWords(mention string) []string {
 	}
 	var words []string
 	for _, piece := range strings.FieldsFunc(pattern, func(c rune) bool { return strings.ContainsRune("*?+", c) }) {
-		// What follows may make the last letter optional.
+		// The following operator may make the last letter optional.
 		words = append(words, word.FindAllString(piece[:len(piece)-1], -1)...)
 	}
 	return words
@@ -322,8 +326,8 @@ func requiredWords(mention string) []string {
 
 func parent(name string) string { return name[:max(strings.LastIndexByte(name, '.'), 0)] }
 
-// readings are the ways in which engines read an entry: as a part or the end of a name, as a shell pattern, and as a
-// regular expression, with the marks that some formats put in front of one.
+// readings returns the ways in which engines interpret an entry: as a part or the end of a name, as a shell pattern,
+// and as a regular expression with the prefixes that some formats use.
 func readings(mention string) ([]func(string) bool, error) {
 	out := []func(string) bool{
 		func(name string) bool { return strings.Contains(name, mention) },
@@ -339,13 +343,13 @@ func readings(mention string) ([]func(string) bool, error) {
 		if err == nil {
 			out = append(out, expression.MatchString)
 		} else if marked || strings.Contains(pattern, "(?") {
-			return nil, checkpoint.Invalidf("%q: cannot tell which experts it matches: %v", mention, err)
+			return nil, checkpoint.Invalidf("%q: failed to parse it as a regular expression of expert names: %v", mention, err)
 		}
 	}
 	return out, nil
 }
 
-// cutMarks removes the marks that some formats put in front of a regular expression.
+// cutMarks removes the prefixes that some formats put in front of a regular expression.
 func cutMarks(mention string) (pattern string, marked bool) {
 	pattern = mention
 	for _, mark := range []string{"re:", "-:", "+:"} {
@@ -356,7 +360,7 @@ func cutMarks(mention string) (pattern string, marked bool) {
 	return pattern, marked
 }
 
-// quote writes a JSON string.
+// quote encodes a JSON string.
 func quote(text string) []byte {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)

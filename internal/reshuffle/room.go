@@ -17,22 +17,23 @@ import (
 	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
-// useGrace is how long an output stays after its last use: the time between the end of the container that made it and the
-// start of the one that holds it is far below.
+// useGrace is the time for which an output is kept after its last use. It far exceeds the time between the end of the
+// container that creates the output and the start of the container that leases it.
 const useGrace = 10 * time.Minute
 
-// roomLock is the base name of the file that is locked while a run counts what its directory holds and makes room. A lock
-// on it is waited for only by a run that holds no other lock than its own output's, and its holder waits for no lock: so
-// nobody waits for ever.
+// roomLock is the base name of the file that is locked while a run computes the disk usage of its directory and removes
+// outputs. A run that waits for it has no other lock than that of its own output, and the owner of the lock waits for
+// no other lock. So there is no deadlock.
 const roomLock = ".semmoe-reshuffle.room"
 
-// lockSuffix ends the name of the file that a run on an output locks.
+// lockSuffix ends the name of the lock file of an output.
 const lockSuffix = ".lock"
 
-// guardName matches the base names of the files beside outputs: they come and go with runs, and are part of no model.
+// guardName matches the base names of lock, use and probe files next to outputs. They come and go with runs and are not
+// part of any model.
 var guardName = regexp.MustCompile(`^(\..+(\.probe-\d+|` + regexp.QuoteMeta(lockSuffix) + `|` + regexp.QuoteMeta(usedSuffix) + `)|` + regexp.QuoteMeta(roomLock) + `)$`)
 
-// makeRoom reserves the room that the output needs, and removes what it must for that. Nothing has been written yet.
+// makeRoom reserves the disk space for the output and removes other outputs if necessary. Nothing has been written yet.
 func (j *job) makeRoom(ctx context.Context, workplace string) error {
 	size, gathered, err := j.outputBytes()
 	if err != nil {
@@ -76,21 +77,21 @@ func (j *job) makeRoom(ctx context.Context, workplace string) error {
 		}
 	}
 	for _, t := range remove {
-		logr.FromContextOrDiscard(ctx).Info("Removing", "output", t.out, "bytes", t.bytes, "lastUse", t.lastUse)
+		logr.FromContextOrDiscard(ctx).Info("Removing an output", "output", t.out, "bytes", t.bytes, "lastUse", t.lastUse)
 		if err := t.remove(); err != nil {
-			return fmt.Errorf("make room for %s: %w", j.out, err)
+			return fmt.Errorf("failed to free disk space for %s: %w", j.out, err)
 		}
 		t.release()
 		j.atStep("removed")
 	}
-	// Blocks that removed outputs shared with their model are not free now.
+	// Blocks that removed outputs shared with their model do not become free. Check again.
 	if free := freeBytes(parent); free < needed {
 		return noSpace(parent, needed, free)
 	}
 	return j.lock.Reserve(size + left.bytes)
 }
 
-// othersLeft is what other users have left of this output.
+// othersLeft returns the parts of this output that other users have left.
 func (j *job) othersLeft(workplace string) (*tenant, error) {
 	all, err := presentBytes(j.out)
 	if err != nil {
@@ -100,7 +101,8 @@ func (j *job) othersLeft(workplace string) (*tenant, error) {
 	return &tenant{out: j.out, bytes: all - own, stays: othersPart}, err
 }
 
-// chooseRemovals chooses what must go so that the limit holds and the volume has room. It refuses where neither helps.
+// chooseRemovals chooses the outputs to remove so that the limit holds and the volume has enough space. It returns an
+// error if removal cannot achieve both.
 func (j *job) chooseRemovals(tenants []*tenant, size, needed int64) ([]*tenant, error) {
 	var over int64
 	if j.Limit > 0 {
@@ -121,8 +123,8 @@ func (j *job) chooseRemovals(tenants []*tenant, size, needed int64) ([]*tenant, 
 	return remove, nil
 }
 
-// evict chooses tenants that may go until excess bytes are gone, those that are of no use first, then the least recently
-// used. removable are the bytes of all that may go.
+// evict chooses outputs to remove until excess bytes are freed: incomplete outputs first, then the least recently used.
+// removable is the total size in bytes of all removable outputs.
 func evict(tenants []*tenant, excess int64) (remove []*tenant, removable int64) {
 	var order []*tenant
 	for _, t := range tenants {
@@ -150,7 +152,7 @@ func evict(tenants []*tenant, excess int64) (remove []*tenant, removable int64) 
 	return remove, removable
 }
 
-// describe lists what cannot be removed, the largest first.
+// describe lists the outputs that cannot be removed, the largest first.
 func describe(tenants []*tenant) string {
 	var kept []*tenant
 	for _, t := range tenants {
@@ -173,8 +175,8 @@ func describe(tenants []*tenant) string {
 	return text.String()
 }
 
-// spaceNeeded is how many bytes the volume must still have room for. What can be shared with the model needs none; whether
-// it can is tried only where it matters.
+// spaceNeeded returns the number of free bytes that the output still needs on the volume. Data shared with the model
+// needs no space. Whether the volume supports sharing is tested only if there is too little free space.
 func (j *job) spaceNeeded(workplace string, size, gathered int64) (int64, error) {
 	already, err := treeBytes(workplace)
 	if err != nil {

@@ -15,24 +15,26 @@ import (
 	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
-// tenant is what runs have made of one output: the output, or the parts that a run has left. What no run has made is none.
+// tenant describes an output of earlier runs: the complete output, or the parts that a run has left. Directories that
+// this package did not create are never included.
 type tenant struct {
 	// out is the output's path.
 	out string
-	// bytes is its size; of one that is being made, at least what it was admitted with. Where it can be removed, left is the size of what
-	// another user has left beside it, which stays.
+	// bytes is the size of the output, or for an output that is being written, at least its reserved size. If the
+	// output can be removed, left is the size of the parts that another user has left and that cannot be removed.
 	bytes, left int64
-	// complete tells that the output is there; identity is that of its work.
+	// complete reports whether the output is published. identity is then the identity of its inputs.
 	complete bool
 	identity string
 	lastUse  time.Time
-	// stays says why it cannot be removed now; empty where it can: then both of its locks are held.
+	// stays is the reason why the output cannot be removed now. It is empty if the output can be removed; then this
+	// process has both of its locks.
 	stays string
 	lock  filelock.Lock
 	used  *os.File
 }
 
-// release ends the locks, if they are held.
+// release releases the locks, if any.
 func (t *tenant) release() {
 	if t.used != nil {
 		t.used.Close()
@@ -42,9 +44,9 @@ func (t *tenant) release() {
 	t.lock = filelock.Lock{}
 }
 
-// findTenants looks at all outputs in a directory but out. Those that may be removed are locked; the model, which may be an
-// output itself, stays. The room lock must be held: then a run is either counted by what it has reserved, or will count
-// this one.
+// findTenants inspects all outputs in a directory except out. It locks the outputs that may be removed. The model is
+// kept, even if it is an output itself. The caller must have the admission lock. Then every other run has either
+// reserved its space already, or will count the reservation of this run.
 func findTenants(out, model string, grace time.Duration) (tenants []*tenant, err error) {
 	defer func() {
 		if err != nil {
@@ -86,8 +88,8 @@ func findTenants(out, model string, grace time.Duration) (tenants []*tenant, err
 	return tenants, nil
 }
 
-// tenantNames lists the outputs of which something is in a directory. Each run has a file of use there from before it is
-// admitted, so that none is missed while its workplace becomes the output.
+// tenantNames lists the outputs with files in a directory. Each run creates its use file before it is admitted. So no
+// output is missed while its staging directory is renamed.
 func tenantNames(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -108,8 +110,8 @@ func tenantNames(dir string) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// completeOutput returns the manifest of a directory that this version of reshuffle has made. A link to one is none: what
-// it leads to is another's to count.
+// completeOutput returns the manifest of an output of this format version. A symbolic link to an output does not count:
+// its target is counted in its own directory.
 func completeOutput(dir string) (*Manifest, bool) {
 	if info, err := os.Lstat(dir); err != nil || !info.IsDir() {
 		return nil, false
@@ -119,13 +121,13 @@ func completeOutput(dir string) (*Manifest, bool) {
 }
 
 const (
-	// othersOutput is why an output stays that this user may not lock or remove.
+	// othersOutput is the reason to keep an output that this user may not lock or remove.
 	othersOutput = "of another user"
-	// othersPart is why a part of one stays that was never finished.
+	// othersPart is the reason to keep the unfinished parts of an output.
 	othersPart = "left by another user"
 )
 
-// newTenant looks at one output; it returns nil where nothing is there. It looks again where a run ended meanwhile.
+// newTenant inspects one output and returns nil if there is none. It retries if a run ended during the inspection.
 func newTenant(out string, grace time.Duration) (*tenant, error) {
 	for {
 		t, err := lookAt(out, grace)
@@ -139,15 +141,16 @@ func newTenant(out string, grace time.Duration) (*tenant, error) {
 	}
 }
 
-// lookAt looks once; fs.ErrNotExist tells that a run ended meanwhile.
+// lookAt makes one attempt to inspect an output. It returns fs.ErrNotExist if a run ended during the inspection.
 func lookAt(out string, grace time.Duration) (*tenant, error) {
 	path := hidden(out, lockSuffix)
-	// The lock comes first: a run that has none by now has left all that it will.
+	// Check the lock before the directories. A run without a lock at this point writes no more files.
 	_, noLock := os.Lstat(path)
 	if there, err := present(out); err != nil {
 		return nil, err
 	} else if !there {
-		// Where no run has left anything, a file of that name is not ours to make, or to remove.
+		// No run has left anything here. A file of this name was not created by this package; do not create or remove
+		// it.
 		if errors.Is(noLock, fs.ErrNotExist) {
 			return nil, nil
 		}
@@ -170,13 +173,13 @@ func lookAt(out string, grace time.Duration) (*tenant, error) {
 	return busyTenant(out)
 }
 
-// present reports whether an output is there, or what a run has left of it.
+// present reports whether an output, or a part of it, exists.
 func present(out string) (bool, error) {
 	parts, err := parts(out)
 	return len(parts) > 0, err
 }
 
-// parts lists the directories that runs have made of an output: the output itself comes last.
+// parts lists the directories of an output: the staging directories, then the output itself if it is complete.
 func parts(out string) ([]string, error) {
 	paths, err := workplaces(out)
 	if _, complete := completeOutput(out); complete {
@@ -185,9 +188,10 @@ func parts(out string) ([]string, error) {
 	return paths, err
 }
 
-// busyTenant is one on which a run is at work; fs.ErrNotExist tells that it has ended meanwhile.
+// busyTenant describes an output that another run is writing. It returns fs.ErrNotExist if the run ended during the
+// inspection.
 func busyTenant(out string) (*tenant, error) {
-	// What was reserved comes first: who has reserved nothing by now will not before the room lock is free.
+	// Read the reservation before the directories. A run that has reserved nothing by now waits for the admission lock.
 	bytes, err := filelock.Reserved(hidden(out, lockSuffix))
 	if err != nil {
 		return nil, err
@@ -196,7 +200,7 @@ func busyTenant(out string) (*tenant, error) {
 	return &tenant{out: out, bytes: max(size, bytes), stays: "being made"}, err
 }
 
-// presentBytes is the size of an output and of what runs have left of it.
+// presentBytes returns the total size of an output and its staging directories.
 func presentBytes(out string) (int64, error) {
 	paths, err := parts(out)
 	if err != nil {
@@ -213,7 +217,8 @@ func presentBytes(out string) (int64, error) {
 	return total, nil
 }
 
-// idleTenant is one on which no run is at work: the output's lock is held. It returns nil where nothing is there any more.
+// idleTenant describes an output that no run is writing. The caller has the output's lock. It returns nil if the output
+// no longer exists.
 func idleTenant(out string, held filelock.Lock, grace time.Duration) (_ *tenant, err error) {
 	t := &tenant{out: out, lock: held}
 	defer func() {
@@ -246,7 +251,7 @@ func idleTenant(out string, held filelock.Lock, grace time.Duration) (_ *tenant,
 	return t, nil
 }
 
-// checkOwner finds out what of it this user may remove, before it loses its name.
+// checkOwner determines which parts this user may remove, before the output is renamed.
 func (t *tenant) checkOwner() error {
 	paths, err := parts(t.out)
 	if err != nil {
@@ -275,7 +280,7 @@ func (t *tenant) checkOwner() error {
 	return nil
 }
 
-// lockUse locks the file of use, if there is one. An output without has never been held.
+// lockUse locks the use file, if there is one. An output without a use file has never been leased.
 func (t *tenant) lockUse() (err error) {
 	t.used, _, err = filelock.Open(hidden(t.out, usedSuffix))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -297,8 +302,9 @@ func (t *tenant) lockUse() (err error) {
 	return err
 }
 
-// remove removes an output whose locks are held. It first loses its name: a reader sees all of it or nothing, and after a
-// kill the rest is a workplace in which a run on the same output goes on, or which is removed as any other.
+// remove removes an output whose locks this process has. It first renames the output to a staging directory, so that a
+// reader sees either the whole output or nothing. After a kill, a run on the same output resumes from the staging
+// directory, or another run removes it.
 func (t *tenant) remove() error {
 	if t.complete {
 		workplace := workplaceOf(t.out, t.identity)
@@ -324,7 +330,7 @@ func (t *tenant) remove() error {
 			return err
 		}
 	}
-	// Another user may have made it, who never came to make the output: then it waits for the next.
+	// Another user may have created the use file without creating the output. It is then reused by the next run.
 	err = os.Remove(hidden(t.out, usedSuffix))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 		return nil

@@ -15,9 +15,9 @@ import (
 	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
-// tenant describes an output of earlier runs: the complete output, or the parts that a run has left. Directories that
+// cachedOutput describes an output of earlier runs: the complete output, or the parts that a run has left. Directories that
 // this package did not create are never included.
-type tenant struct {
+type cachedOutput struct {
 	// out is the output's path.
 	out string
 	// bytes is the size of the output, or for an output that is being written, at least its reserved size. If the
@@ -27,15 +27,15 @@ type tenant struct {
 	complete bool
 	identity string
 	lastUse  time.Time
-	// stays is the reason why the output cannot be removed now. It is empty if the output can be removed; then this
+	// keepReason is the reason why the output cannot be removed now. It is empty if the output can be removed; then this
 	// process has both of its locks.
-	stays string
-	lock  filelock.Lock
-	used  *os.File
+	keepReason string
+	lock       filelock.Lock
+	used       *os.File
 }
 
 // release releases the locks, if any.
-func (t *tenant) release() {
+func (t *cachedOutput) release() {
 	if t.used != nil {
 		t.used.Close()
 		t.used = nil
@@ -44,23 +44,23 @@ func (t *tenant) release() {
 	t.lock = filelock.Lock{}
 }
 
-// findTenants inspects all outputs in a directory except out. It locks the outputs that may be removed. The model is
+// findCachedOutputs inspects all outputs in a directory except out. It locks the outputs that may be removed. The model is
 // kept, even if it is an output itself. The caller must have the admission lock. Then every other run has either
 // reserved its space already, or will count the reservation of this run.
-func findTenants(out, model string, grace time.Duration) (tenants []*tenant, err error) {
+func findCachedOutputs(out, model string, grace time.Duration) (cached []*cachedOutput, err error) {
 	defer func() {
 		if err != nil {
-			for _, t := range tenants {
+			for _, t := range cached {
 				t.release()
 			}
-			tenants = nil
+			cached = nil
 		}
 	}()
 	source, err := os.Stat(model)
 	if err != nil {
 		return nil, err
 	}
-	names, err := tenantNames(filepath.Dir(out))
+	names, err := cachedOutputNames(filepath.Dir(out))
 	if err != nil {
 		return nil, err
 	}
@@ -69,28 +69,28 @@ func findTenants(out, model string, grace time.Duration) (tenants []*tenant, err
 		if path == out {
 			continue
 		}
-		t, err := newTenant(path, grace)
+		t, err := inspectOutput(path, grace)
 		if err != nil {
-			return tenants, err
+			return cached, err
 		}
 		if t == nil {
 			continue
 		}
-		tenants = append(tenants, t)
+		cached = append(cached, t)
 		if info, err := os.Stat(path); err == nil && os.SameFile(info, source) {
-			t.stays = "the model"
+			t.keepReason = "the model"
 			t.release()
 		}
 		if t.left > 0 {
-			tenants = append(tenants, &tenant{out: path, bytes: t.left, stays: othersPart})
+			cached = append(cached, &cachedOutput{out: path, bytes: t.left, keepReason: leftByOther})
 		}
 	}
-	return tenants, nil
+	return cached, nil
 }
 
-// tenantNames lists the outputs with files in a directory. Each run creates its use file before it is admitted. So no
+// cachedOutputNames lists the outputs with files in a directory. Each run creates its use file before it is admitted. So no
 // output is missed while its staging directory is renamed.
-func tenantNames(dir string) ([]string, error) {
+func cachedOutputNames(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func tenantNames(dir string) ([]string, error) {
 	var names []string
 	for _, entry := range entries {
 		name := entry.Name()
-		if match := workplaceName.FindStringSubmatch(name); match != nil && entry.IsDir() {
+		if match := stagingName.FindStringSubmatch(name); match != nil && entry.IsDir() {
 			names = append(names, match[1])
 		} else if used, ok := strings.CutSuffix(name, usedSuffix); ok && len(used) > 1 && used[0] == '.' && entry.Type().IsRegular() {
 			names = append(names, used[1:])
@@ -121,19 +121,19 @@ func completeOutput(dir string) (*Manifest, bool) {
 }
 
 const (
-	// othersOutput is the reason to keep an output that this user may not lock or remove.
-	othersOutput = "of another user"
-	// othersPart is the reason to keep the unfinished parts of an output.
-	othersPart = "left by another user"
+	// ownedByOther is the reason to keep an output that this user may not lock or remove.
+	ownedByOther = "of another user"
+	// leftByOther is the reason to keep the unfinished parts of an output.
+	leftByOther = "left by another user"
 )
 
-// newTenant inspects one output and returns nil if there is none. It retries if a run ended during the inspection.
-func newTenant(out string, grace time.Duration) (*tenant, error) {
+// inspectOutput inspects one output and returns nil if there is none. It retries if a run ended during the inspection.
+func inspectOutput(out string, grace time.Duration) (*cachedOutput, error) {
 	for {
-		t, err := lookAt(out, grace)
+		t, err := inspectOnce(out, grace)
 		if errors.Is(err, fs.ErrPermission) {
 			size, err := presentBytes(out)
-			return &tenant{out: out, bytes: size, stays: othersOutput}, err
+			return &cachedOutput{out: out, bytes: size, keepReason: ownedByOther}, err
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return t, err
@@ -141,8 +141,8 @@ func newTenant(out string, grace time.Duration) (*tenant, error) {
 	}
 }
 
-// lookAt makes one attempt to inspect an output. It returns fs.ErrNotExist if a run ended during the inspection.
-func lookAt(out string, grace time.Duration) (*tenant, error) {
+// inspectOnce makes one attempt to inspect an output. It returns fs.ErrNotExist if a run ended during the inspection.
+func inspectOnce(out string, grace time.Duration) (*cachedOutput, error) {
 	path := hidden(out, lockSuffix)
 	// Check the lock before the directories. A run without a lock at this point writes no more files.
 	_, noLock := os.Lstat(path)
@@ -157,20 +157,20 @@ func lookAt(out string, grace time.Duration) (*tenant, error) {
 		if idle, err := filelock.Free(path); err != nil {
 			return nil, err
 		} else if !idle {
-			return busyTenant(out)
+			return activeOutput(out)
 		}
 		if there, err = present(out); !there || err != nil {
 			return nil, err
 		}
 	}
-	held, locked, err := filelock.Try(path)
+	lock, locked, err := filelock.Try(path)
 	switch {
 	case err != nil:
 		return nil, err
 	case locked:
-		return idleTenant(out, held, grace)
+		return idleOutput(out, lock, grace)
 	}
-	return busyTenant(out)
+	return activeOutput(out)
 }
 
 // present reports whether an output, or a part of it, exists.
@@ -181,23 +181,23 @@ func present(out string) (bool, error) {
 
 // parts lists the directories of an output: the staging directories, then the output itself if it is complete.
 func parts(out string) ([]string, error) {
-	paths, err := workplaces(out)
+	paths, err := stagingDirs(out)
 	if _, complete := completeOutput(out); complete {
 		paths = append(paths, out)
 	}
 	return paths, err
 }
 
-// busyTenant describes an output that another run is writing. It returns fs.ErrNotExist if the run ended during the
+// activeOutput describes an output that another run is writing. It returns fs.ErrNotExist if the run ended during the
 // inspection.
-func busyTenant(out string) (*tenant, error) {
+func activeOutput(out string) (*cachedOutput, error) {
 	// Read the reservation before the directories. A run that has reserved nothing by now waits for the admission lock.
 	bytes, err := filelock.Reserved(hidden(out, lockSuffix))
 	if err != nil {
 		return nil, err
 	}
 	size, err := presentBytes(out)
-	return &tenant{out: out, bytes: max(size, bytes), stays: "being made"}, err
+	return &cachedOutput{out: out, bytes: max(size, bytes), keepReason: "being made"}, err
 }
 
 // presentBytes returns the total size of an output and its staging directories.
@@ -217,12 +217,12 @@ func presentBytes(out string) (int64, error) {
 	return total, nil
 }
 
-// idleTenant describes an output that no run is writing. The caller has the output's lock. It returns nil if the output
+// idleOutput describes an output that no run is writing. The caller has the output's lock. It returns nil if the output
 // no longer exists.
-func idleTenant(out string, held filelock.Lock, grace time.Duration) (_ *tenant, err error) {
-	t := &tenant{out: out, lock: held}
+func idleOutput(out string, lock filelock.Lock, grace time.Duration) (_ *cachedOutput, err error) {
+	t := &cachedOutput{out: out, lock: lock}
 	defer func() {
-		if err != nil || t.bytes == 0 || t.stays != "" {
+		if err != nil || t.bytes == 0 || t.keepReason != "" {
 			t.release()
 		}
 	}()
@@ -245,14 +245,14 @@ func idleTenant(out string, held filelock.Lock, grace time.Duration) (_ *tenant,
 	if err := t.lockUse(); err != nil {
 		return nil, err
 	}
-	if since := time.Since(t.lastUse); t.stays == "" && since < grace {
-		t.stays = fmt.Sprintf("used %d s ago", max(0, int64(since.Seconds())))
+	if since := time.Since(t.lastUse); t.keepReason == "" && since < grace {
+		t.keepReason = fmt.Sprintf("used %d s ago", max(0, int64(since.Seconds())))
 	}
 	return t, nil
 }
 
 // checkOwner determines which parts this user may remove, before the output is renamed.
-func (t *tenant) checkOwner() error {
+func (t *cachedOutput) checkOwner() error {
 	paths, err := parts(t.out)
 	if err != nil {
 		return err
@@ -268,20 +268,20 @@ func (t *tenant) checkOwner() error {
 		}
 		left += size
 		if part == t.out {
-			t.stays = othersOutput
+			t.keepReason = ownedByOther
 		}
 	}
 	switch {
 	case left == t.bytes:
-		t.stays = othersOutput
-	case t.stays == "":
+		t.keepReason = ownedByOther
+	case t.keepReason == "":
 		t.bytes, t.left = t.bytes-left, left
 	}
 	return nil
 }
 
 // lockUse locks the use file, if there is one. An output without a use file has never been leased.
-func (t *tenant) lockUse() (err error) {
+func (t *cachedOutput) lockUse() (err error) {
 	t.used, _, err = filelock.Open(hidden(t.out, usedSuffix))
 	if errors.Is(err, fs.ErrNotExist) {
 		t.used = nil
@@ -296,7 +296,7 @@ func (t *tenant) lockUse() (err error) {
 	}
 	t.lastUse = info.ModTime()
 	if err = filelock.Flock(t.used, unix.LOCK_EX); errors.Is(err, unix.EWOULDBLOCK) {
-		t.stays = "in use"
+		t.keepReason = "in use"
 		return nil
 	}
 	return err
@@ -305,20 +305,20 @@ func (t *tenant) lockUse() (err error) {
 // remove removes an output whose locks this process has. It first renames the output to a staging directory, so that a
 // reader sees either the whole output or nothing. After a kill, a run on the same output resumes from the staging
 // directory, or another run removes it.
-func (t *tenant) remove() error {
+func (t *cachedOutput) remove() error {
 	if t.complete {
-		workplace := workplaceOf(t.out, t.identity)
-		if err := os.RemoveAll(workplace); err != nil {
+		staging := stagingDir(t.out, t.identity)
+		if err := os.RemoveAll(staging); err != nil {
 			return err
 		}
-		if err := os.Rename(t.out, workplace); err != nil {
+		if err := os.Rename(t.out, staging); err != nil {
 			return err
 		}
 		if err := syncDirectory(filepath.Dir(t.out)); err != nil {
 			return err
 		}
 	}
-	left, err := workplaces(t.out)
+	left, err := stagingDirs(t.out)
 	if err != nil {
 		return err
 	}

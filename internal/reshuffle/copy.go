@@ -40,16 +40,16 @@ type copier struct {
 	// total is the size in bytes of all data sections. done is the number of bytes copied so far.
 	total int64
 	done  atomic.Int64
-	// worst is the most expensive method used.
-	worst atomic.Int32
+	// costliest is the most expensive method used.
+	costliest atomic.Int32
 	// noClone and noRange record that the file systems do not support the call.
 	noClone, noRange atomic.Bool
 }
 
 func (c *copier) used(m Method) {
 	for {
-		old := c.worst.Load()
-		if int32(m) <= old || c.worst.CompareAndSwap(old, int32(m)) {
+		old := c.costliest.Load()
+		if int32(m) <= old || c.costliest.CompareAndSwap(old, int32(m)) {
 			return
 		}
 	}
@@ -100,7 +100,7 @@ func (c *copier) copy(ctx context.Context, dst, src *os.File, s span) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n, err := c.some(dst, src, s)
+		n, err := c.copyChunk(dst, src, s)
 		if err != nil {
 			return fmt.Errorf("failed to copy %s: %w", src.Name(), err)
 		}
@@ -115,7 +115,7 @@ func (c *copier) copy(ctx context.Context, dst, src *os.File, s span) error {
 }
 
 // copyChunk copies the beginning of a span and returns the number of bytes copied.
-func (c *copier) some(dst, src *os.File, s span) (int64, error) {
+func (c *copier) copyChunk(dst, src *os.File, s span) (int64, error) {
 	if !c.noRange.Load() {
 		to, from := s.to, s.from
 		n, err := unix.CopyFileRange(int(src.Fd()), &from, int(dst.Fd()), &to, int(min(s.bytes, chunkBytes)), 0)

@@ -21,57 +21,57 @@ import (
 // container that creates the output and the start of the container that leases it.
 const useGrace = 10 * time.Minute
 
-// roomLock is the base name of the file that is locked while a run computes the disk usage of its directory and removes
+// admissionLock is the base name of the file that is locked while a run computes the disk usage of its directory and removes
 // outputs. A run that waits for it has no other lock than that of its own output, and the owner of the lock waits for
 // no other lock. So there is no deadlock.
-const roomLock = ".semmoe-reshuffle.room"
+const admissionLock = ".semmoe-reshuffle.room"
 
 // lockSuffix ends the name of the lock file of an output.
 const lockSuffix = ".lock"
 
 // guardName matches the base names of lock, use and probe files next to outputs. They come and go with runs and are not
 // part of any model.
-var guardName = regexp.MustCompile(`^(\..+(\.probe-\d+|` + regexp.QuoteMeta(lockSuffix) + `|` + regexp.QuoteMeta(usedSuffix) + `)|` + regexp.QuoteMeta(roomLock) + `)$`)
+var guardName = regexp.MustCompile(`^(\..+(\.probe-\d+|` + regexp.QuoteMeta(lockSuffix) + `|` + regexp.QuoteMeta(usedSuffix) + `)|` + regexp.QuoteMeta(admissionLock) + `)$`)
 
-// makeRoom reserves the disk space for the output and removes other outputs if necessary. Nothing has been written yet.
-func (j *job) makeRoom(ctx context.Context, workplace string) error {
+// reserveSpace reserves the disk space for the output and removes other outputs if necessary. Nothing has been written yet.
+func (j *job) reserveSpace(ctx context.Context, staging string) error {
 	size, gathered, err := j.outputBytes()
 	if err != nil {
 		return err
 	}
 	parent := filepath.Dir(j.out)
-	room, err := filelock.Wait(ctx, filepath.Join(parent, roomLock))
+	admission, err := filelock.Wait(ctx, filepath.Join(parent, admissionLock))
 	if err != nil {
 		return err
 	}
-	defer room.Release()
-	var tenants []*tenant
+	defer admission.Release()
+	var cached []*cachedOutput
 	if j.Limit > 0 {
-		if tenants, err = findTenants(j.out, j.source.Dir, j.grace); err != nil {
+		if cached, err = findCachedOutputs(j.out, j.source.Dir, j.grace); err != nil {
 			return err
 		}
 		defer func() {
-			for _, t := range tenants {
+			for _, t := range cached {
 				t.release()
 			}
 		}()
 	}
-	left, err := j.othersLeft(workplace)
+	left, err := j.partsOfOthers(staging)
 	if err != nil {
 		return err
 	}
 	if left.bytes > 0 {
-		tenants = append(tenants, left)
+		cached = append(cached, left)
 	}
-	needed, err := j.spaceNeeded(workplace, size, gathered)
+	needed, err := j.spaceNeeded(staging, size, gathered)
 	if err != nil {
 		return err
 	}
-	remove, err := j.chooseRemovals(tenants, size, needed)
+	remove, err := j.chooseRemovals(cached, size, needed)
 	if err != nil {
 		return err
 	}
-	for _, t := range tenants {
+	for _, t := range cached {
 		if !slices.Contains(remove, t) {
 			t.release()
 		}
@@ -91,32 +91,32 @@ func (j *job) makeRoom(ctx context.Context, workplace string) error {
 	return j.lock.Reserve(size + left.bytes)
 }
 
-// othersLeft returns the parts of this output that other users have left.
-func (j *job) othersLeft(workplace string) (*tenant, error) {
+// partsOfOthers returns the parts of this output that other users have left.
+func (j *job) partsOfOthers(staging string) (*cachedOutput, error) {
 	all, err := presentBytes(j.out)
 	if err != nil {
 		return nil, err
 	}
-	own, err := treeBytes(workplace)
-	return &tenant{out: j.out, bytes: all - own, stays: othersPart}, err
+	own, err := treeBytes(staging)
+	return &cachedOutput{out: j.out, bytes: all - own, keepReason: leftByOther}, err
 }
 
 // chooseRemovals chooses the outputs to remove so that the limit holds and the volume has enough space. It returns an
 // error if removal cannot achieve both.
-func (j *job) chooseRemovals(tenants []*tenant, size, needed int64) ([]*tenant, error) {
+func (j *job) chooseRemovals(cached []*cachedOutput, size, needed int64) ([]*cachedOutput, error) {
 	var over int64
 	if j.Limit > 0 {
 		over = size - j.Limit
-		for _, t := range tenants {
+		for _, t := range cached {
 			over += t.bytes
 		}
 	}
 	parent := filepath.Dir(j.out)
 	free := freeBytes(parent)
-	remove, removable := evict(tenants, max(over, needed-free))
+	remove, removable := evict(cached, max(over, needed-free))
 	switch {
 	case over > removable:
-		return nil, checkpoint.Invalidf("%s needs %d bytes, the limit for all outputs in %s is %d%s", j.out, size, parent, j.Limit, describe(tenants))
+		return nil, checkpoint.Invalidf("%s needs %d bytes, the limit for all outputs in %s is %d%s", j.out, size, parent, j.Limit, describe(cached))
 	case needed-free > removable:
 		return nil, noSpace(parent, needed, free)
 	}
@@ -125,15 +125,15 @@ func (j *job) chooseRemovals(tenants []*tenant, size, needed int64) ([]*tenant, 
 
 // evict chooses outputs to remove until excess bytes are freed: incomplete outputs first, then the least recently used.
 // removable is the total size in bytes of all removable outputs.
-func evict(tenants []*tenant, excess int64) (remove []*tenant, removable int64) {
-	var order []*tenant
-	for _, t := range tenants {
-		if t.stays == "" {
+func evict(cached []*cachedOutput, excess int64) (remove []*cachedOutput, removable int64) {
+	var order []*cachedOutput
+	for _, t := range cached {
+		if t.keepReason == "" {
 			order = append(order, t)
 			removable += t.bytes
 		}
 	}
-	slices.SortFunc(order, func(a, b *tenant) int {
+	slices.SortFunc(order, func(a, b *cachedOutput) int {
 		if a.complete != b.complete {
 			if b.complete {
 				return -1
@@ -153,32 +153,32 @@ func evict(tenants []*tenant, excess int64) (remove []*tenant, removable int64) 
 }
 
 // describe lists the outputs that cannot be removed, the largest first.
-func describe(tenants []*tenant) string {
-	var kept []*tenant
-	for _, t := range tenants {
-		if t.stays != "" {
+func describe(cached []*cachedOutput) string {
+	var kept []*cachedOutput
+	for _, t := range cached {
+		if t.keepReason != "" {
 			kept = append(kept, t)
 		}
 	}
 	if len(kept) == 0 {
 		return ""
 	}
-	slices.SortFunc(kept, func(a, b *tenant) int { return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.out, b.out)) })
+	slices.SortFunc(kept, func(a, b *cachedOutput) int { return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.out, b.out)) })
 	var text strings.Builder
 	for _, t := range kept {
 		separator := ", "
 		if text.Len() == 0 {
 			separator = ", and these cannot be removed now: "
 		}
-		fmt.Fprintf(&text, "%s%s (%d bytes, %s)", separator, filepath.Base(t.out), t.bytes, t.stays)
+		fmt.Fprintf(&text, "%s%s (%d bytes, %s)", separator, filepath.Base(t.out), t.bytes, t.keepReason)
 	}
 	return text.String()
 }
 
 // spaceNeeded returns the number of free bytes that the output still needs on the volume. Data shared with the model
 // needs no space. Whether the volume supports sharing is tested only if there is too little free space.
-func (j *job) spaceNeeded(workplace string, size, gathered int64) (int64, error) {
-	already, err := treeBytes(workplace)
+func (j *job) spaceNeeded(staging string, size, gathered int64) (int64, error) {
+	already, err := treeBytes(staging)
 	if err != nil {
 		return 0, err
 	}

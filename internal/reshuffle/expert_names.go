@@ -17,8 +17,8 @@ import (
 // jsonString matches the string literals of a JSON text. Outside of string literals, JSON contains no quotes.
 var jsonString = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
-// mentions rewrites expert names in the configuration files of a checkpoint.
-type mentions struct {
+// expertRenamer rewrites expert names in the configuration files of a checkpoint.
+type expertRenamer struct {
 	c *checkpoint.Checkpoint
 	m *mapping
 	// checked contains the entries that need no change. experts is created for the first entry that must be compared.
@@ -26,13 +26,13 @@ type mentions struct {
 	experts *expertNames
 }
 
-func newMentions(c *checkpoint.Checkpoint, m *mapping) *mentions {
-	return &mentions{c: c, m: m, checked: map[string]bool{}}
+func newExpertRenamer(c *checkpoint.Checkpoint, m *mapping) *expertRenamer {
+	return &expertRenamer{c: c, m: m, checked: map[string]bool{}}
 }
 
 // rename rewrites the names of experts in a configuration file, such as the ignore lists of quantisation. All other
 // bytes stay unchanged. It refuses a text that distinguishes experts in a way that cannot be rewritten.
-func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
+func (n *expertRenamer) rename(ctx context.Context, text []byte) ([]byte, error) {
 	strict := modelconfig.Strict(text)
 	if !json.Valid(strict) {
 		return nil, checkpoint.Invalidf("not valid JSON")
@@ -44,28 +44,28 @@ func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 		return nil, err
 	}
 	var failed error
-	alike, place := neutralPlaces(strict, n.m.config.Experts), -1
+	neutral, place := neutralStrings(strict, n.m.config.Experts), -1
 	out := jsonString.ReplaceAllFunc(text, func(literal []byte) []byte {
 		place++
-		var mention string
-		if err := json.Unmarshal(literal, &mention); err != nil || failed != nil {
+		var entry string
+		if err := json.Unmarshal(literal, &entry); err != nil || failed != nil {
 			return literal
 		}
-		part := n.m.config.Classify(mention)
+		part := n.m.config.Classify(entry)
 		switch {
 		case part.Role == checkpoint.Expert && n.m.toNew[part.Layer] == nil:
 			return literal
 		case part.Role == checkpoint.Expert:
-			if failed = checkWhole(part, mention, n.m.config.Experts); failed != nil {
+			if failed = checkUnambiguous(part, entry, n.m.config.Experts); failed != nil {
 				return literal
 			}
-			return quote(n.m.newName(mention))
-		case part.Role == checkpoint.Gate || part.Role == checkpoint.Shared || n.checked[mention] || alike[place]:
+			return quote(n.m.newName(entry))
+		case part.Role == checkpoint.Gate || part.Role == checkpoint.Shared || n.checked[entry] || neutral[place]:
 		case part.Role == checkpoint.Unrecognised && n.m.toNew[part.Layer] != nil && strings.ContainsAny(part.Name, "0123456789"):
-			failed = checkpoint.Invalidf("%.200q may depend on the order of the experts, and cannot be rewritten", mention)
-		case mayTellExpertsApart(mention):
-			n.checked[mention] = true
-			failed = n.checkNeutral(ctx, mention)
+			failed = checkpoint.Invalidf("%.200q may depend on the order of the experts, and cannot be rewritten", entry)
+		case mayDistinguishExperts(entry):
+			n.checked[entry] = true
+			failed = n.checkNeutral(ctx, entry)
 		}
 		return literal
 	})
@@ -76,13 +76,13 @@ func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 // expert number and the suffix.
 var expertOfAny = regexp.MustCompile(`^([\w.]*\bexperts\.)(0|[1-9]\d*)((?:\.[A-Za-z_]\w*)*)$`)
 
-// neutralPlaces finds the strings of a JSON text that need no check. It returns their indices among all strings of the
+// neutralStrings finds the strings of a JSON text that need no check. It returns their indices among all strings of the
 // text. The text must be valid JSON.
 //
 // Array entries that differ only in the expert number and together name every expert, such as "mlp.experts.0.up_proj"
 // to "mlp.experts.59.up_proj", have the same meaning in any order of the experts, regardless of how an engine
 // interprets them. Members such as _name_or_path are not about experts.
-func neutralPlaces(text []byte, experts int) map[int]bool {
+func neutralStrings(text []byte, experts int) map[int]bool {
 	neutral, place := map[int]bool{}, -1
 	var open []container // the enclosing containers, outermost first
 	for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
@@ -97,12 +97,12 @@ func neutralPlaces(text []byte, experts int) map[int]bool {
 			case '[', '{':
 				next := container{neutral: inner >= 0 && open[inner].neutral || inner >= 0 && open[inner].value && modelconfig.NeutralMember(open[inner].key)}
 				if token == '[' {
-					next.names = likeNames{}
+					next.names = siblingNames{}
 				}
 				open = append(open, next)
 				continue
 			}
-			open[inner].names.addWhole(experts, neutral)
+			open[inner].names.addComplete(experts, neutral)
 			open = open[:inner]
 		case string:
 			place++
@@ -130,7 +130,7 @@ func neutralPlaces(text []byte, experts int) map[int]bool {
 // container is an array or an object that encloses the current JSON token.
 type container struct {
 	// names contains the entries of an array. It is nil for an object.
-	names likeNames
+	names siblingNames
 	// key is the current member of an object. value reports that the value of this member is next.
 	key   string
 	value bool
@@ -138,11 +138,11 @@ type container struct {
 	neutral bool
 }
 
-// likeNames groups the entries of an array that differ only in the expert number. It maps prefix and suffix of the
+// siblingNames groups the entries of an array that differ only in the expert number. It maps prefix and suffix of the
 // entry to the expert number, and the expert number to the indices of its entries.
-type likeNames map[[2]string]map[int][]int
+type siblingNames map[[2]string]map[int][]int
 
-func (l likeNames) add(entry string, place, experts int) {
+func (l siblingNames) add(entry string, place, experts int) {
 	parts := expertOfAny.FindStringSubmatch(entry)
 	if parts == nil {
 		return
@@ -158,8 +158,8 @@ func (l likeNames) add(entry string, place, experts int) {
 	l[around][expert] = append(l[around][expert], place)
 }
 
-// addWhole adds the indices of the groups that name every expert.
-func (l likeNames) addWhole(experts int, places map[int]bool) {
+// addComplete adds the indices of the groups that name every expert.
+func (l siblingNames) addComplete(experts int, places map[int]bool) {
 	for _, named := range l {
 		if len(named) < experts {
 			continue
@@ -172,32 +172,32 @@ func (l likeNames) addWhole(experts int, places map[int]bool) {
 	}
 }
 
-// checkWhole refuses a name that ends in an expert number which is a prefix of another expert's number. Engines
+// checkUnambiguous refuses a name that ends in an expert number which is a prefix of another expert's number. Engines
 // disagree whether such an entry matches one expert or, as a prefix, several.
-func checkWhole(part checkpoint.Part, mention string, experts int) error {
+func checkUnambiguous(part checkpoint.Part, entry string, experts int) error {
 	if part.Name == "" && part.Expert > 0 && part.Expert*10 < experts {
-		return checkpoint.Invalidf("%q may match only expert %d or also expert %d: add the module's name to the entry", mention, part.Expert, part.Expert*10)
+		return checkpoint.Invalidf("%q may match only expert %d or also expert %d: add the module's name to the entry", entry, part.Expert, part.Expert*10)
 	}
 	return nil
 }
 
-// mayTellExpertsApart is a cheap test whether an entry may be a pattern or a part of a name that distinguishes experts.
-func mayTellExpertsApart(mention string) bool {
-	return strings.Contains(mention, "expert") || modelconfig.NamesExpert(mention) || strings.ContainsAny(mention, "0123456789") && strings.ContainsAny(mention, `\*[]()?+^$|`) || strings.Contains(mention, `\d`)
+// mayDistinguishExperts is a cheap test whether an entry may be a pattern or a part of a name that distinguishes experts.
+func mayDistinguishExperts(entry string) bool {
+	return strings.Contains(entry, "expert") || modelconfig.NamesExpert(entry) || strings.ContainsAny(entry, "0123456789") && strings.ContainsAny(entry, `\*[]()?+^$|`) || strings.Contains(entry, `\d`)
 }
 
 // checkNeutral requires that an entry needs no change: for every tensor and module of an expert, and for every
 // interpretation that engines use, the entry must match the new name if and only if it matches the old name. An entry
 // that contains an expert number and matches no name is refused.
-func (n *mentions) checkNeutral(ctx context.Context, mention string) error {
+func (n *expertRenamer) checkNeutral(ctx context.Context, entry string) error {
 	if n.experts == nil {
 		n.experts = newExpertNames(n.c, n.m)
 	}
-	numbered := modelconfig.NamesExpert(mention)
-	if !numbered && n.experts.lackAny(requiredWords(mention)) {
+	numbered := modelconfig.NamesExpert(entry)
+	if !numbered && n.experts.isAnyAbsent(requiredWords(entry)) {
 		return nil
 	}
-	matches, err := readings(mention)
+	matches, err := interpretations(entry)
 	if err != nil {
 		return err
 	}
@@ -212,19 +212,19 @@ func (n *mentions) checkNeutral(ctx context.Context, mention string) error {
 		}
 		for _, move := range n.experts.moves {
 			if matched[move.from] != matched[move.to] {
-				return checkpoint.Invalidf("%q matches only one of %s and %s, which are exchanged, and cannot be rewritten: list full module names instead", mention, n.experts.all[move.from], n.experts.all[move.to])
+				return checkpoint.Invalidf("%q matches only one of %s and %s, which are exchanged, and cannot be rewritten: list full module names instead", entry, n.experts.all[move.from], n.experts.all[move.to])
 			}
 		}
 	}
-	if numbered && !known && !n.noExpert(mention) && !n.matchesUnmoved(matches) {
-		return checkpoint.Invalidf("%.200q names an expert in an unknown form, and cannot be rewritten", mention)
+	if numbered && !known && !n.namesNonexistentExpert(entry) && !n.matchesUnmoved(matches) {
+		return checkpoint.Invalidf("%.200q names an expert in an unknown form, and cannot be rewritten", entry)
 	}
 	return nil
 }
 
-// noExpert reports whether an entry has the form of an expert's name with a number that no expert has.
-func (n *mentions) noExpert(mention string) bool {
-	parts := expertOfAny.FindStringSubmatch(mention)
+// namesNonexistentExpert reports whether an entry has the form of an expert's name with a number that no expert has.
+func (n *expertRenamer) namesNonexistentExpert(entry string) bool {
+	parts := expertOfAny.FindStringSubmatch(entry)
 	if parts == nil {
 		return false
 	}
@@ -233,7 +233,7 @@ func (n *mentions) noExpert(mention string) bool {
 }
 
 // matchesUnmoved reports whether an entry matches an expert, or a module in an expert, of an unchanged layer.
-func (n *mentions) matchesUnmoved(matches []func(string) bool) bool {
+func (n *expertRenamer) matchesUnmoved(matches []func(string) bool) bool {
 	for _, shard := range n.c.Shards {
 		for name := range shard.Tensors {
 			part := n.m.config.Classify(name)
@@ -272,7 +272,7 @@ func newExpertNames(c *checkpoint.Checkpoint, m *mapping) *expertNames {
 		}
 		return at
 	}
-	told := map[string]bool{}
+	visited := map[string]bool{}
 	for _, shard := range c.Shards {
 		for old := range shard.Tensors {
 			part := m.config.Classify(old)
@@ -282,8 +282,8 @@ func newExpertNames(c *checkpoint.Checkpoint, m *mapping) *expertNames {
 			names.first[part.ExpertName(0)] = true
 			// Add the tensor, its module, and so on up to the expert. Tensors of a module share the parents.
 			new := m.newName(old)
-			for modules := strings.Count(part.Name, ".") + 1; modules >= 0 && !told[old]; modules-- {
-				told[old] = true
+			for modules := strings.Count(part.Name, ".") + 1; modules >= 0 && !visited[old]; modules-- {
+				visited[old] = true
 				names.moves = append(names.moves, struct{ from, to int }{place(old), place(new)})
 				old, new = parent(old), parent(new)
 			}
@@ -292,8 +292,8 @@ func newExpertNames(c *checkpoint.Checkpoint, m *mapping) *expertNames {
 	return names
 }
 
-// lackAny reports whether at least one of the words occurs in no name. The words must not contain digits.
-func (n *expertNames) lackAny(words []string) bool {
+// isAnyAbsent reports whether at least one of the words occurs in no name. The words must not contain digits.
+func (n *expertNames) isAnyAbsent(words []string) bool {
 	return slices.ContainsFunc(words, func(word string) bool {
 		for name := range n.first {
 			if strings.Contains(name, word) {
@@ -308,8 +308,8 @@ var word = regexp.MustCompile(`[A-Za-z_]+`)
 
 // requiredWords returns words that occur in every name that an entry matches in any interpretation. Most entries are
 // about other modules and can be ruled out by these words without comparing every expert.
-func requiredWords(mention string) []string {
-	pattern, _ := cutMarks(mention)
+func requiredWords(entry string) []string {
+	pattern, _ := cutPrefixes(entry)
 	if strings.Contains(pattern, "|") {
 		return nil
 	}
@@ -326,14 +326,14 @@ func requiredWords(mention string) []string {
 
 func parent(name string) string { return name[:max(strings.LastIndexByte(name, '.'), 0)] }
 
-// readings returns the ways in which engines interpret an entry: as a part or the end of a name, as a shell pattern,
+// interpretations returns the ways in which engines interpret an entry: as a part or the end of a name, as a shell pattern,
 // and as a regular expression with the prefixes that some formats use.
-func readings(mention string) ([]func(string) bool, error) {
+func interpretations(entry string) ([]func(string) bool, error) {
 	out := []func(string) bool{
-		func(name string) bool { return strings.Contains(name, mention) },
-		func(name string) bool { return strings.HasSuffix(name, mention) },
+		func(name string) bool { return strings.Contains(name, entry) },
+		func(name string) bool { return strings.HasSuffix(name, entry) },
 	}
-	pattern, marked := cutMarks(mention)
+	pattern, marked := cutPrefixes(entry)
 	if !strings.ContainsAny(pattern, `\*[]()?+^$|.`) {
 		return out, nil
 	}
@@ -343,15 +343,15 @@ func readings(mention string) ([]func(string) bool, error) {
 		if err == nil {
 			out = append(out, expression.MatchString)
 		} else if marked || strings.Contains(pattern, "(?") {
-			return nil, checkpoint.Invalidf("%q: failed to parse it as a regular expression of expert names: %v", mention, err)
+			return nil, checkpoint.Invalidf("%q: failed to parse it as a regular expression of expert names: %v", entry, err)
 		}
 	}
 	return out, nil
 }
 
-// cutMarks removes the prefixes that some formats put in front of a regular expression.
-func cutMarks(mention string) (pattern string, marked bool) {
-	pattern = mention
+// cutPrefixes removes the prefixes that some formats put in front of a regular expression.
+func cutPrefixes(entry string) (pattern string, marked bool) {
+	pattern = entry
 	for _, mark := range []string{"re:", "-:", "+:"} {
 		if rest, ok := strings.CutPrefix(pattern, mark); ok {
 			pattern, marked = rest, true

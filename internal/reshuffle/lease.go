@@ -24,7 +24,7 @@ type Hold struct {
 	created bool
 }
 
-func newHold(out string) (*Hold, error) {
+func newLease(out string) (*Hold, error) {
 	path := hidden(out, usedSuffix)
 	_, err := os.Lstat(path)
 	created := errors.Is(err, os.ErrNotExist)

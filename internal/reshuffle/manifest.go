@@ -189,7 +189,7 @@ func (m *Manifest) check(dir string) error {
 		path := filepath.Join(dir, name)
 		sum, err := hashFile(path)
 		if err != nil {
-			return damaged(path, err)
+			return missingError(path, err)
 		}
 		if sum != m.Files[name] {
 			return checkpoint.Invalidf("%s is damaged: its sha256 is %s, the manifest lists %s", path, sum, m.Files[name])
@@ -222,7 +222,7 @@ func (s Shard) check(path string) error {
 
 // missingError turns the error of a missing file, which is permanent, into an InvalidError. Other read errors are
 // returned unchanged, because they may be temporary.
-func damaged(path string, err error) error {
+func missingError(path string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return checkpoint.Invalidf("%s is missing", path)
 	}
@@ -257,7 +257,7 @@ func (p *shardPlan) describe(path, sum string) (Shard, error) {
 
 // mismatch describes why an existing output was not made from the same inputs. It returns an empty string if the output
 // matches.
-func (m *Manifest) sameWork(source Source, p *Permutation) string {
+func (m *Manifest) mismatch(source Source, p *Permutation) string {
 	var why bytes.Buffer
 	if m.Format != Format {
 		fmt.Fprintf(&why, "its format is %q, this version writes %q", m.Format, Format)

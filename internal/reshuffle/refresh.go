@@ -24,14 +24,14 @@ const comparedBytes = 64 << 20
 // refresh updates an existing output with those files of the model that its digest does not cover, such as the
 // tokenizer, the chat template and code. Readers of the output see either the old file or the new one.
 func (j *job) refresh(ctx context.Context, m *Manifest) error {
-	changed, gone, err := j.stale(m)
-	if err != nil || len(changed)+len(gone) == 0 {
+	changed, removed, err := j.stale(m)
+	if err != nil || len(changed)+len(removed) == 0 {
 		return err
 	}
 	logr.FromContextOrDiscard(ctx).Info("Updating files of the output", "output", j.out, "changed", changed, "removed", removed)
-	err = j.replace(ctx, m, changed, gone)
+	err = j.replace(ctx, m, changed, removed)
 	if errors.Is(err, fs.ErrPermission) {
-		names := slices.Concat(changed, gone)
+		names := slices.Concat(changed, removed)
 		return checkpoint.Invalidf("output %s: failed to update %d files, such as %s, that differ from the model %s: %v: remove the output, or run as its owner",
 			j.out, len(names), names[0], j.source.Dir, err)
 	}
@@ -40,7 +40,7 @@ func (j *job) refresh(ctx context.Context, m *Manifest) error {
 
 // stale returns the files whose content differs between the model and the output, and the files of the output that no
 // longer exist in the model.
-func (j *job) stale(m *Manifest) (changed, gone []string, err error) {
+func (j *job) stale(m *Manifest) (changed, removed []string, err error) {
 	made := map[string]bool{}
 	for _, name := range j.outputFiles() {
 		made[name] = true
@@ -57,11 +57,11 @@ func (j *job) stale(m *Manifest) (changed, gone []string, err error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
 		if !made[name] && !j.files.unread(name) {
-			gone = append(gone, name)
+			removed = append(removed, name)
 		}
 	}
 	slices.Sort(changed)
-	return changed, gone, nil
+	return changed, removed, nil
 }
 
 // sameContent reports whether the output's file, according to the manifest, has the content that this run would write.
@@ -80,7 +80,7 @@ func (j *job) sameContent(m *Manifest, name string) (bool, error) {
 	}
 	if info.Size() > comparedBytes {
 		there, err := os.Stat(to)
-		return err == nil && there.Size() == info.Size(), damaged(to, err)
+		return err == nil && there.Size() == info.Size(), missingError(to, err)
 	}
 	sum, err := hashFile(from)
 	return m.Files[name] == sum, err
@@ -89,8 +89,8 @@ func (j *job) sameContent(m *Manifest, name string) (bool, error) {
 // replace writes the changed files and deletes the removed ones. The manifest contains no hashes of these files until
 // all of them are replaced. So after a kill, the next run replaces them again, with the content that the model has at
 // that time.
-func (j *job) replace(ctx context.Context, m *Manifest, changed, gone []string) error {
-	for _, name := range slices.Concat(changed, gone) {
+func (j *job) replace(ctx context.Context, m *Manifest, changed, removed []string) error {
+	for _, name := range slices.Concat(changed, removed) {
 		m.Files[name] = ""
 	}
 	if err := m.save(j.out); err != nil {
@@ -98,7 +98,7 @@ func (j *job) replace(ctx context.Context, m *Manifest, changed, gone []string) 
 	}
 	j.atStep("refreshing")
 	// A removed file may now be a directory, and a removed directory a file.
-	for _, name := range gone {
+	for _, name := range removed {
 		if err := removeFile(j.out, name); err != nil {
 			return err
 		}
@@ -113,17 +113,17 @@ func (j *job) replace(ctx context.Context, m *Manifest, changed, gone []string) 
 	if err := syncTree(j.out); err != nil {
 		return err
 	}
-	return j.recordFiles(m, changed, gone)
+	return j.recordFiles(m, changed, removed)
 }
 
 // recordFiles completes the manifest of an output after its files were replaced.
-func (j *job) recordFiles(m *Manifest, changed, gone []string) (err error) {
+func (j *job) recordFiles(m *Manifest, changed, removed []string) (err error) {
 	for _, name := range changed {
 		if m.Files[name], err = hashFile(filepath.Join(j.out, name)); err != nil {
 			return err
 		}
 	}
-	for _, name := range gone {
+	for _, name := range removed {
 		delete(m.Files, name)
 	}
 	m.LeftOut = j.files.leftOut

@@ -72,11 +72,11 @@ type Result struct {
 // Run creates the output, or finds an existing one. Invalid input returns a *checkpoint.InvalidError. After any other
 // error, or after the process was killed, another run resumes where this one ended.
 func Run(ctx context.Context, o Options) (*Result, error) {
-	result, hold, err := Acquire(ctx, o)
+	result, lease, err := Acquire(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	hold.Release()
+	lease.Release()
 	return result, nil
 }
 
@@ -90,7 +90,7 @@ func Acquire(ctx context.Context, o Options) (*Result, *Hold, error) {
 	}
 	defer j.close()
 	if err := os.MkdirAll(filepath.Dir(j.out), directoryMode); err != nil {
-		return nil, nil, j.noDirectory(err)
+		return nil, nil, j.outputPathError(err)
 	}
 	if j.lock, err = filelock.Wait(ctx, hidden(j.out, lockSuffix)); err != nil {
 		return nil, nil, err
@@ -98,20 +98,20 @@ func Acquire(ctx context.Context, o Options) (*Result, *Hold, error) {
 	defer j.lock.Release()
 	// The lease begins before the output exists, and the run's own lock ends later. The output is never unlocked in
 	// between.
-	hold, err := newHold(j.out)
+	lease, err := newLease(j.out)
 	if err != nil {
 		return nil, nil, err
 	}
 	result, err := j.run(ctx)
 	if err == nil {
-		err = hold.touch()
+		err = lease.touch()
 	}
 	if err != nil {
-		hold.abandon()
+		lease.abandon()
 		return nil, nil, err
 	}
 	result.Seconds = time.Since(start).Seconds()
-	return result, hold, nil
+	return result, lease, nil
 }
 
 // job is the work of one run. All input has been validated.
@@ -145,7 +145,7 @@ func newJob(ctx context.Context, o Options) (*job, error) {
 		j.atStep = func(string) {}
 	}
 	var err error
-	if j.out, err = separate(o.Model, o.Out); err != nil {
+	if j.out, err = checkDisjoint(o.Model, o.Out); err != nil {
 		return nil, err
 	}
 	if j.source, err = checkpoint.Open(o.Model); err != nil {
@@ -181,7 +181,7 @@ func (j *job) prepare(ctx context.Context) (err error) {
 }
 
 // checkDisjoint requires that neither directory contains the other, and returns the absolute path of the output.
-func separate(model, out string) (string, error) {
+func checkDisjoint(model, out string) (string, error) {
 	absolute, err := filepath.Abs(out)
 	if err != nil {
 		return "", err
@@ -236,23 +236,23 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 		result.Reused, result.ModelDigest = true, existing.ModelDigest
 		return result, errors.Join(j.reverify(ctx, existing), j.removeOthers(""))
 	}
-	workplace := workplaceOf(j.out, identity(j.identity, result.PermutationDigest))
-	if err := j.removeOthers(workplace); err != nil {
+	staging := stagingDir(j.out, identity(j.identity, result.PermutationDigest))
+	if err := j.removeOthers(staging); err != nil {
 		return nil, err
 	}
-	if err := j.makeRoom(ctx, workplace); err != nil {
+	if err := j.reserveSpace(ctx, staging); err != nil {
 		return nil, err
 	}
-	manifest, resumed, err := j.make(ctx, workplace)
+	manifest, resumed, err := j.build(ctx, staging)
 	if err != nil {
 		return nil, err
 	}
-	if err := j.finish(workplace, manifest); err != nil {
+	if err := j.finish(staging, manifest); err != nil {
 		return nil, err
 	}
 	result.Resumed, result.ModelDigest = resumed, manifest.ModelDigest
 	if resumed < result.Shards {
-		result.Method = Method(j.copier.worst.Load()).String()
+		result.Method = Method(j.copier.costliest.Load()).String()
 	}
 	return result, nil
 }
@@ -265,7 +265,7 @@ func (j *job) existing(ctx context.Context) (*Manifest, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, j.noDirectory(err)
+		return nil, j.outputPathError(err)
 	}
 	m, found, err := readManifest(j.out)
 	if err != nil {
@@ -274,7 +274,7 @@ func (j *job) existing(ctx context.Context) (*Manifest, error) {
 	if !found {
 		return nil, checkpoint.Invalidf("%s is not empty and was not made by reshuffle: use another directory", j.out)
 	}
-	if why := m.sameWork(j.identity, j.Permutation); why != "" {
+	if why := m.mismatch(j.identity, j.Permutation); why != "" {
 		return nil, checkpoint.Invalidf("%s holds another checkpoint: %s; remove it or use another directory", j.out, why)
 	}
 	if err := j.refresh(ctx, m); err != nil {
@@ -285,7 +285,7 @@ func (j *job) existing(ctx context.Context) (*Manifest, error) {
 
 // outputPathError turns an output path that cannot be a directory into an InvalidError. Other failures are returned
 // unchanged, because another run may succeed.
-func (j *job) noDirectory(err error) error {
+func (j *job) outputPathError(err error) error {
 	if errors.Is(err, unix.ENOTDIR) {
 		return checkpoint.Invalidf("output %s is a file, or is below a file (%v): use a directory", j.Out, err)
 	}
@@ -311,12 +311,12 @@ func (j *job) reverify(ctx context.Context, m *Manifest) error {
 
 // stagingDir returns the directory in which this user writes an output. If another user has left a staging directory
 // that this user cannot write, the result is a directory specific to this user: the other user may never return.
-func workplaceOf(out, identity string) string {
-	workplace := hidden(out, fmt.Sprintf(".%.16s.partial", identity))
-	if closedDirectory(workplace) {
+func stagingDir(out, identity string) string {
+	staging := hidden(out, fmt.Sprintf(".%.16s.partial", identity))
+	if closedDirectory(staging) {
 		return hidden(out, fmt.Sprintf(".%.16s.partial", digest([]byte(fmt.Sprintf("%s\nuser %d\n", identity, os.Geteuid())))))
 	}
-	return workplace
+	return staging
 }
 
 // closedDirectory reports whether this user may not write to a directory, because it belongs to another user.
@@ -325,17 +325,17 @@ func closedDirectory(path string) bool {
 }
 
 // stagingName matches the base name of a staging directory. The first group is the base name of its output.
-var workplaceName = regexp.MustCompile(`^\.(.+)\.[0-9a-f]{16}\.partial$`)
+var stagingName = regexp.MustCompile(`^\.(.+)\.[0-9a-f]{16}\.partial$`)
 
 // stagingDirs lists the staging directories of an output that earlier runs have left.
-func workplaces(out string) ([]string, error) {
+func stagingDirs(out string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(out))
 	if err != nil {
 		return nil, err
 	}
 	var paths []string
 	for _, entry := range entries {
-		if match := workplaceName.FindStringSubmatch(entry.Name()); match != nil && match[1] == filepath.Base(out) && entry.IsDir() {
+		if match := stagingName.FindStringSubmatch(entry.Name()); match != nil && match[1] == filepath.Base(out) && entry.IsDir() {
 			paths = append(paths, filepath.Join(filepath.Dir(out), entry.Name()))
 		}
 	}
@@ -344,13 +344,13 @@ func workplaces(out string) ([]string, error) {
 
 // removeOthers removes the staging directories that runs with another model or permutation have left for the same
 // output, except those of other users. This run has the output's lock, so no other run is active.
-func (j *job) removeOthers(workplace string) error {
-	left, err := workplaces(j.out)
+func (j *job) removeOthers(staging string) error {
+	left, err := stagingDirs(j.out)
 	if err != nil {
 		return err
 	}
 	for _, path := range left {
-		if path == workplace {
+		if path == staging {
 			continue
 		}
 		if err := os.RemoveAll(path); err != nil && !errors.Is(err, fs.ErrPermission) {
@@ -361,28 +361,28 @@ func (j *job) removeOthers(workplace string) error {
 }
 
 // build fills the staging directory with the whole output.
-func (j *job) make(ctx context.Context, workplace string) (*Manifest, int, error) {
-	if err := makeWorkplace(workplace); err != nil {
+func (j *job) build(ctx context.Context, staging string) (*Manifest, int, error) {
+	if err := createStagingDir(staging); err != nil {
 		return nil, 0, err
 	}
-	if err := j.prune(workplace); err != nil {
+	if err := j.prune(staging); err != nil {
 		return nil, 0, err
 	}
-	resumed, err := j.writeShards(ctx, workplace)
+	resumed, err := j.writeShards(ctx, staging)
 	if err != nil {
 		return nil, 0, err
 	}
-	if err := j.writeFiles(ctx, workplace); err != nil {
+	if err := j.writeFiles(ctx, staging); err != nil {
 		return nil, 0, err
 	}
-	manifest, err := j.prove(ctx, workplace)
+	manifest, err := j.verifyOutput(ctx, staging)
 	return manifest, resumed, err
 }
 
 // createStagingDir creates a staging directory that other users may read, regardless of the umask, because their runs
 // count its size. An existing path must be a directory. Other users may write to the parent directory, and a symbolic
 // link of theirs would point this run at a directory that it then empties.
-func makeWorkplace(path string) error {
+func createStagingDir(path string) error {
 	switch err := os.Mkdir(path, directoryMode); {
 	case err == nil:
 		return os.Chmod(path, directoryMode)
@@ -396,26 +396,26 @@ func makeWorkplace(path string) error {
 }
 
 // finish completes the manifest of a filled staging directory and renames the directory to the output.
-func (j *job) finish(workplace string, manifest *Manifest) error {
+func (j *job) finish(staging string, manifest *Manifest) error {
 	j.close() // releases the memory of the input's headers before the output's are read
-	report, err := checkpoint.Inspect(workplace)
+	report, err := checkpoint.Inspect(staging)
 	if err != nil {
 		return fmt.Errorf("failed to inspect the output: %w", err)
 	}
 	manifest.ModelDigest = report.ModelDigest
 	j.atStep("verified")
-	if err := manifest.write(workplace); err != nil {
+	if err := manifest.write(staging); err != nil {
 		return err
 	}
 	j.atStep("manifest")
-	if err := syncTree(workplace); err != nil {
+	if err := syncTree(staging); err != nil {
 		return err
 	}
-	return j.publish(workplace)
+	return j.publish(staging)
 }
 
 // prune removes the files of an earlier run that this run does not write.
-func (j *job) prune(workplace string) error {
+func (j *job) prune(staging string) error {
 	keep := map[string]bool{}
 	for _, shard := range j.source.Shards {
 		keep[shard.Name()] = true
@@ -423,18 +423,18 @@ func (j *job) prune(workplace string) error {
 	for _, name := range j.files.names() {
 		keep[name] = true
 	}
-	return fs.WalkDir(os.DirFS(workplace), ".", func(name string, entry fs.DirEntry, err error) error {
+	return fs.WalkDir(os.DirFS(staging), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || keep[name] {
 			return err
 		}
-		return os.Remove(filepath.Join(workplace, name))
+		return os.Remove(filepath.Join(staging, name))
 	})
 }
 
 // writeShards copies the missing shards, several concurrently, and returns the number of shards that were already
 // there.
-func (j *job) writeShards(ctx context.Context, workplace string) (resumed int, err error) {
-	missing, err := j.missing(workplace)
+func (j *job) writeShards(ctx context.Context, staging string) (resumed int, err error) {
+	missing, err := j.missing(staging)
 	if err != nil {
 		return 0, err
 	}
@@ -447,7 +447,7 @@ func (j *job) writeShards(ctx context.Context, workplace string) (resumed int, e
 			return 0, errors.Join(err, group.Wait())
 		}
 		group.Go(func() error {
-			err := plan.write(ctx, &j.copier, filepath.Join(workplace, shard.Name()))
+			err := plan.write(ctx, &j.copier, filepath.Join(staging, shard.Name()))
 			j.atStep("shard")
 			return err
 		})
@@ -457,13 +457,13 @@ func (j *job) writeShards(ctx context.Context, workplace string) (resumed int, e
 
 // missing lists the shards that have not been written yet. The finished shards are counted first, because the first
 // copy checks the free space for the remaining bytes. The plans are discarded: their headers take memory.
-func (j *job) missing(workplace string) (missing []*checkpoint.File, err error) {
+func (j *job) missing(staging string) (missing []*checkpoint.File, err error) {
 	for _, shard := range j.source.Shards {
 		plan, err := planShard(shard, j.mapping)
 		if err != nil {
 			return nil, err
 		}
-		written, err := plan.written(filepath.Join(workplace, shard.Name()))
+		written, err := plan.written(filepath.Join(staging, shard.Name()))
 		if err != nil {
 			return nil, err
 		}
@@ -477,15 +477,15 @@ func (j *job) missing(workplace string) (missing []*checkpoint.File, err error) 
 }
 
 // writeFiles writes all files other than shards and the manifest.
-func (j *job) writeFiles(ctx context.Context, workplace string) error {
+func (j *job) writeFiles(ctx context.Context, staging string) error {
 	for _, name := range j.files.copied {
-		if err := j.writeFile(ctx, workplace, name); err != nil {
+		if err := j.writeFile(ctx, staging, name); err != nil {
 			return err
 		}
 		j.atStep("file")
 	}
 	for name := range j.files.rewritten {
-		if err := j.writeFile(ctx, workplace, name); err != nil {
+		if err := j.writeFile(ctx, staging, name); err != nil {
 			return err
 		}
 		j.atStep("configuration")
@@ -494,7 +494,7 @@ func (j *job) writeFiles(ctx context.Context, workplace string) error {
 		return nil
 	}
 	defer j.atStep("index")
-	return writeAtomically(filepath.Join(workplace, j.source.IndexName), func(file *os.File) error { return j.writeIndex(file) })
+	return writeAtomically(filepath.Join(staging, j.source.IndexName), func(file *os.File) error { return j.writeIndex(file) })
 }
 
 // writeFile writes a file that is copied or rewritten.
@@ -535,10 +535,10 @@ func (j *job) writeIndex(w io.Writer) error {
 }
 
 // verifyOutput verifies the staging directory and returns its manifest.
-func (j *job) prove(ctx context.Context, workplace string) (*Manifest, error) {
+func (j *job) verifyOutput(ctx context.Context, staging string) (*Manifest, error) {
 	log := logr.FromContextOrDiscard(ctx)
 	log.Info("Verifying the output", "full", j.Verify)
-	sums, err := (&verifier{j.source, j.mapping, j.Verify}).verify(ctx, workplace, j.Parallel)
+	sums, err := (&verifier{j.source, j.mapping, j.Verify}).verify(ctx, staging, j.Parallel)
 	if err != nil {
 		return nil, err
 	}
@@ -548,12 +548,12 @@ func (j *job) prove(ctx context.Context, workplace string) (*Manifest, error) {
 		if err != nil {
 			return nil, err
 		}
-		if m.Shards[shard.Name()], err = plan.describe(filepath.Join(workplace, shard.Name()), sums[shard.Name()]); err != nil {
+		if m.Shards[shard.Name()], err = plan.describe(filepath.Join(staging, shard.Name()), sums[shard.Name()]); err != nil {
 			return nil, err
 		}
 	}
 	for _, name := range j.outputFiles() {
-		if m.Files[name], err = hashFile(filepath.Join(workplace, name)); err != nil {
+		if m.Files[name], err = hashFile(filepath.Join(staging, name)); err != nil {
 			return nil, err
 		}
 	}
@@ -594,12 +594,12 @@ func syncTree(dir string) error {
 
 // publish renames the finished staging directory to the output. rename(2) replaces an empty directory; os.Rename does
 // not.
-func (j *job) publish(workplace string) error {
-	switch err := unix.Rename(workplace, j.out); {
+func (j *job) publish(staging string) error {
+	switch err := unix.Rename(staging, j.out); {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EXDEV):
 		return checkpoint.Invalidf("%s is the mount point of a volume: use a directory below it", j.out)
 	case err != nil:
-		return &os.LinkError{Op: "rename", Old: workplace, New: j.out, Err: err}
+		return &os.LinkError{Op: "rename", Old: staging, New: j.out, Err: err}
 	}
 	j.atStep("published")
 	return syncDirectory(filepath.Dir(j.out))

@@ -144,7 +144,7 @@ func (p *shardPlan) fill(ctx context.Context, c *copier, file *os.File) error {
 
 // copyData copies the data section except the gathered tensors.
 func (p *shardPlan) copyData(ctx context.Context, c *copier, file *os.File) error {
-	if err := room(file, c.total-c.done.Load()); err != nil {
+	if err := checkSpace(file, c.total-c.done.Load()); err != nil {
 		return err
 	}
 	at := int64(0)
@@ -161,8 +161,8 @@ func (p *shardPlan) copyData(ctx context.Context, c *copier, file *os.File) erro
 	return to(p.source.DataBytes())
 }
 
-// room returns an error if the volume has not enough free space, before any time is spent on copying.
-func room(file *os.File, size int64) error {
+// checkSpace returns an error if the volume has not enough free space, before any time is spent on copying.
+func checkSpace(file *os.File, size int64) error {
 	dir := filepath.Dir(file.Name())
 	if free := freeBytes(dir); free < size {
 		return noSpace(dir, size, free)

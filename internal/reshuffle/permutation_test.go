@@ -125,7 +125,7 @@ func TestRefused(t *testing.T) {
 		"unknown tensor in the block": {"qwen3_moe", func(m *model) { m.add("model.layers.0.mlp.expert_bias", "F32", testExperts) }, one(0, testExperts),
 			[]string{`"model.layers.0.mlp.expert_bias" is not known`, ".safetensors"}},
 		"quantised gate": {"qwen3_moe", func(m *model) { m.add("model.layers.0.mlp.gate.qzeros", "I32", testExperts, 1) }, one(0, testExperts),
-			[]string{`"model.layers.0.mlp.gate.qzeros"`, "cannot be moved"}},
+			[]string{`"model.layers.0.mlp.gate.qzeros"`, "cannot be permuted"}},
 		"gate scaled by blocks": {"qwen3_moe", func(m *model) { m.add("model.layers.0.mlp.gate.weight_scale_inv", "F32", 2, 1) }, one(0, testExperts),
 			[]string{`"model.layers.0.mlp.gate.weight_scale_inv" has shape [2 1]`, "12 rows"}},
 		"fused tensor in another order": {"gpt_oss", func(m *model) { m.add("model.layers.0.mlp.experts.gate_up_proj", "BF16", testHidden, testExperts, 6) }, one(0, testExperts),

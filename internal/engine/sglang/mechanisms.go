@@ -6,7 +6,8 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// mechanisms lists what this package names of SGLang. The wheels of releases 0.5.12 to 0.5.23 were read; 0.5.17 was run on two H100 and two H200.
+// mechanisms lists the parts of SGLang's interface that this package names. The wheels of releases 0.5.12 to 0.5.23
+// were read; 0.5.17 was run on two H100 and two H200.
 func mechanisms() []engine.Mechanism {
 	open := engine.Release{}
 	at := func(patch int) engine.Release { return engine.Release{Minor: 5, Patch: patch} }

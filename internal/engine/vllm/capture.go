@@ -9,27 +9,30 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// The releases between which what is checked here has changed.
+// The releases in which the checked behaviour changed.
 var (
 	// oldest is the oldest release whose source was read. It infers ranks from --nnodes and --node-rank.
 	oldest = engine.Release{Minor: 11, Patch: 2}
-	// captures is the first release that returns routed experts as base64 of a .npy file in each choice (vllm-project/vllm#38939).
+	// captures is the first release that returns routed experts as base64 of a .npy file in each choice
+	// (vllm-project/vllm#38939).
 	captures = engine.Release{Minor: 22}
-	// auxiliary is the first release that captures routed experts in the V2 model runner only, where most KV connectors are allowed.
+	// auxiliary is the first release that captures routed experts only in the V2 model runner, where most KV connectors
+	// are allowed.
 	auxiliary = engine.Release{Minor: 31}
 	newest    = engine.Release{Minor: 32}
 )
 
-// transfers are the connectors between prefill and decode, with which no release returns routed experts.
+// transfers lists the connectors between prefill and decode. No release returns routed experts with them.
 var transfers = []string{"MoRIIOConnector", "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"}
 
-// reasonCapture is that the engine cannot return routed experts as it is configured.
+// reasonCapture is the reason when the engine cannot return routed experts with the given configuration.
 const reasonCapture = "CaptureUnsupported"
 
-// withoutCapture is what to do where an engine cannot return routed experts.
+// withoutCapture is the advice when an engine cannot return routed experts.
 const withoutCapture = "set spec.routing.samplePercent to 0 and give spec.profiling.profileRef instead of dataset"
 
-// checkStart refuses what vLLM refuses at start, or answers wrongly, where it is asked to return routed experts (vllm/config/vllm.py).
+// checkStart refuses configurations with which vLLM, asked to return routed experts, fails at startup or returns wrong
+// ones (vllm/config/vllm.py).
 func checkStart(s engine.Situation, verdict *engine.Support) {
 	if s.Launch.Nodes > 1 {
 		verdict.NeedsRelease(s, "VLLM", "spec.parallelism.podsPerReplica above 1", oldest, "inferring ranks from --nnodes and --node-rank", "set podsPerReplica to 1")
@@ -62,10 +65,11 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 	}
 }
 
-// speculative are the spellings of the flag of speculative decoding.
+// speculative lists the spellings of the flag for speculative decoding.
 var speculative = []string{"--speculative-config", "-sc"}
 
-// Drafts returns the flag that turns on speculative decoding with a draft model; empty where none does. The other methods draft from texts.
+// Drafts returns the flag that enables speculative decoding with a draft model, or an empty string if there is none.
+// The other methods draft from text.
 func Drafts(args []string) string {
 	method, given := engine.FlagMembers(args, speculative...)["method"].(string)
 	if !given {
@@ -82,11 +86,11 @@ func Drafts(args []string) string {
 	return ""
 }
 
-// RunnerVariable is the variable that chooses the model runner.
+// RunnerVariable is the environment variable that selects the model runner.
 const RunnerVariable = "VLLM_USE_V2_MODEL_RUNNER"
 
-// checkConnectors refuses KV connectors with which a release does not return routed experts, or returns those of other requests. It warns
-// where the release is not known.
+// checkConnectors refuses KV connectors with which a release does not return routed experts, or returns those of other
+// requests. For an unknown release, it adds a warning.
 func checkConnectors(s engine.Situation, verdict *engine.Support) {
 	const field = "spec.engine.args: "
 	config, given := engine.FlagValue(s.UserArgs, "--kv-transfer-config")
@@ -97,18 +101,18 @@ func checkConnectors(s engine.Situation, verdict *engine.Support) {
 	names := connectors(members)
 	switch at := slices.IndexFunc(names, func(name string) bool { return slices.Contains(transfers, name) }); {
 	case at >= 0:
-		verdict.Refuse(reasonCapture, field+"the KV connector %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: the engine ends at start. Remove it, or %s", names[at], withoutCapture)
+		verdict.Refuse(reasonCapture, field+"the KV connector %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: the engine exits at startup. Remove it, or %s", names[at], withoutCapture)
 		return
 	case !given && !offloads, given && !offloads && members != nil && len(names) == 0, s.Release.From(auxiliary):
-		return // none, or one that is allowed
+		return // no connector, or an allowed one
 	}
-	what, why := "--kv-offloading-size", "the engine starts, and answers with routed experts of other requests"
+	what, why := "--kv-offloading-size", "the engine starts, and returns routed experts of other requests"
 	if !offloads {
-		what, why = "a KV connector", "the engine ends at start"
+		what, why = "a KV connector", "the engine exits at startup"
 		if len(names) > 0 {
 			what = "the KV connector " + names[0]
 		} else if config != "" && !json.Valid([]byte(config)) {
-			why = "its value cannot be read, and with most connectors the engine ends at start"
+			why = "its value cannot be parsed, and with most connectors the engine exits at startup"
 		}
 	}
 	message := "%s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need, before vLLM %s: %s. Use a newer image, remove it, or %s"
@@ -119,7 +123,7 @@ func checkConnectors(s engine.Situation, verdict *engine.Support) {
 	}
 }
 
-// connectors returns the names of the KV connectors that a configuration names, those inside a MultiConnector included.
+// connectors returns the names of the KV connectors in a configuration, including those inside a MultiConnector.
 func connectors(config map[string]any) []string {
 	var names []string
 	if name, ok := config["kv_connector"].(string); ok {

@@ -6,8 +6,8 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// Mechanisms lists what this package names of vLLM. Releases 0.11.2 to 0.32.0 were read; 0.22.1 was run on two H200,
-// 0.32.0 on CPU.
+// Mechanisms lists the parts of vLLM's interface that this package names. Releases 0.11.2 to 0.32.0 were read; 0.22.1
+// was run on two H200, 0.32.0 on CPU.
 func Mechanisms() []engine.Mechanism {
 	open := engine.Release{}
 	at := func(minor int) engine.Release { return engine.Release{Minor: minor} }

@@ -219,12 +219,12 @@ func (a Adapter) ValidateOptions(launch Launch) error {
 	return a.CheckOptions(launch)
 }
 
-// PlacementMatters reports whether the location of the experts must be known: a plan defines it, or observed
+// NeedsKnownPlacement reports whether the location of the experts must be known: a plan defines it, or observed
 // activations are compared with it.
-func (l Launch) PlacementMatters() bool { return l.RoutedExperts || l.Planned() }
+func (l Launch) NeedsKnownPlacement() bool { return l.RoutedExperts || l.HasPlan() }
 
-// Planned reports whether the engine serves under a plan.
-func (l Launch) Planned() bool { return l.ExpertMap != "" || l.Reshuffled }
+// HasPlan reports whether the engine serves under a plan.
+func (l Launch) HasPlan() bool { return l.ExpertMap != "" || l.Reshuffled }
 
 // PlanSource names the source of the placement of experts in messages.
 const PlanSource = "the plan of spec.profiling"
@@ -346,9 +346,9 @@ func (f Flag) checkMembers(given occurrence) error {
 	return nil
 }
 
-// FlagFile returns a flag that refuses a file of flags. The file could contain refused flags, and its content is not
+// RefuseFlagFile returns a flag that refuses a file of flags. The file could contain refused flags, and its content is not
 // visible to the operator.
-func FlagFile(name string) Flag {
+func RefuseFlagFile(name string) Flag {
 	return Flag{Names: []string{name}, Source: PlanSource, Forbidden: true, Why: "names a file that may set flags which " + PlanSource + " decides: put its flags into spec.engine.args"}
 }
 
@@ -366,9 +366,9 @@ func (a Adapter) CheckEnv(launch Launch, field string, userEnv []string) error {
 	return nil
 }
 
-// spelled reports whether a command-line argument is the flag, in any of its spellings, with or without "=value".
+// matches reports whether a command-line argument is the flag, in any of its spellings, with or without "=value".
 // SGLang and vLLM parse their arguments with argparse, which accepts prefixes of flags.
-func (f Flag) spelled(arg string) bool {
+func (f Flag) matches(arg string) bool {
 	given := flagName(arg)
 	long := len(given) > len("--") && strings.HasPrefix(given, "--")
 	return slices.ContainsFunc(f.Names, func(name string) bool {
@@ -393,7 +393,7 @@ type occurrence struct{ arg, member, value string }
 func occurrences(args []string, names ...string) []occurrence {
 	var all []occurrence
 	for i, arg := range args {
-		if !(Flag{Names: names}).spelled(arg) {
+		if !(Flag{Names: names}).matches(arg) {
 			continue
 		}
 		name, value, joined := strings.Cut(arg, "=")

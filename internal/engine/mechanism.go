@@ -50,9 +50,9 @@ type Mechanism struct {
 	Evidence Evidence
 }
 
-// Has returns mechanisms of one kind with the same releases, source and evidence, one for each text. A text contains
+// NewMechanisms returns mechanisms of one kind with the same releases, source and evidence, one for each text. A text contains
 // the spellings of a mechanism, separated by spaces.
-func Has(kind Kind, first, last Release, source string, evidence Evidence, texts ...string) []Mechanism {
+func NewMechanisms(kind Kind, first, last Release, source string, evidence Evidence, texts ...string) []Mechanism {
 	var all []Mechanism
 	for _, text := range texts {
 		all = append(all, Mechanism{Kind: kind, Names: strings.Fields(text), First: first, Last: last, Source: source, Evidence: evidence})

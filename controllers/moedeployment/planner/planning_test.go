@@ -243,7 +243,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"engine without a map, asked for": {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},
 		"model whose map is ignored":      {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
 		"wrapper whose map is ignored":    {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map for multimodal models"},
-		"a map known to be wrong":         {wanted: fresh, release: "0.5.17", want: byWeights(fresh), why: "since SGLang before 0.5.23 loads the experts of models of type qwen3_moe by the map and chooses them without it"},
+		"a map known to be wrong":         {wanted: fresh, release: "0.5.17", want: byWeights(fresh), why: "since SGLang before 0.5.23 loads the experts of models of type qwen3_moe by the map and selects experts without it"},
 		"a map that is right":             {wanted: fresh, release: "0.5.23", want: byMap(fresh)},
 		"a map with a backend":            {Change: []func(*semmoev1.MoEDeployment){deepEP}, wanted: fresh, release: "0.5.17", want: byMap(fresh)},
 		"a wrong map asked for":           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17", hold: "NotRealizable"},

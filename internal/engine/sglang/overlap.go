@@ -10,10 +10,10 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// cut maps the families whose models SGLang splits into two micro-batches per step to the first release that does. With
+// splitFamilies maps the families whose models SGLang splits into two micro-batches per step to the first release that does. With
 // any other family, its scheduler raises NotImplementedError at the first batch that it splits
 // (srt/batch_overlap/operations_strategy.py, which checks the class of the first decoder layer).
-var cut = map[string]engine.Release{
+var splitFamilies = map[string]engine.Release{
 	"deepseek_v2": minimum, "deepseek_v3": minimum, "kimi_k2": minimum, "qwen3_moe": minimum, "mimo_v2_flash": minimum,
 	"deepseek_v4": {Minor: 5, Patch: 15},
 }
@@ -30,12 +30,12 @@ func checkOverlap(s engine.Situation) error {
 		return engine.RefuseOverlap("SGLang", "prefillThresholdTokens", "")
 	case o.MicroBatches > 2:
 		return fmt.Errorf("%s.microBatches: %d: SGLang supports exactly 2 micro-batches; use 2", engine.OverlapField, o.MicroBatches)
-	case o.MicroBatches > 0 && s.Family != "" && !cut[s.Family].Known():
+	case o.MicroBatches > 0 && s.Family != "" && !splitFamilies[s.Family].Known():
 		return fmt.Errorf("%s.microBatches: SGLang does not support micro-batches for models of type %q, only for %s: remove the field",
-			engine.OverlapField, s.Family, strings.Join(slices.Sorted(maps.Keys(cut)), ", "))
-	case o.MicroBatches > 0 && s.Release.Before(cut[s.Family]):
-		return fmt.Errorf("%s.microBatches: SGLang %s does not support micro-batches for models of type %q: use %s or newer, or remove the field", engine.OverlapField, s.Release, s.Family, cut[s.Family])
-	case o.CommunicationSMs > 0 && backend != "deepep" && slices.Contains(unmoved, s.Family):
+			engine.OverlapField, s.Family, strings.Join(slices.Sorted(maps.Keys(splitFamilies)), ", "))
+	case o.MicroBatches > 0 && s.Release.Before(splitFamilies[s.Family]):
+		return fmt.Errorf("%s.microBatches: SGLang %s does not support micro-batches for models of type %q: use %s or newer, or remove the field", engine.OverlapField, s.Release, s.Family, splitFamilies[s.Family])
+	case o.CommunicationSMs > 0 && backend != "deepep" && slices.Contains(mapIgnoringFamilies, s.Family):
 		return fmt.Errorf("%s.communicationSMs: it configures DeepEP, and the checked releases of SGLang cannot run %s models with deepep: remove the field", engine.OverlapField, s.Family)
 	case backend == "" || backend == "none":
 		return fmt.Errorf("%s: without an all-to-all backend there is no exchange to overlap: set --moe-a2a-backend in spec.engine.args, for example to deepep, or remove the field", engine.OverlapField)

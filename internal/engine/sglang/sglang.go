@@ -61,7 +61,7 @@ func Adapter() engine.Adapter {
 		IgnoresTiedEmbeddings: ignoresTiedEmbeddings,
 
 		Images: []string{"sglang"}, ReleasePath: "/server_info",
-		Oldest: minimum, Newest: dispatched, Mechanisms: mechanisms(),
+		Oldest: minimum, Newest: mapAlwaysUsed, Mechanisms: mechanisms(),
 	}
 }
 
@@ -96,14 +96,14 @@ func flags(launch engine.Launch) []engine.Flag {
 	}
 	all = append(all, nodeFlags(launch)...)
 	all = append(all, overlapFlags(launch.Overlap)...)
-	if launch.PlacementMatters() {
+	if launch.NeedsKnownPlacement() {
 		all = append(all, placementFlags(launch)...)
 	}
 	return all
 }
 
-// meetingPort is the rendezvous port of the nodes of a replica. Each pod has its own address, so the port is free.
-const meetingPort = 20000
+// rendezvousPort is the rendezvous port of the nodes of a replica. Each pod has its own address, so the port is free.
+const rendezvousPort = 20000
 
 // nodeFlags returns the flags for several nodes. All nodes are started with the same flags except for their index. Node
 // 0 serves requests; the other nodes serve only /health.
@@ -113,7 +113,7 @@ func nodeFlags(launch engine.Launch) []engine.Flag {
 	return []engine.Flag{
 		{Names: []string{"--nnodes"}, Value: strconv.Itoa(int(launch.Nodes)), Source: source, Forbidden: one},
 		{Names: []string{"--node-rank"}, Value: launch.NodeRank, Source: source, Forbidden: one},
-		{Names: []string{"--dist-init-addr", "--nccl-init-addr"}, Value: fmt.Sprintf("%s:%d", launch.LeaderAddress, meetingPort), Source: source, Forbidden: one},
+		{Names: []string{"--dist-init-addr", "--nccl-init-addr"}, Value: fmt.Sprintf("%s:%d", launch.LeaderAddress, rendezvousPort), Source: source, Forbidden: one},
 	}
 }
 
@@ -129,7 +129,7 @@ func placementFlags(launch engine.Launch) []engine.Flag {
 		// The engine's own load balancer and in-place scaling would move experts away from their known locations.
 		{Names: []string{"--enable-eplb"}, Source: engine.PlanSource, Forbidden: true},
 		{Names: []string{"--elastic-ep-backend"}, Source: engine.PlanSource, Forbidden: true},
-		engine.FlagFile("--config"),
+		engine.RefuseFlagFile("--config"),
 	}
 	if launch.ExpertMap == "" || launch.RedundantExperts == 0 {
 		// Without copies, there is no copy to choose.

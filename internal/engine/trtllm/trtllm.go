@@ -80,8 +80,8 @@ func options(launch engine.Launch) ([]byte, error) {
 	return yaml.Marshal(all)
 }
 
-// decided maps the members of the options file that other fields control to these fields.
-var decided = map[string]string{
+// controlledMembers maps the members of the options file that other fields control to these fields.
+var controlledMembers = map[string]string{
 	"model": "spec.model.path", "enable_attention_dp": "spec.parallelism.attention",
 	"tensor_parallel_size": "spec.parallelism.expertParallelSize", "moe_expert_parallel_size": "spec.parallelism.expertParallelSize",
 	"moe_cluster_parallel_size": "spec.parallelism.expertParallelSize", "moe_tensor_parallel_size": "spec.parallelism.expertParallelSize",
@@ -95,7 +95,7 @@ func checkOptions(launch engine.Launch) error {
 		return err
 	}
 	for _, member := range slices.Sorted(maps.Keys(all)) {
-		if source := decided[member]; source != "" {
+		if source := controlledMembers[member]; source != "" {
 			return fmt.Errorf("%s: %s contradicts %s, which decides it: remove the member", engine.OptionsField, member, source)
 		}
 	}
@@ -103,7 +103,7 @@ func checkOptions(launch engine.Launch) error {
 	if err != nil {
 		return err
 	}
-	if _, has := moe["load_balancer"]; has && launch.PlacementMatters() {
+	if _, has := moe["load_balancer"]; has && launch.NeedsKnownPlacement() {
 		return fmt.Errorf("%s: moe_config.load_balancer contradicts %s, which decides it: remove the member", engine.OptionsField, engine.PlanSource)
 	}
 	return nil
@@ -132,26 +132,26 @@ func moeOptions(all map[string]any) (map[string]any, error) {
 	return nil, fmt.Errorf("%s: moe_config is invalid: it must be an object", engine.OptionsField)
 }
 
-// balanced lists the families whose architectures are on the engine's list (moe_model_arch_list in
+// mapFamilies lists the families whose architectures are on the engine's list (moe_model_arch_list in
 // tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py). The engine ignores a map for any other family.
 // Checkpoints of kimi_k2 have the architecture of deepseek_v3.
-var balanced = []string{"deepseek_v3", "gpt_oss", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"}
+var mapFamilies = []string{"deepseek_v3", "gpt_oss", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"}
 
 // checkStart refuses a release that exits at startup with the flags above.
 func checkStart(s engine.Situation, verdict *engine.Support) {
 	verdict.NeedsRelease(s, "TensorRTLLM", "spec.model.name", newest, "--served_model_name", "serve with another engine")
 }
 
-// unbalanced lists the backends without load balancer, and WIDEEP, which the first supported release no longer has
+// backendsWithoutMap lists the backends without load balancer, and WIDEEP, which the first supported release no longer has
 // (NVIDIA/TensorRT-LLM#17797).
-var unbalanced = []string{"MARLIN", "TRITON", "VANILLA", "WIDEEP"}
+var backendsWithoutMap = []string{"MARLIN", "TRITON", "VANILLA", "WIDEEP"}
 
 func check(s engine.Situation, verdict *engine.Support) {
 	if s.Realization != engine.EngineMap {
 		return
 	}
-	if s.Family != "" && (s.Wrapper != "" || !slices.Contains(balanced, s.Family)) {
-		verdict.Refuse("NoExpertLocation", "TensorRT-LLM ignores an expert map for models of type %q: supported are %s", cmp.Or(s.Wrapper, s.Family), strings.Join(balanced, ", "))
+	if s.Family != "" && (s.Wrapper != "" || !slices.Contains(mapFamilies, s.Family)) {
+		verdict.Refuse("NoExpertLocation", "TensorRT-LLM ignores an expert map for models of type %q: supported are %s", cmp.Or(s.Wrapper, s.Family), strings.Join(mapFamilies, ", "))
 	}
 	if all, err := parseOptions(s.Launch.Options); err == nil {
 		checkBackend(all, verdict)
@@ -165,7 +165,7 @@ func checkBackend(all map[string]any, verdict *engine.Support) {
 	if err != nil {
 		return // checkOptions refuses them
 	}
-	if backend, _ := moe["backend"].(string); slices.Contains(unbalanced, backend) {
+	if backend, _ := moe["backend"].(string); slices.Contains(backendsWithoutMap, backend) {
 		verdict.Refuse(engine.ReasonMapWithoutEffect, "%s sets moe_config.backend %s: TensorRT-LLM does not support a load balancer with it, or no longer has this backend. Remove the member", engine.OptionsField, backend)
 	}
 	speculative, _ := all["speculative_config"].(map[string]any)
@@ -180,21 +180,21 @@ func mechanisms() []engine.Mechanism {
 	one, open := engine.Release{Major: 1}, engine.Release{}
 	const serve, args, balancer = "tensorrt_llm/commands/serve.py", "tensorrt_llm/llmapi/llm_args.py", "tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py"
 	return slices.Concat(
-		engine.Has(engine.FlagKind, one, open, serve, engine.Read,
+		engine.NewMechanisms(engine.FlagKind, one, open, serve, engine.Read,
 			"--host", "--port", "--tp_size --tensor_parallel_size", "--ep_size --moe_expert_parallel_size", "--cluster_size --moe_cluster_parallel_size",
 			"--pp_size --pipeline_parallel_size", "--cp_size --context_parallel_size", "--extra_llm_api_options --config"),
-		engine.Has(engine.FlagKind, newest, open, "tensorrt_llm/commands/serve.py; NVIDIA/TensorRT-LLM#11711", engine.Read, "--served_model_name"),
-		engine.Has(engine.FlagKind, newest, open, serve, engine.Read, "--enable_attention_dp"),
-		engine.Has(engine.RouteKind, one, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/health", "/version", "/v1/completions", "/v1/chat/completions"),
-		engine.Has(engine.RouteKind, engine.Release{Major: 1, Minor: 1}, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/v1/responses"),
-		engine.Has(engine.RouteKind, newest, open, "tensorrt_llm/serve/openai_server.py; NVIDIA/TensorRT-LLM#18289, after 1.3.0rc23", engine.Read, "/v1/messages", "/v1/messages/count_tokens"),
-		engine.Has(engine.MemberKind, one, open, args, engine.Read, slices.Sorted(maps.Keys(decided))...),
-		engine.Has(engine.MemberKind, one, open, args, engine.Read, "moe_config", "load_balancer", "speculative_config", "decoding_type", "num_slots", "layer_updates_per_iter", "initial_global_assignments"),
-		engine.Has(engine.ValueKind, one, engine.Release{Major: 1, Minor: 2}, "moe_config.backend; removed by NVIDIA/TensorRT-LLM#17797", engine.Read, "WIDEEP"),
-		engine.Has(engine.DraftKind, one, open, balancer+": it ends at start for a draft layer, which the map does not list", engine.Read, "MTP"),
-		engine.Has(engine.ValueKind, one, open, "moe_config.backend without load balancer: NVIDIA/TensorRT-LLM#18626", engine.Read, unbalanced[:3]...),
-		engine.Has(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "deepseek_v3", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"),
-		engine.Has(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "gpt_oss"),
+		engine.NewMechanisms(engine.FlagKind, newest, open, "tensorrt_llm/commands/serve.py; NVIDIA/TensorRT-LLM#11711", engine.Read, "--served_model_name"),
+		engine.NewMechanisms(engine.FlagKind, newest, open, serve, engine.Read, "--enable_attention_dp"),
+		engine.NewMechanisms(engine.RouteKind, one, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/health", "/version", "/v1/completions", "/v1/chat/completions"),
+		engine.NewMechanisms(engine.RouteKind, engine.Release{Major: 1, Minor: 1}, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/v1/responses"),
+		engine.NewMechanisms(engine.RouteKind, newest, open, "tensorrt_llm/serve/openai_server.py; NVIDIA/TensorRT-LLM#18289, after 1.3.0rc23", engine.Read, "/v1/messages", "/v1/messages/count_tokens"),
+		engine.NewMechanisms(engine.MemberKind, one, open, args, engine.Read, slices.Sorted(maps.Keys(controlledMembers))...),
+		engine.NewMechanisms(engine.MemberKind, one, open, args, engine.Read, "moe_config", "load_balancer", "speculative_config", "decoding_type", "num_slots", "layer_updates_per_iter", "initial_global_assignments"),
+		engine.NewMechanisms(engine.ValueKind, one, engine.Release{Major: 1, Minor: 2}, "moe_config.backend; removed by NVIDIA/TensorRT-LLM#17797", engine.Read, "WIDEEP"),
+		engine.NewMechanisms(engine.DraftKind, one, open, balancer+": it ends at start for a draft layer, which the map does not list", engine.Read, "MTP"),
+		engine.NewMechanisms(engine.ValueKind, one, open, "moe_config.backend without load balancer: NVIDIA/TensorRT-LLM#18626", engine.Read, backendsWithoutMap[:3]...),
+		engine.NewMechanisms(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "deepseek_v3", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"),
+		engine.NewMechanisms(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "gpt_oss"),
 	)
 }
 

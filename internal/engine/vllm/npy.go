@@ -26,9 +26,9 @@ func decodeRoutedExperts(text string, layers, top int) ([]int32, error) {
 	return ids, nil
 }
 
-// longestHeader is the maximum number of bytes that are searched for the end of the header. Real headers have a few
+// maxHeaderSearch is the maximum number of bytes that are searched for the end of the header. Real headers have a few
 // hundred bytes.
-const longestHeader = 64 << 10
+const maxHeaderSearch = 64 << 10
 
 // renumberRoutedExperts returns an editor of the format that decodeRoutedExperts reads. The width of the elements does
 // not change.
@@ -49,7 +49,7 @@ type renumberer struct {
 func (r *renumberer) edit(data []byte, end bool) (done int, err error) {
 	if r.array == nil {
 		header, rest, err := splitHeader(data)
-		if err != nil && !end && len(data) < longestHeader {
+		if err != nil && !end && len(data) < maxHeaderSearch {
 			return 0, nil // the header is incomplete
 		}
 		if err == nil {
@@ -75,7 +75,7 @@ func (r *renumberer) edit(data []byte, end bool) (done int, err error) {
 func (r *renumberer) renumber(raw []byte) error {
 	id, ok := r.array.integer(raw)
 	if !ok {
-		return notAnID(r.at)
+		return notExpertID(r.at)
 	}
 	logical := r.logical(r.at/r.top%r.layers, id)
 	var wide [8]byte
@@ -133,7 +133,7 @@ func readArray(file []byte, layers, top int) ([]int32, error) {
 	if a.bytes() != len(data) {
 		return nil, a.wrongSize(len(data))
 	}
-	return a.widen(data)
+	return a.decode(data)
 }
 
 // readHeader parses the header of an array of integers with the shape [any][layers][top].
@@ -179,13 +179,13 @@ func splitHeader(file []byte) (header, data []byte, err error) {
 	return rest[:length], rest[length:], nil
 }
 
-// widen decodes the array's data.
-func (a *integers) widen(data []byte) ([]int32, error) {
+// decode decodes the array's data.
+func (a *integers) decode(data []byte) ([]int32, error) {
 	ids := make([]int32, len(data)/a.width)
 	for i := range ids {
 		var ok bool
 		if ids[i], ok = a.integer(data[i*a.width : (i+1)*a.width]); !ok {
-			return nil, notAnID(i)
+			return nil, notExpertID(i)
 		}
 	}
 	return ids, nil
@@ -203,6 +203,6 @@ func (a *integers) integer(element []byte) (id int32, ok bool) {
 	return int32(wide), wide >= math.MinInt32 && wide <= math.MaxInt32 && (a.signed || wide >= 0)
 }
 
-func notAnID(element int) error {
+func notExpertID(element int) error {
 	return fmt.Errorf("element %d is not an expert id: it does not fit int32", element)
 }

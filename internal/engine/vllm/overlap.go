@@ -11,9 +11,9 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// overlapping maps the all-to-all backends whose exchange vLLM overlaps with computation to the first release that
+// overlapBackends maps the all-to-all backends whose exchange vLLM overlaps with computation to the first release that
 // does.
-var overlapping = map[string]engine.Release{
+var overlapBackends = map[string]engine.Release{
 	"deepep_low_latency": oldest, "deepep_high_throughput": oldest,
 	"nixl_ep": {Minor: 24}, // vllm-project/vllm#45275
 }
@@ -26,7 +26,7 @@ const backendVariable = "VLLM_ALL2ALL_BACKEND"
 func checkOverlap(s engine.Situation) error {
 	o := s.Launch.Overlap
 	backend, _ := engine.FlagValue(s.UserArgs, "--all2all-backend")
-	first, overlaps := overlapping[backend]
+	first, overlaps := overlapBackends[backend]
 	switch {
 	case o.DistributionThresholdPercent != nil:
 		return engine.RefuseOverlap("VLLM", "distributionThresholdPercent", "")
@@ -38,7 +38,7 @@ func checkOverlap(s engine.Situation) error {
 		return fmt.Errorf("%s: spec.parallelism.expertParallelSize is %d: with one rank there is no exchange to overlap: remove the field", engine.OverlapField, s.Launch.Ranks)
 	case !overlaps:
 		return fmt.Errorf("%s: VLLM overlaps exchange and computation only with some backends: set --all2all-backend in spec.engine.args to %s, or remove the field",
-			engine.OverlapField, strings.Join(slices.Sorted(maps.Keys(overlapping)), ", "))
+			engine.OverlapField, strings.Join(slices.Sorted(maps.Keys(overlapBackends)), ", "))
 	case s.Release.Before(first):
 		return fmt.Errorf("%s: VLLM %s does not overlap exchange and computation with --all2all-backend %s: use %s or newer, or remove the field", engine.OverlapField, s.Release, backend, first)
 	}

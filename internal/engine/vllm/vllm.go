@@ -76,14 +76,14 @@ func Flags(launch engine.Launch) []engine.Flag {
 	}
 	all = append(all, nodeFlags(launch)...)
 	all = append(all, overlapFlags(launch.Overlap)...)
-	if launch.PlacementMatters() {
+	if launch.NeedsKnownPlacement() {
 		all = append(all,
 			// The engine's own load balancer and in-place scaling would move experts away from their known locations.
 			engine.Flag{Names: []string{"--enable-eplb"}, Source: engine.PlanSource, Forbidden: true},
 			engine.Flag{Names: []string{"--eplb-config"}, Source: engine.PlanSource, Forbidden: true},
 			engine.Flag{Names: []string{"--enable-elastic-ep"}, Source: engine.PlanSource, Forbidden: true},
 			engine.Flag{Names: []string{"--expert-placement-strategy"}, Value: "linear", Source: engine.PlanSource},
-			engine.FlagFile("--config"))
+			engine.RefuseFlagFile("--config"))
 	}
 	return all
 }
@@ -111,16 +111,16 @@ func nodeFlags(launch engine.Launch) []engine.Flag {
 	}
 }
 
-// collectives lists the backends with which every rank takes part in the exchange of every token. The first is the
+// collectiveBackends lists the backends with which every rank takes part in the exchange of every token. The first is the
 // engine's default. The others are removed backends, which the engine replaces by its default.
-var collectives = []string{"allgather_reducescatter", "naive", "pplx"}
+var collectiveBackends = []string{"allgather_reducescatter", "naive", "pplx"}
 
 func check(s engine.Situation, verdict *engine.Support) {
 	if !s.Launch.AttentionDP {
 		return // no exchange, regardless of the backend
 	}
 	backend, given := engine.FlagValue(s.UserArgs, "--all2all-backend")
-	if given && !slices.Contains(collectives, backend) {
+	if given && !slices.Contains(collectiveBackends, backend) {
 		return
 	}
 	advice := "Set --all2all-backend, for example to deepep_low_latency"

@@ -37,11 +37,11 @@ var (
 func mechanisms() []engine.Mechanism {
 	open := engine.Release{}
 	return slices.Concat(
-		engine.Has(engine.DraftKind, oldest, open, "vllm_ascend/eplb/core/eplb_utils.py: the first draft layer has the default order; it ends at start with a second one", engine.Read, "mtp"),
-		engine.Has(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py", engine.Read, "eplb_config", "dynamic_eplb", "num_redundant_experts"),
-		engine.Has(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py; V1 model runner only", engine.Read, "expert_map_path"),
-		engine.Has(engine.MemberKind, oldest, open, "the map: vllm_ascend/eplb/core/eplb_utils.py", engine.Read, "moe_layer_count", "layer_list", "layer_id", "device_count", "device_list", "device_id", "device_expert"),
-		engine.Has(engine.VariableKind, oldest, open, "vllm_ascend/envs.py", engine.Read, "DYNAMIC_EPLB", "EXPERT_MAP_RECORD"),
+		engine.NewMechanisms(engine.DraftKind, oldest, open, "vllm_ascend/eplb/core/eplb_utils.py: the first draft layer has the default order; it ends at start with a second one", engine.Read, "mtp"),
+		engine.NewMechanisms(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py", engine.Read, "eplb_config", "dynamic_eplb", "num_redundant_experts"),
+		engine.NewMechanisms(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py; V1 model runner only", engine.Read, "expert_map_path"),
+		engine.NewMechanisms(engine.MemberKind, oldest, open, "the map: vllm_ascend/eplb/core/eplb_utils.py", engine.Read, "moe_layer_count", "layer_list", "layer_id", "device_count", "device_list", "device_id", "device_expert"),
+		engine.NewMechanisms(engine.VariableKind, oldest, open, "vllm_ascend/envs.py", engine.Read, "DYNAMIC_EPLB", "EXPERT_MAP_RECORD"),
 	)
 }
 
@@ -55,7 +55,7 @@ func check(s engine.Situation, verdict *engine.Support) {
 	if slices.Contains(s.UserEnv, vllm.RunnerVariable) {
 		verdict.Warn("MapNeedsV1Runner", "%s is set in the engine's environment: with the V2 model runner, vllm-ascend up to 0.25.1 reads no expert map, and later releases exit at startup. Set it to 0, or use %s", vllm.RunnerVariable, engine.ReshuffledWeights)
 	}
-	if flag := vllm.Drafts(s.UserArgs); flag != "" {
+	if flag := vllm.DraftFlag(s.UserArgs); flag != "" {
 		verdict.Warn(engine.ReasonDraftExperts, "spec.engine.args sets %s: vllm-ascend loads the first MoE layer of a draft model in the default order of experts, and exits at startup with a second one. With more than one, use %s", flag, engine.ReshuffledWeights)
 	}
 }
@@ -67,7 +67,7 @@ func flags(launch engine.Launch) []engine.Flag {
 	all := vllm.Flags(launch)
 	config := engine.Flag{Names: []string{"--additional-config"}, Source: engine.PlanSource}
 	switch {
-	case !launch.PlacementMatters():
+	case !launch.NeedsKnownPlacement():
 		return all
 	case launch.ExpertMap != "":
 		// The plugin refuses unknown members and accepts only one such flag, so the user's flag cannot be combined with
@@ -93,7 +93,7 @@ func eplbConfig(launch engine.Launch) string {
 
 // variables returns the variables that let the plugin record a map or move experts.
 func variables(launch engine.Launch) []engine.Variable {
-	if !launch.PlacementMatters() {
+	if !launch.NeedsKnownPlacement() {
 		return nil
 	}
 	return []engine.Variable{{Name: "DYNAMIC_EPLB", Source: engine.PlanSource}, {Name: "EXPERT_MAP_RECORD", Source: engine.PlanSource}}

@@ -16,7 +16,7 @@ type Axis struct {
 	ExpertStride, OuterStride int64
 }
 
-// rows returns the axis of a tensor whose dimension 0 is the expert.
+// rows returns the axis of a tensor with the experts in dimension 0.
 func rows(rowBytes int64) Axis {
 	return Axis{Outer: 1, Bits: 8 * rowBytes, Packed: 1, ExpertStride: 1}
 }
@@ -134,11 +134,11 @@ func (c *Checkpoint) axisOf(name string) (axis Axis, dependent bool, err error) 
 // awqOrder is the position of each of eight consecutive experts in a word of AWQ.
 var awqOrder = []int64{0, 4, 1, 5, 2, 6, 3, 7}
 
-// maxPackedBytes is the maximum size of a tensor whose experts are not rows. Such tensors are read as a whole. Gates of
-// known models have less than 2 MiB.
+// maxPackedBytes is the maximum size of a tensor in which experts are not rows. Such tensors are read as a whole. Gates
+// of known models have less than 2 MiB.
 const maxPackedBytes = 32 << 20
 
-// packedColumns returns the axis of a quantised gate tensor whose experts are not rows. In GPTQ and AWQ, the last
+// packedColumns returns the axis of a quantised gate tensor in which experts are not rows. In GPTQ and AWQ, the last
 // dimension is the expert. compressed-tensors packs zero points along the experts. The shape of the gate's weight
 // distinguishes GPTQ, [inputs/8, experts], from AWQ, [inputs, experts/8].
 func (c *Checkpoint) packedColumns(name string, part Part) (Axis, bool) {

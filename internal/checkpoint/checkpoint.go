@@ -36,7 +36,7 @@ const (
 	maxJSONBytes = 256 << 20
 )
 
-// Checkpoint is an opened checkpoint directory whose config, index and shard headers are consistent. It is safe for
+// Checkpoint is an opened checkpoint directory with consistent config, index and shard headers. It is safe for
 // concurrent reads and must be closed.
 type Checkpoint struct {
 	Dir    string

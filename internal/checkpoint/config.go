@@ -19,8 +19,8 @@ const maxLayers = 512
 type Config struct {
 	// ModelType is the model family, one of Families().
 	ModelType string
-	// Wrapper is the model_type of the outermost multimodal wrapper, whose code engines run. It is empty for a model
-	// without wrapper.
+	// Wrapper is the model_type of the outermost multimodal wrapper, which determines the code that engines run. It is
+	// empty for a model without wrapper.
 	Wrapper string
 	// Layers is the number of hidden layers, including dense ones.
 	Layers int
@@ -97,8 +97,8 @@ func (q quantization) String() string {
 	return text[:min(len(text), maxQuantization)]
 }
 
-// format returns the name of the NVFP4 format if any group has it, because engines treat the scales of NVFP4 specially.
-// Otherwise it returns the common format. Members of another JSON type belong to other methods and are ignored.
+// format returns the name of the NVFP4 format if any group has it, because engines treat the scales of NVFP4 specially,
+// and the common format if no group has it. Members of another JSON type belong to other methods and are ignored.
 func (q quantization) format() string {
 	var format string
 	_ = json.Unmarshal(q.Format, &format)

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// checkExpertForms requires that every expert of a layer has all projections. Experts may be stored in different forms,
-// such as some unquantised experts in a quantised checkpoint, if the configuration names each expert whose form
-// differs. The name then moves with the expert.
+// checkExpertForms requires that every expert of a layer has all projections. Some experts may be stored in another
+// form, such as unquantised experts in a quantised checkpoint, if the configuration names each of them. The name then
+// moves with the expert.
 func (c *Checkpoint) checkExpertForms(l *MoELayer) error {
 	forms := map[string][]int{} // tensor names of a form, joined, to its experts
 	for expert := range c.Config.Experts {
@@ -53,8 +53,8 @@ func (l *MoELayer) form(expert int) []string {
 	return names
 }
 
-// otherForm returns the error of an expert whose tensors differ from the usual form and that no configuration file
-// names. If the expert only lacks tensors, the error is a missing tensor.
+// otherForm returns the error of an expert with other tensors than the usual form, which no configuration file names.
+// If the expert only lacks tensors, the error is a missing tensor.
 func (c *Checkpoint) otherForm(l *MoELayer, expert, usual int) error {
 	wanted, has := l.form(usual), l.form(expert)
 	lacking := slices.DeleteFunc(slices.Clone(wanted), func(name string) bool { return slices.Contains(has, name) })

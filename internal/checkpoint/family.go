@@ -13,7 +13,7 @@ type family struct {
 	block, gate string
 	// projections are the linear maps of one expert, if every expert has its own tensors.
 	projections []string
-	// fused lists the tensors of a layer whose dimension 0 is the expert, for checkpoints with fused experts. The
+	// fused lists the tensors of a layer with the experts in dimension 0, for checkpoints with fused experts. The
 	// spellings of one entry are alternatives.
 	fused [][]string
 	// defaultGroups and defaultGroupsPerToken are the defaults of n_group and topk_group in the model's code. 0 means

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/modelconfig"
 )
 
-// This file lists the names of tensors whose dependence on the order of the experts is known. Other names are refused.
+// This file lists the tensor names with a known dependence on the order of the experts. Other names are refused.
 
 // CheckEntries refuses a JSON configuration that may name experts by number. Errors are *InvalidError and name the entry.
 func (c *Config) CheckEntries(text []byte) error {
@@ -23,7 +23,7 @@ func (c *Config) CheckEntries(text []byte) error {
 var tensorSuffix = regexp.MustCompile(`^(?:[._](?:weight|bias|blocks|scales?(?:_2)?|inv|packed|input|output|global|zero|point|shape|offset|g_idx|` +
 	`qweight|qzeros|deq|quant|second|pre|smooth|quantizer|_?amax|_?pre_quant_scale|_?scale))*$`)
 
-// isOfExpert reports whether a tensor belongs only to the expert whose number precedes the name. Another number in the
+// isOfExpert reports whether a tensor belongs only to the expert with the number before the name. Another number in the
 // name could be that of another expert.
 func (f family) isOfExpert(name string) bool {
 	module, rest, _ := strings.Cut(name, ".")
@@ -47,8 +47,8 @@ func hasNumber(name string) bool {
 	return false
 }
 
-// fusedModules lists the projections that contain all experts of a layer in one tensor, whose dimension 0 is the
-// expert.
+// fusedModules lists the projections that contain all experts of a layer in one tensor, with the experts in dimension
+// 0.
 var fusedModules = []string{"gate_up_proj", "down_proj", "gate_proj", "up_proj"}
 
 // isFused reports whether the part of a name after "experts." denotes a tensor with all experts of a layer.

@@ -201,8 +201,8 @@ func (c *Checkpoint) CheckOutside(layers map[int]*MoELayer, predicting []int) er
 }
 
 // ExpertAxes returns the axis of each tensor of a layer that contains values of all its experts. These tensors must be
-// gathered to permute the experts. It returns an error for an incomplete layer, and for a layer with a tensor whose
-// dependence on the order of the experts is unknown.
+// gathered to permute the experts. It returns an error for an incomplete layer, and for a layer with a tensor that
+// depends on the order of the experts in an unknown way.
 func (c *Checkpoint) ExpertAxes(l *MoELayer) (map[string]Axis, error) {
 	if l.invalid != nil {
 		return nil, Invalidf("%s: %v", c.listing(), l.invalid)

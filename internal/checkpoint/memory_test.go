@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// writeHeaders writes a checkpoint of DeepSeek-V3's shape whose shards have headers and sparse holes instead of
+// writeHeaders writes a checkpoint of DeepSeek-V3's shape. Its shards have headers, and sparse holes instead of
 // weights: layers times experts times three projections, with the given suffixes.
 func writeHeaders(t testing.TB, layers, experts, shards int, suffixes ...string) (dir string, tensors int) {
 	t.Helper()

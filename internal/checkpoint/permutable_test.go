@@ -33,7 +33,7 @@ func writeMixtral(t *testing.T, shapes map[string][]int64, metadata map[string]s
 	return dir
 }
 
-// TestUnpermutable checks that a checkpoint whose experts cannot be permuted is reported as such, without an error.
+// TestUnpermutable checks that a checkpoint is reported as not permutable, without an error.
 func TestUnpermutable(t *testing.T) {
 	const block = "model.layers.0.block_sparse_moe."
 	long := block + strings.Repeat("<", 600)

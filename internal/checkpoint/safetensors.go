@@ -185,7 +185,7 @@ func (h *Header) checkRanges() error {
 	return nil
 }
 
-// File is an open safetensors file whose header is consistent with its size. It is safe for concurrent reads.
+// File is an open safetensors file with a header that matches its size. It is safe for concurrent reads.
 type File struct {
 	Header
 	// Path is the path of the file. Size is its size in bytes.

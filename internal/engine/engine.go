@@ -188,7 +188,7 @@ type Launch struct {
 	RedundantExperts int32
 	// Reshuffled reports whether the experts of the checkpoint at ModelPath are in a plan's order.
 	Reshuffled bool
-	// AttentionDP reports whether each rank computes the attention of its own requests.
+	// AttentionDP reports whether each rank computes attention only for the requests of this rank.
 	AttentionDP bool
 	// Nodes is the number of pods over which the ranks of a replica are spread. 0 and 1 mean one pod.
 	Nodes int32

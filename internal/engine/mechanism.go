@@ -19,8 +19,8 @@ const (
 	MemberKind   Kind = "member"
 	MetricKind   Kind = "metric"
 	ValueKind    Kind = "value"
-	// DraftKind is a method of speculative decoding whose draft layers may have experts. Source describes the order in
-	// which their experts are loaded.
+	// DraftKind is a method of speculative decoding with draft layers that may have experts. Source describes the order
+	// in which these experts are loaded.
 	DraftKind Kind = "draft"
 )
 
@@ -41,8 +41,8 @@ type Mechanism struct {
 	Kind Kind
 	// Names are the spellings.
 	Names []string
-	// First and Last are the first and the last release with the mechanism among the releases whose sources were read.
-	// An empty Last means the adapter's Newest.
+	// First and Last are the first and the last checked release with the mechanism. An empty Last means the adapter's
+	// Newest.
 	First, Last Release
 	// Source is a file of the engine's project, with a pull request or an issue if one explains the mechanism.
 	Source string

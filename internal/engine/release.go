@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Release is the number of an engine's release, without suffixes for candidates and post-releases: 0.5.12 also stands
-// for 0.5.12rc1 and 0.5.12.post1. The zero value is an unknown release.
+// Release is the number of an engine's release, without suffixes for candidates and post-releases: 0.5.12 also
+// represents 0.5.12rc1 and 0.5.12.post1. The zero value is an unknown release.
 type Release struct{ Major, Minor, Patch int }
 
 // releaseText matches the release at the beginning of a version or of an image tag: 0.5.17, v0.22.0-cu130,
@@ -54,8 +54,8 @@ func (r Release) String() string {
 	return fmt.Sprintf("%d.%d.%d", r.Major, r.Minor, r.Patch)
 }
 
-// ImageRelease returns the release in the tag of an image. It returns the zero value for an image whose repository does
-// not end in one of the adapter's Images, such as a user-built image, and for a tag without a release.
+// ImageRelease returns the release in the tag of an image. It returns the zero value if the repository of the image
+// does not end in one of the adapter's Images, such as for a user-built image, or if the tag contains no release.
 func (a Adapter) ImageRelease(image string) Release {
 	image, _, _ = strings.Cut(image, "@")
 	at := strings.LastIndex(image, "/")
@@ -82,7 +82,7 @@ func ReadRelease(answer []byte) Release {
 // ReasonReleaseTooOld is the reason for a release that lacks a feature required by the spec.
 const ReasonReleaseTooOld = "EngineReleaseTooOld"
 
-// checkNewest adds a warning if the release is newer than the newest release whose source was read.
+// checkNewest adds a warning if the release is newer than the newest checked release.
 func (a Adapter) checkNewest(s Situation, verdict *Support) {
 	if a.Newest.Before(s.Release) {
 		verdict.Warn("UnknownRelease", "%s %s is newer than %s, the newest release whose source was read: it is assumed to behave in the same way", a.Type, s.Release, a.Newest)

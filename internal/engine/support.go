@@ -11,7 +11,7 @@ type Realization string
 const (
 	// EngineMap passes the plan as the engine's expert map.
 	EngineMap Realization = "EngineMap"
-	// ReshuffledWeights passes the plan as a checkpoint whose experts and gate rows are in the plan's order.
+	// ReshuffledWeights passes the plan as a checkpoint with experts and gate rows in the plan's order.
 	ReshuffledWeights Realization = "ReshuffledWeights"
 )
 
@@ -118,8 +118,8 @@ func (a Adapter) checkPermutation(s Situation, verdict *Support) {
 	}
 }
 
-// ReasonNoAllToAll is the reason when locality has no benefit: a refusal with tensor-parallel attention, otherwise a
-// warning.
+// ReasonNoAllToAll is the reason when locality has no benefit. It is a refusal with tensor-parallel attention, and a
+// warning with data-parallel attention.
 const ReasonNoAllToAll = "NoAllToAll"
 
 const (

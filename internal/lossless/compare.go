@@ -24,7 +24,7 @@ const (
 )
 
 // ErrNothingCompared is returned if no token of the engine's answers is comparable with the stored answers, although
-// each difference alone is allowed.
+// all differences are below the limits.
 var ErrNothingCompared = errors.New("no log-probability could be compared: every answer differs at its first token")
 
 // DifferenceError reports that the engine's outputs differ from those without a plan.
@@ -48,7 +48,7 @@ type Distance struct {
 // as the difference. The same applies at the end of a shorter answer. Tokens beyond the stored ones are not compared.
 func Compare(want, got Answer) Distance {
 	var d Distance
-	if len(want.PromptLogprobs) == len(got.PromptLogprobs) { // otherwise, tokenizers or engines differ
+	if len(want.PromptLogprobs) == len(got.PromptLogprobs) { // with other lengths, tokenizers or engines differ
 		for i, logprob := range want.PromptLogprobs {
 			d.add(math.Abs(logprob-got.PromptLogprobs[i]), true)
 		}

@@ -49,7 +49,7 @@ func NewProbe(client *Client, healthPath string, answers *Answers, ranks int, ra
 	}
 }
 
-// ServeHTTP responds with 200 while the probe is ready, and with 503 otherwise.
+// ServeHTTP responds with 200 while the probe is ready, and with 503 while it is not.
 func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	if !p.ready.Load() {
 		http.Error(w, "the engine is not serving, or has not passed the lossless probe yet", http.StatusServiceUnavailable)

@@ -157,7 +157,7 @@ func TestProbeEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestProbeSeesARestart checks that an engine whose process ends counts as down immediately, and that it does not
+// TestProbeSeesARestart checks that the engine counts as down immediately when its process ends, and that it does not
 // become ready again if it returns with a map that it ignores.
 func TestProbeSeesARestart(t *testing.T) {
 	recorded := record(t)

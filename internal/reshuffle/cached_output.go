@@ -302,9 +302,9 @@ func (t *cachedOutput) lockUse() (err error) {
 	return err
 }
 
-// remove removes an output whose locks this process has. It first renames the output to a staging directory, so that a
-// reader sees either the whole output or nothing. After a kill, a run on the same output resumes from the staging
-// directory, or another run removes it.
+// remove removes an output. The caller must have both of its locks. It first renames the output to a staging directory,
+// so that a reader sees either the whole output or nothing. After a kill, a run on the same output resumes from the
+// staging directory, or another run removes it.
 func (t *cachedOutput) remove() error {
 	if t.complete {
 		staging := stagingDir(t.out, t.identity)

@@ -21,8 +21,8 @@ import (
 // container that creates the output and the start of the container that leases it.
 const useGrace = 10 * time.Minute
 
-// admissionLock is the base name of the file that is locked while a run computes the disk usage of its directory and removes
-// outputs. A run that waits for it has no other lock than that of its own output, and the owner of the lock waits for
+// admissionLock is the base name of the file that is locked while a run computes the disk usage of its directory and
+// removes outputs. A run that waits for this lock has only the lock of its output, and the owner of the lock waits for
 // no other lock. So there is no deadlock.
 const admissionLock = ".semmoe-reshuffle.room"
 

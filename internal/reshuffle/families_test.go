@@ -135,7 +135,7 @@ func sameFile(t *testing.T, a, b string) {
 	}
 }
 
-// TestHeaderGrowth has shards with only experts 0 to 9, whose names get longer. The data must be shifted by whole
+// TestHeaderGrowth has shards with only experts 0 to 9, which get longer names. The data must be shifted by whole
 // blocks.
 func TestHeaderGrowth(t *testing.T) {
 	m := generators["olmoe"](1)

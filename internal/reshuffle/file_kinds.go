@@ -52,7 +52,7 @@ var documents = []string{
 }
 
 // add classifies a file that is not a shard. The file is copied if it is known not to name experts by number, rewritten
-// if its format is known, left out if it contains the same weights in another format, and refused otherwise.
+// if its format is known, and left out if it contains the same weights in another format. Any other file is refused.
 func (f *sourceFiles) add(ctx context.Context, root fs.FS, expertRenamer *expertRenamer, name string) error {
 	base, extension := path.Base(name), strings.ToLower(path.Ext(name))
 	moves := len(expertRenamer.m.toNew) > 0
@@ -168,7 +168,7 @@ func (f *sourceFiles) addStructured(ctx context.Context, root fs.FS, expertRenam
 	return refuseFile(expertRenamer.c, name, "it names experts, and YAML files cannot be rewritten")
 }
 
-// addText copies a file of an unknown kind if it is text that names no expert by number, and refuses it otherwise.
+// addText copies a file of an unknown kind if it is text that names no expert by number. Any other file is refused.
 func (f *sourceFiles) addText(root fs.FS, expertRenamer *expertRenamer, name string) error {
 	file, err := root.Open(name)
 	if err != nil {

@@ -39,7 +39,7 @@ func clustered(groups, kinds int, attention placement.Attention, cluster func(ki
 	return t
 }
 
-// TestSolvedPermutationKeepsGroups applies solved plans to a checkpoint whose gate chooses groups. The default
+// TestSolvedPermutationKeepsGroups applies solved plans to a checkpoint with a gate that chooses groups. The default
 // placement splits all clusters. Plans that preserve groups are accepted, and a plan that does not is refused.
 func TestSolvedPermutationKeepsGroups(t *testing.T) {
 	everyOther := func(kind, layer int) []int {

@@ -60,7 +60,7 @@ type Shard struct {
 	Size int64 `json:"size"`
 	// HeaderSHA256 is the sha256 of the header's length and text.
 	HeaderSHA256 string `json:"header_sha256"`
-	// Gathered maps each tensor whose rows moved to its sha256. Tensors larger than 16 MiB are not included.
+	// Gathered maps each tensor with moved rows to its sha256. Tensors larger than 16 MiB are not included.
 	Gathered map[string]string `json:"gathered,omitempty"`
 	// SHA256 is the sha256 of the whole file. It is set only after full verification.
 	SHA256 string `json:"sha256,omitempty"`

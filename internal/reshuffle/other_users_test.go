@@ -200,7 +200,7 @@ func (s *shared) testClosedStagingDir(t *testing.T) {
 	}
 }
 
-// TestLimitKeepsOutputsOfOthers checks that a run removes only outputs of its own user. Outputs of other users count
+// TestLimitKeepsOutputsOfOthers checks that a run removes only outputs of the same user. Outputs of other users count
 // and stay complete.
 func TestLimitKeepsOutputsOfOthers(t *testing.T) {
 	s := newOpenShared(t, 4)

@@ -152,8 +152,8 @@ func (p *Permutation) Digest() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// checkGroups requires that a permutation maps each group of consecutive experts onto one group. A gate that first
-// chooses groups would choose different groups otherwise.
+// checkGroups requires that a permutation maps each group of consecutive experts onto one group. With any other
+// permutation, a gate that first chooses groups would choose different groups.
 func checkGroups(layer LayerPermutation, groups int) error {
 	size := len(layer.NewToOld) / groups
 	for j, old := range layer.NewToOld {

@@ -38,7 +38,7 @@ func (j *job) refresh(ctx context.Context, m *Manifest) error {
 	return err
 }
 
-// stale returns the files whose content differs between the model and the output, and the files of the output that no
+// stale returns the files with different content in the model and the output, and the files of the output that no
 // longer exist in the model.
 func (j *job) stale(m *Manifest) (changed, removed []string, err error) {
 	made := map[string]bool{}

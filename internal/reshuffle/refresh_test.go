@@ -189,8 +189,8 @@ func TestRefreshStaysInside(t *testing.T) {
 	}
 }
 
-// TestRefreshOfAnotherUsersOutput checks that the update fails if only the other user may write. Otherwise an engine
-// would serve outdated files.
+// TestRefreshOfAnotherUsersOutput checks that the update fails if only the other user may write. If it did not, an
+// engine would serve outdated files.
 func TestRefreshOfAnotherUsersOutput(t *testing.T) {
 	s := newOpenShared(t, 1)
 	setVersion(t, s.model, 0)

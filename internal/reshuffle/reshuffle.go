@@ -52,8 +52,8 @@ type Result struct {
 	// Reused reports whether the output already existed. Resumed is the number of shards written by an earlier run.
 	Reused  bool `json:"reused"`
 	Resumed int  `json:"resumed_shards"`
-	// Verified is always true: a run whose output fails the check of its names and a sample of its bytes returns no
-	// result. Compared reports whether every byte was compared.
+	// Verified is always true: a run returns no result if the check of the output's names and of a sample of its bytes
+	// fails. Compared reports whether every byte was compared.
 	Verified          bool   `json:"verified"`
 	Compared          bool   `json:"compared"`
 	SourceDigest      string `json:"source_digest"`

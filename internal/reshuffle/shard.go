@@ -204,8 +204,8 @@ func (p *shardPlan) gather(ctx context.Context, c *copier, file *os.File, g gath
 	return nil
 }
 
-// gatherPacked permutes a tensor whose experts are columns or parts of words. Only gates have such tensors, and gates
-// are small.
+// gatherPacked permutes a tensor in which experts are columns or parts of words. Only gates have such tensors, and
+// gates are small.
 func (g gather) gatherPacked(file, source *os.File, to, from int64) error {
 	old, permuted := make([]byte, g.bytes()), make([]byte, g.bytes())
 	if err := readFull(source, old, from); err != nil {

@@ -24,8 +24,8 @@ const rowSample = 4096
 type verifier struct {
 	source *checkpoint.Checkpoint
 	*mapping
-	// full compares every byte. Otherwise, a renamed tensor must have the same range of the same shard, and the bytes
-	// of gathered tensors are compared (of large tensors, the beginning of each row).
+	// full compares every byte. If it is false, a renamed tensor must have the same range of the same shard, and the
+	// bytes of gathered tensors are compared (of large tensors, the beginning of each row).
 	full bool
 }
 
@@ -114,7 +114,7 @@ func (v *verifier) tensor(h hash.Hash, shard *checkpoint.File, name string) erro
 	return nil
 }
 
-// packed compares a tensor whose experts are columns or parts of words. If full, it also hashes the tensor.
+// packed compares a tensor in which experts are columns or parts of words. If full, it also hashes the tensor.
 func (v *verifier) packed(h hash.Hash, a, b *checkpoint.File, got, want checkpoint.Tensor, g gathered) error {
 	bytesA, bytesB := make([]byte, got.End-got.Begin), make([]byte, want.End-want.Begin)
 	if err := readFull(a.Handle(), bytesA, a.DataStart()+got.Begin); err != nil {

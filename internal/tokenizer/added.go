@@ -134,7 +134,7 @@ var wordRanges = []*unicode.RangeTable{unicode.L, unicode.M, unicode.Nd, unicode
 
 func isWord(r rune) bool { return unicode.In(r, wordRanges...) }
 
-// normalized returns the tokens with normalized content. Tokens whose normalized content is empty are dropped.
+// normalized returns the tokens with normalized content. Tokens with an empty result are dropped.
 func normalized(tokens []addedToken, steps []normalizer) []addedToken {
 	tokens = slices.Clone(tokens)
 	for i := range tokens {

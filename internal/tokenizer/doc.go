@@ -16,7 +16,7 @@
 //     in testdata.
 //   - Decode(Encode(s)) == s for every valid UTF-8 string s, and DecodeBytes(Encode(s)) == s for every string, if the
 //     file has no normalizer and adds no space. With a normalizer, the result is the normalized s.
-//   - Encoding n bytes takes O(n log n) time and O(n) memory for every input and file. Parse refuses a file whose
-//     factors exceed maxSteps, maxGrowth, maxAddedToken or the limits of package pattern.
+//   - Encoding n bytes takes O(n log n) time and O(n) memory for every input and file. Parse refuses a file
+//     that exceeds maxSteps, maxGrowth, maxAddedToken or the limits of package pattern.
 //   - A Tokenizer is immutable except for its cache of pieces, and safe for concurrent use. A Stream is not.
 package tokenizer

@@ -12,9 +12,9 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// file mirrors tokenizer.json. Members whose structure depends on their type stay raw. The members truncation and
-// padding are ignored: they are stored call settings, which the reference library replaces in each call, and engines
-// call it with neither.
+// file mirrors tokenizer.json. Members with a type-dependent structure stay raw. The members truncation and padding are
+// ignored: they are stored call settings, which the reference library replaces in each call, and engines call it with
+// neither.
 type file struct {
 	AddedTokens   []fileAddedToken `json:"added_tokens"`
 	Normalizer    json.RawMessage  `json:"normalizer"`

@@ -139,8 +139,8 @@ func nfc(text string) string {
 	return text
 }
 
-// lowercase maps each character independently of its context. The capital I with a dot is the only character whose
-// lower case has two characters.
+// lowercase maps each character independently of its context. Only the capital I with a dot has a lower case of two
+// characters.
 func lowercase(text string) string {
 	return strings.ReplaceAll(strings.Map(func(r rune) rune {
 		if r == 'İ' {

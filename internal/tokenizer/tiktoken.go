@@ -23,7 +23,7 @@ const (
 	configFile    = "tokenizer_config.json"
 )
 
-// rankedModel is the type of a model whose merges follow from its vocabulary, as in the library tiktoken: two
+// rankedModel is the type of a model with merges that follow from its vocabulary, as in the library tiktoken: two
 // neighbours can be merged if their concatenation is a token, and the merge with the lowest token id is applied first.
 // Only FromCheckpoint produces this type.
 const rankedModel = "tiktoken"
@@ -123,7 +123,7 @@ func fromTiktoken(dir string, text, config []byte) ([]byte, error) {
 }
 
 // checkCode refuses Python code that uses another split expression, or that reserves another number of tokens. If the
-// checkpoint does not contain the code, the class name alone decides.
+// checkpoint does not contain the code, only the class name is checked.
 func (c *tiktokenConfig) checkCode(dir string) error {
 	classes := c.AutoMap["AutoTokenizer"]
 	var slowAndFast []string
@@ -212,7 +212,7 @@ func (c *tiktokenConfig) specialTokens(base int) ([]fileAddedToken, error) {
 // quadratic time.
 const maxRankedBytes = 512
 
-// rank adds the merges that follow from the vocabulary of a ranked model: all pairs of tokens whose concatenation is a
+// rank adds the merges that follow from the vocabulary of a ranked model: all pairs of tokens that concatenate to a
 // token.
 func (m *fileModel) rank() error {
 	for _, joined := range slices.SortedFunc(maps.Keys(m.Vocab), func(a, b string) int { return cmp.Compare(m.Vocab[a], m.Vocab[b]) }) {

@@ -8,15 +8,15 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// locationFamilies lists the families whose models report the location of their experts to the engine
+// locationFamilies lists the families with models that report the location of their experts to the engine
 // (get_model_config_for_expert_location). For any other family, --init-expert-location has no effect, without an error.
 var locationFamilies = []string{"deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "kimi_k2", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"}
 
 // locationWrappers lists the multimodal wrappers that do so. SGLang asks only the outermost model.
 var locationWrappers = []string{"dots_vlm", "kimi_k25", "qwen3_vl_moe"}
 
-// mapIgnoringFamilies lists the families whose experts SGLang loads in the default order regardless of the map, and whose models it
-// cannot run with DeepEP, according to the source of the releases.
+// mapIgnoringFamilies lists the families for which SGLang loads experts in the default order regardless of the map, and
+// which it cannot run with DeepEP, according to the source of the releases.
 var mapIgnoringFamilies = []string{"gpt_oss"}
 
 // The releases in which the checked behaviour changed.

@@ -10,8 +10,8 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// splitFamilies maps the families whose models SGLang splits into two micro-batches per step to the first release that does. With
-// any other family, its scheduler raises NotImplementedError at the first batch that it splits
+// splitFamilies maps the families for which SGLang splits a step into two micro-batches to the first release that does.
+// With any other family, its scheduler raises NotImplementedError at the first batch that it splits
 // (srt/batch_overlap/operations_strategy.py, which checks the class of the first decoder layer).
 var splitFamilies = map[string]engine.Release{
 	"deepseek_v2": minimum, "deepseek_v3": minimum, "kimi_k2": minimum, "qwen3_moe": minimum, "mimo_v2_flash": minimum,

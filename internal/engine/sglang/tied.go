@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// IgnoresTiedEmbeddings lists the families, by model_type, whose output projection SGLang never fills if
+// IgnoresTiedEmbeddings lists the families, by model_type, for which SGLang never fills the output projection if
 // tie_word_embeddings is set and the checkpoint has no lm_head.weight. All logits are then 0, although the health check
 // passes. Run for qwen3_moe with 0.5.17. Read for the other families in python/sglang/srt/models of main, 2026-08-20,
 // where neither the model nor its loader reads tie_word_embeddings.

@@ -32,7 +32,7 @@ func Adapter() engine.Adapter {
 	}
 }
 
-// newest is the newest release whose source was read.
+// newest is the newest checked release.
 var newest = engine.Release{Major: 1, Minor: 3}
 
 // flags returns the flags of trtllm-serve. Attention data parallelism and the expert map can only be set in the options
@@ -132,7 +132,7 @@ func moeOptions(all map[string]any) (map[string]any, error) {
 	return nil, fmt.Errorf("%s: moe_config is invalid: it must be an object", engine.OptionsField)
 }
 
-// mapFamilies lists the families whose architectures are on the engine's list (moe_model_arch_list in
+// mapFamilies lists the families with architectures on the engine's list (moe_model_arch_list in
 // tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py). The engine ignores a map for any other family.
 // Checkpoints of kimi_k2 have the architecture of deepseek_v3.
 var mapFamilies = []string{"deepseek_v3", "gpt_oss", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"}

@@ -11,7 +11,7 @@ import (
 
 // The releases in which the checked behaviour changed.
 var (
-	// oldest is the oldest release whose source was read. It infers ranks from --nnodes and --node-rank.
+	// oldest is the oldest checked release. It infers ranks from --nnodes and --node-rank.
 	oldest = engine.Release{Minor: 11, Patch: 2}
 	// returnsExperts is the first release that returns routed experts as base64 of a .npy file in each choice
 	// (vllm-project/vllm#38939).

@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// overlapBackends maps the all-to-all backends whose exchange vLLM overlaps with computation to the first release that
-// does.
+// overlapBackends maps the all-to-all backends for which vLLM overlaps exchange and computation to the first release
+// that does.
 var overlapBackends = map[string]engine.Release{
 	"deepep_low_latency": oldest, "deepep_high_throughput": oldest,
 	"nixl_ep": {Minor: 24}, // vllm-project/vllm#45275

@@ -19,8 +19,8 @@ type bits []uint64
 
 func (b bits) has(at int) bool { return b != nil && b[at/64]>>(at%64)&1 != 0 }
 
-// maxDepth is the maximum number of nested choices, and thereby of repetitions of a group in one match. It bounds the
-// stack.
+// maxDepth is the maximum number of nested choices, which also limits the repetitions of a group in one match. It
+// bounds the stack.
 const maxDepth = 50_000
 
 // loopState caches results of an unbounded loop over one set. Whether the rest of the expression matches after a loop

@@ -9,8 +9,8 @@ import (
 // Pattern is a compiled expression.
 type Pattern struct {
 	start *node
-	// loops is the number of unbounded loops over one set. memos is the number of nodes whose failures a matcher
-	// records.
+	// loops is the number of unbounded loops over one set. memos is the number of nodes with recorded failures in a
+	// matcher.
 	loops, memos int
 	// begins marks the bytes with which a match can begin. A match is never empty.
 	begins [256]bool
@@ -48,7 +48,7 @@ const (
 const (
 	maxExpression = 4096 // bytes
 	maxNodes      = 4000 // steps, with expanded quantifiers of groups
-	maxMemos      = 512  // steps whose failures are recorded
+	maxMemos      = 512  // steps with recorded failures
 )
 
 // Compile compiles an expression. An error names the invalid or unsupported construct. An expression that matches the

@@ -79,8 +79,8 @@ func Inspect(dir string) (Report, error) {
 	}, nil
 }
 
-// tiedEmbeddings reports whether an engine has to use the embeddings as the output projection: a tensor lm_head.weight, with or
-// without the prefix of a multimodal wrapper, takes precedence over tie_word_embeddings.
+// tiedEmbeddings reports whether an engine has to use the embeddings as the output projection: a tensor lm_head.weight,
+// with or without the prefix of a multimodal wrapper, takes precedence over tie_word_embeddings.
 func (c *Checkpoint) tiedEmbeddings() bool {
 	if !c.Config.TiedEmbeddings {
 		return false

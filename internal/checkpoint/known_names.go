@@ -10,7 +10,8 @@ import (
 
 // This file lists the tensor names with a known dependence on the order of the experts. Other names are refused.
 
-// CheckEntries refuses a JSON configuration that may name experts by number. Errors are *InvalidError and name the entry.
+// CheckEntries refuses a JSON configuration that may name experts by number. Errors are *InvalidError and name the
+// entry.
 func (c *Config) CheckEntries(text []byte) error {
 	if err := modelconfig.CheckExpertEntries(text, c.Experts, c.Layers); err != nil {
 		return Invalidf("%v", err)

@@ -346,8 +346,8 @@ func (f Flag) checkMembers(given occurrence) error {
 	return nil
 }
 
-// RefuseFlagFile returns a flag that refuses a file of flags. The file could contain refused flags, and its content is not
-// visible to the operator.
+// RefuseFlagFile returns a flag that refuses a file of flags. The file could contain refused flags, and its content is
+// not visible to the operator.
 func RefuseFlagFile(name string) Flag {
 	return Flag{Names: []string{name}, Source: PlanSource, Forbidden: true, Why: "names a file that may set flags which " + PlanSource + " decides: put its flags into spec.engine.args"}
 }

@@ -262,7 +262,8 @@ func TestOptionsFile(t *testing.T) {
 	}
 }
 
-// TestUserOptions covers options that cannot be parsed, or that other fields control, and engines without an options file.
+// TestUserOptions covers options that cannot be parsed, or that other fields control, and engines without an options
+// file.
 func TestUserOptions(t *testing.T) {
 	planned := engine.Launch{AttentionDP: true, ExpertMap: "/plan/trtllm.yaml"}
 	for name, test := range map[string]struct {

@@ -120,7 +120,8 @@ func TestExpertMapsRoundTrip(t *testing.T) {
 	}
 }
 
-// TestInvalidLayoutsAreNotWritten passes layouts to every writer with which engines fail without a clear error, or compute wrong outputs.
+// TestInvalidLayoutsAreNotWritten passes layouts to every writer with which engines fail without a clear error, or
+// compute wrong outputs.
 func TestInvalidLayoutsAreNotWritten(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(l *engine.Layout)

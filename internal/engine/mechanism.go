@@ -50,8 +50,8 @@ type Mechanism struct {
 	Evidence Evidence
 }
 
-// NewMechanisms returns mechanisms of one kind with the same releases, source and evidence, one for each text. A text contains
-// the spellings of a mechanism, separated by spaces.
+// NewMechanisms returns mechanisms of one kind with the same releases, source and evidence, one for each text. A text
+// contains the spellings of a mechanism, separated by spaces.
 func NewMechanisms(kind Kind, first, last Release, source string, evidence Evidence, texts ...string) []Mechanism {
 	var all []Mechanism
 	for _, text := range texts {

@@ -30,8 +30,8 @@ var otherNames = []string{
 	"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "dp_rank", "data_parallel_rank",
 }
 
-// TestEveryMechanismHasASource checks that every flag, variable, route, header, member, metric and value in the code of an
-// engine is listed in the engine's table with a source and a release.
+// TestEveryMechanismHasASource checks that every flag, variable, route, header, member, metric and value in the code of
+// an engine is listed in the engine's table with a source and a release.
 func TestEveryMechanismHasASource(t *testing.T) {
 	all := map[string]bool{}
 	packages := map[string][]engine.Adapter{}

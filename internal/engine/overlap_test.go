@@ -11,7 +11,8 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
-// TestOverlap checks the flags of each engine, the refusals of engines without a flag, and that users cannot set the same flags.
+// TestOverlap checks the flags of each engine, the refusals of engines without a flag, and that users cannot set the
+// same flags.
 func TestOverlap(t *testing.T) {
 	type spec = semmoev1.OverlapSpec
 	const deepep, lowLatency = "--moe-a2a-backend deepep", "--all2all-backend deepep_low_latency"

@@ -316,7 +316,8 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
-// TestEveryFamilyIsDecided checks that every family is known to support SGLang's maps or not. A new family must be added here.
+// TestEveryFamilyIsDecided checks that every family is known to support SGLang's maps or not. A new family must be
+// added here.
 func TestEveryFamilyIsDecided(t *testing.T) {
 	var refused []string
 	for _, name := range checkpoint.Families() {

@@ -99,7 +99,7 @@ func TestReadsAsEncodingJSON(t *testing.T) {
 	}
 }
 
-func TestGetOfNothing(t *testing.T) {
+func TestGetWithoutMembers(t *testing.T) {
 	if got := jsonscan.Get(nil, nil, "a"); got != nil {
 		t.Errorf("got %s", got)
 	}

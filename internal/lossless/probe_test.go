@@ -23,7 +23,7 @@ import (
 type scripted struct {
 	mu sync.Mutex
 	// unhealthy is the number of the next health checks that fail, refused the number of the next prompts that are
-	// refused. looks and asked count health checks and prompts.
+	// refused. healthChecks and asked count health checks and prompts.
 	unhealthy, refused, healthChecks, asked int
 	answers                                 *Answers
 	// pinned lists the ranks to which prompts were pinned, "" for none.
@@ -157,9 +157,9 @@ func TestProbeEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestProbeSeesARestart checks that the engine counts as down immediately when its process ends, and that it does not
+// TestProbeDetectsRestart checks that the engine counts as down immediately when its process ends, and that it does not
 // become ready again if it returns with a map that it ignores.
-func TestProbeSeesARestart(t *testing.T) {
+func TestProbeDetectsRestart(t *testing.T) {
 	recorded := record(t)
 	client, stop := startStoppable(t, func(*refengine.Options) {})
 	probe := NewProbe(client, "/health", recorded, ranks, rankHeader)

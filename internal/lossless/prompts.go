@@ -41,8 +41,8 @@ func readPassages() (texts []string) {
 }
 
 const (
-	// answerTokens is the number of tokens that continue a prompt: enough that a fault of the cache or of decoding shows,
-	// few enough that a pod waits for seconds only.
+	// answerTokens is the number of tokens that continue a prompt: enough that a fault of the cache or of decoding
+	// shows, few enough that a pod waits for seconds only.
 	answerTokens = 16
 	// alternatives is the number of most likely tokens that engines are asked for: the second gives the margin.
 	alternatives = 2

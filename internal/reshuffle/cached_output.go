@@ -15,20 +15,21 @@ import (
 	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
-// cachedOutput describes an output of earlier runs: the complete output, or the parts that a run has left. Directories that
-// this package did not create are never included.
+// cachedOutput describes an output of earlier runs: the complete output, or the parts that a run has left. Directories
+// that this package did not create are never included.
 type cachedOutput struct {
 	// out is the output's path.
 	out string
 	// bytes is the size of the output, or for an output that is being written, at least its reserved size. If the
-	// output can be removed, left is the size of the parts that another user has left and that cannot be removed.
-	bytes, left int64
+	// output can be removed, othersBytes is the size of the parts that another user has left and that cannot be
+	// removed.
+	bytes, othersBytes int64
 	// complete reports whether the output is published. identity is then the identity of its inputs.
 	complete bool
 	identity string
 	lastUse  time.Time
-	// keepReason is the reason why the output cannot be removed now. It is empty if the output can be removed; then this
-	// process has both of its locks.
+	// keepReason is the reason why the output cannot be removed now. It is empty if the output can be removed; then
+	// this process has both of its locks.
 	keepReason string
 	lock       filelock.Lock
 	used       *os.File
@@ -44,8 +45,8 @@ func (t *cachedOutput) release() {
 	t.lock = filelock.Lock{}
 }
 
-// findCachedOutputs inspects all outputs in a directory except out. It locks the outputs that may be removed. The model is
-// kept, even if it is an output itself. The caller must have the admission lock. Then every other run has either
+// findCachedOutputs inspects all outputs in a directory except out. It locks the outputs that may be removed. The model
+// is kept, even if it is an output itself. The caller must have the admission lock. Then every other run has either
 // reserved its space already, or will count the reservation of this run.
 func findCachedOutputs(out, model string, grace time.Duration) (cached []*cachedOutput, err error) {
 	defer func() {
@@ -81,15 +82,15 @@ func findCachedOutputs(out, model string, grace time.Duration) (cached []*cached
 			t.keepReason = "the model"
 			t.release()
 		}
-		if t.left > 0 {
-			cached = append(cached, &cachedOutput{out: path, bytes: t.left, keepReason: leftByOther})
+		if t.othersBytes > 0 {
+			cached = append(cached, &cachedOutput{out: path, bytes: t.othersBytes, keepReason: leftByOther})
 		}
 	}
 	return cached, nil
 }
 
-// cachedOutputNames lists the outputs with files in a directory. Each run creates its use file before it is admitted. So no
-// output is missed while its staging directory is renamed.
+// cachedOutputNames lists the outputs with files in a directory. Each run creates its use file before it is admitted.
+// So no output is missed while its staging directory is renamed.
 func cachedOutputNames(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -132,7 +133,7 @@ func inspectOutput(out string, grace time.Duration) (*cachedOutput, error) {
 	for {
 		t, err := inspectOnce(out, grace)
 		if errors.Is(err, fs.ErrPermission) {
-			size, err := presentBytes(out)
+			size, err := outputBytesOnDisk(out)
 			return &cachedOutput{out: out, bytes: size, keepReason: ownedByOther}, err
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -146,9 +147,9 @@ func inspectOnce(out string, grace time.Duration) (*cachedOutput, error) {
 	path := hidden(out, lockSuffix)
 	// Check the lock before the directories. A run without a lock at this point writes no more files.
 	_, noLock := os.Lstat(path)
-	if there, err := present(out); err != nil {
+	if exists, err := outputExists(out); err != nil {
 		return nil, err
-	} else if !there {
+	} else if !exists {
 		// No run has left anything here. A file of this name was not created by this package; do not create or remove
 		// it.
 		if errors.Is(noLock, fs.ErrNotExist) {
@@ -159,7 +160,7 @@ func inspectOnce(out string, grace time.Duration) (*cachedOutput, error) {
 		} else if !idle {
 			return activeOutput(out)
 		}
-		if there, err = present(out); !there || err != nil {
+		if exists, err = outputExists(out); !exists || err != nil {
 			return nil, err
 		}
 	}
@@ -173,14 +174,14 @@ func inspectOnce(out string, grace time.Duration) (*cachedOutput, error) {
 	return activeOutput(out)
 }
 
-// present reports whether an output, or a part of it, exists.
-func present(out string) (bool, error) {
-	parts, err := parts(out)
+// outputExists reports whether an output, or a part of it, exists.
+func outputExists(out string) (bool, error) {
+	parts, err := outputParts(out)
 	return len(parts) > 0, err
 }
 
-// parts lists the directories of an output: the staging directories, then the output itself if it is complete.
-func parts(out string) ([]string, error) {
+// outputParts lists the directories of an output: the staging directories, then the output itself if it is complete.
+func outputParts(out string) ([]string, error) {
 	paths, err := stagingDirs(out)
 	if _, complete := completeOutput(out); complete {
 		paths = append(paths, out)
@@ -196,13 +197,13 @@ func activeOutput(out string) (*cachedOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	size, err := presentBytes(out)
+	size, err := outputBytesOnDisk(out)
 	return &cachedOutput{out: out, bytes: max(size, bytes), keepReason: "being made"}, err
 }
 
-// presentBytes returns the total size of an output and its staging directories.
-func presentBytes(out string) (int64, error) {
-	paths, err := parts(out)
+// outputBytesOnDisk returns the total size of an output and its staging directories.
+func outputBytesOnDisk(out string) (int64, error) {
+	paths, err := outputParts(out)
 	if err != nil {
 		return 0, err
 	}
@@ -226,7 +227,7 @@ func idleOutput(out string, lock filelock.Lock, grace time.Duration) (_ *cachedO
 			t.release()
 		}
 	}()
-	if t.bytes, err = presentBytes(out); err != nil || t.bytes == 0 {
+	if t.bytes, err = outputBytesOnDisk(out); err != nil || t.bytes == 0 {
 		return nil, err
 	}
 	if err := t.checkOwner(); err != nil {
@@ -253,11 +254,11 @@ func idleOutput(out string, lock filelock.Lock, grace time.Duration) (_ *cachedO
 
 // checkOwner determines which parts this user may remove, before the output is renamed.
 func (t *cachedOutput) checkOwner() error {
-	paths, err := parts(t.out)
+	paths, err := outputParts(t.out)
 	if err != nil {
 		return err
 	}
-	var left int64
+	var othersBytes int64
 	for _, part := range paths {
 		if !closedDirectory(part) {
 			continue
@@ -266,16 +267,16 @@ func (t *cachedOutput) checkOwner() error {
 		if err != nil {
 			return err
 		}
-		left += size
+		othersBytes += size
 		if part == t.out {
 			t.keepReason = ownedByOther
 		}
 	}
 	switch {
-	case left == t.bytes:
+	case othersBytes == t.bytes:
 		t.keepReason = ownedByOther
 	case t.keepReason == "":
-		t.bytes, t.left = t.bytes-left, left
+		t.bytes, t.othersBytes = t.bytes-othersBytes, othersBytes
 	}
 	return nil
 }

@@ -33,7 +33,8 @@ const lockSuffix = ".lock"
 // part of any model.
 var guardName = regexp.MustCompile(`^(\..+(\.probe-\d+|` + regexp.QuoteMeta(lockSuffix) + `|` + regexp.QuoteMeta(usedSuffix) + `)|` + regexp.QuoteMeta(admissionLock) + `)$`)
 
-// reserveSpace reserves the disk space for the output and removes other outputs if necessary. Nothing has been written yet.
+// reserveSpace reserves the disk space for the output and removes other outputs if necessary. Nothing has been written
+// yet.
 func (j *job) reserveSpace(ctx context.Context, staging string) error {
 	size, gathered, err := j.outputBytes()
 	if err != nil {
@@ -93,7 +94,7 @@ func (j *job) reserveSpace(ctx context.Context, staging string) error {
 
 // partsOfOthers returns the parts of this output that other users have left.
 func (j *job) partsOfOthers(staging string) (*cachedOutput, error) {
-	all, err := presentBytes(j.out)
+	all, err := outputBytesOnDisk(j.out)
 	if err != nil {
 		return nil, err
 	}

@@ -181,7 +181,8 @@ func checkUnambiguous(part checkpoint.Part, entry string, experts int) error {
 	return nil
 }
 
-// mayDistinguishExperts is a cheap test whether an entry may be a pattern or a part of a name that distinguishes experts.
+// mayDistinguishExperts is a cheap test whether an entry may be a pattern or a part of a name that distinguishes
+// experts.
 func mayDistinguishExperts(entry string) bool {
 	return strings.Contains(entry, "expert") || modelconfig.NamesExpert(entry) || strings.ContainsAny(entry, "0123456789") && strings.ContainsAny(entry, `\*[]()?+^$|`) || strings.Contains(entry, `\d`)
 }
@@ -326,8 +327,8 @@ func requiredWords(entry string) []string {
 
 func parent(name string) string { return name[:max(strings.LastIndexByte(name, '.'), 0)] }
 
-// interpretations returns the ways in which engines interpret an entry: as a part or the end of a name, as a shell pattern,
-// and as a regular expression with the prefixes that some formats use.
+// interpretations returns the ways in which engines interpret an entry: as a part or the end of a name, as a shell
+// pattern, and as a regular expression with the prefixes that some formats use.
 func interpretations(entry string) ([]func(string) bool, error) {
 	out := []func(string) bool{
 		func(name string) bool { return strings.Contains(name, entry) },

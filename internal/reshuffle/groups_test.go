@@ -12,8 +12,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// clustered returns a trace in which every token (attention tp) or request (dp) has a kind, and activates only experts of
-// the cluster of its kind.
+// clustered returns a trace in which every token (attention tp) or request (dp) has a kind, and activates only experts
+// of the cluster of its kind.
 func clustered(groups, kinds int, attention placement.Attention, cluster func(kind, layer int) []int) *trace.Trace {
 	shape := tracetest.Shape{
 		Experts: testExperts, TopK: 2, Layers: 2, Vocabulary: 60, Domains: kinds, DocumentsPerDomain: 20, RequestsPerDocument: 2, TokensPerRequest: 60,

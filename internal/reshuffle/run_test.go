@@ -41,7 +41,7 @@ func snapshot(t *testing.T, dir string) map[string]string {
 	return files
 }
 
-func TestOutputThatIsThere(t *testing.T) {
+func TestUnusableOutputPaths(t *testing.T) {
 	m := generators["qwen3_moe"](1)
 	model, p, dir := m.write(t, 30), m.permutation(m.layers...), t.TempDir()
 	empty, file := filepath.Join(dir, "empty"), filepath.Join(dir, "file")

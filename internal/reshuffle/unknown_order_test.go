@@ -76,8 +76,8 @@ func adapterFile(t *testing.T, tensors ...string) string {
 	return string(m.encode(t, slices.Sorted(maps.Keys(m.tensors))))
 }
 
-// TestUnknownOrder adds content to a checkpoint that may depend on the order of its experts in an unknown way. Each case is
-// refused with an error that names the content, and nothing is written.
+// TestUnknownOrder adds content to a checkpoint that may depend on the order of its experts in an unknown way. Each
+// case is refused with an error that names the content, and nothing is written.
 func TestUnknownOrder(t *testing.T) {
 	nvfp4 := map[string]checkpoint.DType{"weight": "U8", "weight_scale": "F8_E4M3", "weight_scale_2": "F32", "input_scale": "F32"}
 	awq := map[string]checkpoint.DType{"qweight": "I32", "qzeros": "I32", "scales": "F16"}

@@ -23,8 +23,8 @@ func newVerifier(t *testing.T, model string, p *Permutation, full bool) *verifie
 	return &verifier{c, m, full}
 }
 
-// TestVerifySeesTheOldOrder verifies the input as if it were the output, and the output of another permutation.
-func TestVerifySeesTheOldOrder(t *testing.T) {
+// TestVerifyDetectsWrongOrder verifies the input as if it were the output, and the output of another permutation.
+func TestVerifyDetectsWrongOrder(t *testing.T) {
 	for name, generate := range generators {
 		m := generate(21)
 		p, other := m.permutation(m.layers...), m.permutation(m.layers[0])

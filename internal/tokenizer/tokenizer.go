@@ -114,8 +114,8 @@ func (t *Tokenizer) appendParallel(ids []int32, text string, workers int) []int3
 	return append(ids, slices.Concat(results...)...)
 }
 
-// partEnd returns the first position at or after minBytes where a text may be cut: before a space or line break that follows
-// an ASCII letter or digit.
+// partEnd returns the first position at or after minBytes where a text may be cut: before a space or line break that
+// follows an ASCII letter or digit.
 func partEnd(text string, minBytes int) int {
 	for i := max(1, minBytes); i < len(text); i++ {
 		if b := text[i-1]; (text[i] == ' ' || text[i] == '\n') && (isASCIILetter(b) || b >= '0' && b <= '9') {

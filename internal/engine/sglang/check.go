@@ -21,8 +21,8 @@ var mapIgnoringFamilies = []string{"gpt_oss"}
 
 // The releases in which the checked behaviour changed.
 var (
-	// staticExits is the first release that exits at startup with --ep-dispatch-algorithm static and no all-to-all backend.
-	// Earlier releases compute wrong outputs (sgl-project/sglang#32962).
+	// staticExits is the first release that exits at startup with --ep-dispatch-algorithm static and no all-to-all
+	// backend. Earlier releases compute wrong outputs (sgl-project/sglang#32962).
 	staticExits = engine.Release{Minor: 5, Patch: 17}
 	// mapAlwaysUsed is the first release that selects experts by the map with every backend, and without one.
 	mapAlwaysUsed = engine.Release{Minor: 5, Patch: 23}
@@ -44,8 +44,8 @@ func since(first engine.Release, names ...string) []backend {
 	return all
 }
 
-// The all-to-all backends with which releases before mapAlwaysUsed select experts by the map, by the block of experts that
-// families share. With any other backend, these releases load experts by the map and select experts without it.
+// The all-to-all backends with which releases before mapAlwaysUsed select experts by the map, by the block of experts
+// that families share. With any other backend, these releases load experts by the map and select experts without it.
 var (
 	deepseekBlock = slices.Concat(since(engine.Release{}, "deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer"), since(engine.Release{Minor: 5, Patch: 19}, "deepep_v2"))
 	glmBlock      = since(engine.Release{}, "deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer")
@@ -147,7 +147,8 @@ func checkDispatch(s engine.Situation, name string, allToAll bool, verdict *engi
 	verdict.Refuse(engine.ReasonUnprovenMap, "%s", wrong)
 }
 
-// usesDraftModel reports whether an algorithm of speculative decoding uses a draft model. The other algorithms draft from text.
+// usesDraftModel reports whether an algorithm of speculative decoding uses a draft model. The other algorithms draft
+// from text.
 func usesDraftModel(algorithm string) bool {
 	return algorithm != "" && !strings.EqualFold(algorithm, "NGRAM") && !strings.EqualFold(algorithm, "NONE")
 }

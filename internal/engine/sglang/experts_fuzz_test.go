@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// FuzzRoutedExperts decodes and renumbers any text, in pieces of any size. The result has an ID for every four bytes. The
-// editor accepts the same texts as the decoder, keeps the length, and changes each ID as requested.
+// FuzzRoutedExperts decodes and renumbers any text, in pieces of any size. The result has an ID for every four bytes.
+// The editor accepts the same texts as the decoder, keeps the length, and changes each ID as requested.
 func FuzzRoutedExperts(f *testing.F) {
 	f.Add(base64.StdEncoding.EncodeToString(make([]byte, 32)), 2, 2, 3)
 	f.Add(base64.StdEncoding.EncodeToString(make([]byte, 31)), 2, 2, 1)

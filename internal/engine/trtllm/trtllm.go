@@ -142,8 +142,8 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 	verdict.NeedsRelease(s, "TensorRTLLM", "spec.model.name", newest, "--served_model_name", "serve with another engine")
 }
 
-// backendsWithoutMap lists the backends without load balancer, and WIDEEP, which the first supported release no longer has
-// (NVIDIA/TensorRT-LLM#17797).
+// backendsWithoutMap lists the backends without load balancer, and WIDEEP, which the first supported release no longer
+// has (NVIDIA/TensorRT-LLM#17797).
 var backendsWithoutMap = []string{"MARLIN", "TRITON", "VANILLA", "WIDEEP"}
 
 func check(s engine.Situation, verdict *engine.Support) {

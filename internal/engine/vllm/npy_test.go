@@ -57,7 +57,8 @@ func renumbered(t *testing.T, text string, pieceBytes, layers, top int) (string,
 	return string(out), err
 }
 
-// TestRenumbers checks that experts are renumbered and that header, width and length do not change, for all piece sizes.
+// TestRenumbers checks that experts are renumbered and that header, width and length do not change, for all piece
+// sizes.
 func TestRenumbers(t *testing.T) {
 	long, longWant := make([]int32, 2*2*10_000), make([]int32, 2*2*10_000)
 	for i := range long {
@@ -196,7 +197,8 @@ func FuzzReadArray(f *testing.F) {
 	})
 }
 
-// FuzzRenumber renumbers any file, in pieces of any size. The editor accepts only what the decoder accepts, and keeps the length.
+// FuzzRenumber renumbers any file, in pieces of any size. The editor accepts only what the decoder accepts, and keeps
+// the length.
 func FuzzRenumber(f *testing.F) {
 	f.Add(array(1, header("<i4", 1, 2, 2), []int32{1, 2, 3, 4}), 2, 2, 7)
 	f.Add(array(2, header("|u1", 3, 1, 2), []uint8{1, 2, 3, 4, 5, 6}), 1, 2, 1)

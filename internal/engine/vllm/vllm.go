@@ -111,8 +111,8 @@ func nodeFlags(launch engine.Launch) []engine.Flag {
 	}
 }
 
-// collectiveBackends lists the backends with which every rank takes part in the exchange of every token. The first is the
-// engine's default. The others are removed backends, which the engine replaces by its default.
+// collectiveBackends lists the backends with which every rank takes part in the exchange of every token. The first is
+// the engine's default. The others are removed backends, which the engine replaces by its default.
 var collectiveBackends = []string{"allgather_reducescatter", "naive", "pplx"}
 
 func check(s engine.Situation, verdict *engine.Support) {

@@ -42,14 +42,14 @@ func Open(path string) (file *os.File, writable bool, err error) {
 func open(path string, how int) (*os.File, error) {
 	file, err := os.OpenFile(path, how|unix.O_NOFOLLOW|unix.O_NONBLOCK, mode)
 	if errors.Is(err, unix.ELOOP) {
-		return nil, noFile(path)
+		return nil, irregularFileError(path)
 	}
 	if err != nil {
 		return nil, err
 	}
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = noFile(path)
+		err = irregularFileError(path)
 	}
 	if err != nil {
 		file.Close()
@@ -58,7 +58,7 @@ func open(path string, how int) (*os.File, error) {
 	return file, nil
 }
 
-func noFile(path string) error {
+func irregularFileError(path string) error {
 	return fmt.Errorf("%s is not a regular file: remove it", path)
 }
 

@@ -35,9 +35,9 @@ func contend(path string) {
 	os.Exit(0)
 }
 
-// TestUsers has processes of several users that create and remove one lock file. None of them is refused a file that
-// another user has just created.
-func TestUsers(t *testing.T) {
+// TestLockByUsers has processes of several users that create and remove one lock file. None of them is refused a file
+// that another user has just created.
+func TestLockByUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can become other users")
 	}
@@ -94,9 +94,9 @@ func TestLock(t *testing.T) {
 	Lock{}.Release()
 }
 
-// TestLeftLock checks that the lock of a killed process is free and that its reservation does not apply to the next
-// owner.
-func TestLeftLock(t *testing.T) {
+// TestLockOfKilledProcess checks that the lock of a killed process is free and that its reservation does not apply to
+// the next owner.
+func TestLockOfKilledProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	if err := os.WriteFile(path, []byte("99"), 0o600); err != nil {
 		t.Fatal(err)
@@ -114,9 +114,9 @@ func TestLeftLock(t *testing.T) {
 	}
 }
 
-// TestNoFile checks that a link or a FIFO in place of a lock file is refused. The target of a link is not changed, and
-// opening a FIFO does not block.
-func TestNoFile(t *testing.T) {
+// TestIrregularLockFile checks that a link or a FIFO in place of a lock file is refused. The target of a link is not
+// changed, and opening a FIFO does not block.
+func TestIrregularLockFile(t *testing.T) {
 	dir := t.TempDir()
 	victim, nothing := filepath.Join(dir, "victim"), filepath.Join(dir, "nothing")
 	link, dangling, pipe := filepath.Join(dir, "link"), filepath.Join(dir, "dangling"), filepath.Join(dir, "pipe")

@@ -53,31 +53,31 @@ var documents = []string{
 
 // add classifies a file that is not a shard. The file is copied if it is known not to name experts by number, rewritten
 // if its format is known, and left out if it contains the same weights in another format. Any other file is refused.
-func (f *sourceFiles) add(ctx context.Context, root fs.FS, expertRenamer *expertRenamer, name string) error {
+func (f *sourceFiles) add(ctx context.Context, root fs.FS, renamer *expertRenamer, name string) error {
 	base, extension := path.Base(name), strings.ToLower(path.Ext(name))
-	moves := len(expertRenamer.m.toNew) > 0
+	moves := len(renamer.m.toNew) > 0
 	about := aboutExperts.MatchString(base) && !slices.Contains(documents, extension)
 	switch {
 	case moves && ofAdapter.MatchString(base) && (isWeights(base) || base == "adapter_config.json"):
-		return f.addAdapter(ctx, root, expertRenamer, name)
+		return f.addAdapter(ctx, root, renamer, name)
 	case moves && about:
-		return refuseFile(expertRenamer.c, name, "its name suggests that it is about experts or gates, and its format is unknown")
+		return refuseFile(renamer.c, name, "its name suggests that it is about experts or gates, and its format is unknown")
 	case isWeights(base):
 		f.leftOut = append(f.leftOut, name)
 		return nil
 	case name == checkpoint.ConfigFile, isConfiguration(name):
-		return f.addConfiguration(ctx, root, expertRenamer, name)
+		return f.addConfiguration(ctx, root, renamer, name)
 	case !moves || slices.Contains(documents, extension) || ofTokenizer.MatchString(base) || base == "training_args.bin" || strings.HasPrefix(base, "."):
 		return f.addCopied(root, name)
 	case extension == ".json", extension == ".yaml", extension == ".yml":
-		err := f.addStructured(ctx, root, expertRenamer, name)
+		err := f.addStructured(ctx, root, renamer, name)
 		if checkpoint.IsInvalid(err) && ofRecord.MatchString(base) {
 			f.leftOut = append(f.leftOut, name)
 			return nil
 		}
 		return err
 	}
-	return f.addText(root, expertRenamer, name)
+	return f.addText(root, renamer, name)
 }
 
 func refuseFile(c *checkpoint.Checkpoint, name, format string, args ...any) error {
@@ -104,8 +104,8 @@ func isConfiguration(name string) bool {
 	return !strings.Contains(name, "/") && path.Ext(name) == ".json" && strings.Contains(name, "quant")
 }
 
-func (f *sourceFiles) addConfiguration(ctx context.Context, root fs.FS, expertRenamer *expertRenamer, name string) error {
-	c := expertRenamer.c
+func (f *sourceFiles) addConfiguration(ctx context.Context, root fs.FS, renamer *expertRenamer, name string) error {
+	c := renamer.c
 	text := c.ConfigText
 	if name != checkpoint.ConfigFile {
 		var err error
@@ -113,7 +113,7 @@ func (f *sourceFiles) addConfiguration(ctx context.Context, root fs.FS, expertRe
 			return err
 		}
 	}
-	text, err := expertRenamer.rename(ctx, text)
+	text, err := renamer.rename(ctx, text)
 	if err != nil {
 		return inFile(c, name, err)
 	}
@@ -131,22 +131,22 @@ func inFile(c *checkpoint.Checkpoint, name string, err error) error {
 
 // addStructured checks a JSON or YAML file of any other name. A JSON file that names experts is rewritten; such a YAML
 // file is refused. A file that does not parse is treated as text.
-func (f *sourceFiles) addStructured(ctx context.Context, root fs.FS, expertRenamer *expertRenamer, name string) error {
+func (f *sourceFiles) addStructured(ctx context.Context, root fs.FS, renamer *expertRenamer, name string) error {
 	limit := int64(maxScannedBytes)
 	if path.Ext(name) != ".json" {
 		limit = maxYAMLBytes
 	}
-	text, err := readBounded(root, expertRenamer.c, name, limit)
+	text, err := readBounded(root, renamer.c, name, limit)
 	if err != nil {
 		return err
 	}
 	if path.Ext(name) == ".json" {
 		if !json.Valid(text) {
-			return f.addText(root, expertRenamer, name)
+			return f.addText(root, renamer, name)
 		}
-		renamed, err := expertRenamer.rename(ctx, text)
+		renamed, err := renamer.rename(ctx, text)
 		if err != nil {
-			return inFile(expertRenamer.c, name, err)
+			return inFile(renamer.c, name, err)
 		}
 		if bytes.Equal(renamed, text) {
 			return f.addCopied(root, name)
@@ -156,20 +156,20 @@ func (f *sourceFiles) addStructured(ctx context.Context, root fs.FS, expertRenam
 	}
 	converted, err := yaml.YAMLToJSON(text)
 	if err != nil {
-		return f.addText(root, expertRenamer, name)
+		return f.addText(root, renamer, name)
 	}
-	renamed, err := expertRenamer.rename(ctx, converted)
+	renamed, err := renamer.rename(ctx, converted)
 	switch {
 	case err != nil:
-		return inFile(expertRenamer.c, name, err)
+		return inFile(renamer.c, name, err)
 	case bytes.Equal(renamed, converted):
 		return f.addCopied(root, name)
 	}
-	return refuseFile(expertRenamer.c, name, "it names experts, and YAML files cannot be rewritten")
+	return refuseFile(renamer.c, name, "it names experts, and YAML files cannot be rewritten")
 }
 
 // addText copies a file of an unknown kind if it is text that names no expert by number. Any other file is refused.
-func (f *sourceFiles) addText(root fs.FS, expertRenamer *expertRenamer, name string) error {
+func (f *sourceFiles) addText(root fs.FS, renamer *expertRenamer, name string) error {
 	file, err := root.Open(name)
 	if err != nil {
 		return err
@@ -180,11 +180,11 @@ func (f *sourceFiles) addText(root fs.FS, expertRenamer *expertRenamer, name str
 		return err
 	}
 	if bytes.IndexByte(beginning[:min(len(beginning), sniffedBytes)], 0) >= 0 {
-		return refuseFile(expertRenamer.c, name, "it is a binary file of an unknown format")
+		return refuseFile(renamer.c, name, "it is a binary file of an unknown format")
 	}
 	if settings := []string{".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties", ".xml"}; slices.Contains(settings, path.Ext(name)) {
 		if modelconfig.NamesExpert(string(beginning)) {
-			return refuseFile(expertRenamer.c, name, "it names experts by number")
+			return refuseFile(renamer.c, name, "it names experts by number")
 		}
 	}
 	return f.addCopied(root, name)
@@ -206,10 +206,10 @@ func readBounded(root fs.FS, c *checkpoint.Checkpoint, name string, limit int64)
 
 // addAdapter copies the files of an adapter that changes neither a routed expert nor a gate. Any other adapter is
 // refused: engines apply it by the expert numbers of the model.
-func (f *sourceFiles) addAdapter(ctx context.Context, root fs.FS, expertRenamer *expertRenamer, name string) error {
-	c := expertRenamer.c
+func (f *sourceFiles) addAdapter(ctx context.Context, root fs.FS, renamer *expertRenamer, name string) error {
+	c := renamer.c
 	if path.Base(name) == "adapter_config.json" {
-		return f.addStructured(ctx, root, expertRenamer, name)
+		return f.addStructured(ctx, root, renamer, name)
 	}
 	if path.Ext(name) != ".safetensors" {
 		return refuseFile(c, name, "only adapters in safetensors files are supported")

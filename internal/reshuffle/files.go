@@ -25,7 +25,7 @@ type sourceFiles struct {
 // experts.
 func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *mapping) (*sourceFiles, error) {
 	files := &sourceFiles{rewritten: map[string][]byte{}}
-	shards, expertRenamer := map[string]bool{}, newExpertRenamer(c, m)
+	shards, renamer := map[string]bool{}, newExpertRenamer(c, m)
 	for _, shard := range c.Shards {
 		shards[shard.Name()] = true
 	}
@@ -67,7 +67,7 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 		case name == c.IndexName:
 			return checkIndex(c)
 		}
-		return files.add(ctx, root, expertRenamer, name)
+		return files.add(ctx, root, renamer, name)
 	})
 	if at := (*fs.PathError)(nil); errors.Is(err, fs.ErrPermission) && errors.As(err, &at) {
 		return nil, checkpoint.Invalidf("%s is not readable by this user: check its permissions", filepath.Join(c.Dir, at.Path))

@@ -113,14 +113,14 @@ func checkMap(s engine.Situation, name string, allToAll bool, verdict *engine.Su
 		return
 	}
 	if s.Launch.RedundantExperts > 0 && !allToAll {
-		verdict.Refuse(engine.ReasonNoAllToAll, "spec.placement.redundantExperts needs an all-to-all backend: without one, SGLang before %s computes wrong outputs, and later releases exit at startup. Set --moe-a2a-backend in spec.engine.args, "+
-			"for example to deepep, or remove redundantExperts", staticExits)
+		verdict.Refuse(engine.ReasonNoAllToAll, "spec.placement.redundantExperts needs an all-to-all backend: SGLang before %s computes wrong outputs without one, and later releases exit at startup. "+
+			"Set --moe-a2a-backend, for example to deepep, or remove redundantExperts", staticExits)
 	} else {
 		checkDispatch(s, name, allToAll, verdict)
 	}
 	if algorithm, _ := engine.FlagValue(s.UserArgs, "--speculative-algorithm"); usesDraftModel(algorithm) {
-		verdict.Warn(engine.ReasonDraftExperts, "spec.engine.args sets --speculative-algorithm %s: SGLang loads the experts of a draft layer by the map of a layer of the model, and may select experts without it. "+
-			"Outputs are correct, but fewer draft tokens may be accepted: compare sglang:spec_accept_length, or use %s", algorithm, engine.ReshuffledWeights)
+		verdict.Warn(engine.ReasonDraftExperts, "With --speculative-algorithm %s, SGLang loads the experts of a draft layer by the map of a layer of the model, and may select experts without it. "+
+			"Outputs are correct, but sglang:spec_accept_length may drop: compare it, or use %s", algorithm, engine.ReshuffledWeights)
 	}
 }
 
@@ -138,8 +138,8 @@ func checkDispatch(s engine.Situation, name string, allToAll bool, verdict *engi
 	if s.Family != "" {
 		models = fmt.Sprintf("models of type %s", s.Family)
 	}
-	wrong := fmt.Sprintf("SGLang before %s loads the experts of %s by the map and selects experts without it, %s: outputs are wrong (sgl-project/sglang#36861), unless spec.placement.realization is %s. %s",
-		mapAlwaysUsed, models, given, engine.ReshuffledWeights, adviceDeepEP)
+	wrong := fmt.Sprintf("SGLang before %s loads the experts of %s by the map and selects experts without it, %s: outputs are wrong (sgl-project/sglang#36861). %s, or use %s",
+		mapAlwaysUsed, models, given, adviceDeepEP, engine.ReshuffledWeights)
 	if !s.Release.Known() {
 		verdict.Warn(engine.ReasonUnprovenMap, "The release of SGLang is unknown until a pod reports it. %s", wrong)
 		return

@@ -120,7 +120,7 @@ func TestRefused(t *testing.T) {
 		"fused bias missing": {"gpt_oss", func(m *model) { delete(m.tensors, "model.layers.0.mlp.experts.down_proj_bias") }, one(0, testExperts), []string{`"model.layers.0.mlp.experts.down_proj_bias" is missing`}},
 		"layer missing": {"qwen3_moe", func(m *model) { m.config["num_hidden_layers"] = testLayers + 1 }, one(0, testExperts),
 			[]string{"layer 3 has neither gate nor experts", "qwen3_moe"}},
-		"too many experts": {"qwen3_moe", func(m *model) { m.config["num_local_experts"] = 8 }, one(0, 8), []string{"a layer has 8 experts, 0 to 7"}},
+		"too many experts": {"qwen3_moe", func(m *model) { m.config["num_local_experts"] = 8 }, one(0, 8), []string{"declares only 8 experts per layer, 0 to 7"}},
 		"unknown family":   {"qwen3_moe", func(m *model) { m.config["model_type"] = "llama" }, one(0, testExperts), []string{`model_type "llama"`, "config.json", "qwen3_next"}},
 		"unknown tensor in the block": {"qwen3_moe", func(m *model) { m.add("model.layers.0.mlp.expert_bias", "F32", testExperts) }, one(0, testExperts),
 			[]string{`"model.layers.0.mlp.expert_bias" is not known`, ".safetensors"}},

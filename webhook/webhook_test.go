@@ -55,7 +55,7 @@ func TestRefusals(t *testing.T) {
 		"plan where there is no all-to-all": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Parallelism.Attention = semmoev1.EngineVLLM, semmoev1.AttentionTensorParallel
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "p"}}
-		}, "spec.parallelism.attention: with TensorParallel (data-parallel size 1) every rank of VLLM has every token"},
+		}, "spec.parallelism.attention: with TensorParallel, every rank of VLLM has every token"},
 		"plan of another shape": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "of-eight"}
 		}, "spec.placement.planRef: PlacementPlan of-eight is for attention DataParallel on 8 ranks"},
@@ -93,7 +93,7 @@ func TestRefusals(t *testing.T) {
 		"options of an engine without": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Options = "a: 1" }, "spec.engine.options is invalid: SGLang has no options file"},
 		"options file in the image": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineTensorRTLLM, []string{"--extra_llm_api_options", "/x.yaml"}
-		}, "put what it contains into spec.engine.options"},
+		}, "move its content to spec.engine.options"},
 		"name of another's child":       {func(m *semmoev1.MoEDeployment) { m.Name = "taken-pods" }, `an object called "taken-pods"`},
 		"name whose child is another's": {func(m *semmoev1.MoEDeployment) { m.Name = "taken-router" }, `an object called "taken-router"`},
 	}

@@ -55,7 +55,7 @@ func TestRefusals(t *testing.T) {
 		"plan where there is no all-to-all": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Parallelism.Attention = semmoev1.EngineVLLM, semmoev1.AttentionTensorParallel
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "p"}}
-		}, "spec.parallelism.attention: with TensorParallel (data-parallel size 1) every rank of VLLM has every token"},
+		}, "spec.parallelism.attention: with TensorParallel, every rank of VLLM has every token"},
 		"plan of another shape": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "of-eight"}
 		}, "spec.placement.planRef: PlacementPlan of-eight is for attention DataParallel on 8 ranks"},
@@ -89,13 +89,13 @@ func TestRefusals(t *testing.T) {
 		"map that is known to be wrong": {func(m *semmoev1.MoEDeployment) {
 			profiled(m)
 			m.Spec.Engine.Image, m.Spec.Engine.Args, m.Spec.Placement.Realization = "lmsysorg/sglang:v0.5.17", nil, semmoev1.RealizationEngineMap
-		}, "spec.placement.realization: EngineMap is invalid: SGLang before 0.5.23 loads the experts of models by the map and chooses them without it"},
+		}, "spec.placement.realization: EngineMap is invalid: SGLang before 0.5.23 loads the experts of models by the map and selects experts without it"},
 		"options of an engine without": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Options = "a: 1" }, "spec.engine.options is invalid: SGLang has no options file"},
 		"options file in the image": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineTensorRTLLM, []string{"--extra_llm_api_options", "/x.yaml"}
-		}, "put what it contains into spec.engine.options"},
-		"name of a child of another":     {func(m *semmoev1.MoEDeployment) { m.Name = "taken-pods" }, `an object called "taken-pods"`},
-		"child with the name of another": {func(m *semmoev1.MoEDeployment) { m.Name = "taken-router" }, `an object called "taken-router"`},
+		}, "move its content to spec.engine.options"},
+		"name of another's child":       {func(m *semmoev1.MoEDeployment) { m.Name = "taken-pods" }, `an object called "taken-pods"`},
+		"name whose child is another's": {func(m *semmoev1.MoEDeployment) { m.Name = "taken-router" }, `an object called "taken-router"`},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestWarnings(t *testing.T) {
 		"no samples":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.SamplePercent = ptr.To[int32](0) }, []string{"spec.routing.samplePercent"}},
 		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"UnsupportedByEngine: No plan can reach the engine. spec.parallelism.expertParallelSize is 1"}},
 		"no all-to-all": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Args = nil }, []string{
-			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "ExpertMapUnverified: The release of SGLang is not known until a pod reports it. SGLang before 0.5.23 loads the experts of models by the map",
+			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "UnprovenMap: The release of SGLang is unknown until a pod reports it. SGLang before 0.5.23 loads the experts of models by the map",
 		}},
 		"all-to-all that is none, and a pin": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Args, m.Spec.Placement.PlanRef = []string{"--moe-a2a-backend=none"}, &semmoev1.PlanReference{Name: "no-plan"}

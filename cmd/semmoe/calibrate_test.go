@@ -28,7 +28,7 @@ func TestCalibrateRefuses(t *testing.T) {
 		"":                                  "give --out, --config-map or both",
 		"--out=x":                           "--image is missing: name the engine's; --gpus is 0: want 1 to 16",
 		"--out=x --image=e --gpus=99":       "--gpus is 99: want 1 to 16",
-		"--out=/nonexistent/x --local":      "--out: /nonexistent/x cannot be made",
+		"--out=/nonexistent/x --local":      "--out: failed to create /nonexistent/x",
 		"--out=x --local --gpus=-1":         "--gpus is -1",
 		"--out=x --local --python=":         "--python is empty",
 		"--out=x --local --from-log=-":      "at most one of --local, --from-log and --output",

@@ -73,7 +73,7 @@ func TestLookAheadRefuses(t *testing.T) {
 		"experts":      {with("--experts", "33"), exitInvalidFile, "allowed is 1 to 32"},
 		"negative":     {with("--experts", "-1"), exitUsage, "cannot be negative"},
 		"threads":      {with("--threads", "0"), exitUsage, "--threads is 0"},
-		"no folder":    {with("--out", "/nonexistent/t.safetensors"), exitUsage, "--out: /nonexistent/t.safetensors cannot be made"},
+		"no folder":    {with("--out", "/nonexistent/t.safetensors"), exitUsage, "--out: failed to create /nonexistent/t.safetensors"},
 		"positional":   {with("more"), exitUsage, "more"},
 		"unknown flag": {with("--fast"), exitUsage, "unknown flag"},
 	} {

@@ -74,7 +74,7 @@ func TestProfileFaults(t *testing.T) {
 		"nowhere to":         {append(common, "--endpoint", deaf.URL), 3, []string{"either --out or --store-scope"}},
 		"unknown flag":       {[]string{"--nope"}, 3, nil},
 		"name of the trace":  {append(common, "--endpoint", deaf.URL, "--out", "t.bin"), 3, []string{"t.bin", ".safetensors.zst"}},
-		"no folder":          {append(common, "--endpoint", deaf.URL, "--out", "/nonexistent/t.safetensors"), 3, []string{"--out: /nonexistent/t.safetensors cannot be made"}},
+		"no folder":          {append(common, "--endpoint", deaf.URL, "--out", "/nonexistent/t.safetensors"), 3, []string{"--out: failed to create /nonexistent/t.safetensors"}},
 		"any model":          {append(whole, "--model-digest", ""), 3, []string{"--model-digest is empty"}},
 		"any data set":       {append(whole, "--dataset-digest", ""), 3, []string{"--dataset-digest is empty"}},
 		"no requests":        {append(whole, "--requests", "0"), 3, []string{"--requests is 0; it must be at least 1"}},

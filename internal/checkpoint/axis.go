@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// Axis is where a tensor holds the values of each expert. The tensor is a grid of lanes: Outer lanes of Bits bits for each expert. Packed
-// consecutive experts share a word, in which expert e has place Order[e%Packed]; a nil Order is ascending. Strides count words.
+// Axis describes where a tensor stores the values of each expert. The tensor is a grid of lanes: each expert has Outer
+// lanes of Bits bits. Packed consecutive experts share a word. Expert e is at position Order[e%Packed] in its word; a
+// nil Order means ascending order. Strides count words.
 type Axis struct {
 	Outer, Bits               int64
 	Packed                    int64
@@ -15,15 +16,15 @@ type Axis struct {
 	ExpertStride, OuterStride int64
 }
 
-// rows is the axis of a tensor whose dimension 0 is the expert.
+// rows returns the axis of a tensor with the experts in dimension 0.
 func rows(rowBytes int64) Axis {
 	return Axis{Outer: 1, Bits: 8 * rowBytes, Packed: 1, ExpertStride: 1}
 }
 
-// Rows reports whether each expert has one run of whole bytes, in the order of the experts.
+// Rows reports whether the values of each expert are one contiguous range of whole bytes, in expert order.
 func (a Axis) Rows() bool { return a.Outer == 1 && a.Packed == 1 }
 
-// bit is the position of a lane.
+// bit returns the bit position of a lane.
 func (a Axis) bit(outer, expert int64) int64 {
 	place := expert % a.Packed
 	if a.Order != nil {
@@ -32,8 +33,8 @@ func (a Axis) bit(outer, expert int64) int64 {
 	return ((expert/a.Packed*a.ExpertStride+outer*a.OuterStride)*a.Packed + place) * a.Bits
 }
 
-// Permute writes src to dst with the lanes of expert newToOld[e] at the place of expert e. It is for axes that are not Rows, whose lanes have
-// at most 64 bits. Bits that belong to no expert stay.
+// Permute writes src to dst. The lanes of expert e in dst are those of expert newToOld[e] in src. The axis must not be
+// Rows, and lanes have at most 64 bits. Bits that belong to no expert are copied unchanged.
 func (a Axis) Permute(dst, src []byte, newToOld []int) {
 	copy(dst, src)
 	for outer := range a.Outer {
@@ -43,7 +44,7 @@ func (a Axis) Permute(dst, src []byte, newToOld []int) {
 	}
 }
 
-// SamePermuted reports whether got is want with the lanes of expert newToOld[e] at the place of expert e.
+// SamePermuted reports whether, for every e, the lanes of expert e in got equal those of expert newToOld[e] in want.
 func (a Axis) SamePermuted(got, want []byte, newToOld []int) bool {
 	for outer := range a.Outer {
 		for e, old := range newToOld {
@@ -75,8 +76,8 @@ func (a Axis) setLane(data []byte, bit int64, value uint64) {
 	copy(data[bit/8:], word[:a.Bits/8])
 }
 
-// gateForms are the known tensors of a gate: rows have a row for each expert, whole describe the whole gate in one value or one row, inputs
-// describe its inputs or its shape.
+// gateForms lists the known tensors of a gate. rows: the tensor may have one row per expert. whole: the tensor may
+// describe the whole gate in one value or one row. inputs: the tensor describes the gate's inputs or its shape.
 var gateForms = map[string]struct{ rows, whole, inputs bool }{
 	"weight":                           {rows: true},
 	"bias":                             {rows: true},
@@ -102,8 +103,8 @@ var gateForms = map[string]struct{ rows, whole, inputs bool }{
 	"input_quantizer._pre_quant_scale": {inputs: true},
 }
 
-// axisOf returns where a tensor of a gate, or a fused one, has its experts; dependent is false for a tensor that does not depend on their
-// order.
+// axisOf returns the expert axis of a gate's tensor or a fused tensor. dependent is false for a tensor that does not
+// depend on the order of the experts.
 func (c *Checkpoint) axisOf(name string) (axis Axis, dependent bool, err error) {
 	shard := c.shardOf[name]
 	tensor, experts := shard.Tensors[name], int64(c.Config.Experts)
@@ -118,7 +119,7 @@ func (c *Checkpoint) axisOf(name string) (axis Axis, dependent bool, err error) 
 	size := tensor.End - tensor.Begin
 	switch {
 	case !known:
-		return Axis{}, false, Invalidf("%s: gate tensor %q is of a kind whose rows cannot be moved", shard.Path, name)
+		return Axis{}, false, Invalidf("%s: the rows of gate tensor %q cannot be permuted: its format is not supported", shard.Path, name)
 	case form.rows && len(tensor.Shape) > 0 && tensor.Shape[0] == experts && size%experts == 0:
 		return rows(size / experts), true, nil
 	case form.inputs:
@@ -130,14 +131,16 @@ func (c *Checkpoint) axisOf(name string) (axis Axis, dependent bool, err error) 
 		shard.Path, name, tensor.Shape, tensor.DType, experts)
 }
 
-// awqOrder is the place of each of eight experts in a word of AWQ.
+// awqOrder is the position of each of eight consecutive experts in a word of AWQ.
 var awqOrder = []int64{0, 4, 1, 5, 2, 6, 3, 7}
 
-// maxPackedBytes bounds the tensors whose experts are not rows: they are read as a whole. Gates of known models have less than 2 MiB.
+// maxPackedBytes is the maximum size of a tensor in which experts are not rows. Such tensors are read as a whole. Gates
+// of known models have less than 2 MiB.
 const maxPackedBytes = 32 << 20
 
-// packedColumns is the axis of a gate's tensor in GPTQ or AWQ, whose last dimension is the expert, or in compressed-tensors, which packs zero
-// points along the experts. The shapes of the gate's weight tell GPTQ, [inputs/8, experts], from AWQ, [inputs, experts/8].
+// packedColumns returns the axis of a quantised gate tensor in which experts are not rows. In GPTQ and AWQ, the last
+// dimension is the expert. compressed-tensors packs zero points along the experts. The shape of the gate's weight
+// distinguishes GPTQ, [inputs/8, experts], from AWQ, [inputs, experts/8].
 func (c *Checkpoint) packedColumns(name string, part Part) (Axis, bool) {
 	tensor, _ := c.Tensor(name)
 	if len(tensor.Shape) != 2 || tensor.End-tensor.Begin > maxPackedBytes {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestPackedAxes packs the scores that a gate has of its experts in each known format, permutes the words, and unpacks them again.
+// TestPackedAxes packs the scores of a gate's experts in each known format, permutes the words, and unpacks them again.
 func TestPackedAxes(t *testing.T) {
 	const inputs, groups = 16, 2
 	for name, test := range map[string]struct {
@@ -16,7 +16,7 @@ func TestPackedAxes(t *testing.T) {
 		tensor  string
 		shape   []int64
 		others  map[string][]int64
-		// at is the word and the shift of a value, bits is its width.
+		// at returns the word and the shift of a value. bits is the width of the value.
 		at   func(row, expert int) (word, shift int)
 		bits int
 		rows int
@@ -71,11 +71,11 @@ func TestPackedAxes(t *testing.T) {
 				}
 			}
 			if !axis.SamePermuted(permuted, data, newToOld) {
-				t.Error("the result is not seen as permuted")
+				t.Error("the permuted result is not recognised")
 			}
 			permuted[0] ^= 1
 			if axis.SamePermuted(permuted, data, newToOld) {
-				t.Error("a changed bit is not seen")
+				t.Error("a changed bit is not detected")
 			}
 		})
 	}

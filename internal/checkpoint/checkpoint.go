@@ -20,7 +20,7 @@ import (
 	"github.com/semmoe/operator/solver/modelconfig"
 )
 
-// The files of a checkpoint that are not shards.
+// Names of checkpoint files other than shards.
 const (
 	ConfigFile = "config.json"
 	IndexFile  = "model.safetensors.index.json"
@@ -31,38 +31,40 @@ const (
 	indexFile       = IndexFile
 	singleShardFile = "model.safetensors"
 
-	// maxJSONBytes bounds config.json and the index; the index of the largest known models is about 20 MB.
+	// maxJSONBytes is the maximum size of config.json and of the index. The index of the largest known models has about
+	// 20 MB.
 	maxJSONBytes = 256 << 20
 )
 
-// Checkpoint is an opened checkpoint directory: config, index and shard headers agree with each other. It is safe for
+// Checkpoint is an opened checkpoint directory with consistent config, index and shard headers. It is safe for
 // concurrent reads and must be closed.
 type Checkpoint struct {
 	Dir    string
 	Config *Config
 	// ConfigText is config.json as stored.
 	ConfigText []byte
-	// IndexName is the name of the index in Dir; empty for a checkpoint without one.
+	// IndexName is the name of the index in Dir. It is empty for a checkpoint without an index.
 	IndexName string
-	// Shards are the open safetensors files in name order.
+	// Shards lists the open safetensors files in name order.
 	Shards []*File
 	// shardOf maps each tensor to its file.
 	shardOf map[string]*File
 	digest  string
 }
 
-// Open opens and validates the checkpoint in dir without loading any weight: the config is readable, the index and
-// the shards name the same tensors, and every shard is as long as its header says.
+// Open opens and validates the checkpoint in dir without loading any weight. It checks that the config can be parsed,
+// that the index and the shards contain the same tensors, and that the size of every shard matches its header.
 func Open(dir string) (*Checkpoint, error) { return open(dir, true) }
 
-// open opens the checkpoint. The texts of the headers take as much memory as what is read from them: they are only kept if asked for.
+// open opens the checkpoint. Header texts take as much memory as the parsed headers, so they are kept only if
+// keepHeaders is true.
 func open(dir string, keepHeaders bool) (*Checkpoint, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return nil, classify("model path", dir, err)
 	}
 	if !info.IsDir() {
-		return nil, Invalidf("model path %s is a file; give the directory that holds %s", dir, configFile)
+		return nil, Invalidf("model path %s is a file; use the directory that contains %s", dir, configFile)
 	}
 	configText, err := readSmallFile("model config", filepath.Join(dir, configFile))
 	if err != nil {
@@ -102,7 +104,7 @@ func (c *Checkpoint) Float32(name string) ([]float32, error) {
 	return shard.Float32(name)
 }
 
-// Tensor describes a tensor of the checkpoint.
+// Tensor returns the description of a tensor, and false if the checkpoint has no such tensor.
 func (c *Checkpoint) Tensor(name string) (Tensor, bool) {
 	shard, ok := c.shardOf[name]
 	if !ok {
@@ -111,22 +113,23 @@ func (c *Checkpoint) Tensor(name string) (Tensor, bool) {
 	return shard.Tensors[name], true
 }
 
-// Shard is the file that holds a tensor.
+// Shard returns the file that contains a tensor.
 func (c *Checkpoint) Shard(tensor string) (*File, bool) {
 	shard, ok := c.shardOf[tensor]
 	return shard, ok
 }
 
-// ReadIndex reads the text of the index. It is not kept: that of a large model has tens of megabytes.
+// ReadIndex reads the text of the index. The text is not cached: the index of a large model has tens of megabytes.
 func (c *Checkpoint) ReadIndex() ([]byte, error) {
 	return readSmallFile("index", filepath.Join(c.Dir, c.IndexName))
 }
 
-// Digest identifies the model: sha256, in hex, over config.json, the index and each shard's name, size and header.
-// Weights are not read, so two models that differ only in values of equal layout share a digest.
+// Digest returns the sha256, in hex, of config.json, the index and the name, size and header of each shard. It
+// identifies the model. Weights are not read, so two models of equal layout that differ only in values have the same
+// digest.
 func (c *Checkpoint) Digest() string { return c.digest }
 
-// Bytes is the total size of the shards.
+// Bytes returns the total size of the shards.
 func (c *Checkpoint) Bytes() int64 {
 	var total int64
 	for _, shard := range c.Shards {
@@ -135,16 +138,17 @@ func (c *Checkpoint) Bytes() int64 {
 	return total
 }
 
-// checkFile requires that the index names a file next to it: a path would let an index reach outside the checkpoint.
+// checkFile requires that the index names a file in its own directory. A path could refer to files outside of the
+// checkpoint.
 func (c *Checkpoint) checkFile(tensor, file string) error {
 	if file != filepath.Base(file) || !strings.HasSuffix(file, ".safetensors") {
-		return Invalidf("%s: tensor %q lies in %q; only names of .safetensors files next to the index are allowed", c.listing(), tensor, file)
+		return Invalidf("%s: tensor %q: file %q is invalid: only names of .safetensors files next to the index are allowed", c.listing(), tensor, file)
 	}
 	return nil
 }
 
-// eachIndexed calls a function for every tensor that the text of an index places in a file. It keeps nothing: an index of a large model has
-// hundreds of thousands of entries.
+// eachIndexed calls a function for every tensor in the weight map of an index. It stores nothing: the index of a large
+// model has hundreds of thousands of entries.
 func (c *Checkpoint) eachIndexed(text []byte, call func(tensor, file string) error) error {
 	path := filepath.Join(c.Dir, c.IndexName)
 	invalid := func(err error) error { return Invalidf("%s: not a valid index: %v", path, err) }
@@ -199,14 +203,15 @@ func (c *Checkpoint) eachIndexed(text []byte, call func(tensor, file string) err
 	return nil
 }
 
-// skippedValue is a JSON value that is read over.
+// skippedValue is a JSON value that is skipped.
 type skippedValue struct{}
 
-// UnmarshalJSON takes any value.
+// UnmarshalJSON accepts any value.
 func (*skippedValue) UnmarshalJSON([]byte) error { return nil }
 
-// openShards opens the files that the index names, or those that hold the weights where there is no index, compares both, and computes the
-// digest. Its parts are framed with their lengths, so that no two different checkpoints have the same byte stream.
+// openShards opens the files listed in the index, or all weight files if there is no index. It compares the index with
+// the shards and computes the digest. Each part of the digest is framed with its length, so two different checkpoints
+// never have the same byte stream.
 func (c *Checkpoint) openShards(keepHeaders bool) error {
 	var index []byte
 	files := map[string]bool{}
@@ -254,7 +259,7 @@ func (c *Checkpoint) openShard(name string, h hash.Hash, keepHeader bool) error 
 	c.Shards = append(c.Shards, shard)
 	for tensor := range shard.Tensors {
 		if other, twice := c.shardOf[tensor]; twice {
-			return Invalidf("tensor %q is in both %s and %s: keep the files of one checkpoint only, or add its index", tensor, other.Path, shard.Path)
+			return Invalidf("tensor %q is in both %s and %s: keep only the files of one checkpoint, or add its index", tensor, other.Path, shard.Path)
 		}
 		c.shardOf[tensor] = shard
 	}
@@ -267,10 +272,10 @@ func (c *Checkpoint) openShard(name string, h hash.Hash, keepHeader bool) error 
 	return nil
 }
 
-// compareIndex requires that index and shards place the same tensors in the same files.
+// compareIndex requires that index and shards list the same tensors in the same files.
 func (c *Checkpoint) compareIndex(index []byte) error {
-	const different = "index and shards are of different checkpoints"
-	places := map[string]string{} // of the tensors that are placed elsewhere
+	const different = "index and shards belong to different checkpoints"
+	places := map[string]string{} // file by tensor, for tensors that are not in the listed file
 	placed := 0
 	if err := c.eachIndexed(index, func(tensor, file string) error {
 		if shard, found := c.shardOf[tensor]; !found || shard.Name() != file {
@@ -283,15 +288,15 @@ func (c *Checkpoint) compareIndex(index []byte) error {
 		return err
 	}
 	if len(places) > 0 {
-		tensor := slices.Min(slices.Collect(maps.Keys(places))) // the same one each time
+		tensor := slices.Min(slices.Collect(maps.Keys(places))) // deterministic choice
 		file := places[tensor]
 		if shard, found := c.shardOf[tensor]; found {
-			return Invalidf("%s holds tensor %q, which %s does not place there: %s", shard.Path, tensor, c.IndexName, different)
+			return Invalidf("%s contains tensor %q, which %s does not list in this file: %s", shard.Path, tensor, c.IndexName, different)
 		}
 		if err := c.unindexed(index); err != nil {
 			return err
 		}
-		return Invalidf("%s does not hold tensor %q, which %s places there: %s", filepath.Join(c.Dir, file), tensor, c.IndexName, different)
+		return Invalidf("%s does not contain tensor %q, which %s lists in this file: %s", filepath.Join(c.Dir, file), tensor, c.IndexName, different)
 	}
 	if placed < len(c.shardOf) {
 		return c.unindexed(index)
@@ -299,7 +304,7 @@ func (c *Checkpoint) compareIndex(index []byte) error {
 	return nil
 }
 
-// unindexed is the error of a tensor that the index does not have; nil if it has all.
+// unindexed returns an error that names a tensor missing from the index, or nil if the index lists all tensors.
 func (c *Checkpoint) unindexed(index []byte) error {
 	left := maps.Clone(c.shardOf)
 	if err := c.eachIndexed(index, func(tensor, _ string) error {
@@ -310,7 +315,7 @@ func (c *Checkpoint) unindexed(index []byte) error {
 	}
 	if len(left) > 0 {
 		tensor := slices.Min(slices.Collect(maps.Keys(left)))
-		return Invalidf("%s holds tensor %q, which %s does not place there: index and shards are of different checkpoints",
+		return Invalidf("%s contains tensor %q, which %s does not list in this file: index and shards belong to different checkpoints",
 			left[tensor].Path, tensor, c.IndexName)
 	}
 	return nil
@@ -321,7 +326,7 @@ func frame(h hash.Hash, part []byte) {
 	h.Write(part)
 }
 
-// readSmallFile reads a JSON file, bounded.
+// readSmallFile reads a JSON file of at most maxJSONBytes.
 func readSmallFile(what, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -343,7 +348,7 @@ func readSmallFile(what, path string) ([]byte, error) {
 	return text, nil
 }
 
-// ReadJSON reads a further JSON file of the checkpoint into value; found is false where the file does not exist.
+// ReadJSON reads another JSON file of the checkpoint into value. found is false if the file does not exist.
 func (c *Checkpoint) ReadJSON(name string, value any) (found bool, err error) {
 	path := filepath.Join(c.Dir, name)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

@@ -19,7 +19,7 @@ func oneTensor(name string, value byte) []byte {
 	return safetensorsBytes(`{"`+name+`":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, []byte{value})
 }
 
-// writeSmall writes a checkpoint of two shards, then applies the changes; nil content deletes a file.
+// writeSmall writes a checkpoint of two shards, then applies the changes. nil content deletes a file.
 func writeSmall(t *testing.T, changes map[string][]byte) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -42,7 +42,7 @@ func writeSmall(t *testing.T, changes map[string][]byte) string {
 
 const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 4976698672\n"
 
-// TestOtherFileNames has weights in files that transformers would name otherwise. What they hold is unambiguous.
+// TestOtherFileNames has weights in files with names that transformers does not use. Their content is unambiguous.
 func TestOtherFileNames(t *testing.T) {
 	index := func(a, b string) []byte { return []byte(`{"weight_map":{"a":"` + a + `","b":"` + b + `"}}`) }
 	for name, test := range map[string]struct {
@@ -73,7 +73,7 @@ func TestOtherFileNames(t *testing.T) {
 	}
 }
 
-// TestOpenSpecialFiles has a FIFO in place of each file that Open reads: opening one would block.
+// TestOpenSpecialFiles replaces each file that Open reads by a FIFO. Opening a FIFO would block.
 func TestOpenSpecialFiles(t *testing.T) {
 	for _, name := range []string{configFile, indexFile, "two.safetensors"} {
 		dir := writeSmall(t, map[string][]byte{name: nil})
@@ -103,7 +103,7 @@ func TestOpenRefuses(t *testing.T) {
 		"tensor unknown":      {map[string][]byte{"two.safetensors": oneTensor("c", 2)}, []string{"two.safetensors", `"c"`, "different checkpoints"}},
 		"tensor missing":      {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"one.safetensors","b":"two.safetensors","c":"two.safetensors"}}`)}, []string{"two.safetensors", `"c"`}},
 		"tensor in two":       {map[string][]byte{"two.safetensors": oneTensor("a", 2)}, []string{`"a" is in both`}},
-		"tensor moved":        {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"two.safetensors","b":"one.safetensors"}}`)}, []string{"one.safetensors", `"a"`, "does not place there"}},
+		"tensor moved":        {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"two.safetensors","b":"one.safetensors"}}`)}, []string{"one.safetensors", `"a"`, "does not list in this file"}},
 		"shard is a log":      {map[string][]byte{"one.safetensors": []byte("version https://git-lfs")}, []string{"one.safetensors", "not a safetensors file"}},
 		"index is a pointer":  {map[string][]byte{indexFile: []byte(pointer)}, []string{indexFile, "is a git-lfs pointer", "git lfs pull"}},
 		"config is a pointer": {map[string][]byte{configFile: []byte(pointer)}, []string{configFile, "is a git-lfs pointer"}},
@@ -131,12 +131,12 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-func TestOpenRefusesPathsThatAreNoDirectory(t *testing.T) {
+func TestOpenRefusesPathsThatAreNotDirectories(t *testing.T) {
 	dir := t.TempDir()
 	file := writeFile(t, filepath.Join(dir, "file"), []byte("x"))
 	for path, want := range map[string]string{
 		filepath.Join(dir, "none"): "does not exist",
-		file:                       "is a file; give the directory",
+		file:                       "is a file; use the directory",
 		filepath.Join(file, "sub"): "is a file, not a directory",
 	} {
 		if _, err := Open(path); !IsInvalid(err) || !strings.Contains(err.Error(), want) {
@@ -157,7 +157,7 @@ func TestOpenSingleFileWithoutIndex(t *testing.T) {
 	}
 }
 
-// The digest must see every change that matters and none that does not.
+// TestDigest checks that the digest depends on every relevant change and on no other.
 func TestDigest(t *testing.T) {
 	digestOf := func(changes map[string][]byte) string {
 		t.Helper()
@@ -169,7 +169,7 @@ func TestDigest(t *testing.T) {
 	}
 	base := digestOf(nil)
 	if again := digestOf(map[string][]byte{"README.md": []byte("x")}); again != base {
-		t.Error("a file that is no part of the model changed the digest")
+		t.Error("a file outside of the model changed the digest")
 	}
 	for name, changes := range map[string]map[string][]byte{
 		"config": {configFile: []byte(smallConfig + " ")},
@@ -177,7 +177,7 @@ func TestDigest(t *testing.T) {
 		"header": {"two.safetensors": safetensorsBytes(`{"b":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}}`, []byte{2})},
 	} {
 		if digestOf(changes) == base {
-			t.Errorf("a change of %s left the digest as it was", name)
+			t.Errorf("a change of %s did not change the digest", name)
 		}
 	}
 }
@@ -200,7 +200,8 @@ func TestInspectTinyModel(t *testing.T) {
 	}
 }
 
-// ModelOpt says in a file of its own how it quantised, or in config.json, as newer versions do.
+// TestInspectQuantization covers both places in which ModelOpt describes the quantisation: a separate file, and
+// config.json in newer versions.
 func TestInspectQuantization(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(tinyModel)); err != nil {
@@ -224,7 +225,8 @@ func TestInspectQuantization(t *testing.T) {
 	}
 }
 
-// The report of the largest model that ParseConfig accepts must fit a termination message.
+// TestReportFitsTerminationMessage checks that the report of the largest model that ParseConfig accepts fits a
+// termination message.
 func TestReportFitsTerminationMessage(t *testing.T) {
 	layers := make([]int, maxLayers)
 	for i := range layers {

@@ -11,40 +11,44 @@ import (
 	"github.com/semmoe/operator/solver/modelconfig"
 )
 
-// maxLayers bounds num_hidden_layers, so that a corrupt config can neither exhaust memory nor make a report too long.
+// maxLayers is the maximum of num_hidden_layers. A corrupt config can neither exhaust memory nor make a report too
+// long.
 const maxLayers = 512
 
-// Config is what the operator needs to know of a model's config.json, whatever spelling the file uses.
+// Config contains the fields of a model's config.json that the operator uses, regardless of their spelling in the file.
 type Config struct {
-	// ModelType is the family, one of Families().
+	// ModelType is the model family, one of Families().
 	ModelType string
-	// Wrapper is the model_type of the outermost multimodal wrapper, whose code engines run; empty where there is none.
+	// Wrapper is the model_type of the outermost multimodal wrapper, which determines the code that engines run. It is
+	// empty for a model without wrapper.
 	Wrapper string
-	// Layers counts all hidden layers, dense ones included.
+	// Layers is the number of hidden layers, including dense ones.
 	Layers int
-	// MoELayers lists the model layer indices that hold routed experts, ascending.
+	// MoELayers lists the model layer indices of the layers with routed experts, in ascending order.
 	MoELayers []int
-	// Experts is the number of routed experts of an MoE layer, ExpertsPerToken how many of them a token activates.
+	// Experts is the number of routed experts of an MoE layer. ExpertsPerToken is the number of them that a token
+	// activates.
 	Experts, ExpertsPerToken int
-	// Groups and GroupsPerToken describe group-limited gates (n_group, topk_group); both are 1 elsewhere.
+	// Groups and GroupsPerToken describe group-limited gates (n_group, topk_group). Both are 1 for other gates.
 	Groups, GroupsPerToken int
 	HiddenSize, VocabSize  int
-	// DType is the stored arithmetic type as config.json spells it, such as bfloat16; empty where it says none.
+	// DType is the element type as spelled in config.json, such as bfloat16. It is empty if config.json does not set
+	// it.
 	DType string
-	// Quantization is how the weights are quantised, method and algorithm as config.json spells them, such as fp8,
-	// modelopt/NVFP4 or compressed-tensors/nvfp4-pack-quantized; empty where it says nothing.
+	// Quantization is the quantisation method and algorithm as spelled in config.json, such as fp8, modelopt/NVFP4 or
+	// compressed-tensors/nvfp4-pack-quantized. It is empty if config.json does not set it.
 	Quantization string
-	// TiedEmbeddings is tie_word_embeddings. Every known family takes false where config.json does not have it.
+	// TiedEmbeddings is tie_word_embeddings. The default of every known family is false.
 	TiedEmbeddings bool
-	// Text is the JSON object that describes the language model: config.json itself, or what a multimodal wrapper has of it. It has null
-	// where config.json has what is no JSON (see modelconfig.Strict).
+	// Text is the JSON object that describes the language model: config.json itself, or the object inside a multimodal
+	// wrapper. Values of config.json that are not valid JSON are replaced by null (see modelconfig.Strict).
 	Text json.RawMessage
 }
 
-// Families lists the known model types, sorted.
+// Families returns the supported model types, sorted.
 func Families() []string { return slices.Sorted(maps.Keys(families)) }
 
-// rawConfig holds both the old and the new spellings of transformers; pointers tell absent from zero.
+// rawConfig contains both the old and the new spellings of transformers. Pointers distinguish absent fields from zero.
 type rawConfig struct {
 	ModelType       string          `json:"model_type"`
 	Layers          *int            `json:"num_hidden_layers"`
@@ -66,19 +70,20 @@ type rawConfig struct {
 	TiedEmbeddings  bool            `json:"tie_word_embeddings"`
 }
 
-// quantization is the part of quantization_config that says what the weights are.
+// quantization is the part of quantization_config that describes the format of the weights.
 type quantization struct {
 	Method    string `json:"quant_method"`
 	Algorithm string `json:"quant_algo"`
-	// Format is what compressed-tensors calls the algorithm; Groups, by name, may have others.
+	// Format is the algorithm's name in compressed-tensors. Groups maps group names to groups, which may have other
+	// formats.
 	Format json.RawMessage `json:"format"`
 	Groups json.RawMessage `json:"config_groups"`
 }
 
-// maxQuantization and maxWrapper bound texts, so that a report stays short.
+// maxQuantization and maxWrapper are the maximum lengths of texts in bytes, so that a report stays short.
 const maxQuantization, maxWrapper = 64, 64
 
-// quantizationOf reads a quantization_config. One of another form says nothing that is needed.
+// quantizationOf reads a quantization_config. It returns an empty string for an unknown structure.
 func quantizationOf(text json.RawMessage) string {
 	var q quantization
 	if len(text) == 0 || json.Unmarshal(text, &q) != nil {
@@ -92,8 +97,8 @@ func (q quantization) String() string {
 	return text[:min(len(text), maxQuantization)]
 }
 
-// format is NVFP4's where any group has it, since engines treat its scales in a way of their own. Other methods give the members other
-// forms, which say nothing that is needed.
+// format returns the name of the NVFP4 format if any group has it, because engines treat the scales of NVFP4 specially,
+// and the common format if no group has it. Members of another JSON type belong to other methods and are ignored.
 func (q quantization) format() string {
 	var format string
 	_ = json.Unmarshal(q.Format, &format)
@@ -107,7 +112,7 @@ func (q quantization) format() string {
 	return format
 }
 
-// ParseConfig reads a config.json. Errors are *InvalidError.
+// ParseConfig parses a config.json. Errors are *InvalidError.
 func ParseConfig(text []byte) (*Config, error) {
 	text = modelconfig.Strict(text)
 	var raw rawConfig
@@ -116,7 +121,7 @@ func ParseConfig(text []byte) (*Config, error) {
 	}
 	name, wrapped := modelconfig.Inner(text)
 	if _, known := families[raw.ModelType]; !known && wrapped != nil {
-		// A multimodal wrapper: its own model_type names the wrapper, the language model stands inside.
+		// A multimodal wrapper: its model_type names the wrapper, and the config of the language model is inside.
 		inner, err := ParseConfig(wrapped)
 		if err != nil {
 			return nil, Invalidf("%s: %v", name, err)
@@ -177,7 +182,7 @@ func (r rawConfig) config(text []byte) (*Config, error) {
 		return nil, err
 	}
 	if c.MoELayers = family.moeLayers(r); len(c.MoELayers) == 0 {
-		return nil, Invalidf("not an MoE model: by its config every one of its %d layers is dense", c.Layers)
+		return nil, Invalidf("not an MoE model: its config declares all %d layers dense", c.Layers)
 	}
 	if len(c.DType) > 32 {
 		return nil, Invalidf("dtype %.32q… is not an element type", c.DType)
@@ -195,7 +200,8 @@ func (c *Config) checkGroups() error {
 	return nil
 }
 
-// checkLayerRule keeps the layer functions below free of division by zero and of flags for other layers.
+// checkLayerRule validates the layer rules, so that the functions below neither divide by zero nor read flags of other
+// layers.
 func (r rawConfig) checkLayerRule() error {
 	if step := orElse(r.DecoderSparse, 1); step < 1 {
 		return Invalidf("decoder_sparse_step is %d; it must be at least 1", step)
@@ -210,8 +216,8 @@ func (r rawConfig) checkLayerRule() error {
 	return nil
 }
 
-// frequency reads moe_layer_freq: a step, or one flag per layer, as the trace package reads it in the same config. Without it every layer
-// counts.
+// frequency parses moe_layer_freq: a step, or one flag per layer. The trace package parses the same field in the same
+// way. Without the field, the step is 1.
 func (r rawConfig) frequency() (step int, flags []int, err error) {
 	step = 1
 	if len(r.MoELayerFreq) > 0 && json.Unmarshal(r.MoELayerFreq, &step) != nil {
@@ -220,13 +226,13 @@ func (r rawConfig) frequency() (step int, flags []int, err error) {
 	return step, flags, err
 }
 
-// sparseStepLayers is Qwen's rule.
+// sparseStepLayers implements the layer rule of Qwen.
 func sparseStepLayers(r rawConfig) []int {
 	step := orElse(r.DecoderSparse, 1)
 	return layersWhere(*r.Layers, func(l int) bool { return !slices.Contains(r.DenseLayers, l) && (l+1)%step == 0 })
 }
 
-// layersAfterDense is DeepSeek's rule. It comes after checkLayerRule.
+// layersAfterDense implements the layer rule of DeepSeek. It requires checkLayerRule.
 func layersAfterDense(r rawConfig) []int {
 	first := orElse(r.DenseFirst, 0)
 	step, flags, _ := r.frequency()
@@ -247,8 +253,8 @@ func layersWhere(layers int, isMoE func(int) bool) []int {
 	return list
 }
 
-// CheckExpertParallelSize requires that the routed experts can be spread evenly over size ranks. The error lists the
-// sizes that would do.
+// CheckExpertParallelSize requires that the routed experts can be divided evenly among size ranks. The error lists the
+// allowed sizes.
 func (c *Config) CheckExpertParallelSize(size int) error {
 	return checkExpertParallelSize(c.Experts, size)
 }
@@ -267,9 +273,9 @@ func checkExpertParallelSize(experts, size int) error {
 		size, experts, strings.Join(allowed, ", "))
 }
 
-func orElse(v *int, otherwise int) int {
+func orElse(v *int, fallback int) int {
 	if v == nil {
-		return otherwise
+		return fallback
 	}
 	return *v
 }

@@ -1,9 +1,10 @@
 // Package checkpoint reads Hugging Face checkpoints of MoE models: config.json, the safetensors index and the shards.
 //
 // Invariants:
-//   - Nothing is trusted: a header is accepted only if every byte range it names lies inside the file, ranges neither
-//     overlap nor leave holes, and each equals shape times dtype. No allocation exceeds the size of the file read.
-//   - Opening a checkpoint reads headers only, never weights, and proves that index and shards name the same tensors.
-//   - A fault of the checkpoint itself (what no retry can cure) is an *InvalidError; every other error is I/O and may
-//     be transient.
+//   - No input is trusted: a header is accepted only if every byte range is inside the file, the ranges neither overlap
+//     nor leave holes, and the length of each range is shape times dtype. No allocation exceeds the size of the file
+//     that is read.
+//   - Opening a checkpoint reads only headers, never weights. It checks that index and shards list the same tensors.
+//   - An error of the checkpoint itself, which a retry cannot fix, is an *InvalidError. Every other error is an I/O
+//     error and may be transient.
 package checkpoint

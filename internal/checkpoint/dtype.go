@@ -5,17 +5,17 @@ import (
 	"math"
 )
 
-// DType is an element type as safetensors spells it.
+// DType is an element type, named as in safetensors.
 type DType string
 
-// The element types that can be read as float32.
+// The element types that can be converted to float32.
 const (
 	BF16 DType = "BF16"
 	F16  DType = "F16"
 	F32  DType = "F32"
 )
 
-// dtypeBits is the width of an element; the four-bit and six-bit types are packed without padding between elements.
+// dtypeBits is the size of an element in bits. Elements of the four-bit and six-bit types are packed without padding.
 var dtypeBits = map[DType]int64{
 	"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
 	"U16": 16, "I16": 16, F16: 16, BF16: 16,
@@ -24,7 +24,7 @@ var dtypeBits = map[DType]int64{
 	"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }
 
-// DecodeFloat32 converts little-endian elements of type BF16, F16 or F32 to float32; the conversion is exact.
+// DecodeFloat32 converts little-endian elements of type BF16, F16 or F32 to float32. The conversion is exact.
 func DecodeFloat32(dst []float32, src []byte, dtype DType) {
 	switch dtype {
 	case BF16:
@@ -42,7 +42,7 @@ func DecodeFloat32(dst []float32, src []byte, dtype DType) {
 	}
 }
 
-// float16 widens an IEEE 754 binary16 value.
+// float16 converts an IEEE 754 binary16 value to float32.
 func float16(bits uint16) float32 {
 	sign := uint32(bits>>15) << 31
 	exponent := uint32(bits>>10) & 0x1f

@@ -11,8 +11,8 @@ import (
 	"slices"
 )
 
-// EncodeHeader writes a header as JSON, tensors in the order of their bytes, padded with spaces to at least the given
-// size; ParseHeader reads it back.
+// EncodeHeader encodes a header as JSON, with tensors ordered by offset, padded with spaces to at least size bytes.
+// ParseHeader reads it back.
 func EncodeHeader(h *Header, size int) ([]byte, error) {
 	var out bytes.Buffer
 	out.Grow(max(size, 128*len(h.Tensors)))
@@ -56,18 +56,18 @@ func EncodeHeader(h *Header, size int) ([]byte, error) {
 		out.WriteByte(' ')
 	}
 	if out.Len() > maxHeaderBytes {
-		return nil, Invalidf("header of %d bytes is above the format's bound %d", out.Len(), maxHeaderBytes)
+		return nil, Invalidf("header has %d bytes; the format allows at most %d", out.Len(), maxHeaderBytes)
 	}
 	return out.Bytes(), nil
 }
 
-// FrameHeader is the beginning of a safetensors file: the header's length and its text.
+// FrameHeader returns the beginning of a safetensors file: the header's length and its text.
 func FrameHeader(text []byte) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
 }
 
-// WriteIndex writes an index with the tensors of the given names, and the other members of an old index. It is formatted
-// as transformers does: sorted, two spaces of indentation. Names are sorted in place.
+// WriteIndex writes an index of the tensors in names, and the other members of an old index. The output has the format
+// of transformers: sorted, indented by two spaces. Names are sorted in place.
 func WriteIndex(w io.Writer, old []byte, names []string, fileOf func(tensor string) string) error {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(old, &members); err != nil {
@@ -102,7 +102,7 @@ func writeWeightMap(out *bufio.Writer, names []string, fileOf func(string) strin
 	out.WriteString("\n  }")
 }
 
-// quoted writes a JSON string.
+// quoted encodes a JSON string.
 func quoted(text string) []byte {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)

@@ -8,10 +8,11 @@ import (
 	"strings"
 )
 
-// checkExpertForms requires that every expert of a layer has all projections. Experts may be stored in different forms, such as some
-// unquantised ones in a quantised checkpoint, where the configuration names each expert of another form: then its name moves with it.
+// checkExpertForms requires that every expert of a layer has all projections. Some experts may be stored in another
+// form, such as unquantised experts in a quantised checkpoint, if the configuration names each of them. The name then
+// moves with the expert.
 func (c *Checkpoint) checkExpertForms(l *MoELayer) error {
-	forms := map[string][]int{} // experts by the names of their tensors
+	forms := map[string][]int{} // tensor names of a form, joined, to its experts
 	for expert := range c.Config.Experts {
 		form := strings.Join(l.form(expert), " ")
 		forms[form] = append(forms[form], expert)
@@ -21,7 +22,7 @@ func (c *Checkpoint) checkExpertForms(l *MoELayer) error {
 	for _, form := range slices.Sorted(maps.Keys(forms)) {
 		names, first := strings.Fields(form), forms[form][0]
 		if name := f.missingProjection(names); name != "" {
-			// The form of the other experts decides the name of the tensor.
+			// The tensor is named as in the form of the other experts.
 			for _, other := range strings.Fields(usual) {
 				if isProjection(other, strings.TrimSuffix(name, ".weight")) {
 					name = other
@@ -40,7 +41,7 @@ func (c *Checkpoint) checkExpertForms(l *MoELayer) error {
 	return nil
 }
 
-// form lists the tensors of an expert, sorted.
+// form returns the tensors of an expert, sorted.
 func (l *MoELayer) form(expert int) []string {
 	var names []string
 	for name, experts := range l.experts {
@@ -52,8 +53,8 @@ func (l *MoELayer) form(expert int) []string {
 	return names
 }
 
-// otherForm is the error of an expert that has other tensors than the usual ones, and that no configuration names. If the expert only lacks
-// some tensors, these are missing.
+// otherForm returns the error of an expert with other tensors than the usual form, which no configuration file names.
+// If the expert only lacks tensors, the error is a missing tensor.
 func (c *Checkpoint) otherForm(l *MoELayer, expert, usual int) error {
 	wanted, has := l.form(usual), l.form(expert)
 	lacking := slices.DeleteFunc(slices.Clone(wanted), func(name string) bool { return slices.Contains(has, name) })
@@ -66,14 +67,15 @@ func (c *Checkpoint) otherForm(l *MoELayer, expert, usual int) error {
 	if sameTypes {
 		return c.missing(l, name(expert, lacking[0])[len(l.block):])
 	}
-	return Invalidf("%s: expert %d of layer %d is stored in another form (%s) than expert %d (%s), and no configuration file names it in full, as in %q: which experts have which form must be known to move them",
+	return Invalidf("%s: expert %d of layer %d is stored in another form (%s) than expert %d (%s): to permute the experts, a configuration file must name it in full, as in %q",
 		c.listing(), expert, l.Layer, strings.Join(has, ", "), usual, strings.Join(wanted, ", "), name(expert, families[c.Config.ModelType].projections[0]))
 }
 
-// quantizationFiles are the files besides config.json that name quantised modules.
+// quantizationFiles lists the files other than config.json that name quantised modules.
 var quantizationFiles = []string{"hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json", "quant_model_description.json"}
 
-// configurationNames reports whether a configuration file has the full name of an expert, or of a module or tensor below it.
+// configurationNames reports whether a configuration file contains the full name of an expert, or of a module or tensor
+// of the expert.
 func (c *Checkpoint) configurationNames(expert string) bool {
 	texts := [][]byte{c.ConfigText}
 	for _, name := range quantizationFiles {

@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// family says how the checkpoints of a model type are laid out.
+// family describes the layout of the checkpoints of a model type.
 type family struct {
 	moeLayers func(rawConfig) []int
-	// block and gate are the names of the MoE block and of the gate inside it.
+	// block and gate are the names of the MoE block and of the gate in the block.
 	block, gate string
-	// projections are the linear maps of one expert where every expert has tensors of its own.
+	// projections are the linear maps of one expert, if every expert has its own tensors.
 	projections []string
-	// fused are the tensors of a layer whose dimension 0 is the expert, where the checkpoint stores those instead; the
+	// fused lists the tensors of a layer with the experts in dimension 0, for checkpoints with fused experts. The
 	// spellings of one entry are alternatives.
 	fused [][]string
-	// defaultGroups and defaultGroupsPerToken are what the model's code takes n_group and topk_group to be when
-	// config.json is silent; 0 means 1.
+	// defaultGroups and defaultGroupsPerToken are the defaults of n_group and topk_group in the model's code. 0 means
+	// 1.
 	defaultGroups, defaultGroupsPerToken int
 }
 
@@ -26,7 +26,7 @@ var (
 	fusedProjections = [][]string{{"gate_up_proj", "gate_up_proj_blocks"}, {"down_proj", "down_proj_blocks"}}
 )
 
-// families holds each known model type.
+// families maps each supported model type to its layout.
 var families = map[string]family{
 	"qwen2_moe":         qwenFamily,
 	"qwen3_moe":         qwenFamily,
@@ -52,39 +52,40 @@ var qwenFamily = family{moeLayers: sparseStepLayers, block: "mlp", gate: "gate",
 func (f family) groups() int         { return max(f.defaultGroups, 1) }
 func (f family) groupsPerToken() int { return max(f.defaultGroupsPerToken, 1) }
 
-// Role is what a tensor is in an MoE layer.
+// Role is the role of a tensor in an MoE layer.
 type Role uint8
 
-// The roles. Only tensors of Expert, Fused and Gate depend on the order of the experts.
+// The roles. Only Expert, Fused and Gate tensors depend on the order of the experts.
 const (
-	// Other tensors are no part of an MoE block.
+	// Other tensors are not part of an MoE block.
 	Other Role = iota
 	// Expert tensors belong to one expert.
 	Expert
-	// Fused tensors hold all experts of a layer.
+	// Fused tensors contain the values of all experts of a layer.
 	Fused
 	// Gate tensors belong to the gate.
 	Gate
 	// Shared tensors belong to a shared expert or to its gate.
 	Shared
-	// Unrecognised tensors are in an MoE block, or in the dense FFN of a layer without one, and are none of the above.
+	// Unrecognised tensors are in an MoE block, or in the dense FFN of a layer without an MoE block, and have none of
+	// the roles above.
 	Unrecognised
 )
 
-// Part tells which part of the model a tensor or a module is, from its name alone.
+// Part describes the part of the model that a tensor or a module belongs to. It depends only on the name.
 type Part struct {
 	Role Role
-	// Layer is the model layer index; layers of multi-token prediction follow the hidden layers.
+	// Layer is the model layer index. Layers of multi-token prediction follow the hidden layers.
 	Layer int
-	// Expert is the expert's index, where Role is Expert.
+	// Expert is the expert's index if Role is Expert.
 	Expert int
-	// Name is what follows the expert, the gate or the experts in the tensor's name, such as up_proj.weight.
+	// Name is the suffix of the tensor's name after the expert, the gate or "experts", such as up_proj.weight.
 	Name string
-	// block is the name up to the MoE block's end, such as "model.layers.3.mlp.".
+	// block is the prefix of the name up to and including the MoE block, such as "model.layers.3.mlp.".
 	block string
 }
 
-// ExpertName is the name that the same tensor has for another expert of its layer.
+// ExpertName returns the name of the same tensor of another expert of the layer.
 func (p Part) ExpertName(expert int) string {
 	name := p.block + "experts." + strconv.Itoa(expert)
 	if p.Name == "" {
@@ -93,14 +94,14 @@ func (p Part) ExpertName(expert int) string {
 	return name + "." + p.Name
 }
 
-// layerPrefixes are the names under which known checkpoints keep their list of layers: a causal language model, the
-// bare model below it, multimodal wrappers of either generation, and DeepSeek-VL2.
+// layerPrefixes are the prefixes of the list of layers in known checkpoints: a causal language model, the bare model,
+// multimodal wrappers of both generations, and DeepSeek-VL2.
 var layerPrefixes = []string{"model.layers.", "layers.", "model.language_model.layers.", "language_model.model.layers.", "language.model.layers."}
 
-// predictionPrefix holds the multi-token-prediction layers where they do not follow the hidden layers in the same list.
+// predictionPrefix is the prefix of multi-token-prediction layers that are not in the list of hidden layers.
 const predictionPrefix = "mtp.layers."
 
-// Classify tells which part of the model a tensor, or a module, is.
+// Classify returns the part of the model that a tensor or a module belongs to.
 func (c *Config) Classify(name string) Part {
 	layer, prefix, rest := c.cutLayer(name)
 	if layer < 0 {
@@ -131,8 +132,8 @@ func (c *Config) Classify(name string) Part {
 	return part
 }
 
-// cutLayer splits a name into its layer, the length of the prefix with the layer's number and dot, and the rest; the
-// layer is negative where the name is outside of the layers.
+// cutLayer splits a name into the layer index, the length of the prefix including the layer number and its dot, and the
+// rest. The layer is negative if the name is outside of the layers.
 func (c *Config) cutLayer(name string) (layer, prefix int, rest string) {
 	offset := 0
 	rest, ok := strings.CutPrefix(name, predictionPrefix)
@@ -153,7 +154,8 @@ func (c *Config) cutLayer(name string) (layer, prefix int, rest string) {
 	return layer + offset, len(name) - len(rest), rest
 }
 
-// index reads a number as checkpoints write indices; one that would not be written back in the same way is none.
+// index parses a number in the form in which checkpoints write indices. It rejects a number that would be formatted
+// differently, such as 07.
 func index(text string) (int, bool) {
 	n, err := strconv.Atoi(text)
 	return n, err == nil && n >= 0 && n < 1<<20 && strconv.Itoa(n) == text

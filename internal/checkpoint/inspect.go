@@ -7,40 +7,44 @@ import (
 	"strings"
 )
 
-// Report is what inspection tells about a model. As JSON it fits a Kubernetes termination message (4096 bytes)
-// whatever the model: its longest part lists at most 512 layer indices.
+// Report describes a model. Its JSON always fits a Kubernetes termination message (4096 bytes): its longest part lists
+// at most 512 layer indices.
 type Report struct {
 	// Family is the model type, such as qwen3_moe.
 	Family string `json:"family"`
-	// Wrapper is the model type of the multimodal wrapper around it, such as qwen3_vl_moe; empty where there is none.
+	// Wrapper is the model type of the multimodal wrapper, such as qwen3_vl_moe. It is empty if there is no wrapper.
 	Wrapper string `json:"wrapper,omitempty"`
-	// Layers counts all hidden layers; MoELayers lists the model indices of those with routed experts.
+	// Layers is the number of hidden layers. MoELayers lists the model indices of the layers with routed experts.
 	Layers    int   `json:"layers"`
 	MoELayers []int `json:"moeLayers"`
-	// Experts is the number of routed experts of an MoE layer, ExpertsPerToken how many of them a token activates.
+	// Experts is the number of routed experts of an MoE layer. ExpertsPerToken is the number of them that a token
+	// activates.
 	Experts         int `json:"experts"`
 	ExpertsPerToken int `json:"expertsPerToken"`
-	// Groups and GroupsPerToken describe group-limited gates; both are 1 elsewhere.
+	// Groups and GroupsPerToken describe group-limited gates. Both are 1 for other gates.
 	Groups         int `json:"groups"`
 	GroupsPerToken int `json:"groupsPerToken"`
 	Hidden         int `json:"hidden"`
 	Vocab          int `json:"vocab"`
-	// DType is as config.json spells it.
+	// DType is the element type as spelled in config.json.
 	DType string `json:"dtype,omitempty"`
-	// Quantization is how the weights are quantised, such as fp8 or modelopt/NVFP4; empty where the checkpoint says nothing.
+	// Quantization is the quantisation method, such as fp8 or modelopt/NVFP4. It is empty if the checkpoint does not
+	// state it.
 	Quantization string `json:"quantization,omitempty"`
-	// Shards counts the weight files, Bytes is their total size.
+	// Shards is the number of weight files. Bytes is their total size.
 	Shards int   `json:"shards"`
 	Bytes  int64 `json:"bytes"`
-	// ModelDigest identifies the model, see Checkpoint.Digest.
+	// ModelDigest identifies the model. See Checkpoint.Digest.
 	ModelDigest string `json:"modelDigest"`
-	// TiedEmbeddings is true where config.json ties the output projection to the embeddings and no tensor holds the projection.
+	// TiedEmbeddings reports whether config.json ties the output projection to the embeddings and the checkpoint has no
+	// tensor for the projection.
 	TiedEmbeddings bool `json:"tiedEmbeddings,omitempty"`
-	// Unpermutable is why the experts cannot be put into another order; empty where they can, and in what releases before have reported.
+	// Unpermutable is the reason why the experts cannot be permuted. It is empty if they can be permuted, and in
+	// reports of earlier releases.
 	Unpermutable string `json:"unpermutable,omitempty"`
 }
 
-// maxUnpermutable bounds a text as it is in JSON, so that a report stays short.
+// maxUnpermutable is the maximum length in bytes of the JSON-encoded reason, so that a report stays short.
 const maxUnpermutable = 448
 
 // Inspect opens the checkpoint in dir, validates it without loading weights, and describes it.
@@ -75,8 +79,8 @@ func Inspect(dir string) (Report, error) {
 	}, nil
 }
 
-// tiedEmbeddings reports whether an engine has to use the embeddings as the output projection: a tensor lm_head.weight, with or
-// without the prefix of a multimodal wrapper, takes precedence over tie_word_embeddings.
+// tiedEmbeddings reports whether an engine has to use the embeddings as the output projection: a tensor lm_head.weight,
+// with or without the prefix of a multimodal wrapper, takes precedence over tie_word_embeddings.
 func (c *Checkpoint) tiedEmbeddings() bool {
 	if !c.Config.TiedEmbeddings {
 		return false
@@ -89,8 +93,8 @@ func (c *Checkpoint) tiedEmbeddings() bool {
 	return true
 }
 
-// unpermutable is why the experts cannot be permuted, with files named as in the checkpoint; empty where they can. The model can be served all
-// the same.
+// unpermutable returns the reason why the experts cannot be permuted, with file names relative to the checkpoint. It is
+// empty if they can be permuted. A model that cannot be permuted can still be served.
 func (c *Checkpoint) unpermutable() string {
 	err := c.CheckPermutable()
 	if err == nil {
@@ -107,7 +111,7 @@ func (c *Checkpoint) unpermutable() string {
 	}
 }
 
-// quantization is what config.json says, or, where it says nothing, the file that ModelOpt puts beside it.
+// quantization returns the quantisation in config.json, or else the one in the file that ModelOpt writes next to it.
 func (c *Checkpoint) quantization() (string, error) {
 	if c.Config.Quantization != "" {
 		return c.Config.Quantization, nil
@@ -125,8 +129,8 @@ func (c *Checkpoint) quantization() (string, error) {
 	return file.Quantization.String(), nil
 }
 
-// CheckExpertParallelSize requires that the routed experts can be spread evenly over size ranks. The error lists the
-// sizes that would do.
+// CheckExpertParallelSize requires that the routed experts can be divided evenly among size ranks. The error lists the
+// allowed sizes.
 func (r Report) CheckExpertParallelSize(size int) error {
 	return checkExpertParallelSize(r.Experts, size)
 }

@@ -16,16 +16,17 @@ type MoELayer struct {
 	Layer int
 	// Gate, Fused and Unrecognised are names of tensors, sorted.
 	Gate, Fused, Unrecognised []string
-	// experts holds, for each tensor that an expert has (by Part.Name), which experts have it.
+	// experts maps each tensor of an expert (by Part.Name) to the experts that have it.
 	experts map[string][]bool
-	// block is the name of the layer's MoE block.
+	// block is the name prefix of the layer's MoE block.
 	block string
-	// invalid is why a layer of multi-token prediction cannot be permuted; nil where it can, and for hidden layers.
+	// invalid is the reason why a layer of multi-token prediction cannot be permuted. It is nil for hidden layers.
 	invalid error
 }
 
-// MoELayers finds the MoE layers of the checkpoint. Hidden layers must be complete, and those that config.json announces must exist.
-// Layers of multi-token prediction may be absent, incomplete or of another width. Errors are *InvalidError and name the tensor.
+// MoELayers returns the MoE layers of the checkpoint. Hidden layers must be complete, and all MoE layers declared by
+// config.json must exist. Layers of multi-token prediction may be absent, incomplete or of another width. Errors are
+// *InvalidError and name the tensor.
 func (c *Checkpoint) MoELayers() (map[int]*MoELayer, error) {
 	layers := map[int]*MoELayer{}
 	for _, shard := range c.Shards {
@@ -35,11 +36,11 @@ func (c *Checkpoint) MoELayers() (map[int]*MoELayer, error) {
 			}
 		}
 	}
-	// A layer with a dense FFN or only a shared expert is no MoE layer.
+	// A layer with only a dense FFN or a shared expert is not an MoE layer.
 	maps.DeleteFunc(layers, func(_ int, l *MoELayer) bool { return len(l.experts)+len(l.Fused)+len(l.Gate) == 0 })
 	for _, layer := range c.Config.MoELayers {
 		if layers[layer] == nil {
-			return nil, Invalidf("%s: layer %d has neither gate nor experts; by %s (model_type %s) it is an MoE layer", c.Dir, layer, configFile, c.Config.ModelType)
+			return nil, Invalidf("%s: layer %d has neither gate nor experts, but %s (model_type %s) declares an MoE layer", c.Dir, layer, configFile, c.Config.ModelType)
 		}
 	}
 	for _, layer := range slices.Sorted(maps.Keys(layers)) {
@@ -76,7 +77,7 @@ func (c *Checkpoint) addToLayer(layers map[int]*MoELayer, name string) error {
 
 func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 	if part.block != l.block {
-		return Invalidf("tensor %q and the tensors under %q are of the same layer %d", name, l.block, part.Layer)
+		return Invalidf("tensor %q and the tensors under %q belong to the same layer %d", name, l.block, part.Layer)
 	}
 	switch {
 	case part.Role == Gate:
@@ -85,7 +86,7 @@ func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 		l.Fused = append(l.Fused, name)
 	case part.Role == Expert && families[c.Config.ModelType].isOfExpert(part.Name):
 		if part.Expert >= c.Config.Experts {
-			return Invalidf("tensor %q: %s says that a layer has %d experts, 0 to %d", name, configFile, c.Config.Experts, c.Config.Experts-1)
+			return Invalidf("tensor %q: %s declares only %d experts per layer, 0 to %d", name, configFile, c.Config.Experts, c.Config.Experts-1)
 		}
 		if l.experts[part.Name] == nil {
 			l.experts[part.Name] = make([]bool, c.Config.Experts)
@@ -97,7 +98,7 @@ func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 	return nil
 }
 
-// checkComplete requires the gate, and all projections of every expert of the layer, or the fused tensors instead.
+// checkComplete requires the gate, and either all projections of every expert of the layer or the fused tensors.
 func (c *Checkpoint) checkComplete(l *MoELayer) error {
 	f := families[c.Config.ModelType]
 	if len(l.experts) == 0 {
@@ -121,18 +122,18 @@ func (c *Checkpoint) checkComplete(l *MoELayer) error {
 	return nil
 }
 
-// missing is the error of a tensor of the MoE block that is not there.
+// missing returns the error of a missing tensor of the MoE block.
 func (c *Checkpoint) missing(l *MoELayer, name string) error {
 	return Invalidf("%s: tensor %q is missing", c.listing(), l.block+name)
 }
 
-// unrecognised is the error of a tensor that may depend on the order of the experts.
+// unrecognised returns the error of a tensor that may depend on the order of the experts.
 func (c *Checkpoint) unrecognised(name string) error {
 	return Invalidf("%s: tensor %q is not known for model_type %s: its dependence on the order of the experts is unknown",
 		c.shardOf[name].Path, name, c.Config.ModelType)
 }
 
-// hasGateWeight accepts any form of the weight, such as weight_packed or qweight.
+// hasGateWeight reports whether a layer has the gate's weight in any form, such as weight_packed or qweight.
 func (c *Checkpoint) hasGateWeight(l *MoELayer, plain string) bool {
 	return slices.Contains(l.Gate, plain) || slices.ContainsFunc(l.Gate, func(name string) bool {
 		switch c.Config.Classify(name).Name {
@@ -143,7 +144,7 @@ func (c *Checkpoint) hasGateWeight(l *MoELayer, plain string) bool {
 	})
 }
 
-// listing is the file that lists the tensors.
+// listing returns the path of the file that lists the tensors.
 func (c *Checkpoint) listing() string {
 	if c.IndexName != "" {
 		return filepath.Join(c.Dir, c.IndexName)
@@ -151,7 +152,7 @@ func (c *Checkpoint) listing() string {
 	return c.Shards[0].Path
 }
 
-// CheckPermutable requires that the experts of every MoE layer among the hidden layers can be put into another order.
+// CheckPermutable requires that the experts of every MoE layer among the hidden layers can be permuted.
 func (c *Checkpoint) CheckPermutable() error {
 	layers, err := c.MoELayers()
 	if err != nil {
@@ -171,8 +172,9 @@ func (c *Checkpoint) CheckPermutable() error {
 	return nil
 }
 
-// CheckOutside requires that what is outside of the MoE blocks is known not to depend on the order of the experts: the tensors of hidden
-// layers, of the given layers of multi-token prediction and of the whole model, and the free text of the shards' headers.
+// CheckOutside requires that everything outside of the MoE blocks is known to be independent of the order of the
+// experts: the tensors of hidden layers, of the given layers of multi-token prediction and of the whole model, and the
+// metadata in the shards' headers.
 func (c *Checkpoint) CheckOutside(layers map[int]*MoELayer, predicting []int) error {
 	root := ""
 	for _, l := range layers {
@@ -198,9 +200,9 @@ func (c *Checkpoint) CheckOutside(layers map[int]*MoELayer, predicting []int) er
 	return nil
 }
 
-// ExpertAxes returns, for each tensor of a layer that holds values of all its experts, where these values are: what must be gathered to
-// permute the experts. It refuses a layer that is not complete, or that has a tensor whose dependence on the order of the experts is
-// unknown.
+// ExpertAxes returns the axis of each tensor of a layer that contains values of all its experts. These tensors must be
+// gathered to permute the experts. It returns an error for an incomplete layer, and for a layer with a tensor that
+// depends on the order of the experts in an unknown way.
 func (c *Checkpoint) ExpertAxes(l *MoELayer) (map[string]Axis, error) {
 	if l.invalid != nil {
 		return nil, Invalidf("%s: %v", c.listing(), l.invalid)

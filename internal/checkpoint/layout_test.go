@@ -56,10 +56,10 @@ func TestParseConfigOfLaterFamilies(t *testing.T) {
 		layers []int
 		groups int
 	}{
-		"qwen3_next":                      {`{"model_type":"qwen3_next","num_experts":16,"decoder_sparse_step":1,` + base + `}`, []int{0, 1, 2, 3}, 1},
-		"qwen3_vl_moe":                    {`{"model_type":"qwen3_vl_moe","text_config":{"model_type":"qwen3_vl_moe_text","num_experts":16,"mlp_only_layers":[2],` + base + `}}`, []int{0, 1, 3}, 1},
-		"deepseek_v3, silent on groups":   {`{"model_type":"deepseek_v3","n_routed_experts":16,"first_k_dense_replace":1,` + base + `}`, []int{1, 2, 3}, 8},
-		"deepseek_v3, explicitly without": {`{"model_type":"deepseek_v3","n_routed_experts":16,"n_group":1,"topk_group":1,` + base + `}`, []int{0, 1, 2, 3}, 1},
+		"qwen3_next":                  {`{"model_type":"qwen3_next","num_experts":16,"decoder_sparse_step":1,` + base + `}`, []int{0, 1, 2, 3}, 1},
+		"qwen3_vl_moe":                {`{"model_type":"qwen3_vl_moe","text_config":{"model_type":"qwen3_vl_moe_text","num_experts":16,"mlp_only_layers":[2],` + base + `}}`, []int{0, 1, 3}, 1},
+		"deepseek_v3, groups not set": {`{"model_type":"deepseek_v3","n_routed_experts":16,"first_k_dense_replace":1,` + base + `}`, []int{1, 2, 3}, 8},
+		"deepseek_v3, without groups": {`{"model_type":"deepseek_v3","n_routed_experts":16,"n_group":1,"topk_group":1,` + base + `}`, []int{0, 1, 2, 3}, 1},
 	} {
 		c, err := ParseConfig([]byte(test.text))
 		if err != nil {
@@ -88,7 +88,7 @@ func TestMoELayersOfTinyModel(t *testing.T) {
 	}
 }
 
-// TestWriteIndex gives back, byte for byte, what transformers wrote.
+// TestWriteIndex reproduces the index of transformers byte for byte.
 func TestWriteIndex(t *testing.T) {
 	c, err := Open(tinyModel)
 	if err != nil {
@@ -115,7 +115,7 @@ func TestWriteIndex(t *testing.T) {
 	}
 }
 
-// TestEncodeHeader gives back, byte for byte, what transformers wrote.
+// TestEncodeHeader reproduces the headers of transformers byte for byte.
 func TestEncodeHeader(t *testing.T) {
 	c, err := Open(tinyModel)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// writeHeaders writes a checkpoint of DeepSeek-V3's shape whose shards have headers and holes in place of weights: layers times experts times
-// three projections with the given suffixes.
+// writeHeaders writes a checkpoint of DeepSeek-V3's shape. Its shards have headers, and sparse holes instead of
+// weights: layers times experts times three projections, with the given suffixes.
 func writeHeaders(t testing.TB, layers, experts, shards int, suffixes ...string) (dir string, tensors int) {
 	t.Helper()
 	dir = t.TempDir()
@@ -65,8 +65,9 @@ func writeHeaders(t testing.TB, layers, experts, shards int, suffixes ...string)
 	return dir, tensors
 }
 
-// TestInspectKeepsLittle bounds what an opened checkpoint keeps for each tensor, which decides what the largest known ones need.
-func TestInspectKeepsLittle(t *testing.T) {
+// TestInspectMemory checks the memory per tensor of an opened checkpoint. It determines the memory that the
+// largest known checkpoints need.
+func TestInspectMemory(t *testing.T) {
 	dir, tensors := writeHeaders(t, 6, 256, 16, "weight", "weight_scale", "weight_scale_2", "input_scale", "weight_offset", "weight_zero_point")
 	heap := func() uint64 {
 		runtime.GC()
@@ -80,7 +81,7 @@ func TestInspectKeepsLittle(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	// 276,600 tensors are inspected in less than 256 MiB, of which the index takes 30 while it is read.
+	// 276,600 tensors are inspected in less than 256 MiB, of which the index takes 30 MiB while it is read.
 	if each := int(heap()-before) / tensors; each > 320 {
 		t.Errorf("%d bytes for each of %d tensors", each, tensors)
 	}

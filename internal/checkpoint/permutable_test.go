@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// writeMixtral writes a checkpoint of one layer and two experts, by the shapes of its tensors, all of U8.
+// writeMixtral writes a checkpoint of one layer and two experts with tensors of the given shapes, all of type U8.
 func writeMixtral(t *testing.T, shapes map[string][]int64, metadata map[string]string) string {
 	t.Helper()
 	header := map[string]any{"__metadata__": metadata}
@@ -33,7 +33,7 @@ func writeMixtral(t *testing.T, shapes map[string][]int64, metadata map[string]s
 	return dir
 }
 
-// TestUnpermutable: a checkpoint whose experts must stay where they are is reported as one, and is no fault.
+// TestUnpermutable checks that a checkpoint is reported as not permutable, without an error.
 func TestUnpermutable(t *testing.T) {
 	const block = "model.layers.0.block_sparse_moe."
 	long := block + strings.Repeat("<", 600)
@@ -42,18 +42,18 @@ func TestUnpermutable(t *testing.T) {
 		metadata map[string]string
 		want     string
 	}{
-		"plain":                             {},
-		"packed gate":                       {change: map[string][]int64{block + "gate.weight": {4, 1}}, want: `model.safetensors: tensor "` + block + `gate.weight" has shape [4 1] of U8`},
-		"gate of GPTQ":                      {change: map[string][]int64{block + "gate.weight": nil, block + "gate.qweight": {1, 2}}, want: "is of a kind whose rows cannot be moved"},
-		"missing tensor":                    {change: map[string][]int64{block + "experts.1.w2.weight": nil}, want: `experts.1.w2.weight" is missing`},
-		"unknown tensor":                    {change: map[string][]int64{block + "extra": {2}}, want: "its dependence on the order of the experts is unknown"},
-		"row of blocks":                     {change: map[string][]int64{block + "gate.weight_scale_inv": {1, 3}}},
-		"number elsewhere":                  {change: map[string][]int64{block + "experts.w1.1.scale": {2}}, want: "experts.w1.1.scale"},
-		"outside of the block":              {change: map[string][]int64{"model.layers.0.router.bias": {2}}, want: "router.bias"},
-		"of the model":                      {change: map[string][]int64{"model.expert_load": {2}}, want: "model.expert_load"},
-		"attention, norms, embeddings":      {change: map[string][]int64{"model.layers.0.self_attn.q_proj.weight": {2}, "model.layers.0.input_layernorm.weight": {2}, "lm_head.weight": {2}, "model.norm.weight": {2}}},
-		"metadata":                          {metadata: map[string]string{"order": "layers.0.experts.1"}, want: "names experts"},
-		"one with a name as long as can be": {change: map[string][]int64{long: {2}}, want: "model.safetensors: tensor"},
+		"plain":                        {},
+		"packed gate":                  {change: map[string][]int64{block + "gate.weight": {4, 1}}, want: `model.safetensors: tensor "` + block + `gate.weight" has shape [4 1] of U8`},
+		"gate of GPTQ":                 {change: map[string][]int64{block + "gate.weight": nil, block + "gate.qweight": {1, 2}}, want: "cannot be permuted: its format is not supported"},
+		"missing tensor":               {change: map[string][]int64{block + "experts.1.w2.weight": nil}, want: `experts.1.w2.weight" is missing`},
+		"unknown tensor":               {change: map[string][]int64{block + "extra": {2}}, want: "its dependence on the order of the experts is unknown"},
+		"row of blocks":                {change: map[string][]int64{block + "gate.weight_scale_inv": {1, 3}}},
+		"number elsewhere":             {change: map[string][]int64{block + "experts.w1.1.scale": {2}}, want: "experts.w1.1.scale"},
+		"outside of the block":         {change: map[string][]int64{"model.layers.0.router.bias": {2}}, want: "router.bias"},
+		"of the model":                 {change: map[string][]int64{"model.expert_load": {2}}, want: "model.expert_load"},
+		"attention, norms, embeddings": {change: map[string][]int64{"model.layers.0.self_attn.q_proj.weight": {2}, "model.layers.0.input_layernorm.weight": {2}, "lm_head.weight": {2}, "model.norm.weight": {2}}},
+		"metadata":                     {metadata: map[string]string{"order": "layers.0.experts.1"}, want: "names experts"},
+		"tensor with the longest name": {change: map[string][]int64{long: {2}}, want: "model.safetensors: tensor"},
 	} {
 		shapes := map[string][]int64{block + "gate.weight": {2, 2}}
 		for expert := range 2 {

@@ -15,7 +15,7 @@ import (
 	"syscall"
 )
 
-// maxHeaderBytes is the format's own bound on the JSON header; it keeps a corrupt length from being believed.
+// maxHeaderBytes is the format's maximum size of the JSON header. It prevents large allocations for a corrupt length.
 const maxHeaderBytes = 100_000_000
 
 // Tensor is one tensor of a safetensors file.
@@ -42,7 +42,7 @@ type Header struct {
 	Metadata map[string]string
 }
 
-// Names lists the tensors in the order of their bytes.
+// Names returns the tensor names ordered by offset.
 func (h *Header) Names() []string {
 	type entry struct {
 		begin, end int64
@@ -62,7 +62,7 @@ func (h *Header) Names() []string {
 	return names
 }
 
-// DataBytes is the size of the data section, which the format requires to be the end of the last tensor.
+// DataBytes returns the size of the data section. By the format, it is the end of the last tensor.
 func (h *Header) DataBytes() int64 {
 	var end int64
 	for _, t := range h.Tensors {
@@ -71,9 +71,9 @@ func (h *Header) DataBytes() int64 {
 	return end
 }
 
-// ParseHeader parses the JSON header of a safetensors file (without the eight length bytes) and checks it: known
-// dtypes, shape times dtype equal to the byte range, ranges contiguous from zero. Errors are *InvalidError and name
-// the tensor.
+// ParseHeader parses the JSON header of a safetensors file, without the eight length bytes. It requires known dtypes,
+// byte ranges of length shape times dtype, and contiguous ranges from zero. Errors are *InvalidError and name the
+// tensor.
 func ParseHeader(text []byte) (*Header, error) {
 	h := &Header{Tensors: map[string]Tensor{}}
 	decoder := json.NewDecoder(bytes.NewReader(text))
@@ -99,8 +99,9 @@ func ParseHeader(text []byte) (*Header, error) {
 	return h, h.checkRanges()
 }
 
-// add decodes the value of one key of the header. A repeated key is refused: readers disagree which of the two counts.
-// Hundreds of thousands of tensors have a few types and shapes, so that each shares those of the last one where they are equal.
+// add decodes the value of one key of the header. A repeated key is an error, because readers disagree on which value
+// applies. Hundreds of thousands of tensors have few distinct types and shapes, so equal consecutive values share
+// memory.
 func (h *Header) add(name string, decoder *json.Decoder, last *Tensor) error {
 	if name == "__metadata__" {
 		if h.Metadata != nil {
@@ -166,8 +167,8 @@ func (t Tensor) check() error {
 	return nil
 }
 
-// checkRanges requires that the tensors, in offset order, cover the data section without overlap and without a hole,
-// as the format does: bytes that belong to two tensors or to none would be lost or doubled by a rewrite.
+// checkRanges requires that the tensors, in offset order, cover the data section without overlaps and holes, as the
+// format does. A rewrite would lose or duplicate bytes that belong to no tensor or to two tensors.
 func (h *Header) checkRanges() error {
 	names := h.Names()
 	var end int64
@@ -184,13 +185,13 @@ func (h *Header) checkRanges() error {
 	return nil
 }
 
-// File is an open safetensors file whose header has been checked against its size. It is safe for concurrent reads.
+// File is an open safetensors file with a header that matches its size. It is safe for concurrent reads.
 type File struct {
 	Header
-	// Path is the file's path, Size its size in bytes.
+	// Path is the path of the file. Size is its size in bytes.
 	Path string
 	Size int64
-	// HeaderText is the JSON header as stored, padding included; nil in a checkpoint that is only inspected.
+	// HeaderText is the JSON header as stored, including padding. It is nil in a checkpoint that is only inspected.
 	HeaderText  []byte
 	headerBytes int64
 	file        *os.File
@@ -210,13 +211,13 @@ func OpenFile(path string) (*File, error) {
 	return f, nil
 }
 
-// Name is the file's name in its directory.
+// Name returns the base name of the file.
 func (f *File) Name() string { return filepath.Base(f.Path) }
 
-// Handle is the open file, for positioned reads and for copies inside the kernel.
+// Handle returns the open file, for positioned reads and for copies inside the kernel.
 func (f *File) Handle() *os.File { return f.file }
 
-// DataStart is the position of the data section in the file; the byte ranges of tensors are relative to it.
+// DataStart returns the offset of the data section in the file. The byte ranges of tensors are relative to it.
 func (f *File) DataStart() int64 { return 8 + f.headerBytes }
 
 // Close closes the file.
@@ -237,17 +238,18 @@ func (f *File) readHeader() error {
 		return f.wrap(err)
 	}
 	if want := 8 + int64(len(text)) + header.DataBytes(); want != f.Size {
-		fault := "is truncated"
+		problem := "is truncated"
 		if f.Size > want {
-			fault = "has extra bytes at the end"
+			problem = "has extra bytes at the end"
 		}
-		return Invalidf("%s %s: it has %d bytes, its header needs %d: fetch the file again", f.Path, fault, f.Size, want)
+		return Invalidf("%s %s: it has %d bytes, its header needs %d: fetch the file again", f.Path, problem, f.Size, want)
 	}
 	f.Header, f.HeaderText, f.headerBytes = *header, text, int64(len(text))
 	return nil
 }
 
-// openRegular opens a regular file. A FIFO, a device or a socket is refused without opening it: opening a FIFO blocks.
+// openRegular opens a regular file. It refuses a FIFO, a device or a socket without opening it, because opening a FIFO
+// blocks.
 func openRegular(path string) (*os.File, error) {
 	const what = "safetensors file"
 	switch info, err := os.Stat(path); {
@@ -286,7 +288,7 @@ func readHeaderText(r io.ReaderAt, size int64) ([]byte, error) {
 	}
 	switch {
 	case length > maxHeaderBytes:
-		return nil, Invalidf("header length %d is above the format's bound %d: not a safetensors file, or corrupt", length, maxHeaderBytes)
+		return nil, Invalidf("header length is %d bytes, the format allows at most %d: not a safetensors file, or corrupt", length, maxHeaderBytes)
 	case int64(length) > size-8:
 		return nil, Invalidf("is truncated: the header alone needs %d bytes, the file has %d: fetch the file again", 8+length, size)
 	}

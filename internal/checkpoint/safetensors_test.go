@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// safetensorsBytes frames a header and data as a file.
+// safetensorsBytes returns a file with a header and data.
 func safetensorsBytes(header string, data []byte) []byte {
 	out := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	out = append(out, header...)
@@ -68,8 +68,8 @@ func TestOpenFileRefuses(t *testing.T) {
 		want    string
 	}{
 		"empty":          {nil, "too short"},
-		"length lies":    {safetensorsBytes(header, nil)[:20], "is truncated: the header alone needs 62 bytes, the file has 20"},
-		"length huge":    {append(binary.LittleEndian.AppendUint64(nil, math.MaxUint64), good[8:]...), "above the format's bound"},
+		"wrong length":   {safetensorsBytes(header, nil)[:20], "is truncated: the header alone needs 62 bytes, the file has 20"},
+		"length huge":    {append(binary.LittleEndian.AppendUint64(nil, math.MaxUint64), good[8:]...), "the format allows at most"},
 		"data truncated": {good[:len(good)-1], "is truncated: it has 69 bytes, its header needs 70"},
 		"data too long":  {append(good, 0), "has extra bytes at the end: it has 71 bytes"},
 	} {
@@ -124,8 +124,8 @@ func TestFloat32ReadsEveryFloatType(t *testing.T) {
 	}
 }
 
-// FuzzParseHeader checks the promise on which all reading rests: the ranges of an accepted header partition the data
-// section, and each is as long as its shape and dtype need.
+// FuzzParseHeader checks the invariant that all readers rely on: the ranges of an accepted header partition the data
+// section, and the length of each range matches its shape and dtype.
 func FuzzParseHeader(f *testing.F) {
 	f.Add([]byte(`{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"F4","shape":[2],"data_offsets":[24,25]}}`))
 	f.Add([]byte(`{"__metadata__":{"format":"pt"},"s":{"dtype":"I64","shape":[],"data_offsets":[0,8]}}  `))

@@ -15,8 +15,9 @@ import (
 
 const indexSuffix = ".safetensors.index.json"
 
-// findIndex returns the name of the checkpoint's index, or an empty name where there is none. In addition to the name that transformers uses, any
-// other name is taken if it is the only one, such as quant_model_weights.safetensors.index.json of msModelSlim.
+// findIndex returns the name of the checkpoint's index, or an empty name if there is none. If the name that
+// transformers uses does not exist, the only file with the suffix is used, such as
+// quant_model_weights.safetensors.index.json of msModelSlim.
 func findIndex(dir string) (string, error) {
 	if _, err := os.Stat(filepath.Join(dir, indexFile)); !errors.Is(err, fs.ErrNotExist) {
 		return indexFile, nil
@@ -31,8 +32,8 @@ func findIndex(dir string) (string, error) {
 	return names[0], nil
 }
 
-// weightFiles lists the files of a checkpoint directory with a suffix, but for those that hold other weights: adapters, and the original
-// format of Mistral models.
+// weightFiles lists the files of a checkpoint directory with a suffix, except files with other weights: adapters, and
+// the original format of Mistral models.
 func weightFiles(dir, suffix string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -48,10 +49,11 @@ func weightFiles(dir, suffix string) ([]string, error) {
 	return names, nil
 }
 
-// numberedShard matches the name of one of several files: its base, its number and the count of files.
+// numberedShard matches the name of one of several numbered files. The groups are the base name, the number and the
+// number of files.
 var numberedShard = regexp.MustCompile(`^(.+)-(\d+)-of-(\d+)\.safetensors$`)
 
-// unindexedShards returns the files that hold the weights of a checkpoint without an index: model.safetensors, or else all safetensors
+// unindexedShards returns the weight files of a checkpoint without an index: model.safetensors, or else all safetensors
 // files. Numbered files must be one complete set.
 func unindexedShards(dir string) ([]string, error) {
 	if _, err := os.Stat(filepath.Join(dir, singleShardFile)); !errors.Is(err, fs.ErrNotExist) {
@@ -72,7 +74,7 @@ func unindexedShards(dir string) ([]string, error) {
 	return names, nil
 }
 
-// checkNumbered requires the other files of a set that the name of one announces.
+// checkNumbered requires that all files of a numbered set exist.
 func checkNumbered(dir, name string, names []string) error {
 	parts := numberedShard.FindStringSubmatch(name)
 	if parts == nil {
@@ -91,20 +93,21 @@ func checkNumbered(dir, name string, names []string) error {
 	return nil
 }
 
-// maxShards bounds the number of files of a checkpoint without an index; the largest known models have a few hundred.
+// maxShards is the maximum number of files of a checkpoint without an index. The largest known models have a few
+// hundred.
 const maxShards = 1 << 14
 
-// placeholderBytes is how much of a file checkPlaceholder needs.
+// placeholderBytes is the number of bytes that checkPlaceholder needs.
 const placeholderBytes = 64
 
-// checkPlaceholder refuses the beginning of a text that stands in for a file that was not downloaded.
+// checkPlaceholder returns an error if a text is a placeholder for a file that was not downloaded.
 func checkPlaceholder(text []byte) error {
 	text = bytes.ToLower(bytes.TrimLeft(text[:min(len(text), placeholderBytes)], "\xef\xbb\xbf \t\r\n"))
 	switch {
 	case bytes.HasPrefix(text, []byte("version https://git-lfs.github.com/")), bytes.HasPrefix(text, []byte("version https://hawser.github.com/")):
 		return Invalidf("is a git-lfs pointer, not the file: run git lfs pull, or fetch the file again")
 	case bytes.HasPrefix(text, []byte("<!doctype html")), bytes.HasPrefix(text, []byte("<html")), bytes.HasPrefix(text, []byte("<?xml")):
-		return Invalidf("is a web page, not the file: the download was answered by an error or a login page; fetch the file again")
+		return Invalidf("is a web page, not the file: the download returned an error page or a login page; fetch the file again")
 	}
 	return nil
 }

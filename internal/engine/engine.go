@@ -10,74 +10,84 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// Adapter is one engine's command line and HTTP surface.
+// Adapter describes one engine's command line and HTTP API.
 type Adapter struct {
-	// Type is the engine's name in spec.engine.type.
+	// Type is the name of the engine in spec.engine.type.
 	Type string
-	// Command starts the engine in its stock image.
+	// Command is the command that starts the engine in its stock image.
 	Command []string
-	// RankHeader pins a request to a data-parallel rank; empty where the engine picks the rank itself, always.
+	// RankHeader is the request header that pins a request to a data-parallel rank. It is empty if the engine always
+	// picks the rank itself.
 	RankHeader string
-	// RankRoutes lists the routes that ignore RankHeader.
+	// RankRoutes lists the routes on which the engine ignores RankHeader.
 	RankRoutes RankRoutes
-	// RoutingKeyHeader tells the engine which of the requests that wait on a rank belong in one batch; empty where it takes
-	// no such hint.
+	// RoutingKeyHeader is the request header that marks requests which should be batched together while they wait on a
+	// rank. It is empty if the engine does not support such a hint.
 	RoutingKeyHeader string
-	// HealthPath answers 200 once the engine serves.
+	// HealthPath is the path that returns 200 when the engine is ready to serve.
 	HealthPath string
-	// ExpertMap is the file that says which expert sits in which slot; nil where the engine reads none.
+	// ExpertMap is the format of the file that maps experts to slots. It is nil if the engine does not read one.
 	ExpertMap *ExpertMap
-	// CopyRule is how the engine chooses among the copies of an expert with attention data parallelism.
+	// CopyRule is the rule by which the engine chooses among the copies of an expert with attention data parallelism.
 	CopyRule placement.CopyRule
-	// RoutedExperts is how responses tell which experts their tokens activated; its zero value where they cannot.
+	// RoutedExperts describes how responses report the experts that their tokens activated. Its zero value means that
+	// the engine cannot report them.
 	RoutedExperts RoutedExperts
-	// Generation runs prompts of token ids; its zero value where routed experts cannot be told.
+	// Generation describes how to run prompts of token ids. Its zero value means that the engine cannot report routed
+	// experts.
 	Generation Generation
-	// CountsActivations reports that an engine of the type may count local activations itself, at /metrics of its pods (internal/router/enginecounts).
+	// CountsActivations reports whether an engine of this type may count local activations itself, at /metrics of its
+	// pods (internal/router/enginecounts).
 	CountsActivations bool
-	// StepMetrics are the metrics at /metrics by which the engine counts the tokens of its steps; nil where no metric does.
+	// StepMetrics names the metrics at /metrics that count the tokens per engine step. It is nil if no such metrics
+	// exist.
 	StepMetrics *StepMetrics
-	// Flags lists the flags that follow from a launch.
+	// Flags returns the flags for a launch.
 	Flags func(Launch) []Flag
-	// Variables lists the environment variables that must not be set in a launch; nil for none.
+	// Variables returns the environment variables that must not be set in a launch. A nil function means none.
 	Variables func(Launch) []Variable
-	// Options is the content of the options file that the engine reads at Launch.OptionsFile; nil where flags say it all.
+	// Options returns the content of the options file that the engine reads at Launch.OptionsFile. It is nil if flags
+	// are sufficient.
 	Options func(Launch) ([]byte, error)
-	// CheckOptions fails where Launch.Options cannot be read, or sets what other fields decide, and names the field. It is nil where Options is.
+	// CheckOptions returns an error that names the field if Launch.Options cannot be parsed, or sets members that other
+	// fields decide. It is nil if Options is nil.
 	CheckOptions func(Launch) error
-	// TensorParallelExchange tells that an all-to-all can carry tokens between ranks also where attention is tensor parallel. Elsewhere
-	// every rank has every token then, and no placement saves anything.
+	// TensorParallelExchange reports whether an all-to-all can carry tokens between ranks even with tensor-parallel
+	// attention. Without it, every rank has every token in this case, and no placement has a benefit.
 	TensorParallelExchange bool
-	// CheckOverlap tells why the engine, or its model where that is known, cannot do the situation's Launch.Overlap, and names the field;
-	// nil where it has no flag for any of it. Call Adapter.Overlaps.
+	// CheckOverlap returns an error that names the field if the engine, or its model if known, does not support
+	// Launch.Overlap. It is nil if the engine has no flags for overlap. Call Adapter.Overlaps instead.
 	CheckOverlap func(Situation) error
-	// Nodes is how a replica is spread over several pods; nil where flags alone cannot do that.
+	// Nodes describes how a replica is spread over several pods. It is nil if that is not possible with flags only.
 	Nodes *Nodes
-	// Check adds to a verdict what only this engine, or some of its models, cannot do; nil for nothing.
+	// Check adds the limitations of this engine, or of some of its models, to a verdict. It may be nil.
 	Check func(Situation, *Support)
-	// CheckStart adds to a verdict why the engine would not start, or not do what is asked for, with a plan or without; nil for nothing.
+	// CheckStart adds to a verdict why the engine would fail at startup or not behave as requested, with or without a
+	// plan. It may be nil.
 	CheckStart func(Situation, *Support)
 
-	// IgnoresTiedEmbeddings reports whether the engine leaves the output projection of a family, by model_type, empty where the checkpoint ties
-	// it to the embeddings and has no tensor of it. The command is the user's, which may start another engine; nil stands for never.
+	// IgnoresTiedEmbeddings reports whether the engine leaves the output projection of a family (model_type)
+	// uninitialised if the checkpoint ties it to the embeddings and has no tensor for it. The command is user-provided
+	// and may start another engine. A nil function means never.
 	IgnoresTiedEmbeddings func(family string, command []string) bool
 
-	// Images are the last parts of the repositories of the engine's stock images, whose tags name releases.
+	// Images lists the last path components of the repositories of the engine's stock images. Their tags name releases.
 	Images []string
-	// ReleasePath answers with the engine's release, for ReadRelease.
+	// ReleasePath is the path that returns the engine's release, for ReadRelease.
 	ReleasePath string
-	// Oldest and Newest are the oldest and the newest release that Mechanisms is about.
+	// Oldest and Newest are the oldest and the newest release that Mechanisms covers.
 	Oldest, Newest Release
-	// Mechanisms lists every part of the engine's surface that is used, set, refused or known.
+	// Mechanisms lists every part of the engine's interface that is used, set, refused or known.
 	Mechanisms []Mechanism
 }
 
-// HasRoute reports whether a release of the engine that was read has a route. Mechanisms lists those routes that the request router serves.
+// HasRoute reports whether any checked release of the engine has a route. Mechanisms lists the routes that the request
+// router serves.
 func (a Adapter) HasRoute(path string) bool {
 	return slices.ContainsFunc(a.Mechanisms, func(m Mechanism) bool { return m.Kind == RouteKind && slices.Contains(m.Names, path) })
 }
 
-// Pins tells that requests can be sent to a rank of the engine's.
+// Pins reports whether requests can be pinned to a rank of the engine.
 func (a Adapter) Pins() bool { return a.RankHeader != "" }
 
 // RankRoutes lists the routes on which an engine ignores its rank header.
@@ -85,13 +95,15 @@ type RankRoutes struct {
 	// Field is the integer member of a request's body that pins a request on the routes InField.
 	Field   string
 	InField []string
-	// Unpinned are the routes on which the engine always picks the rank itself.
+	// Unpinned lists the routes on which the engine always picks the rank itself.
 	Unpinned []string
-	// Reported is the integer member of an answer that contains the rank that served; empty where no answer does.
+	// Reported is the integer member of a response that contains the serving rank. It is empty if no response contains
+	// the rank.
 	Reported string
 }
 
-// OnRoute returns what pins a request to a route: the rank header, a body member, or nothing.
+// OnRoute returns the rank header or the body member that pins a request on a route. Both are empty if requests cannot
+// be pinned on the route.
 func (a Adapter) OnRoute(route string) (header, field string) {
 	switch {
 	case slices.Contains(a.RankRoutes.Unpinned, route):
@@ -102,7 +114,8 @@ func (a Adapter) OnRoute(route string) (header, field string) {
 	return a.RankHeader, ""
 }
 
-// FieldOn returns the body member that pins a request to a route; empty where the header does, or nothing.
+// FieldOn returns the body member that pins a request on a route. It is empty if the route uses the header, or does not
+// support pinning.
 func (r RankRoutes) FieldOn(route string) string {
 	if slices.Contains(r.InField, route) {
 		return r.Field
@@ -110,41 +123,44 @@ func (r RankRoutes) FieldOn(route string) string {
 	return ""
 }
 
-// NamesRank reports whether a header or a member of a body chooses a data-parallel rank. It covers every name that an engine reads:
-// X-Data-Parallel-Rank (SGLang, vLLM), X-Override-Routed-Dp-Rank and X-Override-Disagg-Prefill-Dp-Rank (SGLang), and SGLang's members
-// routed_dp_rank, data_parallel_rank and disagg_prefill_dp_rank. Case and the choice between - and _ do not matter.
+// NamesRank reports whether a header or a body member selects a data-parallel rank. It covers every name that an engine
+// reads: X-Data-Parallel-Rank (SGLang, vLLM), X-Override-Routed-Dp-Rank and X-Override-Disagg-Prefill-Dp-Rank (SGLang),
+// and SGLang's members routed_dp_rank, data_parallel_rank and disagg_prefill_dp_rank. Case and the choice between - and
+// _ are ignored.
 func NamesRank(name string) bool {
 	name = strings.ToLower(strings.ReplaceAll(name, "-", "_"))
 	return strings.HasSuffix(name, "dp_rank") || strings.HasSuffix(name, "data_parallel_rank")
 }
 
-// TellsExperts tells that the engine can be asked which experts a request's tokens activated.
+// TellsExperts reports whether the engine can return the experts that a request's tokens activated.
 func (a Adapter) TellsExperts() bool { return a.RoutedExperts.Decode != nil }
 
-// CheckExchange fails where no all-to-all carries tokens between ranks, which is what plans make cheaper, and names the field.
+// CheckExchange returns an error that names the field if no all-to-all carries tokens between ranks. Plans reduce only
+// the cost of this exchange.
 func (a Adapter) CheckExchange(launch Launch) error {
 	if launch.AttentionDP || a.TensorParallelExchange {
 		return nil
 	}
-	return fmt.Errorf("spec.parallelism.attention: with TensorParallel (data-parallel size 1) every rank of %s has every token, and there is no all-to-all that a plan could make cheaper: use DataParallel, or serve without spec.profiling and spec.placement.planRef", a.Type)
+	return fmt.Errorf("spec.parallelism.attention: with TensorParallel, every rank of %s has every token, so there is no all-to-all exchange that a plan could reduce. Use DataParallel, or serve without spec.profiling and spec.placement.planRef", a.Type)
 }
 
-// Nodes is how an engine is spread over several pods, each with as many of the ranks. Pod 0 answers requests for all.
+// Nodes describes how an engine is spread over several pods with equal numbers of ranks. Pod 0 serves requests for all
+// ranks.
 type Nodes struct {
-	// AttentionDP tells that attention must be data parallel.
+	// AttentionDP reports whether attention must be data parallel.
 	AttentionDP bool
-	// WorkersAnswer tells that the other pods answer HealthPath too.
+	// WorkersAnswer reports whether the other pods serve HealthPath too.
 	WorkersAnswer bool
 }
 
-// CheckNodes fails where the engine cannot be spread over the launch's number of pods, and names the field.
+// CheckNodes returns an error that names the field if the engine cannot be spread over the launch's number of pods.
 func (a Adapter) CheckNodes(launch Launch) error {
 	const field = "spec.parallelism.podsPerReplica"
 	switch n := launch.Nodes; {
 	case n <= 1:
 		return nil
 	case launch.Ranks%n != 0:
-		return fmt.Errorf("%s: %d does not divide spec.parallelism.expertParallelSize, which is %d: every pod has as many ranks", field, n, launch.Ranks)
+		return fmt.Errorf("%s: %d does not divide spec.parallelism.expertParallelSize, which is %d: all pods must have the same number of ranks", field, n, launch.Ranks)
 	case a.Nodes == nil:
 		return fmt.Errorf("%s: %d: %s cannot be spread over pods by flags alone; use 1", field, n, a.Type)
 	case a.Nodes.AttentionDP && !launch.AttentionDP:
@@ -153,45 +169,46 @@ func (a Adapter) CheckNodes(launch Launch) error {
 	return nil
 }
 
-// Launch is what an engine is started with.
+// Launch contains the parameters with which an engine is started.
 type Launch struct {
 	// ModelPath is the directory of the checkpoint in the engine's container.
 	ModelPath string
-	// ServedModelName is the name that clients send.
+	// ServedModelName is the model name that clients send.
 	ServedModelName string
-	// Host and Port are where the engine listens.
+	// Host and Port are the listen address of the engine.
 	Host string
 	Port int32
-	// Ranks is the expert-parallel size: the number of devices of the replica.
+	// Ranks is the expert-parallel size, which is the number of devices of the replica.
 	Ranks int32
-	// RoutedExperts asks for an engine that can tell which experts a request's tokens activated.
+	// RoutedExperts requests an engine that can return the experts that a request's tokens activated.
 	RoutedExperts bool
-	// ExpertMap is the file that says which expert sits in which slot; empty for the engine's own placement.
+	// ExpertMap is the file that maps experts to slots. It is empty for the engine's own placement.
 	ExpertMap string
-	// RedundantExperts is how many slots of a layer ExpertMap has beyond one for each expert.
+	// RedundantExperts is the number of slots per layer in ExpertMap beyond one for each expert.
 	RedundantExperts int32
-	// Reshuffled tells that the experts of the checkpoint at ModelPath stand in a plan's order.
+	// Reshuffled reports whether the experts of the checkpoint at ModelPath are in a plan's order.
 	Reshuffled bool
-	// AttentionDP is true where each rank computes the attention of its own requests.
+	// AttentionDP reports whether each rank computes attention only for the requests of this rank.
 	AttentionDP bool
-	// Nodes is the number of pods that the ranks of a replica are spread over; 0 and 1 are one pod.
+	// Nodes is the number of pods over which the ranks of a replica are spread. 0 and 1 mean one pod.
 	Nodes int32
-	// NodeRank is the number of the pod among them, as its command line sees it, and Worker tells that it is not 0. LeaderAddress is
-	// where pod 0 is found. All are empty with one pod.
+	// NodeRank is the index of the pod among them, as used in its command line. Worker reports whether the index is not
+	// 0. LeaderAddress is the address of pod 0. With one pod, all three are empty.
 	NodeRank, LeaderAddress string
 	Worker                  bool
-	// OptionsFile is the path of the file with the adapter's Options, where it has any.
+	// OptionsFile is the path of the file with the adapter's Options, if any.
 	OptionsFile string
-	// Options are user-provided options, as YAML, that are merged into that file; empty for none.
+	// Options are user-provided options, in YAML, that are merged into this file. They may be empty.
 	Options string
-	// Overlap is how exchange and computation are to go on beside each other; its zero value sets nothing.
+	// Overlap describes how exchange and computation overlap. Its zero value sets nothing.
 	Overlap semmoev1.OverlapSpec
 }
 
-// OptionsField is the field of the spec that Launch.Options comes from.
+// OptionsField is the field of the spec that sets Launch.Options.
 const OptionsField = "spec.engine.options"
 
-// ValidateOptions fails where an engine has no options file, or cannot take the user's options, and names the field.
+// ValidateOptions returns an error that names the field if the engine has no options file, or does not accept the
+// user-provided options.
 func (a Adapter) ValidateOptions(launch Launch) error {
 	switch {
 	case launch.Options == "":
@@ -202,75 +219,81 @@ func (a Adapter) ValidateOptions(launch Launch) error {
 	return a.CheckOptions(launch)
 }
 
-// PlacementMatters tells that somebody relies on knowing where the engine has its experts: a plan puts them there, or what
-// is observed is compared with where they are.
-func (l Launch) PlacementMatters() bool { return l.RoutedExperts || l.Planned() }
+// NeedsKnownPlacement reports whether the location of the experts must be known: a plan defines it, or observed
+// activations are compared with it.
+func (l Launch) NeedsKnownPlacement() bool { return l.RoutedExperts || l.HasPlan() }
 
-// Planned tells that the engine serves under a plan.
-func (l Launch) Planned() bool { return l.ExpertMap != "" || l.Reshuffled }
+// HasPlan reports whether the engine serves under a plan.
+func (l Launch) HasPlan() bool { return l.ExpertMap != "" || l.Reshuffled }
 
-// PlanSource names what decides about the placement of experts, for messages.
+// PlanSource names the source of the placement of experts in messages.
 const PlanSource = "the plan of spec.profiling"
 
-// RoutedExperts is how an engine is asked for the experts that a request's tokens activated, and how it answers.
+// RoutedExperts describes how to request the experts that a request's tokens activated, and how the engine returns
+// them.
 type RoutedExperts struct {
-	// RequestField is the boolean member of a request's body that asks for them. An engine that answers Unasked ignores
-	// it; between a client and the router it says all the same that the client wants them.
+	// RequestField is the boolean member of a request's body that requests routed experts. An engine with Unasked set
+	// ignores the member, but the router still uses it to detect that the client wants them.
 	RequestField string
-	// StartField is the member of a request's body by which a client leaves out what is told of its first tokens.
+	// StartField is the member of a request's body with which a client omits the routed experts of the first tokens.
 	StartField string
-	// Unasked reports that an engine started with the flag for it puts them into every response, or, as vLLM with the plug-in of
-	// integrations/vllm, into the responses to requests that ask for them.
+	// Unasked reports that an engine started with the corresponding flag adds routed experts to every response, or, as
+	// vLLM with the plug-in of integrations/vllm, to the responses to requests that ask for them.
 	Unasked bool
-	// UnstreamedOnly tells that streamed responses do not have them.
+	// UnstreamedOnly reports that streamed responses do not contain routed experts.
 	UnstreamedOnly bool
-	// ResponsePaths are the places of a response's body where they may stand, as member names from the outside in. A path
-	// leads through every element of an array.
+	// ResponsePaths lists the possible locations of routed experts in a response's body, as member names from the
+	// outside in. A path applies to every element of an array on its way.
 	ResponsePaths [][]string
-	// Decode reads what stands there: for each token with a known routing, for each of layers hidden layers (dense ones
-	// included, with meaningless content), the top experts by the numbers that they have in the engine's checkpoint.
+	// Decode decodes the text at such a location. It returns, for each token with a known routing and each of layers
+	// hidden layers, the top experts, numbered as in the engine's checkpoint. Dense layers are included, with
+	// meaningless content.
 	Decode func(text string, layers, top int) ([]int32, error)
-	// Renumber returns an editor of what stands there that gives experts other numbers.
+	// Renumber returns an editor for this text that renumbers the experts.
 	Renumber func(layers, top int, logical Logical) TextEditor
 }
 
-// Generation is how an engine, or the request router in front of it, runs a prompt of token ids and tells its experts.
+// Generation describes how an engine, or the request router in front of it, runs a prompt of token ids and returns its
+// routed experts.
 type Generation struct {
-	// TokenizePath takes {"prompt"} or {"messages"} and answers {"tokens"}.
+	// TokenizePath is the route that accepts {"prompt"} or {"messages"} and returns {"tokens"}.
 	TokenizePath string
-	// Path takes the Body for a prompt, to be continued greedily by a number of tokens.
+	// Path is the route that accepts Body. Body returns the request body for a prompt that is continued greedily by a
+	// number of tokens.
 	Path string
 	Body func(prompt []int32, newTokens int) map[string]any
-	// Answer reads the generated tokens, and the text that RoutedExperts.Decode takes, from the response's JSON. The text
-	// is empty where the response has none.
+	// Answer reads the generated tokens, and the text for RoutedExperts.Decode, from the response's JSON. The text is
+	// empty if the response does not contain it.
 	Answer func(response []byte) (generated []int32, routedExperts string, err error)
 }
 
-// Flag is one flag that the operator decides about.
+// Flag is a command-line flag that the operator controls.
 type Flag struct {
-	// Names are its spellings, the one to use first. A flag without names is a positional argument.
+	// Names are the spellings of the flag. The operator uses the first one. A flag without names is a positional
+	// argument.
 	Names []string
-	// Value follows the name; empty for a switch.
+	// Value is the value after the name. It is empty for a switch.
 	Value string
-	// Source names the field of the spec that decides, for messages.
+	// Source is the field of the spec that controls the flag, for messages.
 	Source string
-	// Forbidden flags are not set, and must not be set by the user either.
+	// Forbidden means that the operator does not set the flag and the user must not set it either.
 	Forbidden bool
-	// Members are those of the flag's JSON object that are Forbidden, where the user may set others.
+	// Members lists the members of the flag's JSON object that are Forbidden. The user may set other members.
 	Members []string
-	// Why is why the user must not set it, and what to do instead, where that is no contradiction of Source.
+	// Why explains why the user must not set the flag, and what to do instead. It replaces the default message about
+	// Source.
 	Why string
 }
 
 // Variable is an environment variable that the user must not set.
 type Variable struct {
 	Name string
-	// Source names what decides instead, for messages.
+	// Source names what controls the value instead, for messages.
 	Source string
 }
 
-// Args is the engine's command line: the operator's flags, then the user's. It fails where a user's argument is a flag
-// that the operator decides about, and names both.
+// Args returns the engine's command line: the operator's flags, then the user's. It returns an error that names both if
+// a user's argument is a flag that the operator controls.
 func (a Adapter) Args(launch Launch, userArgs []string) ([]string, error) {
 	var args []string
 	for _, flag := range a.Flags(launch) {
@@ -290,7 +313,7 @@ func (a Adapter) Args(launch Launch, userArgs []string) ([]string, error) {
 	return append(args, userArgs...), nil
 }
 
-// check fails where the user's arguments set what the flag decides.
+// check returns an error if the user's arguments set the flag.
 func (f Flag) check(userArgs []string) error {
 	for _, given := range occurrences(userArgs, f.Names...) {
 		switch {
@@ -307,13 +330,13 @@ func (f Flag) check(userArgs []string) error {
 	return nil
 }
 
-// checkMembers fails where an occurrence sets a member that the user must not, or what cannot be read.
+// checkMembers returns an error if an occurrence sets a forbidden member, or cannot be parsed.
 func (f Flag) checkMembers(given occurrence) error {
 	members := map[string]json.RawMessage{}
 	if given.member != "" {
 		members[given.member] = nil
 	} else if err := json.Unmarshal([]byte(given.value), &members); err != nil {
-		return fmt.Errorf("%s: %.100q is no JSON object (%w): write one, such as {}, or remove the flag", f.Names[0], given.value, err)
+		return fmt.Errorf("%s: %.100q is not a JSON object (%w): use an object, such as {}, or remove the flag", f.Names[0], given.value, err)
 	}
 	for _, member := range f.Members {
 		if _, has := members[member]; has {
@@ -323,12 +346,14 @@ func (f Flag) checkMembers(given occurrence) error {
 	return nil
 }
 
-// FlagFile refuses a file of flags: what is refused among the user's flags could stand in it, and nobody sees that.
-func FlagFile(name string) Flag {
+// RefuseFlagFile returns a flag that refuses a file of flags. The file could contain refused flags, and its content is
+// not visible to the operator.
+func RefuseFlagFile(name string) Flag {
 	return Flag{Names: []string{name}, Source: PlanSource, Forbidden: true, Why: "names a file that may set flags which " + PlanSource + " decides: put its flags into spec.engine.args"}
 }
 
-// CheckEnv fails where one of the user's environment variables, given by name, is one that must not be set, and names both, and the field.
+// CheckEnv returns an error if a user-provided environment variable, given by name, must not be set. The error names
+// the field, the variable and what controls it.
 func (a Adapter) CheckEnv(launch Launch, field string, userEnv []string) error {
 	if a.Variables == nil {
 		return nil
@@ -341,9 +366,9 @@ func (a Adapter) CheckEnv(launch Launch, field string, userEnv []string) error {
 	return nil
 }
 
-// spelled reports whether a command line argument is the flag, in any of its spellings, with or without "=value". SGLang and vLLM read their
-// arguments with argparse, which takes a prefix of a flag for the flag.
-func (f Flag) spelled(arg string) bool {
+// matches reports whether a command-line argument is the flag, in any of its spellings, with or without "=value".
+// SGLang and vLLM parse their arguments with argparse, which accepts prefixes of flags.
+func (f Flag) matches(arg string) bool {
 	given := flagName(arg)
 	long := len(given) > len("--") && strings.HasPrefix(given, "--")
 	return slices.ContainsFunc(f.Names, func(name string) bool {
@@ -352,23 +377,23 @@ func (f Flag) spelled(arg string) bool {
 	})
 }
 
-// flagName is the flag that an argument names. vLLM takes underscores for dashes, and --flag.member for a member of a
-// flag's JSON; no engine has two flags that differ only by that.
+// flagName returns the name of the flag in an argument. vLLM accepts underscores instead of dashes, and --flag.member
+// for a member of a flag's JSON object. No engine has two flags that differ only in these spellings.
 func flagName(arg string) string {
 	name, _, _ := strings.Cut(arg, "=")
 	name, _, _ = strings.Cut(name, ".")
 	return strings.ReplaceAll(name, "_", "-")
 }
 
-// occurrence is one place of a command line where a flag is given: as the argument arg, for the whole flag or, as --flag.member, for a
-// member of its JSON object, with a value, which is empty for a switch.
+// occurrence is one occurrence of a flag on a command line. arg is the argument. member is empty for the whole flag, or
+// the member of its JSON object for --flag.member. value is empty for a switch.
 type occurrence struct{ arg, member, value string }
 
-// occurrences are those of a flag, by any of its names, in the order of the command line.
+// occurrences returns the occurrences of a flag, by any of its names, in the order of the command line.
 func occurrences(args []string, names ...string) []occurrence {
 	var all []occurrence
 	for i, arg := range args {
-		if !(Flag{Names: names}).spelled(arg) {
+		if !(Flag{Names: names}).matches(arg) {
 			continue
 		}
 		name, value, joined := strings.Cut(arg, "=")
@@ -382,7 +407,7 @@ func occurrences(args []string, names ...string) []occurrence {
 	return all
 }
 
-// FlagValue is the last value that a command line gives a flag, by any of its names; a switch has an empty one.
+// FlagValue returns the last value of a flag on a command line, by any of its names. The value of a switch is empty.
 func FlagValue(args []string, names ...string) (value string, given bool) {
 	all := occurrences(args, names...)
 	if len(all) == 0 {
@@ -391,13 +416,13 @@ func FlagValue(args []string, names ...string) (value string, given bool) {
 	return all[len(all)-1].value, true
 }
 
-// FlagMembers returns the members of a flag's JSON object, as --flag and --flag.member on a command line set them; nil where no value can be
-// read as an object.
+// FlagMembers returns the members of a flag's JSON object, as set by --flag and --flag.member on a command line. It
+// returns nil if no value can be parsed as an object.
 func FlagMembers(args []string, names ...string) map[string]any {
 	var members map[string]any
 	for _, given := range occurrences(args, names...) {
 		if given.member == "" {
-			members = nil // the last object counts
+			members = nil // the last object applies
 			_ = json.Unmarshal([]byte(given.value), &members)
 			continue
 		}

@@ -31,12 +31,12 @@ func TestSGLangArgs(t *testing.T) {
 			user:   []string{"--mem-fraction-static", "0.8"},
 			want:   append(append([]string{}, common...), "--dp-size", "4", "--enable-dp-attention", "--mem-fraction-static", "0.8"),
 		},
-		"attention tensor parallel":          {launch: tensorParallel, want: common},
-		"a flag of ours":                     {launch: launch, user: []string{"--port", "1"}, wantErr: `"--port" contradicts spec.engine.port`},
-		"a flag of ours with a value":        {launch: launch, user: []string{"--ep-size=8"}, wantErr: `"--ep-size=8" contradicts spec.parallelism.expertParallelSize`},
-		"another spelling":                   {launch: launch, user: []string{"--tp", "8"}, wantErr: `"--tp" contradicts spec.parallelism.expertParallelSize`},
-		"routed experts":                     {launch: routed, want: append(append([]string{}, common...), "--dp-size", "4", "--enable-dp-attention", "--enable-return-routed-experts")},
-		"a flag that contradicts the absent": {launch: tensorParallel, user: []string{"--enable-dp-attention"}, wantErr: "contradicts spec.parallelism.attention"},
+		"attention tensor parallel":     {launch: tensorParallel, want: common},
+		"an operator flag":              {launch: launch, user: []string{"--port", "1"}, wantErr: `"--port" contradicts spec.engine.port`},
+		"an operator flag with a value": {launch: launch, user: []string{"--ep-size=8"}, wantErr: `"--ep-size=8" contradicts spec.parallelism.expertParallelSize`},
+		"another spelling":              {launch: launch, user: []string{"--tp", "8"}, wantErr: `"--tp" contradicts spec.parallelism.expertParallelSize`},
+		"routed experts":                {launch: routed, want: append(append([]string{}, common...), "--dp-size", "4", "--enable-dp-attention", "--enable-return-routed-experts")},
+		"a flag that is absent":         {launch: tensorParallel, user: []string{"--enable-dp-attention"}, wantErr: "contradicts spec.parallelism.attention"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestSGLangArgs(t *testing.T) {
 	}
 }
 
-// TestPlacementFlags checks what the operator sets and refuses where somebody relies on knowing where experts are.
+// TestPlacementFlags checks the flags that are set and refused when the location of the experts must be known.
 func TestPlacementFlags(t *testing.T) {
 	launch := engine.Launch{ModelPath: "/models/m", ServedModelName: "m", Host: "h", Port: 1, Ranks: 4, AttentionDP: true, OptionsFile: "/etc/o.yaml"}
 	planned := func(engineType string, redundant int32) engine.Launch {
@@ -93,7 +93,7 @@ func TestPlacementFlags(t *testing.T) {
 		"SGLang, load balancer":              {engine: "SGLang", launch: planned("SGLang", 0), user: "--enable-eplb", wantErr: `"--enable-eplb" contradicts the plan of spec.profiling`},
 		"SGLang, load balancer without plan": {engine: "SGLang", launch: launch, user: "--enable-eplb", want: "--enable-dp-attention --enable-eplb"},
 		"SGLang, elastic":                    {engine: "SGLang", launch: observed, user: "--elastic-ep-backend mooncake", wantErr: `"--elastic-ep-backend" contradicts`},
-		"SGLang, copies of the user's":       {engine: "SGLang", launch: observed, user: "--ep-num-redundant-experts=8", wantErr: `"--ep-num-redundant-experts=8" contradicts`},
+		"SGLang, user-provided copies":       {engine: "SGLang", launch: observed, user: "--ep-num-redundant-experts=8", wantErr: `"--ep-num-redundant-experts=8" contradicts`},
 
 		"SGLang, pipeline":          {engine: "SGLang", launch: launch, user: "--pp-size 2", wantErr: `"--pp-size" contradicts spec.parallelism.expertParallelSize`},
 		"SGLang, pipeline, long":    {engine: "SGLang", launch: launch, user: "--pipeline-parallel-size=2", wantErr: `"--pipeline-parallel-size=2" contradicts spec.parallelism.expertParallelSize`},
@@ -120,7 +120,7 @@ func TestPlacementFlags(t *testing.T) {
 
 		"Ascend, map":                  {engine: "VLLMAscend", launch: planned("VLLMAscend", 0), want: `linear --additional-config {"eplb_config":{"expert_map_path":"/plan/vllm-ascend.json"}}`},
 		"Ascend, map with copies":      {engine: "VLLMAscend", launch: planned("VLLMAscend", 4), want: `{"eplb_config":{"expert_map_path":"/plan/vllm-ascend.json","num_redundant_experts":4}}`},
-		"Ascend, map and the user's":   {engine: "VLLMAscend", launch: planned("VLLMAscend", 0), user: "--additional-config {}", wantErr: `"--additional-config" contradicts the plan`},
+		"Ascend, map and user config":  {engine: "VLLMAscend", launch: planned("VLLMAscend", 0), user: "--additional-config {}", wantErr: `"--additional-config" contradicts the plan`},
 		"Ascend, balancer, observed":   {engine: "VLLMAscend", launch: observed, user: `--additional-config {"eplb_config":{"dynamic_eplb":true}}`, wantErr: `eplb_config in --additional-config contradicts the plan of spec.profiling, which decides it: remove the member`},
 		"Ascend, member, observed":     {engine: "VLLMAscend", launch: observed, user: "--additional-config.eplb_config.dynamic_eplb=true", wantErr: "eplb_config in --additional-config contradicts"},
 		"Ascend, member":               {engine: "VLLMAscend", launch: reshuffled, user: "--additional-config.dynamic_eplb true", wantErr: "dynamic_eplb in --additional-config contradicts"},
@@ -128,15 +128,15 @@ func TestPlacementFlags(t *testing.T) {
 		"Ascend, list":                 {engine: "VLLMAscend", launch: reshuffled, user: "--additional-config.expert_map_path+=/x.json", wantErr: "expert_map_path in --additional-config contradicts"},
 		"Ascend, object then member":   {engine: "VLLMAscend", launch: reshuffled, user: `--additional-config {"eplb_config":{}} --additional-config.refresh true`, wantErr: "eplb_config in --additional-config contradicts"},
 		"Ascend, member then object":   {engine: "VLLMAscend", launch: reshuffled, user: `--additional-config.eplb_config.dynamic_eplb true --additional-config={}`, wantErr: "eplb_config in --additional-config contradicts"},
-		"Ascend, no object":            {engine: "VLLMAscend", launch: reshuffled, user: "--additional-config [1]", wantErr: `--additional-config: "[1]" is no JSON object (`},
-		"Ascend, no value":             {engine: "VLLMAscend", launch: reshuffled, user: "--additional-config", wantErr: `--additional-config: "" is no JSON object (`},
+		"Ascend, no object":            {engine: "VLLMAscend", launch: reshuffled, user: "--additional-config [1]", wantErr: `--additional-config: "[1]" is not a JSON object (`},
+		"Ascend, no value":             {engine: "VLLMAscend", launch: reshuffled, user: "--additional-config", wantErr: `--additional-config: "" is not a JSON object (`},
 		"Ascend, harmless, observed":   {engine: "VLLMAscend", launch: observed, user: "--additional-config {} --additional-config.refresh=1.5", want: "linear --additional-config {} --additional-config.refresh=1.5"},
 		"Ascend, balancer, unobserved": {engine: "VLLMAscend", launch: launch, user: "--additional-config.eplb_config.dynamic_eplb=true", want: "--additional-config.eplb_config.dynamic_eplb=true"},
-		"Ascend, config of the user's": {engine: "VLLMAscend", launch: launch, user: "--additional-config {}", want: vllm + " --additional-config {}"},
+		"Ascend, user config":          {engine: "VLLMAscend", launch: launch, user: "--additional-config {}", want: vllm + " --additional-config {}"},
 
 		"TensorRT":               {engine: "TensorRTLLM", launch: launch, want: trtllm},
 		"TensorRT, map":          {engine: "TensorRTLLM", launch: planned("TensorRTLLM", 0), want: trtllm},
-		"TensorRT, options":      {engine: "TensorRTLLM", launch: launch, user: "--config /mine.yaml", wantErr: `"--config" names an options file, and the operator writes the options file: put what it contains into spec.engine.options`},
+		"TensorRT, options":      {engine: "TensorRTLLM", launch: launch, user: "--config /mine.yaml", wantErr: `"--config" names an options file, which the operator writes: move its content to spec.engine.options`},
 		"TensorRT, another size": {engine: "TensorRTLLM", launch: launch, user: "--ep_size 2", wantErr: `"--ep_size" contradicts spec.parallelism.expertParallelSize`},
 	} {
 		adapter, err := registry.For(test.engine)
@@ -156,7 +156,7 @@ func TestPlacementFlags(t *testing.T) {
 	}
 }
 
-// TestNodes checks how a replica is spread over pods.
+// TestNodes checks the flags of a replica that is spread over pods.
 func TestNodes(t *testing.T) {
 	spread := func(nodes int32) engine.Launch {
 		return engine.Launch{ModelPath: "/models/m", ServedModelName: "m", Host: "h", Port: 1, Ranks: 8, AttentionDP: true, Nodes: nodes, NodeRank: "$(INDEX)", LeaderAddress: "leader"}
@@ -172,19 +172,19 @@ func TestNodes(t *testing.T) {
 		want    string // the end of the command line
 		wantErr string
 	}{
-		"SGLang, one pod":         {engine: "SGLang", launch: spread(1), want: "--enable-dp-attention"},
-		"SGLang":                  {engine: "SGLang", launch: spread(4), want: "--enable-dp-attention --nnodes 4 --node-rank $(INDEX) --dist-init-addr leader:20000"},
-		"SGLang, attention TP":    {engine: "SGLang", launch: tensorParallel, want: "--ep-size 8 --nnodes 2 --node-rank $(INDEX) --dist-init-addr leader:20000"},
-		"SGLang, the user's":      {engine: "SGLang", launch: spread(1), user: "--nnodes 2", wantErr: `"--nnodes" contradicts spec.parallelism.podsPerReplica`},
-		"SGLang, uneven":          {engine: "SGLang", launch: spread(3), wantErr: "spec.parallelism.podsPerReplica: 3 does not divide spec.parallelism.expertParallelSize, which is 8"},
-		"vLLM, leader":            {engine: "VLLM", launch: spread(2), want: "--enable-expert-parallel --nnodes 2 --node-rank $(INDEX) --master-addr h"},
-		"vLLM, worker":            {engine: "VLLM", launch: worker, want: "--nnodes 2 --node-rank $(INDEX) --master-addr leader --headless"},
-		"vLLM, many":              {engine: "VLLM", launch: spread(4), want: "--nnodes 4 --node-rank $(INDEX) --master-addr h"},
-		"vLLM, the user's":        {engine: "VLLM", launch: spread(4), user: "--data-parallel-start-rank 2", wantErr: `"--data-parallel-start-rank" contradicts spec.parallelism.podsPerReplica`},
-		"vLLM, one pod, its own":  {engine: "VLLM", launch: spread(1), user: "--nnodes=2", wantErr: `"--nnodes=2" contradicts spec.parallelism.podsPerReplica`},
-		"vLLM, attention TP":      {engine: "VLLM", launch: tensorParallel, wantErr: "needs spec.parallelism.attention DataParallel"},
-		"TensorRT cannot":         {engine: "TensorRTLLM", launch: spread(2), wantErr: "TensorRTLLM cannot be spread over pods"},
-		"vLLM Ascend, as vLLM is": {engine: "VLLMAscend", launch: worker, want: "--master-addr leader --headless"},
+		"SGLang, one pod":        {engine: "SGLang", launch: spread(1), want: "--enable-dp-attention"},
+		"SGLang":                 {engine: "SGLang", launch: spread(4), want: "--enable-dp-attention --nnodes 4 --node-rank $(INDEX) --dist-init-addr leader:20000"},
+		"SGLang, attention TP":   {engine: "SGLang", launch: tensorParallel, want: "--ep-size 8 --nnodes 2 --node-rank $(INDEX) --dist-init-addr leader:20000"},
+		"SGLang, user flag":      {engine: "SGLang", launch: spread(1), user: "--nnodes 2", wantErr: `"--nnodes" contradicts spec.parallelism.podsPerReplica`},
+		"SGLang, uneven":         {engine: "SGLang", launch: spread(3), wantErr: "spec.parallelism.podsPerReplica: 3 does not divide spec.parallelism.expertParallelSize, which is 8"},
+		"vLLM, leader":           {engine: "VLLM", launch: spread(2), want: "--enable-expert-parallel --nnodes 2 --node-rank $(INDEX) --master-addr h"},
+		"vLLM, worker":           {engine: "VLLM", launch: worker, want: "--nnodes 2 --node-rank $(INDEX) --master-addr leader --headless"},
+		"vLLM, many":             {engine: "VLLM", launch: spread(4), want: "--nnodes 4 --node-rank $(INDEX) --master-addr h"},
+		"vLLM, user flag":        {engine: "VLLM", launch: spread(4), user: "--data-parallel-start-rank 2", wantErr: `"--data-parallel-start-rank" contradicts spec.parallelism.podsPerReplica`},
+		"vLLM, one pod, nnodes":  {engine: "VLLM", launch: spread(1), user: "--nnodes=2", wantErr: `"--nnodes=2" contradicts spec.parallelism.podsPerReplica`},
+		"vLLM, attention TP":     {engine: "VLLM", launch: tensorParallel, wantErr: "needs spec.parallelism.attention DataParallel"},
+		"TensorRT cannot":        {engine: "TensorRTLLM", launch: spread(2), wantErr: "TensorRTLLM cannot be spread over pods"},
+		"vLLM Ascend, like vLLM": {engine: "VLLMAscend", launch: worker, want: "--master-addr leader --headless"},
 	} {
 		adapter, err := registry.For(test.engine)
 		if err != nil {
@@ -213,7 +213,7 @@ func TestVariables(t *testing.T) {
 	}
 	env := []string{"HCCL_BUFFSIZE", "DYNAMIC_EPLB"}
 	if err := adapter.CheckEnv(engine.Launch{}, "spec.engine.env", env); err != nil {
-		t.Errorf("without a plan the placement is the engine's affair: %v", err)
+		t.Errorf("without a plan the variable is allowed: %v", err)
 	}
 	for _, launch := range []engine.Launch{{ExpertMap: "/x"}, {Reshuffled: true}, {RoutedExperts: true}} {
 		if err := adapter.CheckEnv(launch, "spec.engine.env", env); err == nil || !strings.Contains(err.Error(), "spec.engine.env: DYNAMIC_EPLB contradicts the plan of spec.profiling") {
@@ -222,7 +222,7 @@ func TestVariables(t *testing.T) {
 	}
 }
 
-// TestOptionsFile parses the file of TensorRT-LLM, the only engine that has one.
+// TestOptionsFile parses the options file of TensorRT-LLM, the only engine with such a file.
 func TestOptionsFile(t *testing.T) {
 	for _, adapter := range registry.All() {
 		if (adapter.Options != nil) != (adapter.Type == "TensorRTLLM") {
@@ -262,7 +262,8 @@ func TestOptionsFile(t *testing.T) {
 	}
 }
 
-// TestUserOptions refuses options that cannot be read, or that other fields decide, and options of engines without an options file.
+// TestUserOptions covers options that cannot be parsed, or that other fields control, and engines without an options
+// file.
 func TestUserOptions(t *testing.T) {
 	planned := engine.Launch{AttentionDP: true, ExpertMap: "/plan/trtllm.yaml"}
 	for name, test := range map[string]struct {
@@ -271,9 +272,9 @@ func TestUserOptions(t *testing.T) {
 	}{
 		"none":                  {engine: "SGLang"},
 		"no file":               {engine: "SGLang", options: "a: 1", want: "spec.engine.options is invalid: SGLang has no options file; use spec.engine.args"},
-		"taken":                 {engine: "TensorRTLLM", options: "max_batch_size: 8"},
-		"no object":             {engine: "TensorRTLLM", options: "- 1", want: "spec.engine.options is invalid: it is no YAML object"},
-		"twice":                 {engine: "TensorRTLLM", options: "a: 1\na: 2", want: "spec.engine.options is invalid: it is no YAML object"},
+		"accepted":              {engine: "TensorRTLLM", options: "max_batch_size: 8"},
+		"not an object":         {engine: "TensorRTLLM", options: "- 1", want: "spec.engine.options is invalid: it is not a YAML object"},
+		"twice":                 {engine: "TensorRTLLM", options: "a: 1\na: 2", want: "spec.engine.options is invalid: it is not a YAML object"},
 		"attention":             {engine: "TensorRTLLM", options: "enable_attention_dp: false", want: "spec.engine.options: enable_attention_dp contradicts spec.parallelism.attention"},
 		"a size":                {engine: "TensorRTLLM", options: "tensor_parallel_size: 2", want: "tensor_parallel_size contradicts spec.parallelism.expertParallelSize"},
 		"moe_config":            {engine: "TensorRTLLM", options: "moe_config: CUTLASS", want: "moe_config is invalid: it must be an object"},
@@ -291,7 +292,7 @@ func TestUserOptions(t *testing.T) {
 	}
 }
 
-// FuzzUserOptions merges any text: options that are accepted result in a file that can be read, with the operator's members.
+// FuzzUserOptions checks for any text that accepted options result in a valid file with the operator's members.
 func FuzzUserOptions(f *testing.F) {
 	f.Add("max_batch_size: 8\nmoe_config: {backend: CUTLASS}\n")
 	f.Add("a: &a [1]\nb: [*a, *a]\n")
@@ -322,8 +323,8 @@ func FuzzUserOptions(f *testing.F) {
 }
 
 func TestUnknownEngine(t *testing.T) {
-	if _, err := registry.For("Other"); err == nil || !strings.Contains(err.Error(), `"Other" is not known: use SGLang, VLLM, VLLMAscend, TensorRTLLM`) {
-		t.Errorf("error %v does not name the value and what is allowed", err)
+	if _, err := registry.For("Other"); err == nil || !strings.Contains(err.Error(), `"Other" is invalid: allowed are SGLang, VLLM, VLLMAscend, TensorRTLLM`) {
+		t.Errorf("error %v does not name the value and the allowed values", err)
 	}
 }
 
@@ -352,7 +353,7 @@ func TestRoutedExperts(t *testing.T) {
 	}
 	for pieceBytes := 1; pieceBytes < 30; pieceBytes++ {
 		if got, err := renumber(text, pieceBytes); got != "AQAAAAMAAAADAAAAAAABAA==" || err != nil {
-			t.Errorf("in pieces of %d bytes they become %q, %v", pieceBytes, got, err)
+			t.Errorf("in pieces of %d bytes, they become %q, %v", pieceBytes, got, err)
 		}
 		for name, text := range map[string]string{"not base64": "!", "half a token": "AQAAAA==", "no whole number": "AQA=", "two ends": text + text} {
 			if got, err := renumber(text, pieceBytes); err == nil || !strings.Contains(err.Error(), "routed experts") {

@@ -10,34 +10,35 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// ExpertMap is the file by which an engine is told which expert sits in which slot.
+// ExpertMap is the format of the file that maps experts to slots for an engine.
 type ExpertMap struct {
-	// File is its name in a plan's ConfigMap; in a plan's directory it lies below engine/.
+	// File is the name of the file in a plan's ConfigMap. In a plan's directory, the file is in engine/.
 	File string
-	// Write writes the file for a layout that is valid.
+	// Write encodes a valid layout.
 	Write func(Layout) ([]byte, error)
-	// Read reads it back: for each of the shape's MoE layers, the experts in slot order. It checks what the format says
-	// of itself; Decode checks the rest.
+	// Read decodes the file to the experts of each of the shape's MoE layers in slot order. It checks only what the
+	// format itself declares. Decode checks the rest.
 	Read func(text []byte, shape Shape) ([][]int, error)
 }
 
 // Layout is a placement in a model.
 type Layout struct {
 	Placement *placement.Placement
-	// HiddenLayers counts all layers of the model, dense ones included.
+	// HiddenLayers is the number of layers of the model, including dense layers.
 	HiddenLayers int
 }
 
-// Shape is what a file does not tell of itself.
+// Shape contains the model properties that the file does not contain.
 type Shape struct {
-	// HiddenLayers counts all layers of the model, MoELayers are the indices of those that the map places, ascending.
+	// HiddenLayers is the number of layers of the model. MoELayers lists the indices of the layers in the map, in
+	// ascending order.
 	HiddenLayers int
 	MoELayers    []int
-	// Experts is the number of experts of a layer, Ranks the expert-parallel size.
+	// Experts is the number of experts per layer. Ranks is the expert-parallel size.
 	Experts, Ranks int
 }
 
-// Shape is the layout's.
+// Shape returns the shape of the layout.
 func (l Layout) Shape() Shape {
 	shape := Shape{HiddenLayers: l.HiddenLayers, Experts: l.Placement.Experts, Ranks: l.Placement.Ranks}
 	for _, layer := range l.Placement.Layers {
@@ -46,7 +47,7 @@ func (l Layout) Shape() Shape {
 	return shape
 }
 
-// Validate refuses a layout by which an engine would fail, or compute something else.
+// Validate returns an error for a layout with which an engine would fail or compute different outputs.
 func (l Layout) Validate() error {
 	if err := l.Placement.Validate(); err != nil {
 		return err
@@ -57,7 +58,7 @@ func (l Layout) Validate() error {
 	return nil
 }
 
-// Encode writes the file.
+// Encode validates the layout and encodes the file.
 func (m *ExpertMap) Encode(l Layout) ([]byte, error) {
 	if err := l.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.File, err)
@@ -65,14 +66,14 @@ func (m *ExpertMap) Encode(l Layout) ([]byte, error) {
 	return m.Write(l)
 }
 
-// Decode reads the file, and refuses one that is no whole placement of the shape.
+// Decode decodes the file. It returns an error if the file is not a complete placement for the shape.
 func (m *ExpertMap) Decode(text []byte, shape Shape) (*placement.Placement, error) {
 	rows, err := m.Read(text, shape)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", m.File, err)
 	}
 	if len(rows) != len(shape.MoELayers) || len(rows) == 0 {
-		return nil, fmt.Errorf("%s: places %d layers; the model has %d MoE layers", m.File, len(rows), len(shape.MoELayers))
+		return nil, fmt.Errorf("%s: contains %d layers; the model has %d MoE layers", m.File, len(rows), len(shape.MoELayers))
 	}
 	if slots := len(rows[0]); shape.Ranks < 1 || slots%shape.Ranks != 0 {
 		return nil, fmt.Errorf("%s: %d slots cannot be spread over %d ranks", m.File, slots, shape.Ranks)
@@ -87,13 +88,13 @@ func (m *ExpertMap) Decode(text []byte, shape Shape) (*placement.Placement, erro
 	return p, nil
 }
 
-// EncodeJSON is compact JSON that ends in a line feed, as text files do.
+// EncodeJSON returns compact JSON that ends in a line feed, like a text file.
 func EncodeJSON(v any) ([]byte, error) {
 	text, err := json.Marshal(v)
 	return append(text, '\n'), err
 }
 
-// DecodeJSON refuses members that the format does not have, and anything after the object.
+// DecodeJSON decodes a JSON object. It returns an error for unknown members, and for text after the object.
 func DecodeJSON(text []byte, into any) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

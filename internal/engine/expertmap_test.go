@@ -15,21 +15,21 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// small is the layout of the files in testdata: a dense layer, then two MoE layers of four experts on two ranks.
+// small returns the layout of the files in testdata: a dense layer, then two MoE layers of four experts on two ranks.
 func small() engine.Layout {
 	return engine.Layout{HiddenLayers: 3, Placement: &placement.Placement{Ranks: 2, Experts: 4, SlotsPerRank: 2, Layers: []placement.Layer{
 		{Layer: 1, Slots: []int{2, 0, 3, 1}}, {Layer: 2, Slots: []int{0, 3, 1, 2}},
 	}}}
 }
 
-// redundant has two slots more.
+// redundant returns small with two more slots.
 func redundant() engine.Layout {
 	return engine.Layout{HiddenLayers: 3, Placement: &placement.Placement{Ranks: 2, Experts: 4, SlotsPerRank: 3, Layers: []placement.Layer{
 		{Layer: 1, Slots: []int{2, 0, 3, 1, 2, 3}}, {Layer: 2, Slots: []int{0, 3, 1, 2, 0, 1}},
 	}}}
 }
 
-// maps are the formats, by the engine's type.
+// maps returns the formats by engine type.
 func maps() map[string]*engine.ExpertMap {
 	formats := map[string]*engine.ExpertMap{}
 	for _, adapter := range registry.All() {
@@ -40,11 +40,11 @@ func maps() map[string]*engine.ExpertMap {
 	return formats
 }
 
-// TestExpertMapsAreGolden compares with files that were written by hand from the engines' documentation.
+// TestExpertMapsAreGolden compares encoded maps with files written by hand from the engines' documentation.
 func TestExpertMapsAreGolden(t *testing.T) {
 	formats := maps()
 	if len(formats) != 3 {
-		t.Fatalf("%d engines read maps", len(formats))
+		t.Fatalf("%d engines have a map format", len(formats))
 	}
 	for name, format := range formats {
 		extension := path.Ext(format.File)
@@ -67,13 +67,13 @@ func TestExpertMapsAreGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(layout.Placement, read); diff != "" {
-				t.Errorf("%s, %s does not read back (-want +got):\n%s", name, file, diff)
+				t.Errorf("%s, %s is decoded differently (-want +got):\n%s", name, file, diff)
 			}
 		}
 	}
 }
 
-// randomLayout has redundant experts in half of all cases, and dense layers anywhere.
+// randomLayout returns a layout with redundant experts in half of all cases, and dense layers at random positions.
 func randomLayout(random *rand.Rand) engine.Layout {
 	ranks := 1 + random.IntN(4)
 	perRank := 1 + random.IntN(4)
@@ -82,7 +82,7 @@ func randomLayout(random *rand.Rand) engine.Layout {
 		p.SlotsPerRank++
 	}
 	l := engine.Layout{Placement: p, HiddenLayers: 1 + random.IntN(6)}
-	moe := random.IntN(l.HiddenLayers) // at least this one
+	moe := random.IntN(l.HiddenLayers) // this layer is an MoE layer
 	for layer := range l.HiddenLayers {
 		if layer != moe && random.IntN(2) == 0 {
 			continue
@@ -91,7 +91,7 @@ func randomLayout(random *rand.Rand) engine.Layout {
 		var slots []int
 		for rank := range ranks {
 			slots = append(slots, order[rank*perRank:(rank+1)*perRank]...)
-			if p.SlotsPerRank > perRank { // and one of another rank
+			if p.SlotsPerRank > perRank { // one expert of another rank
 				slots = append(slots, order[((rank+1)%ranks)*perRank])
 			}
 		}
@@ -120,8 +120,9 @@ func TestExpertMapsRoundTrip(t *testing.T) {
 	}
 }
 
-// TestNothingUnsoundIsWritten gives every writer what engines fail on without a clear message, or not at all.
-func TestNothingUnsoundIsWritten(t *testing.T) {
+// TestInvalidLayoutsAreNotWritten passes layouts to every writer with which engines fail without a clear error, or
+// compute wrong outputs.
+func TestInvalidLayoutsAreNotWritten(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(l *engine.Layout)
 		want   string
@@ -149,7 +150,7 @@ func TestDecodeRefuses(t *testing.T) {
 	shape := small().Shape()
 	for name, test := range map[string]struct{ engine, text, want string }{
 		"SGLang: another member":         {"SGLang", `{"physical_to_logical_map":[],"logical_count":[]}`, "logical_count"},
-		"SGLang: MoE layers alone":       {"SGLang", `{"physical_to_logical_map":[[2,0,3,1],[0,3,1,2]]}`, "has 2 rows; the model has 3 layers"},
+		"SGLang: only MoE layers":        {"SGLang", `{"physical_to_logical_map":[[2,0,3,1],[0,3,1,2]]}`, "has 2 rows; the model has 3 layers"},
 		"SGLang: dense layer with a map": {"SGLang", `{"physical_to_logical_map":[[1,0,2,3],[2,0,3,1],[0,3,1,2]]}`, "row 0 of physical_to_logical_map places experts of a dense layer"},
 		"SGLang: ragged":                 {"SGLang", `{"physical_to_logical_map":[[0,1,2,3],[2,0,3,1,0],[0,3,1,2]]}`, "row 1 of physical_to_logical_map has 5 slots"},
 		"SGLang: text after":             {"SGLang", `{"physical_to_logical_map":[]}{}`, "text after"},
@@ -173,12 +174,12 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 	for name, format := range maps() {
 		if _, err := format.Decode([]byte("[]"), engine.Shape{}); err == nil {
-			t.Errorf("%s: an empty map of an empty model is taken", name)
+			t.Errorf("%s: an empty map of an empty model is accepted", name)
 		}
 	}
 }
 
-// FuzzExpertMaps feeds any text to every reader: what is taken can be written, and reads back the same.
+// FuzzExpertMaps passes any text to every reader. An accepted map can be encoded, and decoding it gives the same map.
 func FuzzExpertMaps(f *testing.F) {
 	for _, format := range maps() {
 		for _, layout := range []engine.Layout{small(), redundant()} {
@@ -205,7 +206,7 @@ func FuzzExpertMaps(f *testing.F) {
 			layout := engine.Layout{Placement: p, HiddenLayers: hidden}
 			again, err := format.Encode(layout)
 			if err != nil {
-				t.Fatalf("%s: what was read cannot be written: %v", name, err)
+				t.Fatalf("%s: a decoded map cannot be encoded: %v", name, err)
 			}
 			if read, err := format.Decode(again, layout.Shape()); err != nil || !cmp.Equal(p, read) {
 				t.Fatalf("%s: error %v: %s", name, err, cmp.Diff(p, read))

@@ -10,24 +10,25 @@ import (
 	"github.com/semmoe/operator/solver/modelconfig"
 )
 
-// attentionModules are the modules of attention that adapters change.
+// attentionModules lists the modules of attention that adapters change.
 var attentionModules = []string{"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
 
-// externalWeights matches flags that load weights of experts, or of their gates, from outside of the checkpoint: LoRA adapters, and the
-// experts that KTransformers keeps on CPUs. Engines apply them by the numbers that experts have in the model.
+// externalWeights matches flags that load weights of experts or gates from outside of the checkpoint: LoRA adapters,
+// and the experts that KTransformers keeps on CPUs. Engines apply these weights by the expert numbers of the model.
 var externalWeights = regexp.MustCompile(`^--?(?:[a-z-]*-)?(?:loras?(?:-[a-z-]*)?|kt-(?:[a-z-]*weight-path|w[a-z-]*))$`)
 
-// numberedExpert matches a module's name, or a pattern, with the number of an expert.
+// numberedExpert matches a module name, or a pattern, that contains an expert number.
 var numberedExpert = regexp.MustCompile(`(?i)\bexperts?[.\\_\[(/]{1,4}\d`)
 
-// namesExpert reports whether a value names an expert by its number, as an override of the model's configuration may do.
+// namesExpert reports whether a value names an expert by its number, as an override of the model's configuration may
+// do.
 func namesExpert(value string) bool {
-	const experts, layers = 1 << 16, 512 // no model has more: every small number may be an expert's
+	const experts, layers = 1 << 16, 512 // upper bounds of known models: any small number may be an expert number
 	return numberedExpert.MatchString(value) || strings.HasPrefix(value, "{") && json.Valid([]byte(value)) && modelconfig.CheckExpertEntries([]byte(value), experts, layers) != nil
 }
 
-// CheckExternalExperts fails where a user's argument refers to experts by the numbers that they have in the model: a permuted checkpoint gives
-// them others. Adapters for modules of attention only are allowed.
+// CheckExternalExperts returns an error if a user's argument refers to experts by their numbers in the model, because a
+// permuted checkpoint numbers the experts differently. Adapters that change only modules of attention are allowed.
 func CheckExternalExperts(args []string) error {
 	for i, arg := range args {
 		name, value, joined := strings.Cut(arg, "=")
@@ -35,7 +36,7 @@ func CheckExternalExperts(args []string) error {
 		switch {
 		case !strings.HasPrefix(arg, "-"):
 		case externalWeights.MatchString(name) && !isOff(name, value, joined) && !attentionOnly(args):
-			return fmt.Errorf("%q is invalid with %s: the engine applies it by the numbers of experts in the model, which a permuted checkpoint changes; use %s, restrict it to --lora-target-modules %s, or remove it",
+			return fmt.Errorf("%q is invalid with %s: the engine applies it by the expert numbers of the model, which a permuted checkpoint changes; use %s, restrict it to --lora-target-modules %s, or remove it",
 				arg, ReshuffledWeights, EngineMap, strings.Join(attentionModules[:4], " "))
 		case namesExpert(value):
 			return fmt.Errorf("%.100q is invalid with %s: it names an expert by its number in the model, which a permuted checkpoint changes; use %s, or remove it", arg, ReshuffledWeights, EngineMap)
@@ -47,7 +48,7 @@ func CheckExternalExperts(args []string) error {
 	return nil
 }
 
-// isOff reports whether an argument switches a feature off.
+// isOff reports whether an argument disables a feature.
 func isOff(name, value string, joined bool) bool {
 	return strings.HasPrefix(name, "--no-") || joined && slices.Contains([]string{"false", "False", "0"}, value)
 }

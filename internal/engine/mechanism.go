@@ -10,7 +10,7 @@ import (
 // Kind is the kind of a mechanism of an engine.
 type Kind string
 
-// The kinds of mechanisms, in the order of the guide.
+// The kinds of mechanisms, in the order of docs/engines.md.
 const (
 	FlagKind     Kind = "flag"
 	VariableKind Kind = "variable"
@@ -19,39 +19,40 @@ const (
 	MemberKind   Kind = "member"
 	MetricKind   Kind = "metric"
 	ValueKind    Kind = "value"
-	// DraftKind is a method of speculative decoding whose draft layers may have experts. Source says by which order they are loaded.
+	// DraftKind is a method of speculative decoding with draft layers that may have experts. Source describes the order
+	// in which these experts are loaded.
 	DraftKind Kind = "draft"
 )
 
 var kinds = []Kind{FlagKind, VariableKind, RouteKind, HeaderKind, MemberKind, MetricKind, ValueKind, DraftKind}
 
-// Evidence is how it is known that an engine has a mechanism.
+// Evidence is the way in which a mechanism was verified.
 type Evidence string
 
 const (
-	// Read says that the source was read.
+	// Read means that the source was read.
 	Read Evidence = "read"
-	// Run says that the engine was run, too.
+	// Run means that the engine was also run.
 	Run Evidence = "run"
 )
 
-// Mechanism is a part of an engine's surface that the operator or the request router uses, sets, refuses or knows.
+// Mechanism is a part of an engine's interface that the operator or the request router uses, sets, refuses or knows.
 type Mechanism struct {
 	Kind Kind
-	// Names are its spellings.
+	// Names are the spellings.
 	Names []string
-	// First and Last are the first and the last release that are known to have it, as far as sources were read. An empty Last is the
-	// adapter's Newest.
+	// First and Last are the first and the last checked release with the mechanism. An empty Last means the adapter's
+	// Newest.
 	First, Last Release
-	// Source is where it is: a file of the engine's project, and a pull request or an issue where one explains it.
+	// Source is a file of the engine's project, with a pull request or an issue if one explains the mechanism.
 	Source string
 	// Evidence is Read or Run.
 	Evidence Evidence
 }
 
-// Has returns mechanisms of a kind that have the same releases, source and evidence, one for each text. The spellings of one are separated
-// by spaces.
-func Has(kind Kind, first, last Release, source string, evidence Evidence, texts ...string) []Mechanism {
+// NewMechanisms returns mechanisms of one kind with the same releases, source and evidence, one for each text. A text
+// contains the spellings of a mechanism, separated by spaces.
+func NewMechanisms(kind Kind, first, last Release, source string, evidence Evidence, texts ...string) []Mechanism {
 	var all []Mechanism
 	for _, text := range texts {
 		all = append(all, Mechanism{Kind: kind, Names: strings.Fields(text), First: first, Last: last, Source: source, Evidence: evidence})
@@ -59,7 +60,7 @@ func Has(kind Kind, first, last Release, source string, evidence Evidence, texts
 	return all
 }
 
-// Guide writes the mechanisms as a Markdown table, ordered by kind and name.
+// Guide returns the mechanisms as a Markdown table, ordered by kind and name.
 func (a Adapter) Guide() string {
 	all := slices.Clone(a.Mechanisms)
 	slices.SortStableFunc(all, func(x, y Mechanism) int {

@@ -17,21 +17,21 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
-// named finds what code names of an engine in the text of a literal.
+// named matches the names of engine mechanisms in the text of a literal.
 var named = regexp.MustCompile(`--[a-z][a-z0-9_-]+[a-z0-9]|\b(?:sglang|vllm):[a-z_]+|\bX-[A-Za-z-]+[a-z]\b|\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b`)
 
-// whole matches a literal that is a mechanism as a whole: a route, a short flag, a member or a value.
+// whole matches a literal that is the name of a mechanism: a route, a short flag, a member or a value.
 var whole = regexp.MustCompile(`^(?:/[a-z][a-z0-9_/]*|-[a-z]{1,3}|[a-z][a-z0-9]*(?:_[a-z0-9]+)+)$`)
 
-// ours are names of the operator, and of what is no engine.
-var ours = []string{
-	"-m",                    // Python's
-	"--lora-target-modules", // of any engine: CheckExternalExperts
+// otherNames lists names that do not belong to an engine.
+var otherNames = []string{
+	"-m",                    // Python
+	"--lora-target-modules", // any engine: CheckExternalExperts
 	"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "dp_rank", "data_parallel_rank",
 }
 
-// TestEveryMechanismHasASource compares what the code of each engine names with the engine's table: no flag, variable, route, header, member,
-// metric or value lacks a source and a release.
+// TestEveryMechanismHasASource checks that every flag, variable, route, header, member, metric and value in the code of
+// an engine is listed in the engine's table with a source and a release.
 func TestEveryMechanismHasASource(t *testing.T) {
 	all := map[string]bool{}
 	packages := map[string][]engine.Adapter{}
@@ -85,7 +85,7 @@ func TestEveryMechanismHasASource(t *testing.T) {
 					}
 				}
 			case *ast.CallExpr:
-				if called, ok := node.Fun.(*ast.SelectorExpr); ok && called.Sel.Name == "Has" { // a table in this file
+				if called, ok := node.Fun.(*ast.SelectorExpr); ok && called.Sel.Name == "NewMechanisms" { // a table of mechanisms
 					for _, arg := range node.Args {
 						if literal, ok := arg.(*ast.BasicLit); ok {
 							skipped[literal] = true
@@ -106,7 +106,7 @@ func TestEveryMechanismHasASource(t *testing.T) {
 				}
 				literals += len(found)
 				for _, name := range found {
-					if !known[name] && !slices.Contains(ours, name) {
+					if !known[name] && !slices.Contains(otherNames, name) {
 						t.Errorf("%s: %q is in no table", path, name)
 					}
 				}
@@ -116,7 +116,7 @@ func TestEveryMechanismHasASource(t *testing.T) {
 		return nil
 	})
 	if err != nil || literals < 200 {
-		t.Fatalf("%v; %d mechanisms were found in the code", err, literals)
+		t.Fatalf("%v; found %d mechanisms in the code", err, literals)
 	}
 }
 
@@ -127,7 +127,7 @@ func reflectTag(literal string) string {
 	return name
 }
 
-// TestFlagsHaveReleases compares the flags that adapters set and refuse with their tables, whatever literals they are made of.
+// TestFlagsHaveReleases compares the flags that adapters set and refuse with their tables, independently of literals.
 func TestFlagsHaveReleases(t *testing.T) {
 	launch := engine.Launch{
 		ModelPath: "/m", Ranks: 8, AttentionDP: true, Nodes: 2, NodeRank: "$(R)", LeaderAddress: "l", Worker: true, RoutedExperts: true, ExpertMap: "/map", RedundantExperts: 8, OptionsFile: "/o",
@@ -152,7 +152,7 @@ func TestFlagsHaveReleases(t *testing.T) {
 	}
 }
 
-// TestGuideHasTables compares docs/engines.md with the tables, from which make generate writes it.
+// TestGuideHasTables compares docs/engines.md with the tables from which make generate writes it.
 func TestGuideHasTables(t *testing.T) {
 	text, err := os.ReadFile("../../docs/engines.md")
 	if err != nil {

@@ -6,11 +6,11 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// OverlapField is the field of the spec that Launch.Overlap stands in.
+// OverlapField is the field of the spec that sets Launch.Overlap.
 const OverlapField = "spec.engine.overlap"
 
-// Overlaps tells why the engine cannot do what Launch.Overlap asks for, and names the field; nil where it can, or nothing is asked for.
-// Without a family the model is not looked at.
+// Overlaps returns an error that names the field if the engine does not support Launch.Overlap. Without a family,
+// properties of the model are not checked.
 func (a Adapter) Overlaps(s Situation) error {
 	switch {
 	case s.Launch.Overlap == semmoev1.OverlapSpec{}:
@@ -21,7 +21,8 @@ func (a Adapter) Overlaps(s Situation) error {
 	return a.CheckOverlap(s)
 }
 
-// RefuseOverlap is the error of a member of Launch.Overlap that an engine has no flag for; instead says what it has, and may be empty.
+// RefuseOverlap returns the error for a member of Launch.Overlap for which an engine has no flag. instead describes an
+// alternative; it may be empty.
 func RefuseOverlap(engine, member, instead string) error {
 	return fmt.Errorf("%s.%s: %s has no flag for it%s: remove the field", OverlapField, member, engine, instead)
 }

@@ -7,29 +7,33 @@ import (
 	"fmt"
 )
 
-// Logical gives an expert of a layer, counted over hidden layers, the number that it has in the model.
+// Logical returns the number that an expert of a hidden layer has in the model.
 type Logical func(layer int, id int32) int32
 
-// TextEditor edits a text that comes in pieces and that may be large, of which it holds no more than a little. The text keeps its length.
+// TextEditor edits a text that arrives in pieces and may be large. It buffers only a small part of the text. The length
+// of the text does not change.
 type TextEditor interface {
-	// Edit appends what the text up to the end of a piece has become, as far as that is known. With an error nothing is appended.
+	// Edit appends the edited text up to the end of a piece, as far as it can be edited without the next piece. On
+	// error, it appends nothing.
 	Edit(dst, piece []byte) ([]byte, error)
-	// End appends the rest.
+	// End appends the rest of the edited text.
 	End(dst []byte) ([]byte, error)
 }
 
-// base64Editor edits the data that base64 stands for.
+// base64Editor edits data that is encoded in base64.
 type base64Editor struct {
 	edit func(data []byte, end bool) (done int, err error)
-	// text is the beginning of a quantum of four characters, data what is not encoded again yet: edited bytes of it are edited.
+	// text is an incomplete quantum of up to three characters. data is decoded and not yet encoded again; its first
+	// edited bytes are already edited.
 	text, data []byte
 	edited     int
-	// padded tells that the text has had its end.
+	// padded reports whether the end of the base64 text was reached.
 	padded bool
 }
 
-// EditBase64 returns an editor of the data that a text in base64 stands for. The function edits data in place and says how much of it, from
-// its beginning, is done; the rest comes again, with more. At the end of the text all of it must be done.
+// EditBase64 returns an editor of the data in a base64 text. The function edits data in place and returns the number of
+// bytes, from the beginning, that are done. It is called again with the remaining bytes and further data. At the end of
+// the text, all data must be done.
 func EditBase64(edit func(data []byte, end bool) (done int, err error)) TextEditor {
 	return &base64Editor{edit: edit}
 }
@@ -42,7 +46,7 @@ func (e *base64Editor) Edit(dst, piece []byte) ([]byte, error) {
 	}
 	e.text = append(e.text, piece...)
 	whole := len(e.text) / 4 * 4
-	// A decoder leaves out line feeds, which would change the length.
+	// A decoder skips line feeds, which would change the length.
 	if at := bytes.IndexAny(e.text[:whole], "\r\n"); at >= 0 {
 		return dst, base64.CorruptInputError(at)
 	}
@@ -63,7 +67,7 @@ func (e *base64Editor) End(dst []byte) ([]byte, error) {
 	return e.pass(dst, true)
 }
 
-// pass edits, and appends what is edited in whole quanta of three bytes.
+// pass edits the data and appends the edited bytes in whole quanta of three bytes.
 func (e *base64Editor) pass(dst []byte, end bool) ([]byte, error) {
 	done, err := e.edit(e.data[e.edited:], end)
 	if err != nil {

@@ -1,22 +1,26 @@
 package engine
 
-// StepMetrics names the metrics by which an engine counts its steps and the tokens that they compute. Ranks have series that differ in labels.
+// StepMetrics names the metrics with which an engine counts its steps and their tokens. The ranks have series with
+// different labels.
 type StepMetrics struct {
-	// Histogram is a histogram of the tokens of the steps of a rank, and Running a gauge of the requests of the rank that are being computed: a
-	// step with more tokens than these computes prompts.
+	// Histogram is a histogram of the tokens per step of a rank. Running is a gauge of the requests of the rank that
+	// are being computed. A step with more tokens than running requests computes prompts.
 	Histogram, Running string
-	// OneServer is a metric that is absent where several servers share a pod's engine. There are as many as ranks then, each counts the part of a
-	// step that is of its own requests, and the histogram has the parts. Empty stands for engines whose steps are counted whole.
+	// OneServer is a metric that is absent if several servers share a pod's engine. In this case there are as many
+	// servers as ranks, each server counts only the part of a step for its own requests, and the histogram contains
+	// these parts. It is empty for engines that count whole steps.
 	OneServer string
-	// Steps and Tokens are counters where there is no histogram. Kind is their label whose values tell prefill from decode.
+	// Steps and Tokens are counters, for engines without a histogram. Kind is their label that distinguishes prefill
+	// from decode.
 	Steps, Tokens, Kind string
 	Prefill, Decode     StepKind
-	// Needs says what to set for the engine to export them; empty where it does by default.
+	// Needs describes the setting that is required to export the metrics. It is empty if they are exported by default.
 	Needs string
 }
 
-// StepKind has the values of StepMetrics.Kind for one kind of steps: of the counters of steps all that begin with Steps, of those of tokens Tokens.
+// StepKind contains the values of StepMetrics.Kind for one kind of steps: Steps is a prefix of the label values in the
+// counter of steps, Tokens the value in the counter of tokens.
 type StepKind struct{ Steps, Tokens string }
 
-// CountsSteps reports whether the engine counts its steps by a metric that is read.
+// CountsSteps reports whether the engine has a supported metric of its steps.
 func (a Adapter) CountsSteps() bool { return a.StepMetrics != nil }

@@ -5,41 +5,44 @@ import (
 	"strings"
 )
 
-// Realization is how a plan reaches an engine.
+// Realization is the way in which a plan is passed to an engine.
 type Realization string
 
 const (
-	// EngineMap gives the engine its own expert map.
+	// EngineMap passes the plan as the engine's expert map.
 	EngineMap Realization = "EngineMap"
-	// ReshuffledWeights gives it a checkpoint whose experts and gate rows stand in the plan's order.
+	// ReshuffledWeights passes the plan as a checkpoint with experts and gate rows in the plan's order.
 	ReshuffledWeights Realization = "ReshuffledWeights"
 )
 
-// Situation is all that decides whether an engine can serve under a plan, and whether that is of use.
+// Situation contains everything that determines whether an engine can serve under a plan, and whether the plan has a
+// benefit.
 type Situation struct {
 	Realization Realization
-	// Release is that of the engine; its zero value where it is not known, which refuses nothing.
+	// Release is the engine's release. The zero value means unknown; limitations of releases are then not refused.
 	Release Release
-	// Launch is what the engine is started with; Support itself adds what the realisation adds.
+	// Launch contains the start parameters of the engine. Support adds the parameters of the realization.
 	Launch Launch
-	// UserArgs are the user's flags of the engine, UserEnv the names of the user's environment variables.
+	// UserArgs are the user's flags for the engine. UserEnv lists the names of the user's environment variables.
 	UserArgs, UserEnv []string
 	// Family is the model_type of the language model, Wrapper that of a multimodal wrapper around it, Quantization the
-	// checkpoint's method as inspection spells it, such as fp8 or modelopt/NVFP4; empty for none. An empty Family is
-	// one that is not known yet: it rules nothing out.
+	// checkpoint's method as reported by the inspection, such as fp8 or modelopt/NVFP4. Empty means none. An empty
+	// Family is not known yet and excludes nothing.
 	Family, Wrapper, Quantization string
-	// Groups is the number of groups of a group-limited gate, 1 (or 0) elsewhere; KeepsGroups tells that the plan maps
-	// groups onto groups.
+	// Groups is the number of groups of a group-limited gate, and 1 (or 0) for other gates. KeepsGroups reports whether
+	// the plan maps groups onto groups.
 	Groups      int
 	KeepsGroups bool
-	// Unpermutable is why the experts of the checkpoint cannot be put into another order; empty where they can, or where that is not known.
+	// Unpermutable is the reason why the experts of the checkpoint cannot be permuted. It is empty if they can be
+	// permuted, or if that is unknown.
 	Unpermutable string
 }
 
-// Finding is why something is refused, or what to mind about it: a condition's reason and message.
+// Finding is the reason for a refusal or a warning, as the reason and message of a condition.
 type Finding struct{ Reason, Message string }
 
-// Support is what an engine can make of a plan. Without refusals it serves under it; warnings say what it may lack then.
+// Support is the verdict on a plan for an engine. Without refusals, the engine can serve under the plan; warnings
+// describe limitations.
 type Support struct{ Refusals, Warnings []Finding }
 
 // Refuse adds a refusal.
@@ -52,14 +55,14 @@ func (s *Support) Warn(reason, format string, args ...any) {
 	s.Warnings = append(s.Warnings, Finding{reason, fmt.Sprintf(format, args...)})
 }
 
-// Support tells whether the engine can serve under a plan by the situation's realisation.
+// Support returns whether the engine can serve under a plan with the situation's realization.
 func (a Adapter) Support(s Situation) Support {
 	var verdict Support
 	launch := s.Launch
 	switch s.Realization {
 	case EngineMap:
 		if a.ExpertMap == nil {
-			verdict.Refuse("ExpertMapUnsupported", "%s reads no expert map: the plan can reach it by %s only", a.Type, ReshuffledWeights)
+			verdict.Refuse("NoExpertMap", "%s reads no expert map: use %s", a.Type, ReshuffledWeights)
 			return verdict
 		}
 		launch.ExpertMap = a.ExpertMap.File
@@ -67,12 +70,12 @@ func (a Adapter) Support(s Situation) Support {
 		launch.Reshuffled = true
 		a.checkPermutation(s, &verdict)
 	default:
-		verdict.Refuse("UnknownRealization", "%q is no way to realise a plan: use %s or %s", s.Realization, EngineMap, ReshuffledWeights)
+		verdict.Refuse("UnknownRealization", "%q is not a supported realization: use %s or %s", s.Realization, EngineMap, ReshuffledWeights)
 		return verdict
 	}
 	s.Launch = launch
 	if launch.Ranks < 2 {
-		verdict.Refuse("SingleRank", "spec.parallelism.expertParallelSize is %d: on one rank every expert is local, whatever the placement", launch.Ranks)
+		verdict.Refuse("SingleRank", "spec.parallelism.expertParallelSize is %d: on one rank, every expert is local with any placement", launch.Ranks)
 	}
 	if err := a.CheckExchange(launch); err != nil {
 		verdict.Refuse(ReasonNoAllToAll, "%v", err)
@@ -96,39 +99,42 @@ func (a Adapter) Support(s Situation) Support {
 	return verdict
 }
 
-// checkPermutation checks what holds of a permuted checkpoint in any engine.
+// checkPermutation checks the limitations of permuted checkpoints that apply to all engines.
 func (a Adapter) checkPermutation(s Situation, verdict *Support) {
 	if s.Unpermutable != "" {
-		verdict.Refuse("CheckpointNotPermutable", "The checkpoint's experts cannot be put into a plan's order: %s", s.Unpermutable)
+		verdict.Refuse("NotPermutable", "The experts of the checkpoint cannot be permuted: %s", s.Unpermutable)
 	}
 	if err := CheckExternalExperts(s.UserArgs); err != nil {
 		verdict.Refuse("ExternalExperts", "%v", err)
 	}
 	if s.Launch.RedundantExperts > 0 {
-		verdict.Refuse("RedundantExpertsUnsupported", "The plan has %d redundant experts in each layer; a permuted checkpoint has each expert once: use %s, or a plan without them", s.Launch.RedundantExperts, EngineMap)
+		verdict.Refuse("RedundantExperts", "The plan has %d redundant experts per layer, but a permuted checkpoint contains each expert once: use %s, or a plan without redundant experts", s.Launch.RedundantExperts, EngineMap)
 	}
 	if s.Groups > 1 && !s.KeepsGroups {
-		verdict.Refuse("GroupLimitedGate", "The model's gate chooses among %d groups of experts, and the plan does not map groups onto groups: a permuted checkpoint would compute something else. Solve a plan that preserves groups, or use %s", s.Groups, EngineMap)
+		verdict.Refuse("GroupLimitedGate", "The model's gate first selects among %d groups of experts, which the plan does not preserve: a permuted checkpoint would compute different outputs. Solve a plan that preserves groups, or use %s", s.Groups, EngineMap)
 	}
 	if !a.Pins() {
-		verdict.Refuse("RankPinningUnsupported", "Requests cannot be sent to a rank of %s: a permuted checkpoint gains nothing there", a.Type)
+		verdict.Refuse("CannotPin", "Requests cannot be pinned to a rank of %s: a permuted checkpoint has no benefit", a.Type)
 	}
 }
 
-// ReasonNoAllToAll is that locality cannot pay: a refusal where attention is tensor parallel, else a warning.
+// ReasonNoAllToAll is the reason when locality has no benefit. It is a refusal with tensor-parallel attention, and a
+// warning with data-parallel attention.
 const ReasonNoAllToAll = "NoAllToAll"
 
 const (
-	// ReasonUnprovenMap is that an engine loads experts by a map, and chooses them without it, or may.
-	ReasonUnprovenMap = "ExpertMapUnverified"
-	// ReasonMapWithoutEffect is that a map changes nothing.
-	ReasonMapWithoutEffect = "ExpertMapWithoutEffect"
-	// ReasonDraftExperts is what a map does to the layers of a draft model.
-	ReasonDraftExperts = "DraftModelExperts"
+	// ReasonUnprovenMap is the reason when an engine loads experts by a map but selects, or may select, experts without
+	// it.
+	ReasonUnprovenMap = "UnprovenMap"
+	// ReasonMapWithoutEffect is the reason when a map has no effect.
+	ReasonMapWithoutEffect = "MapWithoutEffect"
+	// ReasonDraftExperts is the reason for the effect of a map on the layers of a draft model.
+	ReasonDraftExperts = "DraftExperts"
 )
 
-// NoAllToAll tells that an engine exchanges tokens by a collective of all ranks. With attention tensor parallelism these have every token
-// already, and a plan has nothing to save. The advice is a sentence without its full stop.
+// NoAllToAll adds the finding that an engine exchanges tokens by a collective of all ranks. With tensor-parallel
+// attention, every rank already has every token, and a plan has no benefit. The advice is a sentence without the final
+// full stop.
 func (s *Support) NoAllToAll(launch Launch, flag, value, advice string) {
 	given := fmt.Sprintf("spec.engine.args has no %s", flag)
 	if value != "" {
@@ -141,7 +147,7 @@ func (s *Support) NoAllToAll(launch Launch, flag, value, advice string) {
 	s.Warn(ReasonNoAllToAll, "%s: without an all-to-all backend every rank takes part in the exchange of every token, and locality saves little. %s", given, advice)
 }
 
-// ModelOpt tells that a checkpoint was quantised by ModelOpt, or to NVFP4 by any method.
+// ModelOpt reports whether a checkpoint was quantised by ModelOpt, or to NVFP4 by any method.
 func (s Situation) ModelOpt() bool {
 	method := strings.ToLower(s.Quantization)
 	return strings.Contains(method, "modelopt") || strings.Contains(method, "nvfp4")

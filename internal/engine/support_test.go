@@ -151,24 +151,24 @@ func TestSupport(t *testing.T) {
 		"Ascend, drafts, weights": {engine: "VLLMAscend", realization: byWeights, change: args(`--speculative-config {"method":"mtp"}`)},
 		"Ascend, V2 runner, map":  {engine: "VLLMAscend", realization: byMap, change: func(s *engine.Situation) { s.UserEnv = []string{"VLLM_USE_V2_MODEL_RUNNER"} }, warnings: "MapNeedsV1Runner"},
 
-		"TensorRT, GLM-4":         {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("glm4_moe")), refusals: "ExpertMapIgnored", warnings: "RankPinningUnsupported"},
-		"TensorRT, DeepSeek-V2":   {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("deepseek_v2")), refusals: "ExpertMapIgnored", warnings: "RankPinningUnsupported"},
-		"TensorRT, DeepSeek-V3":   {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("deepseek_v3")), warnings: "RankPinningUnsupported"},
-		"TensorRT, unknown":       {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("")), warnings: "RankPinningUnsupported"},
-		"TensorRT 1.2":            {engine: "TensorRTLLM", realization: byMap, change: of(args(""), release("1.2.0")), refusals: "EngineReleaseTooOld", warnings: "RankPinningUnsupported"},
-		"TensorRT 1.3, gpt-oss":   {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("gpt_oss"), release("1.3.0rc1")), warnings: "RankPinningUnsupported"},
-		"TensorRT, VANILLA":       {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("moe_config: {backend: VANILLA}")), refusals: "ExpertMapWithoutEffect", warnings: "RankPinningUnsupported"},
-		"TensorRT 1.3, WIDEEP":    {engine: "TensorRTLLM", realization: byMap, change: of(args(""), release("1.3.0"), options("moe_config: {backend: WIDEEP}")), refusals: "ExpertMapWithoutEffect", warnings: "RankPinningUnsupported"},
-		"TensorRT, WIDEEP":        {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("moe_config: {backend: WIDEEP}")), refusals: "ExpertMapWithoutEffect", warnings: "RankPinningUnsupported"},
-		"TensorRT, MTP":           {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("speculative_config: {decoding_type: MTP}")), refusals: "DraftModelExperts", warnings: "RankPinningUnsupported"},
-		"TensorRT, EAGLE":         {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("speculative_config: {decoding_type: Eagle}")), warnings: "RankPinningUnsupported"},
-		"TensorRT, map of theirs": {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("moe_config: {load_balancer: /x}")), refusals: "ContradictingFlags", warnings: "RankPinningUnsupported"},
+		"TensorRT, GLM-4":       {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("glm4_moe")), refusals: "NoExpertLocation", warnings: "CannotPin"},
+		"TensorRT, DeepSeek-V2": {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("deepseek_v2")), refusals: "NoExpertLocation", warnings: "CannotPin"},
+		"TensorRT, DeepSeek-V3": {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("deepseek_v3")), warnings: "CannotPin"},
+		"TensorRT, unknown":     {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("")), warnings: "CannotPin"},
+		"TensorRT 1.2":          {engine: "TensorRTLLM", realization: byMap, change: of(args(""), release("1.2.0")), refusals: "EngineReleaseTooOld", warnings: "CannotPin"},
+		"TensorRT 1.3, gpt-oss": {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("gpt_oss"), release("1.3.0rc1")), warnings: "CannotPin"},
+		"TensorRT, VANILLA":     {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("moe_config: {backend: VANILLA}")), refusals: "MapWithoutEffect", warnings: "CannotPin"},
+		"TensorRT 1.3, WIDEEP":  {engine: "TensorRTLLM", realization: byMap, change: of(args(""), release("1.3.0"), options("moe_config: {backend: WIDEEP}")), refusals: "MapWithoutEffect", warnings: "CannotPin"},
+		"TensorRT, WIDEEP":      {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("moe_config: {backend: WIDEEP}")), refusals: "MapWithoutEffect", warnings: "CannotPin"},
+		"TensorRT, MTP":         {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("speculative_config: {decoding_type: MTP}")), refusals: "DraftExperts", warnings: "CannotPin"},
+		"TensorRT, EAGLE":       {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("speculative_config: {decoding_type: Eagle}")), warnings: "CannotPin"},
+		"TensorRT, user map":    {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("moe_config: {load_balancer: /x}")), refusals: "ContradictingFlags", warnings: "CannotPin"},
 
-		"TensorRT, map":               {engine: "TensorRTLLM", realization: byMap, change: args(""), warnings: "RankPinningUnsupported"},
-		"TensorRT, weights":           {engine: "TensorRTLLM", realization: byWeights, change: args(""), refusals: "RankPinningUnsupported"},
-		"TensorRT, attention TP":      {engine: "TensorRTLLM", realization: byMap, change: func(s *engine.Situation) { args("")(s); s.Launch.AttentionDP = false }, refusals: "NoAllToAll", warnings: "RankPinningUnsupported"},
-		"TensorRT, one rank":          {engine: "TensorRTLLM", realization: byMap, change: func(s *engine.Situation) { args("")(s); s.Launch.Ranks = 1 }, refusals: "SingleRank", warnings: "RankPinningUnsupported"},
-		"TensorRT, options of theirs": {engine: "TensorRTLLM", realization: byMap, change: args("--extra_llm_api_options /x.yaml"), refusals: "ContradictingFlags", warnings: "RankPinningUnsupported"},
+		"TensorRT, map":          {engine: "TensorRTLLM", realization: byMap, change: args(""), warnings: "CannotPin"},
+		"TensorRT, weights":      {engine: "TensorRTLLM", realization: byWeights, change: args(""), refusals: "CannotPin"},
+		"TensorRT, attention TP": {engine: "TensorRTLLM", realization: byMap, change: func(s *engine.Situation) { args("")(s); s.Launch.AttentionDP = false }, refusals: "NoAllToAll", warnings: "CannotPin"},
+		"TensorRT, one rank":     {engine: "TensorRTLLM", realization: byMap, change: func(s *engine.Situation) { args("")(s); s.Launch.Ranks = 1 }, refusals: "SingleRank", warnings: "CannotPin"},
+		"TensorRT, user options": {engine: "TensorRTLLM", realization: byMap, change: args("--extra_llm_api_options /x.yaml"), refusals: "ContradictingFlags", warnings: "CannotPin"},
 	} {
 		s := engine.Situation{
 			Realization: test.realization, Family: "qwen3_moe", Groups: 1,
@@ -186,7 +186,7 @@ func TestSupport(t *testing.T) {
 		}
 		for _, finding := range slices.Concat(got.Refusals, got.Warnings) {
 			if test.realization == "Magic" {
-				continue // the API refuses it
+				continue // refused by API validation
 			}
 			if !strings.Contains(guide, "| `"+finding.Reason+"` |") {
 				t.Errorf("docs/engines.md does not explain %s", finding.Reason)
@@ -207,8 +207,8 @@ func readGuide(t *testing.T) string {
 	return string(text)
 }
 
-// TestGuideTellsWhatIsUsed compares the guide's table with the adapters.
-func TestGuideTellsWhatIsUsed(t *testing.T) {
+// TestGuideListsAdapters compares the table in docs/engines.md with the adapters.
+func TestGuideListsAdapters(t *testing.T) {
 	guide := readGuide(t)
 	code := func(value string) string {
 		if value == "" {
@@ -230,7 +230,7 @@ func TestGuideTellsWhatIsUsed(t *testing.T) {
 	}
 }
 
-// TestGuideListsRanksByRoute compares the guide's table with the adapters.
+// TestGuideListsRanksByRoute compares the table in docs/engines.md with the adapters.
 func TestGuideListsRanksByRoute(t *testing.T) {
 	guide := readGuide(t)
 	heading := "| route |"
@@ -302,21 +302,22 @@ func groups(kept bool) func(*engine.Situation) {
 	return func(s *engine.Situation) { s.Groups, s.KeepsGroups = 8, kept }
 }
 
-// TestAdvice: DeepEP is advised where it can be had.
+// TestAdvice checks that DeepEP is suggested only for models that can use it.
 func TestAdvice(t *testing.T) {
 	for name, want := range map[string]bool{"qwen3_moe": true, "mixtral": true, "gpt_oss": false} {
 		for _, dataParallel := range []bool{true, false} {
 			s := engine.Situation{Realization: engine.ReshuffledWeights, Family: name, Launch: engine.Launch{Ranks: 2, AttentionDP: dataParallel}}
 			got := support(t, "SGLang", s)
-			told := slices.Concat(got.Refusals, got.Warnings)
-			if len(told) != 1 || told[0].Reason != engine.ReasonNoAllToAll || strings.Contains(told[0].Message, "Set --moe-a2a-backend, for example to deepep") != want {
-				t.Errorf("%s: %+v", name, told)
+			findings := slices.Concat(got.Refusals, got.Warnings)
+			if len(findings) != 1 || findings[0].Reason != engine.ReasonNoAllToAll || strings.Contains(findings[0].Message, "Set --moe-a2a-backend, for example to deepep") != want {
+				t.Errorf("%s: %+v", name, findings)
 			}
 		}
 	}
 }
 
-// TestEveryFamilyIsDecided: a family that is added must be known to take SGLang's maps, or not to.
+// TestEveryFamilyIsDecided checks that every family is known to support SGLang's maps or not. A new family must be
+// added here.
 func TestEveryFamilyIsDecided(t *testing.T) {
 	var refused []string
 	for _, name := range checkpoint.Families() {
@@ -326,6 +327,6 @@ func TestEveryFamilyIsDecided(t *testing.T) {
 		}
 	}
 	if got := strings.Join(refused, " "); got != "mixtral olmoe" {
-		t.Errorf("SGLang takes no map for %s", got)
+		t.Errorf("SGLang refuses a map for %s", got)
 	}
 }

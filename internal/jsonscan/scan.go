@@ -6,11 +6,11 @@ import (
 	"math/bits"
 )
 
-// maxDepth is encoding/json's bound of nested arrays and objects.
+// maxDepth is the maximum nesting depth of arrays and objects, as in encoding/json.
 const maxDepth = 10_000
 
-// Member is one member of an object: its key without quotes and escapes, and where the text has it. data[At:] begins with the
-// key's quote, data[Start:End] is the value.
+// Member is one member of an object. Key is the key without quotes and escapes. data[At:] begins with the key's opening
+// quote, and data[Start:End] is the value.
 type Member struct {
 	Key            []byte
 	At, Start, End int
@@ -19,8 +19,8 @@ type Member struct {
 // Span is a part of a text, data[Start:End].
 type Span struct{ Start, End int }
 
-// Object appends the members of a text that is one JSON object, in their order. It reports false, and the members before the
-// fault, for any other text.
+// Object appends the members of a text that is one JSON object, in order. For any other text, it returns false, and the
+// members before the error.
 func Object(data []byte, members []Member) ([]Member, bool) {
 	at := space(data, 0)
 	if at == len(data) || data[at] != '{' {
@@ -30,7 +30,7 @@ func Object(data []byte, members []Member) ([]Member, bool) {
 	return members, end >= 0 && space(data, end) == len(data)
 }
 
-// Array appends the elements of a text that is one JSON array. It reports false for any other text.
+// Array appends the elements of a text that is one JSON array. For any other text, it returns false.
 func Array(data []byte, elements []Span) ([]Span, bool) {
 	at := space(data, 0)
 	if at == len(data) || data[at] != '[' {
@@ -40,7 +40,7 @@ func Array(data []byte, elements []Span) ([]Span, bool) {
 	return elements, end >= 0 && space(data, end) == len(data)
 }
 
-// Get returns the value of the last member of that name, which is the one that counts; nil where there is none.
+// Get returns the value of the last member with the name, which takes precedence, or nil if there is none.
 func Get(data []byte, members []Member, name string) []byte {
 	for i := len(members) - 1; i >= 0; i-- {
 		if string(members[i].Key) == name {
@@ -50,7 +50,7 @@ func Get(data []byte, members []Member, name string) []byte {
 	return nil
 }
 
-// The functions below return where what begins at a position ends, or -1 where it is not what JSON allows there.
+// The functions below parse a construct at a position. They return the end of the construct, or -1 for invalid JSON.
 
 func space(data []byte, at int) int {
 	for at < len(data) && (data[at] == ' ' || data[at] == '\n' || data[at] == '\t' || data[at] == '\r') {
@@ -80,8 +80,8 @@ func value(data []byte, at, depth int) int {
 	return number(data, at)
 }
 
-// object tells its members, if anybody wants to know them.
-func object(data []byte, at, depth int, tell func(Member)) int {
+// object calls emit, unless it is nil, for each member.
+func object(data []byte, at, depth int, emit func(Member)) int {
 	if depth > maxDepth {
 		return -1
 	}
@@ -105,8 +105,8 @@ func object(data []byte, at, depth int, tell func(Member)) int {
 		if end < 0 {
 			return -1
 		}
-		if tell != nil {
-			tell(Member{Key: keyOf(data[key:keyEnd]), At: key, Start: start, End: end})
+		if emit != nil {
+			emit(Member{Key: keyOf(data[key:keyEnd]), At: key, Start: start, End: end})
 		}
 		if at = space(data, end); at == len(data) {
 			return -1
@@ -122,8 +122,8 @@ func object(data []byte, at, depth int, tell func(Member)) int {
 	}
 }
 
-// array tells its elements, if anybody wants to know them.
-func array(data []byte, at, depth int, tell func(Span)) int {
+// array calls emit, unless it is nil, for each element.
+func array(data []byte, at, depth int, emit func(Span)) int {
 	if depth > maxDepth {
 		return -1
 	}
@@ -135,8 +135,8 @@ func array(data []byte, at, depth int, tell func(Span)) int {
 		if end < 0 {
 			return -1
 		}
-		if tell != nil {
-			tell(Span{at, end})
+		if emit != nil {
+			emit(Span{at, end})
 		}
 		if at = space(data, end); at == len(data) {
 			return -1
@@ -182,7 +182,7 @@ func number(data []byte, at int) int {
 	return at
 }
 
-// digits is at least one.
+// digits parses one or more digits.
 func digits(data []byte, at int) int {
 	start := at
 	for at < len(data) && data[at] >= '0' && data[at] <= '9' {
@@ -194,7 +194,7 @@ func digits(data []byte, at int) int {
 	return at
 }
 
-// text is a string, from its quote on.
+// text parses a string from its opening quote on.
 func text(data []byte, at int) int {
 	at++
 	for {
@@ -214,15 +214,15 @@ func text(data []byte, at int) int {
 	}
 }
 
-// plain is the next quote, backslash or control character, or the end. It looks at eight bytes at a time: most of a long
-// body is text.
+// plain returns the position of the next quote, backslash or control character, or the end of the data. It tests eight
+// bytes at a time, because most of a long body is text.
 func plain(data []byte, at int) int {
 	const each, high = 0x01_01_01_01_01_01_01_01, 0x80_80_80_80_80_80_80_80
 	for ; at+8 <= len(data); at += 8 {
 		word := binary.LittleEndian.Uint64(data[at:])
 		quote, backslash := word^'"'*each, word^'\\'*each
-		// A byte's highest bit is set here if the byte is below 0x20, or zero after the exclusive or. A byte above one of which
-		// that is true may be marked wrongly: only the lowest mark counts.
+		// The highest bit of a byte is set here if the byte is below 0x20, or is zero after the exclusive or. Bytes
+		// after the first match may be marked wrongly, so only the lowest mark is used.
 		if found := ((word-0x20*each)&^word | (quote-each)&^quote | (backslash-each)&^backslash) & high; found != 0 {
 			return at + bits.TrailingZeros64(found)/8
 		}
@@ -233,7 +233,7 @@ func plain(data []byte, at int) int {
 	return at
 }
 
-// escape is an escape sequence, from its backslash on; of a pair of surrogates the first.
+// escape parses an escape sequence from its backslash on. Of a surrogate pair, it parses only the first half.
 func escape(data []byte, at int) int {
 	if at+1 >= len(data) {
 		return -1

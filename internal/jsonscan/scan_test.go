@@ -9,7 +9,7 @@ import (
 	"github.com/semmoe/operator/internal/jsonscan"
 )
 
-// texts are valid and invalid ones.
+// texts are valid and invalid JSON texts.
 var texts = []string{
 	`{}`, ` { } `, `{"a":1}`, `{"a":1,"b":[1,2,{"c":null}],"d":{"e":true,"f":false}}`, `{"a":1,}`, `{"a"}`, `{"a":}`, `{a:1}`, `{"a":1`, `{"a":1}}`, `{"a":1} x`,
 	`{"a":1,"a":2}`, "{\"\\u0061\":1}", `{"a":"\ud83d\ude00\ud800\u0041\udc00"}`, "{\"a\":\"\xff\xc3\"}", "{\"\xff\":1}", "{\"a\":\"\n\"}", `{"a":"\x"}`, `{"a":"\u12g4"}`,
@@ -20,7 +20,7 @@ var texts = []string{
 	strings.Repeat(`{"a":`, 9_999) + "{}" + strings.Repeat("}", 9_999), strings.Repeat(`{"a":`, 10_000) + "{}" + strings.Repeat("}", 10_000),
 }
 
-// check compares with encoding/json.
+// check compares the results for a text with encoding/json.
 func check(data []byte) error {
 	members, isObject := jsonscan.Object(data, nil)
 	elements, isArray := jsonscan.Array(data, nil)
@@ -72,7 +72,7 @@ func checkString(value []byte) error {
 	var want *string
 	isString := json.Unmarshal(value, &want) == nil && want != nil
 	if got, ok := jsonscan.String(value); ok != isString || ok && got != *want {
-		return fmt.Errorf("%s is read as %q, %v", value, got, ok)
+		return fmt.Errorf("%s is decoded as %q, %v", value, got, ok)
 	}
 	return nil
 }
@@ -83,7 +83,7 @@ func TestReadsAsEncodingJSON(t *testing.T) {
 			t.Errorf("%.200q: %v", data, err)
 		}
 	}
-	// Every byte, at every place of a word of eight, and after every escape.
+	// Test every byte at every position of an eight-byte word, and after every escape.
 	for at := range 20 {
 		for b := range 256 {
 			text := []byte(`{"a":"0123456789012345678901"}`)
@@ -99,7 +99,7 @@ func TestReadsAsEncodingJSON(t *testing.T) {
 	}
 }
 
-func TestGetOfNothing(t *testing.T) {
+func TestGetWithoutMembers(t *testing.T) {
 	if got := jsonscan.Get(nil, nil, "a"); got != nil {
 		t.Errorf("got %s", got)
 	}

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// String reads a value that is a JSON string, as Object and Array have found it. It reports false for a value of another
+// String decodes a value that is a JSON string, as found by Object and Array. It returns false for a value of another
 // type.
 func String(value []byte) (string, bool) {
 	if len(value) < 2 || value[0] != '"' {
@@ -20,7 +20,7 @@ func String(value []byte) (string, bool) {
 	return string(unquote(inner)), true
 }
 
-// keyOf is a key without its quotes.
+// keyOf decodes a key with its quotes.
 func keyOf(quoted []byte) []byte {
 	inner := quoted[1 : len(quoted)-1]
 	if bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) {
@@ -29,10 +29,10 @@ func keyOf(quoted []byte) []byte {
 	return unquote(inner)
 }
 
-// escaped are the characters that stand for others after a backslash.
+// escaped maps the characters after a backslash to the characters that they represent.
 var escaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// unquote replaces the escapes of a valid string, and what is not UTF-8 or half a pair of surrogates by U+FFFD.
+// unquote decodes the escapes of a valid string. Invalid UTF-8 and unpaired surrogates become U+FFFD.
 func unquote(inner []byte) []byte {
 	out := make([]byte, 0, len(inner)+utf8.UTFMax)
 	for {
@@ -53,7 +53,8 @@ func unquote(inner []byte) []byte {
 	}
 }
 
-// escapedRune reads a \u escape, two of them where they are a pair of surrogates, and their length.
+// escapedRune decodes a \u escape, or two of them if they are a surrogate pair. It returns the rune and the length of
+// the escapes.
 func escapedRune(inner []byte) (rune, int) {
 	first, _ := hex(inner[2:])
 	if !utf16.IsSurrogate(first) {
@@ -68,7 +69,7 @@ func escapedRune(inner []byte) (rune, int) {
 	return unicode.ReplacementChar, 6
 }
 
-// appendValid appends text, U+FFFD for each byte that is not UTF-8.
+// appendValid appends text with each byte that is not valid UTF-8 replaced by U+FFFD.
 func appendValid(out, text []byte) []byte {
 	if utf8.Valid(text) {
 		return append(out, text...)
@@ -81,7 +82,7 @@ func appendValid(out, text []byte) []byte {
 	return out
 }
 
-// hex reads four hexadecimal digits.
+// hex parses four hexadecimal digits.
 func hex(data []byte) (rune, bool) {
 	if len(data) < 4 {
 		return 0, false

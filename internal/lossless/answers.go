@@ -13,56 +13,59 @@ import (
 )
 
 const (
-	// Format is the format of stored answers.
+	// Format is the current format of stored answers.
 	Format = "semmoe-answers/2"
-	// formatWithoutPrompts is the format of earlier releases: answers without log-probabilities of prompts. Decode reads both.
+	// formatWithoutPrompts is the format of earlier releases, without log-probabilities of prompts. Decode reads both
+	// formats.
 	formatWithoutPrompts = "semmoe-answers/1"
 )
 
-// The bounds of stored answers. The answers of this package take 100 KB; a larger file has another origin, and must not
+// The limits of stored answers. The answers of this package take 100 KB. A larger file has another origin, and must not
 // exhaust the memory of the probe.
 const (
 	maxAnswersBytes = 256 << 10
 	maxPrompts      = 64
 	maxTokens       = 256
 	maxTextBytes    = 4 << 10
-	// maxPromptTokens bounds the tokens of a prompt: a token has at least one byte.
+	// maxPromptTokens is the maximum number of tokens of a prompt: a token has at least one byte.
 	maxPromptTokens = maxTextBytes
-	// minLogprob is where log-probabilities are cut off: engines give tokens that cannot follow -9999 or -1e38.
+	// minLogprob is the lower limit to which log-probabilities are clipped. Engines report -9999 or -1e38 for
+	// impossible tokens.
 	minLogprob = -100.0
-	// maxLogprob leaves room for rounding: the sum of all probabilities can be slightly less than 1.
+	// maxLogprob allows for rounding: the sum of all probabilities can be slightly less than 1.
 	maxLogprob = 0.01
-	// maxMargin is where margins are cut off: engines that mask tokens give the others log-probabilities of -1e38.
+	// maxMargin is the upper limit to which margins are clipped. Engines that mask tokens report log-probabilities of
+	// -1e38 for them.
 	maxMargin = 100.0
 )
 
-// Answers are what an engine without a plan answered.
+// Answers contains the recorded outputs of an engine without a plan.
 type Answers struct {
-	// Format is Format, PromptSet names the prompts that were asked.
+	// Format is the format version. PromptSet is the name of the set of prompts.
 	Format    string `json:"format"`
 	PromptSet string `json:"promptSet"`
-	// ModelDigest is the digest of the checkpoint that answered.
+	// ModelDigest is the digest of the checkpoint that the engine served.
 	ModelDigest string   `json:"modelDigest"`
 	Prompts     []Answer `json:"prompts"`
 }
 
-// Answer is what an engine returns for one prompt: the prompt's log-probabilities and its greedy continuation. Tokens,
-// Logprobs and Margins are equally long.
+// Answer is the output of an engine for one prompt: the log-probabilities of the prompt and its greedy continuation.
+// Tokens, Logprobs and Margins have the same length.
 type Answer struct {
 	Prompt string `json:"prompt"`
-	// PromptLogprobs are the log-probabilities, in nats, of all tokens of the prompt except the first one. They are empty
-	// where the engine does not return them.
+	// PromptLogprobs lists the log-probabilities, in nats, of all tokens of the prompt except the first one. It is
+	// empty if the engine does not return them.
 	PromptLogprobs []float64 `json:"promptLogprobs,omitempty"`
-	// Tokens are the texts of the tokens.
+	// Tokens lists the texts of the generated tokens.
 	Tokens []string `json:"tokens"`
-	// Logprobs are their log-probabilities, in nats.
+	// Logprobs lists the log-probabilities of the tokens, in nats.
 	Logprobs []float64 `json:"logprobs"`
-	// Margins are the distances of the log-probabilities to those of the second most likely token; 0 where the engine does
-	// not return the second.
+	// Margins lists the differences between the log-probabilities of the tokens and those of the second most likely
+	// tokens. A margin is 0 if the engine does not return the second token.
 	Margins []float64 `json:"margins"`
 }
 
-// Encode writes answers as JSON; equal answers give equal bytes.
+// Encode encodes answers as JSON. Equal answers give equal bytes.
 func (a *Answers) Encode() ([]byte, error) {
 	if err := a.validate(); err != nil {
 		return nil, err
@@ -71,10 +74,10 @@ func (a *Answers) Encode() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// Decode reads what Encode wrote. Errors name the field.
+// Decode decodes the result of Encode. Errors name the field.
 func Decode(text []byte) (*Answers, error) {
 	if len(text) > maxAnswersBytes {
-		return nil, fmt.Errorf("answers of %d bytes; allowed are up to %d", len(text), maxAnswersBytes)
+		return nil, fmt.Errorf("answers have %d bytes; the maximum is %d", len(text), maxAnswersBytes)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
@@ -88,11 +91,11 @@ func Decode(text []byte) (*Answers, error) {
 	return &a, a.validate()
 }
 
-// Read reads a file that Encode wrote. Errors name the file.
+// Read reads a file with the result of Encode. Errors name the file.
 func Read(path string) (*Answers, error) {
 	text, err := regularfile.Read(path, maxAnswersBytes)
 	if err != nil {
-		return nil, fmt.Errorf("answers: %w", err)
+		return nil, fmt.Errorf("failed to read answers: %w", err)
 	}
 	a, err := Decode(text)
 	if err != nil {
@@ -125,7 +128,7 @@ func (a *Answers) validate() error {
 		tokens += len(answer.PromptLogprobs) + len(answer.Tokens)
 	}
 	if tokens == 0 {
-		return errors.New("no prompt has a log-probability: nothing can be compared with that")
+		return errors.New("no prompt has a log-probability, so the answers cannot be compared")
 	}
 	return nil
 }
@@ -136,17 +139,17 @@ func (a Answer) validate() error {
 	case a.Prompt == "" || len(a.Prompt) > maxTextBytes:
 		return fmt.Errorf("prompt has %d bytes; allowed is 1 to %d", len(a.Prompt), maxTextBytes)
 	case n > maxTokens:
-		return fmt.Errorf("%d tokens; allowed are up to %d", n, maxTokens)
+		return fmt.Errorf("%d tokens; the maximum is %d", n, maxTokens)
 	case len(a.PromptLogprobs) > maxPromptTokens:
-		return fmt.Errorf("%d promptLogprobs; allowed are up to %d", len(a.PromptLogprobs), maxPromptTokens)
+		return fmt.Errorf("%d promptLogprobs; the maximum is %d", len(a.PromptLogprobs), maxPromptTokens)
 	case len(a.Logprobs) != n || len(a.Margins) != n:
-		return fmt.Errorf("%d tokens, %d logprobs and %d margins; they must be equally many", n, len(a.Logprobs), len(a.Margins))
+		return fmt.Errorf("%d tokens, %d logprobs and %d margins; the numbers must be equal", n, len(a.Logprobs), len(a.Margins))
 	}
 	for i, token := range a.Tokens {
 		if len(token) > maxTextBytes {
-			return fmt.Errorf("tokens[%d] has %d bytes; allowed are up to %d", i, len(token), maxTextBytes)
+			return fmt.Errorf("tokens[%d] has %d bytes; the maximum is %d", i, len(token), maxTextBytes)
 		}
-		if m := a.Margins[i]; !(m >= 0 && m <= maxMargin) { // NaN is neither
+		if m := a.Margins[i]; !(m >= 0 && m <= maxMargin) { // also false for NaN
 			return fmt.Errorf("margins[%d] is %v; allowed is 0 to %v", i, m, maxMargin)
 		}
 	}
@@ -158,12 +161,13 @@ func (a Answer) validate() error {
 
 func validateLogprobs(name string, logprobs []float64) error {
 	for i, l := range logprobs {
-		if !(l >= minLogprob && l <= maxLogprob) { // NaN is neither
+		if !(l >= minLogprob && l <= maxLogprob) { // also false for NaN
 			return fmt.Errorf("%s[%d] is %v; allowed is %v to %v", name, i, l, minLogprob, maxLogprob)
 		}
 	}
 	return nil
 }
 
-// rounded returns a value to four decimals: digits far below the tolerance would only make equal answers different files.
+// rounded rounds a value to four decimals. Digits far below the tolerance would only make files of equal answers
+// differ.
 func rounded(v float64) float64 { return math.Round(v*1e4) / 1e4 }

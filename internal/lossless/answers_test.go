@@ -78,7 +78,7 @@ func TestAnswersAreRefused(t *testing.T) {
 		"other JSON":    {`{"layers":[]}`, `unknown field "layers"`},
 		"list":          {`[]`, "not stored answers"},
 		"text after it": {string(good) + "x", "text after the JSON object"},
-		"too large":     {string(good) + strings.Repeat(" ", maxAnswersBytes), "allowed are up to 262144"},
+		"too large":     {string(good) + strings.Repeat(" ", maxAnswersBytes), "the maximum is 262144"},
 		"huge number":   {strings.Replace(string(good), "-0.2", "-1e999", 1), "not stored answers"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestAnswersAreRefused(t *testing.T) {
 	}
 }
 
-// Earlier releases have stored answers without log-probabilities of prompts, which still serve.
+// TestReadEarlierFormat checks that answers of earlier releases, without log-probabilities of prompts, remain valid.
 func TestReadEarlierFormat(t *testing.T) {
 	a, err := Read("testdata/answers-1.json")
 	if err != nil {
@@ -103,18 +103,18 @@ func TestReadEarlierFormat(t *testing.T) {
 	}
 	client := startEngine(t, func(*refengine.Options) {})
 	if err := Check(t.Context(), client, a, ranks, rankHeader); err != nil {
-		t.Errorf("the engine that they are of: %v", err)
+		t.Errorf("unchanged engine: %v", err)
 	}
 	client = startEngine(t, func(o *refengine.Options) {
 		o.Fault, o.InitExpertLocation = refengine.FaultIgnoreMapAtDispatch, expertMap(t, 0, 1, 2, 3)
 	})
 	var different *DifferenceError
 	if err := Check(t.Context(), client, a, ranks, rankHeader); !errors.As(err, &different) {
-		t.Errorf("a map that is ignored: %v, want a difference", err)
+		t.Errorf("ignored map: %v, want a difference", err)
 	}
 }
 
-// Whatever the file holds, reading it ends, and what is read can be compared and is written as it was.
+// FuzzDecode checks that decoding any file terminates, and that decoded answers can be compared and encoded again.
 func FuzzDecode(f *testing.F) {
 	good, err := answers().Encode()
 	if err != nil {

@@ -18,40 +18,43 @@ import (
 )
 
 const (
-	// requestLimit bounds a request: engines compile kernels when the first ones arrive, which takes a minute or more.
+	// requestLimit is the timeout of a request. Engines compile kernels for the first requests, which takes a minute or
+	// more.
 	requestLimit = 2 * time.Minute
-	// maxResponseBytes bounds an answer, which has some tens of kilobytes.
+	// maxResponseBytes is the maximum size of a response. Usual responses have a few tens of kilobytes.
 	maxResponseBytes = 1 << 20
-	// inFlight is how many prompts an engine is asked at a time: it computes them together, and other requests still run.
+	// inFlight is the maximum number of concurrent prompts. The engine batches them, and other requests are still
+	// served.
 	inFlight = 4
 )
 
-// Client asks one engine.
+// Client sends prompts to one engine.
 type Client struct {
-	// Address is the engine's base URL, without a slash at the end; Model the name by which it serves the model.
+	// Address is the engine's base URL, without a trailing slash. Model is the name by which the engine serves the
+	// model.
 	Address, Model string
-	// HTTP reaches the engine; nil means directly.
+	// HTTP is the client for requests to the engine. If it is nil, the engine is contacted directly.
 	HTTP *http.Client
 }
 
-// transport reaches engines directly: a proxy of the environment is none between pods, and a redirection leads to
-// somebody else.
+// transport contacts engines directly. It ignores a proxy in the environment, which does not apply between pods, and
+// does not follow redirects, which lead to another server.
 var transport = &http.Client{
 	Transport:     &http.Transport{MaxIdleConns: 64, IdleConnTimeout: time.Minute},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 
-// completionRequest is the part of OpenAI's completions that every engine has.
+// completionRequest contains the fields of OpenAI's completions API that every engine supports.
 type completionRequest struct {
 	Model       string  `json:"model"`
 	Prompt      string  `json:"prompt"`
 	MaxTokens   int     `json:"max_tokens"`
 	Temperature float64 `json:"temperature"`
 	Logprobs    int     `json:"logprobs"`
-	// Echo asks for the prompt's tokens as well, and with Logprobs for their log-probabilities: vLLM 0.22 to 0.32
+	// Echo requests the tokens of the prompt as well, and with Logprobs their log-probabilities. vLLM 0.22 to 0.32
 	// (vllm/entrypoints/openai/completion/serving.py) and SGLang 0.5.12 to 0.5.19
-	// (python/sglang/srt/entrypoints/openai/serving_completions.py) return them and compute them without the prefix cache.
-	// TensorRT-LLM 1.3 (tensorrt_llm/serve/postprocess_handlers.py) returns those of generated tokens only.
+	// (python/sglang/srt/entrypoints/openai/serving_completions.py) return them, and compute them without the prefix
+	// cache. TensorRT-LLM 1.3 (tensorrt_llm/serve/postprocess_handlers.py) returns only those of generated tokens.
 	Echo bool `json:"echo,omitempty"`
 }
 
@@ -64,25 +67,25 @@ type completionResponse struct {
 	} `json:"usage"`
 }
 
-// statusError is an answer other than 200.
+// statusError is a response with a status other than 200.
 type statusError struct {
 	code int
 	text string
 }
 
-func (e *statusError) Error() string { return "the engine answers " + e.text }
+func (e *statusError) Error() string { return "the engine returned status " + e.text }
 
-// completionLogprobs has pointers for numbers that engines write as null where they are none.
+// completionLogprobs has pointers for numbers that engines may return as null.
 type completionLogprobs struct {
 	Tokens        []string              `json:"tokens"`
 	TokenLogprobs []*float64            `json:"token_logprobs"`
 	TopLogprobs   []map[string]*float64 `json:"top_logprobs"`
 }
 
-// Record asks the engine for its answers. It fails where it gives none that others can be compared with.
+// Record records the engine's answers. It returns an error if the answers cannot be used for comparisons.
 func Record(ctx context.Context, client *Client, modelDigest string) (*Answers, error) {
 	a := &Answers{Format: Format, PromptSet: PromptSet, ModelDigest: modelDigest, Prompts: make([]Answer, len(Prompts))}
-	err := together(ctx, len(Prompts), func(ctx context.Context, i int) (err error) {
+	err := concurrently(ctx, len(Prompts), func(ctx context.Context, i int) (err error) {
 		a.Prompts[i], err = client.ask(ctx, Prompts[i], true, nil)
 		return err
 	})
@@ -90,13 +93,13 @@ func Record(ctx context.Context, client *Client, modelDigest string) (*Answers, 
 		return nil, err
 	}
 	if err := a.validate(); err != nil {
-		return nil, fmt.Errorf("the engine's answers cannot be stored: %w", err)
+		return nil, fmt.Errorf("failed to record answers: %w", err)
 	}
 	return a, nil
 }
 
-// Check asks the engine for the answers again and judges them. It returns a *DifferenceError, ErrNothingCompared, or the
-// reason why the engine did not answer.
+// Check sends the prompts of the answers to the engine and judges the responses. It returns a *DifferenceError,
+// ErrNothingCompared, or the reason why the engine did not respond.
 func Check(ctx context.Context, client *Client, answers *Answers, ranks int, rankHeader string) error {
 	responses, err := Ask(ctx, client, answers, ranks, rankHeader)
 	if err != nil {
@@ -105,9 +108,9 @@ func Check(ctx context.Context, client *Client, answers *Answers, ranks int, ran
 	return Judge(responses)
 }
 
-// Response is an engine's answer to a prompt whose answer is stored.
+// Response is an engine's answer to a prompt, together with the stored answer.
 type Response struct {
-	// Rank is the rank that the prompt was pinned to, AnyRank for none.
+	// Rank is the rank to which the prompt was pinned, or AnyRank.
 	Rank      int
 	Want, Got Answer
 }
@@ -115,11 +118,11 @@ type Response struct {
 // AnyRank is the Rank of a prompt that was not pinned.
 const AnyRank = -1
 
-// Ask asks the engine for all answers, and every rank for at least one. Requests are pinned to ranks by rankHeader; they are
-// not pinned where rankHeader is empty, or with one rank.
+// Ask sends all stored prompts to the engine, and at least one prompt to every rank. rankHeader pins requests to ranks.
+// Requests are not pinned if rankHeader is empty or there is only one rank.
 func Ask(ctx context.Context, client *Client, answers *Answers, ranks int, rankHeader string) ([]Response, error) {
 	responses := make([]Response, max(len(answers.Prompts), ranks))
-	err := together(ctx, len(responses), func(ctx context.Context, i int) (err error) {
+	err := concurrently(ctx, len(responses), func(ctx context.Context, i int) (err error) {
 		r := &responses[i]
 		r.Rank, r.Want = AnyRank, answers.Prompts[i%len(answers.Prompts)]
 		header := http.Header{}
@@ -135,8 +138,8 @@ func Ask(ctx context.Context, client *Client, answers *Answers, ranks int, rankH
 	return responses, err
 }
 
-// together calls ask for 0 to n-1, a few at a time, until one fails.
-func together(ctx context.Context, n int, ask func(ctx context.Context, i int) error) error {
+// concurrently calls ask for 0 to n-1, at most inFlight calls at a time, until one returns an error.
+func concurrently(ctx context.Context, n int, ask func(ctx context.Context, i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(inFlight)
 	for i := range n {
@@ -150,8 +153,8 @@ func together(ctx context.Context, n int, ask func(ctx context.Context, i int) e
 	return group.Wait()
 }
 
-// ask sends one prompt. With echo it asks for the log-probabilities of the prompt; an engine that refuses this is asked
-// without.
+// ask sends one prompt. With echo, it requests the log-probabilities of the prompt, and retries without echo if the
+// engine refuses the request.
 func (c *Client) ask(ctx context.Context, prompt string, echo bool, header http.Header) (Answer, error) {
 	request := completionRequest{Model: c.Model, Prompt: prompt, MaxTokens: answerTokens, Logprobs: alternatives, Echo: echo}
 	answer, err := c.send(ctx, request, header)
@@ -163,7 +166,7 @@ func (c *Client) ask(ctx context.Context, prompt string, echo bool, header http.
 	return answer, err
 }
 
-// send sends one request. A log-probability that the engine returns as null is NaN.
+// send sends one request. A log-probability that the engine returns as null becomes NaN.
 func (c *Client) send(ctx context.Context, completion completionRequest, header http.Header) (Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
@@ -187,27 +190,27 @@ func (c *Client) send(ctx context.Context, completion completionRequest, header 
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxResponseBytes+1))
 	switch {
 	case err != nil:
-		return Answer{}, fmt.Errorf("the engine's answer: %w", err)
+		return Answer{}, fmt.Errorf("failed to read the engine's response: %w", err)
 	case response.StatusCode != http.StatusOK:
 		return Answer{}, &statusError{response.StatusCode, fmt.Sprintf("%s: %.300s", response.Status, strings.TrimSpace(string(text)))}
 	case len(text) > maxResponseBytes:
-		return Answer{}, fmt.Errorf("the engine's answer is larger than %d bytes", maxResponseBytes)
+		return Answer{}, fmt.Errorf("the engine's response is larger than %d bytes", maxResponseBytes)
 	}
 	return parse(completion.Prompt, text)
 }
 
-// parse reads a completion.
+// parse parses a completion.
 func parse(prompt string, text []byte) (Answer, error) {
 	var completion completionResponse
 	if err := json.Unmarshal(text, &completion); err != nil {
-		return Answer{}, fmt.Errorf("the engine's answer is no completion: %w", err)
+		return Answer{}, fmt.Errorf("failed to parse the engine's response as a completion: %w", err)
 	}
 	if len(completion.Choices) == 0 || completion.Choices[0].Logprobs == nil {
-		return Answer{}, errors.New("the engine's answer has no log-probabilities")
+		return Answer{}, errors.New("the engine's response has no log-probabilities")
 	}
 	found := completion.Choices[0].Logprobs
 	if len(found.Tokens) != len(found.TokenLogprobs) {
-		return Answer{}, fmt.Errorf("the engine's answer has %d tokens and %d log-probabilities", len(found.Tokens), len(found.TokenLogprobs))
+		return Answer{}, fmt.Errorf("the engine's response has %d tokens and %d log-probabilities", len(found.Tokens), len(found.TokenLogprobs))
 	}
 	answer := Answer{Prompt: prompt}
 	echoed := found.echoed(completion.Usage.PromptTokens)
@@ -228,8 +231,8 @@ func parse(prompt string, text []byte) (Answer, error) {
 	return answer, nil
 }
 
-// echoed returns how many tokens are those of a prompt of the given length: all of it or none. The first token of a prompt
-// has no log-probability, since no token is before it.
+// echoed returns the number of returned tokens that belong to a prompt of the given length: the whole prompt or none.
+// The first token of a prompt has no log-probability, because no token precedes it.
 func (c *completionLogprobs) echoed(promptTokens int) int {
 	if len(c.Tokens) == 0 || c.TokenLogprobs[0] != nil || promptTokens > len(c.Tokens) {
 		return 0
@@ -237,8 +240,8 @@ func (c *completionLogprobs) echoed(promptTokens int) int {
 	return max(promptTokens, 0)
 }
 
-// margin is the distance to the most likely other token, 0 where the engine returns none: engines list alternatives by
-// their text, and parts of characters share it.
+// margin returns the difference to the log-probability of the most likely other token, or 0 if the engine returns none.
+// Engines list alternatives by text, and tokens that are parts of characters can have the same text.
 func (c *completionLogprobs) margin(i int, token string, logprob float64) float64 {
 	second, found := math.Inf(-1), false
 	if i < len(c.TopLogprobs) {

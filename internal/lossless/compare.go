@@ -8,43 +8,47 @@ import (
 	"slices"
 )
 
-// The statistic, in nats. Engines compute in bfloat16. A plan changes the order in which they sum, and which of two experts
-// is chosen where gates are equal in bfloat16, which position decides; a token behind such a choice can move by whole nats.
-// A bound on a single token therefore refuses right plans. Judge bounds means of absolute differences instead, each of which
-// counts maxDifference at most, so that rare large ones do not matter and the mean of many has a narrow distribution.
+// The test statistic, in nats. Engines compute in bfloat16. A plan changes the order of summation, and, if gate scores
+// are equal in bfloat16, which of two experts is chosen, because the position decides. A token after such a choice can
+// differ by whole nats. A limit on single tokens would therefore reject correct plans. Instead, Judge limits means of
+// absolute differences. Each difference is clipped to maxDifference, so that rare large differences do not matter and
+// the mean of many has a narrow distribution.
 //
-// The mean of n differences may be baseMean + spread/sqrt(n). Right permutations have a mean of 0.029 and exceed baseMean by
-// at most 0.29/sqrt(n); docs/lossless-probe.md has the measurement, and the false-refusal rate and the power that follow from it.
+// The mean of n differences may be at most baseMean + spread/sqrt(n). Correct permutations have a mean of 0.029 and
+// exceed baseMean by at most 0.29/sqrt(n). docs/serving.md has the measurement and the resulting false-refusal rate and
+// power.
 const (
 	maxDifference = 1.0
 	baseMean      = 0.05
 	spread        = 0.8
 )
 
-// ErrNothingCompared is returned where engine and stored answers have no token in common, each for an allowed reason.
+// ErrNothingCompared is returned if no token of the engine's answers is comparable with the stored answers, although
+// all differences are below the limits.
 var ErrNothingCompared = errors.New("no log-probability could be compared: every answer differs at its first token")
 
-// DifferenceError reports that the engine's outputs are not those of the unplanned start.
+// DifferenceError reports that the engine's outputs differ from those without a plan.
 type DifferenceError struct{ message string }
 
 func (e *DifferenceError) Error() string { return e.message }
 
-// Distance is how far answers are apart.
+// Distance is the distance between answers.
 type Distance struct {
-	// Positions is how many log-probabilities were compared, Same at how many of them the tokens were the same.
+	// Positions is the number of compared log-probabilities. Same is the number of positions with equal tokens.
 	Positions, Same int
-	// Total is the sum of the absolute differences, each of which counts maxDifference at most.
+	// Total is the sum of the absolute differences, each clipped to maxDifference.
 	Total float64
 }
 
-// Compare compares two answers to one prompt: the log-probabilities of the prompt's tokens where both have as many, and
-// those of the continuations up to the first token where they differ, since what follows continues different texts.
+// Compare compares two answers to one prompt. It compares the log-probabilities of the prompt's tokens if both answers
+// have the same number, and those of the continuations up to the first differing token. Later tokens continue different
+// texts.
 //
-// Where tokens differ, at least one of two log-probabilities has moved by half of the margin between them, which counts as
-// the difference. So does the end of an answer. Tokens beyond the stored ones are not compared.
+// If tokens differ, at least one of two log-probabilities has changed by half of the margin between them, which counts
+// as the difference. The same applies at the end of a shorter answer. Tokens beyond the stored ones are not compared.
 func Compare(want, got Answer) Distance {
 	var d Distance
-	if len(want.PromptLogprobs) == len(got.PromptLogprobs) { // else tokenizers or engines differ
+	if len(want.PromptLogprobs) == len(got.PromptLogprobs) { // with other lengths, tokenizers or engines differ
 		for i, logprob := range want.PromptLogprobs {
 			d.add(math.Abs(logprob-got.PromptLogprobs[i]), true)
 		}
@@ -63,7 +67,7 @@ func Compare(want, got Answer) Distance {
 	return d
 }
 
-// add adds a difference; NaN counts as the largest.
+// add adds a difference. NaN counts as maxDifference.
 func (d *Distance) add(difference float64, same bool) {
 	if !(difference <= maxDifference) {
 		difference = maxDifference
@@ -75,19 +79,20 @@ func (d *Distance) add(difference float64, same bool) {
 	}
 }
 
-// Plus adds what another comparison found.
+// Plus returns the sum of two distances.
 func (d Distance) Plus(other Distance) Distance {
 	return Distance{d.Positions + other.Positions, d.Same + other.Same, d.Total + other.Total}
 }
 
-// Mean is the mean difference, 0 where nothing was compared.
+// Mean returns the mean difference, or 0 if nothing was compared.
 func (d Distance) Mean() float64 { return d.Total / float64(max(d.Positions, 1)) }
 
-// Allowed is the largest mean difference that right engines have.
+// Allowed returns the maximum mean difference of correct engines.
 func (d Distance) Allowed() float64 { return baseMean + spread/math.Sqrt(float64(max(d.Positions, 1))) }
 
-// Judge judges what an engine has answered: nil, ErrNothingCompared or a *DifferenceError. It judges each rank, all ranks
-// together, and each prompt: a fault of few experts changes few prompts, but those by more.
+// Judge evaluates the responses of an engine. It returns nil, ErrNothingCompared or a *DifferenceError. It tests each
+// rank, all ranks together, and each prompt, because an error in few experts changes few prompts, but changes these
+// more.
 func Judge(responses []Response) error {
 	ranks := map[int][]Response{}
 	for _, r := range responses {
@@ -113,7 +118,7 @@ func Judge(responses []Response) error {
 	return nil
 }
 
-// judge judges the answers of a rank, or of all ranks for AnyRank.
+// judge evaluates the responses of a rank, or of all ranks for AnyRank.
 func judge(rank int, responses []Response) (Distance, error) {
 	var all, worst Distance
 	prompt := ""
@@ -126,8 +131,8 @@ func judge(rank int, responses []Response) (Distance, error) {
 	if all.Mean() <= all.Allowed() {
 		return all, nil
 	}
-	return all, &DifferenceError{fmt.Sprintf("%s: %d log-probabilities differ from those without the plan by %.4f nats in the mean; allowed is %.4f. "+
-		"They differ most, by %.4f, for the prompt %s", rankName(rank), all.Positions, all.Mean(), all.Allowed(), worst.Mean(), quote(prompt))}
+	return all, &DifferenceError{fmt.Sprintf("%s: %d log-probabilities differ from those without the plan by a mean of %.4f nats; the maximum is %.4f. "+
+		"The largest mean difference is %.4f, for the prompt %s", rankName(rank), all.Positions, all.Mean(), all.Allowed(), worst.Mean(), quote(prompt))}
 }
 
 func rankName(rank int) string {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// stored is an answer with four tokens, of which the third was a close choice, to a prompt of four tokens.
+// stored returns an answer with four tokens to a prompt of four tokens. The third token has a small margin.
 func stored() Answer {
 	return Answer{
 		Prompt: "one two", PromptLogprobs: []float64{-5, -1.5, -2}, Tokens: []string{" three", " four", " five", " six"},
@@ -26,7 +26,7 @@ func TestCompare(t *testing.T) {
 	}{
 		"equal":                        {positions: 7, same: 7},
 		"small differences":            {got: func(a *Answer) { a.Logprobs[0] += 0.1; a.PromptLogprobs[2] -= 0.2 }, positions: 7, same: 7, total: 0.3},
-		"large ones count as far":      {got: func(a *Answer) { a.Logprobs[0] = -50; a.PromptLogprobs[1] = -50 }, positions: 7, same: 7, total: 2 * far},
+		"large differences clipped":    {got: func(a *Answer) { a.Logprobs[0] = -50; a.PromptLogprobs[1] = -50 }, positions: 7, same: 7, total: 2 * far},
 		"not a number":                 {got: func(a *Answer) { a.Logprobs[0], a.PromptLogprobs[0] = math.NaN(), math.NaN() }, positions: 7, same: 7, total: 2 * far},
 		"another token":                {got: func(a *Answer) { a.Tokens[2], a.Logprobs[2] = " 5", -1 }, positions: 6, same: 5, total: 0.15},
 		"what follows is not compared": {got: func(a *Answer) { a.Tokens[2], a.Logprobs[3] = " 5", -50 }, positions: 6, same: 5, total: 0.15},
@@ -50,7 +50,7 @@ func TestCompare(t *testing.T) {
 			}
 			d := Compare(want, got)
 			if d.Positions != test.positions || d.Same != test.same || math.Abs(d.Total-test.total) > 1e-9 {
-				t.Errorf("%+v, want %d positions, %d of them the same, %v in all", d, test.positions, test.same, test.total)
+				t.Errorf("%+v, want %d positions, %d of them the same, total %v", d, test.positions, test.same, test.total)
 			}
 		})
 	}
@@ -69,7 +69,7 @@ func cut(a *Answer, n int) {
 	a.Tokens, a.Logprobs, a.Margins = a.Tokens[:n], a.Logprobs[:n], a.Margins[:n]
 }
 
-// responses are n answers of each rank, of which those of some ranks are shifted.
+// responses returns n responses of each rank. Those of some ranks are shifted.
 func responses(n, ranks int, shifted map[int]float64) []Response {
 	var all []Response
 	for i := range n * ranks {
@@ -80,7 +80,8 @@ func responses(n, ranks int, shifted map[int]float64) []Response {
 	return all
 }
 
-// Each rank is judged, and all of them together; the more log-probabilities there are, the less their mean may differ.
+// TestJudge checks that each rank and all ranks together are judged, and that the allowed mean shrinks with the number
+// of log-probabilities.
 func TestJudge(t *testing.T) {
 	const positions = 7
 	allowed := func(n int) float64 { return Distance{Positions: n * positions}.Allowed() }
@@ -122,14 +123,14 @@ func everyRank(ranks int, by float64) map[int]float64 {
 	return all
 }
 
-// moved is the stored answer with one log-probability moved.
+// moved returns the stored answer with one log-probability changed.
 func moved(i int, by float64) Answer {
 	a := stored()
 	a.Logprobs[i] -= by
 	return a
 }
 
-// The message names the prompt that differs most.
+// TestDifferenceNamesThePrompt checks that the message names the prompt with the largest difference.
 func TestDifferenceNamesThePrompt(t *testing.T) {
 	all := responses(3, 1, map[int]float64{0: 0.9})
 	all[1].Want.Prompt, all[1].Got = "the worst", moved(0, 9)
@@ -154,19 +155,19 @@ func TestParse(t *testing.T) {
 		margin  float64
 		fault   string
 	}{
-		"two tokens told":     {text: completion(`{"tokens":["a"],"token_logprobs":[-0.25],"top_logprobs":[{"a":-0.25,"b":-1.5}]}`), logprob: -0.25, margin: 1.25},
-		"one more than asked": {text: completion(`{"tokens":["a"],"token_logprobs":[-0.25],"top_logprobs":[{"b":-1.5,"a":-0.25,"c":-1}]}`), logprob: -0.25, margin: 0.75},
-		"texts shared":        {text: completion(`{"tokens":["�"],"token_logprobs":[-0.25],"top_logprobs":[{"�":-0.5}]}`), logprob: -0.25},
-		"masked":              {text: completion(`{"tokens":["a"],"token_logprobs":[0],"top_logprobs":[{"a":0,"b":-3.4028234663852886e38}]}`), margin: maxMargin},
-		"not the first":       {text: completion(`{"tokens":["a"],"token_logprobs":[-0.7],"top_logprobs":[{"b":-0.6}]}`), logprob: -0.7},
-		"nothing else told":   {text: completion(`{"tokens":["a"],"token_logprobs":[-0.7],"top_logprobs":null}`), logprob: -0.7},
-		"null":                {text: completion(`{"tokens":["a"],"token_logprobs":[null],"top_logprobs":[{"b":-0.6}]}`), logprob: math.NaN()},
-		"alternative null":    {text: completion(`{"tokens":["a"],"token_logprobs":[-0.7],"top_logprobs":[{"b":null}]}`), logprob: -0.7},
-		"cut off":             {text: completion(`{"tokens":["a"],"token_logprobs":[-1e38],"top_logprobs":[{"b":-0.6}]}`), logprob: minLogprob},
-		"no log-probability":  {text: completion(`null`), fault: "no log-probabilities"},
-		"no choice":           {text: `{"choices":[]}`, fault: "no log-probabilities"},
-		"fewer of them":       {text: completion(`{"tokens":["a","b"],"token_logprobs":[-1]}`), fault: "2 tokens and 1 log-probabilities"},
-		"no JSON":             {text: "<html>", fault: "no completion"},
+		"two alternatives":        {text: completion(`{"tokens":["a"],"token_logprobs":[-0.25],"top_logprobs":[{"a":-0.25,"b":-1.5}]}`), logprob: -0.25, margin: 1.25},
+		"one more than requested": {text: completion(`{"tokens":["a"],"token_logprobs":[-0.25],"top_logprobs":[{"b":-1.5,"a":-0.25,"c":-1}]}`), logprob: -0.25, margin: 0.75},
+		"texts shared":            {text: completion(`{"tokens":["�"],"token_logprobs":[-0.25],"top_logprobs":[{"�":-0.5}]}`), logprob: -0.25},
+		"masked":                  {text: completion(`{"tokens":["a"],"token_logprobs":[0],"top_logprobs":[{"a":0,"b":-3.4028234663852886e38}]}`), margin: maxMargin},
+		"not most likely":         {text: completion(`{"tokens":["a"],"token_logprobs":[-0.7],"top_logprobs":[{"b":-0.6}]}`), logprob: -0.7},
+		"no alternative":          {text: completion(`{"tokens":["a"],"token_logprobs":[-0.7],"top_logprobs":null}`), logprob: -0.7},
+		"null":                    {text: completion(`{"tokens":["a"],"token_logprobs":[null],"top_logprobs":[{"b":-0.6}]}`), logprob: math.NaN()},
+		"alternative null":        {text: completion(`{"tokens":["a"],"token_logprobs":[-0.7],"top_logprobs":[{"b":null}]}`), logprob: -0.7},
+		"cut off":                 {text: completion(`{"tokens":["a"],"token_logprobs":[-1e38],"top_logprobs":[{"b":-0.6}]}`), logprob: minLogprob},
+		"no log-probability":      {text: completion(`null`), fault: "no log-probabilities"},
+		"no choice":               {text: `{"choices":[]}`, fault: "no log-probabilities"},
+		"fewer of them":           {text: completion(`{"tokens":["a","b"],"token_logprobs":[-1]}`), fault: "2 tokens and 1 log-probabilities"},
+		"no JSON":                 {text: "<html>", fault: "as a completion"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer, err := parse("p", []byte(test.text))
@@ -187,8 +188,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Engines that echo a prompt return its tokens before those of the answer, the first without a log-probability; others
-// ignore the request.
+// TestParseEcho covers engines that echo a prompt, which return its tokens before the generated ones, the first without
+// a log-probability, and engines that ignore the request.
 func TestParseEcho(t *testing.T) {
 	completion := func(logprobs string, promptTokens int) string {
 		return fmt.Sprintf(`{"choices":[{"logprobs":%s}],"usage":{"prompt_tokens":%d}}`, logprobs, promptTokens)

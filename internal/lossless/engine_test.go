@@ -24,14 +24,14 @@ const (
 	rankHeader = "X-Data-Parallel-Rank"
 )
 
-// startEngine serves the small model on four ranks until the test ends, and waits until it does.
+// startEngine serves the small model on four ranks until the test ends. It waits until the engine serves.
 func startEngine(t *testing.T, change func(*refengine.Options)) *Client {
 	t.Helper()
 	client, _ := startStoppable(t, change)
 	return client
 }
 
-// startStoppable is startEngine for an engine that is to end earlier.
+// startStoppable is like startEngine, and returns a function that stops the engine earlier.
 func startStoppable(t *testing.T, change func(*refengine.Options)) (client *Client, stop func()) {
 	t.Helper()
 	o := refengine.DefaultOptions()
@@ -42,7 +42,7 @@ func startStoppable(t *testing.T, change func(*refengine.Options)) (client *Clie
 	var done sync.WaitGroup
 	done.Go(func() {
 		if err := refengine.Run(ctx, o); err != nil {
-			t.Errorf("the engine ended with %v", err)
+			t.Errorf("the engine exited with %v", err)
 		}
 	})
 	stop = func() { cancel(); done.Wait() }
@@ -69,7 +69,7 @@ func freePort(t *testing.T) int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
-// permutations are random orders of the 32 experts of the four layers.
+// permutations returns random orders of the 32 experts of the four layers.
 func permutations() [][]int {
 	random := rand.New(rand.NewPCG(1, 0))
 	var rows [][]int
@@ -79,7 +79,7 @@ func permutations() [][]int {
 	return rows
 }
 
-// expertMap puts the experts of some layers into a random order.
+// expertMap returns the file of an expert map with some layers in a random order.
 func expertMap(t *testing.T, layers ...int) string {
 	t.Helper()
 	identity := make([]int, 32)
@@ -115,8 +115,8 @@ func record(t *testing.T) *Answers {
 	return a
 }
 
-// Under any map, and from a permuted checkpoint, the engine answers as it did without: on every rank. One that ignores
-// the map at dispatch does not, even where a single layer has one.
+// TestCheckEngine checks that outputs are the same on every rank under any map and from a permuted checkpoint. An
+// engine that ignores the map at dispatch is detected, even if only one layer is permuted.
 func TestCheckEngine(t *testing.T) {
 	answers := record(t)
 	t.Run("map", func(t *testing.T) {

@@ -14,31 +14,34 @@ import (
 )
 
 const (
-	// pollInterval is how often the engine's health is looked at: an engine needs longer than that to load its weights
-	// anew, so that none restarts unseen.
+	// pollInterval is the interval between health checks. An engine needs longer to load its weights, so no restart is
+	// missed.
 	pollInterval = 2 * time.Second
-	// healthLimit bounds one look. SGLang's health route generates a token, and gives up after 20 s itself.
+	// healthLimit is the timeout of a health check. SGLang's health route generates a token and has a timeout of 20 s.
 	healthLimit = 20 * time.Second
-	// downTries is how often in a row an engine must fail to be healthy before it counts as down: a busy one may miss one.
+	// downTries is the number of consecutive failed health checks after which the engine counts as down. A busy engine
+	// may miss a single check.
 	downTries = 3
-	// firstRetry and lastRetry bound the pause after requests that the engine did not answer; it doubles from one to the
-	// other.
+	// firstRetry and lastRetry are the minimum and maximum backoff after requests that the engine did not answer. The
+	// backoff is doubled after each attempt.
 	firstRetry, lastRetry = time.Second, 30 * time.Second
 )
 
-// Probe watches the engine of one pod: it is ready while the engine serves and has passed the check since it began to.
+// Probe watches the engine of one pod. It is ready while the engine serves and has passed the check since it last
+// started.
 type Probe struct {
 	client     *Client
 	healthURL  string
 	answers    *Answers
 	ranks      int
 	rankHeader string
-	// poll and retry are pollInterval and firstRetry, but in tests.
+	// poll and retry are pollInterval and firstRetry. Tests use shorter durations.
 	poll, retry time.Duration
 	ready       atomic.Bool
 }
 
-// NewProbe returns a probe that is not ready. The arguments are those of Check, and the path of the engine's health route.
+// NewProbe returns a probe that is not ready. The arguments are those of Check, and the path of the engine's health
+// route.
 func NewProbe(client *Client, healthPath string, answers *Answers, ranks int, rankHeader string) *Probe {
 	return &Probe{
 		client: client, healthURL: client.Address + healthPath, answers: answers, ranks: ranks, rankHeader: rankHeader,
@@ -46,17 +49,17 @@ func NewProbe(client *Client, healthPath string, answers *Answers, ranks int, ra
 	}
 }
 
-// ServeHTTP answers 200 while the probe is ready, else 503.
+// ServeHTTP responds with 200 while the probe is ready, and with 503 while it is not.
 func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	if !p.ready.Load() {
-		http.Error(w, "the engine does not serve, or has not passed the lossless probe yet", http.StatusServiceUnavailable)
+		http.Error(w, "the engine is not serving, or has not passed the lossless probe yet", http.StatusServiceUnavailable)
 		return
 	}
 	fmt.Fprintln(w, "ok")
 }
 
-// Run waits until the engine serves, checks its answers, and goes on watching: an engine that was away has loaded its
-// weights anew, and is checked again. It returns a *DifferenceError, or the context's error when that ends.
+// Run waits until the engine serves, checks its answers, and keeps watching. An engine that was down has reloaded its
+// weights and is checked again. Run returns a *DifferenceError, or the context's error when the context ends.
 func (p *Probe) Run(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
 	for {
@@ -68,7 +71,7 @@ func (p *Probe) Run(ctx context.Context) error {
 			return err
 		}
 		p.ready.Store(true)
-		log.Info("The outputs are those of the unplanned start", "prompts", len(p.answers.Prompts), "ranks", p.ranks)
+		log.Info("The outputs match the stored answers", "prompts", len(p.answers.Prompts), "ranks", p.ranks)
 		err := p.waitDown(ctx)
 		p.ready.Store(false)
 		if ctx.Err() != nil {
@@ -78,7 +81,7 @@ func (p *Probe) Run(ctx context.Context) error {
 	}
 }
 
-// waitHealthy returns when the engine serves, or the context's error.
+// waitHealthy returns nil when the engine serves, or the context's error.
 func (p *Probe) waitHealthy(ctx context.Context) error {
 	for p.health(ctx) != nil {
 		if err := pause(ctx, p.poll); err != nil {
@@ -88,7 +91,7 @@ func (p *Probe) waitHealthy(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// waitDown returns why the engine is down, once it is, or the context's error.
+// waitDown waits until the engine is down and returns the reason, or the context's error.
 func (p *Probe) waitDown(ctx context.Context) error {
 	for tries := 0; ; {
 		if err := pause(ctx, p.poll); err != nil {
@@ -99,15 +102,15 @@ func (p *Probe) waitDown(ctx context.Context) error {
 			tries = 0
 			continue
 		}
-		// Where nobody listens, there is no engine that could be busy.
+		// If the connection is refused, no process is listening, so the engine is not just busy.
 		if tries++; tries == downTries || errors.Is(err, syscall.ECONNREFUSED) {
 			return err
 		}
 	}
 }
 
-// check repeats Check until the engine answers. That it is healthy is looked at each time: requests to one that is just
-// loading weights tell nothing.
+// check repeats Check until the engine answers. It waits until the engine is healthy before each attempt, because
+// requests to an engine that is loading weights fail.
 func (p *Probe) check(ctx context.Context, log logr.Logger) error {
 	for wait := p.retry; ; wait = min(2*wait, lastRetry) {
 		err := Check(ctx, p.client, p.answers, p.ranks, p.rankHeader)
@@ -118,7 +121,7 @@ func (p *Probe) check(ctx context.Context, log logr.Logger) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		log.Info("The engine cannot be checked; trying again", "reason", err.Error(), "seconds", wait.Seconds())
+		log.Info("Failed to check the engine, retrying", "reason", err.Error(), "seconds", wait.Seconds())
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}
@@ -128,7 +131,7 @@ func (p *Probe) check(ctx context.Context, log logr.Logger) error {
 	}
 }
 
-// health is nil if the engine serves.
+// health returns nil if the engine serves.
 func (p *Probe) health(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healthLimit)
 	defer cancel()
@@ -141,12 +144,12 @@ func (p *Probe) health(ctx context.Context) error {
 		return err
 	}
 	defer response.Body.Close()
-	// A body that was read leaves the connection for the next look.
+	// Reading the whole body allows the connection to be reused.
 	if _, err := io.CopyN(io.Discard, response.Body, maxResponseBytes); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("its health is %s", response.Status)
+		return fmt.Errorf("the health route returned %s", response.Status)
 	}
 	return nil
 }

@@ -19,14 +19,14 @@ import (
 	"github.com/semmoe/operator/internal/refengine"
 )
 
-// scripted is an engine that gives stored answers, and is ill when told to.
+// scripted is an engine that returns stored answers and fails on request.
 type scripted struct {
 	mu sync.Mutex
-	// unhealthy is how many of the next looks at its health fail, refused how many of the next prompts; looks and asked
-	// count both.
-	unhealthy, refused, looks, asked int
-	answers                          *Answers
-	// pinned are the ranks that prompts were sent to, "" for none.
+	// unhealthy is the number of the next health checks that fail, refused the number of the next prompts that are
+	// refused. healthChecks and asked count health checks and prompts.
+	unhealthy, refused, healthChecks, asked int
+	answers                                 *Answers
+	// pinned lists the ranks to which prompts were pinned, "" for none.
 	pinned []string
 }
 
@@ -34,7 +34,7 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r.URL.Path == "/health" {
-		s.looks++
+		s.healthChecks++
 		if s.unhealthy > 0 {
 			s.unhealthy--
 			http.Error(w, "loading", http.StatusServiceUnavailable)
@@ -66,13 +66,13 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, "no such prompt", http.StatusBadRequest)
 }
 
-// change does something to the engine between two requests, and look reads what it has counted.
+// change changes the engine between two requests, and look returns its counters.
 func (s *scripted) change(do func()) { s.mu.Lock(); defer s.mu.Unlock(); do() }
 
-func (s *scripted) look() (looks, asked int) {
+func (s *scripted) counters() (healthChecks, asked int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.looks, s.asked
+	return s.healthChecks, s.asked
 }
 
 func until(t *testing.T, what string, holds func() bool) {
@@ -84,7 +84,7 @@ func until(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// run runs a fast probe until the test ends, and returns how it ended.
+// run runs a fast probe until the test ends, and returns its result.
 func run(t *testing.T, p *Probe) <-chan error {
 	t.Helper()
 	p.poll, p.retry = time.Millisecond, time.Millisecond
@@ -96,7 +96,7 @@ func run(t *testing.T, p *Probe) <-chan error {
 	return ended
 }
 
-// readiness is the status that the probe answers.
+// readiness returns the status code of the probe.
 func readiness(p *Probe) int {
 	w := httptest.NewRecorder()
 	p.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
@@ -114,23 +114,23 @@ func TestProbeFollowsTheEngine(t *testing.T) {
 	ended := run(t, probe)
 
 	until(t, "ready", func() bool { return readiness(probe) == http.StatusOK })
-	// Prompts are sent together, so that more of them may be refused than one in each try.
-	looks, before := engine.look()
-	if looks < 6 || before < 3+2 {
-		t.Errorf("ready after %d looks at the health and %d prompts, want at least 6 and 5", looks, before)
+	// Prompts are sent concurrently, so several of them may be refused in each attempt.
+	healthChecks, before := engine.counters()
+	if healthChecks < 6 || before < 3+2 {
+		t.Errorf("ready after %d health checks and %d prompts, want at least 6 and 5", healthChecks, before)
 	}
-	// A busy engine that misses two looks is none that was away.
+	// An engine that misses two health checks counts as busy, not as down.
 	first := 0
-	engine.change(func() { engine.unhealthy, first = 2, engine.looks })
-	until(t, "looked at", func() bool { looks, _ := engine.look(); return looks >= first+5 })
-	if _, asked := engine.look(); asked != before || readiness(probe) != http.StatusOK {
+	engine.change(func() { engine.unhealthy, first = 2, engine.healthChecks })
+	until(t, "looked at", func() bool { healthChecks, _ := engine.counters(); return healthChecks >= first+5 })
+	if _, asked := engine.counters(); asked != before || readiness(probe) != http.StatusOK {
 		t.Errorf("after two failures: status %d, %d prompts", readiness(probe), asked)
 	}
-	// One that misses three is, and is asked again.
+	// An engine that misses three health checks counts as down, and is checked again.
 	engine.change(func() { engine.unhealthy = downTries })
-	until(t, "asked again", func() bool { _, asked := engine.look(); return asked == before+2 })
+	until(t, "asked again", func() bool { _, asked := engine.counters(); return asked == before+2 })
 	until(t, "ready again", func() bool { return readiness(probe) == http.StatusOK })
-	// It comes back with other outputs.
+	// The engine returns with different outputs.
 	engine.change(func() {
 		changed := answers()
 		shift(&changed.Prompts[0], 5)
@@ -138,7 +138,7 @@ func TestProbeFollowsTheEngine(t *testing.T) {
 	})
 	var difference *DifferenceError
 	if err := <-ended; !errors.As(err, &difference) || !strings.Contains(err.Error(), `the engine: 4 log-probabilities differ`) {
-		t.Errorf("ended with %v", err)
+		t.Errorf("the probe returned %v", err)
 	}
 	if readiness(probe) != http.StatusServiceUnavailable {
 		t.Error("ready with other outputs")
@@ -157,8 +157,9 @@ func TestProbeEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// An engine whose process ends is away at once, and when it comes back with a map that it ignores it is not ready again.
-func TestProbeSeesARestart(t *testing.T) {
+// TestProbeDetectsRestart checks that the engine counts as down immediately when its process ends, and that it does not
+// become ready again if it returns with a map that it ignores.
+func TestProbeDetectsRestart(t *testing.T) {
 	recorded := record(t)
 	client, stop := startStoppable(t, func(*refengine.Options) {})
 	probe := NewProbe(client, "/health", recorded, ranks, rankHeader)
@@ -175,11 +176,11 @@ func TestProbeSeesARestart(t *testing.T) {
 	})
 	var difference *DifferenceError
 	if err := <-ended; !errors.As(err, &difference) {
-		t.Errorf("ended with %v", err)
+		t.Errorf("the probe returned %v", err)
 	}
 }
 
-// Every prompt is asked, and every rank is.
+// TestCheckReachesAllRanks checks that every prompt is sent, and that every rank gets a prompt.
 func TestCheckReachesAllRanks(t *testing.T) {
 	for name, test := range map[string]struct {
 		ranks  int
@@ -198,7 +199,7 @@ func TestCheckReachesAllRanks(t *testing.T) {
 			if err := Check(t.Context(), &Client{Address: server.URL, Model: "tiny"}, answers(), test.ranks, test.header); err != nil {
 				t.Fatal(err)
 			}
-			slices.Sort(engine.pinned) // prompts are sent together
+			slices.Sort(engine.pinned) // prompts are sent concurrently
 			if !slices.Equal(engine.pinned, test.want) {
 				t.Errorf("ranks %q, want %q", engine.pinned, test.want)
 			}
@@ -206,7 +207,8 @@ func TestCheckReachesAllRanks(t *testing.T) {
 	}
 }
 
-// An engine that refuses to echo prompts is asked without, and its answers without those of prompts are stored and compared.
+// TestEngineWithoutPromptLogprobs checks that prompts are sent without echo to an engine that refuses it, and that
+// answers without prompt log-probabilities are stored and compared.
 func TestEngineWithoutPromptLogprobs(t *testing.T) {
 	engine := &scripted{answers: answers()}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -231,7 +233,7 @@ func TestEngineWithoutPromptLogprobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, asked := engine.look(); asked != len(Prompts) || recorded.Prompts[0].PromptLogprobs != nil {
+	if _, asked := engine.counters(); asked != len(Prompts) || recorded.Prompts[0].PromptLogprobs != nil {
 		t.Errorf("%d of %d prompts answered, with %v", asked, len(Prompts), recorded.Prompts[0])
 	}
 	if err := Check(t.Context(), client, recorded, 1, rankHeader); err != nil {
@@ -242,11 +244,11 @@ func TestEngineWithoutPromptLogprobs(t *testing.T) {
 	}
 }
 
-// An engine is asked a few prompts at a time, and none after one that it does not answer.
+// TestRequestsAreBounded checks that few prompts are sent concurrently, and none after a failed request.
 func TestRequestsAreBounded(t *testing.T) {
 	var mu sync.Mutex
 	running, highest, asked := 0, 0, 0
-	err := together(t.Context(), 1000, func(ctx context.Context, i int) error {
+	err := concurrently(t.Context(), 1000, func(ctx context.Context, i int) error {
 		mu.Lock()
 		running, asked = running+1, asked+1
 		highest = max(highest, running)
@@ -265,8 +267,8 @@ func TestRequestsAreBounded(t *testing.T) {
 	}
 }
 
-// What is no answer is no difference.
-func TestCheckTellsFailuresFromDifferences(t *testing.T) {
+// TestCheckDistinguishesFailures checks that a failed request is not reported as a difference.
+func TestCheckDistinguishesFailures(t *testing.T) {
 	for name, handler := range map[string]http.HandlerFunc{
 		"server error": func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "out of memory", http.StatusInternalServerError)
@@ -295,7 +297,7 @@ func TestCheckTellsFailuresFromDifferences(t *testing.T) {
 	}
 }
 
-// Answers that nothing can be compared with are not recorded.
+// TestRecordRefuses checks that answers that cannot be compared are not recorded.
 func TestRecordRefuses(t *testing.T) {
 	for name, test := range map[string]struct{ logprobs, want string }{
 		"no log-probabilities": {`null`, "no log-probabilities"},

@@ -6,15 +6,16 @@ import (
 	"slices"
 )
 
-// PromptSet names Prompts. A change of a prompt, or of how prompts are sent, changes it: answers to another set were
-// recorded by another version, and still serve, since they hold the prompts that they belong to.
+// PromptSet is the name of Prompts. It changes with every change of a prompt or of the way in which prompts are sent.
+// Answers with another name were recorded by another version. They remain valid, because they contain their prompts.
 const PromptSet = "semmoe-prompts/2"
 
-// Prompts are the prompts that engines are asked. They are of many kinds (prose in seven languages, program code, SQL, JSON,
-// YAML), since different kinds activate different experts. docs/lossless-probe.md states how many tokens a given power needs.
+// Prompts are the prompts that are sent to engines. They are of many kinds (prose in seven languages, program code,
+// SQL, JSON, YAML), because different kinds activate different experts. docs/serving.md states how many tokens a given
+// power needs.
 var Prompts = slices.Concat(beginnings, readPassages())
 
-// beginnings are easy to continue, so that the most likely token is far ahead of the second.
+// beginnings are texts with an obvious continuation: the most likely token has a large margin.
 var beginnings = []string{
 	"func sum(values []int) int {\n\ttotal := 0\n\tfor _, value := range values {\n\t\ttotal +=",
 	"def is_even(number):\n    \"\"\"Return True if the number is even.\"\"\"\n    return",
@@ -40,8 +41,8 @@ func readPassages() (texts []string) {
 }
 
 const (
-	// answerTokens is the number of tokens that continue a prompt: enough that a fault of the cache or of decoding shows,
-	// few enough that a pod waits for seconds only.
+	// answerTokens is the number of tokens that continue a prompt: enough that a fault of the cache or of decoding
+	// shows, few enough that a pod waits for seconds only.
 	answerTokens = 16
 	// alternatives is the number of most likely tokens that engines are asked for: the second gives the margin.
 	alternatives = 2

@@ -1,7 +1,7 @@
-// Package npy reads matrices of floating-point numbers from NumPy's .npy files: a magic number, a header that is a Python
-// dictionary, and the values, row after row or, where the header says so, column after column.
+// Package npy reads matrices of floating-point numbers from NumPy's .npy files. A file consists of a magic number, a
+// header with a Python dictionary literal, and the values in row-major or, if the header says so, column-major order.
 //
-// Invariant: what is allocated is bounded by the size of the file, whatever its header says.
+// Invariant: allocations are bounded by the size of the file, regardless of its header.
 package npy
 
 import (
@@ -19,9 +19,9 @@ import (
 
 const (
 	magic = "\x93NUMPY"
-	// maxHeader bounds the dictionary: a matrix needs about a hundred bytes.
+	// maxHeader is the maximum size of the header. A matrix needs about a hundred bytes.
 	maxHeader = 64 << 10
-	// MaxBytes bounds the values: a vocabulary of 256 Ki and 8,192 numbers of 4 bytes each.
+	// MaxBytes is the maximum size of the values: a vocabulary of 256 Ki tokens with 8,192 numbers of 4 bytes each.
 	MaxBytes = 8 << 30
 )
 
@@ -38,8 +38,8 @@ type Matrix struct {
 	Values        []float32
 }
 
-// Open reads the matrix of little-endian float16 or float32 numbers in a file. A fault of the file is an error of
-// checkpoint.Invalidf that names it.
+// Open reads the matrix of little-endian float16 or float32 numbers in a file. An invalid file returns an error of
+// checkpoint.Invalidf that names the file.
 func Open(path string) (*Matrix, error) {
 	file, err := regularfile.Open(path)
 	if err != nil {
@@ -77,7 +77,7 @@ func Read(r io.Reader, size int64) (*Matrix, error) {
 	want := int64(m.Rows) * int64(m.Columns) * width
 	switch {
 	case want > MaxBytes:
-		return nil, checkpoint.Invalidf("shape (%d, %d) needs %d bytes; at most %d are read", m.Rows, m.Columns, want, int64(MaxBytes))
+		return nil, checkpoint.Invalidf("shape (%d, %d) needs %d bytes; the maximum is %d", m.Rows, m.Columns, want, int64(MaxBytes))
 	case want != size-length:
 		return nil, checkpoint.Invalidf("shape (%d, %d) needs %d bytes after the header, the file has %d", m.Rows, m.Columns, want, size-length)
 	}
@@ -98,7 +98,7 @@ func Read(r io.Reader, size int64) (*Matrix, error) {
 	return m, nil
 }
 
-// readHeader returns the dictionary and how many bytes come before the values.
+// readHeader returns the header's dictionary and the number of bytes before the values.
 func readHeader(r io.Reader, size int64) (header []byte, length int64, err error) {
 	short := func() error { return checkpoint.Invalidf("is truncated, or not a .npy file: it has %d bytes", size) }
 	prefix := make([]byte, 12)
@@ -121,10 +121,10 @@ func readHeader(r io.Reader, size int64) (header []byte, length int64, err error
 		}
 		length, n = 12, int64(binary.LittleEndian.Uint32(prefix[8:]))
 	default:
-		return nil, 0, checkpoint.Invalidf("is of version %d of the .npy format; allowed is 1 to 3", version)
+		return nil, 0, checkpoint.Invalidf("has version %d of the .npy format; allowed is 1 to 3", version)
 	}
 	if n > maxHeader {
-		return nil, 0, checkpoint.Invalidf("has a header of %d bytes; at most %d are read", n, maxHeader)
+		return nil, 0, checkpoint.Invalidf("has a header of %d bytes; the maximum is %d", n, maxHeader)
 	}
 	if length+n > size {
 		return nil, 0, short()
@@ -134,7 +134,7 @@ func readHeader(r io.Reader, size int64) (header []byte, length int64, err error
 	return header, length + n, err
 }
 
-// transpose turns values that were read column after column.
+// transpose converts column-major values to row-major order.
 func (m *Matrix) transpose() {
 	values := make([]float32, len(m.Values))
 	for row := range m.Rows {
@@ -149,11 +149,11 @@ func parseHeader(header []byte) (m *Matrix, dtype checkpoint.DType, byColumn boo
 	d, f, s := descr.FindSubmatch(header), fortran.FindSubmatch(header), shape.FindSubmatch(header)
 	switch {
 	case d == nil || f == nil:
-		return nil, "", false, checkpoint.Invalidf("header %.100q lacks descr or fortran_order", header)
+		return nil, "", false, checkpoint.Invalidf("header %.100q has no descr or no fortran_order", header)
 	case dtypes[string(d[1])] == "":
 		return nil, "", false, checkpoint.Invalidf("descr is %.20q; allowed is '<f2' (float16), '<f4' (float32)", d[1])
 	case s == nil:
-		return nil, "", false, checkpoint.Invalidf("header %.100q: the shape must be that of a matrix", header)
+		return nil, "", false, checkpoint.Invalidf("header %.100q: the shape must have two dimensions", header)
 	}
 	rows, rowsErr := strconv.ParseInt(string(s[1]), 10, 31)
 	columns, columnsErr := strconv.ParseInt(string(s[2]), 10, 31)

@@ -14,7 +14,7 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// file is a .npy file by the definition of the format.
+// file returns a .npy file as defined by the format.
 func file(version byte, header string, values ...byte) []byte {
 	for (10+len(header)+1)%64 != 0 {
 		header += " "
@@ -70,19 +70,19 @@ func TestReadRefuses(t *testing.T) {
 		content []byte
 		want    string
 	}{
-		"no file of this kind": {[]byte("PK\x03\x04 an archive of arrays"), "is not a .npy file"},
-		"version":              {file(9, dict("<f4", "False", "(1, 1)")), "is of version 9"},
+		"another kind of file": {[]byte("PK\x03\x04 an archive of arrays"), "is not a .npy file"},
+		"version":              {file(9, dict("<f4", "False", "(1, 1)")), "has version 9"},
 		"big-endian":           {file(1, dict(">f4", "False", "(1, 1)"), float32s(1)...), "descr is \">f4\"; allowed is '<f2' (float16), '<f4' (float32)"},
 		"integers":             {file(1, dict("<i4", "False", "(1, 1)"), float32s(1)...), "descr is \"<i4\""},
-		"no order":             {file(1, dict("<f4", "Maybe", "(1, 1)"), float32s(1)...), "lacks descr or fortran_order"},
-		"a vector":             {file(1, dict("<f4", "False", "(1,)"), float32s(1)...), "the shape must be that of a matrix"},
+		"no order":             {file(1, dict("<f4", "Maybe", "(1, 1)"), float32s(1)...), "has no descr or no fortran_order"},
+		"a vector":             {file(1, dict("<f4", "False", "(1,)"), float32s(1)...), "the shape must have two dimensions"},
 		"no rows":              {file(1, dict("<f4", "False", "(0, 4)")), "both must be positive"},
-		"too large":            {file(1, dict("<f4", "False", "(1000000000, 1000000000)")), "at most"},
+		"too large":            {file(1, dict("<f4", "False", "(1000000000, 1000000000)")), "the maximum is"},
 		"beyond numbers":       {file(1, dict("<f4", "False", "(99999999999999999999, 1)")), "both must be positive numbers"},
 		"extra bytes":          {file(1, dict("<f4", "False", "(1, 1)"), float32s(1, 2)...), "needs 4 bytes after the header, the file has 8"},
 		"no number":            {file(1, dict("<f4", "False", "(2, 2)"), float32s(1, 2, 3, float32(math.NaN()))...), "row 1, column 1 is NaN"},
-		"no dictionary":        {file(1, "nothing"), "lacks descr"},
-		"long header":          {append([]byte("\x93NUMPY\x02\x00"), 255, 255, 255, 255), "at most 65536 are read"},
+		"no dictionary":        {file(1, "nothing"), "has no descr"},
+		"long header":          {append([]byte("\x93NUMPY\x02\x00"), 255, 255, 255, 255), "the maximum is 65536"},
 	} {
 		if _, err := Read(bytes.NewReader(test.content), int64(len(test.content))); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v; want %q", name, err, test.want)
@@ -93,7 +93,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// Whatever the bytes, reading ends with a matrix of the file's values, or with an error.
+// FuzzRead checks for any bytes that reading ends with a matrix of the file's values or with an error.
 func FuzzRead(f *testing.F) {
 	f.Add(file(1, dict("<f4", "False", "(2, 1)"), float32s(1, 2)...))
 	f.Add(file(2, dict("<f2", "False", "(1, 3)"), 0, 0, 0, 0, 0, 0))

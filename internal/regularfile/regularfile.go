@@ -1,5 +1,6 @@
-// Package regularfile opens and reads files that a user names. It refuses everything that is not a regular file before it opens the path:
-// a named pipe or a socket blocks its reader, and opening a device can have effects. A symbolic link to a regular file is followed.
+// Package regularfile opens and reads files that a user names. It refuses everything that is not a regular file before
+// it opens the path: a named pipe or a socket blocks its reader, and opening a device can have effects. A symbolic link
+// to a regular file is followed.
 package regularfile
 
 import (
@@ -73,8 +74,8 @@ func Read(path string, maxBytes int64) ([]byte, error) {
 	}
 }
 
-// Check returns an ErrIrregular for a path that is not a regular file, without opening it. It returns nil for a path that does not exist or
-// cannot be examined: the caller that opens the path gets the cause.
+// Check returns an ErrIrregular for a path that is not a regular file, without opening it. It returns nil for a path
+// that does not exist or cannot be examined: the caller that opens the path gets the cause.
 func Check(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -107,8 +108,8 @@ func Kind(mode fs.FileMode) string {
 	return "a special file"
 }
 
-// Placeholder names what a download left in place of a file, from the beginning of its content, and the repair. It returns "" for any
-// other content.
+// Placeholder names what a download left in place of a file, from the beginning of its content, and the repair. It
+// returns "" for any other content.
 func Placeholder(content []byte) string {
 	begin := bytes.ToLower(bytes.TrimSpace(content[:min(len(content), 512)]))
 	switch {

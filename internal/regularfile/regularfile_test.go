@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func TestRefusesWhatIsNoRegularFile(t *testing.T) {
+func TestRefusesIrregularFiles(t *testing.T) {
 	dir := t.TempDir()
 	pipe, socket, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "socket"), filepath.Join(dir, "link")
 	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(pipe, link)); err != nil {
@@ -59,7 +59,7 @@ func TestRead(t *testing.T) {
 	if _, err := Read(filepath.Join(dir, "none"), 1); !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(err.Error(), "open ") {
 		t.Errorf("a missing file: %v", err)
 	}
-	if _, err := os.Stat("/proc/self/status"); err == nil { // the size of such a file is 0
+	if _, err := os.Stat("/proc/self/status"); err == nil { // such a file has size 0
 		if content, err := Read("/proc/self/status", 1<<20); err != nil || len(content) < 100 {
 			t.Errorf("%d bytes, %v", len(content), err)
 		}

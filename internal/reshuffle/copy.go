@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// blockBytes is the alignment of clones; every file system in use has blocks of this size or a divisor of it.
+	// blockBytes is the alignment of clones. The block size of every file system in use is 4096 or a divisor of it.
 	blockBytes = 4096
-	// chunkBytes bounds one copy_file_range call, so that progress is seen and a cancelled run ends soon.
+	// chunkBytes bounds one copy_file_range call, so that progress is reported and a cancelled run ends soon.
 	chunkBytes = 32 << 20
 	// bufferBytes is the size of a copy buffer.
 	bufferBytes = 1 << 20
@@ -23,10 +23,10 @@ const (
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferBytes); return &b }}
 
-// Method is how bytes were copied.
+// Method is the method by which bytes were copied.
 type Method int32
 
-// The methods, from the cheapest; a run reports the dearest that it needed.
+// The methods, in ascending order of cost. A run reports the most expensive method that it used.
 const (
 	Reflink Method = iota
 	CopyFileRange
@@ -35,28 +35,29 @@ const (
 
 func (m Method) String() string { return [...]string{"reflink", "copy_file_range", "buffered"}[m] }
 
-// copier copies file ranges by the cheapest means that the file systems offer. It is safe for concurrent use.
+// copier copies file ranges by the cheapest method that the file systems support. It is safe for concurrent use.
 type copier struct {
-	// total is the number of bytes of all data sections, done how many of them have been copied.
+	// total is the size in bytes of all data sections. done is the number of bytes copied so far.
 	total int64
 	done  atomic.Int64
-	// worst is the dearest method used.
-	worst atomic.Int32
-	// noClone and noRange remember what the file systems refused.
+	// costliest is the most expensive method used.
+	costliest atomic.Int32
+	// noClone and noRange record that the file systems do not support the call.
 	noClone, noRange atomic.Bool
 }
 
 func (c *copier) used(m Method) {
 	for {
-		old := c.worst.Load()
-		if int32(m) <= old || c.worst.CompareAndSwap(old, int32(m)) {
+		old := c.costliest.Load()
+		if int32(m) <= old || c.costliest.CompareAndSwap(old, int32(m)) {
 			return
 		}
 	}
 }
 
-// clone makes dst share the blocks of src, moved towards the end by shift, a multiple of the block size; bytes before
-// from+shift are undefined afterwards. It reports false where that is not possible.
+// clone makes dst share the blocks of src, shifted towards the end of the file by shift bytes, a multiple of the block
+// size. The bytes before from+shift are undefined afterwards. It returns false if the file systems do not support
+// cloning.
 func (c *copier) clone(dst, src *os.File, from, shift int64) (bool, error) {
 	if c.noClone.Load() {
 		return false, nil
@@ -74,14 +75,14 @@ func (c *copier) clone(dst, src *os.File, from, shift int64) (bool, error) {
 	case err == nil:
 		return true, nil
 	case unsupported(err):
-		// Larger blocks refuse the shift alone.
+		// A file system with larger blocks refuses only the shifted clone.
 		c.noClone.Store(shift == 0)
 		return false, nil
 	}
-	return false, fmt.Errorf("clone %s: %w", src.Name(), err)
+	return false, fmt.Errorf("failed to clone %s: %w", src.Name(), err)
 }
 
-// unsupported tells that a file system, a pair of them, a kernel or a sandbox does not offer a call.
+// unsupported reports whether a file system, a pair of file systems, the kernel or a sandbox does not support a call.
 func unsupported(err error) bool {
 	for _, code := range []error{unix.EOPNOTSUPP, unix.ENOTTY, unix.EINVAL, unix.EXDEV, unix.ENOSYS, unix.EPERM, unix.EBADF, unix.ETXTBSY} {
 		if errors.Is(err, code) {
@@ -91,7 +92,7 @@ func unsupported(err error) bool {
 	return false
 }
 
-// span is a range of a source file and where it goes.
+// span is a range of a source file and its offset in the destination.
 type span struct{ to, from, bytes int64 }
 
 func (c *copier) copy(ctx context.Context, dst, src *os.File, s span) error {
@@ -99,12 +100,12 @@ func (c *copier) copy(ctx context.Context, dst, src *os.File, s span) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n, err := c.some(dst, src, s)
+		n, err := c.copyChunk(dst, src, s)
 		if err != nil {
-			return fmt.Errorf("copy %s: %w", src.Name(), err)
+			return fmt.Errorf("failed to copy %s: %w", src.Name(), err)
 		}
 		if s.bytes > bufferBytes {
-			// Let the disk write while the next chunk is copied; the final fsync reports its errors.
+			// Start writeback while the next chunk is copied. The final fsync reports its errors.
 			_ = unix.SyncFileRange(int(dst.Fd()), s.to, n, unix.SYNC_FILE_RANGE_WRITE)
 		}
 		s.to, s.from, s.bytes = s.to+n, s.from+n, s.bytes-n
@@ -113,8 +114,8 @@ func (c *copier) copy(ctx context.Context, dst, src *os.File, s span) error {
 	return nil
 }
 
-// some copies the beginning of a span.
-func (c *copier) some(dst, src *os.File, s span) (int64, error) {
+// copyChunk copies the beginning of a span and returns the number of bytes copied.
+func (c *copier) copyChunk(dst, src *os.File, s span) (int64, error) {
 	if !c.noRange.Load() {
 		to, from := s.to, s.from
 		n, err := unix.CopyFileRange(int(src.Fd()), &from, int(dst.Fd()), &to, int(min(s.bytes, chunkBytes)), 0)
@@ -127,7 +128,7 @@ func (c *copier) some(dst, src *os.File, s span) (int64, error) {
 		case err != nil && !unsupported(err):
 			return 0, err
 		}
-		// Some file systems refuse the call, others copy nothing: then read and write.
+		// Some file systems refuse the call, others copy 0 bytes. Fall back to reading and writing.
 		c.noRange.Store(true)
 	}
 	c.used(Buffered)
@@ -141,7 +142,7 @@ func (c *copier) some(dst, src *os.File, s span) (int64, error) {
 	return int64(n), err
 }
 
-// readFull reads all of part; a file that ends before was cut while it was read.
+// readFull reads all of part. It returns io.ErrUnexpectedEOF for a file that was truncated while it was read.
 func readFull(file *os.File, part []byte, at int64) error {
 	n, err := file.ReadAt(part, at)
 	if n == len(part) {
@@ -150,5 +151,5 @@ func readFull(file *os.File, part []byte, at int64) error {
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
-	return fmt.Errorf("%s at %d: %w", file.Name(), at, err)
+	return fmt.Errorf("failed to read %s at offset %d: %w", file.Name(), at, err)
 }

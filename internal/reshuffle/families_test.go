@@ -22,7 +22,7 @@ var (
 	byRows   = regexp.MustCompile(`^(mlp|block_sparse_moe)\.((gate|router)\.(weight|bias|e_score_correction_bias)|experts\.(gate_up|down)_proj(_bias|_blocks|_scales)?)$`)
 )
 
-// expected is what the output must hold, worked out from the definition: it shares no code with the product.
+// expected computes the expected content of the output from the definition. It shares no code with the product.
 func expected(in map[string]tensor, p *Permutation) map[string]tensor {
 	permutations := map[int][]int{}
 	for _, layer := range p.Layers {
@@ -89,8 +89,8 @@ func mustRun(t *testing.T, o Options) *Result {
 	return result
 }
 
-// TestFamilies proves for every family, tensor by tensor, that experts and gate rows move and nothing else does, and
-// that the inverse gives back the original.
+// TestFamilies checks for every family, tensor by tensor, that expert tensors and gate rows move, that all other
+// tensors are unchanged, and that the inverse permutation restores the original.
 func TestFamilies(t *testing.T) {
 	for name, generate := range generators {
 		t.Run(name, func(t *testing.T) {
@@ -101,7 +101,7 @@ func TestFamilies(t *testing.T) {
 					layers = layers[:1+m.rng.IntN(len(layers))]
 				}
 				p := m.permutation(layers...)
-				// All tensors in one file, or some in each.
+				// All tensors in one file, or in several.
 				model := m.write(t, []int{1 << 20, 5, 20, 50}[seed])
 				base := t.TempDir()
 				out, back := filepath.Join(base, "out"), filepath.Join(base, "back")
@@ -135,7 +135,8 @@ func sameFile(t *testing.T, a, b string) {
 	}
 }
 
-// TestHeaderGrowth has shards of experts 0 to 9 alone, whose names get longer: the data must move by whole blocks.
+// TestHeaderGrowth has shards with only experts 0 to 9, which get longer names. The data must be shifted by whole
+// blocks.
 func TestHeaderGrowth(t *testing.T) {
 	m := generators["olmoe"](1)
 	model := m.write(t, 5)
@@ -163,11 +164,11 @@ func TestHeaderGrowth(t *testing.T) {
 		}
 	}
 	if grown == 0 {
-		t.Error("no header grew: the test proves nothing")
+		t.Error("no header grew: the test checks nothing")
 	}
 }
 
-// TestSingleFile has no index, and must not get one.
+// TestSingleFile checks that an output without an index in the input gets none.
 func TestSingleFile(t *testing.T) {
 	m := generators["mixtral in GPTQ"](3)
 	p := m.permutation(m.layers...)
@@ -186,7 +187,7 @@ func TestSingleFile(t *testing.T) {
 	}
 }
 
-// TestBufferedCopy takes the way of file systems that offer neither clones nor copies in the kernel.
+// TestBufferedCopy uses the code path for file systems that support neither clones nor copies in the kernel.
 func TestBufferedCopy(t *testing.T) {
 	for _, name := range []string{"deepseek_v3 in FP8, with groups and multi-token prediction", "gpt_oss in MXFP4"} {
 		m := generators[name](5)

@@ -22,85 +22,90 @@ import (
 )
 
 const (
-	// maxScannedBytes bounds a configuration that is checked; descriptions of quantisation have a line for each tensor.
+	// maxScannedBytes is the maximum size of a configuration file that is scanned. Descriptions of quantisation have a
+	// line for each tensor.
 	maxScannedBytes = 64 << 20
-	// maxYAMLBytes bounds a YAML file, whose values take many times its size.
+	// maxYAMLBytes is the maximum size of a YAML file. Parsed values take many times the size of the file.
 	maxYAMLBytes = 1 << 20
-	// sniffedBytes is how much of a file is read to distinguish text from other data.
+	// sniffedBytes is the number of bytes read to distinguish text from binary data.
 	sniffedBytes = 8 << 10
 )
 
 var (
 	// aboutExperts matches names of files with data about experts, such as eplb_stats.json or imatrix.dat.
 	aboutExperts = regexp.MustCompile(`(?i)experts?([^a-z]|$)|eplb|imatrix|rout(er|ing)([^a-z]|$)`)
-	// ofTokenizer matches names of files about tokens and other inputs: their numbers are those of tokens.
+	// ofTokenizer matches names of files about tokens and other inputs. Numbers in such files are token IDs, not expert
+	// IDs.
 	ofTokenizer = regexp.MustCompile(`(?i)token|vocab|merges|chat_template|processor|tekken`)
-	// ofRecord matches names of records of how a model was made and tested. Engines do not read them: one that names experts is left out.
+	// ofRecord matches names of records of training and evaluation. Engines do not read them, so a record that names
+	// experts is left out.
 	ofRecord = regexp.MustCompile(`^(trainer_state|training_args|recipe|golden|(all|train|eval|test|predict)_results)\.|^mergekit`)
 	// ofAdapter matches names of files of LoRA adapters.
 	ofAdapter = regexp.MustCompile(`(?i)^adapter_(config|model)|lora`)
 )
 
-// documents are the extensions of files that people and interpreters read, or that hold pictures, sound or a tokenizer.
+// documents lists the extensions of files that are read by people or interpreters, or that contain images, sound or a
+// tokenizer.
 var documents = []string{
 	".md", ".py", ".pyc", ".jinja", ".jinja2", ".pdf", ".html", ".ipynb", ".sh", ".rst", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".ico", ".mp4",
 	".webm", ".mov", ".wav", ".mp3", ".flac", ".ttf", ".otf", ".woff", ".woff2", ".model", ".tiktoken", ".spm", ".bpe",
 }
 
-// add decides what becomes of a file that is no shard: it is copied if it is known not to name experts by number, rewritten if it is
-// understood, left out if it holds the same weights in another form, and refused otherwise.
-func (f *sourceFiles) add(ctx context.Context, root fs.FS, mentions *mentions, name string) error {
+// add classifies a file that is not a shard. The file is copied if it is known not to name experts by number, rewritten
+// if its format is known, and left out if it contains the same weights in another format. Any other file is refused.
+func (f *sourceFiles) add(ctx context.Context, root fs.FS, renamer *expertRenamer, name string) error {
 	base, extension := path.Base(name), strings.ToLower(path.Ext(name))
-	moves := len(mentions.m.toNew) > 0
+	moves := len(renamer.m.toNew) > 0
 	about := aboutExperts.MatchString(base) && !slices.Contains(documents, extension)
 	switch {
 	case moves && ofAdapter.MatchString(base) && (isWeights(base) || base == "adapter_config.json"):
-		return f.addAdapter(ctx, root, mentions, name)
+		return f.addAdapter(ctx, root, renamer, name)
 	case moves && about:
-		return refuseFile(mentions.c, name, "by its name it is about experts or their gates, and its form is not known")
+		return refuseFile(renamer.c, name, "its name suggests that it is about experts or gates, and its format is unknown")
 	case isWeights(base):
 		f.leftOut = append(f.leftOut, name)
 		return nil
 	case name == checkpoint.ConfigFile, isConfiguration(name):
-		return f.addConfiguration(ctx, root, mentions, name)
+		return f.addConfiguration(ctx, root, renamer, name)
 	case !moves || slices.Contains(documents, extension) || ofTokenizer.MatchString(base) || base == "training_args.bin" || strings.HasPrefix(base, "."):
 		return f.addCopied(root, name)
 	case extension == ".json", extension == ".yaml", extension == ".yml":
-		err := f.addStructured(ctx, root, mentions, name)
+		err := f.addStructured(ctx, root, renamer, name)
 		if checkpoint.IsInvalid(err) && ofRecord.MatchString(base) {
 			f.leftOut = append(f.leftOut, name)
 			return nil
 		}
 		return err
 	}
-	return f.addText(root, mentions, name)
+	return f.addText(root, renamer, name)
 }
 
 func refuseFile(c *checkpoint.Checkpoint, name, format string, args ...any) error {
 	return checkpoint.Invalidf("%s: its dependence on the order of the experts is unknown: "+format, append([]any{filepath.Join(c.Dir, name)}, args...)...)
 }
 
-// isWeights recognises weights outside of the index: the same model in another form, still in the old order.
+// isWeights reports whether a file contains weights outside of the index. It is the same model in another format, still
+// in the old order.
 func isWeights(name string) bool {
 	name, _ = strings.CutSuffix(name, ".index.json")
 	switch path.Ext(name) {
 	case ".safetensors", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".npz", ".nemo":
 		return true
-	case ".bin": // training_args.bin, and what belongs to a tokenizer, are not
+	case ".bin": // training_args.bin and tokenizer files are not weights
 		return strings.HasPrefix(name, "consolidated") || strings.Contains(name, "model") && !strings.Contains(name, "tokenizer")
 	case ".json":
 		return strings.HasPrefix(name, "pytorch_model")
 	}
-	return strings.Contains(name, ".onnx") // and the files next to it that hold its data
+	return strings.Contains(name, ".onnx") // also matches the data files next to an .onnx file
 }
 
-// isConfiguration recognises the files in which engines look for what is quantised and how.
+// isConfiguration reports whether a file describes quantisation for engines.
 func isConfiguration(name string) bool {
 	return !strings.Contains(name, "/") && path.Ext(name) == ".json" && strings.Contains(name, "quant")
 }
 
-func (f *sourceFiles) addConfiguration(ctx context.Context, root fs.FS, mentions *mentions, name string) error {
-	c := mentions.c
+func (f *sourceFiles) addConfiguration(ctx context.Context, root fs.FS, renamer *expertRenamer, name string) error {
+	c := renamer.c
 	text := c.ConfigText
 	if name != checkpoint.ConfigFile {
 		var err error
@@ -108,7 +113,7 @@ func (f *sourceFiles) addConfiguration(ctx context.Context, root fs.FS, mentions
 			return err
 		}
 	}
-	text, err := mentions.rename(ctx, text)
+	text, err := renamer.rename(ctx, text)
 	if err != nil {
 		return inFile(c, name, err)
 	}
@@ -116,7 +121,7 @@ func (f *sourceFiles) addConfiguration(ctx context.Context, root fs.FS, mentions
 	return nil
 }
 
-// inFile adds the name of a file to an error of the checkpoint.
+// inFile adds the name of a file to an InvalidError.
 func inFile(c *checkpoint.Checkpoint, name string, err error) error {
 	if !checkpoint.IsInvalid(err) {
 		return err
@@ -124,23 +129,24 @@ func inFile(c *checkpoint.Checkpoint, name string, err error) error {
 	return checkpoint.Invalidf("%s: %v", filepath.Join(c.Dir, name), err)
 }
 
-// addStructured checks a JSON or YAML file of any other name. One that names experts is rewritten if it is JSON. What is not valid is text.
-func (f *sourceFiles) addStructured(ctx context.Context, root fs.FS, mentions *mentions, name string) error {
+// addStructured checks a JSON or YAML file of any other name. A JSON file that names experts is rewritten; such a YAML
+// file is refused. A file that does not parse is treated as text.
+func (f *sourceFiles) addStructured(ctx context.Context, root fs.FS, renamer *expertRenamer, name string) error {
 	limit := int64(maxScannedBytes)
 	if path.Ext(name) != ".json" {
 		limit = maxYAMLBytes
 	}
-	text, err := readBounded(root, mentions.c, name, limit)
+	text, err := readBounded(root, renamer.c, name, limit)
 	if err != nil {
 		return err
 	}
 	if path.Ext(name) == ".json" {
 		if !json.Valid(text) {
-			return f.addText(root, mentions, name)
+			return f.addText(root, renamer, name)
 		}
-		renamed, err := mentions.rename(ctx, text)
+		renamed, err := renamer.rename(ctx, text)
 		if err != nil {
-			return inFile(mentions.c, name, err)
+			return inFile(renamer.c, name, err)
 		}
 		if bytes.Equal(renamed, text) {
 			return f.addCopied(root, name)
@@ -150,20 +156,20 @@ func (f *sourceFiles) addStructured(ctx context.Context, root fs.FS, mentions *m
 	}
 	converted, err := yaml.YAMLToJSON(text)
 	if err != nil {
-		return f.addText(root, mentions, name)
+		return f.addText(root, renamer, name)
 	}
-	renamed, err := mentions.rename(ctx, converted)
+	renamed, err := renamer.rename(ctx, converted)
 	switch {
 	case err != nil:
-		return inFile(mentions.c, name, err)
+		return inFile(renamer.c, name, err)
 	case bytes.Equal(renamed, converted):
 		return f.addCopied(root, name)
 	}
-	return refuseFile(mentions.c, name, "it names experts, and YAML is not rewritten")
+	return refuseFile(renamer.c, name, "it names experts, and YAML files cannot be rewritten")
 }
 
-// addText takes a file of an unknown kind if it is text that names no expert by number.
-func (f *sourceFiles) addText(root fs.FS, mentions *mentions, name string) error {
+// addText copies a file of an unknown kind if it is text that names no expert by number. Any other file is refused.
+func (f *sourceFiles) addText(root fs.FS, renamer *expertRenamer, name string) error {
 	file, err := root.Open(name)
 	if err != nil {
 		return err
@@ -174,17 +180,17 @@ func (f *sourceFiles) addText(root fs.FS, mentions *mentions, name string) error
 		return err
 	}
 	if bytes.IndexByte(beginning[:min(len(beginning), sniffedBytes)], 0) >= 0 {
-		return refuseFile(mentions.c, name, "it is no text, and its form is not known")
+		return refuseFile(renamer.c, name, "it is a binary file of an unknown format")
 	}
 	if settings := []string{".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties", ".xml"}; slices.Contains(settings, path.Ext(name)) {
 		if modelconfig.NamesExpert(string(beginning)) {
-			return refuseFile(mentions.c, name, "it names experts by number")
+			return refuseFile(renamer.c, name, "it names experts by number")
 		}
 	}
 	return f.addCopied(root, name)
 }
 
-// readBounded reads a file of the checkpoint.
+// readBounded reads a file of the checkpoint and refuses one that is larger than limit bytes.
 func readBounded(root fs.FS, c *checkpoint.Checkpoint, name string, limit int64) ([]byte, error) {
 	file, err := root.Open(name)
 	if err != nil {
@@ -193,20 +199,20 @@ func readBounded(root fs.FS, c *checkpoint.Checkpoint, name string, limit int64)
 	defer file.Close()
 	text, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err == nil && int64(len(text)) > limit {
-		err = refuseFile(c, name, "it has more than %d bytes", limit)
+		err = refuseFile(c, name, "it is larger than %d bytes", limit)
 	}
 	return text, err
 }
 
-// addAdapter takes the files of an adapter that changes no routed expert and no gate. Engines apply the others by the numbers that experts
-// have in the model.
-func (f *sourceFiles) addAdapter(ctx context.Context, root fs.FS, mentions *mentions, name string) error {
-	c := mentions.c
+// addAdapter copies the files of an adapter that changes neither a routed expert nor a gate. Any other adapter is
+// refused: engines apply it by the expert numbers of the model.
+func (f *sourceFiles) addAdapter(ctx context.Context, root fs.FS, renamer *expertRenamer, name string) error {
+	c := renamer.c
 	if path.Base(name) == "adapter_config.json" {
-		return f.addStructured(ctx, root, mentions, name)
+		return f.addStructured(ctx, root, renamer, name)
 	}
 	if path.Ext(name) != ".safetensors" {
-		return refuseFile(c, name, "adapters other than safetensors files are not read")
+		return refuseFile(c, name, "only adapters in safetensors files are supported")
 	}
 	file, err := checkpoint.OpenFile(filepath.Join(c.Dir, name))
 	if err != nil {
@@ -222,7 +228,7 @@ func (f *sourceFiles) addAdapter(ctx context.Context, root fs.FS, mentions *ment
 	return f.addCopied(root, name)
 }
 
-// checkIndex requires that the index says nothing of experts besides the places of their tensors.
+// checkIndex requires that the index contains no data about experts other than the locations of their tensors.
 func checkIndex(c *checkpoint.Checkpoint) error {
 	text, err := c.ReadIndex()
 	if err != nil {
@@ -237,8 +243,9 @@ func checkIndex(c *checkpoint.Checkpoint) error {
 	return inFile(c, c.IndexName, c.Config.CheckEntries(index.Metadata))
 }
 
-// allowedRoot is the directory that the links of a model may not leave: the model's own, or in a cache of the Hugging Face Hub, where the
-// files of snapshots/REVISION are links to ../../blobs, the repository's.
+// allowedRoot returns the directory that the links of a model must not leave. It is the model's own directory. In a
+// cache of the Hugging Face Hub, where the files of snapshots/REVISION are links to ../../blobs, it is the directory of
+// the repository.
 func allowedRoot(dir string) (string, error) {
 	real, err := filepath.Abs(dir)
 	if err == nil {
@@ -253,7 +260,8 @@ func allowedRoot(dir string) (string, error) {
 	return real, nil
 }
 
-// checkLink refuses a link that leads out of the model: its target may be a file that the readers of the copy may not see.
+// checkLink refuses a link that leads out of the model. The readers of the copy may have no permission to read the
+// target.
 func checkLink(dir, name string, entry fs.DirEntry) error {
 	if entry.Type()&fs.ModeSymlink == 0 {
 		return nil
@@ -262,7 +270,8 @@ func checkLink(dir, name string, entry fs.DirEntry) error {
 	return err
 }
 
-// resolveInside follows the links of a model's file, and returns the directory that they may not leave and the path below it.
+// resolveInside resolves the links of a model's file. It returns the directory that the links must not leave, and the
+// path of the file relative to this directory.
 func resolveInside(dir, name string) (root, inside string, err error) {
 	if root, err = allowedRoot(dir); err != nil {
 		return "", "", err
@@ -281,7 +290,7 @@ func resolveInside(dir, name string) (root, inside string, err error) {
 	return root, inside, err
 }
 
-// openInside opens a regular file of the model, even if its links change at the same time: an opened file is never outside of the model.
+// openInside opens a regular file of the model. The opened file is inside the model even if links change concurrently.
 func openInside(dir, name string) (*os.File, error) {
 	path, inside, err := resolveInside(dir, name)
 	if err != nil {

@@ -12,29 +12,30 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// sourceFiles are the files of the input that are no shards, by what becomes of them. Names are relative to the
+// sourceFiles lists the files of the input that are not shards, by their treatment. Names are relative to the
 // checkpoint, with slashes.
 type sourceFiles struct {
-	// copied come along as they are; rewritten have new content.
+	// copied files are copied unchanged. rewritten maps the other files to their new content.
 	copied    []string
 	rewritten map[string][]byte
 	leftOut   []string
 }
 
-// findFiles sorts the files of a checkpoint, which are those below root, and rewrites those that name experts.
+// findFiles classifies the files of a checkpoint, which are the files below root, and rewrites the files that name
+// experts.
 func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *mapping) (*sourceFiles, error) {
 	files := &sourceFiles{rewritten: map[string][]byte{}}
-	shards, mentions := map[string]bool{}, newMentions(c, m)
+	shards, renamer := map[string]bool{}, newExpertRenamer(c, m)
 	for _, shard := range c.Shards {
 		shards[shard.Name()] = true
 	}
 	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
-		// A volume's root has a lost+found that its owner alone may read.
+		// The root of a volume may have a lost+found directory that only its owner can read.
 		if errors.Is(err, fs.ErrPermission) && name != "." {
 			files.leftOut = append(files.leftOut, name)
 			return fs.SkipDir
 		}
-		// An output on the model's volume that is being removed.
+		// An output on the model's volume is being removed.
 		if errors.Is(err, fs.ErrNotExist) && name != "." {
 			return fs.SkipDir
 		}
@@ -47,10 +48,10 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 		if guardName.MatchString(entry.Name()) {
 			return nil
 		}
-		info, err := fs.Stat(root, name) // follows links: model caches consist of them
+		info, err := fs.Stat(root, name) // follows links: model caches consist of links
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return checkpoint.Invalidf("%s is a link to nothing", filepath.Join(c.Dir, name))
+			return checkpoint.Invalidf("%s is a dangling symbolic link", filepath.Join(c.Dir, name))
 		case err != nil:
 			return err
 		case !info.Mode().IsRegular():
@@ -66,7 +67,7 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 		case name == c.IndexName:
 			return checkIndex(c)
 		}
-		return files.add(ctx, root, mentions, name)
+		return files.add(ctx, root, renamer, name)
 	})
 	if at := (*fs.PathError)(nil); errors.Is(err, fs.ErrPermission) && errors.As(err, &at) {
 		return nil, checkpoint.Invalidf("%s is not readable by this user: check its permissions", filepath.Join(c.Dir, at.Path))
@@ -74,8 +75,9 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 	return files, err
 }
 
-// skipDirectory skips what is no part of the model: hidden directories hold the state of download and version control tools, which is
-// about the original files, and the unfinished outputs of this package; its finished ones have a manifest, but so may the model.
+// skipDirectory skips directories that are not part of the model. Hidden directories contain the state of download and
+// version control tools, which describes the original files, and the staging directories of this package. Finished
+// outputs of this package contain a manifest, but so may the model itself.
 func skipDirectory(root fs.FS, name string) error {
 	if name == "." {
 		return nil
@@ -87,7 +89,8 @@ func skipDirectory(root fs.FS, name string) error {
 	return nil
 }
 
-// addCopied requires that the file can be opened: it is copied last, when all shards are written.
+// addCopied adds a file to copy. It checks that the file can be opened, because files are copied last, after all
+// shards.
 func (f *sourceFiles) addCopied(root fs.FS, name string) error {
 	file, err := root.Open(name)
 	if err != nil {
@@ -97,7 +100,7 @@ func (f *sourceFiles) addCopied(root fs.FS, name string) error {
 	return file.Close()
 }
 
-// names lists every file that the output has besides the shards.
+// names lists every file of the output other than the shards.
 func (f *sourceFiles) names() []string {
 	names := slices.Clone(f.copied)
 	for name := range f.rewritten {

@@ -11,7 +11,8 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// closed is a directory with one name that its owner alone may open. Modes do not keep root out, as whom tests may run.
+// closed is a directory with one file that only its owner can open. File modes are not enough, because tests may run as
+// root.
 type closed struct {
 	fs.FS
 	name string
@@ -24,13 +25,13 @@ func (c closed) Open(name string) (fs.File, error) {
 	return c.FS.Open(name)
 }
 
-// Stat tells of a file that cannot be opened, as the system does.
+// Stat succeeds on a file that cannot be opened, as on a real system.
 func (c closed) Stat(name string) (fs.FileInfo, error) { return fs.Stat(c.FS, name) }
 
-// TestClosedFiles: a directory that may not be read is left out, such as the lost+found of a volume whose root is the model; without a
-// file there is no copy of the model, now or later.
+// TestClosedFiles checks that a directory that cannot be read is left out, such as the lost+found of a volume, and that
+// a file that cannot be read is an error.
 func TestClosedFiles(t *testing.T) {
-	c, m := turned(t)
+	c, m := reversed(t)
 	for _, name := range []string{"lost+found/#12", "README.md", "sub/vocabulary.txt", "hf_quant_config.json"} {
 		writeFile(t, filepath.Join(c.Dir, name), []byte("{}"))
 	}
@@ -48,18 +49,18 @@ func TestClosedFiles(t *testing.T) {
 	}
 }
 
-// TestModelVolumeHoldsOutputs: where outputs lie on the model's volume, neither they nor what runs have beside them are of the model,
-// at any depth; even where one vanishes while it is looked at.
+// TestModelVolumeHoldsOutputs checks that outputs on the model's volume, and the files next to them, are not treated as
+// files of the model, at any depth, even if one vanishes during the walk.
 func TestModelVolumeHoldsOutputs(t *testing.T) {
-	c, m := turned(t)
+	c, m := reversed(t)
 	for _, name := range []string{"", "cache/"} {
 		for _, file := range []string{"KEY/" + ManifestFile, "KEY/tokenizer.json", "KEY/sub/vocabulary.txt", "old/" + ManifestFile, "old/x.safetensors",
-			".NEW.0123456789abcdef.partial/tokenizer.json", ".KEY.used", ".NEW.lock", ".NEW.used", ".NEW.probe-123", roomLock} {
+			".NEW.0123456789abcdef.partial/tokenizer.json", ".KEY.used", ".NEW.lock", ".NEW.used", ".NEW.probe-123", admissionLock} {
 			writeFile(t, filepath.Join(c.Dir, name+file), []byte("{}"))
 		}
 	}
 	own := []string{"sub/vocabulary.txt", "tokenizer.json", ".gitattributes", "poetry.lock", "x.used"}
-	// The model may be an output.
+	// The model may be an output itself.
 	for _, file := range append([]string{ManifestFile}, own...) {
 		writeFile(t, filepath.Join(c.Dir, file), []byte("{}"))
 	}
@@ -73,11 +74,11 @@ func TestModelVolumeHoldsOutputs(t *testing.T) {
 	slices.Sort(files.copied)
 	slices.Sort(own)
 	if !slices.Equal(files.copied, own) || len(files.leftOut) > 0 {
-		t.Errorf("copied are %q, left out %q", files.copied, files.leftOut)
+		t.Errorf("copied %q, left out %q", files.copied, files.leftOut)
 	}
 }
 
-// vanishing is a directory with one name that is listed but is gone when it is opened.
+// vanishing is a directory with one file that is listed but no longer exists when it is opened.
 type vanishing struct {
 	fs.FS
 	name string

@@ -24,15 +24,15 @@ type tensor struct {
 
 var elementBytes = map[checkpoint.DType]int64{"F32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "U8": 1, "I32": 4, "I64": 8, "F16": 2}
 
-// model is a small checkpoint of a family, of random bytes.
+// model is a small checkpoint of a family, with random bytes.
 type model struct {
 	config  map[string]any
 	tensors map[string]tensor
-	// moved lists, for each layer that can be permuted, how its tensors depend on the experts' order.
+	// moved lists the tensors of each permutable layer that depend on the order of the experts.
 	layers []int
 	groups int
 	rng    *rand.Rand
-	// metadata and indexMetadata are the free text of shards, nil for the usual one, and of the index.
+	// metadata and indexMetadata are the metadata of the shards and of the index. nil means the default metadata.
 	metadata      map[string]string
 	indexMetadata map[string]any
 }
@@ -65,7 +65,7 @@ func (m *model) add(name string, dtype checkpoint.DType, shape ...int64) {
 	m.tensors[name] = tensor{dtype, shape, data}
 }
 
-// experts adds tensors for every expert of a block: {e} in a name stands for the expert.
+// experts adds tensors for every expert of a block. {e} in a name is replaced by the expert number.
 func (m *model) experts(block string, dtypes map[string]checkpoint.DType, projections ...string) {
 	for e := range testExperts {
 		for _, projection := range projections {
@@ -86,7 +86,7 @@ func (m *model) write(t *testing.T, perShard int) string {
 	}
 	weightMap := map[string]string{}
 	names := slices.Sorted(maps.Keys(m.tensors))
-	// An expert's tensors lie in different files, as real writers put them.
+	// Tensors of an expert are in different files, as real writers place them.
 	m.rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	shard := 0
 	for part := range slices.Chunk(names, perShard) {
@@ -162,7 +162,7 @@ func readAll(t *testing.T, dir string) map[string]tensor {
 	return all
 }
 
-// permutation draws a permutation of some of the model's layers that keeps its groups whole.
+// permutation returns a random permutation of some of the model's layers that keeps its groups whole.
 func (m *model) permutation(layers ...int) *Permutation {
 	p := &Permutation{}
 	size := testExperts / m.groups
@@ -192,7 +192,7 @@ var (
 	packed    = map[string]checkpoint.DType{"weight_packed": "I32", "weight_scale": "BF16", "weight_shape": "I64"}
 )
 
-// generators make a checkpoint of every family, in the layouts that it is published in.
+// generators create a checkpoint of every family, in the layouts in which the family is published.
 var generators = map[string]func(seed uint64) *model{
 	"qwen3_moe": func(seed uint64) *model {
 		m := newModel(seed, "qwen3_moe", map[string]any{"num_local_experts": testExperts})
@@ -204,7 +204,7 @@ var generators = map[string]func(seed uint64) *model{
 		}
 		return m
 	},
-	"qwen3_moe of a bare model": func(seed uint64) *model {
+	"qwen3_moe without the model prefix": func(seed uint64) *model {
 		m := newModel(seed, "qwen3_moe", map[string]any{"num_experts": testExperts})
 		for l := range testLayers {
 			prefix := fmt.Sprintf("layers.%d.", l)

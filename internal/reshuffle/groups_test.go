@@ -12,9 +12,9 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// planted is a trace in which every token (attention tp) or request (dp) is of one of some kinds, and activates experts of the
-// cluster of its kind alone.
-func planted(groups, kinds int, attention placement.Attention, cluster func(kind, layer int) []int) *trace.Trace {
+// clustered returns a trace in which every token (attention tp) or request (dp) has a kind, and activates only experts
+// of the cluster of its kind.
+func clustered(groups, kinds int, attention placement.Attention, cluster func(kind, layer int) []int) *trace.Trace {
 	shape := tracetest.Shape{
 		Experts: testExperts, TopK: 2, Layers: 2, Vocabulary: 60, Domains: kinds, DocumentsPerDomain: 20, RequestsPerDocument: 2, TokensPerRequest: 60,
 		Noise: 100, Groups: groups,
@@ -24,7 +24,7 @@ func planted(groups, kinds int, attention placement.Attention, cluster func(kind
 		for position := int(t.Offsets[r]); position < int(t.Offsets[r+1]); position++ {
 			kind := int(t.Tokens[position]) % kinds
 			if attention == placement.DataParallel {
-				// The tokens tell the kind of the request: that is all that it is sent by.
+				// The request's tokens determine its kind. Requests are routed only by tokens.
 				kind = int(t.Domains[r])
 				t.Tokens[position] += int32(kind - int(t.Tokens[position])%kinds)
 			}
@@ -39,11 +39,11 @@ func planted(groups, kinds int, attention placement.Attention, cluster func(kind
 	return t
 }
 
-// TestSolvedPermutationKeepsGroups applies solved plans to a checkpoint whose gate chooses groups. The default placement parts
-// all clusters. Plans that preserve groups are taken, and one that does not is refused.
+// TestSolvedPermutationKeepsGroups applies solved plans to a checkpoint with a gate that chooses groups. The default
+// placement splits all clusters. Plans that preserve groups are accepted, and a plan that does not is refused.
 func TestSolvedPermutationKeepsGroups(t *testing.T) {
 	everyOther := func(kind, layer int) []int {
-		// From layer to layer the groups change places, and so do the clusters of a group.
+		// The groups change places from layer to layer, and so do the clusters of a group.
 		first := (kind/2+layer)%2*6 + (kind+layer)%2
 		return []int{first, first + 2, first + 4}
 	}
@@ -63,14 +63,14 @@ func TestSolvedPermutationKeepsGroups(t *testing.T) {
 		}, ""},
 		"groups over ranks, tp": {2, 4, placement.TensorParallel, true, everyOther, ""},
 		"groups over ranks, dp": {2, 4, placement.DataParallel, true, everyOther, ""},
-		"without regard to them": {4, 4, placement.TensorParallel, false, func(kind, _ int) []int {
+		"groups not preserved": {4, 4, placement.TensorParallel, false, func(kind, _ int) []int {
 			return []int{kind, kind + 4, kind + 8}
 		}, "solve with --preserve-groups"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := generators["deepseek_v3 in FP8, with groups and multi-token prediction"](7)
 			m.config["n_group"], m.config["topk_group"] = test.groups, 1
-			solution, err := solver.Solve(t.Context(), planted(test.groups, test.ranks, test.attention, test.cluster), solver.Options{
+			solution, err := solver.Solve(t.Context(), clustered(test.groups, test.ranks, test.attention, test.cluster), solver.Options{
 				Ranks: test.ranks, Attention: test.attention, Algorithm: placement.Auto, Forecast: solver.Table, PreserveGroups: test.preserve,
 				TrainPercent: 50, Seed: 1,
 			})
@@ -86,7 +86,7 @@ func TestSolvedPermutationKeepsGroups(t *testing.T) {
 				t.Fatal(err)
 			}
 			if solution.FallBack != "" || len(permutation.canonical().Layers) == 0 {
-				t.Fatalf("nothing is permuted: %s", solution.FallBack)
+				t.Fatalf("no layer is permuted: %s", solution.FallBack)
 			}
 			if solution.Report.LAR < 0.8 {
 				t.Errorf("local activation rate %v; the clusters were not found: %v", solution.Report.LAR, permutation.Layers)

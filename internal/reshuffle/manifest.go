@@ -21,57 +21,61 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// ManifestFile is the file of the output that says what it was made of.
+// ManifestFile is the name of the file in the output that describes the inputs and the content of the output.
 const ManifestFile = "semmoe-reshuffle.json"
 
-// Format is the version of the manifest and of what this package writes.
+// Format is the version of the manifest and of the output format.
 const Format = "semmoe-reshuffle/1"
 
-// Manifest is the content of ManifestFile. It holds no time and no path: the same input gives the same bytes, but for the
-// shards' full hashes, which only a verified run knows.
+// Manifest is the content of ManifestFile. It contains no time and no path, so the same input gives the same bytes. The
+// only exception are the hashes of whole shards, which only a verified run computes.
 type Manifest struct {
 	Format string `json:"format"`
 	Source Source `json:"source"`
-	// PermutationDigest and Permutation are what was done to the source; layers that stayed are not listed.
+	// PermutationDigest and Permutation describe how the source was permuted. Unchanged layers are not listed.
 	PermutationDigest string      `json:"permutation_digest"`
 	Permutation       Permutation `json:"permutation"`
-	// ModelDigest identifies the output, see checkpoint.Checkpoint.Digest.
+	// ModelDigest identifies the output. See checkpoint.Checkpoint.Digest.
 	ModelDigest string           `json:"model_digest"`
 	Shards      map[string]Shard `json:"shards"`
-	// Files holds the sha256 of every other file but the manifest; empty for one that is being replaced.
+	// Files maps every other file except the manifest to its sha256. The value is empty while the file is being
+	// replaced.
 	Files map[string]string `json:"files"`
-	// LeftOut lists what the output has not: files of the source that hold weights in another form, which would be in the old order,
-	// directories that cannot be read, and what is neither file nor directory.
+	// LeftOut lists the files of the source that the output does not contain: files that hold weights in another
+	// format, which would be in the old order, directories that cannot be read, and entries that are neither files nor
+	// directories.
 	LeftOut []string `json:"left_out,omitempty"`
 }
 
 // Source identifies the input.
 type Source struct {
-	// ModelDigest is checkpoint.Checkpoint.Digest: config, index and headers.
+	// ModelDigest is checkpoint.Checkpoint.Digest of the input: config, index and headers.
 	ModelDigest string `json:"model_digest"`
-	// SampleDigest is a sha256 of samples of the weights: it tells models of the same layout apart.
+	// SampleDigest is the sha256 of samples of the weights. It distinguishes models of the same layout.
 	SampleDigest string `json:"sample_digest"`
 }
 
 // Shard describes a shard of the output.
 type Shard struct {
 	Size int64 `json:"size"`
-	// HeaderSHA256 is that of the header's length and text.
+	// HeaderSHA256 is the sha256 of the header's length and text.
 	HeaderSHA256 string `json:"header_sha256"`
-	// Gathered holds the sha256 of the tensors whose rows moved, of those of at most 16 MiB.
+	// Gathered maps each tensor with moved rows to its sha256. Tensors larger than 16 MiB are not included.
 	Gathered map[string]string `json:"gathered,omitempty"`
-	// SHA256 is that of the whole file, where the output was verified in full.
+	// SHA256 is the sha256 of the whole file. It is set only after full verification.
 	SHA256 string `json:"sha256,omitempty"`
 }
 
 const (
-	// sampleBytes is read at the beginning of each sampled tensor.
+	// sampleBytes is the number of bytes read at the beginning of each sampled tensor.
 	sampleBytes = 4096
-	// expertSamples is how many tensors of experts are sampled in a shard. All other tensors are sampled: there are few.
+	// expertSamples is the maximum number of expert tensors sampled in a shard. All other tensors are sampled: there
+	// are few.
 	expertSamples = 8
 )
 
-// identify samples the weights of the input. Two checkpoints that differ only outside of the samples share a digest.
+// identify samples the weights of the input. Two checkpoints that differ only outside of the samples get the same
+// digest.
 func identify(c *checkpoint.Checkpoint) (Source, error) {
 	h := sha256.New()
 	buffer := make([]byte, sampleBytes)
@@ -100,7 +104,7 @@ func identify(c *checkpoint.Checkpoint) (Source, error) {
 	return Source{c.Digest(), hex.EncodeToString(h.Sum(nil))}, nil
 }
 
-// identity names the work: what is made of what.
+// identity returns the digest that identifies a combination of source and permutation.
 func identity(source Source, permutationDigest string) string {
 	return digest([]byte(Format + "\n" + source.ModelDigest + "\n" + source.SampleDigest + "\n" + permutationDigest + "\n"))
 }
@@ -110,10 +114,11 @@ func digest(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// maxManifestBytes bounds a manifest; that of the largest known models has 2 MB.
+// maxManifestBytes is the maximum size of a manifest. The manifest of the largest known models has 2 MB.
 const maxManifestBytes = 64 << 20
 
-// openRegular opens a regular file. In a directory that users share, another one may put a FIFO in its place, which would block.
+// openRegular opens a regular file. In a shared directory, another user may replace the file with a FIFO, and a
+// blocking open would hang.
 func openRegular(path string) (*os.File, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -126,7 +131,7 @@ func openRegular(path string) (*os.File, error) {
 	return file, nil
 }
 
-// readManifest reads the manifest of an output; found is false where there is none.
+// readManifest reads the manifest of an output. found is false if there is none.
 func readManifest(dir string) (m *Manifest, found bool, err error) {
 	file, err := openRegular(filepath.Join(dir, ManifestFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -150,7 +155,7 @@ func readManifest(dir string) (m *Manifest, found bool, err error) {
 	return m, true, nil
 }
 
-// encode is the manifest's text.
+// encode returns the manifest as JSON.
 func (m *Manifest) encode() ([]byte, error) {
 	text, err := json.Marshal(m)
 	return append(text, '\n'), err
@@ -164,7 +169,7 @@ func (m *Manifest) write(dir string) error {
 	return writeText(filepath.Join(dir, ManifestFile), text)
 }
 
-// save changes the manifest of an output that has its name.
+// save updates the manifest of a published output.
 func (m *Manifest) save(dir string) error {
 	if err := m.write(dir); err != nil {
 		return err
@@ -172,7 +177,8 @@ func (m *Manifest) save(dir string) error {
 	return syncDirectory(dir)
 }
 
-// check compares the files of an output with its manifest: names, sizes, and the hash of all that was not merely copied.
+// check compares the names, sizes and hashes of an output with its manifest. Of the shards, only headers and gathered
+// tensors are hashed.
 func (m *Manifest) check(dir string) error {
 	for _, name := range slices.Sorted(maps.Keys(m.Shards)) {
 		if err := m.Shards[name].check(filepath.Join(dir, name)); err != nil {
@@ -183,10 +189,10 @@ func (m *Manifest) check(dir string) error {
 		path := filepath.Join(dir, name)
 		sum, err := hashFile(path)
 		if err != nil {
-			return damaged(path, err)
+			return missingError(path, err)
 		}
 		if sum != m.Files[name] {
-			return checkpoint.Invalidf("%s is damaged: its sha256 is %s, the manifest has %s", path, sum, m.Files[name])
+			return checkpoint.Invalidf("%s is damaged: its sha256 is %s, the manifest lists %s", path, sum, m.Files[name])
 		}
 	}
 	return nil
@@ -199,7 +205,7 @@ func (s Shard) check(path string) error {
 	}
 	defer file.Close()
 	if file.Size != s.Size || digest(checkpoint.FrameHeader(file.HeaderText)) != s.HeaderSHA256 {
-		return checkpoint.Invalidf("%s is damaged: it has not the size or the header that the manifest has", path)
+		return checkpoint.Invalidf("%s is damaged: its size or its header differs from the manifest", path)
 	}
 	for name, want := range s.Gathered {
 		tensor := file.Tensors[name]
@@ -208,14 +214,15 @@ func (s Shard) check(path string) error {
 			return err
 		}
 		if got := hex.EncodeToString(h.Sum(nil)); got != want {
-			return checkpoint.Invalidf("%s is damaged: tensor %q has sha256 %s, the manifest has %s", path, name, got, want)
+			return checkpoint.Invalidf("%s is damaged: tensor %q has sha256 %s, the manifest lists %s", path, name, got, want)
 		}
 	}
 	return nil
 }
 
-// damaged tells a missing file, which stays missing, from one that cannot be read now.
-func damaged(path string, err error) error {
+// missingError turns the error of a missing file, which is permanent, into an InvalidError. Other read errors are
+// returned unchanged, because they may be temporary.
+func missingError(path string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return checkpoint.Invalidf("%s is missing", path)
 	}
@@ -239,7 +246,7 @@ func hashFile(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// describe makes the manifest's entry of a finished shard.
+// describe returns the manifest's entry of a finished shard.
 func (p *shardPlan) describe(path, sum string) (Shard, error) {
 	gathered, err := p.hashGathers(path)
 	if err != nil {
@@ -248,15 +255,16 @@ func (p *shardPlan) describe(path, sum string) (Shard, error) {
 	return Shard{p.size(), digest(checkpoint.FrameHeader(p.header)), gathered, sum}, nil
 }
 
-// sameWork tells why an existing output is not what would be made; empty where it is.
-func (m *Manifest) sameWork(source Source, p *Permutation) string {
+// mismatch describes why an existing output was not made from the same inputs. It returns an empty string if the output
+// matches.
+func (m *Manifest) mismatch(source Source, p *Permutation) string {
 	var why bytes.Buffer
 	if m.Format != Format {
-		fmt.Fprintf(&why, "it was written in format %q, this version writes %q", m.Format, Format)
+		fmt.Fprintf(&why, "its format is %q, this version writes %q", m.Format, Format)
 	} else if m.Source != source {
-		fmt.Fprintf(&why, "it was made of another model (digest %.16s, this one has %.16s)", m.Source.ModelDigest, source.ModelDigest)
+		fmt.Fprintf(&why, "it was made from another model (digest %.16s, expected %.16s)", m.Source.ModelDigest, source.ModelDigest)
 	} else if m.PermutationDigest != p.Digest() {
-		fmt.Fprintf(&why, "it has another permutation (digest %.16s, this one has %.16s)", m.PermutationDigest, p.Digest())
+		fmt.Fprintf(&why, "it has another permutation (digest %.16s, expected %.16s)", m.PermutationDigest, p.Digest())
 	}
 	return why.String()
 }

@@ -2,22 +2,24 @@ package reshuffle
 
 import "github.com/semmoe/operator/internal/checkpoint"
 
-// mapping says where each tensor of the output comes from.
+// mapping maps each tensor of the output to its source.
 type mapping struct {
 	config *checkpoint.Config
 	// toOld and toNew hold the permutations of the layers that change.
 	toOld, toNew map[int][]int
-	// gathered holds, for each tensor with values of all experts of a layer, where these are and how they move.
+	// gathered maps each tensor that contains values of all experts of a layer to the location and the permutation of
+	// these values.
 	gathered map[string]gathered
 }
 
-// gathered is how the values of experts move within a tensor: those of expert j come from expert newToOld[j].
+// gathered describes how the values of experts move within a tensor. The values of expert j come from expert
+// newToOld[j].
 type gathered struct {
 	axis     checkpoint.Axis
 	newToOld []int
 }
 
-// newMapping requires that the permutation fits the checkpoint.
+// newMapping returns the mapping of a permutation, and an error if the permutation does not fit the checkpoint.
 func newMapping(c *checkpoint.Checkpoint, p *Permutation) (*mapping, error) {
 	layers, err := c.MoELayers()
 	if err != nil {
@@ -27,11 +29,11 @@ func newMapping(c *checkpoint.Checkpoint, p *Permutation) (*mapping, error) {
 	for _, layer := range p.Layers {
 		l := layers[layer.Layer]
 		if l == nil {
-			return nil, checkpoint.Invalidf("the permutation lists layer %d, which is no MoE layer of the checkpoint %s (%d hidden layers, MoE layers %v): it is for another model",
+			return nil, checkpoint.Invalidf("the permutation lists layer %d, which is not an MoE layer of the checkpoint %s (%d hidden layers, MoE layers %v): use the permutation of this model",
 				layer.Layer, c.Dir, c.Config.Layers, c.Config.MoELayers)
 		}
 		if len(layer.NewToOld) != c.Config.Experts {
-			return nil, checkpoint.Invalidf("the permutation lists %d experts in layer %d; the checkpoint %s has %d: it is for another model",
+			return nil, checkpoint.Invalidf("the permutation lists %d experts in layer %d; the checkpoint %s has %d: use the permutation of this model",
 				len(layer.NewToOld), layer.Layer, c.Dir, c.Config.Experts)
 		}
 		if err := checkGroups(layer, c.Config.Groups); err != nil {
@@ -58,10 +60,10 @@ func newMapping(c *checkpoint.Checkpoint, p *Permutation) (*mapping, error) {
 	return m, c.CheckOutside(layers, predicting)
 }
 
-// newName is the name that a tensor or module of the input has in the output.
+// newName returns the output name of an input tensor or module.
 func (m *mapping) newName(old string) string { return m.rename(old, m.toNew) }
 
-// oldName is the name that a tensor or module of the output has in the input.
+// oldName returns the input name of an output tensor or module.
 func (m *mapping) oldName(new string) string { return m.rename(new, m.toOld) }
 
 func (m *mapping) rename(name string, experts map[int][]int) string {

@@ -16,10 +16,10 @@ import (
 
 const tinyModel = "../refengine/testdata/tiny-qwen3moe"
 
-// generation is what a model does with a prompt.
+// generation is the output of a model for one prompt.
 type generation struct {
 	tokens []int32
-	// logits are the last position's of the prompt; routes are the prompt's experts, [tokens][layers][top-k].
+	// logits are those of the prompt's last position. routes are the prompt's experts, [tokens][layers][top-k].
 	logits []float32
 	routes []uint16
 }
@@ -38,7 +38,7 @@ func load(t *testing.T, dir string) *refmodel.Model {
 	return m
 }
 
-// generate continues a prompt greedily.
+// generate continues a prompt with greedy decoding.
 func generate(t *testing.T, m *refmodel.Model, prompt []int32, length int) generation {
 	t.Helper()
 	runner, cache := m.NewRunner(2), m.NewCache(len(prompt)+length)
@@ -93,8 +93,8 @@ func prompts(t *testing.T) [][]int32 {
 	return list
 }
 
-// TestOutputsAreEqual runs a trained model before and after: the same tokens, the same logits, and routes that differ by
-// the permutation alone.
+// TestOutputsAreEqual runs a trained model before and after a permutation. Tokens and logits are equal, and routes
+// differ only by the permutation.
 func TestOutputsAreEqual(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	p := &Permutation{}
@@ -116,8 +116,8 @@ func TestOutputsAreEqual(t *testing.T) {
 				t.Errorf("prompt %d: token %d is %d, want %d", i, j, got.tokens[j], want.tokens[j])
 			}
 		}
-		// The gate's softmax sums the experts in their order, so float32 rounds differently: the largest logits are
-		// about 13, where the unit in the last place is 1e-6.
+		// The gate's softmax sums over the experts in order, so float32 rounds differently. The largest logits are
+		// about 13, where one unit in the last place is 1e-6.
 		scale := largestDifference(want.logits, make([]float32, len(want.logits)))
 		if d := largestDifference(want.logits, got.logits); d > 1e-5*max(1, scale) {
 			t.Errorf("prompt %d: logits differ by %g; the largest is %g", i, d, scale)
@@ -138,12 +138,12 @@ func TestOutputsAreEqual(t *testing.T) {
 	if routed == 0 {
 		t.Error("no route was compared")
 	}
-	// The comparison must see what a wrong order does: put one gate back.
+	// Check that the comparison detects a wrong order: restore the old order of one gate.
 	putGateBack(t, out, "model.layers.1.mlp.gate.weight")
 	wrong := load(t, out)
 	prompt := prompts(t)[0]
 	if d := largestDifference(generate(t, before, prompt, 1).logits, generate(t, wrong, prompt, 1).logits); d < 1e-2 {
-		t.Errorf("a gate in the wrong order changes logits by %g only", d)
+		t.Errorf("a gate in the wrong order changes logits by only %g", d)
 	}
 }
 
@@ -165,7 +165,8 @@ func putGateBack(t *testing.T, dir, name string) {
 	}
 }
 
-// fuse writes the tiny model with all experts of a layer in two tensors: [experts, outputs, inputs], or with the latter two exchanged.
+// fuse writes the tiny model with all experts of a layer in two tensors of shape [experts, outputs, inputs], or
+// [experts, inputs, outputs] if exchanged.
 func fuse(t *testing.T, exchanged bool) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(tinyModel, checkpoint.ConfigFile))
@@ -215,7 +216,7 @@ func inLayerRest(name string) string {
 	return ""
 }
 
-// transposed exchanges the dimensions of a matrix of BF16.
+// transposed transposes a BF16 matrix.
 func transposed(data []byte, rows, cols int) []byte {
 	out := make([]byte, len(data))
 	for i := range rows {
@@ -226,13 +227,13 @@ func transposed(data []byte, rows, cols int) []byte {
 	return out
 }
 
-// TestRandomPermutations permutes a trained model, in each layout, by random permutations of random layers. The outputs stay, and the inverse
-// gives back every byte.
+// TestRandomPermutations permutes a trained model, in each layout, by random permutations of random layers. The outputs
+// stay equal, and the inverse permutation restores every byte.
 func TestRandomPermutations(t *testing.T) {
 	prompt := prompts(t)[0]
 	want := generate(t, load(t, tinyModel), prompt, 8)
 	rng := rand.New(rand.NewPCG(3, 5))
-	for name, dir := range map[string]string{"apart": tinyModel, "fused": fuse(t, false), "fused, exchanged": fuse(t, true)} {
+	for name, dir := range map[string]string{"separate": tinyModel, "fused": fuse(t, false), "fused, exchanged": fuse(t, true)} {
 		t.Run(name, func(t *testing.T) {
 			if got := generate(t, load(t, dir), prompt, 8); !slices.Equal(got.tokens, want.tokens) || largestDifference(got.logits, want.logits) > 0 {
 				t.Fatalf("tokens %v, want %v; logits differ by %g", got.tokens, want.tokens, largestDifference(got.logits, want.logits))

@@ -17,10 +17,10 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// maxPermutationBytes bounds the permutation file; 512 layers of 1,024 experts need 3 MB.
+// maxPermutationBytes is the maximum size of the permutation file. 512 layers of 1,024 experts need 3 MB.
 const maxPermutationBytes = 64 << 20
 
-// Permutation says in which order the experts of some layers are to stand. Layers that it does not list stay as they are.
+// Permutation is the new order of the experts in some layers. Layers that are not listed stay unchanged.
 type Permutation struct {
 	Layers []LayerPermutation `json:"layers"`
 }
@@ -32,8 +32,8 @@ type LayerPermutation struct {
 	NewToOld []int `json:"new_to_old"`
 }
 
-// ReadPermutation reads a gate-permutation.json and requires that each layer in it is a permutation. Faults of the file
-// are *checkpoint.InvalidError.
+// ReadPermutation reads a gate-permutation.json and requires that each layer in it is a permutation. An invalid file
+// returns a *checkpoint.InvalidError.
 func ReadPermutation(path string) (*Permutation, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -90,7 +90,7 @@ func ParsePermutation(text []byte) (*Permutation, error) {
 	return p, p.validate()
 }
 
-// validate requires permutations, one for a layer.
+// validate requires that each layer is listed at most once and is a permutation.
 func (p *Permutation) validate() error {
 	seen := map[int]bool{}
 	for _, layer := range p.Layers {
@@ -104,7 +104,7 @@ func (p *Permutation) validate() error {
 				return checkpoint.Invalidf("layer %d: new_to_old[%d] is %d; allowed is 0 to %d", layer.Layer, j, old, len(at)-1)
 			}
 			if at[old] > 0 {
-				return checkpoint.Invalidf("layer %d: new_to_old is no permutation: %d stands at both %d and %d", layer.Layer, old, at[old]-1, j)
+				return checkpoint.Invalidf("layer %d: new_to_old is not a permutation: value %d is at both %d and %d", layer.Layer, old, at[old]-1, j)
 			}
 			at[old] = j + 1
 		}
@@ -112,7 +112,7 @@ func (p *Permutation) validate() error {
 	return nil
 }
 
-// Inverse undoes the permutation.
+// Inverse returns the inverse permutation.
 func (p *Permutation) Inverse() *Permutation {
 	inverse := &Permutation{}
 	for _, layer := range p.Layers {
@@ -129,7 +129,7 @@ func invert(permutation []int) []int {
 	return inverse
 }
 
-// canonical lists the layers that change, in ascending order.
+// canonical returns a permutation of only the layers that change, in ascending order.
 func (p *Permutation) canonical() *Permutation {
 	out := &Permutation{Layers: []LayerPermutation{}}
 	for _, layer := range p.Layers {
@@ -141,8 +141,8 @@ func (p *Permutation) canonical() *Permutation {
 	return out
 }
 
-// Digest identifies what the permutation does: sha256, in hex, of its canonical JSON. Neither the order of the layers
-// nor layers that stay as they are matter.
+// Digest returns the sha256, in hex, of the permutation's canonical JSON. The order of the layers and unchanged layers
+// do not affect it.
 func (p *Permutation) Digest() string {
 	text, err := json.Marshal(p.canonical())
 	if err != nil {
@@ -152,8 +152,8 @@ func (p *Permutation) Digest() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// checkGroups requires that a permutation maps each group of consecutive experts onto one: a gate that first chooses
-// groups would choose others.
+// checkGroups requires that a permutation maps each group of consecutive experts onto one group. With any other
+// permutation, a gate that first chooses groups would choose different groups.
 func checkGroups(layer LayerPermutation, groups int) error {
 	size := len(layer.NewToOld) / groups
 	for j, old := range layer.NewToOld {

@@ -23,7 +23,7 @@ func TestParsePermutationRefuses(t *testing.T) {
 		"no permutation":   {`{"layers":[{"layer":1}]}`, "layers[0] needs layer and new_to_old"},
 		"negative layer":   {`{"layers":[{"layer":-1,"new_to_old":[0]}]}`, "layer -1 is negative"},
 		"layer twice":      {`{"layers":[{"layer":1,"new_to_old":[0]},{"layer":1,"new_to_old":[0]}]}`, "layer 1 is negative or listed twice"},
-		"expert twice":     {`{"layers":[{"layer":1,"new_to_old":[0,2,2]}]}`, "layer 1: new_to_old is no permutation: 2 stands at both 1 and 2"},
+		"expert twice":     {`{"layers":[{"layer":1,"new_to_old":[0,2,2]}]}`, "layer 1: new_to_old is not a permutation: value 2 is at both 1 and 2"},
 		"expert too large": {`{"layers":[{"layer":1,"new_to_old":[0,3,1]}]}`, "new_to_old[1] is 3; allowed is 0 to 2"},
 		"negative expert":  {`{"layers":[{"layer":1,"new_to_old":[0,-1]}]}`, "new_to_old[1] is -1"},
 		"not an integer":   {`{"layers":[{"layer":1,"new_to_old":[0,0.5]}]}`, "new_to_old is a JSON number 0.5; it must be as in"},
@@ -83,7 +83,7 @@ func FuzzParsePermutation(f *testing.F) {
 	})
 }
 
-// TestRefused has inputs that do not fit one another: nothing may be written for them.
+// TestRefused has inputs that do not match. No file may be written for them.
 func TestRefused(t *testing.T) {
 	const v3 = "deepseek_v3 in FP8, with groups and multi-token prediction"
 	shift := func(n int) []int {
@@ -100,10 +100,10 @@ func TestRefused(t *testing.T) {
 		permutation *Permutation
 		want        []string
 	}{
-		"experts of another model": {"qwen3_moe", nil, one(0, 16), []string{"16 experts in layer 0", "has 12", "another model"}},
-		"layer of another model":   {"qwen3_moe", nil, one(7, testExperts), []string{"layer 7", "3 hidden layers", "another model"}},
-		"dense layer":              {"qwen2_moe with a dense layer", nil, one(1, testExperts), []string{"layer 1", "no MoE layer"}},
-		"absent prediction layer":  {"glm4_moe", nil, one(testLayers, testExperts), []string{"layer 3", "no MoE layer"}},
+		"experts of another model": {"qwen3_moe", nil, one(0, 16), []string{"16 experts in layer 0", "has 12", "use the permutation of this model"}},
+		"layer of another model":   {"qwen3_moe", nil, one(7, testExperts), []string{"layer 7", "3 hidden layers", "use the permutation of this model"}},
+		"dense layer":              {"qwen2_moe with a dense layer", nil, one(1, testExperts), []string{"layer 1", "not an MoE layer"}},
+		"absent prediction layer":  {"glm4_moe", nil, one(testLayers, testExperts), []string{"layer 3", "not an MoE layer"}},
 		"breaks groups":            {v3, nil, one(1, testExperts), []string{"layer 1", "4 groups of 3 experts", "keep groups whole"}},
 		"tensor of an expert missing": {"qwen3_moe", func(m *model) { delete(m.tensors, "model.layers.1.mlp.experts.4.up_proj.weight") }, one(0, testExperts),
 			[]string{checkpoint.IndexFile, `"model.layers.1.mlp.experts.4.up_proj.weight" is missing`}},
@@ -120,12 +120,12 @@ func TestRefused(t *testing.T) {
 		"fused bias missing": {"gpt_oss", func(m *model) { delete(m.tensors, "model.layers.0.mlp.experts.down_proj_bias") }, one(0, testExperts), []string{`"model.layers.0.mlp.experts.down_proj_bias" is missing`}},
 		"layer missing": {"qwen3_moe", func(m *model) { m.config["num_hidden_layers"] = testLayers + 1 }, one(0, testExperts),
 			[]string{"layer 3 has neither gate nor experts", "qwen3_moe"}},
-		"too many experts": {"qwen3_moe", func(m *model) { m.config["num_local_experts"] = 8 }, one(0, 8), []string{"a layer has 8 experts, 0 to 7"}},
+		"too many experts": {"qwen3_moe", func(m *model) { m.config["num_local_experts"] = 8 }, one(0, 8), []string{"declares only 8 experts per layer, 0 to 7"}},
 		"unknown family":   {"qwen3_moe", func(m *model) { m.config["model_type"] = "llama" }, one(0, testExperts), []string{`model_type "llama"`, "config.json", "qwen3_next"}},
 		"unknown tensor in the block": {"qwen3_moe", func(m *model) { m.add("model.layers.0.mlp.expert_bias", "F32", testExperts) }, one(0, testExperts),
 			[]string{`"model.layers.0.mlp.expert_bias" is not known`, ".safetensors"}},
 		"quantised gate": {"qwen3_moe", func(m *model) { m.add("model.layers.0.mlp.gate.qzeros", "I32", testExperts, 1) }, one(0, testExperts),
-			[]string{`"model.layers.0.mlp.gate.qzeros"`, "cannot be moved"}},
+			[]string{`"model.layers.0.mlp.gate.qzeros"`, "cannot be permuted"}},
 		"gate scaled by blocks": {"qwen3_moe", func(m *model) { m.add("model.layers.0.mlp.gate.weight_scale_inv", "F32", 2, 1) }, one(0, testExperts),
 			[]string{`"model.layers.0.mlp.gate.weight_scale_inv" has shape [2 1]`, "12 rows"}},
 		"fused tensor in another order": {"gpt_oss", func(m *model) { m.add("model.layers.0.mlp.experts.gate_up_proj", "BF16", testHidden, testExperts, 6) }, one(0, testExperts),
@@ -136,7 +136,7 @@ func TestRefused(t *testing.T) {
 			[]string{"same layer 0"}},
 		"ignore list that cannot be rewritten": {"qwen3_moe", func(m *model) {
 			m.config["quantization_config"] = map[string]any{"ignore": []string{`re:.*mlp\.experts\.[0-3]\..*`}}
-		}, one(0, testExperts), []string{"config.json", "[0-3]", "which change places"}},
+		}, one(0, testExperts), []string{"config.json", "[0-3]", "which are exchanged"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := generators[test.family](1)

@@ -17,29 +17,30 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// comparedBytes is the size up to which the content of a file tells whether it changed; tokenizers are below. Of a larger one the size
-// does: a run that finds its output should not read gigabytes.
+// comparedBytes is the maximum size of a file that is compared by content; tokenizers are smaller. Larger files are
+// compared only by size, because a run that finds its output should not read gigabytes.
 const comparedBytes = 64 << 20
 
-// refresh brings an existing output up to date with those files of the model that its digest does not cover, such as the tokenizer, its
-// chat template and code. Readers of the output see the old file or the new one.
+// refresh updates an existing output with those files of the model that its digest does not cover, such as the
+// tokenizer, the chat template and code. Readers of the output see either the old file or the new one.
 func (j *job) refresh(ctx context.Context, m *Manifest) error {
-	changed, gone, err := j.stale(m)
-	if err != nil || len(changed)+len(gone) == 0 {
+	changed, removed, err := j.stale(m)
+	if err != nil || len(changed)+len(removed) == 0 {
 		return err
 	}
-	logr.FromContextOrDiscard(ctx).Info("Refreshing", "output", j.out, "changed", changed, "gone", gone)
-	err = j.replace(ctx, m, changed, gone)
+	logr.FromContextOrDiscard(ctx).Info("Updating files of the output", "output", j.out, "changed", changed, "removed", removed)
+	err = j.replace(ctx, m, changed, removed)
 	if errors.Is(err, fs.ErrPermission) {
-		names := slices.Concat(changed, gone)
-		return checkpoint.Invalidf("output %s: %d files, such as %s, are not as the model %s has them now, and this user may not change them (%v): remove the output, or run as its owner",
+		names := slices.Concat(changed, removed)
+		return checkpoint.Invalidf("output %s: failed to update %d files, such as %s, that differ from the model %s: %v: remove the output, or run as its owner",
 			j.out, len(names), names[0], j.source.Dir, err)
 	}
 	return err
 }
 
-// stale names the files that the model has with other content than the output, and those of the output that the model has no more.
-func (j *job) stale(m *Manifest) (changed, gone []string, err error) {
+// stale returns the files with different content in the model and the output, and the files of the output that no
+// longer exist in the model.
+func (j *job) stale(m *Manifest) (changed, removed []string, err error) {
 	made := map[string]bool{}
 	for _, name := range j.outputFiles() {
 		made[name] = true
@@ -56,14 +57,15 @@ func (j *job) stale(m *Manifest) (changed, gone []string, err error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
 		if !made[name] && !j.files.unread(name) {
-			gone = append(gone, name)
+			removed = append(removed, name)
 		}
 	}
 	slices.Sort(changed)
-	return changed, gone, nil
+	return changed, removed, nil
 }
 
-// sameContent reports whether an output has a file as this run would make it, by the manifest: whether that is right is checked later.
+// sameContent reports whether the output's file, according to the manifest, has the content that this run would write.
+// Whether the manifest is correct is checked later.
 func (j *job) sameContent(m *Manifest, name string) (bool, error) {
 	if text, ok := j.files.rewritten[name]; ok {
 		return m.Files[name] == digest(text), nil
@@ -78,24 +80,25 @@ func (j *job) sameContent(m *Manifest, name string) (bool, error) {
 	}
 	if info.Size() > comparedBytes {
 		there, err := os.Stat(to)
-		return err == nil && there.Size() == info.Size(), damaged(to, err)
+		return err == nil && there.Size() == info.Size(), missingError(to, err)
 	}
 	sum, err := hashFile(from)
 	return m.Files[name] == sum, err
 }
 
-// replace writes the files that changed and removes those that are gone. Until that is done the manifest has no hash of them: so the next
-// run after a kill does it again, whatever the model has by then.
-func (j *job) replace(ctx context.Context, m *Manifest, changed, gone []string) error {
-	for _, name := range slices.Concat(changed, gone) {
+// replace writes the changed files and deletes the removed ones. The manifest contains no hashes of these files until
+// all of them are replaced. So after a kill, the next run replaces them again, with the content that the model has at
+// that time.
+func (j *job) replace(ctx context.Context, m *Manifest, changed, removed []string) error {
+	for _, name := range slices.Concat(changed, removed) {
 		m.Files[name] = ""
 	}
 	if err := m.save(j.out); err != nil {
 		return err
 	}
 	j.atStep("refreshing")
-	// What is gone may be a file where there is a directory now, or the other way round.
-	for _, name := range gone {
+	// A removed file may now be a directory, and a removed directory a file.
+	for _, name := range removed {
 		if err := removeFile(j.out, name); err != nil {
 			return err
 		}
@@ -110,24 +113,25 @@ func (j *job) replace(ctx context.Context, m *Manifest, changed, gone []string) 
 	if err := syncTree(j.out); err != nil {
 		return err
 	}
-	return j.recordFiles(m, changed, gone)
+	return j.recordFiles(m, changed, removed)
 }
 
-// recordFiles completes the manifest of an output whose files have been replaced.
-func (j *job) recordFiles(m *Manifest, changed, gone []string) (err error) {
+// recordFiles completes the manifest of an output after its files were replaced.
+func (j *job) recordFiles(m *Manifest, changed, removed []string) (err error) {
 	for _, name := range changed {
 		if m.Files[name], err = hashFile(filepath.Join(j.out, name)); err != nil {
 			return err
 		}
 	}
-	for _, name := range gone {
+	for _, name := range removed {
 		delete(m.Files, name)
 	}
 	m.LeftOut = j.files.leftOut
 	return m.save(j.out)
 }
 
-// removeFile removes a file that a manifest names, with the directories that are empty then; never one outside of the output.
+// removeFile removes a file that is listed in a manifest, and the directories that become empty. It never removes a
+// file outside of the output.
 func removeFile(out, name string) error {
 	root, err := os.OpenRoot(out)
 	if err != nil {
@@ -136,7 +140,8 @@ func removeFile(out, name string) error {
 	defer root.Close()
 	for _, file := range []string{name, name + temporarySuffix} {
 		err := root.Remove(file)
-		// A run that was killed has removed it already, and may have put a directory in its place, or a file in that of its directory.
+		// A killed run may already have removed the file, put a directory in its place, or replaced its parent
+		// directory with a file.
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.ENOTDIR) {
 			return err
 		}
@@ -147,7 +152,7 @@ func removeFile(out, name string) error {
 	return nil
 }
 
-// unread tells that a file lies below a directory that this user may not read: so it is not known whether it is there.
+// unread reports whether a file is below a directory that this user may not read, so that its existence is unknown.
 func (f *sourceFiles) unread(name string) bool {
 	return slices.ContainsFunc(f.leftOut, func(dir string) bool { return strings.HasPrefix(name, dir+"/") })
 }

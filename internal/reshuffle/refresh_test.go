@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
-// versions are two sets of the files of a model besides its weights and config.
+// versions are two sets of the files of a model other than its weights and config.
 var versions = [2]map[string]string{
 	{"tokenizer.json": "1", "README.md": "same", "custom.py": "x", "old/code.py": "y", "old/deep/code.py": "z", "swap": "file", "swop/file": "in a directory",
 		"hf_quant_config.json": `{"ignore":["model.layers.1.mlp.experts.3"]}`},
@@ -26,7 +26,7 @@ var versions = [2]map[string]string{
 		"hf_quant_config.json": `{"ignore":["model.layers.1.mlp.experts.4"]}`},
 }
 
-// setVersion gives a model one of the sets.
+// setVersion replaces the files of a model by one of the sets.
 func setVersion(t *testing.T, dir string, version int) {
 	t.Helper()
 	for _, files := range versions {
@@ -41,7 +41,7 @@ func setVersion(t *testing.T, dir string, version int) {
 	}
 }
 
-// sameOutput compares an output with one that was made anew.
+// sameOutput compares an output with the output of a fresh run.
 func sameOutput(t *testing.T, o Options) {
 	t.Helper()
 	fresh := o
@@ -55,18 +55,19 @@ func sameOutput(t *testing.T, o Options) {
 		return files
 	}
 	if diff := cmp.Diff(contents(fresh.Out), contents(o.Out)); diff != "" {
-		t.Errorf("the output is not that of the model as it is now: %s", diff)
+		t.Errorf("the output does not match the current model: %s", diff)
 	}
 }
 
-// TestRefresh: a run that finds its output brings it up to date with what is no part of the model's digest, and leaves the rest alone.
+// TestRefresh checks that a run that finds its output updates the files that the model's digest does not cover, and no
+// others.
 func TestRefresh(t *testing.T) {
 	m := generators["qwen3_moe"](1)
 	model := m.write(t, 30)
 	setVersion(t, model, 0)
 	o := Options{Model: model, Permutation: m.permutation(m.layers...), Out: filepath.Join(t.TempDir(), "out")}
 	mustRun(t, o)
-	// Earlier versions took in the outputs that lay on the model's volume.
+	// Earlier versions included the outputs that were on the model's volume.
 	manifest, _, err := readManifest(o.Out)
 	if err != nil {
 		t.Fatal(err)
@@ -98,11 +99,11 @@ func TestRefresh(t *testing.T) {
 	}
 	old := make([]byte, 2)
 	if n, err := reader.Read(old); n != 1 || old[0] != '1' {
-		t.Errorf("who reads the old file sees %q, %v", old[:n], err)
+		t.Errorf("a reader of the old file sees %q, %v", old[:n], err)
 	}
 	for _, name := range []string{"old", "KEY"} {
 		if _, err := os.Stat(filepath.Join(o.Out, name)); err == nil {
-			t.Errorf("the directory %s is left", name)
+			t.Errorf("the directory %s still exists", name)
 		}
 	}
 	sameOutput(t, o)
@@ -112,7 +113,8 @@ func TestRefresh(t *testing.T) {
 	}
 }
 
-// TestKilledRefresh kills a run at each of its writes; the next one finishes, whether the model stays as it is or goes back.
+// TestKilledRefresh kills a run at each of its writes. The next run finishes, whether the model stays the same or is
+// reverted.
 func TestKilledRefresh(t *testing.T) {
 	m := generators["qwen3_moe"](1)
 	model, p, base := m.write(t, 30), m.permutation(m.layers...), t.TempDir()
@@ -130,12 +132,12 @@ func TestKilledRefresh(t *testing.T) {
 			sameOutput(t, o)
 		}
 		if !killed && step < 8 {
-			t.Errorf("the work had %d steps only", step)
+			t.Errorf("the run had only %d steps", step)
 		}
 	}
 }
 
-// TestRefreshOfLargeFiles: their size tells.
+// TestRefreshOfLargeFiles checks that large files are compared by size.
 func TestRefreshOfLargeFiles(t *testing.T) {
 	m := generators["qwen3_moe"](1)
 	model := m.write(t, 30)
@@ -158,16 +160,17 @@ func TestRefreshOfLargeFiles(t *testing.T) {
 	}
 }
 
-// TestRefreshKeepsWhatIsNotKnown: what lies below a directory that this user may not read is not gone.
-func TestRefreshKeepsWhatIsNotKnown(t *testing.T) {
+// TestRefreshKeepsUnreadFiles checks that files below a directory that this user may not read are not treated as
+// removed.
+func TestRefreshKeepsUnreadFiles(t *testing.T) {
 	j := &job{source: &checkpoint.Checkpoint{}, files: &sourceFiles{leftOut: []string{"sub"}}}
-	_, gone, err := j.stale(&Manifest{Files: map[string]string{"sub/code.py": "x", "subs/code.py": "x", "code.py": "x"}})
-	if err != nil || !slices.Equal(gone, []string{"code.py", "subs/code.py"}) {
-		t.Errorf("gone are %q, %v", gone, err)
+	_, removed, err := j.stale(&Manifest{Files: map[string]string{"sub/code.py": "x", "subs/code.py": "x", "code.py": "x"}})
+	if err != nil || !slices.Equal(removed, []string{"code.py", "subs/code.py"}) {
+		t.Errorf("removed files are %q, %v", removed, err)
 	}
 }
 
-// TestRefreshStaysInside: a manifest cannot name files outside of its output.
+// TestRefreshStaysInside checks that a manifest cannot name files outside of its output.
 func TestRefreshStaysInside(t *testing.T) {
 	dir := t.TempDir()
 	out, outside := filepath.Join(dir, "out"), filepath.Join(dir, "outside")
@@ -186,7 +189,8 @@ func TestRefreshStaysInside(t *testing.T) {
 	}
 }
 
-// TestRefreshOfAnotherUsersOutput is refused where that user alone may write: an engine would serve what the model has no more.
+// TestRefreshOfAnotherUsersOutput checks that the update fails if only the other user may write. If it did not, an
+// engine would serve outdated files.
 func TestRefreshOfAnotherUsersOutput(t *testing.T) {
 	s := newOpenShared(t, 1)
 	setVersion(t, s.model, 0)
@@ -194,9 +198,9 @@ func TestRefreshOfAnotherUsersOutput(t *testing.T) {
 	mustRunAs(t, userB, s.work[0])
 	setVersion(t, s.model, 1)
 	before := snapshot(t, s.work[0].Out)
-	said, err := runAs(t, userB, s.work[0])
-	if err == nil || !strings.Contains(said, "10 files, such as chat_template.jinja, are not as the model ") {
-		t.Errorf("%v: %s", err, said)
+	logged, err := runAs(t, userB, s.work[0])
+	if err == nil || !strings.Contains(logged, "failed to update 10 files, such as chat_template.jinja, that differ from the model ") {
+		t.Errorf("%v: %s", err, logged)
 	}
 	if diff := cmp.Diff(before, snapshot(t, s.work[0].Out)); diff != "" {
 		t.Error(diff)
@@ -206,7 +210,8 @@ func TestRefreshOfAnotherUsersOutput(t *testing.T) {
 	mustRunAs(t, userB, s.work[0])
 }
 
-// TestRefreshAfterAnotherUser: what a run of root that was killed was writing into a user's output does not keep that user from it.
+// TestRefreshAfterAnotherUser checks that temporary files of a killed run of root do not keep a user from updating the
+// user's output.
 func TestRefreshAfterAnotherUser(t *testing.T) {
 	s := newOpenShared(t, 1)
 	setVersion(t, s.model, 0)
@@ -219,10 +224,10 @@ func TestRefreshAfterAnotherUser(t *testing.T) {
 	sameOutput(t, s.work[0])
 }
 
-// TestRefreshAfterAWait: a run that waited for another takes the files that the model has when its turn comes, not those of before, whether
-// the other has made the output or not.
+// TestRefreshAfterAWait checks that a run that waited for another run uses the files that the model has after the wait,
+// whether or not the other run created the output.
 func TestRefreshAfterAWait(t *testing.T) {
-	for name, made := range map[string]bool{"made": true, "not made": false} {
+	for name, made := range map[string]bool{"created": true, "not created": false} {
 		t.Run(name, func(t *testing.T) {
 			m := generators["qwen3_moe"](1)
 			model := m.write(t, 30)
@@ -236,8 +241,8 @@ func TestRefreshAfterAWait(t *testing.T) {
 				t.Fatal(err)
 			}
 			waits, ended := make(chan struct{}, 1), make(chan error)
-			log := funcr.New(func(_, said string) {
-				if strings.Contains(said, "Waiting for another run") {
+			log := funcr.New(func(_, logged string) {
+				if strings.Contains(logged, "Waiting for another run") {
 					waits <- struct{}{}
 				}
 			}, funcr.Options{})

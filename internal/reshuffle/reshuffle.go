@@ -21,38 +21,39 @@ import (
 	"github.com/semmoe/operator/internal/reshuffle/progress"
 )
 
-// DefaultParallel is how many shards are written at a time unless asked otherwise: enough to keep a disk busy.
+// DefaultParallel is the default number of shards written concurrently. Four are enough to keep a disk busy.
 const DefaultParallel = 4
 
-// Options say what to make.
+// Options configures a run.
 type Options struct {
-	// Model is the directory of the checkpoint; it is only read.
+	// Model is the directory of the checkpoint. It is only read.
 	Model string
 	// Permutation is the order of the experts.
 	Permutation *Permutation
-	// Out is the directory to make. It must not exist, be empty, or be the result of the same work.
+	// Out is the output directory. It must not exist, be empty, or be the output of a run with the same model and
+	// permutation.
 	Out string
 	// Verify re-reads input and output and compares every byte.
 	Verify bool
-	// Parallel is how many shards are written at a time; 0 means DefaultParallel.
+	// Parallel is the number of shards written concurrently. 0 means DefaultParallel.
 	Parallel int
-	// Limit bounds the bytes of all outputs in Out's parent directory: to make room for a new one, those are removed that
-	// nobody uses. 0 means no limit: nothing is removed.
+	// Limit is the maximum total size in bytes of all outputs in Out's parent directory. Unused outputs are removed to
+	// make room for a new one. 0 means no limit: nothing is removed.
 	Limit int64
 
-	// grace is how long an output stays after its last use, for tests; 0 means useGrace.
+	// grace is the time for which an output is kept after its last use. It is set by tests; 0 means useGrace.
 	grace time.Duration
-	// atStep is called between the steps, for tests that end the process there.
+	// atStep is called between the steps. Tests use it to end the process at a step.
 	atStep func(step string)
 }
 
-// Result tells what was made.
+// Result describes the output of a run.
 type Result struct {
-	// Reused is true where the output was there already; Resumed counts the shards that an earlier run had left.
+	// Reused reports whether the output already existed. Resumed is the number of shards written by an earlier run.
 	Reused  bool `json:"reused"`
 	Resumed int  `json:"resumed_shards"`
-	// Verified is true: a result has passed the check of its names and a sample of its bytes, or there is none. Compared is true where
-	// every byte was compared, too.
+	// Verified is always true: a run returns no result if the check of the output's names and of a sample of its bytes
+	// fails. Compared reports whether every byte was compared.
 	Verified          bool   `json:"verified"`
 	Compared          bool   `json:"compared"`
 	SourceDigest      string `json:"source_digest"`
@@ -60,26 +61,27 @@ type Result struct {
 	PermutationDigest string `json:"permutation_digest"`
 	Layers            int    `json:"layers"`
 	Shards            int    `json:"shards"`
-	// Bytes is the size of the shards' data, Seconds the time of the whole run.
+	// Bytes is the size of the shards' data. Seconds is the duration of the whole run.
 	Bytes   int64   `json:"bytes"`
 	Seconds float64 `json:"seconds"`
-	// Method is the dearest way of copying that was needed: reflink, copy_file_range or buffered.
+	// Method is the most expensive copy method that was used: reflink, copy_file_range or buffered.
 	Method  string   `json:"method,omitempty"`
 	LeftOut []string `json:"left_out,omitempty"`
 }
 
-// Run makes the output, or finds it. Faults of the input are *checkpoint.InvalidError; after any other error, and after
-// the process was killed, another run goes on where this one ended.
+// Run creates the output, or finds an existing one. Invalid input returns a *checkpoint.InvalidError. After any other
+// error, or after the process was killed, another run resumes where this one ended.
 func Run(ctx context.Context, o Options) (*Result, error) {
-	result, hold, err := Acquire(ctx, o)
+	result, lease, err := Acquire(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	hold.Release()
+	lease.Release()
 	return result, nil
 }
 
-// Acquire does what Run does, and keeps the output from being removed until the hold is released, or the process ends.
+// Acquire does the same as Run, and keeps the output from being removed until the lease is released or the process
+// ends.
 func Acquire(ctx context.Context, o Options) (*Result, *Hold, error) {
 	start := time.Now()
 	j, err := newJob(ctx, o)
@@ -88,30 +90,31 @@ func Acquire(ctx context.Context, o Options) (*Result, *Hold, error) {
 	}
 	defer j.close()
 	if err := os.MkdirAll(filepath.Dir(j.out), directoryMode); err != nil {
-		return nil, nil, j.noDirectory(err)
+		return nil, nil, j.outputPathError(err)
 	}
 	if j.lock, err = filelock.Wait(ctx, hidden(j.out, lockSuffix)); err != nil {
 		return nil, nil, err
 	}
 	defer j.lock.Release()
-	// The hold begins before the output is there, and the run's own lock ends after: there is no moment without either.
-	hold, err := newHold(j.out)
+	// The lease begins before the output exists, and the run's own lock ends later. The output is never unlocked in
+	// between.
+	lease, err := newLease(j.out)
 	if err != nil {
 		return nil, nil, err
 	}
 	result, err := j.run(ctx)
 	if err == nil {
-		err = hold.touch()
+		err = lease.touch()
 	}
 	if err != nil {
-		hold.abandon()
+		lease.abandon()
 		return nil, nil, err
 	}
 	result.Seconds = time.Since(start).Seconds()
-	return result, hold, nil
+	return result, lease, nil
 }
 
-// job is the work of one run, of which everything that can be refused has been checked.
+// job is the work of one run. All input has been validated.
 type job struct {
 	Options
 	out      string // absolute
@@ -120,7 +123,7 @@ type job struct {
 	mapping  *mapping
 	files    *sourceFiles
 	copier   copier
-	// lock is the output's.
+	// lock is the lock of the output.
 	lock filelock.Lock
 }
 
@@ -130,10 +133,10 @@ func newJob(ctx context.Context, o Options) (*job, error) {
 		j.Parallel = DefaultParallel
 	}
 	if j.Parallel < 1 {
-		return nil, checkpoint.Invalidf("%d shards at a time; it must be at least 1", j.Parallel)
+		return nil, checkpoint.Invalidf("parallel: %d is invalid: it must be at least 1", j.Parallel)
 	}
 	if j.Limit < 0 {
-		return nil, checkpoint.Invalidf("a limit of %d bytes; it must be positive, or 0 for none", j.Limit)
+		return nil, checkpoint.Invalidf("limit: %d bytes is invalid: it must be positive, or 0 for no limit", j.Limit)
 	}
 	if j.grace == 0 {
 		j.grace = useGrace
@@ -142,7 +145,7 @@ func newJob(ctx context.Context, o Options) (*job, error) {
 		j.atStep = func(string) {}
 	}
 	var err error
-	if j.out, err = separate(o.Model, o.Out); err != nil {
+	if j.out, err = checkDisjoint(o.Model, o.Out); err != nil {
 		return nil, err
 	}
 	if j.source, err = checkpoint.Open(o.Model); err != nil {
@@ -155,7 +158,7 @@ func newJob(ctx context.Context, o Options) (*job, error) {
 	return j, nil
 }
 
-// close closes the input and forgets its headers; the job cannot read any more.
+// close closes the input and releases its headers. The job cannot read the input afterwards.
 func (j *job) close() {
 	if j.source != nil {
 		j.source.Close()
@@ -177,8 +180,8 @@ func (j *job) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// separate requires that neither directory lies in the other, and returns the output's absolute path.
-func separate(model, out string) (string, error) {
+// checkDisjoint requires that neither directory contains the other, and returns the absolute path of the output.
+func checkDisjoint(model, out string) (string, error) {
 	absolute, err := filepath.Abs(out)
 	if err != nil {
 		return "", err
@@ -189,12 +192,12 @@ func separate(model, out string) (string, error) {
 	}
 	from, to := resolve(from), resolve(absolute)
 	if within(from, to) || within(to, from) {
-		return "", checkpoint.Invalidf("output %s and model %s overlap: name a directory beside the model", out, model)
+		return "", checkpoint.Invalidf("output %s and model %s overlap: use an output directory outside the model directory", out, model)
 	}
 	return absolute, nil
 }
 
-// resolve follows the links of as much of a path as exists.
+// resolve resolves the symbolic links of the longest prefix of a path that exists.
 func resolve(path string) string {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		return real
@@ -210,13 +213,13 @@ func within(dir, path string) bool {
 	return err == nil && relative != ".." && !strings.HasPrefix(relative, "../")
 }
 
-// hidden is a name beside an output that no reader takes for it.
+// hidden returns the path of a hidden file or directory next to an output. Readers of outputs ignore hidden names.
 func hidden(out, suffix string) string {
 	return filepath.Join(filepath.Dir(out), "."+filepath.Base(out)+suffix)
 }
 
 func (j *job) run(ctx context.Context) (*Result, error) {
-	// This run may have waited for hours for another one, and the model have other files now.
+	// This run may have waited for hours for another run, and the files of the model may have changed since.
 	var err error
 	if j.files, err = findFiles(ctx, os.DirFS(j.source.Dir), j.source, j.mapping); err != nil {
 		return nil, err
@@ -233,45 +236,46 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 		result.Reused, result.ModelDigest = true, existing.ModelDigest
 		return result, errors.Join(j.reverify(ctx, existing), j.removeOthers(""))
 	}
-	workplace := workplaceOf(j.out, identity(j.identity, result.PermutationDigest))
-	if err := j.removeOthers(workplace); err != nil {
+	staging := stagingDir(j.out, identity(j.identity, result.PermutationDigest))
+	if err := j.removeOthers(staging); err != nil {
 		return nil, err
 	}
-	if err := j.makeRoom(ctx, workplace); err != nil {
+	if err := j.reserveSpace(ctx, staging); err != nil {
 		return nil, err
 	}
-	manifest, resumed, err := j.make(ctx, workplace)
+	manifest, resumed, err := j.build(ctx, staging)
 	if err != nil {
 		return nil, err
 	}
-	if err := j.finish(workplace, manifest); err != nil {
+	if err := j.finish(staging, manifest); err != nil {
 		return nil, err
 	}
 	result.Resumed, result.ModelDigest = resumed, manifest.ModelDigest
 	if resumed < result.Shards {
-		result.Method = Method(j.copier.worst.Load()).String()
+		result.Method = Method(j.copier.costliest.Load()).String()
 	}
 	return result, nil
 }
 
-// existing returns the manifest of an output of the same work, which it brings up to date; nil if there is no output yet.
+// existing returns the manifest of an existing output of the same work, after updating the output. It returns nil if
+// there is no output yet.
 func (j *job) existing(ctx context.Context) (*Manifest, error) {
 	entries, err := os.ReadDir(j.out)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, j.noDirectory(err)
+		return nil, j.outputPathError(err)
 	}
 	m, found, err := readManifest(j.out)
 	if err != nil {
 		return nil, err
 	}
 	if !found {
-		return nil, checkpoint.Invalidf("%s is not empty and was not made by reshuffle: name another directory", j.out)
+		return nil, checkpoint.Invalidf("%s is not empty and was not made by reshuffle: use another directory", j.out)
 	}
-	if why := m.sameWork(j.identity, j.Permutation); why != "" {
-		return nil, checkpoint.Invalidf("%s holds another checkpoint: %s; remove it or name another directory", j.out, why)
+	if why := m.mismatch(j.identity, j.Permutation); why != "" {
+		return nil, checkpoint.Invalidf("%s holds another checkpoint: %s; remove it or use another directory", j.out, why)
 	}
 	if err := j.refresh(ctx, m); err != nil {
 		return nil, err
@@ -279,15 +283,16 @@ func (j *job) existing(ctx context.Context) (*Manifest, error) {
 	return m, m.check(j.out)
 }
 
-// noDirectory tells an output that can be none from other failures, which another run may not meet.
-func (j *job) noDirectory(err error) error {
+// outputPathError turns an output path that cannot be a directory into an InvalidError. Other failures are returned
+// unchanged, because another run may succeed.
+func (j *job) outputPathError(err error) error {
 	if errors.Is(err, unix.ENOTDIR) {
-		return checkpoint.Invalidf("output %s is a file, or lies below one (%v): name a directory", j.Out, err)
+		return checkpoint.Invalidf("output %s is a file, or is below a file (%v): use a directory", j.Out, err)
 	}
 	return err
 }
 
-// reverify compares an existing output in full if asked to, and completes its manifest.
+// reverify compares an existing output in full, if requested, and adds the shard hashes to its manifest.
 func (j *job) reverify(ctx context.Context, m *Manifest) error {
 	if !j.Verify {
 		return nil
@@ -304,48 +309,48 @@ func (j *job) reverify(ctx context.Context, m *Manifest) error {
 	return m.save(j.out)
 }
 
-// workplaceOf is the directory in which this user makes the output of some work. One that another user has left and keeps closed is not
-// waited for, as its user may never come back: this user has another then.
-func workplaceOf(out, identity string) string {
-	workplace := hidden(out, fmt.Sprintf(".%.16s.partial", identity))
-	if closedDirectory(workplace) {
+// stagingDir returns the directory in which this user writes an output. If another user has left a staging directory
+// that this user cannot write, the result is a directory specific to this user: the other user may never return.
+func stagingDir(out, identity string) string {
+	staging := hidden(out, fmt.Sprintf(".%.16s.partial", identity))
+	if closedDirectory(staging) {
 		return hidden(out, fmt.Sprintf(".%.16s.partial", digest([]byte(fmt.Sprintf("%s\nuser %d\n", identity, os.Geteuid())))))
 	}
-	return workplace
+	return staging
 }
 
-// closedDirectory reports whether this user may not change what is in a directory, which so is another's.
+// closedDirectory reports whether this user may not write to a directory, because it belongs to another user.
 func closedDirectory(path string) bool {
 	return errors.Is(unix.Access(path, unix.W_OK), fs.ErrPermission)
 }
 
-// workplaceName matches the base name of a workplace, and has its output's.
-var workplaceName = regexp.MustCompile(`^\.(.+)\.[0-9a-f]{16}\.partial$`)
+// stagingName matches the base name of a staging directory. The first group is the base name of its output.
+var stagingName = regexp.MustCompile(`^\.(.+)\.[0-9a-f]{16}\.partial$`)
 
-// workplaces lists what runs have left of an output.
-func workplaces(out string) ([]string, error) {
+// stagingDirs lists the staging directories of an output that earlier runs have left.
+func stagingDirs(out string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(out))
 	if err != nil {
 		return nil, err
 	}
 	var paths []string
 	for _, entry := range entries {
-		if match := workplaceName.FindStringSubmatch(entry.Name()); match != nil && match[1] == filepath.Base(out) && entry.IsDir() {
+		if match := stagingName.FindStringSubmatch(entry.Name()); match != nil && match[1] == filepath.Base(out) && entry.IsDir() {
 			paths = append(paths, filepath.Join(filepath.Dir(out), entry.Name()))
 		}
 	}
 	return paths, nil
 }
 
-// removeOthers removes what runs with another model or permutation have left of the same output, but for what is another user's. The lock
-// tells that none of them is at work.
-func (j *job) removeOthers(workplace string) error {
-	left, err := workplaces(j.out)
+// removeOthers removes the staging directories that runs with another model or permutation have left for the same
+// output, except those of other users. This run has the output's lock, so no other run is active.
+func (j *job) removeOthers(staging string) error {
+	left, err := stagingDirs(j.out)
 	if err != nil {
 		return err
 	}
 	for _, path := range left {
-		if path == workplace {
+		if path == staging {
 			continue
 		}
 		if err := os.RemoveAll(path); err != nil && !errors.Is(err, fs.ErrPermission) {
@@ -355,28 +360,29 @@ func (j *job) removeOthers(workplace string) error {
 	return nil
 }
 
-// make fills the workplace until it is the whole output.
-func (j *job) make(ctx context.Context, workplace string) (*Manifest, int, error) {
-	if err := makeWorkplace(workplace); err != nil {
+// build fills the staging directory with the whole output.
+func (j *job) build(ctx context.Context, staging string) (*Manifest, int, error) {
+	if err := createStagingDir(staging); err != nil {
 		return nil, 0, err
 	}
-	if err := j.prune(workplace); err != nil {
+	if err := j.prune(staging); err != nil {
 		return nil, 0, err
 	}
-	resumed, err := j.writeShards(ctx, workplace)
+	resumed, err := j.writeShards(ctx, staging)
 	if err != nil {
 		return nil, 0, err
 	}
-	if err := j.writeFiles(ctx, workplace); err != nil {
+	if err := j.writeFiles(ctx, staging); err != nil {
 		return nil, 0, err
 	}
-	manifest, err := j.prove(ctx, workplace)
+	manifest, err := j.verifyOutput(ctx, staging)
 	return manifest, resumed, err
 }
 
-// makeWorkplace makes a workplace that other users may look into, whatever the umask: what is left of it counts for them. One that is there
-// must be a directory: others may write beside it, and a link of theirs would lead to what is then emptied.
-func makeWorkplace(path string) error {
+// createStagingDir creates a staging directory that other users may read, regardless of the umask, because their runs
+// count its size. An existing path must be a directory. Other users may write to the parent directory, and a symbolic
+// link of theirs would point this run at a directory that it then empties.
+func createStagingDir(path string) error {
 	switch err := os.Mkdir(path, directoryMode); {
 	case err == nil:
 		return os.Chmod(path, directoryMode)
@@ -386,30 +392,30 @@ func makeWorkplace(path string) error {
 	if info, err := os.Lstat(path); err != nil || info.IsDir() {
 		return err
 	}
-	return fmt.Errorf("%s is a link, or something else that is no directory: remove it", path)
+	return fmt.Errorf("%s is not a directory: remove it", path)
 }
 
-// finish completes the manifest of a filled workplace and gives it its name.
-func (j *job) finish(workplace string, manifest *Manifest) error {
-	j.close() // the headers of the input make room for those of the output
-	report, err := checkpoint.Inspect(workplace)
+// finish completes the manifest of a filled staging directory and renames the directory to the output.
+func (j *job) finish(staging string, manifest *Manifest) error {
+	j.close() // releases the memory of the input's headers before the output's are read
+	report, err := checkpoint.Inspect(staging)
 	if err != nil {
-		return fmt.Errorf("the output is not valid: %w", err)
+		return fmt.Errorf("failed to inspect the output: %w", err)
 	}
 	manifest.ModelDigest = report.ModelDigest
 	j.atStep("verified")
-	if err := manifest.write(workplace); err != nil {
+	if err := manifest.write(staging); err != nil {
 		return err
 	}
 	j.atStep("manifest")
-	if err := syncTree(workplace); err != nil {
+	if err := syncTree(staging); err != nil {
 		return err
 	}
-	return j.publish(workplace)
+	return j.publish(staging)
 }
 
-// prune removes what an earlier run has left and this one does not make.
-func (j *job) prune(workplace string) error {
+// prune removes the files of an earlier run that this run does not write.
+func (j *job) prune(staging string) error {
 	keep := map[string]bool{}
 	for _, shard := range j.source.Shards {
 		keep[shard.Name()] = true
@@ -417,17 +423,18 @@ func (j *job) prune(workplace string) error {
 	for _, name := range j.files.names() {
 		keep[name] = true
 	}
-	return fs.WalkDir(os.DirFS(workplace), ".", func(name string, entry fs.DirEntry, err error) error {
+	return fs.WalkDir(os.DirFS(staging), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || keep[name] {
 			return err
 		}
-		return os.Remove(filepath.Join(workplace, name))
+		return os.Remove(filepath.Join(staging, name))
 	})
 }
 
-// writeShards copies the shards that are not there yet, several at a time, and counts the others.
-func (j *job) writeShards(ctx context.Context, workplace string) (resumed int, err error) {
-	missing, err := j.missing(workplace)
+// writeShards copies the missing shards, several concurrently, and returns the number of shards that were already
+// there.
+func (j *job) writeShards(ctx context.Context, staging string) (resumed int, err error) {
+	missing, err := j.missing(staging)
 	if err != nil {
 		return 0, err
 	}
@@ -440,7 +447,7 @@ func (j *job) writeShards(ctx context.Context, workplace string) (resumed int, e
 			return 0, errors.Join(err, group.Wait())
 		}
 		group.Go(func() error {
-			err := plan.write(ctx, &j.copier, filepath.Join(workplace, shard.Name()))
+			err := plan.write(ctx, &j.copier, filepath.Join(staging, shard.Name()))
 			j.atStep("shard")
 			return err
 		})
@@ -448,15 +455,15 @@ func (j *job) writeShards(ctx context.Context, workplace string) (resumed int, e
 	return len(j.source.Shards) - len(missing), group.Wait()
 }
 
-// missing lists the shards that are not there yet. The others are done before the first copy asks how much room the rest needs; plans are
-// not kept, as their headers take memory.
-func (j *job) missing(workplace string) (missing []*checkpoint.File, err error) {
+// missing lists the shards that have not been written yet. The finished shards are counted first, because the first
+// copy checks the free space for the remaining bytes. The plans are discarded: their headers take memory.
+func (j *job) missing(staging string) (missing []*checkpoint.File, err error) {
 	for _, shard := range j.source.Shards {
 		plan, err := planShard(shard, j.mapping)
 		if err != nil {
 			return nil, err
 		}
-		written, err := plan.written(filepath.Join(workplace, shard.Name()))
+		written, err := plan.written(filepath.Join(staging, shard.Name()))
 		if err != nil {
 			return nil, err
 		}
@@ -469,16 +476,16 @@ func (j *job) missing(workplace string) (missing []*checkpoint.File, err error) 
 	return missing, nil
 }
 
-// writeFiles writes everything else but the manifest.
-func (j *job) writeFiles(ctx context.Context, workplace string) error {
+// writeFiles writes all files other than shards and the manifest.
+func (j *job) writeFiles(ctx context.Context, staging string) error {
 	for _, name := range j.files.copied {
-		if err := j.writeFile(ctx, workplace, name); err != nil {
+		if err := j.writeFile(ctx, staging, name); err != nil {
 			return err
 		}
 		j.atStep("file")
 	}
 	for name := range j.files.rewritten {
-		if err := j.writeFile(ctx, workplace, name); err != nil {
+		if err := j.writeFile(ctx, staging, name); err != nil {
 			return err
 		}
 		j.atStep("configuration")
@@ -487,7 +494,7 @@ func (j *job) writeFiles(ctx context.Context, workplace string) error {
 		return nil
 	}
 	defer j.atStep("index")
-	return writeAtomically(filepath.Join(workplace, j.source.IndexName), func(file *os.File) error { return j.writeIndex(file) })
+	return writeAtomically(filepath.Join(staging, j.source.IndexName), func(file *os.File) error { return j.writeIndex(file) })
 }
 
 // writeFile writes a file that is copied or rewritten.
@@ -505,7 +512,7 @@ func writeText(path string, text []byte) error {
 	})
 }
 
-// writeIndex writes the new index: a tensor's bytes stay in their shard, its name may now be another's.
+// writeIndex writes the new index. The bytes of a tensor stay in their shard, but its name may change.
 func (j *job) writeIndex(w io.Writer) error {
 	text, err := j.source.ReadIndex()
 	if err != nil {
@@ -527,11 +534,11 @@ func (j *job) writeIndex(w io.Writer) error {
 	})
 }
 
-// prove verifies the workplace and describes it.
-func (j *job) prove(ctx context.Context, workplace string) (*Manifest, error) {
+// verifyOutput verifies the staging directory and returns its manifest.
+func (j *job) verifyOutput(ctx context.Context, staging string) (*Manifest, error) {
 	log := logr.FromContextOrDiscard(ctx)
-	log.Info("Verifying", "full", j.Verify)
-	sums, err := (&verifier{j.source, j.mapping, j.Verify}).verify(ctx, workplace, j.Parallel)
+	log.Info("Verifying the output", "full", j.Verify)
+	sums, err := (&verifier{j.source, j.mapping, j.Verify}).verify(ctx, staging, j.Parallel)
 	if err != nil {
 		return nil, err
 	}
@@ -541,19 +548,19 @@ func (j *job) prove(ctx context.Context, workplace string) (*Manifest, error) {
 		if err != nil {
 			return nil, err
 		}
-		if m.Shards[shard.Name()], err = plan.describe(filepath.Join(workplace, shard.Name()), sums[shard.Name()]); err != nil {
+		if m.Shards[shard.Name()], err = plan.describe(filepath.Join(staging, shard.Name()), sums[shard.Name()]); err != nil {
 			return nil, err
 		}
 	}
 	for _, name := range j.outputFiles() {
-		if m.Files[name], err = hashFile(filepath.Join(workplace, name)); err != nil {
+		if m.Files[name], err = hashFile(filepath.Join(staging, name)); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
 }
 
-// newManifest describes the work; shards and files are still to be described.
+// newManifest returns a manifest without entries for shards and files.
 func (j *job) newManifest() *Manifest {
 	return &Manifest{
 		Format: Format, Source: j.identity, PermutationDigest: j.Permutation.Digest(), Permutation: *j.Permutation.canonical(),
@@ -561,7 +568,7 @@ func (j *job) newManifest() *Manifest {
 	}
 }
 
-// outputFiles names the files of the output besides the shards and the manifest.
+// outputFiles returns the names of the output's files, except the shards and the manifest.
 func (j *job) outputFiles() []string {
 	names := j.files.names()
 	if j.source.IndexName != "" {
@@ -570,8 +577,8 @@ func (j *job) outputFiles() []string {
 	return names
 }
 
-// syncTree puts the names of all files on disk; their contents are. Directories get their mode here, those of a run
-// before as well, unless they are another user's.
+// syncTree syncs the directory entries of all files to disk; the contents of the files are already synced. It also sets
+// the mode of the directories, those of an earlier run included, except directories of other users.
 func syncTree(dir string) error {
 	return fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {
@@ -585,13 +592,14 @@ func syncTree(dir string) error {
 	})
 }
 
-// publish gives the finished output its name. The system's call takes the place of an empty directory; os.Rename takes that of none.
-func (j *job) publish(workplace string) error {
-	switch err := unix.Rename(workplace, j.out); {
+// publish renames the finished staging directory to the output. rename(2) replaces an empty directory; os.Rename does
+// not.
+func (j *job) publish(staging string) error {
+	switch err := unix.Rename(staging, j.out); {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EXDEV):
-		return checkpoint.Invalidf("%s is where a volume is mounted: name a directory below it", j.out)
+		return checkpoint.Invalidf("%s is the mount point of a volume: use a directory below it", j.out)
 	case err != nil:
-		return &os.LinkError{Op: "rename", Old: workplace, New: j.out, Err: err}
+		return &os.LinkError{Op: "rename", Old: staging, New: j.out, Err: err}
 	}
 	j.atStep("published")
 	return syncDirectory(filepath.Dir(j.out))

@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// snapshot lists all files below a directory, but for links, with their times and contents.
+// snapshot lists all files below a directory, except links, with their times and contents.
 func snapshot(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -41,7 +41,7 @@ func snapshot(t *testing.T, dir string) map[string]string {
 	return files
 }
 
-func TestOutputThatIsThere(t *testing.T) {
+func TestUnusableOutputPaths(t *testing.T) {
 	m := generators["qwen3_moe"](1)
 	model, p, dir := m.write(t, 30), m.permutation(m.layers...), t.TempDir()
 	empty, file := filepath.Join(dir, "empty"), filepath.Join(dir, "file")
@@ -53,7 +53,7 @@ func TestOutputThatIsThere(t *testing.T) {
 		t.Error(err)
 	}
 	for _, out := range []string{file, filepath.Join(file, "below")} {
-		if _, err := Run(t.Context(), Options{Model: model, Permutation: p, Out: out}); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), "is a file, or lies below one") {
+		if _, err := Run(t.Context(), Options{Model: model, Permutation: p, Out: out}); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), "is a file, or is below a file") {
 			t.Errorf("%s: %v", out, err)
 		}
 	}
@@ -66,7 +66,7 @@ func TestSecondRunDoesNothing(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	first := mustRun(t, Options{Model: model, Permutation: p, Out: out})
 	before := snapshot(t, out)
-	// Neither the order of the layers nor a layer that stays as it is makes another permutation.
+	// Neither the order of the layers nor an unchanged layer changes the permutation.
 	same := &Permutation{Layers: slices.Clone(p.Layers)}
 	slices.Reverse(same.Layers)
 	second := mustRun(t, Options{Model: model, Permutation: same, Out: out})
@@ -78,7 +78,7 @@ func TestSecondRunDoesNothing(t *testing.T) {
 	}
 	report, err := checkpoint.Inspect(out)
 	if err != nil || report.ModelDigest != first.ModelDigest {
-		t.Errorf("digest %s, %v; the result says %s", report.ModelDigest, err, first.ModelDigest)
+		t.Errorf("digest %s, %v; the result has %s", report.ModelDigest, err, first.ModelDigest)
 	}
 }
 
@@ -110,12 +110,12 @@ func TestConcurrentRuns(t *testing.T) {
 		}
 	}
 	if made != 1 {
-		t.Errorf("%d runs made the output, want 1", made)
+		t.Errorf("%d runs created the output, want 1", made)
 	}
 	sameTensors(t, expected(m.tensors, p), readAll(t, out))
 }
 
-// TestExistingOutput changes what is at the output's place.
+// TestExistingOutput modifies the output directory between two runs.
 func TestExistingOutput(t *testing.T) {
 	m := generators["qwen3_moe"](1)
 	p := m.permutation(m.layers...)
@@ -145,7 +145,7 @@ func TestExistingOutput(t *testing.T) {
 		}, Options{}, "was not made by reshuffle"},
 		"another format": {func(t *testing.T, out string) {
 			writeFile(t, filepath.Join(out, ManifestFile), []byte(`{"format":"x"}`))
-		}, Options{}, `written in format "x"`},
+		}, Options{}, `its format is "x"`},
 		"manifest damaged": {func(t *testing.T, out string) {
 			writeFile(t, filepath.Join(out, ManifestFile), []byte(`{`))
 		}, Options{}, ManifestFile},
@@ -157,7 +157,7 @@ func TestExistingOutput(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, Options{}, "model-00002.safetensors does not exist"},
-		"byte of a weight, seen when every byte is compared": {func(t *testing.T, out string) {
+		"byte of a weight, with full verification": {func(t *testing.T, out string) {
 			flip(t, filepath.Join(out, "model-00002.safetensors"), -1)
 		}, Options{Verify: true}, "differs from the source"},
 	} {
@@ -181,7 +181,7 @@ func TestExistingOutput(t *testing.T) {
 	}
 }
 
-// TestOtherWeightsOfTheSameLayout has a model that differs from the first in values alone.
+// TestOtherWeightsOfTheSameLayout has a model that differs from the first model only in values.
 func TestOtherWeightsOfTheSameLayout(t *testing.T) {
 	m := generators["glm4_moe"](1)
 	p := m.permutation(m.layers...)
@@ -200,12 +200,12 @@ func TestOtherWeightsOfTheSameLayout(t *testing.T) {
 	}
 	content[file.DataStart()+file.Tensors["model.layers.1.self_attn.q_proj.weight"].Begin] ^= 1
 	writeFile(t, path, content)
-	if _, err := Run(t.Context(), Options{Model: model, Permutation: p, Out: out}); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), "made of another model") {
+	if _, err := Run(t.Context(), Options{Model: model, Permutation: p, Out: out}); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), "made from another model") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestOtherFiles says what becomes of what is no shard.
+// TestOtherFiles checks the treatment of files that are not shards.
 func TestOtherFiles(t *testing.T) {
 	m := generators["olmoe"](1)
 	p := m.permutation(1)
@@ -222,14 +222,14 @@ func TestOtherFiles(t *testing.T) {
 	if err := os.Symlink("sub/blob", filepath.Join(model, "vocab.json")); err != nil {
 		t.Fatal(err)
 	}
-	// What an earlier run, or another tool, has left at the place of work must not end up in the output.
+	// Files that an earlier run or another tool has left in the staging directory must not be part of the output.
 	out := filepath.Join(t.TempDir(), "out")
 	j, err := newJob(t.Context(), Options{Model: model, Permutation: p, Out: out})
 	if err != nil {
 		t.Fatal(err)
 	}
 	j.close()
-	writeFile(t, filepath.Join(workplaceOf(j.out, identity(j.identity, p.Digest())), "stale.txt"), []byte("x"))
+	writeFile(t, filepath.Join(stagingDir(j.out, identity(j.identity, p.Digest())), "stale.txt"), []byte("x"))
 	writeFile(t, hidden(j.out, ".0123456789abcdef.partial/model.safetensors"), []byte("x"))
 	result := mustRun(t, Options{Model: model, Permutation: p, Out: out})
 	slices.Sort(stay)
@@ -249,7 +249,7 @@ func TestOtherFiles(t *testing.T) {
 	}
 }
 
-// TestCancel ends a run before it writes, as SIGTERM does; the next one finishes it.
+// TestCancel ends a run before it writes, as SIGTERM does. The next run finishes the output.
 func TestCancel(t *testing.T) {
 	m := generators["gpt_oss"](1)
 	p := m.permutation(m.layers...)
@@ -258,7 +258,7 @@ func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := Run(ctx, Options{Model: model, Permutation: p, Out: out, Parallel: 1, atStep: func(string) { cancel() }})
 	if err == nil || checkpoint.IsInvalid(err) {
-		t.Fatalf("got %v, want an error that another run cures", err)
+		t.Fatalf("got %v, want an error that is not an InvalidError", err)
 	}
 	if result := mustRun(t, Options{Model: model, Permutation: p, Out: out}); result.Resumed == 0 || result.Reused {
 		t.Errorf("result %+v", result)
@@ -266,7 +266,7 @@ func TestCancel(t *testing.T) {
 	sameTensors(t, expected(m.tensors, p), readAll(t, out))
 }
 
-// TestReadableByOthers runs under a umask that would hide the output from an engine that runs as another user.
+// TestReadableByOthers runs under a umask that would hide the output from an engine of another user.
 func TestReadableByOthers(t *testing.T) {
 	m := generators["qwen3_moe"](1)
 	p := m.permutation(m.layers...)

@@ -22,17 +22,17 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// shardPlan says how the copy of a shard is made.
+// shardPlan describes how a shard is copied.
 type shardPlan struct {
 	source *checkpoint.File
-	// header is the text of the new header, which is shift bytes longer than the old one.
+	// header is the text of the new header. It is shift bytes longer than the old header.
 	header []byte
 	shift  int64
-	// gathers are the tensors in which the values of experts move, in the order of their bytes.
+	// gathers lists the tensors in which expert values move, ordered by offset.
 	gathers []gather
 }
 
-// gather is a tensor in which the values of experts move.
+// gather is a tensor in which expert values move.
 type gather struct {
 	gathered
 	tensor     string
@@ -41,18 +41,18 @@ type gather struct {
 
 func (g gather) bytes() int64 { return g.end - g.begin }
 
-// rowBytes is the size of an expert's row, where the tensor has rows.
+// rowBytes is the size of an expert's row. It applies only to tensors with rows.
 func (g gather) rowBytes() int64 { return g.axis.Bits / 8 }
 
-// hashed tells that the manifest has the tensor's hash.
+// hashed reports whether the manifest contains the tensor's hash.
 func (g gather) hashed() bool { return g.bytes() <= smallGather }
 
-// smallGather is the size up to which a gathered tensor is hashed and compared without being asked; gates are far below,
-// the fused tensors of real models above.
+// smallGather is the maximum size of a gathered tensor that is hashed and compared by default. Gates are far smaller,
+// the fused tensors of real models larger.
 const smallGather = 16 << 20
 
-// maxShortRow is the longest row that is cheaper to copy through memory than by a call of its own; a gate's has 28 KiB
-// or less in known models.
+// maxShortRow is the maximum size of a row that is copied through memory, which is cheaper than one system call per
+// row. Rows of gates have at most 28 KiB in known models.
 const maxShortRow = 64 << 10
 
 func planShard(source *checkpoint.File, m *mapping) (*shardPlan, error) {
@@ -73,7 +73,7 @@ func planShard(source *checkpoint.File, m *mapping) (*shardPlan, error) {
 		return nil, fmt.Errorf("%s: %w", source.Path, err)
 	}
 	if grown := len(header) - len(source.HeaderText); grown > 0 {
-		// Data that moves by whole blocks can still share them with the source.
+		// Data that is shifted by whole blocks can still share the blocks of the source.
 		p.shift = int64((grown + blockBytes - 1) / blockBytes * blockBytes)
 		header = append(header, bytes.Repeat([]byte{' '}, int(p.shift)-grown)...)
 	}
@@ -96,11 +96,11 @@ func (p *shardPlan) gathered() int64 {
 	return total
 }
 
-// written reports whether a file is the finished copy, which had its name only after it was on disk.
+// written reports whether a file is the finished copy. Files get their final name only after they are on disk.
 func (p *shardPlan) written(path string) (bool, error) {
 	file, err := checkpoint.OpenFile(path)
 	if checkpoint.IsInvalid(err) {
-		return false, nil // it is not there, or was left by something else
+		return false, nil // missing, or not written by this package
 	}
 	if err != nil {
 		return false, err
@@ -109,7 +109,7 @@ func (p *shardPlan) written(path string) (bool, error) {
 	return file.Size == p.size() && bytes.Equal(file.HeaderText, p.header), nil
 }
 
-// write makes the copy under its final name.
+// write writes the copy under its final name.
 func (p *shardPlan) write(ctx context.Context, c *copier, path string) error {
 	return writeAtomically(path, func(file *os.File) error {
 		if err := p.fill(ctx, c, file); err != nil {
@@ -142,9 +142,9 @@ func (p *shardPlan) fill(ctx context.Context, c *copier, file *os.File) error {
 	return err
 }
 
-// copyData copies the data section but for what is gathered.
+// copyData copies the data section except the gathered tensors.
 func (p *shardPlan) copyData(ctx context.Context, c *copier, file *os.File) error {
-	if err := room(file, c.total-c.done.Load()); err != nil {
+	if err := checkSpace(file, c.total-c.done.Load()); err != nil {
 		return err
 	}
 	at := int64(0)
@@ -161,8 +161,8 @@ func (p *shardPlan) copyData(ctx context.Context, c *copier, file *os.File) erro
 	return to(p.source.DataBytes())
 }
 
-// room refuses what the volume cannot hold before time is spent on it.
-func room(file *os.File, size int64) error {
+// checkSpace returns an error if the volume has not enough free space, before any time is spent on copying.
+func checkSpace(file *os.File, size int64) error {
 	dir := filepath.Dir(file.Name())
 	if free := freeBytes(dir); free < size {
 		return noSpace(dir, size, free)
@@ -170,7 +170,8 @@ func room(file *os.File, size int64) error {
 	return nil
 }
 
-// freeBytes is the free space of a directory's file system; the largest number where that does not tell.
+// freeBytes returns the free space of a directory's file system in bytes, or math.MaxInt64 if the file system does not
+// report it.
 func freeBytes(dir string) int64 {
 	var s unix.Statfs_t
 	if unix.Statfs(dir, &s) != nil || s.Bsize <= 0 || s.Bavail > uint64(math.MaxInt64/s.Bsize) {
@@ -180,11 +181,11 @@ func freeBytes(dir string) int64 {
 }
 
 func noSpace(dir string, size, free int64) error {
-	return fmt.Errorf("%s: %d bytes are still to be written, the volume has room for %d: %w", dir, size, free, unix.ENOSPC)
+	return fmt.Errorf("failed to write to %s: the output needs %d more bytes, the volume has %d bytes free: %w", dir, size, free, unix.ENOSPC)
 }
 
-// gather copies the values of a tensor's experts: large rows inside the kernel, the many short rows of a gate and packed values through a
-// buffer.
+// gather copies the expert values of a tensor: large rows inside the kernel, the many short rows of a gate and packed
+// values through a buffer.
 func (p *shardPlan) gather(ctx context.Context, c *copier, file *os.File, g gather) error {
 	to, from := p.dataStart()+g.begin, p.source.DataStart()+g.begin
 	switch row := g.rowBytes(); {
@@ -203,7 +204,8 @@ func (p *shardPlan) gather(ctx context.Context, c *copier, file *os.File, g gath
 	return nil
 }
 
-// gatherPacked permutes a tensor whose experts are columns or parts of words. Only gates have such tensors, which are small.
+// gatherPacked permutes a tensor in which experts are columns or parts of words. Only gates have such tensors, and
+// gates are small.
 func (g gather) gatherPacked(file, source *os.File, to, from int64) error {
 	old, permuted := make([]byte, g.bytes()), make([]byte, g.bytes())
 	if err := readFull(source, old, from); err != nil {
@@ -214,7 +216,7 @@ func (g gather) gatherPacked(file, source *os.File, to, from int64) error {
 	return err
 }
 
-// gatherShort collects as many rows as the buffer holds before it writes them.
+// gatherShort copies short rows. It fills the buffer before it writes.
 func (g gather) gatherShort(file, source *os.File, to, from int64) error {
 	buffer := *buffers.Get().(*[]byte)
 	defer buffers.Put(&buffer)
@@ -237,7 +239,7 @@ func (g gather) gatherShort(file, source *os.File, to, from int64) error {
 	return nil
 }
 
-// sourceUnchanged refuses a shard that somebody writes at the same time.
+// sourceUnchanged returns an error if the size of the source shard changed during the copy.
 func (p *shardPlan) sourceUnchanged() error {
 	info, err := p.source.Handle().Stat()
 	if err != nil {
@@ -249,7 +251,7 @@ func (p *shardPlan) sourceUnchanged() error {
 	return nil
 }
 
-// hashGathers hashes the gathered tensors of a finished copy that are small enough to be read back at once.
+// hashGathers hashes the gathered tensors of a finished copy that are small enough to read back immediately.
 func (p *shardPlan) hashGathers(path string) (map[string]string, error) {
 	file, err := openRegular(path)
 	if err != nil {
@@ -286,15 +288,16 @@ func hashRange(h hash.Hash, file *os.File, at, length int64) error {
 // temporarySuffix marks files that are being written.
 const temporarySuffix = ".writing"
 
-// fileMode and directoryMode let other users than the one that makes the output read it, whatever the umask: an engine
-// often runs as another user than what prepares its pod.
+// fileMode and directoryMode let all users read the output, regardless of the umask. An engine often runs as a
+// different user than the process that prepares its pod.
 const (
 	fileMode      = 0o644
 	directoryMode = 0o755
 )
 
-// writeAtomically gives a file its name only when it is complete and on disk. What a run that was killed was writing is removed, not
-// written again: it may be another user's, as root's in an output that it brought up to date for its owner.
+// writeAtomically gives a file its final name only after it is complete and on disk. A temporary file of a killed run
+// is removed instead of overwritten: it may belong to another user, for example to root, who updated the output for its
+// owner.
 func writeAtomically(path string, fill func(*os.File) error) error {
 	temporary := path + temporarySuffix
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -327,7 +330,7 @@ func syncDirectory(dir string) error {
 	return file.Sync()
 }
 
-// copyFile copies a file of the model that is no shard.
+// copyFile copies a file of the model that is not a shard.
 func copyFile(ctx context.Context, c *copier, model, name, to string) error {
 	source, err := openInside(model, name)
 	if err != nil {

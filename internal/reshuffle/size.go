@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// outputBytes is the size of all files that the output will have at most, and how many bytes of that are gathered and so
-// are written whatever the file system can share.
+// outputBytes returns the maximum total size of the output's files. gathered is the part that is gathered and so must
+// be written even if the file system shares blocks.
 func (j *job) outputBytes() (total, gathered int64, err error) {
-	// The manifest with every hash has its final length whatever the hashes are.
+	// The length of a manifest with all hashes does not depend on the hashes.
 	m := j.newManifest()
 	hash := strings.Repeat("0", len(j.identity.ModelDigest))
 	m.ModelDigest = hash
@@ -42,7 +42,7 @@ func (j *job) outputBytes() (total, gathered int64, err error) {
 	return total + int64(len(text)), gathered, err
 }
 
-// fileBytes is the size that a file of the output will have which is no shard.
+// fileBytes returns the size of an output file that is not a shard.
 func (j *job) fileBytes(name string) (int64, error) {
 	if text, ok := j.files.rewritten[name]; ok {
 		return int64(len(text)), nil
@@ -59,7 +59,7 @@ func (j *job) fileBytes(name string) (int64, error) {
 	return info.Size(), nil
 }
 
-// byteCounter counts what is written to it.
+// byteCounter counts the bytes written to it.
 type byteCounter int64
 
 func (c *byteCounter) Write(p []byte) (int, error) {
@@ -67,7 +67,8 @@ func (c *byteCounter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// treeBytes is the size of all files below a directory. What vanishes meanwhile, is not there, or may not be looked at, has none.
+// treeBytes returns the total size of all files below a directory. Files that vanish during the walk, or that this user
+// may not read, count as 0 bytes. So does a missing directory.
 func treeBytes(dir string) (total int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {

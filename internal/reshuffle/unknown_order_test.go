@@ -44,7 +44,8 @@ func withConfig(text string) change {
 	}
 }
 
-// withOneOf gives one expert of layer 1 another form: the others have the given tensors, its own are plain weights.
+// withOneOf gives one expert of layer 1 another storage format: the others have the given tensors, this one has plain
+// weights.
 func withOneOf(form map[string]checkpoint.DType, special int, ignored ...string) change {
 	return func(_ *testing.T, m *model, _ map[string]string) {
 		for name := range m.tensors {
@@ -65,7 +66,7 @@ func withOneOf(form map[string]checkpoint.DType, special int, ignored ...string)
 	}
 }
 
-// adapterFile is the text of a safetensors file of an adapter.
+// adapterFile returns the content of a safetensors file of an adapter.
 func adapterFile(t *testing.T, tensors ...string) string {
 	m := newModel(3, "olmoe", nil)
 	m.tensors = map[string]tensor{}
@@ -75,8 +76,8 @@ func adapterFile(t *testing.T, tensors ...string) string {
 	return string(m.encode(t, slices.Sorted(maps.Keys(m.tensors))))
 }
 
-// TestUnknownOrder adds to a checkpoint what may depend on the order of its experts in a way that is not known. Each is refused with one line
-// that names it, and nothing is written.
+// TestUnknownOrder adds content to a checkpoint that may depend on the order of its experts in an unknown way. Each
+// case is refused with an error that names the content, and nothing is written.
 func TestUnknownOrder(t *testing.T) {
 	nvfp4 := map[string]checkpoint.DType{"weight": "U8", "weight_scale": "F8_E4M3", "weight_scale_2": "F32", "input_scale": "F32"}
 	awq := map[string]checkpoint.DType{"qweight": "I32", "qzeros": "I32", "scales": "F16"}
@@ -86,7 +87,7 @@ func TestUnknownOrder(t *testing.T) {
 		change change
 		want   string
 	}{
-		// An expert's number elsewhere in a name.
+		// An expert number in another place of a name.
 		"list of quantisers":          {fused, withTensor("model.language_model.layers.1.mlp.experts.gate_up_proj_weight_quantizers.3._amax", 1), "gate_up_proj_weight_quantizers.3._amax"},
 		"number after the projection": {qwen, withTensor(experts+"w1.3.weight", 2, 4), "experts.w1.3.weight"},
 		"number in the module":        {qwen, withTensor(layer1+"mlp.expert_3.w1", 2, 4), "expert_3.w1"},
@@ -94,18 +95,18 @@ func TestUnknownOrder(t *testing.T) {
 		"number at the end":           {mixtral, withTensor(layer1+"block_sparse_moe.w1_e12", 2, 4), "w1_e12"},
 		"two numbers":                 {qwen, withTensor(experts+"3.up_proj.7.weight", 2, 4), "experts.3.up_proj.7.weight"},
 		"padded number":               {qwen, withTensor(experts+"e03.scale", 1), "experts.e03.scale"},
-		"biases of all, by number":    {gptOSS, withTensor(experts+"down_projs.4.bias", testExperts), "down_projs.4.bias"},
+		"numbered biases of all":      {gptOSS, withTensor(experts+"down_projs.4.bias", testExperts), "down_projs.4.bias"},
 		"unknown, with rows":          {gptOSS, withTensor(experts+"importance", testExperts), "experts.importance"},
 		// Per-expert tensors outside of the MoE block.
-		"bias of a router":          {qwen, withTensor(layer1+"router.expert_bias", testExperts), "router.expert_bias"},
-		"statistics of the model":   {qwen, withTensor("model.expert_stats", testLayers, testExperts), "model.expert_stats"},
-		"scales of a layer":         {deepDS, withTensor(layer1+"expert_scales", testExperts), "layers.1.expert_scales"},
-		"scales, transposed":        {qwen, withTensor(layer1+"load", 4, testExperts), "layers.1.load"},
-		"several of each":           {qwen, withTensor(layer1+"routing_table", testExperts*4), "routing_table"},
-		"below the attention":       {qwen, withTensor(layer1+"self_attn.router_bias", testExperts), "self_attn.router_bias"},
-		"dense layer":               {deepDS, withTensor("model.layers.0.moe_statistics", testExperts), "moe_statistics"},
-		"keyed by layer":            {qwen, withTensor("model.balance.1", testExperts), "model.balance.1"},
-		"beside the shared experts": {deepDS, withTensor(layer1+"mlp.shared_experts.expert_offsets", testExperts), "expert_offsets"},
+		"bias of a router":           {qwen, withTensor(layer1+"router.expert_bias", testExperts), "router.expert_bias"},
+		"statistics of the model":    {qwen, withTensor("model.expert_stats", testLayers, testExperts), "model.expert_stats"},
+		"scales of a layer":          {deepDS, withTensor(layer1+"expert_scales", testExperts), "layers.1.expert_scales"},
+		"scales, transposed":         {qwen, withTensor(layer1+"load", 4, testExperts), "layers.1.load"},
+		"several of each":            {qwen, withTensor(layer1+"routing_table", testExperts*4), "routing_table"},
+		"below the attention":        {qwen, withTensor(layer1+"self_attn.router_bias", testExperts), "self_attn.router_bias"},
+		"dense layer":                {deepDS, withTensor("model.layers.0.moe_statistics", testExperts), "moe_statistics"},
+		"keyed by layer":             {qwen, withTensor("model.balance.1", testExperts), "model.balance.1"},
+		"next to the shared experts": {deepDS, withTensor(layer1+"mlp.shared_experts.expert_offsets", testExperts), "expert_offsets"},
 		// Configuration.
 		"map keyed by expert":     {qwen, withConfig(`{"approximate_experts":{"0":[3]}}`), "approximate_experts"},
 		"nested map":              {qwen, withConfig(`{"layer_overrides":{"1":{"3":{"bits":4}}}}`), "layer_overrides.1"},
@@ -183,8 +184,8 @@ func keyed(key string, n int) string {
 	return "{" + strings.Join(members, ",") + "}"
 }
 
-// TestKnownOrder adds to a checkpoint what does not depend on the order of its experts, or is rewritten with it. Such a checkpoint is
-// permuted, its experts move, and the inverse permutation gives back every byte.
+// TestKnownOrder adds content to a checkpoint that does not depend on the order of its experts, or that is rewritten
+// with it. Such a checkpoint is permuted, and the inverse permutation restores every byte.
 func TestKnownOrder(t *testing.T) {
 	nvfp4 := map[string]checkpoint.DType{"weight": "U8", "weight_scale": "F8_E4M3", "weight_scale_2": "F32", "input_scale": "F32"}
 	listed := func(expert int) []string {
@@ -274,7 +275,7 @@ func TestKnownOrder(t *testing.T) {
 				}
 			}
 			if moved == 0 {
-				t.Error("nothing moved")
+				t.Error("no tensor moved")
 			}
 			for _, name := range append(slices.Sorted(maps.Keys(files)), checkpoint.ConfigFile, checkpoint.IndexFile) {
 				sameFile(t, filepath.Join(dir, name), filepath.Join(back, name))
@@ -283,7 +284,7 @@ func TestKnownOrder(t *testing.T) {
 	}
 }
 
-// TestLinksOutOfTheModel has links to files that are no part of the model, next to those of a hub cache.
+// TestLinksOutOfTheModel has links to files that are not part of the model, next to links inside a hub cache.
 func TestLinksOutOfTheModel(t *testing.T) {
 	for name, test := range map[string]struct {
 		dir, target string
@@ -327,7 +328,7 @@ func TestLinksOutOfTheModel(t *testing.T) {
 	}
 }
 
-// TestLinkedShard has a shard that is a link out of the model.
+// TestLinkedShard has a shard that is a link to a file outside of the model.
 func TestLinkedShard(t *testing.T) {
 	m := generators[qwen](1)
 	dir, shard := m.write(t, 30), filepath.Join(t.TempDir(), "shard")
@@ -343,7 +344,7 @@ func TestLinkedShard(t *testing.T) {
 	}
 }
 
-// TestSpecialOutputFiles has FIFOs where a run reads files of an output: opening one would block.
+// TestSpecialOutputFiles has FIFOs in place of files of an output. Opening a FIFO would block.
 func TestSpecialOutputFiles(t *testing.T) {
 	m := generators[qwen](1)
 	dir, p := m.write(t, 1<<20), m.permutation(1)

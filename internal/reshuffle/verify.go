@@ -15,21 +15,22 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// rowSample is how much of each row of a large gathered tensor is compared unless everything is.
+// rowSample is the number of bytes of each row of a large gathered tensor that are compared, unless full verification
+// is requested.
 const rowSample = 4096
 
-// verifier proves that an output is the input with its experts permuted. It starts from the names in the output's own
-// headers and knows nothing of how they were written.
+// verifier verifies that an output is the input with its experts permuted. It reads the names from the output's own
+// headers and does not depend on the code that wrote them.
 type verifier struct {
 	source *checkpoint.Checkpoint
 	*mapping
-	// full compares every byte; otherwise what was renamed must have its bytes at the same place of the same shard, and
-	// what was gathered is compared (of each row of large tensors, the beginning).
+	// full compares every byte. If it is false, a renamed tensor must have the same range of the same shard, and the
+	// bytes of gathered tensors are compared (of large tensors, the beginning of each row).
 	full bool
 }
 
-// verify compares the shards of an output, several at a time, and returns their sha256 by name if full. It opens one
-// after the other: together they need as much memory as the source.
+// verify compares the shards of an output, several concurrently. If full, it returns their sha256 by name. Only
+// parallel shards are open at a time: the headers of all shards would need as much memory as those of the source.
 func (v *verifier) verify(ctx context.Context, dir string, parallel int) (map[string]string, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)
@@ -50,8 +51,8 @@ func (v *verifier) verify(ctx context.Context, dir string, parallel int) (map[st
 	return sums, nil
 }
 
-// shard compares a shard of the output. Each of its tensors must come from the same shard of the source, and there must
-// be as many: so none of the source's is missing, and none is there twice.
+// shard compares a shard of the output. Each of its tensors must come from the same shard of the source, and the
+// numbers of tensors must be equal. So no tensor of the source is missing or duplicated.
 func (v *verifier) shard(ctx context.Context, path string, tensors int) (string, error) {
 	shard, err := checkpoint.OpenFile(path)
 	if err != nil {
@@ -59,11 +60,11 @@ func (v *verifier) shard(ctx context.Context, path string, tensors int) (string,
 	}
 	defer shard.Close()
 	if len(shard.Tensors) != tensors {
-		return "", fmt.Errorf("%s has %d tensors, the source %d", path, len(shard.Tensors), tensors)
+		return "", fmt.Errorf("%s has %d tensors, the source has %d", path, len(shard.Tensors), tensors)
 	}
 	h := sha256.New()
 	if v.full {
-		// Read what is on disk, not what is still in memory.
+		// Read the data on disk, not the page cache.
 		_ = unix.Fadvise(int(shard.Handle().Fd()), 0, 0, unix.FADV_DONTNEED)
 		h.Write(checkpoint.FrameHeader(shard.HeaderText))
 	}
@@ -89,7 +90,7 @@ func (v *verifier) tensor(h hash.Hash, shard *checkpoint.File, name string) erro
 	}
 	got, want := shard.Tensors[name], from.Tensors[old]
 	if from.Name() != shard.Name() || got.Begin != want.Begin || got.End != want.End || got.DType != want.DType || fmt.Sprint(got.Shape) != fmt.Sprint(want.Shape) {
-		return fmt.Errorf("is %v in %s, the source has %q as %v in %s", got, shard.Name(), old, want, from.Name())
+		return fmt.Errorf("the output has %v in %s, the source has %q as %v in %s", got, shard.Name(), old, want, from.Name())
 	}
 	g, moves := v.gathered[old]
 	switch {
@@ -113,7 +114,7 @@ func (v *verifier) tensor(h hash.Hash, shard *checkpoint.File, name string) erro
 	return nil
 }
 
-// packed compares a tensor whose experts are columns or parts of words, and hashes it.
+// packed compares a tensor in which experts are columns or parts of words. If full, it also hashes the tensor.
 func (v *verifier) packed(h hash.Hash, a, b *checkpoint.File, got, want checkpoint.Tensor, g gathered) error {
 	bytesA, bytesB := make([]byte, got.End-got.Begin), make([]byte, want.End-want.Begin)
 	if err := readFull(a.Handle(), bytesA, a.DataStart()+got.Begin); err != nil {
@@ -131,7 +132,7 @@ func (v *verifier) packed(h hash.Hash, a, b *checkpoint.File, got, want checkpoi
 	return nil
 }
 
-// compare compares ranges of two data sections and hashes the first.
+// compare compares ranges of two data sections. If full, it also hashes the first range.
 func (v *verifier) compare(h hash.Hash, a, b *checkpoint.File, atA, atB, length int64) error {
 	bufferA, bufferB := *buffers.Get().(*[]byte), *buffers.Get().(*[]byte)
 	defer buffers.Put(&bufferA)

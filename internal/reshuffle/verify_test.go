@@ -23,8 +23,8 @@ func newVerifier(t *testing.T, model string, p *Permutation, full bool) *verifie
 	return &verifier{c, m, full}
 }
 
-// TestVerifySeesTheOldOrder takes the input itself for the output, and the output of another permutation.
-func TestVerifySeesTheOldOrder(t *testing.T) {
+// TestVerifyDetectsWrongOrder verifies the input as if it were the output, and the output of another permutation.
+func TestVerifyDetectsWrongOrder(t *testing.T) {
 	for name, generate := range generators {
 		m := generate(21)
 		p, other := m.permutation(m.layers...), m.permutation(m.layers[0])
@@ -41,8 +41,8 @@ func TestVerifySeesTheOldOrder(t *testing.T) {
 	}
 }
 
-// TestLargeFusedTensors has rows that are copied one by one inside the kernel, and a tensor of which a plain run compares
-// the beginning of each row only: enough to see two rows that changed places.
+// TestLargeFusedTensors has rows that are copied one by one inside the kernel, and a tensor of which a run without full
+// verification compares only the beginning of each row. That is enough to detect two exchanged rows.
 func TestLargeFusedTensors(t *testing.T) {
 	m := generators["gpt_oss"](4)
 	const name = "model.layers.1.mlp.experts.gate_up_proj"

@@ -9,26 +9,26 @@ import (
 	"unicode/utf8"
 )
 
-// addedToken is a token that is found in the text before it is cut and is never merged.
+// addedToken is a token that is found in the text before the text is cut into pieces. It is never merged.
 type addedToken struct {
 	content string
 	id      int32
-	// singleWord tokens count only where no part of a word stands beside them; leftSpace and rightSpace tokens take the
-	// white space beside them.
+	// A singleWord token matches only if no word character is adjacent to it. leftSpace and rightSpace tokens include
+	// adjacent white space.
 	singleWord, leftSpace, rightSpace bool
 }
 
-// addedTokens finds added tokens: the leftmost, and the longest of those that begin at the same place.
+// addedTokens finds added tokens: the leftmost token, and of those with the same start, the longest.
 type addedTokens struct {
-	// tokens are in the order of their bytes.
+	// tokens are sorted by bytes.
 	tokens []addedToken
-	// begins are the first bytes of tokens; first is the only one if only is set.
+	// begins marks the first bytes of tokens. If only is true, first is the only first byte.
 	begins [256]bool
 	only   bool
 	first  byte
 }
 
-// newAddedTokens enters tokens; of several with the same content, the last counts.
+// newAddedTokens indexes tokens. If several tokens have the same content, the last one applies.
 func newAddedTokens(tokens []addedToken) *addedTokens {
 	last := make(map[string]addedToken, len(tokens))
 	for _, token := range tokens {
@@ -43,7 +43,7 @@ func newAddedTokens(tokens []addedToken) *addedTokens {
 	return t
 }
 
-// next returns the first position from at on where a token may begin, or the length of the text.
+// next returns the first position at or after at where a token may begin, or the length of the text.
 func (t *addedTokens) next(text string, at int) int {
 	if t.only {
 		if skip := strings.IndexByte(text[at:], t.first); skip >= 0 {
@@ -57,9 +57,10 @@ func (t *addedTokens) next(text string, at int) int {
 	return at
 }
 
-// longest returns the longest token that the text begins with, or nil.
+// longest returns the longest token that is a prefix of the text, or nil.
 func (t *addedTokens) longest(text string) (longest *addedToken) {
-	// The tokens from low to high begin with the bytes of the text before i. A token comes before those that it is a prefix of.
+	// tokens[low:high] share the first i bytes with the text. A token is sorted before the tokens that it is a prefix
+	// of.
 	low, high := 0, len(t.tokens)
 	for i := 0; i < len(text) && low < high; i++ {
 		of := func(token addedToken) int {
@@ -77,7 +78,7 @@ func (t *addedTokens) longest(text string) (longest *addedToken) {
 	return longest
 }
 
-// each calls between for the text between added tokens, if there is any, and token for each of them, in order.
+// each calls between for each non-empty text between added tokens, and token for each added token, in order.
 func (t *addedTokens) each(text string, between func(part span), token func(id int32)) {
 	if len(t.tokens) == 0 {
 		if text != "" {
@@ -85,7 +86,7 @@ func (t *addedTokens) each(text string, between func(part span), token func(id i
 		}
 		return
 	}
-	from, spacesEnd := 0, 0 // spacesEnd is the end of the last run of white space behind a token: no run is read twice
+	from, spacesEnd := 0, 0 // spacesEnd is the end of the last run of white space after a token, so that no run is read twice
 	for at := t.next(text, 0); at < len(text); at = t.next(text, at) {
 		found := t.longest(text[at:])
 		if found == nil {
@@ -128,12 +129,12 @@ func beginsWithWord(text string) bool {
 	return isWord(r)
 }
 
-// wordRanges are the characters of words in the sense of Unicode's annex on regular expressions.
+// wordRanges are the word characters as defined by Unicode Technical Standard #18 (regular expressions).
 var wordRanges = []*unicode.RangeTable{unicode.L, unicode.M, unicode.Nd, unicode.Nl, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control}
 
 func isWord(r rune) bool { return unicode.In(r, wordRanges...) }
 
-// normalized are the same tokens as they read once the text is normalized.
+// normalized returns the tokens with normalized content. Tokens with an empty result are dropped.
 func normalized(tokens []addedToken, steps []normalizer) []addedToken {
 	tokens = slices.Clone(tokens)
 	for i := range tokens {

@@ -16,8 +16,9 @@ import (
 // realVocabulary is the size of the vocabularies of Qwen 3.
 const realVocabulary = 151_643
 
-// synthetic writes a tokenizer.json with the pipeline of Qwen 3 and a vocabulary of a real one's size: the words of the
-// corpus, the most frequent first, then made-up ones. Each word is merged from left to right, all its beginnings are tokens.
+// synthetic returns a tokenizer.json with the pipeline of Qwen 3 and a vocabulary of a realistic size: the words of the
+// corpus, the most frequent first, then generated words. Each word is merged from left to right, and all its prefixes
+// are tokens.
 func synthetic(tb testing.TB, tokens int) []byte {
 	tb.Helper()
 	var file map[string]any
@@ -62,7 +63,7 @@ func synthetic(tb testing.TB, tokens int) []byte {
 	return text
 }
 
-// corpusWords are the pieces of the corpus, the most frequent first.
+// corpusWords returns the pieces of the corpus, the most frequent first.
 func corpusWords() []string {
 	count := map[string]int{}
 	cutter := cutWords(knownWords[qwen2Pattern])
@@ -84,7 +85,7 @@ func corpusWords() []string {
 	return words
 }
 
-// prompts are texts of usual words and code that were never seen together: lines of the corpus, in random order.
+// prompts returns texts of usual words and code in new combinations: lines of the corpus in random order.
 func prompts(number, size int, seed uint64) []string {
 	var lines []string
 	for _, document := range corpus.Written() {
@@ -107,8 +108,8 @@ func prompts(number, size int, seed uint64) []string {
 	return list
 }
 
-// userTime is the processor time that this process has used. Where others use the processors too, it says more than the
-// time that has passed.
+// userTime returns the processor time that this process has used. It is more reliable than wall time if other processes
+// use the processors too.
 func userTime(b *testing.B) time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
@@ -117,7 +118,7 @@ func userTime(b *testing.B) time.Duration {
 	return time.Duration(usage.Utime.Nano())
 }
 
-// report gives the processor time beside the time that has passed, per prompt and per token.
+// report reports the processor time in addition to the wall time, per prompt and per token.
 func report(b *testing.B, tokens int, begin time.Duration) {
 	used := float64((userTime(b) - begin).Nanoseconds())
 	b.ReportMetric(used/float64(b.N), "user-ns/op")
@@ -125,8 +126,8 @@ func report(b *testing.B, tokens int, begin time.Duration) {
 	b.ReportMetric(float64(tokens)/float64(b.N), "tokens/op")
 }
 
-// BenchmarkPrompt encodes prompts of about 1,000 tokens, each of them once. The vocabulary is of a real one's size and has
-// most of the words (real), or is a trained one that has to merge more of them (trained).
+// BenchmarkPrompt encodes prompts of about 1,000 tokens, each of them once. The vocabulary has a realistic size and
+// contains most of the words (real), or is a trained one that needs more merges (trained).
 func BenchmarkPrompt(b *testing.B) {
 	encode := func(b *testing.B, tok *Tokenizer) {
 		for _, text := range prompts(200, 4000, 1) {
@@ -172,7 +173,7 @@ func BenchmarkLongPrompt(b *testing.B) {
 	report(b, tokens, begin)
 }
 
-// BenchmarkUnusualText encodes random letters, in which no piece is found whole and none comes again.
+// BenchmarkUnusualText encodes random letters. No piece is one token, and no piece is repeated.
 func BenchmarkUnusualText(b *testing.B) {
 	tok := parseOnce["big"](b)
 	random := rand.New(rand.NewPCG(3, 4))
@@ -206,7 +207,7 @@ func BenchmarkLongRun(b *testing.B) {
 	report(b, tokens, begin)
 }
 
-// BenchmarkParse reads a tokenizer.json with a vocabulary of a real one's size.
+// BenchmarkParse parses a tokenizer.json with a vocabulary of a realistic size.
 func BenchmarkParse(b *testing.B) {
 	text := synthetic(b, realVocabulary)
 	b.SetBytes(int64(len(text)))
@@ -218,7 +219,7 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// keptMiB is the memory that a tokenizer keeps.
+// keptMiB returns the memory that a tokenizer retains, in MiB.
 func keptMiB(tb testing.TB, text []byte) float64 {
 	heap := func() uint64 {
 		runtime.GC()
@@ -237,7 +238,7 @@ func keptMiB(tb testing.TB, text []byte) float64 {
 	return float64(int64(after-before)) / (1 << 20)
 }
 
-// A tokenizer with a real vocabulary fits beside the other memory of a router.
+// TestMemoryOfARealVocabulary checks that a tokenizer with a realistic vocabulary fits into the memory of a router.
 func TestMemoryOfARealVocabulary(t *testing.T) {
 	text := synthetic(t, realVocabulary)
 	if kept := keptMiB(t, text); kept > 40 {

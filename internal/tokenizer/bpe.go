@@ -5,25 +5,25 @@ import (
 	"unicode/utf8"
 )
 
-// bpe merges the bytes or characters of a piece into tokens.
+// bpe merges the bytes or characters of a piece into tokens by byte-pair encoding.
 type bpe struct {
-	// byteTokens are the tokens of single bytes.
+	// byteTokens maps each byte to its token.
 	byteTokens [256]int32
-	// characters are the tokens that pieces begin as, where those are not bytes; a character without one is its bytes.
-	// It is nil where pieces begin as bytes.
+	// characters maps characters to the initial tokens of pieces. A character without an entry is represented by the
+	// tokens of its bytes. It is nil if all pieces start as bytes.
 	characters map[rune]int32
 	merges     *pairTable
-	// words are the pieces that are one token: those that their merges lead to, or all of the vocabulary where the model
-	// takes them without merging (ignore_merges).
+	// words contains the pieces that are one token: those that merging turns into one token, or the whole vocabulary if
+	// the model looks up pieces without merging (ignore_merges).
 	words *wordTable
 	cache pieceCache
 }
 
-// smallPiece is the greatest number of symbols that are merged by looking at all pairs each time, which needs no queue and
-// takes a time that grows with the square.
+// smallPiece is the maximum number of symbols that are merged by scanning all pairs in each step. Scanning needs no
+// queue, but takes quadratic time.
 const smallPiece = 64
 
-// scratch is memory that is used again from text to text.
+// scratch is memory that is reused between texts.
 type scratch struct {
 	pieces, more []span
 	tokens       []int32
@@ -49,7 +49,8 @@ func (b *bpe) appendTokens(ids []int32, piece string, s *scratch) []int32 {
 	return ids
 }
 
-// merge appends what a piece becomes when the merges are applied in order of rank, the leftmost first among equals.
+// merge appends the tokens that result from applying the merges in order of rank, and from left to right for equal
+// ranks.
 func (b *bpe) merge(ids []int32, piece string, s *scratch) []int32 {
 	s.tokens = b.begin(s.tokens[:0], piece)
 	if len(s.tokens) <= smallPiece {
@@ -58,7 +59,7 @@ func (b *bpe) merge(ids []int32, piece string, s *scratch) []int32 {
 	return b.mergeLarge(ids, s)
 }
 
-// begin appends the tokens that a piece is before any merge.
+// begin appends the tokens of a piece before any merge.
 func (b *bpe) begin(tokens []int32, piece string) []int32 {
 	if b.characters == nil {
 		for i := range len(piece) {
@@ -82,7 +83,7 @@ func (b *bpe) begin(tokens []int32, piece string) []int32 {
 
 // mergeSmall merges up to smallPiece tokens in place.
 func (b *bpe) mergeSmall(tokens []int32) []int32 {
-	var pairs [smallPiece]merge // pairs[i] is what tokens i and i+1 become
+	var pairs [smallPiece]merge // pairs[i] is the merge of tokens i and i+1
 	for i := range len(tokens) - 1 {
 		pairs[i] = b.merges.get(tokens[i], tokens[i+1])
 	}
@@ -108,8 +109,8 @@ func (b *bpe) mergeSmall(tokens []int32) []int32 {
 	}
 }
 
-// mergeLarge appends what the tokens of the scratch become. Symbols form a linked list and candidates a heap, so that n of
-// them take O(n log n): a long run of one character is ordinary input.
+// mergeLarge merges the tokens of the scratch and appends the result. Symbols form a linked list and candidates a heap,
+// so that n symbols take O(n log n). Long runs of one character are ordinary input.
 func (b *bpe) mergeLarge(ids []int32, s *scratch) []int32 {
 	s.symbols, s.queue = s.symbols[:0], s.queue[:0]
 	for i, token := range s.tokens {
@@ -132,13 +133,14 @@ func (b *bpe) mergeLarge(ids []int32, s *scratch) []int32 {
 			continue
 		}
 		right := &symbols[left.next]
-		// An earlier merge may have taken either side since the candidate was proposed. Pairs of the same rank make the same token.
+		// An earlier merge may have changed either side since the candidate was added. Pairs of the same rank merge to
+		// the same token.
 		m := b.merges.get(left.token, right.token)
 		if m.rank != c.rank() {
 			continue
 		}
 		left.token, left.next = m.token, right.next
-		right.token = gone
+		right.token = mergedAway
 		if left.next >= 0 {
 			symbols[left.next].previous = c.at()
 		}
@@ -157,12 +159,13 @@ func (b *bpe) mergeLarge(ids []int32, s *scratch) []int32 {
 	return ids
 }
 
-// gone marks a symbol that was merged into its left neighbour; no pair has it.
-const gone = -1
+// mergedAway marks a symbol that was merged into its left neighbour. No pair contains it.
+const mergedAway = -1
 
 type symbol struct{ token, previous, next int32 }
 
-// candidate is a merge at a place, as the number by which it is ordered: its rank, then its place.
+// candidate is a possible merge: its rank in the upper 32 bits and its position in the lower 32 bits, so that
+// candidates are ordered by rank, then by position.
 type candidate uint64
 
 func newCandidate(rank, at int32) candidate { return candidate(rank)<<32 | candidate(at) }
@@ -171,7 +174,7 @@ func (c candidate) rank() int32 { return int32(c >> 32) }
 
 func (c candidate) at() int32 { return int32(c) }
 
-// mergeQueue is a binary heap of candidates, the first to be merged on top.
+// mergeQueue is a binary heap of candidates. The next merge is on top.
 type mergeQueue []candidate
 
 func (q *mergeQueue) push(c candidate) {
@@ -185,7 +188,7 @@ func (q *mergeQueue) push(c candidate) {
 	heap[i] = c
 }
 
-// down moves a candidate away from the top until it comes before its children.
+// down restores the heap order by moving a candidate below its smaller children.
 func (q mergeQueue) down(i int) {
 	c := q[i]
 	for {

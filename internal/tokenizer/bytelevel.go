@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// byteAlphabet maps the printable characters with which byte-level tokenizers write bytes to those bytes: printable
-// Latin-1 characters stand for themselves, the other bytes are counted up from U+0100.
+// byteAlphabet maps the printable characters of byte-level tokenizers to bytes. Printable Latin-1 characters represent
+// themselves. The other bytes are represented by consecutive characters from U+0100.
 var byteAlphabet = func() map[rune]byte {
 	alphabet := make(map[rune]byte, 256)
 	next := rune(0x100)
@@ -23,7 +23,7 @@ var byteAlphabet = func() map[rune]byte {
 	return alphabet
 }()
 
-// toByteAlphabet writes bytes as a vocabulary entry.
+// toByteAlphabet encodes bytes as a vocabulary entry.
 func toByteAlphabet(raw []byte) string {
 	var written strings.Builder
 	for _, b := range raw {
@@ -32,7 +32,7 @@ func toByteAlphabet(raw []byte) string {
 	return written.String()
 }
 
-// byteCharacters are the characters of byteAlphabet by the bytes that they stand for.
+// byteCharacters maps each byte to its character in byteAlphabet.
 var byteCharacters = func() (characters [256]rune) {
 	for written, b := range byteAlphabet {
 		characters[b] = written
@@ -40,21 +40,21 @@ var byteCharacters = func() (characters [256]rune) {
 	return characters
 }()
 
-// fromByteAlphabet turns a vocabulary entry into the bytes that it stands for.
+// fromByteAlphabet decodes a vocabulary entry to bytes.
 func fromByteAlphabet(written string) (string, error) {
 	raw := make([]byte, 0, len(written))
 	for _, r := range written {
 		b, ok := byteAlphabet[r]
 		if !ok {
-			return "", fmt.Errorf("vocabulary entry %q has %q, which is not of the byte-level alphabet", written, r)
+			return "", fmt.Errorf("vocabulary entry %q contains %q, which is not in the byte-level alphabet", written, r)
 		}
 		raw = append(raw, b)
 	}
 	return string(raw), nil
 }
 
-// appendValidUTF8 appends raw to dst, each maximal invalid part replaced by U+FFFD, and returns how many bytes of raw
-// it took. Unless final is set, it leaves a trailing character that more bytes could complete.
+// appendValidUTF8 appends raw to dst, with each maximal invalid part replaced by U+FFFD, and returns the number of
+// bytes of raw consumed. Unless final is set, it leaves a trailing incomplete character that more bytes could complete.
 func appendValidUTF8(dst, raw []byte, final bool) (result []byte, taken int) {
 	for taken < len(raw) {
 		rest := raw[taken:]
@@ -71,8 +71,8 @@ func appendValidUTF8(dst, raw []byte, final bool) (result []byte, taken int) {
 	return dst, taken
 }
 
-// invalidPrefix is the length of the longest prefix of rest, at least 1, that could have begun a character: the
-// "maximal subpart" that the Unicode standard recommends to replace as one.
+// invalidPrefix returns the length of the longest prefix of rest, at least 1, that could be the beginning of a
+// character. It is the "maximal subpart" for which the Unicode standard recommends one replacement character.
 func invalidPrefix(rest []byte) int {
 	size := 1
 	for size < len(rest) && size < utf8.UTFMax && !utf8.FullRune(rest[:size]) {

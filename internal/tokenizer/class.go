@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// class is a set of properties of a character, of those that the known ways to cut text ask for.
+// class is a set of character properties. It contains the properties that the known split expressions use.
 type class uint8
 
 const (
@@ -16,15 +16,15 @@ const (
 	classMark                      // \p{M}
 	classNumber                    // \p{N}
 	classSymbol                    // \p{P} and \p{S}
-	classUpper                     // what a word may begin with: \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}
-	classLower                     // what a word may go on with: \p{Ll}\p{Lm}\p{Lo}\p{M}
+	classUpper                     // characters at the beginning of a word: \p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}
+	classLower                     // characters in the rest of a word: \p{Ll}\p{Lm}\p{Lo}\p{M}
 )
 
-// classBlock is the number of characters of a block. Most blocks are alike: unassigned, or of one script.
+// classBlock is the number of characters in a block. Most blocks have equal content: unassigned, or of one script.
 const classBlock = 128
 
-// classTable tells the class of each character in two steps, where looking through the ranges of Unicode's properties takes
-// ten for each of them.
+// classTable maps each character to its class by two array lookups. Searching the ranges of Unicode's properties would
+// take about ten comparisons per property.
 type classTable struct {
 	block   [(unicode.MaxRune + 1) / classBlock]uint16
 	classes [][classBlock]class
@@ -78,7 +78,8 @@ func (t *classTable) of(r rune) class {
 	return t.classes[t.block[uint32(r)/classBlock]][uint32(r)%classBlock]
 }
 
-// at classifies the character at a position; its size is 0 at the end. A byte that is not valid UTF-8 counts as U+FFFD.
+// at returns the class and the size of the character at a position; the size is 0 at the end of the text. A byte that
+// is not valid UTF-8 counts as U+FFFD.
 func (t *classTable) at(text string, at int) (class, int) {
 	if at >= len(text) {
 		return 0, 0
@@ -90,7 +91,8 @@ func (t *classTable) at(text string, at int) (class, int) {
 	return t.of(r), size
 }
 
-// run returns the end of the run of characters that have one of the properties, or none of them if without is set.
+// run returns the end of the run of characters that have at least one of the properties, or, if without is set, that
+// have none of them.
 func (t *classTable) run(text string, at int, properties class, without bool) int {
 	for at < len(text) {
 		if b := text[at]; b < utf8.RuneSelf {

@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/tokenizer/pattern"
 )
 
-// families are the pipelines of testdata/make_goldens.py.
+// families lists the pipelines of testdata/make_goldens.py.
 var families = []string{
 	"gpt2", "qwen3", "qwen3.5", "llama3", "deepseek-v2", "deepseek-v3", "o200k", "tekken", "odd", "mixtral", "mixtral-metaspace", "metaspace-split",
 }
@@ -44,7 +44,7 @@ func readGolden(t testing.TB, name string, into any) {
 	}
 }
 
-// family is a tokenizer, and the ids that the reference implementation makes of each case.
+// family is a tokenizer and the ids of the reference implementation for each case.
 type family struct {
 	file json.RawMessage
 	*Tokenizer
@@ -83,17 +83,18 @@ func readCases(t testing.TB) []string {
 	return cases
 }
 
-// The last one is a file with truncation and padding, and what engines get from it by way of the library transformers.
+// TestFamiliesMatchReference compares the ids of each family with the reference. The last family is a file with
+// truncation and padding, with the ids that engines get from the library transformers.
 func TestFamiliesMatchReference(t *testing.T) {
 	cases := readCases(t)
 	for _, name := range append(slices.Clone(families), "call-settings") {
 		t.Run(name, func(t *testing.T) {
 			f := readFamily(t, name)
 			if len(f.ids) != len(cases) || len(cases) < 300 {
-				t.Fatalf("ids of %d of %d texts", len(f.ids), len(cases))
+				t.Fatalf("got ids of %d texts, want %d", len(f.ids), len(cases))
 			}
 			for i, text := range cases {
-				for range 2 { // the second time from the cache
+				for range 2 { // the second iteration uses the cache
 					if got := f.Encode(text); !slices.Equal(got, f.ids[i]) {
 						t.Errorf("%q: %s", text, cmp.Diff(spell(f.Tokenizer, f.ids[i]), spell(f.Tokenizer, got)))
 						break
@@ -104,7 +105,7 @@ func TestFamiliesMatchReference(t *testing.T) {
 	}
 }
 
-// spell writes tokens with their text.
+// spell returns tokens with their text.
 func spell(t *Tokenizer, ids []int32) []string {
 	var list []string
 	for _, id := range ids {
@@ -114,7 +115,7 @@ func spell(t *Tokenizer, ids []int32) []string {
 	return list
 }
 
-// splitOracle cuts by an expression of knownWords as the package pattern does.
+// splitOracle cuts by an expression of knownWords with the package pattern.
 func splitOracle(t testing.TB, expression string) cutter {
 	t.Helper()
 	compiled, err := pattern.Compile(expression)
@@ -124,7 +125,7 @@ func splitOracle(t testing.TB, expression string) cutter {
 	return cut(findPattern(compiled), "Isolated")
 }
 
-// chain cuts by several cutters one after the other.
+// chain applies several cutters in sequence.
 func chain(cutters ...cutter) cutter {
 	return func(pieces []span, text string, parts []span) []span {
 		for _, cut := range cutters {
@@ -134,7 +135,7 @@ func chain(cutters ...cutter) cutter {
 	}
 }
 
-// FuzzSplit compares the functions for known expressions with the expressions.
+// FuzzSplit compares the hand-written functions for known expressions with the expressions.
 func FuzzSplit(f *testing.F) {
 	type ways struct {
 		name       string
@@ -166,8 +167,8 @@ func FuzzSplit(f *testing.F) {
 	})
 }
 
-// undone is what the tokens of a text decode to.
-func undone(name, text string) string {
+// decodedText returns the expected decoded text of a text's tokens.
+func decodedText(name, text string) string {
 	switch name {
 	case "qwen3", "qwen3.5":
 		return norm.NFC.String(text)
@@ -196,10 +197,10 @@ func checkRoundTrip(t *testing.T, name string, tok *Tokenizer, text string) {
 	if got := tok.AppendTokens([]int32{-7}, text); got[0] != -7 || !slices.Equal(got[1:], ids) {
 		t.Fatalf("%s: %q is appended as %v, encoded as %v", name, text, got, ids)
 	}
-	// Lower case and compatibility forms are not undone, nor are several spaces in front.
+	// Lower-casing, compatibility forms and several leading spaces cannot be reversed.
 	lossy := name == "odd" || tok.spaceFirst && (strings.HasPrefix(text, " ") || strings.HasPrefix(text, spaceMark) || strings.Contains(text, ">"))
-	if got, want := string(tok.DecodeBytes(ids, false)), undone(name, text); got != want && !lossy {
-		t.Fatalf("%s: %q comes back as %q", name, want, got)
+	if got, want := string(tok.DecodeBytes(ids, false)), decodedText(name, text); got != want && !lossy {
+		t.Fatalf("%s: %q decodes to %q", name, want, got)
 	}
 	decoded := tok.Decode(ids, false)
 	stream, streamed := tok.NewStream(false), ""
@@ -215,7 +216,7 @@ func checkRoundTrip(t *testing.T, name string, tok *Tokenizer, text string) {
 	}
 }
 
-// The ways to merge are merging by its definition, and so is what the tables of whole pieces and the cache say.
+// FuzzMerge compares both merge algorithms, the table of whole pieces and the cache with the definition of merging.
 func FuzzMerge(f *testing.F) {
 	for _, text := range readCases(f) {
 		f.Add(text)
@@ -237,10 +238,10 @@ func FuzzMerge(f *testing.F) {
 					t.Fatalf("%s: %q is merged to %v pair by pair, want %v", name, piece, got, want)
 				}
 			}
-			if name == "llama3" { // which takes whole pieces without merging
+			if name == "llama3" { // it looks up whole pieces without merging
 				continue
 			}
-			for range 2 { // the second time from the cache
+			for range 2 { // the second iteration uses the cache
 				if got := b.appendTokens(nil, piece, &s); !slices.Equal(got, want) {
 					t.Fatalf("%s: %q becomes %v, want %v", name, piece, got, want)
 				}
@@ -249,7 +250,8 @@ func FuzzMerge(f *testing.F) {
 	})
 }
 
-// Where a text may be cut into parts, the parts' tokens are the text's.
+// TestPartsAreIndependent checks that the tokens of a text are the concatenation of its parts' tokens at every allowed
+// cut.
 func TestPartsAreIndependent(t *testing.T) {
 	cases := readCases(t)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -273,7 +275,7 @@ func TestPartsAreIndependent(t *testing.T) {
 	}
 }
 
-// A long text is encoded by several goroutines, and several callers at once.
+// TestLongTextInParallel encodes a long text with several goroutines and several concurrent callers.
 func TestLongTextInParallel(t *testing.T) {
 	var written strings.Builder
 	for written.Len() < 2*parallelBytes {
@@ -303,12 +305,12 @@ func TestLongTextInParallel(t *testing.T) {
 		group.Wait()
 	}
 	if parallel < 7 {
-		t.Errorf("%d families in parallel only", parallel)
+		t.Errorf("only %d families are encoded in parallel", parallel)
 	}
 }
 
-// Long runs of one character, and of two by turns, take no time that grows with the square of their length: with that,
-// this test would take minutes.
+// TestLongRuns checks that long runs of one character, or of two alternating characters, do not take quadratic time. In
+// quadratic time, the test would take minutes.
 func TestLongRuns(t *testing.T) {
 	const length = 1 << 15
 	for _, name := range families {
@@ -316,8 +318,8 @@ func TestLongRuns(t *testing.T) {
 		for _, unit := range []string{"a", " ", "\n", " \n", "的", "\u0301", "9", "-", "A", "'", "\x00", "\u00a0", "<", spaceMark, "aB"} {
 			text := strings.Repeat(unit, length/len(unit))
 			for _, text := range []string{text, text + "x"} {
-				if got, want := string(tok.DecodeBytes(tok.Encode(text), false)), undone(name, text); name != "odd" && got != want && got != want[min(1, len(want)):] {
-					t.Errorf("%s: %d times %q do not come back", name, length, unit)
+				if got, want := string(tok.DecodeBytes(tok.Encode(text), false)), decodedText(name, text); name != "odd" && got != want && got != want[min(1, len(want)):] {
+					t.Errorf("%s: %d times %q is not restored", name, length, unit)
 				}
 			}
 		}
@@ -341,7 +343,7 @@ func TestBehavioursMatchReference(t *testing.T) {
 	for _, c := range golden.Cuts {
 		compiled, err := pattern.Compile(c.Pattern)
 		if err != nil {
-			continue // which expressions are refused is tested in the package pattern
+			continue // refused expressions are tested in the package pattern
 		}
 		find := findPattern(compiled)
 		if c.Invert {
@@ -360,6 +362,6 @@ func TestBehavioursMatchReference(t *testing.T) {
 		}
 	}
 	if compared < 10000 {
-		t.Errorf("compared %d cuts only", compared)
+		t.Errorf("compared only %d cuts", compared)
 	}
 }

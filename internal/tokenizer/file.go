@@ -12,8 +12,9 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// file mirrors tokenizer.json. Constructs that are read by their type stay raw. The members truncation and padding are settings of a call
-// that a file can store: the library of the reference replaces them in each call, and engines call it with neither.
+// file mirrors tokenizer.json. Members with a type-dependent structure stay raw. The members truncation and padding are
+// ignored: they are stored call settings, which the reference library replaces in each call, and engines call it with
+// neither.
 type file struct {
 	AddedTokens   []fileAddedToken `json:"added_tokens"`
 	Normalizer    json.RawMessage  `json:"normalizer"`
@@ -44,14 +45,15 @@ type fileModel struct {
 	Merges                  fileMerges     `json:"merges"`
 }
 
-// maxTokenID bounds the ids of a vocabulary, whose tables have an entry for each id. maxGap bounds, for small files, the ids without a
-// token: the rest may be as many as the tokens. Known vocabularies have some hundreds.
+// maxTokenID is the maximum token id; the tables of a vocabulary have an entry for each id. maxGap is, for small files,
+// the maximum number of ids without a token; larger files may have as many unused ids as tokens. Known vocabularies
+// have a few hundred unused ids.
 const (
 	maxTokenID = 1 << 24
 	maxGap     = 1 << 16
 )
 
-// MaxBytes bounds a file of a tokenizer. The largest known ones have about 35 MB.
+// MaxBytes is the maximum size of a tokenizer file. The largest known files have about 35 MB.
 const MaxBytes = 256 << 20
 
 // Load reads a tokenizer.json.
@@ -67,11 +69,11 @@ func Load(path string) (*Tokenizer, error) {
 	return t, nil
 }
 
-// readFile reads a file of a checkpoint. It names what downloads leave in place of one.
+// readFile reads a file of a checkpoint. The error names a placeholder that a failed download has left.
 func readFile(path string) ([]byte, error) {
 	text, err := regularfile.Read(path, MaxBytes)
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %w", err)
+		return nil, fmt.Errorf("failed to read tokenizer: %w", err)
 	}
 	if placeholder := regularfile.Placeholder(text); placeholder != "" {
 		return nil, fmt.Errorf("tokenizer: %s %s", path, placeholder)
@@ -79,11 +81,11 @@ func readFile(path string) ([]byte, error) {
 	return text, nil
 }
 
-// Parse reads the content of a tokenizer.json. A construct that is not supported is an error that names it.
+// Parse parses a tokenizer.json. An unsupported construct returns an error that names it.
 func Parse(text []byte) (*Tokenizer, error) {
 	var f file
 	if err := json.Unmarshal(text, &f); err != nil {
-		return nil, fmt.Errorf("not a tokenizer.json: %w", err)
+		return nil, fmt.Errorf("not a valid tokenizer.json: %w", err)
 	}
 	t := &Tokenizer{}
 	var errs [5]error
@@ -122,7 +124,7 @@ func Parse(text []byte) (*Tokenizer, error) {
 	return t, nil
 }
 
-// checkGaps refuses ids far above the number of tokens: a small file would make large tables.
+// checkGaps refuses ids far above the number of tokens, because a small file would allocate large tables.
 func (f *file) checkGaps() error {
 	greatest := int32(0)
 	for _, id := range f.Model.Vocab {
@@ -146,7 +148,7 @@ func (f *file) preTokenizer() (*preTokenizer, error) {
 	return newPreTokenizer(steps.flat(nil))
 }
 
-// checkPostProcessor accepts what only puts tokens around a text.
+// checkPostProcessor accepts post-processors that only add tokens before or after a text.
 func (f *file) checkPostProcessor() error {
 	var p filePostProcessor
 	if set, err := readJSON(f.PostProcessor, "post_processor", &p); err != nil || !set {
@@ -175,7 +177,7 @@ func (p *filePostProcessor) check() error {
 	return unsupported("post_processor of type %q; supported are ByteLevel, TemplateProcessing and Sequence", p.Type)
 }
 
-// fileDecoder is any decoder of a tokenizer.json.
+// fileDecoder contains the fields of all decoders of a tokenizer.json.
 type fileDecoder struct {
 	Type     string        `json:"type"`
 	Decoders []fileDecoder `json:"decoders"` // Sequence
@@ -188,8 +190,8 @@ type fileDecoder struct {
 	PrependScheme string `json:"prepend_scheme"`
 }
 
-// decodesFirstSpace accepts the decoders that undo what the supported pre-tokenizers do, and reports whether they take a
-// space away at the begin.
+// decodesFirstSpace accepts decoders that reverse the supported pre-tokenizers, and reports whether they remove a
+// leading space.
 func (f *file) decodesFirstSpace() (bool, error) {
 	var d fileDecoder
 	set, err := readJSON(f.Decoder, "decoder", &d)
@@ -222,7 +224,7 @@ func (d *fileDecoder) takesFirstSpace() (takes bool, err error) {
 		}
 		return takes, nil
 	}
-	return false, unsupported("decoder of type %q, or what it does; supported are ByteLevel, Metaspace and SentencePiece's sequence", d.Type)
+	return false, unsupported("decoder of type %q with these options; supported are ByteLevel, Metaspace and SentencePiece's sequence", d.Type)
 }
 
 func (m *fileModel) check() error {
@@ -239,7 +241,7 @@ func (m *fileModel) check() error {
 	return errors.Join(errs...)
 }
 
-// spacesBegin reports whether each token that merges make has its spaces at its begin: then no merge crosses the place
+// spacesBegin reports whether all spaces of each merged token are at its beginning. Then no merge crosses the position
 // before a space, and a text can be cut there.
 func (m *fileModel) spacesBegin() bool {
 	return !m.IgnoreMerges && !slices.ContainsFunc(m.Merges, func(parts [2]string) bool {
@@ -247,7 +249,7 @@ func (m *fileModel) spacesBegin() bool {
 	})
 }
 
-// setPiece enters a token id.
+// setPiece registers a token id.
 func (t *Tokenizer) setPiece(id int32, piece string) error {
 	if id < 0 || id > maxTokenID {
 		return fmt.Errorf("token %q has id %d; allowed is 0 to %d", piece, id, maxTokenID)
@@ -260,7 +262,7 @@ func (t *Tokenizer) setPiece(id int32, piece string) error {
 	return nil
 }
 
-// addVocabulary enters the model's tokens by the bytes that they stand for.
+// addVocabulary registers the model's tokens by their bytes.
 func (t *Tokenizer) addVocabulary(m *fileModel) error {
 	taken := make([]bool, len(m.Vocab))
 	for written, id := range m.Vocab {
@@ -278,7 +280,7 @@ func (t *Tokenizer) addVocabulary(m *fileModel) error {
 	return nil
 }
 
-// shared is the error for an id that several tokens have.
+// shared returns the error of an id that several tokens have.
 func (m *fileModel) shared(id int32) error {
 	var owners []string
 	for written, other := range m.Vocab {
@@ -290,8 +292,8 @@ func (m *fileModel) shared(id int32) error {
 	return fmt.Errorf("tokens %q and %q share id %d", owners[0], owners[1], id)
 }
 
-// bytes returns what a vocabulary entry stands for. One that is not written in the byte-level alphabet can only be an added
-// token that the file lists in the vocabulary too; it is kept as it stands.
+// bytes returns the bytes that a vocabulary entry represents. An entry that is not written in the byte-level alphabet
+// must be an added token that the file also lists in the vocabulary; it is returned unchanged.
 func (m *fileModel) bytes(written string) string {
 	if m.ByteFallback {
 		if b, ok := fallbackByte(written); ok {
@@ -305,7 +307,7 @@ func (m *fileModel) bytes(written string) string {
 	return written
 }
 
-// fallbackByte reads the token of one byte, such as <0x0A>.
+// fallbackByte parses the token of one byte, such as <0x0A>.
 func fallbackByte(written string) (byte, bool) {
 	if len(written) != len("<0x0A>") || !strings.HasPrefix(written, "<0x") || written[5] != '>' {
 		return 0, false
@@ -314,8 +316,8 @@ func fallbackByte(written string) (byte, bool) {
 	return byte(b), err == nil
 }
 
-// maxAddedToken bounds the bytes of an added token, because the search for added tokens reads so many bytes from each place of a text.
-// The longest known one has 50.
+// maxAddedToken is the maximum length of an added token in bytes. The search for added tokens reads up to that many
+// bytes at each position of a text. The longest known token has 50 bytes.
 const maxAddedToken = 256
 
 func (t *Tokenizer) addAddedTokens(list []fileAddedToken) error {
@@ -325,7 +327,7 @@ func (t *Tokenizer) addAddedTokens(list []fileAddedToken) error {
 			return fmt.Errorf("added token %d is empty", token.ID)
 		}
 		if len(token.Content) > maxAddedToken {
-			return fmt.Errorf("added token %d (%.40q...) has %d bytes; allowed are up to %d", token.ID, token.Content, len(token.Content), maxAddedToken)
+			return fmt.Errorf("added token %d (%.40q...) has %d bytes; the maximum is %d", token.ID, token.Content, len(token.Content), maxAddedToken)
 		}
 		if err := t.setPiece(token.ID, token.Content); err != nil {
 			return err
@@ -342,7 +344,7 @@ func (t *Tokenizer) addAddedTokens(list []fileAddedToken) error {
 	return nil
 }
 
-// newBPE prepares the model; pieces are the bytes of its tokens.
+// newBPE creates the model. pieces contains the bytes of its tokens.
 func newBPE(m *fileModel, pieces []string) (*bpe, error) {
 	b := &bpe{merges: newPairTable(len(m.Merges))}
 	if err := b.setBytes(m); err != nil {
@@ -355,7 +357,7 @@ func newBPE(m *fileModel, pieces []string) (*bpe, error) {
 	return b, nil
 }
 
-// setBytes enters the tokens that pieces begin as.
+// setBytes registers the initial tokens of pieces.
 func (b *bpe) setBytes(m *fileModel) error {
 	if !m.ByteFallback {
 		for written, value := range byteAlphabet {
@@ -401,8 +403,8 @@ func (b *bpe) setMerges(m *fileModel) error {
 	return nil
 }
 
-// setWords finds the pieces that are one token. In a real vocabulary nearly all are; those that their own merges do not
-// lead to are only found without merging.
+// setWords registers the pieces that are one token. In a real vocabulary, that is nearly all tokens. Tokens that
+// merging does not produce are only found if the model ignores merges.
 func (b *bpe) setWords(m *fileModel, pieces []string) {
 	words := pieces
 	if m.ByteFallback {
@@ -413,20 +415,20 @@ func (b *bpe) setWords(m *fileModel, pieces []string) {
 	}
 	b.words = newWordTable(words)
 	var s scratch
-	var made []int32
+	var merged []int32
 	for written, id := range m.Vocab {
 		piece := written
 		if !m.ByteFallback {
 			var err error
-			// An added token may have taken the place of the model's.
+			// An added token may have replaced the model's token.
 			if piece, err = fromByteAlphabet(written); err != nil || piece != words[id] {
 				continue
 			}
 		}
 		if !m.IgnoreMerges {
-			made = b.merge(made[:0], piece, &s)
+			merged = b.merge(merged[:0], piece, &s)
 		}
-		if m.IgnoreMerges || len(made) == 1 && made[0] == id {
+		if m.IgnoreMerges || len(merged) == 1 && merged[0] == id {
 			b.words.put(id)
 		}
 	}

@@ -10,10 +10,10 @@ import (
 	"github.com/semmoe/operator/internal/tokenizer/pattern"
 )
 
-// normalizer rewrites a text before it is cut.
+// normalizer rewrites a text before it is cut into pieces.
 type normalizer func(text string) string
 
-// fileNormalizer is any normalizer of a tokenizer.json.
+// fileNormalizer contains the fields of all normalizers of a tokenizer.json.
 type fileNormalizer struct {
 	Type        string           `json:"type"`
 	Normalizers []fileNormalizer `json:"normalizers"` // Sequence
@@ -22,21 +22,22 @@ type fileNormalizer struct {
 	Content     string           `json:"content"`
 }
 
-// The limits of a pipeline bound the time and the memory that a text takes, whatever a tokenizer.json asks for. Known families have at
-// most 5 steps, and normalizers that write at most 12 bytes for each byte.
+// The limits of a pipeline bound the time and the memory per text for every tokenizer.json. Known families have at most
+// 5 steps, and normalizers that write at most 12 bytes for each byte.
 const (
 	maxSteps  = 64
 	maxGrowth = 128
 )
 
-// normalizers are the steps of a file's normalizer.
+// normalizers contains the steps of a file's normalizer.
 type normalizers struct {
 	steps []normalizer
-	// growth bounds the bytes that the steps write for each byte of a text.
+	// growth is the maximum number of bytes that the steps write for each byte of a text.
 	growth int
 }
 
-// newNormalizers lists the steps of a file's normalizer. It refuses steps that together make a text more than maxGrowth times as long.
+// newNormalizers returns the steps of a file's normalizer. It refuses steps that together can make a text more than
+// maxGrowth times as long.
 func newNormalizers(raw json.RawMessage) ([]normalizer, error) {
 	var f fileNormalizer
 	if set, err := readJSON(raw, "normalizer", &f); err != nil || !set {
@@ -63,21 +64,21 @@ func (n *normalizers) add(f *fileNormalizer) error {
 	case len(n.steps) == maxSteps:
 		return unsupported("normalizer with more than %d steps", maxSteps)
 	case growth > maxGrowth:
-		return unsupported("normalizer: its steps up to %s write up to %d bytes for a byte of text; allowed are up to %d", f.Type, growth, maxGrowth)
+		return unsupported("normalizer: the steps up to %s write up to %d bytes per byte of text; the maximum is %d", f.Type, growth, maxGrowth)
 	}
 	n.steps, n.growth = append(n.steps, step), growth
 	return nil
 }
 
-// The growth of Unicode's normal forms in UTF-8 (Unicode Standard Annex #15, section 9.2), and that of lower case: an invalid byte becomes
-// U+FFFD.
+// Growth of Unicode's normal forms in UTF-8 (Unicode Standard Annex #15, section 9.2) and of lower-casing, which
+// replaces an invalid byte by U+FFFD.
 const (
 	canonicalGrowth     = 3
 	compatibilityGrowth = 11
 	lowercaseGrowth     = 3
 )
 
-// step returns the normalizer of one step, and the growth of a text behind it; before is the growth behind the steps before it.
+// step returns the normalizer of one step and the growth after it. before is the growth after the previous steps.
 func (f *fileNormalizer) step(before int) (step normalizer, growth int, err error) {
 	switch f.Type {
 	case "NFC":
@@ -91,7 +92,7 @@ func (f *fileNormalizer) step(before int) (step normalizer, growth int, err erro
 	case "Lowercase":
 		return lowercase, before * lowercaseGrowth, nil
 	case "Prepend":
-		// A text between two added tokens can have one byte.
+		// A text between two added tokens may have a single byte.
 		return func(text string) string { return f.Prepend + text }, before + len(f.Prepend), nil
 	case "Replace":
 		return f.replace(before)
@@ -126,7 +127,8 @@ func (f *fileNormalizer) replace(before int) (step normalizer, growth int, err e
 	}, before * max(1, len(f.Content)), nil // a match has at least one byte
 }
 
-// nfc is Unicode's composed form. All text of characters below U+0300, the first combining one, is in it.
+// nfc returns the canonical composition (NFC). Text with only characters below U+0300, the first combining character,
+// is already composed.
 func nfc(text string) string {
 	const firstCombining = 0xcc // the first byte of U+0300
 	for i := range len(text) {
@@ -137,8 +139,8 @@ func nfc(text string) string {
 	return text
 }
 
-// lowercase maps each character by itself, whatever stands around it. The capital I with a dot is the one character whose
-// lower case has two.
+// lowercase maps each character independently of its context. Only the capital I with a dot has a lower case of two
+// characters.
 func lowercase(text string) string {
 	return strings.ReplaceAll(strings.Map(func(r rune) rune {
 		if r == 'İ' {

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A file is refused or encodes every text: without a panic, within a limit on memory, and as tokens of its vocabulary.
+// FuzzParse checks that a file is either refused or encodes every text, without a panic, within a memory limit, and as
+// tokens of its vocabulary.
 func FuzzParse(f *testing.F) {
 	file := func(normalizer, pre, added string) []byte {
 		vocabulary := map[string]int{"ab": 256}
@@ -42,7 +43,7 @@ func FuzzParse(f *testing.F) {
 		}
 		ids := tok.Encode(text)
 		runtime.ReadMemStats(&after)
-		// The tables of a vocabulary have up to maxGap entries for a small file.
+		// The tables of a vocabulary have up to maxGap entries, even for a small file.
 		if used := after.TotalAlloc - before.TotalAlloc; used > 64<<20+100*uint64(len(content)) {
 			t.Fatalf("%d bytes for a file of %d", used, len(content))
 		}

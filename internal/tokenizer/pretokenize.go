@@ -13,23 +13,25 @@ import (
 	"github.com/semmoe/operator/internal/tokenizer/pattern"
 )
 
-// preTokenizer cuts text into the pieces within which tokens are merged.
+// preTokenizer cuts text into pieces. Tokens are merged only within a piece.
 type preTokenizer struct {
-	// cutters work one after the other on each other's pieces.
+	// cutters are applied in sequence, each to the pieces of the previous one.
 	cutters []cutter
-	// spaces writes spaces in another character before all else; nil where they stay.
+	// spaces replaces spaces by another character before the cutters run. It is nil if spaces are kept.
 	spaces *metaspace
-	// byteLevel tells that pieces are merged from their bytes, prefixSpace that each gets a space in front if it has none,
-	// which happens before the last cutter where that belongs to the same step (regex).
+	// byteLevel reports that pieces are merged from bytes. prefixSpace reports that a piece without a leading space
+	// gets one. If the step also splits by its own regular expression (regex), the space is added before the last
+	// cutter.
 	byteLevel, prefixSpace, regex bool
-	// parts tells that a text may be cut before a space or line break that follows an ASCII letter or digit, and its parts
-	// pre-tokenized by themselves: known of the families' own ways to cut.
+	// parts reports that a text may be cut before a space or line break that follows an ASCII letter or digit, and that
+	// the parts can be pre-tokenized independently. This holds for the known split expressions.
 	parts bool
-	// words and characters are how many of the cutters are families' own, and look at each character by itself.
+	// words is the number of cutters for known split expressions. characters is the number of cutters that treat each
+	// character independently.
 	words, characters int
 }
 
-// filePreTokenizer is any pre-tokenizer of a tokenizer.json.
+// filePreTokenizer contains the fields of all pre-tokenizers of a tokenizer.json.
 type filePreTokenizer struct {
 	Type string `json:"type"`
 	// Sequence
@@ -39,10 +41,10 @@ type filePreTokenizer struct {
 	Behavior         string       `json:"behavior"`
 	Invert           bool         `json:"invert"`
 	IndividualDigits bool         `json:"individual_digits"`
-	// ByteLevel; UseRegex is true where the file does not say.
+	// ByteLevel; UseRegex is true by default.
 	AddPrefixSpace *bool `json:"add_prefix_space"`
 	UseRegex       *bool `json:"use_regex"`
-	// Metaspace; Split is true where the file does not say.
+	// Metaspace; Split is true by default.
 	Replacement   string `json:"replacement"`
 	PrependScheme string `json:"prepend_scheme"`
 	Split         *bool  `json:"split"`
@@ -53,7 +55,7 @@ type filePattern struct {
 	Regex  *string `json:"Regex"`
 }
 
-// flat appends the steps of nested sequences, and stops behind maxSteps.
+// flat appends the steps of nested sequences, and stops after maxSteps.
 func (f *filePreTokenizer) flat(list []filePreTokenizer) []filePreTokenizer {
 	if f.Type != "Sequence" {
 		return append(list, *f)
@@ -66,7 +68,7 @@ func (f *filePreTokenizer) flat(list []filePreTokenizer) []filePreTokenizer {
 	return list
 }
 
-// newPreTokenizer prepares the steps of a file.
+// newPreTokenizer creates the pre-tokenizer of a file's steps.
 func newPreTokenizer(steps []filePreTokenizer) (*preTokenizer, error) {
 	if len(steps) > maxSteps {
 		return nil, unsupported("pre_tokenizer with more than %d steps", maxSteps)
@@ -74,10 +76,10 @@ func newPreTokenizer(steps []filePreTokenizer) (*preTokenizer, error) {
 	p := &preTokenizer{}
 	for i := 0; i < len(steps); i++ {
 		if p.byteLevel || p.spaces != nil {
-			return nil, unsupported("pre_tokenizer of type %q behind %s", steps[i].Type, steps[i-1].Type)
+			return nil, unsupported("pre_tokenizer of type %q after %s", steps[i].Type, steps[i-1].Type)
 		}
-		if i > 0 && steps[i].Type == "Metaspace" { // it would begin at each piece anew
-			return nil, unsupported("pre_tokenizer of type %q behind %s; it is supported as the first step alone", steps[i].Type, steps[i-1].Type)
+		if i > 0 && steps[i].Type == "Metaspace" { // it would restart at each piece
+			return nil, unsupported("pre_tokenizer of type %q after %s; it is supported only as the first step", steps[i].Type, steps[i-1].Type)
 		}
 		if isDeepSeekV3(steps[i:]) {
 			p.cutters, p.words = append(p.cutters, deepSeekV3), p.words+1
@@ -104,7 +106,7 @@ func isDeepSeekV3(steps []filePreTokenizer) bool {
 	return true
 }
 
-// isolates reports whether the step is a Split that only cuts, by one expression.
+// isolates reports whether the step is a Split that only cuts, by the given expression.
 func (f *filePreTokenizer) isolates(expression string) bool {
 	return f.Type == "Split" && f.Behavior == "Isolated" && !f.Invert && f.Pattern != nil && f.Pattern.Regex != nil && *f.Pattern.Regex == expression
 }
@@ -164,15 +166,15 @@ func isPunctuation(r rune) bool {
 	return unicode.IsPunct(r) || r < utf8.RuneSelf && unicode.IsSymbol(r)
 }
 
-// match is a part of a text that a step has found, or that lies between such.
+// match is a part of a text that a step has found, or a part between two such parts.
 type match struct {
 	span
 	found bool
-	// first marks the first one of a part: it has nothing to do with the match before it.
+	// first marks the first match of a part. It is never merged with the match before it.
 	first bool
 }
 
-// finder appends the matches in parts of a text and what lies between them, in order and without gaps.
+// finder appends the matches in parts of a text and the gaps between them, in order, without leaving out any text.
 type finder func(matches []match, text string, parts []span) []match
 
 func (f *filePattern) finder() (finder, error) {
@@ -186,11 +188,10 @@ func (f *filePattern) finder() (finder, error) {
 		}
 		return findPattern(compiled), nil
 	}
-	return nil, errors.New("pre_tokenizer Split has no pattern; allowed are a String that is not empty and a Regex")
+	return nil, errors.New("pre_tokenizer Split has no pattern; allowed are a non-empty String and a Regex")
 }
 
-// findEach is the finder that finds the next match in a part of a text, again and again. Positions are those in the whole
-// text.
+// findEach appends all matches in a part of a text by calling next repeatedly. Positions are offsets in the whole text.
 func findEach(matches []match, part span, next func(from int) (at span, ok bool)) []match {
 	before, from := len(matches), part.start
 	for {
@@ -225,7 +226,7 @@ func findText(wanted string) finder {
 	}
 }
 
-// findCharacters finds each character of a kind by itself.
+// findCharacters returns a finder that matches single characters of a kind.
 func findCharacters(wanted func(rune) bool) finder {
 	return func(matches []match, text string, parts []span) []match {
 		for _, part := range parts {
@@ -254,12 +255,12 @@ func findPattern(compiled *pattern.Pattern) finder {
 				return span{part.start + start, part.start + end}, ok
 			})
 		}
-		m.Reset("") // or the pool would keep the text
+		m.Reset("") // release the text
 		return matches
 	}
 }
 
-// invert takes what lies between matches for the matches.
+// invert swaps matches and gaps.
 func invert(find finder) finder {
 	return func(matches []match, text string, parts []span) []match {
 		before := len(matches)
@@ -271,12 +272,12 @@ func invert(find finder) finder {
 	}
 }
 
-// behaviours are what becomes of matches.
+// behaviours lists the ways in which matches are turned into pieces.
 var behaviours = []string{"Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"}
 
 var matchBuffers = sync.Pool{New: func() any { return new([]match) }}
 
-// cut is the cutter that does with the matches of a finder what the behaviour says.
+// cut returns a cutter that turns the matches of a finder into pieces according to the behaviour.
 func cut(find finder, behaviour string) cutter {
 	return func(pieces []span, text string, parts []span) []span {
 		buffer := matchBuffers.Get().(*[]match)
@@ -287,8 +288,8 @@ func cut(find finder, behaviour string) cutter {
 	}
 }
 
-// appendPieces appends the pieces that matches make. Of several matches in a row only the first is merged with what lies
-// before it (MergedWithPrevious), or the last with what lies behind.
+// appendPieces turns matches into pieces. Of several consecutive matches, MergedWithPrevious merges only the first with
+// the text before it, and MergedWithNext only the last with the text after it.
 func appendPieces(pieces []span, matches []match, behaviour string) []span {
 	for i, m := range matches {
 		var joined bool
@@ -313,11 +314,11 @@ func appendPieces(pieces []span, matches []match, behaviour string) []span {
 	return pieces
 }
 
-// spaceMark is the character in which SentencePiece writes spaces.
+// spaceMark is the character with which SentencePiece replaces spaces.
 const spaceMark = "▁"
 
-// metaspace is how SentencePiece writes spaces. Its scheme tells where one is put in front of a text that does not begin
-// with one: always, never, or first, at the begin of the whole input alone.
+// metaspace replaces spaces in the way of SentencePiece. The scheme determines when a text without a leading space gets
+// one: always, never, or first, which means only at the beginning of the whole input.
 type metaspace struct{ scheme string }
 
 func newMetaspace(f filePreTokenizer) (*metaspace, error) {
@@ -326,7 +327,7 @@ func newMetaspace(f filePreTokenizer) (*metaspace, error) {
 		return nil, unsupported("pre_tokenizer Metaspace with replacement %q; only %q is supported", f.Replacement, spaceMark)
 	}
 	if m.scheme == "" {
-		// As older files say it.
+		// Older files use add_prefix_space.
 		if m.scheme = "always"; f.AddPrefixSpace != nil && !*f.AddPrefixSpace {
 			m.scheme = "never"
 		}
@@ -337,7 +338,7 @@ func newMetaspace(f filePreTokenizer) (*metaspace, error) {
 	return m, nil
 }
 
-// write writes the spaces of a text; begin tells that it begins the whole input.
+// write replaces the spaces of a text. begin reports whether the text is the beginning of the whole input.
 func (m *metaspace) write(text string, begin bool) string {
 	text = strings.ReplaceAll(text, " ", spaceMark)
 	if (m.scheme == "always" || m.scheme == "first" && begin) && !strings.HasPrefix(text, spaceMark) {
@@ -346,7 +347,7 @@ func (m *metaspace) write(text string, begin bool) string {
 	return text
 }
 
-// cutBeforeSpaces cuts before each run of written spaces.
+// cutBeforeSpaces cuts before each run of replaced spaces.
 func cutBeforeSpaces(pieces []span, text string, parts []span) []span {
 	for _, part := range parts {
 		from := part.start
@@ -368,20 +369,20 @@ func cutBeforeSpaces(pieces []span, text string, parts []span) []span {
 	return pieces
 }
 
-// ErrUnsupported matches the errors of files that are valid and use what this package does not read.
+// ErrUnsupported matches the errors of valid files with constructs that this package does not support.
 var ErrUnsupported = errors.New("unsupported tokenizer")
 
 func unsupported(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrUnsupported, fmt.Errorf(format, args...))
 }
 
-// readJSON decodes a part of the file where it is set, and leaves into alone where it is null or absent.
+// readJSON decodes a member of the file. If the member is null or absent, it leaves into unchanged and returns false.
 func readJSON(raw json.RawMessage, name string, into any) (set bool, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return false, nil
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
-		return false, fmt.Errorf("not a tokenizer.json: %s: %w", name, err)
+		return false, fmt.Errorf("not a valid tokenizer.json: %s: %w", name, err)
 	}
 	return true, nil
 }

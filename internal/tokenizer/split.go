@@ -5,14 +5,14 @@ import "unicode/utf8"
 // span is a part of a text, as byte offsets.
 type span struct{ start, end int }
 
-// cutter appends the pieces into which it cuts parts of a text, in order. Merges never cross pieces, and a part knows
-// nothing of its neighbours.
+// cutter cuts parts of a text and appends the pieces in order. Merges never cross pieces. The pieces of a part do not
+// depend on neighbouring parts.
 type cutter func(pieces []span, text string, parts []span) []span
 
-// word is how a family cuts: the length of the piece at a position, or 0 where its expression has no match there.
+// word returns the end of the match of a known split expression at a position, or 0 if there is no match.
 type word func(t *classTable, text string, at int) (end int)
 
-// cutWords cuts with a family's expression. What lies between matches is a piece as well.
+// cutWords returns a cutter for a known split expression. The text between matches is a piece as well.
 func cutWords(next word) cutter {
 	t := classes()
 	return func(pieces []span, text string, parts []span) []span {
@@ -36,7 +36,7 @@ func appendWords(pieces []span, t *classTable, next word, text string, at int) [
 	return pieces
 }
 
-// gap returns where the next match begins.
+// gap returns the position of the next match.
 func gap(t *classTable, next word, text string, at int) int {
 	for {
 		_, size := t.at(text, at)
@@ -47,17 +47,17 @@ func gap(t *classTable, next word, text string, at int) int {
 	}
 }
 
-// The expressions that families cut by. Where a file has exactly one of them, the function beside it is used; any other is
-// left to the package pattern, which takes longer.
+// The split expressions of known families. If a file contains exactly one of them, a hand-written function is used. Any
+// other expression is handled by the package pattern, which is slower.
 const (
 	contractions = `(?i:'s|'t|'re|'ve|'m|'ll|'d)`
 	gpt2Pattern  = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
-	// Llama 3 and GLM-4 take up to three digits together, Qwen 2 and 3 one.
+	// Llama 3 and GLM-4 group up to three digits, Qwen 2 and 3 only one.
 	llama3Pattern = contractions + `|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 	qwen2Pattern  = contractions + `|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-	// Qwen 3.5 keeps marks with the letters that they belong to.
+	// Qwen 3.5 keeps marks together with their letters.
 	qwen35Pattern = contractions + `|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-	// o200k is that of gpt-oss, tekken that of Mistral's later models. Both end words before capitals.
+	// o200k is the expression of gpt-oss, tekken that of Mistral's later models. Both end words before capitals.
 	upperWord     = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*`
 	lowerWord     = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+`
 	o200kRest     = ` ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
@@ -74,14 +74,14 @@ var knownWords = map[string]word{
 	tekkenPattern: func(t *classTable, text string, at int) int { return o200kWord(t, text, at, false, 1) },
 }
 
-// deepSeekV3Patterns cut one after the other: digits, then Chinese and Japanese, then words.
+// deepSeekV3Patterns are applied in sequence: digits, then Chinese and Japanese, then words.
 var deepSeekV3Patterns = [3]string{
 	`\p{N}{1,3}`,
 	"[一-龥\u3040-ゟ゠-ヿ]+",
 	"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|" + `[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`,
 }
 
-// gpt2Word matches gpt2Pattern.
+// gpt2Word implements gpt2Pattern.
 func gpt2Word(t *classTable, text string, at int) int {
 	if text[at] == '\'' {
 		if n := contraction(text[at:], false); n > 0 {
@@ -106,8 +106,8 @@ func gpt2Word(t *classTable, text string, at int) int {
 	return t.run(text, start+size, classSpace|classLetter|classNumber, true)
 }
 
-// cl100kWord matches llama3Pattern and its kin: letters is the class of what words consist of, digits how many digits go
-// together.
+// cl100kWord implements llama3Pattern and similar expressions. letters is the class of word characters, digits the
+// maximum number of digits in a piece.
 func cl100kWord(t *classTable, text string, at int, letters class, digits int) int {
 	if text[at] == '\'' {
 		if n := contraction(text[at:], true); n > 0 {
@@ -135,7 +135,7 @@ func cl100kWord(t *classTable, text string, at int, letters class, digits int) i
 	return t.spaces(text, at, true)
 }
 
-// o200kWord matches o200kPattern and its kin.
+// o200kWord implements o200kPattern and similar expressions.
 func o200kWord(t *classTable, text string, at int, contractions bool, digits int) int {
 	first, size := t.at(text, at)
 	if first&classNumber != 0 {
@@ -150,7 +150,8 @@ func o200kWord(t *classTable, text string, at int, contractions bool, digits int
 	if start > at || first&letter != 0 {
 		end, lower := casedWord(t, text, start)
 		if !lower && start > at && first&classMark != 0 {
-			// The first alternative, which has no match behind the mark, has one at it: of both classes, it is a word of its own.
+			// The first alternative has no match after the mark, but one at the mark: a mark is in both classes, so it
+			// is a word by itself.
 			return start
 		}
 		if n := contraction(text[end:], true); contractions && n > 0 {
@@ -168,14 +169,15 @@ func o200kWord(t *classTable, text string, at int, contractions bool, digits int
 	return t.spaces(text, at, true)
 }
 
-// casedWord matches U*W+|U+W* at a character of U or W, the upper and the lower class, which overlap, and reports whether it was the
-// first alternative.
+// casedWord matches U*W+|U+W* at a character of U or W, where U is the upper and W the lower class. The classes
+// overlap. lower reports whether the first alternative matched.
 func casedWord(t *classTable, text string, at int) (end int, lower bool) {
 	upper := t.run(text, at, classUpper, false)
 	if end := t.run(text, upper, classLower, false); end > upper {
 		return end, true
 	}
-	// U* has to give back characters until one of them is of W too. Where there is none, the second alternative takes all.
+	// U* must give back characters until one of them is also in W. If there is none, the second alternative matches the
+	// whole run.
 	for end := upper; end > at; {
 		r, size := utf8.DecodeLastRuneInString(text[at:end])
 		if t.of(r)&classLower != 0 {
@@ -186,14 +188,14 @@ func casedWord(t *classTable, text string, at int) (end int, lower bool) {
 	return upper, false
 }
 
-// deepSeekV3 cuts as the three expressions of deepSeekV3Patterns do one after the other.
+// deepSeekV3 cuts in the same way as applying the three expressions of deepSeekV3Patterns in sequence.
 func deepSeekV3(pieces []span, text string, parts []span) []span {
 	t := classes()
 	for _, part := range parts {
 		text := text[:part.end]
 		for at := part.start; at < len(text); {
-			alone := standsAlone(t, text, at)
-			if alone == classNumber {
+			kind := isolatedClass(t, text, at)
+			if kind == classNumber {
 				_, size := t.at(text, at)
 				end := t.numbers(text, at+size, 2)
 				pieces = append(pieces, span{at, end})
@@ -201,7 +203,7 @@ func deepSeekV3(pieces []span, text string, parts []span) []span {
 				continue
 			}
 			end := at
-			for end < len(text) && standsAlone(t, text, end) == alone {
+			for end < len(text) && isolatedClass(t, text, end) == kind {
 				_, size := t.at(text, end)
 				end += size
 			}
@@ -212,8 +214,9 @@ func deepSeekV3(pieces []span, text string, parts []span) []span {
 	return pieces
 }
 
-// standsAlone returns classNumber for digits, classLetter for the Chinese and Japanese characters that are cut out, else 0.
-func standsAlone(t *classTable, text string, at int) class {
+// isolatedClass returns classNumber for digits, classLetter for the Chinese and Japanese characters of
+// deepSeekV3Patterns, and 0 for all other characters.
+func isolatedClass(t *classTable, text string, at int) class {
 	if b := text[at]; b < utf8.RuneSelf {
 		return t.ascii[b] & classNumber
 	}
@@ -225,7 +228,7 @@ func standsAlone(t *classTable, text string, at int) class {
 	}
 }
 
-// deepSeekV3Word matches the last of deepSeekV3Patterns.
+// deepSeekV3Word implements the last of deepSeekV3Patterns.
 func deepSeekV3Word(t *classTable, text string, at int) int {
 	first, size := t.at(text, at)
 	const letters = classLetter | classMark
@@ -255,8 +258,8 @@ func deepSeekV3Word(t *classTable, text string, at int) int {
 
 func isASCIILetter(b byte) bool { return b|0x20 >= 'a' && b|0x20 <= 'z' }
 
-// contraction returns the length of what 's|'t|'re|'ve|'m|'ll|'d matches at the begin of text, 0 if nothing. Where case
-// does not count, the long s is an s.
+// contraction returns the length of the match of 's|'t|'re|'ve|'m|'ll|'d at the beginning of text, or 0. If case is
+// ignored, the long s (ſ) counts as s.
 func contraction(text string, anyCase bool) int {
 	if len(text) < 2 || text[0] != '\'' {
 		return 0
@@ -283,9 +286,9 @@ func contraction(text string, anyCase bool) int {
 	return 0
 }
 
-// numbers returns the end of at most so many numbers.
-func (t *classTable) numbers(text string, at, most int) int {
-	for range most {
+// numbers returns the end of a run of at most limit numbers.
+func (t *classTable) numbers(text string, at, limit int) int {
+	for range limit {
 		c, size := t.at(text, at)
 		if c&classNumber == 0 {
 			break
@@ -295,7 +298,7 @@ func (t *classTable) numbers(text string, at, most int) int {
 	return at
 }
 
-// newlines returns the end of the run of \r and \n, and slashes if they are asked for.
+// newlines returns the end of the run of \r and \n, and of slashes if requested.
 func newlines(text string, at int, slashes bool) int {
 	for at < len(text) && (text[at] == '\n' || text[at] == '\r' || slashes && text[at] == '/') {
 		at++
@@ -303,8 +306,9 @@ func newlines(text string, at int, slashes bool) int {
 	return at
 }
 
-// spaces matches \s+(?!\S)|\s+ at white space: all of it, but the last character is left for the next piece if something
-// else follows and it is not the only one. With lines, \s*[\r\n]+ comes first: up to the last line break of the run.
+// spaces matches \s+(?!\S)|\s+ at white space. It matches the whole run, except that a run of several characters leaves
+// the last one for the next piece if other text follows. If lines is set, \s*[\r\n]+ is tried first, which matches up
+// to the last line break of the run.
 func (t *classTable) spaces(text string, at int, lines bool) int {
 	end, last, line := at, at, 0
 	for end < len(text) {

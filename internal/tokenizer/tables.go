@@ -7,8 +7,9 @@ import (
 	"sync/atomic"
 )
 
-// pairTable tells what a pair of neighbouring tokens becomes. It is an open-addressing table, at most two thirds full, of
-// 16 bytes a slot: a real vocabulary has 150,000 merges, and looking one up must cost one miss of the processor's cache.
+// pairTable maps a pair of adjacent tokens to its merge. It is an open-addressing hash table, at most two thirds full,
+// with 16 bytes per slot. A real vocabulary has 150,000 merges, and a lookup must not cost more than one miss of the
+// processor's cache.
 type pairTable struct {
 	slots []pairSlot
 	shift int
@@ -16,13 +17,13 @@ type pairTable struct {
 
 type pairSlot struct{ left, right, rank, token int32 }
 
-// merge is what a pair becomes; the lowest rank is applied first.
+// merge is the merge of a pair. The lowest rank is applied first.
 type merge struct{ rank, token int32 }
 
-// noMerge is that of a pair that stays.
+// noMerge is the result for a pair that cannot be merged.
 var noMerge = merge{rank: math.MaxInt32, token: -1}
 
-// tableSize is the number of slots, a power of two, for so many entries.
+// tableSize returns the number of slots, a power of two, for a number of entries.
 func tableSize(entries int) int { return 1 << bits.Len(uint(entries+entries/2)) }
 
 func newPairTable(entries int) *pairTable {
@@ -34,7 +35,7 @@ func newPairTable(entries int) *pairTable {
 	return t
 }
 
-// slot returns the slot of a pair, which is empty if the table does not have the pair.
+// slot returns the slot of a pair. The slot is empty if the pair is not in the table.
 func (t *pairTable) slot(left, right int32) *pairSlot {
 	const golden = 0x9e3779b97f4a7c15
 	at := (uint64(uint32(left))<<32 | uint64(uint32(right))) * golden
@@ -57,17 +58,17 @@ func (t *pairTable) get(left, right int32) merge {
 	return noMerge
 }
 
-// hashSeed is that of all tables: where something stands in them has no influence on what is encoded.
+// hashSeed is the seed of all tables. The positions of entries do not affect the encoding.
 var hashSeed = maphash.MakeSeed()
 
-// wordTable finds the token of a piece that is one token.
+// wordTable maps a piece to its token if the piece is one token.
 type wordTable struct {
-	// words are the pieces by token.
+	// words maps each token to its piece.
 	words []string
 	slots []wordSlot
 }
 
-// wordSlot is empty where token is 0: it is one more than the token.
+// wordSlot is a slot of a wordTable. token is the token id plus one; 0 marks an empty slot.
 type wordSlot struct{ hash, token uint32 }
 
 func newWordTable(words []string) *wordTable {
@@ -84,7 +85,7 @@ func (t *wordTable) put(token int32) {
 	}
 }
 
-// get finds a piece by its hash under hashSeed.
+// get looks up a piece by its hash under hashSeed.
 func (t *wordTable) get(hash uint64, piece string) (token int32, ok bool) {
 	for i := int(hash); ; i++ {
 		s := t.slots[i&(len(t.slots)-1)]
@@ -98,14 +99,15 @@ func (t *wordTable) get(hash uint64, piece string) (token int32, ok bool) {
 }
 
 const (
-	// cachedBytes and cachedTokens bound what is remembered of one piece; with its lengths that is 64 bytes.
+	// cachedBytes and cachedTokens are the maximum lengths of a cached piece and its tokens. With the two length
+	// fields, an entry has 64 bytes.
 	cachedBytes, cachedTokens = 30, 8
-	// cacheSlots bounds the cache to 4.5 MiB whatever is tokenized.
+	// cacheSlots limits the cache to 4.5 MiB for every input.
 	cacheSlots = 1 << 16
 )
 
-// pieceCache remembers the tokens of short pieces: text repeats its words. Each piece has one place, where the latest one
-// stays. It is safe for concurrent use, and readers never wait.
+// pieceCache caches the tokens of short pieces, because words are repeated in text. Each piece has exactly one slot,
+// which contains the most recently stored piece. It is safe for concurrent use, and readers never block.
 type pieceCache struct {
 	slots [cacheSlots]atomic.Pointer[cachedPiece]
 }
@@ -116,7 +118,8 @@ type cachedPiece struct {
 	length, written uint8 // of text and tokens
 }
 
-// get returns the tokens of a piece by its hash under hashSeed, nil if they are not known. They must not be changed.
+// get returns the tokens of a piece by its hash under hashSeed, or nil if the piece is not cached. The caller must not
+// change the tokens.
 func (c *pieceCache) get(hash uint64, piece string) []int32 {
 	cached := c.slots[hash%cacheSlots].Load()
 	if cached == nil || int(cached.length) != len(piece) || string(cached.text[:cached.length]) != piece {
@@ -125,13 +128,13 @@ func (c *pieceCache) get(hash uint64, piece string) []int32 {
 	return cached.tokens[:cached.written]
 }
 
-// put remembers the tokens of a piece, if they are not too long for it.
+// put caches the tokens of a piece unless the piece or its tokens are too long.
 func (c *pieceCache) put(hash uint64, piece string, tokens []int32) {
 	if len(piece) > cachedBytes || len(tokens) > cachedTokens {
 		return
 	}
-	made := &cachedPiece{length: uint8(len(piece)), written: uint8(len(tokens))}
-	copy(made.text[:], piece)
-	copy(made.tokens[:], tokens)
-	c.slots[hash%cacheSlots].Store(made)
+	entry := &cachedPiece{length: uint8(len(piece)), written: uint8(len(tokens))}
+	copy(entry.text[:], piece)
+	copy(entry.tokens[:], tokens)
+	c.slots[hash%cacheSlots].Store(entry)
 }

@@ -23,12 +23,14 @@ const (
 	configFile    = "tokenizer_config.json"
 )
 
-// rankedModel is the type of a model whose merges follow from its vocabulary, as in the library tiktoken: any two neighbours whose
-// concatenation is a token can be merged, and the one of the lowest token id is first. Only FromCheckpoint writes the type.
+// rankedModel is the type of a model with merges that follow from its vocabulary, as in the library tiktoken: two
+// neighbours can be merged if their concatenation is a token, and the merge with the lowest token id is applied first.
+// Only FromCheckpoint produces this type.
 const rankedModel = "tiktoken"
 
-// FromCheckpoint returns a checkpoint's tokenizer as the content of a tokenizer.json, which Parse reads. It converts a tiktoken.model with
-// the tokens of tokenizer_config.json where the checkpoint has no tokenizer.json. Without both it returns fs.ErrNotExist.
+// FromCheckpoint returns a checkpoint's tokenizer as the content of a tokenizer.json for Parse. If the checkpoint has
+// no tokenizer.json, it converts tiktoken.model and the tokens of tokenizer_config.json. It returns fs.ErrNotExist if
+// both files are missing.
 func FromCheckpoint(dir string) ([]byte, error) {
 	text, err := readFile(filepath.Join(dir, tokenizerFile))
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -52,7 +54,7 @@ func FromCheckpoint(dir string) ([]byte, error) {
 	return text, nil
 }
 
-// LoadCheckpoint reads the tokenizer that FromCheckpoint returns.
+// LoadCheckpoint loads the tokenizer that FromCheckpoint returns.
 func LoadCheckpoint(dir string) (*Tokenizer, error) {
 	text, err := FromCheckpoint(dir)
 	if err != nil {
@@ -60,12 +62,12 @@ func LoadCheckpoint(dir string) (*Tokenizer, error) {
 	}
 	t, err := Parse(text)
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer in %s: %w", dir, err)
+		return nil, fmt.Errorf("failed to parse tokenizer in %s: %w", dir, err)
 	}
 	return t, nil
 }
 
-// kimiPatterns are the alternatives of the expression by which Kimi-K2's tokenization_kimi.py cuts text, in their order.
+// kimiPatterns are the alternatives, in order, of the split expression in Kimi-K2's tokenization_kimi.py.
 var kimiPatterns = []string{
 	`[\p{Han}]+`,
 	`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?`,
@@ -77,7 +79,7 @@ var kimiPatterns = []string{
 	`\s+`,
 }
 
-// kimiReserved is the number of token ids behind the ranks that Kimi-K2 keeps for special tokens.
+// kimiReserved is the number of token ids after the ranks that Kimi-K2 reserves for special tokens.
 const kimiReserved = 258
 
 // tiktokenConfig is the part of tokenizer_config.json that describes special tokens and the code that reads them.
@@ -87,8 +89,8 @@ type tiktokenConfig struct {
 	Added   map[string]fileAddedToken  `json:"added_tokens_decoder"`
 }
 
-// fromTiktoken converts the ranks of a tiktoken.model. How text is cut is written in Python code only, so that it converts only what it
-// knows: Kimi-K2's class, and its code where the checkpoint has it.
+// fromTiktoken converts the ranks of a tiktoken.model. The split expression is only defined in Python code. Therefore
+// only the class of Kimi-K2 is converted, after a check of its code if the checkpoint contains the code.
 func fromTiktoken(dir string, text, config []byte) ([]byte, error) {
 	var c tiktokenConfig
 	if err := json.Unmarshal(config, &c); err != nil {
@@ -120,8 +122,8 @@ func fromTiktoken(dir string, text, config []byte) ([]byte, error) {
 	})
 }
 
-// checkCode refuses Python code that cuts text by another expression, or reserves another number of tokens. A checkpoint without the code
-// is read by its class.
+// checkCode refuses Python code that uses another split expression, or that reserves another number of tokens. If the
+// checkpoint does not contain the code, only the class name is checked.
 func (c *tiktokenConfig) checkCode(dir string) error {
 	classes := c.AutoMap["AutoTokenizer"]
 	var slowAndFast []string
@@ -139,16 +141,16 @@ func (c *tiktokenConfig) checkCode(dir string) error {
 	}
 	rest := code
 	for _, wanted := range append([]string{fmt.Sprintf("num_reserved_special_tokens = %d", kimiReserved-2)}, kimiPatterns...) {
-		_, behind, found := bytes.Cut(rest, []byte(wanted))
+		_, after, found := bytes.Cut(rest, []byte(wanted))
 		if !found {
-			return unsupported("%s.py has no %q; only the code of Kimi-K2 is known", module, wanted)
+			return unsupported("%s.py does not contain %q; only the code of Kimi-K2 is supported", module, wanted)
 		}
-		rest = behind
+		rest = after
 	}
 	return nil
 }
 
-// parseRanks reads lines of a token's bytes, as base64, and its rank, which is its id.
+// parseRanks parses lines with the bytes of a token, in base64, and its rank, which is its id.
 func parseRanks(text []byte) (map[string]int32, error) {
 	vocabulary := make(map[string]int32, bytes.Count(text, []byte("\n"))+1)
 	number := 0
@@ -160,7 +162,7 @@ func parseRanks(text []byte) (map[string]int32, error) {
 		encoded, rank, _ := bytes.Cut(line, []byte(" "))
 		piece, err := base64.StdEncoding.DecodeString(string(encoded))
 		if err != nil || len(piece) == 0 {
-			return nil, fmt.Errorf("line %d: %.40q is invalid: a token in base64, a space and its rank are wanted", number, line)
+			return nil, fmt.Errorf("line %d: %.40q is invalid: it must be a token in base64, a space and the token's rank", number, line)
 		}
 		id, err := strconv.ParseInt(string(rank), 10, 32)
 		if err != nil || id < 0 || id > maxTokenID {
@@ -174,13 +176,14 @@ func parseRanks(text []byte) (map[string]int32, error) {
 	}
 	for _, id := range vocabulary {
 		if int(id) >= len(vocabulary) {
-			return nil, fmt.Errorf("rank %d is invalid: %d tokens have the ranks 0 to %d", id, len(vocabulary), len(vocabulary)-1)
+			return nil, fmt.Errorf("rank %d is invalid: the ranks of %d tokens must be 0 to %d", id, len(vocabulary), len(vocabulary)-1)
 		}
 	}
 	return vocabulary, nil
 }
 
-// specialTokens returns the tokens behind the ranks: those of added_tokens_decoder, and reserved ones under the other ids.
+// specialTokens returns the tokens after the ranks: those of added_tokens_decoder, and reserved tokens for the other
+// ids.
 func (c *tiktokenConfig) specialTokens(base int) ([]fileAddedToken, error) {
 	if len(c.Added) == 0 {
 		return nil, unsupported("%s without added_tokens_decoder in %s", tiktokenFile, configFile)
@@ -189,7 +192,7 @@ func (c *tiktokenConfig) specialTokens(base int) ([]fileAddedToken, error) {
 	for key, token := range c.Added {
 		id, err := strconv.Atoi(key)
 		if err != nil || token.Content == "" {
-			return nil, fmt.Errorf("%s: added_tokens_decoder: %.40q: %.40q is invalid: a token id with a token is wanted", configFile, key, token.Content)
+			return nil, fmt.Errorf("%s: added_tokens_decoder: %.40q: %.40q is invalid: it must map a token id to a token", configFile, key, token.Content)
 		}
 		byID[id] = token
 	}
@@ -199,19 +202,21 @@ func (c *tiktokenConfig) specialTokens(base int) ([]fileAddedToken, error) {
 		if !named {
 			token = fileAddedToken{Content: fmt.Sprintf("<|reserved_token_%d|>", id), Special: true}
 		}
-		// The reference finds the content of these tokens as it is written.
+		// The reference matches the content of these tokens without normalization.
 		list = append(list, fileAddedToken{ID: int32(id), Content: token.Content, Special: token.Special})
 	}
 	return list, nil
 }
 
-// maxRankedBytes bounds the bytes of a token that has to be made from others: finding its parts takes a time that grows with the square.
+// maxRankedBytes is the maximum length in bytes of a token that must be merged from others. Finding its parts takes
+// quadratic time.
 const maxRankedBytes = 512
 
-// rank writes the merges that follow from the vocabulary of a ranked model: all pairs of tokens whose concatenation is a token.
+// rank adds the merges that follow from the vocabulary of a ranked model: all pairs of tokens that concatenate to a
+// token.
 func (m *fileModel) rank() error {
 	for _, joined := range slices.SortedFunc(maps.Keys(m.Vocab), func(a, b string) int { return cmp.Compare(m.Vocab[a], m.Vocab[b]) }) {
-		if len(joined) > 2*maxRankedBytes { // a byte is written in at most two
+		if len(joined) > 2*maxRankedBytes { // each byte is encoded in at most two
 			return fmt.Errorf("token %d has more than %d bytes", m.Vocab[joined], maxRankedBytes)
 		}
 		for at := range joined {

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// kimi is a checkpoint in the form of Kimi-K2, and what the library tiktoken makes of texts.
+// kimi is a checkpoint in the format of Kimi-K2, and the ids of the library tiktoken for texts.
 type kimi struct {
 	Model  string
 	Config map[string]any
@@ -28,7 +28,7 @@ func readKimi(t *testing.T) *kimi {
 	return &k
 }
 
-// write writes files of a checkpoint to a new directory.
+// write writes the files of a checkpoint to a new directory.
 func (k *kimi) write(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -47,7 +47,7 @@ func TestTiktokenMatchesReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(k.Texts) < 300 || len(k.IDs) != len(k.Texts) {
-		t.Fatalf("ids of %d of %d texts", len(k.IDs), len(k.Texts))
+		t.Fatalf("got ids of %d texts, want %d", len(k.IDs), len(k.Texts))
 	}
 	for i, text := range k.Texts {
 		got := tok.Encode(text)
@@ -87,10 +87,10 @@ func TestFromCheckpointRefuses(t *testing.T) {
 		}, ""},
 		"another expression": {func(_ *kimi, dir string) error {
 			return os.WriteFile(filepath.Join(dir, "tokenization_kimi.py"), []byte(strings.Replace(code, "{1,3}", "{1,2}", 1)), 0o600)
-		}, `tokenization_kimi.py has no "\\p{N}{1,3}"`},
+		}, `tokenization_kimi.py does not contain "\\p{N}{1,3}"`},
 		"more reserved tokens": {func(_ *kimi, dir string) error {
 			return os.WriteFile(filepath.Join(dir, "tokenization_kimi.py"), []byte(strings.Replace(code, "256", "512", 1)), 0o600)
-		}, "only the code of Kimi-K2 is known"},
+		}, "only the code of Kimi-K2 is supported"},
 		"another class": {func(k *kimi, _ string) error { k.Config["tokenizer_class"] = "QWenTokenizer"; return nil }, `tokenizer_class "QWenTokenizer"`},
 		"no added tokens": {func(k *kimi, _ string) error { delete(k.Config, "added_tokens_decoder"); return nil },
 			"without added_tokens_decoder"},

@@ -8,19 +8,20 @@ import (
 
 // Tokenizer encodes and decodes text. It is safe for concurrent use.
 type Tokenizer struct {
-	// raw and normalized are the added tokens that the file matches before and after normalization.
+	// raw and normalized contain the added tokens that are matched before and after normalization.
 	raw, normalized *addedTokens
 	normalizers     []normalizer
 	pre             *preTokenizer
 	bpe             *bpe
-	// pieces holds the bytes of each token id, special tells which ids are control tokens; gaps in the ids are empty.
+	// pieces contains the bytes of each token id, special reports which ids are control tokens. Entries of unused ids
+	// are empty.
 	pieces  []string
 	special []bool
-	// spaceFirst tells that the text of tokens begins with a space that was not in what they were made from.
+	// spaceFirst reports that decoded text begins with a space that was not in the encoded text.
 	spaceFirst bool
 }
 
-// VocabSize is one more than the largest token id.
+// VocabSize returns the largest token id plus one.
 func (t *Tokenizer) VocabSize() int { return len(t.pieces) }
 
 // Token returns the bytes of a token; ok is false for an id outside the vocabulary.
@@ -36,13 +37,13 @@ func (t *Tokenizer) IsSpecial(id int32) bool {
 	return id >= 0 && int(id) < len(t.special) && t.special[id]
 }
 
-// Encode returns the token ids of text; added tokens that stand in the text become their ids. What a post-processor puts
-// around every text, such as a token for its begin, is not among them.
+// Encode returns the token ids of text. Added tokens in the text are replaced by their ids. Tokens that a
+// post-processor adds to every text, such as a begin-of-text token, are not included.
 func (t *Tokenizer) Encode(text string) []int32 {
 	return t.AppendTokens(make([]int32, 0, len(text)/3+1), text)
 }
 
-// AppendTokens appends what Encode returns. A long text is encoded on several processors where that can be done exactly.
+// AppendTokens appends the result of Encode. A long text is encoded in parallel if the parts are independent.
 func (t *Tokenizer) AppendTokens(ids []int32, text string) []int32 {
 	s := scratches.Get().(*scratch)
 	defer s.put()
@@ -63,13 +64,15 @@ func (t *Tokenizer) normalize(text string) string {
 }
 
 const (
-	// partBytes is about how much text is cut into pieces at once: the pieces stay in the processor's cache.
+	// partBytes is the approximate number of bytes that are cut into pieces at once, so that the pieces fit the
+	// processor's cache.
 	partBytes = 16 << 10
-	// parallelBytes is the text from which on starting another goroutine is worth its while.
+	// parallelBytes is the minimum number of bytes per additional goroutine.
 	parallelBytes = 64 << 10
 )
 
-// appendText appends the tokens of a text without added tokens; begin tells that it begins the whole input.
+// appendText appends the tokens of a text without added tokens. begin reports whether the text is the beginning of the
+// whole input.
 func (t *Tokenizer) appendText(ids []int32, text string, begin bool, s *scratch) []int32 {
 	if t.pre.spaces != nil {
 		text = t.pre.spaces.write(text, begin)
@@ -93,28 +96,28 @@ func (t *Tokenizer) appendParts(ids []int32, text string, s *scratch) []int32 {
 	return ids
 }
 
-// appendParallel gives each of several goroutines a share of the text.
+// appendParallel encodes equal shares of the text in several goroutines.
 func (t *Tokenizer) appendParallel(ids []int32, text string, workers int) []int32 {
-	made := make([][]int32, workers)
+	results := make([][]int32, workers)
 	var group sync.WaitGroup
-	for i := range made {
+	for i := range results {
 		end := partEnd(text, len(text)/(workers-i))
 		share := text[:end]
 		text = text[end:]
 		group.Go(func() {
 			s := scratches.Get().(*scratch)
 			defer s.put()
-			made[i] = t.appendParts(make([]int32, 0, len(share)/3+1), share, s)
+			results[i] = t.appendParts(make([]int32, 0, len(share)/3+1), share, s)
 		})
 	}
 	group.Wait()
-	return append(ids, slices.Concat(made...)...)
+	return append(ids, slices.Concat(results...)...)
 }
 
-// partEnd returns where a text may be cut after at least so many bytes: before a space or line break that follows an ASCII
-// letter or digit.
-func partEnd(text string, least int) int {
-	for i := max(1, least); i < len(text); i++ {
+// partEnd returns the first position at or after minBytes where a text may be cut: before a space or line break that
+// follows an ASCII letter or digit.
+func partEnd(text string, minBytes int) int {
+	for i := max(1, minBytes); i < len(text); i++ {
 		if b := text[i-1]; (text[i] == ' ' || text[i] == '\n') && (isASCIILetter(b) || b >= '0' && b <= '9') {
 			return i
 		}
@@ -122,7 +125,7 @@ func partEnd(text string, least int) int {
 	return len(text)
 }
 
-// appendPart appends the tokens of a text that is cut as a whole.
+// appendPart appends the tokens of a text that is cut into pieces at once.
 func (t *Tokenizer) appendPart(ids []int32, text string, s *scratch) []int32 {
 	cutters := t.pre.cutters
 	if t.pre.prefixSpace && t.pre.regex {
@@ -142,7 +145,7 @@ func (t *Tokenizer) appendPart(ids []int32, text string, s *scratch) []int32 {
 	return ids
 }
 
-// appendPrefixed appends the tokens of pieces that each get a space in front before they are cut for the last time.
+// appendPrefixed appends the tokens of pieces that each get a leading space before the last cutter.
 func (t *Tokenizer) appendPrefixed(ids []int32, text string, s *scratch) []int32 {
 	for _, piece := range s.pieces {
 		written := text[piece.start:piece.end]
@@ -163,17 +166,18 @@ func (t *Tokenizer) appendPrefixed(ids []int32, text string, s *scratch) []int32
 
 var scratches = sync.Pool{New: func() any { return &scratch{} }}
 
-// keptScratch bounds the memory that is kept from text to text, in entries of each kind.
+// keptScratch is the maximum number of entries of each kind that are kept between texts.
 const keptScratch = 1 << 15
 
-// put gives the scratch back, unless an unusual text has made it large.
+// put returns the scratch to the pool, unless an unusual text has made it large.
 func (s *scratch) put() {
 	if max(cap(s.pieces), cap(s.more), cap(s.tokens), cap(s.symbols), cap(s.queue)) <= keptScratch {
 		scratches.Put(s)
 	}
 }
 
-// DecodeBytes returns the bytes of the tokens; ids outside the vocabulary are left out, special tokens if asked for.
+// DecodeBytes returns the bytes of the tokens. Ids outside the vocabulary are left out, and special tokens if
+// skipSpecial is set.
 func (t *Tokenizer) DecodeBytes(ids []int32, skipSpecial bool) []byte {
 	raw := t.appendBytes(nil, ids, skipSpecial)
 	if t.spaceFirst && len(raw) > 0 && raw[0] == ' ' {
@@ -191,14 +195,14 @@ func (t *Tokenizer) appendBytes(raw []byte, ids []int32, skipSpecial bool) []byt
 	return raw
 }
 
-// Decode returns the text of the tokens, parts that are not valid UTF-8 replaced by U+FFFD.
+// Decode returns the text of the tokens. Parts that are not valid UTF-8 are replaced by U+FFFD.
 func (t *Tokenizer) Decode(ids []int32, skipSpecial bool) string {
 	text, _ := appendValidUTF8(nil, t.DecodeBytes(ids, skipSpecial), true)
 	return string(text)
 }
 
-// Stream decodes tokens one by one. Its pieces, joined, are Decode of all the tokens: a character that is split over
-// tokens comes with its last one.
+// Stream decodes tokens one by one. The concatenation of its results is Decode of all tokens: a character that spans
+// several tokens is returned with the last one.
 type Stream struct {
 	tokenizer   *Tokenizer
 	skipSpecial bool
@@ -211,7 +215,7 @@ func (t *Tokenizer) NewStream(skipSpecial bool) *Stream {
 	return &Stream{tokenizer: t, skipSpecial: skipSpecial}
 }
 
-// Next returns the text that the next token completes, often but not always that token's own.
+// Next returns the text that is complete after the next token. It is often, but not always, the text of that token.
 func (s *Stream) Next(id int32) string {
 	s.pending = s.tokenizer.appendBytes(s.pending, []int32{id}, s.skipSpecial)
 	if !s.begun && len(s.pending) > 0 {
@@ -223,7 +227,7 @@ func (s *Stream) Next(id int32) string {
 	return s.take(false)
 }
 
-// Flush returns what is left of a character that never became complete, as U+FFFD.
+// Flush returns U+FFFD for an incomplete character at the end, if any.
 func (s *Stream) Flush() string { return s.take(true) }
 
 func (s *Stream) take(final bool) string {

@@ -13,10 +13,10 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// tinyModel holds the small tokenizer and the golden strings of both.
+// tinyModel contains the small tokenizer and the golden strings of both tokenizers.
 const tinyModel = "../refengine/testdata/tiny-qwen3moe/"
 
-// readMaybeCompressed reads a file, unpacked if its name ends in .zst.
+// readMaybeCompressed reads a file and decompresses it if its name ends in .zst.
 func readMaybeCompressed(t testing.TB, path string) []byte {
 	t.Helper()
 	packed, err := os.ReadFile(path)
@@ -90,7 +90,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// small is a tokenizer with every byte, a few merges and two added tokens, in the spelling of the given merges.
+// small returns a tokenizer with every byte, a few merges and two added tokens. The merges are written in the given
+// format.
 func small(t *testing.T, merges any, change func(map[string]any)) (*Tokenizer, error) {
 	t.Helper()
 	vocab := map[string]int32{"ab": 256, "abc": 257, "bc": 258, "aa": 259}
@@ -219,18 +220,18 @@ func TestParseRefuses(t *testing.T) {
 	}{
 		"normalizer":      {set("normalizer", typed("StripAccents")), `normalizer of type "StripAccents"`},
 		"replace nothing": {set("normalizer", typed("Replace")), "Replace without a pattern"},
-		"growth":          {set("normalizer", sequence(replace("a", "aa"), 8)), "write up to 256 bytes for a byte of text; allowed are up to 128"},
+		"growth":          {set("normalizer", sequence(replace("a", "aa"), 8)), "write up to 256 bytes per byte of text; the maximum is 128"},
 		"long content":    {set("normalizer", replace("a", strings.Repeat("b", 200))), "write up to 200 bytes"},
 		"long prefix":     {set("normalizer", map[string]any{"type": "Prepend", "prepend": strings.Repeat("b", 200)}), "write up to 201 bytes"},
 		"normal forms":    {set("normalizer", sequence(typed("NFKD"), 2*maxSteps)), "write up to 1331 bytes"},
 		"normalizers":     {set("normalizer", sequence(replace("a", "b"), maxSteps+1)), "normalizer with more than 64 steps"},
 		"pre-tokenizers":  {set("pre_tokenizer", nested(typed("Digits"), maxSteps+1)), "pre_tokenizer with more than 64 steps"},
 		"sparse ids":      {model("vocab", map[string]int{"a": 1 << 23}), "token id 8388608 is invalid: allowed is 0 to 65544 for 4 tokens"},
-		"long added":      {added(map[string]any{"id": 1, "content": strings.Repeat("b", 257)}), "has 257 bytes; allowed are up to 256"},
-		"long expression": {steps(split(strings.Repeat("b", 5000), "Isolated"), typed("ByteLevel")), "has 5000 bytes; allowed are up to 4096"},
+		"long added":      {added(map[string]any{"id": 1, "content": strings.Repeat("b", 257)}), "has 257 bytes; the maximum is 256"},
+		"long expression": {steps(split(strings.Repeat("b", 5000), "Isolated"), typed("ByteLevel")), "has 5000 bytes; the maximum is 4096"},
 		"no splitting":    {set("pre_tokenizer", nil), "exactly one is supported"},
 		"pre-tokenizer":   {set("pre_tokenizer", typed("Whitespace")), `pre_tokenizer of type "Whitespace"`},
-		"in a sequence":   {steps(typed("ByteLevel"), typed("UnicodeScripts")), `pre_tokenizer of type "UnicodeScripts" behind ByteLevel`},
+		"in a sequence":   {steps(typed("ByteLevel"), typed("UnicodeScripts")), `pre_tokenizer of type "UnicodeScripts" after ByteLevel`},
 		"no pattern":      {steps(typed("Split"), typed("ByteLevel")), "Split has no pattern"},
 		"look-behind":     {steps(split("(?<=a)b", "Isolated"), typed("ByteLevel")), `groups of this kind are not supported`},
 		"behaviour":       {steps(split("a", "Doubled"), typed("ByteLevel")), `behavior "Doubled"; allowed are Isolated, `},
@@ -250,17 +251,17 @@ func TestParseRefuses(t *testing.T) {
 			file["pre_tokenizer"] = map[string]any{"type": "Metaspace", "replacement": "▁"}
 		}, "no token <0x00>"},
 		"metaspace":       {set("pre_tokenizer", map[string]any{"type": "Metaspace", "replacement": "_"}), `replacement "_"`},
-		"metaspace later": {steps(typed("Digits"), map[string]any{"type": "Metaspace", "replacement": "▁"}), `"Metaspace" behind Digits; it is supported as the first step alone`},
+		"metaspace later": {steps(typed("Digits"), map[string]any{"type": "Metaspace", "replacement": "▁"}), `"Metaspace" after Digits; it is supported only as the first step`},
 		"prepend scheme":  {set("pre_tokenizer", map[string]any{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "last"}), `prepend_scheme "last"`},
 		"shared id":       {model("vocab", map[string]int{"a": 7, "b": 7}), `tokens "a" and "b" share id 7`},
 		"missing byte":    {model("vocab", map[string]int{"a": 0}), "no token for byte"},
 		"merge of three":  {model("merges", []string{"a b c"}), `merge 0: "a b c" does not have two parts`},
 		"merge of one":    {model("merges", [][]string{{"a"}}), "does not have two parts"},
 		"merge unknown":   {model("merges", []string{"a z"}), `merge 0 ("a", "z")`},
-		"merges no array": {model("merges", "a"), "an array is wanted"},
+		"merges no array": {model("merges", "a"), "it must be an array"},
 		"merge a number":  {model("merges", []int{1}), "neither a string nor an array"},
 		"merge of a list": {model("merges", [][]any{{"a", []int{1}}}), "is not a string"},
-		"vocab no object": {model("vocab", []int{1}), "an object of ids is wanted"},
+		"vocab no object": {model("vocab", []int{1}), "it must be an object of ids"},
 		"vocab of texts":  {model("vocab", map[string]any{"a": "b"}), `token "a" has id "b"`},
 		"vocab of lists":  {model("vocab", map[string]any{"a": []string{"b, c"}}), `token "a" has id ["b;`},
 		"huge vocab id":   {model("vocab", map[string]any{"a": 1 << 40}), "allowed is 0 to"},
@@ -275,7 +276,8 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Text in which each place could read the rest again takes no time that grows with the square: that would be minutes.
+// TestAddedTokensInLongRuns checks that a text does not take quadratic time if each position could require reading the
+// rest of the text. In quadratic time, the test would take minutes.
 func TestAddedTokensInLongRuns(t *testing.T) {
 	const length = 1 << 19
 	tok, err := small(t, []string{}, func(file map[string]any) {
@@ -300,7 +302,7 @@ var trickyTexts = []string{
 	"\u0301A", "1\ufe0fA", "\n\u0301\u0301AB'S", "\u0301Ab", "x \u0301A\u0301B",
 }
 
-// mergeOracle merges by its definition: the pair of lowest rank, leftmost first, until none is left.
+// mergeOracle merges by definition: repeatedly the leftmost pair of the lowest rank, until no pair can be merged.
 func mergeOracle(b *bpe, piece string) []int32 {
 	tokens := b.begin(nil, piece)
 	for {
@@ -317,7 +319,8 @@ func mergeOracle(b *bpe, piece string) []int32 {
 	}
 }
 
-// The replacement of invalid bytes follows the Unicode recommendation, one U+FFFD for each maximal subpart.
+// TestDecodeReplacesInvalidUTF8 checks that invalid bytes are replaced as recommended by Unicode: one U+FFFD for each
+// maximal subpart.
 func TestDecodeReplacesInvalidUTF8(t *testing.T) {
 	tok := parseOnce["tiny"](t)
 	ids := func(raw string) (list []int32) {

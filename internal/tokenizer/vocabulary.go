@@ -8,21 +8,21 @@ import (
 	"strings"
 )
 
-// fileVocabulary are the ids of the model's tokens as they are written. Like the merges it is read without reflection: a
-// real vocabulary has 150,000 of both, and reflection makes twice the allocations of them.
+// fileVocabulary maps the model's tokens, as written in the file, to ids. Vocabulary and merges are parsed without
+// reflection: a real vocabulary has 150,000 entries of each, and reflection needs twice as many allocations.
 type fileVocabulary map[string]int32
 
-// fileMerges are pairs of tokens as they are written, the first to be merged first. A pair is written as "a b" or, by newer
+// fileMerges lists pairs of tokens as written in the file, in order of rank. A pair is written as "a b" or, in newer
 // versions, as ["a", "b"].
 type fileMerges [][2]string
 
-// UnmarshalJSON reads an object of numbers.
+// UnmarshalJSON parses an object of numbers.
 func (v *fileVocabulary) UnmarshalJSON(text []byte) error {
 	if string(text) == "null" {
 		return nil
 	}
 	if text[0] != '{' {
-		return fmt.Errorf("vocab is %.20s; an object of ids is wanted", text)
+		return fmt.Errorf("vocab is %.20s; it must be an object of ids", text)
 	}
 	*v = make(fileVocabulary, bytes.Count(text, []byte(":")))
 	s := valueScanner{text: text, at: 1}
@@ -42,13 +42,13 @@ func (v *fileVocabulary) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// UnmarshalJSON reads an array of pairs.
+// UnmarshalJSON parses an array of pairs.
 func (m *fileMerges) UnmarshalJSON(text []byte) error {
 	if string(text) == "null" {
 		return nil
 	}
 	if text[0] != '[' {
-		return fmt.Errorf("merges is %.20s; an array is wanted", text)
+		return fmt.Errorf("merges is %.20s; it must be an array", text)
 	}
 	*m = make(fileMerges, 0, bytes.Count(text, []byte("\n"))+1)
 	s := valueScanner{text: text, at: 1}
@@ -62,13 +62,13 @@ func (m *fileMerges) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// valueScanner goes through the members of an object or array that is known to be valid JSON.
+// valueScanner iterates over the members of an object or array. The text must be valid JSON.
 type valueScanner struct {
 	text []byte
 	at   int
 }
 
-// next skips what stands between values and returns the first byte of what follows.
+// next skips separators and returns the first byte of the next value.
 func (s *valueScanner) next() byte {
 	for {
 		switch c := s.text[s.at]; c {
@@ -80,7 +80,7 @@ func (s *valueScanner) next() byte {
 	}
 }
 
-// string reads a string.
+// string parses a string.
 func (s *valueScanner) string() (string, error) {
 	if s.next() != '"' {
 		return "", fmt.Errorf("%.20s is not a string", s.text[s.at:])
@@ -101,7 +101,7 @@ func (s *valueScanner) string() (string, error) {
 	return read, err
 }
 
-// scalar returns the text up to the end of a number or word.
+// scalar returns the text of a number or literal.
 func (s *valueScanner) scalar() string {
 	begin := s.at
 	for strings.IndexByte(", \t\r\n}]", s.text[s.at]) < 0 {
@@ -110,7 +110,7 @@ func (s *valueScanner) scalar() string {
 	return string(s.text[begin:s.at])
 }
 
-// pair reads one merge.
+// pair parses one merge.
 func (s *valueScanner) pair() (pair [2]string, err error) {
 	if s.next() == '"' {
 		joined, err := s.string()

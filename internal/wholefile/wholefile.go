@@ -1,5 +1,5 @@
-// Package wholefile writes files that appear complete, with their content on disk, or not at all: a reader sees what was there before or
-// all of the new content.
+// Package wholefile writes files atomically: a reader sees either the previous content or the complete new content,
+// which is already on disk.
 package wholefile
 
 import (
@@ -13,22 +13,23 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// Write replaces the content of a file with the content that a function writes. It writes a hidden file in the same directory, renames the
-// hidden file, and removes it after an error. Of two concurrent calls the last one wins. Write replaces the target of a symbolic link and
-// keeps the link. It refuses an existing directory, device, named pipe or socket: a pipe without a reader blocks its writer.
+// Write replaces the content of a file with the content that a function writes. It writes to a hidden file in the same
+// directory and renames it. After an error, the hidden file is removed. Of two concurrent calls, the last one wins.
+// Write replaces the target of a symbolic link and keeps the link. It refuses an existing directory, device, named pipe
+// or socket, because opening a pipe without a reader blocks.
 func Write(path string, mode os.FileMode, write func(io.Writer) error) (err error) {
 	path, err = target(path)
 	if err != nil {
 		return err
 	}
-	file, err := fresh(path)
+	file, err := createTemp(path)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
 			file.Close()
-			os.Remove(file.Name()) // what matters has been reported
+			os.Remove(file.Name()) // the first error is returned
 		}
 	}()
 	if err := write(file); err != nil {
@@ -40,7 +41,7 @@ func Write(path string, mode os.FileMode, write func(io.Writer) error) (err erro
 	return os.Rename(file.Name(), path)
 }
 
-// WriteBytes is Write of content that is in memory.
+// WriteBytes is like Write, with content that is in memory.
 func WriteBytes(path string, mode os.FileMode, content []byte) error {
 	return Write(path, mode, func(w io.Writer) error {
 		_, err := w.Write(content)
@@ -48,20 +49,20 @@ func WriteBytes(path string, mode os.FileMode, content []byte) error {
 	})
 }
 
-// Check reports why Write would refuse a path. It leaves nothing behind.
+// Check returns the error with which Write would refuse a path. It leaves no file behind.
 func Check(path string) error {
 	path, err := target(path)
 	if err != nil {
 		return err
 	}
-	file, err := fresh(path)
+	file, err := createTemp(path)
 	if err != nil {
 		return err
 	}
 	return errors.Join(file.Close(), os.Remove(file.Name()))
 }
 
-// target returns the path that Write replaces: that of the file that a symbolic link leads to.
+// target returns the path of the file that Write replaces. Symbolic links are resolved.
 func target(path string) (string, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -70,17 +71,17 @@ func target(path string) (string, error) {
 	case err != nil:
 		return "", err
 	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("%s is %s: name a file", path, regularfile.Kind(info.Mode()))
+		return "", fmt.Errorf("%s is %s: use the path of a file", path, regularfile.Kind(info.Mode()))
 	}
 	return filepath.EvalSymlinks(path)
 }
 
-// fresh makes a file beside a path. Its errors name the path, which is what somebody has asked for.
-func fresh(path string) (*os.File, error) {
+// createTemp creates a hidden file next to a path. Errors name the requested path.
+func createTemp(path string) (*os.File, error) {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	var failed *fs.PathError
 	if errors.As(err, &failed) {
-		return nil, fmt.Errorf("%s cannot be made: %w", path, failed.Err)
+		return nil, fmt.Errorf("failed to create %s: %w", path, failed.Err)
 	}
 	return file, err
 }

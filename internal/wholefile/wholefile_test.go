@@ -27,7 +27,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// What fails leaves the old content, and nothing beside it.
+// TestWriteFails checks that a failed write leaves the old content and no other file.
 func TestWriteFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
@@ -45,7 +45,7 @@ func TestWriteFails(t *testing.T) {
 		t.Errorf("%v, want %v", err, full)
 	}
 	if err := WriteBytes(filepath.Join(dir, "none", "f"), 0o600, nil); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a directory that is not there: %v", err)
+		t.Errorf("a missing directory: %v", err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o700); err != nil {
 		t.Fatal(err)
@@ -79,15 +79,15 @@ func TestWriteFollowsLinks(t *testing.T) {
 	}
 }
 
-// A pipe without a reader blocks a writer that opens it.
-func TestWriteRefusesWhatIsNoRegularFile(t *testing.T) {
+// TestWriteRefusesIrregularFiles covers pipes, among others: opening a pipe without a reader blocks.
+func TestWriteRefusesIrregularFiles(t *testing.T) {
 	dir := t.TempDir()
 	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
 	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(pipe, link)); err != nil {
 		t.Fatal(err)
 	}
 	for path, kind := range map[string]string{dir: "a directory", pipe: "a named pipe", link: "a named pipe", os.DevNull: "a device"} {
-		want := path + " is " + kind + ": name a file"
+		want := path + " is " + kind + ": use the path of a file"
 		for _, err := range []error{Check(path), WriteBytes(path, 0o640, []byte("new"))} {
 			if err == nil || err.Error() != want {
 				t.Errorf("%v, want %s", err, want)
@@ -108,8 +108,8 @@ func TestCheck(t *testing.T) {
 	for path, want := range map[string]string{
 		taken:                           "",
 		filepath.Join(dir, "new"):       "",
-		dir:                             "is a directory: name a file",
-		filepath.Join(dir, "none", "f"): filepath.Join(dir, "none", "f") + " cannot be made: no such file or directory",
+		dir:                             "is a directory: use the path of a file",
+		filepath.Join(dir, "none", "f"): "failed to create " + filepath.Join(dir, "none", "f") + ": no such file or directory",
 		filepath.Join(taken, "f"):       "not a directory",
 	} {
 		if err := Check(path); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

@@ -372,7 +372,7 @@ func TestValidate(t *testing.T) {
 		message string
 	}{
 		"valid":              {func(*semmoev1.MoEDeployment) {}, ""},
-		"unknown engine":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = "X" }, `spec.engine.type: engine type "X" is not known`},
+		"unknown engine":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = "X" }, `spec.engine.type: engine type "X" is invalid`},
 		"contradicting flag": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--tp=2"} }, `"--tp=2" contradicts spec.parallelism.expertParallelSize`},
 		"user-provided map where it is compared": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Routing.SamplePercent = ptr.To[int32](5)

@@ -1,4 +1,4 @@
-// Package registry finds an engine's adapter by the value of spec.engine.type.
+// Package registry maps the values of spec.engine.type to adapters.
 package registry
 
 import (
@@ -13,12 +13,12 @@ import (
 	"github.com/semmoe/operator/internal/engine/vllmascend"
 )
 
-// All lists the adapters of all engines.
+// All returns the adapters of all engines.
 func All() []engine.Adapter {
 	return []engine.Adapter{sglang.Adapter(), vllm.Adapter(), vllmascend.Adapter(), trtllm.Adapter()}
 }
 
-// Types lists the types, for messages.
+// Types returns the engine types as a comma-separated list, for messages.
 func Types() string {
 	var types []string
 	for _, adapter := range All() {
@@ -27,7 +27,7 @@ func Types() string {
 	return strings.Join(types, ", ")
 }
 
-// Names lists what the engines call something, each name once; without those that have no name for it.
+// Names returns the distinct non-empty names that a function returns for the engines.
 func Names(of func(engine.Adapter) string) []string {
 	var names []string
 	for _, adapter := range All() {
@@ -45,5 +45,5 @@ func For(engineType string) (engine.Adapter, error) {
 			return adapter, nil
 		}
 	}
-	return engine.Adapter{}, fmt.Errorf("engine type %q is not known: use %s", engineType, Types())
+	return engine.Adapter{}, fmt.Errorf("engine type %q is invalid: allowed are %s", engineType, Types())
 }

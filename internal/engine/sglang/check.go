@@ -8,34 +8,34 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// located are the families whose models tell the engine where their experts are (get_model_config_for_expert_location). In
-// any other --init-expert-location is silently without effect.
-var located = []string{"deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "kimi_k2", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"}
+// locationFamilies lists the families with models that report the location of their experts to the engine
+// (get_model_config_for_expert_location). For any other family, --init-expert-location has no effect, without an error.
+var locationFamilies = []string{"deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "kimi_k2", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"}
 
-// locatedWrappers are the multimodal wrappers that do: SGLang asks the outermost model alone.
-var locatedWrappers = []string{"dots_vlm", "kimi_k25", "qwen3_vl_moe"}
+// locationWrappers lists the multimodal wrappers that do so. SGLang asks only the outermost model.
+var locationWrappers = []string{"dots_vlm", "kimi_k25", "qwen3_vl_moe"}
 
-// unmoved are the families whose experts SGLang loads in the default order whatever the map, and whose models it cannot run with DeepEP, by
-// the source of releases.
-var unmoved = []string{"gpt_oss"}
+// mapIgnoringFamilies lists the families for which SGLang loads experts in the default order regardless of the map, and
+// which it cannot run with DeepEP, according to the source of the releases.
+var mapIgnoringFamilies = []string{"gpt_oss"}
 
-// The releases between which what is checked here has changed.
+// The releases in which the checked behaviour changed.
 var (
-	// static is the first release that ends at start with --ep-dispatch-algorithm static and no all-to-all backend. Earlier ones compute
-	// something else (sgl-project/sglang#32962).
-	static = engine.Release{Minor: 5, Patch: 17}
-	// dispatched is the first release that chooses experts by the map with every backend, and with none.
-	dispatched = engine.Release{Minor: 5, Patch: 23}
+	// staticExits is the first release that exits at startup with --ep-dispatch-algorithm static and no all-to-all
+	// backend. Earlier releases compute wrong outputs (sgl-project/sglang#32962).
+	staticExits = engine.Release{Minor: 5, Patch: 17}
+	// mapAlwaysUsed is the first release that selects experts by the map with every backend, and without one.
+	mapAlwaysUsed = engine.Release{Minor: 5, Patch: 23}
 )
 
-// backend is an all-to-all backend, and the first release in which a model chooses experts by the map with it; the zero value for all that
-// were read.
+// backend is an all-to-all backend and the first release in which a model selects experts by the map with it. The zero
+// release means all releases that were read.
 type backend struct {
 	name  string
 	first engine.Release
 }
 
-// since returns backends that have the same first release.
+// since returns backends with the same first release.
 func since(first engine.Release, names ...string) []backend {
 	var all []backend
 	for _, name := range names {
@@ -44,8 +44,8 @@ func since(first engine.Release, names ...string) []backend {
 	return all
 }
 
-// byBlock lists, by the block of experts that families share, the backends with which releases before dispatched choose experts by the map.
-// With any other backend they load experts by the map and choose them without it.
+// The all-to-all backends with which releases before mapAlwaysUsed select experts by the map, by the block of experts
+// that families share. With any other backend, these releases load experts by the map and select experts without it.
 var (
 	deepseekBlock = slices.Concat(since(engine.Release{}, "deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer"), since(engine.Release{Minor: 5, Patch: 19}, "deepep_v2"))
 	glmBlock      = since(engine.Release{}, "deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer")
@@ -54,16 +54,16 @@ var (
 	qwen2Block = slices.Concat(since(engine.Release{}, "deepep"), since(engine.Release{Minor: 5, Patch: 18}, "mori"),
 		since(engine.Release{Minor: 5, Patch: 19}, "deepep_v2"), since(engine.Release{Minor: 5, Patch: 21}, "megamoe"))
 
-	dispatching = map[string][]backend{
+	mapBackends = map[string][]backend{
 		"deepseek_v2": deepseekBlock, "deepseek_v3": deepseekBlock, "kimi_k2": deepseekBlock, "glm4_moe": glmBlock,
 		"qwen2_moe": qwen2Block, "qwen3_next": qwen2Block, "qwen3_moe": qwen3Block, "qwen3_vl_moe_text": qwen3Block,
 	}
 )
 
-// dispatches reports whether a release before dispatched, or one that is not known, chooses the experts of a family by the map with an
-// all-to-all backend. A family that is not known does so with a backend where any does.
-func dispatches(family, name string, release engine.Release) bool {
-	for of, backends := range dispatching {
+// usesMap reports whether a release before mapAlwaysUsed, or an unknown release, selects the experts of a family by the
+// map with an all-to-all backend. For an unknown family, it reports whether any family does.
+func usesMap(family, name string, release engine.Release) bool {
+	for of, backends := range mapBackends {
 		if family != "" && family != of {
 			continue
 		}
@@ -74,17 +74,17 @@ func dispatches(family, name string, release engine.Release) bool {
 	return false
 }
 
-// setDeepEP is what to do about an all-to-all backend that is missing.
-const setDeepEP = "Set --moe-a2a-backend, for example to deepep"
+// adviceDeepEP is the advice for a missing all-to-all backend.
+const adviceDeepEP = "Set --moe-a2a-backend, for example to deepep"
 
-// check knows what SGLang's maps and recorder cannot do.
+// check adds the limitations of SGLang's expert maps and its recorder.
 func check(s engine.Situation, verdict *engine.Support) {
 	name, _ := engine.FlagValue(s.UserArgs, "--moe-a2a-backend")
 	allToAll := name != "" && name != "none"
 	if !allToAll {
-		advice := setDeepEP
-		if slices.Contains(unmoved, s.Family) {
-			advice = fmt.Sprintf("The releases of SGLang whose source is known cannot run %s models with deepep", s.Family)
+		advice := adviceDeepEP
+		if slices.Contains(mapIgnoringFamilies, s.Family) {
+			advice = fmt.Sprintf("The checked releases of SGLang cannot run %s models with deepep", s.Family)
 		}
 		verdict.NoAllToAll(s.Launch, "--moe-a2a-backend", name, advice)
 	}
@@ -99,34 +99,35 @@ func check(s engine.Situation, verdict *engine.Support) {
 
 func checkMap(s engine.Situation, name string, allToAll bool, verdict *engine.Support) {
 	switch {
-	case s.Wrapper != "" && !slices.Contains(locatedWrappers, s.Wrapper):
-		verdict.Refuse("ExpertMapIgnored", "SGLang ignores an expert map for multimodal models of type %q: the plan can reach it by %s only", s.Wrapper, engine.ReshuffledWeights)
+	case s.Wrapper != "" && !slices.Contains(locationWrappers, s.Wrapper):
+		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for multimodal models of type %q: use %s", s.Wrapper, engine.ReshuffledWeights)
 		return
-	case s.Family != "" && !slices.Contains(located, s.Family):
-		verdict.Refuse("ExpertMapIgnored", "SGLang ignores an expert map for models of type %q: the plan can reach it by %s only", s.Family, engine.ReshuffledWeights)
+	case s.Family != "" && !slices.Contains(locationFamilies, s.Family):
+		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for models of type %q: use %s", s.Family, engine.ReshuffledWeights)
 		return
 	case s.ModelOpt():
-		verdict.Refuse("QuantizedScales", "SGLang loads the scales of a checkpoint quantised by %s in the default order of experts, whatever the map: the plan can reach it by %s only", s.Quantization, engine.ReshuffledWeights)
+		verdict.Refuse("QuantizedScales", "SGLang loads the scales of a checkpoint quantised by %s in the default order of experts, regardless of the map: use %s", s.Quantization, engine.ReshuffledWeights)
 		return
-	case slices.Contains(unmoved, s.Family):
-		verdict.Warn(engine.ReasonMapWithoutEffect, "The releases of SGLang whose source is known load the experts of %s models in the default order, whatever the map: answers stay right, and nothing is gained. %s moves them", s.Family, engine.ReshuffledWeights)
+	case slices.Contains(mapIgnoringFamilies, s.Family):
+		verdict.Warn(engine.ReasonMapWithoutEffect, "The checked releases of SGLang load the experts of %s models in the default order, regardless of the map: outputs are correct, but locality does not improve. Use %s", s.Family, engine.ReshuffledWeights)
 		return
 	}
 	if s.Launch.RedundantExperts > 0 && !allToAll {
-		verdict.Refuse(engine.ReasonNoAllToAll, "spec.placement.redundantExperts needs an all-to-all backend: without one, SGLang before %s computes wrong answers, and later releases end at start. Set --moe-a2a-backend in spec.engine.args, "+
-			"for example to deepep, or remove redundantExperts", static)
+		verdict.Refuse(engine.ReasonNoAllToAll, "spec.placement.redundantExperts needs an all-to-all backend: SGLang before %s computes wrong outputs without one, and later releases exit at startup. "+
+			"Set --moe-a2a-backend, for example to deepep, or remove redundantExperts", staticExits)
 	} else {
 		checkDispatch(s, name, allToAll, verdict)
 	}
-	if algorithm, _ := engine.FlagValue(s.UserArgs, "--speculative-algorithm"); drafts(algorithm) {
-		verdict.Warn(engine.ReasonDraftExperts, "spec.engine.args sets --speculative-algorithm %s: SGLang loads the experts of a draft layer by the map of a layer of the model, and may choose them without it. "+
-			"Answers stay right, and fewer drafts may be accepted: compare sglang:spec_accept_length, or use %s", algorithm, engine.ReshuffledWeights)
+	if algorithm, _ := engine.FlagValue(s.UserArgs, "--speculative-algorithm"); usesDraftModel(algorithm) {
+		verdict.Warn(engine.ReasonDraftExperts, "With --speculative-algorithm %s, SGLang loads the experts of a draft layer by the map of a layer of the model, and may select experts without it. "+
+			"Outputs are correct, but sglang:spec_accept_length may drop: compare it, or use %s", algorithm, engine.ReshuffledWeights)
 	}
 }
 
-// checkDispatch refuses a map by which experts are loaded, and not chosen. With a release that is not known it warns.
+// checkDispatch refuses a map that is used to load experts but not to select them. For an unknown release, it adds a
+// warning.
 func checkDispatch(s engine.Situation, name string, allToAll bool, verdict *engine.Support) {
-	if s.Release.From(dispatched) || allToAll && dispatches(s.Family, name, s.Release) {
+	if s.Release.From(mapAlwaysUsed) || allToAll && usesMap(s.Family, name, s.Release) {
 		return
 	}
 	given := "without --moe-a2a-backend"
@@ -137,29 +138,30 @@ func checkDispatch(s engine.Situation, name string, allToAll bool, verdict *engi
 	if s.Family != "" {
 		models = fmt.Sprintf("models of type %s", s.Family)
 	}
-	wrong := fmt.Sprintf("SGLang before %s loads the experts of %s by the map and chooses them without it, %s: answers are wrong (sgl-project/sglang#36861), unless spec.placement.realization is %s. %s",
-		dispatched, models, given, engine.ReshuffledWeights, setDeepEP)
+	wrong := fmt.Sprintf("SGLang before %s loads the experts of %s by the map and selects experts without it, %s: outputs are wrong (sgl-project/sglang#36861). %s, or use %s",
+		mapAlwaysUsed, models, given, adviceDeepEP, engine.ReshuffledWeights)
 	if !s.Release.Known() {
-		verdict.Warn(engine.ReasonUnprovenMap, "The release of SGLang is not known until a pod reports it. %s", wrong)
+		verdict.Warn(engine.ReasonUnprovenMap, "The release of SGLang is unknown until a pod reports it. %s", wrong)
 		return
 	}
 	verdict.Refuse(engine.ReasonUnprovenMap, "%s", wrong)
 }
 
-// drafts reports whether an algorithm of speculative decoding has a draft model. The others draft from texts.
-func drafts(algorithm string) bool {
+// usesDraftModel reports whether an algorithm of speculative decoding uses a draft model. The other algorithms draft
+// from text.
+func usesDraftModel(algorithm string) bool {
 	return algorithm != "" && !strings.EqualFold(algorithm, "NGRAM") && !strings.EqualFold(algorithm, "NONE")
 }
 
-// checkStart refuses a release that lacks what the spec needs.
+// checkStart refuses a release that lacks a feature required by the spec.
 func checkStart(s engine.Situation, verdict *engine.Support) {
-	if s.Launch.RoutedExperts || s.Launch.Planned() {
+	if s.Launch.RoutedExperts || s.Launch.HasPlan() {
 		verdict.NeedsRelease(s, "SGLang", "spec.profiling, spec.placement.planRef and spec.routing.samplePercent", minimum, "requests for a rank and their routed experts",
 			"remove profiling and planRef, and set samplePercent to 0")
 	}
 }
 
-// recordsDistribution tells that the engine's recorder runs in a mode that sums over ranks.
+// recordsDistribution reports whether the engine's recorder runs in a mode that sums over ranks.
 func recordsDistribution(args []string) bool {
 	mode, _ := engine.FlagValue(args, "--expert-distribution-recorder-mode")
 	_, metrics := engine.FlagValue(args, "--enable-expert-distribution-metrics")

@@ -7,10 +7,10 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// expertLocation is the value of --init-expert-location. The engine passes the object's members on as arguments: it
-// refuses any other.
+// expertLocation is the value of --init-expert-location. The engine passes the members of the object as keyword
+// arguments, so it fails on any other member.
 type expertLocation struct {
-	// PhysicalToLogicalMap is [hidden layers][slots]; rows of dense layers must be there and mean nothing.
+	// PhysicalToLogicalMap is [hidden layers][slots]. Rows of dense layers are required but have no meaning.
 	PhysicalToLogicalMap [][]int `json:"physical_to_logical_map"`
 }
 
@@ -43,7 +43,7 @@ func readMap(text []byte, shape engine.Shape) ([][]int, error) {
 	}
 	all := m.PhysicalToLogicalMap
 	if len(all) != shape.HiddenLayers {
-		return nil, fmt.Errorf("physical_to_logical_map has %d rows; the model has %d layers, dense ones counted", len(all), shape.HiddenLayers)
+		return nil, fmt.Errorf("physical_to_logical_map has %d rows; the model has %d layers, including dense layers", len(all), shape.HiddenLayers)
 	}
 	var rows [][]int
 	for layer, row := range all {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// FuzzRoutedExperts reads and renumbers any text, in pieces of any size. The result has an ID for every four bytes. The editor accepts
-// what the decoder accepts, keeps the length, and changes each ID as asked.
+// FuzzRoutedExperts decodes and renumbers any text, in pieces of any size. The result has an ID for every four bytes.
+// The editor accepts the same texts as the decoder, keeps the length, and changes each ID as requested.
 func FuzzRoutedExperts(f *testing.F) {
 	f.Add(base64.StdEncoding.EncodeToString(make([]byte, 32)), 2, 2, 3)
 	f.Add(base64.StdEncoding.EncodeToString(make([]byte, 31)), 2, 2, 1)
@@ -34,7 +34,7 @@ func FuzzRoutedExperts(f *testing.F) {
 			return
 		}
 		if err != nil || len(edited) != len(text) {
-			t.Fatalf("%q becomes %q; it is read with the error %v", text, edited, err)
+			t.Fatalf("%q becomes %q; the decoder returns error %v", text, edited, err)
 		}
 		got, err := decodeRoutedExperts(string(edited), layers, top)
 		if err != nil || len(got) != len(ids) {

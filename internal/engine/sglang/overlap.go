@@ -10,15 +10,15 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// cut are the families whose models SGLang computes in two parts of a step, with the first release that does. With any other, its scheduler
-// raises NotImplementedError at the first batch that it cuts (srt/batch_overlap/operations_strategy.py, which asks for the class of the
-// first decoder layer).
-var cut = map[string]engine.Release{
+// splitFamilies maps the families for which SGLang splits a step into two micro-batches to the first release that does.
+// With any other family, its scheduler raises NotImplementedError at the first batch that it splits
+// (srt/batch_overlap/operations_strategy.py, which checks the class of the first decoder layer).
+var splitFamilies = map[string]engine.Release{
 	"deepseek_v2": minimum, "deepseek_v3": minimum, "kimi_k2": minimum, "qwen3_moe": minimum, "mimo_v2_flash": minimum,
 	"deepseek_v4": {Minor: 5, Patch: 15},
 }
 
-// checkOverlap knows what --enable-two-batch-overlap and --deepep-config need.
+// checkOverlap checks the requirements of --enable-two-batch-overlap and --deepep-config.
 func checkOverlap(s engine.Situation) error {
 	o := s.Launch.Overlap
 	backend, _ := engine.FlagValue(s.UserArgs, "--moe-a2a-backend")
@@ -29,38 +29,38 @@ func checkOverlap(s engine.Situation) error {
 	case o.PrefillThresholdTokens > 0:
 		return engine.RefuseOverlap("SGLang", "prefillThresholdTokens", "")
 	case o.MicroBatches > 2:
-		return fmt.Errorf("%s.microBatches: %d: SGLang cuts a step into exactly 2; use 2", engine.OverlapField, o.MicroBatches)
-	case o.MicroBatches > 0 && s.Family != "" && !cut[s.Family].Known():
-		return fmt.Errorf("%s.microBatches: SGLang does not cut the steps of models of type %q, only of %s: remove the field",
-			engine.OverlapField, s.Family, strings.Join(slices.Sorted(maps.Keys(cut)), ", "))
-	case o.MicroBatches > 0 && s.Release.Before(cut[s.Family]):
-		return fmt.Errorf("%s.microBatches: SGLang %s does not cut the steps of models of type %q: use %s or newer, or remove the field", engine.OverlapField, s.Release, s.Family, cut[s.Family])
-	case o.CommunicationSMs > 0 && backend != "deepep" && slices.Contains(unmoved, s.Family):
-		return fmt.Errorf("%s.communicationSMs: it is DeepEP's, and the releases of SGLang whose source is known cannot run %s models with deepep: remove the field", engine.OverlapField, s.Family)
+		return fmt.Errorf("%s.microBatches: %d: SGLang supports exactly 2 micro-batches; use 2", engine.OverlapField, o.MicroBatches)
+	case o.MicroBatches > 0 && s.Family != "" && !splitFamilies[s.Family].Known():
+		return fmt.Errorf("%s.microBatches: SGLang does not support micro-batches for models of type %q, only for %s: remove the field",
+			engine.OverlapField, s.Family, strings.Join(slices.Sorted(maps.Keys(splitFamilies)), ", "))
+	case o.MicroBatches > 0 && s.Release.Before(splitFamilies[s.Family]):
+		return fmt.Errorf("%s.microBatches: SGLang %s does not support micro-batches for models of type %q: use %s or newer, or remove the field", engine.OverlapField, s.Release, s.Family, splitFamilies[s.Family])
+	case o.CommunicationSMs > 0 && backend != "deepep" && slices.Contains(mapIgnoringFamilies, s.Family):
+		return fmt.Errorf("%s.communicationSMs: it configures DeepEP, and the checked releases of SGLang cannot run %s models with deepep: remove the field", engine.OverlapField, s.Family)
 	case backend == "" || backend == "none":
-		return fmt.Errorf("%s: without an all-to-all backend there is no exchange to go on beside: set --moe-a2a-backend in spec.engine.args, for example to deepep, or remove the field", engine.OverlapField)
+		return fmt.Errorf("%s: without an all-to-all backend there is no exchange to overlap: set --moe-a2a-backend in spec.engine.args, for example to deepep, or remove the field", engine.OverlapField)
 	case o.CommunicationSMs > 0 && backend != "deepep":
-		return fmt.Errorf("%s.communicationSMs: it is DeepEP's, and --moe-a2a-backend in spec.engine.args is %s: use deepep, or remove the field", engine.OverlapField, backend)
+		return fmt.Errorf("%s.communicationSMs: it configures DeepEP, and --moe-a2a-backend in spec.engine.args is %s: use deepep, or remove the field", engine.OverlapField, backend)
 	case o.CommunicationSMs > 0 && mode == "low_latency":
-		return fmt.Errorf("%s.communicationSMs: DeepEP takes no number of multiprocessors with --deepep-mode low_latency: use normal or auto in spec.engine.args, or remove the field", engine.OverlapField)
+		return fmt.Errorf("%s.communicationSMs: DeepEP does not accept a number of multiprocessors with --deepep-mode low_latency: use normal or auto in spec.engine.args, or remove the field", engine.OverlapField)
 	}
 	return nil
 }
 
-// overlapFlags are those of what is asked for alone.
+// overlapFlags returns only the flags for the members that are set.
 func overlapFlags(o semmoev1.OverlapSpec) []engine.Flag {
 	var all []engine.Flag
 	if o.MicroBatches > 0 {
 		const source = engine.OverlapField + ".microBatches"
 		all = append(all, engine.Flag{Names: []string{"--enable-two-batch-overlap"}, Source: source},
-			// The engine refuses both together.
+			// The engine refuses the combination of both flags.
 			engine.Flag{Names: []string{"--enforce-shared-experts-fusion"}, Source: source, Forbidden: true})
 	}
 	if o.DistributionThresholdPercent != nil {
 		all = append(all, engine.Flag{Names: []string{"--tbo-token-distribution-threshold"}, Value: fmt.Sprintf("%.2f", float64(*o.DistributionThresholdPercent)/100), Source: engine.OverlapField + ".distributionThresholdPercent"})
 	}
 	if o.CommunicationSMs > 0 {
-		// Both must have the same number.
+		// Both members must have the same number.
 		sms := fmt.Sprintf(`{"num_sms":%d}`, o.CommunicationSMs)
 		all = append(all, engine.Flag{Names: []string{"--deepep-config"}, Value: fmt.Sprintf(`{"normal_dispatch":%s,"normal_combine":%s}`, sms, sms), Source: engine.OverlapField + ".communicationSMs"})
 	}

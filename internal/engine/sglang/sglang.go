@@ -1,4 +1,4 @@
-// Package sglang knows SGLang's command line and HTTP surface.
+// Package sglang describes SGLang's command line and HTTP API.
 package sglang
 
 import (
@@ -11,18 +11,19 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// Adapter returns SGLang's adapter. The rank header wins over the body's routed_dp_rank on the routes that read both. The native route
-// reads the body only (sgl-project/sglang#38729), the Responses API neither (run: 0.5.17). A rank that the engine does not have is refused
-// with 400 and the text "routed_dp_rank=N out of range" on each route that reads one (read: generate_request in managers/tokenizer_manager.py
-// of 0.5.12 and 0.5.17; run: 0.5.17). Answers of the native route report the rank as meta_info.dp_rank; those of chat completions do so as
-// choices[].meta_info.dp_rank, in one piece and where the client sends return_meta_info (read: entrypoints/openai/serving_chat.py of 0.5.17;
-// 0.5.12 does not have the member). Answers of completions report no rank.
+// Adapter returns SGLang's adapter. On routes that read both, the rank header takes precedence over the body's
+// routed_dp_rank. The native route reads only the body (sgl-project/sglang#38729), the Responses API reads neither
+// (run: 0.5.17). A rank that the engine does not have is refused with 400 and the text "routed_dp_rank=N out of range"
+// on each route that reads a rank (read: generate_request in managers/tokenizer_manager.py of 0.5.12 and 0.5.17; run:
+// 0.5.17). Responses of the native route report the rank as meta_info.dp_rank. Unstreamed chat completions report it as
+// choices[].meta_info.dp_rank if the client sends return_meta_info (read: entrypoints/openai/serving_chat.py of 0.5.17;
+// 0.5.12 does not have the member). Responses of completions do not report a rank.
 func Adapter() engine.Adapter {
 	return engine.Adapter{
 		Type:       "SGLang",
 		Command:    []string{"python3", "-m", "sglang.launch_server"},
 		RankHeader: "X-Data-Parallel-Rank",
-		// The reference engine does.
+		// The reference engine counts activations.
 		CountsActivations: true,
 		StepMetrics: &engine.StepMetrics{
 			Steps: "sglang:cuda_graph_passes_total", Tokens: "sglang:realtime_tokens_total", Kind: "mode",
@@ -31,15 +32,15 @@ func Adapter() engine.Adapter {
 			Needs:   "add --enable-metrics to spec.engine.args",
 		},
 		RankRoutes: engine.RankRoutes{Field: "routed_dp_rank", InField: []string{"/generate"}, Unpinned: []string{"/v1/responses"}, Reported: "dp_rank"},
-		// Read with --schedule-policy routing-key alone.
+		// The engine reads the header only with --schedule-policy routing-key.
 		RoutingKeyHeader: "X-Smg-Routing-Key",
 		HealthPath:       "/health",
 		ExpertMap:        &engine.ExpertMap{File: "sglang.json", Write: writeMap, Read: readMap},
 		RoutedExperts: engine.RoutedExperts{
 			RequestField: "return_routed_experts",
 			StartField:   "routed_experts_start_len",
-			// The native route, and the extension on the OpenAI routes: source and documentation of the engine disagree
-			// about its spelling and its place.
+			// The native route, and the extension on the OpenAI routes. Source and documentation of the engine disagree
+			// about the spelling and the location of the extension.
 			ResponsePaths: [][]string{
 				{"meta_info", "routed_experts"},
 				{"sglext", "routed_experts"}, {"sgl_ext", "routed_experts"},
@@ -50,7 +51,7 @@ func Adapter() engine.Adapter {
 		},
 		Generation: engine.Generation{TokenizePath: "/v1/tokenize", Path: "/generate", Body: generateBody, Answer: readGenerated},
 		Flags:      flags,
-		// Before an all-to-all the tokens of the batch are scattered over the ranks of attention.
+		// Before an all-to-all, the tokens of the batch are scattered over the ranks of attention.
 		TensorParallelExchange: true,
 		CheckOverlap:           checkOverlap,
 
@@ -60,16 +61,17 @@ func Adapter() engine.Adapter {
 		IgnoresTiedEmbeddings: ignoresTiedEmbeddings,
 
 		Images: []string{"sglang"}, ReleasePath: "/server_info",
-		Oldest: minimum, Newest: dispatched, Mechanisms: mechanisms(),
+		Oldest: minimum, Newest: mapAlwaysUsed, Mechanisms: mechanisms(),
 	}
 }
 
-// minimum is the first release that takes requests for a rank by header, and returns their routed experts on the OpenAI routes.
+// minimum is the first release that accepts a rank by header and returns the routed experts on the OpenAI routes.
 var minimum = engine.Release{Minor: 5, Patch: 12}
 
-// flags: tensor-parallel size and expert-parallel size are both the number of devices, since SGLang takes the size of the
-// whole process group for the expert-parallel one in its expert map. With attention data parallelism the data-parallel
-// size is the same again, so that data-parallel rank d is expert-parallel rank d.
+// flags returns SGLang's flags. The tensor-parallel and the expert-parallel size are both the number of devices,
+// because SGLang's expert map assumes that the expert-parallel size is the size of the whole process group. With
+// attention data parallelism, the data-parallel size is the same number, so that data-parallel rank d is
+// expert-parallel rank d.
 func flags(launch engine.Launch) []engine.Flag {
 	ranks := strconv.Itoa(int(launch.Ranks))
 	const size = "spec.parallelism.expertParallelSize"
@@ -94,41 +96,43 @@ func flags(launch engine.Launch) []engine.Flag {
 	}
 	all = append(all, nodeFlags(launch)...)
 	all = append(all, overlapFlags(launch.Overlap)...)
-	if launch.PlacementMatters() {
+	if launch.NeedsKnownPlacement() {
 		all = append(all, placementFlags(launch)...)
 	}
 	return all
 }
 
-// meetingPort is where the nodes of a replica meet; the pods have addresses of their own, so that it need not be free elsewhere.
-const meetingPort = 20000
+// rendezvousPort is the rendezvous port of the nodes of a replica. Each pod has its own address, so the port is free.
+const rendezvousPort = 20000
 
-// nodeFlags: every node is started alike but for its number, and node 0 answers requests; the others answer /health alone.
+// nodeFlags returns the flags for several nodes. All nodes are started with the same flags except for their index. Node
+// 0 serves requests; the other nodes serve only /health.
 func nodeFlags(launch engine.Launch) []engine.Flag {
 	const source = "spec.parallelism.podsPerReplica"
 	one := launch.Nodes <= 1
 	return []engine.Flag{
 		{Names: []string{"--nnodes"}, Value: strconv.Itoa(int(launch.Nodes)), Source: source, Forbidden: one},
 		{Names: []string{"--node-rank"}, Value: launch.NodeRank, Source: source, Forbidden: one},
-		{Names: []string{"--dist-init-addr", "--nccl-init-addr"}, Value: fmt.Sprintf("%s:%d", launch.LeaderAddress, meetingPort), Source: source, Forbidden: one},
+		{Names: []string{"--dist-init-addr", "--nccl-init-addr"}, Value: fmt.Sprintf("%s:%d", launch.LeaderAddress, rendezvousPort), Source: source, Forbidden: one},
 	}
 }
 
-// placementFlags keep experts where they are known to be.
+// placementFlags returns the flags that keep experts at their known locations.
 func placementFlags(launch engine.Launch) []engine.Flag {
 	redundant := engine.Flag{Names: []string{"--ep-num-redundant-experts"}, Value: strconv.Itoa(int(launch.RedundantExperts)), Source: engine.PlanSource}
-	// A copy on the token's own rank comes first: that is what redundant experts are for.
+	// With static dispatch, a token uses a copy on its own rank first, which is the purpose of redundant experts.
 	dispatch := engine.Flag{Names: []string{"--ep-dispatch-algorithm"}, Value: "static", Source: engine.PlanSource}
 	all := []engine.Flag{
-		// What is observed is compared with the placement that we know: a map of the user's would make it wrong.
+		// Observed activations are compared with the known placement. A user-provided map would invalidate the
+		// comparison.
 		{Names: []string{"--init-expert-location"}, Value: launch.ExpertMap, Source: engine.PlanSource, Forbidden: launch.ExpertMap == ""},
-		// The engine's own load balancer, and scaling in place, would move experts away from where they are known to be.
+		// The engine's own load balancer and in-place scaling would move experts away from their known locations.
 		{Names: []string{"--enable-eplb"}, Source: engine.PlanSource, Forbidden: true},
 		{Names: []string{"--elastic-ep-backend"}, Source: engine.PlanSource, Forbidden: true},
-		engine.FlagFile("--config"),
+		engine.RefuseFlagFile("--config"),
 	}
 	if launch.ExpertMap == "" || launch.RedundantExperts == 0 {
-		// Without copies there is nothing to choose from.
+		// Without copies, there is no copy to choose.
 		redundant.Forbidden = true
 		return append(all, redundant)
 	}
@@ -154,14 +158,14 @@ func readGenerated(response []byte) (generated []int32, routedExperts string, er
 	return answer.OutputIDs, answer.Meta.RoutedExperts, err
 }
 
-// decodeRoutedExperts reads base64 of little-endian int32, row-major [tokens][layers][top].
+// decodeRoutedExperts decodes base64 of little-endian int32, row-major [tokens][layers][top].
 func decodeRoutedExperts(text string, layers, top int) ([]int32, error) {
 	data, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
 		return nil, fmt.Errorf("routed experts: %w", err)
 	}
 	if row := 4 * layers * top; row == 0 || len(data)%row != 0 {
-		return nil, fmt.Errorf("routed experts: %d bytes are no multiple of 4 bytes x %d layers x %d experts", len(data), layers, top)
+		return nil, fmt.Errorf("routed experts: %d bytes are not a multiple of 4 bytes x %d layers x %d experts", len(data), layers, top)
 	}
 	ids := make([]int32, len(data)/4)
 	for i := range ids {
@@ -170,7 +174,7 @@ func decodeRoutedExperts(text string, layers, top int) ([]int32, error) {
 	return ids, nil
 }
 
-// renumberRoutedExperts edits what decodeRoutedExperts reads.
+// renumberRoutedExperts returns an editor of the format that decodeRoutedExperts reads.
 func renumberRoutedExperts(layers, top int, logical engine.Logical) engine.TextEditor {
 	at, row := 0, layers*top
 	return engine.EditBase64(func(data []byte, end bool) (done int, err error) {
@@ -180,7 +184,7 @@ func renumberRoutedExperts(layers, top int, logical engine.Logical) engine.TextE
 			at++
 		}
 		if end && (row == 0 || done < len(data) || at%row != 0) {
-			return 0, fmt.Errorf("%d bytes are no multiple of 4 bytes x %d layers x %d experts", 4*at+len(data)-done, layers, top)
+			return 0, fmt.Errorf("%d bytes are not a multiple of 4 bytes x %d layers x %d experts", 4*at+len(data)-done, layers, top)
 		}
 		return done, nil
 	})

@@ -1,4 +1,4 @@
-// Package trtllm knows TensorRT-LLM's command line (trtllm-serve) and its options file.
+// Package trtllm describes TensorRT-LLM's command line (trtllm-serve) and its options file.
 package trtllm
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// Adapter returns TensorRT-LLM's adapter. It takes an expert map, but neither pins requests to ranks nor tells the experts
-// of a request.
+// Adapter returns TensorRT-LLM's adapter. The engine accepts an expert map, but can neither pin requests to ranks nor
+// return routed experts.
 func Adapter() engine.Adapter {
 	return engine.Adapter{
 		Type:         "TensorRTLLM",
@@ -32,11 +32,11 @@ func Adapter() engine.Adapter {
 	}
 }
 
-// newest is the newest release whose source was read.
+// newest is the newest checked release.
 var newest = engine.Release{Major: 1, Minor: 3}
 
-// flags: attention data parallelism and the expert map can only be said in the options file, so that the file is the operator's. What else it
-// holds comes from spec.engine.options.
+// flags returns the flags of trtllm-serve. Attention data parallelism and the expert map can only be set in the options
+// file, so the operator writes this file. The other content of the file comes from spec.engine.options.
 func flags(launch engine.Launch) []engine.Flag {
 	ranks := strconv.Itoa(int(launch.Ranks))
 	const size = "spec.parallelism.expertParallelSize"
@@ -52,16 +52,17 @@ func flags(launch engine.Launch) []engine.Flag {
 		{Names: []string{"--cp_size", "--context_parallel_size"}, Source: size, Forbidden: true},
 		{
 			Names: []string{"--extra_llm_api_options", "--config"}, Value: launch.OptionsFile, Source: engine.OptionsField,
-			Why: "names an options file, and the operator writes the options file: put what it contains into " + engine.OptionsField,
+			Why: "names an options file, which the operator writes: move its content to " + engine.OptionsField,
 		},
 		{Names: []string{"--enable_attention_dp"}, Source: "spec.parallelism.attention", Forbidden: true},
 	}
 }
 
-// options is the file of --extra_llm_api_options: the user's options with the operator's merged over them. Without moe_config.backend the
-// engine selects the backend itself; of what was selected before, WIDEEP was removed (NVIDIA/TensorRT-LLM#17797). The engine ignores the load
-// balancer, without a word, unless attention is data parallel, the expert-parallel size above 1, and the architecture on a list
-// (NVIDIA/TensorRT-LLM#18626): check refuses such plans.
+// options returns the file of --extra_llm_api_options: the user's options, overridden by the operator's. Without
+// moe_config.backend, the engine selects the backend itself; WIDEEP, which earlier versions of the operator set, was
+// removed (NVIDIA/TensorRT-LLM#17797). The engine silently ignores the load balancer unless attention is data parallel,
+// the expert-parallel size is above 1, and the architecture is on a list (NVIDIA/TensorRT-LLM#18626). check refuses
+// such plans.
 func options(launch engine.Launch) ([]byte, error) {
 	all, err := parseOptions(launch.Options)
 	if err != nil {
@@ -79,22 +80,22 @@ func options(launch engine.Launch) ([]byte, error) {
 	return yaml.Marshal(all)
 }
 
-// decided are the members of the options file that other fields decide.
-var decided = map[string]string{
+// controlledMembers maps the members of the options file that other fields control to these fields.
+var controlledMembers = map[string]string{
 	"model": "spec.model.path", "enable_attention_dp": "spec.parallelism.attention",
 	"tensor_parallel_size": "spec.parallelism.expertParallelSize", "moe_expert_parallel_size": "spec.parallelism.expertParallelSize",
 	"moe_cluster_parallel_size": "spec.parallelism.expertParallelSize", "moe_tensor_parallel_size": "spec.parallelism.expertParallelSize",
 	"pipeline_parallel_size": "spec.parallelism.expertParallelSize", "context_parallel_size": "spec.parallelism.expertParallelSize",
 }
 
-// checkOptions refuses user-provided options that cannot be read, or that other fields decide.
+// checkOptions returns an error for user-provided options that cannot be parsed, or that other fields control.
 func checkOptions(launch engine.Launch) error {
 	all, err := parseOptions(launch.Options)
 	if err != nil {
 		return err
 	}
 	for _, member := range slices.Sorted(maps.Keys(all)) {
-		if source := decided[member]; source != "" {
+		if source := controlledMembers[member]; source != "" {
 			return fmt.Errorf("%s: %s contradicts %s, which decides it: remove the member", engine.OptionsField, member, source)
 		}
 	}
@@ -102,17 +103,17 @@ func checkOptions(launch engine.Launch) error {
 	if err != nil {
 		return err
 	}
-	if _, has := moe["load_balancer"]; has && launch.PlacementMatters() {
+	if _, has := moe["load_balancer"]; has && launch.NeedsKnownPlacement() {
 		return fmt.Errorf("%s: moe_config.load_balancer contradicts %s, which decides it: remove the member", engine.OptionsField, engine.PlanSource)
 	}
 	return nil
 }
 
-// parseOptions reads the user's options, of which there may be none.
+// parseOptions parses the user's options, which may be empty.
 func parseOptions(text string) (map[string]any, error) {
 	all := map[string]any{}
 	if err := yaml.UnmarshalStrict([]byte(text), &all); err != nil {
-		return nil, fmt.Errorf("%s is invalid: it is no YAML object (%w)", engine.OptionsField, err)
+		return nil, fmt.Errorf("%s is invalid: it is not a YAML object (%w)", engine.OptionsField, err)
 	}
 	if all == nil {
 		all = map[string]any{}
@@ -120,7 +121,7 @@ func parseOptions(text string) (map[string]any, error) {
 	return all, nil
 }
 
-// moeOptions returns the member moe_config, which is made where it is missing.
+// moeOptions returns the member moe_config, or a new object if it is missing.
 func moeOptions(all map[string]any) (map[string]any, error) {
 	switch moe := all["moe_config"].(type) {
 	case nil:
@@ -131,81 +132,82 @@ func moeOptions(all map[string]any) (map[string]any, error) {
 	return nil, fmt.Errorf("%s: moe_config is invalid: it must be an object", engine.OptionsField)
 }
 
-// balanced are the families whose architectures are on the engine's list (moe_model_arch_list in
-// tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py). For any other it ignores a map. Checkpoints of kimi_k2 have the architecture of
-// deepseek_v3.
-var balanced = []string{"deepseek_v3", "gpt_oss", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"}
+// mapFamilies lists the families with architectures on the engine's list (moe_model_arch_list in
+// tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py). The engine ignores a map for any other family.
+// Checkpoints of kimi_k2 have the architecture of deepseek_v3.
+var mapFamilies = []string{"deepseek_v3", "gpt_oss", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"}
 
-// checkStart refuses a release that ends at start with the flags above.
+// checkStart refuses a release that exits at startup with the flags above.
 func checkStart(s engine.Situation, verdict *engine.Support) {
 	verdict.NeedsRelease(s, "TensorRTLLM", "spec.model.name", newest, "--served_model_name", "serve with another engine")
 }
 
-// unbalanced are the backends that take no load balancer, and one that the first release that is supported no longer has
-// (NVIDIA/TensorRT-LLM#17797).
-var unbalanced = []string{"MARLIN", "TRITON", "VANILLA", "WIDEEP"}
+// backendsWithoutMap lists the backends without load balancer, and WIDEEP, which the first supported release no longer
+// has (NVIDIA/TensorRT-LLM#17797).
+var backendsWithoutMap = []string{"MARLIN", "TRITON", "VANILLA", "WIDEEP"}
 
 func check(s engine.Situation, verdict *engine.Support) {
 	if s.Realization != engine.EngineMap {
 		return
 	}
-	if s.Family != "" && (s.Wrapper != "" || !slices.Contains(balanced, s.Family)) {
-		verdict.Refuse("ExpertMapIgnored", "TensorRT-LLM ignores an expert map for models of type %q: it takes maps for %s", cmp.Or(s.Wrapper, s.Family), strings.Join(balanced, ", "))
+	if s.Family != "" && (s.Wrapper != "" || !slices.Contains(mapFamilies, s.Family)) {
+		verdict.Refuse("NoExpertLocation", "TensorRT-LLM ignores an expert map for models of type %q: supported are %s", cmp.Or(s.Wrapper, s.Family), strings.Join(mapFamilies, ", "))
 	}
 	if all, err := parseOptions(s.Launch.Options); err == nil {
 		checkBackend(all, verdict)
 	}
-	verdict.Warn("RankPinningUnsupported", "Requests cannot be sent to a rank of TensorRT-LLM, nor does it return the experts of a request: a plan only puts experts together that fire together, and the local activation rate stays unknown")
+	verdict.Warn("CannotPin", "TensorRT-LLM can neither pin requests to a rank nor return routed experts: the plan only co-locates experts that are activated together, and the local activation rate is unknown")
 }
 
-// checkBackend refuses options with which the engine takes no map, or ends at start with one.
+// checkBackend refuses options with which the engine ignores a map or exits at startup.
 func checkBackend(all map[string]any, verdict *engine.Support) {
 	moe, err := moeOptions(all)
 	if err != nil {
 		return // checkOptions refuses them
 	}
-	if backend, _ := moe["backend"].(string); slices.Contains(unbalanced, backend) {
-		verdict.Refuse(engine.ReasonMapWithoutEffect, "%s sets moe_config.backend %s: TensorRT-LLM takes no load balancer with it, or no longer has it. Remove the member", engine.OptionsField, backend)
+	if backend, _ := moe["backend"].(string); slices.Contains(backendsWithoutMap, backend) {
+		verdict.Refuse(engine.ReasonMapWithoutEffect, "%s sets moe_config.backend %s: TensorRT-LLM does not support a load balancer with it, or no longer has this backend. Remove the member", engine.OptionsField, backend)
 	}
 	speculative, _ := all["speculative_config"].(map[string]any)
 	if kind, _ := speculative["decoding_type"].(string); strings.HasPrefix(strings.ToUpper(kind), "MTP") {
-		verdict.Refuse(engine.ReasonDraftExperts, "%s sets speculative_config.decoding_type %s: the map lists the layers of the model, and TensorRT-LLM ends at start with a KeyError for the MoE layers of the draft. Remove the member, or serve without a plan", engine.OptionsField, kind)
+		verdict.Refuse(engine.ReasonDraftExperts, "%s sets speculative_config.decoding_type %s: TensorRT-LLM exits at startup with a KeyError, because the map does not contain the MoE layers of the draft. Remove the member, or serve without a plan", engine.OptionsField, kind)
 	}
 }
 
-// mechanisms lists what this package names of TensorRT-LLM. Stored versions of its files of releases 1.0 to 1.3 were read.
+// mechanisms lists the parts of TensorRT-LLM's interface that this package names. Stored versions of its files of
+// releases 1.0 to 1.3 were read.
 func mechanisms() []engine.Mechanism {
 	one, open := engine.Release{Major: 1}, engine.Release{}
 	const serve, args, balancer = "tensorrt_llm/commands/serve.py", "tensorrt_llm/llmapi/llm_args.py", "tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py"
 	return slices.Concat(
-		engine.Has(engine.FlagKind, one, open, serve, engine.Read,
+		engine.NewMechanisms(engine.FlagKind, one, open, serve, engine.Read,
 			"--host", "--port", "--tp_size --tensor_parallel_size", "--ep_size --moe_expert_parallel_size", "--cluster_size --moe_cluster_parallel_size",
 			"--pp_size --pipeline_parallel_size", "--cp_size --context_parallel_size", "--extra_llm_api_options --config"),
-		engine.Has(engine.FlagKind, newest, open, "tensorrt_llm/commands/serve.py; NVIDIA/TensorRT-LLM#11711", engine.Read, "--served_model_name"),
-		engine.Has(engine.FlagKind, newest, open, serve, engine.Read, "--enable_attention_dp"),
-		engine.Has(engine.RouteKind, one, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/health", "/version", "/v1/completions", "/v1/chat/completions"),
-		engine.Has(engine.RouteKind, engine.Release{Major: 1, Minor: 1}, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/v1/responses"),
-		engine.Has(engine.RouteKind, newest, open, "tensorrt_llm/serve/openai_server.py; NVIDIA/TensorRT-LLM#18289, after 1.3.0rc23", engine.Read, "/v1/messages", "/v1/messages/count_tokens"),
-		engine.Has(engine.MemberKind, one, open, args, engine.Read, slices.Sorted(maps.Keys(decided))...),
-		engine.Has(engine.MemberKind, one, open, args, engine.Read, "moe_config", "load_balancer", "speculative_config", "decoding_type", "num_slots", "layer_updates_per_iter", "initial_global_assignments"),
-		engine.Has(engine.ValueKind, one, engine.Release{Major: 1, Minor: 2}, "moe_config.backend; removed by NVIDIA/TensorRT-LLM#17797", engine.Read, "WIDEEP"),
-		engine.Has(engine.DraftKind, one, open, balancer+": it ends at start for a draft layer, which the map does not list", engine.Read, "MTP"),
-		engine.Has(engine.ValueKind, one, open, "moe_config.backend without load balancer: NVIDIA/TensorRT-LLM#18626", engine.Read, unbalanced[:3]...),
-		engine.Has(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "deepseek_v3", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"),
-		engine.Has(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "gpt_oss"),
+		engine.NewMechanisms(engine.FlagKind, newest, open, "tensorrt_llm/commands/serve.py; NVIDIA/TensorRT-LLM#11711", engine.Read, "--served_model_name"),
+		engine.NewMechanisms(engine.FlagKind, newest, open, serve, engine.Read, "--enable_attention_dp"),
+		engine.NewMechanisms(engine.RouteKind, one, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/health", "/version", "/v1/completions", "/v1/chat/completions"),
+		engine.NewMechanisms(engine.RouteKind, engine.Release{Major: 1, Minor: 1}, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/v1/responses"),
+		engine.NewMechanisms(engine.RouteKind, newest, open, "tensorrt_llm/serve/openai_server.py; NVIDIA/TensorRT-LLM#18289, after 1.3.0rc23", engine.Read, "/v1/messages", "/v1/messages/count_tokens"),
+		engine.NewMechanisms(engine.MemberKind, one, open, args, engine.Read, slices.Sorted(maps.Keys(controlledMembers))...),
+		engine.NewMechanisms(engine.MemberKind, one, open, args, engine.Read, "moe_config", "load_balancer", "speculative_config", "decoding_type", "num_slots", "layer_updates_per_iter", "initial_global_assignments"),
+		engine.NewMechanisms(engine.ValueKind, one, engine.Release{Major: 1, Minor: 2}, "moe_config.backend; removed by NVIDIA/TensorRT-LLM#17797", engine.Read, "WIDEEP"),
+		engine.NewMechanisms(engine.DraftKind, one, open, balancer+": it ends at start for a draft layer, which the map does not list", engine.Read, "MTP"),
+		engine.NewMechanisms(engine.ValueKind, one, open, "moe_config.backend without load balancer: NVIDIA/TensorRT-LLM#18626", engine.Read, backendsWithoutMap[:3]...),
+		engine.NewMechanisms(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "deepseek_v3", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"),
+		engine.NewMechanisms(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "gpt_oss"),
 	)
 }
 
 // loadBalancer is the file of moe_config.load_balancer.
 type loadBalancer struct {
 	Slots int `json:"num_slots"`
-	// UpdatesPerIter is 0 for a placement that stays: above it, the engine moves experts by itself.
+	// UpdatesPerIter must be 0 for a fixed placement. With a larger value, the engine moves experts by itself.
 	UpdatesPerIter *int `json:"layer_updates_per_iter"`
-	// Assignments are the experts in slot order, by the model's layer index.
+	// Assignments maps the model's layer indices to the experts in slot order.
 	Assignments map[int][]int `json:"initial_global_assignments"`
 }
 
-// writeMap keeps the layers in order, as a person reads them.
+// writeMap writes the layers in ascending order, for human readers.
 func writeMap(l engine.Layout) ([]byte, error) {
 	var text strings.Builder
 	fmt.Fprintf(&text, "num_slots: %d\nlayer_updates_per_iter: 0\ninitial_global_assignments:\n", l.Placement.Ranks*l.Placement.SlotsPerRank)

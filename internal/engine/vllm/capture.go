@@ -9,27 +9,30 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// The releases between which what is checked here has changed.
+// The releases in which the checked behaviour changed.
 var (
-	// oldest is the oldest release whose source was read. It infers ranks from --nnodes and --node-rank.
+	// oldest is the oldest checked release. It infers ranks from --nnodes and --node-rank.
 	oldest = engine.Release{Minor: 11, Patch: 2}
-	// captures is the first release that returns routed experts as base64 of a .npy file in each choice (vllm-project/vllm#38939).
-	captures = engine.Release{Minor: 22}
-	// auxiliary is the first release that captures routed experts in the V2 model runner only, where most KV connectors are allowed.
-	auxiliary = engine.Release{Minor: 31}
+	// returnsExperts is the first release that returns routed experts as base64 of a .npy file in each choice
+	// (vllm-project/vllm#38939).
+	returnsExperts = engine.Release{Minor: 22}
+	// v2Capture is the first release that captures routed experts only in the V2 model runner, where most KV connectors
+	// are allowed.
+	v2Capture = engine.Release{Minor: 31}
 	newest    = engine.Release{Minor: 32}
 )
 
-// transfers are the connectors between prefill and decode, with which no release returns routed experts.
-var transfers = []string{"MoRIIOConnector", "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"}
+// transferConnectors lists the connectors between prefill and decode. No release returns routed experts with them.
+var transferConnectors = []string{"MoRIIOConnector", "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"}
 
-// reasonCapture is that the engine cannot return routed experts as it is configured.
+// reasonCapture is the reason when the engine cannot return routed experts with the given configuration.
 const reasonCapture = "CaptureUnsupported"
 
-// withoutCapture is what to do where an engine cannot return routed experts.
-const withoutCapture = "set spec.routing.samplePercent to 0 and give spec.profiling.profileRef instead of dataset"
+// adviceCapture is the advice when an engine cannot return routed experts.
+const adviceCapture = "set spec.routing.samplePercent to 0 and give spec.profiling.profileRef instead of dataset"
 
-// checkStart refuses what vLLM refuses at start, or answers wrongly, where it is asked to return routed experts (vllm/config/vllm.py).
+// checkStart refuses configurations with which vLLM, asked to return routed experts, fails at startup or returns wrong
+// ones (vllm/config/vllm.py).
 func checkStart(s engine.Situation, verdict *engine.Support) {
 	if s.Launch.Nodes > 1 {
 		verdict.NeedsRelease(s, "VLLM", "spec.parallelism.podsPerReplica above 1", oldest, "inferring ranks from --nnodes and --node-rank", "set podsPerReplica to 1")
@@ -37,36 +40,37 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 	if !s.Launch.RoutedExperts {
 		return
 	}
-	verdict.NeedsRelease(s, "VLLM", "spec.profiling.dataset and spec.routing.samplePercent", captures, "returning routed experts", withoutCapture)
+	verdict.NeedsRelease(s, "VLLM", "spec.profiling.dataset and spec.routing.samplePercent", returnsExperts, "returning routed experts", adviceCapture)
 	checkConnectors(s, verdict)
 	refuse := func(given, why string) {
-		verdict.Refuse(reasonCapture, "spec.engine.args: %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: %s. Remove it, or %s", given, why, withoutCapture)
+		verdict.Refuse(reasonCapture, "spec.engine.args: %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: %s. Remove it, or %s", given, why, adviceCapture)
 	}
 	for _, names := range [][]string{{"--decode-context-parallel-size", "-dcp"}, {"--prefill-context-parallel-size", "-pcp"}} {
 		if value, given := engine.FlagValue(s.UserArgs, names...); given && value != "1" {
 			refuse(names[0]+" "+value, "vLLM does not return routed experts with context parallelism")
 		}
 	}
-	if !s.Release.From(auxiliary) {
+	if !s.Release.From(v2Capture) {
 		return
 	}
 	if _, given := engine.FlagValue(s.UserArgs, "--no-enable-prefix-caching"); given {
-		refuse("--no-enable-prefix-caching", "vLLM "+auxiliary.String()+" and newer return routed experts only with prefix caching")
+		refuse("--no-enable-prefix-caching", "vLLM "+v2Capture.String()+" and newer return routed experts only with prefix caching")
 	}
 	if adaptive, _ := engine.FlagMembers(s.UserArgs, speculative...)["enable_adaptive_verification"].(bool); adaptive {
 		refuse("enable_adaptive_verification in --speculative-config", "vLLM does not return routed experts with it")
 	}
 	if s.Launch.Overlap.MicroBatches > 0 && !slices.Contains(s.UserEnv, RunnerVariable) {
 		verdict.Refuse(reasonCapture, "%s.microBatches is invalid with --enable-return-routed-experts: vLLM %s and newer return routed experts only with the V2 model runner, which overlaps exchange and computation only where %s is 1. "+
-			"Set it in spec.engine.env, remove the field, or %s", engine.OverlapField, auxiliary, RunnerVariable, withoutCapture)
+			"Set it in spec.engine.env, remove the field, or %s", engine.OverlapField, v2Capture, RunnerVariable, adviceCapture)
 	}
 }
 
-// speculative are the spellings of the flag of speculative decoding.
+// speculative lists the spellings of the flag for speculative decoding.
 var speculative = []string{"--speculative-config", "-sc"}
 
-// Drafts returns the flag that turns on speculative decoding with a draft model; empty where none does. The other methods draft from texts.
-func Drafts(args []string) string {
+// DraftFlag returns the flag that enables speculative decoding with a draft model, or an empty string if there is none.
+// The other methods draft from text.
+func DraftFlag(args []string) string {
 	method, given := engine.FlagMembers(args, speculative...)["method"].(string)
 	if !given {
 		method, _ = engine.FlagValue(args, "--spec-method")
@@ -82,11 +86,11 @@ func Drafts(args []string) string {
 	return ""
 }
 
-// RunnerVariable is the variable that chooses the model runner.
+// RunnerVariable is the environment variable that selects the model runner.
 const RunnerVariable = "VLLM_USE_V2_MODEL_RUNNER"
 
-// checkConnectors refuses KV connectors with which a release does not return routed experts, or returns those of other requests. It warns
-// where the release is not known.
+// checkConnectors refuses KV connectors with which a release does not return routed experts, or returns those of other
+// requests. For an unknown release, it adds a warning.
 func checkConnectors(s engine.Situation, verdict *engine.Support) {
 	const field = "spec.engine.args: "
 	config, given := engine.FlagValue(s.UserArgs, "--kv-transfer-config")
@@ -95,31 +99,31 @@ func checkConnectors(s engine.Situation, verdict *engine.Support) {
 	offloads = offloads && (err != nil || offloaded != 0)
 	members := engine.FlagMembers(s.UserArgs, "--kv-transfer-config")
 	names := connectors(members)
-	switch at := slices.IndexFunc(names, func(name string) bool { return slices.Contains(transfers, name) }); {
+	switch at := slices.IndexFunc(names, func(name string) bool { return slices.Contains(transferConnectors, name) }); {
 	case at >= 0:
-		verdict.Refuse(reasonCapture, field+"the KV connector %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: the engine ends at start. Remove it, or %s", names[at], withoutCapture)
+		verdict.Refuse(reasonCapture, field+"the KV connector %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: the engine exits at startup. Remove it, or %s", names[at], adviceCapture)
 		return
-	case !given && !offloads, given && !offloads && members != nil && len(names) == 0, s.Release.From(auxiliary):
-		return // none, or one that is allowed
+	case !given && !offloads, given && !offloads && members != nil && len(names) == 0, s.Release.From(v2Capture):
+		return // no connector, or an allowed one
 	}
-	what, why := "--kv-offloading-size", "the engine starts, and answers with routed experts of other requests"
+	what, why := "--kv-offloading-size", "the engine starts, and returns routed experts of other requests"
 	if !offloads {
-		what, why = "a KV connector", "the engine ends at start"
+		what, why = "a KV connector", "the engine exits at startup"
 		if len(names) > 0 {
 			what = "the KV connector " + names[0]
 		} else if config != "" && !json.Valid([]byte(config)) {
-			why = "its value cannot be read, and with most connectors the engine ends at start"
+			why = "its value cannot be parsed, and with most connectors the engine exits at startup"
 		}
 	}
 	message := "%s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need, before vLLM %s: %s. Use a newer image, remove it, or %s"
 	if s.Release.Known() {
-		verdict.Refuse(reasonCapture, field+message, what, auxiliary, why, withoutCapture)
+		verdict.Refuse(reasonCapture, field+message, what, v2Capture, why, adviceCapture)
 	} else {
-		verdict.Warn(reasonCapture, field+message, what, auxiliary, why, withoutCapture)
+		verdict.Warn(reasonCapture, field+message, what, v2Capture, why, adviceCapture)
 	}
 }
 
-// connectors returns the names of the KV connectors that a configuration names, those inside a MultiConnector included.
+// connectors returns the names of the KV connectors in a configuration, including those inside a MultiConnector.
 func connectors(config map[string]any) []string {
 	var names []string
 	if name, ok := config["kv_connector"].(string); ok {

@@ -12,8 +12,8 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// decodeRoutedExperts reads base64 of a .npy file: an array of integers [tokens][layers][top]. The layers of dense ones
-// are all zero.
+// decodeRoutedExperts decodes base64 of a .npy file: an array of integers [tokens][layers][top]. The values of dense
+// layers are zero.
 func decodeRoutedExperts(text string, layers, top int) ([]int32, error) {
 	data, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
@@ -26,20 +26,22 @@ func decodeRoutedExperts(text string, layers, top int) ([]int32, error) {
 	return ids, nil
 }
 
-// longestHeader is how much of a file is looked at for the end of its header, which has some hundred bytes.
-const longestHeader = 64 << 10
+// maxHeaderSearch is the maximum number of bytes that are searched for the end of the header. Real headers have a few
+// hundred bytes.
+const maxHeaderSearch = 64 << 10
 
-// renumberRoutedExperts edits what decodeRoutedExperts reads; its elements keep their width.
+// renumberRoutedExperts returns an editor of the format that decodeRoutedExperts reads. The width of the elements does
+// not change.
 func renumberRoutedExperts(layers, top int, logical engine.Logical) engine.TextEditor {
 	r := &renumberer{layers: layers, top: top, logical: logical}
 	return engine.EditBase64(r.edit)
 }
 
-// renumberer edits a .npy file that comes in pieces.
+// renumberer edits a .npy file that arrives in pieces.
 type renumberer struct {
 	layers, top int
 	logical     engine.Logical
-	// array is what the header tells; nil before it has come. at is the number of the next element.
+	// array is the parsed header. It is nil until the header is complete. at is the index of the next element.
 	array *integers
 	at    int
 }
@@ -47,8 +49,8 @@ type renumberer struct {
 func (r *renumberer) edit(data []byte, end bool) (done int, err error) {
 	if r.array == nil {
 		header, rest, err := splitHeader(data)
-		if err != nil && !end && len(data) < longestHeader {
-			return 0, nil // it is still to come
+		if err != nil && !end && len(data) < maxHeaderSearch {
+			return 0, nil // the header is incomplete
 		}
 		if err == nil {
 			r.array, err = readHeader(header, r.layers, r.top)
@@ -73,7 +75,7 @@ func (r *renumberer) edit(data []byte, end bool) (done int, err error) {
 func (r *renumberer) renumber(raw []byte) error {
 	id, ok := r.array.integer(raw)
 	if !ok {
-		return notAnID(r.at)
+		return notExpertID(r.at)
 	}
 	logical := r.logical(r.at/r.top%r.layers, id)
 	var wide [8]byte
@@ -86,8 +88,8 @@ func (r *renumberer) renumber(raw []byte) error {
 	return nil
 }
 
-// arrayMagic begins every .npy file; the major version follows, the minor one, the length of the header, and the header:
-// the literal of a dictionary.
+// arrayMagic is the beginning of every .npy file. It is followed by the major version, the minor version, the length of
+// the header, and the header, which is a dictionary literal.
 var arrayMagic = []byte("\x93NUMPY")
 
 // The members of the header, in any order.
@@ -97,28 +99,28 @@ var (
 	shapeMember = regexp.MustCompile(`'shape':\s*\((\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9}),?\s*\)`)
 )
 
-// integers are what a header tells of an array of them.
+// integers is the parsed header of an array of integers.
 type integers struct {
 	width  int
 	signed bool
 	shape  [3]int
 }
 
-// bytes is how long its data is.
+// bytes returns the length of the array's data.
 func (a *integers) bytes() int {
-	row := a.shape[1] * a.shape[2] * a.width // of nine digits each at most
+	row := a.shape[1] * a.shape[2] * a.width // at most nine digits each
 	if a.shape[0] > math.MaxInt/row {
-		return math.MaxInt // no data is as long
+		return math.MaxInt // longer than any data
 	}
 	return a.shape[0] * row
 }
 
 func (a *integers) wrongSize(bytes int) error {
-	return fmt.Errorf("%d bytes of data do not make an array of shape %v with %d bytes an element", bytes, a.shape, a.width)
+	return fmt.Errorf("%d bytes of data do not match an array of shape %v with %d bytes per element", bytes, a.shape, a.width)
 }
 
-// readArray reads an array of integers of any width with the shape [any][layers][top] from a .npy file. It allocates no
-// more than four bytes for each byte of the file.
+// readArray decodes an array of integers of any width with the shape [any][layers][top] from a .npy file. It allocates
+// at most four bytes for each byte of the file.
 func readArray(file []byte, layers, top int) ([]int32, error) {
 	header, data, err := splitHeader(file)
 	if err != nil {
@@ -131,23 +133,23 @@ func readArray(file []byte, layers, top int) ([]int32, error) {
 	if a.bytes() != len(data) {
 		return nil, a.wrongSize(len(data))
 	}
-	return a.widen(data)
+	return a.decode(data)
 }
 
-// readHeader reads the header of an array of integers with the shape [any][layers][top].
+// readHeader parses the header of an array of integers with the shape [any][layers][top].
 func readHeader(header []byte, layers, top int) (*integers, error) {
 	kind, order, shape := typeMember.FindSubmatch(header), orderMember.FindSubmatch(header), shapeMember.FindSubmatch(header)
 	switch {
 	case kind == nil || order == nil || shape == nil:
-		return nil, fmt.Errorf("%.80q is no header of an array of integers with three dimensions", header)
+		return nil, fmt.Errorf("%.80q is not the header of a three-dimensional array of integers", header)
 	case string(order[1]) != "False":
-		return nil, fmt.Errorf("the array is in Fortran order: C order is needed")
+		return nil, fmt.Errorf("the array is in Fortran order: C order is required")
 	case string(kind[1]) == ">":
-		return nil, fmt.Errorf("the array is big-endian: little-endian is needed")
+		return nil, fmt.Errorf("the array is big-endian: little-endian is required")
 	}
 	a := &integers{width: int(kind[3][0] - '0'), signed: kind[2][0] == 'i'}
 	for i := range a.shape {
-		a.shape[i], _ = strconv.Atoi(string(shape[i+1])) // nine digits at most
+		a.shape[i], _ = strconv.Atoi(string(shape[i+1])) // at most nine digits
 	}
 	if a.shape[1] != layers || a.shape[2] != top || layers*top <= 0 {
 		return nil, fmt.Errorf("the array has shape %v; the model has %d layers and %d experts per token", a.shape, layers, top)
@@ -155,11 +157,11 @@ func readHeader(header []byte, layers, top int) (*integers, error) {
 	return a, nil
 }
 
-// splitHeader splits a file of format 1.0 (a length of two bytes), 2.0 or 3.0 (of four).
+// splitHeader splits a file of format 1.0 (with a length of two bytes), 2.0 or 3.0 (four bytes) into header and data.
 func splitHeader(file []byte) (header, data []byte, err error) {
 	rest, ok := bytes.CutPrefix(file, arrayMagic)
 	if !ok || len(rest) < 4 {
-		return nil, nil, fmt.Errorf("%d bytes are no .npy file", len(file))
+		return nil, nil, fmt.Errorf("%d bytes are not a .npy file", len(file))
 	}
 	version, rest := rest[0], rest[2:]
 	length := 0
@@ -169,38 +171,38 @@ func splitHeader(file []byte) (header, data []byte, err error) {
 	case (version == 2 || version == 3) && len(rest) >= 4:
 		length, rest = int(binary.LittleEndian.Uint32(rest)), rest[4:]
 	default:
-		return nil, nil, fmt.Errorf(".npy format %d is not known, or the file is cut off", version)
+		return nil, nil, fmt.Errorf(".npy format %d is not supported, or the file is truncated", version)
 	}
 	if length > len(rest) {
-		return nil, nil, fmt.Errorf("the .npy file is cut off: its header has %d bytes, %d are there", length, len(rest))
+		return nil, nil, fmt.Errorf("the .npy file is truncated: its header has %d bytes, the file contains only %d of them", length, len(rest))
 	}
 	return rest[:length], rest[length:], nil
 }
 
-// widen reads the array's data.
-func (a *integers) widen(data []byte) ([]int32, error) {
+// decode decodes the array's data.
+func (a *integers) decode(data []byte) ([]int32, error) {
 	ids := make([]int32, len(data)/a.width)
 	for i := range ids {
 		var ok bool
 		if ids[i], ok = a.integer(data[i*a.width : (i+1)*a.width]); !ok {
-			return nil, notAnID(i)
+			return nil, notExpertID(i)
 		}
 	}
 	return ids, nil
 }
 
-// integer reads a little-endian integer; one that int32 cannot hold is no expert's id.
+// integer decodes a little-endian integer. ok is false if the value does not fit int32, which no expert id exceeds.
 func (a *integers) integer(element []byte) (id int32, ok bool) {
 	var raw [8]byte
 	copy(raw[:], element)
 	value := binary.LittleEndian.Uint64(raw[:])
-	if a.signed { // the sign is the topmost bit of the width
+	if a.signed { // the sign is the highest bit of the element
 		value = uint64(int64(value<<(64-8*a.width)) >> (64 - 8*a.width))
 	}
 	wide := int64(value)
 	return int32(wide), wide >= math.MinInt32 && wide <= math.MaxInt32 && (a.signed || wide >= 0)
 }
 
-func notAnID(element int) error {
-	return fmt.Errorf("element %d is no id of an expert: int32 cannot hold it", element)
+func notExpertID(element int) error {
+	return fmt.Errorf("element %d is not an expert id: it does not fit int32", element)
 }

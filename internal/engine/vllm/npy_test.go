@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// array makes a .npy file as the format's definition has it: the header ends in a line feed, and is padded with spaces so
-// that the data begins at a multiple of 64 bytes.
+// array returns a .npy file as defined by the format: the header ends in a line feed and is padded with spaces, so that
+// the data begins at a multiple of 64 bytes.
 func array(version byte, header string, data any) []byte {
 	var file bytes.Buffer
 	file.WriteString("\x93NUMPY")
@@ -42,7 +42,7 @@ func header(descr string, shape ...int) string {
 	return fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr, text)
 }
 
-// renumbered is what a text becomes in pieces of a size, whose experts get the numbers behind their own, those of layer 1 after ten more.
+// renumbered renumbers a text in pieces of a size. Expert e of layer 0 becomes e+1, expert e of layer 1 becomes e+11.
 func renumbered(t *testing.T, text string, pieceBytes, layers, top int) (string, error) {
 	t.Helper()
 	editor := renumberRoutedExperts(layers, top, func(layer int, id int32) int32 { return id + 1 + int32(10*layer) })
@@ -57,7 +57,8 @@ func renumbered(t *testing.T, text string, pieceBytes, layers, top int) (string,
 	return string(out), err
 }
 
-// Experts get other numbers; the header, the width and the length stay, however the text is cut into pieces.
+// TestRenumbers checks that experts are renumbered and that header, width and length do not change, for all piece
+// sizes.
 func TestRenumbers(t *testing.T) {
 	long, longWant := make([]int32, 2*2*10_000), make([]int32, 2*2*10_000)
 	for i := range long {
@@ -87,22 +88,22 @@ func array32(descr string, ids ...int32) []byte {
 	return array(1, header(descr, len(ids)/4, 2, 2), ids)
 }
 
-// What decoding refuses is not renumbered either, nor is what an element cannot hold.
+// TestRenumberRefuses checks that the editor refuses what the decoder refuses, and numbers that do not fit an element.
 func TestRenumberRefuses(t *testing.T) {
 	sound := array32("<i4", 1, 2, 3, 4)
 	for name, tc := range map[string]struct {
 		text, want string
 	}{
-		"empty":         {"", "0 bytes are no .npy file"},
+		"empty":         {"", "0 bytes are not a .npy file"},
 		"no base64":     {"!!!!", "illegal base64 data"},
 		"a line feed":   {base64.StdEncoding.EncodeToString(sound)[:8] + "\nAAA", "illegal base64 data"},
-		"cut off":       {base64.StdEncoding.EncodeToString(sound[:len(sound)-1]), "15 bytes of data do not make an array of shape [1 2 2]"},
+		"cut off":       {base64.StdEncoding.EncodeToString(sound[:len(sound)-1]), "15 bytes of data do not match an array of shape [1 2 2]"},
 		"half a group":  {base64.StdEncoding.EncodeToString(sound)[:10], "base64 ends in"},
 		"after the end": {base64.StdEncoding.EncodeToString(sound) + "AAAA", ""},
-		"raw integers":  {base64.StdEncoding.EncodeToString(make([]byte, 64)), "no .npy file"},
+		"raw integers":  {base64.StdEncoding.EncodeToString(make([]byte, 64)), "not a .npy file"},
 		"more tokens":   {base64.StdEncoding.EncodeToString(array(1, header("<i4", 999999999, 2, 2), []int32{1, 2, 3, 4})), "16 bytes of data"},
 		"another shape": {base64.StdEncoding.EncodeToString(array(1, header("<i4", 1, 4, 1), []int32{1, 2, 3, 4})), "the model has 2 layers"},
-		"too large":     {base64.StdEncoding.EncodeToString(array(1, header("<i8", 1, 2, 2), []int64{1, 2, 3, 1 << 40})), "element 3 is no id"},
+		"too large":     {base64.StdEncoding.EncodeToString(array(1, header("<i8", 1, 2, 2), []int64{1, 2, 3, 1 << 40})), "element 3 is not an expert id"},
 		"grows":         {base64.StdEncoding.EncodeToString(array(1, header("|u1", 1, 2, 2), []uint8{255, 2, 3, 4})), "element 0 becomes 256, which 1 bytes cannot hold"},
 	} {
 		for _, pieceBytes := range []int{1, 4, 1 << 20} {
@@ -147,22 +148,22 @@ func TestDecodeRefuses(t *testing.T) {
 		file []byte
 		want string
 	}{
-		"empty":             {nil, "no .npy file"},
-		"raw integers":      {[]byte{1, 0, 0, 0, 2, 0, 0, 0}, "no .npy file"},
-		"cut off":           {sound[:len(sound)-1], "15 bytes of data do not make an array of shape [1 2 2]"},
-		"cut in the header": {sound[:40], "its header has 118 bytes, 30 are there"},
-		"cut in the length": {sound[:8], "no .npy file"},
+		"empty":             {nil, "not a .npy file"},
+		"raw integers":      {[]byte{1, 0, 0, 0, 2, 0, 0, 0}, "not a .npy file"},
+		"cut off":           {sound[:len(sound)-1], "15 bytes of data do not match an array of shape [1 2 2]"},
+		"cut in the header": {sound[:40], "its header has 118 bytes, the file contains only 30 of them"},
+		"cut in the length": {sound[:8], "not a .npy file"},
 		"version":           {append([]byte("\x93NUMPY\x09\x00"), make([]byte, 8)...), ".npy format 9"},
 		"more data":         {append(bytes.Clone(sound), 0), "17 bytes of data"},
 		"Fortran":           {array(1, strings.Replace(header("<i4", 1, 2, 2), "False", "True", 1), []int32{1, 2, 3, 4}), "Fortran order"},
 		"big-endian":        {array(1, header(">i4", 1, 2, 2), []int32{1, 2, 3, 4}), "big-endian"},
-		"floats":            {array(1, header("<f4", 1, 2, 2), []float32{1, 2, 3, 4}), "no header of an array of integers"},
-		"objects":           {array(1, header("|O", 1, 2, 2), []int32{1, 2, 3, 4}), "no header of an array of integers"},
-		"two dimensions":    {array(1, header("<i4", 2, 2), []int32{1, 2, 3, 4}), "three dimensions"},
-		"MoE layers alone":  {array(1, header("<i4", 2, 1, 2), []int32{1, 2, 3, 4}), "the model has 2 layers and 2 experts per token"},
+		"floats":            {array(1, header("<f4", 1, 2, 2), []float32{1, 2, 3, 4}), "is not the header of a three-dimensional array of integers"},
+		"objects":           {array(1, header("|O", 1, 2, 2), []int32{1, 2, 3, 4}), "is not the header of a three-dimensional array of integers"},
+		"two dimensions":    {array(1, header("<i4", 2, 2), []int32{1, 2, 3, 4}), "three-dimensional"},
+		"only MoE layers":   {array(1, header("<i4", 2, 1, 2), []int32{1, 2, 3, 4}), "the model has 2 layers and 2 experts per token"},
 		"more tokens":       {array(1, header("<i4", 999999999, 2, 2), []int32{1, 2, 3, 4}), "16 bytes of data"},
 		"too large":         {array(1, header("<i8", 1, 2, 2), []int64{1, 2, 3, 1 << 40}), "element 3"},
-		"too large by far":  {array(1, header("<u8", 1, 2, 2), []uint64{1, 1<<64 - 1, 3, 4}), "element 1"},
+		"much too large":    {array(1, header("<u8", 1, 2, 2), []uint64{1, 1<<64 - 1, 3, 4}), "element 1"},
 	} {
 		_, err := decodeRoutedExperts(base64.StdEncoding.EncodeToString(test.file), 2, 2)
 		if err == nil || !strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), "routed experts: ") {
@@ -173,11 +174,11 @@ func TestDecodeRefuses(t *testing.T) {
 		t.Errorf("no base64: %v", err)
 	}
 	if _, err := decodeRoutedExperts(base64.StdEncoding.EncodeToString(array(1, header("<i4", 1, 0, 0), []int32{})), 0, 0); err == nil {
-		t.Error("a model without layers is taken")
+		t.Error("a model without layers is accepted")
 	}
 }
 
-// FuzzReadArray: whatever the header claims, what is returned has an element for each that the file holds.
+// FuzzReadArray checks that the result has one element for each element in the file, regardless of the header.
 func FuzzReadArray(f *testing.F) {
 	f.Add(array(1, header("<i4", 1, 2, 2), []int32{1, 2, 3, 4}), 2, 2)
 	f.Add(array(2, header("|u1", 3, 1, 2), []uint8{1, 2, 3, 4, 5, 6}), 1, 2)
@@ -196,7 +197,8 @@ func FuzzReadArray(f *testing.F) {
 	})
 }
 
-// FuzzRenumber renumbers any file, in pieces of any size. The editor accepts only what the decoder accepts, and keeps the length.
+// FuzzRenumber renumbers any file, in pieces of any size. The editor accepts only what the decoder accepts, and keeps
+// the length.
 func FuzzRenumber(f *testing.F) {
 	f.Add(array(1, header("<i4", 1, 2, 2), []int32{1, 2, 3, 4}), 2, 2, 7)
 	f.Add(array(2, header("|u1", 3, 1, 2), []uint8{1, 2, 3, 4, 5, 6}), 1, 2, 1)
@@ -213,7 +215,7 @@ func FuzzRenumber(f *testing.F) {
 		}
 		ids, err := decodeRoutedExperts(text, layers, top)
 		if err != nil || len(edited) != len(text) {
-			t.Fatalf("%q becomes %q; it is read with the error %v", text, edited, err)
+			t.Fatalf("%q becomes %q; the decoder returns error %v", text, edited, err)
 		}
 		got, err := decodeRoutedExperts(edited, layers, top)
 		if err != nil && !slices.Contains(ids, math.MaxInt32) && len(ids) > 0 && slices.Min(ids) >= 0 {
@@ -238,6 +240,6 @@ func TestReadCompletion(t *testing.T) {
 		}
 	}
 	if _, _, err := readCompletion([]byte(`[`)); err == nil {
-		t.Error("no JSON is taken")
+		t.Error("invalid JSON is accepted")
 	}
 }

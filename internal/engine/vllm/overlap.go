@@ -11,39 +11,42 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// overlapping are the all-to-all backends whose exchange vLLM overlaps with computation, with the first release that does.
-var overlapping = map[string]engine.Release{
+// overlapBackends maps the all-to-all backends for which vLLM overlaps exchange and computation to the first release
+// that does.
+var overlapBackends = map[string]engine.Release{
 	"deepep_low_latency": oldest, "deepep_high_throughput": oldest,
 	"nixl_ep": {Minor: 24}, // vllm-project/vllm#45275
 }
 
-// backendVariable named the all-to-all backend, until vllm-project/vllm#33535 removed it.
+// backendVariable is the variable that selected the all-to-all backend until vllm-project/vllm#33535 removed it.
 const backendVariable = "VLLM_ALL2ALL_BACKEND"
 
-// checkOverlap knows what --enable-dbo and --ubatch-size need. A rank that cannot cut its step keeps all from it.
+// checkOverlap checks the requirements of --enable-dbo and --ubatch-size. If one rank cannot split its step, no rank
+// splits it.
 func checkOverlap(s engine.Situation) error {
 	o := s.Launch.Overlap
 	backend, _ := engine.FlagValue(s.UserArgs, "--all2all-backend")
-	first, overlaps := overlapping[backend]
+	first, overlaps := overlapBackends[backend]
 	switch {
 	case o.DistributionThresholdPercent != nil:
 		return engine.RefuseOverlap("VLLM", "distributionThresholdPercent", "")
 	case o.CommunicationSMs > 0:
 		return engine.RefuseOverlap("VLLM", "communicationSMs", ", but a variable that spec.engine.env can set, VLLM_DBO_COMM_SMS")
 	case !s.Launch.AttentionDP:
-		return fmt.Errorf("%s: VLLM cuts steps of data-parallel ranks alone, and spec.parallelism.attention is TensorParallel: use DataParallel, or remove the field", engine.OverlapField)
+		return fmt.Errorf("%s: VLLM overlaps only with data-parallel attention, and spec.parallelism.attention is TensorParallel: use DataParallel, or remove the field", engine.OverlapField)
 	case s.Launch.Ranks < 2:
-		return fmt.Errorf("%s: spec.parallelism.expertParallelSize is %d: with one rank there is no exchange to go on beside: remove the field", engine.OverlapField, s.Launch.Ranks)
+		return fmt.Errorf("%s: spec.parallelism.expertParallelSize is %d: with one rank there is no exchange to overlap: remove the field", engine.OverlapField, s.Launch.Ranks)
 	case !overlaps:
 		return fmt.Errorf("%s: VLLM overlaps exchange and computation only with some backends: set --all2all-backend in spec.engine.args to %s, or remove the field",
-			engine.OverlapField, strings.Join(slices.Sorted(maps.Keys(overlapping)), ", "))
+			engine.OverlapField, strings.Join(slices.Sorted(maps.Keys(overlapBackends)), ", "))
 	case s.Release.Before(first):
 		return fmt.Errorf("%s: VLLM %s does not overlap exchange and computation with --all2all-backend %s: use %s or newer, or remove the field", engine.OverlapField, s.Release, backend, first)
 	}
 	return nil
 }
 
-// overlapFlags: --enable-dbo means two parts, whatever --ubatch-size says, and is older.
+// overlapFlags returns the flags for overlap. --enable-dbo, the older flag, means two micro-batches regardless of
+// --ubatch-size.
 func overlapFlags(o semmoev1.OverlapSpec) []engine.Flag {
 	var all []engine.Flag
 	threshold := func(name, member string, tokens int32) {

@@ -1,4 +1,4 @@
-// Package vllm knows vLLM's command line and HTTP surface.
+// Package vllm describes vLLM's command line and HTTP API.
 package vllm
 
 import (
@@ -9,10 +9,10 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// Adapter returns vLLM's adapter. The engine reads no expert map: with experts placed linearly, a permuted checkpoint puts
-// them where a plan wants them. It refuses a rank that it does not have with 400 and the text "data_parallel_rank N is out of range" on each
-// route that reads the header (v1/engine/input_processor.py and run: 0.32.0), and ignores a header that is no number. No answer reports the
-// rank that served.
+// Adapter returns vLLM's adapter. The engine reads no expert map. It places experts linearly, so a permuted checkpoint
+// puts them where a plan requires them. The engine refuses a rank that it does not have with 400 and the text
+// "data_parallel_rank N is out of range" on each route that reads the header (v1/engine/input_processor.py and run:
+// 0.32.0), and ignores a header that is not a number. No response reports the serving rank.
 func Adapter() engine.Adapter {
 	return engine.Adapter{
 		Type:       "VLLM",
@@ -21,7 +21,7 @@ func Adapter() engine.Adapter {
 		RankRoutes: engine.RankRoutes{Unpinned: []string{"/v1/responses"}},
 		HealthPath: "/health",
 		RoutedExperts: engine.RoutedExperts{
-			// The OpenAI routes ignore members that they do not know.
+			// The OpenAI routes ignore unknown members.
 			RequestField: "return_routed_experts", Unasked: true, UnstreamedOnly: true,
 			StartField:    "routed_experts_prompt_start",
 			ResponsePaths: [][]string{{"choices", "routed_experts"}},
@@ -44,9 +44,10 @@ func Adapter() engine.Adapter {
 	}
 }
 
-// Flags: expert-parallel size is data-parallel times tensor-parallel size, in data-parallel order. With a tensor-parallel
-// size of 1 data-parallel rank d is therefore expert-parallel rank d. Requests are pinned through the one server of the
-// engine's internal load balancer: any other way to spread servers over ranks has no rank behind the header.
+// Flags returns vLLM's flags. The expert-parallel size is the data-parallel times the tensor-parallel size, in
+// data-parallel order. With a tensor-parallel size of 1, data-parallel rank d is therefore expert-parallel rank d.
+// Requests are pinned through the single server of the engine's internal load balancer. With any other assignment of
+// servers to ranks, the rank header has no effect.
 func Flags(launch engine.Launch) []engine.Flag {
 	const size, attention = "spec.parallelism.expertParallelSize", "spec.parallelism.attention"
 	ranks, one := strconv.Itoa(int(launch.Ranks)), "1"
@@ -75,21 +76,22 @@ func Flags(launch engine.Launch) []engine.Flag {
 	}
 	all = append(all, nodeFlags(launch)...)
 	all = append(all, overlapFlags(launch.Overlap)...)
-	if launch.PlacementMatters() {
+	if launch.NeedsKnownPlacement() {
 		all = append(all,
-			// The engine's own load balancer, and scaling in place, would move experts away from where they are known to be.
+			// The engine's own load balancer and in-place scaling would move experts away from their known locations.
 			engine.Flag{Names: []string{"--enable-eplb"}, Source: engine.PlanSource, Forbidden: true},
 			engine.Flag{Names: []string{"--eplb-config"}, Source: engine.PlanSource, Forbidden: true},
 			engine.Flag{Names: []string{"--enable-elastic-ep"}, Source: engine.PlanSource, Forbidden: true},
 			engine.Flag{Names: []string{"--expert-placement-strategy"}, Value: "linear", Source: engine.PlanSource},
-			engine.FlagFile("--config"))
+			engine.RefuseFlagFile("--config"))
 	}
 	return all
 }
 
-// nodeFlags: the first node's server balances over the ranks of all nodes, the others have no server. From the number of nodes and its own
-// each infers how many ranks it has, and the first of them (vllm-project/vllm#23691). The first listens on the address that it is given, and
-// libzmq may not look up a name to listen on: the first gets its address.
+// nodeFlags returns the flags for several nodes. The first node's server balances over the ranks of all nodes; the
+// other nodes have no server. Each node infers its number of ranks and its first rank from the number of nodes and its
+// own index (vllm-project/vllm#23691). The first node listens on the given address. libzmq may not resolve a name to
+// listen on, so the first node gets its IP address.
 func nodeFlags(launch engine.Launch) []engine.Flag {
 	const source = "spec.parallelism.podsPerReplica"
 	one := launch.Nodes <= 1
@@ -109,16 +111,16 @@ func nodeFlags(launch engine.Launch) []engine.Flag {
 	}
 }
 
-// collectives are the backends by which every rank takes part in the exchange of every token; the first is the engine's default. The others
-// are names of backends that were removed, in whose place the engine uses its default.
-var collectives = []string{"allgather_reducescatter", "naive", "pplx"}
+// collectiveBackends lists the backends with which every rank takes part in the exchange of every token. The first is
+// the engine's default. The others are removed backends, which the engine replaces by its default.
+var collectiveBackends = []string{"allgather_reducescatter", "naive", "pplx"}
 
 func check(s engine.Situation, verdict *engine.Support) {
 	if !s.Launch.AttentionDP {
-		return // there is none, whatever the backend
+		return // no exchange, regardless of the backend
 	}
 	backend, given := engine.FlagValue(s.UserArgs, "--all2all-backend")
-	if given && !slices.Contains(collectives, backend) {
+	if given && !slices.Contains(collectiveBackends, backend) {
 		return
 	}
 	advice := "Set --all2all-backend, for example to deepep_low_latency"

@@ -1,4 +1,4 @@
-// Package vllmascend knows vLLM with the vllm-ascend plugin: vLLM's surface, and an expert map.
+// Package vllmascend describes vLLM with the vllm-ascend plugin: vLLM's interface, and an expert map.
 package vllmascend
 
 import (
@@ -18,59 +18,63 @@ func Adapter() engine.Adapter {
 	a.ExpertMap = &engine.ExpertMap{File: "vllm-ascend.json", Write: writeMap, Read: readMap}
 	a.CopyRule = placement.RankModuloCopy
 	a.Flags, a.Variables = flags, variables
-	a.CountsActivations = false // the plug-in that counts knows vLLM's own MoE layers
-	a.Check = check             // the backends of vLLM's all-to-all are for other devices
-	a.CheckOverlap = nil        // the backends that vLLM overlaps with computation are for other devices
+	a.CountsActivations = false // the counting plug-in supports only vLLM's own MoE layers
+	a.Check = check             // vLLM's all-to-all backends are for other devices
+	a.CheckOverlap = nil        // vLLM's backends with overlap are for other devices
 	a.Images, a.Oldest, a.Newest = []string{"vllm-ascend"}, oldest, newest
 	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool { return newest.Before(m.First) || m.Kind == engine.DraftKind }), mechanisms())
 	return a
 }
 
-// The plugin has the numbers of the releases of vLLM that it is for.
+// The releases of the plugin have the numbers of the vLLM releases that they support.
 var (
 	oldest = engine.Release{Minor: 13}
 	newest = engine.Release{Minor: 25, Patch: 1}
 )
 
-// mechanisms lists what this package names of the plugin, in addition to what it names of vLLM. The tags v0.13.0 to v0.25.1rc1 were read.
+// mechanisms lists the parts of the plugin's interface that this package names, in addition to those of vLLM. The tags
+// v0.13.0 to v0.25.1rc1 were read.
 func mechanisms() []engine.Mechanism {
 	open := engine.Release{}
 	return slices.Concat(
-		engine.Has(engine.DraftKind, oldest, open, "vllm_ascend/eplb/core/eplb_utils.py: the first draft layer has the default order; it ends at start with a second one", engine.Read, "mtp"),
-		engine.Has(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py", engine.Read, "eplb_config", "dynamic_eplb", "num_redundant_experts"),
-		engine.Has(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py; V1 model runner only", engine.Read, "expert_map_path"),
-		engine.Has(engine.MemberKind, oldest, open, "the map: vllm_ascend/eplb/core/eplb_utils.py", engine.Read, "moe_layer_count", "layer_list", "layer_id", "device_count", "device_list", "device_id", "device_expert"),
-		engine.Has(engine.VariableKind, oldest, open, "vllm_ascend/envs.py", engine.Read, "DYNAMIC_EPLB", "EXPERT_MAP_RECORD"),
+		engine.NewMechanisms(engine.DraftKind, oldest, open, "vllm_ascend/eplb/core/eplb_utils.py: the first draft layer has the default order; it ends at start with a second one", engine.Read, "mtp"),
+		engine.NewMechanisms(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py", engine.Read, "eplb_config", "dynamic_eplb", "num_redundant_experts"),
+		engine.NewMechanisms(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py; V1 model runner only", engine.Read, "expert_map_path"),
+		engine.NewMechanisms(engine.MemberKind, oldest, open, "the map: vllm_ascend/eplb/core/eplb_utils.py", engine.Read, "moe_layer_count", "layer_list", "layer_id", "device_count", "device_list", "device_id", "device_expert"),
+		engine.NewMechanisms(engine.VariableKind, oldest, open, "vllm_ascend/envs.py", engine.Read, "DYNAMIC_EPLB", "EXPERT_MAP_RECORD"),
 	)
 }
 
-// check knows what the plugin's map cannot do. A file that lists n MoE layers serves layers 0 to n-1, and n with the default order of experts,
-// which is the one of a draft model's layer; with further ones the engine ends at start (vllm_ascend/eplb/core/eplb_utils.py).
+// check adds the limitations of the plugin's map. A file that lists n MoE layers applies to layers 0 to n-1. Layer n, a
+// draft model's layer, gets the default order of experts. With further layers, the engine exits at startup
+// (vllm_ascend/eplb/core/eplb_utils.py).
 func check(s engine.Situation, verdict *engine.Support) {
 	if s.Realization != engine.EngineMap {
 		return
 	}
 	if slices.Contains(s.UserEnv, vllm.RunnerVariable) {
-		verdict.Warn("MapNeedsV1Runner", "%s is among the engine's variables: with the V2 model runner, vllm-ascend to 0.25.1 reads no expert map, and later releases end at start. Set it to 0, or use %s", vllm.RunnerVariable, engine.ReshuffledWeights)
+		verdict.Warn("MapNeedsV1Runner", "%s is set in the engine's environment: with the V2 model runner, vllm-ascend up to 0.25.1 reads no expert map, and later releases exit at startup. Set it to 0, or use %s", vllm.RunnerVariable, engine.ReshuffledWeights)
 	}
-	if flag := vllm.Drafts(s.UserArgs); flag != "" {
-		verdict.Warn(engine.ReasonDraftExperts, "spec.engine.args sets %s: vllm-ascend gives the first MoE layer of a draft model the default order of experts, and ends at start with a second one. With more than one, use %s", flag, engine.ReshuffledWeights)
+	if flag := vllm.DraftFlag(s.UserArgs); flag != "" {
+		verdict.Warn(engine.ReasonDraftExperts, "spec.engine.args sets %s: vllm-ascend loads the first MoE layer of a draft model in the default order of experts, and exits at startup with a second one. With more than one, use %s", flag, engine.ReshuffledWeights)
 	}
 }
 
-// flags: beside a map, --additional-config is refused whole; elsewhere the plugin's own map and load balancer in it are, which would move
-// experts away from where they are known to be.
+// flags returns vLLM's flags and --additional-config. With a map, a user-provided --additional-config is refused.
+// Without one, only its members for the plugin's own map and load balancer are refused, which would move experts away
+// from their known locations.
 func flags(launch engine.Launch) []engine.Flag {
 	all := vllm.Flags(launch)
 	config := engine.Flag{Names: []string{"--additional-config"}, Source: engine.PlanSource}
 	switch {
-	case !launch.PlacementMatters():
+	case !launch.NeedsKnownPlacement():
 		return all
 	case launch.ExpertMap != "":
-		// The plugin refuses members that it does not know, and takes one such flag: the user's cannot stand beside it.
+		// The plugin refuses unknown members and accepts only one such flag, so the user's flag cannot be combined with
+		// the operator's.
 		config.Value = eplbConfig(launch)
 	default:
-		config.Forbidden, config.Members = true, []string{"eplb_config", "dynamic_eplb", "expert_map_path"} // the latter two are those of 2025
+		config.Forbidden, config.Members = true, []string{"eplb_config", "dynamic_eplb", "expert_map_path"} // the last two are the names used in 2025
 	}
 	return append(all, config)
 }
@@ -82,20 +86,20 @@ func eplbConfig(launch engine.Launch) string {
 	}
 	text, err := json.Marshal(map[string]eplb{"eplb_config": {launch.ExpertMap, launch.RedundantExperts}})
 	if err != nil {
-		panic(err) // texts and numbers can be written
+		panic(err) // strings and numbers always encode
 	}
 	return string(text)
 }
 
-// variables: either lets the plugin record a map, or move experts by it.
+// variables returns the variables that let the plugin record a map or move experts.
 func variables(launch engine.Launch) []engine.Variable {
-	if !launch.PlacementMatters() {
+	if !launch.NeedsKnownPlacement() {
 		return nil
 	}
 	return []engine.Variable{{Name: "DYNAMIC_EPLB", Source: engine.PlanSource}, {Name: "EXPERT_MAP_RECORD", Source: engine.PlanSource}}
 }
 
-// expertMap counts MoE layers from 0. All devices have equally many experts.
+// expertMap numbers MoE layers from 0. All devices have the same number of experts.
 type expertMap struct {
 	MoELayerCount int        `json:"moe_layer_count"`
 	LayerList     []mapLayer `json:"layer_list"`
@@ -109,7 +113,7 @@ type mapLayer struct {
 
 type mapDevice struct {
 	DeviceID int `json:"device_id"`
-	// DeviceExpert are logical ids in slot order.
+	// DeviceExpert lists the logical ids in slot order.
 	DeviceExpert []int `json:"device_expert"`
 }
 

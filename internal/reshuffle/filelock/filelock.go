@@ -1,4 +1,5 @@
-// Package filelock locks files, by which processes and users that share a directory of outputs keep out of one another's way.
+// Package filelock implements file locks. Processes and users that share a directory of outputs use them to exclude
+// each other.
 package filelock
 
 import (
@@ -15,17 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// interval is how often a taken lock is tried again.
+// interval is the polling interval for a lock that another process has.
 const interval = 50 * time.Millisecond
 
-// mode lets all users of a directory lock, and write, the files beside its outputs.
+// mode lets all users of a directory lock and write the lock files.
 const mode = 0o666
 
-// maxNumber is the length of the largest number that is reserved.
+// maxNumber is the number of digits of the largest number of bytes that can be reserved.
 const maxNumber = int64(len("9223372036854775807"))
 
-// Open opens a file beside an output. One that this user may not write, which earlier versions made for others, is opened for
-// reading: that is enough for a lock.
+// Open opens a lock file. A file that this user may not write, created by an earlier version of another user, is opened
+// read-only, which is enough for a lock. writable reports whether the file was opened for writing.
 func Open(path string) (file *os.File, writable bool, err error) {
 	file, err = open(path, os.O_RDWR)
 	if errors.Is(err, fs.ErrPermission) {
@@ -35,19 +36,20 @@ func Open(path string) (file *os.File, writable bool, err error) {
 	return file, err == nil, err
 }
 
-// open opens files alone. Others may write in the directory: a link of theirs would lead a privileged user to a file that it then empties,
-// one to nothing seems to be there and not there for ever, and a pipe is never open.
+// open opens only regular files. Other users may write to the directory. Their symbolic link could lead a privileged
+// user to a file that this package then truncates, a dangling link would exist for Lstat and not for open in an endless
+// retry, and opening a FIFO would block.
 func open(path string, how int) (*os.File, error) {
 	file, err := os.OpenFile(path, how|unix.O_NOFOLLOW|unix.O_NONBLOCK, mode)
 	if errors.Is(err, unix.ELOOP) {
-		return nil, noFile(path)
+		return nil, irregularFileError(path)
 	}
 	if err != nil {
 		return nil, err
 	}
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = noFile(path)
+		err = irregularFileError(path)
 	}
 	if err != nil {
 		file.Close()
@@ -56,12 +58,13 @@ func open(path string, how int) (*os.File, error) {
 	return file, nil
 }
 
-func noFile(path string) error {
-	return fmt.Errorf("%s is a link, or something else that is no file: remove it", path)
+func irregularFileError(path string) error {
+	return fmt.Errorf("%s is not a regular file: remove it", path)
 }
 
-// Make is Open that makes the file where there is none. It does not open one that another user has made just now with O_CREATE: that one may
-// not be open to others yet, and in a directory with the sticky bit the system may refuse it even then.
+// Make opens a lock file like Open and creates it if it does not exist. It does not use O_CREATE on an existing file
+// that another user has just created: the mode of such a file may not be set yet, and in a directory with the sticky
+// bit the system may refuse O_CREATE even later.
 func Make(path string) (file *os.File, writable bool, err error) {
 	for {
 		if file, writable, err = Open(path); !errors.Is(err, fs.ErrNotExist) {
@@ -69,7 +72,7 @@ func Make(path string) (file *os.File, writable bool, err error) {
 		}
 		file, err = open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL)
 		if err == nil {
-			_ = file.Chmod(mode) // whatever the umask
+			_ = file.Chmod(mode) // regardless of the umask
 			return file, true, nil
 		}
 		if !errors.Is(err, fs.ErrExist) {
@@ -78,10 +81,11 @@ func Make(path string) (file *os.File, writable bool, err error) {
 	}
 }
 
-// Lock is an exclusive lock on a file that is there only while it is locked.
+// Lock is an exclusive lock on a file that exists only while it is locked.
 type Lock struct{ file *os.File }
 
-// Release ends the lock, if it is one. The file is removed while the lock is held: who waits for it notices, and makes a new one.
+// Release releases the lock; the zero value has none. The file is removed before the lock is released. A process that
+// waits for the lock detects the removal and creates a new file.
 func (l Lock) Release() {
 	if l.file == nil {
 		return
@@ -90,14 +94,15 @@ func (l Lock) Release() {
 	l.file.Close()
 }
 
-// Reserve writes into the lock of a run how many bytes its output will have, for those who count before they are there.
+// Reserve writes the size in bytes of the run's future output to its lock file. Other runs read it to compute the disk
+// usage.
 func (l Lock) Reserve(bytes int64) error {
 	text := strconv.FormatInt(bytes, 10)
 	_, err := l.file.WriteAt([]byte(text), 0)
 	return errors.Join(err, l.file.Truncate(int64(len(text))))
 }
 
-// Reserved reads what the holder of a lock has reserved; 0 where it has not yet.
+// Reserved returns the number of bytes reserved in a lock file, or 0 if nothing has been reserved yet.
 func Reserved(path string) (int64, error) {
 	file, err := open(path, os.O_RDONLY)
 	if err != nil {
@@ -115,7 +120,7 @@ func Reserved(path string) (int64, error) {
 	return bytes, nil
 }
 
-// Wait waits until no other process has the lock.
+// Wait waits until it gets the lock or ctx is done.
 func Wait(ctx context.Context, path string) (Lock, error) {
 	for waited := false; ; waited = true {
 		held, locked, err := Try(path)
@@ -133,7 +138,7 @@ func Wait(ctx context.Context, path string) (Lock, error) {
 	}
 }
 
-// Try reports false where somebody else has the lock.
+// Try tries to lock once. locked is false if another process has the lock.
 func Try(path string) (_ Lock, locked bool, err error) {
 	file, writable, err := Make(path)
 	if err != nil {
@@ -148,30 +153,31 @@ func Try(path string) (_ Lock, locked bool, err error) {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return Lock{}, false, nil
 	case err != nil:
-		return Lock{}, false, fmt.Errorf("lock %s: %w", path, err)
+		return Lock{}, false, fmt.Errorf("failed to lock %s: %w", path, err)
 	}
 	held, err := file.Stat()
 	if err != nil {
 		return Lock{}, false, err
 	}
 	if named, err := os.Lstat(path); err != nil || !os.SameFile(held, named) {
-		return Lock{}, false, nil // the holder before removed it: this lock guards nothing
+		return Lock{}, false, nil // the previous owner removed the file: this lock protects nothing
 	}
 	if !writable {
-		// A run of another user that was killed has left it: the next try makes one in which this run can reserve.
+		// A killed run of another user has left the file. The next attempt creates a file that this run can write its
+		// reservation to.
 		if err := os.Remove(path); err != nil {
-			return Lock{}, false, fmt.Errorf("left by another user: %w", err)
+			return Lock{}, false, fmt.Errorf("failed to remove a lock file left by another user: %w", err)
 		}
 		return Lock{}, false, nil
 	}
-	// What a run that was killed had reserved counts no more.
+	// Clear the reservation of a killed run.
 	if err := file.Truncate(0); err != nil {
 		return Lock{}, false, err
 	}
 	return Lock{file}, true, nil
 }
 
-// Free reports whether nobody holds the lock on a file.
+// Free reports whether no process has an exclusive lock on a file.
 func Free(path string) (bool, error) {
 	file, err := open(path, os.O_RDONLY)
 	if err != nil {
@@ -185,7 +191,7 @@ func Free(path string) (bool, error) {
 	return err == nil, err
 }
 
-// Flock takes a lock at once or fails, with EWOULDBLOCK where somebody else has it.
+// Flock locks a file without waiting. It returns EWOULDBLOCK if another process has the lock.
 func Flock(file *os.File, how int) error {
 	for {
 		if err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB); !errors.Is(err, unix.EINTR) {

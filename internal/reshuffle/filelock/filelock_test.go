@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// TestMain lets the test binary be a process of another user.
+// TestMain runs the test binary as a process of another user, if requested by the environment.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("FILELOCK_TEST_CHILD"); path != "" {
 		contend(path)
@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// contend takes and releases a lock again and again, as runs do with the one that they all share.
+// contend repeatedly takes and releases a lock, as runs do with the lock that they share.
 func contend(path string) {
 	syscall.Umask(0o022)
 	for range 20_000 {
@@ -35,20 +35,21 @@ func contend(path string) {
 	os.Exit(0)
 }
 
-// Processes of several users make and remove one lock: one of them is never refused what another has made that moment.
-func TestUsers(t *testing.T) {
+// TestLockByUsers has processes of several users that create and remove one lock file. None of them is refused a file
+// that another user has just created.
+func TestLockByUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can become other users")
 	}
 	dir := t.TempDir()
-	// Temporary directories are closed to others.
+	// Temporary directories are not accessible to other users.
 	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o777)); err != nil {
 		t.Fatal(err)
 	}
 	var users sync.WaitGroup
 	for _, user := range []uint32{60001, 60002, 60001, 60002} {
 		users.Go(func() {
-			// Its path may lead through directories that another user may not enter.
+			// The binary's path may contain directories that another user may not enter.
 			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^$")
 			cmd.Env = append(os.Environ(), "FILELOCK_TEST_CHILD="+filepath.Join(dir, "lock"))
 			cmd.Dir = "/"
@@ -61,7 +62,8 @@ func TestUsers(t *testing.T) {
 	users.Wait()
 }
 
-// A lock is had once, tells what its holder reserves, is open to all whatever the umask, and leaves no file.
+// TestLock checks that a lock has one owner, contains the reservation of its owner, is writable by all users regardless
+// of the umask, and leaves no file.
 func TestLock(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	path := filepath.Join(t.TempDir(), "lock")
@@ -92,8 +94,9 @@ func TestLock(t *testing.T) {
 	Lock{}.Release()
 }
 
-// What a process that was killed has left is free, and reserves nothing for the next.
-func TestLeftLock(t *testing.T) {
+// TestLockOfKilledProcess checks that the lock of a killed process is free and that its reservation does not apply to
+// the next owner.
+func TestLockOfKilledProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	if err := os.WriteFile(path, []byte("99"), 0o600); err != nil {
 		t.Fatal(err)
@@ -111,8 +114,9 @@ func TestLeftLock(t *testing.T) {
 	}
 }
 
-// A link or a pipe in the place of a lock is refused by name: what a link leads to stays as it is, and nobody waits for a pipe.
-func TestNoFile(t *testing.T) {
+// TestIrregularLockFile checks that a link or a FIFO in place of a lock file is refused. The target of a link is not
+// changed, and opening a FIFO does not block.
+func TestIrregularLockFile(t *testing.T) {
 	dir := t.TempDir()
 	victim, nothing := filepath.Join(dir, "victim"), filepath.Join(dir, "nothing")
 	link, dangling, pipe := filepath.Join(dir, "link"), filepath.Join(dir, "dangling"), filepath.Join(dir, "pipe")
@@ -126,15 +130,15 @@ func TestNoFile(t *testing.T) {
 		_, reserved := Reserved(path)
 		_, _, opened := Open(path)
 		for name, err := range map[string]error{"Try": tried, "Free": free, "Reserved": reserved, "Open": opened} {
-			if err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path+" is a link, or something else") {
+			if err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path+" is not a regular file") {
 				t.Errorf("%s of %s: %v", name, path, err)
 			}
 		}
 	}
 	if text, err := os.ReadFile(victim); string(text) != "7" {
-		t.Errorf("what a link leads to has %q, %v", text, err)
+		t.Errorf("the target of a link has %q, %v", text, err)
 	}
 	if _, err := os.Lstat(nothing); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a link to nothing leads to something now: %v", err)
+		t.Errorf("the target of a dangling link was created: %v", err)
 	}
 }

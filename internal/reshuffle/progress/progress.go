@@ -1,4 +1,4 @@
-// Package progress tells how far a long copy is.
+// Package progress logs the progress of a long copy.
 package progress
 
 import (
@@ -9,10 +9,10 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// interval is how often progress is logged.
+// interval is the time between two log lines.
 const interval = 5 * time.Second
 
-// Log logs how much of total is done, its rate and when it will end, until the returned function is called.
+// Log logs the number of bytes done, the rate and the estimated remaining time, until the returned function is called.
 func Log(ctx context.Context, total int64, count *atomic.Int64) (stop func()) {
 	log := logr.FromContextOrDiscard(ctx)
 	finished, ended := make(chan struct{}), make(chan struct{})
@@ -42,7 +42,7 @@ func rate(bytes int64, elapsed time.Duration) int64 {
 	return int64(float64(bytes) / max(elapsed.Seconds(), 1e-3))
 }
 
-// eta is the time that the rest will take at the rate so far; -1 while there is none.
+// eta estimates the remaining time in seconds from the average rate so far. It returns -1 if nothing has been done yet.
 func eta(left, done int64, elapsed time.Duration) int64 {
 	if done <= 0 {
 		return -1

@@ -2,42 +2,43 @@ package pattern
 
 import "unicode/utf8"
 
-// Matcher finds the matches of a pattern in one text after the other.
+// Matcher finds the matches of a pattern in a sequence of texts.
 type Matcher struct {
 	pattern *Pattern
 	text    string
 	loops   []loopState
-	// failed has a set of places for each choice and each bounded loop: those from which the node leads to no match. A set is nil as long
-	// as it is empty.
+	// failed contains, for each choice and each bounded loop, the set of positions from which the node leads to no
+	// match. An empty set is nil.
 	failed []bits
-	// depth is the number of choices in whose alternatives the matcher is.
+	// depth is the number of nested choices.
 	depth int
 }
 
-// bits is a set of places in a text.
+// bits is a set of positions in a text.
 type bits []uint64
 
 func (b bits) has(at int) bool { return b != nil && b[at/64]>>(at%64)&1 != 0 }
 
-// maxDepth bounds the choices within each other, and thereby the stack: a group is repeated at most so often in one match.
+// maxDepth is the maximum number of nested choices, which also limits the repetitions of a group in one match. It
+// bounds the stack.
 const maxDepth = 50_000
 
-// loopState is what is known of an unbounded loop over one set. Whether what follows a loop matches depends on the place
-// alone, so nothing is tried twice: without that, a long run of one character would take a time that grows with its
-// square.
+// loopState caches results of an unbounded loop over one set. Whether the rest of the expression matches after a loop
+// depends only on the position, so no position is tried twice. Without the cache, a long run of one character would
+// take quadratic time.
 type loopState struct {
-	// runFrom and runEnd are part of a run of the set's characters, runEnd its end.
+	// The range from runFrom to runEnd is part of a run of the set's characters, and runEnd is the end of the run.
 	runFrom, runEnd int
-	// From every place between failedFrom and failedEnd, the end of the run, the loop leads to no match.
+	// From every position between failedFrom and failedEnd, the end of the run, the loop leads to no match.
 	failedFrom, failedEnd int
 }
 
-// Matcher returns a matcher, to be used by one goroutine at a time.
+// Matcher returns a matcher. It must be used by one goroutine at a time.
 func (p *Pattern) Matcher() *Matcher {
 	return &Matcher{pattern: p, loops: make([]loopState, p.loops), failed: make([]bits, p.memos)}
 }
 
-// Reset begins a new text.
+// Reset sets the text.
 func (m *Matcher) Reset(text string) {
 	m.text = text
 	for i := range m.loops {
@@ -46,7 +47,7 @@ func (m *Matcher) Reset(text string) {
 	clear(m.failed)
 }
 
-// fail remembers that a node leads to no match from a place.
+// fail records that a node leads to no match from a position.
 func (m *Matcher) fail(n *node, at int) int {
 	if m.failed[n.memo] == nil {
 		m.failed[n.memo] = make(bits, len(m.text)/64+1)
@@ -55,7 +56,7 @@ func (m *Matcher) fail(n *node, at int) int {
 	return -1
 }
 
-// Find returns the first match that begins at a place or behind it.
+// Find returns the first match that begins at or after a position.
 func (m *Matcher) Find(at int) (start, end int, found bool) {
 	for at < len(m.text) {
 		if m.pattern.begins[m.text[at]] {
@@ -69,8 +70,8 @@ func (m *Matcher) Find(at int) (start, end int, found bool) {
 	return 0, 0, false
 }
 
-// character returns the character at a place and its length, 0 at the end. A byte that is not valid UTF-8 counts as
-// U+FFFD.
+// character returns the character at a position and its length, which is 0 at the end of the text. A byte that is not
+// valid UTF-8 counts as U+FFFD.
 func (m *Matcher) character(at int) (rune, int) {
 	if at < len(m.text) && m.text[at] < utf8.RuneSelf {
 		return rune(m.text[at]), 1
@@ -78,7 +79,7 @@ func (m *Matcher) character(at int) (rune, int) {
 	return utf8.DecodeRuneInString(m.text[at:])
 }
 
-// match returns the end of the match of n and all that follows it, or -1.
+// match returns the end of the match of n and all nodes after it, or -1.
 func (m *Matcher) match(n *node, at int) int {
 	for {
 		switch n.op {
@@ -138,7 +139,7 @@ func (m *Matcher) choose(n *node, at int) int {
 	return m.fail(n, at)
 }
 
-// bounded matches a loop over a set that has a greatest number of rounds.
+// bounded matches a loop over a set with a maximum number of repetitions.
 func (m *Matcher) bounded(n *node, at int) int {
 	if m.failed[n.memo].has(at) {
 		return -1
@@ -164,10 +165,10 @@ func (m *Matcher) bounded(n *node, at int) int {
 	return m.fail(n, at)
 }
 
-// unbounded matches a loop over a set that has no greatest number of rounds.
+// unbounded matches a loop over a set without a maximum number of repetitions.
 func (m *Matcher) unbounded(n *node, at int) int {
 	end := m.runEnd(n, at)
-	least, ok := m.advance(at, n.min, end)
+	shortest, ok := m.advance(at, n.min, end)
 	if !ok {
 		return -1
 	}
@@ -180,7 +181,7 @@ func (m *Matcher) unbounded(n *node, at int) int {
 		if at >= state.failedFrom {
 			return -1
 		}
-		// The ends that the failed place has tried need not be tried again.
+		// The end positions tried from failedFrom need not be tried again.
 		from, _ = m.advance(state.failedFrom, n.min, end)
 		from -= m.sizeBefore(from)
 	}
@@ -188,7 +189,7 @@ func (m *Matcher) unbounded(n *node, at int) int {
 		if result := m.match(n.next, from); result >= 0 {
 			return result
 		}
-		if from <= least {
+		if from <= shortest {
 			break
 		}
 	}
@@ -196,7 +197,7 @@ func (m *Matcher) unbounded(n *node, at int) int {
 	return -1
 }
 
-// advance goes on by a number of characters, and reports false where the end comes first.
+// advance moves forward by a number of characters. It returns false if it reaches end first.
 func (m *Matcher) advance(at, characters, end int) (int, bool) {
 	for range characters {
 		if at >= end {
@@ -208,7 +209,7 @@ func (m *Matcher) advance(at, characters, end int) (int, bool) {
 	return at, true
 }
 
-// runEnd is the end of the run of a loop's characters that begins at a place.
+// runEnd returns the end of the run of a loop's characters that begins at a position.
 func (m *Matcher) runEnd(n *node, at int) int {
 	state := &m.loops[n.loop]
 	if at >= state.runFrom && at <= state.runEnd {
@@ -230,7 +231,7 @@ func (m *Matcher) runEnd(n *node, at int) int {
 	return end
 }
 
-// sizeBefore is the length of the character that ends at a place; a byte that is not valid UTF-8 is one of its own.
+// sizeBefore returns the length of the character that ends at a position. A byte that is not valid UTF-8 has length 1.
 func (m *Matcher) sizeBefore(end int) int {
 	_, size := utf8.DecodeLastRuneInString(m.text[:end])
 	return size

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// syntax is a parsed expression: exactly one member is set, none for what matches the empty text.
+// syntax is a parsed expression. At most one member is set. If none is set, the expression matches only the empty text.
 type syntax struct {
 	set       *set
 	sequence  []*syntax
@@ -20,7 +20,7 @@ type syntax struct {
 
 type repetition struct {
 	of *syntax
-	// max is unbounded where it is negative.
+	// max is the maximum number of repetitions. A negative max means no limit.
 	min, max   int
 	possessive bool
 }
@@ -39,7 +39,8 @@ const (
 	textEnd
 )
 
-// maxRepeat bounds the numbers of a quantifier, which are written out, maxNested how deep groups and classes nest.
+// maxRepeat is the maximum number in a quantifier; quantifiers of groups are expanded. maxNested is the maximum nesting
+// depth of groups and classes.
 const (
 	maxRepeat = 100
 	maxNested = 100
@@ -141,7 +142,7 @@ func (p *parser) atom() (*syntax, error) {
 	return &syntax{set: p.single(p.next())}, nil
 }
 
-// single is the set of one character, and of its other cases where case does not count.
+// single returns the set of one character, and of its other cases if case is ignored.
 func (p *parser) single(c rune) *set {
 	s := newSet([]interval{{c, c}})
 	if p.fold {
@@ -150,7 +151,7 @@ func (p *parser) single(c rune) *set {
 	return s
 }
 
-// group parses what follows an opening parenthesis.
+// group parses the rest of a group after the opening parenthesis.
 func (p *parser) group() (*syntax, error) {
 	fold := p.fold
 	defer func() { p.fold = fold; p.depth-- }()
@@ -210,7 +211,7 @@ func (p *parser) quantified(one *syntax) (*syntax, error) {
 		if p.accept("?") {
 			return nil, p.fail("lazy quantifiers are not supported")
 		}
-		// After braces a plus is a quantifier of its own, as in the reference implementation.
+		// After braces, a plus is a second quantifier, as in the reference implementation.
 		r.possessive = !braces && p.accept("+")
 		one = &syntax{repeated: r}
 	}
@@ -230,7 +231,7 @@ func (p *parser) counts(r *repetition) error {
 		}
 		n, err := strconv.ParseUint(digits, 10, 16)
 		if err != nil || n > maxRepeat {
-			return 0, p.fail("quantifier %q: allowed are numbers up to %d", p.text[p.at:p.at+end+1], maxRepeat)
+			return 0, p.fail("quantifier %q: the maximum number is %d", p.text[p.at:p.at+end+1], maxRepeat)
 		}
 		return int(n), nil
 	}
@@ -244,13 +245,14 @@ func (p *parser) counts(r *repetition) error {
 		}
 	}
 	if low == "" && high == "" || r.max >= 0 && r.max < r.min {
-		return p.fail("quantifier %q: the least number is above the greatest, or there is none", p.text[p.at:p.at+end+1])
+		return p.fail("quantifier %q: the minimum is greater than the maximum, or both are missing", p.text[p.at:p.at+end+1])
 	}
 	p.at += end + 1
 	return nil
 }
 
-// class parses what follows an opening bracket: members, nested classes, and && between intersected lists of them.
+// class parses the rest of a class after the opening bracket: members, nested classes, and && between intersected lists
+// of members.
 func (p *parser) class() (*set, error) {
 	if err := p.nest(); err != nil {
 		return nil, err
@@ -315,12 +317,12 @@ func (p *parser) member() (*set, error) {
 	case err != nil:
 		return nil, err
 	case s != nil || high < low:
-		return nil, p.fail("the range that begins with %q has no end above it", low)
+		return nil, p.fail("the end of the range that begins with %q is missing or lower", low)
 	}
 	return newSet([]interval{{low, high}}), nil
 }
 
-// classCharacter parses one character, or an escape that stands for several: then the set is not nil.
+// classCharacter parses one character, or an escape for several characters. In the second case, the set is not nil.
 func (p *parser) classCharacter() (rune, *set, error) {
 	if !p.more() {
 		return 0, nil, p.fail("a bracket is not closed")
@@ -329,7 +331,7 @@ func (p *parser) classCharacter() (rune, *set, error) {
 		return p.next(), nil, nil
 	}
 	fold := p.fold
-	p.fold = false // the class as a whole is folded
+	p.fold = false // case folding is applied to the whole class
 	s, err := p.escape(classWords)
 	p.fold = fold
 	if err != nil {
@@ -341,13 +343,13 @@ func (p *parser) classCharacter() (rune, *set, error) {
 	return 0, s, nil
 }
 
-// controls are the escapes of single characters.
+// controls maps the escapes of control characters to the characters.
 var controls = map[rune]rune{'n': '\n', 'r': '\r', 't': '\t', 'v': '\v', 'f': '\f', 'a': '\a', 'e': '\x1b'}
 
-// escape parses what follows a backslash, where \w stands for words.
+// escape parses the rest of an escape after the backslash. words is the meaning of \w.
 func (p *parser) escape(words *set) (*set, error) {
 	if !p.more() {
-		return nil, p.fail("nothing follows the backslash")
+		return nil, p.fail("incomplete escape at the end")
 	}
 	switch c := p.next(); c {
 	case 's':
@@ -394,18 +396,18 @@ func (p *parser) escape(words *set) (*set, error) {
 
 func (p *parser) hexadecimal(length int) (*set, error) {
 	if length > len(p.text)-p.at {
-		return nil, p.fail("a character's number needs %d digits", length)
+		return nil, p.fail("a character number needs %d digits", length)
 	}
 	written := p.text[p.at : p.at+length]
 	c, err := strconv.ParseUint(written, 16, 32)
 	if err != nil || c > unicode.MaxRune {
-		return nil, p.fail("%q is not the number of a character", written)
+		return nil, p.fail("%q is not a valid character number", written)
 	}
 	p.at += length
 	return p.single(rune(c)), nil
 }
 
-// property parses {Name} or {^Name}, the name of a general category or a script.
+// property parses {Name} or {^Name}. Name is a general category or a script.
 func (p *parser) property() (*set, error) {
 	end := strings.IndexByte(p.text[p.at:], '}')
 	if !p.accept("{") || end < 0 {

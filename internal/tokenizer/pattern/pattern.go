@@ -9,25 +9,26 @@ import (
 // Pattern is a compiled expression.
 type Pattern struct {
 	start *node
-	// loops is the number of unbounded loops over one set, memos the number of nodes whose failures a matcher remembers.
+	// loops is the number of unbounded loops over one set. memos is the number of nodes with recorded failures in a
+	// matcher.
 	loops, memos int
-	// begins tells which bytes a match can begin with; a match is never empty.
+	// begins marks the bytes with which a match can begin. A match is never empty.
 	begins [256]bool
 }
 
-// node is a step of the expression, with what follows it.
+// node is a step of the expression, linked to the next step.
 type node struct {
 	op   op
 	next *node
-	// set is that of opSet and opLoop.
+	// set is used by opSet and opLoop.
 	set        *set
 	min, max   int
 	possessive bool
-	loop       int // of an unbounded opLoop: its number
-	memo       int // of an opChoice and a bounded opLoop: its number
+	loop       int // index of an unbounded opLoop
+	memo       int // index of an opChoice or a bounded opLoop
 	choice     []*node
 	anchor     anchor
-	sub        *node // of opLook
+	sub        *node // opLook
 	negated    bool
 }
 
@@ -42,19 +43,19 @@ const (
 	opLook
 )
 
-// The limits of an expression bound the time and the memory of a match: both grow with the length of the text times the number of
-// steps. The longest expression of a known family has about 1,000 bytes and 60 steps.
+// The limits of an expression bound the time and the memory of a match, which both grow with the length of the text
+// times the number of steps. The longest expression of a known family has about 1,000 bytes and 60 steps.
 const (
 	maxExpression = 4096 // bytes
-	maxNodes      = 4000 // steps, with quantifiers of groups written out
-	maxMemos      = 512  // steps whose failures are remembered
+	maxNodes      = 4000 // steps, with expanded quantifiers of groups
+	maxMemos      = 512  // steps with recorded failures
 )
 
-// Compile prepares an expression. An error names what is wrong with it, or not supported. An expression that matches the
-// empty text is refused: it cuts nothing.
+// Compile compiles an expression. An error names the invalid or unsupported construct. An expression that matches the
+// empty text is refused, because it would cut nothing.
 func Compile(expression string) (*Pattern, error) {
 	if len(expression) > maxExpression {
-		return nil, fmt.Errorf("expression %.40q... has %d bytes; allowed are up to %d", expression, len(expression), maxExpression)
+		return nil, fmt.Errorf("expression %.40q... has %d bytes; the maximum is %d", expression, len(expression), maxExpression)
 	}
 	p := &parser{text: expression}
 	if !utf8.ValidString(expression) {
@@ -65,7 +66,7 @@ func Compile(expression string) (*Pattern, error) {
 		return nil, err
 	}
 	if p.more() {
-		return nil, p.fail("a parenthesis is closed that was not opened")
+		return nil, p.fail("unmatched closing parenthesis")
 	}
 	if parsed.nullable() {
 		return nil, p.fail("it matches the empty text")
@@ -110,7 +111,8 @@ func (c *compiler) node(n node) (*node, error) {
 	return &n, nil
 }
 
-// compile returns the node that matches s and goes on with next. It counts calls, not nodes: the repetition of an empty group has no node.
+// compile returns the node that matches s and continues with next. It counts calls, not nodes, because the repetition
+// of an empty group has no node.
 func (c *compiler) compile(s *syntax, next *node) (*node, error) {
 	if c.steps++; c.steps > maxNodes {
 		return nil, fmt.Errorf("it needs more than %d steps", maxNodes)
@@ -151,8 +153,8 @@ func (c *compiler) compile(s *syntax, next *node) (*node, error) {
 
 func (c *compiler) repeat(r *repetition, next *node) (*node, error) {
 	if c.lookahead && r.max < 0 {
-		// Its successes are not remembered, so that it could read the rest of the text from every place.
-		return nil, fmt.Errorf("repetition without bound in a look-ahead is not supported")
+		// Successful matches are not recorded, so the look-ahead could read the rest of the text from every position.
+		return nil, fmt.Errorf("unbounded repetition in a look-ahead is not supported")
 	}
 	if r.of.set != nil {
 		loop := node{op: opLoop, set: r.of.set, min: r.min, max: r.max, possessive: r.possessive, next: next}
@@ -166,7 +168,7 @@ func (c *compiler) repeat(r *repetition, next *node) (*node, error) {
 	case r.possessive:
 		return nil, fmt.Errorf("a possessive quantifier of a group is not supported")
 	case r.max < 0 && r.of.nullable():
-		return nil, fmt.Errorf("a group that matches the empty text is repeated without bound")
+		return nil, fmt.Errorf("unbounded repetition of a group that matches the empty text is not supported")
 	case r.max < 0:
 		again, err := c.node(node{op: opChoice})
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// golden is how the reference implementation cuts texts by expressions.
+// golden contains the pieces into which the reference implementation cuts texts by expressions.
 type golden struct {
 	Texts []string
 	Cuts  []struct {
@@ -44,7 +44,7 @@ func readGolden(t testing.TB) golden {
 	return g
 }
 
-// isolate cuts a text into matches and what lies between them.
+// isolate cuts a text into matches and the gaps between them.
 func isolate(m *Matcher, text string) []string {
 	var pieces []string
 	m.Reset(text)
@@ -66,7 +66,7 @@ func isolate(m *Matcher, text string) []string {
 	return pieces
 }
 
-// refused are the expressions of the golden file that this package does not take.
+// refused lists the expressions of the golden file that this package does not support.
 var refused = map[string]string{
 	`(a|b)*c|[[:alpha:]]+`: "POSIX",
 	`(?=[A-Z])\w+?x|.`:     "lazy",
@@ -99,7 +99,7 @@ func TestMatchesReference(t *testing.T) {
 		}
 	}
 	if compared < 1000 {
-		t.Errorf("compared %d cuts only", compared)
+		t.Errorf("compared only %d cuts", compared)
 	}
 }
 
@@ -108,29 +108,29 @@ func TestCompileRefuses(t *testing.T) {
 		"(?<=a)b":             "groups of this kind",
 		"(?<name>a)":          "groups of this kind",
 		"(a":                  "not closed",
-		"a)":                  "was not opened",
+		"a)":                  "unmatched closing parenthesis",
 		"[a":                  "not closed",
-		"[b-a]":               "no end above it",
-		`[a-\d]`:              "no end above it",
+		"[b-a]":               "is missing or lower",
+		`[a-\d]`:              "is missing or lower",
 		"*a":                  "nothing to repeat",
 		"a|+":                 "nothing to repeat",
 		`\k`:                  `the escape \k`,
 		`\1`:                  `the escape \1`,
-		`\`:                   "nothing follows",
+		`\`:                   "incomplete escape",
 		`\p{Nonsense}`:        `property "Nonsense"`,
 		`\pL`:                 "its name in braces",
 		`\p{`:                 "its name in braces",
-		`\x{110000}`:          "not the number of a character",
+		`\x{110000}`:          "not a valid character number",
 		`\u12`:                "needs 4 digits",
-		"a{3,2}":              "the least number is above the greatest",
-		"a{,}":                "the least number is above the greatest",
-		"a{101}":              "allowed are numbers up to 100",
-		"a{x}":                "allowed are numbers up to 100",
+		"a{3,2}":              "the minimum is greater than the maximum",
+		"a{,}":                "the minimum is greater than the maximum",
+		"a{101}":              "the maximum number is 100",
+		"a{x}":                "the maximum number is 100",
 		"a{2":                 "a brace is not closed",
 		"a+?":                 "lazy",
 		"(?!a)*b":             "a repeated assertion",
 		"(?:ab)++":            "possessive quantifier of a group",
-		"(?:a*)*b":            "matches the empty text is repeated without bound",
+		"(?:a*)*b":            "unbounded repetition of a group that matches the empty text",
 		"a*":                  "matches the empty text",
 		"":                    "matches the empty text",
 		"a|$":                 "matches the empty text",
@@ -138,11 +138,11 @@ func TestCompileRefuses(t *testing.T) {
 		"(?:(?:ab){90}){90}":  "more than 4000 steps",
 		"(?:a|b){1,90}":       "",
 		"(?:(?:a|b){90}){90}": "more than 512 choices",
-		"(?=.*x)a":            "without bound in a look-ahead",
-		"(?!(?:ab)+)a":        "without bound in a look-ahead",
-		// An empty group compiles to no node: only a count of calls bounds its repetitions.
+		"(?=.*x)a":            "unbounded repetition in a look-ahead",
+		"(?!(?:ab)+)a":        "unbounded repetition in a look-ahead",
+		// An empty group compiles to no node. Only the count of calls limits its repetitions.
 		"((((()){100}){100}){100}){100}a":                         "more than 4000 steps",
-		strings.Repeat("ab", 2049):                                "allowed are up to 4096",
+		strings.Repeat("ab", 2049):                                "the maximum is 4096",
 		strings.Repeat("(", 200) + "a" + strings.Repeat(")", 200): "nested deeper",
 		strings.Repeat("[", 200) + "a" + strings.Repeat("]", 200): "nested deeper",
 	} {
@@ -152,7 +152,7 @@ func TestCompileRefuses(t *testing.T) {
 	}
 }
 
-// grammar writes random expressions that Go's engine takes too and understands alike.
+// grammar generates random expressions that Go's engine supports with the same meaning.
 type grammar struct{ *rand.Rand }
 
 func (g grammar) choice(depth int) string {
@@ -186,7 +186,7 @@ func TestMatchesGoEngine(t *testing.T) {
 		expression := g.choice(2)
 		p, err := Compile(expression)
 		if err != nil {
-			continue // it matches the empty text, or repeats a group that does
+			continue // matches the empty text, or repeats a group that does
 		}
 		engine, m := regexp.MustCompile(expression), p.Matcher()
 		for range 5 {
@@ -213,11 +213,11 @@ func TestMatchesGoEngine(t *testing.T) {
 		}
 	}
 	if compared < 8000 {
-		t.Errorf("compared %d texts only", compared)
+		t.Errorf("compared only %d texts", compared)
 	}
 }
 
-// Backtracking tries nothing twice: with a time that grows with the square of the text's length, this would take minutes.
+// TestLongTexts checks that backtracking tries no position twice. In quadratic time, the test would take minutes.
 func TestLongTexts(t *testing.T) {
 	const length = 1 << 18
 	for expression, texts := range map[string][]string{

@@ -8,15 +8,15 @@ import (
 
 // set is a set of characters.
 type set struct {
-	// ranges are inclusive, ordered, and neither overlap nor touch.
+	// ranges are inclusive, sorted, and neither overlap nor touch.
 	ranges []interval
-	// ascii tells the members below 128.
+	// ascii contains the members below 128.
 	ascii [128]bool
 }
 
 type interval struct{ low, high rune }
 
-// newSet makes a set of ranges in any order.
+// newSet returns the union of ranges in any order.
 func newSet(ranges []interval) *set {
 	ranges = slices.Clone(ranges)
 	slices.SortFunc(ranges, func(a, b interval) int { return int(a.low) - int(b.low) })
@@ -103,7 +103,7 @@ func union(sets ...*set) *set {
 
 func intersection(a, b *set) *set { return union(a.not(), b.not()).not() }
 
-// foldable are the characters that have another case, about 2,800.
+// foldable lists the characters that have another case, about 2,800.
 var foldable = sync.OnceValue(func() []rune {
 	var list []rune
 	for c := range rune(unicode.MaxRune + 1) {
@@ -114,7 +114,7 @@ var foldable = sync.OnceValue(func() []rune {
 	return list
 })
 
-// folded adds what the members are in the other case.
+// folded returns the set extended by all other cases of its members.
 func (s *set) folded() *set {
 	ranges := slices.Clone(s.ranges)
 	for _, c := range foldable() {
@@ -132,8 +132,8 @@ var (
 	spaces  = ofTable(unicode.White_Space)
 	digits  = ofTable(unicode.Nd)
 	newline = newSet([]interval{{'\n', '\n'}})
-	// classWords is \w within a class. Outside of one, the reference implementation has Latin-1's superscript digits and
-	// fractions among them.
+	// classWords is \w within a class. Outside of a class, \w of the reference implementation also contains Latin-1's
+	// superscript digits and fractions.
 	classWords = union(ofTable(unicode.L), ofTable(unicode.Nl), ofTable(unicode.Other_Alphabetic), ofTable(unicode.M), digits, ofTable(unicode.Pc))
 	words      = union(classWords, newSet([]interval{{'²', '³'}, {'¹', '¹'}, {'¼', '¾'}}))
 )

@@ -29,7 +29,7 @@ func edit(path string) error {
 	before, after, found := strings.Cut(string(text), begin)
 	_, after, ended := strings.Cut(after, end)
 	if !found || !ended {
-		return fmt.Errorf("%s lacks the markers of the tables", path)
+		return fmt.Errorf("%s does not contain the table markers", path)
 	}
 	var tables strings.Builder
 	for _, adapter := range registry.All() {

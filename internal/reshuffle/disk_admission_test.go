@@ -28,25 +28,25 @@ import (
 
 func TestEvict(t *testing.T) {
 	at := func(seconds int64) time.Time { return time.Unix(seconds, 0) }
-	a := &tenant{out: "a", bytes: 10, complete: true, lastUse: at(3)}
-	b := &tenant{out: "b", bytes: 20, complete: true, lastUse: at(1)}
-	held := &tenant{out: "c", bytes: 40, complete: true, lastUse: at(0), stays: "in use"}
-	dead := &tenant{out: "d", bytes: 5, lastUse: at(9)}
-	same := &tenant{out: "e", bytes: 10, complete: true, lastUse: at(3)}
-	all := []*tenant{same, a, held, b, dead}
+	a := &cachedOutput{out: "a", bytes: 10, complete: true, lastUse: at(3)}
+	b := &cachedOutput{out: "b", bytes: 20, complete: true, lastUse: at(1)}
+	held := &cachedOutput{out: "c", bytes: 40, complete: true, lastUse: at(0), keepReason: "in use"}
+	dead := &cachedOutput{out: "d", bytes: 5, lastUse: at(9)}
+	same := &cachedOutput{out: "e", bytes: 10, complete: true, lastUse: at(3)}
+	all := []*cachedOutput{same, a, held, b, dead}
 	for name, tc := range map[string]struct {
 		excess int64
 		want   string
 	}{
-		"none needed":        {0, ""},
-		"below":              {-5, ""},
-		"of no use first":    {1, "d"},
-		"the oldest then":    {6, "d b"},
-		"no more than that":  {25, "d b"},
-		"by name":            {26, "d b a"},
-		"all that may go":    {45, "d b a e"},
-		"more than may go":   {46, "d b a e"},
-		"as much as a limit": {1 << 60, "d b a e"},
+		"none needed":         {0, ""},
+		"below":               {-5, ""},
+		"incomplete first":    {1, "d"},
+		"then the oldest":     {6, "d b"},
+		"no more than that":   {25, "d b"},
+		"by name":             {26, "d b a"},
+		"all removable":       {45, "d b a e"},
+		"more than removable": {46, "d b a e"},
+		"the largest excess":  {1 << 60, "d b a e"},
 	} {
 		remove, removable := evict(all, tc.excess)
 		var got []string
@@ -59,7 +59,7 @@ func TestEvict(t *testing.T) {
 	}
 }
 
-// The size that a limit is held against is that of the finished output, to the byte.
+// TestOutputBytes checks that the computed size is equal to the size of the finished output, to the byte.
 func TestOutputBytes(t *testing.T) {
 	for name, generate := range generators {
 		m := generate(3)
@@ -78,18 +78,18 @@ func TestOutputBytes(t *testing.T) {
 		}
 		mustRun(t, o)
 		if got, err := treeBytes(out); got != want || err != nil {
-			t.Errorf("%s: the output has %d bytes, expected were %d: %v", name, got, want, err)
+			t.Errorf("%s: the output has %d bytes, want %d: %v", name, got, want, err)
 		}
 	}
 }
 
-// shared is a directory of outputs of one model, by different permutations.
+// shared is a directory of outputs of one model with different permutations.
 type shared struct {
 	model   string
 	dir     string
 	tensors map[string]tensor
 	work    []Options
-	// sizes are those of the outputs, bytes is the largest.
+	// sizes are the sizes of the outputs. bytes is the largest size.
 	sizes []int64
 	bytes int64
 }
@@ -115,14 +115,14 @@ func newShared(t *testing.T, outputs int) *shared {
 	return s
 }
 
-// limited is the work on an output under a limit of a number of outputs.
+// limited returns the options of an output, with a limit of a number of outputs.
 func (s *shared) limited(i, outputs int) Options {
 	o := s.work[i]
 	o.Limit = int64(outputs) * s.bytes
 	return o
 }
 
-// used makes an output look as if it was last used long ago.
+// used sets the last use of an output to a time in the past.
 func (s *shared) used(t *testing.T, i int, ago time.Duration) {
 	t.Helper()
 	at := time.Now().Add(-ago)
@@ -142,7 +142,7 @@ func (s *shared) there(t *testing.T) string {
 	return strings.Join(names, " ")
 }
 
-// A new output takes the place of those that were not used for longest.
+// TestLimitRemovesTheLeastRecentlyUsed checks that a new output replaces the least recently used outputs.
 func TestLimitRemovesTheLeastRecentlyUsed(t *testing.T) {
 	s := newShared(t, 4)
 	for i, ago := range []time.Duration{2 * time.Hour, 3 * time.Hour, time.Hour} {
@@ -150,20 +150,20 @@ func TestLimitRemovesTheLeastRecentlyUsed(t *testing.T) {
 		s.used(t, i, ago)
 	}
 	if got := s.there(t); got != "0 1 2" {
-		t.Fatalf("%s are there", got)
+		t.Fatalf("outputs %s exist", got)
 	}
 	mustRun(t, s.limited(3, 3))
 	if got := s.there(t); got != "0 2 3" {
-		t.Errorf("%s are there, want 0 2 3", got)
+		t.Errorf("outputs %s exist, want 0 2 3", got)
 	}
-	// What is found needs no room, whatever the limit.
+	// An existing output needs no space, regardless of the limit.
 	if result := mustRun(t, s.limited(0, 0)); !result.Reused || s.there(t) != "0 2 3" {
-		t.Errorf("%+v; %s are there", result, s.there(t))
+		t.Errorf("%+v; outputs %s exist", result, s.there(t))
 	}
 	o := s.limited(1, 1)
 	mustRun(t, o)
 	if got := s.there(t); got != "1" {
-		t.Errorf("%s are there, want 1", got)
+		t.Errorf("outputs %s exist, want 1", got)
 	}
 	sameTensors(t, expected(s.tensors, o.Permutation), readAll(t, o.Out))
 	left, err := filepath.Glob(filepath.Join(s.dir, ".*"))
@@ -172,16 +172,17 @@ func TestLimitRemovesTheLeastRecentlyUsed(t *testing.T) {
 	}
 }
 
-// What is in use, was just in use, or is not ours stays; a run that finds no room otherwise says so and writes nothing.
+// TestLimitRefuses checks that outputs that are in use, were used recently, or were not created by this package are
+// kept, and that a run without enough space returns an error and writes nothing.
 func TestLimitRefuses(t *testing.T) {
 	s := newShared(t, 4)
 	mustRun(t, s.work[0])
-	_, hold, err := Acquire(t.Context(), s.work[1])
+	_, lease, err := Acquire(t.Context(), s.work[1])
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.used(t, 1, time.Hour)
-	// Neither another program's directory, nor what another version made, nor a link is counted or removed.
+	// Directories of other programs, outputs of other versions, and links are neither counted nor removed.
 	writeFile(t, filepath.Join(s.dir, "other", "model.safetensors"), bytes.Repeat([]byte{1}, 1<<16))
 	writeFile(t, filepath.Join(s.dir, "old", ManifestFile), []byte(`{"format":"semmoe-reshuffle/0"}`))
 	writeFile(t, filepath.Join(s.dir, ".foreign.lock"), []byte("x"))
@@ -198,28 +199,28 @@ func TestLimitRefuses(t *testing.T) {
 	}
 	for _, want := range []string{"out-2 needs ", fmt.Sprintf("is %d, and these cannot be removed now: ", o.Limit), "out-1 (", "in use)"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not tell %q", err, want)
+			t.Errorf("%v does not contain %q", err, want)
 		}
 	}
 	used := regexp.MustCompile(`out-0 \(\d+ bytes, used \d+ s ago\)`)
 	if !used.MatchString(err.Error()) {
-		t.Errorf("%v does not say when out-0 was used", err)
+		t.Errorf("%v does not contain the time of the last use of out-0", err)
 	}
 	if diff := cmp.Diff(before, snapshot(t, s.dir)); diff != "" {
 		t.Errorf("a run that was refused changed the directory: %s", diff)
 	}
 	o.grace = 0
 	if _, err := Run(t.Context(), o); err == nil || !used.MatchString(err.Error()) {
-		t.Errorf("an output goes as soon as it is not in use: %v", err)
+		t.Errorf("a released output is not removed: %v", err)
 	}
 	mustRun(t, s.limited(2, 2))
 	if got := s.there(t); got != "1 2" {
-		t.Errorf("%s are there, want 1 2", got)
+		t.Errorf("outputs %s exist, want 1 2", got)
 	}
-	hold.Release()
+	lease.Release()
 	mustRun(t, s.limited(3, 1))
 	if got := s.there(t); got != "3" {
-		t.Errorf("%s are there, want 3", got)
+		t.Errorf("outputs %s exist, want 3", got)
 	}
 	after := snapshot(t, s.dir)
 	for _, name := range []string{"other/model.safetensors", "old/" + ManifestFile, ".foreign.lock", ".foreign.used"} {
@@ -233,11 +234,11 @@ func TestLimitRefuses(t *testing.T) {
 		t.Errorf("an output larger than the limit: %v", err)
 	}
 	if got := s.there(t); got != "3" {
-		t.Errorf("%s are there, want 3: something was removed in vain", got)
+		t.Errorf("outputs %s exist, want 3: an output was removed unnecessarily", got)
 	}
 }
 
-// The model may be an output itself, and lie beside the new one.
+// TestLimitKeepsTheModel checks that the model is kept if it is an output itself, in the same directory.
 func TestLimitKeepsTheModel(t *testing.T) {
 	s := newShared(t, 2)
 	mustRun(t, s.work[0])
@@ -249,19 +250,20 @@ func TestLimitKeepsTheModel(t *testing.T) {
 	o.Limit *= 2
 	mustRun(t, o)
 	if got := s.there(t); got != "0 1" {
-		t.Errorf("%s are there, want 0 1", got)
+		t.Errorf("outputs %s exist, want 0 1", got)
 	}
 }
 
-// What a run has left that was killed goes before any output; what a run has reserved that is at work counts.
+// TestLimitCountsParts checks that parts left by a killed run are removed before any output, and that reservations of
+// active runs count.
 func TestLimitCountsParts(t *testing.T) {
 	s := newShared(t, 3)
 	mustRun(t, s.work[0])
-	part := workplaceOf(s.work[1].Out, strings.Repeat("0", 64))
+	part := stagingDir(s.work[1].Out, strings.Repeat("0", 64))
 	writeFile(t, filepath.Join(part, "model.safetensors"), bytes.Repeat([]byte{1}, int(s.bytes)))
 	mustRun(t, s.limited(2, 2))
 	if _, err := os.Stat(part); !errors.Is(err, fs.ErrNotExist) || s.there(t) != "0 2" {
-		t.Errorf("%v; %s are there, want 0 2", err, s.there(t))
+		t.Errorf("%v; outputs %s exist, want 0 2", err, s.there(t))
 	}
 	working := s.limited(1, 3)
 	working.Parallel = 1
@@ -276,7 +278,7 @@ func TestLimitCountsParts(t *testing.T) {
 		}
 		_, err := Run(t.Context(), s.limited(0, 1))
 		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("out-1 (%d bytes, being made)", s.sizes[1])) {
-			t.Errorf("beside a run that has written little: %v", err)
+			t.Errorf("next to a run that has written little: %v", err)
 		}
 	}
 	mustRun(t, working)
@@ -285,8 +287,8 @@ func TestLimitCountsParts(t *testing.T) {
 	}
 }
 
-// tenantWork tells a child process which outputs to use in turn.
-type tenantWork struct {
+// cacheWork describes which outputs a child process uses one after the other.
+type cacheWork struct {
 	Model        string
 	Outs         []string
 	Permutations []*Permutation
@@ -295,14 +297,14 @@ type tenantWork struct {
 	Rounds       int
 }
 
-// Exit codes of tenantChild.
+// Exit codes of cacheChild.
 const (
 	childVanished = 4
 	childFailed   = 5
 )
 
-func tenantChild(text string) {
-	var work tenantWork
+func cacheChild(text string) {
+	var work cacheWork
 	if err := json.Unmarshal([]byte(text), &work); err != nil {
 		panic(err)
 	}
@@ -310,11 +312,11 @@ func tenantChild(text string) {
 	for range work.Rounds {
 		i := rng.IntN(len(work.Outs))
 		o := Options{Model: work.Model, Permutation: work.Permutations[i], Out: work.Outs[i], Limit: work.Limit, grace: 1}
-		_, hold, err := Acquire(context.Background(), o)
+		_, lease, err := Acquire(context.Background(), o)
 		switch {
 		case err == nil:
 		case checkpoint.IsInvalid(err) && strings.Contains(err.Error(), "the limit for all outputs"):
-			continue // all others are held
+			continue // all others are leased
 		default:
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(childFailed)
@@ -326,28 +328,28 @@ func tenantChild(text string) {
 				err = m.check(o.Out)
 			}
 			if err != nil || !found {
-				fmt.Fprintf(os.Stderr, "%s is held: %v, %v\n", o.Out, found, err)
+				fmt.Fprintf(os.Stderr, "%s is leased: %v, %v\n", o.Out, found, err)
 				os.Exit(childVanished)
 			}
 		}
-		hold.Release()
+		lease.Release()
 	}
 	os.Exit(0)
 }
 
-// occupied is what the outputs in a directory have, counted while nobody makes room: an output that gets its name while it
-// is counted counts once.
+// occupied returns the total size of the outputs in a directory. It has the admission lock, so an output that is
+// renamed during the walk counts once.
 func (s *shared) occupied(t *testing.T) (total int64) {
 	t.Helper()
-	room, err := filelock.Wait(t.Context(), filepath.Join(s.dir, roomLock))
+	admission, err := filelock.Wait(t.Context(), filepath.Join(s.dir, admissionLock))
 	if err != nil {
 		t.Error(err)
 		return 0
 	}
-	defer room.Release()
+	defer admission.Release()
 	for _, o := range s.work {
 		var largest int64
-		left, err := workplaces(o.Out)
+		left, err := stagingDirs(o.Out)
 		if err != nil {
 			t.Error(err)
 		}
@@ -363,15 +365,16 @@ func (s *shared) occupied(t *testing.T) (total int64) {
 	return total
 }
 
-// Processes that share a directory make, hold and lose outputs at random, and are killed at random: what is held is there
-// and whole, the limit holds at every moment, and nobody waits for ever.
+// TestSharedDirectory has processes that share a directory and create, lease and remove outputs at random. Processes
+// are killed at random. Leased outputs exist and are complete, the limit holds at every moment, and there is no
+// deadlock.
 func TestSharedDirectory(t *testing.T) {
 	const processes, outputs, fit = 4, 5, 2
 	s := newShared(t, outputs)
 	limit := s.limited(0, fit).Limit
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
-	work := tenantWork{Model: s.model, Limit: limit, Rounds: 12}
+	work := cacheWork{Model: s.model, Limit: limit, Rounds: 12}
 	for _, o := range s.work {
 		work.Outs, work.Permutations = append(work.Outs, o.Out), append(work.Permutations, o.Permutation)
 	}
@@ -385,7 +388,7 @@ func TestSharedDirectory(t *testing.T) {
 				mine := work
 				mine.Seed = uint64(p*1000 + round)
 				die := round%2 == 0
-				wasKilled := startTenant(t, ctx, mine, die, time.Duration(rng.IntN(400))*time.Millisecond)
+				wasKilled := startCacheChild(t, ctx, mine, die, time.Duration(rng.IntN(400))*time.Millisecond)
 				mu.Lock()
 				if wasKilled {
 					killed++
@@ -412,7 +415,7 @@ func TestSharedDirectory(t *testing.T) {
 	}
 	t.Logf("%d killed, %d finished, %d samples", killed, finished, samples)
 	if killed == 0 || finished == 0 || samples < 10 {
-		t.Error("the test shows nothing")
+		t.Error("the test checks nothing")
 	}
 	for i, o := range s.work {
 		mustRun(t, s.limited(i, fit))
@@ -425,8 +428,8 @@ func TestSharedDirectory(t *testing.T) {
 	}
 }
 
-// startTenant runs a child, kills it after a time if it is to die, and reports whether it was killed.
-func startTenant(t *testing.T, ctx context.Context, work tenantWork, die bool, after time.Duration) bool {
+// startCacheChild runs a child, kills it after a time if die is true, and reports whether it was killed.
+func startCacheChild(t *testing.T, ctx context.Context, work cacheWork, die bool, after time.Duration) bool {
 	t.Helper()
 	text, err := json.Marshal(work)
 	if err != nil {
@@ -451,37 +454,38 @@ func startTenant(t *testing.T, ctx context.Context, work tenantWork, die bool, a
 		return true
 	}
 	if err != nil {
-		t.Errorf("%v (exit code %d is a held output that vanished): %s", err, childVanished, output.String())
+		t.Errorf("%v (exit code %d is a leased output that vanished): %s", err, childVanished, output.String())
 	}
 	return false
 }
 
-// A removal that is cut off leaves no part of an output under its name, and the next run takes the rest away.
+// TestKilledRemoval checks that a killed removal leaves no part of an output under its final name, and that the next
+// run removes the rest.
 func TestKilledRemoval(t *testing.T) {
 	s := newShared(t, 2)
 	mustRun(t, s.work[0])
 	m, _ := completeOutput(s.work[0].Out)
-	workplace := workplaceOf(s.work[0].Out, identity(m.Source, m.PermutationDigest))
-	if err := os.Rename(s.work[0].Out, workplace); err != nil {
+	staging := stagingDir(s.work[0].Out, identity(m.Source, m.PermutationDigest))
+	if err := os.Rename(s.work[0].Out, staging); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(workplace, "model-00001.safetensors")); err != nil {
+	if err := os.Remove(filepath.Join(staging, "model-00001.safetensors")); err != nil {
 		t.Fatal(err)
 	}
 	if result := mustRun(t, s.limited(0, 1)); result.Reused || result.Resumed == 0 {
-		t.Errorf("a run on what a removal has left: %+v", result)
+		t.Errorf("a run after a killed removal: %+v", result)
 	}
 	sameTensors(t, expected(s.tensors, s.work[0].Permutation), readAll(t, s.work[0].Out))
-	if err := os.Rename(s.work[0].Out, workplace); err != nil {
+	if err := os.Rename(s.work[0].Out, staging); err != nil {
 		t.Fatal(err)
 	}
 	mustRun(t, s.limited(1, 1))
-	if _, err := os.Stat(workplace); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("what a removal has left is still there: %v", err)
+	if _, err := os.Stat(staging); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the rest of a removed output still exists: %v", err)
 	}
 }
 
-// Space that is not there is noticed before anything is written.
+// TestNoSpace checks that a lack of space is detected before anything is written.
 func TestNoSpace(t *testing.T) {
 	s := newShared(t, 2)
 	mustRun(t, s.work[0])
@@ -491,21 +495,21 @@ func TestNoSpace(t *testing.T) {
 	}
 	defer j.close()
 	free := freeBytes(s.dir)
-	tenants, err := findTenants(j.out, j.source.Dir, j.grace)
-	if err != nil || len(tenants) != 1 {
-		t.Fatalf("%d tenants, %v", len(tenants), err)
+	cached, err := findCachedOutputs(j.out, j.source.Dir, j.grace)
+	if err != nil || len(cached) != 1 {
+		t.Fatalf("%d outputs, %v", len(cached), err)
 	}
-	defer tenants[0].release()
-	if remove, err := j.chooseRemovals(tenants, s.bytes, free); err != nil || len(remove) > 1 {
+	defer cached[0].release()
+	if remove, err := j.chooseRemovals(cached, s.bytes, free); err != nil || len(remove) > 1 {
 		t.Errorf("%d removals, %v", len(remove), err)
 	}
-	if remove, err := j.chooseRemovals(tenants, s.bytes, 1<<62); !errors.Is(err, unix.ENOSPC) || len(remove) > 0 {
+	if remove, err := j.chooseRemovals(cached, s.bytes, 1<<62); !errors.Is(err, unix.ENOSPC) || len(remove) > 0 {
 		t.Errorf("%d removals, %v; want no space", len(remove), err)
 	}
 }
 
-// A run that goes on asks for the room of the missing shards alone, from its first copy on.
-func TestRoomOfTheRest(t *testing.T) {
+// TestSpaceOfMissingShards checks that a resumed run needs space only for the missing shards, from its first copy on.
+func TestSpaceOfMissingShards(t *testing.T) {
 	s := newShared(t, 1)
 	mustRun(t, s.work[0])
 	j, err := newJob(t.Context(), s.work[0])

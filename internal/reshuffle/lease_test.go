@@ -13,7 +13,7 @@ import (
 	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
-// free tells that nobody holds an output.
+// free reports whether an output has no lease.
 func free(t *testing.T, out string) bool {
 	t.Helper()
 	file, err := os.Open(hidden(out, usedSuffix))
@@ -37,14 +37,15 @@ func lastUse(t *testing.T, out string) time.Time {
 	return info.ModTime()
 }
 
-// An output is held by each that asked for it, from before it is there; and its time of use is that of the last.
-func TestHold(t *testing.T) {
+// TestLease checks that every caller of Acquire gets a lease that begins before the output exists, and that the time of
+// use is that of the last one.
+func TestLease(t *testing.T) {
 	m := generators["qwen3_moe"](1)
 	o := Options{Model: m.write(t, 30), Permutation: m.permutation(m.layers...), Out: filepath.Join(t.TempDir(), "out"), Parallel: 1}
 	steps := 0
 	o.atStep = func(string) {
 		if steps++; free(t, o.Out) {
-			t.Error("a run does not hold its output")
+			t.Error("a run has no lease on its output")
 		}
 	}
 	_, first, err := Acquire(t.Context(), o)
@@ -57,11 +58,11 @@ func TestHold(t *testing.T) {
 	}
 	first.Release()
 	if free(t, o.Out) {
-		t.Error("the output is free although it is held")
+		t.Error("the output is free despite a lease")
 	}
 	long := time.Now().Add(-time.Hour)
 	for name, use := range map[string]func(){
-		"the end of a hold":          second.Release,
+		"the end of a lease":         second.Release,
 		"a run that finds an output": func() { mustRun(t, o) },
 	} {
 		if err := os.Chtimes(hidden(o.Out, usedSuffix), long, long); err != nil {
@@ -72,12 +73,12 @@ func TestHold(t *testing.T) {
 		}
 	}
 	if !free(t, o.Out) {
-		t.Error("the output is still held")
+		t.Error("the output is still leased")
 	}
 }
 
-// A run that fails holds nothing and leaves no trace.
-func TestHoldOfAFailure(t *testing.T) {
+// TestLeaseOfAFailedRun checks that a failed run leaves no lease and no use file.
+func TestLeaseOfAFailedRun(t *testing.T) {
 	m := generators["qwen3_moe"](1)
 	out := filepath.Join(t.TempDir(), "out")
 	writeFile(t, filepath.Join(out, "x"), []byte("x"))
@@ -86,6 +87,6 @@ func TestHoldOfAFailure(t *testing.T) {
 		t.Fatal("no error")
 	}
 	if _, err := os.Stat(hidden(out, usedSuffix)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the time of use was left: %v", err)
+		t.Errorf("the use file still exists: %v", err)
 	}
 }

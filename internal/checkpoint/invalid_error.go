@@ -7,13 +7,13 @@ import (
 	"syscall"
 )
 
-// InvalidError is a fault of the model or of the arguments: it stays until somebody changes them. Its message says
-// what is wrong, in which file, and what to change.
+// InvalidError is an error in the model or in the arguments. Retrying does not help until a user changes them. The
+// message states the problem, the file, and what to change.
 type InvalidError struct{ msg string }
 
 func (e *InvalidError) Error() string { return e.msg }
 
-// Invalidf makes an *InvalidError.
+// Invalidf returns an *InvalidError.
 func Invalidf(format string, args ...any) error {
 	return &InvalidError{msg: fmt.Sprintf(format, args...)}
 }
@@ -24,8 +24,8 @@ func IsInvalid(err error) bool {
 	return errors.As(err, &invalid)
 }
 
-// classify turns the file system errors that no retry cures (missing, not readable, not a directory) into an
-// *InvalidError that says what to do about it, and leaves the others (a network volume that hangs or fails) alone.
+// classify turns permanent file system errors (missing, not readable, not a directory) into an *InvalidError that
+// states what to do. Other errors, such as a failing network volume, are wrapped unchanged.
 func classify(what, path string, err error) error {
 	switch {
 	case err == nil:
@@ -35,7 +35,7 @@ func classify(what, path string, err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return Invalidf("%s %s is not readable by this user: check its permissions", what, path)
 	case errors.Is(err, syscall.ENOTDIR):
-		return Invalidf("%s %s cannot be reached: a part of the path is a file, not a directory", what, path)
+		return Invalidf("%s %s does not exist: a part of the path is a file, not a directory", what, path)
 	default:
 		return fmt.Errorf("%s %s: %w", what, path, err)
 	}

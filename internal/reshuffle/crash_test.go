@@ -20,21 +20,21 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// kills is how often TestRandomKills and TestSharedDirectory kill; long runs raise it.
-var kills = flag.Int("kills", 8, "processes that TestRandomKills and TestSharedDirectory kill")
+// kills is the number of kills in TestRandomKills and TestSharedDirectory. Long test runs raise it.
+var kills = flag.Int("kills", 8, "number of processes killed by TestRandomKills and TestSharedDirectory")
 
-// TestMain lets the test binary be the process that tests kill.
+// TestMain runs the test binary as the process that tests kill, if requested by the environment.
 func TestMain(m *testing.M) {
 	if text := os.Getenv("RESHUFFLE_TEST_CHILD"); text != "" {
 		child(text)
 	}
 	if text := os.Getenv("RESHUFFLE_TEST_TENANT"); text != "" {
-		tenantChild(text)
+		cacheChild(text)
 	}
 	os.Exit(m.Run())
 }
 
-// childWork tells a child process what to do, and at which step or after which time to die; 0 is never.
+// childWork describes the work of a child process, and the step or the time after which it dies; 0 is never.
 type childWork struct {
 	Model, Out  string
 	Permutation *Permutation
@@ -77,7 +77,7 @@ func childCommand(t *testing.T, work childWork) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Its path may lead through directories that another user may not enter.
+	// The binary's path may contain directories that another user may not enter.
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^$")
 	cmd.Env = append(os.Environ(), "RESHUFFLE_TEST_CHILD="+string(text))
 	return cmd
@@ -98,8 +98,8 @@ func startChild(t *testing.T, work childWork) (killed bool) {
 	return false
 }
 
-// TestKill kills the process at every step, each time from nothing and then once more in every state that a kill has
-// left: the output is never there in part, and the next run finishes it.
+// TestKill kills the process at every step, first of a fresh run and then of a run on every state that a kill has left.
+// The output never exists in part, and the next run finishes it.
 func TestKill(t *testing.T) {
 	m := generators["deepseek_v3 in FP8, with groups and multi-token prediction"](11)
 	p := m.permutation(m.layers...)
@@ -113,7 +113,7 @@ func TestKill(t *testing.T) {
 		if _, err := os.Stat(out); killed && err == nil {
 			sameTensors(t, want, readAll(t, out))
 		}
-		// Most steps of the second process are those that the first did not come to.
+		// Most steps of the second process are steps that the first process did not reach.
 		killedAgain := startChild(t, childWork{Model: model, Out: out, Permutation: p, DieAt: step})
 		if _, err := os.Stat(out); killedAgain && err == nil {
 			sameTensors(t, want, readAll(t, out))
@@ -125,7 +125,7 @@ func TestKill(t *testing.T) {
 		}
 		if !killed {
 			if step < 10 {
-				t.Errorf("the work had %d steps only", step)
+				t.Errorf("the run had only %d steps", step)
 			}
 			break
 		}
@@ -137,12 +137,12 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestRandomKills kills runs at random times, in every second round again and again until one ends by itself, while a
-// reader looks at the output: it sees nothing or all of it.
+// TestRandomKills kills runs at random times, in every second round until a run ends by itself. A concurrent reader
+// sees either no output or the whole output.
 func TestRandomKills(t *testing.T) {
 	m := generators["qwen3_moe"](13)
 	for l := range testLayers {
-		// Enough bytes that a kill can fall into a copy.
+		// Add enough bytes that a kill can happen during a copy.
 		m.add(fmt.Sprintf("model.layers.%d.self_attn.o_proj.weight", l), "BF16", 1<<10, 1<<11)
 	}
 	p := m.permutation(m.layers...)
@@ -171,7 +171,7 @@ func TestRandomKills(t *testing.T) {
 	}
 }
 
-// watch opens the output again and again until stopped: a checkpoint that is there must be whole.
+// watch repeatedly opens the output until stopped. A checkpoint that exists must be complete.
 func watch(t *testing.T, out string, tensors int) (stop func()) {
 	finished, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -186,7 +186,7 @@ func watch(t *testing.T, out string, tensors int) (stop func()) {
 				continue
 			}
 			if err := whole(out, tensors); err != nil {
-				t.Errorf("a reader saw a part: %v", err)
+				t.Errorf("a reader saw an incomplete output: %v", err)
 				return
 			}
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// turned is a mapping that turns layer 1 of a small checkpoint around: expert e becomes 11-e.
-func turned(t *testing.T) (*checkpoint.Checkpoint, *mapping) {
+// reversed returns a small checkpoint and a mapping that reverses layer 1: expert e becomes 11-e.
+func reversed(t *testing.T) (*checkpoint.Checkpoint, *mapping) {
 	t.Helper()
 	m := generators["qwen3_moe"](1)
 	c, err := checkpoint.Open(m.write(t, 1<<20))
@@ -32,12 +32,12 @@ func turned(t *testing.T) (*checkpoint.Checkpoint, *mapping) {
 	return c, mapping
 }
 
-func TestRenameMentions(t *testing.T) {
-	c, m := turned(t)
+func TestRename(t *testing.T) {
+	c, m := reversed(t)
 	for name, test := range map[string]struct{ in, want string }{
 		"module":            {`{"ignore": [ "model.layers.1.mlp.experts.3.down_proj" ]}`, `{"ignore": [ "model.layers.1.mlp.experts.8.down_proj" ]}`},
 		"key":               {`{"extra":{"model.layers.1.mlp.experts.0.up_proj":{"bits":8}}}`, `{"extra":{"model.layers.1.mlp.experts.11.up_proj":{"bits":8}}}`},
-		"expert itself":     {`["model.layers.1.mlp.experts.3"]`, `["model.layers.1.mlp.experts.8"]`},
+		"whole expert":      {`["model.layers.1.mlp.experts.3"]`, `["model.layers.1.mlp.experts.8"]`},
 		"pattern of one":    {`["model.layers.1.mlp.experts.4.*"]`, `["model.layers.1.mlp.experts.7.*"]`},
 		"other layer":       {`["model.layers.0.mlp.experts.3.down_proj"]`, `["model.layers.0.mlp.experts.3.down_proj"]`},
 		"other prefix":      {`["model.language_model.layers.1.mlp.experts.3.down_proj"]`, `["model.language_model.layers.1.mlp.experts.8.down_proj"]`},
@@ -54,7 +54,7 @@ func TestRenameMentions(t *testing.T) {
 			if test.want == "" {
 				test.want = test.in
 			}
-			got, err := newMentions(c, m).rename(t.Context(), []byte(test.in))
+			got, err := newExpertRenamer(c, m).rename(t.Context(), []byte(test.in))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -64,28 +64,28 @@ func TestRenameMentions(t *testing.T) {
 		})
 	}
 	for name, test := range map[string]struct{ in, want string }{
-		"ambiguous end":       {`["model.layers.1.mlp.experts.1"]`, "may stand for expert 1 alone or also for expert 10"},
-		"part of a name":      {`["experts.3.down_proj"]`, "cannot be rewritten"},
-		"set in a pattern":    {`["re:model\\.layers\\.1\\.mlp\\.experts\\.(3|4)\\..*"]`, "cannot be rewritten"},
-		"one digit":           {`["re:.*experts\\.\\d\\.up_proj"]`, "cannot be rewritten"},
-		"shell pattern":       {`["model.layers.*.mlp.experts.[0-3].*"]`, "cannot be rewritten"},
-		"negative look-ahead": {`["re:.*experts\\.(?!3).*"]`, "cannot tell"},
-		"incomplete list":     {listed("mlp.experts.", ".up_proj", 1, 13), "cannot be rewritten"},
-		"lists of halves":     {`[` + listed("mlp.experts.", ".up_proj", 0, 6) + `,` + listed("mlp.experts.", ".up_proj", 6, 12) + `]`, "cannot be rewritten"},
-		"list of unlike":      {`["mlp.experts.0.down_proj",` + listed("mlp.experts.", ".up_proj", 1, 12)[1:], "cannot be rewritten"},
-		"list of all, one":    {`{"a":` + listed("mlp.experts.", ".up_proj", 0, 12) + `,"b":["mlp.experts.3.up_proj"]}`, "cannot be rewritten"},
-		"list of patterns":    {listed("mlp.experts.", "[12].up_proj", 0, 12), "cannot be rewritten"},
-		"not JSON":            {`[`, "not valid JSON"},
+		"ambiguous end":                 {`["model.layers.1.mlp.experts.1"]`, "may match only expert 1 or also expert 10"},
+		"part of a name":                {`["experts.3.down_proj"]`, "cannot be rewritten"},
+		"set in a pattern":              {`["re:model\\.layers\\.1\\.mlp\\.experts\\.(3|4)\\..*"]`, "cannot be rewritten"},
+		"one digit":                     {`["re:.*experts\\.\\d\\.up_proj"]`, "cannot be rewritten"},
+		"shell pattern":                 {`["model.layers.*.mlp.experts.[0-3].*"]`, "cannot be rewritten"},
+		"negative look-ahead":           {`["re:.*experts\\.(?!3).*"]`, "failed to parse it as a regular expression"},
+		"incomplete list":               {listed("mlp.experts.", ".up_proj", 1, 13), "cannot be rewritten"},
+		"two lists of half the experts": {`[` + listed("mlp.experts.", ".up_proj", 0, 6) + `,` + listed("mlp.experts.", ".up_proj", 6, 12) + `]`, "cannot be rewritten"},
+		"list of different modules":     {`["mlp.experts.0.down_proj",` + listed("mlp.experts.", ".up_proj", 1, 12)[1:], "cannot be rewritten"},
+		"list of all, and one expert":   {`{"a":` + listed("mlp.experts.", ".up_proj", 0, 12) + `,"b":["mlp.experts.3.up_proj"]}`, "cannot be rewritten"},
+		"list of patterns":              {listed("mlp.experts.", "[12].up_proj", 0, 12), "cannot be rewritten"},
+		"not JSON":                      {`[`, "not valid JSON"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if out, err := newMentions(c, m).rename(t.Context(), []byte(test.in)); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
+			if out, err := newExpertRenamer(c, m).rename(t.Context(), []byte(test.in)); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %s, %v, want %q", out, err, test.want)
 			}
 		})
 	}
 }
 
-// listed is a JSON array of names that differ in the expert's number.
+// listed returns a JSON array of names that differ only in the expert number.
 func listed(before, behind string, from, to int) string {
 	var names []string
 	for expert := from; expert < to; expert++ {
@@ -94,18 +94,18 @@ func listed(before, behind string, from, to int) string {
 	return "[" + strings.Join(names, ",") + "]"
 }
 
-// TestOtherModules: entries that no expert can match, however they are read, are told by their words alone.
+// TestOtherModules checks that entries that match no expert in any interpretation are ruled out by their words.
 func TestOtherModules(t *testing.T) {
-	c, m := turned(t)
+	c, m := reversed(t)
 	names := newExpertNames(c, m)
-	for mention, other := range map[string]bool{
+	for entry, other := range map[string]bool{
 		"model.layers.1.self_attn*":                   true,
 		"model.layers.1.mlp.shared_experts*":          true,
 		`re:.*self_attn\..*1`:                         true,
 		`re:model.layers.1.self_attn\.(?!q_proj).*`:   true,
 		`model.layers.1.self_attn[1-3]`:               true,
 		"*.shared_experts.1.*":                        true,
-		"model.layers.1.mlp.expertsX*":                false, // X as often as one likes
+		"model.layers.1.mlp.expertsX*":                false, // any number of X
 		"model.layers.1.mlp.experts_?":                false,
 		"model.layers.1.mlp.experts_{0,1}":            false,
 		"self_attn.1|experts.3":                       false,
@@ -117,27 +117,28 @@ func TestOtherModules(t *testing.T) {
 		"mlp.experts.3*":                              false,
 		"*":                                           false,
 	} {
-		if got := names.lackAny(requiredWords(mention)); got != other {
-			t.Errorf("%s: %t, want %t, by %q", mention, got, other, requiredWords(mention))
+		if got := names.isAnyAbsent(requiredWords(entry)); got != other {
+			t.Errorf("%s: %t, want %t, by %q", entry, got, other, requiredWords(entry))
 		}
-		matches, err := readings(mention)
+		matches, err := interpretations(entry)
 		if err != nil {
-			continue // what Go cannot read
+			continue // not a Go regular expression
 		}
 		for _, match := range matches {
 			if i := slices.IndexFunc(names.all, match); other && i >= 0 {
-				t.Errorf("%s matches %s", mention, names.all[i])
+				t.Errorf("%s matches %s", entry, names.all[i])
 			}
 		}
 	}
-	if out, err := newMentions(c, m).rename(t.Context(), []byte(`["re:model.layers.1.self_attn.(?!q_proj).*"]`)); err != nil {
+	if out, err := newExpertRenamer(c, m).rename(t.Context(), []byte(`["re:model.layers.1.self_attn.(?!q_proj).*"]`)); err != nil {
 		t.Errorf("%s, %v", out, err)
 	}
 }
 
-// A run that is ended while it compares entries is no fault of the checkpoint.
-func TestMentionsEnd(t *testing.T) {
-	c, m := turned(t)
+// TestRenameCancelled checks that cancellation during the comparison of entries is not reported as an invalid
+// checkpoint.
+func TestRenameCancelled(t *testing.T) {
+	c, m := reversed(t)
 	writeFile(t, filepath.Join(c.Dir, "hf_quant_config.json"), []byte(`["*experts*"]`))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -146,7 +147,8 @@ func TestMentionsEnd(t *testing.T) {
 	}
 }
 
-// TestMixedPrecision has one expert that is not quantised, and lists that say so: both move.
+// TestMixedPrecision has one expert that is not quantised and lists that name it. The expert and its name in the lists
+// move.
 func TestMixedPrecision(t *testing.T) {
 	m := generators["deepseek_v3 in FP8, with groups and multi-token prediction"](1)
 	const special = "model.layers.1.mlp.experts.7.up_proj"

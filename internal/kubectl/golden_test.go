@@ -489,7 +489,7 @@ func TestReport(t *testing.T) {
 	for _, part := range []string{
 		"<!DOCTYPE html>", "qwen-5d0d71aa", first.Status.Plan,
 		"<strong>35.2%</strong><span>27.6% under the plan that it replaces, on the last 180 sampled requests</span>",
-		"<strong>−10.2%</strong><span>109 µs, 121 µs under the plan that it replaces, by hardware profile h200-nvlink</span>",
+		"<strong>−10.2%</strong><span>109 µs, versus 121 µs under the plan that it replaces, hardware profile h200-nvlink</span>",
 	} {
 		if !strings.Contains(strings.ToLower(string(page)), strings.ToLower(part)) {
 			t.Errorf("the page lacks %q", part)

@@ -8,53 +8,54 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// mostRequests bounds the requests by which pairs of experts are counted with attention DP: each costs a square of the experts that it
-// activates, in each layer.
-const mostRequests = 512
+// maxRequests limits the number of requests for counting pairs of experts with attention DP. The cost per request and layer is quadratic in
+// the number of experts that it activates.
+const maxRequests = 512
 
-// together are the pairs of experts of one MoE layer that fire together: in a token with attention TP, in a request with DP, as that is
-// what has one rank.
-type together struct {
+// coactivation counts the pairs of experts of one MoE layer that are activated together: by a token with attention TP, or by a request with
+// attention DP. These are the units that have one rank.
+type coactivation struct {
 	experts int
-	// count is how often two experts do, symmetric [N × N]; the diagonal says nothing. busy are the activations of each expert.
+	// count is the number of co-activations of two experts, a symmetric [N × N] matrix whose diagonal is unused. busy is the number of
+	// activations of each expert.
 	count []float32
 	busy  []float64
-	// scale makes scale·busy(e)·busy(f) what count(e, f) would be by chance: its sum over all pairs is that of count.
+	// scale·busy(e)·busy(f) is the expectation of count(e, f) by chance. Its sum over all pairs equals the sum of count.
 	scale float64
 }
 
-// countTogether counts every MoE layer.
-func countTogether(ctx context.Context, t *trace.Trace, requests []int, attention placement.Attention, seed uint64) ([]together, error) {
-	n, layers := t.Model.Experts, make([]together, len(t.Model.Layers))
+// countCoactivations counts the pairs of every MoE layer.
+func countCoactivations(ctx context.Context, t *trace.Trace, requests []int, attention placement.Attention, seed uint64) ([]coactivation, error) {
+	n, layers := t.Model.Experts, make([]coactivation, len(t.Model.Layers))
 	if attention == placement.TensorParallel {
 		pairs, err := affinity.CountPairs(ctx, t, requests)
 		if err != nil {
 			return nil, err
 		}
 		for l := range layers {
-			layers[l] = together{experts: n, count: pairs[l].Together, busy: make([]float64, n)}
+			layers[l] = coactivation{experts: n, count: pairs[l].Together, busy: make([]float64, n)}
 			for e := range n {
 				layers[l].busy[e] = float64(pairs[l].Together[e*n+e])
 			}
-			layers[l].compare()
+			layers[l].setScale()
 		}
 		return layers, nil
 	}
 	requests = trace.Shuffled(requests, seed)
-	requests = requests[:min(mostRequests, len(requests))]
+	requests = requests[:min(maxRequests, len(requests))]
 	err := affinity.Parallel(ctx, len(layers), func(l int) {
-		layers[l] = together{experts: n, count: make([]float32, n*n), busy: make([]float64, n)}
+		layers[l] = coactivation{experts: n, count: make([]float32, n*n), busy: make([]float64, n)}
 		for _, request := range requests {
 			layers[l].addRequest(t, l, request)
 		}
-		layers[l].compare()
+		layers[l].setScale()
 	})
 	return layers, err
 }
 
-// addRequest counts a pair of experts by the product of what the request activates of them, over the request's tokens: long requests count
-// by their length.
-func (g *together) addRequest(t *trace.Trace, layer, request int) {
+// addRequest adds, for each pair of experts, the product of their activations in the request divided by the number of tokens of the request.
+// A request is thereby weighted by its length.
+func (g *coactivation) addRequest(t *trace.Trace, layer, request int) {
 	row := make([]float32, g.experts)
 	for position := t.Offsets[request]; position < t.Offsets[request+1]; position++ {
 		for _, expert := range t.Row(int(position), layer) {
@@ -73,7 +74,7 @@ func (g *together) addRequest(t *trace.Trace, layer, request int) {
 	}
 }
 
-func (g *together) compare() {
+func (g *coactivation) setScale() {
 	counted, expected := 0.0, 0.0
 	g.eachPair(func(e, f int) {
 		counted += float64(g.count[e*g.experts+f])
@@ -84,7 +85,7 @@ func (g *together) compare() {
 	}
 }
 
-func (g *together) eachPair(do func(e, f int)) {
+func (g *coactivation) eachPair(do func(e, f int)) {
 	for e := range g.experts {
 		for f := range g.experts {
 			if e != f {
@@ -94,19 +95,20 @@ func (g *together) eachPair(do func(e, f int)) {
 	}
 }
 
-// timesChance is how many times as often as by chance two experts fire together, given how busy each of them is; 0 where one never fires.
-func (g *together) timesChance(e, f int) float64 {
+// timesChance returns how many times as often as by chance two experts are activated together, given the activations of each expert. It is 0
+// if one of them is never activated.
+func (g *coactivation) timesChance(e, f int) float64 {
 	if expected := g.scale * g.busy[e] * g.busy[f]; expected > 0 {
 		return float64(g.count[e*g.experts+f]) / expected
 	}
 	return 0
 }
 
-// withinRanks is the same for all pairs that have a rank in common; 1 where there is none.
-func (g *together) withinRanks(hosts [][]int) float64 {
+// withinRanks returns the same ratio for all pairs of experts that share a rank, or 1 without such pairs.
+func (g *coactivation) withinRanks(hosts [][]int) float64 {
 	counted, expected := 0.0, 0.0
 	g.eachPair(func(e, f int) {
-		if !meet(hosts[e], hosts[f]) {
+		if !intersect(hosts[e], hosts[f]) {
 			return
 		}
 		counted += float64(g.count[e*g.experts+f])
@@ -118,8 +120,8 @@ func (g *together) withinRanks(hosts [][]int) float64 {
 	return counted / expected
 }
 
-// meet reports whether two ascending lists share an element.
-func meet(a, b []int) bool {
+// intersect reports whether two sorted lists share an element.
+func intersect(a, b []int) bool {
 	for len(a) > 0 && len(b) > 0 {
 		switch {
 		case a[0] == b[0]:

@@ -265,7 +265,7 @@ def work(rank, world, local, device, options):
                         continue
                     result["cases"] += found
                     if rank == 0:
-                        calibration.tell("measured", model=name, batch=batch["name"], layer=layer, seconds=round(time.monotonic() - begin, 1),
+                        calibration.emit("measured", model=name, batch=batch["name"], layer=layer, seconds=round(time.monotonic() - begin, 1),
                                          us={f"{row['method']}/{row['exchange']}/{row['collectives']}": row["layer_us"] for row in found})
     result["elapsed_seconds"] = round(time.monotonic() - begin, 1)
     return result

@@ -231,7 +231,7 @@ def work(rank, world, local, device, options):
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             if rank == 0:
-                calibration.tell("measured", model=name, tokens_per_rank=tokens, seconds=round(time.monotonic() - begin, 1),
+                calibration.emit("measured", model=name, tokens_per_rank=tokens, seconds=round(time.monotonic() - begin, 1),
                                  us={f"{row['cut']}/{row['pieces']}/{row['channels']}": row["us"] for row in layers})
     result["elapsed_seconds"] = round(time.monotonic() - begin, 1)
     return result

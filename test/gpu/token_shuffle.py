@@ -214,7 +214,7 @@ def work(rank, world, local, device, options):
             traceback.print_exc()
             continue
         if rank == 0:
-            calibration.tell("measured", section=name, seconds=round(time.monotonic() - begin, 1), rows=result[name])
+            calibration.emit("measured", section=name, seconds=round(time.monotonic() - begin, 1), rows=result[name])
     result["elapsed_seconds"] = round(time.monotonic() - begin, 1)
     return result
 

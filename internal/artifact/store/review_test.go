@@ -81,7 +81,7 @@ func TestPlausible(t *testing.T) {
 		"token":               {jwt(at), at.Add(-time.Second), ""},
 		"one audience":        {payload(`{"aud":"artifacts.semmoe.io","exp":1900000000}`), at.Add(-time.Hour), ""},
 		"several audiences":   {payload(`{"aud":["x","artifacts.semmoe.io"],"exp":1900000000}`), at.Add(-time.Hour), ""},
-		"ended":               {jwt(at), at, "it has ended at 2030-03-17T17:46:40Z"},
+		"ended":               {jwt(at), at, "it expired at 2030-03-17T17:46:40Z"},
 		"another audience":    {payload(`{"aud":["x"],"exp":1900000000}`), at.Add(-time.Hour), `audiences ["x"]`},
 		"no audience":         {payload(`{"exp":1900000000}`), at.Add(-time.Hour), "audiences []"},
 		"no expiry":           {payload(`{"aud":["artifacts.semmoe.io"]}`), at, "it has ended"},

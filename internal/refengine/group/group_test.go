@@ -21,7 +21,7 @@ func listen(t *testing.T) net.Listener {
 	return listener
 }
 
-// leading is what Lead has returned.
+// leading holds the results of Lead.
 type leading struct {
 	lost  <-chan error
 	leave func()
@@ -91,7 +91,7 @@ func TestGroup(t *testing.T) {
 	}
 	two.leave()
 	if err := <-whole.lost; !errors.Is(err, ErrLeaving) || !strings.Contains(err.Error(), "node 2") {
-		t.Errorf("lost: %v, want that node 2 is told to stop", err)
+		t.Errorf("lost: %v, want that node 2 was asked to stop", err)
 	}
 	gone, leaveNow := context.WithCancel(ctx)
 	leaveNow()
@@ -111,7 +111,7 @@ func TestGroupEndsWhileItGathers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	leader := lead(ctx, listen(t), 2)
 	cancel()
-	if l := <-leader; l.err == nil || !strings.Contains(l.err.Error(), "1 of 2 are there") {
+	if l := <-leader; l.err == nil || !strings.Contains(l.err.Error(), "1 of 2 joined") {
 		t.Errorf("error %v", l.err)
 	}
 	if _, _, err := Join(ctx, "127.0.0.1:1", 1, 2); err == nil || !strings.Contains(err.Error(), "--dist-init-addr 127.0.0.1:1") {
@@ -119,7 +119,7 @@ func TestGroupEndsWhileItGathers(t *testing.T) {
 	}
 }
 
-// A leader that is stopped closes the connection of a client that does not say who it is.
+// A stopped leader closes the connection of a client that sends no greeting.
 func TestStopDuringAdmission(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

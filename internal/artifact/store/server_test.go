@@ -28,8 +28,8 @@ import (
 	"github.com/semmoe/operator/test/metricsdoc"
 )
 
-// One pass as the product makes it: a profile stores its result, the manager finds it by the inputs alone and stores
-// tables, a router reads them; the sweep removes what nothing names.
+// The sequence of a deployment: a profiling pod stores its result, the manager finds the result by the inputs and stores tables, and a router reads the tables. The sweep
+// removes unreferenced artifacts.
 func TestPass(t *testing.T) {
 	store := startDefault(t, t.TempDir())
 	ctx := t.Context()
@@ -38,7 +38,7 @@ func TestPass(t *testing.T) {
 	router := clientFor(t, store.address, podToken(t, makePod("router", map[string]string{"semmoe.io/component": "router"}, nil, "ReplicaSet")))
 
 	trace, _ := randomBytes(t, 5<<20)
-	digest, err := profile.Put(ctx, scopeA, io.MultiReader(bytes.NewReader(trace))) // cannot seek
+	digest, err := profile.Put(ctx, scopeA, io.MultiReader(bytes.NewReader(trace))) // not an io.Seeker
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,16 +88,16 @@ func TestPass(t *testing.T) {
 		t.Errorf("swept: %v, %v", deleted, err)
 	}
 	if _, err := manager.Published(ctx, scopeA); !errors.Is(err, artifact.ErrNotFound) {
-		t.Errorf("the result of what was swept: error %v", err)
+		t.Errorf("result of a swept scope: error %v", err)
 	}
 	if all, err := manager.ListAll(ctx); err != nil || len(all) != 1 || all[0].Scope != scopeB {
 		t.Errorf("left: %v, %v", all, err)
 	}
 	if has, err := router.Has(ctx, scopeB, digest); err != nil || has {
-		t.Errorf("has what is not there: %t, %v", has, err)
+		t.Errorf("has of a missing artifact: %t, %v", has, err)
 	}
 	if _, err := fetch(ctx, router, scopeB, digest); !errors.Is(err, artifact.ErrNotFound) {
-		t.Errorf("get what is not there: error %v", err)
+		t.Errorf("get of a missing artifact: error %v", err)
 	}
 }
 
@@ -201,7 +201,7 @@ func fileExists(dir, name string) bool {
 	return err == nil
 }
 
-// rawClient sends what the client of package artifact would not.
+// rawClient sends requests that the client of package artifact does not send.
 func rawClient(t *testing.T) *http.Client {
 	t.Helper()
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: clientTLS(t)}}
@@ -281,7 +281,7 @@ func TestProtocolRefusals(t *testing.T) {
 	})
 }
 
-func TestFlippedByteIsRefusedByTheClient(t *testing.T) {
+func TestClientDetectsFlippedByte(t *testing.T) {
 	dir := t.TempDir()
 	store := startDefault(t, dir)
 	c := clientFor(t, store.address, managerToken(t))
@@ -344,7 +344,7 @@ func TestProbesAndMetrics(t *testing.T) {
 		`semmoe_store_requests_total{code="201",operation="put"} 1`,
 		`semmoe_store_requests_total{code="200",operation="list"} 1`,
 		`semmoe_store_transferred_bytes_total{direction="in"} 3`,
-		`semmoe_store_token_reviews_total{result="accepted"} 1`, // the second request needed none
+		`semmoe_store_token_reviews_total{result="accepted"} 1`, // the second request used the cache
 		"semmoe_store_free_bytes ",
 		"semmoe_store_capacity_bytes ",
 		`semmoe_store_requests_total{code="507",operation="put"} 0`,
@@ -370,7 +370,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	metricsdoc.Check(t, "../../../docs/metrics.md", "store", registry)
 }
 
-// With the API server away, the callers that are known are served on; the others are told to come back.
+// While the API server is unreachable, known callers are served, and other callers get an error that they retry.
 func TestWithoutAPIServer(t *testing.T) {
 	var cut atomic.Bool
 	config := storeConfig(environment.Config)
@@ -388,7 +388,7 @@ func TestWithoutAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Before clientFor, which asks the API server for the certificate.
+	// Must be called before clientFor, which reads the certificate from the API server.
 	unknown := clientFor(t, store.address, podToken(t, makePod("router", map[string]string{"semmoe.io/component": "router"}, nil, "ReplicaSet")))
 	cut.Store(true)
 	if got, err := fetch(t.Context(), known, scopeB, digest); err != nil || string(got) != "tables" {
@@ -408,7 +408,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// A client that may retry finds its store again after a restart on the same address; so does its certificate.
+// A client with retries reconnects to a store that restarts with the same address and certificate.
 func TestRetryOverRestart(t *testing.T) {
 	dir := t.TempDir()
 	options := testOptions(dir)

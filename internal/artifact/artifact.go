@@ -24,8 +24,8 @@ const (
 type Scope struct {
 	Namespace string `json:"namespace"`
 	Kind      Kind   `json:"kind"`
-	// ID is the short digest of the inputs of a profile, or of the layout of a plan: 8 to 63 lower-case letters and digits, so that it is
-	// a valid label value.
+	// ID is the short digest of the inputs of a profile, or of the layout of a plan: 8 to 63 lower-case letters and
+	// digits, so that it is a valid label value.
 	ID string `json:"id"`
 }
 

@@ -57,7 +57,8 @@ func TestParseDigest(t *testing.T) {
 	}
 }
 
-// FuzzVerified verifies that the reader reaches io.EOF if and only if the bytes match the digest, regardless of how they are split.
+// FuzzVerified verifies that the reader reaches io.EOF if and only if the bytes match the digest, regardless of how
+// they are split.
 func FuzzVerified(f *testing.F) {
 	f.Add([]byte("routing trace"), 3)
 	f.Add([]byte{}, 0)
@@ -128,7 +129,8 @@ func TestExpired(t *testing.T) {
 	}
 }
 
-// TestExpireAfterTheLastMark verifies that the retention period starts at the last mark of a scope, and that the mark expires with the artifacts.
+// TestExpireAfterTheLastMark verifies that the retention period starts at the last mark of a scope, and that the mark
+// expires with the artifacts.
 func TestExpireAfterTheLastMark(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	const retention = 7 * 24 * time.Hour
@@ -149,7 +151,8 @@ func TestExpireAfterTheLastMark(t *testing.T) {
 	}
 }
 
-// TestExpireTogether verifies that an artifact is kept while an unexpired artifact, which may refer to it, was stored shortly later.
+// TestExpireTogether verifies that an artifact is kept while an unexpired artifact, which may refer to it, was stored
+// shortly later.
 func TestExpireTogether(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	artifactOf := func(scope string, digest Digest, age time.Duration) Artifact {
@@ -169,7 +172,8 @@ func TestExpireTogether(t *testing.T) {
 	}
 }
 
-// TestTemporary verifies which statuses are retried. A stalled upload (408) is retried, because the next attempt may succeed.
+// TestTemporary verifies which statuses are retried. A stalled upload (408) is retried, because the next attempt may
+// succeed.
 func TestTemporary(t *testing.T) {
 	for code, want := range map[int]bool{400: false, 404: false, 408: true, 409: false, 429: true, 500: true, 503: true, 507: false} {
 		if got := (&StatusError{Code: code}).temporary(); got != want {

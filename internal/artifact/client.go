@@ -27,14 +27,15 @@ import (
 type Config struct {
 	// URL is the address of the store: https://host:port.
 	URL string
-	// CAFile is the path of the CA certificates of the store, as PEM. CA contains the certificates directly. If CA is set, CAFile is not
-	// read.
+	// CAFile is the path of the CA certificates of the store, as PEM. CA contains the certificates directly. If CA is
+	// set, CAFile is not read.
 	CAFile string
 	CA     []byte
-	// TokenFile is the path of the service account token with the audience Audience. It is reread when the kubelet renews the token.
+	// TokenFile is the path of the service account token with the audience Audience. It is reread when the kubelet
+	// renews the token.
 	TokenFile string
-	// RetryFor limits the time of retries if the store is unreachable or cannot respond. 0 disables retries. The end of the context also
-	// ends retries.
+	// RetryFor limits the time of retries if the store is unreachable or cannot respond. 0 disables retries. The end of
+	// the context also ends retries.
 	RetryFor time.Duration
 	// Dial, if set, replaces the default dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -102,8 +103,9 @@ func NewClient(c Config) (*Client, error) {
 // refuseRedirect disables redirects. The store never redirects, and a token must not be sent to another server.
 func refuseRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// Put stores the remaining bytes of r and returns their digest. It reads them twice: directly if r is a file or in memory, else from a temporary copy.
-// Storing an existing artifact is no error, and repairs the artifact if its bytes are damaged.
+// Put stores the remaining bytes of r and returns their digest. It reads them twice: directly if r is a file or in
+// memory, else from a temporary copy. Storing an existing artifact is no error, and repairs the artifact if its bytes
+// are damaged.
 func (c *Client) Put(ctx context.Context, scope Scope, r io.Reader) (Digest, error) {
 	if err := scope.Validate(); err != nil {
 		return "", err
@@ -167,8 +169,9 @@ func spool(r io.Reader) (*os.File, error) {
 	return file, nil
 }
 
-// Get opens an artifact. Its bytes are verified only after they are read up to io.EOF. If they do not match the digest, the reader returns ErrCorrupt
-// instead of io.EOF. If the connection fails, it returns ErrInterrupted. The caller must close the reader.
+// Get opens an artifact. Its bytes are verified only after they are read up to io.EOF. If they do not match the digest,
+// the reader returns ErrCorrupt instead of io.EOF. If the connection fails, it returns ErrInterrupted. The caller must
+// close the reader.
 func (c *Client) Get(ctx context.Context, scope Scope, digest Digest) (io.ReadCloser, error) {
 	response, err := c.do(ctx, c.request(ctx, http.MethodGet, c.artifact(scope, digest), nil))
 	if err != nil {
@@ -180,7 +183,7 @@ func (c *Client) Get(ctx context.Context, scope Scope, digest Digest) (io.ReadCl
 	}{Verified(responseBody{response.Body}, digest), response.Body}, nil
 }
 
-// responseBody is a response body whose read errors wrap ErrInterrupted.
+// responseBody is a response body that wraps read errors in ErrInterrupted.
 type responseBody struct{ io.Reader }
 
 func (a responseBody) Read(p []byte) (int, error) {
@@ -200,8 +203,9 @@ func (c *Client) Has(ctx context.Context, scope Scope, digest Digest) (bool, err
 	return err == nil, err
 }
 
-// Delete deletes an artifact that List returned. If the artifact was stored again in the meantime, Delete returns ErrConflict. If the artifact is the
-// result of its scope, the result is deleted, too. Only the manager is allowed to delete.
+// Delete deletes an artifact that List returned. If the artifact was stored again in the meantime, Delete returns
+// ErrConflict. If the artifact is the result of its scope, the result is deleted, too. Only the manager is allowed to
+// delete.
 func (c *Client) Delete(ctx context.Context, a Artifact) error {
 	query := url.Values{"modified": {a.Modified.Format(time.RFC3339Nano)}}
 	return c.doJSON(ctx, c.request(ctx, http.MethodDelete, c.artifact(a.Scope, a.Digest)+"?"+query.Encode(), nil), nil)
@@ -221,7 +225,8 @@ func (c *Client) ListAll(ctx context.Context) ([]Artifact, error) {
 	return list.Artifacts, err
 }
 
-// Publish makes an artifact the result of its scope, unless the scope already has a result. It returns the digest of the scope's result.
+// Publish makes an artifact the result of its scope, unless the scope already has a result. It returns the digest of
+// the scope's result.
 func (c *Client) Publish(ctx context.Context, scope Scope, digest Digest) (Digest, error) {
 	body, err := json.Marshal(Result{Digest: digest})
 	if err != nil {
@@ -269,8 +274,8 @@ func (c *Client) doJSON(ctx context.Context, request func() (*http.Request, erro
 	return nil
 }
 
-// do sends a request, and retries temporary errors until RetryFor has passed. All requests of the protocol are idempotent, so that a lost response is
-// harmless.
+// do sends a request, and retries temporary errors until RetryFor has passed. All requests of the protocol are
+// idempotent, so that a lost response is harmless.
 func (c *Client) do(ctx context.Context, request func() (*http.Request, error)) (*http.Response, error) {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: 10 * time.Second}
 	deadline := time.Now().Add(c.retryFor)

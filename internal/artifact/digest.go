@@ -26,7 +26,8 @@ func ParseDigest(s string) (Digest, error) {
 // ShortLength is the length of a short digest.
 const ShortLength = 16
 
-// Short returns the first ShortLength characters, which are used in names, labels and headers. A shorter, invalid digest is returned unchanged.
+// Short returns the first ShortLength characters, which are used in names, labels and headers. A shorter, invalid
+// digest is returned unchanged.
 func (d Digest) Short() string { return string(d[:min(len(d), ShortLength)]) }
 
 // DigestOf reads r to its end. It returns the digest and the number of bytes.
@@ -41,7 +42,8 @@ func sum(h hash.Hash) Digest { return Digest(hex.EncodeToString(h.Sum(nil))) }
 // ErrCorrupt reports bytes that do not match their digest.
 var ErrCorrupt = errors.New("the bytes do not match the digest")
 
-// Verified returns a reader of the same bytes. It returns ErrCorrupt instead of io.EOF if the bytes do not match the digest.
+// Verified returns a reader of the same bytes. It returns ErrCorrupt instead of io.EOF if the bytes do not match the
+// digest.
 func Verified(r io.Reader, want Digest) io.Reader {
 	return &verifier{r: r, hash: sha256.New(), want: want}
 }

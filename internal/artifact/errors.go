@@ -50,7 +50,8 @@ func (e *StatusError) Is(target error) bool {
 	return ok && sentinel == target
 }
 
-// temporary reports whether a retry of the same request can succeed. A full store is not a temporary error, because a user must enlarge the store.
+// temporary reports whether a retry of the same request can succeed. A full store is not a temporary error, because a
+// user must enlarge the store.
 func (e *StatusError) temporary() bool {
 	return e.Code == http.StatusTooManyRequests || e.Code == http.StatusRequestTimeout || e.Code >= 500 && e.Code != http.StatusInsufficientStorage
 }

@@ -11,14 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// maxReferenceDelay is the maximum time between storing an artifact and storing another artifact that refers to it. Traces take minutes to store.
+// maxReferenceDelay is the maximum time between storing an artifact and storing another artifact that refers to it.
+// Traces take minutes to store.
 const maxReferenceDelay = time.Hour
 
 // refreshes is the number of times per retention period that the mark of a referenced scope is renewed.
 const refreshes = 7
 
-// mark returns the content of the mark of a scope. A mark is an artifact that is stored repeatedly while an object refers to the scope. Its modification
-// time is the last time that a reference was seen.
+// mark returns the content of the mark of a scope. A mark is an artifact that is stored repeatedly while an object
+// refers to the scope. Its modification time is the last time that a reference was seen.
 func mark(scope Scope) string { return "semmoe-named/1 " + scope.String() + "\n" }
 
 func markDigest(scope Scope) Digest {
@@ -40,8 +41,9 @@ func marks(artifacts []Artifact) map[Scope]time.Time {
 	return marked
 }
 
-// Mark stores marks in the scopes of artifacts that objects refer to (named). The retention period of a scope starts at its last mark. A mark that is
-// younger than retention/refreshes is not renewed. An error does not prevent other marks; the errors are joined.
+// Mark stores marks in the scopes of artifacts that objects refer to (named). The retention period of a scope starts at
+// its last mark. A mark that is younger than retention/refreshes is not renewed. An error does not prevent other marks;
+// the errors are joined.
 func (c *Client) Mark(ctx context.Context, artifacts []Artifact, named sets.Set[Scope], retention time.Duration, now time.Time) error {
 	marked, seen := marks(artifacts), sets.New[Scope]()
 	var failures []error
@@ -57,12 +59,14 @@ func (c *Client) Mark(ctx context.Context, artifacts []Artifact, named sets.Set[
 	return errors.Join(failures...)
 }
 
-// Expired returns the artifacts that a sweep deletes, newest first: artifacts whose digest is not in live, that were stored before the retention period,
-// and whose scopes were last marked before it. The period protects artifacts that were stored before the object that refers to them was observed. It
-// must be much longer than that delay, and than the clock difference between storage and caller.
+// Expired returns the artifacts that a sweep deletes, newest first: artifacts whose digest is not in live, that were
+// stored before the retention period, and whose scopes were last marked before it. The period protects artifacts that
+// were stored before the object that refers to them was observed. It must be much longer than that delay, and than the
+// clock difference between storage and caller.
 //
-// An artifact that refers to others is stored after them and deleted before them, so that an interrupted sweep leaves no dangling references. For the
-// same reason an artifact is kept while an unexpired artifact of its scope was stored less than maxReferenceDelay later.
+// An artifact that refers to others is stored after them and deleted before them, so that an interrupted sweep leaves
+// no dangling references. For the same reason an artifact is kept while an unexpired artifact of its scope was stored
+// less than maxReferenceDelay later.
 func Expired(artifacts []Artifact, live sets.Set[Digest], retention time.Duration, now time.Time) []Artifact {
 	marked := marks(artifacts)
 	kept := map[Scope][]time.Time{} // the times of unexpired artifacts that are not in live
@@ -83,8 +87,8 @@ func Expired(artifacts []Artifact, live sets.Set[Digest], retention time.Duratio
 	return expired
 }
 
-// Sweep deletes the expired artifacts of all scopes and returns the deleted ones. An artifact that was stored again in the meantime is kept. An error does
-// not prevent other deletions; the errors are joined.
+// Sweep deletes the expired artifacts of all scopes and returns the deleted ones. An artifact that was stored again in
+// the meantime is kept. An error does not prevent other deletions; the errors are joined.
 //
 // live must be complete. Do not call Sweep after an error during its collection.
 func (c *Client) Sweep(ctx context.Context, live sets.Set[Digest], retention time.Duration, now time.Time) ([]Artifact, error) {

@@ -28,7 +28,7 @@ const (
 	Lifetime = 10 * 365 * 24 * time.Hour
 	// CertificateLifetime is the validity of a server or client certificate.
 	CertificateLifetime = 90 * 24 * time.Hour
-	// backdated is the age of a new certificate, for clients whose clocks are slow.
+	// backdated is the age of a new certificate, for clients with slow clocks.
 	backdated = time.Hour
 )
 
@@ -39,15 +39,16 @@ type Authority struct {
 	key          *ecdsa.PrivateKey
 }
 
-// Load reads the CA in a Secret. If the Secret does not exist, Load creates a CA with the common name subject. If several processes do so at the same
-// time, all of them use the Secret that is created first.
+// Load reads the CA in a Secret. If the Secret does not exist, Load creates a CA with the common name subject. If
+// several processes do so at the same time, all of them use the Secret that is created first.
 func Load(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, subject string, now time.Time) (*Authority, error) {
 	_, a, err := load(ctx, clients, name, subject, now)
 	return a, err
 }
 
-// Renew loads the CA, and replaces it if less than a third of its lifetime remains. The certificate of the replaced CA stays in the bundle. Clients must
-// get the new bundle before they connect to a server with a certificate of the new CA.
+// Renew loads the CA, and replaces it if less than a third of its lifetime remains. The certificate of the replaced CA
+// stays in the bundle. Clients must get the new bundle before they connect to a server with a certificate of the new
+// CA.
 func Renew(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, subject string, now time.Time) (*Authority, error) {
 	secret, a, err := load(ctx, clients, name, subject, now)
 	if err != nil || now.Before(a.certificates[0].NotAfter.Add(-Lifetime/3)) {

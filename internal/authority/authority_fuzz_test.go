@@ -10,7 +10,8 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// FuzzParse parses arbitrary certificates and keys. It verifies that the certificates of an accepted CA are valid for its bundle.
+// FuzzParse parses arbitrary certificates and keys. It verifies that the certificates of an accepted CA are valid for
+// its bundle.
 func FuzzParse(f *testing.F) {
 	now := time.Now()
 	first, err := newSecret(types.NamespacedName{}, "s", now)

@@ -98,7 +98,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestIssuer verifies that a certificate is renewed in the last third of its lifetime, and immediately if the CA changes.
+// TestIssuer verifies that a certificate is renewed in the last third of its lifetime, and immediately if the CA
+// changes.
 func TestIssuer(t *testing.T) {
 	now := time.Now()
 	name := types.NamespacedName{Namespace: "default", Name: "issuer"}
@@ -138,7 +139,8 @@ func TestIssuer(t *testing.T) {
 	}
 }
 
-// TestRenew verifies that processes that renew at the same time use the same CA, and that the new bundle verifies certificates of both CAs.
+// TestRenew verifies that processes that renew at the same time use the same CA, and that the new bundle verifies
+// certificates of both CAs.
 func TestRenew(t *testing.T) {
 	begin := time.Now()
 	name := types.NamespacedName{Namespace: "default", Name: "renew"}

@@ -1,5 +1,5 @@
-// Package authority implements a certificate authority (CA) whose key is stored in a Secret. The replicas of a server share one CA, and so do the
-// replicas of a client. No other software is required.
+// Package authority implements a certificate authority (CA) with a key in a Secret. The replicas of a server share one
+// CA, and so do the replicas of a client. No other software is required.
 //
 // Invariants:
 //   - If several processes create or renew the CA at the same time, one process succeeds and the others use its CA.

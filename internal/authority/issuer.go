@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Issuer provides the certificate of a server or client, and renews the certificate when less than a third of its lifetime remains. It is safe for
-// concurrent use.
+// Issuer provides the certificate of a server or client, and renews the certificate when less than a third of its
+// lifetime remains. It is safe for concurrent use.
 type Issuer struct {
 	usage x509.ExtKeyUsage
 	hosts []string
@@ -19,7 +19,8 @@ type Issuer struct {
 	current   *tls.Certificate
 }
 
-// NewIssuer returns an issuer of server certificates for DNS names and IP addresses. Connections fail until Use sets the authority.
+// NewIssuer returns an issuer of server certificates for DNS names and IP addresses. Connections fail until Use sets
+// the authority.
 func NewIssuer(hosts ...string) *Issuer {
 	return &Issuer{usage: x509.ExtKeyUsageServerAuth, hosts: hosts}
 }

@@ -14,8 +14,8 @@ const unknown = "unknown"
 
 // Info is the build information that the Go toolchain stores in a binary.
 type Info struct {
-	// Version is the version of the main module. Revision is the commit, with the suffix "-dirty" if files were changed. Go is the version of
-	// the toolchain.
+	// Version is the version of the main module. Revision is the commit, with the suffix "-dirty" if files were
+	// changed. Go is the version of the toolchain.
 	Version, Revision, Go string
 }
 

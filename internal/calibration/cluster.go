@@ -30,7 +30,7 @@ const (
 	cleanupTimeout = 30 * time.Second
 )
 
-// errDeadline is the error of a run whose deadline has passed without a known end of the Job.
+// errDeadline reports that the deadline of a run has passed without a known end of the Job.
 var errDeadline = errors.New("the deadline of the Job has passed, and the cluster has not reported how the Job ended")
 
 // Cluster runs calibrations on a cluster.
@@ -42,11 +42,12 @@ type Cluster struct {
 	Keep bool
 }
 
-// Run creates the Job of a spec, follows it to its end, and returns its result after write has stored the result. It passes the events of the
-// script to report, and the reason why the pod does not run as events "waiting".
+// Run creates the Job of a spec, follows it to its end, and returns its result after write has stored the result. It
+// passes the events of the script to report, and the reason why the pod does not run as events "waiting".
 //
-// Run deletes the Job after the result is stored, or when the context ends before there is a result, so that no GPU stays reserved. It keeps a
-// failed Job for inspection, and a Job whose result cannot be stored, because the log still contains the result.
+// Run deletes the Job after the result is stored, or when the context ends before there is a result, so that no GPU
+// stays reserved. It keeps a failed Job for inspection, and a Job whose result cannot be stored, because the log still
+// contains the result.
 func (c *Cluster) Run(ctx context.Context, spec Spec, report func(Event), write func(*Result) error) (*Result, error) {
 	job, err := c.create(ctx, spec)
 	if err != nil {
@@ -67,7 +68,8 @@ func (c *Cluster) Run(ctx context.Context, spec Spec, report func(Event), write 
 	return result, errors.Join(err, c.remove(ctx, job))
 }
 
-// create creates the Job, and the ConfigMap of the script. The Job owns the ConfigMap, so deleting the Job deletes both.
+// create creates the Job, and the ConfigMap of the script. The Job owns the ConfigMap, so deleting the Job deletes
+// both.
 func (c *Cluster) create(ctx context.Context, spec Spec) (*batchv1.Job, error) {
 	job, err := c.Clients.BatchV1().Jobs(spec.Namespace).Create(ctx, spec.Job(), metav1.CreateOptions{FieldManager: FieldManager})
 	if apierrors.IsAlreadyExists(err) {
@@ -97,8 +99,9 @@ func (c *Cluster) remove(ctx context.Context, job *batchv1.Job) error {
 	return nil
 }
 
-// follow waits for the pod of the Job and reads its log. If the connection ends early, follow reconnects and skips the events that it already
-// reported. A log that cannot be read is reported as an event "waiting", and read again until the Job must have ended.
+// follow waits for the pod of the Job and reads its log. If the connection ends early, follow reconnects and skips the
+// events that it already reported. A log that cannot be read is reported as an event "waiting", and read again until
+// the Job must have ended.
 func (c *Cluster) follow(ctx context.Context, job *batchv1.Job, report func(Event)) (*Result, error) {
 	reported, lastMessage := 0, ""
 	for {
@@ -106,7 +109,8 @@ func (c *Cluster) follow(ctx context.Context, job *batchv1.Job, report func(Even
 		if err != nil {
 			return nil, err
 		}
-		// Both are determined before the log is read: the log of an ended pod is complete, and a running pod may end while its log is read.
+		// Both are determined before the log is read: the log of an ended pod is complete, and a running pod may end
+		// while its log is read.
 		ended, lost := pod.Status.Phase != corev1.PodRunning, overdue(job, pod)
 		result, err := c.read(ctx, pod, &reported, report)
 		if !errors.Is(err, ErrUnfinished) {
@@ -128,8 +132,9 @@ func (c *Cluster) follow(ctx context.Context, job *batchv1.Job, report func(Even
 	}
 }
 
-// read reads the log of a pod from the beginning. It skips the first *reported events, reports the others and counts them in *reported. A log
-// that cannot be read counts as unfinished, because the container may not have started or the connection may have failed.
+// read reads the log of a pod from the beginning. It skips the first *reported events, reports the others and counts
+// them in *reported. A log that cannot be read counts as unfinished, because the container may not have started or the
+// connection may have failed.
 func (c *Cluster) read(ctx context.Context, pod *corev1.Pod, reported *int, report func(Event)) (*Result, error) {
 	log, err := c.Clients.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{Container: Container, Follow: true}).Stream(ctx)
 	if err != nil {
@@ -158,8 +163,8 @@ func (e *unreadError) Error() string {
 
 func (e *unreadError) Unwrap() []error { return []error{ErrUnfinished, e.cause} }
 
-// overdue returns an error if the pod must have ended. The API server reports a pod on a lost node as running forever. It returns nil while the
-// pod may still run.
+// overdue returns an error if the pod must have ended. The API server reports a pod on a lost node as running forever.
+// It returns nil while the pod may still run.
 func overdue(job *batchv1.Job, pod *corev1.Pod) error {
 	if deleted := pod.DeletionTimestamp; deleted != nil && time.Since(deleted.Time) > cleanupTimeout {
 		return fmt.Errorf("pod %s should have been deleted by %s, and its node %s has not reported how it ended", pod.Name, deleted.UTC().Format(time.RFC3339), pod.Spec.NodeName)
@@ -175,15 +180,15 @@ func maxDuration(job *batchv1.Job) time.Duration {
 	return time.Duration(*job.Spec.ActiveDeadlineSeconds)*time.Second + cleanupTimeout
 }
 
-// broken reports whether the log ended because of the connection. Then the API server has not denied the request, and another attempt may read
-// the complete log.
+// broken reports whether the log ended because of the connection. Then the API server has not denied the request, and
+// another attempt may read the complete log.
 func broken(err error) bool {
 	var denial apierrors.APIStatus
 	return err != ErrUnfinished && !errors.As(err, &denial) //nolint:errorlint // an unwrapped ErrUnfinished means that the log has ended
 }
 
-// started waits until the Job's pod runs or has ended. It retries an unreachable API server for as long as the Job may run. It waits for a
-// suspended or queued Job without a limit.
+// started waits until the Job's pod runs or has ended. It retries an unreachable API server for as long as the Job may
+// run. It waits for a suspended or queued Job without a limit.
 func (c *Cluster) started(ctx context.Context, job *batchv1.Job, report func(Event)) (*corev1.Pod, error) {
 	lastMessage, answered := "", time.Now()
 	for {
@@ -284,7 +289,8 @@ func (c *Cluster) pause(ctx context.Context) error {
 	}
 }
 
-// CheckStore returns the error that Store would return for a ConfigMap, before there is a result. It uses a server-side dry run.
+// CheckStore returns the error that Store would return for a ConfigMap, before there is a result. It uses a server-side
+// dry run.
 func (c *Cluster) CheckStore(ctx context.Context, namespace, name string) error {
 	return c.store(ctx, namespace, name, "{}", metav1.DryRunAll)
 }

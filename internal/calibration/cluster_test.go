@@ -24,8 +24,8 @@ const (
 	last   = `{"event": "result", "calibration": ` + json1 + "}\n"
 )
 
-// node simulates the execution of a Job. Each request for pods returns the next element of states, and each request for the log the next
-// element of logs. The last elements are repeated.
+// node simulates the execution of a Job. Each request for pods returns the next element of states, and each request for
+// the log the next element of logs. The last elements are repeated.
 type node struct {
 	states []corev1.PodStatus
 	logs   []string
@@ -104,8 +104,8 @@ func jobsLeft(t *testing.T, clients *fake.Clientset) int {
 	return len(list.Items)
 }
 
-// TestRunOnCluster verifies that a pod that waits for a GPU, a log that cannot be read yet and an interrupted log delay the result, and that no
-// event is reported twice.
+// TestRunOnCluster verifies that a pod that waits for a GPU, a log that cannot be read yet and an interrupted log delay
+// the result, and that no event is reported twice.
 func TestRunOnCluster(t *testing.T) {
 	n := &node{
 		states: []corev1.PodStatus{unschedulable(), unschedulable(), phase(corev1.PodRunning), phase(corev1.PodRunning), phase(corev1.PodRunning), phase(corev1.PodSucceeded)},
@@ -142,7 +142,8 @@ func TestRunOnCluster(t *testing.T) {
 // kept is a write function that succeeds.
 func kept(*Result) error { return nil }
 
-// TestRunKeepsJobOfUnwrittenResult verifies that a Job is kept if its result cannot be written, because the log still contains the result.
+// TestRunKeepsJobOfUnwrittenResult verifies that a Job is kept if its result cannot be written, because the log still
+// contains the result.
 func TestRunKeepsJobOfUnwrittenResult(t *testing.T) {
 	clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
 	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
@@ -153,8 +154,8 @@ func TestRunKeepsJobOfUnwrittenResult(t *testing.T) {
 	}
 }
 
-// TestRunRetriesUnreachableCluster verifies that a temporarily unreachable API server does not lose the result, also if the log is interrupted
-// after the pod has ended. A denied request ends the run.
+// TestRunRetriesUnreachableCluster verifies that a temporarily unreachable API server does not lose the result, also if
+// the log is interrupted after the pod has ended. A denied request ends the run.
 func TestRunRetriesUnreachableCluster(t *testing.T) {
 	away := errors.New("connection refused")
 	forbidden := apierrors.NewForbidden(batchv1.Resource("jobs"), "h200", nil)
@@ -208,8 +209,8 @@ func TestRunEndsWithTheDeadline(t *testing.T) {
 	}
 }
 
-// TestRunOnALostNode verifies that a run ends if the node of the pod is lost. The API server reports such a pod as running forever, and its log
-// cannot be read.
+// TestRunOnALostNode verifies that a run ends if the node of the pod is lost. The API server reports such a pod as
+// running forever, and its log cannot be read.
 func TestRunOnALostNode(t *testing.T) {
 	deleted := metav1.NewTime(time.Now().Add(-cleanupTimeout - time.Second))
 	for name, c := range map[string]struct {
@@ -251,8 +252,8 @@ func TestRunOnALostNode(t *testing.T) {
 	}
 }
 
-// TestRunEndsPastTheDeadline verifies that the result is read if the run ended while its log could not be followed, for example because the
-// workstation was suspended until after the deadline.
+// TestRunEndsPastTheDeadline verifies that the result is read if the run ended while its log could not be followed, for
+// example because the workstation was suspended until after the deadline.
 func TestRunEndsPastTheDeadline(t *testing.T) {
 	begun := metav1.Now()
 	running, done := phase(corev1.PodRunning), phase(corev1.PodSucceeded)

@@ -124,8 +124,9 @@ func (s Spec) ConfigMap() *corev1.ConfigMap {
 	}
 }
 
-// Job returns a Job that runs the script once. The pod conforms to the restricted Pod Security Standard and has no service account token, so
-// that a third-party image gets no access to the cluster. The result is the last line of the log.
+// Job returns a Job that runs the script once. The pod conforms to the restricted Pod Security Standard and has no
+// service account token, so that a third-party image gets no access to the cluster. The result is the last line of the
+// log.
 func (s Spec) Job() *batchv1.Job {
 	meta := s.meta()
 	return &batchv1.Job{
@@ -173,8 +174,8 @@ func (s Spec) container() corev1.Container {
 		Image:   s.Image,
 		Command: append([]string{s.Python, scriptPath + "/" + scriptKey}, s.Args()...),
 		Env: []corev1.EnvVar{
-			// The user ID has no passwd entry in the image and no writable home directory. Libraries derive the paths of their caches from
-			// both.
+			// The user ID has no passwd entry in the image and no writable home directory. Libraries derive the paths
+			// of their caches from both.
 			{Name: "HOME", Value: "/tmp"},
 			{Name: "USER", Value: "semmoe"},
 			{Name: "PYTHONDONTWRITEBYTECODE", Value: "1"},

@@ -82,8 +82,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// TestPodIsRestricted verifies that the pod conforms to the restricted Pod Security Standard and has no token, so that it can run wherever an
-// engine can.
+// TestPodIsRestricted verifies that the pod conforms to the restricted Pod Security Standard and has no token, so that
+// it can run wherever an engine can.
 func TestPodIsRestricted(t *testing.T) {
 	pod := example().Job().Spec.Template.Spec
 	container := pod.Containers[0]

@@ -15,8 +15,8 @@ import (
 // stopTimeout limits the time that an interrupted script may take to exit.
 const stopTimeout = 10 * time.Second
 
-// RunLocal runs the script on this machine with the interpreter python and the flags args. The script's standard error goes to stderr, and its
-// events to report.
+// RunLocal runs the script on this machine with the interpreter python and the flags args. The script's standard error
+// goes to stderr, and its events to report.
 func RunLocal(ctx context.Context, python string, args []string, stderr io.Writer, report func(Event)) (*Result, error) {
 	dir, err := os.MkdirTemp("", "semmoe-calibrate-")
 	if err != nil {
@@ -31,7 +31,8 @@ func RunLocal(ctx context.Context, python string, args []string, stderr io.Write
 	command := exec.CommandContext(ctx, python, append([]string{path}, args...)...)
 	command.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 	command.Stderr = stderr
-	// The signal goes to the process group, because a remaining process of another GPU would occupy its GPU and keep the output open.
+	// The signal goes to the process group, because a remaining process of another GPU would occupy its GPU and keep
+	// the output open.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGINT) }
 	command.WaitDelay = stopTimeout

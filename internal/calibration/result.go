@@ -11,7 +11,8 @@ import (
 const (
 	// version is the format version of the script's results.
 	version = 1
-	// maxLine limits the length of a line of the script's output, in bytes. The longest line, the result, has about 50 KiB.
+	// maxLine limits the length of a line of the script's output, in bytes. The longest line, the result, has about 50
+	// KiB.
 	maxLine = 4 << 20
 )
 
@@ -22,8 +23,8 @@ type Event struct {
 	// Message describes an error. Reason explains why a measurement was skipped.
 	Message string `json:"message"`
 	Reason  string `json:"reason"`
-	// Done is the number of finished measurements out of Total, and Section the section of the last one. Measurements is the total in the
-	// start event.
+	// Done is the number of finished measurements out of Total, and Section the section of the last one. Measurements
+	// is the total in the start event.
 	Done         int    `json:"done"`
 	Total        int    `json:"total"`
 	Measurements int    `json:"measurements"`
@@ -43,8 +44,8 @@ func (e *ScriptError) Error() string { return e.Message }
 // ErrUnfinished reports an output that ends without a result.
 var ErrUnfinished = errors.New("the script ended without a result")
 
-// Read reads the script's output, passes its events to report, and returns the result, or a *ScriptError. It ignores other lines, for example
-// messages of the image's entrypoint.
+// Read reads the script's output, passes its events to report, and returns the result, or a *ScriptError. It ignores
+// other lines, for example messages of the image's entrypoint.
 func Read(output io.Reader, report func(Event)) (*Result, error) {
 	lines := bufio.NewScanner(output)
 	lines.Buffer(make([]byte, 64<<10), maxLine)

@@ -31,8 +31,8 @@ func TestScriptsCompile(t *testing.T) {
 	}
 }
 
-// TestScriptsReportMissingRequirements verifies that each script reports missing PyTorch or GPUs on standard output, with the exit code for
-// errors that a retry does not fix.
+// TestScriptsReportMissingRequirements verifies that each script reports missing PyTorch or GPUs on standard output,
+// with the exit code for errors that a retry does not fix.
 func TestScriptsReportMissingRequirements(t *testing.T) {
 	if exec.Command(python(t), "-c", "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 1)").Run() == nil {
 		t.Skip("this machine has a GPU")
@@ -52,7 +52,8 @@ func TestScriptsReportMissingRequirements(t *testing.T) {
 	}
 }
 
-// TestScriptWithoutGPU runs the script with PyTorch on the CPU. Ranks, progress and file are as with GPUs. Only the times are meaningless.
+// TestScriptWithoutGPU runs the script with PyTorch on the CPU. Ranks, progress and file are as with GPUs. Only the
+// times are meaningless.
 func TestScriptWithoutGPU(t *testing.T) {
 	if exec.Command(python(t), "-c", "import torch.distributed as d, sys; sys.exit(0 if d.is_gloo_available() else 1)").Run() != nil {
 		t.Skip("PyTorch with gloo is not installed")

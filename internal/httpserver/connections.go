@@ -9,12 +9,13 @@ import (
 	"sync"
 )
 
-// headerLineBytes is the memory of a parsed header line in addition to its text, in bytes: its map entry, its strings, and their copies in a
-// forwarded request.
+// headerLineBytes is the memory of a parsed header line in addition to its text, in bytes: its map entry, its strings,
+// and their copies in a forwarded request.
 const headerLineBytes = 256
 
-// connections holds the open connections of a server. If the limit is reached, a new connection replaces the connection that has waited longest for
-// a request or for the rest of one. An HTTP client repeats a request if its idle connection is closed.
+// connections holds the open connections of a server. If the limit is reached, a new connection replaces the connection
+// that has waited longest for a request or for the rest of one. An HTTP client repeats a request if its idle connection
+// is closed.
 type connections struct {
 	max    int
 	memory *Memory
@@ -107,8 +108,8 @@ func (s *connections) changed(conn net.Conn, state http.ConnState) {
 type connection struct {
 	net.Conn
 	server *connections
-	// place is the position in the list of waiting connections, or nil while the connection has a complete request. The server's lock guards
-	// it.
+	// place is the position in the list of waiting connections, or nil while the connection has a complete request. The
+	// server's lock guards it.
 	place *list.Element
 
 	// share is the memory of the header of the present request, or nil if headers are not counted.
@@ -125,7 +126,8 @@ func (c *connection) stopWaiting() {
 	}
 }
 
-// headerComplete marks the header as complete, so that its memory stays reserved, or releases its memory after the response.
+// headerComplete marks the header as complete, so that its memory stays reserved, or releases its memory after the
+// response.
 func (c *connection) headerComplete(complete bool) {
 	if c.share == nil {
 		return
@@ -183,7 +185,8 @@ func (c *connection) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite closes the write side. net/http uses it, so that a client that is still sending can read the response before the connection ends.
+// CloseWrite closes the write side. net/http uses it, so that a client that is still sending can read the response
+// before the connection ends.
 func (c *connection) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

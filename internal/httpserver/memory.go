@@ -10,11 +10,12 @@ import (
 // ErrNoMemory reports a request that exceeds the memory limit.
 var ErrNoMemory = errors.New("the server has no memory left for another request")
 
-// Memory limits the memory that is reserved for the requests of a server. Requests that are still arriving have a separate, lower limit. If they
-// reach their limit, the reservation of the largest one is revoked in favor of smaller ones, so that clients that send large requests slowly do not
-// block other clients. Memory is safe for concurrent use.
+// Memory limits the memory that is reserved for the requests of a server. Requests that are still arriving have a
+// separate, lower limit. If they reach their limit, the reservation of the largest one is revoked in favor of smaller
+// ones, so that clients that send large requests slowly do not block other clients. Memory is safe for concurrent use.
 type Memory struct {
-	// Max limits the memory of all requests, in bytes. MaxArriving limits the memory of incomplete requests; 0 means Max.
+	// Max limits the memory of all requests, in bytes. MaxArriving limits the memory of incomplete requests; 0 means
+	// Max.
 	Max, MaxArriving int64
 
 	mu             sync.Mutex
@@ -37,8 +38,9 @@ func (m *Memory) HasRoom(bytes int64) bool {
 	return bytes <= m.Max-(m.held-m.arriving)
 }
 
-// Open returns an empty share for an incomplete request. If another request revokes the share, Memory calls revoke, which must stop reading the
-// request without blocking and without calling Take. revoke is not called after Finish or Release.
+// Open returns an empty share for an incomplete request. If another request revokes the share, Memory calls revoke,
+// which must stop reading the request without blocking and without calling Take. revoke is not called after Finish or
+// Release.
 func (m *Memory) Open(revoke func()) *Share { return &Share{memory: m, revoke: revoke} }
 
 // Share is the memory that is reserved for one request. It is safe for concurrent use.
@@ -126,7 +128,8 @@ func (s *Share) Revoked() bool {
 	return s.isRevoked
 }
 
-// Finish marks the request as complete. Its share cannot be revoked from then on. The error wraps ErrNoMemory if the share was revoked before.
+// Finish marks the request as complete. Its share cannot be revoked from then on. The error wraps ErrNoMemory if the
+// share was revoked before.
 func (s *Share) Finish() error {
 	m := s.memory
 	m.mu.Lock()
@@ -142,7 +145,8 @@ func (s *Share) Finish() error {
 	return nil
 }
 
-// Release releases all memory of the share. Unless it was revoked, the share can then be used for another request. Further calls are no-ops.
+// Release releases all memory of the share. Unless it was revoked, the share can then be used for another request.
+// Further calls are no-ops.
 func (s *Share) Release() {
 	s.memory.mu.Lock()
 	defer s.memory.mu.Unlock()

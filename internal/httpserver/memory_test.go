@@ -16,8 +16,8 @@ func share(t *testing.T, m *Memory, bytes int64) (*Share, *int) {
 	return s, revoked
 }
 
-// TestLargestArrivingRequestIsRevoked verifies that a small request gets memory if large incomplete requests use all of it. Only the largest one is
-// revoked.
+// TestLargestArrivingRequestIsRevoked verifies that a small request gets memory if large incomplete requests use all of
+// it. Only the largest one is revoked.
 func TestLargestArrivingRequestIsRevoked(t *testing.T) {
 	m := &Memory{Max: 1000, MaxArriving: 100}
 	small, smallRevoked := share(t, m, 20)
@@ -43,7 +43,8 @@ func TestLargestArrivingRequestIsRevoked(t *testing.T) {
 	}
 }
 
-// TestCompleteRequestsAreNotRevoked verifies that a complete request keeps its memory and no longer counts as incomplete.
+// TestCompleteRequestsAreNotRevoked verifies that a complete request keeps its memory and no longer counts as
+// incomplete.
 func TestCompleteRequestsAreNotRevoked(t *testing.T) {
 	m := &Memory{Max: 250, MaxArriving: 100}
 	for range 2 {

@@ -16,14 +16,15 @@ func (r *running) begin() (end func()) {
 	return func() { r.n.Add(-1) }
 }
 
-// idlePolls is the number of consecutive polls, at intervals of idlePoll, without a running or new request, after which a server is idle.
+// idlePolls is the number of consecutive polls, at intervals of idlePoll, without a running or new request, after which
+// a server is idle.
 const (
 	idlePolls = 10
 	idlePoll  = 100 * time.Millisecond
 )
 
-// idle waits until no request has run for a second. It returns false if the context ends earlier. A server uses it to stop while connections
-// without a request are open.
+// idle waits until no request has run for a second. It returns false if the context ends earlier. A server uses it to
+// stop while connections without a request are open.
 func (r *running) idle(ctx context.Context) bool {
 	tick := time.NewTicker(idlePoll)
 	defer tick.Stop()

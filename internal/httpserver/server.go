@@ -34,11 +34,13 @@ type Options struct {
 	MaxHeaderBytes, MaxConnections int
 	// ReadHeaderTimeout limits the time to receive a header. IdleTimeout limits the time between two requests.
 	ReadHeaderTimeout, IdleTimeout time.Duration
-	// ReadTimeout and WriteTimeout limit the time of a request and of its response. They are 0 if the handler sets deadlines.
+	// ReadTimeout and WriteTimeout limit the time of a request and of its response. They are 0 if the handler sets
+	// deadlines.
 	ReadTimeout, WriteTimeout time.Duration
 	// TLS enables HTTPS. If it is nil, the server uses HTTP.
 	TLS *tls.Config
-	// HTTP2 selects HTTP/2 only, with these settings. If it is nil, the server uses HTTP/1.1 only, with one request at a time per connection.
+	// HTTP2 selects HTTP/2 only, with these settings. If it is nil, the server uses HTTP/1.1 only, with one request at
+	// a time per connection.
 	HTTP2 *http.HTTP2Config
 	// Memory limits the memory of request headers. It may be nil if MaxConnections is a sufficient limit.
 	Memory *Memory
@@ -80,7 +82,7 @@ func New(o Options) *Server {
 	return s
 }
 
-// NewProbes returns a server for health, readiness and metrics, whose requests have no body and whose responses are short.
+// NewProbes returns a server for health, readiness and metrics: requests without a body, and short responses.
 func NewProbes(routes http.Handler, log logr.Logger) *Server {
 	return New(Options{
 		Handler: routes, Log: log, MaxHeaderBytes: 8 << 10, MaxConnections: 64, ReadTimeout: time.Minute, WriteTimeout: 5 * time.Minute,
@@ -94,8 +96,8 @@ func (s *Server) counted(handler http.Handler) http.Handler {
 	})
 }
 
-// Shutdown accepts no new requests and waits for running requests until the context ends. It closes connections without a request after no request has
-// run for a second, because http.Server waits 5 s for the first request of a connection.
+// Shutdown accepts no new requests and waits for running requests until the context ends. It closes connections without
+// a request after no request has run for a second, because http.Server waits 5 s for the first request of a connection.
 func (s *Server) Shutdown(ctx context.Context) error {
 	idle, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -74,7 +74,8 @@ func closed(t *testing.T, from *bufio.Reader) {
 
 func ok(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }
 
-// TestHeaderAboveTheLimit verifies that an incomplete header above the limit is rejected with a response that the client can read.
+// TestHeaderAboveTheLimit verifies that an incomplete header above the limit is rejected with a response that the
+// client can read.
 func TestHeaderAboveTheLimit(t *testing.T) {
 	address := start(t, Options{Handler: http.HandlerFunc(ok), MaxHeaderBytes: 8 << 10})
 	_, answer := connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\nX-Long: "+strings.Repeat("x", 16<<10))
@@ -83,8 +84,8 @@ func TestHeaderAboveTheLimit(t *testing.T) {
 	answered(t, answer, http.StatusOK)
 }
 
-// TestLongestWaitingConnectionIsReplaced verifies that a new connection above the limit replaces the connection that has waited longest, but no
-// connection with a request in progress.
+// TestLongestWaitingConnectionIsReplaced verifies that a new connection above the limit replaces the connection that
+// has waited longest, but no connection with a request in progress.
 func TestLongestWaitingConnectionIsReplaced(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	address := start(t, Options{MaxConnections: 3, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -109,8 +110,8 @@ func TestLongestWaitingConnectionIsReplaced(t *testing.T) {
 	answered(t, long, http.StatusOK)
 }
 
-// TestHeadersTakeMemory verifies that arriving headers reserve memory for their text and an overhead per line, that the largest header is revoked if
-// the limit is reached, and that the memory is released after the response.
+// TestHeadersTakeMemory verifies that arriving headers reserve memory for their text and an overhead per line, that the
+// largest header is revoked if the limit is reached, and that the memory is released after the response.
 func TestHeadersTakeMemory(t *testing.T) {
 	memory := &Memory{Max: 1 << 20, MaxArriving: 40 << 10}
 	held := make(chan int64, 1)
@@ -150,7 +151,8 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// TestEveryServerHasLimits verifies that no other package creates a server, because it could omit limits. Test programs are exempt.
+// TestEveryServerHasLimits verifies that no other package creates a server, because it could omit limits. Test programs
+// are exempt.
 func TestEveryServerHasLimits(t *testing.T) {
 	const root = "../.."
 	makers := map[string]bool{

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// TestAuthorities verifies that the file has the authorities of S3 and other common services, and no authority that is trusted only up to a date.
+// TestAuthorities verifies that the file has the authorities of S3 and other common services, and no authority that is
+// trusted only up to a date.
 func TestAuthorities(t *testing.T) {
 	var names []string
 	partly := map[string]bool{}
@@ -44,7 +45,8 @@ func TestAuthorities(t *testing.T) {
 	}
 }
 
-// TestAuthoritiesOfACluster verifies that a program in the image trusts the public authorities, and those in the directory $SSL_CERT_DIR.
+// TestAuthoritiesOfACluster verifies that a program in the image trusts the public authorities, and those in the
+// directory $SSL_CERT_DIR.
 func TestAuthoritiesOfACluster(t *testing.T) {
 	const wanted = "IMAGE_TEST_AUTHORITIES" // path of a file with the expected roots of the child process, because a process reads its roots only once
 	if file := os.Getenv(wanted); file != "" {

@@ -30,12 +30,13 @@ type Options struct {
 	Name string
 	// Program is the file name of the entrypoint. The program is stored as /<Program>.
 	Program string
-	// Binary is the content of the program, a static ELF executable for Linux. It determines the architecture of the image.
+	// Binary is the content of the program, a static ELF executable for Linux. It determines the architecture of the
+	// image.
 	Binary []byte
 }
 
-// Build writes an image to w as the tar of an OCI layout. It returns the digest of the manifest ("sha256:<hex>"), which registries and nodes use as the
-// identity of the image. An error reports an invalid option or comes from w.
+// Build writes an image to w as the tar of an OCI layout. It returns the digest of the manifest ("sha256:<hex>"), which
+// registries and nodes use as the identity of the image. An error reports an invalid option or comes from w.
 func Build(w io.Writer, options Options) (string, error) {
 	name, tag, err := parseReference(options.Name)
 	if err != nil {

@@ -102,13 +102,16 @@ func (c *connection) open() (*Cluster, error) {
 	}}, nil
 }
 
-// maxMetricsBytes limits the size of one metrics page. The page of a router with hundreds of ranks is many times smaller.
+// maxMetricsBytes limits the size of one metrics page. The page of a router with hundreds of ranks is many times
+// smaller.
 const maxMetricsBytes = 16 << 20
 
-// metricsTimeout limits the metrics request to one pod, so that a pod that hangs does not block the output for the others.
+// metricsTimeout limits the metrics request to one pod, so that a pod that hangs does not block the output for the
+// others.
 const metricsTimeout = 10 * time.Second
 
-// metricsPort returns the number of the pod's port named metrics. The API server's pod proxy does not accept port names.
+// metricsPort returns the number of the pod's port named metrics. The API server's pod proxy does not accept port
+// names.
 func metricsPort(pod *corev1.Pod) (int32, error) {
 	for _, container := range pod.Spec.Containers {
 		for _, port := range container.Ports {

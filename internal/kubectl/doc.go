@@ -1,4 +1,5 @@
-// Package kubectl implements the plugin "kubectl semmoe", which inspects and changes MoEDeployments and PlacementPlans from a terminal.
+// Package kubectl implements the plugin "kubectl semmoe", which inspects and changes MoEDeployments and PlacementPlans
+// from a terminal.
 //
 // A command reads objects through the API server, passes them to one of these packages, and prints the result:
 //
@@ -8,8 +9,8 @@
 //	terminal  formats text for terminals and pipes
 //
 // Invariants:
-//   - Commands never prompt. Each change is one patch by the field manager kubectl-semmoe. With --dry-run=server the API server
-//     validates the patch and stores nothing.
+//   - Commands never prompt. Each change is one patch by the field manager kubectl-semmoe. With --dry-run=server the
+//     API server validates the patch and stores nothing.
 //   - Standard output contains only the answer, as text or JSON. Warnings and errors go to standard error.
 //   - A missing permission removes only the parts that need it from the output, with a note. The other parts are shown.
 package kubectl

@@ -77,7 +77,8 @@ func describeError(err error) (string, int) {
 	return err.Error(), exitError
 }
 
-// isMissingKind reports whether the API server does not serve the requested resource type. It is false for a missing object.
+// isMissingKind reports whether the API server does not serve the requested resource type. It is false for a missing
+// object.
 func isMissingKind(err error) bool {
 	var status apierrors.APIStatus
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && (status.Status().Details == nil || status.Status().Details.Name == "")

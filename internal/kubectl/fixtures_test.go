@@ -54,7 +54,7 @@ func ofQwen(name string, age time.Duration, component string, labels ...string) 
 	return named(name, age, append(labels, semmoev1.LabelDeployment, "qwen", semmoev1.LabelComponent, component)...)
 }
 
-// deployment returns a deployment whose first plan waits for approval, with changes.
+// deployment returns a deployment with a first plan that waits for approval, and applies changes.
 func deployment(changes ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
 	moed := &semmoev1.MoEDeployment{
 		ObjectMeta: named("qwen", time.Hour),
@@ -92,7 +92,7 @@ func deployment(changes ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeploymen
 	return moed
 }
 
-// canary changes a deployment to one whose second plan is in its canary phase, next to the first plan.
+// canary changes a deployment to one with a second plan in its canary phase, next to the first plan.
 func canary(moed *semmoev1.MoEDeployment) {
 	message := "Plan 6020771edb47c715 is tried on 1 of 2 replicas: it is compared with the stable revision"
 	moed.Status.PlanDigest, moed.Status.Plan, moed.Status.ReadyReplicas = firstPlan, "qwen-5d0d71aa", 1

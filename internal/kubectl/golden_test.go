@@ -135,12 +135,13 @@ func concat(lists ...[]client.Object) []client.Object {
 	return all
 }
 
-// awaiting returns a deployment whose first plan waits for approval, and the objects that belong to it.
+// awaiting returns a deployment with a first plan that waits for approval, and the objects that belong to it.
 func awaiting(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
 	return concat([]client.Object{deployment(changes...), planned("qwen-c65ee2b4", firstDigest, 40*time.Minute)}, profiles(), stateful("qwen-38df6bb89e", "38df6bb89e", "", true), routers())
 }
 
-// inCanary returns a deployment whose second plan is in its canary phase, with a canary pod that crashes, and the objects that belong to it.
+// inCanary returns a deployment with a second plan in its canary phase, a canary pod that crashes, and the objects that
+// belong to it.
 func inCanary(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
 	return concat(
 		[]client.Object{
@@ -151,7 +152,7 @@ func inCanary(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
 	)
 }
 
-// candidate returns a canary revision whose pod crashes repeatedly.
+// candidate returns a canary revision with a pod that crashes repeatedly.
 func candidate() []client.Object {
 	objects := stateful("qwen-b293798526", "b293798526", secondDigest, false)
 	objects[0].SetAnnotations(map[string]string{semmoev1.AnnotationRollout: semmoev1.RolloutCanary})
@@ -406,7 +407,8 @@ semmoe_router_requests_total{code="200"} 120
 semmoe_router_estimated_tokens_total{rank="none"} 90000
 `
 
-// metrics returns the metrics page of a router with a number of sampled and of answered requests. Rank 0 gets three of five tokens.
+// metrics returns the metrics page of a router with a number of sampled and of answered requests. Rank 0 gets three of
+// five tokens.
 func metrics(sampled int, rate float64, answered int) string {
 	types := ""
 	for _, gauge := range []string{"observed_requests", "local_activation_rate", "predicted_local_activation_rate", "saved_bytes_per_second"} {

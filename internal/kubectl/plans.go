@@ -124,8 +124,8 @@ func decode(configMap *corev1.ConfigMap, file, digest string, into any) error {
 	return nil
 }
 
-// expertBytes returns an upper bound of the bytes of one expert's weights: the bytes of the checkpoint, as reported by an inspection Job,
-// divided by the number of experts. It is 0 if no inspection Job of the model is left.
+// expertBytes returns an upper bound of the bytes of one expert's weights: the bytes of the checkpoint, as reported by
+// an inspection Job, divided by the number of experts. It is 0 if no inspection Job of the model is left.
 func (c *Cluster) expertBytes(ctx context.Context, side view.Side) (int64, error) {
 	var jobs batchv1.JobList
 	err := c.List(ctx, &jobs, client.InNamespace(side.Plan.Namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentInspect})

@@ -37,7 +37,8 @@ func Main(ctx context.Context, args []string, out, err io.Writer, getenv func(st
 	return p.run(ctx, args)
 }
 
-// completionName is the name of the executable that kubectl runs to complete the plugin's arguments. It is a link to the same binary.
+// completionName is the name of the executable that kubectl runs to complete the plugin's arguments. It is a link to
+// the same binary.
 const completionName = "kubectl_complete-semmoe"
 
 func (p *Program) run(ctx context.Context, args []string) int {
@@ -113,8 +114,8 @@ func arguments(minArgs, maxArgs int) cobra.PositionalArgs {
 	}
 }
 
-// notEmpty rejects a flag that is set to the empty string, for example by an unset shell variable. Without the flag the command would do
-// something else than the user intends.
+// notEmpty rejects a flag that is set to the empty string, for example by an unset shell variable. Without the flag the
+// command would do something else than the user intends.
 func notEmpty(cmd *cobra.Command, flag string) error {
 	if f := cmd.Flags().Lookup(flag); f.Changed && f.Value.String() == "" {
 		return usageErrorf("--%s is empty: set it to the name of a plan, or omit the flag", flag)
@@ -152,8 +153,8 @@ func (p *Program) warn(format string, args ...any) {
 // watchPeriod is the poll interval of --watch.
 const watchPeriod = 2 * time.Second
 
-// watch prints the result of poll once, or repeatedly until the context ends. On a terminal each result replaces the one before. In a pipe
-// only changed results are printed.
+// watch prints the result of poll once, or repeatedly until the context ends. On a terminal each result replaces the
+// one before. In a pipe only changed results are printed.
 func (p *Program) watch(ctx context.Context, repeat bool, poll func(ctx context.Context) (value any, text string, err error)) error {
 	last := ""
 	for {

@@ -59,7 +59,8 @@ func namesOf(list client.ObjectList) []string {
 // minDigestPrefix is the minimum length of a digest prefix that identifies a plan, in characters.
 const minDigestPrefix = 6
 
-// plan finds a PlacementPlan by its name, or by a prefix of its plan digest. A prefix that matches several objects is an error.
+// plan finds a PlacementPlan by its name, or by a prefix of its plan digest. A prefix that matches several objects is
+// an error.
 func (c *Cluster) plan(ctx context.Context, name string) (*semmoev1.PlacementPlan, error) {
 	plan := &semmoev1.PlacementPlan{}
 	err := c.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: name}, plan)
@@ -92,8 +93,8 @@ func (c *Cluster) plans(ctx context.Context) ([]semmoev1.PlacementPlan, error) {
 	return all.Items, err
 }
 
-// relatedObjects lists the objects of a namespace that may belong to its MoEDeployments. Kinds that the user may not list are skipped and
-// named in NotRead.
+// relatedObjects lists the objects of a namespace that may belong to its MoEDeployments. Kinds that the user may not
+// list are skipped and named in NotRead.
 func (c *Cluster) relatedObjects(ctx context.Context, namespace string) (view.Objects, error) {
 	var o view.Objects
 	var profiles semmoev1.AffinityProfileList
@@ -130,8 +131,8 @@ func (c *Cluster) relatedObjects(ctx context.Context, namespace string) (view.Ob
 	return o, nil
 }
 
-// completed completes the names of objects for at most maxArgs arguments. kinds[i] is the kind of the i-th argument. The last kind is also
-// used for all further arguments.
+// completed completes the names of objects for at most maxArgs arguments. kinds[i] is the kind of the i-th argument.
+// The last kind is also used for all further arguments.
 func (p *Program) completed(maxArgs int, kinds ...func() client.ObjectList) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= maxArgs {

@@ -87,7 +87,8 @@ func (p *Program) replan(ctx context.Context, name string, since time.Duration, 
 	})
 }
 
-// tryBoth creates both objects in a dry run. Without it, a plan that the API server rejects would leave a profile that nothing uses.
+// tryBoth creates both objects in a dry run. Without it, a plan that the API server rejects would leave a profile that
+// nothing uses.
 func (c *Cluster) tryBoth(ctx context.Context, profile *semmoev1.AffinityProfile, plan *semmoev1.PlacementPlan) error {
 	for _, object := range []client.Object{profile.DeepCopy(), plan.DeepCopy()} { // Create fills in fields that a second Create must not contain
 		if err := c.Create(ctx, object, client.FieldOwner(fieldManager), client.DryRunAll); err != nil {
@@ -139,8 +140,8 @@ func (c *Cluster) inService(ctx context.Context, moed *semmoev1.MoEDeployment) (
 	return serving, err
 }
 
-// tables returns the digest of the plan whose tables replace the tables of the layout's plan. It is empty if the layout's plan uses its own
-// tables.
+// tables returns the digest of the plan that provides the tables for a layout. It is empty if the layout uses the
+// tables of its own plan.
 func (c *Cluster) tables(ctx context.Context, moed *semmoev1.MoEDeployment, layout *semmoev1.PlacementPlan) (string, error) {
 	var configMap corev1.ConfigMap
 	if err := c.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: moed.Name + "-tables"}, &configMap); err != nil {

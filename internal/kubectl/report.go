@@ -126,8 +126,8 @@ func (c *Cluster) solved(ctx context.Context, of *semmoev1.PlacementPlan) (*solv
 	}, nil
 }
 
-// replaced returns the plan to compare with: the named plan, or the plan that this one replaces. It returns nil, for the default placement,
-// if this plan replaces none or the replaced plan does not exist.
+// replaced returns the plan to compare with: the named plan, or the plan that this one replaces. It returns nil, for
+// the default placement, if this plan replaces none or the replaced plan does not exist.
 func (c *Cluster) replaced(ctx context.Context, of *semmoev1.PlacementPlan, named string) (*semmoev1.PlacementPlan, error) {
 	if named != "" {
 		return c.plan(ctx, named)

@@ -51,8 +51,8 @@ type history struct {
 	last map[string]view.Routed
 }
 
-// with returns the history for the pods of a new poll. A pod that did not exist at the previous poll counts from zero. A pod that existed,
-// but whose metrics were never read, is left out: it may have started long ago.
+// with returns the history for the pods of a new poll. A pod that did not exist at the previous poll counts from zero.
+// A pod that existed, but whose metrics were never read, is left out: it may have started long ago.
 func (h history) with(pods []string) history {
 	last := map[string]view.Routed{}
 	for _, pod := range pods {
@@ -63,7 +63,8 @@ func (h history) with(pods []string) history {
 	return history{pods, last}
 }
 
-// top describes the load of the named MoEDeployment, or of all of them. before holds the metrics of earlier polls. top updates it.
+// top describes the load of the named MoEDeployment, or of all of them. before holds the metrics of earlier polls. top
+// updates it.
 func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, before map[string]history) (any, string, error) {
 	var list semmoev1.MoEDeploymentList
 	if len(names) > 0 {
@@ -99,7 +100,8 @@ func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, bef
 	return document, text.String(), nil
 }
 
-// routed returns the names of a deployment's router pods, and their metrics by pod. A note explains each pod whose metrics cannot be read.
+// routed returns the names of a deployment's router pods, and their metrics by pod. A note explains each pod whose
+// metrics cannot be read.
 func (c *Cluster) routed(ctx context.Context, moed *semmoev1.MoEDeployment) (pods []string, metrics map[string]view.Routed, notes []string, err error) {
 	metrics = map[string]view.Routed{}
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {

@@ -8,8 +8,8 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/view"
 )
 
-// TestHistory verifies that the metrics of a router are compared with its last metrics, with zero if the router started since the previous poll,
-// and else with nothing.
+// TestHistory verifies that the metrics of a router are compared with its last metrics, with zero if the router started
+// since the previous poll, and else with nothing.
 func TestHistory(t *testing.T) {
 	read, started := view.Routed{Answered: 10}, view.Routed{}
 	before := history{pods: []string{"read", "unread", "deleted"}, last: map[string]view.Routed{"read": read, "deleted": read}}

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// hostile is a text with escape sequences and control characters. An engine, a checkpoint or a server may return such a text, and conditions
-// quote it.
+// hostile is a text with escape sequences and control characters. An engine, a checkpoint or a server may return such a
+// text, and conditions quote it.
 const hostile = "\x1b]0;owned\x07 \x1b[2J\x1b[31m\u009b1A\u0085\x7f\b\r\nerror: all is well \u202egnp.exe\u2066\u200b\ufeff"
 
 // quoting lists the fields of objects that quote untrusted text.
@@ -37,8 +37,8 @@ func quote(value any) {
 	}
 }
 
-// TestUntrustedText verifies that untrusted text in objects and errors reaches the terminal only as plain text: without escape sequences and
-// without forged lines.
+// TestUntrustedText verifies that untrusted text in objects and errors reaches the terminal only as plain text: without
+// escape sequences and without forged lines.
 func TestUntrustedText(t *testing.T) {
 	quoted := 0
 	for name, g := range goldens() {

@@ -24,8 +24,8 @@ const (
 	notAllowed = "spec.drift.prometheus.address is invalid: a Service of this namespace with a cluster IP (<name>.<namespace>.svc), or a host that the operator lists (--prometheus-hosts), is required"
 )
 
-// Hosts lists the hosts that objects of all namespaces may refer to: "host", or "host:port" for one port only. A host is a DNS name or an IP
-// address.
+// Hosts lists the hosts that objects of all namespaces may refer to: "host", or "host:port" for one port only. A host
+// is a DNS name or an IP address.
 type Hosts []string
 
 // ParseHosts validates a list of hosts.
@@ -57,7 +57,8 @@ func isPort(text string) bool {
 	return err == nil && n > 0 && strings.Trim(text, "0123456789") == ""
 }
 
-// Allows reports whether an object of a namespace may refer to an address: its host is listed, or has the form of a Service of the namespace.
+// Allows reports whether an object of a namespace may refer to an address: its host is listed, or has the form of a
+// Service of the namespace.
 func (h Hosts) Allows(address, namespace string) bool {
 	u, err := parseAddress(address)
 	return err == nil && (h.lists(u) || serviceOf(u, namespace) != "")
@@ -96,8 +97,8 @@ func serviceOf(u *url.URL, namespace string) string {
 	return name
 }
 
-// route returns a transport that only reaches the server of a query. The resolved address is checked when it is dialed. A Service is dialed at
-// its cluster IP, because a DNS response for a Service can be any address (ExternalName).
+// route returns a transport that only reaches the server of a query. The resolved address is checked when it is dialed.
+// A Service is dialed at its cluster IP, because a DNS response for a Service can be any address (ExternalName).
 func (c *Client) route(ctx context.Context, q Query) (http.RoundTripper, error) {
 	u, err := parseAddress(q.Address)
 	if err != nil {
@@ -151,8 +152,8 @@ func (c *Client) clusterIP(ctx context.Context, namespace, name string) (string,
 	return spec.ClusterIP, nil
 }
 
-// checkDialled rejects addresses of cloud metadata services and of this node. A loopback address is allowed only if it is listed as a literal IP
-// address.
+// checkDialled rejects addresses of cloud metadata services and of this node. A loopback address is allowed only if it
+// is listed as a literal IP address.
 func checkDialled(address string, literal bool) error {
 	resolved, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -176,7 +177,7 @@ func forbidden(address netip.Addr) bool {
 	return address.IsLinkLocalUnicast() || address.IsMulticast() || address.IsUnspecified() || slices.Contains(metadata, address)
 }
 
-// unmap returns the IPv4 address that an IPv6 address stands for, or the address itself.
+// unmap returns the IPv4 address that an IPv6 address represents, or the address itself.
 func unmap(address netip.Addr) netip.Addr {
 	address = address.Unmap().WithZone("")
 	if nat64.Contains(address) {

@@ -54,8 +54,8 @@ func TestHostsAllow(t *testing.T) {
 	}
 }
 
-// TestDialsOnlyAllowedAddresses verifies that listed names and Services are contacted only at allowed addresses, and a Service only at its cluster
-// IP, regardless of DNS.
+// TestDialsOnlyAllowedAddresses verifies that listed names and Services are contacted only at allowed addresses, and a
+// Service only at its cluster IP, regardless of DNS.
 func TestDialsOnlyAllowedAddresses(t *testing.T) {
 	environment, err := apiserver.Start(&envtest.Environment{})
 	if err != nil {

@@ -33,7 +33,8 @@ type Query struct {
 	Token string
 	// Expression is in PromQL.
 	Expression string
-	// Start and End are the first and the last time at which the expression is evaluated. Step is the time between two evaluations.
+	// Start and End are the first and the last time at which the expression is evaluated. Step is the time between two
+	// evaluations.
 	Start, End time.Time
 	Step       time.Duration
 }
@@ -57,7 +58,8 @@ const (
 // Error reports why a query returned no series.
 type Error struct {
 	Reason, Message string
-	// Cause is the underlying error, or nil. It is for logs only, because its text may contain addresses or text of the server.
+	// Cause is the underlying error, or nil. It is for logs only, because its text may contain addresses or text of the
+	// server.
 	Cause error
 
 	// noResponse is true if the server did not respond at all.
@@ -199,8 +201,8 @@ func (c *Client) now() time.Time {
 	return c.Now()
 }
 
-// unavailable is the message for all failures to get a series. It must not disclose to users which addresses in the manager's network respond, nor
-// the content of responses.
+// unavailable is the message for all failures to get a series. It must not disclose to users which addresses in the
+// manager's network respond, nor the content of responses.
 const unavailable = "Prometheus returned no usable response. Check the address, its certificate, the token, and that the query returns one series; the log of the manager contains the cause"
 
 // errorOf classifies an error of the API client. A message never contains text of the server.

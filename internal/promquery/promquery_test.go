@@ -51,8 +51,8 @@ func answer(t *testing.T, status int, text string) string {
 	return server.URL
 }
 
-// TestRange verifies that the query conforms to the Prometheus API, with the token and below the path of the address, and that values are returned
-// in order, including values that are not finite.
+// TestRange verifies that the query conforms to the Prometheus API, with the token and below the path of the address,
+// and that values are returned in order, including values that are not finite.
 func TestRange(t *testing.T) {
 	var asked url.Values
 	var path, authorization string
@@ -80,8 +80,8 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// TestRangeFails verifies that every failure has one of a few reasons and a constant message, which do not disclose whether an address is open, nor
-// the status or text of a response.
+// TestRangeFails verifies that every failure has one of a few reasons and a constant message, which do not disclose
+// whether an address is open, nor the status or text of a response.
 func TestRangeFails(t *testing.T) {
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a redirect was followed") }))
 	t.Cleanup(elsewhere.Close)
@@ -158,8 +158,8 @@ func gone404(t *testing.T) string {
 	return server.URL
 }
 
-// TestPrivateAuthority verifies that a server with a certificate of a private CA is reachable if $SSL_CERT_DIR contains the CA certificate, as a
-// mounted ConfigMap does, and unavailable otherwise.
+// TestPrivateAuthority verifies that a server with a certificate of a private CA is reachable if $SSL_CERT_DIR contains
+// the CA certificate, as a mounted ConfigMap does, and unavailable otherwise.
 func TestPrivateAuthority(t *testing.T) {
 	const asked = "PROMQUERY_TEST_ADDRESS" // for the child process, because a process reads its CA certificates only once
 	if address := os.Getenv(asked); address != "" {
@@ -196,8 +196,8 @@ func (h *hanging) RoundTrip(request *http.Request) (*http.Response, error) {
 	return nil, context.DeadlineExceeded
 }
 
-// TestRangeBacksOff verifies that a server that did not respond is not queried again during the backoff. The backoff is per address and applies to
-// all queries.
+// TestRangeBacksOff verifies that a server that did not respond is not queried again during the backoff. The backoff is
+// per address and applies to all queries.
 func TestRangeBacksOff(t *testing.T) {
 	now, transport := start, &hanging{}
 	client := &promquery.Client{Hosts: promquery.Hosts{"a", "b", "127.0.0.1"}, Transport: transport, Now: func() time.Time { return now }}

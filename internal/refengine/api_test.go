@@ -284,7 +284,8 @@ func TestModelsAndTokenize(t *testing.T) {
 	}
 }
 
-// The log probabilities of a prompt equal those of its tokens when they were generated, in every form that SGLang returns, and for all chunk sizes of the prompt.
+// The log probabilities of a prompt equal those of its tokens when they were generated, in every form that SGLang
+// returns, and for all chunk sizes of the prompt.
 func TestPromptLogprobs(t *testing.T) {
 	e := start(t, fourRanks)
 	g := golden(t)[0]

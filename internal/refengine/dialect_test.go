@@ -23,8 +23,9 @@ var dialectRoutes = map[string]string{
 	"/generate":            `{"text":"func","sampling_params":{"max_new_tokens":2}}`,
 }
 
-// TestDialects checks the API of each release: the routes that read a rank from the header or the body, the response to a missing rank and to one that is not a
-// number, the form of errors, health and the release, and the location of routed experts.
+// TestDialects checks the API of each release: the routes that read a rank from the header or the body, the response to
+// a missing rank and to one that is not a number, the form of errors, health and the release, and the location of
+// routed experts.
 func TestDialects(t *testing.T) {
 	sglang := func(responses bool) map[string]string {
 		routes := map[string]string{"/v1/completions": "header body", "/v1/chat/completions": "header body", "/v1/messages": "header", "/v1/responses": "", "/generate": "body"}
@@ -164,7 +165,8 @@ func returnsExperts(t *testing.T, name string, e *running, adapter engine.Adapte
 	}
 }
 
-// TestDialectMetrics checks that the counters of vLLM's dialects are by rank, and that SGLang serves metrics only if they are enabled.
+// TestDialectMetrics checks that the counters of vLLM's dialects are by rank, and that SGLang serves metrics only if
+// they are enabled.
 func TestDialectMetrics(t *testing.T) {
 	for _, name := range []string{"vllm-0.22.0", "vllm-0.32.0"} {
 		e := start(t, func(o *Options) { fourRanks(o); o.Dialect = name })

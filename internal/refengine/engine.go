@@ -24,7 +24,8 @@ import (
 	"github.com/semmoe/operator/internal/tokenizer"
 )
 
-// The limits allow for the traffic of a request router: the headers of its clients, and one connection per running request.
+// The limits allow for the traffic of a request router: the headers of its clients, and one connection per running
+// request.
 const (
 	maxHeaderBytes = 96 << 10
 	maxConnections = 2048
@@ -45,8 +46,8 @@ func Run(ctx context.Context, o Options) error {
 // answerTimeout limits the time to send the last responses after the last request is computed.
 const answerTimeout = time.Second
 
-// serve responds on the listener while the model is loaded, serves, and drains when ctx ends. The drain lasts as long as requests run. Without requests the
-// engine stops within answerTimeout.
+// serve responds on the listener while the model is loaded, serves, and drains when ctx ends. The drain lasts as long
+// as requests run. Without requests the engine stops within answerTimeout.
 func serve(ctx context.Context, listener net.Listener, o Options) error {
 	return serveModel(ctx, listener, o, load)
 }
@@ -139,8 +140,8 @@ func lead(ctx context.Context, o Options) (lost <-chan error, leave func(), err 
 	return group.Lead(ctx, listener, o.Nodes)
 }
 
-// member runs a node other than the first. It reports healthy after the group is complete, and stops with the group. To stop, it asks the leader to drain and
-// waits for the end of the drain, because requests need all nodes.
+// member runs a node other than the first. It reports healthy after the group is complete, and stops with the group. To
+// stop, it asks the leader to drain and waits for the end of the drain, because requests need all nodes.
 func member(ctx context.Context, front *server.Server, webDone <-chan error, o Options) error {
 	log := logr.FromContextOrDiscard(ctx)
 	wait, leave, err := group.Join(ctx, o.DistInitAddr, o.NodeRank, o.Nodes)
@@ -218,7 +219,8 @@ func load(o Options) (*server.Engine, error) {
 	}), nil
 }
 
-// loadLocality reads the locations of experts from the expert map or the plan, and the token shuffle of the plan, if any.
+// loadLocality reads the locations of experts from the expert map or the plan, and the token shuffle of the plan, if
+// any.
 func loadLocality(o Options, m *model.Model, digest string) (*shuffle.Shuffle, *locality.Map, error) {
 	shape := locality.Shape{MoE: m.MoE, Experts: m.Experts, Redundant: o.RedundantExperts, Ranks: o.EPSize}
 	if o.ShufflePlan == "" {

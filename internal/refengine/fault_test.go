@@ -26,7 +26,8 @@ func expertMap(t *testing.T, shift func(layer int) int) string {
 	return string(text)
 }
 
-// A map that is ignored at dispatch changes outputs, unless it is trivial. Without the fault a map never changes outputs.
+// A map that is ignored at dispatch changes outputs, unless it is trivial. Without the fault a map never changes
+// outputs.
 func TestFaultIgnoreMapAtDispatch(t *testing.T) {
 	// outputs contains the tokens, and all bits of their log probabilities.
 	outputs := func(change func(*Options)) []any {

@@ -131,7 +131,8 @@ func (a answer) into(t *testing.T, value any) {
 	}
 }
 
-// events returns the data of a stream of server-sent events. Each event must end with an empty line, and the last one must be [DONE].
+// events returns the data of a stream of server-sent events. Each event must end with an empty line, and the last one
+// must be [DONE].
 func (a answer) events(t *testing.T) []string {
 	t.Helper()
 	if a.status != http.StatusOK || !bytes.HasSuffix(a.body, []byte("\n\n")) {

@@ -143,7 +143,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// An engine without requests stops although clients have open connections: an idle one, and one with an incomplete request.
+// An engine without requests stops although clients have open connections: an idle one, and one with an incomplete
+// request.
 func TestStopWithSilentClients(t *testing.T) {
 	e := start(t, nil)
 	address := strings.TrimPrefix(e.url, "http://")
@@ -204,7 +205,8 @@ func (e *running) awaitEnd(t *testing.T) {
 	}
 }
 
-// BenchmarkServe measures the throughput of 16 concurrent HTTP clients: generated tokens of streams, and prompt tokens of requests for a single token.
+// BenchmarkServe measures the throughput of 16 concurrent HTTP clients: generated tokens of streams, and prompt tokens
+// of requests for a single token.
 func BenchmarkServe(b *testing.B) {
 	e := start(b, func(o *Options) { o.Threads = DefaultOptions().Threads })
 	prompt := golden(b)[0].PromptIDs

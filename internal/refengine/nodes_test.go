@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// An engine with two processes serves after both have joined, drains if one of them is asked to stop, and stops if one is lost.
+// An engine with two processes serves after both have joined, drains if one of them is asked to stop, and stops if one
+// is lost.
 func TestNodes(t *testing.T) {
 	meeting, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -11,11 +11,12 @@ import (
 	"github.com/semmoe/operator/internal/refengine/server"
 )
 
-// FaultIgnoreMapAtDispatch injects a bug of an SGLang release: weights are loaded with the expert map, but tokens are dispatched without it.
+// FaultIgnoreMapAtDispatch injects a bug of an SGLang release: weights are loaded with the expert map, but tokens are
+// dispatched without it.
 const FaultIgnoreMapAtDispatch = "ignore-expert-map-at-dispatch"
 
-// FaultIgnoreRank, followed by a route of server.RankRoutes, injects a bug that engines have on some routes: the engine ignores the rank in header and body, and
-// selects one itself.
+// FaultIgnoreRank, followed by a route of server.RankRoutes, injects a bug that engines have on some routes: the engine
+// ignores the rank in header and body, and selects one itself.
 const FaultIgnoreRank = "ignore-rank:"
 
 // FaultSlowExpertMap injects a slowdown if an expert map is used.
@@ -29,25 +30,27 @@ type Options struct {
 	ModelPath string
 	Host      string
 	Port      int
-	// TPSize is the number of devices, DPSize the number of data-parallel attention ranks, and EPSize the number of expert-parallel ranks.
+	// TPSize is the number of devices, DPSize the number of data-parallel attention ranks, and EPSize the number of
+	// expert-parallel ranks.
 	TPSize, DPSize, EPSize int
 	EnableDPAttention      bool
-	// Nodes is the number of processes of one engine. NodeRank is the number of this process: 0 serves, and the others only belong to the group. They
-	// connect to DistInitAddr, host:port of node 0.
+	// Nodes is the number of processes of one engine. NodeRank is the number of this process: 0 serves, and the others
+	// only belong to the group. They connect to DistInitAddr, host:port of node 0.
 	Nodes, NodeRank int
 	DistInitAddr    string
-	// AllToAllBackend is one of AllToAllBackends. It has no effect, because ranks are logical. It is accepted so that this engine starts with a command line
-	// for SGLang.
+	// AllToAllBackend is one of AllToAllBackends. It has no effect, because ranks are logical. It is accepted so that
+	// this engine starts with a command line for SGLang.
 	AllToAllBackend string
 	// InitExpertLocation is "trivial", the path of a .json file, or JSON; see locality.Parse.
 	InitExpertLocation string
 	RedundantExperts   int
 	// DispatchAlgorithm is empty or DispatchStatic, which prefers a copy of an expert on the same rank.
 	DispatchAlgorithm string
-	// ShufflePlan is the directory of a plan whose placement and tables select the rank of each token in each layer.
+	// ShufflePlan is the directory of a plan. Its placement and tables select the rank of each token in each layer.
 	ShufflePlan               string
 	EnableReturnRoutedExperts bool
-	// Dialect is the engine and the release whose HTTP API is served, one of server.Dialects. If it is empty, the API of the reference engine is served.
+	// Dialect selects the HTTP API of an engine and a release, one of server.Dialects. If it is empty, the API of the
+	// reference engine is served.
 	Dialect string
 	// EnableMetrics enables /metrics in dialects that disable it by default.
 	EnableMetrics         bool
@@ -56,7 +59,8 @@ type Options struct {
 	ContextLength         int
 	ChunkedPrefillSize    int
 	Threads               int
-	// Fault is empty, or an injected fault for tests of its detection: FaultIgnoreMapAtDispatch, FaultSlowExpertMap, or FaultIgnoreRank with a route.
+	// Fault is empty, or an injected fault for tests of its detection: FaultIgnoreMapAtDispatch, FaultSlowExpertMap, or
+	// FaultIgnoreRank with a route.
 	Fault string
 }
 
@@ -72,7 +76,8 @@ func Faults() []string {
 // AllToAllBackends are the all-to-all backends of SGLang. The first one is the default.
 var AllToAllBackends = []string{"none", "deepep", "mooncake", "mori", "nixl", "flashinfer", "ascend_fuseep"}
 
-// DispatchStatic is the dispatch algorithm of SGLang that prefers a copy on the same rank. This engine supports no other.
+// DispatchStatic is the dispatch algorithm of SGLang that prefers a copy on the same rank. This engine supports no
+// other.
 const DispatchStatic = "static"
 
 // DefaultOptions returns the options of an engine of one rank.

@@ -46,7 +46,8 @@ func (e *running) metric(t *testing.T, name string) float64 {
 	return 0
 }
 
-// Every activation is counted once. It is local if and only if the map places the expert on the rank of the request. The outputs equal those of the trivial map.
+// Every activation is counted once. It is local if and only if the map places the expert on the rank of the request.
+// The outputs equal those of the trivial map.
 func TestRanksRoutesAndAccounting(t *testing.T) {
 	const ranks, layers, experts, topK = 4, 4, 32, 4
 	// A map with four redundant slots, which differ by layer: 36 slots, nine per rank.

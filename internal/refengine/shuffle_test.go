@@ -67,7 +67,8 @@ func solvedPlan(t *testing.T, tr *trace.Trace, by solver.Forecast, ranks, redund
 	return dir, s.Plan
 }
 
-// The tables of a plan select the same rank for every token and layer as the evaluation of the solver. The outputs equal those without a plan.
+// The tables of a plan select the same rank for every token and layer as the evaluation of the solver. The outputs
+// equal those without a plan.
 func TestShuffleByPlan(t *testing.T) {
 	tr, m := foreseen(t)
 	for _, test := range []struct {

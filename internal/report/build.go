@@ -26,7 +26,8 @@ type Input struct {
 	// Hardware is the hardware profile for modelled times. Nil selects the hardware profile of the plan.
 	Hardware *hardware.Profile
 	Trace    *trace.Trace
-	// Requests are the indices of the requests of the trace that the plan is evaluated on. They are unused without a trace.
+	// Requests are the indices of the requests of the trace that the plan is evaluated on. They are unused without a
+	// trace.
 	Requests []int
 	// BatchTokens is the number of tokens per batch in service, over all ranks.
 	BatchTokens int
@@ -64,7 +65,8 @@ func (in *Input) Check() error {
 // Data holds the figures of a report.
 type Data struct {
 	Name, Digest string
-	// Today is the digest of the plan in service, which the plan is compared with. It is empty for the default placement.
+	// Today is the digest of the plan in service, which the plan is compared with. It is empty for the default
+	// placement.
 	Today     string
 	Attention placement.Attention
 	Algorithm placement.Algorithm
@@ -74,14 +76,17 @@ type Data struct {
 	Ranks, Experts, SlotsPerRank, Layers int
 	ModelDigest                          string
 	Change                               Change
-	// Front holds the candidate placements and Chosen the name of the selected one. Both are empty if the plan does not record them.
+	// Front holds the candidate placements and Chosen the name of the selected one. Both are empty if the plan does not
+	// record them.
 	Front  []solver.FrontPoint
 	Chosen string
-	// Copies records how the number of copies of experts was selected for a memory budget. It is nil if the number was given.
+	// Copies records how the number of copies of experts was selected for a memory budget. It is nil if the number was
+	// given.
 	Copies *solver.Copies
 	// Schedule is the plan's schedule inside layers, or nil.
 	Schedule *schedule.Schedule
-	// Score holds the figures of the evaluation on the trace; nil without a trace. Promise holds the figures of the plan's status, or nil.
+	// Score holds the figures of the evaluation on the trace; nil without a trace. Promise holds the figures of the
+	// plan's status, or nil.
 	Score   *Score
 	Promise *Promise
 }
@@ -90,13 +95,16 @@ type Data struct {
 type Promise struct {
 	// Verdict is a sentence.
 	Verdict string
-	// Against names the baseline, and follows a figure of the baseline: "in the default placement". On names the requests.
+	// Against names the baseline, and follows a figure of the baseline: "in the default placement". On names the
+	// requests.
 	Against, On string
-	// After, Before and Bound are the local activation rates of the plan and of the baseline, and the upper bound of all plans.
+	// After, Before and Bound are the local activation rates of the plan and of the baseline, and the upper bound of
+	// all plans.
 	After, Before, Bound float64
 	// RanksAfter and RanksBefore are the mean numbers of remote ranks per token, for plans without token shuffling.
 	RanksAfter, RanksBefore float64
-	// LayerAfter and LayerBefore are modelled times of an MoE layer in microseconds, with the hardware profile Hardware.
+	// LayerAfter and LayerBefore are modelled times of an MoE layer in microseconds, with the hardware profile
+	// Hardware.
 	LayerAfter, LayerBefore float64
 	Hardware                string
 }
@@ -125,14 +133,14 @@ func (d *Data) DataParallel() bool { return d.Attention == placement.DataParalle
 
 // Change holds the changes of the placement that the plan makes.
 type Change struct {
-	// Moves are the numbers of experts that ranks must load, by layer. Total is their sum, Slots the number of slots over all layers, and
-	// BusiestRank the maximum number of experts that one rank must load.
+	// Moves are the numbers of experts that ranks must load, by layer. Total is their sum, Slots the number of slots
+	// over all layers, and BusiestRank the maximum number of experts that one rank must load.
 	Moves                     []LayerMoves
 	Total, Slots, BusiestRank int
 	// ExpertWeights is the number of weights of an expert; 0 if unknown.
 	ExpertWeights int64
-	// OtherRanks is true if today's default placement has fewer ranks than the plan, because the number of ranks does not divide the number
-	// of experts. Then Moves is empty.
+	// OtherRanks is true if today's default placement has fewer ranks than the plan, because the number of ranks does
+	// not divide the number of experts. Then Moves is empty.
 	OtherRanks bool
 }
 

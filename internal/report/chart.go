@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// chart draws numbers over places of equal width. The SVG is stretched to the width of the page. Lines keep their width, and labels are HTML
-// text next to the SVG, so that the chart is legible at any width.
+// chart draws numbers over places of equal width. The SVG is stretched to the width of the page. Lines keep their
+// width, and labels are HTML text next to the SVG, so that the chart is legible at any width.
 type chart struct {
 	// Alternative is the text alternative of the chart.
 	Alternative string
@@ -33,7 +33,8 @@ type legend struct{ Class, Text string }
 // chartWidth and chartHeight are the size of the SVG view box.
 const chartWidth, chartHeight = 1000, 400
 
-// newChart returns a chart for values between low and high, with grid lines at round values. y formats the labels of the grid lines.
+// newChart returns a chart for values between low and high, with grid lines at round values. y formats the labels of
+// the grid lines.
 func newChart(alternative string, places int, low, high float64, y func(v float64) string) *chart {
 	step := roundStep((high - low) / 4)
 	c := &chart{

@@ -8,19 +8,20 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// maxRequests limits the number of requests for counting pairs of experts with attention DP. The cost per request and layer is quadratic in
-// the number of experts that it activates.
+// maxRequests limits the number of requests for counting pairs of experts with attention DP. The cost per request and
+// layer is quadratic in the number of experts that it activates.
 const maxRequests = 512
 
-// coactivation counts the pairs of experts of one MoE layer that are activated together: by a token with attention TP, or by a request with
-// attention DP. These are the units that have one rank.
+// coactivation counts the pairs of experts of one MoE layer that are activated together: by a token with attention TP,
+// or by a request with attention DP. These are the units that have one rank.
 type coactivation struct {
 	experts int
-	// count is the number of co-activations of two experts, a symmetric [N × N] matrix whose diagonal is unused. busy is the number of
-	// activations of each expert.
+	// count is the number of co-activations of two experts, a symmetric [N × N] matrix with an unused diagonal. busy is
+	// the number of activations of each expert.
 	count []float32
 	busy  []float64
-	// scale·busy(e)·busy(f) is the expectation of count(e, f) by chance. Its sum over all pairs equals the sum of count.
+	// scale·busy(e)·busy(f) is the expectation of count(e, f) by chance. Its sum over all pairs equals the sum of
+	// count.
 	scale float64
 }
 
@@ -53,8 +54,8 @@ func countCoactivations(ctx context.Context, t *trace.Trace, requests []int, att
 	return layers, err
 }
 
-// addRequest adds, for each pair of experts, the product of their activations in the request divided by the number of tokens of the request.
-// A request is thereby weighted by its length.
+// addRequest adds, for each pair of experts, the product of their activations in the request divided by the number of
+// tokens of the request. This weights a request by its length.
 func (g *coactivation) addRequest(t *trace.Trace, layer, request int) {
 	row := make([]float32, g.experts)
 	for position := t.Offsets[request]; position < t.Offsets[request+1]; position++ {
@@ -95,8 +96,8 @@ func (g *coactivation) eachPair(do func(e, f int)) {
 	}
 }
 
-// timesChance returns how many times as often as by chance two experts are activated together, given the activations of each expert. It is 0
-// if one of them is never activated.
+// timesChance returns how many times as often as by chance two experts are activated together, given the activations of
+// each expert. It is 0 if one of them is never activated.
 func (g *coactivation) timesChance(e, f int) float64 {
 	if expected := g.scale * g.busy[e] * g.busy[f]; expected > 0 {
 		return float64(g.count[e*g.experts+f]) / expected

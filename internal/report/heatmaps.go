@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// maxCells is the maximum number of cells on a side of a heat map. If there are more slots, several slots share a cell.
+	// maxCells is the maximum number of cells on a side of a heat map. If there are more slots, several slots share a
+	// cell.
 	maxCells = 256
 	// maxTokens is the maximum number of token IDs of a heat map. The most frequent token IDs are shown.
 	maxTokens = 160
@@ -24,11 +25,12 @@ type Picture struct {
 	Layer
 	// Place is the position of the layer when layers are ordered by gain: "highest", "median" or "lowest".
 	Place string
-	// PairsBefore and PairsAfter show, today and with the plan, how many times as often as by chance the experts of a pair of slots are
-	// activated together.
+	// PairsBefore and PairsAfter show, today and with the plan, how many times as often as by chance the experts of a
+	// pair of slots are activated together.
 	PairsBefore, PairsAfter Heat
-	// TokensBefore and TokensAfter show the most frequent token IDs by slot: how many times as often as the mean token they activate the
-	// expert. TokensBefore is ordered by frequency, TokensAfter by the rank that the plan's tables select.
+	// TokensBefore and TokensAfter show the most frequent token IDs by slot: how many times as often as the mean token
+	// they activate the expert. TokensBefore is ordered by frequency, TokensAfter by the rank that the plan's tables
+	// select.
 	TokensBefore, TokensAfter Heat
 }
 
@@ -42,7 +44,8 @@ type Heat struct {
 	RowBounds, ColumnBounds []float64
 }
 
-// addPictures counts co-activations and adds the heat maps of the layers with the highest, the median and the lowest gain.
+// addPictures counts co-activations and adds the heat maps of the layers with the highest, the median and the lowest
+// gain.
 func (s *Score) addPictures(ctx context.Context, in *Input, today *placement.Placement) error {
 	pairs, err := countCoactivations(ctx, in.Trace, in.Requests, in.Plan.Attention, in.Plan.Seed)
 	if err != nil {
@@ -132,8 +135,8 @@ func frequent(c *affinity.Counts) []int {
 	return tokens[:min(maxTokens, len(tokens))]
 }
 
-// liftOf returns a function that computes how many times as often as the mean token a token activates an expert. It is 0 for an expert that
-// is never activated.
+// liftOf returns a function that computes how many times as often as the mean token a token activates an expert. It is
+// 0 for an expert that is never activated.
 func liftOf(c *affinity.Counts) func(token, expert int) float32 {
 	totals, sum := c.ExpertTotals(), 0.0
 	for _, n := range totals {

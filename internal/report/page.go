@@ -40,7 +40,8 @@ type page struct {
 	Missing           []string
 	// Rates, Coactivation, Loads and Saved are the charts. A chart without data is nil.
 	Rates, Coactivation, Loads, Saved *chart
-	// FrontChart shows the candidate placements and CopiesChart the candidate numbers of copies. They are nil if the plan records none.
+	// FrontChart shows the candidate placements and CopiesChart the candidate numbers of copies. They are nil if the
+	// plan records none.
 	FrontChart, CopiesChart  *chart
 	LoadHeats                []heatView
 	LoadLow, LoadTop         string
@@ -73,7 +74,8 @@ type pictureView struct {
 
 type kindView struct {
 	*Kind
-	// Cells are the shares of the kind's tokens on each rank, in whole percent. TopRanks names the ranks with the largest shares.
+	// Cells are the shares of the kind's tokens on each rank, in whole percent. TopRanks names the ranks with the
+	// largest shares.
 	Cells    []int
 	TopRanks string
 }

@@ -13,8 +13,8 @@ import (
 // levels is the number of colors of a heat map. With the color for missing values they fit into four bits.
 const levels = 15
 
-// palette starts with a transparent color for missing values, followed by colors from nearly white to dark blue. The lightness decreases
-// evenly, so that a heat map can be read by color-blind readers and inverted in a dark theme.
+// palette starts with a transparent color for missing values, followed by colors from nearly white to dark blue. The
+// lightness decreases evenly, so that a heat map can be read by color-blind readers and inverted in a dark theme.
 var palette = makePalette()
 
 func makePalette() color.Palette {

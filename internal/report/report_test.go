@@ -188,7 +188,8 @@ func TestExchangeText(t *testing.T) {
 	}
 }
 
-// TestTimeToFirstToken verifies that the time to first token covers all passes and layers, and that the plan only saves time of MoE layers.
+// TestTimeToFirstToken verifies that the time to first token covers all passes and layers, and that the plan only saves
+// time of MoE layers.
 func TestTimeToFirstToken(t *testing.T) {
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
 		tr := generated()
@@ -260,7 +261,8 @@ func TestCoactivationByHand(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := &pairs[0]
-	// The experts have 3, 2, 2 and 1 activations. The products of all ordered pairs sum to 8² - 18, and there are 8 co-activations.
+	// The experts have 3, 2, 2 and 1 activations. The products of all ordered pairs sum to 8² - 18, and there are 8
+	// co-activations.
 	scale := 8.0 / 46
 	for _, c := range []struct {
 		e, f int
@@ -511,7 +513,8 @@ func problems(page []byte) (out []string) {
 	return out
 }
 
-// TestCopies verifies that the candidate numbers of copies are drawn and listed. Without candidates only the reason is shown.
+// TestCopies verifies that the candidate numbers of copies are drawn and listed. Without candidates only the reason is
+// shown.
 func TestCopies(t *testing.T) {
 	in := solved(t, generated(), placement.DataParallel, 4, 0)
 	if page := string(rendered(t, built(t, in))); strings.Contains(page, "Number of copies") {

@@ -14,13 +14,15 @@ const drawnLayers = 2
 // scheduleView is the view of a plan's schedule inside a layer.
 type scheduleView struct {
 	*schedule.Schedule
-	// Drawn is the sequence length that Drawing shows, and Alternative its text alternative. Drawing is empty if there is none.
+	// Drawn is the sequence length that Drawing shows, and Alternative its text alternative. Drawing is empty if there
+	// is none.
 	Drawn       int
 	Drawing     template.URL
 	Alternative string
 }
 
-// scheduleViewOf draws the schedule of the median sequence length. The drawing is a separate image, so that its style does not affect the page.
+// scheduleViewOf draws the schedule of the median sequence length. The drawing is a separate image, so that its style
+// does not affect the page.
 func scheduleViewOf(s *schedule.Schedule) *scheduleView {
 	v := &scheduleView{Schedule: s}
 	if len(s.Disaggregated) == 0 {

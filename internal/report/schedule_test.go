@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// scheduled returns an input whose plan has a schedule, for ranks with the given memory.
+// scheduled returns an input with a schedule in its plan, for ranks with the given memory.
 func scheduled(t *testing.T, memoryBytes float64) Input {
 	t.Helper()
 	tr := generated()
@@ -82,8 +82,8 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
-// TestMissingSchedule verifies that the schedule is shown without a trace, and that a page without a schedule or without memory for one has no
-// drawing.
+// TestMissingSchedule verifies that the schedule is shown without a trace, and that a page without a schedule or
+// without memory for one has no drawing.
 func TestMissingSchedule(t *testing.T) {
 	in := scheduled(t, 100e9)
 	in.Trace = nil

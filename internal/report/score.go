@@ -14,7 +14,8 @@ import (
 
 // Score holds the figures of a plan on the requests that it is evaluated on.
 type Score struct {
-	// Requests and Tokens are the numbers of evaluated requests and tokens. Origin describes whether the plan was solved from them.
+	// Requests and Tokens are the numbers of evaluated requests and tokens. Origin describes whether the plan was
+	// solved from them.
 	Requests, Tokens int
 	Origin           string
 	TraceDigest      string
@@ -22,20 +23,22 @@ type Score struct {
 	Before, After, Oracle, Bound float64
 	// Documents is true if the errors include the spread over documents. It is false if there are too few documents.
 	Documents bool
-	// GainError is the standard error of After - Before over documents. It is 0 if there are too few documents, or if the gain of all
-	// documents is equal.
+	// GainError is the standard error of After - Before over documents. It is 0 if there are too few documents, or if
+	// the gain of all documents is equal.
 	GainError float64
-	// ImbalanceBefore and ImbalanceAfter are the expert load of the busiest rank over the mean load, within batches or windows.
+	// ImbalanceBefore and ImbalanceAfter are the expert load of the busiest rank over the mean load, within batches or
+	// windows.
 	ImbalanceBefore, ImbalanceAfter float64
 	Layers                          []Layer
 	// Ranks holds means over layers.
 	Ranks []Rank
-	// LoadBefore and LoadAfter are the activations that each rank computes, relative to a fair share [layers × ranks]. LoadBefore may have
-	// fewer ranks.
+	// LoadBefore and LoadAfter are the activations that each rank computes, relative to a fair share [layers × ranks].
+	// LoadBefore may have fewer ranks.
 	LoadBefore, LoadAfter [][]float64
 	// Kinds are the kinds of text that occur. It is empty if the trace names none.
 	Kinds []Kind
-	// KindLayer is the layer that Kind.Ranks refers to. It is 0 with attention DP, where a request has one rank for all layers.
+	// KindLayer is the layer that Kind.Ranks refers to. It is 0 with attention DP, where a request has one rank for all
+	// layers.
 	KindLayer int
 	// Pictures holds the heat maps of the layers with the highest, the median and the lowest gain.
 	Pictures []Picture
@@ -49,14 +52,16 @@ type Layer struct {
 	Layer int
 	// Before and After are local activation rates; Oracle and Bound are as in cost.LayerDetail.
 	Before, After, Oracle, Bound float64
-	// CoactivationBefore and CoactivationAfter are how many times as often as by chance experts that share a rank are activated together.
+	// CoactivationBefore and CoactivationAfter are how many times as often as by chance experts that share a rank are
+	// activated together.
 	CoactivationBefore, CoactivationAfter float64
 }
 
 // Gain returns the increase of the layer's local activation rate.
 func (l *Layer) Gain() float64 { return l.After - l.Before }
 
-// Rank holds the loads of one rank, relative to an equal share. The loads before are 0 for a rank that does not exist today.
+// Rank holds the loads of one rank, relative to an equal share. The loads before are 0 for a rank that does not exist
+// today.
 type Rank struct {
 	TokensBefore, TokensAfter, ServedBefore, ServedAfter float64
 }
@@ -160,8 +165,8 @@ func ranksOf(before, after *cost.Detail) []Rank {
 	return ranks
 }
 
-// addKinds adds the figures by kind of text. It does nothing if the trace names no kinds. With attention TP the ranks of a token differ by
-// layer, so the ranks of the layer with the highest gain are shown.
+// addKinds adds the figures by kind of text. It does nothing if the trace names no kinds. With attention TP the ranks
+// of a token differ by layer, so the ranks of the layer with the highest gain are shown.
 func (s *Score) addKinds(in *Input, before, after *cost.Detail) {
 	if in.Trace.Domains == nil {
 		return

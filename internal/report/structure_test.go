@@ -78,9 +78,9 @@ func withoutNumbers(text string) string {
 	return b.String()
 }
 
-// TestStyleFitsNarrowScreens verifies that no rule makes the page wider than a narrow screen. Grid columns must be able to shrink below the
-// width of their content. Absolutely positioned elements inside a scrolling region, such as texts for screen readers, must stay inside the
-// region.
+// TestStyleFitsNarrowScreens verifies that no rule makes the page wider than a narrow screen. Grid columns must be able
+// to shrink below the width of their content. Absolutely positioned elements inside a scrolling region, such as texts
+// for screen readers, must stay inside the region.
 func TestStyleFitsNarrowScreens(t *testing.T) {
 	rules := regexp.MustCompile(`(?s)([^{}]+)\{([^{}]*)\}`).FindAllStringSubmatch(styleText, -1)
 	contained := false

@@ -16,13 +16,14 @@ import (
 type Times struct {
 	// Machines is the machine model of the times.
 	Machines cost.Machines
-	// PromptTokens is the mean length of the evaluated requests, for the time to first token. It is 0 if the trace lacks the sizes of
-	// attention.
+	// PromptTokens is the mean length of the evaluated requests, for the time to first token. It is 0 if the trace
+	// lacks the sizes of attention.
 	PromptTokens int
 	// Sizes are in ascending order of batch size. Served is the batch size in service.
 	Sizes  []Size
 	Served Size
-	// PaysFrom is the smallest batch size in Sizes from which all larger sizes gain solver.DefaultMinimumGainPercent; 0 if there is none.
+	// PaysFrom is the smallest batch size in Sizes from which all larger sizes gain solver.DefaultMinimumGainPercent; 0
+	// if there is none.
 	PaysFrom int
 }
 
@@ -35,21 +36,23 @@ type Size struct {
 	Saved, Error float64
 	// MaxSaved is the time saved, in microseconds, if every activation were local and all ranks had equal loads.
 	MaxSaved float64
-	// First is today's time to first token of a prompt of Times.PromptTokens tokens without queueing, in microseconds. FirstSaved is the
-	// part that is saved, and FirstError half the width of its 95% confidence interval. They are 0 if unknown.
+	// First is today's time to first token of a prompt of Times.PromptTokens tokens without queueing, in microseconds.
+	// FirstSaved is the part that is saved, and FirstError half the width of its 95% confidence interval. They are 0 if
+	// unknown.
 	First, FirstSaved, FirstError float64
 }
 
 // Percent converts a time in microseconds to percent of today's time.
 func (s *Size) Percent(us float64) float64 { return 100 * us / s.Before.Total() }
 
-// SavedPercent returns the time saved in percent of today's time. Low and High return the ends of its 95% confidence interval.
+// SavedPercent returns the time saved in percent of today's time. Low and High return the ends of its 95% confidence
+// interval.
 func (s *Size) SavedPercent() float64 { return s.Percent(s.Saved) }
 func (s *Size) Low() float64          { return s.Percent(s.Saved - s.Error) }
 func (s *Size) High() float64         { return s.Percent(s.Saved + s.Error) }
 
-// FirstPercent returns the saved part of the time to first token, in percent. FirstLow and FirstHigh return the ends of its 95% confidence
-// interval.
+// FirstPercent returns the saved part of the time to first token, in percent. FirstLow and FirstHigh return the ends of
+// its 95% confidence interval.
 func (s *Size) FirstPercent() float64 { return 100 * s.FirstSaved / s.First }
 func (s *Size) FirstLow() float64     { return 100 * (s.FirstSaved - s.FirstError) / s.First }
 func (s *Size) FirstHigh() float64    { return 100 * (s.FirstSaved + s.FirstError) / s.First }
@@ -66,7 +69,8 @@ func (s *Size) Verdict() solver.Verdict {
 // Surely reports whether the verdict is a gain.
 func (s *Size) Surely() bool { return s.Verdict() == solver.Gain }
 
-// batchSizes are the batch sizes of the table, in tokens over all ranks: from decoding a few requests to prefill of a large deployment.
+// batchSizes are the batch sizes of the table, in tokens over all ranks: from decoding a few requests to prefill of a
+// large deployment.
 var batchSizes = []int{512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144}
 
 // addTimes compares the modelled times today and with the plan at all batch sizes.
@@ -106,9 +110,9 @@ func (s *Score) addTimes(ctx context.Context, in *Input) error {
 	return nil
 }
 
-// firstToken returns a function that adds the time to first token of a prompt of mean length. The function does nothing if the trace lacks the
-// sizes of attention. A prompt takes pass.PassesOfPrompt passes through all layers. The plan only changes the time of MoE layers. The time of
-// the rest of a pass is the same today and with the plan.
+// firstToken returns a function that adds the time to first token of a prompt of mean length. The function does nothing
+// if the trace lacks the sizes of attention. A prompt takes pass.PassesOfPrompt passes through all layers. The plan
+// only changes the time of MoE layers. The time of the rest of a pass is the same today and with the plan.
 func (in *Input) firstToken(t *Times) func(*Size) {
 	shape, err := pipeline.ShapeOf(&in.Trace.Model)
 	if err != nil || shape.Check() != nil {

@@ -27,7 +27,8 @@ const (
 	tokenVolume  = "semmoe-store-token"
 	tokenSeconds = 3600
 	caKey        = "ca.crt"
-	// controllerRetry limits the time that a reconciliation waits for an unreachable store. The reconciliation is requeued after an error.
+	// controllerRetry limits the time that a reconciliation waits for an unreachable store. The reconciliation is
+	// requeued after an error.
 	controllerRetry = 5 * time.Second
 )
 

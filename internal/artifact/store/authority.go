@@ -22,13 +22,14 @@ const (
 	authoritySubject = "semmoe artifact store"
 	// caKey is the ConfigMap key of the CA certificate.
 	caKey = "ca.crt"
-	// publishPeriod is the interval at which the published certificate is checked. Without the certificate, the manager assumes that there is no
-	// store.
+	// publishPeriod is the interval at which the published certificate is checked. Without the certificate, the manager
+	// assumes that there is no store.
 	publishPeriod = time.Minute
 )
 
-// loadAuthority loads or creates the CA of the store, and publishes its certificate. The key is in a Secret, so that it outlives the pod and is shared by
-// several pods. Only the certificate is in the ConfigMap of the same name, for clients.
+// loadAuthority loads or creates the CA of the store, and publishes its certificate. The key is in a Secret, so that it
+// outlives the pod and is shared by several pods. Only the certificate is in the ConfigMap of the same name, for
+// clients.
 func loadAuthority(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName) (_ *authority.Authority, certificate string, _ error) {
 	own, err := authority.Load(ctx, clients, name, authoritySubject, time.Now())
 	if err != nil {
@@ -58,8 +59,8 @@ func keepPublished(ctx context.Context, clients kubernetes.Interface, name types
 	}
 }
 
-// republish publishes the certificate, unless the Secret contains a different CA. The certificate of that CA is published by the stores that started with
-// it, and two stores must not overwrite each other's certificate.
+// republish publishes the certificate, unless the Secret contains a different CA. The certificate of that CA is
+// published by the stores that started with it, and two stores must not overwrite each other's certificate.
 func republish(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, certificate string) error {
 	secret, err := clients.CoreV1().Secrets(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 	if err == nil && string(secret.Data[corev1.TLSCertKey]) != certificate {
@@ -68,8 +69,8 @@ func republish(ctx context.Context, clients kubernetes.Interface, name types.Nam
 	return publish(ctx, clients, name, certificate)
 }
 
-// publish writes the certificate to the ConfigMap for clients. It writes only if the certificate differs, and keeps labels and annotations of other
-// controllers, for example of those that copy ConfigMaps to other namespaces.
+// publish writes the certificate to the ConfigMap for clients. It writes only if the certificate differs, and keeps
+// labels and annotations of other controllers, for example of those that copy ConfigMaps to other namespaces.
 func publish(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, certificate string) error {
 	configMaps, wanted := clients.CoreV1().ConfigMaps(name.Namespace), map[string]string{caKey: certificate}
 	err := retry.OnError(retry.DefaultRetry, raced, func() error {

@@ -65,7 +65,8 @@ func TestAuthorityIsShared(t *testing.T) {
 	}
 }
 
-// The certificate is republished after it was deleted or changed, with the permissions of the store, as long as the Secret contains its CA.
+// The certificate is republished after it was deleted or changed, with the permissions of the store, as long as the
+// Secret contains its CA.
 func TestCertificateStaysPublished(t *testing.T) {
 	startDefault(t, t.TempDir()) // makes the authority
 	name := testOptions("").Authority
@@ -119,7 +120,8 @@ func TestCertificateStaysPublished(t *testing.T) {
 	}
 }
 
-// Nothing is written while the published certificate is correct, not even a no-op update, which the API server would have to authorize, admit and audit each minute.
+// Nothing is written while the published certificate is correct, not even a no-op update, which the API server would
+// have to authorize, admit and audit each minute.
 func TestNothingIsWrittenWhilePublished(t *testing.T) {
 	startDefault(t, t.TempDir()) // makes the authority
 	name := testOptions("").Authority

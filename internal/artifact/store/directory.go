@@ -26,7 +26,8 @@ type directory struct {
 	lock   *os.File
 }
 
-// openDirectory takes the lock and removes the temporary files of a killed store. No other store is writing while the lock is held.
+// openDirectory takes the lock and removes the temporary files of a killed store. No other store is writing while the
+// lock is held.
 func openDirectory(address string) (*blob.Bucket, *directory, error) {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -87,8 +88,8 @@ func removeTemporary(path string) error {
 	return nil
 }
 
-// list returns the artifacts whose keys have a prefix. The list method of the bucket cannot be used, because it fails if a file disappears in the
-// meantime, as temporary files of uploads do.
+// list returns the artifacts with a key prefix. The list method of the bucket cannot be used, because it fails if a
+// file disappears in the meantime, as temporary files of uploads do.
 func (d *directory) list(prefix string) ([]artifact.Artifact, error) {
 	entries, err := os.ReadDir(d.handle.Name())
 	if err != nil {
@@ -112,7 +113,7 @@ func (d *directory) list(prefix string) ([]artifact.Artifact, error) {
 	return artifacts, nil
 }
 
-// sync makes renames durable. Otherwise a power failure could undo a rename.
+// sync makes renames durable. Without it, a power failure could undo a rename.
 func (d *directory) sync() error { return d.handle.Sync() }
 
 // fits returns an error if an upload does not fit on the file system, before its first byte is read.

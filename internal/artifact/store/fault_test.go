@@ -25,7 +25,8 @@ type slowUpload struct {
 	data []byte
 }
 
-// beginUpload sends the header of a request and the first bytes of its body, and waits until the store has started to write.
+// beginUpload sends the header of a request and the first bytes of its body, and waits until the store has started to
+// write.
 func beginUpload(t *testing.T, address, token, dir string, data []byte, digest artifact.Digest, first int) *slowUpload {
 	t.Helper()
 	conn, err := tls.Dial("tcp", address, clientTLS(t))

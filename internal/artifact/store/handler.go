@@ -16,7 +16,8 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// stallTimeout is the maximum time without progress of a transfer. The time limit of a whole upload depends on its size (uploadDeadline).
+// stallTimeout is the maximum time without progress of a transfer. The time limit of a whole upload depends on its size
+// (uploadDeadline).
 const stallTimeout = time.Minute
 
 // handler implements the protocol.
@@ -109,7 +110,8 @@ func (h *handler) admit(r *request, verb Verb) error {
 	return nil
 }
 
-// answer sends an error. If a part of the body was already sent, it closes the connection instead, so that the client detects the incomplete body.
+// answer sends an error. If a part of the body was already sent, it closes the connection instead, so that the client
+// detects the incomplete body.
 func (h *handler) answer(r *request, err error) {
 	status := &artifact.StatusError{Code: http.StatusInternalServerError, Message: "internal error of the store; its log contains the cause"}
 	var gone *clientError
@@ -159,7 +161,8 @@ func (h *handler) put(r *request) error {
 	err = h.store.Put(r.Context(), r.scope, digest, body, r.ContentLength)
 	h.metrics.bytes.WithLabelValues("in").Add(float64(body.received))
 	if err != nil {
-		// The rest of the body is read, because a client that is still sending would see a broken connection instead of the response.
+		// The rest of the body is read, because a client that is still sending would see a broken connection instead of
+		// the response.
 		if body.received > 0 {
 			io.Copy(io.Discard, body) //nolint:errcheck // the first error is reported
 		}
@@ -170,7 +173,8 @@ func (h *handler) put(r *request) error {
 	return nil
 }
 
-// get sends the bytes. Damage is detected only after all bytes are sent. The client detects it, too. The store logs the damage and deletes the bytes.
+// get sends the bytes. Damage is detected only after all bytes are sent. The client detects it, too. The store logs the
+// damage and deletes the bytes.
 func (h *handler) get(r *request) error {
 	digest, err := digestOf(r)
 	if err != nil {
@@ -322,8 +326,8 @@ func (w *response) json(code int, value any) {
 // extend extends the write deadline. The error can be ignored, because all connections of the server support deadlines.
 func (w *response) extend() { w.control.SetWriteDeadline(time.Now().Add(stallTimeout)) } //nolint:errcheck
 
-// upload reads the body of a request. Each part extends the read deadline of the connection, up to the deadline of the whole upload. After the last part
-// there is no deadline, because the disk may be slow.
+// upload reads the body of a request. Each part extends the read deadline of the connection, up to the deadline of the
+// whole upload. After the last part there is no deadline, because the disk may be slow.
 type upload struct {
 	r        io.Reader
 	control  *http.ResponseController

@@ -6,8 +6,9 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// Keys are flat, so that no empty directories remain: namespace.kind.id.digest, or namespace.kind.id.result. The parts of a scope contain no dots. The
-// longest key has 200 characters, so that a key with the suffix of a temporary name fits into a file name of 255 characters.
+// Keys are flat, so that no empty directories remain: namespace.kind.id.digest, or namespace.kind.id.result. The parts
+// of a scope contain no dots. The longest key has 200 characters, so that a key with the suffix of a temporary name
+// fits into a file name of 255 characters.
 func scopePrefix(scope artifact.Scope) string {
 	return scope.Namespace + "." + string(scope.Kind) + "." + scope.ID + "."
 }

@@ -15,7 +15,8 @@ const (
 	reviewError    = "error"
 )
 
-// metrics holds the metrics of the store. The label values are the operations of the protocol, HTTP status codes and the values below.
+// metrics holds the metrics of the store. The label values are the operations of the protocol, HTTP status codes and
+// the values below.
 type metrics struct {
 	requests *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
@@ -43,7 +44,8 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 			Name: "semmoe_store_corrupt_reads_total", Help: "Reads of an artifact whose stored bytes are not those of its digest.",
 		}),
 	}
-	// The counters are initialized with 0, because an increase from a missing series is not visible in alerts and dashboards.
+	// The counters are initialized with 0, because an increase from a missing series is not visible in alerts and
+	// dashboards.
 	m.requests.WithLabelValues("put", strconv.Itoa(http.StatusInsufficientStorage))
 	for _, result := range []string{reviewAccepted, reviewRefused, reviewError} {
 		m.reviews.WithLabelValues(result)

@@ -20,7 +20,8 @@ const (
 	Delete Verb = "delete"
 )
 
-// Authorize returns an error if a pod is not allowed to perform an operation on a scope. The package documentation contains the table of permissions.
+// Authorize returns an error if a pod is not allowed to perform an operation on a scope. The package documentation
+// contains the table of permissions.
 func Authorize(pod *corev1.Pod, verb Verb, scope artifact.Scope) error {
 	if pod.Namespace != scope.Namespace {
 		return fmt.Errorf("pod %s/%s is not allowed to %s artifacts of namespace %s, only of its own namespace", pod.Namespace, pod.Name, verb, scope.Namespace)

@@ -36,8 +36,9 @@ const (
 	maxToken = 16 << 10
 	// reviewTimeout limits the time that a request waits for the API server.
 	reviewTimeout = 10 * time.Second
-	// strangeRate and strangeBurst limit the reviews of unconfirmed tokens per address. The limits are a fraction of the store's rate limit for the API
-	// server, so that a client with made-up tokens does not delay other clients. strangeFor is the time after which an address is forgotten.
+	// strangeRate and strangeBurst limit the reviews of unconfirmed tokens per address. The limits are a fraction of
+	// the store's rate limit for the API server, so that a client with made-up tokens does not delay other clients.
+	// strangeFor is the time after which an address is forgotten.
 	strangeRate  = 10
 	strangeBurst = 50
 	strangeFor   = time.Minute
@@ -76,7 +77,8 @@ type reviewer struct {
 	manager string // user name
 	metrics *metrics
 	known   *cache.LRUExpireCache // sha256 of the token -> verdict
-	// confirmed contains the SHA-256 digests of accepted tokens until they expire. strangers contains a rate limiter per address.
+	// confirmed contains the SHA-256 digests of accepted tokens until they expire. strangers contains a rate limiter
+	// per address.
 	confirmed, strangers *cache.LRUExpireCache
 	flights              singleflight.Group
 }
@@ -96,8 +98,8 @@ func newReviewer(clients kubernetes.Interface, manager types.NamespacedName, m *
 	}
 }
 
-// identify returns the caller of a token that an address has sent. The error has status 401 for an invalid token, 429 if the address has sent too many
-// new tokens, and 503 if the API server does not respond.
+// identify returns the caller of a token that an address has sent. The error has status 401 for an invalid token, 429
+// if the address has sent too many new tokens, and 503 if the API server does not respond.
 func (r *reviewer) identify(ctx context.Context, address, token string) (caller, error) {
 	if token == "" || len(token) > maxToken {
 		return caller{}, fail(http.StatusUnauthorized, "a service account token is required as bearer token")
@@ -109,7 +111,8 @@ func (r *reviewer) identify(ctx context.Context, address, token string) (caller,
 	if err := plausible(token, time.Now()); err != nil {
 		return caller{}, err
 	}
-	// Concurrent requests with the same token share one review, which is independent of the context of the first request.
+	// Concurrent requests with the same token share one review, which is independent of the context of the first
+	// request.
 	v, err, _ := r.flights.Do(string(key[:]), func() (any, error) {
 		if _, confirmed := r.confirmed.Get(key); !confirmed && !r.admits(address) {
 			return nil, fail(http.StatusTooManyRequests, "this address has sent more than %d new tokens per second", strangeRate)
@@ -147,7 +150,8 @@ func (r *reviewer) admits(address string) bool {
 	return limiter.(flowcontrol.RateLimiter).TryAccept()
 }
 
-// review sends a TokenReview to the API server. An error that is not a StatusError means that the API server did not respond.
+// review sends a TokenReview to the API server. An error that is not a StatusError means that the API server did not
+// respond.
 func (r *reviewer) review(ctx context.Context, token string) (caller, error) {
 	review, err := r.clients.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{artifact.Audience}},
@@ -223,7 +227,8 @@ func claimsOf(token string) (c claims, ok bool) {
 	return c, true
 }
 
-// plausible rejects tokens that need no review by the API server: tokens that are malformed, have a different audience, or have expired.
+// plausible rejects tokens that need no review by the API server: tokens that are malformed, have a different audience,
+// or have expired.
 func plausible(token string, now time.Time) error {
 	c, ok := claimsOf(token)
 	switch {
@@ -243,7 +248,8 @@ func expiry(token string) time.Time {
 	return time.Unix(c.Expiry, 0)
 }
 
-// because adds a cause to the error of a response. The cause is logged but not sent, because it can contain addresses and names of cluster objects.
+// because adds a cause to the error of a response. The cause is logged but not sent, because it can contain addresses
+// and names of cluster objects.
 func because(answer, cause error) error { return fmt.Errorf("%w (%w)", answer, cause) }
 
 // fail returns the error of a response.

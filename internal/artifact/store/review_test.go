@@ -19,7 +19,8 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// Token reviews that the API server of the test does not return, but that other authenticators may return. TestTokens uses the real API server.
+// Token reviews that the API server of the test does not return, but that other authenticators may return. TestTokens
+// uses the real API server.
 func TestReviewAnswers(t *testing.T) {
 	pod := profilePod("p")
 	pod.UID = "uid-1"
@@ -101,7 +102,8 @@ func TestPlausible(t *testing.T) {
 	}
 }
 
-// The number of token reviews for made-up tokens is limited per address. They delay neither tokens of other addresses nor confirmed tokens.
+// The number of token reviews for made-up tokens is limited per address. They delay neither tokens of other addresses
+// nor confirmed tokens.
 func TestStrangeTokens(t *testing.T) {
 	clients := fake.NewClientset()
 	ours, reviews := jwt(time.Now().Add(time.Hour)), 0

@@ -24,7 +24,8 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// objectStorage implements the part of the S3 protocol that the store needs, with path-style URLs: objects, conditional writes, multipart uploads, and a size limit.
+// objectStorage implements the part of the S3 protocol that the store needs, with path-style URLs: objects, conditional
+// writes, multipart uploads, and a size limit.
 type objectStorage struct {
 	capacity int
 

@@ -32,10 +32,11 @@ type Options struct {
 	URL string
 	// BindAddress is for clients (HTTPS), MetricsAddress for /healthz, /readyz and /metrics (HTTP).
 	BindAddress, MetricsAddress string
-	// TLSCertFile and TLSKeyFile are the paths of the server's certificate and key, as PEM. They are reloaded when they change. If they are empty, the
-	// store uses its own CA.
+	// TLSCertFile and TLSKeyFile are the paths of the server's certificate and key, as PEM. They are reloaded when they
+	// change. If they are empty, the store uses its own CA.
 	TLSCertFile, TLSKeyFile string
-	// Authority is the name of the Secret and the ConfigMap of the store's CA. TLSHosts are the DNS names and IP addresses of its certificate.
+	// Authority is the name of the Secret and the ConfigMap of the store's CA. TLSHosts are the DNS names and IP
+	// addresses of its certificate.
 	Authority types.NamespacedName
 	TLSHosts  []string
 	// Manager is the ServiceAccount with all permissions.
@@ -63,8 +64,8 @@ func (o *Options) validate() error {
 	return nil
 }
 
-// Run serves until the context ends, and then waits for running requests. It calls started, which may be nil, with the addresses after both servers accept
-// connections.
+// Run serves until the context ends, and then waits for running requests. It calls started, which may be nil, with the
+// addresses after both servers accept connections.
 func Run(ctx context.Context, clients kubernetes.Interface, options Options, started func(service, metrics net.Addr)) error {
 	log := logr.FromContextOrDiscard(ctx)
 	if err := options.validate(); err != nil {
@@ -95,7 +96,8 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options, sta
 	if store.dir == nil {
 		routes.uploads.max = maxBucketUploads
 	}
-	// There is no time limit for a whole request, because artifacts are large. The handler limits the time without progress.
+	// There is no time limit for a whole request, because artifacts are large. The handler limits the time without
+	// progress.
 	service := httpserver.New(httpserver.Options{
 		Handler: routes.routes(), Log: log, MaxConnections: maxConnections,
 		TLS: &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: certificate},

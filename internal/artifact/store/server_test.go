@@ -28,8 +28,8 @@ import (
 	"github.com/semmoe/operator/test/metricsdoc"
 )
 
-// The sequence of a deployment: a profiling pod stores its result, the manager finds the result by the inputs and stores tables, and a router reads the tables. The sweep
-// removes unreferenced artifacts.
+// The sequence of a deployment: a profiling pod stores its result, the manager finds the result by the inputs and
+// stores tables, and a router reads the tables. The sweep removes unreferenced artifacts.
 func TestPass(t *testing.T) {
 	store := startDefault(t, t.TempDir())
 	ctx := t.Context()

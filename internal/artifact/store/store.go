@@ -26,19 +26,21 @@ const maxResult = 1 << 10
 // uploadTimeout limits the time of an upload to S3. The largest artifact takes less time.
 const uploadTimeout = time.Hour
 
-// Store stores artifacts in a bucket. It is safe for concurrent use. Errors for clients are *artifact.StatusError. All other errors come from the bucket.
+// Store stores artifacts in a bucket. It is safe for concurrent use. Errors for clients are *artifact.StatusError. All
+// other errors come from the bucket.
 type Store struct {
 	bucket *blob.Bucket
 	// dir is the directory of the bucket, or nil for S3.
 	dir *directory
 
-	// mu serializes deletions and publications. Uploads hold it only briefly. putting counts the uploads in progress by key. A key with uploads in
-	// progress must not be deleted.
+	// mu serializes deletions and publications. Uploads hold it only briefly. putting counts the uploads in progress by
+	// key. A key with uploads in progress must not be deleted.
 	mu      sync.Mutex
 	putting map[string]int
 }
 
-// Open opens the bucket of a URL: file:///directory, which must exist and be writable, or s3://bucket with the parameters of gocloud.dev.
+// Open opens the bucket of a URL: file:///directory, which must exist and be writable, or s3://bucket with the
+// parameters of gocloud.dev.
 func Open(ctx context.Context, url string) (*Store, error) {
 	store := &Store{putting: map[string]int{}}
 	scheme, _, _ := strings.Cut(url, "://")
@@ -75,7 +77,8 @@ func (s *Store) Ready(ctx context.Context) error {
 	return err
 }
 
-// Put stores size bytes of r if they match the digest. The artifact becomes visible after all bytes are on disk or in S3. After an error nothing remains.
+// Put stores size bytes of r if they match the digest. The artifact becomes visible after all bytes are on disk or in
+// S3. After an error nothing remains.
 func (s *Store) Put(ctx context.Context, scope artifact.Scope, digest artifact.Digest, r io.Reader, size int64) error {
 	if s.dir != nil {
 		if err := s.dir.fits(size); err != nil {
@@ -115,8 +118,8 @@ func (s *Store) write(ctx context.Context, key string, r io.Reader, ifNotExist b
 	return s.upload(ctx, key, r, options)
 }
 
-// writeFile writes a file and makes it durable before its name becomes visible. bucket.Upload cannot be used, because it keeps the bytes that were written
-// before an error.
+// writeFile writes a file and makes it durable before its name becomes visible. bucket.Upload cannot be used, because
+// it keeps the bytes that were written before an error.
 func (s *Store) writeFile(ctx context.Context, key string, r io.Reader, options *blob.WriterOptions) error {
 	ctx, abort := context.WithCancel(ctx)
 	defer abort()
@@ -147,8 +150,8 @@ func (s *Store) writeFile(ctx context.Context, key string, r io.Reader, options 
 	return s.dir.sync()
 }
 
-// upload writes to S3. The upload must not use ctx directly, because the request that aborts it and removes its parts uses the same context. A disconnected
-// client ends the upload by an error of r.
+// upload writes to S3. The upload must not use ctx directly, because the request that aborts it and removes its parts
+// uses the same context. A disconnected client ends the upload by an error of r.
 func (s *Store) upload(ctx context.Context, key string, r io.Reader, options *blob.WriterOptions) error {
 	body := &recorder{ctx: ctx, r: r}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), uploadTimeout)
@@ -179,7 +182,8 @@ func (r *recorder) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Get opens an artifact and returns its size. The reader ends with artifact.ErrCorrupt if the bytes do not match the digest.
+// Get opens an artifact and returns its size. The reader ends with artifact.ErrCorrupt if the bytes do not match the
+// digest.
 func (s *Store) Get(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (io.ReadCloser, int64, error) {
 	r, err := s.bucket.NewReader(ctx, artifactKey(scope, digest), nil)
 	if err != nil {
@@ -225,14 +229,15 @@ func (s *Store) List(ctx context.Context, scope *artifact.Scope) ([]artifact.Art
 	}
 }
 
-// Delete deletes an artifact, unless it is being stored or was stored after the given time. If the artifact is the result of its scope, the result is
-// deleted, too.
+// Delete deletes an artifact, unless it is being stored or was stored after the given time. If the artifact is the
+// result of its scope, the result is deleted, too.
 func (s *Store) Delete(ctx context.Context, scope artifact.Scope, digest artifact.Digest, modified time.Time) error {
 	return s.remove(ctx, scope, digest, modified, func(result artifact.Digest) bool { return result == digest })
 }
 
-// Discard deletes an artifact if its bytes do not match its digest, and reports whether it did. The result of the scope is deleted, too, so that the
-// operator creates the profile or plan again. The bytes are read again before, because they may have been damaged during the transfer.
+// Discard deletes an artifact if its bytes do not match its digest, and reports whether it did. The result of the scope
+// is deleted, too, so that the operator creates the profile or plan again. The bytes are read again before, because
+// they may have been damaged during the transfer.
 func (s *Store) Discard(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (bool, error) {
 	found, err := s.Stat(ctx, scope, digest)
 	if err != nil {
@@ -283,7 +288,8 @@ func (s *Store) remove(ctx context.Context, scope artifact.Scope, digest artifac
 	return s.bucket.Delete(ctx, key)
 }
 
-// Publish makes a stored artifact the result of its scope, if the scope has no result or its artifact is missing. It returns the result of the scope.
+// Publish makes a stored artifact the result of its scope, if the scope has no result or its artifact is missing. It
+// returns the result of the scope.
 func (s *Store) Publish(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (artifact.Digest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -292,8 +298,8 @@ func (s *Store) Publish(ctx context.Context, scope artifact.Scope, digest artifa
 		if there, err := s.bucket.Exists(ctx, artifactKey(scope, result)); err != nil || there {
 			return result, err
 		}
-		// The artifact of the result is missing, for example after a partial restore. The result is replaced, because otherwise the scope could never
-		// have a usable result.
+		// The artifact of the result is missing, for example after a partial restore. The result is replaced. Without
+		// this, the scope could never have a usable result.
 		if err := s.bucket.Delete(ctx, resultKey(scope)); err != nil && !isNotFound(err) {
 			return "", err
 		}

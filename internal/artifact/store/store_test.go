@@ -257,7 +257,8 @@ func TestDamageIsFoundAndRepaired(t *testing.T) {
 	}
 }
 
-// A damaged artifact is deleted with the result of its scope. Intact artifacts, and artifacts that are being stored, are kept.
+// A damaged artifact is deleted with the result of its scope. Intact artifacts, and artifacts that are being stored,
+// are kept.
 func TestDiscard(t *testing.T) {
 	dir := t.TempDir()
 	store := openTest(t, dir)
@@ -332,7 +333,7 @@ func TestResult(t *testing.T) {
 	if left := files(t, dir); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
-	// A result whose artifact is missing, for example after a partial restore, is replaced.
+	// The result is replaced if its artifact is missing, for example after a partial restore.
 	lost := put(t, store, scopeA, []byte("lost"))
 	if _, err := store.Publish(t.Context(), scopeA, lost); err != nil {
 		t.Fatal(err)

@@ -9,15 +9,16 @@ import (
 )
 
 const (
-	// maxUploads limits the uploads in progress. maxBucketUploads limits the uploads to S3, each of which uses up to 40 MB of memory. maxCallerUploads
-	// limits the uploads of one pod; it does not apply to the manager.
+	// maxUploads limits the uploads in progress. maxBucketUploads limits the uploads to S3, each of which uses up to 40
+	// MB of memory. maxCallerUploads limits the uploads of one pod; it does not apply to the manager.
 	maxUploads       = 64
 	maxBucketUploads = 8
 	maxCallerUploads = 2
 	// minUploadRate is the minimum average rate of an upload, in bytes per second.
 	minUploadRate = 64 << 10
-	// maxScopeArtifacts limits the number of artifacts of a scope, and maxScopeUploads their bytes, as a multiple of the maximum size of an artifact. A
-	// profile or plan has up to ten artifacts, and those of failed attempts stay until the retention period ends.
+	// maxScopeArtifacts limits the number of artifacts of a scope, and maxScopeUploads their bytes, as a multiple of
+	// the maximum size of an artifact. A profile or plan has up to ten artifacts, and those of failed attempts stay
+	// until the retention period ends.
 	maxScopeArtifacts = 128
 	maxScopeUploads   = 4
 )
@@ -31,7 +32,8 @@ type uploads struct {
 	byCaller map[string]int
 }
 
-// begin admits an upload of a caller, which ends when the returned function is called. The error has status 429, and clients retry.
+// begin admits an upload of a caller, which ends when the returned function is called. The error has status 429, and
+// clients retry.
 func (u *uploads) begin(who caller) (end func(), err error) {
 	caller := who.name()
 	u.mu.Lock()

@@ -189,7 +189,8 @@ func (d *deadlines) SetReadDeadline(at time.Time) error {
 	return nil
 }
 
-// The parts of an upload extend its read deadline up to a deadline that depends on its size. A slow upload ends at that deadline.
+// The parts of an upload extend its read deadline up to a deadline that depends on its size. A slow upload ends at that
+// deadline.
 func TestSlowUploadsEnd(t *testing.T) {
 	begin := time.Now()
 	if got := uploadDeadline(begin, 640<<10).Sub(begin); got != stallTimeout+10*time.Second {

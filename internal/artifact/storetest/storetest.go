@@ -45,7 +45,8 @@ type Environment struct {
 	server  *apiserver.Server
 }
 
-// Start starts an API server. configure may change its flags. Stop stops it. Start is slow: call it once, from TestMain.
+// Start starts an API server. configure may change its flags. Stop stops it. Start is slow: call it once, from
+// TestMain.
 func Start(ctx context.Context, configure ...func(*envtest.APIServer)) (*Environment, error) {
 	binaries, err := localcluster.FindBinaries()
 	if err != nil {

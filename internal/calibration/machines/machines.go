@@ -49,8 +49,8 @@ type Chosen struct {
 	Digest string
 }
 
-// Read resolves a reference in a namespace. A nil reference selects the default profile. reader must not be cached. A missing or invalid profile
-// is a *FaultError, whose message starts with the field below the reference.
+// Read resolves a reference in a namespace. A nil reference selects the default profile. reader must not be cached. A
+// missing or invalid profile is a *FaultError, whose message starts with the field below the reference.
 func Read(ctx context.Context, reader client.Reader, namespace string, of *semmoev1.HardwareReference) (Chosen, error) {
 	switch {
 	case of == nil:
@@ -79,7 +79,8 @@ func Read(ctx context.Context, reader client.Reader, namespace string, of *semmo
 	return Chosen{Profile: profile, Digest: hex.EncodeToString(sum[:])}, nil
 }
 
-// BuiltIn returns the built-in profile of a reference. It returns nil for a nil reference, a ConfigMap, or the operator's default profile.
+// BuiltIn returns the built-in profile of a reference. It returns nil for a nil reference, a ConfigMap, or the
+// operator's default profile.
 func BuiltIn(of *semmoev1.HardwareReference) (*hardware.Profile, error) {
 	if of == nil || of.ConfigMap != nil || of.BuiltIn == hardware.Default {
 		return nil, nil
@@ -91,7 +92,8 @@ func BuiltIn(of *semmoev1.HardwareReference) (*hardware.Profile, error) {
 	return profile, nil
 }
 
-// Named returns the reference for the spec of a plan. It returns nil for the operator's default profile, with or without a name.
+// Named returns the reference for the spec of a plan. It returns nil for the operator's default profile, with or
+// without a name.
 func Named(of *semmoev1.HardwareReference) *semmoev1.HardwareReference {
 	if of != nil && of.ConfigMap == nil && of.BuiltIn == hardware.Default {
 		return nil

@@ -1,10 +1,11 @@
-// Package change computes the patches of the commands approve, rollback, pause, resume and replan. Each patch equals the manual change that
-// the documentation describes.
+// Package change computes the patches of the commands approve, rollback, pause, resume and replan. Each patch equals
+// the manual change that the documentation describes.
 //
 // Invariants:
 //   - A patch sets one annotation or one field. All other fields of the object stay as they are.
-//   - If the present state does not allow a change, the result is a *StateError that names a possible action. If the object already has
-//     the requested state, the change has no patch and is no error, so that commands can be repeated.
+//   - If the present state does not allow a change, the result is a *StateError that names a possible action. If the
+//     object already has the requested state, the change has no patch and is no error, so that commands can be
+//     repeated.
 package change
 
 import (
@@ -28,8 +29,8 @@ type Change struct {
 	Patch map[string]any
 	// Done describes the new state. It completes a sentence that begins with the name of the object.
 	Done string
-	// Declared is the changed field with its new value, for the hint to commit it to a GitOps repository. It is empty for annotations,
-	// which repositories do not declare.
+	// Declared is the changed field with its new value, for the hint to commit it to a GitOps repository. It is empty
+	// for annotations, which repositories do not declare.
 	Declared string
 }
 
@@ -103,7 +104,8 @@ func advisoryError(moed *semmoev1.MoEDeployment) error {
 	return statef("spec.placement.approval of MoEDeployment %s is Advisory, so no plan is rolled out; set it to Manual or Automatic first", moed.Name)
 }
 
-// whilePaused returns a suffix for the description of a change to a paused deployment: the change has no effect until it is resumed.
+// whilePaused returns a suffix for the description of a change to a paused deployment: the change has no effect until
+// it is resumed.
 func whilePaused(moed *semmoev1.MoEDeployment) string {
 	if moed.Spec.Reconciliation != semmoev1.ReconciliationPaused {
 		return ""
@@ -111,7 +113,8 @@ func whilePaused(moed *semmoev1.MoEDeployment) string {
 	return fmt.Sprintf("; spec.reconciliation is Paused: no plan is rolled out until you run kubectl semmoe resume %s", moed.Name)
 }
 
-// concerns reports whether a deployment may roll out a plan: the plan was created for the deployment, or the spec pins it.
+// concerns reports whether a deployment may roll out a plan: the plan was created for the deployment, or the spec pins
+// it.
 func concerns(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
 	ref := moed.Spec.Placement.PlanRef
 	return plan.Labels[semmoev1.LabelDeployment] == moed.Name || plan.Name == moed.Status.Plan || ref != nil && ref.Name == plan.Name
@@ -141,7 +144,8 @@ func misfit(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	return nil
 }
 
-// untried returns an error if the operator would not roll out a fitting plan in the present state, even if it is approved or pinned.
+// untried returns an error if the operator would not roll out a fitting plan in the present state, even if it is
+// approved or pinned.
 func untried(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	reason, rollout := "", moed.Status.Rollout
 	if rolledOut := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionRolledOut); rolledOut != nil {
@@ -162,9 +166,9 @@ func untried(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	return nil
 }
 
-// whileMarked returns a suffix that lists the revisions that failed with a plan. It is empty if there are none. Only the operator knows the
-// next revision, and which deployment each revision belongs to: a mark of another deployment's revision does not block this deployment, and
-// must not be removed.
+// whileMarked returns a suffix that lists the revisions that failed with a plan. It is empty if there are none. Only
+// the operator knows the next revision, and which deployment each revision belongs to: a mark of another deployment's
+// revision does not block this deployment, and must not be removed.
 func whileMarked(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) string {
 	failed, changed := marksOf(plan, semmoev1.AnnotationFailed), marksOf(plan, semmoev1.AnnotationOutputChanged)
 	if len(failed)+len(changed) == 0 || serves(moed, plan) {
@@ -189,8 +193,8 @@ func unmarkCommand(plan *semmoev1.PlacementPlan, keys []string) string {
 	return fmt.Sprintf("kubectl annotate pplan -n %s %s %s-", plan.Namespace, plan.Name, strings.Join(keys, "- "))
 }
 
-// leavesTokens reports whether tokens stay on the ranks where attention places them. With attention DataParallel tokens follow requests, so
-// it is false.
+// leavesTokens reports whether tokens stay on the ranks where attention places them. With attention DataParallel tokens
+// follow requests, so it is false.
 func leavesTokens(moed *semmoev1.MoEDeployment) bool {
 	return moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel && moed.Spec.Placement.TokenShuffle != semmoev1.TokenShuffleEnabled
 }

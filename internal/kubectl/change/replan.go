@@ -17,8 +17,8 @@ import (
 type InService struct {
 	// Plan is the plan of the layout. It is nil if no plan is in service.
 	Plan *semmoev1.PlacementPlan
-	// TablesDigest is the digest of the plan whose tables are used with Plan. It is empty if Plan uses its own tables. Tables is that
-	// plan, or nil if it was deleted.
+	// TablesDigest is the digest of the plan that provides the tables for Plan. It is empty if Plan uses its own
+	// tables. Tables is that plan, or nil if it was deleted.
 	TablesDigest string
 	Tables       *semmoev1.PlacementPlan
 	// Reported is the plan in the status of the MoEDeployment, or nil.
@@ -27,13 +27,13 @@ type InService struct {
 	Profiles map[string]*semmoev1.AffinityProfile
 }
 
-// Plans returns the plans whose profiles describe earlier requests, most recent first.
+// Plans returns the plans with profiles of earlier requests, most recent first.
 func (s InService) Plans() []*semmoev1.PlacementPlan {
 	return slices.DeleteFunc([]*semmoev1.PlacementPlan{s.Tables, s.Plan, s.Reported}, func(plan *semmoev1.PlacementPlan) bool { return plan == nil })
 }
 
-// prior returns the profile that the plan in service was made from. It prefers the first profile with a routing trace, because a profile
-// without a trace has less information on rare tokens. It is empty if no profile has a result.
+// prior returns the profile that the plan in service was made from. It prefers the first profile with a routing trace,
+// because a profile without a trace has less information on rare tokens. It is empty if no profile has a result.
 func (s InService) prior() semmoev1.ProfileReference {
 	var first semmoev1.ProfileReference
 	for _, plan := range s.Plans() {
@@ -49,7 +49,8 @@ func (s InService) prior() semmoev1.ProfileReference {
 	return first
 }
 
-// promised returns the local activation rate, in thousandths, that the plan in service promises with the tables in use. It is 0 if unknown.
+// promised returns the local activation rate, in thousandths, that the plan in service promises with the tables in use.
+// It is 0 if unknown.
 func (s InService) promised() int32 {
 	for _, plan := range []*semmoev1.PlacementPlan{s.Tables, s.Plan} {
 		if plan != nil && plan.Status.Forecast != nil { // a plan that was made only from counts has no forecast
@@ -59,9 +60,9 @@ func (s InService) promised() int32 {
 	return 0
 }
 
-// Replan returns an AffinityProfile of the requests that the routers sampled since a time, and a PlacementPlan made from it to replace the
-// plan in service. The operator creates the same objects when it detects drift (docs/planning.md). These objects belong to the user, and
-// creating them rolls out nothing.
+// Replan returns an AffinityProfile of the requests that the routers sampled since a time, and a PlacementPlan made
+// from it to replace the plan in service. The operator creates the same objects when it detects drift
+// (docs/planning.md). These objects belong to the user, and creating them rolls out nothing.
 func Replan(moed *semmoev1.MoEDeployment, serving InService, since, now time.Time) (*semmoev1.AffinityProfile, *semmoev1.PlacementPlan, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// TestReplanPriorAndTarget verifies that a plan is compared with the plan in service as the operator does it: with the profile that has most
-// information, and with the promise of the tables in use.
+// TestReplanPriorAndTarget verifies that a plan is compared with the plan in service as the operator does it: with the
+// profile that has most information, and with the promise of the tables in use.
 func TestReplanPriorAndTarget(t *testing.T) {
 	const traced, counts = 200, 0
 	of := func(name string, promised int32) *semmoev1.PlacementPlan {
@@ -62,8 +62,8 @@ func TestReplanPriorAndTarget(t *testing.T) {
 	}
 }
 
-// TestReplanUsesAuto verifies that a plan that replaces another one uses the algorithm auto and the objective of the plan in service, regardless of
-// the MoEDeployment's algorithm.
+// TestReplanUsesAuto verifies that a plan that replaces another one uses the algorithm auto and the objective of the
+// plan in service, regardless of the MoEDeployment's algorithm.
 func TestReplanUsesAuto(t *testing.T) {
 	moed := sampled()
 	moed.Spec.Placement.Solver = semmoev1.SolverSpec{Algorithm: "eplb", TimeBudgetSeconds: 60}
@@ -80,7 +80,7 @@ func TestReplanUsesAuto(t *testing.T) {
 	}
 }
 
-// sampled returns a deployment whose requests are sampled.
+// sampled returns a deployment with request sampling.
 func sampled() *semmoev1.MoEDeployment {
 	return &semmoev1.MoEDeployment{Spec: semmoev1.MoEDeploymentSpec{
 		Engine:      semmoev1.EngineSpec{Type: semmoev1.EngineSGLang},

@@ -1,4 +1,5 @@
-// Package gitops finds the GitOps tool that applies an object from a repository. Such a tool reverts changes that are not in the repository.
+// Package gitops finds the GitOps tool that applies an object from a repository. Such a tool reverts changes that are
+// not in the repository.
 package gitops
 
 import (
@@ -20,8 +21,9 @@ const (
 	argo = "Argo CD"
 	flux = "Flux"
 
-	// argoTracking is the annotation with which Argo CD tracks its objects: "application:group/kind:namespace/name". argoLabel and
-	// instanceLabel are the labels of other settings of application.resourceTrackingMethod. Other tools set instanceLabel, too.
+	// argoTracking is the annotation with which Argo CD tracks its objects: "application:group/kind:namespace/name".
+	// argoLabel and instanceLabel are the labels of other settings of application.resourceTrackingMethod. Other tools
+	// set instanceLabel, too.
 	argoTracking  = "argocd.argoproj.io/tracking-id"
 	argoLabel     = "argocd.argoproj.io/instance"
 	instanceLabel = "app.kubernetes.io/instance"
@@ -52,7 +54,7 @@ func OwnerOf(object metav1.Object) *Owner {
 	return nil
 }
 
-// appliedBy reports whether a field manager whose name has the prefix has written the object.
+// appliedBy reports whether a field manager with the name prefix has written the object.
 func appliedBy(object metav1.Object, prefix string) bool {
 	for _, entry := range object.GetManagedFields() {
 		if strings.HasPrefix(entry.Manager, prefix) {

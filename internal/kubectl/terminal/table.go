@@ -8,7 +8,8 @@ import (
 const (
 	// gap is the number of spaces between two columns.
 	gap = 2
-	// minLastWidth is the minimum width of a last column with sentences, in columns. A narrower last column moves below its row.
+	// minLastWidth is the minimum width of a last column with sentences, in columns. A narrower last column moves below
+	// its row.
 	minLastWidth = 32
 )
 

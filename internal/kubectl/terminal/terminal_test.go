@@ -45,7 +45,8 @@ func sentence(random *rand.Rand, maxWords int) string {
 	return strings.Join(all, " ")
 }
 
-// TestWrapping verifies on random texts that no line is wider than the terminal, that no word is lost, and that colors do not change the text.
+// TestWrapping verifies on random texts that no line is wider than the terminal, that no word is lost, and that colors
+// do not change the text.
 func TestWrapping(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 500 {

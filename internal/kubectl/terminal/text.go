@@ -17,8 +17,8 @@ type Text []Span
 // Words returns a text of one tone.
 func Words(text string, tone Tone) Text { return Text{{text, tone}} }
 
-// wrapped splits a text into lines. first is the maximum width of the first line and rest that of the other lines; 0 means unlimited. Lines
-// break at spaces. A word is split only if it is wider than a line.
+// wrapped splits a text into lines. first is the maximum width of the first line and rest that of the other lines; 0
+// means unlimited. Lines break at spaces. A word is split only if it is wider than a line.
 func (s Style) wrapped(text Text, first, rest int) []string {
 	var lines []string
 	var line strings.Builder
@@ -76,7 +76,7 @@ func (s Style) Paragraph(text Text, margin int) string {
 	return out.String()
 }
 
-// within returns the width that remains beside a margin; 0 means unlimited.
+// within returns the width without a margin; 0 means unlimited.
 func (s Style) within(margin int) int {
 	if s.Width == 0 {
 		return 0

@@ -22,8 +22,8 @@ func (s Style) Tree(root *Node) string {
 	return out.String()
 }
 
-// hanging is the indentation of continuation lines in columns. It is larger than the indentation of children, so that both can be
-// distinguished.
+// hanging is the indentation of continuation lines in columns. It is larger than the indentation of children, so that
+// both can be distinguished.
 const hanging = 4
 
 // branch writes a node with the line prefix, and its descendants with the line prefix below.

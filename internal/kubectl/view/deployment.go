@@ -99,7 +99,8 @@ type Plan struct {
 	State   string `json:"state"`
 	Ready   bool   `json:"ready"`
 	Message string `json:"message"`
-	// Roles are the roles of the plan for the deployment: inService, candidate, wanted, pinned, takenBack, outputChanged.
+	// Roles are the roles of the plan for the deployment: inService, candidate, wanted, pinned, takenBack,
+	// outputChanged.
 	Roles    []string               `json:"roles"`
 	Verdict  semmoev1.Verdict       `json:"verdict,omitempty"`
 	Tier     semmoev1.Tier          `json:"tier,omitempty"`
@@ -122,8 +123,8 @@ type Revision struct {
 	Name     string `json:"revision"`
 	Kind     string `json:"kind"`
 	Workload string `json:"workload"`
-	// Stage is inService, starting (desired by the spec, but not in service yet), canary, promoting, rollingBack, or retired (being
-	// removed).
+	// Stage is inService, starting (desired by the spec, but not in service yet), canary, promoting, rollingBack, or
+	// retired (being removed).
 	Stage    string   `json:"stage"`
 	Plan     string   `json:"planDigest,omitempty"`
 	Replicas Replicas `json:"replicas"`
@@ -218,8 +219,8 @@ func nextSteps(moed *semmoev1.MoEDeployment) []Step {
 	return steps
 }
 
-// belongs reports whether an object belongs to the deployment: it has the label that the operator sets, or an owner reference to the
-// deployment, which users set.
+// belongs reports whether an object belongs to the deployment: it has the label that the operator sets, or an owner
+// reference to the deployment, which users set.
 func (o Objects) belongs(object metav1.Object) bool {
 	owns := func(owner metav1.OwnerReference) bool { return owner.UID == o.Deployment.UID && owner.UID != "" }
 	return object.GetLabels()[semmoev1.LabelDeployment] == o.Deployment.Name || slices.ContainsFunc(object.GetOwnerReferences(), owns)
@@ -283,7 +284,7 @@ func rolesOf(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) []strin
 	return roles
 }
 
-// marksOf returns the annotations of a plan whose keys have a prefix, as sorted strings "revision: value".
+// marksOf returns the annotations of a plan with a key prefix, as sorted strings "revision: value".
 func marksOf(plan *semmoev1.PlacementPlan, prefix string) []string {
 	var marks []string
 	for key, value := range plan.Annotations {
@@ -366,7 +367,8 @@ func (o Objects) stage(revision string, workload metav1.Object) string {
 	return stageRetired
 }
 
-// servingRevision returns the revision that answers requests. Earlier releases of the operator report only the desired revision.
+// servingRevision returns the revision that answers requests. Earlier releases of the operator report only the desired
+// revision.
 func servingRevision(moed *semmoev1.MoEDeployment) string {
 	if moed.Status.Serving != nil {
 		return moed.Status.Serving.Revision

@@ -25,7 +25,8 @@ type Side struct {
 type Difference struct {
 	From PlanFigures `json:"from"`
 	To   PlanFigures `json:"to"`
-	// Moved is the number of experts that ranks must load to go from From to To, over all layers. Slots is the number of slots of To.
+	// Moved is the number of experts that ranks must load to go from From to To, over all layers. Slots is the number
+	// of slots of To.
 	Moved int `json:"movedExperts"`
 	Slots int `json:"slots"`
 	// Bytes is an upper bound of the bytes of the moved weights; 0 if unknown.
@@ -57,8 +58,8 @@ type FieldChange struct {
 	To    string `json:"to"`
 }
 
-// Diff compares two plans. expertBytes is an upper bound of the bytes of one expert's weights; 0 if unknown. Diff fails if the placements
-// have different numbers of ranks or experts, or different MoE layers.
+// Diff compares two plans. expertBytes is an upper bound of the bytes of one expert's weights; 0 if unknown. Diff fails
+// if the placements have different numbers of ranks or experts, or different MoE layers.
 func Diff(from, to Side, expertBytes int64) (Difference, error) {
 	a, b := from.Placement, to.Placement
 	same := a.Ranks == b.Ranks && a.Experts == b.Experts && slices.EqualFunc(a.Layers, b.Layers, func(x, y placement.Layer) bool { return x.Layer == y.Layer })
@@ -166,8 +167,8 @@ func hardwareText(hardware *semmoev1.HardwareReference) string {
 	return hardware.BuiltIn
 }
 
-// figureRows returns the figures of both plans as table rows. A figure that neither plan has is omitted. The two rates are always shown,
-// because every plan that was evaluated on requests has them.
+// figureRows returns the figures of both plans as table rows. A figure that neither plan has is omitted. The two rates
+// are always shown, because every plan that was evaluated on requests has them.
 func (d Difference) figureRows() [][]terminal.Cell {
 	rows := [][]terminal.Cell{{{Text: "plan"}, {Text: d.From.Digest}, {Text: d.To.Digest}}}
 	add := func(name, from, to string) {

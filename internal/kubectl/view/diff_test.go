@@ -51,7 +51,8 @@ func TestSpecChanges(t *testing.T) {
 	}
 }
 
-// TestMissingFigures verifies that a figure is omitted if neither plan has it, and shown as unknown for a plan that lacks it.
+// TestMissingFigures verifies that a figure is omitted if neither plan has it, and shown as unknown for a plan that
+// lacks it.
 func TestMissingFigures(t *testing.T) {
 	balanced := &semmoev1.PlanForecast{LARMilli: 432, BaselineMilli: 257, WindowImbalanceMilli: 1077}
 	messages := &semmoev1.PlanForecast{LARMilli: 250, BaselineMilli: 250, RemoteRanksMilli: 1804, BaselineRemoteRanksMilli: 2300}

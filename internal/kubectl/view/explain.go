@@ -102,7 +102,8 @@ func whyOf(plan *semmoev1.PlacementPlan) (string, terminal.Tone) {
 	return fmt.Sprintf("The profile has only token counts, without rates: %s", verdictWords[plan.Status.Verdict]), terminal.Plain
 }
 
-// messages returns the mean number of remote ranks per token, for plans without token shuffling. It is empty for other plans.
+// messages returns the mean number of remote ranks per token, for plans without token shuffling. It is empty for other
+// plans.
 func messages(forecast *semmoev1.PlanForecast) string {
 	if forecast == nil || forecast.BaselineRemoteRanksMilli == 0 {
 		return ""
@@ -188,7 +189,8 @@ func timeText(nanos int64, baseline string, baselineNanos int64, hardware string
 
 func micros(nanos int64) float64 { return float64(nanos) / 1000 }
 
-// modelledBy names the hardware profile of modelled times. It is empty for plans of earlier releases, which do not record it.
+// modelledBy names the hardware profile of modelled times. It is empty for plans of earlier releases, which do not
+// record it.
 func modelledBy(hardware string) string {
 	if hardware == "" {
 		return ""
@@ -203,8 +205,8 @@ func comparedOn(c *semmoev1.PlanComparison) string {
 	return ", on " + plural(c.Requests, "recent request")
 }
 
-// heldBack returns the reason and message of the condition RolledOut if a deployment is to use the plan and its rollout is not complete. It
-// is empty otherwise.
+// heldBack returns the reason and message of the condition RolledOut if a deployment is to use the plan and its rollout
+// is not complete, or else an empty string.
 func heldBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) string {
 	c := condition(moed.Status.Conditions, semmoev1.ConditionRolledOut)
 	short := plan.Status.Plan

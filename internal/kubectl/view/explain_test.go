@@ -7,8 +7,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// TestRemoteRanks verifies that a plan without token shuffling is described by its remote ranks per token. Its local activation rate is the same as
-// that of every other plan.
+// TestRemoteRanks verifies that a plan without token shuffling is described by its remote ranks per token. Its local
+// activation rate is the same as that of every other plan.
 func TestRemoteRanks(t *testing.T) {
 	plan := &semmoev1.PlacementPlan{Status: semmoev1.PlacementPlanStatus{
 		Verdict: semmoev1.VerdictGain, Forecast: &semmoev1.PlanForecast{LARMilli: 250, BaselineMilli: 250, RemoteRanksMilli: 1804, BaselineRemoteRanksMilli: 2300},
@@ -29,7 +29,8 @@ func TestRemoteRanks(t *testing.T) {
 	}
 }
 
-// TestTimesOfFirstPlans verifies that a first plan that increases the time of a layer is explained by that time, and not by a small gain.
+// TestTimesOfFirstPlans verifies that a first plan that increases the time of a layer is explained by that time, and
+// not by a small gain.
 func TestTimesOfFirstPlans(t *testing.T) {
 	for name, test := range map[string]struct {
 		verdict      semmoev1.Verdict

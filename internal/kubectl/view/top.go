@@ -20,7 +20,8 @@ type Routed struct {
 	// Requests, Rate and Predicted are semmoe_observed_requests, semmoe_local_activation_rate and
 	// semmoe_predicted_local_activation_rate. Rates are NaN if no request was sampled.
 	Requests, Rate, Predicted float64
-	// Answered is semmoe_router_requests_total. SavedBytes is semmoe_saved_bytes_per_second, or NaN if it cannot be estimated.
+	// Answered is semmoe_router_requests_total. SavedBytes is semmoe_saved_bytes_per_second, or NaN if it cannot be
+	// estimated.
 	Answered, SavedBytes float64
 	// Tokens, Local and Remote are semmoe_router_estimated_tokens_total and semmoe_activations_total, by rank.
 	Tokens, Local, Remote map[string]float64
@@ -78,17 +79,21 @@ type Load struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	Plan      string `json:"planDigest,omitempty"`
-	// Source is routers, or status if the metrics of the routers cannot be read. Routers is the number of routers whose metrics were read.
+	// Source is routers, or status if the metrics of the routers cannot be read. Routers is the number of routers with
+	// readable metrics.
 	Source  string `json:"source"`
 	Routers int    `json:"routers"`
-	// Rate is the local activation rate of the latest sampled requests, or nil without samples. Samples is the number of these requests.
+	// Rate is the local activation rate of the latest sampled requests, or nil without samples. Samples is the number
+	// of these requests.
 	Rate    *float64 `json:"lar"`
 	Samples int64    `json:"samples,omitempty"`
-	// Predicted is the forecast rate of these requests. Promised is the rate that the plan promises. Baseline is the rate without a plan.
+	// Predicted is the forecast rate of these requests. Promised is the rate that the plan promises. Baseline is the
+	// rate without a plan.
 	Predicted *float64 `json:"forecastLar,omitempty"`
 	Promised  *float64 `json:"promisedLar,omitempty"`
 	Baseline  *float64 `json:"baselineLar,omitempty"`
-	// Requests is the number of requests that were answered since the routers started, or since the previous poll if Recent is true.
+	// Requests is the number of requests that were answered since the routers started, or since the previous poll if
+	// Recent is true.
 	Requests int64 `json:"requests"`
 	// SavedBytes is the exchange traffic saved, in bytes per second, or nil if no router can estimate it.
 	SavedBytes *float64   `json:"savedBytesPerSecond,omitempty"`
@@ -100,15 +105,15 @@ type Load struct {
 // RankLoad is the load of one rank.
 type RankLoad struct {
 	Rank int `json:"rank"`
-	// Share is the rank's share of the tokens. Relative is that share divided by the mean share. Rate is the rank's local activation rate,
-	// or nil without samples.
+	// Share is the rank's share of the tokens. Relative is that share divided by the mean share. Rate is the rank's
+	// local activation rate, or nil without samples.
 	Share    float64  `json:"share"`
 	Relative float64  `json:"overMean"`
 	Rate     *float64 `json:"lar"`
 }
 
-// Top sums the metrics of a deployment's routers, by pod. before holds the metrics of the previous poll. If a router is missing in before, as
-// at the first poll, the figures cover the time since the routers started.
+// Top sums the metrics of a deployment's routers, by pod. before holds the metrics of the previous poll. If a router is
+// missing in before, as at the first poll, the figures cover the time since the routers started.
 func Top(moed *semmoev1.MoEDeployment, metrics, before map[string]Routed, notes []string) Load {
 	l := Load{Namespace: moed.Namespace, Name: moed.Name, Plan: moed.Status.PlanDigest, Source: "routers", Routers: len(metrics), Notes: notes, Ranks: []RankLoad{}}
 	if status := moed.Status.LAR; status != nil {
@@ -133,8 +138,8 @@ func Top(moed *semmoev1.MoEDeployment, metrics, before map[string]Routed, notes 
 	return l
 }
 
-// ranksOf returns the number of ranks of the revision in service. The status lacks it in earlier releases, and before the first revision
-// serves. Then the number in the spec is used.
+// ranksOf returns the number of ranks of the revision in service. The status lacks it in earlier releases, and before
+// the first revision serves. Then the number in the spec is used.
 func ranksOf(moed *semmoev1.MoEDeployment) int32 {
 	if serving := moed.Status.Serving; serving != nil && serving.Ranks > 0 {
 		return serving.Ranks
@@ -142,7 +147,8 @@ func ranksOf(moed *semmoev1.MoEDeployment) int32 {
 	return moed.Spec.Parallelism.ExpertParallelSize
 }
 
-// rankless reports whether no request was sent to a specific rank. With attention TensorParallel each request uses all ranks.
+// rankless reports whether no request was sent to a specific rank. With attention TensorParallel each request uses all
+// ranks.
 func (r Routed) rankless(attention semmoev1.AttentionParallelism) bool {
 	for rank, tokens := range r.Tokens {
 		if rank != noRank && tokens > 0 {
@@ -222,7 +228,8 @@ func among(metrics, before map[string]Routed) bool {
 	return true
 }
 
-// since subtracts the counters of the previous poll from the sum r. A router whose counter decreased has restarted and counts from zero.
+// since subtracts the counters of the previous poll from the sum r. A router with a decreased counter has restarted and
+// counts from zero.
 func (r Routed) since(metrics, before map[string]Routed) Routed {
 	sum := Routed{Answered: r.Answered, Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
 	addTo(sum.Tokens, r.Tokens, 1)
@@ -266,7 +273,8 @@ func share(value *float64) string {
 	return fmt.Sprintf("%.1f%%", 100**value)
 }
 
-// overloaded is the load relative to the mean above which a rank is highlighted. The target is at most 1.15 fair shares per rank.
+// overloaded is the load relative to the mean above which a rank is highlighted. The target is at most 1.15 fair shares
+// per rank.
 const overloaded = 1.15
 
 // Text formats a load for a terminal.

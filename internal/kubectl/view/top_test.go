@@ -8,8 +8,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// TestRanksOfRequests verifies that ranks are shown if routers send requests to ranks, also before the first request. Otherwise a note explains that
-// the load by rank is unknown.
+// TestRanksOfRequests verifies that ranks are shown if routers send requests to ranks, also before the first request.
+// Otherwise a note explains that the load by rank is unknown.
 func TestRanksOfRequests(t *testing.T) {
 	for name, test := range map[string]struct {
 		attention semmoev1.AttentionParallelism
@@ -31,7 +31,8 @@ func TestRanksOfRequests(t *testing.T) {
 	}
 }
 
-// TestRanksOfServingRevision verifies that the number of ranks is taken from the revision in service, also if the spec has a different number.
+// TestRanksOfServingRevision verifies that the number of ranks is taken from the revision in service, also if the spec
+// has a different number.
 func TestRanksOfServingRevision(t *testing.T) {
 	moed := &semmoev1.MoEDeployment{Spec: semmoev1.MoEDeploymentSpec{Parallelism: semmoev1.ParallelismSpec{Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 5}}}
 	moed.Status.Serving = &semmoev1.ServingStatus{Revision: "r1", Ranks: 4}
@@ -41,7 +42,8 @@ func TestRanksOfServingRevision(t *testing.T) {
 	}
 }
 
-// TestStages verifies that the serving revision is in service, and that the desired revision is starting until one of its replicas is ready.
+// TestStages verifies that the serving revision is in service, and that the desired revision is starting until one of
+// its replicas is ready.
 func TestStages(t *testing.T) {
 	moed := &semmoev1.MoEDeployment{Status: semmoev1.MoEDeploymentStatus{Revision: "new", Serving: &semmoev1.ServingStatus{Revision: "old"}}}
 	for revision, want := range map[string]string{"old": stageInService, "new": stageStarting, "older": stageRetired} {

@@ -82,7 +82,8 @@ func (d Deployment) planText() string {
 	return "plan " + d.Plan
 }
 
-// localityText returns the observed local activation rate, with the promised and the baseline rate. It is empty if all are unknown.
+// localityText returns the observed local activation rate, with the promised and the baseline rate. It is empty if all
+// are unknown.
 func (d Deployment) localityText() string {
 	l := d.Locality
 	if l == nil {
@@ -126,7 +127,8 @@ func (p Profile) text() terminal.Text {
 	return append(text, driftedText(p.Drifted)...)
 }
 
-// sizeText returns the number of tokens and requests of a profile. A profile that was made only from counts has no number of requests.
+// sizeText returns the number of tokens and requests of a profile. A profile that was made only from counts has no
+// number of requests.
 func sizeText(result *semmoev1.ProfileResult) string {
 	if result.Requests == 0 {
 		return plural(result.Tokens, "token")

@@ -34,7 +34,7 @@ func bytesText(bytes int64) string {
 	return fmt.Sprintf("%.1f %s", value, units[unit])
 }
 
-// plural formats a number with its noun. It only supports nouns whose plural ends with s.
+// plural formats a number with its noun. It only supports nouns with a plural in s.
 func plural[N int | int32 | int64](n N, noun string) string {
 	if n == 1 {
 		return fmt.Sprintf("1 %s", noun)

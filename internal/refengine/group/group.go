@@ -20,8 +20,8 @@ const (
 	helloTimeout = 10 * time.Second
 	// maxHello limits the length of a greeting, in bytes.
 	maxHello = 64
-	// beat is the interval of the leader's heartbeats. silence is the time that a leaving member waits for the next heartbeat, so that it does not wait for
-	// a leader that hangs or is unreachable.
+	// beat is the interval of the leader's heartbeats. silence is the time that a leaving member waits for the next
+	// heartbeat, so that it does not wait for a leader that hangs or is unreachable.
 	beat    = 100 * time.Millisecond
 	silence = 1500 * time.Millisecond
 
@@ -35,8 +35,8 @@ var ErrLeaving = errors.New("was asked to stop")
 // ErrSilent is the error of wait after leave if the leader does not respond.
 var ErrSilent = errors.New("the leader does not respond")
 
-// Lead waits until all other nodes of a group have joined. It sends one error on lost for each member that was asked to stop, or whose connection fails. leave
-// dissolves the group.
+// Lead waits until all other nodes of a group have joined. It sends one error on lost for each member that was asked to
+// stop, or whose connection fails. leave dissolves the group.
 func Lead(ctx context.Context, listener net.Listener, nodes int) (lost <-chan error, leave func(), err error) {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
@@ -121,8 +121,9 @@ func admit(connection net.Conn, members []net.Conn) (node int, err error) {
 	return node, connection.SetReadDeadline(time.Time{})
 }
 
-// Join connects to the leader at an address, with retries, and returns after all nodes have joined. wait waits until the group ends. leave asks the leader to end
-// the group. After leave, wait returns ErrSilent if the leader does not respond.
+// Join connects to the leader at an address, with retries, and returns after all nodes have joined. wait waits until
+// the group ends. leave asks the leader to end the group. After leave, wait returns ErrSilent if the leader does not
+// respond.
 func Join(ctx context.Context, address string, node, nodes int) (wait func(context.Context) error, leave func(), err error) {
 	var dialer net.Dialer
 	for {

@@ -21,7 +21,8 @@ const Trivial = "trivial"
 type Shape struct {
 	// MoE is true for each hidden layer with routed experts.
 	MoE []bool
-	// Experts is the number of logical experts per layer. Redundant is the number of additional slots. Ranks is the expert-parallel size.
+	// Experts is the number of logical experts per layer. Redundant is the number of additional slots. Ranks is the
+	// expert-parallel size.
 	Experts, Redundant, Ranks int
 }
 
@@ -50,8 +51,8 @@ type Map struct {
 }
 
 // Parse reads the value of an expert-map option: "trivial", the path of a .json file, or JSON. The JSON is an object
-// with the single key physical_to_logical_map, [hidden layers][slots] of expert IDs. Slot p is on rank p / (slots per rank). Rows of dense
-// layers must have the same length but are ignored.
+// with the single key physical_to_logical_map, [hidden layers][slots] of expert IDs. Slot p is on rank p / (slots per
+// rank). Rows of dense layers must have the same length but are ignored.
 func Parse(value string, shape Shape) (*Map, error) {
 	if err := shape.check(); err != nil {
 		return nil, err

@@ -1,4 +1,5 @@
-// Package lookahead records a look-ahead for the tokens of a routing trace: the result of each gate if it is evaluated before the attention of its layer.
+// Package lookahead records a look-ahead for the tokens of a routing trace: the result of each gate if it is evaluated
+// before the attention of its layer.
 //
 // Invariants:
 //   - The routes of the trace are not changed. Only the look-ahead is added.
@@ -17,10 +18,11 @@ import (
 const (
 	// chunkTokens is the number of tokens that are computed together.
 	chunkTokens = 512
-	// minAgreement is the minimum share of the trace's activations that the model must reproduce. Different arithmetic changes a few percent, a different
-	// model nearly all.
+	// minAgreement is the minimum share of the trace's activations that the model must reproduce. Different arithmetic
+	// changes a few percent, a different model nearly all.
 	minAgreement = 0.8
-	// agreementTokens is the number of tokens after which the agreement is first checked, so that a wrong model does not process a whole trace.
+	// agreementTokens is the number of tokens after which the agreement is first checked, so that a wrong model does
+	// not process a whole trace.
 	agreementTokens = 2048
 )
 

@@ -52,7 +52,8 @@ func TestRecord(t *testing.T) {
 	if !slices.Equal(routes, tr.Experts) {
 		t.Error("the routes have changed")
 	}
-	// The trace was recorded with different arithmetic. On this model the look-ahead predicts about four fifths of a token's experts.
+	// The trace was recorded with different arithmetic. On this model the look-ahead predicts about four fifths of a
+	// token's experts.
 	if overlap := tr.LookAheadOverlap(); agreement < 0.98 || overlap < 0.7 || overlap > 0.9 {
 		t.Errorf("agreement %.3f, overlap %.3f", agreement, overlap)
 	}

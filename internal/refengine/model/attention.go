@@ -2,7 +2,8 @@ package model
 
 import "math"
 
-// attention adds the output of layer l's attention to the residual stream and the rows' keys and values to their caches.
+// attention adds the output of layer l's attention to the residual stream and the rows' keys and values to their
+// caches.
 func (r *Runner) attention(l int) {
 	m, layer, n := r.model, &r.model.layers[l], len(r.rows)
 	r.normalise(layer.inputNorm)

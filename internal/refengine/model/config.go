@@ -13,8 +13,8 @@ type Config struct {
 	// Layers is the number of hidden layers. MoE is true for the layers with routed experts.
 	Layers int
 	MoE    []bool
-	// Experts is the number of routed experts of an MoE layer. TopK is the number of experts that a token activates. NormTopK normalizes the weights of the
-	// selected experts to a sum of 1.
+	// Experts is the number of routed experts of an MoE layer. TopK is the number of experts that a token activates.
+	// NormTopK normalizes the weights of the selected experts to a sum of 1.
 	Experts, TopK int
 	NormTopK      bool
 	// Hidden, Vocab, Heads, KVHeads and HeadDim are the shapes of attention and embeddings.

@@ -64,8 +64,8 @@ func (m *Model) choose(logits []float32, chosen []int, weight []float32) {
 	}
 }
 
-// mostProbable fills chosen with the experts of largest probability in descending order, with the lower index first among equal ones. It overwrites the logits with
-// probabilities.
+// mostProbable fills chosen with the experts of largest probability in descending order, with the lower index first
+// among equal ones. It overwrites the logits with probabilities.
 func mostProbable(logits []float32, chosen []int, probability []float32) {
 	sum := softmax(logits)
 	for k := range chosen {

@@ -5,11 +5,12 @@ import (
 	"unsafe"
 )
 
-// lanes is the number of adjacent outputs that a kernel computes at once. Operands are laid out in panels of this width.
+// lanes is the number of adjacent outputs that a kernel computes at once. Operands are laid out in panels of this
+// width.
 const lanes = 16
 
-// operand is the right-hand side of a product, a linear map of depth inputs to outputs. The weight of output j and input k is
-// data[j/lanes*panelStride + k*stride + j%lanes]. data is padded so that whole panels can be read.
+// operand is the right-hand side of a product, a linear map of depth inputs to outputs. The weight of output j and
+// input k is data[j/lanes*panelStride + k*stride + j%lanes]. data is padded so that whole panels can be read.
 type operand struct {
 	data                []float32
 	stride, panelStride int
@@ -34,8 +35,8 @@ func (o operand) from(output int) operand {
 	return o
 }
 
-// block holds the arguments of a kernel: dst[i][j] = sum over k of x[i][k] * b[k*stride+j], for four rows and all lanes. The assembly code depends on the
-// offsets of the fields.
+// block holds the arguments of a kernel: dst[i][j] = sum over k of x[i][k] * b[k*stride+j], for four rows and all
+// lanes. The assembly code depends on the offsets of the fields.
 type block struct {
 	dst, x [4]*float32
 	b      *float32

@@ -5,13 +5,13 @@ import (
 	"math"
 )
 
-// LookAhead receives the look-ahead of a chunk: the result of an MoE layer's norm and gate, applied to the residual stream before the layer's attention is added to
-// it. It does not change outputs.
+// LookAhead receives the look-ahead of a chunk: the result of an MoE layer's norm and gate, applied to the residual
+// stream before the layer's attention is added to it. It does not change outputs.
 type LookAhead struct {
 	// Width is the number of experts per token and layer, at most all experts.
 	Width int
-	// Experts are the most probable experts in descending order, and Probability their probabilities among all experts: [tokens of the chunk][Layers][Width], with
-	// zeros for dense layers.
+	// Experts are the most probable experts in descending order, and Probability their probabilities among all experts:
+	// [tokens of the chunk][Layers][Width], with zeros for dense layers.
 	Experts     []uint16
 	Probability []float32
 }
@@ -52,7 +52,8 @@ func (m *Model) checkLookAhead(c *Chunk) error {
 	return nil
 }
 
-// lookAhead applies the norm and gate of layer l to the present residual stream, and writes the result to the chunks that request a look-ahead.
+// lookAhead applies the norm and gate of layer l to the present residual stream, and writes the result to the chunks
+// that request a look-ahead.
 func (r *Runner) lookAhead(l int) {
 	m, s, layer := r.model, &r.moe, &r.model.layers[l]
 	r.normalise(layer.postNorm)

@@ -181,7 +181,8 @@ func (o *oracle) token(id int32, position int) []float64 {
 	return o.linear("lm_head.weight", x)
 }
 
-// lookAhead returns the probabilities of the last token's look-ahead, by layer in descending order, with zeros for dense layers.
+// lookAhead returns the probabilities of the last token's look-ahead, by layer in descending order, with zeros for
+// dense layers.
 func (o *oracle) lookAhead() (all []float64) {
 	for _, p := range o.ahead {
 		row := make([]float64, o.Experts)

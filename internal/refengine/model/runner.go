@@ -12,11 +12,13 @@ type Chunk struct {
 	// Cache contains the preceding tokens. Step adds the tokens of the chunk to it.
 	Cache  *Cache
 	Tokens []int32
-	// Routes receives the selected experts in the order of their gate weights: [len(Tokens)][Layers][TopK], with zeros for dense layers.
+	// Routes receives the selected experts in the order of their gate weights: [len(Tokens)][Layers][TopK], with zeros
+	// for dense layers.
 	Routes []uint16
 	// LookAhead receives the look-ahead. It may be nil.
 	LookAhead *LookAhead
-	// Logits receives the logits of the last tokens. Its length determines their number: [tokens][Vocab]. It may be nil.
+	// Logits receives the logits of the last tokens. Its length determines their number: [tokens][Vocab]. It may be
+	// nil.
 	Logits []float32
 }
 
@@ -25,7 +27,8 @@ type Runner struct {
 	model   *Model
 	workers []workspace
 	rows    []row
-	// The rows of the batch, [rows][width]: the residual stream, its normalized form, queries, keys, values and the output of attention.
+	// The rows of the batch, [rows][width]: the residual stream, its normalized form, queries, keys, values and the
+	// output of attention.
 	residual, normed, query, key, value, mixed []float32
 	moe                                        moeScratch
 	last                                       []int // rows whose logits are requested, one per entry of out
@@ -47,7 +50,8 @@ type workspace struct {
 	chosen        []int     // [Experts], of a look-ahead
 }
 
-// blockRows is the number of rows of the batch that are multiplied at a time. 32 rows of a few hundred values fit into the L1 cache while a matrix is read.
+// blockRows is the number of rows of the batch that are multiplied at a time. 32 rows of a few hundred values fit into
+// the L1 cache while a matrix is read.
 const blockRows = 32
 
 // NewRunner returns a runner that distributes the work of a step over the given number of goroutines.

@@ -38,7 +38,8 @@ type Model struct {
 	cos, sin []float32
 }
 
-// Load reads all weights of a checkpoint. contextLength is the maximum sequence length, which determines the size of tables; 0 selects the maximum of the model.
+// Load reads all weights of a checkpoint. contextLength is the maximum sequence length, which determines the size of
+// tables; 0 selects the maximum of the model.
 func Load(c *checkpoint.Checkpoint, contextLength int) (*Model, error) {
 	config, err := parseConfig(c.Config)
 	if err != nil {
@@ -69,8 +70,9 @@ func Load(c *checkpoint.Checkpoint, contextLength int) (*Model, error) {
 	return m, nil
 }
 
-// Misplaced returns a faulty copy of the model: the weights of each MoE layer's experts are in slot order, but the gates are not adapted. The copy computes expert
-// slots(l)[e] if the gate of layer l selects e. slots must return at least Experts experts.
+// Misplaced returns a faulty copy of the model: the weights of each MoE layer's experts are in slot order, but the
+// gates are not adapted. The copy computes expert slots(l)[e] if the gate of layer l selects e. slots must return at
+// least Experts experts.
 func (m *Model) Misplaced(slots func(l int) []int) *Model {
 	out := *m
 	out.layers = slices.Clone(m.layers)
@@ -121,8 +123,9 @@ func (r *reader) layer(c *Config, l int) layer {
 	return out
 }
 
-// fused reads the experts of a layer from tensors that contain all experts: gate_up_proj [experts, 2*width, hidden], with the rows of gate_proj before those of
-// up_proj, and down_proj [experts, hidden, width]. In both tensors the last two dimensions may be transposed.
+// fused reads the experts of a layer from tensors that contain all experts: gate_up_proj [experts, 2*width, hidden],
+// with the rows of gate_proj before those of up_proj, and down_proj [experts, hidden, width]. In both tensors the last
+// two dimensions may be transposed.
 func (r *reader) fused(prefix string, c *Config) []ffn {
 	experts, hidden, width := int64(c.Experts), int64(c.Hidden), int64(c.MoEIntermediate)
 	gateUp, down := []int64{experts, 2 * width, hidden}, []int64{experts, hidden, width}

@@ -20,7 +20,8 @@ type Request struct {
 	// MaxNewTokens is the maximum number of tokens to generate; 0 only computes the prompt.
 	MaxNewTokens int
 	Sampling     Sampling
-	// TopLogprobs requests the log probability of each generated token, and of that number of most likely tokens; -1 for none.
+	// TopLogprobs requests the log probability of each generated token, and of that number of most likely tokens; -1
+	// for none.
 	TopLogprobs int
 	// PromptLogprobs requests the log probabilities of the prompt's tokens after PromptStart, according to TopLogprobs.
 	PromptLogprobs bool
@@ -36,8 +37,8 @@ type Request struct {
 // Sink receives the tokens of a request. Its methods are called by the goroutine that steps all requests, so they must
 // return quickly and never wait for a client.
 type Sink interface {
-	// Prompt receives the prompt's tokens from PromptStart, before the first generated token, if the request asked for their log probabilities. The first one
-	// has no log probability.
+	// Prompt receives the prompt's tokens from PromptStart, before the first generated token, if the request asked for
+	// their log probabilities. The first one has no log probability.
 	Prompt([]Token)
 	// Token receives a generated token. It returns true to end the request with this token.
 	Token(Token) (stop bool)
@@ -61,11 +62,13 @@ type TokenLogprob struct {
 
 // Result describes the end of a request.
 type Result struct {
-	// Err is nil if the sink stopped the request, or if it reached MaxNewTokens. For a canceled request it is the context's error.
+	// Err is nil if the sink stopped the request, or if it reached MaxNewTokens. For a canceled request it is the
+	// context's error.
 	Err error
 	// Stopped is true if the sink ended the request.
 	Stopped bool
-	// Routes are the selected experts of every computed token, which are all tokens except the last generated one: [tokens][layers][top-k].
+	// Routes are the selected experts of every computed token, which are all tokens except the last generated one:
+	// [tokens][layers][top-k].
 	Routes []uint16
 }
 
@@ -87,7 +90,8 @@ func (q *sequence) pendingPrefill() int { return max(0, len(q.Prompt)-q.computed
 // runState is the state of a running request.
 type runState struct {
 	cache *model.Cache
-	// logits are the logits of the step's last token, or of several tokens if the prompt's log probabilities are requested.
+	// logits are the logits of the step's last token, or of several tokens if the prompt's log probabilities are
+	// requested.
 	logits []float32
 	// input is the last generated token, which the next step computes.
 	input     [1]int32

@@ -11,7 +11,7 @@ import (
 type Sampling struct {
 	// Temperature 0 always selects the most likely token.
 	Temperature float64
-	// TopP keeps the smallest set of most likely tokens whose probabilities sum to at least TopP; 1 keeps all tokens.
+	// TopP keeps the smallest set of most likely tokens with a total probability of at least TopP; 1 keeps all tokens.
 	TopP float64
 	// TopK keeps that number of most likely tokens; 0 keeps all tokens.
 	TopK int

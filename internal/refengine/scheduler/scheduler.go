@@ -10,7 +10,8 @@ import (
 	"github.com/semmoe/operator/internal/refengine/model"
 )
 
-// scoredChunk is the number of prompt tokens per step if their log probabilities are requested. Each token then needs logits over the whole vocabulary.
+// scoredChunk is the number of prompt tokens per step if their log probabilities are requested. Each token then needs
+// logits over the whole vocabulary.
 const scoredChunk = 128
 
 // Config configures a scheduler.
@@ -23,9 +24,11 @@ type Config struct {
 	ContextLength int
 	// Ranks is the number of data-parallel ranks.
 	Ranks int
-	// OnStep is called after each step for each of its requests, with the computed tokens. It must not retain its argument.
+	// OnStep is called after each step for each of its requests, with the computed tokens. It must not retain its
+	// argument.
 	OnStep func(Computed)
-	// OnBatch, if set, is called after each step with the computed tokens of each rank. It must not retain its argument.
+	// OnBatch, if set, is called after each step with the computed tokens of each rank. It must not retain its
+	// argument.
 	OnBatch func([]RankStep)
 	// LookAhead is the number of experts of each look-ahead for OnStep; 0 for none.
 	LookAhead int
@@ -55,9 +58,11 @@ type RankStep struct {
 // Load is the load of one rank.
 type Load struct {
 	Running, Waiting int
-	// UsedTokens is the number of tokens in the caches of running requests. TotalTokens also includes the prompt tokens that are not computed yet.
+	// UsedTokens is the number of tokens in the caches of running requests. TotalTokens also includes the prompt tokens
+	// that are not computed yet.
 	UsedTokens, TotalTokens int
-	// GenerationThroughput is the number of tokens per second over the last full second of work, or 0 if the rank is idle.
+	// GenerationThroughput is the number of tokens per second over the last full second of work, or 0 if the rank is
+	// idle.
 	GenerationThroughput float64
 }
 
@@ -189,7 +194,8 @@ func (s *Scheduler) signal() {
 
 func (s *Scheduler) isIdle() bool { return len(s.waiting)+len(s.running) == 0 }
 
-// prepare drops canceled requests, admits waiting requests, and lays out the next step. It returns false if there is no work.
+// prepare drops canceled requests, admits waiting requests, and lays out the next step. It returns false if there is no
+// work.
 func (s *Scheduler) prepare() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,8 +234,8 @@ func (s *Scheduler) closeIfIdle() {
 	s.windowStart = time.Time{}
 }
 
-// layOut selects the tokens of the next step: one token of every decoding request, and prompt tokens in order of admission up to the limit, so that a long prompt
-// delays other requests by at most one chunk.
+// layOut selects the tokens of the next step: one token of every decoding request, and prompt tokens in order of
+// admission up to the limit, so that a long prompt delays other requests by at most one chunk.
 func (s *Scheduler) layOut() {
 	s.chunks, s.batch = s.chunks[:0], s.batch[:0]
 	budget := s.config.PrefillTokens
@@ -268,8 +274,8 @@ func (s *Scheduler) layOut() {
 	}
 }
 
-// logitsOf returns the buffer for the required logits of a chunk of q: the logits of the last token if the next token is generated, and those before prompt tokens
-// whose log probabilities are requested.
+// logitsOf returns the buffer for the required logits of a chunk of q: the logits of the last token if the next token
+// is generated, and those before prompt tokens whose log probabilities are requested.
 func (s *Scheduler) logitsOf(q *sequence, tokens int) []float32 {
 	needed := 0
 	if tokens >= q.pendingPrefill() {
@@ -325,7 +331,8 @@ func (s *Scheduler) complete(err error) {
 	s.closeIfIdle()
 }
 
-// add counts the tokens that a step has computed for a request. before is the number of tokens that were computed earlier.
+// add counts the tokens that a step has computed for a request. before is the number of tokens that were computed
+// earlier.
 func (r *RankStep) add(q *sequence, before int) {
 	if before >= len(q.Prompt) {
 		r.Decode += q.computed - before
@@ -339,7 +346,8 @@ func (r *RankStep) add(q *sequence, before int) {
 	}
 }
 
-// scorePrompt sets the log probabilities of the prompt tokens that follow those of the step. After the last prompt token it sends all of them to the sink.
+// scorePrompt sets the log probabilities of the prompt tokens that follow those of the step. After the last prompt
+// token it sends all of them to the sink.
 func (s *Scheduler) scorePrompt(q *sequence) {
 	if q.prompt == nil && q.PromptStart < len(q.Prompt) {
 		q.prompt = append(q.prompt, Token{ID: q.Prompt[q.PromptStart]})

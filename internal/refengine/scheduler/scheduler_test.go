@@ -99,7 +99,8 @@ func randomPrompt(rng *rand.Rand, n int) []int32 {
 	return prompt
 }
 
-// The output of a request does not depend on concurrent requests, on the chunk size of its prompt, or on canceled requests.
+// The output of a request does not depend on concurrent requests, on the chunk size of its prompt, or on canceled
+// requests.
 func TestResultsDoNotDependOnCompany(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	var requests []Request
@@ -151,7 +152,8 @@ func TestResultsDoNotDependOnCompany(t *testing.T) {
 	}
 }
 
-// The limits hold after every step, prompts are split into chunks, every token is reported once, and requests are admitted in the order of their arrival.
+// The limits hold after every step, prompts are split into chunks, every token is reported once, and requests are
+// admitted in the order of their arrival.
 func TestBoundsAndOrder(t *testing.T) {
 	var mu sync.Mutex
 	computed, most := [2]int{}, 0
@@ -188,7 +190,7 @@ func TestBoundsAndOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	start(t, s) // not before: who is in the first step decides who runs beside whom
+	start(t, s) // not before: the requests of the first step determine which requests run concurrently
 	for _, sink := range sinks {
 		sink.wait(t)
 	}

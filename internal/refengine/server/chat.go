@@ -53,7 +53,8 @@ func (c *chatContent) UnmarshalJSON(text []byte) error {
 
 var chatRoles = []string{"system", "developer", "user", "assistant", "tool"}
 
-// renderChat formats a conversation as plain text that the assistant continues. The models of this engine have no chat template.
+// renderChat formats a conversation as plain text that the assistant continues. The models of this engine have no chat
+// template.
 func renderChat(messages []chatMessage) (string, error) {
 	if len(messages) == 0 {
 		return "", badRequest("messages", "messages is empty; give at least one message")

@@ -93,7 +93,8 @@ func (e *Engine) echo(p promptInput) string {
 	return e.Tokenizer.Decode(p.ids, true)
 }
 
-// completionLogprobs returns the log probabilities, or nil if they are not requested. The first token of a prompt has none.
+// completionLogprobs returns the log probabilities, or nil if they are not requested. The first token of a prompt has
+// none.
 func (e *Engine) completionLogprobs(j job, prompt, tokens []scheduler.Token) *completionLogprobs {
 	if j.topLogprobs < 0 {
 		return nil

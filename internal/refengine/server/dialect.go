@@ -11,8 +11,9 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// Dialect reproduces the HTTP API of a release of an engine, including its validation and the fields that it ignores. It covers the parts that the operator, the
-// request router and their tests use. An empty Name is the API of the reference engine, which is SGLang's API with less validation.
+// Dialect reproduces the HTTP API of a release of an engine, including its validation and the fields that it ignores.
+// It covers the parts that the operator, the request router and their tests use. An empty Name is the API of the
+// reference engine, which is SGLang's API with less validation.
 type Dialect struct {
 	// Name is the name and the release of the engine, for example vllm-0.32.0.
 	Name    string
@@ -28,7 +29,8 @@ type Dialect struct {
 	missing func(r *http.Request, status int) *apiError
 	// form, if not nil, edits a response or a part of a stream. It is not called for SGLang's native route.
 	form func(d Dialect, answer map[string]any, p part)
-	// members, if not nil, edits the other responses and events: those of tokenize, Messages and Responses. g is nil if nothing is generated.
+	// members, if not nil, edits the other responses and events: those of tokenize, Messages and Responses. g is nil if
+	// nothing is generated.
 	members func(d Dialect, members object, g *generation)
 	// card, if not nil, edits the entry of /v1/models.
 	card func(e *Engine, card map[string]any)
@@ -51,7 +53,8 @@ type Dialect struct {
 type part struct {
 	g   *generation
 	end *outcome
-	// whole is true for a response that is not streamed. first and last are true for the first and the last part of a stream.
+	// whole is true for a response that is not streamed. first and last are true for the first and the last part of a
+	// stream.
 	whole, first, last bool
 }
 

@@ -31,8 +31,8 @@ func sglangDialect(release engine.Release) Dialect {
 	return d
 }
 
-// sglangRouting reads the rank from the header, except on routes that ignore it, and from the members of the body. A header that is not an integer is rejected
-// (extract_routed_dp_rank_from_header in openai/serving_base.py).
+// sglangRouting reads the rank from the header, except on routes that ignore it, and from the members of the body. A
+// header that is not an integer is rejected (extract_routed_dp_rank_from_header in openai/serving_base.py).
 func sglangRouting(deaf ...string) func(*Engine, *http.Request, *parameters) error {
 	return func(_ *Engine, r *http.Request, p *parameters) error {
 		header := r.Header.Get(rankHeader)
@@ -53,8 +53,9 @@ func sglangRouting(deaf ...string) func(*Engine, *http.Request, *parameters) err
 	}
 }
 
-// sglangFailure has four forms: a flat object on the OpenAI routes, the message only on the native route, OpenAI's object on the Responses API,
-// and Anthropic's on the Messages API (create_error_response in openai/serving_base.py, _create_error_response and the exception handlers in http_server.py).
+// sglangFailure has four forms: a flat object on the OpenAI routes, the message only on the native route, OpenAI's
+// object on the Responses API, and Anthropic's on the Messages API (create_error_response in openai/serving_base.py,
+// _create_error_response and the exception handlers in http_server.py).
 func sglangFailure(route string, e *apiError) any {
 	kind := "BadRequest"
 	switch {

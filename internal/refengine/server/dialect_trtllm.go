@@ -6,8 +6,8 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// trtllmDialect returns the API of trtllm-serve (tensorrt_llm/serve/openai_server.py of 1.2 and 1.3). It ignores ranks and returns no routed experts. /metrics is a
-// list of statistics in JSON.
+// trtllmDialect returns the API of trtllm-serve (tensorrt_llm/serve/openai_server.py of 1.2 and 1.3). It ignores ranks
+// and returns no routed experts. /metrics is a list of statistics in JSON.
 func trtllmDialect(release engine.Release) Dialect {
 	return Dialect{
 		Release: release,

@@ -10,8 +10,8 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// vllmDialect returns the API of vLLM (vllm/entrypoints of 0.22.0 and 0.32.0). vllm-ascend has the same server. TestConformance compares the dialect with vLLM
-// 0.32.0.
+// vllmDialect returns the API of vLLM (vllm/entrypoints of 0.22.0 and 0.32.0). vllm-ascend has the same server.
+// TestConformance compares the dialect with vLLM 0.32.0.
 func vllmDialect(release engine.Release) Dialect {
 	return Dialect{
 		Release: release,
@@ -41,8 +41,9 @@ func vllmDialect(release engine.Release) Dialect {
 	}
 }
 
-// vllmRouting reads the rank only from the header, and ignores a header that is not an integer. If the engine was started to return routed experts, each complete
-// response contains them, regardless of the request (_get_data_parallel_rank in serve/engine/serving.py, capture in v1/engine/output_processor.py).
+// vllmRouting reads the rank only from the header, and ignores a header that is not an integer. If the engine was
+// started to return routed experts, each complete response contains them, regardless of the request
+// (_get_data_parallel_rank in serve/engine/serving.py, capture in v1/engine/output_processor.py).
 func vllmRouting(e *Engine, r *http.Request, p *parameters) error {
 	p.RoutedDPRank, p.DataParallelRank = nil, nil
 	p.ReturnRoutedExperts, p.RoutedExpertsStartLen = e.ReturnRoutes && !p.Stream, p.RoutedExpertsPromptStart
@@ -52,8 +53,9 @@ func vllmRouting(e *Engine, r *http.Request, p *parameters) error {
 	return nil
 }
 
-// vllmFailure returns one form of error object on all routes except the Messages API (serve/exception_handling, anthropic/api_router.py). The type is "Bad Request"
-// for a malformed request, and "BadRequestError" for an invalid value.
+// vllmFailure returns one form of error object on all routes except the Messages API (serve/exception_handling,
+// anthropic/api_router.py). The type is "Bad Request" for a malformed request, and "BadRequestError" for an invalid
+// value.
 func vllmFailure(route string, e *apiError) any {
 	kind := map[int]string{
 		http.StatusBadRequest: "BadRequestError", http.StatusNotFound: "NotFoundError", http.StatusServiceUnavailable: "ServiceUnavailableError",
@@ -82,8 +84,8 @@ func vllmFailure(route string, e *apiError) any {
 	return map[string]any{"error": map[string]any{"message": e.Message, "type": kind, "param": param, "code": e.status}}
 }
 
-// vllmForm adds the members of vLLM to completions and chat completions, streamed or not (openai/completion/protocol.py, openai/chat_completion/protocol.py). A
-// stream omits unset members.
+// vllmForm adds the members of vLLM to completions and chat completions, streamed or not
+// (openai/completion/protocol.py, openai/chat_completion/protocol.py). A stream omits unset members.
 func vllmForm(d Dialect, answer map[string]any, p part) {
 	delete(answer, "sglext")
 	streamedChat := answer["object"] == chatFormat.chunkObject
@@ -148,7 +150,8 @@ var responseMembers = object{
 	"presence_penalty": 0.0, "frequency_penalty": 0.0, "max_output_tokens": 0,
 }
 
-// vllmMembers adds the members of vLLM to events and complete responses (anthropic/protocol.py, openai/responses/protocol.py).
+// vllmMembers adds the members of vLLM to events and complete responses (anthropic/protocol.py,
+// openai/responses/protocol.py).
 func vllmMembers(d Dialect, members object, g *generation) {
 	if members["object"] == "response" {
 		vllmResponse(d, members, g)
@@ -210,7 +213,8 @@ func vllmItem(item object) {
 	}
 }
 
-// npyRoutes returns the routed experts as base64 of a .npy file, [tokens][layers][top-k]. It returns nil if they are not kept.
+// npyRoutes returns the routed experts as base64 of a .npy file, [tokens][layers][top-k]. It returns nil if they are
+// not kept.
 func (g *generation) npyRoutes(end *outcome) any {
 	if !g.routes {
 		return nil

@@ -29,20 +29,22 @@ type Config struct {
 	Dialect Dialect
 	// Metrics enables metrics in dialects that disable them by default.
 	Metrics bool
-	// ExpertRanks is the expert-parallel size. With AttentionDP, one of these ranks serves each request. Without it, requests have no rank, and one of the ranks
-	// serves each token in each layer: Shuffle selects the rank, or the ranks are assigned round-robin if Shuffle is nil.
+	// ExpertRanks is the expert-parallel size. With AttentionDP, one of these ranks serves each request. Without it,
+	// requests have no rank, and one of the ranks serves each token in each layer: Shuffle selects the rank, or the
+	// ranks are assigned round-robin if Shuffle is nil.
 	ExpertRanks int
 	AttentionDP bool
 	ExpertMap   *locality.Map
 	Shuffle     *shuffle.Shuffle
 	// ReturnRoutes allows requests to ask for routed experts.
 	ReturnRoutes bool
-	// IgnoresRank is the one of RankRoutes that ignores the requested rank and assigns ranks round-robin; empty for none.
+	// IgnoresRank is the one of RankRoutes that ignores the requested rank and assigns ranks round-robin; empty for
+	// none.
 	IgnoresRank string
 	// StepDelay is added to each step.
 	StepDelay time.Duration
-	// ContextLength is the maximum length of a request, prompt and response together, in tokens. MaxRunning, MaxQueued and ChunkedPrefillSize limit the
-	// scheduler. Workers is the number of goroutines for computation.
+	// ContextLength is the maximum length of a request, prompt and response together, in tokens. MaxRunning, MaxQueued
+	// and ChunkedPrefillSize limit the scheduler. Workers is the number of goroutines for computation.
 	ContextLength, MaxRunning, MaxQueued int
 	ChunkedPrefillSize, Workers          int
 }

@@ -42,10 +42,12 @@ type metaInfo struct {
 	CachedTokens     int            `json:"cached_tokens"`
 	// DPRank is null if requests have no rank.
 	DPRank *int `json:"dp_rank"`
-	// InputTokenLogprobs and InputTopLogprobs are the log probabilities of the prompt. The entry of its first token is null.
+	// InputTokenLogprobs and InputTopLogprobs are the log probabilities of the prompt. The entry of its first token is
+	// null.
 	InputTokenLogprobs [][3]any   `json:"input_token_logprobs,omitempty"`
 	InputTopLogprobs   [][][3]any `json:"input_top_logprobs,omitempty"`
-	// OutputTokenLogprobs contains [log probability, token ID, text] for each token. OutputTopLogprobs contains a list of such entries for each token.
+	// OutputTokenLogprobs contains [log probability, token ID, text] for each token. OutputTopLogprobs contains a list
+	// of such entries for each token.
 	OutputTokenLogprobs [][3]any   `json:"output_token_logprobs,omitempty"`
 	OutputTopLogprobs   [][][3]any `json:"output_top_logprobs,omitempty"`
 	RoutedExperts       *string    `json:"routed_experts,omitempty"`

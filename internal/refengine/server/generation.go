@@ -10,8 +10,8 @@ import (
 	"github.com/semmoe/operator/internal/tokenizer"
 )
 
-// generation is one request in progress. The scheduler calls it as a sink, and the handler takes events from it. The mailbox between them contains at most one event
-// per token, so that a slow client does not delay other requests.
+// generation is one request in progress. The scheduler calls it as a sink, and the handler takes events from it. The
+// mailbox between them contains at most one event per token, so that a slow client does not delay other requests.
 type generation struct {
 	job
 	engine  *Engine
@@ -19,7 +19,8 @@ type generation struct {
 	stops   stopMatcher
 	started time.Time
 
-	// scored contains the prompt's tokens with their log probabilities, if the job requests them. It is available with the first event.
+	// scored contains the prompt's tokens with their log probabilities, if the job requests them. It is available with
+	// the first event.
 	scored []scheduler.Token
 
 	// Only the sink accesses the following fields before the last event.

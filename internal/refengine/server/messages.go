@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// messagesPath is the route of Anthropic's Messages API. This file follows SGLang (srt/entrypoints/anthropic of 0.5.17): a request becomes a chat completion with the
-// rank in its header. Members of the body cannot select a rank.
+// messagesPath is the route of Anthropic's Messages API. This file follows SGLang (srt/entrypoints/anthropic of
+// 0.5.17): a request becomes a chat completion with the rank in its header. Members of the body cannot select a rank.
 const messagesPath = "/v1/messages"
 
 type messagesRequest struct {

@@ -26,7 +26,8 @@ type metrics struct {
 	activations      []activationCounters
 }
 
-// metricNames are the metric names of an engine. The name of a missing metric is empty. The names of counters end with _total.
+// metricNames are the metric names of an engine. The name of a missing metric is empty. The names of counters end with
+// _total.
 type metricNames struct {
 	// rank is the label of the data-parallel rank. If counterRank is true, counters and histograms also have it.
 	rank        string
@@ -36,7 +37,8 @@ type metricNames struct {
 	promptTokens, generationTokens, requests, aborts         string
 	firstToken, interToken, latency                          string
 	running, waiting, usedTokens, tokenUsage, generationRate string
-	// stepTokens is the histogram of tokens per step. passes and computed are the counters of steps and of their tokens, by mode.
+	// stepTokens is the histogram of tokens per step. passes and computed are the counters of steps and of their
+	// tokens, by mode.
 	stepTokens, passes, computed string
 	// activations enables the locality metric of the reference engine.
 	activations bool
@@ -138,8 +140,9 @@ func (m *metrics) countSteps(labels prometheus.Labels) {
 	}
 }
 
-// step counts a step like the engine of the dialect. vLLM counts steps that generate tokens, and counts a prompt in the step that completes it (IterationStats in
-// v1/metrics/stats.py of 0.32.0). SGLang computes prompts and other tokens in separate steps, which are one step here.
+// step counts a step like the engine of the dialect. vLLM counts steps that generate tokens, and counts a prompt in the
+// step that completes it (IterationStats in v1/metrics/stats.py of 0.32.0). SGLang computes prompts and other tokens in
+// separate steps, which are one step here.
 func (m *metrics) step(ranks []scheduler.RankStep) {
 	for i, r := range ranks {
 		rank := strconv.Itoa(i)
@@ -218,7 +221,8 @@ type accounting struct {
 	*locality.Map
 	layers, topK int
 	activations  []activationCounters
-	// spread is the number of ranks that tokens of all requests are assigned to round-robin. It is 0 if requests have ranks. next is the rank of the next token.
+	// spread is the number of ranks that tokens of all requests are assigned to round-robin. It is 0 if requests have
+	// ranks. next is the rank of the next token.
 	spread, next int
 	// shuffle, if not nil, selects the rank of a token in each layer instead.
 	shuffle *shuffle.Shuffle

@@ -45,7 +45,8 @@ type format struct {
 	idPrefix, object, chunkObject string
 	// first is sent before the first text of a stream. It may be nil.
 	first func() any
-	// choice returns the choice of a complete response, and chunk the choice of a part of a stream. end is nil except in the last part.
+	// choice returns the choice of a complete response, and chunk the choice of a part of a stream. end is nil except
+	// in the last part.
 	choice func(g *generation, text string, tokens []scheduler.Token, end *outcome) any
 	chunk  func(g *generation, text string, token *scheduler.Token, end *outcome) any
 }

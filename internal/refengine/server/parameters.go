@@ -17,8 +17,8 @@ import (
 // maxBodyBytes limits the size of a request body. The text of any prompt that fits into a context is much shorter.
 const maxBodyBytes = 16 << 20
 
-// parameters are the parameters that all routes share. OpenAI's routes have them at the top level. The route generate has the sampling parameters in
-// sampling_params.
+// parameters are the parameters that all routes share. OpenAI's routes have them at the top level. The route generate
+// has the sampling parameters in sampling_params.
 type parameters struct {
 	samplingParameters
 	routingParameters

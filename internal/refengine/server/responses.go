@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// responsesPath is the route of OpenAI's Responses API. Like SGLang and vLLM, the engine ignores the rank of these requests
-// (srt/entrypoints/openai/serving_responses.py of 0.5.17, vllm/entrypoints/openai/responses of 0.32.0). It does not store responses, like vLLM without
-// VLLM_ENABLE_RESPONSES_API_STORE.
+// responsesPath is the route of OpenAI's Responses API. Like SGLang and vLLM, the engine ignores the rank of these
+// requests (srt/entrypoints/openai/serving_responses.py of 0.5.17, vllm/entrypoints/openai/responses of 0.32.0). It
+// does not store responses, like vLLM without VLLM_ENABLE_RESPONSES_API_STORE.
 const responsesPath = "/v1/responses"
 
 type responsesRequest struct {

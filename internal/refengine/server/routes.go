@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 )
 
-// encodeRoutes encodes the routes of all tokens except the first start ones in SGLang's wire format: base64 of row-major little-endian int32,
-// [tokens][layers][top-k], with logical expert IDs.
+// encodeRoutes encodes the routes of all tokens except the first start ones in SGLang's wire format: base64 of
+// row-major little-endian int32, [tokens][layers][top-k], with logical expert IDs.
 func encodeRoutes(routes []uint16, perToken, start int) string {
 	routes = routes[min(start*perToken, len(routes)):]
 	raw := make([]byte, 0, 4*len(routes))

@@ -12,7 +12,8 @@ type eventStream struct {
 	controller *http.ResponseController
 }
 
-// newEventStream sends the response header immediately, so that the client of a queued request knows that the request was accepted. From then on errors are events.
+// newEventStream sends the response header immediately, so that the client of a queued request knows that the request
+// was accepted. From then on errors are events.
 func newEventStream(w http.ResponseWriter) *eventStream {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-cache")
@@ -38,7 +39,8 @@ func (s *eventStream) sendRaw(text string) error {
 	return s.controller.Flush()
 }
 
-// finish ends the stream with [DONE], or with an error event if the generation failed. It sends nothing to a disconnected client.
+// finish ends the stream with [DONE], or with an error event if the generation failed. It sends nothing to a
+// disconnected client.
 func (s *eventStream) finish(ctx context.Context, err error) {
 	if err != nil && ctx.Err() == nil {
 		_ = s.send(map[string]any{"error": asAPIError(err)})

@@ -2,13 +2,15 @@ package server
 
 import "strings"
 
-// stopMatcher finds the first stop string in a text that arrives in pieces. It buffers text that may be the beginning of a stop string, so that emitted text is final.
+// stopMatcher finds the first stop string in a text that arrives in pieces. It buffers text that may be the beginning
+// of a stop string, so that emitted text is final.
 type stopMatcher struct {
 	stops   []string
 	pending string
 }
 
-// next adds a piece and returns the text that is final. matched is the stop string that was found, or empty. The stop string and the text after it are never emitted.
+// next adds a piece and returns the text that is final. matched is the stop string that was found, or empty. The stop
+// string and the text after it are never emitted.
 func (m *stopMatcher) next(piece string) (text, matched string) {
 	m.pending += piece
 	first := -1

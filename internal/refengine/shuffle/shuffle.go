@@ -1,8 +1,9 @@
-// Package shuffle selects the rank of each token in each layer with attention tensor parallelism, using the tables of a plan. An engine does this between the
-// attention of a layer and its experts.
+// Package shuffle selects the rank of each token in each layer with attention tensor parallelism, using the tables of a
+// plan. An engine does this between the attention of a layer and its experts.
 //
 // Invariants:
-//   - The selection only uses information that is available before the gate of the layer runs: the token, its look-ahead, and its experts in earlier layers.
+//   - The selection only uses information that is available before the gate of the layer runs: the token, its
+//     look-ahead, and its experts in earlier layers.
 //   - Ranks are logical: the selection determines which activations count as local, and does not change outputs.
 package shuffle
 
@@ -19,11 +20,13 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Shuffle assigns tokens one by one. Prices balance the load of the ranks over time, not within a step. It is not safe for concurrent use.
+// Shuffle assigns tokens one by one. Prices balance the load of the ranks over time, not within a step. It is not safe
+// for concurrent use.
 type Shuffle struct {
 	// tokens scores ranks by token ID. It is nil if the look-ahead scores them.
 	tokens *affinity.TokenTable
-	// width is the number of experts of each look-ahead that are used. topK is the number of experts that a token activates.
+	// width is the number of experts of each look-ahead that are used. topK is the number of experts that a token
+	// activates.
 	width, topK int
 	layers      []layer
 	scores      []uint16
@@ -103,8 +106,9 @@ func moeLayers(m *model.Model) []int {
 // Width returns the number of experts of each look-ahead that Assign needs; 0 for none.
 func (s *Shuffle) Width() int { return s.width }
 
-// Assign selects the rank of one token in every layer and writes it to own [layers of the model]. Entries of dense layers are not changed. routes are the experts
-// of the token [layers, top-k]. ahead contains the token's look-ahead from row i, if Width is not 0.
+// Assign selects the rank of one token in every layer and writes it to own [layers of the model]. Entries of dense
+// layers are not changed. routes are the experts of the token [layers, top-k]. ahead contains the token's look-ahead
+// from row i, if Width is not 0.
 func (s *Shuffle) Assign(own []int, token int32, routes []uint16, ahead *model.LookAhead, i int) {
 	for l, layer := range s.layers {
 		if s.tokens != nil {
@@ -116,7 +120,8 @@ func (s *Shuffle) Assign(own []int, token int32, routes []uint16, ahead *model.L
 	}
 }
 
-// observe returns the information on the token before the gate of the layer runs. row is the first row of the token in the look-ahead.
+// observe returns the information on the token before the gate of the layer runs. row is the first row of the token in
+// the look-ahead.
 func (s *Shuffle) observe(l layer, routes []uint16, ahead *model.LookAhead, row int) forecast.Observation {
 	at := (row + l.index) * s.width
 	for k, p := range ahead.Probability[at : at+s.width] {

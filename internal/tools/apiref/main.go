@@ -1,5 +1,5 @@
-// Command apiref writes the API reference as one Markdown document. For each kind of the given CustomResourceDefinitions it contains a table of all fields with their
-// types, limits, defaults and descriptions.
+// Command apiref writes the API reference as one Markdown document. For each kind of the given
+// CustomResourceDefinitions it contains a table of all fields with their types, limits, defaults and descriptions.
 package main
 
 import (

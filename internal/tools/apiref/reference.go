@@ -98,7 +98,8 @@ func rows(to *strings.Builder, path string, of schema) {
 	}
 }
 
-// described reports whether a type belongs to this project. The descriptions of Kubernetes types were removed (crdtrim).
+// described reports whether a type belongs to this project. The descriptions of Kubernetes types were removed
+// (crdtrim).
 func described(of schema) bool {
 	for _, field := range of.Properties {
 		if field.Description != "" {

@@ -11,11 +11,13 @@ import (
 
 const header = "# Rendered from charts/semmoe-operator by make generate: change the template of the same name there.\n"
 
-// forKustomize are the chart values for config/ that differ from the defaults. The CRDs are in a separate directory, the annotation to keep objects only has a meaning
-// for Helm, and users can omit the directory of the monitoring objects.
+// forKustomize are the chart values for config/ that differ from the defaults. The CRDs are in a separate directory,
+// the annotation to keep objects only has a meaning for Helm, and users can omit the directory of the monitoring
+// objects.
 var forKustomize = []string{"--set", "crds.enabled=false,crds.keep=false,store.persistence.keep=false,monitoring.enabled=true,dashboards.enabled=true"}
 
-// renderConfig writes each rendered template to the file of the same name below config, and removes the files of deleted templates.
+// renderConfig writes each rendered template to the file of the same name below config, and removes the files of
+// deleted templates.
 func renderConfig(helm, chart, config string) error {
 	var stderr bytes.Buffer
 	command := exec.Command(helm, append([]string{"template", "semmoe", chart, "--namespace", "semmoe-system"}, forKustomize...)...)

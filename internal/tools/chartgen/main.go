@@ -1,5 +1,6 @@
-// Command chartgen keeps the Helm chart and config/ in sync. It copies the output of controller-gen from config/ to the chart, renders the other templates of the chart
-// with default values to config/, and generates the table of values in the chart's README from values.yaml.
+// Command chartgen keeps the Helm chart and config/ in sync. It copies the output of controller-gen from config/ to the
+// chart, renders the other templates of the chart with default values to config/, and generates the table of values in
+// the chart's README from values.yaml.
 package main
 
 import (
@@ -34,7 +35,8 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-// takeGenerated copies the output of controller-gen to the files of the chart, and removes deleted CustomResourceDefinitions.
+// takeGenerated copies the output of controller-gen to the files of the chart, and removes deleted
+// CustomResourceDefinitions.
 func takeGenerated(config, chart string) error {
 	files := filepath.Join(chart, "files")
 	if err := os.RemoveAll(filepath.Join(files, "crd")); err != nil {

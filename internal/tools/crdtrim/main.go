@@ -1,6 +1,7 @@
-// Command crdtrim rewrites generated CustomResourceDefinitions in place. It removes the descriptions and CEL rules of embedded Kubernetes core types, which would make a CRD
-// too large for clients and etcd (the descriptions of a pod template have half a megabyte). It makes the containers of an embedded pod template optional, because the
-// template is an overlay. It writes each of the remaining schemas of core types on one line, and rejects a CRD above 256 KiB.
+// Command crdtrim rewrites generated CustomResourceDefinitions in place. It removes the descriptions and CEL rules of
+// embedded Kubernetes core types, which would make a CRD too large for clients and etcd (the descriptions of a pod
+// template have half a megabyte). It makes the containers of an embedded pod template optional, because the template is
+// an overlay. It writes each of the remaining schemas of core types on one line, and rejects a CRD above 256 KiB.
 package main
 
 import (
@@ -57,7 +58,8 @@ func trim(file string) error {
 	return os.WriteFile(file, out, 0o644)
 }
 
-// format formats a CRD for readers, with one line per field of this project, and one line per schema without descriptions.
+// format formats a CRD for readers, with one line per field of this project, and one line per schema without
+// descriptions.
 func format(crd map[string]any) ([]byte, error) {
 	sorted, err := yaml.Marshal(crd)
 	if err != nil {
@@ -77,7 +79,8 @@ func format(crd map[string]any) ([]byte, error) {
 	return out.Bytes(), encoder.Close()
 }
 
-// fold writes schemas below a node on one line if they have no descriptions. It reports whether a schema has a description.
+// fold writes schemas below a node on one line if they have no descriptions. It reports whether a schema has a
+// description.
 func fold(node *yamlv3.Node) (described bool) {
 	for i, child := range node.Content {
 		key := ""
@@ -104,7 +107,8 @@ func dig(value any, keys ...string) any {
 	return value
 }
 
-// walk finds embedded core types by the names of their fields. Each of these names has the same core type in the whole API.
+// walk finds embedded core types by the names of their fields. Each of these names has the same core type in the whole
+// API.
 func walk(schema map[string]any, path string) {
 	properties, _ := schema["properties"].(map[string]any)
 	for name, property := range properties {
@@ -126,7 +130,8 @@ func walk(schema map[string]any, path string) {
 	}
 }
 
-// strip removes descriptions and rules below a schema. It keeps the description of the schema itself, which belongs to this project.
+// strip removes descriptions and rules below a schema. It keeps the description of the schema itself, which belongs to
+// this project.
 func strip(schema map[string]any, inner bool) {
 	delete(schema, "x-kubernetes-validations")
 	if _, text := schema["description"].(string); text && inner {

@@ -50,8 +50,9 @@ type affectedModule struct {
 	Vulns []vulnerability `json:"vulns"`
 }
 
-// writeDatabase writes a vulnerability database for govulncheck to dir, unless dir already contains the pinned version. The reports come from a module of the Go module proxy,
-// so that vuln.go.dev is not needed. Layout: https://go.dev/doc/security/vuln/database#api.
+// writeDatabase writes a vulnerability database for govulncheck to dir, unless dir already contains the pinned version.
+// The reports come from a module of the Go module proxy, so that vuln.go.dev is not needed. Layout:
+// https://go.dev/doc/security/vuln/database#api.
 func writeDatabase(dir string) error {
 	stamp := filepath.Join(dir, "version")
 	if version, err := os.ReadFile(stamp); err == nil && string(version) == module {

@@ -1,5 +1,6 @@
-// Command vulncheck runs govulncheck on binaries with a pinned vulnerability database. It fails if a binary contains a vulnerable symbol of a module. Vulnerabilities of the
-// standard library depend on the Go version of the build. They are printed and are no failure. Without access to the module proxy the command prints a message and succeeds.
+// Command vulncheck runs govulncheck on binaries with a pinned vulnerability database. It fails if a binary contains a
+// vulnerable symbol of a module. Vulnerabilities of the standard library depend on the Go version of the build. They
+// are printed and are no failure. Without access to the module proxy the command prints a message and succeeds.
 // Binaries must have their symbol tables.
 package main
 
@@ -32,7 +33,8 @@ func main() {
 	}
 }
 
-// finding is a message of govulncheck with a vulnerability and its location. Function is empty if the binary does not contain the vulnerable part of the module or package.
+// finding is a message of govulncheck with a vulnerability and its location. Function is empty if the binary does not
+// contain the vulnerable part of the module or package.
 type finding struct {
 	OSV          string `json:"osv"`
 	FixedVersion string `json:"fixed_version"`

@@ -74,7 +74,7 @@ func (f *file) addPlan(p *solver.Plan, layers []int) {
 	f.wide = append(f.wide, tensor{"token_score." + name, "U16", []int64{count, int64(vocabulary), int64(best)}, scores})
 }
 
-// addSlots adds the slots of a plan's layers, as a tensor whose name has a suffix.
+// addSlots adds the slots of a plan's layers, as a tensor with a name suffix.
 func (f *file) addSlots(p *solver.Plan, layers []int, suffix string) {
 	var slots []byte
 	for _, l := range layers {
@@ -96,7 +96,8 @@ func (f *file) addDealt(ranks int, b batch, method string, dealt [][]int, layers
 	f.bytes(fmt.Sprintf("ranks.ep%d.%s.%s", ranks, b.Name, method), all, int64(len(layers)), int64(b.Tokens))
 }
 
-// write writes a safetensors file. Tensors with wide elements are first, so that all elements are aligned to their size.
+// write writes a safetensors file. Tensors with wide elements are first, so that all elements are aligned to their
+// size.
 func (f *file) write(w io.Writer) error {
 	header := &checkpoint.Header{Tensors: map[string]checkpoint.Tensor{}, Metadata: f.metadata}
 	all := append(append([]tensor{}, f.wide...), f.narrow...)

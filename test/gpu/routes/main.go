@@ -1,5 +1,6 @@
-// Command routes writes the inputs of test/gpu/moe_layer.py: real routes of held-out requests, and the rank that each method assigns to each of their tokens. It solves plans
-// for each EP size (attention TP): plans of this project by modelled time, with the forecasts `table` and `prefill`, and plans of other methods for comparison. It only needs a
+// Command routes writes the inputs of test/gpu/moe_layer.py: real routes of held-out requests, and the rank that each
+// method assigns to each of their tokens. It solves plans for each EP size (attention TP): plans of this project by
+// modelled time, with the forecasts `table` and `prefill`, and plans of other methods for comparison. It only needs a
 // routing trace:
 //
 //	go run ./test/gpu/routes --trace FILE --out routes.safetensors
@@ -33,7 +34,8 @@ type options struct {
 	ranks, layers      []int
 	prefill, decode    []int
 	trainPercent, seed int
-	// hiddenSize and expertSize are the sizes of the measured model, for plans by time. A hidden size of 0 selects the size in the trace.
+	// hiddenSize and expertSize are the sizes of the measured model, for plans by time. A hidden size of 0 selects the
+	// size in the trace.
 	hiddenSize, expertSize int
 }
 
@@ -165,7 +167,8 @@ type batch struct {
 	positions []int
 }
 
-// batches returns the batches. A prefill batch contains the first tokens of consecutive requests, and a decode batch the last token of each request.
+// batches returns the batches. A prefill batch contains the first tokens of consecutive requests, and a decode batch
+// the last token of each request.
 func (o *options) batches(t *trace.Trace, requests []int) ([]batch, error) {
 	var whole, last []int
 	for _, r := range requests {

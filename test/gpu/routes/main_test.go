@@ -68,7 +68,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// localRows counts the activations of a batch whose expert is on the token's rank.
+// localRows counts the activations of a batch with the expert on the token's rank.
 func localRows(experts, slots, dealt []byte, ranks int) int {
 	local, topK := 0, len(experts)/len(dealt)
 	for i, expert := range experts {

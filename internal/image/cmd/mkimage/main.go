@@ -1,4 +1,5 @@
-// Mkimage builds a container image with one static program, and writes the image as a tar that containerd, podman and docker can load:
+// Mkimage builds a container image with one static program, and writes the image as a tar that containerd, podman and
+// docker can load:
 //
 //	go run ./internal/image/cmd/mkimage --binary dist/semmoe --name semmoe:dev --out dist/semmoe.tar
 //

@@ -230,7 +230,7 @@ func (c *Cluster) findPod(ctx context.Context, job *batchv1.Job) (pod *corev1.Po
 		}
 	}
 	if failed := jobstate.Finished(current, batchv1.JobFailed); failed != nil {
-		return nil, "", &jobError{fmt.Sprintf("the Job has failed (%s: %s)%s", failed.Reason, failed.Message, because(pods.Items))}
+		return nil, "", &jobError{fmt.Sprintf("the Job has failed (%s: %s)%s", failed.Reason, failed.Message, reasonSuffix(pods.Items))}
 	}
 	return nil, obstacle(pods.Items), nil
 }
@@ -246,7 +246,7 @@ func final(err error) bool {
 	return errors.As(err, &failed) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }
 
-func because(pods []corev1.Pod) string {
+func reasonSuffix(pods []corev1.Pod) string {
 	if why := obstacle(pods); why != "" {
 		return ": " + why
 	}

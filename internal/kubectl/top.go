@@ -48,13 +48,13 @@ type topDocument struct {
 type history struct {
 	// pods are the router pods of the previous poll. last holds the latest metrics of each pod.
 	pods []string
-	last map[string]view.Routed
+	last map[string]view.RouterMetrics
 }
 
 // with returns the history for the pods of a new poll. A pod that did not exist at the previous poll counts from zero.
 // A pod that existed, but whose metrics were never read, is left out: it may have started long ago.
 func (h history) with(pods []string) history {
-	last := map[string]view.Routed{}
+	last := map[string]view.RouterMetrics{}
 	for _, pod := range pods {
 		if metrics, known := h.last[pod]; known || len(h.pods) > 0 && !slices.Contains(h.pods, pod) {
 			last[pod] = metrics
@@ -80,7 +80,7 @@ func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, bef
 	var text strings.Builder
 	for i := range list.Items {
 		moed := &list.Items[i]
-		pods, metrics, notes, err := cluster.routed(ctx, moed)
+		pods, metrics, notes, err := cluster.routerMetrics(ctx, moed)
 		if err != nil {
 			return nil, "", err
 		}
@@ -100,10 +100,10 @@ func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, bef
 	return document, text.String(), nil
 }
 
-// routed returns the names of a deployment's router pods, and their metrics by pod. A note explains each pod whose
+// routerMetrics returns the names of a deployment's router pods, and their metrics by pod. A note explains each pod whose
 // metrics cannot be read.
-func (c *Cluster) routed(ctx context.Context, moed *semmoev1.MoEDeployment) (pods []string, metrics map[string]view.Routed, notes []string, err error) {
-	metrics = map[string]view.Routed{}
+func (c *Cluster) routerMetrics(ctx context.Context, moed *semmoev1.MoEDeployment) (pods []string, metrics map[string]view.RouterMetrics, notes []string, err error) {
+	metrics = map[string]view.RouterMetrics{}
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
 		return nil, metrics, []string{"spec.routing.mode is None: there are no request routers to read metrics from."}, nil
 	}
@@ -124,9 +124,9 @@ func (c *Cluster) routed(ctx context.Context, moed *semmoev1.MoEDeployment) (pod
 		}
 		text, err := c.Metrics(ctx, pod)
 		if apierrors.IsForbidden(err) {
-			return nil, map[string]view.Routed{}, []string{"No permission to read the routers' metrics (get pods/proxy). The figures are the last status that the operator reported."}, nil
+			return nil, map[string]view.RouterMetrics{}, []string{"No permission to read the routers' metrics (get pods/proxy). The figures are the last status that the operator reported."}, nil
 		}
-		var routed view.Routed
+		var routed view.RouterMetrics
 		if err == nil {
 			routed, err = view.ParseMetrics(text)
 		}

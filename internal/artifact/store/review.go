@@ -36,12 +36,12 @@ const (
 	maxToken = 16 << 10
 	// reviewTimeout limits the time that a request waits for the API server.
 	reviewTimeout = 10 * time.Second
-	// strangeRate and strangeBurst limit the reviews of unconfirmed tokens per address. The limits are a fraction of
+	// newTokenRate and newTokenBurst limit the reviews of unconfirmed tokens per address. The limits are a fraction of
 	// the store's rate limit for the API server, so that a client with made-up tokens does not delay other clients.
-	// strangeFor is the time after which an address is forgotten.
-	strangeRate  = 10
-	strangeBurst = 50
-	strangeFor   = time.Minute
+	// limiterLifetime is the time after which an address is forgotten.
+	newTokenRate    = 10
+	newTokenBurst   = 50
+	limiterLifetime = time.Minute
 )
 
 const (
@@ -77,10 +77,10 @@ type reviewer struct {
 	manager string // user name
 	metrics *metrics
 	known   *cache.LRUExpireCache // sha256 of the token -> verdict
-	// confirmed contains the SHA-256 digests of accepted tokens until they expire. strangers contains a rate limiter
+	// confirmed contains the SHA-256 digests of accepted tokens until they expire. limiters contains a rate limiter
 	// per address.
-	confirmed, strangers *cache.LRUExpireCache
-	flights              singleflight.Group
+	confirmed, limiters *cache.LRUExpireCache
+	flights             singleflight.Group
 }
 
 // verdict is a caller or an error.
@@ -94,7 +94,7 @@ func newReviewer(clients kubernetes.Interface, manager types.NamespacedName, m *
 		clients: clients,
 		manager: serviceAccountTag + manager.Namespace + ":" + manager.Name,
 		metrics: m,
-		known:   cache.NewLRUExpireCache(cacheSize), confirmed: cache.NewLRUExpireCache(cacheSize), strangers: cache.NewLRUExpireCache(cacheSize),
+		known:   cache.NewLRUExpireCache(cacheSize), confirmed: cache.NewLRUExpireCache(cacheSize), limiters: cache.NewLRUExpireCache(cacheSize),
 	}
 }
 
@@ -115,7 +115,7 @@ func (r *reviewer) identify(ctx context.Context, address, token string) (caller,
 	// request.
 	v, err, _ := r.flights.Do(string(key[:]), func() (any, error) {
 		if _, confirmed := r.confirmed.Get(key); !confirmed && !r.admits(address) {
-			return nil, fail(http.StatusTooManyRequests, "this address has sent more than %d new tokens per second", strangeRate)
+			return nil, fail(http.StatusTooManyRequests, "this address has sent more than %d new tokens per second", newTokenRate)
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
@@ -130,7 +130,7 @@ func (r *reviewer) identify(ctx context.Context, address, token string) (caller,
 		case errors.As(err, &refusal):
 			r.known.Add(key, verdict{refusal: err}, refusedFor)
 		default:
-			return nil, because(fail(http.StatusServiceUnavailable, "the token cannot be verified at the moment"), err)
+			return nil, withCause(fail(http.StatusServiceUnavailable, "the token cannot be verified at the moment"), err)
 		}
 		return verdict{c, err}, nil
 	})
@@ -142,11 +142,11 @@ func (r *reviewer) identify(ctx context.Context, address, token string) (caller,
 
 // admits reports whether the rate limit of an address allows another token review.
 func (r *reviewer) admits(address string) bool {
-	limiter, ok := r.strangers.Get(address)
+	limiter, ok := r.limiters.Get(address)
 	if !ok {
-		limiter = flowcontrol.NewTokenBucketRateLimiter(strangeRate, strangeBurst)
+		limiter = flowcontrol.NewTokenBucketRateLimiter(newTokenRate, newTokenBurst)
 	}
-	r.strangers.Add(address, limiter, strangeFor)
+	r.limiters.Add(address, limiter, limiterLifetime)
 	return limiter.(flowcontrol.RateLimiter).TryAccept()
 }
 
@@ -162,7 +162,7 @@ func (r *reviewer) review(ctx context.Context, token string) (caller, error) {
 	status := review.Status
 	switch {
 	case !status.Authenticated:
-		return caller{}, because(fail(http.StatusUnauthorized, "the token is not valid for audience %s", artifact.Audience), errors.New(status.Error))
+		return caller{}, withCause(fail(http.StatusUnauthorized, "the token is not valid for audience %s", artifact.Audience), errors.New(status.Error))
 	case !slices.Contains(status.Audiences, artifact.Audience):
 		// An authenticator without support for audiences would accept any token.
 		return caller{}, fail(http.StatusUnauthorized, "the token is for the audiences %q, not for %s", status.Audiences, artifact.Audience)
@@ -248,9 +248,9 @@ func expiry(token string) time.Time {
 	return time.Unix(c.Expiry, 0)
 }
 
-// because adds a cause to the error of a response. The cause is logged but not sent, because it can contain addresses
+// withCause adds a cause to the error of a response. The cause is logged but not sent, because it can contain addresses
 // and names of cluster objects.
-func because(answer, cause error) error { return fmt.Errorf("%w (%w)", answer, cause) }
+func withCause(answer, cause error) error { return fmt.Errorf("%w (%w)", answer, cause) }
 
 // fail returns the error of a response.
 func fail(code int, format string, args ...any) error {

@@ -104,7 +104,7 @@ func TestPlausible(t *testing.T) {
 
 // The number of token reviews for made-up tokens is limited per address. They delay neither tokens of other addresses
 // nor confirmed tokens.
-func TestStrangeTokens(t *testing.T) {
+func TestMadeUpTokens(t *testing.T) {
 	clients := fake.NewClientset()
 	ours, reviews := jwt(time.Now().Add(time.Hour)), 0
 	clients.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {

@@ -71,7 +71,7 @@ func SetReconciliation(moed *semmoev1.MoEDeployment, mode semmoev1.Reconciliatio
 func Approve(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, plan *semmoev1.PlacementPlan) (Change, error) {
 	if plan == nil {
 		var err error
-		if plan, err = waiting(moed, plans); err != nil {
+		if plan, err = pendingPlan(moed, plans); err != nil {
 			return Change{}, err
 		}
 	}
@@ -84,16 +84,16 @@ func Approve(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, plan 
 	case plan.Status.Verdict != semmoev1.VerdictGain:
 		return Change{}, statef("plan %s promises no gain (verdict %s) and is not rolled out even if approved: run kubectl semmoe explain %s", short, plan.Status.Verdict, plan.Name)
 	}
-	if err := misfit(moed, plan); err != nil {
+	if err := incompatibility(moed, plan); err != nil {
 		return Change{}, err
 	}
-	if !concerns(moed, plan) {
+	if !appliesTo(moed, plan) {
 		return Change{}, statef("PlacementPlan %s was not created by the operator for MoEDeployment %s, and an approval does not roll it out. To pin it without approval, run kubectl semmoe rollback %s --to %s", plan.Name, moed.Name, moed.Name, plan.Name)
 	}
-	if err := untried(moed, plan); err != nil {
+	if err := rolloutBlock(moed, plan); err != nil {
 		return Change{}, err
 	}
-	c := Change{Kind: deploymentKind, Name: moed.Name, Done: fmt.Sprintf("approved for plan %s (PlacementPlan %s)%s%s", short, plan.Name, whileMarked(moed, plan), whilePaused(moed))}
+	c := Change{Kind: deploymentKind, Name: moed.Name, Done: fmt.Sprintf("approved for plan %s (PlacementPlan %s)%s%s", short, plan.Name, failedRevisionsNote(moed, plan), pausedNote(moed))}
 	if moed.Annotations[semmoev1.AnnotationApprove] != short {
 		c.Patch = nested(short, "metadata", "annotations", semmoev1.AnnotationApprove)
 	}
@@ -104,18 +104,18 @@ func advisoryError(moed *semmoev1.MoEDeployment) error {
 	return statef("spec.placement.approval of MoEDeployment %s is Advisory, so no plan is rolled out; set it to Manual or Automatic first", moed.Name)
 }
 
-// whilePaused returns a suffix for the description of a change to a paused deployment: the change has no effect until
+// pausedNote returns a suffix for the description of a change to a paused deployment: the change has no effect until
 // it is resumed.
-func whilePaused(moed *semmoev1.MoEDeployment) string {
+func pausedNote(moed *semmoev1.MoEDeployment) string {
 	if moed.Spec.Reconciliation != semmoev1.ReconciliationPaused {
 		return ""
 	}
 	return fmt.Sprintf("; spec.reconciliation is Paused: no plan is rolled out until you run kubectl semmoe resume %s", moed.Name)
 }
 
-// concerns reports whether a deployment may roll out a plan: the plan was created for the deployment, or the spec pins
+// appliesTo reports whether a deployment may roll out a plan: the plan was created for the deployment, or the spec pins
 // it.
-func concerns(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
+func appliesTo(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
 	ref := moed.Spec.Placement.PlanRef
 	return plan.Labels[semmoev1.LabelDeployment] == moed.Name || plan.Name == moed.Status.Plan || ref != nil && ref.Name == plan.Name
 }
@@ -124,8 +124,8 @@ func serves(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
 	return plan.Status.Plan == moed.Status.PlanDigest
 }
 
-// misfit returns an error if a deployment can never serve with a plan.
-func misfit(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
+// incompatibility returns an error if a deployment can never serve with a plan.
+func incompatibility(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	parallelism, engine := moed.Spec.Parallelism, moed.Spec.Engine.Type
 	switch {
 	case moed.Status.Model != nil && plan.Status.ModelDigest != moed.Status.Model.Digest:
@@ -144,9 +144,9 @@ func misfit(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	return nil
 }
 
-// untried returns an error if the operator would not roll out a fitting plan in the present state, even if it is
+// rolloutBlock returns an error if the operator would not roll out a fitting plan in the present state, even if it is
 // approved or pinned.
-func untried(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
+func rolloutBlock(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	reason, rollout := "", moed.Status.Rollout
 	if rolledOut := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionRolledOut); rolledOut != nil {
 		reason = rolledOut.Reason
@@ -166,10 +166,10 @@ func untried(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
 	return nil
 }
 
-// whileMarked returns a suffix that lists the revisions that failed with a plan. It is empty if there are none. Only
+// failedRevisionsNote returns a suffix that lists the revisions that failed with a plan. It is empty if there are none. Only
 // the operator knows the next revision, and which deployment each revision belongs to: a mark of another deployment's
 // revision does not block this deployment, and must not be removed.
-func whileMarked(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) string {
+func failedRevisionsNote(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) string {
 	failed, changed := marksOf(plan, semmoev1.AnnotationFailed), marksOf(plan, semmoev1.AnnotationOutputChanged)
 	if len(failed)+len(changed) == 0 || serves(moed, plan) {
 		return ""
@@ -202,8 +202,8 @@ func leavesTokens(moed *semmoev1.MoEDeployment) bool {
 // approvalReasons are the reasons of the condition RolledOut with which a plan waits for approval.
 var approvalReasons = []string{"AwaitingApproval", "NoRoomForCanary", "NoRouter", "Inconclusive"}
 
-// waiting returns the plan that waits for approval, or the plan that is already approved.
-func waiting(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan) (*semmoev1.PlacementPlan, error) {
+// pendingPlan returns the plan that waits for approval, or the plan that is already approved.
+func pendingPlan(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan) (*semmoev1.PlacementPlan, error) {
 	rolledOut := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionRolledOut)
 	if rolledOut == nil {
 		return nil, statef("the operator has not reconciled MoEDeployment %s yet: no plan waits for approval", moed.Name)
@@ -211,7 +211,7 @@ func waiting(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan) (*sem
 	for i := range plans {
 		plan := &plans[i]
 		short := plan.Status.Plan
-		if short == "" || !concerns(moed, plan) {
+		if short == "" || !appliesTo(moed, plan) {
 			continue
 		}
 		candidate := moed.Status.Rollout != nil && moed.Status.Rollout.CandidatePlan == short
@@ -230,14 +230,14 @@ func waiting(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan) (*sem
 	return nil, statef("no plan of MoEDeployment %s waits for approval (%s: %s)", moed.Name, rolledOut.Reason, rolledOut.Message)
 }
 
-// TakeBack rolls back the candidate plan: it marks the candidate revision as failed by a user's decision.
-func TakeBack(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, why string) (Change, error) {
+// RollBack rolls back the candidate plan: it marks the candidate revision as failed by a user's decision.
+func RollBack(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, why string) (Change, error) {
 	rollout := moed.Status.Rollout
 	if rollout == nil || rollout.CandidateRevision == "" {
 		return Change{}, statef("no plan of MoEDeployment %s is being rolled out; to return to another plan, select it with --to, which pins it", moed.Name)
 	}
 	for _, plan := range plans {
-		if plan.Status.Plan == "" || plan.Status.Plan != rollout.CandidatePlan || !concerns(moed, &plan) {
+		if plan.Status.Plan == "" || plan.Status.Plan != rollout.CandidatePlan || !appliesTo(moed, &plan) {
 			continue
 		}
 		key := semmoev1.AnnotationFailed + rollout.CandidateRevision
@@ -255,7 +255,7 @@ func Pin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) (Change, er
 	if !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) || plan.Status.Plan == "" {
 		return Change{}, statef("PlacementPlan %s is not published and cannot be served", plan.Name)
 	}
-	if err := misfit(moed, plan); err != nil {
+	if err := incompatibility(moed, plan); err != nil {
 		return Change{}, err
 	}
 	switch {
@@ -264,10 +264,10 @@ func Pin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) (Change, er
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory && !serves(moed, plan):
 		return Change{}, advisoryError(moed)
 	}
-	if err := untried(moed, plan); err != nil {
+	if err := rolloutBlock(moed, plan); err != nil {
 		return Change{}, err
 	}
-	effect, caveat := "it serves after its canary succeeds", whileMarked(moed, plan)+whilePaused(moed)
+	effect, caveat := "it serves after its canary succeeds", failedRevisionsNote(moed, plan)+pausedNote(moed)
 	switch {
 	case serves(moed, plan):
 		effect, caveat = "it stays in service", ""

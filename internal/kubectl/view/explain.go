@@ -99,7 +99,7 @@ func whyOf(plan *semmoev1.PlacementPlan) (string, terminal.Tone) {
 	case forecast != nil:
 		return fmt.Sprintf("A gain is expected: %s of activations are local, versus %s without the plan", percent(forecast.LARMilli), percent(forecast.BaselineMilli)), terminal.Good
 	}
-	return fmt.Sprintf("The profile has only token counts, without rates: %s", verdictWords[plan.Status.Verdict]), terminal.Plain
+	return fmt.Sprintf("The profile has only token counts, without rates: %s", verdictLabels[plan.Status.Verdict]), terminal.Plain
 }
 
 // messages returns the mean number of remote ranks per token, for plans without token shuffling. It is empty for other
@@ -234,7 +234,7 @@ func (e Explanation) Text(style terminal.Style) string {
 	for _, use := range e.Serves {
 		text := terminal.Text{{Text: "Used by: ", Tone: terminal.Faint}, {Text: "MoEDeployment " + use.Deployment}}
 		for _, role := range use.Roles {
-			text = append(text, terminal.Span{Text: ", "}, roleWords[role])
+			text = append(text, terminal.Span{Text: ", "}, roleLabels[role])
 		}
 		line(0, text...)
 	}

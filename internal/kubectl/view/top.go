@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
-// Routed holds the metrics of one request router (docs/metrics.md).
-type Routed struct {
+// RouterMetrics holds the metrics of one request router (docs/metrics.md).
+type RouterMetrics struct {
 	// Requests, Rate and Predicted are semmoe_observed_requests, semmoe_local_activation_rate and
 	// semmoe_predicted_local_activation_rate. Rates are NaN if no request was sampled.
 	Requests, Rate, Predicted float64
@@ -31,16 +31,16 @@ type Routed struct {
 const noRank = "none"
 
 // ParseMetrics parses the metrics page of a request router.
-func ParseMetrics(text []byte) (Routed, error) {
+func ParseMetrics(text []byte) (RouterMetrics, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
 	if err != nil {
-		return Routed{}, fmt.Errorf("metrics: %w", err)
+		return RouterMetrics{}, fmt.Errorf("metrics: %w", err)
 	}
 	if families["semmoe_router_requests_total"] == nil {
-		return Routed{}, fmt.Errorf("metrics: semmoe_router_requests_total is missing; the pod is not a request router")
+		return RouterMetrics{}, fmt.Errorf("metrics: semmoe_router_requests_total is missing; the pod is not a request router")
 	}
-	r := Routed{Rate: math.NaN(), Predicted: math.NaN(), SavedBytes: math.NaN(), Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
+	r := RouterMetrics{Rate: math.NaN(), Predicted: math.NaN(), SavedBytes: math.NaN(), Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
 	for name, into := range map[string]*float64{
 		"semmoe_observed_requests": &r.Requests, "semmoe_local_activation_rate": &r.Rate, "semmoe_predicted_local_activation_rate": &r.Predicted,
 		"semmoe_saved_bytes_per_second": &r.SavedBytes,
@@ -114,7 +114,7 @@ type RankLoad struct {
 
 // Top sums the metrics of a deployment's routers, by pod. before holds the metrics of the previous poll. If a router is
 // missing in before, as at the first poll, the figures cover the time since the routers started.
-func Top(moed *semmoev1.MoEDeployment, metrics, before map[string]Routed, notes []string) Load {
+func Top(moed *semmoev1.MoEDeployment, metrics, before map[string]RouterMetrics, notes []string) Load {
 	l := Load{Namespace: moed.Namespace, Name: moed.Name, Plan: moed.Status.PlanDigest, Source: "routers", Routers: len(metrics), Notes: notes, Ranks: []RankLoad{}}
 	if status := moed.Status.LAR; status != nil {
 		l.Promised, l.Baseline = ratio(status.PredictedMilli), ratio(status.BaselineMilli)
@@ -149,7 +149,7 @@ func ranksOf(moed *semmoev1.MoEDeployment) int32 {
 
 // rankless reports whether no request was sent to a specific rank. With attention TensorParallel each request uses all
 // ranks.
-func (r Routed) rankless(attention semmoev1.AttentionParallelism) bool {
+func (r RouterMetrics) rankless(attention semmoev1.AttentionParallelism) bool {
 	for rank, tokens := range r.Tokens {
 		if rank != noRank && tokens > 0 {
 			return false
@@ -159,7 +159,7 @@ func (r Routed) rankless(attention semmoev1.AttentionParallelism) bool {
 }
 
 // ranks returns the load of each rank, given the number of ranks.
-func (r Routed) ranks(ranks int) []RankLoad {
+func (r RouterMetrics) ranks(ranks int) []RankLoad {
 	loads, total := []RankLoad{}, 0.0
 	for rank := range ranks {
 		total += r.Tokens[strconv.Itoa(rank)]
@@ -193,8 +193,8 @@ func (l *Load) fromStatus(moed *semmoev1.MoEDeployment) {
 }
 
 // sumOf sums the metrics of routers. Rates are means, weighted by the number of requests.
-func sumOf(metrics map[string]Routed) Routed {
-	sum := Routed{SavedBytes: math.NaN(), Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
+func sumOf(metrics map[string]RouterMetrics) RouterMetrics {
+	sum := RouterMetrics{SavedBytes: math.NaN(), Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
 	var rate, predicted, scored float64
 	for _, r := range metrics {
 		sum.Answered += r.Answered
@@ -219,7 +219,7 @@ func sumOf(metrics map[string]Routed) Routed {
 }
 
 // among reports whether before has the metrics of all routers.
-func among(metrics, before map[string]Routed) bool {
+func among(metrics, before map[string]RouterMetrics) bool {
 	for name := range metrics {
 		if _, known := before[name]; !known {
 			return false
@@ -230,8 +230,8 @@ func among(metrics, before map[string]Routed) bool {
 
 // since subtracts the counters of the previous poll from the sum r. A router with a decreased counter has restarted and
 // counts from zero.
-func (r Routed) since(metrics, before map[string]Routed) Routed {
-	sum := Routed{Answered: r.Answered, Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
+func (r RouterMetrics) since(metrics, before map[string]RouterMetrics) RouterMetrics {
+	sum := RouterMetrics{Answered: r.Answered, Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
 	addTo(sum.Tokens, r.Tokens, 1)
 	addTo(sum.Local, r.Local, 1)
 	addTo(sum.Remote, r.Remote, 1)

@@ -24,7 +24,7 @@ func TestRanksOfRequests(t *testing.T) {
 		"tensor parallel, no requests": {semmoev1.AttentionTensorParallel, nil, 0},
 	} {
 		moed := &semmoev1.MoEDeployment{Spec: semmoev1.MoEDeploymentSpec{Parallelism: semmoev1.ParallelismSpec{Attention: test.attention, ExpertParallelSize: 2}}}
-		load := Top(moed, map[string]Routed{"a": {Answered: 3, Tokens: test.tokens}}, nil, nil)
+		load := Top(moed, map[string]RouterMetrics{"a": {Answered: 3, Tokens: test.tokens}}, nil, nil)
 		if noted := len(load.Notes) > 0; len(load.Ranks) != test.ranks || noted != (test.ranks == 0) {
 			t.Errorf("%s: ranks %v, notes %q; want %d ranks", name, load.Ranks, load.Notes, test.ranks)
 		}
@@ -36,7 +36,7 @@ func TestRanksOfRequests(t *testing.T) {
 func TestRanksOfServingRevision(t *testing.T) {
 	moed := &semmoev1.MoEDeployment{Spec: semmoev1.MoEDeploymentSpec{Parallelism: semmoev1.ParallelismSpec{Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 5}}}
 	moed.Status.Serving = &semmoev1.ServingStatus{Revision: "r1", Ranks: 4}
-	load := Top(moed, map[string]Routed{"a": {Answered: 3, Tokens: map[string]float64{"0": 60}}}, nil, nil)
+	load := Top(moed, map[string]RouterMetrics{"a": {Answered: 3, Tokens: map[string]float64{"0": 60}}}, nil, nil)
 	if len(load.Ranks) != 4 {
 		t.Errorf("%d ranks, want the 4 ranks of the revision in service", len(load.Ranks))
 	}

@@ -155,8 +155,8 @@ func driftedText(drifted bool) terminal.Text {
 	return terminal.Text{{Text: ", made for drifted traffic", Tone: terminal.Faint}}
 }
 
-// roleWords are the display texts of plan roles.
-var roleWords = map[string]terminal.Span{
+// roleLabels are the display texts of plan roles.
+var roleLabels = map[string]terminal.Span{
 	roleInService:     {Text: "in service", Tone: terminal.Good},
 	roleCandidate:     {Text: "being rolled out", Tone: terminal.Busy},
 	roleWanted:        {Text: "to be rolled out", Tone: terminal.Busy},
@@ -174,7 +174,7 @@ func (p Plan) text() terminal.Text {
 	text = append(text, terminal.Span{Text: "plan " + p.Digest})
 	worthless := p.Verdict != "" && p.Verdict != semmoev1.VerdictGain
 	for _, role := range p.Roles {
-		if word, known := roleWords[role]; known && !(role == roleWanted && (worthless || len(p.Roles) > 1)) {
+		if word, known := roleLabels[role]; known && !(role == roleWanted && (worthless || len(p.Roles) > 1)) {
 			text = append(text, terminal.Span{Text: ", "}, word)
 		}
 	}
@@ -182,7 +182,7 @@ func (p Plan) text() terminal.Text {
 		text = append(text, terminal.Span{Text: ", only new tables"})
 	}
 	if worthless {
-		text = append(text, terminal.Span{Text: ", "}, terminal.Span{Text: verdictWords[p.Verdict], Tone: terminal.Faint})
+		text = append(text, terminal.Span{Text: ", "}, terminal.Span{Text: verdictLabels[p.Verdict], Tone: terminal.Faint})
 	}
 	if p.Forecast != nil {
 		text = append(text, terminal.Span{Text: fmt.Sprintf(", promises LAR %s (without a plan %s)", percent(p.Forecast.LARMilli), percent(p.Forecast.BaselineMilli))})
@@ -190,15 +190,15 @@ func (p Plan) text() terminal.Text {
 	return append(text, driftedText(p.Drifted)...)
 }
 
-// verdictWords are the display texts of verdicts.
-var verdictWords = map[semmoev1.Verdict]string{
+// verdictLabels are the display texts of verdicts.
+var verdictLabels = map[semmoev1.Verdict]string{
 	semmoev1.VerdictGain:               "a gain is expected",
 	semmoev1.VerdictNoGainExpected:     "no gain is expected",
 	semmoev1.VerdictLocalityDoesNotPay: "locality does not pay at this batch size",
 }
 
-// stageWords are the display texts of revision stages.
-var stageWords = map[string]terminal.Span{
+// stageLabels are the display texts of revision stages.
+var stageLabels = map[string]terminal.Span{
 	stageInService:   {Text: "in service", Tone: terminal.Good},
 	stageStarting:    {Text: "starting", Tone: terminal.Busy},
 	stageCanary:      {Text: "canary", Tone: terminal.Busy},
@@ -213,7 +213,7 @@ func (r Revision) text(d Deployment) terminal.Text {
 		plan = "with plan " + r.Plan
 	}
 	text := terminal.Text{
-		{Text: "Revision ", Tone: terminal.Faint}, {Text: r.Name + ": "}, stageWords[r.Stage],
+		{Text: "Revision ", Tone: terminal.Faint}, {Text: r.Name + ": "}, stageLabels[r.Stage],
 		{Text: fmt.Sprintf(", %s, %d/%d ready", plan, r.Replicas.Ready, r.Replicas.Desired)},
 	}
 	if d.Rollout != nil && d.Rollout.CandidateRevision == r.Name {

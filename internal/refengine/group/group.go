@@ -73,18 +73,18 @@ func Lead(ctx context.Context, listener net.Listener, nodes int) (lost <-chan er
 		}
 		go beats(member)
 		go func() {
-			said := bufio.NewReader(io.LimitReader(member, maxHello))
-			line, err := said.ReadString('\n')
+			input := bufio.NewReader(io.LimitReader(member, maxHello))
+			line, err := input.ReadString('\n')
 			if line == leaving {
 				events <- fmt.Errorf("node %d of the group %w", node+1, ErrLeaving)
-				_, err = said.ReadString('\n')
+				_, err = input.ReadString('\n')
 			}
 			if !errors.Is(err, net.ErrClosed) {
 				events <- fmt.Errorf("node %d of the group is lost", node+1)
 			}
 		}()
 	}
-	return told, leave, nil
+	return events, leave, nil
 }
 
 // beats sends heartbeats to a member until the connection is closed.
@@ -147,8 +147,8 @@ func join(ctx context.Context, connection net.Conn, node, nodes int) (wait func(
 		connection.Close()
 		return nil, nil, fmt.Errorf("failed to join the group: %w", err)
 	}
-	said := bufio.NewReader(connection)
-	answer, err := readLine(said)
+	input := bufio.NewReader(connection)
+	answer, err := readLine(input)
 	if err != nil || answer != accepted {
 		connection.Close()
 		return nil, nil, errors.Join(fmt.Errorf("failed to join the group: the leader responded with %q", strings.TrimSpace(answer)), err, ctx.Err())
@@ -161,7 +161,7 @@ func join(ctx context.Context, connection net.Conn, node, nodes int) (wait func(
 			if left.Load() {
 				_ = connection.SetReadDeadline(time.Now().Add(silence)) // if this fails, the next read fails, too
 			}
-			_, err := said.ReadByte()
+			_, err := input.ReadByte()
 			switch {
 			case err == nil:
 			case errors.Is(err, os.ErrDeadlineExceeded):

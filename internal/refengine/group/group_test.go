@@ -81,7 +81,7 @@ func TestGroup(t *testing.T) {
 	case m := <-first:
 		t.Fatalf("node 1 has joined a group that is not whole: %+v", m)
 	case l := <-leader:
-		t.Fatalf("the group is said to be whole: %+v", l)
+		t.Fatalf("the group is reported as complete: %+v", l)
 	case <-time.After(50 * time.Millisecond):
 	}
 	second := join(2)
@@ -103,7 +103,7 @@ func TestGroup(t *testing.T) {
 	}
 	whole.leave()
 	if err := one.wait(ctx); err != nil {
-		t.Errorf("the group's end is told as %v", err)
+		t.Errorf("the end of the group is reported as %v", err)
 	}
 }
 

@@ -51,7 +51,7 @@ func (r *Runner) route(l int) {
 
 // choose selects the TopK experts with the largest probability and computes their weights. It overwrites the logits.
 func (m *Model) choose(logits []float32, chosen []int, weight []float32) {
-	mostProbable(logits, chosen, weight)
+	topExperts(logits, chosen, weight)
 	if !m.NormTopK {
 		return
 	}
@@ -64,9 +64,9 @@ func (m *Model) choose(logits []float32, chosen []int, weight []float32) {
 	}
 }
 
-// mostProbable fills chosen with the experts of largest probability in descending order, with the lower index first
+// topExperts fills chosen with the experts of largest probability in descending order, with the lower index first
 // among equal ones. It overwrites the logits with probabilities.
-func mostProbable(logits []float32, chosen []int, probability []float32) {
+func topExperts(logits []float32, chosen []int, probability []float32) {
 	sum := softmax(logits)
 	for k := range chosen {
 		best := 0

@@ -67,7 +67,7 @@ func (r *Runner) lookAhead(l int) {
 			}
 			at := (r.rows[i].index*m.Layers + l) * a.Width
 			chosen := ws.chosen[:a.Width]
-			mostProbable(s.logits[i*m.Experts:][:m.Experts], chosen, a.Probability[at:at+a.Width])
+			topExperts(s.logits[i*m.Experts:][:m.Experts], chosen, a.Probability[at:at+a.Width])
 			for k, expert := range chosen {
 				a.Experts[at+k] = uint16(expert)
 			}

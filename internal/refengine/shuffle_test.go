@@ -157,7 +157,7 @@ func TestShuffleRefuses(t *testing.T) {
 		"attention dp":    {func(o *Options) { o.EnableDPAttention, o.DPSize, o.ShufflePlan = true, shuffleRanks, table }, "--enable-dp-attention exclude each other"},
 		"expert map":      {func(o *Options) { o.InitExpertLocation, o.ShufflePlan = "map.json", table }, "leave --init-expert-location"},
 		"other EP size":   {func(o *Options) { o.TPSize, o.EPSize, o.ShufflePlan = 2, 2, table }, "the plan is for 4 ranks, --ep-size is 2"},
-		"other forecast":  {func(o *Options) { o.ShufflePlan = decode }, "the plan's forecast is decode"},
+		"other forecast":  {func(o *Options) { o.ShufflePlan = decode }, "the plan has the forecast decode"},
 		"other model":     {func(o *Options) { o.ShufflePlan = foreign }, "the plan is for the model with digest 0000"},
 		"no plan":         {func(o *Options) { o.ShufflePlan = t.TempDir() }, "manifest.json is missing"},
 		"redundant slots": {func(o *Options) { o.RedundantExperts, o.ShufflePlan = 4, table }, "--ep-num-redundant-experts out"},

@@ -176,7 +176,7 @@ func TestPrivateAuthority(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	for directory, want := range map[string]string{mounted: "error: <nil>\n", t.TempDir(): "error: Prometheus returns no usable answer"} {
+	for directory, want := range map[string]string{mounted: "error: <nil>\n", t.TempDir(): "error: Prometheus returned no usable response"} {
 		command := exec.Command(os.Args[0], "-test.run=^TestPrivateAuthority$")
 		command.Env = []string{"SSL_CERT_DIR=" + directory, asked + "=" + server.URL}
 		if output, err := command.CombinedOutput(); err != nil || !strings.HasPrefix(string(output), want) {

@@ -72,7 +72,7 @@ func TestReviewAnswers(t *testing.T) {
 func TestPlausible(t *testing.T) {
 	at := time.Unix(1_900_000_000, 0)
 	payload := func(text string) string { return "e30." + base64.RawURLEncoding.EncodeToString([]byte(text)) + ".e30" }
-	const noToken = "no token of a service account"
+	const noToken = "not a service account token"
 	cases := map[string]struct {
 		token string
 		now   time.Time
@@ -84,7 +84,7 @@ func TestPlausible(t *testing.T) {
 		"ended":               {jwt(at), at, "it expired at 2030-03-17T17:46:40Z"},
 		"another audience":    {payload(`{"aud":["x"],"exp":1900000000}`), at.Add(-time.Hour), `audiences ["x"]`},
 		"no audience":         {payload(`{"exp":1900000000}`), at.Add(-time.Hour), "audiences []"},
-		"no expiry":           {payload(`{"aud":["artifacts.semmoe.io"]}`), at, "it has ended"},
+		"no expiry":           {payload(`{"aud":["artifacts.semmoe.io"]}`), at, "it expired"},
 		"two parts":           {"e30.e30", at, noToken},
 		"not base64":          {"e30.*.e30", at, noToken},
 		"not JSON":            {"e30.eHg.e30", at, noToken},

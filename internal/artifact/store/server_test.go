@@ -151,7 +151,7 @@ func TestTokens(t *testing.T) {
 		"too long":                         {strings.Repeat("x", maxToken+1), artifact.ErrUnauthenticated, "bearer token"},
 		"of a pod of another profile":      {podToken(t, other), artifact.ErrForbidden, `inputs "ffffffffffffffff"`},
 		"of a pod of another namespace":    {podToken(t, elsewhere), artifact.ErrForbidden, "only of its own"},
-		"of a pod that has ended":          {token(t, "team-a", "default", done, artifact.Audience), artifact.ErrForbidden, "it has ended"},
+		"of a pod that has ended":          {token(t, "team-a", "default", done, artifact.Audience), artifact.ErrForbidden, "the pod has ended"},
 		"of the manager":                   {managerToken(t), nil, ""},
 		"of the manager, wrong audience":   {token(t, "semmoe-system", "semmoe-manager", nil), artifact.ErrUnauthenticated, "not valid for audience"},
 		"of the manager's other namespace": {token(t, "team-b", "default", nil, artifact.Audience), artifact.ErrUnauthenticated, "not bound to a pod"},
@@ -246,7 +246,7 @@ func TestProtocolRefusals(t *testing.T) {
 		"wrong digest":        {"PUT", path + strings.Repeat("0", 64), bytes.NewReader(data), 1000, 422, "sha256 is " + string(digest)},
 		"wrong digest, large": {"PUT", path + strings.Repeat("0", 64), bytes.NewReader(large[:1<<20]), 1 << 20, 422, "sha256 is"},
 		"no length":           {"PUT", path + string(digest), io.MultiReader(bytes.NewReader(data)), -1, 411, "Content-Length"},
-		"too large":           {"PUT", path + string(largeDigest), bytes.NewReader(large), int64(len(large)), 413, "at most 1048576"},
+		"too large":           {"PUT", path + string(largeDigest), bytes.NewReader(large), int64(len(large)), 413, "the maximum is 1048576"},
 		"no digest":           {"PUT", path + "latest", bytes.NewReader(data), 1000, 400, "64 lower-case"},
 		"unknown kind":        {"GET", "/v1/namespaces/team-a/models/12345678/artifacts", nil, 0, 400, "must be"},
 		"bad id":              {"GET", "/v1/namespaces/team-a/plans/a.b/artifacts", nil, 0, 400, "8 to 63"},
@@ -255,7 +255,7 @@ func TestProtocolRefusals(t *testing.T) {
 		"empty result":        {"PUT", "/v1/" + scopeA.String() + "/result", strings.NewReader("{}"), 2, 400, "digest"},
 		"malformed result":    {"PUT", "/v1/" + scopeA.String() + "/result", strings.NewReader("x"), 1, 400, "body"},
 		"absent result":       {"GET", "/v1/" + scopeA.String() + "/result", nil, 0, 404, "no result"},
-		"absent artifact":     {"GET", path + string(digest), nil, 0, 404, "there is no"},
+		"absent artifact":     {"GET", path + string(digest), nil, 0, 404, "does not exist"},
 		"unknown route":       {"GET", "/v2", nil, 0, 404, ""},
 		"unknown method":      {"POST", path + string(digest), nil, 0, 405, ""},
 	}
@@ -469,7 +469,7 @@ func TestOptionsValidate(t *testing.T) {
 		want   string
 	}{
 		"good":               {func(*Options) {}, ""},
-		"key without a file": {func(o *Options) { o.TLSKeyFile = "k" }, "give both"},
+		"key without a file": {func(o *Options) { o.TLSKeyFile = "k" }, "set both"},
 		"no authority":       {func(o *Options) { o.Authority.Name = "" }, "certificate authority"},
 		"no hosts":           {func(o *Options) { o.TLSHosts = nil }, "TLS hosts"},
 		"own certificate":    {func(o *Options) { o.TLSCertFile, o.TLSKeyFile, o.TLSHosts = "c", "k", nil }, ""},

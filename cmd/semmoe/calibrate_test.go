@@ -26,16 +26,16 @@ func calibrate(in string, args ...string) (output string, err error) {
 func TestCalibrateRefuses(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                  "give --out, --config-map or both",
-		"--out=x":                           "--image is missing: name the engine's; --gpus is 0: want 1 to 16",
-		"--out=x --image=e --gpus=99":       "--gpus is 99: want 1 to 16",
-		"--out=/nonexistent/x --local":      "--out: failed to create /nonexistent/x",
+		"--out=x":                           "--image is missing: set it to the image of the engine; --gpus: 0 is invalid: must be 1 to 16",
+		"--out=x --image=e --gpus=99":       "--gpus: 99 is invalid: must be 1 to 16",
+		"--out=/nonexistent/x --local":      "--out: /nonexistent/x cannot be made",
 		"--out=x --local --gpus=-1":         "--gpus is -1",
 		"--out=x --local --python=":         "--python is empty",
 		"--out=x --local --from-log=-":      "at most one of --local, --from-log and --output",
 		"-o json --image=e --gpus=1":        `--output is "json": want yaml`,
 		"-o yaml --out=x":                   "read it later with --from-log",
 		"--config-map=A_B --local":          `--config-map is "A_B"`,
-		"-o yaml --image=e --gpus=1 -n A":   `--namespace is "A"`,
+		"-o yaml --image=e --gpus=1 -n A":   `--namespace: "A"`,
 		"-o yaml --image=e --gpus=1 --so=1": "unknown flag",
 	} {
 		_, err := calibrate("", strings.Fields(args)...)

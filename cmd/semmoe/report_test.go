@@ -45,9 +45,9 @@ func TestReportWritesAPage(t *testing.T) {
 	}{
 		"a plan alone":        {nil, []string{"This plan places 16 experts", "pass --trace", filepath.Base(dir)}},
 		"with a trace":        {[]string{"--trace", recorded, "--name", "my <plan>"}, []string{"of expert activations on the rank of their request", "my &lt;plan&gt;", "that the plan was not solved from"}},
-		"all requests":        {[]string{"--trace", recorded, "--requests", "all"}, []string{"48 requests", "some of which the plan was solved from"}},
-		"other machines":      {[]string{"--trace", recorded, "--hardware", slowProfile(t)}, []string{"by the hardware profile slow:"}},
-		"measured machines":   {[]string{"--trace", recorded, "--calibration", measuredTimes}, []string{"by the hardware profile h200-nvlink with measurements of NVIDIA H200:"}},
+		"all requests":        {[]string{"--trace", recorded, "--requests", "all"}, []string{"48 requests", "that include training requests of the plan"}},
+		"other machines":      {[]string{"--trace", recorded, "--hardware", slowProfile(t)}, []string{"with the hardware profile slow:"}},
+		"measured machines":   {[]string{"--trace", recorded, "--calibration", measuredTimes}, []string{"with the hardware profile h200-nvlink with measurements of NVIDIA H200:"}},
 		"the plan in service": {[]string{"--trace", recorded, "--current", dir}, []string{"Compared with the plan in service, " + artifact.Digest[:16]}},
 	} {
 		code, printed, message := runReport(t, append([]string{"--plan", dir, "--out", out}, c.flags...)...)

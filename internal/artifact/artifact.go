@@ -6,26 +6,26 @@ import (
 	"time"
 )
 
-// Audience is the audience that a service-account token must have for the store.
+// Audience is the required audience of service account tokens for the store.
 const Audience = "artifacts.semmoe.io"
 
-// Kind says what a scope belongs to.
+// Kind is the kind of object that a scope belongs to.
 type Kind string
 
 // The kinds of scopes.
 const (
-	// Profile holds routing traces and counts. They contain token ids of prompts.
+	// Profile scopes contain routing traces and counts, which include token IDs of prompts.
 	Profile Kind = "profiles"
-	// Plan holds forecast tables.
+	// Plan scopes contain forecast tables.
 	Plan Kind = "plans"
 )
 
-// Scope is what an artifact belongs to: one profile or one plan of a namespace.
+// Scope is the owner of artifacts: one profile or one plan of a namespace.
 type Scope struct {
 	Namespace string `json:"namespace"`
 	Kind      Kind   `json:"kind"`
-	// ID is the short digest of the inputs of a profile, or of a plan's layout: 8 to 63 lower-case letters and digits,
-	// so that it fits a label.
+	// ID is the short digest of the inputs of a profile, or of the layout of a plan: 8 to 63 lower-case letters and
+	// digits, so that it is a valid label value.
 	ID string `json:"id"`
 }
 
@@ -34,7 +34,7 @@ var (
 	idPattern        = regexp.MustCompile(`^[a-z0-9]{8,63}$`)
 )
 
-// Validate tells what is wrong with a scope.
+// Validate returns an error if a scope is invalid.
 func (s Scope) Validate() error {
 	switch {
 	case !namespacePattern.MatchString(s.Namespace):
@@ -47,7 +47,7 @@ func (s Scope) Validate() error {
 	return nil
 }
 
-// String is the scope's path in the protocol.
+// String returns the path of the scope in the protocol.
 func (s Scope) String() string {
 	return "namespaces/" + s.Namespace + "/" + string(s.Kind) + "/" + s.ID
 }
@@ -58,16 +58,16 @@ type Artifact struct {
 	Digest Digest `json:"digest"`
 	// Size is in bytes.
 	Size int64 `json:"size"`
-	// Modified is when it was last stored, by the clock of the storage.
+	// Modified is the time of the last upload, by the clock of the storage.
 	Modified time.Time `json:"modified"`
 }
 
-// List is the answer to a request for artifacts, in no particular order.
+// List is the response to a list request, in no particular order.
 type List struct {
 	Artifacts []Artifact `json:"artifacts"`
 }
 
-// Result is a scope's result.
+// Result is the result of a scope.
 type Result struct {
 	Digest Digest `json:"digest"`
 }

@@ -48,7 +48,7 @@ func TestParseDigest(t *testing.T) {
 		t.Errorf("%q: %q, %v", good, d, err)
 	}
 	if short := Digest("0f0f"); short.Short() != "0f0f" {
-		t.Errorf("a digest that is none: %q", short.Short())
+		t.Errorf("invalid digest: %q", short.Short())
 	}
 	for _, bad := range []string{"", good[:63], good + "0", strings.ToUpper(good), "sha256:" + good, good[:63] + "g", good + "\n"} {
 		if _, err := ParseDigest(bad); err == nil || !strings.Contains(err.Error(), "64 lower-case") {
@@ -57,7 +57,8 @@ func TestParseDigest(t *testing.T) {
 	}
 }
 
-// Whatever the pieces in which bytes arrive, the end is reached if and only if they are the digest's.
+// FuzzVerified verifies that the reader reaches io.EOF if and only if the bytes match the digest, regardless of how
+// they are split.
 func FuzzVerified(f *testing.F) {
 	f.Add([]byte("routing trace"), 3)
 	f.Add([]byte{}, 0)
@@ -128,7 +129,8 @@ func TestExpired(t *testing.T) {
 	}
 }
 
-// The period begins when a scope is named no more: a mark tells when it was last seen to be named, and goes with what it keeps.
+// TestExpireAfterTheLastMark verifies that the retention period starts at the last mark of a scope, and that the mark
+// expires with the artifacts.
 func TestExpireAfterTheLastMark(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	const retention = 7 * 24 * time.Hour
@@ -140,7 +142,7 @@ func TestExpireAfterTheLastMark(t *testing.T) {
 	}
 	profile, marked := artifactOf("12345678", "1", 30*24*time.Hour), markOf("12345678", retention+23*time.Hour)
 	other, others := artifactOf("87654321", "2", 30*24*time.Hour), markOf("87654321", retention+25*time.Hour)
-	foreign := profile // a mark keeps its own scope alone
+	foreign := profile // a mark only protects its own scope
 	foreign.ID = "00000000"
 	all := []Artifact{profile, marked, other, others, foreign, {Scope: foreign.Scope, Digest: marked.Digest, Modified: now.Add(-retention - time.Hour)}}
 	want := []Artifact{all[5], others, other, foreign}
@@ -149,7 +151,8 @@ func TestExpireAfterTheLastMark(t *testing.T) {
 	}
 }
 
-// What was stored just before something that is kept may be named by it.
+// TestExpireTogether verifies that an artifact is kept while an unexpired artifact, which may refer to it, was stored
+// shortly later.
 func TestExpireTogether(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	artifactOf := func(scope string, digest Digest, age time.Duration) Artifact {
@@ -169,7 +172,8 @@ func TestExpireTogether(t *testing.T) {
 	}
 }
 
-// Whether a request may be repeated follows from the status: a body that stalled on its way may come through the next time.
+// TestTemporary verifies which statuses are retried. A stalled upload (408) is retried, because the next attempt may
+// succeed.
 func TestTemporary(t *testing.T) {
 	for code, want := range map[int]bool{400: false, 404: false, 408: true, 409: false, 429: true, 500: true, 503: true, 507: false} {
 		if got := (&StatusError{Code: code}).temporary(); got != want {
@@ -178,7 +182,7 @@ func TestTemporary(t *testing.T) {
 	}
 }
 
-func TestNewClientRefusals(t *testing.T) {
+func TestNewClientRejectsInvalidConfig(t *testing.T) {
 	for url, want := range map[string]string{
 		"http://store":  "must be https://",
 		"store:8443":    "must be https://",

@@ -23,74 +23,75 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// Config is where a store is and how to talk to it.
+// Config configures a client.
 type Config struct {
-	// URL is the store's address: https://host:port.
+	// URL is the address of the store: https://host:port.
 	URL string
-	// CAFile holds the certificates, as PEM, that the store's certificate must come from;
-	// CA holds them itself; CAFile is not read then.
+	// CAFile is the path of the CA certificates of the store, as PEM. CA contains the certificates directly. If CA is
+	// set, CAFile is not read.
 	CAFile string
 	CA     []byte
-	// TokenFile holds the service-account token, of audience Audience. It is read anew as the kubelet renews it.
+	// TokenFile is the path of the service account token with the audience Audience. It is reread when the kubelet
+	// renews the token.
 	TokenFile string
-	// RetryFor is how long a request is repeated that found the store away or unable to answer; zero means once only.
-	// A context that ends earlier ends it.
+	// RetryFor limits the time of retries if the store is unreachable or cannot respond. 0 disables retries. The end of
+	// the context also ends retries.
 	RetryFor time.Duration
-	// Dial, where set, connects to the store in place of the network's own way.
+	// Dial, if set, replaces the default dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// pool holds the certificates that the store's must come from.
+// pool returns the CA certificates of the store.
 func (c Config) pool() (*x509.CertPool, error) {
 	if len(c.CA) == 0 {
 		if err := regularfile.Check(c.CAFile); err != nil {
-			return nil, fmt.Errorf("artifact store's CA file: %w", err)
+			return nil, fmt.Errorf("CA file of the artifact store: %w", err)
 		}
 		pool, err := cert.NewPool(c.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("artifact store's CA file: %w", err)
+			return nil, fmt.Errorf("CA file of the artifact store: %w", err)
 		}
 		return pool, nil
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(c.CA) {
-		return nil, errors.New("artifact store's CA: holds no certificate")
+		return nil, errors.New("CA of the artifact store: no certificate found")
 	}
 	return pool, nil
 }
 
-// Client talks to a store. It may be used concurrently.
+// Client is a client of the store. It is safe for concurrent use.
 type Client struct {
 	base     string
 	http     *http.Client
 	retryFor time.Duration
 }
 
-// NewClient makes a client. The errors name the field at fault.
+// NewClient returns a client. An error names the invalid field.
 func NewClient(c Config) (*Client, error) {
 	address, err := url.Parse(c.URL)
 	if err != nil || address.Scheme != "https" || address.Host == "" {
-		return nil, fmt.Errorf("artifact store's URL %q: must be https://host:port", c.URL)
+		return nil, fmt.Errorf("URL of the artifact store: %q is invalid: must be https://host:port", c.URL)
 	}
 	pool, err := c.pool()
 	if err != nil {
 		return nil, err
 	}
 	if err := regularfile.Check(c.TokenFile); err != nil {
-		return nil, fmt.Errorf("artifact store's token file: %w", err)
+		return nil, fmt.Errorf("token file of the artifact store: %w", err)
 	}
 	authorized, err := transport.NewBearerAuthWithRefreshRoundTripper("", c.TokenFile, &http.Transport{
 		Proxy:           http.ProxyFromEnvironment,
 		DialContext:     c.Dial,
 		TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13},
-		// A refusal arrives before the body is sent.
+		// With Expect: 100-continue, an error response arrives before the body is sent.
 		ExpectContinueTimeout: 10 * time.Second,
 		TLSHandshakeTimeout:   10 * time.Second,
-		ResponseHeaderTimeout: 2 * time.Minute, // the store answers an upload when it is on disk
+		ResponseHeaderTimeout: 2 * time.Minute, // the store responds to an upload after it is on disk
 		IdleConnTimeout:       30 * time.Second,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("artifact store's token file: %w", err)
+		return nil, fmt.Errorf("token file of the artifact store: %w", err)
 	}
 	return &Client{
 		base:     strings.TrimSuffix(c.URL, "/") + "/v1/",
@@ -99,11 +100,12 @@ func NewClient(c Config) (*Client, error) {
 	}, nil
 }
 
-// refuseRedirect: the store never redirects, and a token must not follow one elsewhere.
+// refuseRedirect disables redirects. The store never redirects, and a token must not be sent to another server.
 func refuseRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
-// Put stores what is left of r, and returns its digest. It reads it twice: in place where r is a file or in memory, else
-// from a temporary copy. To store what is there already is no error, and repairs it where its bytes were damaged.
+// Put stores the remaining bytes of r and returns their digest. It reads them twice: directly if r is a file or in
+// memory, else from a temporary copy. Storing an existing artifact is no error, and repairs the artifact if its bytes
+// are damaged.
 func (c *Client) Put(ctx context.Context, scope Scope, r io.Reader) (Digest, error) {
 	if err := scope.Validate(); err != nil {
 		return "", err
@@ -126,10 +128,10 @@ func (c *Client) Put(ctx context.Context, scope Scope, r io.Reader) (Digest, err
 	}
 	digest, size, err := DigestOf(source)
 	if err != nil {
-		return "", fmt.Errorf("read the artifact: %w", err)
+		return "", fmt.Errorf("failed to read the artifact: %w", err)
 	}
 	err = c.doJSON(ctx, func() (*http.Request, error) {
-		// The transport may go on reading the body of an attempt that has failed: attempts share no position.
+		// The transport may still read the body of a failed attempt, so attempts must not share a read position.
 		body := io.NewSectionReader(source, start, size)
 		request, err := http.NewRequestWithContext(ctx, http.MethodPut, c.artifact(scope, digest), body)
 		if err != nil {
@@ -149,7 +151,7 @@ func (c *Client) Put(ctx context.Context, scope Scope, r io.Reader) (Digest, err
 	return digest, nil
 }
 
-// spool copies r to a temporary file that has no name any more, so that nothing is left of it whatever happens.
+// spool copies r to a temporary file and unlinks the file, so that it is removed in all cases.
 func spool(r io.Reader) (*os.File, error) {
 	file, err := os.CreateTemp("", "artifact-")
 	if err != nil {
@@ -158,7 +160,7 @@ func spool(r io.Reader) (*os.File, error) {
 	os.Remove(file.Name())
 	if _, err := io.Copy(file, r); err != nil {
 		file.Close()
-		return nil, fmt.Errorf("read the artifact: %w", err)
+		return nil, fmt.Errorf("failed to read the artifact: %w", err)
 	}
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
 		file.Close()
@@ -167,8 +169,9 @@ func spool(r io.Reader) (*os.File, error) {
 	return file, nil
 }
 
-// Get opens an artifact. Its bytes are the digest's only if they were read up to io.EOF: ErrCorrupt or another error
-// comes in its place if they are not, or not all; ErrInterrupted where the rest did not come. The caller closes the reader.
+// Get opens an artifact. Its bytes are verified only after they are read up to io.EOF. If they do not match the digest,
+// the reader returns ErrCorrupt instead of io.EOF. If the connection fails, it returns ErrInterrupted. The caller must
+// close the reader.
 func (c *Client) Get(ctx context.Context, scope Scope, digest Digest) (io.ReadCloser, error) {
 	response, err := c.do(ctx, c.request(ctx, http.MethodGet, c.artifact(scope, digest), nil))
 	if err != nil {
@@ -177,13 +180,13 @@ func (c *Client) Get(ctx context.Context, scope Scope, digest Digest) (io.ReadCl
 	return struct {
 		io.Reader
 		io.Closer
-	}{Verified(answer{response.Body}, digest), response.Body}, nil
+	}{Verified(responseBody{response.Body}, digest), response.Body}, nil
 }
 
-// answer is the body of an answer, which says of its errors that they are those of the way.
-type answer struct{ io.Reader }
+// responseBody is a response body that wraps read errors in ErrInterrupted.
+type responseBody struct{ io.Reader }
 
-func (a answer) Read(p []byte) (int, error) {
+func (a responseBody) Read(p []byte) (int, error) {
 	n, err := a.Reader.Read(p)
 	if err != nil && err != io.EOF {
 		err = fmt.Errorf("%w: %w", ErrInterrupted, err)
@@ -191,7 +194,7 @@ func (a answer) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Has tells whether an artifact is stored. It does not look at its bytes.
+// Has reports whether an artifact is stored. It does not read the bytes.
 func (c *Client) Has(ctx context.Context, scope Scope, digest Digest) (bool, error) {
 	err := c.doJSON(ctx, c.request(ctx, http.MethodHead, c.artifact(scope, digest), nil), nil)
 	if errors.Is(err, ErrNotFound) {
@@ -200,28 +203,30 @@ func (c *Client) Has(ctx context.Context, scope Scope, digest Digest) (bool, err
 	return err == nil, err
 }
 
-// Delete deletes an artifact as List returned it: one that was stored again since stays, with ErrConflict. A result
-// that names it goes with it. Only the manager may.
+// Delete deletes an artifact that List returned. If the artifact was stored again in the meantime, Delete returns
+// ErrConflict. If the artifact is the result of its scope, the result is deleted, too. Only the manager is allowed to
+// delete.
 func (c *Client) Delete(ctx context.Context, a Artifact) error {
 	query := url.Values{"modified": {a.Modified.Format(time.RFC3339Nano)}}
 	return c.doJSON(ctx, c.request(ctx, http.MethodDelete, c.artifact(a.Scope, a.Digest)+"?"+query.Encode(), nil), nil)
 }
 
-// List returns the artifacts of a scope, none where there are none.
+// List returns the artifacts of a scope. It is empty if there are none.
 func (c *Client) List(ctx context.Context, scope Scope) ([]Artifact, error) {
 	var list List
 	err := c.doJSON(ctx, c.request(ctx, http.MethodGet, c.base+scope.String()+"/artifacts", nil), &list)
 	return list.Artifacts, err
 }
 
-// ListAll returns the artifacts of all scopes. Only the manager may.
+// ListAll returns the artifacts of all scopes. Only the manager is allowed to call it.
 func (c *Client) ListAll(ctx context.Context) ([]Artifact, error) {
 	var list List
 	err := c.doJSON(ctx, c.request(ctx, http.MethodGet, c.base+"artifacts", nil), &list)
 	return list.Artifacts, err
 }
 
-// Publish makes an artifact of the scope its result, unless it has one, and returns the digest of the one that it has.
+// Publish makes an artifact the result of its scope, unless the scope already has a result. It returns the digest of
+// the scope's result.
 func (c *Client) Publish(ctx context.Context, scope Scope, digest Digest) (Digest, error) {
 	body, err := json.Marshal(Result{Digest: digest})
 	if err != nil {
@@ -232,7 +237,7 @@ func (c *Client) Publish(ctx context.Context, scope Scope, digest Digest) (Diges
 	return won.Digest, err
 }
 
-// Published returns the digest of the scope's result, or ErrNotFound.
+// Published returns the digest of the result of a scope, or ErrNotFound.
 func (c *Client) Published(ctx context.Context, scope Scope) (Digest, error) {
 	var result Result
 	err := c.doJSON(ctx, c.request(ctx, http.MethodGet, c.base+scope.String()+"/result", nil), &result)
@@ -243,17 +248,17 @@ func (c *Client) artifact(scope Scope, digest Digest) string {
 	return c.base + scope.String() + "/artifacts/" + string(digest)
 }
 
-// request returns what makes the request for each attempt.
+// request returns a function that creates the request of each attempt.
 func (c *Client) request(ctx context.Context, method, url string, body []byte) func() (*http.Request, error) {
 	return func() (*http.Request, error) {
 		return http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	}
 }
 
-// maxAnswerBytes bounds an answer in JSON: a list of some 200,000 artifacts.
-const maxAnswerBytes = 64 << 20
+// maxResponseBytes limits a JSON response. It is enough for a list of about 200,000 artifacts.
+const maxResponseBytes = 64 << 20
 
-// doJSON does a request, and reads its answer into the value, if there is one.
+// doJSON sends a request. If into is not nil, it decodes the response into it.
 func (c *Client) doJSON(ctx context.Context, request func() (*http.Request, error), into any) error {
 	response, err := c.do(ctx, request)
 	if err != nil {
@@ -263,14 +268,14 @@ func (c *Client) doJSON(ctx context.Context, request func() (*http.Request, erro
 	if into == nil {
 		return nil
 	}
-	if err := json.NewDecoder(io.LimitReader(answer{response.Body}, maxAnswerBytes)).Decode(into); err != nil {
-		return fmt.Errorf("artifact store's answer: %w", err)
+	if err := json.NewDecoder(io.LimitReader(responseBody{response.Body}, maxResponseBytes)).Decode(into); err != nil {
+		return fmt.Errorf("failed to decode the response of the artifact store: %w", err)
 	}
 	return nil
 }
 
-// do does a request, again and again while that can help and RetryFor is not over. Every request of the protocol can be
-// repeated: a lost answer to the first attempt does no harm.
+// do sends a request, and retries temporary errors until RetryFor has passed. All requests of the protocol are
+// idempotent, so that a lost response is harmless.
 func (c *Client) do(ctx context.Context, request func() (*http.Request, error)) (*http.Response, error) {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 8, Cap: 10 * time.Second}
 	deadline := time.Now().Add(c.retryFor)
@@ -312,7 +317,7 @@ func statusError(response *http.Response) error {
 	var body struct {
 		Error string `json:"error"`
 	}
-	// An answer of another origin, a proxy's for example, or to HEAD has no such body: the status must do.
+	// A response of a proxy, or to a HEAD request, has no JSON body. Then the status is the message.
 	data, _ := io.ReadAll(io.LimitReader(response.Body, 64<<10))
 	if json.Unmarshal(data, &body) != nil || body.Error == "" {
 		body.Error = response.Status

@@ -10,12 +10,12 @@ import (
 	"regexp"
 )
 
-// Digest is a sha256: 64 lower-case hexadecimal characters.
+// Digest is a SHA-256 digest: 64 lower-case hexadecimal characters.
 type Digest string
 
 var digestPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// ParseDigest reads a digest.
+// ParseDigest validates a digest.
 func ParseDigest(s string) (Digest, error) {
 	if !digestPattern.MatchString(s) {
 		return "", fmt.Errorf("digest %q: must be a sha256, 64 lower-case hexadecimal characters", s)
@@ -26,10 +26,11 @@ func ParseDigest(s string) (Digest, error) {
 // ShortLength is the length of a short digest.
 const ShortLength = 16
 
-// Short is the part of a digest that names, labels and headers hold. Of one that somebody else wrote, and that is shorter, it is all.
+// Short returns the first ShortLength characters, which are used in names, labels and headers. A shorter, invalid
+// digest is returned unchanged.
 func (d Digest) Short() string { return string(d[:min(len(d), ShortLength)]) }
 
-// DigestOf reads r to its end, and returns the digest and the number of its bytes.
+// DigestOf reads r to its end. It returns the digest and the number of bytes.
 func DigestOf(r io.Reader) (Digest, int64, error) {
 	h := sha256.New()
 	n, err := io.Copy(h, r)
@@ -38,10 +39,10 @@ func DigestOf(r io.Reader) (Digest, int64, error) {
 
 func sum(h hash.Hash) Digest { return Digest(hex.EncodeToString(h.Sum(nil))) }
 
-// ErrCorrupt tells that bytes are not those of their digest.
-var ErrCorrupt = errors.New("the bytes are not those of the digest")
+// ErrCorrupt reports bytes that do not match their digest.
+var ErrCorrupt = errors.New("the bytes do not match the digest")
 
-// Verified returns a reader of the same bytes that ends with ErrCorrupt, instead of io.EOF, if they are not those of the
+// Verified returns a reader of the same bytes. It returns ErrCorrupt instead of io.EOF if the bytes do not match the
 // digest.
 func Verified(r io.Reader, want Digest) io.Reader {
 	return &verifier{r: r, hash: sha256.New(), want: want}

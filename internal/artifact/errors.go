@@ -7,23 +7,23 @@ import (
 
 // Errors of the client's methods, for errors.Is.
 var (
-	// ErrNotFound: there is no such artifact, or the scope has no result.
+	// ErrNotFound reports that the artifact does not exist, or that the scope has no result.
 	ErrNotFound = errors.New("not found")
-	// ErrConflict: the artifact is being stored, or was stored again, so that it was not deleted.
+	// ErrConflict reports that the artifact was not deleted, because it is being stored or was stored again.
 	ErrConflict = errors.New("conflict")
-	// ErrUnauthenticated: the token is not one of a living pod for this audience.
+	// ErrUnauthenticated reports that the token does not belong to a running pod, or has a different audience.
 	ErrUnauthenticated = errors.New("unauthenticated")
-	// ErrForbidden: the scope is not one that this pod may read or write.
+	// ErrForbidden reports that the pod is not allowed to access the scope.
 	ErrForbidden = errors.New("forbidden")
-	// ErrTooLarge: the artifact exceeds the store's limit.
+	// ErrTooLarge reports an artifact above the size limit of the store.
 	ErrTooLarge = errors.New("too large")
-	// ErrFull: the store has no space for the artifact.
+	// ErrFull reports that the store has no space for the artifact.
 	ErrFull = errors.New("the store is full")
-	// ErrInterrupted: the store went away while it sent an artifact. It may be asked for it anew.
-	ErrInterrupted = errors.New("the store went away while it answered")
+	// ErrInterrupted reports a connection that failed while the store sent an artifact. The request can be retried.
+	ErrInterrupted = errors.New("the connection to the store failed during the response")
 )
 
-// sentinels maps the statuses of the protocol to the errors that they mean.
+// sentinels maps HTTP statuses of the protocol to errors.
 var sentinels = map[int]error{
 	http.StatusNotFound:              ErrNotFound,
 	http.StatusConflict:              ErrConflict,
@@ -34,24 +34,24 @@ var sentinels = map[int]error{
 	http.StatusInsufficientStorage:   ErrFull,
 }
 
-// StatusError is the store's refusal.
+// StatusError is an error response of the store.
 type StatusError struct {
 	// Code is the HTTP status.
 	Code int
-	// Message says what is wrong.
+	// Message describes the error.
 	Message string
 }
 
 func (e *StatusError) Error() string { return "artifact store: " + e.Message }
 
-// Is reports whether target is the error that the status means.
+// Is reports whether target is the error of the HTTP status.
 func (e *StatusError) Is(target error) bool {
 	sentinel, ok := sentinels[e.Code]
 	return ok && sentinel == target
 }
 
-// temporary tells whether the same request can succeed later without any change. A full store is not: somebody has to
-// enlarge it.
+// temporary reports whether a retry of the same request can succeed. A full store is not a temporary error, because a
+// user must enlarge the store.
 func (e *StatusError) temporary() bool {
 	return e.Code == http.StatusTooManyRequests || e.Code == http.StatusRequestTimeout || e.Code >= 500 && e.Code != http.StatusInsufficientStorage
 }

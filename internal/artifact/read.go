@@ -18,7 +18,7 @@ func (c *Client) ReadAll(ctx context.Context, scope Scope, digest Digest, limit 
 		return nil, err
 	}
 	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("%s/artifacts/%s has more than %d bytes, which is too much to be what it should be", scope, digest, limit)
+		return nil, fmt.Errorf("%s/artifacts/%s has more than the maximum of %d bytes", scope, digest, limit)
 	}
 	return data, nil
 }

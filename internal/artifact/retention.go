@@ -11,14 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// together is how far apart artifacts are stored at most that one names the other: traces take minutes to store, and what names them follows.
-const together = time.Hour
+// maxReferenceDelay is the maximum time between storing an artifact and storing another artifact that refers to it.
+// Traces take minutes to store.
+const maxReferenceDelay = time.Hour
 
-// refreshes is into how many parts the retention period is divided: a scope that is named is marked anew once in each.
+// refreshes is the number of times per retention period that the mark of a referenced scope is renewed.
 const refreshes = 7
 
-// mark is what a scope holds that was named: an artifact like others, which is stored again while the scope is named. When it was
-// stored last is when the scope was last seen to be named, whoever asks.
+// mark returns the content of the mark of a scope. A mark is an artifact that is stored repeatedly while an object
+// refers to the scope. Its modification time is the last time that a reference was seen.
 func mark(scope Scope) string { return "semmoe-named/1 " + scope.String() + "\n" }
 
 func markDigest(scope Scope) Digest {
@@ -26,7 +27,7 @@ func markDigest(scope Scope) Digest {
 	return digest
 }
 
-// marks are when the scopes of artifacts were last marked.
+// marks returns the times of the latest marks of the artifacts' scopes.
 func marks(artifacts []Artifact) map[Scope]time.Time {
 	marked, digests := map[Scope]time.Time{}, map[Scope]Digest{}
 	for _, a := range artifacts {
@@ -40,8 +41,9 @@ func marks(artifacts []Artifact) map[Scope]time.Time {
 	return marked
 }
 
-// Mark remembers that scopes are named, of those that hold any of the artifacts: once they are named no more, the retention period of what
-// they hold begins. Marks younger than a part of the period are left. One that cannot be stored does not keep the others; the errors are joined.
+// Mark stores marks in the scopes of artifacts that objects refer to (named). The retention period of a scope starts at
+// its last mark. A mark that is younger than retention/refreshes is not renewed. An error does not prevent other marks;
+// the errors are joined.
 func (c *Client) Mark(ctx context.Context, artifacts []Artifact, named sets.Set[Scope], retention time.Duration, now time.Time) error {
 	marked, seen := marks(artifacts), sets.New[Scope]()
 	var failures []error
@@ -51,21 +53,23 @@ func (c *Client) Mark(ctx context.Context, artifacts []Artifact, named sets.Set[
 		}
 		seen.Insert(a.Scope)
 		if _, err := c.Put(ctx, a.Scope, strings.NewReader(mark(a.Scope))); err != nil {
-			failures = append(failures, fmt.Errorf("mark %s as named: %w", a.Scope, err))
+			failures = append(failures, fmt.Errorf("failed to mark %s as referenced: %w", a.Scope, err))
 		}
 	}
 	return errors.Join(failures...)
 }
 
-// Expired returns what a sweep deletes, newest first: the artifacts that no object names by its digest, and that were
-// stored, and their scopes last marked, longer ago than the retention period. The period protects what was stored before the object that names it was
-// seen, and covers the difference between the clocks of storage and caller; it must be well above both.
+// Expired returns the artifacts that a sweep deletes, newest first: artifacts whose digest is not in live, that were
+// stored before the retention period, and whose scopes were last marked before it. The period protects artifacts that
+// were stored before the object that refers to them was observed. It must be much longer than that delay, and than the
+// clock difference between storage and caller.
 //
-// What names other artifacts is stored after them, and goes before them: a sweep that ends in between leaves nothing that names what is
-// gone. So does one that comes when the one is older than the period and the other is not: they go together.
+// An artifact that refers to others is stored after them and deleted before them, so that an interrupted sweep leaves
+// no dangling references. For the same reason an artifact is kept while an unexpired artifact of its scope was stored
+// less than maxReferenceDelay later.
 func Expired(artifacts []Artifact, live sets.Set[Digest], retention time.Duration, now time.Time) []Artifact {
 	marked := marks(artifacts)
-	kept := map[Scope][]time.Time{} // when artifacts that nothing names were stored, within the period
+	kept := map[Scope][]time.Time{} // the times of unexpired artifacts that are not in live
 	var old []Artifact
 	for _, a := range artifacts {
 		switch {
@@ -77,16 +81,16 @@ func Expired(artifacts []Artifact, live sets.Set[Digest], retention time.Duratio
 		}
 	}
 	expired := slices.DeleteFunc(old, func(a Artifact) bool {
-		return slices.ContainsFunc(kept[a.Scope], func(later time.Time) bool { return later.Sub(a.Modified) < together })
+		return slices.ContainsFunc(kept[a.Scope], func(later time.Time) bool { return later.Sub(a.Modified) < maxReferenceDelay })
 	})
 	slices.SortStableFunc(expired, func(a, b Artifact) int { return b.Modified.Compare(a.Modified) })
 	return expired
 }
 
-// Sweep deletes the expired artifacts of all scopes and returns those that it deleted. An artifact that was stored again
-// meanwhile stays. One that cannot be deleted does not keep the others; the errors are joined.
+// Sweep deletes the expired artifacts of all scopes and returns the deleted ones. An artifact that was stored again in
+// the meantime is kept. An error does not prevent other deletions; the errors are joined.
 //
-// live must be complete: with an error while it is collected, do not sweep.
+// live must be complete. Do not call Sweep after an error during its collection.
 func (c *Client) Sweep(ctx context.Context, live sets.Set[Digest], retention time.Duration, now time.Time) ([]Artifact, error) {
 	all, err := c.ListAll(ctx)
 	if err != nil {
@@ -98,9 +102,9 @@ func (c *Client) Sweep(ctx context.Context, live sets.Set[Digest], retention tim
 		switch err := c.Delete(ctx, a); {
 		case err == nil:
 			deleted = append(deleted, a)
-		case errors.Is(err, ErrNotFound), errors.Is(err, ErrConflict): // somebody else deleted it, or stored it again
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrConflict): // deleted or stored again by another client
 		default:
-			failures = append(failures, fmt.Errorf("delete %s/%s: %w", a.Scope, a.Digest, err))
+			failures = append(failures, fmt.Errorf("failed to delete %s/%s: %w", a.Scope, a.Digest, err))
 		}
 	}
 	return deleted, errors.Join(failures...)

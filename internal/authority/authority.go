@@ -24,30 +24,31 @@ import (
 )
 
 const (
-	// Lifetime is how long an authority is valid.
+	// Lifetime is the validity of a CA certificate.
 	Lifetime = 10 * 365 * 24 * time.Hour
-	// CertificateLifetime is how long a server's certificate is valid.
+	// CertificateLifetime is the validity of a server or client certificate.
 	CertificateLifetime = 90 * 24 * time.Hour
-	// backdated covers clocks of clients that are behind.
+	// backdated is the age of a new certificate, for clients with slow clocks.
 	backdated = time.Hour
 )
 
 // Authority signs the certificates of servers or of clients.
 type Authority struct {
-	// certificates: the first is the authority's own; after it come those of its predecessors that are still valid.
+	// certificates starts with the certificate of this CA, followed by the valid certificates of its predecessors.
 	certificates []*x509.Certificate
 	key          *ecdsa.PrivateKey
 }
 
-// Load reads the authority in a Secret, or makes one called subject where there is none yet. Of several processes that do so
-// together, the one whose Secret is created first wins.
+// Load reads the CA in a Secret. If the Secret does not exist, Load creates a CA with the common name subject. If
+// several processes do so at the same time, all of them use the Secret that is created first.
 func Load(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, subject string, now time.Time) (*Authority, error) {
 	_, a, err := load(ctx, clients, name, subject, now)
 	return a, err
 }
 
-// Renew is Load, and replaces an authority that has less than a third of its life left by another one, beside which its certificate
-// stays in the bundle. Clients must be given the new bundle before they meet a certificate of the new one.
+// Renew loads the CA, and replaces it if less than a third of its lifetime remains. The certificate of the replaced CA
+// stays in the bundle. Clients must get the new bundle before they connect to a server with a certificate of the new
+// CA.
 func Renew(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, subject string, now time.Time) (*Authority, error) {
 	secret, a, err := load(ctx, clients, name, subject, now)
 	if err != nil || now.Before(a.certificates[0].NotAfter.Add(-Lifetime/3)) {
@@ -61,9 +62,9 @@ func Renew(ctx context.Context, clients kubernetes.Interface, name types.Namespa
 	secret.Data = next.Data
 	_, err = clients.CoreV1().Secrets(name.Namespace).Update(ctx, secret, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsConflict(err) {
-		return nil, fmt.Errorf("renew the certificate authority: %w", err)
+		return nil, fmt.Errorf("failed to renew the certificate authority: %w", err)
 	}
-	// What another one has written counts.
+	// After a conflict the CA that another process has written is used.
 	return Load(ctx, clients, name, subject, now)
 }
 
@@ -85,12 +86,12 @@ func load(ctx context.Context, clients kubernetes.Interface, name types.Namespac
 	}
 	a, err := parse(secret, now)
 	if err != nil {
-		return nil, nil, fmt.Errorf("certificate authority: Secret %s: %w; delete it for a new one", name, err)
+		return nil, nil, fmt.Errorf("certificate authority: Secret %s: %w; delete the Secret to create a new authority", name, err)
 	}
 	return secret, a, nil
 }
 
-// newSecret makes an authority; certificates of predecessors come after its own.
+// newSecret creates a CA and its Secret. The certificates of predecessors follow the certificate of the new CA.
 func newSecret(name types.NamespacedName, subject string, now time.Time, predecessors ...*x509.Certificate) (*corev1.Secret, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -145,9 +146,9 @@ func parse(secret *corev1.Secret, now time.Time) (*Authority, error) {
 	key, ok := parsed.(*ecdsa.PrivateKey)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("%s: is a %T, must be an ECDSA key", corev1.TLSPrivateKeyKey, parsed)
+		return nil, fmt.Errorf("%s: key of type %T is invalid: must be an ECDSA key", corev1.TLSPrivateKeyKey, parsed)
 	case !certificates[0].IsCA:
-		return nil, fmt.Errorf("%s: is not a certificate authority's", corev1.TLSCertKey)
+		return nil, fmt.Errorf("%s: not the certificate of a certificate authority", corev1.TLSCertKey)
 	case !key.PublicKey.Equal(certificates[0].PublicKey):
 		return nil, fmt.Errorf("%s and %s do not belong together", corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
 	case now.After(certificates[0].NotAfter):
@@ -157,15 +158,15 @@ func parse(secret *corev1.Secret, now time.Time) (*Authority, error) {
 	return &Authority{certificates: certificates, key: key}, nil
 }
 
-// Bundle is what clients trust, as PEM.
+// Bundle returns the CA certificates that clients must trust, as PEM.
 func (a *Authority) Bundle() ([]byte, error) { return cert.EncodeCertificates(a.certificates...) }
 
-// Issue makes a server's certificate for names and addresses.
+// Issue creates a server certificate for DNS names and IP addresses.
 func (a *Authority) Issue(hosts []string, now time.Time) (*tls.Certificate, error) {
 	return a.issue(x509.ExtKeyUsageServerAuth, hosts, now)
 }
 
-// issue makes a certificate for one usage. A certificate of a client has no hosts.
+// issue creates a certificate for one usage. A client certificate has no hosts.
 func (a *Authority) issue(usage x509.ExtKeyUsage, hosts []string, now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -201,7 +202,7 @@ func (a *Authority) issue(usage x509.ExtKeyUsage, hosts []string, now time.Time)
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
 }
 
-// newSerial: clients may refuse two certificates of one authority with the same number.
+// newSerial returns a random serial number. Clients may reject two certificates of one CA with the same number.
 func newSerial() (*big.Int, error) {
 	return rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 }

@@ -10,7 +10,8 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// FuzzParse reads any certificates and key. An authority that is accepted issues certificates that its bundle verifies.
+// FuzzParse parses arbitrary certificates and keys. It verifies that the certificates of an accepted CA are valid for
+// its bundle.
 func FuzzParse(f *testing.F) {
 	now := time.Now()
 	first, err := newSecret(types.NamespacedName{}, "s", now)

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
 	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
-		return m.Run() // fuzz targets need no API server, which every worker would start
+		return m.Run() // fuzz targets need no API server, and every fuzz worker would start one
 	}
 	environment, err := apiserver.Start(&envtest.Environment{})
 	if err != nil {
@@ -82,12 +82,12 @@ func TestParse(t *testing.T) {
 		secret *corev1.Secret
 		want   string
 	}{
-		"empty":                 {secret(nil, nil), "tls.crt"},
-		"no key":                {secret(good.Data["tls.crt"], nil), "tls.key"},
-		"key of another":        {secret(good.Data["tls.crt"], other.Data["tls.key"]), "do not belong together"},
-		"a server's":            {secret(leaf, leafKey), "not a certificate authority"},
-		"expired":               {expired, "expired on"},
-		"nonsense, certificate": {secret([]byte("x"), good.Data["tls.key"]), "tls.crt"},
+		"empty":              {secret(nil, nil), "tls.crt"},
+		"no key":             {secret(good.Data["tls.crt"], nil), "tls.key"},
+		"different key":      {secret(good.Data["tls.crt"], other.Data["tls.key"]), "do not belong together"},
+		"server certificate": {secret(leaf, leafKey), "not the certificate of a certificate authority"},
+		"expired":            {expired, "expired on"},
+		"swapped":            {secret([]byte("x"), good.Data["tls.key"]), "tls.crt"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -98,7 +98,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A server's certificate is renewed in its last third, and at once where the authority is another.
+// TestIssuer verifies that a certificate is renewed in the last third of its lifetime, and immediately if the CA
+// changes.
 func TestIssuer(t *testing.T) {
 	now := time.Now()
 	name := types.NamespacedName{Namespace: "default", Name: "issuer"}
@@ -108,7 +109,7 @@ func TestIssuer(t *testing.T) {
 	}
 	issuer := NewIssuer("x")
 	if _, err := issuer.Certificate(nil); err == nil {
-		t.Error("a certificate without an authority")
+		t.Error("Certificate succeeds without an authority")
 	}
 	issuer.Use(a)
 	first, err := issuer.at(now)
@@ -125,7 +126,7 @@ func TestIssuer(t *testing.T) {
 	}
 	issuer.Use(a)
 	if again, err := issuer.at(now); err != nil || again != first {
-		t.Errorf("the same authority costs another certificate: %v", err)
+		t.Errorf("the certificate changes although the authority does not: %v", err)
 	}
 	later := now.Add(Lifetime * 3 / 4)
 	b, err := Renew(t.Context(), clients, name, "test", later)
@@ -134,11 +135,12 @@ func TestIssuer(t *testing.T) {
 	}
 	issuer.Use(b)
 	if again, err := issuer.at(now); err != nil || again == first {
-		t.Errorf("the certificate of the authority before is still used: %v", err)
+		t.Errorf("the certificate of the previous authority is still used: %v", err)
 	}
 }
 
-// Processes that renew together agree, and whoever trusts the new bundle trusts certificates of both authorities.
+// TestRenew verifies that processes that renew at the same time use the same CA, and that the new bundle verifies
+// certificates of both CAs.
 func TestRenew(t *testing.T) {
 	begin := time.Now()
 	name := types.NamespacedName{Namespace: "default", Name: "renew"}
@@ -148,7 +150,7 @@ func TestRenew(t *testing.T) {
 	}
 	young, err := Renew(t.Context(), clients, name, "test", begin.Add(Lifetime/2))
 	if err != nil || !young.certificates[0].Equal(old.certificates[0]) {
-		t.Fatalf("renewed at half of its life: %v", err)
+		t.Fatalf("renewed at half of its lifetime: %v", err)
 	}
 	due := begin.Add(Lifetime*2/3 + day)
 	before, err := old.Issue([]string{"x"}, due.Add(-day))
@@ -192,7 +194,7 @@ func TestRenew(t *testing.T) {
 	}
 	for which, leaf := range map[string]*x509.Certificate{"before": before.Leaf, "after": after.Leaf} {
 		if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: "x", CurrentTime: due}); err != nil {
-			t.Errorf("the certificate of %s is not trusted: %v", which, err)
+			t.Errorf("the certificate issued %s the renewal is not trusted: %v", which, err)
 		}
 	}
 	much := due.Add(Lifetime / 2)

@@ -1,6 +1,8 @@
-// Package authority is a certificate authority whose key is stored in a Secret. The replicas of a server share one authority, and so do
-// the replicas of a client. No other software has to be installed.
+// Package authority implements a certificate authority (CA) with a key in a Secret. The replicas of a server share one
+// CA, and so do the replicas of a client. No other software is required.
 //
-// Invariants: of processes that start together, or renew together, one makes the authority and the others take it. A server's or client's key
-// never leaves its process. Bundle holds every certificate that may still have signed one in use.
+// Invariants:
+//   - If several processes create or renew the CA at the same time, one process succeeds and the others use its CA.
+//   - The key of a server or client never leaves its process.
+//   - Bundle contains every CA certificate that may have signed a certificate in use.
 package authority

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Issuer provides the certificate of a server or of a client, and makes a new one well before it expires. It is safe for concurrent
-// use.
+// Issuer provides the certificate of a server or client, and renews the certificate when less than a third of its
+// lifetime remains. It is safe for concurrent use.
 type Issuer struct {
 	usage x509.ExtKeyUsage
 	hosts []string
@@ -19,7 +19,8 @@ type Issuer struct {
 	current   *tls.Certificate
 }
 
-// NewIssuer returns an issuer for names and addresses; it refuses connections until it is told the authority by Use.
+// NewIssuer returns an issuer of server certificates for DNS names and IP addresses. Connections fail until Use sets
+// the authority.
 func NewIssuer(hosts ...string) *Issuer {
 	return &Issuer{usage: x509.ExtKeyUsageServerAuth, hosts: hosts}
 }
@@ -29,7 +30,7 @@ func NewClientIssuer(a *Authority) *Issuer {
 	return &Issuer{usage: x509.ExtKeyUsageClientAuth, authority: a}
 }
 
-// Use changes the authority. A certificate of the one before is replaced.
+// Use sets the authority. A certificate of a different authority is replaced.
 func (i *Issuer) Use(a *Authority) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -38,7 +39,7 @@ func (i *Issuer) Use(a *Authority) {
 	}
 }
 
-// Certificate is that for the next connection (tls.Config.GetCertificate).
+// Certificate returns the certificate for the next connection of a server (tls.Config.GetCertificate).
 func (i *Issuer) Certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return i.at(time.Now()) }
 
 // ClientCertificate returns the certificate for the next connection of a client (tls.Config.GetClientCertificate).

@@ -1,4 +1,4 @@
-// Package buildinfo tells which build of the operator a process is, for people and as a metric.
+// Package buildinfo returns the version of the running binary, as text and as a metric.
 package buildinfo
 
 import (
@@ -9,17 +9,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// unknown is what a build does not tell, as one without a repository at hand.
+// unknown replaces values that the binary does not contain, for example after a build outside a repository.
 const unknown = "unknown"
 
-// Info is what the toolchain has noted in a binary.
+// Info is the build information that the Go toolchain stores in a binary.
 type Info struct {
-	// Version is that of the main module, Revision the commit that it was built from, with "-dirty" where files had changed since, and
-	// Go the toolchain's version.
+	// Version is the version of the main module. Revision is the commit, with the suffix "-dirty" if files were
+	// changed. Go is the version of the toolchain.
 	Version, Revision, Go string
 }
 
-// Read is that of this process.
+// Read returns the build information of this process.
 func Read() Info {
 	build, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -40,12 +40,12 @@ func of(build *debug.BuildInfo) Info {
 	return Info{Version: cmp.Or(build.Main.Version, unknown), Revision: revision, Go: cmp.Or(build.GoVersion, unknown)}
 }
 
-// String is one line for people.
+// String formats the build information as one line.
 func (i Info) String() string {
 	return fmt.Sprintf("%s (revision %s, %s)", i.Version, i.Revision, i.Go)
 }
 
-// Metric is semmoe_build_info of this process.
+// Metric returns the metric semmoe_build_info of this process.
 func Metric() prometheus.Collector {
 	build := Read()
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{

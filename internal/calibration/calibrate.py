@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Measures what the cost models of a Mixture-of-Experts layer are fitted to, on the GPUs of this machine.
+"""Measures exchange and compute times of Mixture-of-Experts layers on the GPUs of this machine, for fitting cost models.
 
-It needs PyTorch with NCCL, as every inference engine's image has it, and nothing else:
+The script only needs PyTorch with NCCL, which every inference engine's image contains:
 
-    python3 calibrate.py --out calibration.json              # all GPUs that it can see
-    torchrun --nproc-per-node 8 calibrate.py --out c.json    # or under a launcher, over several nodes too
+    python3 calibrate.py --out calibration.json              # all visible GPUs
+    torchrun --nproc-per-node 8 calibrate.py --out c.json    # with a launcher, also over several nodes
 
-Standard output holds one JSON object a line: {"event": "start" | "measured" | "skipped" | "result" | "error", ...}; the
-last one is the result, or the error. The file is written whole or not at all.
+Standard output contains one JSON object per line: {"event": "start" | "measured" | "skipped" | "result" | "error", ...}.
+The last one is the result or the error. The file is written atomically.
 
-Exit code 3: an argument, or the machine, must be changed (no GPU, too few, no NCCL); 1: try again.
+Exit code 3: an argument or the machine must be changed (no GPU, too few GPUs, no NCCL). Exit code 1: retry.
 
-Every time is in microseconds, the median over the repetitions of the slowest rank, with the 10th and 90th percentiles beside
-it (us, us_p10, us_p90). With --timing device (the default) the work has been queued before the clock starts, and for
-collectives all ranks have met on the device: no launch is counted, as in an engine that runs ahead of its GPUs or replays
-CUDA graphs. With --timing host each call is launched while the clock runs, as in eager decoding.
+Every time is in microseconds: the median over the repetitions of the slowest rank (us), with the 10th and 90th percentiles
+(us_p10, us_p90). With --timing device (the default) the work is queued before the clock starts, and for collectives all
+ranks are synchronized on the device. Launches are not counted, as in an engine that runs ahead of its GPUs or replays CUDA
+graphs. With --timing host the time includes the launch of each call, as in eager decoding.
 """
 import argparse
 import datetime
@@ -33,13 +33,13 @@ try:
     import torch.multiprocessing as multiprocessing
     import torch.nn.functional as functional
 except ImportError as error:
-    print(json.dumps({"event": "error", "message": f"PyTorch cannot be imported: {error}: run this in the image of the engine"}))
+    print(json.dumps({"event": "error", "message": f"failed to import PyTorch: {error}: run the script in the image of the engine"}))
     sys.exit(3)
 
 VERSION = 1
-INVALID = 3  # exit code: another attempt would end in the same way
+INVALID = 3  # exit code of errors that a retry does not fix
 
-# hidden, intermediate, experts of a rank, top-k: Qwen3-30B-A3B and DeepSeek-V2-Lite, DeepSeek-V2, DeepSeek-V3 at expert parallelism 8.
+# hidden, intermediate, experts per rank, top-k: Qwen3-30B-A3B and DeepSeek-V2-Lite, DeepSeek-V2, DeepSeek-V3 at expert parallelism 8.
 SHAPES = [(2048, 768, 16, 8), (2048, 1408, 8, 6), (5120, 1536, 20, 6), (7168, 2048, 32, 8)]
 TOKENS_PER_EXPERT = [1, 8, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]
 ALL_TO_ALL_TOKENS = [64, 128, 256, 512, 1024, 2048, 4096, 8192]  # per rank
@@ -58,20 +58,20 @@ PROJECTION_ROWS = [1, 16, 64, 256, 1024, 2048, 4096, 8192, 16384]
 
 
 class InvalidInput(Exception):
-    """What the user must change."""
+    """An error that the user must fix."""
 
 
 class Unsupported(Exception):
-    """What this PyTorch cannot do; the measurement is left out, and the result says why."""
+    """An operation that this PyTorch does not support. The measurement is skipped, and the result contains the reason."""
 
 
-def tell(event, **fields):
-    """Prints a line of progress."""
+def emit(event, **fields):
+    """Prints an event as a JSON line."""
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
 def percentile(ordered, share):
-    """The value below which that share of the ordered values lies, linearly interpolated."""
+    """Returns the quantile of sorted values, linearly interpolated."""
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -79,7 +79,7 @@ def percentile(ordered, share):
 
 
 def summary(prefix, times):
-    """The fields of a row for times in microseconds."""
+    """Returns the fields of a row for times in microseconds."""
     ordered = sorted(times)
     return {f"{prefix}us": round(statistics.median(ordered), 1),
             f"{prefix}us_p10": round(percentile(ordered, 0.1), 1),
@@ -87,7 +87,7 @@ def summary(prefix, times):
 
 
 class Bench:
-    """Times operations on all ranks at once. Every rank calls the same methods in the same order."""
+    """Times operations on all ranks at the same time. Every rank must call the same methods in the same order."""
 
     def __init__(self, rank, world, device, repetitions, timing, seconds_per_point=1.0):
         self.rank, self.world, self.device = rank, world, device
@@ -95,10 +95,10 @@ class Bench:
         self.cuda = device.type == "cuda"
         self.on_device = self.cuda and timing == "device" and hasattr(torch.cuda, "_sleep")
         self.token = torch.zeros(1, device=device)
-        self.clock = 2.0e9  # an upper bound of the GPUs' clock, in Hz: a longer pause does no harm
+        self.clock = 2.0e9  # an upper bound of the GPUs' clock, in Hz; a longer pause is harmless
 
     def agree(self, value):
-        """The largest of the ranks' values."""
+        """Returns the maximum of a value over ranks."""
         shared = torch.tensor([float(value)], dtype=torch.float64, device=self.device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return shared.item()
@@ -108,7 +108,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def once(self, op, collective, pause):
-        """One timed call, in microseconds. The pause, in seconds, keeps the device busy until all of it is queued."""
+        """Times one call, in microseconds. The pause, in seconds, keeps the device busy until all work is queued."""
         if not self.cuda:
             if collective:
                 dist.barrier()
@@ -119,7 +119,7 @@ class Bench:
         if self.on_device:
             torch.cuda._sleep(int(pause * self.clock))
         if collective:
-            dist.all_reduce(self.token)  # the ranks meet
+            dist.all_reduce(self.token)  # synchronizes the ranks
             if not self.on_device:
                 torch.cuda.synchronize()
         start.record()
@@ -129,7 +129,7 @@ class Bench:
         return start.elapsed_time(end) * 1e3
 
     def warm_up(self, op, collective):
-        """Calls it a few times, and returns the pause, in seconds, that hides its launches, and how long one call takes."""
+        """Calls op a few times. Returns the pause that hides the launches and the duration of one call, both in seconds."""
         for _ in range(3):
             op()
         self.synchronize()
@@ -141,13 +141,13 @@ class Bench:
         return pause, self.once(op, collective, pause) * 1e-6
 
     def measure(self, op, collective=True):
-        """The times of the slowest rank, in microseconds; None where a rank has too little memory for it."""
+        """Returns the times of the slowest rank, in microseconds, or None if a rank has too little memory."""
         failed, pause, took = 0, 0.0, 0.0
         try:
             pause, took = self.warm_up(op, collective)
         except torch.cuda.OutOfMemoryError:
             if collective:
-                raise  # the other ranks wait within it: there is no way on from here
+                raise  # the other ranks wait inside the collective, so the run cannot continue
             failed = 1
         if self.agree(failed):
             return None
@@ -157,20 +157,20 @@ class Bench:
         return times.tolist()
 
 
-# A case is one row of the result: its section, the fields that say what is measured, whether ranks communicate, and a function
-# that allocates what is needed and returns the operations by the prefix of their times.
+# A case is one row of the result: its section, the fields that describe the measurement, whether ranks communicate, and a
+# function that allocates the tensors and returns the operations by the prefix of their times.
 class Case:
     def __init__(self, section, row, collective, prepare):
         self.section, self.row, self.collective, self.prepare = section, row, collective, prepare
 
 
 def element(device):
-    """bfloat16, as engines compute in; a trial run without a GPU takes what every CPU can exchange and multiply."""
+    """Returns bfloat16, which engines use. Without a GPU it is float32, which every CPU backend supports."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def grouped_mm():
-    """The grouped matrix product of this PyTorch."""
+    """Returns the grouped matrix product of this PyTorch."""
     for module, name in ((functional, "grouped_mm"), (torch, "_grouped_mm")):
         if hasattr(module, name):
             return getattr(module, name)
@@ -184,8 +184,9 @@ def attention():
 
 
 def all_to_all_case(device, world, rank, hidden, tokens, rate, equal):
-    """Rows of top-k experts, of which the share `rate` stays on its rank and the rest goes to the others in equal parts. What stays is
-    no part of the exchange, as in engines; with equal parts it is, and NCCL copies it (local_copied)."""
+    """Exchanges the rows of top-k experts. The share `rate` of the rows stays on its rank, and the other ranks get equal parts of the
+    rest. Rows that stay are not part of the exchange, as in engines. With equal=True they are part of it, and NCCL copies them
+    (local_copied)."""
     rows = tokens * ALL_TO_ALL_TOPK
     each = rows // world if equal else int(rows * (1 - rate)) // (world - 1)
     splits = [each] * world
@@ -205,7 +206,7 @@ def all_to_all_case(device, world, rank, hidden, tokens, rate, equal):
 
 
 def collectives_case(device, world, size):
-    """`bytes` is the whole tensor, of equal parts of all ranks: what is reduced, what is scattered, what has been gathered."""
+    """`bytes` is the size of the whole tensor, which consists of equal parts of all ranks."""
     each = size // 2 // world
 
     def prepare():
@@ -219,8 +220,8 @@ def collectives_case(device, world, size):
 
 
 def send_case(device, world, rank, senders, size):
-    """The first ranks hold attention, the others experts: each attention rank sends `bytes` to the expert ranks in equal parts
-    (a2e), and receives as much from them (e2a)."""
+    """The first ranks are attention ranks, the others expert ranks. Each attention rank sends `bytes` to the expert ranks in equal
+    parts (a2e), and receives the same number of bytes from them (e2a)."""
     receivers = world - senders
 
     def exchange(forward):
@@ -241,8 +242,8 @@ def send_case(device, world, rank, senders, size):
 
 
 def grouped_case(device, hidden, inter, experts, tokens):
-    """The gate and up projections of a rank's experts, each with the same number of tokens: in one grouped product, and in one
-    dense product an expert."""
+    """The gate and up projections of a rank's experts, each with the same number of tokens: as one grouped product, and as one
+    dense product per expert."""
     def prepare():
         multiply = grouped_mm()
         weights = torch.empty(experts, 2 * inter, hidden, dtype=element(device), device=device).normal_(std=0.02).transpose(1, 2)
@@ -281,7 +282,7 @@ def decode_case(device, heads, kv, dim, batch, context):
         attend = attention()
         query = torch.randn(batch, heads, 1, dim, device=device).to(element(device))
         key, value = (torch.randn(batch, kv, context, dim, device=device).to(element(device)) for _ in range(2))
-        # The query heads of a key-value head are rows of one attention problem: no head is read twice.
+        # The query heads of a key-value head are rows of one attention problem, so that no head is read twice.
         query = query.view(batch, kv, heads // kv, dim)
         return {"sdpa_": lambda: attend(query, key, value)}
 
@@ -289,7 +290,7 @@ def decode_case(device, heads, kv, dim, batch, context):
 
 
 def copy_case(device, size):
-    """`bytes` are read, and as many written."""
+    """`bytes` is the number of bytes read, and also the number of bytes written."""
     def prepare():
         source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
         target = torch.empty_like(source)
@@ -299,12 +300,12 @@ def copy_case(device, size):
 
 
 def thin(values, quick):
-    """The two smallest of a quick run, which only shows that everything works."""
+    """Returns the two smallest values for a quick run, which only tests the setup."""
     return values[:2] if quick else values
 
 
 def cases(device, rank, world, shapes, quick):
-    """What is measured, in this order: what tells most stands first, for a run whose time ends."""
+    """Yields the cases in descending order of importance, because the time of a run is limited."""
     if world > 1:
         for hidden in sorted({shape[0] for shape in shapes} & {2048, 7168} or {shapes[0][0]}):
             for tokens in thin(ALL_TO_ALL_TOKENS, quick):
@@ -331,13 +332,13 @@ def cases(device, rank, world, shapes, quick):
 
 
 def unsupported(error):
-    """Whether an error says that this PyTorch, or this backend, has no such operation; it does on every rank alike."""
+    """Reports whether an error means that this PyTorch or backend lacks an operation. All ranks get the same error."""
     text = str(error).lower()
     return isinstance(error, (Unsupported, NotImplementedError, AttributeError)) or any(words in text for words in ("not support", "only support", "not implemented", "unsupported"))
 
 
 def run_case(bench, case):
-    """Measures a case: its row, or None and the reason."""
+    """Measures a case. Returns its row, or None and the reason."""
     operations, failed, reason = {}, 0, ""
     try:
         operations = case.prepare()
@@ -368,7 +369,7 @@ def run_case(bench, case):
 
 
 def command_output(*command):
-    """What a command prints, or nothing where there is no such command."""
+    """Returns the output of a command, or an empty string if the command fails or does not exist."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -376,8 +377,9 @@ def command_output(*command):
 
 
 def links(count):
-    """How the GPUs of this machine are linked, as `nvidia-smi topo -m` has it (NV18: eighteen NVLinks; PIX, PXB, PHB, NODE, SYS: ever
-    longer ways over PCIe), a row for each GPU; where that cannot be asked, whether each can read the other's memory."""
+    """Returns the links between the GPUs of this machine, one row per GPU, as reported by `nvidia-smi topo -m` (NV18: eighteen NVLinks;
+    PIX, PXB, PHB, NODE, SYS: PCIe paths of increasing length). Without nvidia-smi it returns whether each GPU can access the memory of
+    the other (peer or host)."""
     rows = []
     for line in command_output("nvidia-smi", "topo", "-m").splitlines():
         words = line.replace("\x1b[4m", "").replace("\x1b[0m", "").split()
@@ -389,7 +391,7 @@ def links(count):
 
 
 def machine(device, world, local):
-    """What it runs on."""
+    """Returns the properties of the machine."""
     facts = {"world": world, "nodes": world // local, "torch": torch.__version__, "gpu": "none (CPU)"}
     if device.type != "cuda":
         return facts
@@ -405,7 +407,7 @@ def machine(device, world, local):
 
 
 def write_whole(path, value):
-    """Writes JSON, one row a line, under a temporary name, and renames it: a file with that name is whole."""
+    """Writes JSON with one row per line to a temporary file and renames it, so that the file is never incomplete."""
     text = "{\n" + ",\n".join(
         f" {json.dumps(key)}: " + ("[\n  " + ",\n  ".join(map(json.dumps, item)) + "\n ]" if isinstance(item, list) and item and isinstance(item[0], dict) else json.dumps(item))
         for key, item in value.items()) + "\n}\n"
@@ -424,16 +426,16 @@ def write_whole(path, value):
 
 
 def same_gpus(device, world):
-    """Refuses ranks on different kinds of GPUs: one profile cannot describe them."""
+    """Rejects ranks with different GPU models, because one profile cannot describe them."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     names = [None] * world
     dist.all_gather_object(names, name)
     if len(set(names)) > 1:
-        raise InvalidInput(f"the GPUs differ ({', '.join(sorted(set(names)))}): calibrate each kind by itself")
+        raise InvalidInput(f"the GPU models differ ({', '.join(sorted(set(names)))}): calibrate each model separately")
 
 
 def calibrate(rank, world, local, device, options):
-    """Measures on all ranks; the result, on rank 0."""
+    """Measures on all ranks. Rank 0 returns the result."""
     begin, started = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
     same_gpus(device, world)
     torch.manual_seed(rank)
@@ -444,10 +446,10 @@ def calibrate(rank, world, local, device, options):
     rows = {case.section: [] for case in planned}
     skipped = []
     if rank == 0:
-        tell("start", measurements=len(planned), **{key: result[key] for key in ("gpu", "world", "nodes", "torch", "timing")})
+        emit("start", measurements=len(planned), **{key: result[key] for key in ("gpu", "world", "nodes", "torch", "timing")})
     for done, case in enumerate(planned, 1):
         if bench.agree(time.monotonic() - begin > options.seconds):
-            skipped += [{"section": left.section, **left.row, "reason": f"the {options.seconds} seconds were over"} for left in planned[done - 1:]]
+            skipped += [{"section": left.section, **left.row, "reason": f"the time limit of {options.seconds} seconds was reached"} for left in planned[done - 1:]]
             break
         row, reason = run_case(bench, case)
         if device.type == "cuda":
@@ -457,13 +459,13 @@ def calibrate(rank, world, local, device, options):
         else:
             rows[case.section].append(row)
         if rank == 0:
-            tell("skipped" if row is None else "measured", done=done, total=len(planned), section=case.section, **(row or {**case.row, "reason": reason}))
+            emit("skipped" if row is None else "measured", done=done, total=len(planned), section=case.section, **(row or {**case.row, "reason": reason}))
     result.update(elapsed_seconds=round(time.monotonic() - begin, 1), **rows, skipped=skipped)
     return result
 
 
 def join(rank, world, local_rank, local, options, method):
-    """One rank's process."""
+    """Runs the process of one rank."""
     if options.device == "cuda":
         torch.cuda.set_device(local_rank)
     device = torch.device(options.device, local_rank) if options.device == "cuda" else torch.device("cpu")
@@ -474,7 +476,7 @@ def join(rank, world, local_rank, local, options, method):
         if rank == 0:
             if options.out:
                 write_whole(options.out, result)
-            tell("result", calibration=result)
+            emit("result", calibration=result)
     finally:
         dist.destroy_process_group()
 
@@ -484,21 +486,21 @@ def spawned(local_rank, world, options, method):
 
 
 def check(options):
-    """Refuses what cannot work, before any process is started."""
+    """Rejects invalid options before any process is started. Returns the number of ranks."""
     if options.device == "cpu":
         return options.gpus or 2
     if not torch.cuda.is_available():
-        raise InvalidInput(f"PyTorch {torch.__version__} sees no GPU: ask for one (nvidia.com/gpu), and use an image whose CUDA the driver supports")
+        raise InvalidInput(f"PyTorch {torch.__version__} finds no GPU: request one (nvidia.com/gpu), and use an image with a CUDA version that the driver supports")
     if not dist.is_available() or not dist.is_nccl_available():
         raise InvalidInput(f"PyTorch {torch.__version__} was built without NCCL: use the image of the engine")
     count = torch.cuda.device_count()
     if options.gpus > count:
-        raise InvalidInput(f"--gpus is {options.gpus}, and there are {count} GPUs")
+        raise InvalidInput(f"--gpus: {options.gpus} is invalid: there are {count} GPUs")
     return options.gpus or count
 
 
 def launch(options):
-    """Runs under the launcher that started this process, or starts a process for each GPU."""
+    """Runs the rank of the launcher that started this process, or starts a process for each GPU."""
     world = check(options)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -513,38 +515,38 @@ def shape(text):
     try:
         hidden, inter, experts, topk = (int(word) for word in text.split(":"))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: want hidden:intermediate:experts-per-rank:topk, four whole numbers") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: must be hidden:intermediate:experts-per-rank:topk, four integers") from None
     if hidden < 8 or inter < 8 or hidden % 8 or inter % 8 or experts < 1 or topk < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: hidden and intermediate must be multiples of 8, the others at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: hidden and intermediate must be multiples of 8, the others at least 1")
     return hidden, inter, experts, topk
 
 
 def common_flags(parser):
-    """Flags that every script with these measurements has."""
-    parser.add_argument("--out", help="file to write (default: only the line on standard output)")
+    """Adds the flags that all measuring scripts have."""
+    parser.add_argument("--out", help="path of the result file (default: only standard output)")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs to use (default: all that are visible)")
-    parser.add_argument("--repetitions", type=int, default=30, help="repetitions of a measurement; long ones are repeated less often, at least five times")
-    parser.add_argument("--timing", choices=["device", "host"], default="device", help="what the clock covers, see above")
-    parser.add_argument("--quick", action="store_true", help="small sizes and three repetitions: shows that it works")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu tries the script without a GPU; its times mean nothing")
+    parser.add_argument("--repetitions", type=int, default=30, help="maximum repetitions of a measurement (long measurements: fewer, at least 5)")
+    parser.add_argument("--timing", choices=["device", "host"], default="device", help="whether times exclude (device) or include (host) launches, see above")
+    parser.add_argument("--quick", action="store_true", help="small sizes and three repetitions, to test the setup")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu tests the script without a GPU; the times are meaningless")
 
 
 def main(parser, work):
-    """Parses the flags, runs the work on every rank, and turns errors into a line and an exit code."""
+    """Parses the flags, runs the work on every rank, and reports errors as an event and an exit code."""
     try:
         options = parser.parse_args()
         if not 0 <= options.gpus <= 64 or options.repetitions < 1:
-            raise InvalidInput(f"--gpus is {options.gpus}, --repetitions {options.repetitions}: want 0 to 64, and at least 1")
+            raise InvalidInput(f"--gpus {options.gpus} or --repetitions {options.repetitions} is invalid: must be 0 to 64 GPUs and at least 1 repetition")
         options.work = work
         launch(options)
     except InvalidInput as error:
-        tell("error", message=str(error))
+        emit("error", message=str(error))
         return INVALID
-    except SystemExit as error:  # argparse has told why
+    except SystemExit as error:  # argparse has printed the reason
         return INVALID if error.code else 0
     except Exception as error:  # pylint: disable=broad-except
         lines = [line for line in str(error).strip().splitlines() if line.strip()]
-        tell("error", message=lines[-1].split("InvalidInput: ")[-1] if lines else type(error).__name__)
+        emit("error", message=lines[-1].split("InvalidInput: ")[-1] if lines else type(error).__name__)
         print(error, file=sys.stderr)
         return INVALID if "InvalidInput" in str(error) else 1
     return 0
@@ -553,8 +555,8 @@ def main(parser, work):
 def flags():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     common_flags(parser)
-    parser.add_argument("--seconds", type=float, default=480, help="after which no further measurement is begun (default: 480)")
-    parser.add_argument("--shape", type=shape, action="append", default=[], help="hidden:intermediate:experts-per-rank:topk of a further model; may be repeated")
+    parser.add_argument("--seconds", type=float, default=480, help="time limit in seconds after which no further measurement starts (default: 480)")
+    parser.add_argument("--shape", type=shape, action="append", default=[], help="additional model, as hidden:intermediate:experts-per-rank:topk; may be repeated")
     parser.add_argument("--only", action="append", default=[], choices=["all_to_all", "collectives", "send", "gate_up_gemm", "attention", "attention_decode", "gemm", "copy"],
                         help="section to measure (default: all); may be repeated")
     return parser

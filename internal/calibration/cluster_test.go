@@ -24,8 +24,8 @@ const (
 	last   = `{"event": "result", "calibration": ` + json1 + "}\n"
 )
 
-// node plays the part of what runs Jobs: it answers each question for the pods with the next of its states, and each for the log with the
-// next of its logs; the last ones stay.
+// node simulates the execution of a Job. Each request for pods returns the next element of states, and each request for
+// the log the next element of logs. The last elements are repeated.
 type node struct {
 	states []corev1.PodStatus
 	logs   []string
@@ -64,7 +64,7 @@ func (n *node) clients() *fake.Clientset {
 	return clients
 }
 
-// podIn is the pod of the Job, in a state.
+// podIn returns the pod of the Job with a status.
 func podIn(status corev1.PodStatus) corev1.Pod {
 	job := &metav1.ObjectMeta{Name: "h200"} // the fake API server gives no UIDs
 	return corev1.Pod{
@@ -78,9 +78,9 @@ func podIn(status corev1.PodStatus) corev1.Pod {
 
 func phase(p corev1.PodPhase) corev1.PodStatus { return corev1.PodStatus{Phase: p} }
 
-// unread is what is told of a log that cannot be read; the fake connection names its address twice.
+// unread returns the message for a log that cannot be read. The fake connection repeats its address.
 func unread(why string) string {
-	return "the log of pod h200-x: " + strings.Repeat(`Get "https://localhost/api/v1/namespaces/team/pods/h200-x/log": `, 2) + why
+	return "failed to read the log of pod h200-x: " + strings.Repeat(`Get "https://localhost/api/v1/namespaces/team/pods/h200-x/log": `, 2) + why
 }
 
 func unschedulable() corev1.PodStatus {
@@ -104,16 +104,17 @@ func jobsLeft(t *testing.T, clients *fake.Clientset) int {
 	return len(list.Items)
 }
 
-// A pod that waits for a GPU, a log that cannot be read yet and one that breaks off delay a result, and tell nothing twice.
+// TestRunOnCluster verifies that a pod that waits for a GPU, a log that cannot be read yet and an interrupted log delay
+// the result, and that no event is reported twice.
 func TestRunOnCluster(t *testing.T) {
 	n := &node{
 		states: []corev1.PodStatus{unschedulable(), unschedulable(), phase(corev1.PodRunning), phase(corev1.PodRunning), phase(corev1.PodRunning), phase(corev1.PodSucceeded)},
 		logs:   []string{"", start + second, start + second + third + `{"event": "res`, start + second + third + last},
 	}
 	clients := n.clients()
-	var told []string
+	var events []string
 	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
-	result, err := cluster.Run(t.Context(), example(), func(e Event) { told = append(told, e.Event+" "+e.Section+e.Message) }, kept)
+	result, err := cluster.Run(t.Context(), example(), func(e Event) { events = append(events, e.Event+" "+e.Section+e.Message) }, kept)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,51 +124,53 @@ func TestRunOnCluster(t *testing.T) {
 	want := []string{
 		"waiting 0/2 nodes: insufficient nvidia.com/gpu", "waiting " + unread("container is waiting to start"), "start ", "measured copy", "measured gemm",
 	}
-	if diff := cmp.Diff(want, told); diff != "" {
+	if diff := cmp.Diff(want, events); diff != "" {
 		t.Error(diff)
 	}
 	if left := jobsLeft(t, clients); left != 0 {
-		t.Errorf("%d Jobs are left", left)
+		t.Errorf("%d Jobs exist, want 0", left)
 	}
 	script, err := clients.CoreV1().ConfigMaps("team").Get(t.Context(), "h200", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if owner := metav1.GetControllerOf(script); owner == nil || owner.Kind != "Job" || owner.Name != "h200" || script.Data[scriptKey] != Script {
-		t.Errorf("the script's ConfigMap belongs to %v", owner)
+		t.Errorf("owner of the script's ConfigMap: %v", owner)
 	}
 }
 
-// kept is what becomes of a result that can be written.
+// kept is a write function that succeeds.
 func kept(*Result) error { return nil }
 
-// A result that cannot be written is still in the log of its Job, which is left.
-func TestRunWithoutPlaceForTheResult(t *testing.T) {
+// TestRunKeepsJobOfUnwrittenResult verifies that a Job is kept if its result cannot be written, because the log still
+// contains the result.
+func TestRunKeepsJobOfUnwrittenResult(t *testing.T) {
 	clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
 	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
 	_, err := cluster.Run(t.Context(), example(), func(Event) {}, func(*Result) error { return errors.New("the disk is full") })
-	want := "the disk is full; the result is in the log of Job team/h200, which is left: kubectl logs -n team job/h200 | semmoe calibrate --from-log - --out FILE"
+	want := "the disk is full; the result is in the log of Job team/h200, which is kept: kubectl logs -n team job/h200 | semmoe calibrate --from-log - --out FILE"
 	if err == nil || err.Error() != want || jobsLeft(t, clients) != 1 {
-		t.Errorf("%v, want %q; %d Jobs are left, want 1", err, want, jobsLeft(t, clients))
+		t.Errorf("%v, want %q; %d Jobs exist, want 1", err, want, jobsLeft(t, clients))
 	}
 }
 
-// A cluster that is away for a while costs no measurement, also where the log breaks off when the pod has ended; one that refuses does.
-func TestRunWhileTheClusterIsAway(t *testing.T) {
+// TestRunRetriesUnreachableCluster verifies that a temporarily unreachable API server does not lose the result, also if
+// the log is interrupted after the pod has ended. A denied request ends the run.
+func TestRunRetriesUnreachableCluster(t *testing.T) {
 	away := errors.New("connection refused")
 	forbidden := apierrors.NewForbidden(batchv1.Resource("jobs"), "h200", nil)
 	for name, c := range map[string]struct {
 		verb, resource string
 		answers        []error
 		want           string
-		told           []string
+		events         []string
 	}{
-		"the Job":      {"get", "jobs", []error{away, away}, "", []string{"the Job of the calibration: connection refused"}},
-		"its pods":     {"list", "pods", []error{away, apierrors.NewTooManyRequests("later", 1)}, "", []string{"the pods of the calibration: connection refused", "the pods of the calibration: later"}},
-		"its log":      {"get", "pods", []error{away, away}, "", []string{unread("connection refused")}},
-		"not allowed":  {"get", "jobs", []error{forbidden}, "is forbidden", nil},
-		"not the log":  {"get", "pods", []error{forbidden}, "is forbidden", nil},
-		"gone in time": {"get", "jobs", []error{apierrors.NewNotFound(batchv1.Resource("jobs"), "h200")}, "not found", nil},
+		"the Job":     {"get", "jobs", []error{away, away}, "", []string{"failed to get the calibration Job: connection refused"}},
+		"its pods":    {"list", "pods", []error{away, apierrors.NewTooManyRequests("later", 1)}, "", []string{"failed to list the calibration pods: connection refused", "failed to list the calibration pods: later"}},
+		"its log":     {"get", "pods", []error{away, away}, "", []string{unread("connection refused")}},
+		"denied":      {"get", "jobs", []error{forbidden}, "is forbidden", nil},
+		"log denied":  {"get", "pods", []error{forbidden}, "is forbidden", nil},
+		"Job deleted": {"get", "jobs", []error{apierrors.NewNotFound(batchv1.Resource("jobs"), "h200")}, "not found", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
@@ -179,45 +182,46 @@ func TestRunWhileTheClusterIsAway(t *testing.T) {
 				c.answers = c.answers[1:]
 				return true, nil, err
 			})
-			var told []string
+			var events []string
 			cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
-			_, err := cluster.Run(t.Context(), example(), func(e Event) { told = append(told, e.Message) }, kept)
+			_, err := cluster.Run(t.Context(), example(), func(e Event) { events = append(events, e.Message) }, kept)
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
-			if diff := cmp.Diff(c.told, told); diff != "" {
+			if diff := cmp.Diff(c.events, events); diff != "" {
 				t.Error(diff)
 			}
 		})
 	}
 }
 
-// A cluster that stays away is asked until the Job has ended for sure.
+// TestRunEndsWithTheDeadline verifies that an unreachable API server is retried until the Job must have ended.
 func TestRunEndsWithTheDeadline(t *testing.T) {
 	clients := (&node{}).clients()
 	clients.PrependReactor("get", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("connection refused")
 	})
 	spec := example()
-	spec.Timeout = 10*time.Millisecond - cleanTime
+	spec.Timeout = 10*time.Millisecond - cleanupTimeout
 	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
 	if _, err := cluster.Run(t.Context(), spec, func(Event) {}, kept); !errors.Is(err, errDeadline) || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("%v, want %v", err, errDeadline)
 	}
 }
 
-// Of a pod whose node is lost the cluster says for ever that it runs, and nobody can read its log.
+// TestRunOnALostNode verifies that a run ends if the node of the pod is lost. The API server reports such a pod as
+// running forever, and its log cannot be read.
 func TestRunOnALostNode(t *testing.T) {
-	deleted := metav1.NewTime(time.Now().Add(-cleanTime - time.Second))
+	deleted := metav1.NewTime(time.Now().Add(-cleanupTimeout - time.Second))
 	for name, c := range map[string]struct {
 		timeout, age time.Duration
 		deleted      *metav1.Time
 		reads        int
 		wants        []string
 	}{
-		"past the deadline": {-cleanTime, time.Minute, nil, 1, []string{errDeadline.Error(), "no route to host"}},
-		"soon past it":      {10*time.Millisecond - cleanTime, 0, nil, 2, []string{errDeadline.Error(), "no route to host"}},
-		"deleted":           {time.Hour, time.Minute, &deleted, 1, []string{"pod h200-x was to be gone by " + deleted.UTC().Format(time.RFC3339), "node gpu-7", "no route to host"}},
+		"past the deadline": {-cleanupTimeout, time.Minute, nil, 1, []string{errDeadline.Error(), "no route to host"}},
+		"during the run":    {10*time.Millisecond - cleanupTimeout, 0, nil, 2, []string{errDeadline.Error(), "no route to host"}},
+		"deleted":           {time.Hour, time.Minute, &deleted, 1, []string{"pod h200-x should have been deleted by " + deleted.UTC().Format(time.RFC3339), "node gpu-7", "no route to host"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := podIn(corev1.PodStatus{Phase: corev1.PodRunning, StartTime: &metav1.Time{Time: time.Now().Add(-c.age)}})
@@ -248,7 +252,8 @@ func TestRunOnALostNode(t *testing.T) {
 	}
 }
 
-// A run that has ended while its log could not be followed, as by a workstation that slept past the deadline, has its result.
+// TestRunEndsPastTheDeadline verifies that the result is read if the run ended while its log could not be followed, for
+// example because the workstation was suspended until after the deadline.
 func TestRunEndsPastTheDeadline(t *testing.T) {
 	begun := metav1.Now()
 	running, done := phase(corev1.PodRunning), phase(corev1.PodSucceeded)
@@ -259,17 +264,17 @@ func TestRunEndsPastTheDeadline(t *testing.T) {
 		return false, nil, nil
 	})
 	spec := example()
-	spec.Timeout = 2*time.Second - cleanTime
+	spec.Timeout = 2*time.Second - cleanupTimeout
 	if _, err := (&Cluster{Clients: clients, Poll: time.Millisecond}).Run(t.Context(), spec, func(Event) {}, kept); err != nil {
 		t.Error(err)
 	}
 }
 
-// A Job that waits in a queue for longer than it may run is waited for: its time has not begun.
+// TestRunWaitsForAQueuedJob verifies that the time in a queue does not count against the deadline of the Job.
 func TestRunWaitsForAQueuedJob(t *testing.T) {
 	clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
 	spec, begin := example(), time.Now()
-	spec.Timeout = 50*time.Millisecond - cleanTime
+	spec.Timeout = 50*time.Millisecond - cleanupTimeout
 	clients.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return time.Since(begin) < 1500*time.Millisecond, &corev1.PodList{}, nil
 	})
@@ -279,14 +284,14 @@ func TestRunWaitsForAQueuedJob(t *testing.T) {
 	}
 }
 
-// A Job that fails is left, with what is known of the reason.
+// TestRunFails verifies that a failed Job is kept, and that the error contains the reason.
 func TestRunFails(t *testing.T) {
 	for want, n := range map[string]*node{
-		"no GPU here; Job team/h200 is left":                 {states: []corev1.PodStatus{ended(3, "Error")}, logs: []string{start + `{"event": "error", "message": "no GPU here"}`}},
-		"exit code 137 (OOMKilled): see kubectl logs h200-x": {states: []corev1.PodStatus{phase(corev1.PodRunning), ended(137, "OOMKilled")}, logs: []string{start}},
-		"pod h200-x is Failed (no reason is known)":          {states: []corev1.PodStatus{phase(corev1.PodFailed)}, logs: []string{start}},
-		"(DeadlineExceeded: too long): 0/2 nodes":            {states: []corev1.PodStatus{unschedulable()}, failed: true},
-		"the Job has failed (DeadlineExceeded: too long);":   {failed: true},
+		"no GPU here; Job team/h200 is kept":                        {states: []corev1.PodStatus{ended(3, "Error")}, logs: []string{start + `{"event": "error", "message": "no GPU here"}`}},
+		"exited with code 137 (OOMKilled): see kubectl logs h200-x": {states: []corev1.PodStatus{phase(corev1.PodRunning), ended(137, "OOMKilled")}, logs: []string{start}},
+		"pod h200-x is Failed (unknown reason)":                     {states: []corev1.PodStatus{phase(corev1.PodFailed)}, logs: []string{start}},
+		"(DeadlineExceeded: too long): 0/2 nodes":                   {states: []corev1.PodStatus{unschedulable()}, failed: true},
+		"the Job has failed (DeadlineExceeded: too long);":          {failed: true},
 	} {
 		clients := n.clients()
 		cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
@@ -295,15 +300,15 @@ func TestRunFails(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 		if left := jobsLeft(t, clients); left != 1 {
-			t.Errorf("%q: %d Jobs are left, want 1", want, left)
+			t.Errorf("%q: %d Jobs exist, want 1", want, left)
 		}
-		if _, err := cluster.Run(t.Context(), example(), func(Event) {}, kept); err == nil || !strings.Contains(err.Error(), "there is a Job team/h200 already") {
-			t.Errorf("a second one: %v", err)
+		if _, err := cluster.Run(t.Context(), example(), func(Event) {}, kept); err == nil || !strings.Contains(err.Error(), "Job team/h200 already exists") {
+			t.Errorf("second run: %v", err)
 		}
 	}
 }
 
-// One that is interrupted holds no GPU any longer.
+// TestRunInterrupted verifies that an interrupted run deletes its Job, which releases the GPUs.
 func TestRunInterrupted(t *testing.T) {
 	n := &node{states: []corev1.PodStatus{unschedulable()}}
 	clients := n.clients()
@@ -314,7 +319,7 @@ func TestRunInterrupted(t *testing.T) {
 		t.Errorf("%v, want %v", err, enough)
 	}
 	if left := jobsLeft(t, clients); left != 0 {
-		t.Errorf("%d Jobs are left", left)
+		t.Errorf("%d Jobs exist, want 0", left)
 	}
 }
 
@@ -322,11 +327,11 @@ func TestRunKeeps(t *testing.T) {
 	clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
 	cluster := &Cluster{Clients: clients, Poll: time.Millisecond, Keep: true}
 	if _, err := cluster.Run(t.Context(), example(), func(Event) {}, kept); err != nil || jobsLeft(t, clients) != 1 {
-		t.Errorf("%v, %d Jobs are left", err, jobsLeft(t, clients))
+		t.Errorf("%v, %d Jobs exist, want 1", err, jobsLeft(t, clients))
 	}
 }
 
-// A result replaces an older one, and nothing else.
+// TestStore verifies that a result replaces an older result, but no other ConfigMap.
 func TestStore(t *testing.T) {
 	foreign := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "other"}, Data: map[string]string{ResultKey: "{}"}}
 	clients := fake.NewClientset(foreign)
@@ -340,15 +345,15 @@ func TestStore(t *testing.T) {
 	if err != nil || stored.Data[ResultKey] != "new" {
 		t.Errorf("%v, %v", stored, err)
 	}
-	if err := cluster.Store(t.Context(), "team", "other", &Result{JSON: []byte("x")}); err == nil || !strings.Contains(err.Error(), "ConfigMap team/other holds no calibration") {
-		t.Errorf("a ConfigMap of somebody else: %v", err)
+	if err := cluster.Store(t.Context(), "team", "other", &Result{JSON: []byte("x")}); err == nil || !strings.Contains(err.Error(), "ConfigMap team/other exists and is not a calibration") {
+		t.Errorf("unrelated ConfigMap: %v", err)
 	}
 	if err := cluster.Store(t.Context(), "team", "large", &Result{JSON: make([]byte, maxResult+1)}); err == nil || !strings.Contains(err.Error(), "write it to a file") {
-		t.Errorf("a large one: %v", err)
+		t.Errorf("large result: %v", err)
 	}
 }
 
-// What Store would refuse is known before there is a result, and nothing is written for that.
+// TestCheckStore verifies that the errors of Store are reported before there is a result, with dry runs only.
 func TestCheckStore(t *testing.T) {
 	labels := map[string]string{nameLabel: "semmoe-calibration"}
 	object := func(name string, labels, data map[string]string) *corev1.ConfigMap {
@@ -376,7 +381,7 @@ func TestCheckStore(t *testing.T) {
 	cluster := &Cluster{Clients: clients}
 	for name, want := range map[string]string{
 		"new": "", "old": "",
-		"fitted": "ConfigMap team/fitted holds no calibration (key calibration.json, and label app.kubernetes.io/name: semmoe-calibration)",
+		"fitted": "ConfigMap team/fitted exists and is not a calibration (key calibration.json, and label app.kubernetes.io/name: semmoe-calibration)",
 	} {
 		err := cluster.CheckStore(t.Context(), "team", name)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
@@ -385,7 +390,7 @@ func TestCheckStore(t *testing.T) {
 	}
 }
 
-// Another writer between the reading and the writing does not cost the result.
+// TestStoreConflict verifies that Store retries after a write conflict.
 func TestStoreConflict(t *testing.T) {
 	clients := fake.NewClientset()
 	cluster := &Cluster{Clients: clients}

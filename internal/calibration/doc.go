@@ -1,6 +1,6 @@
-// Package calibration measures what the cost models of an MoE layer are fitted to, on the user's own GPUs: it carries a
-// script that needs nothing but the PyTorch of an inference engine, runs it on this machine or in a Job, follows its
-// progress and reads its result.
+// Package calibration measures exchange and compute times on the user's GPUs, which the cost models of an MoE layer are
+// fitted to. It embeds a script that only needs the PyTorch of an inference engine, runs the script on this machine or
+// in a Job, follows its progress and reads its result.
 //
-// Invariant: a result is passed on whole, as the script has written it, or not at all.
+// Invariant: a result is returned complete and exactly as the script wrote it, or not at all.
 package calibration

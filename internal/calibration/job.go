@@ -21,82 +21,82 @@ import (
 )
 
 const (
-	// Container is the one that measures.
+	// Container is the name of the container that runs the script.
 	Container = "calibrate"
 
 	scriptKey     = "calibrate.py"
 	scriptPath    = "/semmoe/calibration"
 	nameLabel     = "app.kubernetes.io/name"
 	instanceLabel = "app.kubernetes.io/instance"
-	// maxGPUs bounds the processes of a run: no node has more.
+	// maxGPUs is the maximum number of processes of a run. No node has more GPUs.
 	maxGPUs = 16
-	// keepFor is how long a Job that has ended, and with it its log, can be read.
+	// keepFor is the time after which a finished Job and its log are deleted.
 	keepFor = 24 * time.Hour
-	// memoryPerGPU is what a process with PyTorch, CUDA and NCCL needs of the node's memory.
+	// memoryPerGPU is the memory request of one process with PyTorch, CUDA and NCCL.
 	memoryPerGPU = "4Gi"
 )
 
-// Spec says what to measure, and where.
+// Spec selects the measurements and their environment.
 type Spec struct {
 	Namespace, Name string
-	// Image holds Python and PyTorch with NCCL: that of the engine. Python is the interpreter in it.
+	// Image is the image of the engine, with Python and PyTorch with NCCL. Python is the interpreter in the image.
 	Image, Python string
-	// GPUs of one node are asked for, by ResourceName.
+	// GPUs is the number of GPUs of one node, and ResourceName their resource name.
 	GPUs         int
 	ResourceName string
-	// Timeout bounds the Job, the time to pull the image included.
+	// Timeout limits the duration of the Job, including the time to pull the image.
 	Timeout time.Duration
-	// Shapes are further models, hidden:intermediate:experts-per-rank:topk.
+	// Shapes are additional models, as hidden:intermediate:experts-per-rank:topk.
 	Shapes []string
-	// HostTiming lets the clock cover the launch of each call; Quick only shows that it works.
+	// HostTiming includes the launch of each call in the times. Quick measures few small sizes, to test the setup.
 	HostTiming, Quick bool
-	// NodeSelector picks the nodes; PullSecrets name the Secrets with which the image is pulled.
+	// NodeSelector selects the nodes. PullSecrets names the Secrets for pulling the image.
 	NodeSelector map[string]string
 	PullSecrets  []string
 }
 
 var shapePattern = regexp.MustCompile(`^[1-9][0-9]*(:[1-9][0-9]*){3}$`)
 
-// Validate tells what of a spec cannot work.
+// Validate returns an error for each invalid field of a spec.
 func (s Spec) Validate() error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	var problems []error
+	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if s.Image == "" {
-		fault("--image is missing: name the engine's")
+		add("--image is missing: set it to the image of the engine")
 	}
 	if s.Python == "" {
-		fault("--python is empty: name the interpreter in the image, such as python3")
+		add("--python is empty: set it to the interpreter in the image, for example python3")
 	}
 	if s.GPUs < 1 || s.GPUs > maxGPUs {
-		fault("--gpus is %d: want 1 to %d, all of one node", s.GPUs, maxGPUs)
+		add("--gpus: %d is invalid: must be 1 to %d GPUs of one node", s.GPUs, maxGPUs)
 	}
 	if s.Timeout < time.Minute {
-		fault("--timeout is %v: want at least 1m0s", s.Timeout)
+		add("--timeout: %v is invalid: must be at least 1m0s", s.Timeout)
 	}
 	for _, given := range []struct{ flag, value string }{{"--name", s.Name}, {"--namespace", s.Namespace}} {
-		// The name is a label and the prefix of a pod's name too.
+		// The name is also a label value and the prefix of the pod's name.
 		if wrong := validation.IsDNS1123Label(given.value); len(wrong) > 0 {
-			fault("%s is %q: %s", given.flag, given.value, strings.Join(wrong, "; "))
+			add("%s: %q is invalid: %s", given.flag, given.value, strings.Join(wrong, "; "))
 		}
 	}
 	if wrong := validation.IsQualifiedName(s.ResourceName); len(wrong) > 0 || !strings.Contains(s.ResourceName, "/") {
-		fault("--resource-name is %q: want that of a device plugin, such as nvidia.com/gpu", s.ResourceName)
+		add("--resource-name: %q is invalid: must be the resource name of a device plugin, for example nvidia.com/gpu", s.ResourceName)
 	}
 	for _, shape := range s.Shapes {
 		if !shapePattern.MatchString(shape) {
-			fault("--shape is %q: want hidden:intermediate:experts-per-rank:topk, four whole numbers above 0", shape)
+			add("--shape: %q is invalid: must be hidden:intermediate:experts-per-rank:topk, four positive integers", shape)
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(s.NodeSelector)) {
 		value := s.NodeSelector[key]
 		if wrong := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); len(wrong) > 0 {
-			fault("--node-selector is %s=%s: %s", key, value, strings.Join(wrong, "; "))
+			add("--node-selector: %s=%s is invalid: %s", key, value, strings.Join(wrong, "; "))
 		}
 	}
-	return errors.Join(faults...)
+	return errors.Join(problems...)
 }
 
-// Args are the flags of the script.
+// Args returns the flags of the script.
 func (s Spec) Args() []string {
 	args := []string{"--gpus=" + strconv.Itoa(s.GPUs)}
 	if s.HostTiming {
@@ -115,7 +115,7 @@ func (s Spec) meta() metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, Labels: map[string]string{nameLabel: "semmoe-calibration", instanceLabel: s.Name}}
 }
 
-// ConfigMap holds the script.
+// ConfigMap returns the ConfigMap of the script.
 func (s Spec) ConfigMap() *corev1.ConfigMap {
 	return &corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
@@ -124,8 +124,9 @@ func (s Spec) ConfigMap() *corev1.ConfigMap {
 	}
 }
 
-// Job runs the script once, in a pod that keeps to the restricted pod security standard and has no token: its result is the last line
-// of its log, so that an image that others have built gets no access to anything.
+// Job returns a Job that runs the script once. The pod conforms to the restricted Pod Security Standard and has no
+// service account token, so that a third-party image gets no access to the cluster. The result is the last line of the
+// log.
 func (s Spec) Job() *batchv1.Job {
 	meta := s.meta()
 	return &batchv1.Job{
@@ -147,7 +148,7 @@ func (s Spec) pod() corev1.PodSpec {
 		EnableServiceLinks:           ptr.To(false),
 		SecurityContext:              restricted.Pod(),
 		NodeSelector:                 s.NodeSelector,
-		// Nodes with devices are often kept for those who ask for the devices.
+		// GPU nodes often have a taint with the name of the resource.
 		Tolerations: []corev1.Toleration{{Key: s.ResourceName, Operator: corev1.TolerationOpExists}},
 		Containers:  []corev1.Container{s.container()},
 		Volumes: []corev1.Volume{
@@ -173,7 +174,8 @@ func (s Spec) container() corev1.Container {
 		Image:   s.Image,
 		Command: append([]string{s.Python, scriptPath + "/" + scriptKey}, s.Args()...),
 		Env: []corev1.EnvVar{
-			// The user has no entry in the image, and its home cannot be written to: libraries keep their caches in both ways.
+			// The user ID has no passwd entry in the image and no writable home directory. Libraries derive the paths
+			// of their caches from both.
 			{Name: "HOME", Value: "/tmp"},
 			{Name: "USER", Value: "semmoe"},
 			{Name: "PYTHONDONTWRITEBYTECODE", Value: "1"},

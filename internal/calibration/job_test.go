@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 func example() Spec {
 	return Spec{
@@ -23,7 +23,7 @@ func example() Spec {
 	}
 }
 
-// The manifest is what users keep in their repositories.
+// TestManifest compares the Job with a golden file. Users keep the manifest in their repositories.
 func TestManifest(t *testing.T) {
 	manifest, err := Manifest(example())
 	if err != nil {
@@ -51,7 +51,7 @@ func TestManifest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), string(job)); diff != "" {
-		t.Errorf("go test ./internal/calibration -run TestManifest -args -update writes it anew:\n%s", diff)
+		t.Errorf("go test ./internal/calibration -run TestManifest -args -update rewrites the file:\n%s", diff)
 	}
 }
 
@@ -60,19 +60,19 @@ func TestValidate(t *testing.T) {
 		t.Fatalf("a valid spec: %v", err)
 	}
 	for want, change := range map[string]func(*Spec){
-		"--image is missing":                       func(s *Spec) { s.Image = "" },
-		"--python is empty":                        func(s *Spec) { s.Python = "" },
-		"--gpus is 0: want 1 to 16":                func(s *Spec) { s.GPUs = 0 },
-		"--gpus is 17: want 1 to 16":               func(s *Spec) { s.GPUs = 17 },
-		"--timeout is 59s":                         func(s *Spec) { s.Timeout = 59 * time.Second },
-		`--name is "A"`:                            func(s *Spec) { s.Name = "A" },
-		`--namespace is ""`:                        func(s *Spec) { s.Namespace = "" },
-		`--resource-name is "gpu"`:                 func(s *Spec) { s.ResourceName = "gpu" },
-		`--resource-name is "a/b/c"`:               func(s *Spec) { s.ResourceName = "a/b/c" },
-		`--shape is "1:2:3"`:                       func(s *Spec) { s.Shapes = []string{"4096:14336:2:2", "1:2:3"} },
-		`--shape is "8:8:0:1"`:                     func(s *Spec) { s.Shapes = []string{"8:8:0:1"} },
-		"--node-selector is a=b c":                 func(s *Spec) { s.NodeSelector = map[string]string{"a": "b c"} },
-		"--image is missing: name the engine's\n-": func(s *Spec) { s.Image, s.GPUs = "", -1 },
+		"--image is missing":                     func(s *Spec) { s.Image = "" },
+		"--python is empty":                      func(s *Spec) { s.Python = "" },
+		"--gpus: 0 is invalid: must be 1 to 16":  func(s *Spec) { s.GPUs = 0 },
+		"--gpus: 17 is invalid: must be 1 to 16": func(s *Spec) { s.GPUs = 17 },
+		"--timeout: 59s":                         func(s *Spec) { s.Timeout = 59 * time.Second },
+		`--name: "A"`:                            func(s *Spec) { s.Name = "A" },
+		`--namespace: ""`:                        func(s *Spec) { s.Namespace = "" },
+		`--resource-name: "gpu"`:                 func(s *Spec) { s.ResourceName = "gpu" },
+		`--resource-name: "a/b/c"`:               func(s *Spec) { s.ResourceName = "a/b/c" },
+		`--shape: "1:2:3"`:                       func(s *Spec) { s.Shapes = []string{"4096:14336:2:2", "1:2:3"} },
+		`--shape: "8:8:0:1"`:                     func(s *Spec) { s.Shapes = []string{"8:8:0:1"} },
+		"--node-selector: a=b c":                 func(s *Spec) { s.NodeSelector = map[string]string{"a": "b c"} },
+		"--image is missing: set it to the image of the engine\n-": func(s *Spec) { s.Image, s.GPUs = "", -1 },
 	} {
 		spec := example()
 		change(&spec)
@@ -82,7 +82,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// A pod that keeps to the restricted standard, and has no token, can be started wherever an engine can.
+// TestPodIsRestricted verifies that the pod conforms to the restricted Pod Security Standard and has no token, so that
+// it can run wherever an engine can.
 func TestPodIsRestricted(t *testing.T) {
 	pod := example().Job().Spec.Template.Spec
 	container := pod.Containers[0]

@@ -12,28 +12,30 @@ import (
 	"time"
 )
 
-// stopTime is how long the script may take to end when it is interrupted.
-const stopTime = 10 * time.Second
+// stopTimeout limits the time that an interrupted script may take to exit.
+const stopTimeout = 10 * time.Second
 
-// RunLocal runs the script on this machine, with that interpreter and those flags. What it complains of goes to complaints.
-func RunLocal(ctx context.Context, python string, args []string, complaints io.Writer, tell func(Event)) (*Result, error) {
+// RunLocal runs the script on this machine with the interpreter python and the flags args. The script's standard error
+// goes to stderr, and its events to report.
+func RunLocal(ctx context.Context, python string, args []string, stderr io.Writer, report func(Event)) (*Result, error) {
 	dir, err := os.MkdirTemp("", "semmoe-calibrate-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	// A file, and no standard input: the processes for the other GPUs read it too.
+	// The script must be a file, not standard input, because the processes of the other GPUs also read it.
 	path := filepath.Join(dir, scriptKey)
 	if err := os.WriteFile(path, []byte(Script), 0o600); err != nil {
 		return nil, err
 	}
 	command := exec.CommandContext(ctx, python, append([]string{path}, args...)...)
 	command.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
-	command.Stderr = complaints
-	// The processes for the other GPUs are told too: one that lived on would hold its GPU, and the output open.
+	command.Stderr = stderr
+	// The signal goes to the process group, because a remaining process of another GPU would occupy its GPU and keep
+	// the output open.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGINT) }
-	command.WaitDelay = stopTime
+	command.WaitDelay = stopTimeout
 	output, err := command.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -41,8 +43,8 @@ func RunLocal(ctx context.Context, python string, args []string, complaints io.W
 	if err := command.Start(); err != nil {
 		return nil, fmt.Errorf("--python %s: %w", python, err)
 	}
-	result, readErr := Read(output, tell)
-	_, copyErr := io.Copy(io.Discard, output) // so that the script is not held up while it ends
+	result, readErr := Read(output, report)
+	_, copyErr := io.Copy(io.Discard, output) // an exiting script must not block on a full pipe
 	waitErr := command.Wait()
 	switch {
 	case readErr == nil:

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// interpreter stands in for Python: a shell script, which gets the path of the script and its flags.
+// interpreter returns a shell script that replaces Python. Its arguments are the path of the script and the flags.
 func interpreter(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "python")
@@ -23,37 +23,37 @@ func interpreter(t *testing.T, text string) string {
 func TestRunLocal(t *testing.T) {
 	seen := filepath.Join(t.TempDir(), "seen")
 	python := interpreter(t, `cp "$1" `+seen+"; shift; echo \"flags $*\" >&2\ncat <<'.'\n"+start+second+last+".\n")
-	var complaints bytes.Buffer
-	told := 0
-	result, err := RunLocal(t.Context(), python, example().Args(), &complaints, func(Event) { told++ })
+	var stderr bytes.Buffer
+	events := 0
+	result, err := RunLocal(t.Context(), python, example().Args(), &stderr, func(Event) { events++ })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(result.JSON) != json1 || told != 2 {
-		t.Errorf("%s, %d events", result.JSON, told)
+	if string(result.JSON) != json1 || events != 2 {
+		t.Errorf("%s, %d events", result.JSON, events)
 	}
-	if want := "flags --gpus=4 --timing=host --quick --shape=4096:14336:2:2\n"; complaints.String() != want {
-		t.Errorf("%q, want %q", complaints.String(), want)
+	if want := "flags --gpus=4 --timing=host --quick --shape=4096:14336:2:2\n"; stderr.String() != want {
+		t.Errorf("%q, want %q", stderr.String(), want)
 	}
 	if script, err := os.ReadFile(seen); err != nil || string(script) != Script {
-		t.Errorf("it ran another script: %v", err)
+		t.Errorf("a different script ran: %v", err)
 	}
 }
 
 func TestRunLocalFails(t *testing.T) {
 	var script *ScriptError
 	if _, err := RunLocal(t.Context(), interpreter(t, "echo '{\"event\": \"error\", \"message\": \"no GPU\"}'; exit 3"), nil, &bytes.Buffer{}, nil); !errors.As(err, &script) || script.Message != "no GPU" {
-		t.Errorf("an error of the script: %v", err)
+		t.Errorf("error of the script: %v", err)
 	}
 	if _, err := RunLocal(t.Context(), interpreter(t, "exit 7"), nil, &bytes.Buffer{}, nil); !errors.Is(err, ErrUnfinished) || !strings.Contains(err.Error(), "exit status 7") {
-		t.Errorf("an end without a result: %v", err)
+		t.Errorf("exit without a result: %v", err)
 	}
 	if _, err := RunLocal(t.Context(), filepath.Join(t.TempDir(), "none"), nil, &bytes.Buffer{}, nil); err == nil || !strings.Contains(err.Error(), "--python") {
 		t.Errorf("no interpreter: %v", err)
 	}
 }
 
-// Interrupting it ends the script and the processes that it has started, which hold the GPUs.
+// TestRunLocalInterrupted verifies that an interrupt ends the script and its child processes, which use the GPUs.
 func TestRunLocalInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("enough")

@@ -7,7 +7,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Manifest is the Job of a spec and the ConfigMap with its script, as YAML to keep in a repository and apply.
+// Manifest returns the Job of a spec and the ConfigMap of its script as YAML, for a repository or kubectl apply.
 func Manifest(spec Spec) ([]byte, error) {
 	var documents [][]byte
 	for _, object := range []any{spec.ConfigMap(), spec.Job()} {
@@ -19,7 +19,7 @@ func Manifest(spec Spec) ([]byte, error) {
 		if err := json.Unmarshal(data, &fields); err != nil {
 			return nil, err
 		}
-		delete(fields, "status") // who applies an object does not say how it is
+		delete(fields, "status") // a manifest has no status
 		document, err := yaml.Marshal(fields)
 		if err != nil {
 			return nil, err

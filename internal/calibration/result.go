@@ -9,9 +9,10 @@ import (
 )
 
 const (
-	// version is that of the results that the script writes.
+	// version is the format version of the script's results.
 	version = 1
-	// maxLine bounds a line of the script's output, in bytes: the result, its longest, has about 50 KiB.
+	// maxLine limits the length of a line of the script's output, in bytes. The longest line, the result, has about 50
+	// KiB.
 	maxLine = 4 << 20
 )
 
@@ -19,32 +20,33 @@ const (
 type Event struct {
 	// Event is start, measured, skipped, result or error.
 	Event string `json:"event"`
-	// Message says what is wrong; Reason why a measurement was left out.
+	// Message describes an error. Reason explains why a measurement was skipped.
 	Message string `json:"message"`
 	Reason  string `json:"reason"`
-	// Done of Total measurements are over, the last one of Section. Measurements is the total at the start.
+	// Done is the number of finished measurements out of Total, and Section the section of the last one. Measurements
+	// is the total in the start event.
 	Done         int    `json:"done"`
 	Total        int    `json:"total"`
 	Measurements int    `json:"measurements"`
 	Section      string `json:"section"`
-	// GPU and World tell at the start on what is measured: the GPU's name, and how many there are.
+	// GPU and World are the name and the number of the GPUs, in the start event.
 	GPU   string `json:"gpu"`
 	World int    `json:"world"`
 	// Calibration is the result.
 	Calibration json.RawMessage `json:"calibration"`
 }
 
-// ScriptError is what the script says is wrong.
+// ScriptError is an error that the script reports.
 type ScriptError struct{ Message string }
 
 func (e *ScriptError) Error() string { return e.Message }
 
-// ErrUnfinished is the error of an output that ends before the script has told its result.
-var ErrUnfinished = errors.New("the script has ended without a result")
+// ErrUnfinished reports an output that ends without a result.
+var ErrUnfinished = errors.New("the script ended without a result")
 
-// Read reads the script's output, tells the events of it, and returns the result, or a *ScriptError. Other lines, such as an image's
-// start may write, are passed over.
-func Read(output io.Reader, tell func(Event)) (*Result, error) {
+// Read reads the script's output, passes its events to report, and returns the result, or a *ScriptError. It ignores
+// other lines, for example messages of the image's entrypoint.
+func Read(output io.Reader, report func(Event)) (*Result, error) {
 	lines := bufio.NewScanner(output)
 	lines.Buffer(make([]byte, 64<<10), maxLine)
 	for lines.Scan() {
@@ -58,33 +60,33 @@ func Read(output io.Reader, tell func(Event)) (*Result, error) {
 		case "error":
 			return nil, &ScriptError{event.Message}
 		}
-		tell(event)
+		report(event)
 	}
 	switch err := lines.Err(); {
 	case errors.Is(err, bufio.ErrTooLong):
-		return nil, fmt.Errorf("the script's output has a line of more than %d bytes: it is not that of this script", maxLine)
+		return nil, fmt.Errorf("the output has a line of more than %d bytes, so it is not the output of the calibration script", maxLine)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrUnfinished, err)
 	}
 	return nil, ErrUnfinished
 }
 
-// Result is a calibration. Only what identifies it is read here: the cost models read the rest.
+// Result is a calibration. Only its head is parsed here. The cost models parse the measurements.
 type Result struct {
-	// GPU is the name of the GPUs, World how many ranks measured, one on each; Timing is "device" or "host".
+	// GPU is the name of the GPUs. World is the number of ranks, with one GPU each. Timing is "device" or "host".
 	GPU    string
 	World  int
 	Timing string
-	// Rows and Skipped count the measurements, and those that were left out.
+	// Rows is the number of measurements, and Skipped the number of skipped measurements.
 	Rows, Skipped int
-	// JSON is all of it, as the script has written it.
+	// JSON is the complete result, exactly as the script wrote it.
 	JSON []byte
 }
 
-// sections are the lists of measurements of a result.
+// sections are the names of the lists of measurements in a result.
 var sections = []string{"all_to_all", "collectives", "send", "gate_up_gemm", "gemm", "attention", "attention_decode", "copy"}
 
-// Parse reads a result, and refuses what is none.
+// Parse parses and validates a result.
 func Parse(data []byte) (*Result, error) {
 	var head struct {
 		Version int    `json:"version"`
@@ -121,7 +123,7 @@ func Parse(data []byte) (*Result, error) {
 		result.Rows += len(rows)
 	}
 	if result.Rows == 0 {
-		return nil, fmt.Errorf("calibration: no measurement (%d were left out; the skipped ones say why)", result.Skipped)
+		return nil, fmt.Errorf("calibration: there are no measurements, and %d skipped ones; see the reasons in \"skipped\"", result.Skipped)
 	}
 	return result, nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A calibration that was really measured is read whole.
+// TestParseMeasured parses a calibration of real GPUs.
 func TestParseMeasured(t *testing.T) {
 	data, err := os.ReadFile("testdata/h200x2.json")
 	if err != nil {
@@ -24,7 +24,7 @@ func TestParseMeasured(t *testing.T) {
 	}
 }
 
-func TestParseRefuses(t *testing.T) {
+func TestParseRejectsInvalidResults(t *testing.T) {
 	for data, want := range map[string]string{
 		`[]`:            "cannot unmarshal",
 		`{"version":2}`: "version is 2, want 1",
@@ -32,7 +32,7 @@ func TestParseRefuses(t *testing.T) {
 		`{"version":1,"world":2,"timing":"device"}`:                                 "gpu is empty",
 		`{"version":1,"world":2,"gpu":"A","timing":"never"}`:                        `timing is "never", want device or host`,
 		`{"version":1,"world":2,"gpu":"A","timing":"host","copy":7}`:                "copy: json",
-		`{"version":1,"world":2,"gpu":"A","timing":"host","copy":[],"skipped":[1]}`: "no measurement (1 were left out",
+		`{"version":1,"world":2,"gpu":"A","timing":"host","copy":[],"skipped":[1]}`: "there are no measurements, and 1 skipped",
 	} {
 		if result, err := Parse([]byte(data)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %+v, %v; want %q", data, result, err, want)
@@ -42,14 +42,14 @@ func TestParseRefuses(t *testing.T) {
 
 const start = `{"event": "start", "measurements": 2, "gpu": "A", "world": 2}` + "\n"
 
-// Progress is told in its order, and whatever else stands between is passed over.
+// TestRead verifies that events are reported in order, and that other lines are ignored.
 func TestRead(t *testing.T) {
 	output := "=== some engine ===\n" + start +
 		`{"event": "measured", "done": 1, "total": 2, "section": "copy", "us": 3.5}` + "\n{\n12\n" +
 		`{"event": "skipped", "done": 2, "total": 2, "section": "gemm", "reason": "too little GPU memory"}` + "\n" +
 		`{"event": "result", "calibration": {"version":1,"world":2,"gpu":"A","timing":"host","copy":[{}]}}` + "\n"
-	var told []Event
-	result, err := Read(strings.NewReader(output), func(e Event) { told = append(told, e) })
+	var events []Event
+	result, err := Read(strings.NewReader(output), func(e Event) { events = append(events, e) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestRead(t *testing.T) {
 		{Event: "measured", Done: 1, Total: 2, Section: "copy"},
 		{Event: "skipped", Done: 2, Total: 2, Section: "gemm", Reason: "too little GPU memory"},
 	}
-	if diff := cmp.Diff(want, told); diff != "" {
+	if diff := cmp.Diff(want, events); diff != "" {
 		t.Error(diff)
 	}
 	if result.Rows != 1 || string(result.JSON) != `{"version":1,"world":2,"gpu":"A","timing":"host","copy":[{}]}` {
@@ -70,12 +70,12 @@ func TestReadFailures(t *testing.T) {
 	ignore := func(Event) {}
 	var script *ScriptError
 	if _, err := Read(strings.NewReader(start+`{"event": "error", "message": "no GPU"}`), ignore); !errors.As(err, &script) || script.Message != "no GPU" {
-		t.Errorf("an error of the script: %v", err)
+		t.Errorf("error of the script: %v", err)
 	}
 	if _, err := Read(strings.NewReader(start), ignore); !errors.Is(err, ErrUnfinished) {
-		t.Errorf("an output that is cut off: %v", err)
+		t.Errorf("truncated output: %v", err)
 	}
 	if _, err := Read(strings.NewReader(strings.Repeat("x", maxLine+1)), ignore); err == nil || !strings.Contains(err.Error(), "a line of more than") || errors.Is(err, ErrUnfinished) {
-		t.Errorf("a line without end: %v", err)
+		t.Errorf("endless line: %v", err)
 	}
 }

@@ -1,8 +1,8 @@
 package calibration
 
-import _ "embed" // the script travels in the binary
+import _ "embed"
 
-// Script is the program that measures. Its own documentation says how to run it.
+// Script is the Python program that measures. Its docstring describes its use.
 //
 //go:embed calibrate.py
 var Script string

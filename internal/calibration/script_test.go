@@ -10,14 +10,14 @@ import (
 	"testing"
 )
 
-// scripts are the programs that are measured with, from this directory.
+// scripts are the paths of the measuring programs, relative to this directory.
 var scripts = []string{"calibrate.py", "../../test/gpu/pipelined_moe.py"}
 
 func python(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("python3")
 	if err != nil {
-		t.Skip("there is no python3 here")
+		t.Skip("python3 is not installed")
 	}
 	return path
 }
@@ -31,10 +31,11 @@ func TestScriptsCompile(t *testing.T) {
 	}
 }
 
-// Without PyTorch, and without a GPU, each script says what is missing on its standard output, and that another attempt would not help.
-func TestScriptsSayWhatIsMissing(t *testing.T) {
+// TestScriptsReportMissingRequirements verifies that each script reports missing PyTorch or GPUs on standard output,
+// with the exit code for errors that a retry does not fix.
+func TestScriptsReportMissingRequirements(t *testing.T) {
 	if exec.Command(python(t), "-c", "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 1)").Run() == nil {
-		t.Skip("there is a GPU here")
+		t.Skip("this machine has a GPU")
 	}
 	for _, script := range scripts {
 		command := exec.Command(python(t), script)
@@ -51,23 +52,23 @@ func TestScriptsSayWhatIsMissing(t *testing.T) {
 	}
 }
 
-// With PyTorch the script runs without a GPU too: its ranks, as many as it is told, its progress and its file are the same, and only its
-// times mean nothing.
+// TestScriptWithoutGPU runs the script with PyTorch on the CPU. Ranks, progress and file are as with GPUs. Only the
+// times are meaningless.
 func TestScriptWithoutGPU(t *testing.T) {
 	if exec.Command(python(t), "-c", "import torch.distributed as d, sys; sys.exit(0 if d.is_gloo_available() else 1)").Run() != nil {
-		t.Skip("there is no PyTorch with gloo here")
+		t.Skip("PyTorch with gloo is not installed")
 	}
 	out := filepath.Join(t.TempDir(), "calibration.json")
 	command := exec.Command(python(t), "calibrate.py", "--device=cpu", "--quick", "--gpus=3", "--only=send", "--only=all_to_all", "--only=collectives", "--out="+out)
 	command.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1")
-	var complaints bytes.Buffer
-	command.Stderr = &complaints
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
 	output, err := command.Output()
 	if err != nil {
-		t.Fatalf("%v\n%s\n%s", err, output, complaints.String())
+		t.Fatalf("%v\n%s\n%s", err, output, stderr.String())
 	}
 	done := 0
-	told, err := Read(bytes.NewReader(output), func(e Event) { done = e.Done })
+	result, err := Read(bytes.NewReader(output), func(e Event) { done = e.Done })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +80,7 @@ func TestScriptWithoutGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if written.World != 3 || written.Rows != done || written.Rows != told.Rows || written.Skipped != 0 {
-		t.Errorf("%d ranks, %d rows in the file, %d told, %d done, %d skipped", written.World, written.Rows, told.Rows, done, written.Skipped)
+	if written.World != 3 || written.Rows != done || written.Rows != result.Rows || written.Skipped != 0 {
+		t.Errorf("%d ranks, %d rows in the file, %d in the output, %d done, %d skipped", written.World, written.Rows, result.Rows, done, written.Skipped)
 	}
 }

@@ -9,23 +9,24 @@ import (
 	"sync"
 )
 
-// headerLineBytes is what a parsed line of a header takes next to its text: its place in the map, its strings, and their copies in the
-// request that is passed on.
+// headerLineBytes is the memory of a parsed header line in addition to its text, in bytes: its map entry, its strings,
+// and their copies in a forwarded request.
 const headerLineBytes = 256
 
-// connections are the open connections of a server. Where there are too many, a new one takes the place of the one that has waited longest
-// for a request, or for the rest of one. A client of HTTP repeats a request on a connection that was closed while it was idle.
+// connections holds the open connections of a server. If the limit is reached, a new connection replaces the connection
+// that has waited longest for a request or for the rest of one. An HTTP client repeats a request if its idle connection
+// is closed.
 type connections struct {
 	max    int
 	memory *Memory
 
 	mu  sync.Mutex
 	all map[*connection]bool
-	// waiting are the connections without a whole request, the longest wait first.
+	// waiting holds the connections without a complete request, in descending order of waiting time.
 	waiting list.List
 }
 
-// limitedListener accepts connections within their limit.
+// limitedListener limits the number of accepted connections.
 type limitedListener struct {
 	net.Listener
 	connections *connections
@@ -40,11 +41,11 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 		if c := l.connections.add(accepted); c != nil {
 			return c, nil
 		}
-		accepted.Close() // every connection has a request: the newest client has to come back
+		accepted.Close() // all connections have a request in progress; the new client must retry
 	}
 }
 
-// add returns nil where no place is free.
+// add adds a connection. It returns nil if the limit is reached and no connection can be replaced.
 func (s *connections) add(accepted net.Conn) *connection {
 	c := &connection{Conn: accepted, server: s, arriving: true}
 	if s.memory != nil {
@@ -64,14 +65,14 @@ func (s *connections) add(accepted net.Conn) *connection {
 	return c
 }
 
-// remove forgets a connection. Removing it twice is a no-op.
+// remove removes a connection. Removing it twice is a no-op.
 func (s *connections) remove(c *connection) *connection {
 	delete(s.all, c)
 	c.stopWaiting()
 	return c
 }
 
-// limited is the connection that was accepted, below TLS.
+// limited returns the accepted connection below TLS.
 func limited(conn net.Conn) (*connection, bool) {
 	if secured, ok := conn.(*tls.Conn); ok {
 		conn = secured.NetConn()
@@ -80,7 +81,7 @@ func limited(conn net.Conn) (*connection, bool) {
 	return c, ok
 }
 
-// changed follows the states of a connection, as a ConnState hook of net/http.
+// changed is the ConnState hook of net/http. It follows the state of a connection.
 func (s *connections) changed(conn net.Conn, state http.ConnState) {
 	c, ok := limited(conn)
 	if !ok {
@@ -91,10 +92,10 @@ func (s *connections) changed(conn net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateActive:
 		c.stopWaiting()
-		c.headerWhole(true)
+		c.headerComplete(true)
 	case http.StateIdle:
 		c.wait()
-		c.headerWhole(false)
+		c.headerComplete(false)
 	case http.StateClosed, http.StateHijacked:
 		s.remove(c)
 		if c.share != nil {
@@ -103,17 +104,18 @@ func (s *connections) changed(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// connection counts what arrives of a header.
+// connection counts the bytes of headers.
 type connection struct {
 	net.Conn
 	server *connections
-	// place is where the connection waits; nil while it has a whole request. The server's lock guards it.
+	// place is the position in the list of waiting connections, or nil while the connection has a complete request. The
+	// server's lock guards it.
 	place *list.Element
 
-	// share is what the header of the present request takes; nil where headers are not counted.
+	// share is the memory of the header of the present request, or nil if headers are not counted.
 	share *Share
 	mu    sync.Mutex
-	// arriving is true from the end of a request until the header of the next one is whole.
+	// arriving is true from the end of a request until the header of the next request is complete.
 	arriving bool
 }
 
@@ -124,25 +126,26 @@ func (c *connection) stopWaiting() {
 	}
 }
 
-// headerWhole keeps what a header takes until its request has been answered, and forgets it then.
-func (c *connection) headerWhole(whole bool) {
+// headerComplete marks the header as complete, so that its memory stays reserved, or releases its memory after the
+// response.
+func (c *connection) headerComplete(complete bool) {
 	if c.share == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.arriving = !whole
-	if whole {
+	c.arriving = !complete
+	if complete {
 		c.share.Finish() //nolint:errcheck // the connection of a revoked share is closed
 	} else {
 		c.share.Release()
 	}
 }
 
-// connectionKey is where a request's context has its connection.
+// connectionKey is the context key of a request's connection.
 type connectionKey struct{}
 
-// BodyArrives marks the connection of a request as waiting for the request's body, until arrived is called.
+// BodyArrives marks the connection of a request as waiting for the body of the request, until arrived is called.
 func BodyArrives(r *http.Request) (arrived func()) {
 	c, ok := r.Context().Value(connectionKey{}).(*connection)
 	if !ok {
@@ -158,14 +161,14 @@ func BodyArrives(r *http.Request) (arrived func()) {
 	}
 }
 
-// wait puts an open connection at the end of those that wait.
+// wait appends an open connection to the list of waiting connections.
 func (c *connection) wait() {
 	if c.place == nil && c.server.all[c] {
 		c.place = c.server.waiting.PushBack(c)
 	}
 }
 
-// Read reads from the connection, and ends it where there is no memory for its header.
+// Read reads from the connection. It closes the connection if there is no memory for its header.
 func (c *connection) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if c.share == nil || n == 0 {
@@ -182,7 +185,8 @@ func (c *connection) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite lets net/http end an answer before the connection, so that a client that still sends reads it.
+// CloseWrite closes the write side. net/http uses it, so that a client that is still sending can read the response
+// before the connection ends.
 func (c *connection) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

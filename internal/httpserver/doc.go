@@ -1,3 +1,3 @@
-// Package httpserver makes the HTTP servers of this project. Each server bounds its headers, its connections, the time of a request that
-// arrives, and, where clients are not trusted, the memory that requests hold.
+// Package httpserver creates the HTTP servers of this project. Each server limits the size of headers, the number of
+// connections and the time to receive a request. Servers for untrusted clients also limit the memory of requests.
 package httpserver

@@ -7,51 +7,53 @@ import (
 	"sync"
 )
 
-// ErrNoMemory is the error of a request for which there is no memory.
+// ErrNoMemory reports a request that exceeds the memory limit.
 var ErrNoMemory = errors.New("the server has no memory left for another request")
 
-// Memory bounds the memory that the requests of a server hold. Requests that are still arriving have a bound of their own within it: where
-// they reach it, the largest of them gives way to smaller ones, so that clients who send large requests slowly keep nobody out.
-// Memory is safe for concurrent use.
+// Memory limits the memory that is reserved for the requests of a server. Requests that are still arriving have a
+// separate, lower limit. If they reach their limit, the reservation of the largest one is revoked in favor of smaller
+// ones, so that clients that send large requests slowly do not block other clients. Memory is safe for concurrent use.
 type Memory struct {
-	// Max bounds what all requests hold, in bytes. MaxArriving bounds what requests hold that are not whole; 0 means Max.
+	// Max limits the memory of all requests, in bytes. MaxArriving limits the memory of incomplete requests; 0 means
+	// Max.
 	Max, MaxArriving int64
 
 	mu             sync.Mutex
 	held, arriving int64
-	// shares are those that are arriving and hold something.
+	// shares are the non-empty shares of incomplete requests.
 	shares map[*Share]bool
 }
 
-// Held returns the number of bytes that are held.
+// Held returns the number of reserved bytes.
 func (m *Memory) Held() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.held
 }
 
-// HasRoom reports whether a request of that size may find room, when those that are arriving give way.
+// HasRoom reports whether a request of the given size fits if the shares of all incomplete requests are revoked.
 func (m *Memory) HasRoom(bytes int64) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return bytes <= m.Max-(m.held-m.arriving)
 }
 
-// Open returns an empty share of a request that is arriving. Another request may revoke the share: then revoke is called, which must stop
-// the reading of the request, at once and without taking memory. It is not called after Finish or Release.
+// Open returns an empty share for an incomplete request. If another request revokes the share, Memory calls revoke,
+// which must stop reading the request without blocking and without calling Take. revoke is not called after Finish or
+// Release.
 func (m *Memory) Open(revoke func()) *Share { return &Share{memory: m, revoke: revoke} }
 
-// Share is what one request holds of a Memory. It is safe for concurrent use.
+// Share is the memory that is reserved for one request. It is safe for concurrent use.
 type Share struct {
 	memory *Memory
 	revoke func()
 
-	// The lock of the memory guards the rest.
+	// The lock of the memory guards the following fields.
 	bytes            int64
 	whole, isRevoked bool
 }
 
-// Take takes more memory. The error wraps ErrNoMemory where there is none, or the share is revoked.
+// Take reserves more memory. The error wraps ErrNoMemory if there is none, or if the share was revoked.
 func (s *Share) Take(bytes int64) error {
 	m := s.memory
 	m.mu.Lock()
@@ -83,10 +85,10 @@ func (s *Share) Take(bytes int64) error {
 }
 
 func (m *Memory) none() error {
-	return fmt.Errorf("%w: all requests may take %d bytes, those that are arriving %d", ErrNoMemory, m.Max, cmp.Or(m.MaxArriving, m.Max))
+	return fmt.Errorf("%w: the limit is %d bytes for all requests, and %d for incomplete requests", ErrNoMemory, m.Max, cmp.Or(m.MaxArriving, m.Max))
 }
 
-// largest returns the largest share of a request that is arriving.
+// largest returns the largest share of an incomplete request.
 func (m *Memory) largest() *Share {
 	var largest *Share
 	for share := range m.shares {
@@ -97,7 +99,7 @@ func (m *Memory) largest() *Share {
 	return largest
 }
 
-// drop gives everything back. The memory is locked.
+// drop releases all memory of the share. The caller holds the lock.
 func (s *Share) drop() {
 	s.memory.held -= s.bytes
 	if !s.whole {
@@ -107,11 +109,11 @@ func (s *Share) drop() {
 	s.bytes = 0
 }
 
-// Give gives some of the memory back.
+// Give releases some memory of the share.
 func (s *Share) Give(bytes int64) {
 	s.memory.mu.Lock()
 	defer s.memory.mu.Unlock()
-	bytes = min(bytes, s.bytes) // a revoked share has none
+	bytes = min(bytes, s.bytes) // a revoked share has no memory
 	s.bytes -= bytes
 	s.memory.held -= bytes
 	if !s.whole {
@@ -126,7 +128,8 @@ func (s *Share) Revoked() bool {
 	return s.isRevoked
 }
 
-// Finish keeps the share of a request that is whole: it is not revoked any more. The error wraps ErrNoMemory where it was before.
+// Finish marks the request as complete. Its share cannot be revoked from then on. The error wraps ErrNoMemory if the
+// share was revoked before.
 func (s *Share) Finish() error {
 	m := s.memory
 	m.mu.Lock()
@@ -142,7 +145,8 @@ func (s *Share) Finish() error {
 	return nil
 }
 
-// Release gives everything back. The share can be used for another request then, unless it was revoked. Further calls do nothing.
+// Release releases all memory of the share. Unless it was revoked, the share can then be used for another request.
+// Further calls are no-ops.
 func (s *Share) Release() {
 	s.memory.mu.Lock()
 	defer s.memory.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// share opens a share with so many bytes, and returns it with the count of its revocations.
+// share opens a share with the given number of bytes. It returns the share and the number of its revocations.
 func share(t *testing.T, m *Memory, bytes int64) (*Share, *int) {
 	t.Helper()
 	revoked := new(int)
@@ -16,8 +16,9 @@ func share(t *testing.T, m *Memory, bytes int64) (*Share, *int) {
 	return s, revoked
 }
 
-// A small request finds room where large ones that are arriving take all of it: the largest gives way, and only that one.
-func TestTheLargestArrivingRequestGivesWay(t *testing.T) {
+// TestLargestArrivingRequestIsRevoked verifies that a small request gets memory if large incomplete requests use all of
+// it. Only the largest one is revoked.
+func TestLargestArrivingRequestIsRevoked(t *testing.T) {
 	m := &Memory{Max: 1000, MaxArriving: 100}
 	small, smallRevoked := share(t, m, 20)
 	large, largeRevoked := share(t, m, 60)
@@ -29,21 +30,22 @@ func TestTheLargestArrivingRequestGivesWay(t *testing.T) {
 		t.Errorf("revoked: large %d, small %d, medium %d times; %d bytes are held", *largeRevoked, *smallRevoked, *mediumRevoked, m.Held())
 	}
 	if err := errors.Join(large.Take(1), large.Finish()); !errors.Is(err, ErrNoMemory) {
-		t.Errorf("a revoked share goes on: %v", err)
+		t.Errorf("Take on a revoked share: %v", err)
 	}
 	large.Give(60)
 	large.Release()
 	if m.Held() != 50 {
 		t.Errorf("%d bytes are held after a revoked share has ended, want 50", m.Held())
 	}
-	// The largest request itself is refused.
+	// The largest request itself gets no memory.
 	if err := small.Take(100); !errors.Is(err, ErrNoMemory) || *mediumRevoked != 0 {
 		t.Errorf("120 bytes of 100: %v", err)
 	}
 }
 
-// A request that is whole keeps its memory, and leaves the part of those that are arriving.
-func TestWholeRequestsAreNotRevoked(t *testing.T) {
+// TestCompleteRequestsAreNotRevoked verifies that a complete request keeps its memory and no longer counts as
+// incomplete.
+func TestCompleteRequestsAreNotRevoked(t *testing.T) {
 	m := &Memory{Max: 250, MaxArriving: 100}
 	for range 2 {
 		whole, revoked := share(t, m, 100)

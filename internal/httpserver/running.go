@@ -6,24 +6,25 @@ import (
 	"time"
 )
 
-// running counts the requests that run. It is safe for concurrent use.
+// running counts the requests in progress. It is safe for concurrent use.
 type running struct{ n, begun atomic.Int64 }
 
-// begin counts a request until end is called.
+// begin counts a request as running until end is called.
 func (r *running) begin() (end func()) {
 	r.n.Add(1)
 	r.begun.Add(1)
 	return func() { r.n.Add(-1) }
 }
 
-// idlePolls and idlePoll are how often in a row no request must run or begin for idle.
+// idlePolls is the number of consecutive polls, at intervals of idlePoll, without a running or new request, after which
+// a server is idle.
 const (
 	idlePolls = 10
 	idlePoll  = 100 * time.Millisecond
 )
 
-// idle waits until no request has run for a second. It reports false where the context ends earlier. A server uses it to end although
-// connections are open on which no request has come yet.
+// idle waits until no request has run for a second. It returns false if the context ends earlier. A server uses it to
+// stop while connections without a request are open.
 func (r *running) idle(ctx context.Context) bool {
 	tick := time.NewTicker(idlePoll)
 	defer tick.Stop()

@@ -13,45 +13,47 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// Limits of a server that sets no others.
+// The default limits of a server.
 const (
-	// DefaultMaxHeaderBytes holds a bearer token and the headers of a few proxies.
+	// DefaultMaxHeaderBytes is enough for a bearer token and the headers of a few proxies.
 	DefaultMaxHeaderBytes = 16 << 10
-	// DefaultMaxConnections is for servers that only components of a cluster use: probes, monitoring, managers, engines.
+	// DefaultMaxConnections is for servers that only cluster components use: probes, monitoring, managers and engines.
 	DefaultMaxConnections = 256
-	// DefaultReadHeaderTimeout bounds how long a TLS handshake and a header may take, since both are short.
+	// DefaultReadHeaderTimeout limits the time of a TLS handshake, and of receiving a header. Both are short.
 	DefaultReadHeaderTimeout = 10 * time.Second
-	// DefaultIdleTimeout bounds how long a connection stays open between two requests.
+	// DefaultIdleTimeout limits the time that a connection stays open between two requests.
 	DefaultIdleTimeout = 2 * time.Minute
 )
 
-// Options are the settings of a server. Every limit has a default: a server cannot be without one.
+// Options are the settings of a server. Every limit has a default, so that a server always has all limits.
 type Options struct {
 	Handler http.Handler
-	// Log receives what net/http reports of single connections, at V(1).
+	// Log receives the connection errors of net/http, at V(1).
 	Log logr.Logger
-	// MaxHeaderBytes bounds the header of a request, MaxConnections the open connections.
+	// MaxHeaderBytes limits the size of a request header. MaxConnections limits the number of open connections.
 	MaxHeaderBytes, MaxConnections int
-	// ReadHeaderTimeout bounds the time of a header, IdleTimeout the time between two requests.
+	// ReadHeaderTimeout limits the time to receive a header. IdleTimeout limits the time between two requests.
 	ReadHeaderTimeout, IdleTimeout time.Duration
-	// ReadTimeout and WriteTimeout bound a whole request and its answer; 0 where the handler sets deadlines itself.
+	// ReadTimeout and WriteTimeout limit the time of a request and of its response. They are 0 if the handler sets
+	// deadlines.
 	ReadTimeout, WriteTimeout time.Duration
-	// TLS serves HTTPS; nil for HTTP.
+	// TLS enables HTTPS. If it is nil, the server uses HTTP.
 	TLS *tls.Config
-	// HTTP2 serves HTTP/2 only, with these settings; nil for HTTP/1.1 only, where a connection carries one request at a time.
+	// HTTP2 selects HTTP/2 only, with these settings. If it is nil, the server uses HTTP/1.1 only, with one request at
+	// a time per connection.
 	HTTP2 *http.HTTP2Config
-	// Memory counts the headers of requests; nil where MaxConnections is bound enough.
+	// Memory limits the memory of request headers. It may be nil if MaxConnections is a sufficient limit.
 	Memory *Memory
 }
 
-// Server is an http.Server whose limits are all set.
+// Server is an http.Server with all limits set.
 type Server struct {
 	*http.Server
 	connections *connections
 	running     running
 }
 
-// New returns a server that serves nothing yet.
+// New returns a server. Serve starts it.
 func New(o Options) *Server {
 	s := &Server{connections: &connections{max: cmp.Or(o.MaxConnections, DefaultMaxConnections), memory: o.Memory, all: map[*connection]bool{}}}
 	s.Server = &http.Server{
@@ -80,7 +82,7 @@ func New(o Options) *Server {
 	return s
 }
 
-// NewProbes returns a server of routes whose requests have no body and whose answers are short: health, readiness, metrics.
+// NewProbes returns a server for health, readiness and metrics: requests without a body, and short responses.
 func NewProbes(routes http.Handler, log logr.Logger) *Server {
 	return New(Options{
 		Handler: routes, Log: log, MaxHeaderBytes: 8 << 10, MaxConnections: 64, ReadTimeout: time.Minute, WriteTimeout: 5 * time.Minute,
@@ -94,20 +96,20 @@ func (s *Server) counted(handler http.Handler) http.Handler {
 	})
 }
 
-// Shutdown takes no new requests, and lets those that run finish until the context ends. It closes connections without a request once no
-// request has run for a second: http.Server waits 5 s for the first request of a connection.
+// Shutdown accepts no new requests and waits for running requests until the context ends. It closes connections without
+// a request after no request has run for a second, because http.Server waits 5 s for the first request of a connection.
 func (s *Server) Shutdown(ctx context.Context) error {
 	idle, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
 		if s.running.idle(idle) {
-			s.Close() //nolint:errcheck // Shutdown returns what has failed
+			s.Close() //nolint:errcheck // Shutdown returns the error
 		}
 	}()
 	return s.Server.Shutdown(ctx)
 }
 
-// Serve serves the connections of a listener until Shutdown or Close, which are no error.
+// Serve serves the connections of a listener. It returns nil after Shutdown or Close.
 func (s *Server) Serve(listener net.Listener) error {
 	listener = &limitedListener{listener, s.connections}
 	var err error

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// start serves until the test ends, and returns the address.
+// start starts a server for the duration of the test and returns its address.
 func start(t *testing.T, options Options) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -35,7 +35,7 @@ func start(t *testing.T, options Options) string {
 	return listener.Addr().String()
 }
 
-// connect sends text on a new connection.
+// connect opens a connection and sends text.
 func connect(t *testing.T, address, text string) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	connection, err := net.Dial("tcp", address)
@@ -51,7 +51,7 @@ func connect(t *testing.T, address, text string) (net.Conn, *bufio.Reader) {
 
 const request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
-// answered requires an answer with a code.
+// answered requires a response with a status code.
 func answered(t *testing.T, from *bufio.Reader, code int) {
 	t.Helper()
 	response, err := http.ReadResponse(from, nil)
@@ -64,17 +64,18 @@ func answered(t *testing.T, from *bufio.Reader, code int) {
 	}
 }
 
-// closed requires that the server ends a connection.
+// closed requires that the server closes a connection.
 func closed(t *testing.T, from *bufio.Reader) {
 	t.Helper()
 	if text, err := io.ReadAll(from); err == nil && len(text) > 0 {
-		t.Errorf("the connection is answered %q", text)
+		t.Errorf("unexpected response %q", text)
 	}
 }
 
 func ok(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }
 
-// A header above the limit is refused before it is whole, with an answer that the client reads.
+// TestHeaderAboveTheLimit verifies that an incomplete header above the limit is rejected with a response that the
+// client can read.
 func TestHeaderAboveTheLimit(t *testing.T) {
 	address := start(t, Options{Handler: http.HandlerFunc(ok), MaxHeaderBytes: 8 << 10})
 	_, answer := connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\nX-Long: "+strings.Repeat("x", 16<<10))
@@ -83,8 +84,9 @@ func TestHeaderAboveTheLimit(t *testing.T) {
 	answered(t, answer, http.StatusOK)
 }
 
-// Where all places are taken, a new connection takes that of the one that has waited longest, and none whose request is being answered.
-func TestConnectionsGiveWayWhileTheyWait(t *testing.T) {
+// TestLongestWaitingConnectionIsReplaced verifies that a new connection above the limit replaces the connection that
+// has waited longest, but no connection with a request in progress.
+func TestLongestWaitingConnectionIsReplaced(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	address := start(t, Options{MaxConnections: 3, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/long" {
@@ -108,8 +110,8 @@ func TestConnectionsGiveWayWhileTheyWait(t *testing.T) {
 	answered(t, long, http.StatusOK)
 }
 
-// Headers that are arriving take memory by what has come, lines more than their text; where there is none left, the largest gives way. What
-// a header takes is given back when its request has been answered.
+// TestHeadersTakeMemory verifies that arriving headers reserve memory for their text and an overhead per line, that the
+// largest header is revoked if the limit is reached, and that the memory is released after the response.
 func TestHeadersTakeMemory(t *testing.T) {
 	memory := &Memory{Max: 1 << 20, MaxArriving: 40 << 10}
 	held := make(chan int64, 1)
@@ -120,7 +122,7 @@ func TestHeadersTakeMemory(t *testing.T) {
 		}
 		ok(w, r)
 	})})
-	_, lines := connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\n"+strings.Repeat("a:\r\n", 100)) // 26 KB with 256 bytes a line
+	_, lines := connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\n"+strings.Repeat("a:\r\n", 100)) // 26 KB with 256 bytes per line
 	eventually(t, "the lines have come", func() bool { return memory.Held() > 25<<10 })
 	_, text := connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\nX-Long: "+strings.Repeat("x", 16<<10))
 	closed(t, lines)
@@ -149,7 +151,8 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// No other package makes a server: each would have to repeat the limits, and one would forget them. Programs of tests are exempt.
+// TestEveryServerHasLimits verifies that no other package creates a server, because it could omit limits. Test programs
+// are exempt.
 func TestEveryServerHasLimits(t *testing.T) {
 	const root = "../.."
 	makers := map[string]bool{
@@ -183,7 +186,7 @@ func TestEveryServerHasLimits(t *testing.T) {
 		ast.Inspect(file, func(node ast.Node) bool {
 			if selector, ok := node.(*ast.SelectorExpr); ok {
 				if from, ok := selector.X.(*ast.Ident); ok && makers[from.Name+"."+selector.Sel.Name] {
-					t.Errorf("%s uses %s.%s: servers are made by httpserver.New", files.Position(node.Pos()), from.Name, selector.Sel.Name)
+					t.Errorf("%s uses %s.%s: create servers with httpserver.New", files.Position(node.Pos()), from.Name, selector.Sel.Name)
 				}
 			}
 			return true
@@ -195,7 +198,7 @@ func TestEveryServerHasLimits(t *testing.T) {
 	}
 }
 
-// Whatever the options, every limit of the server is set.
+// TestNewSetsEveryLimit verifies that every limit of a server is set for all options.
 func TestNewSetsEveryLimit(t *testing.T) {
 	for name, server := range map[string]*Server{"defaults": New(Options{}), "probes": NewProbes(nil, Options{}.Log)} {
 		if server.MaxHeaderBytes <= 0 || server.MaxHeaderBytes > 64<<10 || server.ReadHeaderTimeout <= 0 || server.IdleTimeout <= 0 || server.connections.max <= 0 {

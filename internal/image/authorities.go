@@ -7,13 +7,13 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// authoritiesPath is where programs look for the public certificate authorities. They are a file, and not part of the program: those
-// of a cluster, in a directory that $SSL_CERT_DIR names, are then known beside them. Roots that a Go program brings itself hold only where it
-// finds no others.
+// authoritiesPath is the path of the certificates of public certificate authorities. They are in a file, not in the
+// program, so that $SSL_CERT_DIR can add the certificates of a cluster: a Go program uses embedded root certificates
+// only if it finds no others.
 const authoritiesPath = "etc/ssl/certs/ca-certificates.crt"
 
-// authorities are the public certificate authorities of Mozilla's list (PEM). One that is trusted up to a date alone is left out: a
-// file of certificates cannot say so.
+// authorities returns the certificates of Mozilla's list of public certificate authorities, as PEM. It omits
+// authorities that are trusted only up to a date, because a certificate file cannot express the date.
 func authorities() []byte {
 	var file bytes.Buffer
 	for root := range bundle.Roots() {

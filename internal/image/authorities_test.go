@@ -13,7 +13,8 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// The file has what those who serve S3 and others have certificates of, and nothing that is trusted in part.
+// TestAuthorities verifies that the file has the authorities of S3 and other common services, and no authority that is
+// trusted only up to a date.
 func TestAuthorities(t *testing.T) {
 	var names []string
 	partly := map[string]bool{}
@@ -23,7 +24,7 @@ func TestAuthorities(t *testing.T) {
 	for rest := authorities(); len(rest) > 0; {
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {
-			t.Fatalf("%d bytes at the end are no certificate", len(rest))
+			t.Fatalf("%d trailing bytes are not a certificate", len(rest))
 		}
 		certificate, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -44,9 +45,10 @@ func TestAuthorities(t *testing.T) {
 	}
 }
 
-// What a program in the image trusts: the public authorities, and beside them those of a directory that $SSL_CERT_DIR names.
+// TestAuthoritiesOfACluster verifies that a program in the image trusts the public authorities, and those in the
+// directory $SSL_CERT_DIR.
 func TestAuthoritiesOfACluster(t *testing.T) {
-	const wanted = "IMAGE_TEST_AUTHORITIES" // a file with what the process below must have; its own roots are read once
+	const wanted = "IMAGE_TEST_AUTHORITIES" // path of a file with the expected roots of the child process, because a process reads its roots only once
 	if file := os.Getenv(wanted); file != "" {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -55,7 +57,7 @@ func TestAuthoritiesOfACluster(t *testing.T) {
 		want := x509.NewCertPool()
 		want.AppendCertsFromPEM(text)
 		if got, err := x509.SystemCertPool(); err != nil || !got.Equal(want) {
-			t.Errorf("the process has other authorities than those of %s: %v", file, err)
+			t.Errorf("the authorities of the process differ from those in %s: %v", file, err)
 		}
 		return
 	}

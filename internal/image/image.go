@@ -13,7 +13,7 @@ import (
 	"slices"
 )
 
-// User is the numeric user and group that the program runs as. Kubernetes can only prove runAsNonRoot for a number.
+// User is the numeric user and group ID of the program. Kubernetes can verify runAsNonRoot only for a numeric ID.
 const User = "65532:65532"
 
 // Media types of the OCI image specification, version 1.1.
@@ -24,18 +24,19 @@ const (
 	mediaTypeLayer    = "application/vnd.oci.image.layer.v1.tar"
 )
 
-// Options say what goes into an image.
+// Options describe an image.
 type Options struct {
-	// Name is the image's name, [DOMAIN/]REPOSITORY:TAG.
+	// Name is the name of the image, [DOMAIN/]REPOSITORY:TAG.
 	Name string
-	// Program is the entrypoint's file name: the program becomes /<Program>.
+	// Program is the file name of the entrypoint. The program is stored as /<Program>.
 	Program string
-	// Binary is the program's content, a static ELF executable for Linux. It decides the image's architecture.
+	// Binary is the content of the program, a static ELF executable for Linux. It determines the architecture of the
+	// image.
 	Binary []byte
 }
 
-// Build writes an image as the tar of an OCI layout to w and returns the digest of its manifest ("sha256:<hex>"), the
-// name by which a registry or a node would know it. An error is about an option, or comes from w.
+// Build writes an image to w as the tar of an OCI layout. It returns the digest of the manifest ("sha256:<hex>"), which
+// registries and nodes use as the identity of the image. An error reports an invalid option or comes from w.
 func Build(w io.Writer, options Options) (string, error) {
 	name, tag, err := parseReference(options.Name)
 	if err != nil {
@@ -105,7 +106,7 @@ func Build(w io.Writer, options Options) (string, error) {
 	return root.Digest, nil
 }
 
-// validateProgram keeps the program from replacing another file of the image.
+// validateProgram rejects program names that would replace another file of the image.
 func validateProgram(name string) error {
 	if name != path.Base(name) || slices.Contains([]string{"", ".", "..", "/", "etc", "tmp"}, name) {
 		return fmt.Errorf("program name %q: must be a file name without directory, and neither etc nor tmp", name)
@@ -134,14 +135,14 @@ func staticArchitecture(binary []byte) (string, error) {
 	}
 }
 
-// file is one entry of a tar; a path that ends in a slash is a directory.
+// file is an entry of a tar. A path that ends with a slash is a directory.
 type file struct {
 	path string
 	mode int64
 	data []byte
 }
 
-// archive returns a tar of the files, owned by root, with no date.
+// archive returns a tar of the files. The owner is root, and the modification time is 0.
 func archive(files []file) ([]byte, error) {
 	var buffer bytes.Buffer
 	writer := tar.NewWriter(&buffer)
@@ -173,7 +174,7 @@ func blob(data []byte) file {
 	return file{path: "blobs/sha256/" + digest(data)[len("sha256:"):], mode: 0o644, data: data}
 }
 
-// The documents of the OCI image specification, as far as this package writes them.
+// The following types are the parts of the OCI image specification that this package writes.
 
 type platform struct {
 	Architecture string `json:"architecture"`

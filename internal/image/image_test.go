@@ -69,7 +69,7 @@ func unmarshal[T any](t *testing.T, data []byte) T {
 	return value
 }
 
-func TestBuildWritesALayoutWhoseDigestsHold(t *testing.T) {
+func TestBuildWritesAValidLayout(t *testing.T) {
 	for architecture, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
 		t.Run(architecture, func(t *testing.T) {
 			content := program(t, machine, elf.PT_LOAD)
@@ -82,7 +82,7 @@ func TestBuildWritesALayoutWhoseDigestsHold(t *testing.T) {
 			if diff := cmp.Diff(`{"imageLayoutVersion":"1.0.0"}`, string(files["oci-layout"])); diff != "" {
 				t.Errorf("oci-layout (-want +got):\n%s", diff)
 			}
-			// follow returns the blob that a descriptor names, and proves that it is the one described.
+			// follow returns the blob of a descriptor, and verifies its digest and size.
 			follow := func(d descriptor) []byte {
 				t.Helper()
 				data, found := files["blobs/sha256/"+strings.TrimPrefix(d.Digest, "sha256:")]
@@ -134,10 +134,10 @@ func TestBuildWritesALayoutWhoseDigestsHold(t *testing.T) {
 				t.Errorf("modes (-want +got):\n%s", diff)
 			}
 			if !bytes.Equal(contents["semmoe"], content) {
-				t.Error("the program in the layer is not the one given")
+				t.Error("the program in the layer differs from the given program")
 			}
 			if !bytes.Equal(contents["etc/ssl/certs/ca-certificates.crt"], authorities()) {
-				t.Error("the layer has other certificate authorities")
+				t.Error("the layer has different certificate authorities")
 			}
 			if !strings.Contains(string(contents["etc/passwd"]), "nonroot:x:65532:65532:") {
 				t.Errorf("etc/passwd lacks the user: %s", contents["etc/passwd"])
@@ -166,11 +166,11 @@ func TestBuildIsReproducible(t *testing.T) {
 		t.Fatal(err)
 	}
 	if changedDigest == firstDigest {
-		t.Error("another program has the same digest")
+		t.Error("a different program has the same digest")
 	}
 }
 
-func TestBuildRefuses(t *testing.T) {
+func TestBuildRejectsInvalidOptions(t *testing.T) {
 	static := program(t, elf.EM_X86_64, elf.PT_LOAD)
 	tests := map[string]struct {
 		options Options
@@ -221,7 +221,7 @@ func TestParseReference(t *testing.T) {
 				t.Errorf("full name %s with tag %s, want %s", got, tag, want)
 			}
 			if again, _, err := parseReference(got); err != nil || again != got {
-				t.Errorf("the full name's full name is %s (%v)", again, err)
+				t.Errorf("the full form of the full name is %s (%v)", again, err)
 			}
 		})
 	}

@@ -12,8 +12,8 @@ var (
 	tagPattern        = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
 
-// parseReference returns the full form of an image name and its tag. A kubelet and its runtime look images up by the
-// full form: an image stored as "semmoe:dev" would not be found by a pod that names semmoe:dev.
+// parseReference returns the full form of an image name, and its tag. Container runtimes look up images by the full
+// form: a pod with the image semmoe:dev would not find an image that is stored under the name "semmoe:dev".
 func parseReference(name string) (full, tag string, err error) {
 	invalid := func(what string) error {
 		return fmt.Errorf("image name %q: %s; want [DOMAIN/]REPOSITORY:TAG, for example semmoe:dev", name, what)
@@ -28,7 +28,7 @@ func parseReference(name string) (full, tag string, err error) {
 	}
 	domain, path, found := strings.Cut(repository, "/")
 	if !found || !domainPattern.MatchString(domain) {
-		domain, path = "docker.io", repository // the default of every container engine
+		domain, path = "docker.io", repository // the default of all container engines
 		if !found {
 			path = "library/" + path
 		}

@@ -18,36 +18,36 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// fieldManager is the name under which everything is written.
+// fieldManager is the field manager of every write.
 const fieldManager = "kubectl-semmoe"
 
-// Cluster is what commands work on.
+// Cluster gives commands access to one cluster.
 type Cluster struct {
 	client.Client
-	// Namespace is that of the flag, or of the context.
+	// Namespace is the value of --namespace, or the namespace of the context.
 	Namespace string
-	// Metrics reads the metrics of a pod, through the API server.
+	// Metrics reads the metrics page of a pod through the API server's pod proxy.
 	Metrics func(ctx context.Context, pod *corev1.Pod) ([]byte, error)
 }
 
-// connection are the flags that say which cluster is meant, as kubectl has them.
+// connection holds the flags that select the cluster. They have the same names as kubectl's.
 type connection struct {
 	kubeconfig string
 	overrides  clientcmd.ConfigOverrides
 }
 
-// bind adds the flags.
+// bind registers the flags.
 func (c *connection) bind(flags *pflag.FlagSet) {
-	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "file with the clusters (default: KUBECONFIG, else ~/.kube/config)")
-	flags.StringVar(&c.overrides.CurrentContext, "context", "", "context of that file")
-	flags.StringVar(&c.overrides.Context.Cluster, "cluster", "", "cluster of that file")
-	flags.StringVar(&c.overrides.Context.AuthInfo, "user", "", "user of that file")
-	flags.StringVarP(&c.overrides.Context.Namespace, "namespace", "n", "", "namespace (default: that of the context)")
-	flags.StringVar(&c.overrides.AuthInfo.Impersonate, "as", "", "user to act as")
-	flags.StringVar(&c.overrides.Timeout, "request-timeout", "", "how long a request may take, such as 30s (default: no limit)")
+	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "path of the kubeconfig file (default: KUBECONFIG, then ~/.kube/config)")
+	flags.StringVar(&c.overrides.CurrentContext, "context", "", "kubeconfig context to use")
+	flags.StringVar(&c.overrides.Context.Cluster, "cluster", "", "kubeconfig cluster to use")
+	flags.StringVar(&c.overrides.Context.AuthInfo, "user", "", "kubeconfig user to use")
+	flags.StringVarP(&c.overrides.Context.Namespace, "namespace", "n", "", "namespace (default: namespace of the context)")
+	flags.StringVar(&c.overrides.AuthInfo.Impersonate, "as", "", "user to impersonate")
+	flags.StringVar(&c.overrides.Timeout, "request-timeout", "", "timeout of one request, for example 30s (default: no timeout)")
 }
 
-// newScheme has the kinds that commands read and write.
+// newScheme returns a scheme with the kinds that commands read and write.
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, semmoev1.AddToScheme, leaderworkersetv1.AddToScheme} {
@@ -58,7 +58,7 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// open connects to the cluster that the flags mean.
+// open connects to the cluster that the flags select.
 func (c *connection) open() (*Cluster, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = c.kubeconfig
@@ -71,7 +71,7 @@ func (c *connection) open() (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A person waits: what client-go holds back for the good of others would be seconds.
+	// A user waits for the answer: the default client-side rate limit of client-go would delay it by seconds.
 	config.QPS, config.Burst, config.UserAgent = 50, 100, fieldManager
 	scheme, err := newScheme()
 	if err != nil {
@@ -102,13 +102,16 @@ func (c *connection) open() (*Cluster, error) {
 	}}, nil
 }
 
-// maxMetricsBytes bounds what is read of a pod's metrics: many times the page of a router with hundreds of ranks.
+// maxMetricsBytes limits the size of one metrics page. The page of a router with hundreds of ranks is many times
+// smaller.
 const maxMetricsBytes = 16 << 20
 
-// metricsTimeout bounds how long one pod may take to answer, so that one that hangs does not hide the others.
+// metricsTimeout limits the metrics request to one pod, so that a pod that hangs does not block the output for the
+// others.
 const metricsTimeout = 10 * time.Second
 
-// metricsPort is the number of a pod's port "metrics": the API server's proxy takes no names of pods' ports.
+// metricsPort returns the number of the pod's port named metrics. The API server's pod proxy does not accept port
+// names.
 func metricsPort(pod *corev1.Pod) (int32, error) {
 	for _, container := range pod.Spec.Containers {
 		for _, port := range container.Ports {

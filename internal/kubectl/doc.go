@@ -1,15 +1,16 @@
-// Package kubectl is the plugin "kubectl semmoe": the daily work with MoEDeployments and PlacementPlans at a terminal.
+// Package kubectl implements the plugin "kubectl semmoe", which inspects and changes MoEDeployments and PlacementPlans
+// from a terminal.
 //
-// A command reads objects through the API server, has one of the packages below decide or describe, and writes the result:
+// A command reads objects through the API server, passes them to one of these packages, and prints the result:
 //
-//	view      what is so: the state of a deployment, the worth of a plan, the load of ranks
-//	change    what a user's word changes
-//	gitops    who would change it back
-//	terminal  how text is written for people
+//	view      describes the state of a deployment, the benefit of a plan and the load of ranks
+//	change    computes the patch for an approval, a rollback, a pin, a pause or a resume
+//	gitops    finds the GitOps tool that would revert a change
+//	terminal  formats text for terminals and pipes
 //
 // Invariants:
-//   - Nothing is asked interactively. What is written is written by the field manager kubectl-semmoe, as one patch that the API server
-//     applies, and with --dry-run=server to nothing.
-//   - Standard output has the answer alone, in JSON where asked for; warnings and errors go to standard error.
-//   - A right that is missing costs what needs it, and is told; the rest is shown.
+//   - Commands never prompt. Each change is one patch by the field manager kubectl-semmoe. With --dry-run=server the
+//     API server validates the patch and stores nothing.
+//   - Standard output contains only the answer, as text or JSON. Warnings and errors go to standard error.
+//   - A missing permission removes only the parts that need it from the output, with a note. The other parts are shown.
 package kubectl

@@ -13,19 +13,19 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/change"
 )
 
-// Exit codes: 0 is done, also where it was so already.
+// Exit codes. 0 means success, also if nothing had to change.
 const (
-	// exitError: the cluster was not reached, or refuses, or something else has failed.
+	// exitError means that the cluster is unreachable, the API server denied the request, or another error occurred.
 	exitError = 1
-	// exitUsage: the command line must be changed.
+	// exitUsage means that the command line is invalid.
 	exitUsage = 2
-	// exitNotFound: what is named does not exist, or the operator is not installed.
+	// exitNotFound means that a named object does not exist, or that the operator is not installed.
 	exitNotFound = 3
-	// exitState: it cannot be done as things are.
+	// exitState means that the present state of the objects does not allow the action.
 	exitState = 4
 )
 
-// codedError carries an exit code.
+// codedError is an error with an exit code.
 type codedError struct {
 	error
 	code int
@@ -41,8 +41,8 @@ func notFoundf(format string, args ...any) error {
 	return codedError{fmt.Errorf(format, args...), exitNotFound}
 }
 
-// told is an error in words that say what to do, with its exit code.
-func told(err error) (string, int) {
+// describeError returns a message that includes the user's action, and the exit code.
+func describeError(err error) (string, int) {
 	var coded codedError
 	var state *change.StateError
 	var unreachable *net.OpError
@@ -54,30 +54,31 @@ func told(err error) (string, int) {
 	case errors.As(err, &state):
 		return state.Error(), exitState
 	case meta.IsNoMatchError(err), isMissingKind(err):
-		return "the cluster has no kind of semmoe.io: install the operator first, or name another cluster by --context", exitNotFound
+		return "the cluster has no semmoe.io resources: install the operator, or select another cluster with --context", exitNotFound
 	case apierrors.IsForbidden(err):
-		return fmt.Sprintf("%v. The cluster roles view (to look) and edit (to change) have these rights", err), exitError
+		return fmt.Sprintf("%v. The cluster roles view (read) and edit (write) include the permissions", err), exitError
 	case apierrors.IsUnauthorized(err):
-		return "the cluster does not accept your credentials: log in again, or name another user by --context", exitError
+		return "the cluster rejected the credentials: log in again, or select another user with --context", exitError
 	case clientcmd.IsEmptyConfig(err):
-		return "no cluster is configured: name a file by --kubeconfig or KUBECONFIG", exitError
+		return "no cluster is configured: set --kubeconfig or KUBECONFIG", exitError
 	case errors.As(err, &unreachable), errors.As(err, &unknownHost):
-		where := ""
+		endpoint := ""
 		if errors.As(err, &address) {
 			if u, parsed := url.Parse(address.URL); parsed == nil {
-				where = fmt.Sprintf(" at %s://%s", u.Scheme, u.Host)
+				endpoint = fmt.Sprintf(" at %s://%s", u.Scheme, u.Host)
 			}
 		}
 		reason := error(unknownHost)
 		if unknownHost == nil {
 			reason = unreachable.Err
 		}
-		return fmt.Sprintf("the cluster cannot be reached%s (%v): check --context, --kubeconfig and the network", where, reason), exitError
+		return fmt.Sprintf("failed to reach the cluster%s (%v): check --context, --kubeconfig and the network", endpoint, reason), exitError
 	}
 	return err.Error(), exitError
 }
 
-// isMissingKind tells a path that the API server does not serve from an object that it does not have.
+// isMissingKind reports whether the API server does not serve the requested resource type. It is false for a missing
+// object.
 func isMissingKind(err error) bool {
 	var status apierrors.APIStatus
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && (status.Status().Details == nil || status.Status().Details.Name == "")

@@ -15,7 +15,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// now is the time at which tests look.
+// now is the present time in tests.
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func before(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
@@ -23,18 +23,19 @@ func before(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 const (
 	namespace   = "llm"
 	modelDigest = "12d5826cf5abe4fb7d8cbb5b37dc9a62189d38125f3c1defb87ca8162049ff1b"
-	// The digests of two plans, and their short ones.
+	// The digests of two plans, and their short forms.
 	firstDigest  = "b509accef77e719e4b7d8cbb5b37dc9a62189d38125f3c1defb87ca8162049ff"
 	secondDigest = "6020771edb47c715a1f00dbb5b37dc9a62189d38125f3c1defb87ca8162049ff"
 	firstPlan    = "b509accef77e719e"
 	secondPlan   = "6020771edb47c715"
 )
 
-func conditions(told ...string) []metav1.Condition {
+// conditions returns conditions from groups of four strings: type, status, reason and message.
+func conditions(fields ...string) []metav1.Condition {
 	var all []metav1.Condition
-	for i := 0; i+3 < len(told); i += 4 {
+	for i := 0; i+3 < len(fields); i += 4 {
 		all = append(all, metav1.Condition{
-			Type: told[i], Status: metav1.ConditionStatus(told[i+1]), Reason: told[i+2], Message: told[i+3],
+			Type: fields[i], Status: metav1.ConditionStatus(fields[i+1]), Reason: fields[i+2], Message: fields[i+3],
 			ObservedGeneration: 1, LastTransitionTime: before(5 * time.Minute),
 		})
 	}
@@ -53,7 +54,7 @@ func ofQwen(name string, age time.Duration, component string, labels ...string) 
 	return named(name, age, append(labels, semmoev1.LabelDeployment, "qwen", semmoev1.LabelComponent, component)...)
 }
 
-// deployment is one whose first plan waits for approval, changed.
+// deployment returns a deployment with a first plan that waits for approval, and applies changes.
 func deployment(changes ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
 	moed := &semmoev1.MoEDeployment{
 		ObjectMeta: named("qwen", time.Hour),
@@ -76,7 +77,7 @@ func deployment(changes ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeploymen
 				"Ready", "True", "Serving", "2 of 2 replicas serve at http://qwen.llm.svc:8000",
 				"Progressing", "False", "Complete", "All 2 replicas are of revision 38df6bb89e",
 				"Degraded", "False", "AsExpected", "Nothing is wrong",
-				"Stalled", "False", "NotStalled", "Nothing waits for a human",
+				"Stalled", "False", "NotStalled", "No user action is required",
 				"Reconciling", "False", "Complete", "Generation 1 is in service",
 				"Profiled", "True", "Profiled", "AffinityProfile qwen-3e5a82bb holds 200000 tokens of 2000 requests",
 				"Planned", "True", "Planned", "PlacementPlan qwen-c65ee2b4 (b509accef77e719e) promises a local activation rate of 43.2%; the default placement has 25.7%",
@@ -91,7 +92,7 @@ func deployment(changes ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeploymen
 	return moed
 }
 
-// canary is the state of a deployment whose second plan is on trial beside the first.
+// canary changes a deployment to one with a second plan in its canary phase, next to the first plan.
 func canary(moed *semmoev1.MoEDeployment) {
 	message := "Plan 6020771edb47c715 is tried on 1 of 2 replicas: it is compared with the stable revision"
 	moed.Status.PlanDigest, moed.Status.Plan, moed.Status.ReadyReplicas = firstPlan, "qwen-5d0d71aa", 1
@@ -127,7 +128,7 @@ func profiles() []client.Object {
 	}}
 }
 
-// profiling is a profile that is being made, and its Job.
+// profiling returns a profile in progress, and its Job.
 func profiling() []client.Object {
 	return []client.Object{
 		&semmoev1.AffinityProfile{
@@ -160,7 +161,7 @@ func planned(name, digest string, age time.Duration, changes ...func(*semmoev1.P
 	return p
 }
 
-// replan is a plan that was made to replace the first.
+// replan changes a plan to one that replaces the first plan.
 func replan(p *semmoev1.PlacementPlan) {
 	p.Labels[semmoev1.LabelBase] = "qwen-c65ee2b4"
 	p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: firstDigest, TargetLARMilli: 388}

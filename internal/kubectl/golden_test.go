@@ -33,29 +33,29 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
-// golden is one run of the plugin, and what a terminal shows of it.
+// golden is one run of the plugin with a golden file for its output.
 type golden struct {
-	// command is what follows "kubectl semmoe".
+	// command contains the arguments after "kubectl semmoe".
 	command string
 	objects []client.Object
 	width   int
 	color   bool
-	// fails is the error of every request to the API server, denies that of requests for a kind of list.
-	fails  error
-	denies func(list client.ObjectList) error
-	// refuses is the error of creating an object, or of trying to.
-	refuses func(object client.Object, options *client.CreateOptions) error
-	// metrics are what pods' metrics say, by name.
+	// getError is the error of every request to the API server. listError returns the error of a list request.
+	getError  error
+	listError func(list client.ObjectList) error
+	// createError returns the error of creating an object, also in a dry run.
+	createError func(object client.Object, options *client.CreateOptions) error
+	// metrics are the metrics pages of pods, by name.
 	metrics map[string]string
-	// looks is how often a watch looks, and between changes what there is between two looks.
-	looks   int
+	// polls is the number of polls of a watch. between changes objects between two polls.
+	polls   int
 	between func(ctx context.Context, c client.Client) error
 	code    int
 }
 
-// run is a run of the plugin: what it writes, as a person sees it, and its exit code.
+// run runs the plugin. It returns standard output followed by standard error, and the exit code.
 func (g golden) run(t *testing.T) (shown string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -64,7 +64,7 @@ func (g golden) run(t *testing.T) (shown string, code int) {
 	cluster := g.cluster(t)
 	p.open = func() (*Cluster, error) { return cluster, nil }
 	p.Wait = func(ctx context.Context, _ time.Duration) error {
-		if g.looks--; g.looks <= 0 {
+		if g.polls--; g.polls <= 0 {
 			return context.Canceled
 		}
 		return g.between(ctx, cluster.Client)
@@ -82,25 +82,25 @@ func (g golden) cluster(t *testing.T) *Cluster {
 	}
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(g.objects...).WithInterceptorFuncs(interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
-			if g.fails != nil {
-				return g.fails
+			if g.getError != nil {
+				return g.getError
 			}
 			return c.Get(ctx, key, object, options...)
 		},
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
-			if g.fails != nil {
-				return g.fails
+			if g.getError != nil {
+				return g.getError
 			}
-			if g.denies != nil {
-				if err := g.denies(list); err != nil {
+			if g.listError != nil {
+				if err := g.listError(list); err != nil {
 					return err
 				}
 			}
 			return c.List(ctx, list, options...)
 		},
 		Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
-			if g.refuses != nil {
-				if err := g.refuses(object, (&client.CreateOptions{}).ApplyOptions(options)); err != nil {
+			if g.createError != nil {
+				if err := g.createError(object, (&client.CreateOptions{}).ApplyOptions(options)); err != nil {
 					return err
 				}
 			}
@@ -108,8 +108,8 @@ func (g golden) cluster(t *testing.T) *Cluster {
 		},
 	}).Build()
 	return &Cluster{Client: c, Namespace: namespace, Metrics: func(_ context.Context, pod *corev1.Pod) ([]byte, error) {
-		text, told := g.metrics[pod.Name]
-		if !told {
+		text, ok := g.metrics[pod.Name]
+		if !ok {
 			return nil, forbidden("pods/proxy", pod.Name)
 		}
 		return []byte(text), nil
@@ -127,7 +127,7 @@ var (
 	errNoPath      = apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{Group: "semmoe.io", Resource: "moedeployments"}, "", "the server could not find the requested resource", 0, true)
 )
 
-func together(lists ...[]client.Object) []client.Object {
+func concat(lists ...[]client.Object) []client.Object {
 	var all []client.Object
 	for _, list := range lists {
 		all = append(all, list...)
@@ -135,14 +135,15 @@ func together(lists ...[]client.Object) []client.Object {
 	return all
 }
 
-// awaiting is a deployment whose first plan waits for approval, and all that belongs to it.
+// awaiting returns a deployment with a first plan that waits for approval, and the objects that belong to it.
 func awaiting(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
-	return together([]client.Object{deployment(changes...), planned("qwen-c65ee2b4", firstDigest, 40*time.Minute)}, profiles(), stateful("qwen-38df6bb89e", "38df6bb89e", "", true), routers())
+	return concat([]client.Object{deployment(changes...), planned("qwen-c65ee2b4", firstDigest, 40*time.Minute)}, profiles(), stateful("qwen-38df6bb89e", "38df6bb89e", "", true), routers())
 }
 
-// onTrial is one whose second plan is on its canary, which breaks.
-func onTrial(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
-	return together(
+// inCanary returns a deployment with a second plan in its canary phase, a canary pod that crashes, and the objects that
+// belong to it.
+func inCanary(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
+	return concat(
 		[]client.Object{
 			deployment(append([]func(*semmoev1.MoEDeployment){canary}, changes...)...),
 			planned("qwen-c65ee2b4", firstDigest, 40*time.Minute), planned("qwen-5d0d71aa", secondDigest, 10*time.Minute, replan),
@@ -151,7 +152,7 @@ func onTrial(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
 	)
 }
 
-// candidate is a canary that ends again and again.
+// candidate returns a canary revision with a pod that crashes repeatedly.
 func candidate() []client.Object {
 	objects := stateful("qwen-b293798526", "b293798526", secondDigest, false)
 	objects[0].SetAnnotations(map[string]string{semmoev1.AnnotationRollout: semmoev1.RolloutCanary})
@@ -165,13 +166,13 @@ func TestGolden(t *testing.T) {
 	}
 	for name, g := range goldens() {
 		t.Run(name, func(t *testing.T) {
-			t.Chdir(t.TempDir()) // for what it writes
+			t.Chdir(t.TempDir()) // the command writes files to the working directory
 			shown, code := g.run(t)
 			if code != g.code {
 				t.Errorf("exit code %d, want %d:\n%s", code, g.code, shown)
 			}
 			if strings.Contains(shown, "\x1b") != g.color {
-				t.Errorf("colours: %t, want %t", !g.color, g.color)
+				t.Errorf("colors: %t, want %t", !g.color, g.color)
 			}
 			got := fmt.Sprintf("$ kubectl semmoe %s\n%s", g.command, strings.ReplaceAll(shown, "\x1b", "␛"))
 			file := filepath.Join(testdata, name+".txt")
@@ -186,7 +187,7 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("%s (-want +got; -args -update writes it anew):\n%s", file, diff)
+				t.Errorf("%s (-want +got; -args -update rewrites the file):\n%s", file, diff)
 			}
 		})
 	}
@@ -196,12 +197,12 @@ func TestGolden(t *testing.T) {
 	}
 	for _, file := range files {
 		if _, used := goldens()[strings.TrimSuffix(filepath.Base(file), ".txt")]; !used {
-			t.Errorf("%s is of no test", file)
+			t.Errorf("%s is not used by any test", file)
 		}
 	}
 }
 
-// Every answer that the documentation shows is one that a golden file holds.
+// TestDocumentation verifies that every output in the documentation equals a golden file.
 func TestDocumentation(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "kubectl.md"))
 	if err != nil {
@@ -211,27 +212,27 @@ func TestDocumentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held := map[string]bool{}
+	outputs := map[string]bool{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		held[strings.TrimSpace(string(text))] = true
+		outputs[strings.TrimSpace(string(text))] = true
 	}
 	blocks := strings.Split(string(page), "```text\n")[1:]
 	if len(blocks) < 5 {
-		t.Fatalf("%d answers are shown", len(blocks))
+		t.Fatalf("the documentation has only %d outputs", len(blocks))
 	}
 	for _, block := range blocks {
 		shown, _, _ := strings.Cut(block, "\n```")
-		if !held[strings.TrimSpace(shown)] {
-			t.Errorf("no golden file holds this answer:\n%s", shown)
+		if !outputs[strings.TrimSpace(shown)] {
+			t.Errorf("no golden file has this output:\n%s", shown)
 		}
 	}
 }
 
-// goldens are all runs, by the names of their files.
+// goldens returns all runs, by the names of their golden files.
 func goldens() map[string]golden {
 	all := map[string]golden{}
 	for _, some := range []map[string]golden{statusGoldens(), planGoldens(), replanGoldens(), topGoldens(), writeGoldens(), errorGoldens()} {
@@ -245,16 +246,16 @@ func goldens() map[string]golden {
 func statusGoldens() map[string]golden {
 	return map[string]golden{
 		"status":            {command: "status qwen", objects: awaiting(), width: 120},
-		"status-pipe":       {command: "status qwen", objects: onTrial()},
-		"status-80":         {command: "status qwen", objects: onTrial(), width: 80},
-		"status-40":         {command: "status qwen", objects: onTrial(), width: 40},
-		"status-color":      {command: "status qwen", objects: onTrial(), width: 100, color: true},
-		"status-json":       {command: "status qwen -o json", objects: onTrial()},
-		"status-profiling":  {command: "status", objects: together([]client.Object{deployment(unplanned)}, profiling(), stateful("qwen-38df6bb89e", "38df6bb89e", "", true), routers()), width: 100},
+		"status-pipe":       {command: "status qwen", objects: inCanary()},
+		"status-80":         {command: "status qwen", objects: inCanary(), width: 80},
+		"status-40":         {command: "status qwen", objects: inCanary(), width: 40},
+		"status-color":      {command: "status qwen", objects: inCanary(), width: 100, color: true},
+		"status-json":       {command: "status qwen -o json", objects: inCanary()},
+		"status-profiling":  {command: "status", objects: concat([]client.Object{deployment(unplanned)}, profiling(), stateful("qwen-38df6bb89e", "38df6bb89e", "", true), routers()), width: 100},
 		"status-all":        {command: "status -A", objects: append(awaiting(), elsewhere()), width: 100},
 		"status-none":       {command: "status", width: 80},
-		"status-restricted": {command: "status qwen", objects: awaiting(), width: 100, denies: withoutPods},
-		"status-watch":      {command: "status --watch", objects: together([]client.Object{deployment(unplanned)}, profiling()), looks: 3, between: answerMore},
+		"status-restricted": {command: "status qwen", objects: awaiting(), width: 100, listError: withoutPods},
+		"status-watch":      {command: "status --watch", objects: concat([]client.Object{deployment(unplanned)}, profiling()), polls: 3, between: answerMore},
 	}
 }
 
@@ -265,7 +266,7 @@ func unplanned(moed *semmoev1.MoEDeployment) {
 	set(moed, "RolledOut", "False", "NoPlan", "There is no plan to roll out")
 }
 
-// elsewhere is a deployment of another namespace that nobody has looked at yet.
+// elsewhere returns a deployment of another namespace that is not reconciled yet.
 func elsewhere() client.Object {
 	moed := &semmoev1.MoEDeployment{ObjectMeta: named("tiny", time.Minute)}
 	moed.Namespace = "research"
@@ -287,16 +288,16 @@ func shuffled(moed *semmoev1.MoEDeployment) {
 	moed.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleEnabled
 }
 
-// unshuffled makes a plan one for an engine that leaves tokens where attention puts them.
+// unshuffled changes a plan to one for an engine that does not shuffle tokens.
 func unshuffled(p *semmoev1.PlacementPlan) { p.Spec.TokenShuffle = semmoev1.TokenShuffleDisabled }
 
-// ofCounts makes a plan one of new tables from counts of tokens.
+// ofCounts changes a plan to one with only new tables, made from token counts.
 func ofCounts(p *semmoev1.PlacementPlan) {
 	p.Status.Tier, p.Status.Forecast = semmoev1.TierTables, nil
 	p.Status.Comparison = &semmoev1.PlanComparison{Reason: "new tables are 56.5% nearer to what tokens activate now; counts do not tell what that gains in time"}
 }
 
-// answerMore is the progress of a profiling Job between two looks.
+// answerMore updates the progress of a profiling Job between two polls.
 func answerMore(ctx context.Context, c client.Client) error {
 	profile := &semmoev1.AffinityProfile{}
 	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "qwen-3e5a82bb"}, profile); err != nil {
@@ -306,7 +307,7 @@ func answerMore(ctx context.Context, c client.Client) error {
 	return c.Update(ctx, profile)
 }
 
-// inService is a deployment that serves under its first plan.
+// inService changes a deployment to one that serves with its first plan.
 func inService(moed *semmoev1.MoEDeployment) {
 	moed.Status.PlanDigest = firstPlan
 	set(moed, "RolledOut", "True", "RolledOut", "All replicas serve under plan b509accef77e719e")
@@ -335,11 +336,11 @@ func planGoldens() map[string]golden {
 	}
 	return map[string]golden{
 		"explain":              {command: "explain qwen-c65ee2b4", objects: awaiting(), width: 100},
-		"explain-replan":       {command: "explain 602077", objects: onTrial(), width: 100},
+		"explain-replan":       {command: "explain 602077", objects: inCanary(), width: 100},
 		"explain-pays":         {command: "explain qwen-5d0d71aa", objects: paying(), width: 100},
-		"explain-40":           {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 40},
-		"explain-color":        {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 80, color: true},
-		"explain-json":         {command: "explain qwen-5d0d71aa -o json", objects: onTrial()},
+		"explain-40":           {command: "explain qwen-5d0d71aa", objects: inCanary(), width: 40},
+		"explain-color":        {command: "explain qwen-5d0d71aa", objects: inCanary(), width: 80, color: true},
+		"explain-json":         {command: "explain qwen-5d0d71aa -o json", objects: inCanary()},
 		"explain-worthless":    {command: "explain poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless, failed)), width: 100},
 		"explain-slower":       {command: "explain slow", objects: append(awaiting(), planned("slow", secondDigest, time.Minute, slower)), width: 100},
 		"explain-unsolved":     {command: "explain new", objects: append(awaiting(), planned("new", secondDigest, time.Minute, unsolved)), width: 100},
@@ -361,7 +362,7 @@ func planGoldens() map[string]golden {
 }
 
 func topGoldens() map[string]golden {
-	// Each run has a map of its own: one of them changes what routers tell.
+	// Each run has its own map, because one run changes the metrics.
 	two := func() map[string]string {
 		return map[string]string{"qwen-router-6b7f-0": metrics(640, 0.42, 1000), "qwen-router-6b7f-1": metrics(320, 0.36, 500)}
 	}
@@ -373,7 +374,7 @@ func topGoldens() map[string]golden {
 		both["qwen-router-6b7f-0"] = metrics(700, 0.43, 1800)
 		return nil
 	}
-	// One router cannot be read at the second look, and at the third it can.
+	// The metrics of one router cannot be read at the second poll, but at the third.
 	missed := two()
 	laterTexts := []map[string]string{
 		{"qwen-router-6b7f-0": metrics(700, 0.43, 1800), "qwen-router-6b7f-1": "up 1\n"},
@@ -385,28 +386,29 @@ func topGoldens() map[string]golden {
 		return nil
 	}
 	return map[string]golden{
-		"top-missed":    {command: "top qwen --watch", objects: onTrial(), metrics: missed, looks: 3, between: later, width: 100},
-		"top":           {command: "top qwen", objects: onTrial(), metrics: two(), width: 100},
-		"top-40":        {command: "top qwen", objects: onTrial(), metrics: two(), width: 40},
-		"top-color":     {command: "top", objects: onTrial(), metrics: two(), width: 80, color: true},
-		"top-json":      {command: "top qwen -o json", objects: onTrial(), metrics: two()},
-		"top-unsampled": {command: "top qwen -o json", objects: onTrial(), metrics: map[string]string{"qwen-router-6b7f-0": metrics(0, math.NaN(), 10), "qwen-router-6b7f-1": metrics(0, math.NaN(), 0)}},
-		"top-forbidden": {command: "top qwen", objects: onTrial(reported), width: 80},
-		"top-broken":    {command: "top qwen", objects: onTrial(), metrics: map[string]string{"qwen-router-6b7f-0": both["qwen-router-6b7f-0"], "qwen-router-6b7f-1": "up 1\n"}, width: 80},
-		"top-two-looks": {command: "top qwen --watch", objects: onTrial(), metrics: both, looks: 2, between: more},
+		"top-missed":    {command: "top qwen --watch", objects: inCanary(), metrics: missed, polls: 3, between: later, width: 100},
+		"top":           {command: "top qwen", objects: inCanary(), metrics: two(), width: 100},
+		"top-40":        {command: "top qwen", objects: inCanary(), metrics: two(), width: 40},
+		"top-color":     {command: "top", objects: inCanary(), metrics: two(), width: 80, color: true},
+		"top-json":      {command: "top qwen -o json", objects: inCanary(), metrics: two()},
+		"top-unsampled": {command: "top qwen -o json", objects: inCanary(), metrics: map[string]string{"qwen-router-6b7f-0": metrics(0, math.NaN(), 10), "qwen-router-6b7f-1": metrics(0, math.NaN(), 0)}},
+		"top-forbidden": {command: "top qwen", objects: inCanary(reported), width: 80},
+		"top-broken":    {command: "top qwen", objects: inCanary(), metrics: map[string]string{"qwen-router-6b7f-0": both["qwen-router-6b7f-0"], "qwen-router-6b7f-1": "up 1\n"}, width: 80},
+		"top-two-polls": {command: "top qwen --watch", objects: inCanary(), metrics: both, polls: 2, between: more},
 		"top-rankless":  {command: "top qwen", objects: awaiting(tensorParallel), metrics: map[string]string{"qwen-router-6b7f-0": ranklessMetrics, "qwen-router-6b7f-1": ranklessMetrics}, width: 100},
-		"top-not-found": {command: "top other", objects: onTrial(), width: 80, code: exitNotFound},
+		"top-not-found": {command: "top other", objects: inCanary(), width: 80, code: exitNotFound},
 	}
 }
 
-// ranklessMetrics are those of a router whose requests have no rank.
+// ranklessMetrics is the metrics page of a router that sends requests to replicas, not to ranks.
 const ranklessMetrics = `# TYPE semmoe_router_requests_total counter
 semmoe_router_requests_total{code="200"} 120
 # TYPE semmoe_router_estimated_tokens_total counter
 semmoe_router_estimated_tokens_total{rank="none"} 90000
 `
 
-// metrics are those of a router that has answered so many requests, a part of them sampled; rank 0 gets three of five tokens.
+// metrics returns the metrics page of a router with a number of sampled and of answered requests. Rank 0 gets three of
+// five tokens.
 func metrics(sampled int, rate float64, answered int) string {
 	types := ""
 	for _, gauge := range []string{"observed_requests", "local_activation_rate", "predicted_local_activation_rate", "saved_bytes_per_second"} {
@@ -434,7 +436,7 @@ semmoe_activations_total{locality="remote",rank="1"} %d
 `, sampled, rate, rate-0.02, saved, answered, 60*answered, 40*answered, 24*sampled, 36*sampled, 14*sampled, 26*sampled)
 }
 
-// published is a plan of two layers on two ranks, and its ConfigMap.
+// published returns a plan of two layers on two ranks, and its ConfigMap.
 func published(name string, first, second []int, changes ...func(*semmoev1.PlacementPlan)) (*semmoev1.PlacementPlan, *corev1.ConfigMap) {
 	layers := fmt.Sprintf(`{"ep_size":2,"num_experts":%d,"slots_per_rank":%d,"layers":[{"layer":1,"slots":%s},{"layer":2,"slots":%s}]}`,
 		len(first), len(first)/2, strings.ReplaceAll(fmt.Sprint(first), " ", ","), strings.ReplaceAll(fmt.Sprint(second), " ", ","))
@@ -445,7 +447,7 @@ func published(name string, first, second []int, changes ...func(*semmoev1.Place
 	return p, held
 }
 
-// mappedUnshuffled are two plans for an engine that leaves tokens where attention puts them, and what they published.
+// mappedUnshuffled returns two plans for an engine that does not shuffle tokens, and their ConfigMaps.
 func mappedUnshuffled() []client.Object {
 	messages := func(remote int32) func(*semmoev1.PlacementPlan) {
 		return func(p *semmoev1.PlacementPlan) {
@@ -457,14 +459,14 @@ func mappedUnshuffled() []client.Object {
 	return []client.Object{deployment(), first, held, second, heldToo, inspected()}
 }
 
-// inspected is an inspection Job that tells the size of the checkpoint.
+// inspected returns an inspection Job with the size of the checkpoint.
 func inspected() client.Object {
 	job := &batchv1.Job{ObjectMeta: ofQwen("qwen-inspect-1", time.Hour, semmoev1.ComponentInspect)}
 	job.Annotations = map[string]string{semmoev1.AnnotationReport: `{"modelDigest":"` + modelDigest + `","moeLayers":[1,2],"experts":4,"bytes":80000000}`}
 	return job
 }
 
-// paying is a plan that pays in time, beside the one that it was made to replace, with what both published.
+// paying returns the plan in service, a plan with a gain that replaces it, and the ConfigMaps of both.
 func paying() []client.Object {
 	first, held := published("qwen-c65ee2b4", []int{0, 1, 2, 3, 4, 5, 6, 7}, []int{0, 1, 2, 3, 4, 5, 6, 7})
 	second, heldToo := published("qwen-5d0d71aa", []int{0, 2, 4, 6, 1, 3, 5, 7}, []int{0, 1, 2, 7, 4, 5, 6, 3}, replan, func(p *semmoev1.PlacementPlan) {
@@ -475,7 +477,7 @@ func paying() []client.Object {
 	return []client.Object{first, held, second, heldToo}
 }
 
-// The page is written whole, and says what would change.
+// TestReport verifies that the report is written with the figures of both plans.
 func TestReport(t *testing.T) {
 	first, held := published("qwen-c65ee2b4", []int{0, 1, 2, 3}, []int{0, 1, 2, 3})
 	second, heldToo := published("qwen-5d0d71aa", []int{0, 2, 1, 3}, []int{0, 1, 2, 3}, replan)
@@ -489,7 +491,7 @@ func TestReport(t *testing.T) {
 	for _, part := range []string{
 		"<!DOCTYPE html>", "qwen-5d0d71aa", first.Status.Plan,
 		"<strong>35.2%</strong><span>27.6% under the plan that it replaces, on the last 180 sampled requests</span>",
-		"<strong>−10.2%</strong><span>109 µs, 121 µs under the plan that it replaces, by hardware profile h200-nvlink</span>",
+		"<strong>−10.2%</strong><span>109 µs, versus 121 µs under the plan that it replaces, hardware profile h200-nvlink</span>",
 	} {
 		if !strings.Contains(strings.ToLower(string(page)), strings.ToLower(part)) {
 			t.Errorf("the page lacks %q", part)
@@ -499,7 +501,7 @@ func TestReport(t *testing.T) {
 		t.Error("the page advises a flag that kubectl semmoe report does not have")
 	}
 	if _, code := (golden{command: "report qwen-5d0d71aa --out /nowhere/report.html", objects: []client.Object{first, held, second, heldToo}}).run(t); code != exitUsage {
-		t.Errorf("a file that cannot be written: exit code %d", code)
+		t.Errorf("unwritable file: exit code %d", code)
 	}
 }
 
@@ -526,7 +528,7 @@ func writeGoldens() map[string]golden {
 	wide := func(p *semmoev1.PlacementPlan) { p.Spec.ExpertParallelSize = 4 }
 	wanted := func(moed *semmoev1.MoEDeployment) {
 		moed.Status.Plan = "marked"
-		set(moed, "RolledOut", "False", "OutputChanged", "The engine gives other answers under plan 6020771edb47c715")
+		set(moed, "RolledOut", "False", "OutputChanged", "The outputs of the engine change with plan 6020771edb47c715")
 	}
 	held := func(moed *semmoev1.MoEDeployment) {
 		moed.Annotations = map[string]string{semmoev1.AnnotationApprove: secondPlan}
@@ -543,11 +545,11 @@ func writeGoldens() map[string]golden {
 		"approve-dry-run":    {command: "approve qwen --dry-run=server", objects: awaiting(), width: 100},
 		"approve-again":      {command: "approve qwen", objects: awaiting(approved), width: 100},
 		"approve-json":       {command: "approve qwen b509acce -o json", objects: awaiting()},
-		"approve-nothing":    {command: "approve qwen", objects: onTrial(), width: 100, code: exitState},
+		"approve-nothing":    {command: "approve qwen", objects: inCanary(), width: 100, code: exitState},
 		"approve-advisory":   {command: "approve qwen", objects: awaiting(advisory), width: 100, code: exitState},
 		"approve-worthless":  {command: "approve qwen poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless)), width: 100, code: exitState},
-		"rollback":           {command: "rollback qwen", objects: onTrial(), width: 100},
-		"rollback-to":        {command: "rollback qwen --to qwen-c65ee2b4", objects: onTrial(underArgo), width: 100},
+		"rollback":           {command: "rollback qwen", objects: inCanary(), width: 100},
+		"rollback-to":        {command: "rollback qwen --to qwen-c65ee2b4", objects: inCanary(underArgo), width: 100},
 		"rollback-to-tables": {command: "rollback qwen --to 602077", objects: newTables(), width: 100},
 		"rollback-unpin":     {command: "rollback qwen --unpin", objects: awaiting(pinned), width: 100},
 		"rollback-nothing":   {command: "rollback qwen", objects: awaiting(), width: 80, code: exitState},
@@ -558,8 +560,8 @@ func writeGoldens() map[string]golden {
 		"approve-failed":           {command: "approve qwen marked", objects: append(awaiting(), marked(failed, own)), width: 100, code: exitState},
 		"approve-changed":          {command: "approve qwen marked", objects: append(awaiting(wanted), marked(changed, own)), width: 100, code: exitState},
 		"approve-changed-before":   {command: "approve qwen marked", objects: append(awaiting(), marked(changed, own)), width: 100},
-		"approve-held":             {command: "approve qwen", objects: onTrial(held), width: 100, code: exitState},
-		"rollback-to-held":         {command: "rollback qwen --to 602077", objects: onTrial(held), width: 100, code: exitState},
+		"approve-held":             {command: "approve qwen", objects: inCanary(held), width: 100, code: exitState},
+		"rollback-to-held":         {command: "rollback qwen --to 602077", objects: inCanary(held), width: 100, code: exitState},
 		"rollback-to-failed":       {command: "rollback qwen --to marked", objects: append(awaiting(), marked(failed, own)), width: 100, code: exitState},
 		"rollback-to-their-failed": {command: "rollback qwen --to marked", objects: append(awaiting(), marked(failed, theirs)), width: 100},
 		"rollback-to-proven":       {command: "rollback qwen --to marked", objects: append(awaiting(serving), marked(failed, own)), width: 100},
@@ -569,7 +571,7 @@ func writeGoldens() map[string]golden {
 		"rollback-to-tables-paused":   {command: "rollback qwen --to 602077", objects: newTables(paused), width: 100},
 		"rollback-to-advisory":        {command: "rollback qwen --to qwen-c65ee2b4", objects: awaiting(advisory), width: 100, code: exitState},
 		"rollback-to-tables-advisory": {command: "rollback qwen --to 602077", objects: newTables(advisory), width: 100, code: exitState},
-		"rollback-to-in-service":      {command: "rollback qwen --to qwen-c65ee2b4", objects: onTrial(advisory, paused), width: 100},
+		"rollback-to-in-service":      {command: "rollback qwen --to qwen-c65ee2b4", objects: inCanary(advisory, paused), width: 100},
 		"rollback-to-tables-tokens":   {command: "rollback qwen --to tokens", objects: ofTokens(unshuffled, ofCounts), width: 100, code: exitState},
 		"rollback-to-other-tokens":    {command: "rollback qwen --to tokens", objects: ofTokens(), width: 100, code: exitState},
 		"rollback-to-tokens":          {command: "rollback qwen --to tokens", objects: ofTokens(unshuffled), width: 100},
@@ -589,16 +591,16 @@ func errorGoldens() map[string]golden {
 		"error-none":           {command: "pause qwen", width: 80, code: exitNotFound},
 		"error-plan-not-found": {command: "approve qwen 0000000", objects: awaiting(), width: 80, code: exitNotFound},
 		"error-ambiguous":      {command: "approve qwen b509acce", objects: twins, width: 80, code: exitUsage},
-		"error-forbidden":      {command: "status qwen", fails: errRefused, width: 80, code: exitError},
-		"error-not-installed":  {command: "status", fails: errNoKind, width: 80, code: exitNotFound},
-		"error-no-path":        {command: "status qwen", fails: errNoPath, width: 80, code: exitNotFound},
-		"error-unreachable":    {command: "status", fails: errUnreachable, width: 80, color: true, code: exitError},
+		"error-forbidden":      {command: "status qwen", getError: errRefused, width: 80, code: exitError},
+		"error-not-installed":  {command: "status", getError: errNoKind, width: 80, code: exitNotFound},
+		"error-no-path":        {command: "status qwen", getError: errNoPath, width: 80, code: exitNotFound},
+		"error-unreachable":    {command: "status", getError: errUnreachable, width: 80, color: true, code: exitError},
 		"error-output":         {command: "status -o yaml", width: 80, code: exitUsage},
 		"error-flag":           {command: "status --wide", width: 80, code: exitUsage},
 		"error-command":        {command: "promote qwen", width: 80, code: exitUsage},
 		"error-arguments":      {command: "approve", width: 80, code: exitUsage},
 		"error-dry-run":        {command: "pause qwen --dry-run=client", objects: awaiting(), width: 80, code: exitUsage},
-		"error-empty-to":       {command: "rollback qwen --to=", objects: onTrial(), width: 80, code: exitUsage},
+		"error-empty-to":       {command: "rollback qwen --to=", objects: inCanary(), width: 80, code: exitUsage},
 		"error-empty-current":  {command: "report qwen-5d0d71aa --current= --out page.html", objects: paying(), width: 80, code: exitUsage},
 		"error-no-folder":      {command: "report qwen-5d0d71aa --out none/page.html", objects: paying(), width: 80, code: exitUsage},
 		"error-exclusive":      {command: "rollback qwen --to x --unpin", objects: awaiting(), width: 80, code: exitUsage},

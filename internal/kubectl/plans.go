@@ -22,9 +22,9 @@ import (
 
 func (p *Program) explainCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "explain PLAN", Short: "Say what a plan is worth, and what becomes of it",
-		Long: "Say what a plan promises and what it was compared with, what brings it into service, where it serves, and what holds it back. PLAN is the\n" +
-			"name of a PlacementPlan, or the beginning of its plan's digest.",
+		Use: "explain PLAN", Short: "Explain the expected benefit and the state of a plan",
+		Long: "Explain what a plan promises, what it was compared with, how it is rolled out, which MoEDeployments use it, and what blocks it.\n" +
+			"PLAN is the name of a PlacementPlan, or a prefix (at least 6 characters) of its plan digest.",
 		Args: arguments(1, 1), ValidArgsFunction: p.completed(1, planNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cluster, err := p.open()
@@ -47,9 +47,9 @@ func (p *Program) explainCommand() *cobra.Command {
 
 func (p *Program) diffCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "diff PLAN PLAN", Short: "Show what two plans differ in",
-		Long: "Show what two plans promise, and which experts move to go from the first to the second: by layer, and by the rank that takes them in.\n" +
-			"The placements are those of the plans' ConfigMaps.",
+		Use: "diff PLAN PLAN", Short: "Compare two plans",
+		Long: "Compare the figures of two plans, and count the experts that move from the first plan to the second, by layer and by receiving rank.\n" +
+			"The placements are read from the ConfigMaps of the plans.",
 		Args: arguments(2, 2), ValidArgsFunction: p.completed(2, planNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cluster, err := p.open()
@@ -80,52 +80,52 @@ func (p *Program) diffCommand() *cobra.Command {
 	}
 }
 
-// layout is what the ConfigMap of a plan holds of it.
+// layout is the content of the ConfigMap of a plan.
 type layout struct {
 	Manifest  plan.Manifest
 	Placement *placement.Placement
 }
 
-// layout reads and verifies the ConfigMap of a plan.
+// layout reads the ConfigMap of a plan and verifies its digests.
 func (c *Cluster) layout(ctx context.Context, of *semmoev1.PlacementPlan) (*layout, error) {
 	if of.Status.ConfigMap == "" {
-		return nil, codedError{fmt.Errorf("PlacementPlan %s is not published yet: see kubectl semmoe explain %s", of.Name, of.Name), exitState}
+		return nil, codedError{fmt.Errorf("PlacementPlan %s is not published yet: run kubectl semmoe explain %s", of.Name, of.Name), exitState}
 	}
-	var held corev1.ConfigMap
-	err := c.Get(ctx, client.ObjectKey{Namespace: of.Namespace, Name: of.Status.ConfigMap}, &held)
+	var configMap corev1.ConfigMap
+	err := c.Get(ctx, client.ObjectKey{Namespace: of.Namespace, Name: of.Status.ConfigMap}, &configMap)
 	if apierrors.IsNotFound(err) {
-		return nil, notFoundf("there is no ConfigMap %s of PlacementPlan %s: the operator makes it anew", of.Status.ConfigMap, of.Name)
+		return nil, notFoundf("ConfigMap %s of PlacementPlan %s does not exist: the operator recreates it; retry later", of.Status.ConfigMap, of.Name)
 	}
 	if err != nil {
 		return nil, err
 	}
 	l := &layout{Placement: &placement.Placement{}}
-	if err := decode(&held, plan.ManifestFile, of.Status.PlanDigest, &l.Manifest); err != nil {
+	if err := decode(&configMap, plan.ManifestFile, of.Status.PlanDigest, &l.Manifest); err != nil {
 		return nil, err
 	}
-	if err := decode(&held, plan.PlacementFile, l.Manifest.Files[plan.PlacementFile], l.Placement); err != nil {
+	if err := decode(&configMap, plan.PlacementFile, l.Manifest.Files[plan.PlacementFile], l.Placement); err != nil {
 		return nil, err
 	}
 	if err := l.Placement.Validate(); err != nil {
-		return nil, fmt.Errorf("ConfigMap %s: %s: %w", held.Name, plan.PlacementFile, err)
+		return nil, fmt.Errorf("ConfigMap %s: %s: %w", configMap.Name, plan.PlacementFile, err)
 	}
 	return l, nil
 }
 
-// decode reads a file of a ConfigMap that must have a digest.
-func decode(held *corev1.ConfigMap, file, digest string, into any) error {
-	text := held.Data[file]
+// decode verifies the SHA-256 digest of a key of a ConfigMap and decodes its JSON.
+func decode(configMap *corev1.ConfigMap, file, digest string, into any) error {
+	text := configMap.Data[file]
 	if got, _, err := artifact.DigestOf(strings.NewReader(text)); err != nil || string(got) != digest {
-		return fmt.Errorf("ConfigMap %s: %s is damaged: its sha256 is %s, the plan has %s", held.Name, file, got, digest)
+		return fmt.Errorf("ConfigMap %s: %s is damaged: its sha256 is %s, the plan has %s", configMap.Name, file, got, digest)
 	}
 	if err := json.Unmarshal([]byte(text), into); err != nil {
-		return fmt.Errorf("ConfigMap %s: %s: %w", held.Name, file, err)
+		return fmt.Errorf("ConfigMap %s: %s: %w", configMap.Name, file, err)
 	}
 	return nil
 }
 
-// expertBytes bounds the bytes of an expert's weights by those of the checkpoint, as an inspection Job has found them; 0 where none is left
-// that tells.
+// expertBytes returns an upper bound of the bytes of one expert's weights: the bytes of the checkpoint, as reported by
+// an inspection Job, divided by the number of experts. It is 0 if no inspection Job of the model is left.
 func (c *Cluster) expertBytes(ctx context.Context, side view.Side) (int64, error) {
 	var jobs batchv1.JobList
 	err := c.List(ctx, &jobs, client.InNamespace(side.Plan.Namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentInspect})
@@ -134,8 +134,8 @@ func (c *Cluster) expertBytes(ctx context.Context, side view.Side) (int64, error
 	}
 	for _, job := range jobs.Items {
 		var report checkpoint.Report
-		told := json.Unmarshal([]byte(job.Annotations[semmoev1.AnnotationReport]), &report) == nil
-		if experts := int64(len(report.MoELayers)) * int64(report.Experts); told && report.ModelDigest == side.Plan.Status.ModelDigest && experts > 0 {
+		valid := json.Unmarshal([]byte(job.Annotations[semmoev1.AnnotationReport]), &report) == nil
+		if experts := int64(len(report.MoELayers)) * int64(report.Experts); valid && report.ModelDigest == side.Plan.Status.ModelDigest && experts > 0 {
 			return report.Bytes / experts, nil
 		}
 	}

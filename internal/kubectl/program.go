@@ -15,29 +15,30 @@ import (
 	"github.com/semmoe/operator/internal/printable"
 )
 
-// Program is one run of the plugin, with all that it knows of the process around it.
+// Program is one run of the plugin. Its fields are the plugin's only access to the process environment.
 type Program struct {
 	Out, Err io.Writer
 	Getenv   func(string) string
 	Now      func() time.Time
-	// Wait passes the time between two looks; it ends with the context's error.
+	// Wait sleeps between two polls of --watch. It returns the context's error if the context ends.
 	Wait func(ctx context.Context, d time.Duration) error
 
-	// style, errStyle and open are others in tests.
+	// Tests replace style, errStyle and open.
 	style, errStyle terminal.Style
 	open            func() (*Cluster, error)
 	connection      connection
 	output          string
 }
 
-// Main runs the plugin with a process's arguments, and returns its exit code.
+// Main runs the plugin with the arguments of the process and returns the exit code.
 func Main(ctx context.Context, args []string, out, err io.Writer, getenv func(string) string) int {
 	p := &Program{Out: out, Err: err, Getenv: getenv, Now: time.Now, Wait: wait, style: terminal.Of(out, getenv), errStyle: terminal.Of(err, getenv)}
 	p.open = p.connection.open
 	return p.run(ctx, args)
 }
 
-// completionName is what kubectl calls to complete this plugin's arguments: the binary answers under that name, too.
+// completionName is the name of the executable that kubectl runs to complete the plugin's arguments. It is a link to
+// the same binary.
 const completionName = "kubectl_complete-semmoe"
 
 func (p *Program) run(ctx context.Context, args []string) int {
@@ -51,24 +52,26 @@ func (p *Program) run(ctx context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
-	message, code := told(err)
+	message, code := describeError(err)
 	if ctx.Err() != nil {
-		return exitError // Ctrl-C: whoever pressed it knows
+		return exitError // after Ctrl-C no message is needed
 	}
 	fmt.Fprint(p.Err, p.errStyle.Paragraph(terminal.Text{{Text: "error: ", Tone: terminal.Bad}, {Text: message}}, 0))
 	return code
 }
 
-const longHelp = `Look at MoEDeployments and their plans, and say what is to become of them.
+const longHelp = `Inspect MoEDeployments and placement plans, and approve, roll back, pause or replan them.
 
-Exit codes: 0 done, also where it was so already; 1 the cluster cannot be reached or refuses, or something
-else has failed; 2 the command line must be changed; 3 what is named does not exist, or the operator is not
-installed; 4 it cannot be done as things are.`
+Commands are idempotent and never prompt.
 
-// command is the plugin's command with all of its subcommands.
+Exit codes: 0 success, also if nothing had to change; 1 the cluster is unreachable, the API server denied the
+request, or another error occurred; 2 the command line is invalid; 3 a named object does not exist, or the
+operator is not installed; 4 the present state does not allow the action.`
+
+// command returns the root command with all subcommands.
 func (p *Program) command() *cobra.Command {
 	root := &cobra.Command{
-		Use: "semmoe", Short: "Look at MoEDeployments and their plans, and say what is to become of them", Long: longHelp,
+		Use: "semmoe", Short: "Inspect MoEDeployments and placement plans, and approve, roll back, pause or replan them", Long: longHelp,
 		Annotations:  map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl semmoe"},
 		SilenceUsage: true, SilenceErrors: true,
 		Version:           buildinfo.Read().String(),
@@ -77,7 +80,7 @@ func (p *Program) command() *cobra.Command {
 	}
 	root.Args = func(_ *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return usageErrorf("%q is no command: see kubectl semmoe --help", args[0])
+			return usageErrorf("unknown command %q: see kubectl semmoe --help", args[0])
 		}
 		return nil
 	}
@@ -88,7 +91,7 @@ func (p *Program) command() *cobra.Command {
 	})
 	flags := root.PersistentFlags()
 	p.connection.bind(flags)
-	flags.StringVarP(&p.output, "output", "o", "", "json, for programs; without it text for people")
+	flags.StringVarP(&p.output, "output", "o", "", "output format: json (default: text)")
 	root.AddCommand(p.statusCommand(), p.explainCommand(), p.diffCommand(), p.topCommand(), p.approveCommand(), p.rollbackCommand(),
 		p.pauseCommand(), p.resumeCommand(), p.replanCommand(), p.reportCommand())
 	return root
@@ -96,41 +99,41 @@ func (p *Program) command() *cobra.Command {
 
 func (p *Program) checkOutput() error {
 	if p.output != "" && p.output != "json" {
-		return usageErrorf("--output is %q; allowed is json", p.output)
+		return usageErrorf("--output: %q is invalid: allowed is json", p.output)
 	}
 	return nil
 }
 
-// arguments allows as many names as given, which the usage of the command calls.
-func arguments(least, most int) cobra.PositionalArgs {
+// arguments accepts between minArgs and maxArgs names. Its error contains the usage line of the command.
+func arguments(minArgs, maxArgs int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) < least || len(args) > most {
-			return usageErrorf("%s: usage: %s", counted(len(args)), cmd.UseLine())
+		if len(args) < minArgs || len(args) > maxArgs {
+			return usageErrorf("%s: usage: %s", countNames(len(args)), cmd.UseLine())
 		}
 		return nil
 	}
 }
 
-// notEmpty refuses a flag that is given and empty, as one of a variable that is not set would be, where a command does something else
-// without it.
+// notEmpty rejects a flag that is set to the empty string, for example by an unset shell variable. Without the flag the
+// command would do something else than the user intends.
 func notEmpty(cmd *cobra.Command, flag string) error {
 	if f := cmd.Flags().Lookup(flag); f.Changed && f.Value.String() == "" {
-		return usageErrorf("--%s is empty: give the name of a plan, or leave the flag out", flag)
+		return usageErrorf("--%s is empty: set it to the name of a plan, or omit the flag", flag)
 	}
 	return nil
 }
 
-func counted(n int) string {
+func countNames(n int) string {
 	switch n {
 	case 0:
-		return "no name is given"
+		return "name is missing"
 	case 1:
-		return "one name is given"
+		return "wrong number of names (1)"
 	}
-	return fmt.Sprintf("%d names are given", n)
+	return fmt.Sprintf("wrong number of names (%d)", n)
 }
 
-// write writes a value as JSON, or text.
+// write prints a value as JSON, or as text.
 func (p *Program) write(value any, text func() string) error {
 	if p.output == "json" {
 		encoder := json.NewEncoder(printable.JSON(p.Out))
@@ -142,20 +145,20 @@ func (p *Program) write(value any, text func() string) error {
 	return err
 }
 
-// warn writes a warning for people.
+// warn prints a warning to standard error.
 func (p *Program) warn(format string, args ...any) {
 	fmt.Fprint(p.Err, p.errStyle.Paragraph(terminal.Text{{Text: "warning: ", Tone: terminal.Busy}, {Text: fmt.Sprintf(format, args...)}}, 0))
 }
 
-// watchPeriod is how often --watch looks.
+// watchPeriod is the poll interval of --watch.
 const watchPeriod = 2 * time.Second
 
-// watch shows what look tells: once, or again and again until the context ends. On a terminal each look replaces the one before; else only
-// what has changed is written.
-func (p *Program) watch(ctx context.Context, again bool, look func(ctx context.Context) (value any, text string, err error)) error {
+// watch prints the result of poll once, or repeatedly until the context ends. On a terminal each result replaces the
+// one before. In a pipe only changed results are printed.
+func (p *Program) watch(ctx context.Context, repeat bool, poll func(ctx context.Context) (value any, text string, err error)) error {
 	last := ""
 	for {
-		value, text, err := look(ctx)
+		value, text, err := poll(ctx)
 		if err != nil {
 			return err
 		}
@@ -164,7 +167,7 @@ func (p *Program) watch(ctx context.Context, again bool, look func(ctx context.C
 			return err
 		}
 		if string(shown) != last || p.style.Color {
-			if again && p.style.Color {
+			if repeat && p.style.Color {
 				fmt.Fprint(p.Out, "\x1b[H\x1b[2J")
 			} else if last != "" && p.output == "" {
 				fmt.Fprintln(p.Out)
@@ -173,16 +176,16 @@ func (p *Program) watch(ctx context.Context, again bool, look func(ctx context.C
 				return err
 			}
 		}
-		if last = string(shown); !again {
+		if last = string(shown); !repeat {
 			return nil
 		}
 		if p.Wait(ctx, watchPeriod) != nil {
-			return nil // Ctrl-C is how a watch ends
+			return nil // a watch ends with Ctrl-C
 		}
 	}
 }
 
-// wait passes time.
+// wait sleeps for a duration, or until the context ends.
 func wait(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

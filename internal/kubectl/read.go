@@ -19,26 +19,26 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/view"
 )
 
-// deployment reads a MoEDeployment. Where there is none of the name, it says which there are.
+// deployment reads a MoEDeployment. If there is none of that name, the error lists the existing names.
 func (c *Cluster) deployment(ctx context.Context, name string) (*semmoev1.MoEDeployment, error) {
 	moed := &semmoev1.MoEDeployment{}
 	err := c.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: name}, moed)
 	if !apierrors.IsNotFound(err) || isMissingKind(err) {
 		return moed, err
 	}
-	return nil, notFoundf("there is no MoEDeployment %q in namespace %s%s", name, c.Namespace, c.others(ctx, &semmoev1.MoEDeploymentList{}))
+	return nil, notFoundf("MoEDeployment %q does not exist in namespace %s%s", name, c.Namespace, c.others(ctx, &semmoev1.MoEDeploymentList{}))
 }
 
-// others names the objects that there are; empty where that is not known.
+// others returns a suffix for an error that lists the existing objects. It is empty if they cannot be listed.
 func (c *Cluster) others(ctx context.Context, list client.ObjectList) string {
 	if c.List(ctx, list, client.InNamespace(c.Namespace)) != nil {
 		return ""
 	}
 	names := namesOf(list)
 	if len(names) == 0 {
-		return ", nor any other"
+		return " (there are none)"
 	}
-	return ": there is " + strings.Join(names, ", ")
+	return " (existing: " + strings.Join(names, ", ") + ")"
 }
 
 func namesOf(list client.ObjectList) []string {
@@ -56,10 +56,11 @@ func namesOf(list client.ObjectList) []string {
 	return names
 }
 
-// leastDigest is how many characters of a plan's digest are enough to name it.
-const leastDigest = 6
+// minDigestPrefix is the minimum length of a digest prefix that identifies a plan, in characters.
+const minDigestPrefix = 6
 
-// plan finds a PlacementPlan by its name, or by the beginning of its plan's digest. Several that are one and the same plan are the newest.
+// plan finds a PlacementPlan by its name, or by a prefix of its plan digest. A prefix that matches several objects is
+// an error.
 func (c *Cluster) plan(ctx context.Context, name string) (*semmoev1.PlacementPlan, error) {
 	plan := &semmoev1.PlacementPlan{}
 	err := c.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: name}, plan)
@@ -72,28 +73,29 @@ func (c *Cluster) plan(ctx context.Context, name string) (*semmoev1.PlacementPla
 	}
 	var found []semmoev1.PlacementPlan
 	for _, plan := range all.Items {
-		if len(name) >= leastDigest && strings.HasPrefix(plan.Status.PlanDigest, name) {
+		if len(name) >= minDigestPrefix && strings.HasPrefix(plan.Status.PlanDigest, name) {
 			found = append(found, plan)
 		}
 	}
 	switch len(found) {
 	case 0:
-		return nil, notFoundf("there is no PlacementPlan in namespace %s that has the name, or whose plan's digest begins with, %q%s", c.Namespace, name, c.others(ctx, &all))
+		return nil, notFoundf("no PlacementPlan in namespace %s has the name or the digest prefix %q%s", c.Namespace, name, c.others(ctx, &all))
 	case 1:
 		return &found[0], nil
 	}
-	return nil, usageErrorf("%q is ambiguous: %s have plans whose digests begin so; give a name", name, strings.Join(namesOf(&semmoev1.PlacementPlanList{Items: found}), ", "))
+	return nil, usageErrorf("%q is ambiguous: it is a digest prefix of the plans %s; use a name", name, strings.Join(namesOf(&semmoev1.PlacementPlanList{Items: found}), ", "))
 }
 
-// plans are those of the namespace.
+// plans lists the PlacementPlans of the namespace.
 func (c *Cluster) plans(ctx context.Context) ([]semmoev1.PlacementPlan, error) {
 	var all semmoev1.PlacementPlanList
 	err := c.List(ctx, &all, client.InNamespace(c.Namespace))
 	return all.Items, err
 }
 
-// surroundings reads all that may belong to MoEDeployments of a namespace. What may not be read is left out, and said.
-func (c *Cluster) surroundings(ctx context.Context, namespace string) (view.Objects, error) {
+// relatedObjects lists the objects of a namespace that may belong to its MoEDeployments. Kinds that the user may not
+// list are skipped and named in NotRead.
+func (c *Cluster) relatedObjects(ctx context.Context, namespace string) (view.Objects, error) {
 	var o view.Objects
 	var profiles semmoev1.AffinityProfileList
 	var plans semmoev1.PlacementPlanList
@@ -103,8 +105,8 @@ func (c *Cluster) surroundings(ctx context.Context, namespace string) (view.Obje
 	var pods corev1.PodList
 	var jobs batchv1.JobList
 	for _, each := range []struct {
-		what string
-		list client.ObjectList
+		kinds string
+		list  client.ObjectList
 		// optional kinds may not be installed.
 		optional bool
 	}{
@@ -112,13 +114,13 @@ func (c *Cluster) surroundings(ctx context.Context, namespace string) (view.Obje
 		{"LeaderWorkerSets", &groups, true}, {"Deployments", &deployments, false}, {"Pods", &pods, false}, {"Jobs", &jobs, false},
 	} {
 		options := []client.ListOption{client.InNamespace(namespace)}
-		if each.what != "AffinityProfiles" && each.what != "PlacementPlans" { // which users make without labels
+		if each.kinds != "AffinityProfiles" && each.kinds != "PlacementPlans" { // users create these two kinds without the label
 			options = append(options, client.HasLabels{semmoev1.LabelComponent})
 		}
 		err := c.List(ctx, each.list, options...)
 		switch {
 		case apierrors.IsForbidden(err):
-			o.NotRead = append(o.NotRead, fmt.Sprintf("%s, which you may not list", each.what))
+			o.NotRead = append(o.NotRead, fmt.Sprintf("%s (no permission to list them)", each.kinds))
 		case each.optional && (meta.IsNoMatchError(err) || isMissingKind(err)):
 		case err != nil:
 			return o, err
@@ -129,10 +131,11 @@ func (c *Cluster) surroundings(ctx context.Context, namespace string) (view.Obje
 	return o, nil
 }
 
-// completed completes names of one kind, as the n-th and further arguments, up to most.
-func (p *Program) completed(most int, kinds ...func() client.ObjectList) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
-		if len(args) >= most {
+// completed completes the names of objects for at most maxArgs arguments. kinds[i] is the kind of the i-th argument.
+// The last kind is also used for all further arguments.
+func (p *Program) completed(maxArgs int, kinds ...func() client.ObjectList) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= maxArgs {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		cluster, err := p.open()
@@ -143,7 +146,7 @@ func (p *Program) completed(most int, kinds ...func() client.ObjectList) cobra.C
 		if err := cluster.List(cmd.Context(), list, client.InNamespace(cluster.Namespace)); err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return slices.DeleteFunc(namesOf(list), func(name string) bool { return !strings.HasPrefix(name, begun) }), cobra.ShellCompDirectiveNoFileComp
+		return slices.DeleteFunc(namesOf(list), func(name string) bool { return !strings.HasPrefix(name, prefix) }), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 

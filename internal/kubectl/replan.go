@@ -20,19 +20,19 @@ func (p *Program) replanCommand() *cobra.Command {
 	var dryRun string
 	var since time.Duration
 	cmd := &cobra.Command{
-		Use: "replan NAME", Short: "Make a plan for what is requested now, to replace the one in service",
-		Long: "Create an AffinityProfile of what the request routers have sampled, and a PlacementPlan made from it that is compared with the one in\n" +
-			"service: what the operator makes when it sees drift, without waiting for that. Nothing is rolled out: see the plan by explain, and\n" +
-			"bring it into service by rollback --to.",
+		Use: "replan NAME", Short: "Create a plan for the current traffic, to replace the plan in service",
+		Long: "Create an AffinityProfile from the requests that the routers sampled, and a PlacementPlan that is compared with the plan in service.\n" +
+			"The operator creates the same objects when it detects drift. Nothing is rolled out: review the plan with kubectl semmoe explain,\n" +
+			"and use it with kubectl semmoe rollback --to.",
 		Args: arguments(1, 1), ValidArgsFunction: p.completed(1, deploymentNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if since < 0 {
-				return usageErrorf("--since is %v; it cannot be negative", since)
+				return usageErrorf("--since: %v is invalid: it must not be negative", since)
 			}
 			return p.replan(cmd.Context(), args[0], since, dryRun)
 		},
 	}
-	cmd.Flags().DurationVar(&since, "since", time.Hour, "how far back samples count")
+	cmd.Flags().DurationVar(&since, "since", time.Hour, "maximum age of the samples to use")
 	dryRunFlag(cmd, &dryRun)
 	return cmd
 }
@@ -87,9 +87,10 @@ func (p *Program) replan(ctx context.Context, name string, since time.Duration, 
 	})
 }
 
-// tryBoth has the API server say what it would refuse: a profile that is created before a plan is refused would stay alone.
+// tryBoth creates both objects in a dry run. Without it, a plan that the API server rejects would leave a profile that
+// nothing uses.
 func (c *Cluster) tryBoth(ctx context.Context, profile *semmoev1.AffinityProfile, plan *semmoev1.PlacementPlan) error {
-	for _, object := range []client.Object{profile.DeepCopy(), plan.DeepCopy()} { // what the server fills in cannot be sent again
+	for _, object := range []client.Object{profile.DeepCopy(), plan.DeepCopy()} { // Create fills in fields that a second Create must not contain
 		if err := c.Create(ctx, object, client.FieldOwner(fieldManager), client.DryRunAll); err != nil {
 			return err
 		}
@@ -102,12 +103,12 @@ func (c *Cluster) createBoth(ctx context.Context, profile *semmoev1.AffinityProf
 		return err
 	}
 	if err := c.Create(ctx, plan, client.FieldOwner(fieldManager)); err != nil {
-		return fmt.Errorf("AffinityProfile %s is created, its plan is not; without it nothing uses the profile: kubectl delete affinityprofile %s -n %s: %w", profile.Name, profile.Name, profile.Namespace, err)
+		return fmt.Errorf("failed to create the PlacementPlan of AffinityProfile %s; delete the unused profile with kubectl delete affinityprofile %s -n %s: %w", profile.Name, profile.Name, profile.Namespace, err)
 	}
 	return nil
 }
 
-// inService is what a MoEDeployment serves under.
+// inService finds the plans that a MoEDeployment serves with, and their profiles.
 func (c *Cluster) inService(ctx context.Context, moed *semmoev1.MoEDeployment) (change.InService, error) {
 	var serving change.InService
 	plans, err := c.plans(ctx)
@@ -139,20 +140,21 @@ func (c *Cluster) inService(ctx context.Context, moed *semmoev1.MoEDeployment) (
 	return serving, err
 }
 
-// tables is the digest of the plan whose tables are used with that of a layout; empty for its own.
+// tables returns the digest of the plan that provides the tables for a layout. It is empty if the layout uses the
+// tables of its own plan.
 func (c *Cluster) tables(ctx context.Context, moed *semmoev1.MoEDeployment, layout *semmoev1.PlacementPlan) (string, error) {
-	var held corev1.ConfigMap
-	if err := c.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: moed.Name + "-tables"}, &held); err != nil {
+	var configMap corev1.ConfigMap
+	if err := c.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: moed.Name + "-tables"}, &configMap); err != nil {
 		return "", client.IgnoreNotFound(err)
 	}
 	var tables map[string]string
-	if err := json.Unmarshal([]byte(held.Data[semmoev1.TablesKey]), &tables); err != nil {
-		return "", fmt.Errorf("ConfigMap %s: %s: %w", held.Name, semmoev1.TablesKey, err)
+	if err := json.Unmarshal([]byte(configMap.Data[semmoev1.TablesKey]), &tables); err != nil {
+		return "", fmt.Errorf("ConfigMap %s: %s: %w", configMap.Name, semmoev1.TablesKey, err)
 	}
 	return tables[layout.Status.PlanDigest], nil
 }
 
-// profilesOf are the profiles that plans were made from, by name, as far as they exist.
+// profilesOf returns the existing profiles of plans, by name. Deleted profiles are absent.
 func (c *Cluster) profilesOf(ctx context.Context, plans []*semmoev1.PlacementPlan) (map[string]*semmoev1.AffinityProfile, error) {
 	profiles := map[string]*semmoev1.AffinityProfile{}
 	for _, plan := range plans {

@@ -14,23 +14,23 @@ import (
 )
 
 func replanGoldens() map[string]golden {
-	refusesPlan := func(object client.Object, _ *client.CreateOptions) error {
+	denyPlan := func(object client.Object, _ *client.CreateOptions) error {
 		if _, is := object.(*semmoev1.PlacementPlan); is {
 			return apierrors.NewForbidden(schema.GroupResource{Group: "semmoe.io", Resource: "placementplans"}, object.GetName(), errors.New("exceeded quota: plans"))
 		}
 		return nil
 	}
-	refusesAfterTrial := func(object client.Object, options *client.CreateOptions) error {
+	denyAfterDryRun := func(object client.Object, options *client.CreateOptions) error {
 		if len(options.DryRun) > 0 {
 			return nil
 		}
-		return refusesPlan(object, options)
+		return denyPlan(object, options)
 	}
 	tables := &corev1.ConfigMap{ObjectMeta: ofQwen("qwen-tables", time.Hour, semmoev1.ComponentTables), Data: map[string]string{semmoev1.TablesKey: `{"` + firstDigest + `":"` + secondDigest + `"}`}}
 	return map[string]golden{
 		"replan":              {command: "replan qwen", objects: append(awaiting(inService), tables), width: 100},
-		"replan-refused":      {command: "replan qwen", objects: awaiting(inService), refuses: refusesPlan, width: 100, code: exitError},
-		"replan-half":         {command: "replan qwen", objects: awaiting(inService), refuses: refusesAfterTrial, width: 100, code: exitError},
+		"replan-refused":      {command: "replan qwen", objects: awaiting(inService), createError: denyPlan, width: 100, code: exitError},
+		"replan-half":         {command: "replan qwen", objects: awaiting(inService), createError: denyAfterDryRun, width: 100, code: exitError},
 		"replan-dry-run-json": {command: "replan qwen --dry-run=server -o json", objects: awaiting(inService)},
 		"replan-without-plan": {command: "replan qwen", objects: awaiting(), width: 80, code: exitState},
 		"replan-tokens":       {command: "replan qwen", objects: awaiting(inService, tensorParallel), width: 80, code: exitState},
@@ -40,15 +40,15 @@ func replanGoldens() map[string]golden {
 	}
 }
 
-// A plan that is refused leaves no profile, which nothing would use.
+// TestReplanCreatesBothOrNone verifies that a rejected plan leaves no unused profile.
 func TestReplanCreatesBothOrNone(t *testing.T) {
 	for name, want := range map[string]int{"replan": 2, "replan-refused": 0, "replan-dry-run-json": 0} {
 		created := 0
 		g := goldens()[name]
-		refuses := g.refuses
-		g.refuses = func(object client.Object, options *client.CreateOptions) error {
-			if refuses != nil {
-				if err := refuses(object, options); err != nil {
+		createError := g.createError
+		g.createError = func(object client.Object, options *client.CreateOptions) error {
+			if createError != nil {
+				if err := createError(object, options); err != nil {
 					return err
 				}
 			}
@@ -58,7 +58,7 @@ func TestReplanCreatesBothOrNone(t *testing.T) {
 			return nil
 		}
 		if g.run(t); created != want {
-			t.Errorf("%s: %d objects are created, want %d", name, created, want)
+			t.Errorf("%s: %d objects created, want %d", name, created, want)
 		}
 	}
 }

@@ -19,14 +19,14 @@ import (
 func (p *Program) reportCommand() *cobra.Command {
 	var out, current string
 	cmd := &cobra.Command{
-		Use: "report PLAN --out FILE", Short: "Write a page that shows what would change under a plan",
-		Long: "Write the page of semmoe report from a PlacementPlan: its promise, as its status states it, and what would change against the plan that it\n" +
-			"was made to replace, or against the default placement. Figures by layer and batch size need the routing trace, which the artifact store gives\n" +
-			"only to the operator. With a trace of yours, use semmoe report --plan DIR --trace FILE.",
+		Use: "report PLAN --out FILE", Short: "Write an HTML report of the changes that a plan makes",
+		Long: "Write the HTML report of a PlacementPlan. It shows the promise in the plan's status, and the changes relative to the plan that it\n" +
+			"replaces, or to the default placement. Figures by layer and batch size need the routing trace, which only the operator can read from\n" +
+			"the artifact store. If you have a trace file, use semmoe report --plan DIR --trace FILE.",
 		Args: arguments(1, 1), ValidArgsFunction: p.completed(1, planNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if out == "" {
-				return usageErrorf("--out is missing: name the file for the page")
+				return usageErrorf("--out is missing: set it to the path of the HTML file")
 			}
 			if err := notEmpty(cmd, "current"); err != nil {
 				return err
@@ -37,9 +37,9 @@ func (p *Program) reportCommand() *cobra.Command {
 			return p.report(cmd.Context(), args[0], current, out)
 		},
 	}
-	cmd.Flags().StringVar(&out, "out", "", "HTML file; one that is there is replaced (required)")
-	cmd.Flags().StringVar(&current, "current", "", "PlacementPlan to compare with (default: that which the plan was made to replace, else the default placement)")
-	_ = cmd.RegisterFlagCompletionFunc("current", p.completed(2, planNames)) // it fails for flags that are not there alone
+	cmd.Flags().StringVar(&out, "out", "", "path of the HTML file; an existing file is replaced (required)")
+	cmd.Flags().StringVar(&current, "current", "", "PlacementPlan to compare with (default: the plan that PLAN replaces, or the default placement)")
+	_ = cmd.RegisterFlagCompletionFunc("current", p.completed(2, planNames)) // it fails only if the flag does not exist
 	return cmd
 }
 
@@ -68,7 +68,7 @@ func (p *Program) report(ctx context.Context, name, current, out string) error {
 		return err
 	}
 	if before == nil && of.Spec.Current != nil {
-		p.warn("plan %s, which PlacementPlan %s was made to replace, is gone: it is compared with the default placement; name another plan by --current",
+		p.warn("plan %s, which PlacementPlan %s replaces, does not exist: the report compares with the default placement; select another plan with --current",
 			artifact.Digest(of.Spec.Current.PlanDigest).Short(), of.Name)
 	}
 	if before != nil {
@@ -93,7 +93,7 @@ func (p *Program) report(ctx context.Context, name, current, out string) error {
 	})
 }
 
-// promised returns what the status of a plan states of its worth.
+// promised converts the forecast and the comparison in a plan's status for the report.
 func promised(plan *semmoev1.PlacementPlan) *report.Promise {
 	milli := func(m int32) float64 { return float64(m) / 1000 }
 	micros := func(nanos int64) float64 { return float64(nanos) / 1000 }
@@ -113,7 +113,7 @@ func promised(plan *semmoev1.PlacementPlan) *report.Promise {
 	return p
 }
 
-// solved is what the ConfigMap of a plan tells of it: no tables.
+// solved rebuilds a plan from its ConfigMap. The ConfigMap has no tables, so the result has none.
 func (c *Cluster) solved(ctx context.Context, of *semmoev1.PlacementPlan) (*solver.Plan, error) {
 	l, err := c.layout(ctx, of)
 	if err != nil {
@@ -126,8 +126,8 @@ func (c *Cluster) solved(ctx context.Context, of *semmoev1.PlacementPlan) (*solv
 	}, nil
 }
 
-// replaced is the plan to compare with: the one that is named, or that the plan was made to replace; nil for the default placement, where
-// it was made to replace none, or one that is gone.
+// replaced returns the plan to compare with: the named plan, or the plan that this one replaces. It returns nil, for
+// the default placement, if this plan replaces none or the replaced plan does not exist.
 func (c *Cluster) replaced(ctx context.Context, of *semmoev1.PlacementPlan, named string) (*semmoev1.PlacementPlan, error) {
 	if named != "" {
 		return c.plan(ctx, named)

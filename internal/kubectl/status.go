@@ -15,14 +15,14 @@ import (
 func (p *Program) statusCommand() *cobra.Command {
 	var all, watch bool
 	cmd := &cobra.Command{
-		Use: "status [NAME]", Short: "Show MoEDeployments, what belongs to them, and how far it is",
-		Long: "Show a MoEDeployment with its profiles, plans, revisions, request routers and Jobs, its conditions, and what it waits for; without a\n" +
-			"name all of the namespace, without the conditions.",
+		Use: "status [NAME]", Short: "Show MoEDeployments and the objects that belong to them",
+		Long: "Show a MoEDeployment with its profiles, plans, revisions, request routers, Jobs and conditions, and the action that it waits for.\n" +
+			"Without a name, show all MoEDeployments of the namespace without conditions.",
 		Example: "  kubectl semmoe status qwen3-30b --watch\n  kubectl semmoe status -A",
 		Args:    arguments(0, 1), ValidArgsFunction: p.completed(1, deploymentNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all && len(args) > 0 {
-				return usageErrorf("--all-namespaces goes with no name")
+				return usageErrorf("--all-namespaces cannot be combined with a name")
 			}
 			cluster, err := p.open()
 			if err != nil {
@@ -34,8 +34,8 @@ func (p *Program) statusCommand() *cobra.Command {
 			return p.watch(cmd.Context(), watch, func(ctx context.Context) (any, string, error) { return p.status(ctx, cluster, args) })
 		},
 	}
-	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "those of all namespaces")
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again whenever it changes, until Ctrl-C")
+	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "show the MoEDeployments of all namespaces")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "poll every two seconds and print each change, until Ctrl-C")
 	return cmd
 }
 
@@ -44,7 +44,7 @@ type statusDocument struct {
 	Deployments []view.Deployment `json:"deployments"`
 }
 
-// status tells the state of the named MoEDeployment, or of all.
+// status describes the named MoEDeployment, or all of them.
 func (p *Program) status(ctx context.Context, cluster *Cluster, names []string) (any, string, error) {
 	var moeds []semmoev1.MoEDeployment
 	if len(names) > 0 {
@@ -61,18 +61,18 @@ func (p *Program) status(ctx context.Context, cluster *Cluster, names []string) 
 		moeds = list.Items
 	}
 	document := statusDocument{Deployments: []view.Deployment{}}
-	around := map[string]view.Objects{}
+	related := map[string]view.Objects{}
 	var text strings.Builder
 	for i := range moeds {
 		moed := &moeds[i]
-		if _, read := around[moed.Namespace]; !read {
-			objects, err := cluster.surroundings(ctx, moed.Namespace)
+		if _, read := related[moed.Namespace]; !read {
+			objects, err := cluster.relatedObjects(ctx, moed.Namespace)
 			if err != nil {
 				return nil, "", err
 			}
-			around[moed.Namespace] = objects
+			related[moed.Namespace] = objects
 		}
-		objects := around[moed.Namespace]
+		objects := related[moed.Namespace]
 		objects.Deployment, objects.Now = moed, p.Now()
 		d := view.Describe(objects)
 		document.Deployments = append(document.Deployments, d)
@@ -95,7 +95,7 @@ func (p *Program) status(ctx context.Context, cluster *Cluster, names []string) 
 
 func noDeployments(namespace string) string {
 	if namespace == "" {
-		return "There is no MoEDeployment in the cluster."
+		return "The cluster has no MoEDeployments."
 	}
-	return "There is no MoEDeployment in namespace " + namespace + "; -A shows those of all."
+	return "Namespace " + namespace + " has no MoEDeployments. Use -A for all namespaces."
 }

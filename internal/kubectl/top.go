@@ -21,10 +21,10 @@ import (
 func (p *Program) topCommand() *cobra.Command {
 	var watch bool
 	cmd := &cobra.Command{
-		Use: "top [NAME]", Short: "Show the local activation rate, and the load of each rank",
-		Long: "Show the local activation rate of sampled requests, and how the tokens of all requests are spread over the ranks, as the metrics of the\n" +
-			"request routers tell: of all since they started, and with --watch of those since the last look. They are read through the API server\n" +
-			"(pods/proxy); without that right it shows what the operator has reported last.",
+		Use: "top [NAME]", Short: "Show the local activation rate (LAR) and the load of each rank",
+		Long: "Show the local activation rate (LAR) of sampled requests, and the distribution of the tokens of all requests over the ranks. The figures\n" +
+			"are read from the metrics of the request routers through the API server (pods/proxy). They cover the time since the routers started,\n" +
+			"and with --watch the time since the last poll. Without the permission for pods/proxy, the last status that the operator reported is shown.",
 		Args: arguments(0, 1), ValidArgsFunction: p.completed(1, deploymentNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cluster, err := p.open()
@@ -35,7 +35,7 @@ func (p *Program) topCommand() *cobra.Command {
 			return p.watch(cmd.Context(), watch, func(ctx context.Context) (any, string, error) { return p.top(ctx, cluster, args, before) })
 		},
 	}
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every two seconds, until Ctrl-C")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "poll every two seconds, until Ctrl-C")
 	return cmd
 }
 
@@ -44,26 +44,27 @@ type topDocument struct {
 	Deployments []view.Load `json:"deployments"`
 }
 
-// history is what a deployment's request routers have told so far.
+// history holds the metrics of a deployment's request routers at earlier polls.
 type history struct {
-	// pods are those of the look before, last is what each of them has told last.
+	// pods are the router pods of the previous poll. last holds the latest metrics of each pod.
 	pods []string
-	last map[string]view.Routed
+	last map[string]view.RouterMetrics
 }
 
-// with adds the pods of a look. One that was not there at the look before has begun since; one that was, and has told nothing yet, may
-// have begun long ago.
+// with returns the history for the pods of a new poll. A pod that did not exist at the previous poll counts from zero.
+// A pod that existed, but whose metrics were never read, is left out: it may have started long ago.
 func (h history) with(pods []string) history {
-	last := map[string]view.Routed{}
+	last := map[string]view.RouterMetrics{}
 	for _, pod := range pods {
-		if told, known := h.last[pod]; known || len(h.pods) > 0 && !slices.Contains(h.pods, pod) {
-			last[pod] = told
+		if metrics, known := h.last[pod]; known || len(h.pods) > 0 && !slices.Contains(h.pods, pod) {
+			last[pod] = metrics
 		}
 	}
 	return history{pods, last}
 }
 
-// top tells the load of the named MoEDeployment, or of all. before is what routers told at the looks before, and is renewed.
+// top describes the load of the named MoEDeployment, or of all of them. before holds the metrics of earlier polls. top
+// updates it.
 func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, before map[string]history) (any, string, error) {
 	var list semmoev1.MoEDeploymentList
 	if len(names) > 0 {
@@ -79,13 +80,13 @@ func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, bef
 	var text strings.Builder
 	for i := range list.Items {
 		moed := &list.Items[i]
-		pods, told, notes, err := cluster.routed(ctx, moed)
+		pods, metrics, notes, err := cluster.routerMetrics(ctx, moed)
 		if err != nil {
 			return nil, "", err
 		}
 		known := before[moed.Name].with(pods)
-		load := view.Top(moed, told, known.last, notes)
-		maps.Copy(known.last, told)
+		load := view.Top(moed, metrics, known.last, notes)
+		maps.Copy(known.last, metrics)
 		before[moed.Name] = known
 		document.Deployments = append(document.Deployments, load)
 		if i > 0 {
@@ -99,16 +100,17 @@ func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, bef
 	return document, text.String(), nil
 }
 
-// routed names the pods of a deployment's request routers, and reads their metrics, by pod. What cannot be read is noted.
-func (c *Cluster) routed(ctx context.Context, moed *semmoev1.MoEDeployment) (pods []string, told map[string]view.Routed, notes []string, err error) {
-	told = map[string]view.Routed{}
+// routerMetrics returns the names of a deployment's router pods, and their metrics by pod. A note explains each pod whose
+// metrics cannot be read.
+func (c *Cluster) routerMetrics(ctx context.Context, moed *semmoev1.MoEDeployment) (pods []string, metrics map[string]view.RouterMetrics, notes []string, err error) {
+	metrics = map[string]view.RouterMetrics{}
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
-		return nil, told, []string{"spec.routing.mode is None: no request router tells anything."}, nil
+		return nil, metrics, []string{"spec.routing.mode is None: there are no request routers to read metrics from."}, nil
 	}
 	var list corev1.PodList
 	err = c.List(ctx, &list, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentRouter})
 	if apierrors.IsForbidden(err) {
-		return nil, told, []string{"You may not list pods: this is what the operator has reported last."}, nil
+		return nil, metrics, []string{"No permission to list pods. The figures are the last status that the operator reported."}, nil
 	}
 	if err != nil {
 		return nil, nil, nil, err
@@ -117,25 +119,25 @@ func (c *Cluster) routed(ctx context.Context, moed *semmoev1.MoEDeployment) (pod
 		pod := &list.Items[i]
 		pods = append(pods, pod.Name)
 		if !podhealth.Ready(pod) {
-			notes = append(notes, fmt.Sprintf("Pod %s is not ready, and left out.", pod.Name))
+			notes = append(notes, fmt.Sprintf("Pod %s is not ready and is not counted.", pod.Name))
 			continue
 		}
 		text, err := c.Metrics(ctx, pod)
 		if apierrors.IsForbidden(err) {
-			return nil, map[string]view.Routed{}, []string{"You may not read the routers' metrics (get pods/proxy): this is what the operator has reported last."}, nil
+			return nil, map[string]view.RouterMetrics{}, []string{"No permission to read the routers' metrics (get pods/proxy). The figures are the last status that the operator reported."}, nil
 		}
-		var routed view.Routed
+		var routed view.RouterMetrics
 		if err == nil {
 			routed, err = view.ParseMetrics(text)
 		}
 		if err != nil {
-			notes = append(notes, fmt.Sprintf("Pod %s is left out: %v.", pod.Name, err))
+			notes = append(notes, fmt.Sprintf("Pod %s is not counted: %v.", pod.Name, err))
 			continue
 		}
-		told[pod.Name] = routed
+		metrics[pod.Name] = routed
 	}
-	if len(told) == 0 {
-		notes = append(notes, "No request router tells anything: this is what the operator has reported last. Where network policies are enforced, the API server may not reach their metrics.")
+	if len(metrics) == 0 {
+		notes = append(notes, "No router metrics could be read. The figures are the last status that the operator reported. A network policy may block the API server.")
 	}
-	return pods, told, notes, nil
+	return pods, metrics, notes, nil
 }

@@ -8,18 +8,19 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/view"
 )
 
-// What a router tells is compared with what it has told last, or with its beginning where that was seen; else with nothing.
+// TestHistory verifies that the metrics of a router are compared with its last metrics, with zero if the router started
+// since the previous poll, and else with nothing.
 func TestHistory(t *testing.T) {
-	heard, begun := view.Routed{Answered: 10}, view.Routed{}
-	before := history{pods: []string{"heard", "silent", "gone"}, last: map[string]view.Routed{"heard": heard, "gone": heard}}
+	read, started := view.RouterMetrics{Answered: 10}, view.RouterMetrics{}
+	before := history{pods: []string{"read", "unread", "deleted"}, last: map[string]view.RouterMetrics{"read": read, "deleted": read}}
 	for name, c := range map[string]struct {
 		before history
 		pods   []string
-		want   map[string]view.Routed
+		want   map[string]view.RouterMetrics
 	}{
-		"the first look":            {history{}, []string{"a", "b"}, map[string]view.Routed{}},
-		"one is heard, one is new":  {before, []string{"heard", "new", "silent"}, map[string]view.Routed{"heard": heard, "new": begun}},
-		"none are there any longer": {before, nil, map[string]view.Routed{}},
+		"first poll":               {history{}, []string{"a", "b"}, map[string]view.RouterMetrics{}},
+		"one read, one new":        {before, []string{"read", "new", "unread"}, map[string]view.RouterMetrics{"read": read, "new": started}},
+		"all routers were deleted": {before, nil, map[string]view.RouterMetrics{}},
 	} {
 		if diff := cmp.Diff(c.want, c.before.with(c.pods).last); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

@@ -16,22 +16,22 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
-// dryRunFlag adds --dry-run, and returns a check of its value.
+// dryRunFlag adds the flag --dry-run. checkDryRun validates its value.
 func dryRunFlag(cmd *cobra.Command, dryRun *string) {
-	cmd.Flags().StringVar(dryRun, "dry-run", "none", "none, or server: the API server checks the change, and does not keep it")
+	cmd.Flags().StringVar(dryRun, "dry-run", "none", "none, or server (the API server validates the change and does not store it)")
 }
 
 func checkDryRun(dryRun string) error {
 	if dryRun != "none" && dryRun != "server" {
-		return usageErrorf("--dry-run is %q; allowed is none, server", dryRun)
+		return usageErrorf("--dry-run: %q is invalid: allowed are none, server", dryRun)
 	}
 	return nil
 }
 
-// decision is what a command changes of a MoEDeployment.
+// decision computes the change of a command from a MoEDeployment.
 type decision func(ctx context.Context, cluster *Cluster, moed *semmoev1.MoEDeployment) (change.Change, error)
 
-// changeDeployment reads the MoEDeployment, decides, and writes.
+// changeDeployment reads the MoEDeployment, computes the change, and writes it.
 func (p *Program) changeDeployment(ctx context.Context, name, dryRun string, decide decision) error {
 	if err := checkDryRun(dryRun); err != nil {
 		return err
@@ -51,21 +51,21 @@ func (p *Program) changeDeployment(ctx context.Context, name, dryRun string, dec
 	return p.apply(ctx, cluster, moed, c, dryRun == "server")
 }
 
-// changeDocument is what commands that change something print as JSON.
+// changeDocument is the JSON output of commands that change an object.
 type changeDocument struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// Changed is false where it was so already.
+	// Changed is false if the object already had the requested state.
 	Changed bool           `json:"changed"`
 	DryRun  bool           `json:"dryRun"`
 	Patch   map[string]any `json:"patch,omitempty"`
 	Message string         `json:"message"`
-	// RevertedBy is the tool that may change it back.
+	// RevertedBy is the GitOps tool that may revert the change.
 	RevertedBy *gitops.Owner `json:"revertedBy,omitempty"`
 }
 
-// apply writes a change, and tells it.
+// apply writes a change and prints the result.
 func (p *Program) apply(ctx context.Context, cluster *Cluster, moed *semmoev1.MoEDeployment, c change.Change, dryRun bool) error {
 	document := changeDocument{Kind: c.Kind, Namespace: moed.Namespace, Name: c.Name, Changed: c.Patch != nil, DryRun: dryRun, Patch: c.Patch, Message: c.Done}
 	if c.Patch != nil {
@@ -80,9 +80,9 @@ func (p *Program) apply(ctx context.Context, cluster *Cluster, moed *semmoev1.Mo
 	suffix := ""
 	switch {
 	case c.Patch == nil:
-		suffix = " (it was so already)"
+		suffix = " (unchanged)"
 	case dryRun:
-		suffix = " (server dry run: nothing is changed)"
+		suffix = " (server dry run)"
 	}
 	return p.write(document, func() string {
 		return p.style.Paragraph(terminal.Text{{Text: c.Kind + " "}, {Text: c.Name, Tone: terminal.Strong}, {Text: fmt.Sprintf(" %s%s", c.Done, suffix)}}, 0)
@@ -110,9 +110,9 @@ func (c *Cluster) patch(ctx context.Context, namespace string, ch change.Change,
 func (p *Program) approveCommand() *cobra.Command {
 	var dryRun string
 	cmd := &cobra.Command{
-		Use: "approve NAME [PLAN]", Short: "Let a plan that waits for somebody's word be rolled out",
-		Long: "Let a plan be rolled out that waits for approval: with spec.placement.approval Manual, where its roll-out interrupts the service,\n" +
-			"or where nothing tells whether it is better. Without PLAN it is the one that waits. It sets the annotation semmoe.io/approve.",
+		Use: "approve NAME [PLAN]", Short: "Approve a pending plan",
+		Long: "Approve a plan that waits for approval: because spec.placement.approval is Manual, because its rollout interrupts the service, or\n" +
+			"because the canary comparison is inconclusive. Without PLAN, approve the pending plan. The command sets the annotation semmoe.io/approve.",
 		Args: arguments(1, 2), ValidArgsFunction: p.completed(2, deploymentNames, planNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.changeDeployment(cmd.Context(), args[0], dryRun, func(ctx context.Context, cluster *Cluster, moed *semmoev1.MoEDeployment) (change.Change, error) {
@@ -139,15 +139,15 @@ func (p *Program) rollbackCommand() *cobra.Command {
 	var to, dryRun string
 	var unpin bool
 	cmd := &cobra.Command{
-		Use: "rollback NAME [--to PLAN | --unpin]", Short: "Take back a plan that is on trial, or go back to another one",
-		Long: "Take back the plan that is on its canary or being promoted: the PlacementPlan gets the annotation failed.semmoe.io/<revision>, and is\n" +
-			"not tried again while it has it. With --to, go back to an earlier plan: spec.placement.planRef pins it, and no drift replaces it until\n" +
-			"--unpin.",
+		Use: "rollback NAME [--to PLAN | --unpin]", Short: "Roll back a plan that is being rolled out, or return to another plan",
+		Long: "Roll back the plan whose canary or promotion is in progress. The PlacementPlan gets the annotation failed.semmoe.io/<revision>, and is\n" +
+			"not tried again while the annotation exists. With --to, return to another plan: spec.placement.planRef pins it, and drift does not\n" +
+			"replace it until --unpin.",
 		Example: "  kubectl semmoe rollback qwen3-30b\n  kubectl semmoe rollback qwen3-30b --to qwen3-30b-0b7d9a11",
 		Args:    arguments(1, 1), ValidArgsFunction: p.completed(1, deploymentNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if to != "" && unpin {
-				return usageErrorf("--to and --unpin exclude each other: one pins a plan, the other none")
+				return usageErrorf("--to and --unpin cannot be combined")
 			}
 			if err := notEmpty(cmd, "to"); err != nil {
 				return err
@@ -167,29 +167,29 @@ func (p *Program) rollbackCommand() *cobra.Command {
 				if err != nil {
 					return change.Change{}, err
 				}
-				return change.TakeBack(moed, plans, "TakenBack: by kubectl semmoe rollback")
+				return change.RollBack(moed, plans, "TakenBack: by kubectl semmoe rollback")
 			})
 		},
 	}
-	cmd.Flags().StringVar(&to, "to", "", "PlacementPlan to go back to, by its name or the beginning of its plan's digest")
-	cmd.Flags().BoolVar(&unpin, "unpin", false, "let the operator choose the plan again")
-	_ = cmd.RegisterFlagCompletionFunc("to", p.completed(2, planNames)) // it fails for flags that are not there alone
+	cmd.Flags().StringVar(&to, "to", "", "PlacementPlan to return to: its name, or a prefix of its plan digest")
+	cmd.Flags().BoolVar(&unpin, "unpin", false, "remove the pin, so that the operator selects the plan")
+	_ = cmd.RegisterFlagCompletionFunc("to", p.completed(2, planNames)) // it fails only if the flag does not exist
 	dryRunFlag(cmd, &dryRun)
 	return cmd
 }
 
 func (p *Program) pauseCommand() *cobra.Command {
-	return p.reconciliationCommand("pause", semmoev1.ReconciliationPaused, "Begin no profile, plan or roll-out until resumed; repair and serving go on")
+	return p.reconciliationCommand("pause", semmoev1.ReconciliationPaused, "Pause new profiles, plans and rollouts; repair and serving continue")
 }
 
 func (p *Program) resumeCommand() *cobra.Command {
-	return p.reconciliationCommand("resume", semmoev1.ReconciliationActive, "Let profiles, plans and roll-outs begin again")
+	return p.reconciliationCommand("resume", semmoev1.ReconciliationActive, "Resume profiles, plans and rollouts")
 }
 
 func (p *Program) reconciliationCommand(verb string, mode semmoev1.ReconciliationMode, short string) *cobra.Command {
 	var dryRun string
 	cmd := &cobra.Command{
-		Use: verb + " NAME", Short: short, Long: fmt.Sprintf("%s.\nIt sets spec.reconciliation to %s.", short, mode),
+		Use: verb + " NAME", Short: short, Long: fmt.Sprintf("%s.\nThe command sets spec.reconciliation to %s.", short, mode),
 		Args: arguments(1, 1), ValidArgsFunction: p.completed(1, deploymentNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.changeDeployment(cmd.Context(), args[0], dryRun, func(_ context.Context, _ *Cluster, moed *semmoev1.MoEDeployment) (change.Change, error) {

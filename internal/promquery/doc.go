@@ -1,10 +1,13 @@
-// Package promquery asks a Prometheus server, or one that speaks its HTTP API, for the values of one series over a time.
+// Package promquery queries a Prometheus server, or a server with the same HTTP API, for the values of one series over
+// a time range.
 //
 // Invariants:
-//   - Only allowed servers are contacted: listed hosts, and Services of the namespace of the object that names the server. What a name
-//     resolves to is checked at the connection. Link-local and metadata addresses are never contacted, and redirections are not followed.
-//   - An answer is bounded in size and time.
-//   - An error is an *Error: one of a few reasons and a constant message. Neither shows whether an address is closed, open, or which status or text it
-//     answers. The cause is for logs.
-//   - A server that does not answer is not asked again for a while, whoever asks: many objects may name it, and each would wait.
+//   - Only allowed servers are contacted: listed hosts, and Services in the namespace of the object that refers to the
+//     server. The resolved address is checked when the connection is made. Link-local and metadata addresses are never
+//     contacted, and redirects are not followed.
+//   - The size and the time of a response are limited.
+//   - Every error is an *Error with one of a few reasons and a constant message. Neither discloses whether an address
+//     is open, nor the status or the text of a response. The cause is for logs only.
+//   - A server that did not respond is not queried again for some time, because many objects may refer to the server,
+//     and each query would wait for the timeout.
 package promquery

@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// maxHeader bounds the header of an answer, in bytes.
+	// maxHeader limits the header of a response, in bytes.
 	maxHeader = 64 << 10
 	// notAllowed is the message for an address that no rule allows.
 	notAllowed = "spec.drift.prometheus.address is invalid: a Service of this namespace with a cluster IP (<name>.<namespace>.svc), or a host that the operator lists (--prometheus-hosts), is required"
 )
 
-// Hosts are the hosts that objects of every namespace may name: "host", or "host:port" for one port only. A host is a DNS name or an IP
-// address.
+// Hosts lists the hosts that objects of all namespaces may refer to: "host", or "host:port" for one port only. A host
+// is a DNS name or an IP address.
 type Hosts []string
 
-// ParseHosts checks a list of hosts.
+// ParseHosts validates a list of hosts.
 func ParseHosts(list []string) (Hosts, error) {
 	var hosts Hosts
 	for _, entry := range list {
@@ -57,18 +57,19 @@ func isPort(text string) bool {
 	return err == nil && n > 0 && strings.Trim(text, "0123456789") == ""
 }
 
-// Allows reports whether an object of a namespace may name an address: its host is listed, or has the form of a Service of the namespace.
+// Allows reports whether an object of a namespace may refer to an address: its host is listed, or has the form of a
+// Service of the namespace.
 func (h Hosts) Allows(address, namespace string) bool {
 	u, err := parseAddress(address)
 	return err == nil && (h.lists(u) || serviceOf(u, namespace) != "")
 }
 
-// lists reports whether the host of a URL is listed, for its port or for all.
+// lists reports whether the host of a URL is listed, for the port of the URL or for all ports.
 func (h Hosts) lists(u *url.URL) bool {
 	return slices.Contains(h, hostOf(u)) || slices.Contains(h, net.JoinHostPort(hostOf(u), portOf(u)))
 }
 
-// parseAddress reads the address of a server: http or https, a host, and no credentials.
+// parseAddress parses the address of a server: http or https with a host, without credentials.
 func parseAddress(address string) (*url.URL, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
@@ -86,7 +87,7 @@ func portOf(u *url.URL) string {
 	return map[string]string{"http": "80", "https": "443"}[u.Scheme]
 }
 
-// serviceOf returns the name of the Service of a namespace that a URL names; empty where it names something else.
+// serviceOf returns the name of the Service in a namespace that a URL refers to. It is empty for other URLs.
 func serviceOf(u *url.URL, namespace string) string {
 	host := strings.TrimSuffix(hostOf(u), ".cluster.local")
 	name, found := strings.CutSuffix(host, "."+namespace+".svc")
@@ -96,8 +97,8 @@ func serviceOf(u *url.URL, namespace string) string {
 	return name
 }
 
-// route returns the transport that reaches the server of a query, and no other: what a name resolves to is checked when it is dialled.
-// A Service of the query's namespace is dialled at its cluster IP, since DNS answers for a Service can lead anywhere (ExternalName).
+// route returns a transport that only reaches the server of a query. The resolved address is checked when it is dialed.
+// A Service is dialed at its cluster IP, because a DNS response for a Service can be any address (ExternalName).
 func (c *Client) route(ctx context.Context, q Query) (http.RoundTripper, error) {
 	u, err := parseAddress(q.Address)
 	if err != nil {
@@ -137,7 +138,7 @@ func (c *Client) clusterIP(ctx context.Context, namespace, name string) (string,
 	var services corev1.ServiceList
 	err := c.Services.List(ctx, &services, client.InNamespace(namespace), client.MatchingFields{"metadata.name": name}, client.Limit(1))
 	if err != nil {
-		return "", fmt.Errorf("read Service %s/%s: %w", namespace, name, err)
+		return "", fmt.Errorf("failed to get Service %s/%s: %w", namespace, name, err)
 	}
 	if len(services.Items) == 0 {
 		refused.Cause = fmt.Errorf("the Service %s/%s does not exist", namespace, name)
@@ -151,8 +152,8 @@ func (c *Client) clusterIP(ctx context.Context, namespace, name string) (string,
 	return spec.ClusterIP, nil
 }
 
-// checkDialled refuses addresses of clouds' metadata services and of this node. Only an IP address that is listed itself may be a loopback
-// address.
+// checkDialled rejects addresses of cloud metadata services and of this node. A loopback address is allowed only if it
+// is listed as a literal IP address.
 func checkDialled(address string, literal bool) error {
 	resolved, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -166,7 +167,7 @@ func checkDialled(address string, literal bool) error {
 
 var (
 	nat64 = netip.MustParsePrefix("64:ff9b::/96")
-	// metadata are addresses of clouds' metadata services that are not link-local.
+	// metadata lists the addresses of cloud metadata services that are not link-local.
 	metadata = []netip.Addr{netip.MustParseAddr("fd00:ec2::254"), netip.MustParseAddr("100.100.100.200"), netip.MustParseAddr("168.63.129.16")}
 )
 
@@ -176,7 +177,7 @@ func forbidden(address netip.Addr) bool {
 	return address.IsLinkLocalUnicast() || address.IsMulticast() || address.IsUnspecified() || slices.Contains(metadata, address)
 }
 
-// unmap returns the IPv4 address that an IPv6 address stands for, or the address itself.
+// unmap returns the IPv4 address that an IPv6 address represents, or the address itself.
 func unmap(address netip.Addr) netip.Addr {
 	address = address.Unmap().WithZone("")
 	if nat64.Contains(address) {

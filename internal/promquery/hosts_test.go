@@ -29,7 +29,7 @@ func TestParseHosts(t *testing.T) {
 		hosts, err := promquery.ParseHosts([]string{entry})
 		if want == "" {
 			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q is invalid: ", entry)) {
-				t.Errorf("%q: hosts %q, error %v; want an error that names it", entry, hosts, err)
+				t.Errorf("%q: hosts %q, error %v; want an error with the host", entry, hosts, err)
 			}
 		} else if err != nil || len(hosts) != 1 || hosts[0] != want {
 			t.Errorf("%q: hosts %q, error %v; want %q", entry, hosts, err, want)
@@ -54,9 +54,9 @@ func TestHostsAllow(t *testing.T) {
 	}
 }
 
-// Listed names and Services are contacted only where they lead to an address that may be dialled. A Service is contacted at its cluster IP,
-// whatever DNS answers.
-func TestDialsOnlyWhatIsAllowed(t *testing.T) {
+// TestDialsOnlyAllowedAddresses verifies that listed names and Services are contacted only at allowed addresses, and a
+// Service only at its cluster IP, regardless of DNS.
+func TestDialsOnlyAllowedAddresses(t *testing.T) {
 	environment, err := apiserver.Start(&envtest.Environment{})
 	if err != nil {
 		t.Fatal(err)
@@ -82,33 +82,33 @@ func TestDialsOnlyWhatIsAllowed(t *testing.T) {
 	} {
 		create(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: spec})
 	}
-	contacted := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a server was contacted that must not be") }))
+	contacted := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a forbidden server was contacted") }))
 	t.Cleanup(contacted.Close)
 	at, err := url.Parse(contacted.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, tc := range map[string]struct{ host, reason string }{
-		"a name that leads to this node":       {"localhost:" + at.Port(), promquery.Unavailable},
-		"an address that is not listed":        {at.Host, promquery.NotAllowed},
-		"an ExternalName to this node":         {"external.team.svc:" + at.Port(), promquery.NotAllowed},
-		"a headless Service":                   {"headless.team.svc:" + at.Port(), promquery.NotAllowed},
-		"a Service that does not exist":        {"absent.team.svc", promquery.NotAllowed},
-		"a Service of another namespace":       {"kubernetes.default.svc", promquery.NotAllowed},
-		"a metadata service":                   {"169.254.169.254", promquery.NotAllowed},
-		"a metadata service, listed unchecked": {"[64:ff9b::a9fe:a9fe]", promquery.Unavailable},
+		"name of this node":            {"localhost:" + at.Port(), promquery.Unavailable},
+		"unlisted address":             {at.Host, promquery.NotAllowed},
+		"ExternalName of this node":    {"external.team.svc:" + at.Port(), promquery.NotAllowed},
+		"headless Service":             {"headless.team.svc:" + at.Port(), promquery.NotAllowed},
+		"missing Service":              {"absent.team.svc", promquery.NotAllowed},
+		"Service of another namespace": {"kubernetes.default.svc", promquery.NotAllowed},
+		"metadata service":             {"169.254.169.254", promquery.NotAllowed},
+		"listed metadata service":      {"[64:ff9b::a9fe:a9fe]", promquery.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asker := &promquery.Client{Hosts: promquery.Hosts{"localhost", "64:ff9b::a9fe:a9fe"}, Services: api}
 			q := query("http://" + tc.host)
 			q.Namespace, q.Token = namespace, "secret"
 			_, err := asker.Range(t.Context(), q)
-			var told *promquery.Error
-			if !errors.As(err, &told) || told.Reason != tc.reason {
+			var queryError *promquery.Error
+			if !errors.As(err, &queryError) || queryError.Reason != tc.reason {
 				t.Fatalf("error %v, want reason %s", err, tc.reason)
 			}
-			if tc.reason == promquery.Unavailable && !strings.Contains(told.Cause.Error(), "is not allowed") {
-				t.Errorf("it was dialled: %v", told.Cause)
+			if tc.reason == promquery.Unavailable && !strings.Contains(queryError.Cause.Error(), "is not allowed") {
+				t.Errorf("the address was dialed: %v", queryError.Cause)
 			}
 		})
 	}

@@ -17,34 +17,35 @@ import (
 )
 
 const (
-	// timeout bounds a query, from the connection to the end of the answer.
+	// timeout limits a query, from the connection to the end of the response.
 	timeout = 5 * time.Second
-	// rest is how long a server that did not answer is left alone.
-	rest = 50 * time.Second
-	// maxAnswer bounds an answer, in bytes: a series of a hundred values has a few thousand.
-	maxAnswer = 1 << 20
+	// backoff is the time after which a server that did not respond is queried again.
+	backoff = 50 * time.Second
+	// maxResponse limits the size of a response, in bytes. A series of a hundred values has a few thousand bytes.
+	maxResponse = 1 << 20
 )
 
-// Query is what is asked, and of whom.
+// Query is a range query to one server.
 type Query struct {
-	// Address is the base URL of the server, and Namespace the namespace of the object that names it.
+	// Address is the base URL of the server, and Namespace the namespace of the object that refers to it.
 	Address, Namespace string
-	// Token is sent as a bearer token; empty for none.
+	// Token is the bearer token, or empty.
 	Token string
 	// Expression is in PromQL.
 	Expression string
-	// Start and End are the first and last times at which the expression is evaluated, Step the time between two.
+	// Start and End are the first and the last time at which the expression is evaluated. Step is the time between two
+	// evaluations.
 	Start, End time.Time
 	Step       time.Duration
 }
 
-// Point is a value of the series. Prometheus has values that are no numbers.
+// Point is a value of the series. The value may be NaN or infinite.
 type Point struct {
 	Time  time.Time
 	Value float64
 }
 
-// Why there is no series, in the form of a condition's reason.
+// The reasons of errors, which are also condition reasons.
 const (
 	NotAllowed    = "PrometheusNotAllowed"
 	Unavailable   = "PrometheusUnavailable"
@@ -54,14 +55,15 @@ const (
 	SeveralSeries = "PrometheusSeveralSeries"
 )
 
-// Error is why there is no series.
+// Error reports why a query returned no series.
 type Error struct {
 	Reason, Message string
-	// Cause is the underlying error, for logs only: its text may name addresses or contain text of the server. Nil where there is none.
+	// Cause is the underlying error, or nil. It is for logs only, because its text may contain addresses or text of the
+	// server.
 	Cause error
 
-	// away reports that the server did not answer at all.
-	away bool
+	// noResponse is true if the server did not respond at all.
+	noResponse bool
 }
 
 func (e *Error) Error() string { return e.Message }
@@ -70,27 +72,27 @@ func (e *Error) Unwrap() error { return e.Cause }
 
 // Client queries servers. It is safe for concurrent use. The zero value allows no server.
 type Client struct {
-	// Hosts are the hosts that objects of every namespace may name.
+	// Hosts are the hosts that objects of all namespaces may refer to.
 	Hosts Hosts
-	// Services lists the Services of an object's own namespace, past any cache; nil allows none of them.
+	// Services lists the Services of an object's namespace, without a cache. If it is nil, no Services are allowed.
 	Services client.Reader
-	// Transport sends the requests to allowed servers; nil dials them directly.
+	// Transport sends requests to allowed servers. If it is nil, the servers are dialed directly.
 	Transport http.RoundTripper
-	// Now is the clock; nil for time.Now.
+	// Now is the clock. If it is nil, time.Now is used.
 	Now func() time.Time
 
 	mu sync.Mutex
-	// away has, by address, the servers that did not answer.
-	away map[string]absence
+	// unresponsive holds the servers that did not respond, by address.
+	unresponsive map[string]failure
 }
 
-// absence is that a server did not answer.
-type absence struct {
+// failure is the error of a server that did not respond, and the time of the next query.
+type failure struct {
 	until time.Time
 	err   *Error
 }
 
-// Range is the values of the one series that the query yields, the oldest first. The error is an *Error.
+// Range returns the values of the single series that the query returns, oldest first. The error is an *Error.
 func (c *Client) Range(ctx context.Context, q Query) ([]Point, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -98,29 +100,29 @@ func (c *Client) Range(ctx context.Context, q Query) ([]Point, error) {
 	if err != nil {
 		return nil, errorOf(err)
 	}
-	if err := c.known(q.Address); err != nil {
+	if err := c.recentFailure(q.Address); err != nil {
 		return nil, err
 	}
-	value, warnings, err := ask(ctx, route, q)
+	value, warnings, err := send(ctx, route, q)
 	if err != nil {
-		told := errorOf(err)
-		if told.away {
-			c.remember(q.Address, told)
+		classified := errorOf(err)
+		if classified.noResponse {
+			c.remember(q.Address, classified)
 		}
-		return nil, told
+		return nil, classified
 	}
 	if len(warnings) > 0 {
-		return nil, &Error{Reason: Warned, Message: "Prometheus warns that its answer may be wrong: evaluate spec.drift.prometheus.query there", Cause: errors.New(warnings[0])}
+		return nil, &Error{Reason: Warned, Message: "Prometheus returned warnings for the query. Evaluate spec.drift.prometheus.query in Prometheus", Cause: errors.New(warnings[0])}
 	}
 	return seriesOf(value)
 }
 
-// ask sends a query.
-func ask(ctx context.Context, route http.RoundTripper, q Query) (model.Value, prometheus.Warnings, error) {
+// send sends a query.
+func send(ctx context.Context, route http.RoundTripper, q Query) (model.Value, prometheus.Warnings, error) {
 	server, err := api.NewClient(api.Config{Address: q.Address, Client: &http.Client{
 		Transport: &transport{route, q.Token},
 		CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse // the token, and the manager's place in the network, are for the allowed server only
+			return http.ErrUseLastResponse // a redirect would send the token, and the manager's requests, to a server that is not allowed
 		},
 	}})
 	if err != nil {
@@ -129,7 +131,7 @@ func ask(ctx context.Context, route http.RoundTripper, q Query) (model.Value, pr
 	return prometheus.NewAPI(server).QueryRange(ctx, q.Expression, prometheus.Range{Start: q.Start, End: q.End, Step: q.Step})
 }
 
-// transport adds the token to requests and bounds the answers.
+// transport adds the token to requests and limits the size of responses.
 type transport struct {
 	next  http.RoundTripper
 	token string
@@ -144,20 +146,20 @@ func (t *transport) RoundTrip(request *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	response.Body = &bounded{response.Body, maxAnswer}
+	response.Body = &limitedBody{response.Body, maxResponse}
 	return response, nil
 }
 
-// errTooLong is an answer beyond the bound.
-var errTooLong = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
+// errTooLong reports a response above the limit.
+var errTooLong = fmt.Errorf("the response has more than %d bytes", maxResponse)
 
-// bounded fails, unlike io.LimitReader, where there is more to read.
-type bounded struct {
+// limitedBody returns an error if the body is longer than the limit. io.LimitReader would truncate the body silently.
+type limitedBody struct {
 	io.ReadCloser
 	left int
 }
 
-func (b *bounded) Read(into []byte) (int, error) {
+func (b *limitedBody) Read(into []byte) (int, error) {
 	if b.left < 0 {
 		return 0, errTooLong
 	}
@@ -168,28 +170,28 @@ func (b *bounded) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// known is the error of a server that is left alone; nil where it may be asked.
-func (c *Client) known(address string) error {
+// recentFailure returns the error of a server that did not respond recently, or nil if the server may be queried.
+func (c *Client) recentFailure(address string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if absent, known := c.away[address]; known && c.now().Before(absent.until) {
-		return absent.err
+	if failed, known := c.unresponsive[address]; known && c.now().Before(failed.until) {
+		return failed.err
 	}
 	return nil
 }
 
-// remember leaves a server alone for a while, and forgets those whose time is over.
+// remember records a server that did not respond, and removes expired records.
 func (c *Client) remember(address string, err *Error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.now()
-	kept := map[string]absence{address: {now.Add(rest), err}}
-	for other, absent := range c.away {
-		if other != address && now.Before(absent.until) {
-			kept[other] = absent
+	kept := map[string]failure{address: {now.Add(backoff), err}}
+	for other, failed := range c.unresponsive {
+		if other != address && now.Before(failed.until) {
+			kept[other] = failed
 		}
 	}
-	c.away = kept
+	c.unresponsive = kept
 }
 
 func (c *Client) now() time.Time {
@@ -199,38 +201,38 @@ func (c *Client) now() time.Time {
 	return c.Now()
 }
 
-// unavailable is the message for every failure to get a series: an object's author must not learn from it which addresses of the manager's
-// network answer, nor what they answer.
-const unavailable = "Prometheus returns no usable answer. Check the address, its certificate, the token, and that the query yields one series; the log of the manager has the cause"
+// unavailable is the message for all failures to get a series. It must not disclose to users which addresses in the
+// manager's network respond, nor the content of responses.
+const unavailable = "Prometheus returned no usable response. Check the address, its certificate, the token, and that the query returns one series; the log of the manager contains the cause"
 
-// errorOf classifies an error of the API's client. No text of the server is part of a message.
+// errorOf classifies an error of the API client. A message never contains text of the server.
 func errorOf(err error) *Error {
-	var told *Error
-	var answered *prometheus.Error
+	var classified *Error
+	var response *prometheus.Error
 	switch {
-	case errors.As(err, &told):
-		return told
-	case !errors.As(err, &answered):
-		noAnswer := errors.As(err, new(net.Error)) || errors.Is(err, context.DeadlineExceeded)
-		return &Error{Unavailable, unavailable, err, noAnswer && !errors.Is(err, context.Canceled)}
+	case errors.As(err, &classified):
+		return classified
+	case !errors.As(err, &response):
+		noResponse := errors.As(err, new(net.Error)) || errors.Is(err, context.DeadlineExceeded)
+		return &Error{Unavailable, unavailable, err, noResponse && !errors.Is(err, context.Canceled)}
 	}
-	switch answered.Type {
+	switch response.Type {
 	case prometheus.ErrBadData, prometheus.ErrExec, prometheus.ErrTimeout, prometheus.ErrCanceled:
-		return &Error{Reason: Refused, Message: "Prometheus does not evaluate the query: evaluate spec.drift.prometheus.query there", Cause: err}
+		return &Error{Reason: Refused, Message: "Prometheus rejected the query. Evaluate spec.drift.prometheus.query in Prometheus", Cause: err}
 	}
-	return &Error{Reason: Unavailable, Message: unavailable, Cause: err, away: answered.Type == prometheus.ErrServer}
+	return &Error{Reason: Unavailable, Message: unavailable, Cause: err, noResponse: response.Type == prometheus.ErrServer}
 }
 
-// seriesOf is the one series of an answer.
+// seriesOf returns the single series of a response.
 func seriesOf(value model.Value) ([]Point, error) {
 	matrix, ok := value.(model.Matrix)
 	switch {
 	case !ok:
-		return nil, &Error{Reason: Unavailable, Message: unavailable, Cause: fmt.Errorf("the answer is a %T", value)}
+		return nil, &Error{Reason: Unavailable, Message: unavailable, Cause: fmt.Errorf("the response is a %T", value)}
 	case len(matrix) == 0:
-		return nil, &Error{Reason: NoSeries, Message: "The query yields no series"}
+		return nil, &Error{Reason: NoSeries, Message: "The query returns no series"}
 	case len(matrix) > 1:
-		return nil, &Error{Reason: SeveralSeries, Message: "The query yields several series: aggregate them into one"}
+		return nil, &Error{Reason: SeveralSeries, Message: "The query returns several series. Aggregate them into one"}
 	}
 	points := make([]Point, len(matrix[0].Values))
 	for i, pair := range matrix[0].Values {

@@ -24,22 +24,22 @@ import (
 
 var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// loopback is a client for the servers of the tests.
+// loopback returns a client for the test servers.
 func loopback() *promquery.Client { return &promquery.Client{Hosts: promquery.Hosts{"127.0.0.1"}} }
 
-// query is for three values, a minute apart.
+// query returns a query for three values at intervals of a minute.
 func query(address string) promquery.Query {
 	return promquery.Query{Address: address, Expression: `avg(local)`, Start: start, End: start.Add(2 * time.Minute), Step: time.Minute}
 }
 
-// matrix is an answer with series of values.
+// matrix returns a response with series of values.
 func matrix(series ...string) string {
 	return `{"status":"success","data":{"resultType":"matrix","result":[` + strings.Join(series, ",") + `]}}`
 }
 
 const one = `{"metric":{},"values":[[1772366400,"0.25"],[1772366460.000,"NaN"],[1772366520,"+Inf"]]}`
 
-// answer is a server that gives one answer.
+// answer starts a server with a constant response, and returns its URL.
 func answer(t *testing.T, status int, text string) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -51,8 +51,8 @@ func answer(t *testing.T, status int, text string) string {
 	return server.URL
 }
 
-// What is asked is what Prometheus' API takes, with the token, below the address' path; and the values come back in order,
-// those that are no numbers too.
+// TestRange verifies that the query conforms to the Prometheus API, with the token and below the path of the address,
+// and that values are returned in order, including values that are not finite.
 func TestRange(t *testing.T) {
 	var asked url.Values
 	var path, authorization string
@@ -76,14 +76,14 @@ func TestRange(t *testing.T) {
 	}
 	form := url.Values{"query": {"avg(local)"}, "start": {"1772366400"}, "end": {"1772366520"}, "step": {"60"}}
 	if diff := cmp.Diff(form, asked); diff != "" || path != "/tenant/a/api/v1/query_range" || authorization != "Bearer secret" {
-		t.Errorf("asked at %s as %q (-want +got):\n%s", path, authorization, diff)
+		t.Errorf("query at %s with authorization %q (-want +got):\n%s", path, authorization, diff)
 	}
 }
 
-// Every failure is one of a few reasons with a constant message. Whether an address is closed or open, which status it answers and which
-// text, cannot be learnt from them.
+// TestRangeFails verifies that every failure has one of a few reasons and a constant message, which do not disclose
+// whether an address is open, nor the status or text of a response.
 func TestRangeFails(t *testing.T) {
-	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a redirection was followed") }))
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a redirect was followed") }))
 	t.Cleanup(elsewhere.Close)
 	redirecting := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
 	t.Cleanup(redirecting.Close)
@@ -110,7 +110,7 @@ func TestRangeFails(t *testing.T) {
 		"unknown type":        {answer(t, 200, `{"status":"success","data":{"resultType":"secret","result":[]}}`), promquery.Unavailable},
 		"no data":             {answer(t, 200, `{"status":"success"}`), promquery.Unavailable},
 		"not JSON":            {answer(t, 200, `<html>secret</html>`), promquery.Unavailable},
-		"nothing":             {answer(t, 204, ``), promquery.Unavailable},
+		"empty":               {answer(t, 204, ``), promquery.Unavailable},
 		"too long":            {answer(t, 200, matrix(`{"metric":{"a":"`+strings.Repeat("x", 2<<20)+`"},"values":[]}`)), promquery.Unavailable},
 		"header too long":     {swollen.URL, promquery.Unavailable},
 		"warning":             {answer(t, 200, warning), promquery.Warned},
@@ -123,34 +123,34 @@ func TestRangeFails(t *testing.T) {
 		"forbidden":           {answer(t, 403, "secret"), promquery.Unavailable},
 		"not found":           {gone404(t), promquery.Unavailable},
 		"overloaded":          {answer(t, 503, "secret"), promquery.Unavailable},
-		"redirection":         {redirecting.URL, promquery.Unavailable},
-		"broken off":          {cut.URL, promquery.Unavailable},
-		"nobody there":        {gone.URL, promquery.Unavailable},
+		"redirect":            {redirecting.URL, promquery.Unavailable},
+		"truncated":           {cut.URL, promquery.Unavailable},
+		"connection refused":  {gone.URL, promquery.Unavailable},
 		"unknown certificate": {encrypted.URL, promquery.Unavailable},
 		"TLS to plain HTTP":   {strings.Replace(redirecting.URL, "http:", "https:", 1), promquery.Unavailable},
-		"not a URL at all":    {"http://[::1", promquery.NotAllowed},
+		"invalid URL":         {"http://[::1", promquery.NotAllowed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			points, err := loopback().Range(t.Context(), query(tc.address))
-			var told *promquery.Error
-			if points != nil || !errors.As(err, &told) {
+			var queryError *promquery.Error
+			if points != nil || !errors.As(err, &queryError) {
 				t.Fatalf("got %v and error %v, want an *Error", points, err)
 			}
-			if told.Reason != tc.reason {
-				t.Errorf("reason %s (%s, %v), want %s", told.Reason, told.Message, told.Cause, tc.reason)
+			if queryError.Reason != tc.reason {
+				t.Errorf("reason %s (%s, %v), want %s", queryError.Reason, queryError.Message, queryError.Cause, tc.reason)
 			}
-			if other, known := messages[told.Reason]; known && other != told.Message {
-				t.Errorf("reason %s has the messages %q and %q", told.Reason, other, told.Message)
+			if other, known := messages[queryError.Reason]; known && other != queryError.Message {
+				t.Errorf("reason %s has the messages %q and %q", queryError.Reason, other, queryError.Message)
 			}
-			messages[told.Reason] = told.Message
-			if strings.Contains(told.Message, "secret") || len(told.Message) > 250 {
-				t.Errorf("the message %q repeats what was answered", told.Message)
+			messages[queryError.Reason] = queryError.Message
+			if strings.Contains(queryError.Message, "secret") || len(queryError.Message) > 250 {
+				t.Errorf("the message %q contains text of the response", queryError.Message)
 			}
 		})
 	}
 }
 
-// gone404 is a server that has no such path.
+// gone404 starts a server without the path of the API, and returns its URL.
 func gone404(t *testing.T) string {
 	t.Helper()
 	server := httptest.NewServer(http.NotFoundHandler())
@@ -158,10 +158,10 @@ func gone404(t *testing.T) string {
 	return server.URL
 }
 
-// A server whose certificate is of an authority that the cluster alone knows is asked where $SSL_CERT_DIR names a directory with that,
-// as the kubelet mounts a ConfigMap; elsewhere it is unavailable.
+// TestPrivateAuthority verifies that a server with a certificate of a private CA is reachable if $SSL_CERT_DIR contains
+// the CA certificate, as a mounted ConfigMap does, and unavailable otherwise.
 func TestPrivateAuthority(t *testing.T) {
-	const asked = "PROMQUERY_TEST_ADDRESS" // for the process below: a process reads its authorities once
+	const asked = "PROMQUERY_TEST_ADDRESS" // for the child process, because a process reads its CA certificates only once
 	if address := os.Getenv(asked); address != "" {
 		_, err := loopback().Range(t.Context(), query(address))
 		fmt.Println("error:", err)
@@ -176,7 +176,7 @@ func TestPrivateAuthority(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	for directory, want := range map[string]string{mounted: "error: <nil>\n", t.TempDir(): "error: Prometheus returns no usable answer"} {
+	for directory, want := range map[string]string{mounted: "error: <nil>\n", t.TempDir(): "error: Prometheus returned no usable response"} {
 		command := exec.Command(os.Args[0], "-test.run=^TestPrivateAuthority$")
 		command.Env = []string{"SSL_CERT_DIR=" + directory, asked + "=" + server.URL}
 		if output, err := command.CombinedOutput(); err != nil || !strings.HasPrefix(string(output), want) {
@@ -185,7 +185,7 @@ func TestPrivateAuthority(t *testing.T) {
 	}
 }
 
-// hanging never answers, and ends with the request.
+// hanging is a transport that never responds. It returns when the request is canceled.
 type hanging struct{ asked int }
 
 func (h *hanging) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -196,36 +196,37 @@ func (h *hanging) RoundTrip(request *http.Request) (*http.Response, error) {
 	return nil, context.DeadlineExceeded
 }
 
-// A server that does not answer is left alone for a while, by its address alone, whatever is asked of it.
-func TestRangeLeavesAbsentServersAlone(t *testing.T) {
+// TestRangeBacksOff verifies that a server that did not respond is not queried again during the backoff. The backoff is
+// per address and applies to all queries.
+func TestRangeBacksOff(t *testing.T) {
 	now, transport := start, &hanging{}
 	client := &promquery.Client{Hosts: promquery.Hosts{"a", "b", "127.0.0.1"}, Transport: transport, Now: func() time.Time { return now }}
 	for i, step := range []struct {
 		after   time.Duration
 		address string
-		asked   int // in all
+		asked   int // total number of queries
 	}{
 		{0, "http://a", 1}, {49 * time.Second, "http://a", 1}, {0, "http://b", 2}, {2 * time.Second, "http://a", 3}, {0, "http://a", 3}, {0, "http://b", 3}, {51 * time.Second, "http://b", 4},
 	} {
 		now = now.Add(step.after)
 		_, err := client.Range(t.Context(), query(step.address))
-		var told *promquery.Error
-		if !errors.As(err, &told) || told.Reason != promquery.Unavailable {
-			t.Fatalf("step %d: error %v, want that there was no answer in time", i, err)
+		var queryError *promquery.Error
+		if !errors.As(err, &queryError) || queryError.Reason != promquery.Unavailable {
+			t.Fatalf("step %d: error %v, want reason PrometheusUnavailable", i, err)
 		}
 		if transport.asked != step.asked {
-			t.Errorf("step %d: asked %d times, want %d", i, transport.asked, step.asked)
+			t.Errorf("step %d: %d queries, want %d", i, transport.asked, step.asked)
 		}
 	}
-	// Whoever gives up by himself says nothing of the server.
+	// A query that the caller cancels does not start a backoff.
 	client.Transport = nil
 	address := answer(t, 200, matrix(one))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := client.Range(ctx, query(address)); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want that it was cancelled", err)
+		t.Errorf("error %v, want context.Canceled", err)
 	}
 	if _, err := client.Range(t.Context(), query(address)); err != nil {
-		t.Errorf("a server that answers is left alone: %v", err)
+		t.Errorf("query after the cancellation: %v", err)
 	}
 }

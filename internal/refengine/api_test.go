@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Greedy completions must be the reference's, all at once, streamed and not, from text and from token ids.
+// Greedy completions equal the reference's, in concurrent requests, streamed and not, for text and for token IDs.
 func TestCompletionsMatchGolden(t *testing.T) {
 	e := start(t, nil)
 	var wg sync.WaitGroup
@@ -182,7 +182,7 @@ func TestStops(t *testing.T) {
 		e.post(t, path, body).into(t, &c)
 		return c
 	}
-	// A stop string in the middle of the answer, which begins and ends within tokens.
+	// A stop string in the middle of the response, which starts and ends inside tokens.
 	stop := g.GreedyText[7:13]
 	for _, stops := range []any{stop, []string{"never in the text", stop}} {
 		c := run("/v1/completions", map[string]any{"stop": stops})
@@ -284,8 +284,8 @@ func TestModelsAndTokenize(t *testing.T) {
 	}
 }
 
-// The log probabilities of a prompt are those that its tokens had when they were generated, in every form in which SGLang
-// returns them, and whatever the chunks in which the prompt is computed.
+// The log probabilities of a prompt equal those of its tokens when they were generated, in every form that SGLang
+// returns, and for all chunk sizes of the prompt.
 func TestPromptLogprobs(t *testing.T) {
 	e := start(t, fourRanks)
 	g := golden(t)[0]

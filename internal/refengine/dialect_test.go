@@ -14,7 +14,7 @@ import (
 	"github.com/semmoe/operator/internal/refengine/server"
 )
 
-// dialectRoutes are routes with a request that each engine with the route answers.
+// dialectRoutes contains a valid request for each route.
 var dialectRoutes = map[string]string{
 	"/v1/completions":      `{"model":"tiny","prompt":"func","max_tokens":2}`,
 	"/v1/chat/completions": `{"model":"tiny","messages":[{"role":"user","content":"func"}],"max_tokens":2}`,
@@ -23,8 +23,9 @@ var dialectRoutes = map[string]string{
 	"/generate":            `{"text":"func","sampling_params":{"max_new_tokens":2}}`,
 }
 
-// TestDialects checks the surface of each release: the routes that read a rank, from the header or the body, how a rank that does not exist and
-// one that is no number are answered, the form of errors, health and the release, and where routed experts are.
+// TestDialects checks the API of each release: the routes that read a rank from the header or the body, the response to
+// a missing rank and to one that is not a number, the form of errors, health and the release, and the location of
+// routed experts.
 func TestDialects(t *testing.T) {
 	sglang := func(responses bool) map[string]string {
 		routes := map[string]string{"/v1/completions": "header body", "/v1/chat/completions": "header body", "/v1/messages": "header", "/v1/responses": "", "/generate": "body"}
@@ -36,11 +37,11 @@ func TestDialects(t *testing.T) {
 	vllm := map[string]string{"/v1/completions": "header", "/v1/chat/completions": "header", "/v1/messages": "header", "/v1/responses": ""}
 	for name, test := range map[string]struct {
 		adapter string
-		// ranks is what each route of the engine reads a rank from.
+		// ranks is the source of the rank by route.
 		ranks map[string]string
-		// noNumber is the status of a rank that is no number.
+		// noNumber is the response status for a rank that is not a number.
 		noNumber int
-		// flat are the members of an error of completions; empty for one object, error.
+		// flat lists the members of an error of completions. It is empty if the only member is error.
 		flat bool
 	}{
 		"sglang-0.5.12":      {adapter: "SGLang", ranks: sglang(false), noNumber: 400, flat: true},
@@ -87,7 +88,7 @@ func TestDialects(t *testing.T) {
 						t.Errorf("%s %s, %s: %d, want %d: %s", name, route, ask.what, got.status, ask.want, got.body)
 					}
 				}
-				// The router sends a rank as the adapter says: the engine must read it there.
+				// The router sends a rank where the adapter defines it, and the engine must read it there.
 				header, field := adapter.OnRoute(route)
 				if header != "" && !strings.Contains(reads, "header") || field != "" && !strings.Contains(reads, "body") {
 					t.Errorf("%s %s: the router pins by header %q and member %q, and the engine reads %q", name, route, header, field, reads)
@@ -132,7 +133,7 @@ func object(t *testing.T, text []byte) map[string]any {
 	return members
 }
 
-// returnsExperts profiles a prompt as the adapter does, and reads the routed experts of the answer.
+// returnsExperts profiles a prompt like the adapter, and reads the routed experts of the response.
 func returnsExperts(t *testing.T, name string, e *running, adapter engine.Adapter) {
 	t.Helper()
 	prompt := []int32{1, 2, 3}
@@ -164,7 +165,8 @@ func returnsExperts(t *testing.T, name string, e *running, adapter engine.Adapte
 	}
 }
 
-// TestDialectMetrics checks that the counters of vLLM's dialects are by rank, and that SGLang serves metrics only where it is asked to.
+// TestDialectMetrics checks that the counters of vLLM's dialects are by rank, and that SGLang serves metrics only if
+// they are enabled.
 func TestDialectMetrics(t *testing.T) {
 	for _, name := range []string{"vllm-0.22.0", "vllm-0.32.0"} {
 		e := start(t, func(o *Options) { fourRanks(o); o.Dialect = name })

@@ -1,9 +1,10 @@
-// Package refengine is the reference engine: a real MoE inference engine on the CPU that speaks the part of SGLang's
-// surface that the operator uses, so that profiling, plans, routing and drift run without a GPU.
+// Package refengine implements the reference engine: an MoE inference engine for CPUs with the part of SGLang's HTTP
+// API that the operator uses. It allows profiling, plans, routing and drift to run without a GPU.
 //
 // Invariants:
-//   - Ranks are logical. A rank, an expert map or a batch decides what is counted as local, never what is computed, unless a
-//     fault is asked for.
-//   - The HTTP surface is up before the model is loaded and until the last request is done; /health tells which it is.
-//   - Options are checked before any work; two that contradict each other are an error that names both.
+//   - Ranks are logical. Ranks, expert maps and batches determine which activations count as local. They do not change
+//     outputs, except with an injected fault (Options.Fault).
+//   - The HTTP server responds before the model is loaded, and until the last request is done. /health reports the
+//     state.
+//   - Options are validated before any work. The error for contradicting options names both of them.
 package refengine

@@ -24,13 +24,14 @@ import (
 	"github.com/semmoe/operator/internal/tokenizer"
 )
 
-// The engine takes what a request router passes on: the headers of its clients, on one connection for each running request.
+// The limits allow for the traffic of a request router: the headers of its clients, and one connection per running
+// request.
 const (
 	maxHeaderBytes = 96 << 10
 	maxConnections = 2048
 )
 
-// Run serves until ctx ends and the requests that run then are done.
+// Run serves until ctx ends and the running requests are done.
 func Run(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -42,11 +43,11 @@ func Run(ctx context.Context, o Options) error {
 	return serve(ctx, listener, o)
 }
 
-// answerTimeout bounds how long the last answers may take to reach their clients after the last request is computed.
+// answerTimeout limits the time to send the last responses after the last request is computed.
 const answerTimeout = time.Second
 
-// serve answers on the listener while the model is loaded, serves, and drains when ctx ends. The drain lasts as long as requests run. An
-// engine without requests ends within answerTimeout.
+// serve responds on the listener while the model is loaded, serves, and drains when ctx ends. The drain lasts as long
+// as requests run. Without requests the engine stops within answerTimeout.
 func serve(ctx context.Context, listener net.Listener, o Options) error {
 	return serveModel(ctx, listener, o, load)
 }
@@ -70,7 +71,7 @@ func serveModel(ctx context.Context, listener net.Listener, o Options, load func
 	started := time.Now()
 	var engine *server.Engine
 	loaded := make(chan struct{})
-	// A read of a file system that is away does not end with ctx: the goroutine ends with the process.
+	// A read from an unavailable file system does not end with ctx. Its goroutine ends with the process.
 	go func() { defer close(loaded); engine, err = load(o) }()
 	select {
 	case <-loaded:
@@ -89,7 +90,7 @@ func serveModel(ctx context.Context, listener net.Listener, o Options, load func
 		return err
 	}
 	defer leave()
-	// The scheduler outlives ctx, so that requests can end.
+	// The scheduler outlives ctx, so that running requests can finish.
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	workDone := make(chan struct{})
 	go func() { defer close(workDone); engine.Scheduler.Run(work) }()
@@ -110,7 +111,7 @@ func serveModel(ctx context.Context, listener net.Listener, o Options, load func
 	}
 	log.Info("Draining")
 	<-front.Drain()
-	// The last answers may still be on their way to the clients. A request whose body is still arriving would be refused.
+	// The last responses may still be in transmission. A request whose body is still arriving would be rejected.
 	last, cancel := context.WithTimeout(work, answerTimeout)
 	defer cancel()
 	if err := web.Shutdown(last); err != nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -120,10 +121,10 @@ func serveModel(ctx context.Context, listener net.Listener, o Options, load func
 	if ctx.Err() != nil {
 		return nil
 	}
-	return end // what starts it again is to start the whole group
+	return end // the controller must restart the whole group
 }
 
-// lead waits for the other nodes, where there are any.
+// lead waits for the other nodes, if there are any.
 func lead(ctx context.Context, o Options) (lost <-chan error, leave func(), err error) {
 	if o.Nodes == 1 {
 		return nil, func() {}, nil
@@ -139,8 +140,8 @@ func lead(ctx context.Context, o Options) (lost <-chan error, leave func(), err 
 	return group.Lead(ctx, listener, o.Nodes)
 }
 
-// member is a node other than the first: it answers health once the group is whole, and ends with it. Told to stop, it asks the leader to
-// drain, and waits for that: requests need it to the last.
+// member runs a node other than the first. It reports healthy after the group is complete, and stops with the group. To
+// stop, it asks the leader to drain and waits for the end of the drain, because requests need all nodes.
 func member(ctx context.Context, front *server.Server, webDone <-chan error, o Options) error {
 	log := logr.FromContextOrDiscard(ctx)
 	wait, leave, err := group.Join(ctx, o.DistInitAddr, o.NodeRank, o.Nodes)
@@ -162,13 +163,13 @@ func member(ctx context.Context, front *server.Server, webDone <-chan error, o O
 		return fmt.Errorf("http server: %w", err)
 	case <-ended:
 		if ctx.Err() == nil {
-			return fmt.Errorf("node 0 at %s is lost", o.DistInitAddr)
+			return fmt.Errorf("the connection to node 0 at %s is lost", o.DistInitAddr)
 		}
 		return nil
 	}
 }
 
-// load reads the model and everything that belongs to it.
+// load reads the model, its tokenizer and its locality.
 func load(o Options) (*server.Engine, error) {
 	ckpt, err := checkpoint.Open(o.ModelPath)
 	if err != nil {
@@ -218,7 +219,8 @@ func load(o Options) (*server.Engine, error) {
 	}), nil
 }
 
-// loadLocality reads where experts are, from the expert map or the plan, and what chooses the ranks of tokens, if a plan does.
+// loadLocality reads the locations of experts from the expert map or the plan, and the token shuffle of the plan, if
+// any.
 func loadLocality(o Options, m *model.Model, digest string) (*shuffle.Shuffle, *locality.Map, error) {
 	shape := locality.Shape{MoE: m.MoE, Experts: m.Experts, Redundant: o.RedundantExperts, Ranks: o.EPSize}
 	if o.ShufflePlan == "" {

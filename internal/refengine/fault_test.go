@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/internal/refengine/server"
 )
 
-// expertMap shifts the experts of every layer by as many slots as shift says for it.
+// expertMap shifts the experts of every layer by shift(layer) slots.
 func expertMap(t *testing.T, shift func(layer int) int) string {
 	t.Helper()
 	rows := make([][]int, 4)
@@ -26,9 +26,10 @@ func expertMap(t *testing.T, shift func(layer int) int) string {
 	return string(text)
 }
 
-// A map that is ignored at dispatch changes the outputs, unless it is trivial; one that is not ignored never does.
+// A map that is ignored at dispatch changes outputs, unless it is trivial. Without the fault a map never changes
+// outputs.
 func TestFaultIgnoreMapAtDispatch(t *testing.T) {
-	// outputs are the tokens, and all bits of their log-probabilities.
+	// outputs contains the tokens, and all bits of their log probabilities.
 	outputs := func(change func(*Options)) []any {
 		e := start(t, func(o *Options) { fourRanks(o); change(o) })
 		var all []any
@@ -64,7 +65,7 @@ func TestFaultIgnoreMapAtDispatch(t *testing.T) {
 	}
 }
 
-// With the fault a route takes any rank and picks one round robin; the other routes obey.
+// With the fault a route accepts any rank and assigns ranks round-robin. The other routes use the requested rank.
 func TestFaultIgnoreRank(t *testing.T) {
 	bodies := map[string]string{
 		"/v1/completions":      `{"prompt":"a","max_tokens":1,"routed_dp_rank":%d}`,
@@ -103,7 +104,7 @@ func TestFaultIgnoreRank(t *testing.T) {
 	}
 }
 
-// sample is the line of a metric; empty where there is none.
+// sample returns the line of a metric, or an empty string.
 func sample(metrics []byte, name string) string {
 	_, after, _ := strings.Cut("\n"+string(metrics), "\n"+name+" ")
 	value, _, _ := strings.Cut(after, "\n")

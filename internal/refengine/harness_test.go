@@ -16,14 +16,14 @@ import (
 
 const tinyModel = "testdata/tiny-qwen3moe"
 
-// running is an engine under test on a real listener.
+// running is an engine under test with a real listener.
 type running struct {
 	url  string
 	stop context.CancelFunc
 	done chan error
 }
 
-// start runs an engine until the test ends and waits for it to be healthy.
+// start runs an engine until the test ends, and waits until it is healthy.
 func start(t testing.TB, change func(*Options)) *running {
 	t.Helper()
 	o := DefaultOptions()
@@ -120,7 +120,7 @@ func read(t testing.TB, response *http.Response, err error) answer {
 	return answer{response.StatusCode, body}
 }
 
-// into decodes a successful answer.
+// into decodes a successful response.
 func (a answer) into(t *testing.T, value any) {
 	t.Helper()
 	if a.status != http.StatusOK {
@@ -131,7 +131,8 @@ func (a answer) into(t *testing.T, value any) {
 	}
 }
 
-// events are the data of a stream of server-sent events; each must end with an empty line and the last be [DONE].
+// events returns the data of a stream of server-sent events. Each event must end with an empty line, and the last one
+// must be [DONE].
 func (a answer) events(t *testing.T) []string {
 	t.Helper()
 	if a.status != http.StatusOK || !bytes.HasSuffix(a.body, []byte("\n\n")) {

@@ -29,7 +29,7 @@ type loads struct {
 	} `json:"loads"`
 }
 
-// A client that leaves frees its slot, whether it runs or waits.
+// A client that disconnects frees its slot, whether its request runs or waits.
 func TestCancellationFreesTheSlot(t *testing.T) {
 	e := start(t, func(o *Options) {
 		fourRanks(o)
@@ -55,7 +55,7 @@ func TestCancellationFreesTheSlot(t *testing.T) {
 		t.Cleanup(func() { response.Body.Close() })
 		return cancel
 	}
-	// Several requests for rank 1, one after the other, keep the one of rank 2 waiting for seconds.
+	// Several sequential requests for rank 1 delay the request for rank 2 by seconds.
 	var cancelOthers []context.CancelFunc
 	for range 5 {
 		cancelOthers = append(cancelOthers, open("1"))
@@ -83,7 +83,7 @@ func TestCancellationFreesTheSlot(t *testing.T) {
 	}
 }
 
-// A full queue refuses at once, and serves again when there is room.
+// A full queue rejects requests immediately, and accepts requests again after one has ended.
 func TestFullQueueIsUnavailable(t *testing.T) {
 	e := start(t, func(o *Options) { o.MaxRunning, o.MaxQueued = 1, 1 })
 	ctx, cancel := context.WithCancel(context.Background())
@@ -114,7 +114,7 @@ func TestFullQueueIsUnavailable(t *testing.T) {
 	})
 }
 
-// On shutdown health fails at once, new requests are refused, running ones end, and then the engine does.
+// On shutdown health fails immediately, new requests are rejected, running requests finish, and then the engine stops.
 func TestDrain(t *testing.T) {
 	e := start(t, nil)
 	response, err := e.send(context.Background(), "/v1/completions", map[string]any{"prompt": "a", "max_tokens": 1500, "ignore_eos": true, "stream": true})
@@ -143,7 +143,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// An engine without requests ends although clients hold connections: one that is silent, and one that sends a part of a request.
+// An engine without requests stops although clients have open connections: an idle one, and one with an incomplete
+// request.
 func TestStopWithSilentClients(t *testing.T) {
 	e := start(t, nil)
 	address := strings.TrimPrefix(e.url, "http://")
@@ -162,7 +163,7 @@ func TestStopWithSilentClients(t *testing.T) {
 	e.awaitEnd(t)
 }
 
-// An engine ends while its model is loaded, however long that takes.
+// An engine stops while its model is loaded, regardless of the load time.
 func TestStopWhileTheModelIsLoaded(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -204,8 +205,8 @@ func (e *running) awaitEnd(t *testing.T) {
 	}
 }
 
-// BenchmarkServe reports what 16 clients that ask at the same time get over HTTP: tokens of their streams, and prompt
-// tokens of requests for a single token.
+// BenchmarkServe measures the throughput of 16 concurrent HTTP clients: generated tokens of streams, and prompt tokens
+// of requests for a single token.
 func BenchmarkServe(b *testing.B) {
 	e := start(b, func(o *Options) { o.Threads = DefaultOptions().Threads })
 	prompt := golden(b)[0].PromptIDs

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A message and a response are what a chat completion of the same conversation is, in one piece and streamed.
+// A message and a response equal the chat completion of the same conversation, streamed and not.
 func TestMessagesAndResponsesEqualChat(t *testing.T) {
 	e := start(t, fourRanks)
 	for i, content := range []string{"func main() {", "der Hund und die Katze", "SELECT name"} {
@@ -104,7 +104,7 @@ func namedEvents(t *testing.T, got answer) (names []string, deltas string) {
 	return names, deltas
 }
 
-// What the Messages API and the Responses API require, and how they refuse.
+// The required fields and the errors of the Messages API and the Responses API.
 func TestRefusalsOfMessagesAndResponses(t *testing.T) {
 	e := start(t, fourRanks)
 	for name, test := range map[string]struct {
@@ -151,7 +151,7 @@ func TestRefusalsOfMessagesAndResponses(t *testing.T) {
 	}
 }
 
-// Neither header nor body choose the rank of a response, and no body that of a message.
+// The header and the body do not select the rank of a response, and the body does not select the rank of a message.
 func TestResponsesIgnoreTheRank(t *testing.T) {
 	e := start(t, fourRanks)
 	for path, body := range map[string]string{

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// An engine that is spread over two processes serves once both are there, drains when either is told to stop, and ends when one is lost.
+// An engine with two processes serves after both have joined, drains if one of them is asked to stop, and stops if one
+// is lost.
 func TestNodes(t *testing.T) {
 	meeting, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -54,7 +55,7 @@ func TestNodes(t *testing.T) {
 	answered := func(answer io.ReadCloser) {
 		defer answer.Close()
 		if text, err := io.ReadAll(answer); err != nil || !strings.Contains(string(text), "[DONE]") {
-			t.Errorf("a request that runs when a node is told to stop ends with %v, after %d bytes", err, len(text))
+			t.Errorf("a request that runs when a node is asked to stop ends with %v, after %d bytes", err, len(text))
 		}
 	}
 
@@ -72,7 +73,7 @@ func TestNodes(t *testing.T) {
 	answer := ask(leader)
 	worker.stop()
 	answered(answer)
-	if err := ended("the leader", leader); err == nil || !strings.Contains(err.Error(), "node 1 of the group is told to stop") {
+	if err := ended("the leader", leader); err == nil || !strings.Contains(err.Error(), "node 1 of the group was asked to stop") {
 		t.Errorf("the leader ended with %v", err)
 	}
 	if err := ended("the worker", worker); err != nil {

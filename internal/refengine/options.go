@@ -11,53 +11,56 @@ import (
 	"github.com/semmoe/operator/internal/refengine/server"
 )
 
-// FaultIgnoreMapAtDispatch is a fault that SGLang has shipped: weights are loaded by the expert map, and tokens dispatched
-// as if there were none.
+// FaultIgnoreMapAtDispatch injects a bug of an SGLang release: weights are loaded with the expert map, but tokens are
+// dispatched without it.
 const FaultIgnoreMapAtDispatch = "ignore-expert-map-at-dispatch"
 
-// FaultIgnoreRank and a route of server.RankRoutes are a fault that engines have on some routes: header and body may name any rank, and the
-// engine picks one.
+// FaultIgnoreRank, followed by a route of server.RankRoutes, injects a bug that engines have on some routes: the engine
+// ignores the rank in header and body, and selects one itself.
 const FaultIgnoreRank = "ignore-rank:"
 
-// FaultSlowExpertMap is a fault of an engine that runs slower with an expert map than without one.
+// FaultSlowExpertMap injects a slowdown if an expert map is used.
 const FaultSlowExpertMap = "slow-expert-map"
 
-// slowStep is by how much FaultSlowExpertMap delays each step.
+// slowStep is the delay of each step with FaultSlowExpertMap.
 const slowStep = 50 * time.Millisecond
 
-// Options are those of the command line, with SGLang's meaning.
+// Options are the command line options. They have the same meaning as in SGLang.
 type Options struct {
 	ModelPath string
 	Host      string
 	Port      int
-	// TPSize counts the devices, DPSize the data-parallel ranks of attention, EPSize the expert-parallel ranks.
+	// TPSize is the number of devices, DPSize the number of data-parallel attention ranks, and EPSize the number of
+	// expert-parallel ranks.
 	TPSize, DPSize, EPSize int
 	EnableDPAttention      bool
-	// Nodes is the number of processes that one engine is spread over, NodeRank which of them this is: 0 serves, the others hold the
-	// group together. They meet at DistInitAddr, host:port of node 0.
+	// Nodes is the number of processes of one engine. NodeRank is the number of this process: 0 serves, and the others
+	// only belong to the group. They connect to DistInitAddr, host:port of node 0.
 	Nodes, NodeRank int
 	DistInitAddr    string
-	// AllToAllBackend is one of AllToAllBackends. Ranks are logical, and nothing has to be sent: it is taken so that a command line of
-	// SGLang's starts this engine, too.
+	// AllToAllBackend is one of AllToAllBackends. It has no effect, because ranks are logical. It is accepted so that
+	// this engine starts with a command line for SGLang.
 	AllToAllBackend string
 	// InitExpertLocation is "trivial", the path of a .json file, or JSON; see locality.Parse.
 	InitExpertLocation string
 	RedundantExperts   int
-	// DispatchAlgorithm is empty or DispatchStatic: an activation is computed by a copy on its own rank where there is one.
+	// DispatchAlgorithm is empty or DispatchStatic, which prefers a copy of an expert on the same rank.
 	DispatchAlgorithm string
-	// ShufflePlan is the directory of a plan whose placement and tables choose the rank of each token in each layer.
+	// ShufflePlan is the directory of a plan. Its placement and tables select the rank of each token in each layer.
 	ShufflePlan               string
 	EnableReturnRoutedExperts bool
-	// Dialect is the engine and the release whose HTTP surface is served, one of server.Dialects; empty for the reference engine's own.
+	// Dialect selects the HTTP API of an engine and a release, one of server.Dialects. If it is empty, the API of the
+	// reference engine is served.
 	Dialect string
-	// EnableMetrics serves /metrics in dialects that serve it only where they are asked to.
+	// EnableMetrics enables /metrics in dialects that disable it by default.
 	EnableMetrics         bool
 	ServedModelName       string
 	MaxRunning, MaxQueued int
 	ContextLength         int
 	ChunkedPrefillSize    int
 	Threads               int
-	// Fault is empty, or FaultIgnoreMapAtDispatch, FaultSlowExpertMap or FaultIgnoreRank with a route, to test what notices it.
+	// Fault is empty, or an injected fault for tests of its detection: FaultIgnoreMapAtDispatch, FaultSlowExpertMap, or
+	// FaultIgnoreRank with a route.
 	Fault string
 }
 
@@ -70,10 +73,11 @@ func Faults() []string {
 	return faults
 }
 
-// AllToAllBackends are those that SGLang knows; the first is its default.
+// AllToAllBackends are the all-to-all backends of SGLang. The first one is the default.
 var AllToAllBackends = []string{"none", "deepep", "mooncake", "mori", "nixl", "flashinfer", "ascend_fuseep"}
 
-// DispatchStatic is SGLang's choice among copies that prefers one on the same rank, and the only one that this engine knows.
+// DispatchStatic is the dispatch algorithm of SGLang that prefers a copy on the same rank. This engine supports no
+// other.
 const DispatchStatic = "static"
 
 // DefaultOptions returns the options of an engine of one rank.
@@ -84,7 +88,7 @@ func DefaultOptions() Options {
 	}
 }
 
-// Validate checks what can be checked without the model.
+// Validate validates the options as far as possible without the model.
 func (o Options) Validate() error {
 	if o.ModelPath == "" {
 		return checkpoint.Invalidf("--model-path is missing: give the directory of the checkpoint")
@@ -146,7 +150,7 @@ func (o Options) checkParallelism() error {
 	return nil
 }
 
-// servedName is the model path unless a name is given, as in SGLang.
+// servedName returns the served model name. The default is the model path, as in SGLang.
 func (o Options) servedName() string {
 	if o.ServedModelName != "" {
 		return o.ServedModelName

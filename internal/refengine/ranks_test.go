@@ -29,7 +29,7 @@ func decodeRoutes(t *testing.T, wire string, layers, topK int) [][][]int32 {
 	return tokens
 }
 
-// metric reads a sample of /metrics by its whole name, labels included.
+// metric reads a sample of /metrics by its full name with labels.
 func (e *running) metric(t *testing.T, name string) float64 {
 	t.Helper()
 	lines := bufio.NewScanner(bytes.NewReader(e.get(t, "/metrics").body))
@@ -46,11 +46,11 @@ func (e *running) metric(t *testing.T, name string) float64 {
 	return 0
 }
 
-// Every activation is counted once, as local exactly if the map puts the expert on the rank of the request; the outputs
-// are those of the trivial map.
+// Every activation is counted once. It is local if and only if the map places the expert on the rank of the request.
+// The outputs equal those of the trivial map.
 func TestRanksRoutesAndAccounting(t *testing.T) {
 	const ranks, layers, experts, topK = 4, 4, 32, 4
-	// A map with four redundant slots, different in each layer: 36 slots, nine on each rank.
+	// A map with four redundant slots, which differ by layer: 36 slots, nine per rank.
 	rows := make([][]int, layers)
 	onRank := make([]map[[2]int32]bool, ranks)
 	for l := range rows {
@@ -141,7 +141,7 @@ func TestRanksRoutesAndAccounting(t *testing.T) {
 	}
 }
 
-// Without attention data parallelism requests have no rank; tokens count for the ranks in turn.
+// Without attention data parallelism requests have no rank, and tokens are assigned to ranks round-robin.
 func TestTensorParallelAttention(t *testing.T) {
 	e := start(t, func(o *Options) { o.TPSize, o.EPSize = 4, 4 })
 	g := golden(t)[0]

@@ -76,7 +76,7 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
-	// Unknown fields, and supported ones that say "not used", are no error.
+	// Unknown fields, and unsupported fields with a value that disables them, are no error.
 	var c completion
 	e.post(t, "/v1/completions", `{"prompt":[1],"max_tokens":0,"user":"me","unknown":{},"n":1,"echo":false,"best_of":null,"presence_penalty":0,"logit_bias":{},"stop":null}`).into(t, &c)
 	if c.Choices[0].Text != "" || c.Usage.CompletionTokens != 0 {

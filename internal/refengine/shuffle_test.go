@@ -18,7 +18,7 @@ import (
 
 const shuffleRanks = 4
 
-// foreseen is a piece of a real trace of the tiny model, with its look-ahead.
+// foreseen returns a part of a real trace of the tiny model, with its look-ahead.
 func foreseen(t *testing.T) (*trace.Trace, *model.Model) {
 	t.Helper()
 	whole, err := trace.Open(t.Context(), "../../solver/testdata/tiny-32e-top4.safetensors.zst")
@@ -47,7 +47,7 @@ func addLookAhead(t *testing.T, tr *trace.Trace, m *model.Model) {
 	}
 }
 
-// solvedPlan writes a plan for attention tp.
+// solvedPlan solves and writes a plan for attention tp.
 func solvedPlan(t *testing.T, tr *trace.Trace, by solver.Forecast, ranks, redundant int) (string, *solver.Plan) {
 	t.Helper()
 	s, err := solver.Solve(t.Context(), tr, solver.Options{
@@ -67,8 +67,8 @@ func solvedPlan(t *testing.T, tr *trace.Trace, by solver.Forecast, ranks, redund
 	return dir, s.Plan
 }
 
-// A plan's tables choose the rank of every token in every layer just as the solver's evaluation does on the same tokens,
-// activation by activation; the outputs are those without a plan.
+// The tables of a plan select the same rank for every token and layer as the evaluation of the solver. The outputs
+// equal those without a plan.
 func TestShuffleByPlan(t *testing.T) {
 	tr, m := foreseen(t)
 	for _, test := range []struct {
@@ -81,7 +81,7 @@ func TestShuffleByPlan(t *testing.T) {
 			e := start(t, func(o *Options) {
 				o.TPSize, o.EPSize, o.ShufflePlan, o.EnableReturnRoutedExperts, o.ChunkedPrefillSize = shuffleRanks, shuffleRanks, dir, true, 100
 			})
-			// Long enough for prices to move, and cut into chunks.
+			// Long enough for prices to change, and split into chunks.
 			prompt := append(append([]int32(nil), tr.Request(0)...), tr.Request(1)[:100]...)
 			var out generated
 			e.post(t, "/generate", map[string]any{
@@ -104,7 +104,7 @@ func TestShuffleByPlan(t *testing.T) {
 	}
 }
 
-// servedTrace is a trace of one request from what the engine answered.
+// servedTrace returns a trace of one request from the response of the engine.
 func servedTrace(t *testing.T, m trace.Model, tokens []int32, wire string) *trace.Trace {
 	t.Helper()
 	tr := &trace.Trace{Model: m, Tokens: tokens, Offsets: []int64{0, int64(len(tokens))}, Documents: []int32{0}}
@@ -157,7 +157,7 @@ func TestShuffleRefuses(t *testing.T) {
 		"attention dp":    {func(o *Options) { o.EnableDPAttention, o.DPSize, o.ShufflePlan = true, shuffleRanks, table }, "--enable-dp-attention exclude each other"},
 		"expert map":      {func(o *Options) { o.InitExpertLocation, o.ShufflePlan = "map.json", table }, "leave --init-expert-location"},
 		"other EP size":   {func(o *Options) { o.TPSize, o.EPSize, o.ShufflePlan = 2, 2, table }, "the plan is for 4 ranks, --ep-size is 2"},
-		"other forecast":  {func(o *Options) { o.ShufflePlan = decode }, "the plan's forecast is decode"},
+		"other forecast":  {func(o *Options) { o.ShufflePlan = decode }, "the plan has the forecast decode"},
 		"other model":     {func(o *Options) { o.ShufflePlan = foreign }, "the plan is for the model with digest 0000"},
 		"no plan":         {func(o *Options) { o.ShufflePlan = t.TempDir() }, "manifest.json is missing"},
 		"redundant slots": {func(o *Options) { o.RedundantExperts, o.ShufflePlan = 4, table }, "--ep-num-redundant-experts out"},

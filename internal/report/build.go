@@ -14,41 +14,42 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Input is what a report is made of.
+// Input holds the inputs of a report.
 type Input struct {
-	// Name is what people call the plan.
+	// Name is the display name of the plan.
 	Name string
-	// Plan is the plan, Digest its digest. Current is the plan in service, nil for the default placement.
+	// Plan is the plan and Digest its digest. Current is the plan in service, or nil for the default placement.
 	Plan          *solver.Plan
 	Digest        string
 	Current       *solver.Plan
 	CurrentDigest string
-	// Hardware is what times are modelled by; nil is that of the plan.
+	// Hardware is the hardware profile for modelled times. Nil selects the hardware profile of the plan.
 	Hardware *hardware.Profile
 	Trace    *trace.Trace
-	// Requests are those of the trace that judge; not used without a trace.
+	// Requests are the indices of the requests of the trace that the plan is evaluated on. They are unused without a
+	// trace.
 	Requests []int
-	// BatchTokens is the size of the batches that are served, over all ranks.
+	// BatchTokens is the number of tokens per batch in service, over all ranks.
 	BatchTokens int
-	// Promise is what is known of the plan's worth without a trace; nil for nothing.
+	// Promise holds the figures of the plan's status, for a report without a trace. It may be nil.
 	Promise *Promise
-	// Progress, where set, is told how much is done.
+	// Progress, if set, is called with the progress of each step.
 	Progress func(step string, done, total int)
 }
 
-// Check refuses inputs that do not belong together.
+// Check returns an error if the inputs are inconsistent.
 func (in *Input) Check() error {
 	if in.BatchTokens < 1 {
-		return fmt.Errorf("batch tokens is %d; it must be at least 1", in.BatchTokens)
+		return fmt.Errorf("batch tokens: %d is invalid: must be at least 1", in.BatchTokens)
 	}
 	p := in.Plan.Placement
 	if c := in.Current; c != nil {
 		if c.Attention != in.Plan.Attention {
-			return fmt.Errorf("the plan in service is for attention %s, the plan for %s", c.Attention, in.Plan.Attention)
+			return fmt.Errorf("the plan in service has attention %s, and the plan %s: they must be equal", c.Attention, in.Plan.Attention)
 		}
 		to := c.Placement
 		if to.Ranks != p.Ranks || to.Experts != p.Experts || !slices.EqualFunc(to.Layers, p.Layers, func(a, b placement.Layer) bool { return a.Layer == b.Layer }) {
-			return fmt.Errorf("the plan in service has %d experts in %d MoE layers on %d ranks, the plan %d in %d on %d: they must be alike, layer by layer",
+			return fmt.Errorf("the plan in service has %d experts in %d MoE layers on %d ranks, and the plan %d in %d on %d: they must be equal, layer by layer",
 				to.Experts, len(to.Layers), to.Ranks, p.Experts, len(p.Layers), p.Ranks)
 		}
 	}
@@ -56,89 +57,97 @@ func (in *Input) Check() error {
 		return nil
 	}
 	if len(in.Requests) == 0 {
-		return fmt.Errorf("the trace has no request to judge by")
+		return fmt.Errorf("the trace has no requests to evaluate the plan on")
 	}
 	return cost.Matches(in.Trace, p)
 }
 
-// Data are the figures of a report.
+// Data holds the figures of a report.
 type Data struct {
 	Name, Digest string
-	// Today is what the plan is compared with: the digest of the plan in service; empty for the default placement.
+	// Today is the digest of the plan in service, which the plan is compared with. It is empty for the default
+	// placement.
 	Today     string
 	Attention placement.Attention
 	Algorithm placement.Algorithm
 	Forecast  solver.Forecast
 	Objective placement.Objective
-	// Ranks, Experts, SlotsPerRank and Layers (MoE layers) are the placement's shape.
+	// Ranks, Experts, SlotsPerRank and Layers (MoE layers) are the shape of the placement.
 	Ranks, Experts, SlotsPerRank, Layers int
 	ModelDigest                          string
 	Change                               Change
-	// Front are the placements that the plan was chosen from, Chosen is the name of the plan's; both are empty where the plan records none.
+	// Front holds the candidate placements and Chosen the name of the selected one. Both are empty if the plan does not
+	// record them.
 	Front  []solver.FrontPoint
 	Chosen string
-	// Copies is how the number of copies of experts was chosen from memory; nil where it was given.
+	// Copies records how the number of copies of experts was selected for a memory budget. It is nil if the number was
+	// given.
 	Copies *solver.Copies
-	// Schedule is what the plan says about the work inside layers; nil where it says nothing.
+	// Schedule is the plan's schedule inside layers, or nil.
 	Schedule *schedule.Schedule
-	// Score is what the plan is worth; nil without a trace. Promise is what is known of that otherwise; nil for nothing.
+	// Score holds the figures of the evaluation on the trace; nil without a trace. Promise holds the figures of the
+	// plan's status, or nil.
 	Score   *Score
 	Promise *Promise
 }
 
-// Promise is a plan's worth as its PlacementPlan states it. Figures that are 0 are unknown.
+// Promise holds the expected gain of a plan from the status of its PlacementPlan. A figure of 0 is unknown.
 type Promise struct {
 	// Verdict is a sentence.
 	Verdict string
-	// Against names what the plan was compared with, after a figure of that: "in the default placement". On names the requests.
+	// Against names the baseline, and follows a figure of the baseline: "in the default placement". On names the
+	// requests.
 	Against, On string
-	// After, Before and Bound are local activation rates: of the plan, of what it was compared with, and the maximum of any plan.
+	// After, Before and Bound are the local activation rates of the plan and of the baseline, and the upper bound of
+	// all plans.
 	After, Before, Bound float64
-	// RanksAfter and RanksBefore are numbers of other ranks that hold experts of a token, where tokens are not shuffled.
+	// RanksAfter and RanksBefore are the mean numbers of remote ranks per token, for plans without token shuffling.
 	RanksAfter, RanksBefore float64
-	// LayerAfter and LayerBefore are modelled times of an MoE layer in microseconds, by the hardware profile Hardware.
+	// LayerAfter and LayerBefore are modelled times of an MoE layer in microseconds, with the hardware profile
+	// Hardware.
 	LayerAfter, LayerBefore float64
 	Hardware                string
 }
 
-// figures are the promise's, for the glance.
+// figures returns the key figures of the promise.
 func (p *Promise) figures() []figure {
 	var out []figure
 	if p.RanksBefore > 0 {
-		out = append(out, figure{"Other ranks of a token", fmt.Sprintf("%.2f", p.RanksAfter), fmt.Sprintf("%.2f %s", p.RanksBefore, p.Against)})
+		out = append(out, figure{"Remote ranks per token", fmt.Sprintf("%.2f", p.RanksAfter), fmt.Sprintf("%.2f %s", p.RanksBefore, p.Against)})
 	} else if p.After > 0 {
 		rate := figure{"Local activations", percent(p.After), percent(p.Before) + " " + p.Against + p.On}
 		if p.Bound > 0 {
-			rate.Note += "; no plan exceeds " + percent(p.Bound)
+			rate.Note += "; the upper bound of all plans is " + percent(p.Bound)
 		}
 		out = append(out, rate)
 	}
 	if p.LayerBefore > 0 {
 		out = append(out, figure{"Modelled time of a layer", points(100 * (p.LayerAfter/p.LayerBefore - 1)),
-			fmt.Sprintf("%s, %s %s, by hardware profile %s", microseconds(p.LayerAfter), microseconds(p.LayerBefore), p.Against, p.Hardware)})
+			fmt.Sprintf("%s, versus %s %s, hardware profile %s", microseconds(p.LayerAfter), microseconds(p.LayerBefore), p.Against, p.Hardware)})
 	}
 	return out
 }
 
-// DataParallel reports whether requests have a rank, and not tokens.
+// DataParallel reports whether each request has a rank. Otherwise each token has a rank in each layer.
 func (d *Data) DataParallel() bool { return d.Attention == placement.DataParallel }
 
-// Change is what has to change for the plan to serve.
+// Change holds the changes of the placement that the plan makes.
 type Change struct {
-	// Moves are the experts that ranks are to hold and do not hold today, by layer; Total is their sum, Slots the number of slots over
-	// all layers, and Rank the most that one rank has to take in.
+	// Moves are the numbers of experts that ranks must load, by layer. Total is their sum, Slots the number of slots
+	// over all layers, and BusiestRank the maximum number of experts that one rank must load.
 	Moves                     []LayerMoves
 	Total, Slots, BusiestRank int
-	// ExpertWeights is the number of weights of an expert; 0 where it is not known.
+	// ExpertWeights is the number of weights of an expert; 0 if unknown.
 	ExpertWeights int64
-	// OtherRanks is set where today's default placement has fewer ranks, because the plan's do not divide the experts: then Moves is empty.
+	// OtherRanks is true if today's default placement has fewer ranks than the plan, because the number of ranks does
+	// not divide the number of experts. Then Moves is empty.
 	OtherRanks bool
 }
 
-// LayerMoves are the moves in one of the model's layers.
+// LayerMoves is the number of experts that move in one layer of the model.
 type LayerMoves struct{ Layer, Moves int }
 
-// Build computes the figures.
+// Build computes the figures of a report.
 func Build(ctx context.Context, in Input) (*Data, error) {
 	if err := in.Check(); err != nil {
 		return nil, err
@@ -163,7 +172,7 @@ func Build(ctx context.Context, in Input) (*Data, error) {
 	return d, err
 }
 
-// today is the placement that serves without the plan.
+// today returns the placement of the plan in service, or the default placement.
 func (in *Input) today() *placement.Placement {
 	if in.Current != nil {
 		return in.Current.Placement

@@ -6,53 +6,54 @@ import (
 	"strings"
 )
 
-// chart is a drawing of numbers over places of equal width. It is stretched to the width of the page: its lines keep their width, and its
-// labels are text beside it, so that it is legible at any width.
+// chart draws numbers over places of equal width. The SVG is stretched to the width of the page. Lines keep their
+// width, and labels are HTML text next to the SVG, so that the chart is legible at any width.
 type chart struct {
-	// Alternative says in words what is to be seen.
+	// Alternative is the text alternative of the chart.
 	Alternative string
 	Y, X        []tick
 	Marks       []mark
 	Legend      []legend
-	// least and most are the values at the lower and the upper edge, places the number of places.
-	least, most float64
-	places      int
+	// low and high are the values at the lower and the upper edge. places is the number of places.
+	low, high float64
+	places    int
 }
 
-// tick is a label at a part of an axis, in percent.
+// tick is a label at a position of an axis, in percent.
 type tick struct {
 	At   float64
 	Text string
 }
 
-// mark is a path with a class of the style sheet.
+// mark is an SVG path with a class of the style sheet.
 type mark struct{ Class, Path string }
 
 type legend struct{ Class, Text string }
 
-// The drawing's own units.
+// chartWidth and chartHeight are the size of the SVG view box.
 const chartWidth, chartHeight = 1000, 400
 
-// newChart has room for values between least and most, and lines at round values.
-func newChart(alternative string, places int, least, most float64, y func(v float64) string) *chart {
-	step := roundStep((most - least) / 4)
+// newChart returns a chart for values between low and high, with grid lines at round values. y formats the labels of
+// the grid lines.
+func newChart(alternative string, places int, low, high float64, y func(v float64) string) *chart {
+	step := roundStep((high - low) / 4)
 	c := &chart{
-		Alternative: alternative, places: places, least: math.Floor(least/step+1e-9) * step, most: math.Ceil(most/step-1e-9) * step,
+		Alternative: alternative, places: places, low: math.Floor(low/step+1e-9) * step, high: math.Ceil(high/step-1e-9) * step,
 	}
 	var grid strings.Builder
 	for i := 0; ; i++ {
-		v := c.least + float64(i)*step
-		if v > c.most+step/2 {
+		v := c.low + float64(i)*step
+		if v > c.high+step/2 {
 			break
 		}
-		c.Y = append(c.Y, tick{round(100 * (v - c.least) / (c.most - c.least)), y(v)})
+		c.Y = append(c.Y, tick{round(100 * (v - c.low) / (c.high - c.low)), y(v)})
 		fmt.Fprintf(&grid, "M0 %sH%d", number(c.y(v)), chartWidth)
 	}
 	c.Marks = append(c.Marks, mark{"grid", grid.String()})
 	return c
 }
 
-// roundStep is the next of 1, 2, 5, 10 … (and their tenths) that is not below a step.
+// roundStep returns the smallest of the numbers 1, 2 and 5 times a power of ten that is at least the given step.
 func roundStep(step float64) float64 {
 	if !(step > 0) {
 		return 1
@@ -66,10 +67,10 @@ func roundStep(step float64) float64 {
 	return 10 * power
 }
 
-// label names places below the drawing; where there are many, some of them.
+// label adds the labels of places below the chart. At most maxLabels places have labels.
 func (c *chart) label(name func(place int) string) {
-	const most = 12
-	every := (c.places + most - 1) / most
+	const maxLabels = 12
+	every := (c.places + maxLabels - 1) / maxLabels
 	for place := 0; place < c.places; place += every {
 		c.X = append(c.X, tick{round(c.x(place) * 100 / chartWidth), name(place)})
 	}
@@ -77,9 +78,9 @@ func (c *chart) label(name func(place int) string) {
 
 func (c *chart) x(place int) float64 { return (float64(place) + 0.5) * chartWidth / float64(c.places) }
 
-func (c *chart) y(v float64) float64 { return chartHeight * (c.most - v) / (c.most - c.least) }
+func (c *chart) y(v float64) float64 { return chartHeight * (c.high - v) / (c.high - c.low) }
 
-// line draws a value for each place.
+// line draws a line through one value per place.
 func (c *chart) line(class, name string, value func(place int) float64) {
 	var path strings.Builder
 	for place := range c.places {
@@ -90,13 +91,13 @@ func (c *chart) line(class, name string, value func(place int) float64) {
 		path.WriteString(verb + number(c.x(place)) + " " + number(c.y(value(place))))
 	}
 	if c.places == 1 {
-		path.WriteString("h0") // a point, by its round ends
+		path.WriteString("h0") // round line ends make it a point
 	}
 	c.Marks = append(c.Marks, mark{class, path.String()})
 	c.Legend = append(c.Legend, legend{class, name})
 }
 
-// band fills what lies between two values at each place.
+// band fills the area between two values per place.
 func (c *chart) band(class, name string, low, high func(place int) float64) {
 	var path strings.Builder
 	for place := range c.places {
@@ -113,19 +114,19 @@ func (c *chart) band(class, name string, low, high func(place int) float64) {
 	c.Legend = append(c.Legend, legend{class, name})
 }
 
-// level draws one value across all places.
+// level draws a horizontal line.
 func (c *chart) level(class, name string, v float64) {
 	c.Marks = append(c.Marks, mark{class, fmt.Sprintf("M0 %sH%d", number(c.y(v)), chartWidth)})
 	c.Legend = append(c.Legend, legend{class, name})
 }
 
-// bars draws one of several bars at each place: number i of n, from the lower edge.
+// bars draws the i-th of n bars at each place, from the lower edge to the value.
 func (c *chart) bars(class, name string, i, n int, value func(place int) float64) {
 	var path strings.Builder
 	width := 0.7 * chartWidth / float64(c.places) / float64(n)
 	for place := range c.places {
 		left := c.x(place) + (float64(i)-float64(n)/2)*width
-		top := c.y(max(value(place), c.least))
+		top := c.y(max(value(place), c.low))
 		path.WriteString("M" + number(left) + " " + number(chartHeight) + "V" + number(top) + "h" + number(0.9*width) + "V" + number(chartHeight) + "Z")
 	}
 	c.Marks = append(c.Marks, mark{class, path.String()})
@@ -134,10 +135,10 @@ func (c *chart) bars(class, name string, i, n int, value func(place int) float64
 
 func round(v float64) float64 { return math.Round(10*v) / 10 }
 
-// number writes a coordinate to a tenth of a unit.
+// number formats a coordinate with one decimal.
 func number(v float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") }
 
-// blocks outlines, on a square of chartWidth, the squares of pairs of slots that share a rank.
+// blocks returns the outlines of the pairs of slots that share a rank, on a square of side chartWidth.
 func (h *Heat) blocks() string {
 	var path strings.Builder
 	from := 0.0
@@ -149,7 +150,7 @@ func (h *Heat) blocks() string {
 	return path.String()
 }
 
-// lines are drawn, on the same square, where a rank ends.
+// lines returns lines at the rank boundaries, on the same square.
 func (h *Heat) lines() string {
 	var path strings.Builder
 	for _, at := range h.ColumnBounds {

@@ -27,7 +27,7 @@ var (
 	}).Parse(pageText))
 )
 
-// page is what the template shows.
+// page is the data of the template.
 type page struct {
 	*Data
 	Style             template.CSS
@@ -38,9 +38,10 @@ type page struct {
 	Minimum           int
 	Figures           []figure
 	Missing           []string
-	// Rates, Together, Loads and Saved are the charts; nil where there is nothing to draw.
-	Rates, Together, Loads, Saved *chart
-	// FrontChart shows the placements that the plan was chosen from, CopiesChart the numbers of copies; nil where the plan records none.
+	// Rates, Coactivation, Loads and Saved are the charts. A chart without data is nil.
+	Rates, Coactivation, Loads, Saved *chart
+	// FrontChart shows the candidate placements and CopiesChart the candidate numbers of copies. They are nil if the
+	// plan records none.
 	FrontChart, CopiesChart  *chart
 	LoadHeats                []heatView
 	LoadLow, LoadTop         string
@@ -50,7 +51,7 @@ type page struct {
 	MovedShare, Moved        string
 	MovedBytes, BusiestBytes string
 	Method                   string
-	Work                     *workView
+	Work                     *scheduleView
 }
 
 // figure is a key figure.
@@ -60,7 +61,7 @@ type heatView struct {
 	Title, Alternative string
 	Image              template.URL
 	Width, Height      int
-	// Lines are drawn over it; many of them are Fine, so that they leave something to see.
+	// Lines is the path of the rank boundaries over the image. Fine selects thin lines, for many ranks.
 	Lines string
 	Fine  bool
 }
@@ -73,18 +74,19 @@ type pictureView struct {
 
 type kindView struct {
 	*Kind
-	// Cells are the shares of its tokens on each rank in whole percent, Most the ranks that have most.
-	Cells []int
-	Most  string
+	// Cells are the shares of the kind's tokens on each rank, in whole percent. TopRanks names the ranks with the
+	// largest shares.
+	Cells    []int
+	TopRanks string
 }
 
-// manyRanks is the number of lines in a picture from which on they are fine.
-const manyRanks = 16
+// fineLines is the minimum number of rank boundaries in a heat map that are drawn as thin lines.
+const fineLines = 16
 
-// tableRanks is the most ranks that have columns of their own in a table.
-const tableRanks = 12
+// maxRankColumns is the maximum number of ranks that have table columns.
+const maxRankColumns = 12
 
-// Render writes the page.
+// Render writes the HTML page.
 func Render(w io.Writer, d *Data) error {
 	v, err := d.view()
 	if err != nil {
@@ -102,7 +104,7 @@ func (d *Data) view() (*page, error) {
 		v.Title = d.Name + ": plan " + short(d.Digest)
 	}
 	if d.Schedule != nil {
-		v.Work = workOf(d.Schedule)
+		v.Work = scheduleViewOf(d.Schedule)
 	}
 	v.change()
 	v.Figures = d.figures(v)
@@ -114,7 +116,7 @@ func (d *Data) view() (*page, error) {
 	if v.Scale, err = scale(); err != nil {
 		return nil, err
 	}
-	v.Rates, v.Together, v.Loads = d.Score.rateChart(), d.Score.togetherChart(), d.Score.loadChart()
+	v.Rates, v.Coactivation, v.Loads = d.Score.rateChart(), d.Score.coactivationChart(), d.Score.loadChart()
 	if d.Score.Times != nil {
 		v.Saved = d.Score.Times.chart()
 		v.Method = d.Score.Times.method(d)
@@ -126,7 +128,7 @@ func (d *Data) view() (*page, error) {
 		heat  *Heat
 		loads [][]float64
 	}{{"Today", &before, d.Score.LoadBefore}, {"With this plan", &after, d.Score.LoadAfter}} {
-		view, err := of.heat.view(of.title, fmt.Sprintf("Heat map of the activations that each rank computes, a row for each of %s, a column for each of %s. The busiest rank of a layer has %s of the mean, on average over layers.",
+		view, err := of.heat.view(of.title, fmt.Sprintf("Heat map of the activations that each rank computes. Rows: %s. Columns: %s. The busiest rank of a layer has %s of the mean, on average over layers.",
 			plural(len(of.loads), "MoE layer"), plural(len(of.loads[0]), "rank"), percent(meanBusiest(of.loads))), of.heat.lines())
 		if err != nil {
 			return nil, err
@@ -140,38 +142,38 @@ func (d *Data) view() (*page, error) {
 		}
 		v.Pictures = append(v.Pictures, p)
 	}
-	v.KindTable = d.Ranks <= tableRanks
+	v.KindTable = d.Ranks <= maxRankColumns
 	for i := range d.Score.Kinds {
 		v.Kinds = append(v.Kinds, d.Score.Kinds[i].view())
 	}
 	return v, nil
 }
 
-// missing says what the inputs leave out, and what to pass.
+// missing returns notes on missing figures, with the input that each of them needs.
 func (d *Data) missing() []string {
 	if d.Score == nil && d.Promise != nil {
-		return []string{"These figures are from the status of the PlacementPlan. Figures by layer, rank, kind of request and batch size need the routing trace, which the artifact store gives only to the operator: run semmoe report --plan DIR --trace FILE with a trace of yours."}
+		return []string{"These figures are from the status of the PlacementPlan. Figures by layer, rank, kind of request and batch size need the routing trace, which only the operator can read from the artifact store. If you have a trace file, run semmoe report --plan DIR --trace FILE."}
 	}
 	if d.Score == nil {
-		return []string{"Without a routing trace nothing can be said about local activation rates, heat maps, loads, kinds of requests and time: pass --trace with the trace that the plan was solved from, or a newer one of the same model."}
+		return []string{"Local activation rates, heat maps, loads, kinds of requests and times need a routing trace: pass --trace with the trace that the plan was solved from, or a newer trace of the same model."}
 	}
 	var out []string
 	if d.Score.Times == nil {
-		out = append(out, "The trace does not tell the model's hidden size and the size of an expert, so bytes and times are left out: record it from a checkpoint whose config.json has hidden_size and moe_intermediate_size (or intermediate_size).")
+		out = append(out, "Bytes and times are omitted, because the trace lacks the hidden size and the expert size of the model: record the trace from a checkpoint whose config.json has hidden_size and moe_intermediate_size (or intermediate_size).")
 	}
 	if d.Score.Times != nil && d.Score.Times.PromptTokens == 0 {
-		out = append(out, "The trace does not tell the sizes of attention, so the time to the first token is left out: record it from a checkpoint whose config.json has num_attention_heads.")
+		out = append(out, "The time to first token is omitted, because the trace lacks the attention sizes of the model: record the trace from a checkpoint whose config.json has num_attention_heads.")
 	}
 	if len(d.Score.Kinds) == 0 {
-		out = append(out, "The trace names no kinds of text, so which kinds go to which rank is left out: give the profile's data set a domain for each document.")
+		out = append(out, "The distribution of kinds of text over ranks is omitted, because the trace names no kinds of text: set a domain for each document of the profile's data set.")
 	}
 	if !d.Score.Documents {
-		out = append(out, fmt.Sprintf("Fewer than %d documents judge, so the spread over documents is left out: pass a trace of more.", solver.JackknifeParts))
+		out = append(out, fmt.Sprintf("The spread over documents is omitted, because the plan is evaluated on fewer than %d documents: pass a trace with more documents.", solver.JackknifeParts))
 	}
 	return out
 }
 
-// change words what would change.
+// change formats the figures of the changed placement.
 func (v *page) change() {
 	c := &v.Change
 	v.Moved = count(c.Total) + " of " + count(c.Slots)
@@ -183,17 +185,17 @@ func (v *page) change() {
 	}
 }
 
-// figures are those that a reader looks for first.
+// figures returns the key figures.
 func (d *Data) figures(v *page) []figure {
 	moved := figure{"Experts that move", v.Moved, v.MovedShare + " of all slots"}
 	if v.MovedBytes != "" {
 		moved.Note += ", " + v.MovedBytes
 	}
 	if d.Change.OtherRanks {
-		moved = figure{"Experts that move", "all", "today's default placement has other ranks"}
+		moved = figure{"Experts that move", "all", "today's default placement has a different number of ranks"}
 	}
 	if d.Score == nil {
-		out := []figure{moved, {"Slots on a rank", count(d.SlotsPerRank), "in each MoE layer"}}
+		out := []figure{moved, {"Slots per rank", count(d.SlotsPerRank), "in each MoE layer"}}
 		if d.Promise != nil {
 			out = append(d.Promise.figures(), out...)
 		}
@@ -206,14 +208,14 @@ func (d *Data) figures(v *page) []figure {
 	}
 	out := []figure{rate}
 	if s.Oracle > 0 {
-		out = append(out, figure{"With a perfect forecast", percent(s.Oracle), "and no placement exceeds " + percent(s.Bound)})
+		out = append(out, figure{"With a perfect forecast", percent(s.Oracle), "the upper bound of all placements is " + percent(s.Bound)})
 	}
 	if t := s.Times; t != nil {
 		out = append(out, figure{"Modelled time of a layer", points(-t.Served.SavedPercent()),
-			fmt.Sprintf("%s instead of %s, at %s tokens a batch", microseconds(t.Served.Before.Total()-t.Served.Saved), microseconds(t.Served.Before.Total()), count(t.Served.BatchTokens))})
-		pays := figure{"Gains " + strconv.Itoa(solver.DefaultMinimumGainPercent) + "% from", count(t.PaysFrom), "tokens a batch on, over all ranks"}
+			fmt.Sprintf("%s instead of %s, at %s tokens per batch", microseconds(t.Served.Before.Total()-t.Served.Saved), microseconds(t.Served.Before.Total()), count(t.Served.BatchTokens))})
+		pays := figure{"Minimum batch for " + strconv.Itoa(solver.DefaultMinimumGainPercent) + "% gain", count(t.PaysFrom), "tokens per batch, over all ranks"}
 		if t.PaysFrom == 0 {
-			pays.Value, pays.Note = "no size", "up to "+count(batchSizes[len(batchSizes)-1])+" tokens a batch"
+			pays.Value, pays.Note = "none", "up to "+count(batchSizes[len(batchSizes)-1])+" tokens per batch"
 		}
 		out = append(out, pays)
 	}
@@ -221,28 +223,28 @@ func (d *Data) figures(v *page) []figure {
 		figure{"Busiest rank's experts", percent(s.ImbalanceAfter), "of the mean load; today " + percent(s.ImbalanceBefore)}, moved)
 }
 
-// span is the smallest and the largest of some values, at n places each.
-func span(n int, values ...func(i int) float64) (least, most float64) {
-	least, most = math.Inf(1), math.Inf(-1)
+// span returns the minimum and the maximum of several series of n values.
+func span(n int, values ...func(i int) float64) (low, high float64) {
+	low, high = math.Inf(1), math.Inf(-1)
 	for _, value := range values {
 		for i := range n {
-			least, most = min(least, value(i)), max(most, value(i))
+			low, high = min(low, value(i)), max(high, value(i))
 		}
 	}
-	return least, most
+	return low, high
 }
 
 func (s *Score) layerName(l int) string { return strconv.Itoa(s.Layers[l].Layer) }
 
-// rateChart is the local activation rate by layer.
+// rateChart draws the local activation rate by layer.
 func (s *Score) rateChart() *chart {
 	bound, oracle := func(l int) float64 { return s.Layers[l].Bound }, func(l int) float64 { return s.Layers[l].Oracle }
 	after, before := func(l int) float64 { return s.Layers[l].After }, func(l int) float64 { return s.Layers[l].Before }
-	_, most := span(len(s.Layers), bound, oracle, after, before)
+	_, high := span(len(s.Layers), bound, oracle, after, before)
 	order := s.byGain()
 	best, worst := &s.Layers[order[0]], &s.Layers[order[len(order)-1]]
-	c := newChart(fmt.Sprintf("Line chart of the local activation rate by layer. The plan is highest above today in layer %d, %s against %s, and least in layer %d, %s against %s.",
-		best.Layer, percent(best.After), percent(best.Before), worst.Layer, percent(worst.After), percent(worst.Before)), len(s.Layers), 0, max(most, 0.01), wholePercent)
+	c := newChart(fmt.Sprintf("Line chart of the local activation rate by layer. The largest gain is in layer %d, %s versus %s today, and the smallest in layer %d, %s versus %s today.",
+		best.Layer, percent(best.After), percent(best.Before), worst.Layer, percent(worst.After), percent(worst.Before)), len(s.Layers), 0, max(high, 0.01), wholePercent)
 	c.line("bound", "upper bound", bound)
 	c.line("oracle", "perfect forecast", oracle)
 	c.line("plan", "this plan", after)
@@ -251,20 +253,20 @@ func (s *Score) rateChart() *chart {
 	return c
 }
 
-// wholePercent labels an axis: steps are round, what is behind four digits is not meant.
+// wholePercent formats an axis label. Axis steps are round numbers, so four digits are enough and hide rounding errors.
 func wholePercent(v float64) string { return strconv.FormatFloat(100*v, 'g', 4, 64) + "%" }
 
-// togetherChart is how often experts of one rank fire together, by layer.
-func (s *Score) togetherChart() *chart {
-	after, before := func(l int) float64 { return s.Layers[l].TogetherAfter }, func(l int) float64 { return s.Layers[l].TogetherBefore }
-	_, most := span(len(s.Layers), after, before)
+// coactivationChart draws the co-activation of the experts of one rank, relative to chance, by layer.
+func (s *Score) coactivationChart() *chart {
+	after, before := func(l int) float64 { return s.Layers[l].CoactivationAfter }, func(l int) float64 { return s.Layers[l].CoactivationBefore }
+	_, high := span(len(s.Layers), after, before)
 	sumBefore, sumAfter := 0.0, 0.0
 	for l := range s.Layers {
 		sumBefore += before(l) / float64(len(s.Layers))
 		sumAfter += after(l) / float64(len(s.Layers))
 	}
-	c := newChart(fmt.Sprintf("Line chart, by layer, of how many times as often as chance two experts of one rank fire together: on average %s with the plan, %s today.", times(sumAfter), times(sumBefore)),
-		len(s.Layers), 0, max(most, 1.2), func(v float64) string { return strconv.FormatFloat(v, 'g', 3, 64) + "×" })
+	c := newChart(fmt.Sprintf("Line chart of the co-activation of two experts of one rank relative to chance, by layer: on average %s with the plan, %s today.", times(sumAfter), times(sumBefore)),
+		len(s.Layers), 0, max(high, 1.2), func(v float64) string { return strconv.FormatFloat(v, 'g', 3, 64) + "×" })
 	c.level("bound", "chance", 1)
 	c.line("plan", "this plan", after)
 	c.line("today", "today", before)
@@ -272,14 +274,14 @@ func (s *Score) togetherChart() *chart {
 	return c
 }
 
-// loadChart is what ranks compute, mean over layers.
+// loadChart draws the activations that each rank computes, as means over layers.
 func (s *Score) loadChart() *chart {
 	after, before := func(r int) float64 { return s.Ranks[r].ServedAfter }, func(r int) float64 { return s.Ranks[r].ServedBefore }
-	_, most := span(len(s.Ranks), after, before)
+	_, top := span(len(s.Ranks), after, before)
 	low, high := span(len(s.Ranks), after)
 	lowToday, highToday := span(len(s.Ranks), before)
-	c := newChart(fmt.Sprintf("Bar chart of the activations that each rank's experts compute, in equal shares: %s to %s with the plan, %s to %s today.",
-		percent(low), percent(high), percent(lowToday), percent(highToday)), len(s.Ranks), 0, max(most, 1.1), wholePercent)
+	c := newChart(fmt.Sprintf("Bar chart of the activations that each rank's experts compute, relative to an equal share: %s to %s with the plan, %s to %s today.",
+		percent(low), percent(high), percent(lowToday), percent(highToday)), len(s.Ranks), 0, max(top, 1.1), wholePercent)
 	c.bars("bar-today", "today", 0, 2, before)
 	c.bars("bar-plan", "this plan", 1, 2, after)
 	c.level("bound", "equal share", 1)
@@ -287,7 +289,7 @@ func (s *Score) loadChart() *chart {
 	return c
 }
 
-// choiceChart shows the modelled time of each alternative that was chosen from, relative to the slowest one.
+// choiceChart draws the modelled time of each candidate relative to the slowest one. It returns nil without candidates.
 func choiceChart(alternative, others string, places, chosen int, time func(place int) float64, label func(place int) string) *chart {
 	if places == 0 {
 		return nil
@@ -308,14 +310,14 @@ func choiceChart(alternative, others string, places, chosen int, time func(place
 	return c
 }
 
-// frontChart is about the placements that the plan was chosen from.
+// frontChart draws the candidate placements.
 func (d *Data) frontChart() *chart {
-	return choiceChart("Bar chart of the modelled time of an MoE layer under each placement that the plan was chosen from; the table has the figures.", "other placements",
+	return choiceChart("Bar chart of the modelled time of an MoE layer with each candidate placement; the table has the figures.", "other placements",
 		len(d.Front), slices.IndexFunc(d.Front, func(p solver.FrontPoint) bool { return p.Name == d.Chosen }),
 		func(i int) float64 { return d.Front[i].Microseconds() }, func(i int) string { return d.Front[i].Name })
 }
 
-// copiesChart is about the numbers of copies that the plan's was chosen from; nil where it was given.
+// copiesChart draws the candidate numbers of copies. It returns nil if the number was given.
 func (d *Data) copiesChart() *chart {
 	if d.Copies == nil {
 		return nil
@@ -326,7 +328,7 @@ func (d *Data) copiesChart() *chart {
 		func(i int) float64 { return points[i].LayerUS }, func(i int) string { return strconv.Itoa(points[i].RedundantSlots) })
 }
 
-// FrontSizes are the batch sizes of the front, ascending.
+// FrontSizes returns the batch sizes of the candidate placements, ascending.
 func (d *Data) FrontSizes() []string {
 	var sizes []string
 	if len(d.Front) > 0 {
@@ -336,17 +338,17 @@ func (d *Data) FrontSizes() []string {
 	return sizes
 }
 
-// chart is the part of a layer's time that is saved, by batch size.
+// chart draws the saved part of a layer's modelled time, by batch size.
 func (t *Times) chart() *chart {
 	low, high := func(i int) float64 { return t.Sizes[i].Low() }, func(i int) float64 { return t.Sizes[i].High() }
 	mean := func(i int) float64 { return t.Sizes[i].SavedPercent() }
-	least, most := span(len(t.Sizes), low, high)
+	bottom, top := span(len(t.Sizes), low, high)
 	first, last := &t.Sizes[0], &t.Sizes[len(t.Sizes)-1]
-	c := newChart(fmt.Sprintf("Line chart of the part of a MoE layer's modelled time that the plan saves, by tokens a batch: %s at %s, %s at %s.",
+	c := newChart(fmt.Sprintf("Line chart of the part of an MoE layer's modelled time that the plan saves, by tokens per batch: %s at %s, %s at %s.",
 		points(first.SavedPercent()), count(first.BatchTokens), points(last.SavedPercent()), count(last.BatchTokens)),
-		len(t.Sizes), min(least, 0), max(most, 2*solver.DefaultMinimumGainPercent), func(v float64) string { return strings.TrimSuffix(strings.TrimSuffix(points(v), "%"), ".0") + "%" })
+		len(t.Sizes), min(bottom, 0), max(top, 2*solver.DefaultMinimumGainPercent), func(v float64) string { return strings.TrimSuffix(strings.TrimSuffix(points(v), "%"), ".0") + "%" })
 	c.band("band", "95% interval", low, high)
-	c.level("bound", fmt.Sprintf("%d%%: worth a roll-out", solver.DefaultMinimumGainPercent), solver.DefaultMinimumGainPercent)
+	c.level("bound", fmt.Sprintf("%d%%: minimum gain for a rollout", solver.DefaultMinimumGainPercent), solver.DefaultMinimumGainPercent)
 	c.line("plan", "saved by this plan", mean)
 	for i, size := range t.Sizes {
 		name := strconv.Itoa(size.BatchTokens)
@@ -358,39 +360,39 @@ func (t *Times) chart() *chart {
 	return c
 }
 
-// method says where times and their intervals come from.
+// method describes how times and their intervals are computed.
 func (t *Times) method(d *Data) string {
 	exchange := "as measured"
 	if t.Machines.Nominal {
-		exchange = "at the nominal rate of a 400 Gb/s adapter for each rank, as the ranks have several nodes and the profile is of one"
+		exchange = "at the nominal rate of one 400 Gb/s adapter per rank, because the ranks span several nodes and the profile is of one node"
 	}
-	spread := "the spread over documents"
+	spread := "the spread over documents and the errors"
 	if !d.Score.Documents {
-		spread = "no spread over documents, of which there are too few,"
+		spread = "only the errors (there are too few documents for a spread)"
 	}
 	link := &t.Machines.Link
-	method := fmt.Sprintf("Times are modelled by the hardware profile %s: %s of the busiest rank for each of two exchanges, %s, and the experts' products on the slowest rank. Intervals contain %s and the errors of the fits, %.0f%% for exchanges and %.0f%% for products.",
+	method := fmt.Sprintf("Times are modelled with the hardware profile %s: the busiest rank's two exchanges (%s, %s), and the experts' matrix products on the slowest rank. Intervals contain %s of the fits, %.0f%% for exchanges and %.0f%% for products.",
 		t.Machines.Profile, lines(link), exchange, spread, 100*link.Fit.Error(), 100*t.Machines.Grouped.Fit.Error())
 	if t.PromptTokens == 0 {
 		return method
 	}
-	return method + fmt.Sprintf(" The time to the first token is that of a prompt of %s, the mean of those that judge, on ranks that are filled by others like it and with no queue: attention, shared experts and layers without experts are added by the same profile; embeddings, norms and sampling are not.",
+	return method + fmt.Sprintf(" The time to first token is that of a prompt of %s, the mean length of the evaluated requests, without queueing and with all ranks filled by equal prompts. It includes attention, shared experts and layers without experts, modelled with the same profile, but no embeddings, norms and sampling.",
 		plural(t.PromptTokens, "token"))
 }
 
-// lines are the start-up times and rates of an exchange.
+// lines formats the start-up times and rates of an exchange.
 func lines(e *hardware.Exchange) string {
 	var words []string
 	for _, l := range e.Lines() {
 		words = append(words, microseconds(l.Start)+" and "+strconv.FormatFloat(l.PerMicrosecond/1e3, 'f', 0, 64)+" GB/s")
 	}
-	return strings.Join(words, ", or for large ones ")
+	return strings.Join(words, ", or for large exchanges ")
 }
 
-// view readies a picture for the page; lines are drawn over it.
+// view converts a heat map for the page. lines is the path of the rank boundaries.
 func (h *Heat) view(title, alternative, lines string) (heatView, error) {
 	image, err := h.image()
-	return heatView{Title: title, Alternative: alternative, Image: image, Width: h.Columns, Height: h.Rows, Lines: lines, Fine: len(h.ColumnBounds) >= manyRanks}, err
+	return heatView{Title: title, Alternative: alternative, Image: image, Width: h.Columns, Height: h.Rows, Lines: lines, Fine: len(h.ColumnBounds) >= fineLines}, err
 }
 
 func (p *Picture) view() (pictureView, error) {
@@ -402,10 +404,10 @@ func (p *Picture) view() (pictureView, error) {
 		alternative string
 		lines       string
 	}{
-		{&v.Pairs, &p.PairsBefore, "Today", fmt.Sprintf("Heat map of pairs of experts in layer %d, in the order of today's ranks. Experts of one rank fire together %s as often as chance.", p.Layer.Layer, times(p.TogetherBefore)), p.PairsBefore.blocks()},
-		{&v.Pairs, &p.PairsAfter, "With this plan", fmt.Sprintf("Heat map of pairs of experts in layer %d, in the order of the plan's ranks. Experts of one rank fire together %s as often as chance.", p.Layer.Layer, times(p.TogetherAfter)), p.PairsAfter.blocks()},
-		{&v.Tokens, &p.TokensBefore, "Today", fmt.Sprintf("Heat map of %s (rows, the most frequent first) and the experts that they activate (columns, by today's ranks) in layer %d.", plural(p.TokensBefore.Rows, "token id"), p.Layer.Layer), p.TokensBefore.lines()},
-		{&v.Tokens, &p.TokensAfter, "With this plan", fmt.Sprintf("Heat map of the same token ids (rows, by the rank that the plan's tables send them to) and experts (columns, by the plan's ranks) in layer %d. The local activation rate is %s, today %s.", p.Layer.Layer, percent(p.After), percent(p.Before)), p.TokensAfter.lines()},
+		{&v.Pairs, &p.PairsBefore, "Today", fmt.Sprintf("Heat map of pairs of experts in layer %d, in the order of today's ranks. Experts of one rank are activated together %s as often as by chance.", p.Layer.Layer, times(p.CoactivationBefore)), p.PairsBefore.blocks()},
+		{&v.Pairs, &p.PairsAfter, "With this plan", fmt.Sprintf("Heat map of pairs of experts in layer %d, in the order of the plan's ranks. Experts of one rank are activated together %s as often as by chance.", p.Layer.Layer, times(p.CoactivationAfter)), p.PairsAfter.blocks()},
+		{&v.Tokens, &p.TokensBefore, "Today", fmt.Sprintf("Heat map of %s (rows, the most frequent first) and the experts that they activate (columns, by today's ranks) in layer %d.", plural(p.TokensBefore.Rows, "token ID"), p.Layer.Layer), p.TokensBefore.lines()},
+		{&v.Tokens, &p.TokensAfter, "With this plan", fmt.Sprintf("Heat map of the same token IDs (rows, by the rank that the plan's tables select) and experts (columns, by the plan's ranks) in layer %d. The local activation rate is %s, today %s.", p.Layer.Layer, percent(p.After), percent(p.Before)), p.TokensAfter.lines()},
 	} {
 		view, err := of.heat.view(of.title, of.alternative, of.lines)
 		if err != nil {
@@ -424,11 +426,11 @@ func (k *Kind) view() kindView {
 		v.Cells = append(v.Cells, int(100*share+0.5))
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return v.Cells[b] - v.Cells[a] })
-	var most []string
+	var top []string
 	for _, rank := range order[:min(3, len(order))] {
-		most = append(most, fmt.Sprintf("rank %d (%d%%)", rank, v.Cells[rank]))
+		top = append(top, fmt.Sprintf("rank %d (%d%%)", rank, v.Cells[rank]))
 	}
-	v.Most = strings.Join(most, ", ")
+	v.TopRanks = strings.Join(top, ", ")
 	return v
 }
 

@@ -22,18 +22,18 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 const sizes = `{"hidden_size":1024,"moe_intermediate_size":512}`
 
-// generated is a small trace of a model whose sizes are known.
+// generated returns a small trace of a model with known sizes.
 func generated() *trace.Trace {
 	t := tracetest.Generate(tracetest.Small, 3)
 	t.Model.Config = sizes
 	return t
 }
 
-// solved is a plan for a trace, and what a report on it is made of.
+// solved solves a plan for a trace, and returns the inputs of its report.
 func solved(t *testing.T, tr *trace.Trace, attention placement.Attention, ranks, redundant int) Input {
 	t.Helper()
 	s, err := solver.Solve(t.Context(), tr, solver.Options{
@@ -63,8 +63,8 @@ func rendered(t *testing.T, d *Data) []byte {
 	return page.Bytes()
 }
 
-// TestFiguresAreThoseOfTheCostModel holds a report on recorded routing against package cost.
-func TestFiguresAreThoseOfTheCostModel(t *testing.T) {
+// TestFiguresEqualCostModel compares the report of a recorded trace with package cost.
+func TestFiguresEqualCostModel(t *testing.T) {
 	recorded, err := trace.Open(t.Context(), "../../solver/testdata/tiny-32e-top4.safetensors.zst")
 	if err != nil {
 		t.Fatal(err)
@@ -79,12 +79,12 @@ func TestFiguresAreThoseOfTheCostModel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		dealt, err := cost.Dealt(t.Context(), tr, attention, 4, o)
+		baseline, err := cost.Dealt(t.Context(), tr, attention, 4, o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		layer := cost.LayerOf(&tr.Model, cost.NodeOf(hardware.DefaultProfile()), 4, 8)
-		before, after := layer.TimeOf(4096, &dealt), layer.TimeOf(4096, &want)
+		before, after := layer.TimeOf(4096, &baseline), layer.TimeOf(4096, &want)
 		s := d.Score
 		lar, kinds, ranks := 0.0, 0.0, 0.0
 		for l := range s.Layers {
@@ -97,32 +97,32 @@ func TestFiguresAreThoseOfTheCostModel(t *testing.T) {
 			ranks += r.ServedAfter
 		}
 		for name, f := range map[string]struct{ got, want float64 }{
-			"rate":                        {s.After, want.LAR},
-			"rate today":                  {s.Before, want.BaselineLAR},
-			"oracle":                      {s.Oracle, want.OracleLAR},
-			"bound":                       {s.Bound, want.UpperBound},
-			"mean over layers":            {lar, want.LAR},
-			"mean over kinds":             {kinds, want.LAR},
-			"loads of ranks":              {ranks, 4},
-			"busiest rank":                {s.ImbalanceAfter, want.ExpertWindowImbalance},
-			"time":                        {s.Times.Served.After.Total(), after.Total()},
-			"time today":                  {s.Times.Served.Before.Total(), before.Total()},
-			"time saved":                  {s.Times.Served.Saved, before.Total() - after.Total()},
-			"time saved in the table":     {s.Times.Sizes[3].Saved, before.Total() - after.Total()},
-			"experts moved":               {float64(d.Change.Total), float64(placement.Moves(in.today(), in.Plan.Placement))},
-			"weights of an expert":        {float64(d.Change.ExpertWeights), float64(cost.ExpertWeights(&tr.Model))},
-			"tokens that the figures are": {float64(s.Tokens), float64(tokens(tr, in.Requests))},
+			"rate":                    {s.After, want.LAR},
+			"rate today":              {s.Before, want.BaselineLAR},
+			"oracle":                  {s.Oracle, want.OracleLAR},
+			"bound":                   {s.Bound, want.UpperBound},
+			"mean over layers":        {lar, want.LAR},
+			"mean over kinds":         {kinds, want.LAR},
+			"loads of ranks":          {ranks, 4},
+			"busiest rank":            {s.ImbalanceAfter, want.ExpertWindowImbalance},
+			"time":                    {s.Times.Served.After.Total(), after.Total()},
+			"time today":              {s.Times.Served.Before.Total(), before.Total()},
+			"time saved":              {s.Times.Served.Saved, before.Total() - after.Total()},
+			"time saved in the table": {s.Times.Sizes[3].Saved, before.Total() - after.Total()},
+			"experts moved":           {float64(d.Change.Total), float64(placement.Moves(in.today(), in.Plan.Placement))},
+			"weights of an expert":    {float64(d.Change.ExpertWeights), float64(cost.ExpertWeights(&tr.Model))},
+			"evaluated tokens":        {float64(s.Tokens), float64(tokens(tr, in.Requests))},
 		} {
 			if math.Abs(f.got-f.want) > 1e-9 {
-				t.Errorf("attention %s: %s is %v; wanted is %v", attention, name, f.got, f.want)
+				t.Errorf("attention %s: %s is %v, want %v", attention, name, f.got, f.want)
 			}
 		}
 		if s.GainError <= 0 || s.GainError > 0.05 || s.Times.Served.Error <= 0 {
-			t.Errorf("attention %s: the errors are %v of the rate, %v µs of the time saved", attention, s.GainError, s.Times.Served.Error)
+			t.Errorf("attention %s: the errors are %v of the rate and %v µs of the time saved", attention, s.GainError, s.Times.Served.Error)
 		}
 		for _, l := range s.Layers {
-			if l.TogetherAfter <= l.TogetherBefore {
-				t.Errorf("attention %s: layer %d: experts of a rank fire together %v times as often as chance with the plan, %v today", attention, l.Layer, l.TogetherAfter, l.TogetherBefore)
+			if l.CoactivationAfter <= l.CoactivationBefore {
+				t.Errorf("attention %s: layer %d: co-activation relative to chance is %v with the plan, %v today", attention, l.Layer, l.CoactivationAfter, l.CoactivationBefore)
 			}
 		}
 	}
@@ -135,7 +135,7 @@ func tokens(tr *trace.Trace, requests []int) (n int) {
 	return n
 }
 
-func TestAPlanAgainstItselfSavesNothing(t *testing.T) {
+func TestPlanComparedWithItselfSavesNothing(t *testing.T) {
 	in := solved(t, generated(), placement.DataParallel, 4, 0)
 	in.Current, in.CurrentDigest = in.Plan, in.Digest
 	d := built(t, in)
@@ -143,18 +143,18 @@ func TestAPlanAgainstItselfSavesNothing(t *testing.T) {
 		t.Errorf("%d moves, rates %v and %v, %+v", d.Change.Total, d.Score.Before, d.Score.After, d.Score.Times.Served)
 	}
 	page := string(rendered(t, d))
-	for _, want := range []string{"the plan in service, " + in.Digest[:16], "This plan leaves every expert where it is, and keeps "} {
+	for _, want := range []string{"the plan in service, " + in.Digest[:16], "This plan moves no expert and keeps "} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not have %q", want)
 		}
 	}
-	// No gain spreads over documents either, of which there are enough.
-	if strings.Contains(page, "documents judge") || !strings.Contains(page, "gain &#43;0.0 ± 0.0 points") {
+	// There are enough documents for a spread, and the spread of no gain is 0.
+	if strings.Contains(page, "spread over documents is omitted") || !strings.Contains(page, "gain &#43;0.0 ± 0.0 points") {
 		t.Error("the page has no spread over documents")
 	}
 }
 
-func TestCalibrationTimesThePage(t *testing.T) {
+func TestTimesUseCalibration(t *testing.T) {
 	in := solved(t, generated(), placement.TensorParallel, 4, 0)
 	slow, nvlink := hardware.Line{Start: 10, PerMicrosecond: 1e3}, cost.NodeOf(hardware.DefaultProfile()).Link
 	measured := &hardware.Calibration{GPU: "a slow machine"}
@@ -169,33 +169,34 @@ func TestCalibrationTimesThePage(t *testing.T) {
 	d := built(t, in)
 	exchange := (fast.Served.After.Exchange - 2*nvlink.Start) * nvlink.PerMicrosecond / 1e3
 	if got := d.Score.Times.Served.After.Exchange; math.Abs(got/(exchange+20)-1) > 1e-6 {
-		t.Errorf("over a link of 1 GB/s the exchanges take %v µs; wanted are %v", got, exchange+20)
+		t.Errorf("over a link of 1 GB/s the exchanges take %v µs, want %v", got, exchange+20)
 	}
 	if page := string(rendered(t, d)); !strings.Contains(page, "a slow machine") || !strings.Contains(d.Summary(), "a slow machine") {
-		t.Error("the page, or its summary, does not say whose times these are")
+		t.Error("the page or its summary does not name the hardware of the times")
 	}
 }
 
-// What is said of an exchange has all of its lines.
-func TestLinesOfAnExchange(t *testing.T) {
+// TestExchangeText verifies that the text of an exchange contains all of its lines.
+func TestExchangeText(t *testing.T) {
 	e := &hardware.Exchange{Line: hardware.Line{Start: 13, PerMicrosecond: 225e3}}
 	if got := lines(e); got != "13.0 µs and 225 GB/s" {
-		t.Errorf("an exchange with one line is %q", got)
+		t.Errorf("one line: %q", got)
 	}
 	e.Large = &hardware.Line{Start: 40, PerMicrosecond: 318e3}
-	if got := lines(e); got != "13.0 µs and 225 GB/s, or for large ones 40.0 µs and 318 GB/s" {
-		t.Errorf("an exchange with two lines is %q", got)
+	if got := lines(e); got != "13.0 µs and 225 GB/s, or for large exchanges 40.0 µs and 318 GB/s" {
+		t.Errorf("two lines: %q", got)
 	}
 }
 
-// The time to the first token has all passes and layers, of which the plan saves what it saves of layers with experts.
-func TestTimeToTheFirstToken(t *testing.T) {
+// TestTimeToFirstToken verifies that the time to first token covers all passes and layers, and that the plan only saves
+// time of MoE layers.
+func TestTimeToFirstToken(t *testing.T) {
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
 		tr := generated()
 		in := solved(t, tr, attention, 4, 0)
-		in.Requests = in.Requests[:4] // too few documents for eight scores more
+		in.Requests = in.Requests[:4] // too few documents for a spread, which would need eight more evaluations
 		if d := built(t, in); d.Score.Times.PromptTokens != 0 || d.Score.Times.Served.First != 0 || !strings.Contains(string(rendered(t, d)), "num_attention_heads") {
-			t.Errorf("attention %s: without the sizes of attention the time to the first token is %v µs, or the page does not say what it lacks", attention, d.Score.Times.Served.First)
+			t.Errorf("attention %s: without the sizes of attention the time to first token is %v µs, or the page does not report the missing sizes", attention, d.Score.Times.Served.First)
 		}
 		tr.Model.Config = `{"hidden_size":1024,"moe_intermediate_size":512,"intermediate_size":2048,"num_attention_heads":16}`
 		d := built(t, in)
@@ -213,21 +214,21 @@ func TestTimeToTheFirstToken(t *testing.T) {
 				"error": {size.FirstError, passes * layers * size.Error},
 			} {
 				if math.Abs(f.got-f.want) > 1e-9*math.Abs(f.want) {
-					t.Errorf("attention %s, %d tokens a batch: %s: %v; wanted is %v", attention, size.BatchTokens, name, f.got, f.want)
+					t.Errorf("attention %s, %d tokens per batch: %s: %v, want %v", attention, size.BatchTokens, name, f.got, f.want)
 				}
 			}
 			if math.Abs(size.FirstPercent()) >= math.Abs(size.SavedPercent()) {
-				t.Errorf("attention %s, %d tokens a batch: of the first token %v%% is saved, of a layer with experts %v%%", attention, size.BatchTokens, size.FirstPercent(), size.SavedPercent())
+				t.Errorf("attention %s, %d tokens per batch: %v%% of the time to first token is saved, want less than the %v%% of an MoE layer", attention, size.BatchTokens, size.FirstPercent(), size.SavedPercent())
 			}
 		}
-		want := fmt.Sprintf("The time to the first token of a prompt of %d tokens ", prompt)
+		want := fmt.Sprintf("The time to first token of a prompt of %d tokens ", prompt)
 		if page := string(rendered(t, d)); !strings.Contains(page, "First token, today") || !strings.Contains(d.Summary(), want) {
-			t.Errorf("attention %s: the page has no column of it, or the summary is %q", attention, d.Summary())
+			t.Errorf("attention %s: the page has no column for the first token, or the summary is %q", attention, d.Summary())
 		}
 	}
 }
 
-func TestBuildRefuses(t *testing.T) {
+func TestBuildRejectsInvalidInput(t *testing.T) {
 	in := solved(t, generated(), placement.DataParallel, 4, 0)
 	tp, small := solved(t, generated(), placement.TensorParallel, 4, 0), solved(t, generated(), placement.DataParallel, 2, 0)
 	other := tracetest.Small
@@ -235,7 +236,7 @@ func TestBuildRefuses(t *testing.T) {
 	for want, change := range map[string]func(in *Input){
 		"attention tp":            func(in *Input) { in.Current = tp.Plan },
 		"3 MoE layers on 2 ranks": func(in *Input) { in.Current = small.Plan },
-		"batch tokens is 0":       func(in *Input) { in.BatchTokens = 0 },
+		"batch tokens: 0":         func(in *Input) { in.BatchTokens = 0 },
 		"no request":              func(in *Input) { in.Requests = nil },
 		"the trace 16 in 2":       func(in *Input) { in.Trace = tracetest.Generate(other, 1) },
 		"vocabulary of 200":       func(in *Input) { tr := *in.Trace; tr.Model.Vocabulary = 300; in.Trace = &tr },
@@ -243,46 +244,47 @@ func TestBuildRefuses(t *testing.T) {
 		in := in
 		change(&in)
 		if _, err := Build(t.Context(), in); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("wanted is an error with %q; got %v", want, err)
+			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
 }
 
-func TestTogetherByHand(t *testing.T) {
+func TestCoactivationByHand(t *testing.T) {
 	// Two tokens with experts 0 and 1, one with 2 and 3, one with 0 and 2.
 	tr := &trace.Trace{
 		Model:  trace.Model{Experts: 4, TopK: 2, Vocabulary: 4, Layers: []int{1}, HiddenLayers: 2},
 		Tokens: []int32{0, 0, 1, 2}, Offsets: []int64{0, 2, 3, 4}, Documents: []int32{0, 1, 2},
 		Experts: []uint16{0, 1, 0, 1, 2, 3, 0, 2},
 	}
-	pairs, err := countTogether(t.Context(), tr, tr.AllRequests(), placement.TensorParallel, 1)
+	pairs, err := countCoactivations(t.Context(), tr, tr.AllRequests(), placement.TensorParallel, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := &pairs[0]
-	// Busy are 3, 2, 2, 1 activations: the products of all ordered pairs sum to 8² less 18, the pairs are 8.
+	// The experts have 3, 2, 2 and 1 activations. The products of all ordered pairs sum to 8² - 18, and there are 8
+	// co-activations.
 	scale := 8.0 / 46
 	for _, c := range []struct {
 		e, f int
 		want float64
 	}{{0, 1, 2 / (scale * 6)}, {1, 0, 2 / (scale * 6)}, {2, 3, 1 / (scale * 2)}, {0, 3, 0}} {
 		if got := g.timesChance(c.e, c.f); math.Abs(got-c.want) > 1e-9 {
-			t.Errorf("experts %d and %d fire together %v times as often as chance; wanted are %v", c.e, c.f, got, c.want)
+			t.Errorf("co-activation of experts %d and %d relative to chance is %v, want %v", c.e, c.f, got, c.want)
 		}
 	}
 	if got, want := g.withinRanks([][]int{{0}, {0}, {1}, {1}}), 3/(scale*(6+2)); math.Abs(got-want) > 1e-9 {
-		t.Errorf("within ranks it is %v; wanted is %v", got, want)
+		t.Errorf("within ranks: %v, want %v", got, want)
 	}
 	if got := g.withinRanks([][]int{{0}, {1}, {2}, {3}}); got != 1 {
-		t.Errorf("without pairs within ranks it is %v; wanted is 1", got)
+		t.Errorf("without pairs within ranks: %v, want 1", got)
 	}
-	requests, err := countTogether(t.Context(), tr, tr.AllRequests(), placement.DataParallel, 1)
+	requests, err := countCoactivations(t.Context(), tr, tr.AllRequests(), placement.DataParallel, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The first request has two tokens with experts 0 and 1 each: 2·2/2.
 	if got := requests[0].count[1]; got != 2 {
-		t.Errorf("request counts of experts 0 and 1 are %v; wanted are 2", got)
+		t.Errorf("request count of experts 0 and 1 is %v, want 2", got)
 	}
 }
 
@@ -299,7 +301,7 @@ func TestDrawTakesMeans(t *testing.T) {
 	h.Low, h.Top = 0, 1
 	for v, want := range map[float32]uint8{-1: 0, 0: 1, 0.5: 8, 1: levels, 7: levels} {
 		if got := h.level(v); got != want {
-			t.Errorf("the colour of %v is %d; wanted is %d", v, got, want)
+			t.Errorf("the color of %v is %d, want %d", v, got, want)
 		}
 	}
 }
@@ -311,12 +313,12 @@ func TestPaletteDarkensEvenly(t *testing.T) {
 	}
 	for i := 2; i < len(palette); i++ {
 		if luminance(i) >= luminance(i-1) {
-			t.Errorf("colour %d is not darker than the one before", i)
+			t.Errorf("color %d is not darker than color %d", i, i-1)
 		}
 	}
 }
 
-func TestWords(t *testing.T) {
+func TestNumberFormats(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{count(0), "0"}, {count(999), "999"}, {count(262144), "262,144"}, {count(-1234), "-1,234"}, {count(-123), "-123"},
 		{points(-2.34), "−2.3%"}, {points(-0.04), "0.0%"}, {percent(0.2289), "22.9%"}, {plural(1, "rank"), "1 rank"}, {plural(2000, "rank"), "2,000 ranks"},
@@ -324,34 +326,34 @@ func TestWords(t *testing.T) {
 		{bytes10(900), "900 bytes"}, {bytes10(53.7e6), "53.7 MB"}, {bytes10(408e6), "408 MB"}, {bytes10(2.5e12), "2.5 TB"}, {short("abc"), "abc"},
 	} {
 		if c.got != c.want {
-			t.Errorf("%q; wanted is %q", c.got, c.want)
+			t.Errorf("%q, want %q", c.got, c.want)
 		}
 	}
 }
 
 func TestVerdicts(t *testing.T) {
-	at := func(before, saved, most, err float64) *Data {
-		served := Size{BatchTokens: 4096, Before: cost.LayerTime{Exchange: before}, Saved: saved, Most: most, Error: err}
+	at := func(before, saved, maxSaved, err float64) *Data {
+		served := Size{BatchTokens: 4096, Before: cost.LayerTime{Exchange: before}, Saved: saved, MaxSaved: maxSaved, Error: err}
 		return &Data{Score: &Score{Times: &Times{Served: served}}}
 	}
 	for want, d := range map[string]*Data{
-		"At 4,096 tokens a batch it pays: a MoE layer's modelled time falls by 20.0% (95% interval: 18.0% to 22.0%).":                                                         at(100, 20, 60, 2),
-		"it may pay, but the requests do not prove it":                                                                                                                        at(100, 6, 60, 7),
-		"latency dominates: even if every activation were local and all ranks equally busy, a MoE layer's modelled time would change by −1.5%; by this plan it falls by 1.0%": at(100, 1, 1.5, 0),
-		"no gain worth a roll-out is expected: a MoE layer's modelled time rises by 2.0% (95% interval: 1.0% to 3.0%); the minimum is a fall of 2%":                           at(100, -2, 30, 1),
-		"no gain worth a roll-out is expected: a MoE layer's modelled time falls by 0.0% (95% interval: −1.0% to 0.9%)":                                                       at(100, -0.04, 30, 0.96),
-		"no gain worth a roll-out is expected: a MoE layer's modelled time rises by 0.5% (95% interval: −0.5% to 1.5%)":                                                       at(100, -0.5, 30, 1),
+		"At 4,096 tokens per batch the plan pays: the modelled time of an MoE layer falls by 20.0% (95% interval: 18.0% to 22.0%).":                                                      at(100, 20, 60, 2),
+		"the plan may pay, but the gain is not statistically significant":                                                                                                                at(100, 6, 60, 7),
+		"latency dominates: even if every activation were local and all ranks had equal loads, the modelled time of an MoE layer would change by −1.5%; with this plan it falls by 1.0%": at(100, 1, 1.5, 0),
+		"the expected gain is too small for a rollout: the modelled time of an MoE layer rises by 2.0% (95% interval: 1.0% to 3.0%); the minimum is a fall of 2%":                        at(100, -2, 30, 1),
+		"the expected gain is too small for a rollout: the modelled time of an MoE layer falls by 0.0% (95% interval: −1.0% to 0.9%)":                                                    at(100, -0.04, 30, 0.96),
+		"the expected gain is too small for a rollout: the modelled time of an MoE layer rises by 0.5% (95% interval: −0.5% to 1.5%)":                                                    at(100, -0.5, 30, 1),
 	} {
 		if got := d.verdict(); !strings.Contains(got, want) {
-			t.Errorf("%q; wanted is %q", got, want)
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 	if got := (&Data{}).verdict(); got != "" {
-		t.Errorf("without times the verdict is %q", got)
+		t.Errorf("verdict without times: %q", got)
 	}
 }
 
-// somePages are pages of all shapes that there are.
+// somePages returns reports with all combinations of parts.
 func somePages(t *testing.T) map[string]*Data {
 	t.Helper()
 	whole := solved(t, generated(), placement.DataParallel, 4, 0)
@@ -371,7 +373,7 @@ func somePages(t *testing.T) map[string]*Data {
 	}
 }
 
-// large is a report as large as they come: noise, which no compression makes smaller, in every picture.
+// large returns a report of maximum size. All heat maps are noise, which does not compress.
 func large() *Data {
 	const layers, experts, ranks, kinds = 61, 256, 64, 20
 	random := rand.New(rand.NewPCG(1, 1))
@@ -397,7 +399,7 @@ func large() *Data {
 	d := &Data{Name: "large", Digest: strings.Repeat("2e", 32), Attention: placement.DataParallel, Ranks: ranks, Experts: experts, SlotsPerRank: experts / ranks, Layers: layers, Score: s}
 	d.Change.Slots = layers * experts
 	for l := range layers {
-		s.Layers = append(s.Layers, Layer{Layer: l + 3, Before: 0.1, After: random.Float64() / 2, Oracle: 0.5, Bound: 0.6, TogetherBefore: 1, TogetherAfter: 2})
+		s.Layers = append(s.Layers, Layer{Layer: l + 3, Before: 0.1, After: random.Float64() / 2, Oracle: 0.5, Bound: 0.6, CoactivationBefore: 1, CoactivationAfter: 2})
 		s.LoadBefore, s.LoadAfter = append(s.LoadBefore, loads()), append(s.LoadAfter, loads())
 		d.Change.Moves = append(d.Change.Moves, LayerMoves{l + 3, 200})
 	}
@@ -407,7 +409,7 @@ func large() *Data {
 	for i, place := range []string{"highest", "median", "lowest"} {
 		s.Pictures = append(s.Pictures, Picture{
 			Layer: s.Layers[i], Place: place, PairsBefore: noise(maxCells, maxCells), PairsAfter: noise(maxCells, maxCells),
-			TokensBefore: noise(mostTokens, maxCells), TokensAfter: noise(mostTokens, maxCells),
+			TokensBefore: noise(maxTokens, maxCells), TokensAfter: noise(maxTokens, maxCells),
 		})
 	}
 	for _, batch := range batchSizes {
@@ -426,19 +428,19 @@ func TestLargePageIsBelowTwoMegabytes(t *testing.T) {
 func TestPagesAreWellFormedAndAccessible(t *testing.T) {
 	for name, d := range somePages(t) {
 		page := rendered(t, d)
-		for _, fault := range faults(page) {
-			t.Errorf("%s: %s", name, fault)
+		for _, problem := range problems(page) {
+			t.Errorf("%s: %s", name, problem)
 		}
 		text := withoutImages(string(page))
-		for _, foreign := range []string{"http:", "https:", "//", "url(", "<script", "ZgotmplZ", "NaN", "Inf", "%!"} {
-			if strings.Contains(text, foreign) {
-				t.Errorf("%s: the page has %q", name, foreign)
+		for _, forbidden := range []string{"http:", "https:", "//", "url(", "<script", "ZgotmplZ", "NaN", "Inf", "%!"} {
+			if strings.Contains(text, forbidden) {
+				t.Errorf("%s: the page has %q", name, forbidden)
 			}
 		}
 	}
 }
 
-// withoutImages leaves the pictures' base64 out, in which any letters may follow one another.
+// withoutImages removes the base64 data of images, which may contain any sequence of letters.
 func withoutImages(page string) string {
 	var b strings.Builder
 	for i, part := range strings.Split(page, `src="data:image/png;base64,`) {
@@ -450,8 +452,8 @@ func withoutImages(page string) string {
 	return b.String()
 }
 
-// faults parses a page as XML and lists what is not well formed, and what a reader who does not see it would miss.
-func faults(page []byte) (out []string) {
+// problems parses a page as XML. It lists syntax errors and accessibility problems.
+func problems(page []byte) (out []string) {
 	decoder := xml.NewDecoder(bytes.NewReader(page))
 	ids, level, landmarks := map[string]bool{}, 0, map[string]int{}
 	for {
@@ -488,7 +490,7 @@ func faults(page []byte) (out []string) {
 		case name == "img" && attribute("alt") == "":
 			out = append(out, "an img has no alt")
 		case name == "svg" && attribute("aria-hidden") != "true":
-			out = append(out, "an svg is neither hidden nor described")
+			out = append(out, "an svg is not hidden from screen readers")
 		case attribute("role") == "img" && attribute("aria-label") == "", attribute("role") == "region" && attribute("aria-label") == "":
 			out = append(out, "a "+name+" with a role has no label")
 		case name == "section" && !strings.Contains(string(page), `id="`+attribute("aria-labelledby")+`"`):
@@ -511,11 +513,12 @@ func faults(page []byte) (out []string) {
 	return out
 }
 
-// The numbers of copies that the plan's was chosen from are drawn and listed; without any only the reason is given.
-func TestCopiesAreShown(t *testing.T) {
+// TestCopies verifies that the candidate numbers of copies are drawn and listed. Without candidates only the reason is
+// shown.
+func TestCopies(t *testing.T) {
 	in := solved(t, generated(), placement.DataParallel, 4, 0)
-	if page := string(rendered(t, built(t, in))); strings.Contains(page, "How many copies") {
-		t.Error("a plan whose number of copies was given says how it was chosen")
+	if page := string(rendered(t, built(t, in))); strings.Contains(page, "Number of copies") {
+		t.Error("the page of a plan with a given number of copies has a section on their selection")
 	}
 	in.Plan.Copies = &solver.Copies{MemoryBytes: 2e9, ExpertBytes: 1e8, Layers: 4, MaxSlots: 5, Chosen: 2, Points: []solver.CopyPoint{
 		{LayerUS: 400, LAR: .25, ExpertImbalance: 1.125}, {RedundantSlots: 1, MemoryBytes: 4e8, LayerUS: 350, LAR: .35, ExpertImbalance: 1.2}, {RedundantSlots: 2, MemoryBytes: 8e8, LayerUS: 300, LAR: .45, ExpertImbalance: 1.3},
@@ -526,16 +529,16 @@ func TestCopiesAreShown(t *testing.T) {
 			t.Errorf("the page lacks %q", text)
 		}
 	}
-	for _, fault := range faults(page) {
-		t.Error(fault)
+	for _, problem := range problems(page) {
+		t.Error(problem)
 	}
 	in.Plan.Copies = &solver.Copies{MemoryBytes: 2e8, ExpertBytes: 1e8, Layers: 4, Points: in.Plan.Copies.Points[:0]}
-	if page := string(rendered(t, built(t, in))); !strings.Contains(page, "no room for an expert of each of the 4 layers") || strings.Contains(page, "The figures by number of copies") {
-		t.Error("a plan without room for copies does not say so, or draws nothing")
+	if page := string(rendered(t, built(t, in))); !strings.Contains(page, "no room for an expert of each of the 4 layers") || strings.Contains(page, "Figures by number of copies") {
+		t.Error("the page of a plan without memory for copies lacks the reason, or has a table")
 	}
 }
 
-func TestForeignTextIsEscaped(t *testing.T) {
+func TestTextIsEscaped(t *testing.T) {
 	const evil = `"><script>alert('x')</script>`
 	d := built(t, solved(t, generated(), placement.DataParallel, 4, 0))
 	d.Name, d.ModelDigest, d.Algorithm, d.Objective, d.Today = evil, evil, evil, evil, evil
@@ -545,14 +548,14 @@ func TestForeignTextIsEscaped(t *testing.T) {
 	}
 	page := string(rendered(t, d))
 	if strings.Contains(page, "<script") || strings.Count(page, "&lt;script&gt;") < 8 {
-		t.Errorf("%d places have the text escaped; it is there bare: %v", strings.Count(page, "&lt;script&gt;"), strings.Contains(page, "<script"))
+		t.Errorf("%d escaped texts, want at least 8; unescaped: %v", strings.Count(page, "&lt;script&gt;"), strings.Contains(page, "<script"))
 	}
-	for _, fault := range faults([]byte(page)) {
-		t.Error(fault)
+	for _, problem := range problems([]byte(page)) {
+		t.Error(problem)
 	}
 }
 
-func TestSameInputsGiveTheSameBytes(t *testing.T) {
+func TestRenderIsDeterministic(t *testing.T) {
 	in := solved(t, generated(), placement.TensorParallel, 4, 0)
 	first := rendered(t, built(t, in))
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))

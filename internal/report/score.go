@@ -12,33 +12,37 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Score is what a plan is worth on the requests that judge it.
+// Score holds the figures of a plan on the requests that it is evaluated on.
 type Score struct {
-	// Requests and Tokens are how many judge, Origin says in words what they are to the plan.
+	// Requests and Tokens are the numbers of evaluated requests and tokens. Origin describes whether the plan was
+	// solved from them.
 	Requests, Tokens int
 	Origin           string
 	TraceDigest      string
-	// Before and After are the rates today and with the plan; Oracle and Bound are as in cost.Report.
+	// Before and After are the local activation rates today and with the plan. Oracle and Bound are as in cost.Report.
 	Before, After, Oracle, Bound float64
-	// Documents is set where the spread over documents is part of the errors; else there are too few.
+	// Documents is true if the errors include the spread over documents. It is false if there are too few documents.
 	Documents bool
-	// GainError is the standard error of After less Before over documents; 0 where these are too few to tell, or the gain is the same of all.
+	// GainError is the standard error of After - Before over documents. It is 0 if there are too few documents, or if
+	// the gain of all documents is equal.
 	GainError float64
-	// ImbalanceBefore and ImbalanceAfter are the load of the experts of the busiest rank over the mean, as batches or windows see it.
+	// ImbalanceBefore and ImbalanceAfter are the expert load of the busiest rank over the mean load, within batches or
+	// windows.
 	ImbalanceBefore, ImbalanceAfter float64
 	Layers                          []Layer
-	// Ranks are means over layers.
+	// Ranks holds means over layers.
 	Ranks []Rank
-	// LoadBefore and LoadAfter are what each rank's experts compute, layer by layer, in fair shares [layers × ranks]; before there may be
-	// fewer ranks.
+	// LoadBefore and LoadAfter are the activations that each rank computes, relative to a fair share [layers × ranks].
+	// LoadBefore may have fewer ranks.
 	LoadBefore, LoadAfter [][]float64
-	// Kinds are the kinds of text that occur; empty where the trace names none.
+	// Kinds are the kinds of text that occur. It is empty if the trace names none.
 	Kinds []Kind
-	// KindLayer is the layer that the ranks of kinds are about; 0 with attention DP, where they are those of all layers.
+	// KindLayer is the layer that Kind.Ranks refers to. It is 0 with attention DP, where a request has one rank for all
+	// layers.
 	KindLayer int
-	// Pictures show some layers: those of the highest, the median and the lowest gain.
+	// Pictures holds the heat maps of the layers with the highest, the median and the lowest gain.
 	Pictures []Picture
-	// Times are nil where the trace does not tell the sizes of the model.
+	// Times is nil if the trace lacks the sizes of the model.
 	Times *Times
 }
 
@@ -48,14 +52,16 @@ type Layer struct {
 	Layer int
 	// Before and After are local activation rates; Oracle and Bound are as in cost.LayerDetail.
 	Before, After, Oracle, Bound float64
-	// TogetherBefore and TogetherAfter say how many times as often as chance experts that share a rank fire together.
-	TogetherBefore, TogetherAfter float64
+	// CoactivationBefore and CoactivationAfter are how many times as often as by chance experts that share a rank are
+	// activated together.
+	CoactivationBefore, CoactivationAfter float64
 }
 
-// Gain is what the plan adds to the layer's local activation rate.
+// Gain returns the increase of the layer's local activation rate.
 func (l *Layer) Gain() float64 { return l.After - l.Before }
 
-// Rank are the loads of one rank, in equal shares; those before are 0 for ranks that there are none of today.
+// Rank holds the loads of one rank, relative to an equal share. The loads before are 0 for a rank that does not exist
+// today.
 type Rank struct {
 	TokensBefore, TokensAfter, ServedBefore, ServedAfter float64
 }
@@ -63,16 +69,16 @@ type Rank struct {
 // Kind is one kind of text.
 type Kind struct {
 	Name string
-	// Activations is its share of all activations, Before and After are its local activation rates.
+	// Activations is the kind's share of all activations. Before and After are its local activation rates.
 	Activations, Before, After float64
-	// Ranks are the shares of its tokens on each rank, with the plan.
+	// Ranks are the shares of the kind's tokens on each rank, with the plan.
 	Ranks []float64
 }
 
-// mostly is the rank that has most of the kind's tokens.
-func (k *Kind) mostly() int { return slices.Index(k.Ranks, slices.Max(k.Ranks)) }
+// mainRank returns the rank with the largest share of the kind's tokens.
+func (k *Kind) mainRank() int { return slices.Index(k.Ranks, slices.Max(k.Ranks)) }
 
-// evaluation is how the plan is scored.
+// evaluation returns the options of the evaluation.
 func (in *Input) evaluation() cost.Options {
 	o := solver.DefaultEvaluation()
 	o.Requests, o.Seed, o.BatchTokens = in.Requests, in.Plan.Seed, in.BatchTokens
@@ -80,7 +86,7 @@ func (in *Input) evaluation() cost.Options {
 	return o
 }
 
-// evaluate scores what serves today, and the plan.
+// evaluate evaluates the placement of today and the plan.
 func (in *Input) evaluate(ctx context.Context, o cost.Options) (before, after cost.Report, err error) {
 	if after, err = solver.Evaluate(ctx, in.Trace, in.Plan, o); err != nil {
 		return before, after, err
@@ -126,18 +132,18 @@ func (in *Input) score(ctx context.Context, today *placement.Placement) (*Score,
 	return s, s.addTimes(ctx, in)
 }
 
-// origin says whether the plan has learnt from the requests that judge it.
+// origin describes whether the plan was solved from the evaluated requests.
 func (in *Input) origin() (string, error) {
 	if in.Trace.Digest != in.Plan.TraceDigest {
-		return "of another trace than the plan was solved from", nil
+		return "of a different trace than the one that the plan was solved from", nil
 	}
-	learnt, _, err := trace.Split(in.Trace, in.Plan.TrainPercent, in.Plan.Seed)
+	training, _, err := trace.Split(in.Trace, in.Plan.TrainPercent, in.Plan.Seed)
 	if err != nil {
 		return "", err
 	}
 	for _, request := range in.Requests {
-		if _, found := slices.BinarySearch(learnt, request); found {
-			return "some of which the plan was solved from, so that the figures are too good", nil
+		if _, found := slices.BinarySearch(training, request); found {
+			return "that include training requests of the plan, so the figures are too optimistic", nil
 		}
 	}
 	return "that the plan was not solved from", nil
@@ -159,8 +165,8 @@ func ranksOf(before, after *cost.Detail) []Rank {
 	return ranks
 }
 
-// addKinds needs the names of kinds: numbers would tell nobody anything. With attention TP ranks differ from layer to layer: those of the
-// layer of the highest gain are taken.
+// addKinds adds the figures by kind of text. It does nothing if the trace names no kinds. With attention TP the ranks
+// of a token differ by layer, so the ranks of the layer with the highest gain are shown.
 func (s *Score) addKinds(in *Input, before, after *cost.Detail) {
 	if in.Trace.Domains == nil {
 		return
@@ -181,11 +187,11 @@ func (s *Score) addKinds(in *Input, before, after *cost.Detail) {
 			s.Kinds = append(s.Kinds, k)
 		}
 	}
-	// Kinds that share a rank stand together.
-	slices.SortStableFunc(s.Kinds, func(a, b Kind) int { return cmp.Compare(a.mostly(), b.mostly()) })
+	// Kinds with the same main rank are adjacent.
+	slices.SortStableFunc(s.Kinds, func(a, b Kind) int { return cmp.Compare(a.mainRank(), b.mainRank()) })
 }
 
-// byGain are the layers' places, that of the highest gain first.
+// byGain returns the indices of layers in descending order of gain.
 func (s *Score) byGain() []int {
 	order := make([]int, len(s.Layers))
 	for l := range order {

@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// TestStructure compares the page's outline, its texts included and its numbers left out, with a golden file.
+// TestStructure compares the outline of the page, with texts but without numbers, with a golden file.
 func TestStructure(t *testing.T) {
 	got := outline(t, rendered(t, built(t, solved(t, generated(), placement.DataParallel, 4, 0))))
 	const golden = "testdata/structure.txt"
@@ -30,7 +30,7 @@ func TestStructure(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("the outline differs (go test ./internal/report -args -update writes it anew): %s", diff)
+		t.Errorf("the outline differs (go test ./internal/report -args -update rewrites it): %s", diff)
 	}
 }
 
@@ -78,8 +78,9 @@ func withoutNumbers(text string) string {
 	return b.String()
 }
 
-// No rule makes the page wider than a narrow screen: columns of grids shrink below their content, and what is taken out of the flow inside
-// a region that scrolls, as texts for screen readers are, stays inside the region.
+// TestStyleFitsNarrowScreens verifies that no rule makes the page wider than a narrow screen. Grid columns must be able
+// to shrink below the width of their content. Absolutely positioned elements inside a scrolling region, such as texts
+// for screen readers, must stay inside the region.
 func TestStyleFitsNarrowScreens(t *testing.T) {
 	rules := regexp.MustCompile(`(?s)([^{}]+)\{([^{}]*)\}`).FindAllStringSubmatch(styleText, -1)
 	contained := false
@@ -90,12 +91,12 @@ func TestStyleFitsNarrowScreens(t *testing.T) {
 			columns, _, _ = strings.Cut(columns, ";")
 			for _, flexible := range regexp.MustCompile(`(minmax\((0|min\([^)]*100%\)), )?1fr`).FindAllStringSubmatch(columns, -1) {
 				if flexible[1] == "" {
-					t.Errorf("%s: a column of %q is as wide as its content at least", selector, strings.TrimSpace(columns))
+					t.Errorf("%s: a column of %q cannot shrink below the width of its content", selector, strings.TrimSpace(columns))
 				}
 			}
 		}
 	}
 	if !contained {
-		t.Error(".scroll does not contain what is positioned inside of it")
+		t.Error(".scroll does not contain its positioned descendants")
 	}
 }

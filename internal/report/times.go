@@ -12,63 +12,68 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// Times are the modelled times of a MoE layer.
+// Times holds the modelled times of an MoE layer.
 type Times struct {
-	// Machines are what they are modelled by.
+	// Machines is the machine model of the times.
 	Machines cost.Machines
-	// PromptTokens is the mean length of the requests that judge, whose time to the first token is modelled; 0 where the trace does not tell the
-	// sizes of attention.
+	// PromptTokens is the mean length of the evaluated requests, for the time to first token. It is 0 if the trace
+	// lacks the sizes of attention.
 	PromptTokens int
-	// Sizes ascend by batch; Served is that of the batches that are served.
+	// Sizes are in ascending order of batch size. Served is the batch size in service.
 	Sizes  []Size
 	Served Size
-	// PaysFrom is the smallest batch from which on every one of Sizes gains solver.DefaultMinimumGainPercent; 0 where there is none.
+	// PaysFrom is the smallest batch size in Sizes from which all larger sizes gain solver.DefaultMinimumGainPercent; 0
+	// if there is none.
 	PaysFrom int
 }
 
-// Size is one batch size.
+// Size holds the times at one batch size.
 type Size struct {
 	// BatchTokens is the number of tokens over all ranks.
 	BatchTokens   int
 	Before, After cost.LayerTime
-	// Saved is the time saved in microseconds, Error half of the width of its 95% interval.
+	// Saved is the time saved in microseconds. Error is half the width of its 95% confidence interval.
 	Saved, Error float64
-	// Most is what would be saved if every activation were local and all ranks had equal loads.
-	Most float64
-	// First is today's time to the first token of a prompt of Times.PromptTokens that waits for nothing, FirstSaved what is saved of it and FirstError half of
-	// the width of its 95% interval; 0 where they are not known.
+	// MaxSaved is the time saved, in microseconds, if every activation were local and all ranks had equal loads.
+	MaxSaved float64
+	// First is today's time to first token of a prompt of Times.PromptTokens tokens without queueing, in microseconds.
+	// FirstSaved is the part that is saved, and FirstError half the width of its 95% confidence interval. They are 0 if
+	// unknown.
 	First, FirstSaved, FirstError float64
 }
 
-// Percent turns a time into a part of today's.
+// Percent converts a time in microseconds to percent of today's time.
 func (s *Size) Percent(us float64) float64 { return 100 * us / s.Before.Total() }
 
-// SavedPercent is the time saved in percent of today's, Low and High are the ends of its 95% interval.
+// SavedPercent returns the time saved in percent of today's time. Low and High return the ends of its 95% confidence
+// interval.
 func (s *Size) SavedPercent() float64 { return s.Percent(s.Saved) }
 func (s *Size) Low() float64          { return s.Percent(s.Saved - s.Error) }
 func (s *Size) High() float64         { return s.Percent(s.Saved + s.Error) }
 
-// FirstPercent is what is saved of the time to the first token in percent of today's, FirstLow and FirstHigh are the ends of its 95% interval.
+// FirstPercent returns the saved part of the time to first token, in percent. FirstLow and FirstHigh return the ends of
+// its 95% confidence interval.
 func (s *Size) FirstPercent() float64 { return 100 * s.FirstSaved / s.First }
 func (s *Size) FirstLow() float64     { return 100 * (s.FirstSaved - s.FirstError) / s.First }
 func (s *Size) FirstHigh() float64    { return 100 * (s.FirstSaved + s.FirstError) / s.First }
 
-// Pays reports whether the plan saves the minimum at this size.
+// Pays reports whether the plan saves at least solver.DefaultMinimumGainPercent at this size.
 func (s *Size) Pays() bool { return s.SavedPercent() >= solver.DefaultMinimumGainPercent }
 
-// Verdict is the answer to whether the plan is worth having at this size.
+// Verdict returns the verdict on the plan at this size.
 func (s *Size) Verdict() solver.Verdict {
-	verdict, _ := (&solver.Finding{Saved: s.SavedPercent(), Low: s.Low(), Most: s.Percent(s.Most)}).Judge(solver.DefaultMinimumGainPercent)
+	verdict, _ := (&solver.Finding{Saved: s.SavedPercent(), Low: s.Low(), Most: s.Percent(s.MaxSaved)}).Judge(solver.DefaultMinimumGainPercent)
 	return verdict
 }
 
 // Surely reports whether the verdict is a gain.
 func (s *Size) Surely() bool { return s.Verdict() == solver.Gain }
 
-// batchSizes are those of the table: from decoding a few requests to filling a large deployment with prompts.
+// batchSizes are the batch sizes of the table, in tokens over all ranks: from decoding a few requests to prefill of a
+// large deployment.
 var batchSizes = []int{512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144}
 
-// addTimes compares the modelled times today and with the plan at all sizes.
+// addTimes compares the modelled times today and with the plan at all batch sizes.
 func (s *Score) addTimes(ctx context.Context, in *Input) error {
 	trial, err := solver.NewTimeTrial(ctx, in.Trace, in.Plan, solver.TrialOptions{
 		Current: in.Current, Hardware: in.profile(), Evaluation: in.evaluation(), Progress: in.Progress,
@@ -86,7 +91,7 @@ func (s *Score) addTimes(ctx context.Context, in *Input) error {
 	at := func(batch int) Size {
 		saved := trial.At(batch)
 		size := Size{
-			BatchTokens: batch, Before: saved.Before, After: saved.After, Saved: saved.Saved(), Error: saved.Error, Most: saved.Before.Total() - saved.Local,
+			BatchTokens: batch, Before: saved.Before, After: saved.After, Saved: saved.Saved(), Error: saved.Error, MaxSaved: saved.Before.Total() - saved.Local,
 		}
 		first(&size)
 		return size
@@ -105,9 +110,9 @@ func (s *Score) addTimes(ctx context.Context, in *Input) error {
 	return nil
 }
 
-// firstToken models the time to the first token of the mean prompt, where the trace tells the sizes of attention. A prompt takes the passes that it
-// needs at a size of batch, and each has all layers: what a plan saves, and the error of that, is of the layers with experts. The rest
-// of a pass is the same today and with the plan.
+// firstToken returns a function that adds the time to first token of a prompt of mean length. The function does nothing
+// if the trace lacks the sizes of attention. A prompt takes pass.PassesOfPrompt passes through all layers. The plan
+// only changes the time of MoE layers. The time of the rest of a pass is the same today and with the plan.
 func (in *Input) firstToken(t *Times) func(*Size) {
 	shape, err := pipeline.ShapeOf(&in.Trace.Model)
 	if err != nil || shape.Check() != nil {
@@ -129,5 +134,5 @@ func (in *Input) firstToken(t *Times) func(*Size) {
 	}
 }
 
-// profile is what times are modelled by.
+// profile returns the hardware profile for modelled times.
 func (in *Input) profile() *hardware.Profile { return cmp.Or(in.Hardware, in.Plan.Machines()) }

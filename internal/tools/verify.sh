@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# verify.sh : fails, and says what to do, on generated files that are out of date, unformatted code, untidy modules, and
-# what go vet and staticcheck find.
+# verify.sh : fails, with the required action, on outdated generated files, unformatted code, untidy modules, findings of
+# go vet and staticcheck, and comments or messages that do not follow the vocabulary.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
-# The flags of bin/semmoe: what is compiled for one serves the other.
+# The flags of bin/semmoe, so that the build cache is shared.
 export CGO_ENABLED=0 GOFLAGS="${GOFLAGS:-} -trimpath"
 failed=0
 complain() {
@@ -11,7 +11,7 @@ complain() {
   failed=1
 }
 
-# Generated files: generate into the tree, and compare with what was there.
+# Generated files: generate into the tree, and compare with the previous state.
 before=$(mktemp -d)
 trap 'rm -rf "$before"' EXIT
 generated=(config charts api docs/api.md docs/engines.md)
@@ -20,7 +20,7 @@ make -s generate >/dev/null
 mkdir "$before/tree"
 tar -xf "$before/tree.tar" -C "$before/tree"
 for path in "${generated[@]}"; do
-  diff -r "$before/tree/$path" "$path" || complain "$path was out of date, and has been generated anew: commit it"
+  diff -r "$before/tree/$path" "$path" || complain "$path was outdated and has been regenerated: commit it"
 done
 
 unformatted=$(gofmt -l $(git ls-files '*.go'))
@@ -29,18 +29,21 @@ for module in . internal/tools internal/tools/helm test/kubernetes test/kubernet
   (cd "$module" && go mod tidy -diff >/dev/null) || complain "$module/go.mod is not tidy (go mod tidy)"
 done
 tools=$PWD/internal/tools
-for module in . internal/tools; do # what test/prometheus needs takes minutes to compile: make prometheus vets it
-  (cd "$module" && go vet ./...) || complain "go vet found something in $module"
-  (cd "$module" && go tool -modfile="$tools/go.mod" staticcheck ./...) || complain "staticcheck found something in $module"
+for module in . internal/tools; do # the dependencies of test/prometheus take minutes to compile: make prometheus vets it
+  (cd "$module" && go vet ./...) || complain "go vet has findings in $module"
+  (cd "$module" && go tool -modfile="$tools/go.mod" staticcheck ./...) || complain "staticcheck has findings in $module"
 done
 
-# The plugin is for people's own machines: it compiles for their systems (docs/kubectl.md).
+# The plugin runs on the machines of users, so it must compile for their platforms (docs/kubectl.md).
 for platform in darwin/arm64 windows/amd64; do
   GOOS=${platform%/*} GOARCH=${platform#*/} CGO_ENABLED=0 go build -trimpath -o /dev/null ./cmd/kubectl-semmoe || complain "cmd/kubectl-semmoe does not compile for $platform"
 done
 
-# The project speaks of itself alone.
+# Language: the words of comments and messages (internal/tools/language/vocabulary.yaml).
+(cd internal/tools && go run ./language ../..) || complain "comments or messages do not follow internal/tools/language/vocabulary.yaml"
+
+# No unfinished work.
 words=$(git grep -nIwE 'TODO|FIXME|XXX' -- ':!*.sum' ':!*testdata*' ':!internal/tools/verify.sh' || true)
 [ -z "$words" ] || complain "unfinished work: $words"
-[ "$failed" = 0 ] && echo "verify: generated files, modules, format and lint are in order"
+[ "$failed" = 0 ] && echo "verify: generated files, modules, format, lint and language are in order"
 exit "$failed"

@@ -1,4 +1,4 @@
-"""What the runs of real engines share: servers, requests, the product's own steps, and comparisons. See run_sglang.py and run_vllm.py."""
+"""Shared functions of run_sglang.py and run_vllm.py: servers, requests, steps of this project, and comparisons."""
 
 import argparse
 import base64
@@ -23,20 +23,20 @@ import urllib.request
 
 RANKS, LAYERS, EXPERTS, TOP = 2, 4, 32, 4
 NAME = "small"  # by which the engines serve the model
-PIECE, PIECES = 900, 3  # characters of a piece of a document (about 300 tokens), pieces of a document at most
+PIECE, PIECES = 900, 3  # characters per piece of a document (about 300 tokens), maximum number of pieces per document
 
 
 def arguments(engine, launch):
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=f"Runs the product's steps against {engine} on two GPUs, and writes what was measured as JSON.")
-    parser.add_argument("--model", type=pathlib.Path, required=True, help="the checkpoint: test/models/small-qwen3moe")
-    parser.add_argument("--semmoe", type=pathlib.Path, required=True, help="the semmoe program")
+    parser.add_argument("--model", type=pathlib.Path, required=True, help="directory of the checkpoint: test/models/small-qwen3moe")
+    parser.add_argument("--semmoe", type=pathlib.Path, required=True, help="path of the semmoe program")
     parser.add_argument("--corpus", type=pathlib.Path, required=True, help="directory with a directory of texts for each kind: test/corpus")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="directory for logs, plans and checkpoints")
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="the result; it is written again after each step")
-    parser.add_argument("--launch", default=launch, help="how a server is started (default: %(default)s)")
-    parser.add_argument("--flags", default="", help="further flags of every server")
-    parser.add_argument("--limit", type=float, default=400, help="seconds within which a server must be up (default: %(default)s)")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="path of the result, which is rewritten after each step")
+    parser.add_argument("--launch", default=launch, help="command that starts a server (default: %(default)s)")
+    parser.add_argument("--flags", default="", help="additional flags of all servers")
+    parser.add_argument("--limit", type=float, default=400, help="startup timeout of a server in seconds (default: %(default)s)")
     parser.add_argument("--servers", default="", help="commas between the servers to start (default: all); unplanned is always one of them")
     parser.add_argument("--only", default="", help="commas between the first words of the steps to run (default: all)")
     options = parser.parse_args()
@@ -62,7 +62,7 @@ class Result:
         os.replace(unfinished, self.options.out)
 
     def step(self, name, function, *args):
-        """Runs a step, and keeps what it returns, or its error: the other steps go on."""
+        """Runs a step and records its result or its error. An error does not stop the other steps."""
         if self.only and name.split(" ")[0] not in self.only:
             return None
         begin = time.monotonic()
@@ -150,7 +150,7 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def request(self, path, body=None, headers=None):
-        """Sends a request, and returns (status, text, headers) of its answer."""
+        """Sends a request, and returns (status, text, headers) of the response."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.base + path, data, {"Content-Type": "application/json", **(headers or {})})
         try:
@@ -162,18 +162,18 @@ class Server:
     def post(self, path, body, headers=None):
         status, text, _ = self.request(path, body, headers)
         if status != 200:
-            raise RuntimeError(f"POST {path} answers {status}: {text[:500]}")
+            raise RuntimeError(f"POST {path} returned {status}: {text[:500]}")
         return json.loads(text)
 
     def get(self, path):
         status, text, _ = self.request(path)
         if status != 200:
-            raise RuntimeError(f"GET {path} answers {status}: {text[:500]}")
+            raise RuntimeError(f"GET {path} returned {status}: {text[:500]}")
         return text
 
 
 def start(servers):
-    """Starts the servers {name: server} that --servers names, together."""
+    """Starts the servers {name: server} that --servers selects, concurrently."""
     for name, server in servers.items():
         chosen = server.result.options.servers
         if not chosen or name in ["unplanned", *chosen.split(",")]:
@@ -181,17 +181,17 @@ def start(servers):
 
 
 def wait(servers):
-    """Waits until those that were started are up, or are known not to come up."""
+    """Waits until the started servers are up or have failed."""
     in_parallel(Server.wait, [server for server in servers.values() if server.process], workers=len(servers))
 
 
 def stop(servers):
-    """Ends servers, together."""
+    """Stops servers, concurrently."""
     in_parallel(Server.stop, servers, workers=max(1, len(servers)))
 
 
 class Answer:
-    """An answer of an engine: log-probabilities of the prompt's tokens from the second on, greedy tokens, experts [tokens][layers][top], rank."""
+    """A response of an engine: log-probabilities of the prompt's tokens from the second one, greedy tokens, experts [tokens][layers][top], rank."""
 
     def __init__(self, logprobs, tokens, experts, rank):
         self.logprobs, self.tokens, self.experts, self.rank = logprobs, tokens, experts, rank
@@ -201,7 +201,7 @@ class Answer:
 
 
 def pieces(corpus):
-    """Returns the pieces of text to profile and to measure with, as (kind, text): those of every other document each."""
+    """Returns the pieces of text for profiling and for measuring, as (kind, text). Documents are assigned to the two alternately."""
     halves = [], []
     for folder in sorted(path for path in corpus.iterdir() if path.is_dir()):
         for number, path in enumerate(sorted(folder.iterdir())):
@@ -212,16 +212,16 @@ def pieces(corpus):
 
 
 def semmoe(options, *args, expect=0, environment=None):
-    """Runs semmoe, and returns what it prints."""
+    """Runs semmoe and returns its output."""
     command = [str(options.semmoe), *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **(environment or {})})
     if done.returncode != expect:
-        raise RuntimeError(f"semmoe {args[0]} ends with {done.returncode}: {done.stderr[-1500:]}")
+        raise RuntimeError(f"semmoe {args[0]} exited with {done.returncode}: {done.stderr[-1500:]}")
     return done.stdout
 
 
 def profile(options, server, engine):
-    """Records a profile of the text to profile with."""
+    """Records a profile with the profiling text."""
     dataset, trace = options.work / "requests.jsonl", options.work / f"{server.name}.safetensors"
     dataset.write_text("".join(json.dumps({"prompt": text, "domain": kind}) + "\n" for kind, text in pieces(options.corpus)[0]))
     arguments = ["--engine", engine, "--endpoint", server.base, "--model-path", options.model, "--dataset", dataset, "--out", trace]
@@ -237,7 +237,7 @@ def solve(options, trace, name, *flags):
 
 
 def reshuffle(options, plan, name, model=None):
-    """Copies the checkpoint in the plan's order, with what an engine needs along with the weights."""
+    """Copies the checkpoint in the order of the plan, with the other files that an engine needs."""
     out = options.work / name
     semmoe(options, "reshuffle", "--model", model or options.model, "--permutation", plan / "gate-permutation.json", "--out", out)
     return out
@@ -248,7 +248,7 @@ def model_digest(options, model):
 
 
 def as_float32(options):
-    """Copies the checkpoint with float32 as the type that engines compute in."""
+    """Copies the checkpoint, with float32 as the compute type of engines."""
     out = options.work / "float32"
     shutil.copytree(options.model, out, dirs_exist_ok=True)
     config = json.loads((out / "config.json").read_text())
@@ -268,7 +268,7 @@ def table(plan):
 
 
 def by_forecast(plan, prompts):
-    """Returns the ranks of prompts: half of them go to each of two ranks, those with the largest difference of scores first."""
+    """Returns the ranks of prompts. Each of two ranks gets half of them, assigned in descending order of score difference."""
     score = table(plan)
     differences = [statistics.fmean(score(token, 0) - score(token, 1) for token in prompt) for prompt in prompts]
     order = sorted(range(len(prompts)), key=differences.__getitem__)
@@ -286,7 +286,7 @@ def round_robin(prompts):
 
 
 def local_rate(answers, ranks):
-    """Returns (local, all) activations of answers. The r-th half of the experts, as the engine numbers them, is on rank r."""
+    """Returns (local, all) activations of responses. The r-th half of the experts, in the engine's numbering, is on rank r."""
     local = total = 0
     for answer, rank in zip(answers, ranks):
         for token in answer.experts:
@@ -302,7 +302,7 @@ def rate(counts):
 
 
 def compare(before, after):
-    """Compares answers to the same prompts: greedy tokens, and the log-probabilities of the prompts' tokens."""
+    """Compares responses to the same prompts: greedy tokens, and the log-probabilities of the prompts' tokens."""
     differences, means, equal = [], [], 0
     for a, b in zip(before, after, strict=True):
         if len(a.logprobs) != len(b.logprobs):
@@ -321,7 +321,7 @@ def compare(before, after):
 
 
 def golden(options, ask):
-    """Compares the experts and greedy tokens with the checkpoint's golden answers; ask runs (prompt, new tokens) on an engine."""
+    """Compares the experts and greedy tokens with the golden outputs of the checkpoint. ask runs (prompt, new tokens) on an engine."""
     cases = json.loads((options.model / "golden.json").read_text())["cases"]
     sets = same = slots = shared = greedy = greedy_same = 0
     for case in cases:
@@ -353,14 +353,14 @@ def in_parallel(function, *columns, workers=16):
 
 
 def record_probe(options, server, engine):
-    """Stores the answers of the unplanned start."""
+    """Stores the outputs of the engine without a plan."""
     arguments = ["--record", "--address", server.base, "--model-name", NAME, "--ranks", RANKS, "--engine", engine]
     semmoe(options, "probe", *arguments, "--model-digest", model_digest(options, options.model), "--answers", options.work / "answers.json")
     return {"bytes": (options.work / "answers.json").stat().st_size}
 
 
 def check_probe(options, server, engine):
-    """Compares a server with the stored answers. Exit code 0: they agree; 3: they differ."""
+    """Compares a server with the stored outputs. Exit code 0: they are equal; 3: they differ."""
     arguments = ["--check", "--address", server.base, "--model-name", NAME, "--ranks", RANKS, "--engine", engine, "--answers", options.work / "answers.json"]
     begin = time.monotonic()
     done = subprocess.run([str(options.semmoe), "probe", *map(str, arguments)], capture_output=True, text=True, timeout=300)
@@ -419,7 +419,7 @@ def through_router(options, server, engine, texts, ask, plan=None, permuted=Fals
             body = {"model": NAME, "prompt": text, "max_tokens": 1, "temperature": 0}
             status, answer, headers = router.request("/v1/completions", body)
             if status != 200:
-                raise RuntimeError(f"the router answers {status}: {answer[:300]}")
+                raise RuntimeError(f"the router returned {status}: {answer[:300]}")
             return headers.get("X-Semmoe-Rank")
 
         ranks = in_parallel(send, texts, workers=8)
@@ -452,7 +452,7 @@ def wait_for_counts(metrics, requests):
 
 
 def counter_deltas(before, after):
-    """Returns what counters {key: value} grew by, without those that did not."""
+    """Returns the increases of counters {key: value}, without unchanged counters."""
     return {key: round(after[key] - before.get(key, 0)) for key in after if after[key] != before.get(key, 0)}
 
 
@@ -470,6 +470,6 @@ def decode_npy(text):
     (length,) = struct.unpack("<H", data[8:10])
     header = data[10 : 10 + length].decode()
     if "'|u1'" not in header or "False" not in header:
-        raise ValueError(f"routed experts of another form: {header}")
+        raise ValueError(f"routed experts with an unexpected header: {header}")
     flat, row = data[10 + length :], LAYERS * TOP
     return [[tuple(flat[at + layer * TOP : at + (layer + 1) * TOP]) for layer in range(LAYERS)] for at in range(0, len(flat), row)]

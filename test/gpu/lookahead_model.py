@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Trains a small MoE model, and records how well its gates tell a layer's experts before the layer's attention.
+"""Trains a small MoE model, and records how well its gates predict the experts of a layer before the layer's attention.
 
     zstd -d TRACE.safetensors.zst
     python3 test/gpu/lookahead_model.py --texts TRACE.safetensors --out lookahead.json --trace held-out.safetensors
 
-The texts are the token ids of a routing trace; its routes are not looked at. Four documents in five are learnt from. For the others the model
-writes a routing trace of its own (docs/formats.md) with a look-ahead: the most probable experts when a layer's own norm and gate are applied
-to the residual stream before the layer's attention. `semmoe solve --forecast lookahead --attention tp` makes a plan of it, and `semmoe eval`
-says which local activation rate that brings.
+The texts are the token IDs of a routing trace. Its routes are not used. The model is trained on four of five documents. For the others the
+program writes a routing trace of the model (docs/formats.md) with a look-ahead: the most probable experts if a layer's norm and gate are
+applied to the residual stream before the layer's attention. `semmoe solve --forecast lookahead --attention tp` solves a plan from it, and
+`semmoe eval` reports the local activation rate.
 
-It needs PyTorch and a GPU: half a minute on one H200. The model is a decoder of pre-norm layers, attention with learnt positions and an MoE
-block each; experts are gated linear units, the gate a softmax of which the best are renormalised, balanced by the usual auxiliary loss.
+It needs PyTorch and a GPU, and takes half a minute on one H200. The model is a decoder of pre-norm layers, each with attention with learned
+positions and an MoE block. Experts are gated linear units. The gate is a softmax with renormalized top experts, balanced by the usual
+auxiliary loss.
 """
 import argparse
 import json
@@ -29,11 +30,11 @@ from semmoe_shuffle import tables  # noqa: E402  (the path is set above)
 
 TYPES = {"U16": torch.uint16, "I32": torch.int32, "I64": torch.int64, "U8": torch.uint8}
 PAD = -1
-SCALE = 65535  # of stored probabilities
+SCALE = 65535  # scale of stored probabilities
 
 
 class Block(nn.Module):
-    """Attention and experts, each behind a norm."""
+    """Attention and experts, each after a norm."""
 
     def __init__(self, hidden, heads, experts, width, topk):
         super().__init__()
@@ -44,7 +45,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(hidden, 2 * experts * width, bias=False), nn.Linear(experts * width, hidden, bias=False)
 
     def chances(self, x):
-        """The probabilities of all experts, by this layer's norm and gate."""
+        """Returns the probabilities of all experts, computed by this layer's norm and gate."""
         with torch.autocast("cuda", enabled=False):
             return functional.linear(self.norm(x.float()), self.gate.weight.float()).softmax(-1)
 
@@ -55,7 +56,7 @@ class Block(nn.Module):
         return x + self.out(mixed.transpose(1, 2).reshape(batch, length, hidden))
 
     def forward(self, x):
-        """The layer's output, its probabilities, and those of the look-ahead."""
+        """Returns the output of the layer, its probabilities, and those of the look-ahead."""
         ahead = self.chances(x)
         x = self.attend(x)
         chances = self.chances(x)
@@ -89,7 +90,7 @@ class Model(nn.Module):
 
 
 def read(path, device):
-    """The texts of a trace: token ids [requests, longest], and each request's length, document and kind."""
+    """Reads the texts of a trace: token IDs [requests, longest], and the length, document and kind of each request."""
     stored, metadata = tables.parse(tables.mapped(path), path)
     take = lambda name: torch.frombuffer(bytearray(stored[name].raw), dtype=TYPES[stored[name].dtype]).long()  # noqa: E731
     ids, offsets, documents, domains = (take(name) for name in ("input_ids", "request_offsets", "request_document", "request_domain"))
@@ -101,7 +102,8 @@ def read(path, device):
 
 
 def loss_of(model, ids, balance):
-    """The mean loss of the next token, and with the auxiliary loss of balance: experts x the sum of each one's share of tokens x its mean chance."""
+    """Returns the mean loss of the next token, without and with the auxiliary balancing loss: the number of experts x the sum over experts of
+    share of tokens x mean probability."""
     with torch.autocast("cuda", dtype=torch.bfloat16):
         scores, seen = model(ids)
     language = functional.cross_entropy(scores[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), ignore_index=PAD)
@@ -113,7 +115,7 @@ def loss_of(model, ids, balance):
 
 
 def train(model, ids, options):
-    """Learns from whole requests in a random order."""
+    """Trains on whole requests in a random order."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1)
     steps = options.epochs * math.ceil(len(ids) / options.batch)
     step, generator = 0, torch.Generator().manual_seed(options.seed)
@@ -135,7 +137,7 @@ def train(model, ids, options):
 
 @torch.no_grad()
 def record(model, ids, lengths, options):
-    """The routes of requests and their look-ahead [tokens, layers, places], and the loss of their tokens."""
+    """Returns the routes of requests and their look-ahead [tokens, layers, places], and the loss of their tokens."""
     routes, ahead, scores, losses = [], [], [], []
     for begin in range(0, len(ids), options.batch):
         part = ids[begin:begin + options.batch]
@@ -151,7 +153,7 @@ def record(model, ids, lengths, options):
 
 
 def write(path, tensors, metadata):
-    """A safetensors file, whole or not at all."""
+    """Writes a safetensors file atomically."""
     header, data = {"__metadata__": metadata}, b""
     for name, (kind, values) in tensors.items():
         raw = values.cpu().contiguous().numpy().tobytes()
@@ -168,12 +170,12 @@ def write(path, tensors, metadata):
 
 def flags():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", required=True, help="a routing trace, not compressed")
-    parser.add_argument("--out", required=True, help="the result, JSON")
-    parser.add_argument("--trace", required=True, help="the routing trace of the documents that were held back")
+    parser.add_argument("--texts", required=True, help="path of an uncompressed routing trace")
+    parser.add_argument("--out", required=True, help="path of the result (JSON)")
+    parser.add_argument("--trace", required=True, help="path of the routing trace of the held-out documents to write")
     for name, value in (("hidden", 512), ("heads", 8), ("layers", 6), ("experts", 64), ("width", 256), ("topk", 6), ("kept", 12), ("epochs", 8), ("batch", 24), ("seed", 1)):
         parser.add_argument("--" + name, type=int, default=value)
-    parser.add_argument("--rate", type=float, default=6e-4, help="highest rate of learning")
+    parser.add_argument("--rate", type=float, default=6e-4, help="maximum learning rate")
     parser.add_argument("--balance", type=float, default=0.01, help="weight of the auxiliary loss")
     return parser
 

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Measures an MoE layer behind tensor-parallel attention, with real routes: what placement and token shuffling change in it.
+"""Measures the effect of placement and token shuffling on an MoE layer after tensor-parallel attention, with real routes.
 
     go run ./test/gpu/routes --trace TRACE --out routes.safetensors
     python3 test/gpu/moe_layer.py --routes routes.safetensors --out moe-layer.json
 
-It needs 2 or more GPUs (those of one machine; each is a rank), PyTorch with NCCL and a grouped matrix product, and Triton; the way of
-timing is that of internal/calibration/calibrate.py, the collectives and the exchange are those of docs/integrations/torch.
+It needs 2 or more GPUs of one machine (each is a rank), PyTorch with NCCL and a grouped matrix product, and Triton. Times are
+measured as in internal/calibration/calibrate.py. The collectives and the exchange are those of docs/integrations/torch.
 
-The layer, for a batch of tokens over all ranks, with random weights in bfloat16: the ranks' parts of attention's output are summed and
-scattered (srs), the gate's scores and its best experts are computed (gate; the trace's routes are then taken in their place), rows go to the
-ranks of their experts (dispatch), are sorted by expert and multiplied (products: gate and up, SiLU, down), come back and are summed by their
-weights (combine), and all ranks get all tokens (sag). README.md beside this file says which methods there are, what is left out, and how
-the result is read.
+The layer processes a batch of tokens over all ranks, with random weights in bfloat16. Its stages:
+  srs       sum the ranks' parts of the attention output and scatter them
+  gate      compute the gate's scores and its top experts (the routes of the trace are then used instead)
+  dispatch  send rows to the ranks of their experts
+  products  sort rows by expert, and multiply (gate and up, SiLU, down)
+  combine   send rows back, and sum them by their weights
+  sag       gather all tokens on all ranks
+test/gpu/README.md describes the methods, the omitted parts, and the result.
 """
 import argparse
 import itertools
@@ -37,21 +40,21 @@ FORMAT = "semmoe-routes/1"
 # name: hidden, intermediate, routed experts, top-k
 MODELS = {"Qwen3-30B-A3B": (2048, 768, 128, 8), "DeepSeek-V2-Lite": (2048, 1408, 64, 6)}
 METHODS = ["vanilla", "placement", "table", "prefill", "oracle", "activation", "eplb"]
-COMPARED = METHODS[5:]  # plans that the product's is compared with: they have slots, and ranks by the table
+COMPARED = METHODS[5:]  # plans of other methods for comparison, with slots, and ranks by the table
 EXCHANGES = ["each", "distinct"]
 COLLECTIVES = ["nccl", "peer"]
 STAGES = ["order", "srs", "gate", "dispatch", "products", "combine", "sag"]
 TYPES = {"U8": torch.uint8, "I32": torch.int32}
-TOLERANCE = 2e-2  # of the relative difference from the vanilla layer's output: bfloat16 sums in another order
+TOLERANCE = 2e-2  # maximum relative difference from the output of the vanilla layer; bfloat16 sums have a different order
 
 
 class Routes:
-    """The file of test/gpu/routes."""
+    """Reads the file of test/gpu/routes."""
 
     def __init__(self, path):
         self.tensors, metadata = tables.parse(tables.mapped(path), path)
         if metadata.get("format") != FORMAT:
-            raise calibration.InvalidInput(f"{path}: format is {metadata.get('format')!r}; want {FORMAT!r}")
+            raise calibration.InvalidInput(f"{path}: format {metadata.get('format')!r} is invalid: must be {FORMAT!r}")
         self.layers, self.batches, self.ep_sizes = (json.loads(metadata[key]) for key in ("layers", "batches", "ep_sizes"))
         self.experts, self.topk, self.trace = int(metadata["num_experts"]), int(metadata["top_k"]), metadata["trace"]
 
@@ -61,13 +64,13 @@ class Routes:
 
 
 def for_model(experts, ids, slots, count, topk):
-    """The routes [tokens, top-k] and slots of a model with `count` experts and `topk` of them for a token. A model with more experts than
-    the trace's, Qwen3-30B-A3B, has two for each of the trace's: a token activates one of the two, by a hash of its id and the expert, and
-    for its heaviest experts both, until there are `topk`. Both lie on the rank of the one that they stand for."""
+    """Converts routes [tokens, top-k] and slots to a model with `count` experts and `topk` activations per token. If the model has more
+    experts than the model of the trace (Qwen3-30B-A3B), each expert of the trace becomes two experts on its rank. A token activates one of
+    the two, selected by a hash of the token ID and the expert. For its heaviest experts it activates both, until there are `topk`."""
     if count == slots.numel() and topk == experts.shape[1]:
         return experts.long(), slots.long()
     if count != 2 * slots.numel() or not experts.shape[1] <= topk <= 2 * experts.shape[1]:
-        raise calibration.InvalidInput(f"top-{experts.shape[1]} of {slots.numel()} experts cannot stand for top-{topk} of {count}")
+        raise calibration.InvalidInput(f"top-{experts.shape[1]} of {slots.numel()} experts cannot be converted to top-{topk} of {count}")
     experts, slots = experts.long(), slots.long()
     half = (ids.long()[:, None] * 2654435761 + experts * 40503 >> 16) & 1
     both = topk - experts.shape[1]
@@ -75,7 +78,7 @@ def for_model(experts, ids, slots, count, topk):
 
 
 class Experts:
-    """All experts of a model, the same on all ranks, so that outputs can be compared whatever the placement is."""
+    """All experts of a model. They are the same on all ranks, so that the outputs of all placements can be compared."""
 
     def __init__(self, hidden, inter, experts, device):
         generator = torch.Generator(device=device).manual_seed(1)
@@ -86,8 +89,8 @@ class Experts:
 
 
 class Layer:
-    """One layer on this rank: experts where `slots` says, tokens in the order of `ranks` (None: as they come); with `peer` in the place of
-    NCCL's collectives, where it is not None."""
+    """One layer on this rank. `slots` defines the location of experts, and `ranks` the ranks of tokens (None: no shuffling). If `peer` is
+    not None, it replaces NCCL's collectives."""
 
     def __init__(self, model, routes, weight, slots, ranks, partial, distinct, peer):
         self.model, self.ranks, self.partial, self.peer = model, ranks, partial, peer
@@ -149,7 +152,7 @@ class Layer:
             rows.gather(self.whole, self.inverse, self.answer)
 
     def stages(self):
-        """The stages in their order."""
+        """Returns the stages in order."""
         steps = {"order": self.arrange, "srs": self.srs, "gate": self.gate, "dispatch": self.dispatch, "products": self.products,
                  "combine": self.combine, "sag": self.sag}
         if self.ranks is None:
@@ -161,7 +164,7 @@ class Layer:
             step()
 
     def counts(self):
-        """What goes where, of all ranks, counted from the routes alone."""
+        """Counts the rows between all ranks, only from the routes."""
         device, world = self.partial.device, self.world
         shard = len(self.partial) // world
         own = torch.empty(len(self.partial), dtype=torch.int64, device=device)
@@ -176,7 +179,7 @@ class Layer:
 
 
 def grouped(device):
-    """The grouped product; without a GPU one product an expert, of which only the result counts."""
+    """Returns the grouped product. Without a GPU it is one product per expert, to test the result."""
     if device.type == "cuda":
         multiply = calibration.grouped_mm()
         return lambda given, weights, offsets: multiply(given, weights, offs=offsets)
@@ -188,15 +191,15 @@ def grouped(device):
 
 
 def check(answer, reference, what):
-    """Fails where a method computes something else than the vanilla layer."""
+    """Raises an error if the output of a method differs from the vanilla layer."""
     difference = (answer.float() - reference).norm() / reference.norm()
-    if not difference < TOLERANCE:  # also where it is no number
+    if not difference < TOLERANCE:  # also true for NaN
         raise AssertionError(f"{what}: the relative difference from the vanilla layer is {difference.item():.2e}")
     return round(difference.item(), 5)
 
 
 def measure_batch(bench, name, model, shape, routes, batch, layer, peer, options):
-    """The rows of one batch in one layer."""
+    """Returns the rows of one batch in one layer."""
     device, world = bench.device, bench.world
     hidden, _, count, topk = shape
     found = []
@@ -232,7 +235,7 @@ def measure_batch(bench, name, model, shape, routes, batch, layer, peer, options
 
 
 def work(rank, world, local, device, options):
-    """Measures on all ranks; the result, on rank 0."""
+    """Measures on all ranks. Rank 0 returns the result."""
     calibration.same_gpus(device, world)
     routes = Routes(options.routes)
     if world not in routes.ep_sizes:
@@ -255,7 +258,7 @@ def work(rank, world, local, device, options):
                     if options.tokens and batch["tokens"] not in options.tokens:
                         continue
                     if bench.agree(time.monotonic() - begin > options.seconds):
-                        result["errors"].append(f"{name}, {batch['name']}: the {options.seconds} seconds were over")
+                        result["errors"].append(f"{name}, {batch['name']}: the time limit of {options.seconds} seconds was reached")
                         continue
                     try:
                         found = measure_batch(bench, name, model, (hidden, inter, count, topk), routes, batch, layer, peer, options)
@@ -265,18 +268,18 @@ def work(rank, world, local, device, options):
                         continue
                     result["cases"] += found
                     if rank == 0:
-                        calibration.tell("measured", model=name, batch=batch["name"], layer=layer, seconds=round(time.monotonic() - begin, 1),
+                        calibration.emit("measured", model=name, batch=batch["name"], layer=layer, seconds=round(time.monotonic() - begin, 1),
                                          us={f"{row['method']}/{row['exchange']}/{row['collectives']}": row["layer_us"] for row in found})
     result["elapsed_seconds"] = round(time.monotonic() - begin, 1)
     return result
 
 
 def words(allowed):
-    """A list separated by commas, of words that are allowed."""
+    """Returns a parser of comma-separated lists of allowed words."""
     def read(text):
         found = text.split(",")
         if not set(found) <= set(allowed):
-            raise argparse.ArgumentTypeError(f"{text!r}: allowed is {', '.join(allowed)}")
+            raise argparse.ArgumentTypeError(f"{text!r} is invalid: allowed are {', '.join(allowed)}")
         return found
     return read
 
@@ -284,15 +287,15 @@ def words(allowed):
 def flags():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     calibration.common_flags(parser)
-    parser.add_argument("--routes", required=True, help="file of test/gpu/routes")
+    parser.add_argument("--routes", required=True, help="path of the file of test/gpu/routes")
     parser.add_argument("--models", type=words(MODELS), default=list(MODELS), help="models, separated by commas (default: all)")
     parser.add_argument("--methods", type=words(METHODS), default=METHODS, help="methods, vanilla first (default: all)")
-    parser.add_argument("--exchanges", type=words(EXCHANGES), default=EXCHANGES, help="each: a row for each expert; distinct: one for each rank (default: both)")
+    parser.add_argument("--exchanges", type=words(EXCHANGES), default=EXCHANGES, help="each: one row per expert; distinct: one row per rank (default: both)")
     parser.add_argument("--collectives", type=words(COLLECTIVES), default=COLLECTIVES[:1],
-                        help="nccl, or peer: SRS and SAG in one kernel each, over memory that GPUs read from one another (default: nccl)")
-    parser.add_argument("--tokens", type=lambda text: [int(word) for word in text.split(",")], help="batches, of those in the file (default: all)")
-    parser.add_argument("--layers", type=int, default=100, help="measure this many of the file's layers")
-    parser.add_argument("--seconds", type=float, default=600, help="after which no further batch is begun (default: 600)")
+                        help="nccl, or peer: SRS and SAG in one kernel each, over GPU peer-to-peer memory (default: nccl)")
+    parser.add_argument("--tokens", type=lambda text: [int(word) for word in text.split(",")], help="batch sizes to measure (default: all in the file)")
+    parser.add_argument("--layers", type=int, default=100, help="number of layers of the file to measure")
+    parser.add_argument("--seconds", type=float, default=600, help="time limit in seconds after which no further batch starts (default: 600)")
     return parser
 
 

@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""Measures an MoE layer with expert parallelism that is cut into pieces, whose dispatch, computation and combination overlap.
+"""Measures an MoE layer with expert parallelism that is split into pieces with overlapping dispatch, computation and combination.
 
     python3 test/gpu/pipelined_moe.py --out solver/pipeline/testdata/pipelined-moe-h200x2.json
 
-It needs 2 to 8 GPUs (those of one machine; each is a rank), PyTorch with NCCL and a grouped matrix product, and nothing else; the way of
-timing is that of internal/calibration/calibrate.py, from which it imports it.
+It needs 2 to 8 GPUs of one machine (each is a rank), and PyTorch with NCCL and a grouped matrix product. Times are measured with the
+functions of internal/calibration/calibrate.py.
 
 The layer, on each rank, for a batch of tokens_per_rank tokens with balanced routing and random weights, in bfloat16:
 dispatch (all-to-all of the rows, tokens x top-k of them, in equal parts), computation (sort rows by expert, grouped gate and up
 projection, SiLU, grouped down projection, sort back) and combine (the same all-to-all back). The router before it, and the weighted
-sum after it, are in no way cut, and are left out.
+sum after it, are not split and not measured.
 
-  cut "experts": a piece is a part of each rank's experts with all of their rows (EPS-MoE); "tokens": all experts with a part of
-  each one's rows. Pieces differ by one expert, or one row of each expert and source, at most.
-  channels 1: all all-to-alls run one after the other, in the order D0 D1 C0 D2 C1 ...; channels 2: dispatches and combinations each have
-  an NCCL communicator of their own, and run at the same time.
+  cut "experts": a piece contains a part of each rank's experts with all of their rows (EPS-MoE); "tokens": a piece contains all
+  experts with a part of their rows. Pieces differ by at most one expert, or one row per expert and source.
+  channels 1: all all-to-alls run sequentially, in the order D0 D1 C0 D2 C1 ...; channels 2: dispatches and combinations have separate
+  NCCL communicators and run concurrently.
 
 The result has two lists. `layers`: the latency of the whole layer, in microseconds. `pieces`: the dispatch, computation and
-combination of the largest piece of such a cut, each alone.
+combination of the largest piece of such a cut, measured separately.
 """
 import argparse
 import os
@@ -39,16 +39,16 @@ MODELS = {
     "DeepSeek-V2-Lite": (2048, 1408, 64, 6),
     "Mixtral-8x7B": (4096, 14336, 8, 2),
 }
-SMALL = (64, 32, 16, 4)  # of a quick run
+SMALL = (64, 32, 16, 4)  # for a quick run
 
 
 def parts(total, count):
-    """`total` cut into `count` runs that differ by one at most, the larger first."""
+    """Splits `total` into `count` runs that differ by at most one, with the larger ones first."""
     return [total // count + (1 if i < total % count else 0) for i in range(count)]
 
 
 class Weights:
-    """A rank's experts."""
+    """The experts of a rank."""
 
     def __init__(self, hidden, inter, experts, device):
         kind = calibration.element(device)
@@ -58,7 +58,7 @@ class Weights:
 
 
 class Piece:
-    """`experts` experts of each rank, from `first` on, with `rows` rows from each rank each. Rows lie as [rank, expert, row]."""
+    """`experts` experts of each rank, starting at `first`, each with `rows` rows from each rank. The layout of rows is [rank, expert, row]."""
 
     def __init__(self, weights, world, first, experts, rows, device):
         hidden = weights.up.shape[2]
@@ -87,7 +87,7 @@ class Piece:
 
 
 def grouped(device):
-    """The grouped product; without a GPU one product an expert, of which only the result counts."""
+    """Returns the grouped product. Without a GPU it is one product per expert, to test the result."""
     if device.type == "cuda":
         multiply = calibration.grouped_mm()
         return lambda rows, weights, offsets: multiply(rows, weights, offs=offsets)
@@ -99,8 +99,8 @@ def grouped(device):
 
 
 def cut_layer(weights, world, local, rows, cut, count, device):
-    """The pieces of a layer, or None where there are more pieces than experts or rows. `local` experts a rank, `rows` rows for each from
-    each rank."""
+    """Returns the pieces of a layer, or None if there are more pieces than experts or rows. Each rank has `local` experts, and each expert
+    gets `rows` rows from each rank."""
     if count > (local if cut == "experts" else rows):
         return None
     if cut == "tokens":
@@ -110,13 +110,13 @@ def cut_layer(weights, world, local, rows, cut, count, device):
 
 
 def layouts(pieces, cut, name):
-    """The rows of all pieces as one tensor [rank, expert, row, hidden], to compare and to fill layers that are cut in different ways."""
+    """Returns the rows of all pieces as one tensor [rank, expert, row, hidden], to compare and to fill layers with different cuts."""
     tensors = [getattr(piece, name).view(piece.world, piece.experts, piece.rows, -1) for piece in pieces]
     return torch.cat(tensors, dim=1 if cut == "experts" else 2)
 
 
 def fill(pieces, cut, rows):
-    """The opposite of layouts: gives the pieces their rows."""
+    """Fills the pieces with their rows, as the inverse of layouts."""
     along = 1 if cut == "experts" else 2
     begin = 0
     for piece in pieces:
@@ -126,7 +126,7 @@ def fill(pieces, cut, rows):
 
 
 class Pipeline:
-    """Runs the pieces of a layer: computation on the current stream, communication on one stream, or on two."""
+    """Runs the pieces of a layer, with computation on the current stream, and communication on one or two streams."""
 
     def __init__(self, pieces, groups, device):
         self.pieces, self.groups = pieces, groups
@@ -163,15 +163,15 @@ class Pipeline:
 
 
 def check(pieces, cut, count, rows, reference):
-    """Fails where a layer that is cut computes something else than the whole. Products of other sizes round in another order."""
+    """Raises an error if the output of a split layer differs from that of the whole layer. Products of different sizes round differently."""
     answer = layouts(pieces, cut, "combined").float()
     difference = (answer - reference).norm() / reference.norm()
-    if not difference < 5e-3:  # also where it is no number
+    if not difference < 5e-3:  # also true for NaN
         raise AssertionError(f"cut by {cut} into {count} pieces, {rows} rows: the relative difference from the whole layer is {difference.item():.2e}")
 
 
 def measure_model(bench, name, groups, tokens, quick):
-    """The rows of both lists for one model and one batch."""
+    """Returns the rows of both lists for one model and one batch."""
     hidden, inter, experts, topk = SMALL if quick else MODELS[name]
     world, device = bench.world, bench.device
     local, rows = experts // world, tokens * topk // experts
@@ -190,7 +190,7 @@ def measure_model(bench, name, groups, tokens, quick):
                 pipeline = Pipeline(chunk, groups[:channels], device)
                 times = bench.measure(pipeline.run)
                 if times is None:
-                    raise calibration.InvalidInput(f"{name} with {tokens} tokens a rank needs more GPU memory: use --tokens with smaller batches")
+                    raise calibration.InvalidInput(f"{name} with {tokens} tokens per rank needs more GPU memory: use --tokens with smaller batches")
                 layers.append({**what, "channels": channels, **calibration.summary("", times)})
                 if reference is None:
                     reference = layouts(chunk, cut, "combined").float()
@@ -201,7 +201,7 @@ def measure_model(bench, name, groups, tokens, quick):
 
 
 def measure_piece(bench, piece, groups):
-    """Dispatch, computation and combination of a piece, each alone."""
+    """Measures dispatch, computation and combination of a piece separately."""
     hidden = piece.up.shape[1]
     row = {"experts": piece.experts, "tokens_per_expert": piece.world * piece.rows,
            "remote_bytes_per_rank": (piece.world - 1) * piece.experts * piece.rows * hidden * piece.source.element_size()}
@@ -212,10 +212,10 @@ def measure_piece(bench, piece, groups):
 
 
 def work(rank, world, local, device, options):
-    """Measures on all ranks; the result, on rank 0."""
+    """Measures on all ranks. Rank 0 returns the result."""
     calibration.same_gpus(device, world)
     if any(model[2] % world for model in MODELS.values()) or world < 2:
-        raise calibration.InvalidInput(f"{world} ranks: want 2, 4 or 8, over which the experts of each model can be spread equally")
+        raise calibration.InvalidInput(f"{world} ranks are invalid: must be 2, 4 or 8, which divide the number of experts of each model")
     bench = calibration.Bench(rank, world, device, 3 if options.quick else options.repetitions, options.timing, 0.4)
     groups = [dist.new_group(list(range(world))) for _ in range(2)]
     result = {"version": 1, **calibration.machine(device, world, local), "timing": "device" if bench.on_device else "host",
@@ -231,7 +231,7 @@ def work(rank, world, local, device, options):
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             if rank == 0:
-                calibration.tell("measured", model=name, tokens_per_rank=tokens, seconds=round(time.monotonic() - begin, 1),
+                calibration.emit("measured", model=name, tokens_per_rank=tokens, seconds=round(time.monotonic() - begin, 1),
                                  us={f"{row['cut']}/{row['pieces']}/{row['channels']}": row["us"] for row in layers})
     result["elapsed_seconds"] = round(time.monotonic() - begin, 1)
     return result
@@ -241,7 +241,7 @@ def flags():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     calibration.common_flags(parser)
     parser.add_argument("--tokens", type=lambda text: [int(word) for word in text.split(",")], default=TOKENS,
-                        help="batches, in tokens a rank, separated by commas; multiples of 32 (default: %(default)s)")
+                        help="batch sizes in tokens per rank, separated by commas; multiples of 32 (default: %(default)s)")
     return parser
 
 

@@ -1,4 +1,4 @@
-// Package gpu_test checks as much of the Python programs as needs no GPU.
+// Package gpu_test tests the parts of the Python programs that need no GPU.
 package gpu_test
 
 import (
@@ -9,12 +9,12 @@ import (
 
 const consumer = "../../docs/integrations/torch"
 
-// python runs the interpreter without leaving compiled files behind; a machine without it skips the test.
+// python runs the interpreter without writing compiled files. Without python3 the test is skipped.
 func python(t *testing.T, folder string, arguments ...string) {
 	t.Helper()
 	interpreter, err := exec.LookPath("python3")
 	if err != nil {
-		t.Skip("there is no python3")
+		t.Skip("python3 is not installed")
 	}
 	command := exec.CommandContext(t.Context(), interpreter, append([]string{"-B"}, arguments...)...)
 	command.Dir = folder
@@ -23,10 +23,10 @@ func python(t *testing.T, folder string, arguments ...string) {
 	}
 }
 
-// TestConsumer runs the tests of the token-shuffle consumer; without PyTorch they are those of the reader.
+// TestConsumer runs the tests of the token-shuffle consumer. Without PyTorch only the tests of the reader run.
 func TestConsumer(t *testing.T) { python(t, consumer, "-m", "unittest", "discover", "-s", "tests") }
 
-// TestProgramsParse finds what the interpreter would refuse before a program is run on GPUs.
+// TestProgramsParse finds syntax errors before a program is run on GPUs.
 func TestProgramsParse(t *testing.T) {
 	files := []string{"-c", "import ast, sys\nfor name in sys.argv[1:]: ast.parse(open(name, encoding='utf-8').read(), name)"}
 	for _, pattern := range []string{"*.py", consumer + "/*/*.py"} {

@@ -1,4 +1,4 @@
-"""Runs the product's steps against SGLang on two GPUs: python3 test/gpu/run_sglang.py --help, and README.md.
+"""Runs the steps of this project with SGLang on two GPUs: python3 test/gpu/run_sglang.py --help, and README.md.
 
 Attention data parallelism 2, expert parallelism 2. Each step and each server that does not start is in the result; the others go on.
 """
@@ -53,7 +53,7 @@ def main():
         }
         running += planned.values()
         runs.start(planned)
-        # Steps of the servers that are up, while the others start.
+        # Steps with the servers that are up, while the others start.
         result.step("ranks", routes, plain)
         if servers["recorder"].up:
             result.step("recorder", record_distribution, options, servers["recorder"])
@@ -90,7 +90,7 @@ def main():
 
 
 def server(result, name, number, model, *flags, environment=None):
-    """Returns a server with the flags that the operator renders, --flags and further ones. Ports of servers lie far apart: SGLang takes more."""
+    """Returns a server with the flags that the operator renders, --flags and additional flags. Ports are far apart, because SGLang uses several."""
     port = 11000 + 1500 * number
     command = [
         *shlex.split(result.options.launch), "--model-path", model, "--served-model-name", NAME, "--host", "127.0.0.1", "--port", port,
@@ -118,7 +118,7 @@ def answer(server, prompt, rank, new_tokens):
     found = server.post("/generate", body)
     about = found["meta_info"]
     if about.get("dp_rank", rank) != rank:
-        raise RuntimeError(f"rank {about['dp_rank']} answers a request for rank {rank}")
+        raise RuntimeError(f"rank {about['dp_rank']} served a request for rank {rank}")
     logprobs = [item[0] for item in about["input_token_logprobs"][1:]]
     return Answer(logprobs, found["output_ids"], runs.decode_int32(about["routed_experts"]), rank)
 

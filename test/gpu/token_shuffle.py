@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Checks and measures the token-shuffle consumer (docs/integrations/torch) on GPUs.
+"""Tests and measures the token-shuffle consumer (docs/integrations/torch) on GPUs.
 
     python3 test/gpu/token_shuffle.py --out token-shuffle.json
 
-It needs 2 or more GPUs (those of one machine; each is a rank), PyTorch with NCCL, and Triton; the way of timing is that of
+It needs 2 or more GPUs of one machine (each is a rank), PyTorch with NCCL, and Triton. Times are measured as in
 internal/calibration/calibrate.py.
 
-  exact        shuffled collectives against the unshuffled ones, bit for bit; the order against a sort on the CPU; shards are equal
-  order        grouping tokens by rank against torch.argsort on the type that suits it best
-  assign       looking scores up and cutting them into equal shards, for one layer and for all layers of a batch
-  collectives  SRS and SAG against reduce-scatter and all-gather
-  peer         the same over memory that GPUs read from one another
+  exact        compares shuffled with unshuffled collectives bitwise, and the order with a sort on the CPU; checks that shards are equal
+  order        compares grouping tokens by rank with torch.argsort on its fastest type
+  assign       measures the lookup of scores and the split into equal shards, for one layer and for all layers of a batch
+  collectives  compares SRS and SAG with reduce-scatter and all-gather
+  peer         the same with GPU peer-to-peer memory
 """
 import argparse
 import os
@@ -40,15 +40,15 @@ def time_of(bench, operation, collective=True):
 
 
 def shared_order(bench, tokens, seed):
-    """The same random ranks, in equal shards, on all ranks."""
+    """Returns random ranks in equal shards, the same on all ranks."""
     generator = torch.Generator().manual_seed(seed)
     ranks = (torch.randperm(tokens, generator=generator) % bench.world).to(bench.device)
     return order.group_by_rank(ranks.to(torch.uint8), bench.world)
 
 
 def exact(bench, quick):
-    """Fails where anything is not exact. Sums of NCCL depend on where in the whole a row lies, so that with more than two ranks random values
-    can round in another way; whole numbers cannot. All else is compared with random values."""
+    """Raises an error if a result is not exact. NCCL's sums depend on the position of a row, so with more than two ranks random values may
+    round differently, but integers do not. Sums are compared with integers, and all other results with random values."""
     found = []
     for tokens in [64, 512, 4096] if quick else [64, 512, 4096, 16384]:
         for seed in range(4):
@@ -85,12 +85,12 @@ def exact(bench, quick):
         want = torch.argsort(ids.cpu(), stable=True)
         if not (torch.equal(by.cpu().long(), want) and torch.equal(inverse.long()[by.long()].cpu(), torch.arange(n)) and
                 torch.equal(counts.cpu().long(), torch.bincount(ids.cpu().long(), minlength=ranks))):
-            raise AssertionError(f"the order of {n} ids of {ranks} ranks is not the stable one")
+            raise AssertionError(f"the order of {n} ids of {ranks} ranks is not stable")
         tokens, n = draw.randint(1, 500), draw.randint(1, 9)
         scores = torch.randint(draw.choice([3, 65536]), (2, tokens, n), device=bench.device, dtype=torch.int32)
         placed = assign.align(scores)
         if not torch.equal(placed.cpu(), assign.align(scores.cpu())):
-            raise AssertionError(f"{tokens} tokens on {n} ranks are placed in another way than on the CPU")
+            raise AssertionError(f"{tokens} tokens on {n} ranks are assigned differently than on the CPU")
         sizes = [tokens // n + (rank < tokens % n) for rank in range(n)]
         if any(torch.bincount(row, minlength=n).tolist() != sizes for row in placed):
             raise AssertionError(f"shards of {tokens} tokens on {n} ranks are {[torch.bincount(row, minlength=n).tolist() for row in placed]}")
@@ -199,7 +199,7 @@ SECTIONS = {"exact": exact, "order": measure_order, "assign": measure_assign, "c
 
 
 def work(rank, world, local, device, options):
-    """Measures on all ranks; the result, on rank 0."""
+    """Measures on all ranks. Rank 0 returns the result."""
     calibration.same_gpus(device, world)
     bench = calibration.Bench(rank, world, device, 3 if options.quick else options.repetitions, options.timing, 0.2)
     result = {"version": 1, **calibration.machine(device, world, local), "timing": "device" if bench.on_device else "host",
@@ -209,12 +209,12 @@ def work(rank, world, local, device, options):
         try:
             with torch.no_grad():
                 result[name] = SECTIONS[name](bench, options.quick)
-        except Exception as error:  # pylint: disable=broad-except  (a section that fails must not cost the others)
+        except Exception as error:  # pylint: disable=broad-except  (a failed section must not stop the others)
             result["errors"].append(f"{name}: {error!r}")
             traceback.print_exc()
             continue
         if rank == 0:
-            calibration.tell("measured", section=name, seconds=round(time.monotonic() - begin, 1), rows=result[name])
+            calibration.emit("measured", section=name, seconds=round(time.monotonic() - begin, 1), rows=result[name])
     result["elapsed_seconds"] = round(time.monotonic() - begin, 1)
     return result
 

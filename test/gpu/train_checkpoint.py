@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Trains the small Qwen3-MoE checkpoint that real engines compute, and records what it answers.
+"""Trains the small Qwen3-MoE checkpoint for tests of real engines, and records its outputs.
 
-SGLang 0.5.17 ignores tie_word_embeddings for Qwen3-MoE, and its rotary kernel refuses a head dimension of 32. This checkpoint
+SGLang 0.5.17 ignores tie_word_embeddings for Qwen3-MoE, and its rotary kernel rejects a head dimension of 32. This checkpoint
 therefore has untied embeddings and a head dimension of 64. It is trained on real text, so that the experts of a token depend on
-the token and on the kind of text: random weights would give every placement the same locality.
+the token and on the kind of text. With random weights all placements would have the same locality.
 
 --text is a directory with one file per kind of text, KIND.jsonl, each line a JSON string: one document. All kinds are sampled
 equally often. 1% of the documents of each kind is held out for the evaluation loss.
 
-Needs one GPU, PyTorch and transformers 5. Prints the figures as JSON. The run is seeded; GPU kernels sum in no fixed order, so
-another run gives other weights of the same quality.
+Needs one GPU, PyTorch and transformers 5. Prints the figures as JSON. The run is seeded, but GPU kernels sum in a varying order, so
+each run gives different weights of the same quality.
 
 --golden only recomputes golden.json in float32 on a CPU: prompt ids, the ten largest logits of the last position, experts and gate
 weights, and 40 greedy tokens with their margins over the second most likely token.
@@ -101,7 +101,7 @@ def train(args, tokenizer):
     generator = torch.Generator().manual_seed(args.seed)
     begin, step, warmup = time.time(), 0, 100
     while step < args.steps and time.time() - begin < args.seconds:
-        # The rate falls to zero at the last step, or at the time limit where that comes first.
+        # The rate decreases to zero at the last step, or at the time limit if it is reached first.
         progress = max(step / args.steps, (time.time() - begin) / args.seconds)
         for group in optimizer.param_groups:
             group["lr"] = args.rate * min(1, (step + 1) / warmup) * max(0.02, 1 - progress)
@@ -130,7 +130,7 @@ def write_tokenizer(args):
     fast = PreTrainedTokenizerFast(tokenizer_file=args.tokenizer, eos_token="<|endoftext|>", model_max_length=2048)
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(args.out)
-    # The template belongs to the configuration, where every release of the engines reads it.
+    # The template is stored in the configuration, where all releases of the engines read it.
     path = pathlib.Path(args.out)
     (path / "chat_template.jinja").unlink(missing_ok=True)
     settings = json.loads((path / "tokenizer_config.json").read_text())
@@ -175,9 +175,9 @@ def main():
     parser.add_argument("--out", required=True, help="directory of the checkpoint")
     parser.add_argument("--golden", action="store_true", help="only write golden.json")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=6000, help="optimizer steps at most")
-    parser.add_argument("--seconds", type=float, default=300, help="training time at most, in seconds")
-    parser.add_argument("--batch", type=int, default=64, help=f"sequences of {SEQUENCE} tokens in a step")
+    parser.add_argument("--steps", type=int, default=6000, help="maximum number of optimizer steps")
+    parser.add_argument("--seconds", type=float, default=300, help="maximum training time, in seconds")
+    parser.add_argument("--batch", type=int, default=64, help=f"sequences of {SEQUENCE} tokens per step")
     parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(args.tokenizer)

@@ -54,7 +54,7 @@ class Capture:
 
     At the end of a step all layers are counted together. On a device the layers write into one buffer, by operations that a CUDA
     graph replays without a call of record(), and nothing waits for the device, except rows(). On the host the chosen ids are kept as they are. NumPy, whose
-    operations on few tokens take a fraction of PyTorch's time, counts several small steps together: PENDING_STEPS at most.
+    operations on few tokens take a fraction of PyTorch's time, counts several small steps together: at most PENDING_STEPS.
     """
 
     PENDING_STEPS = 16
@@ -110,7 +110,7 @@ class Capture:
             self._whole = self._span is not None and self._span.first == 0 and (tokens is None or self._span.rows >= tokens[self._rank])
             self._rows = rows
         if self._capturing():
-            # What a graph does not fill whole cannot be told from what an earlier step has left there.
+            # If a graph does not fill the buffer, its rows cannot be distinguished from those of an earlier step.
             self._partly |= not self._whole
             self._replayed = None if self._partly else Span(0, self._max_tokens)
         if self._on_host:

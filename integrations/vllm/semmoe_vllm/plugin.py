@@ -63,7 +63,7 @@ def _wrap(owner, name, wrapper):
 def _serve_counters():
     """Adds the collector to the registries behind /metrics.
 
-    vllm/v1/metrics/prometheus.py serves prometheus_client's REGISTRY, or, with several API servers, a registry of its own
+    vllm/v1/metrics/prometheus.py serves prometheus_client's REGISTRY, or, with several API servers, a separate registry
     with a MultiProcessCollector. Data parallelism has as many API servers as ranks by default (vllm/entrypoints/cli/serve.py).
     """
     from prometheus_client import REGISTRY, multiprocess

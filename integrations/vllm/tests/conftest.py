@@ -9,7 +9,7 @@ def server(tmp_path_factory):
     pytest.importorskip("vllm")
     from server import serve
 
-    # Steps of at most 64 tokens cut prompts into pieces.
+    # Steps of at most 64 tokens split prompts into pieces.
     with serve(tmp_path_factory.mktemp("vllm"), "--max-num-batched-tokens", "64") as running:
         yield running
 

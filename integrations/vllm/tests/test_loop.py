@@ -81,7 +81,7 @@ def test_a_plan_raises_what_the_engine_counts(server, tmp_path, tmp_path_factory
 
     prompts = [json.loads(server.post("/tokenize", {"model": "tiny", "prompt": text}))["tokens"] for _, text in every[1::2]]
     without = measure(server, prompts, round_robin(prompts))
-    # vLLM puts its sockets there, whose paths have 107 bytes at most: tmp_path has the long name of the test.
+    # vLLM creates its sockets there. Socket paths have at most 107 bytes, and tmp_path contains the long test name.
     with serve(tmp_path_factory.mktemp("planned"), model=model) as planned:
         spread = measure(planned, prompts, round_robin(prompts))
         with_plan = measure(planned, prompts, by_forecast(table(plan / "tables.safetensors"), prompts))

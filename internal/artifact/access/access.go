@@ -16,35 +16,36 @@ import (
 )
 
 const (
-	// CAVariable is the environment variable that holds the certificate authority of the store, as PEM.
+	// CAVariable is the environment variable with the CA certificate of the store, as PEM.
 	CAVariable = "SEMMOE_STORE_CA"
-	// URLVariable is the environment variable that holds the store's address.
+	// URLVariable is the environment variable with the address of the store.
 	URLVariable = "SEMMOE_STORE_URL"
-	// TokenFile is where the pods' token for the store is mounted.
+	// TokenFile is the path of a pod's token for the store.
 	TokenFile = "/var/run/secrets/semmoe.io/store/token"
 
 	tokenDir     = "/var/run/secrets/semmoe.io/store"
 	tokenVolume  = "semmoe-store-token"
 	tokenSeconds = 3600
 	caKey        = "ca.crt"
-	// controllerRetry bounds how long a reconciliation waits for a store that is away: it comes back by itself.
+	// controllerRetry limits the time that a reconciliation waits for an unreachable store. The reconciliation is
+	// requeued after an error.
 	controllerRetry = 5 * time.Second
 )
 
-// ErrNoStore is the error where no store is configured.
+// ErrNoStore reports that no store is configured.
 var ErrNoStore = errors.New("no artifact store is configured: start the manager with --store-url")
 
-// Access is how the store is reached.
+// Access connects to the store.
 type Access struct {
-	// URL is the store's address, empty where there is none.
+	// URL is the address of the store. It is empty if there is no store.
 	URL string
-	// TokenFile holds the manager's own token for the store.
+	// TokenFile is the path of the manager's token for the store.
 	TokenFile string
-	// CA names the ConfigMap that holds the store's certificate authority under ca.crt.
+	// CA is the ConfigMap with the CA certificate of the store under the key ca.crt.
 	CA types.NamespacedName
-	// Reader reads it, past any cache.
+	// Reader reads the ConfigMap without a cache.
 	Reader client.Reader
-	// Dial, where set, connects to the store's address in place of the network's own way.
+	// Dial, if set, replaces the default dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	mu     sync.Mutex
@@ -52,22 +53,22 @@ type Access struct {
 	ca     string
 }
 
-// Authority is the store's certificate authority as PEM.
+// Authority returns the CA certificate of the store, as PEM.
 func (a *Access) Authority(ctx context.Context) (string, error) {
 	if a == nil || a.URL == "" {
 		return "", ErrNoStore
 	}
 	var published corev1.ConfigMap
 	if err := a.Reader.Get(ctx, a.CA, &published); err != nil {
-		return "", fmt.Errorf("the artifact store's certificate authority (it publishes it when it first starts): %w", err)
+		return "", fmt.Errorf("failed to get the CA certificate of the artifact store, which the store publishes at its first start: %w", err)
 	}
 	if published.Data[caKey] == "" {
-		return "", fmt.Errorf("the artifact store's certificate authority: ConfigMap %s has no %s", a.CA, caKey)
+		return "", fmt.Errorf("CA certificate of the artifact store: ConfigMap %s has no key %s", a.CA, caKey)
 	}
 	return published.Data[caKey], nil
 }
 
-// Client is a client with the manager's own token.
+// Client returns a client with the manager's token.
 func (a *Access) Client(ctx context.Context) (*artifact.Client, error) {
 	ca, err := a.Authority(ctx)
 	if err != nil {
@@ -86,12 +87,12 @@ func (a *Access) Client(ctx context.Context) (*artifact.Client, error) {
 	return made, nil
 }
 
-// Env is what a container needs to know of the store.
+// Env returns the environment variables of the store for a container.
 func (a *Access) Env(authority string) []corev1.EnvVar {
 	return []corev1.EnvVar{{Name: URLVariable, Value: a.URL}, {Name: CAVariable, Value: authority}}
 }
 
-// TokenVolume is a volume with a token of the pod's own for the store, TokenMount mounts it.
+// TokenVolume returns a volume with the pod's token for the store.
 func TokenVolume() corev1.Volume {
 	seconds := int64(tokenSeconds)
 	return corev1.Volume{Name: tokenVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
@@ -101,7 +102,7 @@ func TokenVolume() corev1.Volume {
 	}}}
 }
 
-// TokenMount mounts TokenVolume.
+// TokenMount returns the mount of TokenVolume.
 func TokenMount() corev1.VolumeMount {
 	return corev1.VolumeMount{Name: tokenVolume, MountPath: tokenDir, ReadOnly: true}
 }

@@ -1,6 +1,6 @@
-// Package access brings the artifact store's address, certificate authority and tokens to those who need them: the
-// controllers, and the pods that they make.
+// Package access provides the artifact store's address, CA certificate and tokens to controllers, and to the pods that
+// they create.
 //
-// Invariant: nothing is cached that can go stale; a store that is installed later, or whose authority is renewed, is
-// found at the next use.
+// Invariant: no stale values are cached. A store that is installed later, or whose CA is renewed, is found at the next
+// use.
 package access

@@ -18,17 +18,18 @@ import (
 )
 
 const (
-	// authoritySubject is what the store's certificate authority is called.
+	// authoritySubject is the common name of the store's CA.
 	authoritySubject = "semmoe artifact store"
-	// caKey is where the ConfigMap holds the certificate for clients.
+	// caKey is the ConfigMap key of the CA certificate.
 	caKey = "ca.crt"
-	// publishPeriod is how often the published certificate is looked at: without it, whoever hands it to clients takes it that there is
-	// no store.
+	// publishPeriod is the interval at which the published certificate is checked. Without the certificate, the manager
+	// assumes that there is no store.
 	publishPeriod = time.Minute
 )
 
-// loadAuthority reads or makes the store's own certificate authority, and publishes its certificate. Its key lies in a Secret, so that
-// it outlives the pod and is shared by several; its certificate alone in a ConfigMap of the same name, for clients.
+// loadAuthority loads or creates the CA of the store, and publishes its certificate. The key is in a Secret, so that it
+// outlives the pod and is shared by several pods. Only the certificate is in the ConfigMap of the same name, for
+// clients.
 func loadAuthority(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName) (_ *authority.Authority, certificate string, _ error) {
 	own, err := authority.Load(ctx, clients, name, authoritySubject, time.Now())
 	if err != nil {
@@ -41,7 +42,7 @@ func loadAuthority(ctx context.Context, clients kubernetes.Interface, name types
 	return own, string(bundle), publish(ctx, clients, name, string(bundle))
 }
 
-// keepPublished keeps the certificate published until the context ends: its ConfigMap may be deleted, or changed.
+// keepPublished republishes the certificate if its ConfigMap is deleted or changed, until the context ends.
 func keepPublished(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, certificate string, period time.Duration) {
 	log := logr.FromContextOrDiscard(ctx)
 	ticks := time.NewTicker(period)
@@ -53,13 +54,13 @@ func keepPublished(ctx context.Context, clients kubernetes.Interface, name types
 		case <-ticks.C:
 		}
 		if err := republish(ctx, clients, name, certificate); err != nil && ctx.Err() == nil {
-			log.Error(err, "Publishing the certificate authority later")
+			log.Error(err, "Failed to publish the CA certificate, retrying")
 		}
 	}
 }
 
-// republish publishes the certificate, unless the Secret has another authority by now: that one's is published by the stores that
-// have started with it, and two kinds of stores must not take turns.
+// republish publishes the certificate, unless the Secret contains a different CA. The certificate of that CA is
+// published by the stores that started with it, and two stores must not overwrite each other's certificate.
 func republish(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, certificate string) error {
 	secret, err := clients.CoreV1().Secrets(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 	if err == nil && string(secret.Data[corev1.TLSCertKey]) != certificate {
@@ -68,8 +69,8 @@ func republish(ctx context.Context, clients kubernetes.Interface, name types.Nam
 	return publish(ctx, clients, name, certificate)
 }
 
-// publish gives the certificate to clients. It writes only what differs, and leaves labels and annotations of others, such as those
-// by which a ConfigMap is copied into more namespaces.
+// publish writes the certificate to the ConfigMap for clients. It writes only if the certificate differs, and keeps
+// labels and annotations of other controllers, for example of those that copy ConfigMaps to other namespaces.
 func publish(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, certificate string) error {
 	configMaps, wanted := clients.CoreV1().ConfigMaps(name.Namespace), map[string]string{caKey: certificate}
 	err := retry.OnError(retry.DefaultRetry, raced, func() error {
@@ -85,12 +86,12 @@ func publish(ctx context.Context, clients kubernetes.Interface, name types.Names
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("publish the certificate authority in ConfigMap %s: %w", name, err)
+		return fmt.Errorf("failed to publish the CA certificate in ConfigMap %s: %w", name, err)
 	}
 	return nil
 }
 
-// raced reports whether another store, or somebody else, wrote at the same time.
+// raced reports whether another client wrote at the same time.
 func raced(err error) bool {
 	return apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err)
 }

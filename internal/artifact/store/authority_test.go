@@ -24,7 +24,7 @@ import (
 	"github.com/semmoe/operator/internal/authority"
 )
 
-// Stores that start together share one authority, and clients get its certificate and not its key.
+// Stores that start at the same time share one CA. Clients get its certificate, but not its key.
 func TestAuthorityIsShared(t *testing.T) {
 	name := types.NamespacedName{Namespace: "team-b", Name: "shared-ca"}
 	authorities := make([]*authority.Authority, 6)
@@ -60,13 +60,13 @@ func TestAuthorityIsShared(t *testing.T) {
 			}
 		}
 		if _, err := issued.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: "other.example"}); err == nil {
-			t.Error("valid for another name")
+			t.Error("the certificate is valid for a different name")
 		}
 	}
 }
 
-// The certificate is published again where it was deleted or changed, with the store's own permissions, as long as its authority is the
-// one in the Secret.
+// The certificate is republished after it was deleted or changed, with the permissions of the store, as long as the
+// Secret contains its CA.
 func TestCertificateStaysPublished(t *testing.T) {
 	startDefault(t, t.TempDir()) // makes the authority
 	name := testOptions("").Authority
@@ -109,19 +109,19 @@ func TestCertificateStaysPublished(t *testing.T) {
 		t.Fatal(err)
 	}
 	if published, err := maps.Get(t.Context(), name.Name, metav1.GetOptions{}); err != nil || published.Data[caKey] != "another" {
-		t.Error("a store publishes another authority than the present one", err)
+		t.Error("a store publishes an outdated authority", err)
 	}
 	if err := republish(t.Context(), clients, name, certificate); err != nil || !isPublished() {
 		t.Error("the present authority is not published", err)
 	}
 	if published, err := maps.Get(t.Context(), name.Name, metav1.GetOptions{}); err != nil ||
 		!reflect.DeepEqual(published.Labels, changed.Labels) || !reflect.DeepEqual(published.Annotations, changed.Annotations) {
-		t.Error("labels or annotations of others are lost", published, err)
+		t.Error("labels or annotations of other controllers are lost", published, err)
 	}
 }
 
-// Nothing is written while what is published is right: not even an update that changes nothing, which the API server would have to
-// authorise, admit and audit each minute.
+// Nothing is written while the published certificate is correct, not even a no-op update, which the API server would
+// have to authorize, admit and audit each minute.
 func TestNothingIsWrittenWhilePublished(t *testing.T) {
 	startDefault(t, t.TempDir()) // makes the authority
 	name := testOptions("").Authority
@@ -155,7 +155,7 @@ func TestNothingIsWrittenWhilePublished(t *testing.T) {
 	}
 }
 
-// A certificate of the user's own, which changes while the store runs.
+// A user-provided certificate that changes while the store runs.
 func TestCertificateFiles(t *testing.T) {
 	dir := t.TempDir()
 	options := testOptions(t.TempDir())

@@ -20,14 +20,14 @@ import (
 
 const lockName = ".lock"
 
-// directory is what a bucket on a file system needs beside fileblob: durability, and to be alone.
+// directory adds durability and an exclusive lock to a fileblob bucket.
 type directory struct {
 	handle *os.File
 	lock   *os.File
 }
 
-// openDirectory takes the lock, and removes what a store that was killed left half-written: with the lock held, no other
-// one is writing.
+// openDirectory takes the lock and removes the temporary files of a killed store. No other store is writing while the
+// lock is held.
 func openDirectory(address string) (*blob.Bucket, *directory, error) {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -88,14 +88,14 @@ func removeTemporary(path string) error {
 	return nil
 }
 
-// list returns the artifacts whose keys begin with a prefix. The bucket's own list fails where a file disappears meanwhile, as those of
-// uploads do.
+// list returns the artifacts with a key prefix. The list method of the bucket cannot be used, because it fails if a
+// file disappears in the meantime, as temporary files of uploads do.
 func (d *directory) list(prefix string) ([]artifact.Artifact, error) {
 	entries, err := os.ReadDir(d.handle.Name())
 	if err != nil {
 		return nil, err
 	}
-	artifacts := []artifact.Artifact{} // a list in JSON, not null
+	artifacts := []artifact.Artifact{} // encoded as an empty JSON list, not as null
 	for _, entry := range entries {
 		scope, digest, ok := parseArtifactKey(entry.Name())
 		if !ok || !strings.HasPrefix(entry.Name(), prefix) {
@@ -113,10 +113,10 @@ func (d *directory) list(prefix string) ([]artifact.Artifact, error) {
 	return artifacts, nil
 }
 
-// sync makes names durable: without it, a rename can be lost with the power.
+// sync makes renames durable. Without it, a power failure could undo a rename.
 func (d *directory) sync() error { return d.handle.Sync() }
 
-// fits tells before the first byte is sent that an upload has no chance.
+// fits returns an error if an upload does not fit on the file system, before its first byte is read.
 func (d *directory) fits(size int64) error {
 	free, _, err := d.space()
 	if err == nil && size > free {
@@ -125,7 +125,7 @@ func (d *directory) fits(size int64) error {
 	return err
 }
 
-// space is the number of bytes that can still be written, and that there are on the file system.
+// space returns the number of available bytes and the capacity of the file system.
 func (d *directory) space() (free, capacity int64, err error) {
 	var stat unix.Statfs_t
 	if err := unix.Fstatfs(int(d.handle.Fd()), &stat); err != nil {

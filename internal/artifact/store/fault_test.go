@@ -18,14 +18,15 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// slowUpload is one that the test sends in pieces, over a connection of its own.
+// slowUpload is an upload that the test sends in pieces, over a separate connection.
 type slowUpload struct {
 	t    *testing.T
 	conn *tls.Conn
 	data []byte
 }
 
-// beginUpload sends the head of a request and the first bytes of its body, and waits until the store has begun to write.
+// beginUpload sends the header of a request and the first bytes of its body, and waits until the store has started to
+// write.
 func beginUpload(t *testing.T, address, token, dir string, data []byte, digest artifact.Digest, first int) *slowUpload {
 	t.Helper()
 	conn, err := tls.Dial("tcp", address, clientTLS(t))
@@ -72,7 +73,7 @@ func hasTemporary(t *testing.T, dir string) bool {
 	return false
 }
 
-// A client that dies in the middle of an upload: nothing of it was ever visible, and nothing is left.
+// An upload of a client that fails is never visible, and nothing remains of it.
 func TestCutOffUpload(t *testing.T) {
 	dir := t.TempDir()
 	store := startDefault(t, dir)
@@ -86,10 +87,10 @@ func TestCutOffUpload(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			upload := beginUpload(t, store.address, managerToken(t), dir, data, digest, 1<<20)
 			if list, err := manager.List(t.Context(), scopeA); err != nil || len(list) > 0 {
-				t.Errorf("listed while half there: %v, %v", list, err)
+				t.Errorf("listed during the upload: %v, %v", list, err)
 			}
 			if has, err := manager.Has(t.Context(), scopeA, digest); err != nil || has {
-				t.Errorf("has while half there: %t, %v", has, err)
+				t.Errorf("has during the upload: %t, %v", has, err)
 			}
 			end(upload)
 			eventually(t, "no file is left", func() bool { return len(files(t, dir)) == 0 })
@@ -97,10 +98,10 @@ func TestCutOffUpload(t *testing.T) {
 	}
 }
 
-// A store that is killed in the middle of an upload: the next one cleans up, and serves what was whole.
+// After a store is killed during an upload, the next store cleans up and serves the complete artifacts.
 func TestKilledStore(t *testing.T) {
 	dir := t.TempDir()
-	startDefault(t, t.TempDir()) // has published its certificate
+	startDefault(t, t.TempDir()) // publishes its certificate
 	token := managerToken(t)
 	first := startChild(t, childOptions{Dir: dir})
 	whole, wholeDigest := randomBytes(t, 1<<20)
@@ -116,7 +117,7 @@ func TestKilledStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !hasTemporary(t, dir) {
-		t.Fatal("nothing to clean up")
+		t.Fatal("the killed store left no temporary file")
 	}
 	second := startDefault(t, dir)
 	if diff := cmp.Diff([]string{artifactKey(scopeA, wholeDigest)}, files(t, dir)); diff != "" {
@@ -127,10 +128,10 @@ func TestKilledStore(t *testing.T) {
 	}
 }
 
-// A disk of two megabytes that fills up in the middle of an upload.
+// A disk of two megabytes that becomes full during an upload.
 func TestFullDisk(t *testing.T) {
 	mount := t.TempDir()
-	startDefault(t, t.TempDir()) // has published its certificate
+	startDefault(t, t.TempDir()) // publishes its certificate
 	token := managerToken(t)
 	store := startChild(t, childOptions{Dir: mount, DiskBytes: 2 << 20})
 	inside := filepath.Join("/proc", fmt.Sprint(store.process.Pid), "root", mount)
@@ -138,7 +139,7 @@ func TestFullDisk(t *testing.T) {
 
 	tooLarge, _ := randomBytes(t, 4<<20)
 	if _, err := c.Put(t.Context(), scopeA, bytes.NewReader(tooLarge)); !errors.Is(err, artifact.ErrFull) {
-		t.Errorf("more than the disk: error %v", err)
+		t.Errorf("artifact larger than the disk: error %v", err)
 	}
 	slow, slowDigest := randomBytes(t, 1<<20)
 	upload := beginUpload(t, store.address, token, inside, slow, slowDigest, 64<<10)
@@ -148,15 +149,15 @@ func TestFullDisk(t *testing.T) {
 	}
 	upload.send(len(upload.data))
 	if status, text := upload.answer(); status != http.StatusInsufficientStorage || !strings.Contains(text, "enlarge its volume") {
-		t.Errorf("the upload that filled the disk: %d %s", status, text)
+		t.Errorf("upload that fills the disk: %d %s", status, text)
 	}
 	if diff := cmp.Diff([]string{artifactKey(scopeA, quickDigest)}, files(t, inside)); diff != "" {
 		t.Errorf("left on the disk: %s", diff)
 	}
 	if got, err := fetch(t.Context(), c, scopeA, quickDigest); err != nil || !bytes.Equal(got, quick) {
-		t.Errorf("what was stored before: %d bytes, %v", len(got), err)
+		t.Errorf("previously stored artifact: %d bytes, %v", len(got), err)
 	}
-	// Space that is made is used.
+	// Uploads succeed again after space is freed.
 	list, err := c.List(t.Context(), scopeA)
 	if err != nil || len(list) != 1 {
 		t.Fatal(list, err)
@@ -165,11 +166,11 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := c.Put(t.Context(), scopeA, bytes.NewReader(slow)); err != nil {
-		t.Errorf("after space was made: %v", err)
+		t.Errorf("after space was freed: %v", err)
 	}
 }
 
-// A store that is told to stop lets a running upload finish, and takes no new one.
+// During a graceful shutdown the store finishes a running upload, and rejects new requests.
 func TestGracefulShutdown(t *testing.T) {
 	dir := t.TempDir()
 	store := startDefault(t, dir)
@@ -192,7 +193,7 @@ func TestGracefulShutdown(t *testing.T) {
 	}
 }
 
-// reset closes a connection so that the other side sees an error, not an end.
+// reset closes a connection with an error for the other side.
 func reset(t *testing.T, conn *tls.Conn) {
 	t.Helper()
 	tcp := conn.NetConn().(*net.TCPConn)

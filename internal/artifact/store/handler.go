@@ -16,11 +16,11 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// stallTimeout is how long a transfer may stand still before it is cut off. The limit of a whole upload depends on its size
+// stallTimeout is the maximum time without progress of a transfer. The time limit of a whole upload depends on its size
 // (uploadDeadline).
 const stallTimeout = time.Minute
 
-// handler speaks the protocol.
+// handler implements the protocol.
 type handler struct {
 	store    *Store
 	identify func(ctx context.Context, address, token string) (caller, error)
@@ -30,7 +30,7 @@ type handler struct {
 	uploads  uploads
 }
 
-// request is one request after its path was read and its caller was let in.
+// request is one request with its parsed path and its caller.
 type request struct {
 	*http.Request
 	w     *response
@@ -61,12 +61,12 @@ func (h *handler) routes() http.Handler {
 	return mux
 }
 
-// handle lets a caller in, runs the operation, and answers with its error.
+// handle admits a caller, runs the operation, and sends its error.
 func (h *handler) handle(operation string, verb Verb, serve func(*request) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		out := &response{ResponseWriter: w, control: http.NewResponseController(w)}
-		out.extend() // a connection that is used again keeps the deadline of its last response
+		out.extend() // a reused connection still has the deadline of its previous response
 		req := &request{Request: r, w: out, log: h.log.WithValues("operation", operation)}
 		defer func() {
 			h.metrics.requests.WithLabelValues(operation, strconv.Itoa(out.status())).Inc()
@@ -84,7 +84,7 @@ func (h *handler) handle(operation string, verb Verb, serve func(*request) error
 	})
 }
 
-// admit finds the scope and the caller, and lets the policy decide.
+// admit determines the scope and the caller, and checks the policy.
 func (h *handler) admit(r *request, verb Verb) error {
 	everything := r.PathValue("namespace") == ""
 	if !everything {
@@ -95,14 +95,14 @@ func (h *handler) admit(r *request, verb Verb) error {
 		r.log = r.log.WithValues("scope", r.scope.String())
 	}
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	address, _, _ := net.SplitHostPort(r.RemoteAddr) // as the server has written it
+	address, _, _ := net.SplitHostPort(r.RemoteAddr) // RemoteAddr is set by the server and valid
 	who, err := h.identify(r.Context(), address, token)
 	if err != nil {
 		return err
 	}
 	r.who, r.log = who, r.log.WithValues("caller", who.name())
 	if everything && !who.manager {
-		return fail(http.StatusForbidden, "only the manager may list all artifacts")
+		return fail(http.StatusForbidden, "only the manager is allowed to list all artifacts")
 	}
 	if err := who.authorize(verb, r.scope); err != nil {
 		return fail(http.StatusForbidden, "%v", err)
@@ -110,22 +110,23 @@ func (h *handler) admit(r *request, verb Verb) error {
 	return nil
 }
 
-// answer sends an error, or cuts the connection if a part of a body is on its way: the client must not take it for whole.
+// answer sends an error. If a part of the body was already sent, it closes the connection instead, so that the client
+// detects the incomplete body.
 func (h *handler) answer(r *request, err error) {
-	status := &artifact.StatusError{Code: http.StatusInternalServerError, Message: "the store failed; its log says why"}
+	status := &artifact.StatusError{Code: http.StatusInternalServerError, Message: "internal error of the store; its log contains the cause"}
 	var gone *clientError
 	switch {
 	case errors.As(err, &status):
 		level := 0
-		if status.Code == http.StatusNotFound { // the usual answer to a first look-up, and to checks that the store answers
+		if status.Code == http.StatusNotFound { // expected for first lookups and for availability checks
 			level = 1
 		}
-		r.log.V(level).Info("Refusing", "status", status.Code, "reason", err.Error())
+		r.log.V(level).Info("Request rejected", "status", status.Code, "reason", err.Error())
 	case errors.As(err, &gone), r.Context().Err() != nil:
-		status = &artifact.StatusError{Code: http.StatusRequestTimeout, Message: "the transfer was cut off, stood still for " + stallTimeout.String() + ", or was slower than 64 KiB/s"}
-		r.log.Info("Transfer was cut off", "reason", err.Error())
+		status = &artifact.StatusError{Code: http.StatusRequestTimeout, Message: "the transfer was interrupted, made no progress for " + stallTimeout.String() + ", or was slower than 64 KiB/s"}
+		r.log.Info("Transfer interrupted", "reason", err.Error())
 	default:
-		r.log.Error(err, "Failed")
+		r.log.Error(err, "Request failed")
 	}
 	if r.w.code != 0 {
 		panic(http.ErrAbortHandler)
@@ -140,9 +141,9 @@ func (h *handler) put(r *request) error {
 	}
 	switch {
 	case r.ContentLength < 0:
-		return fail(http.StatusLengthRequired, "the length of the artifact must be declared (Content-Length)")
+		return fail(http.StatusLengthRequired, "the header Content-Length is required")
 	case r.ContentLength > h.maxBytes:
-		return fail(http.StatusRequestEntityTooLarge, "the artifact has %d bytes, at most %d are allowed", r.ContentLength, h.maxBytes)
+		return fail(http.StatusRequestEntityTooLarge, "the artifact has %d bytes, and the maximum is %d", r.ContentLength, h.maxBytes)
 	}
 	end, err := h.uploads.begin(r.who)
 	if err != nil {
@@ -160,9 +161,10 @@ func (h *handler) put(r *request) error {
 	err = h.store.Put(r.Context(), r.scope, digest, body, r.ContentLength)
 	h.metrics.bytes.WithLabelValues("in").Add(float64(body.received))
 	if err != nil {
-		// A client that is still sending would see a broken connection instead of the answer.
+		// The rest of the body is read, because a client that is still sending would see a broken connection instead of
+		// the response.
 		if body.received > 0 {
-			io.Copy(io.Discard, body) //nolint:errcheck // the first error is the one to tell
+			io.Copy(io.Discard, body) //nolint:errcheck // the first error is reported
 		}
 		return err
 	}
@@ -171,8 +173,8 @@ func (h *handler) put(r *request) error {
 	return nil
 }
 
-// get sends the bytes. Damage shows when all of them are sent: the client's own check refuses them, the store's tells those who
-// run it, and clears them away.
+// get sends the bytes. Damage is detected only after all bytes are sent. The client detects it, too. The store logs the
+// damage and deletes the bytes.
 func (h *handler) get(r *request) error {
 	digest, err := digestOf(r)
 	if err != nil {
@@ -196,15 +198,15 @@ func (h *handler) get(r *request) error {
 	return err
 }
 
-// discard clears damaged bytes away, also for a client that has gone.
+// discard deletes damaged bytes, also if the client has disconnected.
 func (h *handler) discard(r *request, digest artifact.Digest) {
 	switch discarded, err := h.store.Discard(context.WithoutCancel(r.Context()), r.scope, digest); {
 	case err != nil:
-		r.log.Error(err, "Keeping the damaged bytes", "digest", digest)
+		r.log.Error(err, "Failed to delete the damaged bytes", "digest", digest)
 	case discarded:
 		r.log.Info("Deleted the damaged bytes", "digest", digest)
 	default:
-		r.log.Info("Read again, the bytes are well", "digest", digest)
+		r.log.Info("The bytes are intact when read again", "digest", digest)
 	}
 }
 
@@ -264,7 +266,7 @@ func (h *handler) publish(r *request) error {
 	if err != nil {
 		return err
 	}
-	r.log.Info("Published", "digest", won, "asked", digest)
+	r.log.Info("Published", "digest", won, "requested", digest)
 	r.w.json(http.StatusOK, artifact.Result{Digest: won})
 	return nil
 }
@@ -291,7 +293,7 @@ type clientError struct{ error }
 
 func (e *clientError) Unwrap() error { return e.error }
 
-// response remembers the status, and gives its connection another while with each part.
+// response records the status, and extends the write deadline of its connection with each part.
 type response struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -318,14 +320,14 @@ func (w *response) status() int { return max(w.code, http.StatusOK) }
 func (w *response) json(code int, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	json.NewEncoder(w).Encode(value) //nolint:errcheck // the client went away
+	json.NewEncoder(w).Encode(value) //nolint:errcheck // the client has disconnected
 }
 
-// Every connection of a server can have deadlines.
+// extend extends the write deadline. The error can be ignored, because all connections of the server support deadlines.
 func (w *response) extend() { w.control.SetWriteDeadline(time.Now().Add(stallTimeout)) } //nolint:errcheck
 
-// upload reads the body of a request. Each part extends the time of its connection, up to the deadline of the whole. Once all has arrived
-// there is no deadline: the disk may take its time.
+// upload reads the body of a request. Each part extends the read deadline of the connection, up to the deadline of the
+// whole upload. After the last part there is no deadline, because the disk may be slow.
 type upload struct {
 	r        io.Reader
 	control  *http.ResponseController

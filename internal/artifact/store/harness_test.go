@@ -48,7 +48,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	log.SetLogger(logr.Discard()) // for the watcher of certificate files
+	log.SetLogger(logr.Discard()) // the watcher of certificate files needs a logger
 	if text := os.Getenv(childVariable); text != "" {
 		if err := runChild(text); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -80,7 +80,7 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// prepare makes the namespaces, their ServiceAccounts, and the store's own permissions, from its manifests.
+// prepare creates the namespaces, their ServiceAccounts, and the permissions of the store from its manifests.
 func prepare(ctx context.Context, config *rest.Config) error {
 	for namespace, account := range map[string]string{"semmoe-system": "semmoe-manager", "team-a": "default", "team-b": "default"} {
 		if _, err := api.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
@@ -113,7 +113,7 @@ func prepare(ctx context.Context, config *rest.Config) error {
 	}
 }
 
-// storeConfig is how the store's own ServiceAccount talks to the API server.
+// storeConfig returns the client configuration of the store's ServiceAccount.
 func storeConfig(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:semmoe-system:semmoe-store"}
@@ -134,7 +134,7 @@ func testOptions(dir string) Options {
 	}
 }
 
-// running is a store that serves.
+// running is a running store.
 type running struct {
 	address, metrics string
 	stop             context.CancelFunc
@@ -165,7 +165,7 @@ func start(t *testing.T, config *rest.Config, options Options) *running {
 	t.Cleanup(func() {
 		stop()
 		if err, ok := <-r.ended; ok && err != nil {
-			t.Errorf("the store ended with %v", err)
+			t.Errorf("the store exited with %v", err)
 		}
 	})
 	return r
@@ -176,7 +176,7 @@ func startDefault(t *testing.T, dir string) *running {
 	return start(t, storeConfig(environment.Config), testOptions(dir))
 }
 
-// caFile writes the certificate that the store has published.
+// caFile writes the published certificate of the store to a file.
 func caFile(t *testing.T) string {
 	t.Helper()
 	published, err := api.CoreV1().ConfigMaps("semmoe-system").Get(t.Context(), "semmoe-store-ca", metav1.GetOptions{})
@@ -206,7 +206,7 @@ func clientFor(t *testing.T, address, token string) *artifact.Client {
 
 var podNumber atomic.Int32
 
-// createPod makes a pod of a name of its own.
+// createPod creates a pod with a unique name.
 func createPod(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	pod = pod.DeepCopy()
@@ -219,7 +219,7 @@ func createPod(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	return created
 }
 
-// token asks the API server for a token; without a pod, for an unbound one.
+// token requests a token from the API server. Without a pod the token is unbound.
 func token(t *testing.T, namespace, account string, pod *corev1.Pod, audiences ...string) string {
 	t.Helper()
 	spec := authenticationv1.TokenRequestSpec{Audiences: audiences, ExpirationSeconds: ptr.To[int64](600)}
@@ -243,7 +243,7 @@ func managerToken(t *testing.T) string {
 	return token(t, "semmoe-system", "semmoe-manager", nil, artifact.Audience)
 }
 
-// resign changes a token's claims and signs it with the API server's own key.
+// resign changes the claims of a token and signs it with the key of the API server.
 func resign(t *testing.T, token string, change func(claims map[string]any)) string {
 	t.Helper()
 	parts := strings.Split(token, ".")
@@ -273,14 +273,14 @@ func resign(t *testing.T, token string, change func(claims map[string]any)) stri
 	return signed + "." + base64.RawURLEncoding.EncodeToString(signature)
 }
 
-// A child is a store in a process of its own, which can be killed, or have a small disk.
+// A child is a store in a separate process, which can be killed, or have a small disk.
 
 const childVariable = "SEMMOE_TEST_STORE"
 
 type childOptions struct {
 	KubeConfig []byte
 	Dir        string
-	// DiskBytes is the size of a file system that is mounted on Dir, in a namespace of the child's own; 0 means none.
+	// DiskBytes is the size of a file system that is mounted on Dir in a separate mount namespace; 0 means none.
 	DiskBytes int64
 }
 
@@ -305,7 +305,7 @@ func runChild(text string) error {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	go func() {
-		io.Copy(io.Discard, os.Stdin) //nolint:errcheck // its end is what counts
+		io.Copy(io.Discard, os.Stdin) //nolint:errcheck // only the end of the input matters
 		stop()
 	}()
 	return Run(ctx, clients, testOptions(options.Dir), func(service, _ net.Addr) { fmt.Println(service) })
@@ -344,20 +344,20 @@ func startChild(t *testing.T, options childOptions) *child {
 	command.Stderr = &stderr
 	if err := command.Start(); err != nil {
 		if options.DiskBytes > 0 && (errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC)) {
-			t.Skipf("this machine refuses the namespaces that a small disk needs: %v", err)
+			t.Skipf("this machine does not allow the namespaces for a small disk: %v", err)
 		}
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		stdin.Close()
-		command.Wait() //nolint:errcheck // it may have been killed by the test
+		command.Wait() //nolint:errcheck // the test may have killed it
 	})
 	line := make([]byte, 64)
 	n, err := stdout.Read(line)
 	if err != nil {
 		stdin.Close()
-		command.Wait() //nolint:errcheck // its output says more
-		t.Fatalf("the child ended: %s", stderr.String())
+		command.Wait() //nolint:errcheck // the output contains the error
+		t.Fatalf("the child exited: %s", stderr.String())
 	}
 	return &child{address: strings.TrimSpace(string(line[:n])), process: command.Process}
 }
@@ -367,7 +367,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !condition(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
+			t.Fatalf("timeout after 20 s: %s", what)
 		}
 	}
 }

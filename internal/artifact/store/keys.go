@@ -6,9 +6,9 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// Keys are flat, so that no empty directories remain: namespace.kind.id.digest, or namespace.kind.id.result. No part of
-// a scope holds a dot, and the longest key is 200 characters, which leaves room for a temporary name's suffix in the 255
-// of a file name.
+// Keys are flat, so that no empty directories remain: namespace.kind.id.digest, or namespace.kind.id.result. The parts
+// of a scope contain no dots. The longest key has 200 characters, so that a key with the suffix of a temporary name
+// fits into a file name of 255 characters.
 func scopePrefix(scope artifact.Scope) string {
 	return scope.Namespace + "." + string(scope.Kind) + "." + scope.ID + "."
 }
@@ -19,7 +19,7 @@ func artifactKey(scope artifact.Scope, digest artifact.Digest) string {
 
 func resultKey(scope artifact.Scope) string { return scopePrefix(scope) + "result" }
 
-// parseArtifactKey tells what an artifact's key names. It refuses every other name that a bucket may hold.
+// parseArtifactKey parses the key of an artifact. It returns false for all other names in a bucket.
 func parseArtifactKey(key string) (artifact.Scope, artifact.Digest, bool) {
 	parts := strings.Split(key, ".")
 	if len(parts) != 4 {
@@ -30,7 +30,7 @@ func parseArtifactKey(key string) (artifact.Scope, artifact.Digest, bool) {
 	return scope, digest, err == nil && scope.Validate() == nil
 }
 
-// isTemporaryName tells whether fileblob uses the name while it writes an object: key.time.tmp.
+// isTemporaryName reports whether a name is a temporary name of fileblob: key.time.tmp.
 func isTemporaryName(name string) bool {
 	parts := strings.Split(name, ".")
 	if len(parts) != 6 || parts[5] != "tmp" {

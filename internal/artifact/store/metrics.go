@@ -8,15 +8,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// What the API server said of a token.
+// The results of token reviews.
 const (
 	reviewAccepted = "accepted"
 	reviewRefused  = "refused"
 	reviewError    = "error"
 )
 
-// metrics are the store's own; their labels are bounded by the operations of the protocol, HTTP status codes and the
-// values below.
+// metrics holds the metrics of the store. The label values are the operations of the protocol, HTTP status codes and
+// the values below.
 type metrics struct {
 	requests *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
@@ -44,7 +44,8 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 			Name: "semmoe_store_corrupt_reads_total", Help: "Reads of an artifact whose stored bytes are not those of its digest.",
 		}),
 	}
-	// What is alerted on or shown must begin with none: a counter that begins with the first would hide it.
+	// The counters are initialized with 0, because an increase from a missing series is not visible in alerts and
+	// dashboards.
 	m.requests.WithLabelValues("put", strconv.Itoa(http.StatusInsufficientStorage))
 	for _, result := range []string{reviewAccepted, reviewRefused, reviewError} {
 		m.reviews.WithLabelValues(result)
@@ -54,7 +55,7 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 	return m
 }
 
-// watchSpace adds the space of a store on a directory.
+// watchSpace registers the space metrics of a store on a directory.
 func watchSpace(registry *prometheus.Registry, store *Store) {
 	if store.dir == nil {
 		return
@@ -62,7 +63,7 @@ func watchSpace(registry *prometheus.Registry, store *Store) {
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_store_free_bytes", Help: "Bytes that the store's volume can still take; absent in a bucket.",
 	}, func() float64 {
-		free, _, _ := store.dir.space() // one that cannot be asked can take nothing
+		free, _, _ := store.dir.space() // an error counts as no free space
 		return float64(free)
 	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_store_capacity_bytes", Help: "Bytes that the store's volume holds in all; absent in a bucket.",

@@ -10,24 +10,24 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// Verb is what a request does with a scope.
+// Verb is the operation of a request on a scope.
 type Verb string
 
-// The verbs. Read includes listing; Delete, and listing all scopes, are the manager's alone.
+// The verbs. Read includes listing. Only the manager is allowed to delete, and to list all scopes.
 const (
 	Read   Verb = "read"
 	Write  Verb = "write"
 	Delete Verb = "delete"
 )
 
-// Authorize tells why a pod may not do something with a scope, or returns nil if it may. The package's documentation has
-// the table.
+// Authorize returns an error if a pod is not allowed to perform an operation on a scope. The package documentation
+// contains the table of permissions.
 func Authorize(pod *corev1.Pod, verb Verb, scope artifact.Scope) error {
 	if pod.Namespace != scope.Namespace {
-		return fmt.Errorf("pod %s/%s may not %s artifacts of namespace %s: only of its own", pod.Namespace, pod.Name, verb, scope.Namespace)
+		return fmt.Errorf("pod %s/%s is not allowed to %s artifacts of namespace %s, only of its own namespace", pod.Namespace, pod.Name, verb, scope.Namespace)
 	}
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-		return fmt.Errorf("pod %s/%s may not %s artifacts: it has ended", pod.Namespace, pod.Name, verb)
+		return fmt.Errorf("pod %s/%s is not allowed to %s artifacts: the pod has ended", pod.Namespace, pod.Name, verb)
 	}
 	switch {
 	case scope.Kind == artifact.Profile && (verb == Read || verb == Write) && profiles(pod, scope.ID):
@@ -35,18 +35,18 @@ func Authorize(pod *corev1.Pod, verb Verb, scope artifact.Scope) error {
 	case scope.Kind == artifact.Plan && verb == Read && (isRouter(pod) || serves(pod, scope.ID)):
 		return nil
 	}
-	return fmt.Errorf("pod %s/%s may not %s %s: it is of component %q, inputs %q, plan %q", pod.Namespace, pod.Name, verb, scope,
+	return fmt.Errorf("pod %s/%s is not allowed to %s %s: the pod has component %q, inputs %q, plan %q", pod.Namespace, pod.Name, verb, scope,
 		pod.Labels[semmoev1.LabelComponent], pod.Labels[semmoev1.LabelInputs], pod.Annotations[semmoev1.AnnotationPlanDigest])
 }
 
-// profiles tells whether the pod is one of a Job that makes the profile.
+// profiles reports whether the pod belongs to a Job that creates the profile.
 func profiles(pod *corev1.Pod, id string) bool {
 	owner := metav1.GetControllerOf(pod)
 	return owner != nil && owner.Kind == "Job" &&
 		pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentProfile && pod.Labels[semmoev1.LabelInputs] == id
 }
 
-// serves tells whether the pod was made for the plan.
+// serves reports whether the pod serves with the plan.
 func serves(pod *corev1.Pod, id string) bool {
 	digest, err := artifact.ParseDigest(pod.Annotations[semmoev1.AnnotationPlanDigest])
 	return err == nil && digest.Short() == id

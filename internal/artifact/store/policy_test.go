@@ -56,7 +56,7 @@ func TestAuthorize(t *testing.T) {
 	cases := map[string]struct {
 		pod   *corev1.Pod
 		scope artifact.Scope
-		verbs string // those that are allowed
+		verbs string // allowed verbs
 	}{
 		"profile, own inputs":              {profiler, profile, "read write"},
 		"profile, other inputs":            {profiler, id(profile, "ffffffffffffffff"), ""},
@@ -90,7 +90,7 @@ func TestAuthorize(t *testing.T) {
 					t.Errorf("%s: error %v, want allowed: %t", verb, err, allowed)
 				}
 				if err != nil && !strings.Contains(err.Error(), "team-a/"+tc.pod.Name) {
-					t.Errorf("%s: %q does not name the pod", verb, err)
+					t.Errorf("%s: %q does not contain the name of the pod", verb, err)
 				}
 			}
 		})

@@ -26,22 +26,22 @@ import (
 )
 
 const (
-	// knownFor bounds how long a pod that is gone, or relabelled, keeps its access.
+	// knownFor limits the time that a deleted or relabeled pod keeps its access.
 	knownFor = time.Minute
-	// refusedFor spares the API server the questions of a caller that insists.
+	// refusedFor is the time that a rejection is cached, to limit the reviews for a caller that retries.
 	refusedFor = 10 * time.Second
-	// cacheSize bounds the tokens that are remembered; each has a pod of a few kilobytes.
+	// cacheSize is the maximum number of cached tokens. Each has a pod of a few kilobytes.
 	cacheSize = 2048
-	// maxToken is above any token that an API server issues.
+	// maxToken is the maximum length of a token. API servers issue shorter tokens.
 	maxToken = 16 << 10
-	// reviewTimeout bounds how long a request waits for the API server.
+	// reviewTimeout limits the time that a request waits for the API server.
 	reviewTimeout = 10 * time.Second
-	// strangeRate and strangeBurst bound the tokens that were never confirmed, of one address, that the API server is asked about:
-	// they are a fraction of what the store may ask it, so that nobody who makes up tokens keeps others waiting. strangeFor is how long
-	// an address is remembered for that.
-	strangeRate  = 10
-	strangeBurst = 50
-	strangeFor   = time.Minute
+	// newTokenRate and newTokenBurst limit the reviews of unconfirmed tokens per address. The limits are a fraction of
+	// the store's rate limit for the API server, so that a client with made-up tokens does not delay other clients.
+	// limiterLifetime is the time after which an address is forgotten.
+	newTokenRate    = 10
+	newTokenBurst   = 50
+	limiterLifetime = time.Minute
 )
 
 const (
@@ -50,13 +50,13 @@ const (
 	serviceAccountTag = "system:serviceaccount:"
 )
 
-// caller is who sent a request: the manager, or a pod.
+// caller is the sender of a request: the manager or a pod.
 type caller struct {
 	manager bool
 	pod     *corev1.Pod
 }
 
-// name is for logs.
+// name returns the name of the caller for logs.
 func (c caller) name() string {
 	if c.manager {
 		return "manager"
@@ -71,18 +71,19 @@ func (c caller) authorize(verb Verb, scope artifact.Scope) error {
 	return Authorize(c.pod, verb, scope)
 }
 
-// reviewer finds out from the API server who a token belongs to.
+// reviewer authenticates tokens with the API server (TokenReview).
 type reviewer struct {
 	clients kubernetes.Interface
 	manager string // user name
 	metrics *metrics
 	known   *cache.LRUExpireCache // sha256 of the token -> verdict
-	// confirmed holds the sha256 of tokens that were accepted, until they end; strangers a rate limiter by address.
-	confirmed, strangers *cache.LRUExpireCache
-	flights              singleflight.Group
+	// confirmed contains the SHA-256 digests of accepted tokens until they expire. limiters contains a rate limiter
+	// per address.
+	confirmed, limiters *cache.LRUExpireCache
+	flights             singleflight.Group
 }
 
-// verdict is a caller, or why there is none.
+// verdict is a caller or an error.
 type verdict struct {
 	caller  caller
 	refusal error
@@ -93,15 +94,15 @@ func newReviewer(clients kubernetes.Interface, manager types.NamespacedName, m *
 		clients: clients,
 		manager: serviceAccountTag + manager.Namespace + ":" + manager.Name,
 		metrics: m,
-		known:   cache.NewLRUExpireCache(cacheSize), confirmed: cache.NewLRUExpireCache(cacheSize), strangers: cache.NewLRUExpireCache(cacheSize),
+		known:   cache.NewLRUExpireCache(cacheSize), confirmed: cache.NewLRUExpireCache(cacheSize), limiters: cache.NewLRUExpireCache(cacheSize),
 	}
 }
 
-// identify returns the caller that a token belongs to, which an address has sent. The error is a refusal (401), or says that the API
-// server is not asked about so many tokens of the address (429), or cannot be asked (503).
+// identify returns the caller of a token that an address has sent. The error has status 401 for an invalid token, 429
+// if the address has sent too many new tokens, and 503 if the API server does not respond.
 func (r *reviewer) identify(ctx context.Context, address, token string) (caller, error) {
 	if token == "" || len(token) > maxToken {
-		return caller{}, fail(http.StatusUnauthorized, "a bearer token of a service account is required")
+		return caller{}, fail(http.StatusUnauthorized, "a service account token is required as bearer token")
 	}
 	key := sha256.Sum256([]byte(token))
 	if v, ok := r.known.Get(key); ok {
@@ -110,10 +111,11 @@ func (r *reviewer) identify(ctx context.Context, address, token string) (caller,
 	if err := plausible(token, time.Now()); err != nil {
 		return caller{}, err
 	}
-	// One question for all the requests that a client sends at once, which outlives the one that came first.
+	// Concurrent requests with the same token share one review, which is independent of the context of the first
+	// request.
 	v, err, _ := r.flights.Do(string(key[:]), func() (any, error) {
 		if _, confirmed := r.confirmed.Get(key); !confirmed && !r.admits(address) {
-			return nil, fail(http.StatusTooManyRequests, "more than %d new tokens a second come from this address", strangeRate)
+			return nil, fail(http.StatusTooManyRequests, "this address has sent more than %d new tokens per second", newTokenRate)
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
@@ -128,7 +130,7 @@ func (r *reviewer) identify(ctx context.Context, address, token string) (caller,
 		case errors.As(err, &refusal):
 			r.known.Add(key, verdict{refusal: err}, refusedFor)
 		default:
-			return nil, because(fail(http.StatusServiceUnavailable, "the token cannot be checked now"), err)
+			return nil, withCause(fail(http.StatusServiceUnavailable, "the token cannot be verified at the moment"), err)
 		}
 		return verdict{c, err}, nil
 	})
@@ -138,17 +140,18 @@ func (r *reviewer) identify(ctx context.Context, address, token string) (caller,
 	return v.(verdict).caller, v.(verdict).refusal
 }
 
-// admits reports whether the API server may be asked about one more new token of an address.
+// admits reports whether the rate limit of an address allows another token review.
 func (r *reviewer) admits(address string) bool {
-	limiter, ok := r.strangers.Get(address)
+	limiter, ok := r.limiters.Get(address)
 	if !ok {
-		limiter = flowcontrol.NewTokenBucketRateLimiter(strangeRate, strangeBurst)
+		limiter = flowcontrol.NewTokenBucketRateLimiter(newTokenRate, newTokenBurst)
 	}
-	r.strangers.Add(address, limiter, strangeFor)
+	r.limiters.Add(address, limiter, limiterLifetime)
 	return limiter.(flowcontrol.RateLimiter).TryAccept()
 }
 
-// review asks the API server. An error that is no StatusError means that it did not answer.
+// review sends a TokenReview to the API server. An error that is not a StatusError means that the API server did not
+// respond.
 func (r *reviewer) review(ctx context.Context, token string) (caller, error) {
 	review, err := r.clients.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{artifact.Audience}},
@@ -159,9 +162,9 @@ func (r *reviewer) review(ctx context.Context, token string) (caller, error) {
 	status := review.Status
 	switch {
 	case !status.Authenticated:
-		return caller{}, because(fail(http.StatusUnauthorized, "the token is not valid for audience %s", artifact.Audience), errors.New(status.Error))
+		return caller{}, withCause(fail(http.StatusUnauthorized, "the token is not valid for audience %s", artifact.Audience), errors.New(status.Error))
 	case !slices.Contains(status.Audiences, artifact.Audience):
-		// An authenticator that knows no audiences would let any token pass.
+		// An authenticator without support for audiences would accept any token.
 		return caller{}, fail(http.StatusUnauthorized, "the token is for the audiences %q, not for %s", status.Audiences, artifact.Audience)
 	case status.User.Username == r.manager:
 		return caller{manager: true}, nil
@@ -178,7 +181,7 @@ func (r *reviewer) review(ctx context.Context, token string) (caller, error) {
 	case err != nil:
 		return caller{}, err
 	}
-	// What the policy looks at; the rest of a pod can be large.
+	// Only the fields that the policy needs are kept, because a pod can be large.
 	return caller{pod: &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
@@ -195,13 +198,13 @@ func first(values authenticationv1.ExtraValue) string {
 	return values[0]
 }
 
-// claims are what a token says of itself.
+// claims are the unverified claims of a token.
 type claims struct {
 	Audience audiences `json:"aud"`
 	Expiry   int64     `json:"exp"`
 }
 
-// audiences are one, as a text, or several.
+// audiences is encoded as a string or as a list of strings.
 type audiences []string
 
 func (a *audiences) UnmarshalJSON(data []byte) error {
@@ -224,32 +227,32 @@ func claimsOf(token string) (c claims, ok bool) {
 	return c, true
 }
 
-// plausible refuses what the API server need not be asked about: a token that does not even say that it is for the store, and has
-// time left.
+// plausible rejects tokens that need no review by the API server: tokens that are malformed, have a different audience,
+// or have expired.
 func plausible(token string, now time.Time) error {
 	c, ok := claimsOf(token)
 	switch {
 	case !ok:
-		return fail(http.StatusUnauthorized, "the token is not valid for audience %s: it is no token of a service account", artifact.Audience)
+		return fail(http.StatusUnauthorized, "the token is not valid for audience %s: it is not a service account token", artifact.Audience)
 	case !slices.Contains(c.Audience, artifact.Audience):
 		return fail(http.StatusUnauthorized, "the token is not valid for audience %s: it is for the audiences %q", artifact.Audience, []string(c.Audience))
 	case !time.Unix(c.Expiry, 0).After(now):
-		return fail(http.StatusUnauthorized, "the token is not valid for audience %s: it has ended at %s", artifact.Audience, time.Unix(c.Expiry, 0).UTC().Format(time.RFC3339))
+		return fail(http.StatusUnauthorized, "the token is not valid for audience %s: it expired at %s", artifact.Audience, time.Unix(c.Expiry, 0).UTC().Format(time.RFC3339))
 	}
 	return nil
 }
 
-// expiry is when a token that the API server has confirmed ends.
+// expiry returns the expiration time of a confirmed token.
 func expiry(token string) time.Time {
 	c, _ := claimsOf(token)
 	return time.Unix(c.Expiry, 0)
 }
 
-// because adds a cause to the error of an answer. The cause is logged, and not sent: it can name addresses and other objects of the
-// cluster.
-func because(answer, cause error) error { return fmt.Errorf("%w (%w)", answer, cause) }
+// withCause adds a cause to the error of a response. The cause is logged but not sent, because it can contain addresses
+// and names of cluster objects.
+func withCause(answer, cause error) error { return fmt.Errorf("%w (%w)", answer, cause) }
 
-// fail makes the error of an answer.
+// fail returns the error of a response.
 func fail(code int, format string, args ...any) error {
 	return &artifact.StatusError{Code: code, Message: strings.TrimRight(fmt.Sprintf(format, args...), ": ")}
 }

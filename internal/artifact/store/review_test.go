@@ -19,8 +19,8 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// Answers that this release's API server does not give, but that another authenticator behind it may. TestTokens has the
-// real one.
+// Token reviews that the API server of the test does not return, but that other authenticators may return. TestTokens
+// uses the real API server.
 func TestReviewAnswers(t *testing.T) {
 	pod := profilePod("p")
 	pod.UID = "uid-1"
@@ -30,7 +30,7 @@ func TestReviewAnswers(t *testing.T) {
 	ours := []string{artifact.Audience}
 	cases := map[string]struct {
 		status authenticationv1.TokenReviewStatus
-		want   string // part of the refusal; empty: accepted
+		want   string // part of the error; empty: accepted
 	}{
 		"good":                          {authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: ours, User: user("system:serviceaccount:team-a:default", "p", "uid-1")}, ""},
 		"manager":                       {authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: ours, User: authenticationv1.UserInfo{Username: "system:serviceaccount:s:m"}}, ""},
@@ -58,33 +58,33 @@ func TestReviewAnswers(t *testing.T) {
 					t.Errorf("error %v, want one with %q", err, tc.want)
 				}
 				if err != nil && (who.manager || who.pod != nil) {
-					t.Errorf("refused, but known as %+v", who)
+					t.Errorf("rejected, but identified as %+v", who)
 				}
 			}
 			if reviews != 1 {
-				t.Errorf("the API server was asked %d times", reviews)
+				t.Errorf("%d token reviews", reviews)
 			}
 		})
 	}
 }
 
-// What does not even say that it is a token for the store, and has time left, is no question to the API server.
+// Tokens without the audience of the store, or that have expired, are rejected without a token review.
 func TestPlausible(t *testing.T) {
 	at := time.Unix(1_900_000_000, 0)
 	payload := func(text string) string { return "e30." + base64.RawURLEncoding.EncodeToString([]byte(text)) + ".e30" }
-	const noToken = "no token of a service account"
+	const noToken = "not a service account token"
 	cases := map[string]struct {
 		token string
 		now   time.Time
-		want  string // part of the refusal; empty: plausible
+		want  string // part of the error; empty: plausible
 	}{
 		"token":               {jwt(at), at.Add(-time.Second), ""},
 		"one audience":        {payload(`{"aud":"artifacts.semmoe.io","exp":1900000000}`), at.Add(-time.Hour), ""},
 		"several audiences":   {payload(`{"aud":["x","artifacts.semmoe.io"],"exp":1900000000}`), at.Add(-time.Hour), ""},
-		"ended":               {jwt(at), at, "it has ended at 2030-03-17T17:46:40Z"},
+		"ended":               {jwt(at), at, "it expired at 2030-03-17T17:46:40Z"},
 		"another audience":    {payload(`{"aud":["x"],"exp":1900000000}`), at.Add(-time.Hour), `audiences ["x"]`},
 		"no audience":         {payload(`{"exp":1900000000}`), at.Add(-time.Hour), "audiences []"},
-		"no expiry":           {payload(`{"aud":["artifacts.semmoe.io"]}`), at, "it has ended"},
+		"no expiry":           {payload(`{"aud":["artifacts.semmoe.io"]}`), at, "it expired"},
 		"two parts":           {"e30.e30", at, noToken},
 		"not base64":          {"e30.*.e30", at, noToken},
 		"not JSON":            {"e30.eHg.e30", at, noToken},
@@ -102,9 +102,9 @@ func TestPlausible(t *testing.T) {
 	}
 }
 
-// Made-up tokens of one address are refused before they cost as many questions as there are, and hold up neither those of another
-// nor tokens that were confirmed.
-func TestStrangeTokens(t *testing.T) {
+// The number of token reviews for made-up tokens is limited per address. They delay neither tokens of other addresses
+// nor confirmed tokens.
+func TestMadeUpTokens(t *testing.T) {
 	clients := fake.NewClientset()
 	ours, reviews := jwt(time.Now().Add(time.Hour)), 0
 	clients.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -132,7 +132,7 @@ func TestStrangeTokens(t *testing.T) {
 		}
 	}
 	if refused < 900 || reviews > 100 {
-		t.Errorf("%d of 1000 made-up tokens are refused without a question; there were %d", refused, reviews)
+		t.Errorf("%d of 1000 made-up tokens were rejected without a token review, with %d reviews", refused, reviews)
 	}
 	r.known.RemoveAll(func(any) bool { return true })
 	is("10.0.0.1", ours, 0)

@@ -24,8 +24,8 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// objectStorage speaks the part of the S3 protocol that the store needs, path style: objects, conditional writes, uploads
-// in parts, and a limit on what it takes.
+// objectStorage implements the part of the S3 protocol that the store needs, with path-style URLs: objects, conditional
+// writes, multipart uploads, and a size limit.
 type objectStorage struct {
 	capacity int
 
@@ -125,7 +125,7 @@ func (o *objectStorage) list(w http.ResponseWriter, prefix string) {
 func answer(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "application/xml")
 	w.WriteHeader(status)
-	io.WriteString(w, text) //nolint:errcheck // the client went away
+	io.WriteString(w, text) //nolint:errcheck // the client has disconnected
 }
 
 func etag(data []byte) string {
@@ -133,10 +133,10 @@ func etag(data []byte) string {
 	return `"` + hex.EncodeToString(sum[:]) + `"`
 }
 
-// s3URL, with an endpoint after it, is a bucket there.
+// s3URL is the URL of a bucket. The endpoint is appended to it.
 const s3URL = "s3://bucket?region=local&use_path_style=true&request_checksum_calculation=when_required&response_checksum_validation=when_required&endpoint="
 
-// bucketVariable has this program ask a bucket, and tell its answer.
+// bucketVariable is the environment variable that makes this program access a bucket and print the result.
 const bucketVariable = "SEMMOE_TEST_BUCKET"
 
 func askBucket(url string) error {
@@ -163,7 +163,7 @@ func openS3(t *testing.T, storage *objectStorage) *Store {
 	return store
 }
 
-// A bucket whose certificate is of an authority that the cluster alone knows is reached where $SSL_CERT_DIR names a directory with that.
+// A bucket with a certificate of a private CA is reachable if $SSL_CERT_DIR contains the CA certificate.
 func TestS3OfAPrivateAuthority(t *testing.T) {
 	server := httptest.NewTLSServer(&objectStorage{objects: map[string]object{}})
 	t.Cleanup(server.Close)
@@ -173,7 +173,7 @@ func TestS3OfAPrivateAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	for directory, want := range map[string]string{given: "ready: <nil>\n", t.TempDir(): "certificate signed by unknown authority"} {
-		command := exec.Command(os.Args[0]) // a process reads its authorities once
+		command := exec.Command(os.Args[0]) // a process reads its CA certificates only once
 		command.Env = []string{"SSL_CERT_DIR=" + directory, "AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=secret", "AWS_MAX_ATTEMPTS=1", bucketVariable + "=" + s3URL + server.URL}
 		if output, err := command.CombinedOutput(); err != nil || !strings.Contains(string(output), want) {
 			t.Errorf("want %q, got %v\n%s", want, err, output)
@@ -187,7 +187,7 @@ func TestS3(t *testing.T) {
 	if err := store.Ready(t.Context()); err != nil {
 		t.Error(err)
 	}
-	for _, size := range []int{0, 1000, 24 << 20} { // the last in parts
+	for _, size := range []int{0, 1000, 24 << 20} { // the last one is a multipart upload
 		data, digest := randomBytes(t, size)
 		put(t, store, scopeA, data)
 		if got, err := read(store, scopeA, digest); err != nil || !bytes.Equal(got, data) {
@@ -214,7 +214,7 @@ func TestS3(t *testing.T) {
 	}
 }
 
-// Another process published between our look and our write: the condition of the write decides.
+// If another process publishes between the read and the write, the condition of the write fails.
 func TestS3PublishOfTwoStores(t *testing.T) {
 	storage := &objectStorage{capacity: 1 << 20}
 	store := openS3(t, storage)
@@ -233,7 +233,7 @@ func TestS3PublishOfTwoStores(t *testing.T) {
 	}
 	group.Wait()
 	if slices.Max(won) != slices.Min(won) {
-		t.Errorf("several results won: %q", won)
+		t.Errorf("several results were published: %q", won)
 	}
 }
 
@@ -241,7 +241,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// What is refused becomes no object, and no part of it stays.
+// A failed upload creates no object, and leaves no parts.
 func TestS3PutRefusals(t *testing.T) {
 	small, smallDigest := randomBytes(t, 1000)
 	large, largeDigest := randomBytes(t, 24<<20)
@@ -251,7 +251,7 @@ func TestS3PutRefusals(t *testing.T) {
 		body   io.Reader
 		size   int
 		want   func(error) bool
-		ends   int // the context ends after so many bytes; 0 means never
+		ends   int // the number of bytes after which the context ends; 0 means never
 	}{
 		"other bytes":           {largeDigest, bytes.NewReader(small), 1000, func(err error) bool { return code(err) == http.StatusUnprocessableEntity }, 0},
 		"other bytes, in parts": {smallDigest, bytes.NewReader(large), 24 << 20, func(err error) bool { return code(err) == http.StatusUnprocessableEntity }, 0},

@@ -23,27 +23,27 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// maxConnections is for the pods of a large cluster that start at the same time: each fetches one plan.
+// maxConnections is enough for the pods of a large cluster that start at the same time. Each pod fetches one plan.
 const maxConnections = 512
 
 // Options are the settings of a store.
 type Options struct {
-	// URL names the bucket, see Open.
+	// URL is the URL of the bucket, see Open.
 	URL string
 	// BindAddress is for clients (HTTPS), MetricsAddress for /healthz, /readyz and /metrics (HTTP).
 	BindAddress, MetricsAddress string
-	// TLSCertFile and TLSKeyFile hold the server's certificate and key, as PEM. They are read anew when they change.
-	// Without them the store has its own certificate authority.
+	// TLSCertFile and TLSKeyFile are the paths of the server's certificate and key, as PEM. They are reloaded when they
+	// change. If they are empty, the store uses its own CA.
 	TLSCertFile, TLSKeyFile string
-	// Authority names the Secret and the ConfigMap of the store's own authority, TLSHosts the names and addresses that
-	// its certificate is for.
+	// Authority is the name of the Secret and the ConfigMap of the store's CA. TLSHosts are the DNS names and IP
+	// addresses of its certificate.
 	Authority types.NamespacedName
 	TLSHosts  []string
-	// Manager is the ServiceAccount that may do everything.
+	// Manager is the ServiceAccount with all permissions.
 	Manager types.NamespacedName
-	// MaxArtifactBytes is the size of the largest artifact that is stored.
+	// MaxArtifactBytes is the maximum size of an artifact.
 	MaxArtifactBytes int64
-	// DrainTimeout bounds how long running requests may take once the store was told to stop.
+	// DrainTimeout limits the time of running requests after a shutdown starts.
 	DrainTimeout time.Duration
 }
 
@@ -51,21 +51,21 @@ func (o *Options) validate() error {
 	ownAuthority := o.TLSCertFile == ""
 	switch {
 	case (o.TLSCertFile == "") != (o.TLSKeyFile == ""):
-		return errors.New("TLS certificate file and TLS key file: give both, or none for an own certificate authority")
+		return errors.New("TLS certificate file and TLS key file: set both, or none to use the store's own certificate authority")
 	case ownAuthority && (o.Authority.Namespace == "" || o.Authority.Name == ""):
-		return fmt.Errorf("certificate authority %q: must be namespace/name", o.Authority)
+		return fmt.Errorf("certificate authority: %q is invalid: must be namespace/name", o.Authority)
 	case ownAuthority && len(o.TLSHosts) == 0:
-		return errors.New("TLS hosts: at least one name or address that clients use is required")
+		return errors.New("TLS hosts: at least one DNS name or IP address is required")
 	case o.Manager.Namespace == "" || o.Manager.Name == "":
-		return fmt.Errorf("manager's ServiceAccount %q: must be namespace/name", o.Manager)
+		return fmt.Errorf("ServiceAccount of the manager: %q is invalid: must be namespace/name", o.Manager)
 	case o.MaxArtifactBytes <= 0:
-		return fmt.Errorf("largest artifact: %d bytes: must be positive", o.MaxArtifactBytes)
+		return fmt.Errorf("maximum artifact size: %d bytes is invalid: must be positive", o.MaxArtifactBytes)
 	}
 	return nil
 }
 
-// Run serves until the context ends, then lets the running requests finish. started is called with the addresses once
-// both accept connections; it may be nil.
+// Run serves until the context ends, and then waits for running requests. It calls started, which may be nil, with the
+// addresses after both servers accept connections.
 func Run(ctx context.Context, clients kubernetes.Interface, options Options, started func(service, metrics net.Addr)) error {
 	log := logr.FromContextOrDiscard(ctx)
 	if err := options.validate(); err != nil {
@@ -96,7 +96,8 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options, sta
 	if store.dir == nil {
 		routes.uploads.max = maxBucketUploads
 	}
-	// There is no limit of a whole request, since artifacts are large: the handler limits how long a transfer may stop.
+	// There is no time limit for a whole request, because artifacts are large. The handler limits the time without
+	// progress.
 	service := httpserver.New(httpserver.Options{
 		Handler: routes.routes(), Log: log, MaxConnections: maxConnections,
 		TLS: &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: certificate},
@@ -124,7 +125,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options, sta
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), options.DrainTimeout)
 		defer cancel()
 		err := service.Shutdown(drain)
-		if errors.Is(err, context.DeadlineExceeded) { // transfers that are left end now, and leave nothing behind
+		if errors.Is(err, context.DeadlineExceeded) { // Close ends the remaining transfers, which leave no partial artifacts
 			err = service.Close()
 		}
 		return errors.Join(err, probes.Close())
@@ -132,7 +133,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options, sta
 	return group.Wait()
 }
 
-// certificates returns where the server's certificate comes from.
+// certificates returns the source of the server's certificate.
 func certificates(ctx context.Context, group *errgroup.Group, clients kubernetes.Interface, options Options) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	if options.TLSCertFile == "" {
 		own, certificate, err := loadAuthority(ctx, clients, options.Authority)
@@ -165,7 +166,7 @@ func probeRoutes(store *Store, registry *prometheus.Registry, log logr.Logger) h
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		if err := store.Ready(r.Context()); err != nil {
 			log.Info("Not ready", "reason", err.Error())
-			http.Error(w, "the store cannot reach its bucket; its log has the cause", http.StatusServiceUnavailable)
+			http.Error(w, "the store cannot reach its bucket; its log contains the cause", http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ok")

@@ -28,8 +28,8 @@ import (
 	"github.com/semmoe/operator/test/metricsdoc"
 )
 
-// One pass as the product makes it: a profile stores its result, the manager finds it by the inputs alone and stores
-// tables, a router reads them; the sweep removes what nothing names.
+// The sequence of a deployment: a profiling pod stores its result, the manager finds the result by the inputs and
+// stores tables, and a router reads the tables. The sweep removes unreferenced artifacts.
 func TestPass(t *testing.T) {
 	store := startDefault(t, t.TempDir())
 	ctx := t.Context()
@@ -38,7 +38,7 @@ func TestPass(t *testing.T) {
 	router := clientFor(t, store.address, podToken(t, makePod("router", map[string]string{"semmoe.io/component": "router"}, nil, "ReplicaSet")))
 
 	trace, _ := randomBytes(t, 5<<20)
-	digest, err := profile.Put(ctx, scopeA, io.MultiReader(bytes.NewReader(trace))) // cannot seek
+	digest, err := profile.Put(ctx, scopeA, io.MultiReader(bytes.NewReader(trace))) // not an io.Seeker
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,16 +88,16 @@ func TestPass(t *testing.T) {
 		t.Errorf("swept: %v, %v", deleted, err)
 	}
 	if _, err := manager.Published(ctx, scopeA); !errors.Is(err, artifact.ErrNotFound) {
-		t.Errorf("the result of what was swept: error %v", err)
+		t.Errorf("result of a swept scope: error %v", err)
 	}
 	if all, err := manager.ListAll(ctx); err != nil || len(all) != 1 || all[0].Scope != scopeB {
 		t.Errorf("left: %v, %v", all, err)
 	}
 	if has, err := router.Has(ctx, scopeB, digest); err != nil || has {
-		t.Errorf("has what is not there: %t, %v", has, err)
+		t.Errorf("has of a missing artifact: %t, %v", has, err)
 	}
 	if _, err := fetch(ctx, router, scopeB, digest); !errors.Is(err, artifact.ErrNotFound) {
-		t.Errorf("get what is not there: error %v", err)
+		t.Errorf("get of a missing artifact: error %v", err)
 	}
 }
 
@@ -151,7 +151,7 @@ func TestTokens(t *testing.T) {
 		"too long":                         {strings.Repeat("x", maxToken+1), artifact.ErrUnauthenticated, "bearer token"},
 		"of a pod of another profile":      {podToken(t, other), artifact.ErrForbidden, `inputs "ffffffffffffffff"`},
 		"of a pod of another namespace":    {podToken(t, elsewhere), artifact.ErrForbidden, "only of its own"},
-		"of a pod that has ended":          {token(t, "team-a", "default", done, artifact.Audience), artifact.ErrForbidden, "it has ended"},
+		"of a pod that has ended":          {token(t, "team-a", "default", done, artifact.Audience), artifact.ErrForbidden, "the pod has ended"},
 		"of the manager":                   {managerToken(t), nil, ""},
 		"of the manager, wrong audience":   {token(t, "semmoe-system", "semmoe-manager", nil), artifact.ErrUnauthenticated, "not valid for audience"},
 		"of the manager's other namespace": {token(t, "team-b", "default", nil, artifact.Audience), artifact.ErrUnauthenticated, "not bound to a pod"},
@@ -201,7 +201,7 @@ func fileExists(dir, name string) bool {
 	return err == nil
 }
 
-// rawClient sends what the client of package artifact would not.
+// rawClient sends requests that the client of package artifact does not send.
 func rawClient(t *testing.T) *http.Client {
 	t.Helper()
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: clientTLS(t)}}
@@ -246,7 +246,7 @@ func TestProtocolRefusals(t *testing.T) {
 		"wrong digest":        {"PUT", path + strings.Repeat("0", 64), bytes.NewReader(data), 1000, 422, "sha256 is " + string(digest)},
 		"wrong digest, large": {"PUT", path + strings.Repeat("0", 64), bytes.NewReader(large[:1<<20]), 1 << 20, 422, "sha256 is"},
 		"no length":           {"PUT", path + string(digest), io.MultiReader(bytes.NewReader(data)), -1, 411, "Content-Length"},
-		"too large":           {"PUT", path + string(largeDigest), bytes.NewReader(large), int64(len(large)), 413, "at most 1048576"},
+		"too large":           {"PUT", path + string(largeDigest), bytes.NewReader(large), int64(len(large)), 413, "the maximum is 1048576"},
 		"no digest":           {"PUT", path + "latest", bytes.NewReader(data), 1000, 400, "64 lower-case"},
 		"unknown kind":        {"GET", "/v1/namespaces/team-a/models/12345678/artifacts", nil, 0, 400, "must be"},
 		"bad id":              {"GET", "/v1/namespaces/team-a/plans/a.b/artifacts", nil, 0, 400, "8 to 63"},
@@ -255,7 +255,7 @@ func TestProtocolRefusals(t *testing.T) {
 		"empty result":        {"PUT", "/v1/" + scopeA.String() + "/result", strings.NewReader("{}"), 2, 400, "digest"},
 		"malformed result":    {"PUT", "/v1/" + scopeA.String() + "/result", strings.NewReader("x"), 1, 400, "body"},
 		"absent result":       {"GET", "/v1/" + scopeA.String() + "/result", nil, 0, 404, "no result"},
-		"absent artifact":     {"GET", path + string(digest), nil, 0, 404, "there is no"},
+		"absent artifact":     {"GET", path + string(digest), nil, 0, 404, "does not exist"},
 		"unknown route":       {"GET", "/v2", nil, 0, 404, ""},
 		"unknown method":      {"POST", path + string(digest), nil, 0, 405, ""},
 	}
@@ -281,7 +281,7 @@ func TestProtocolRefusals(t *testing.T) {
 	})
 }
 
-func TestFlippedByteIsRefusedByTheClient(t *testing.T) {
+func TestClientDetectsFlippedByte(t *testing.T) {
 	dir := t.TempDir()
 	store := startDefault(t, dir)
 	c := clientFor(t, store.address, managerToken(t))
@@ -344,7 +344,7 @@ func TestProbesAndMetrics(t *testing.T) {
 		`semmoe_store_requests_total{code="201",operation="put"} 1`,
 		`semmoe_store_requests_total{code="200",operation="list"} 1`,
 		`semmoe_store_transferred_bytes_total{direction="in"} 3`,
-		`semmoe_store_token_reviews_total{result="accepted"} 1`, // the second request needed none
+		`semmoe_store_token_reviews_total{result="accepted"} 1`, // the second request used the cache
 		"semmoe_store_free_bytes ",
 		"semmoe_store_capacity_bytes ",
 		`semmoe_store_requests_total{code="507",operation="put"} 0`,
@@ -370,7 +370,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	metricsdoc.Check(t, "../../../docs/metrics.md", "store", registry)
 }
 
-// With the API server away, the callers that are known are served on; the others are told to come back.
+// While the API server is unreachable, known callers are served, and other callers get an error that they retry.
 func TestWithoutAPIServer(t *testing.T) {
 	var cut atomic.Bool
 	config := storeConfig(environment.Config)
@@ -388,7 +388,7 @@ func TestWithoutAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Before clientFor, which asks the API server for the certificate.
+	// Must be called before clientFor, which reads the certificate from the API server.
 	unknown := clientFor(t, store.address, podToken(t, makePod("router", map[string]string{"semmoe.io/component": "router"}, nil, "ReplicaSet")))
 	cut.Store(true)
 	if got, err := fetch(t.Context(), known, scopeB, digest); err != nil || string(got) != "tables" {
@@ -408,7 +408,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// A client that may retry finds its store again after a restart on the same address; so does its certificate.
+// A client with retries reconnects to a store that restarts with the same address and certificate.
 func TestRetryOverRestart(t *testing.T) {
 	dir := t.TempDir()
 	options := testOptions(dir)
@@ -469,7 +469,7 @@ func TestOptionsValidate(t *testing.T) {
 		want   string
 	}{
 		"good":               {func(*Options) {}, ""},
-		"key without a file": {func(o *Options) { o.TLSKeyFile = "k" }, "give both"},
+		"key without a file": {func(o *Options) { o.TLSKeyFile = "k" }, "set both"},
 		"no authority":       {func(o *Options) { o.Authority.Name = "" }, "certificate authority"},
 		"no hosts":           {func(o *Options) { o.TLSHosts = nil }, "TLS hosts"},
 		"own certificate":    {func(o *Options) { o.TLSCertFile, o.TLSKeyFile, o.TLSHosts = "c", "k", nil }, ""},

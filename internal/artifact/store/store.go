@@ -20,27 +20,27 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// maxResult bounds what is read of a result: it is a digest in JSON.
+// maxResult limits the size of a result, which is a digest in JSON.
 const maxResult = 1 << 10
 
-// uploadTimeout bounds an upload to an S3 that does not answer; the largest artifact takes less.
+// uploadTimeout limits the time of an upload to S3. The largest artifact takes less time.
 const uploadTimeout = time.Hour
 
-// Store keeps artifacts in a bucket. It may be used concurrently. Its errors are *artifact.StatusError where the caller
-// of the protocol is told, all others are the bucket's.
+// Store stores artifacts in a bucket. It is safe for concurrent use. Errors for clients are *artifact.StatusError. All
+// other errors come from the bucket.
 type Store struct {
 	bucket *blob.Bucket
-	// dir is the bucket's directory; nil where it has none.
+	// dir is the directory of the bucket, or nil for S3.
 	dir *directory
 
-	// mu makes deletions and publications one after the other; puts only pass it. putting counts the uploads in
-	// progress of a key, which must not be deleted under them.
+	// mu serializes deletions and publications. Uploads hold it only briefly. putting counts the uploads in progress by
+	// key. A key with uploads in progress must not be deleted.
 	mu      sync.Mutex
 	putting map[string]int
 }
 
-// Open opens the bucket of a URL: file:///directory, which must exist and be writable, or s3://bucket with the parameters
-// of gocloud.dev.
+// Open opens the bucket of a URL: file:///directory, which must exist and be writable, or s3://bucket with the
+// parameters of gocloud.dev.
 func Open(ctx context.Context, url string) (*Store, error) {
 	store := &Store{putting: map[string]int{}}
 	scheme, _, _ := strings.Cut(url, "://")
@@ -68,7 +68,7 @@ func (s *Store) Close() error {
 	return err
 }
 
-// Ready tells whether the bucket can be reached.
+// Ready returns an error if the bucket is unreachable.
 func (s *Store) Ready(ctx context.Context) error {
 	ok, err := s.bucket.IsAccessible(ctx)
 	if err == nil && !ok {
@@ -77,8 +77,8 @@ func (s *Store) Ready(ctx context.Context) error {
 	return err
 }
 
-// Put stores size bytes of r, if they are those of the digest. Until they are all on the disk, or in S3, nothing is
-// visible, and on any error nothing is left.
+// Put stores size bytes of r if they match the digest. The artifact becomes visible after all bytes are on disk or in
+// S3. After an error nothing remains.
 func (s *Store) Put(ctx context.Context, scope artifact.Scope, digest artifact.Digest, r io.Reader, size int64) error {
 	if s.dir != nil {
 		if err := s.dir.fits(size); err != nil {
@@ -87,7 +87,7 @@ func (s *Store) Put(ctx context.Context, scope artifact.Scope, digest artifact.D
 	}
 	key := artifactKey(scope, digest)
 	defer s.begin(key)()
-	// One byte more than declared shows a body that is too long.
+	// Reading one byte more than declared detects a body that is too long.
 	err := s.write(ctx, key, artifact.Verified(io.LimitReader(r, size+1), digest), false)
 	if errors.Is(err, artifact.ErrCorrupt) {
 		return fail(http.StatusUnprocessableEntity, "%v", err)
@@ -95,7 +95,7 @@ func (s *Store) Put(ctx context.Context, scope artifact.Scope, digest artifact.D
 	return full(err)
 }
 
-// begin marks a key as being written until the function that it returns is called.
+// begin marks a key as being written until the returned function is called.
 func (s *Store) begin(key string) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +109,7 @@ func (s *Store) begin(key string) (end func()) {
 	}
 }
 
-// write makes an object of what r holds, or, on any error of r, of ctx or of the storage, leaves everything as it was.
+// write writes an object with the bytes of r. On any error of r, ctx or the storage, it changes nothing.
 func (s *Store) write(ctx context.Context, key string, r io.Reader, ifNotExist bool) error {
 	options := &blob.WriterOptions{ContentType: "application/octet-stream", IfNotExist: ifNotExist}
 	if s.dir != nil {
@@ -118,15 +118,15 @@ func (s *Store) write(ctx context.Context, key string, r io.Reader, ifNotExist b
 	return s.upload(ctx, key, r, options)
 }
 
-// writeFile makes a write on a directory durable before its name is visible. bucket.Upload cannot be used: it would keep
-// the part that was written before an error.
+// writeFile writes a file and makes it durable before its name becomes visible. bucket.Upload cannot be used, because
+// it keeps the bytes that were written before an error.
 func (s *Store) writeFile(ctx context.Context, key string, r io.Reader, options *blob.WriterOptions) error {
 	ctx, abort := context.WithCancel(ctx)
 	defer abort()
 	var file *os.File
 	options.BeforeWrite = func(as func(any) bool) error {
 		if !as(&file) {
-			return errors.New("the bucket writes no file")
+			return errors.New("the bucket does not write to a file")
 		}
 		return nil
 	}
@@ -140,30 +140,30 @@ func (s *Store) writeFile(ctx context.Context, key string, r io.Reader, options 
 	}
 	if err != nil {
 		abort()
-		w.Close() //nolint:errcheck // the first error is the one to tell; an ended context makes Close undo the write
+		w.Close() //nolint:errcheck // the first error is reported; with an ended context, Close discards the write
 		return err
 	}
 	if err := w.Close(); err != nil {
-		os.Remove(file.Name()) //nolint:errcheck // it is there only where closing the file is what failed
+		os.Remove(file.Name()) //nolint:errcheck // the file exists only if closing it failed
 		return err
 	}
 	return s.dir.sync()
 }
 
-// upload writes to S3. The end of ctx must not reach the upload itself: what aborts it and removes its parts is a request
-// under the same context. A client that is gone ends it all the same, as an error of r.
+// upload writes to S3. The upload must not use ctx directly, because the request that aborts it and removes its parts
+// uses the same context. A disconnected client ends the upload by an error of r.
 func (s *Store) upload(ctx context.Context, key string, r io.Reader, options *blob.WriterOptions) error {
 	body := &recorder{ctx: ctx, r: r}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), uploadTimeout)
 	defer cancel()
 	err := s.bucket.Upload(ctx, key, body, options)
 	if body.err != nil {
-		return body.err // as it was, not as the uploader tells it
+		return body.err // the original error, not the wrapped error of the uploader
 	}
 	return err
 }
 
-// recorder keeps the first error of a reader, and ends it with its context.
+// recorder records the first error of a reader, and returns an error after its context ends.
 type recorder struct {
 	ctx context.Context
 	r   io.Reader
@@ -182,7 +182,8 @@ func (r *recorder) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Get opens an artifact and returns its size. Its bytes end with artifact.ErrCorrupt if they are not those of the digest.
+// Get opens an artifact and returns its size. The reader ends with artifact.ErrCorrupt if the bytes do not match the
+// digest.
 func (s *Store) Get(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (io.ReadCloser, int64, error) {
 	r, err := s.bucket.NewReader(ctx, artifactKey(scope, digest), nil)
 	if err != nil {
@@ -194,7 +195,7 @@ func (s *Store) Get(ctx context.Context, scope artifact.Scope, digest artifact.D
 	}{artifact.Verified(r, digest), r}, r.Size(), nil
 }
 
-// Stat returns what is known of an artifact without reading it.
+// Stat returns the metadata of an artifact without reading its bytes.
 func (s *Store) Stat(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (artifact.Artifact, error) {
 	attributes, err := s.bucket.Attributes(ctx, artifactKey(scope, digest))
 	if err != nil {
@@ -203,7 +204,7 @@ func (s *Store) Stat(ctx context.Context, scope artifact.Scope, digest artifact.
 	return artifact.Artifact{Scope: scope, Digest: digest, Size: attributes.Size, Modified: attributes.ModTime}, nil
 }
 
-// List returns the artifacts of a scope, or of all where scope is nil.
+// List returns the artifacts of a scope, or of all scopes if scope is nil.
 func (s *Store) List(ctx context.Context, scope *artifact.Scope) ([]artifact.Artifact, error) {
 	options := &blob.ListOptions{}
 	if scope != nil {
@@ -212,7 +213,7 @@ func (s *Store) List(ctx context.Context, scope *artifact.Scope) ([]artifact.Art
 	if s.dir != nil {
 		return s.dir.list(options.Prefix)
 	}
-	artifacts := []artifact.Artifact{} // a list in JSON, not null
+	artifacts := []artifact.Artifact{} // encoded as an empty JSON list, not as null
 	objects := s.bucket.List(options)
 	for {
 		object, err := objects.Next(ctx)
@@ -228,15 +229,15 @@ func (s *Store) List(ctx context.Context, scope *artifact.Scope) ([]artifact.Art
 	}
 }
 
-// Delete deletes an artifact, and the scope's result if that names it, unless it is being stored or was stored after
-// the time given.
+// Delete deletes an artifact, unless it is being stored or was stored after the given time. If the artifact is the
+// result of its scope, the result is deleted, too.
 func (s *Store) Delete(ctx context.Context, scope artifact.Scope, digest artifact.Digest, modified time.Time) error {
 	return s.remove(ctx, scope, digest, modified, func(result artifact.Digest) bool { return result == digest })
 }
 
-// Discard deletes an artifact if its bytes are not those of its digest, and reports whether it has. The scope's result goes too: it
-// names what is whole, and whoever needs it finds it lost, and makes it again. The bytes are read anew: they may have been damaged
-// on their way.
+// Discard deletes an artifact if its bytes do not match its digest, and reports whether it did. The result of the scope
+// is deleted, too, so that the operator creates the profile or plan again. The bytes are read again before, because
+// they may have been damaged during the transfer.
 func (s *Store) Discard(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (bool, error) {
 	found, err := s.Stat(ctx, scope, digest)
 	if err != nil {
@@ -254,7 +255,7 @@ func (s *Store) Discard(ctx context.Context, scope artifact.Scope, digest artifa
 	return err == nil, err
 }
 
-// remove deletes an artifact as Delete does, and the scope's result if it goes with it.
+// remove deletes an artifact like Delete, and the scope's result if required.
 func (s *Store) remove(ctx context.Context, scope artifact.Scope, digest artifact.Digest, modified time.Time, goes func(result artifact.Digest) bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -266,11 +267,11 @@ func (s *Store) remove(ctx context.Context, scope artifact.Scope, digest artifac
 	if err != nil {
 		return err
 	}
-	// Storages list and show times with different precision.
+	// Storages return times with different precision for lists and for single objects.
 	if present.Modified.Sub(modified) >= time.Second {
 		return fail(http.StatusConflict, "%s/artifacts/%s was stored again at %s", scope, digest, present.Modified.Format(time.RFC3339Nano))
 	}
-	// The result goes first: it must never name what is gone.
+	// The result is deleted first, because it must never refer to a deleted artifact.
 	switch result, err := s.result(ctx, scope); {
 	case err != nil && !isNotFound(err):
 		return err
@@ -287,7 +288,8 @@ func (s *Store) remove(ctx context.Context, scope artifact.Scope, digest artifac
 	return s.bucket.Delete(ctx, key)
 }
 
-// Publish makes a stored artifact the scope's result if it has none, or one that is not there, and returns the one that it has.
+// Publish makes a stored artifact the result of its scope, if the scope has no result or its artifact is missing. It
+// returns the result of the scope.
 func (s *Store) Publish(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (artifact.Digest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -296,7 +298,8 @@ func (s *Store) Publish(ctx context.Context, scope artifact.Scope, digest artifa
 		if there, err := s.bucket.Exists(ctx, artifactKey(scope, result)); err != nil || there {
 			return result, err
 		}
-		// What it names was lost, in a partial restore perhaps: nobody could ever read it, or publish what takes its place.
+		// The artifact of the result is missing, for example after a partial restore. The result is replaced. Without
+		// this, the scope could never have a usable result.
 		if err := s.bucket.Delete(ctx, resultKey(scope)); err != nil && !isNotFound(err) {
 			return "", err
 		}
@@ -311,13 +314,13 @@ func (s *Store) Publish(ctx context.Context, scope artifact.Scope, digest artifa
 		return "", err
 	}
 	err = s.write(ctx, resultKey(scope), bytes.NewReader(data), true)
-	if gcerrors.Code(err) == gcerrors.FailedPrecondition { // another process of the same bucket was first
+	if gcerrors.Code(err) == gcerrors.FailedPrecondition { // another process with the same bucket was faster
 		return s.result(ctx, scope)
 	}
 	return digest, full(err)
 }
 
-// Published returns the scope's result.
+// Published returns the result of a scope.
 func (s *Store) Published(ctx context.Context, scope artifact.Scope) (artifact.Digest, error) {
 	digest, err := s.result(ctx, scope)
 	if isNotFound(err) {
@@ -341,19 +344,19 @@ func (s *Store) result(ctx context.Context, scope artifact.Scope) (artifact.Dige
 
 func notFound(err error, scope artifact.Scope, digest artifact.Digest) error {
 	if isNotFound(err) {
-		return fail(http.StatusNotFound, "there is no %s/artifacts/%s", scope, digest)
+		return fail(http.StatusNotFound, "%s/artifacts/%s does not exist", scope, digest)
 	}
 	return err
 }
 
 func isNotFound(err error) bool { return gcerrors.Code(err) == gcerrors.NotFound }
 
-// full turns the errors of a storage without space into the protocol's.
+// full converts errors of a storage without space to the error of the protocol.
 func full(err error) error {
 	if err == nil {
 		return nil
 	}
-	var answer interface{ HTTPStatusCode() int } // of S3
+	var answer interface{ HTTPStatusCode() int } // S3 error response
 	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG} {
 		if errors.Is(err, cause) {
 			return fail(http.StatusInsufficientStorage, "the store is full: enlarge its volume, or shorten the retention")

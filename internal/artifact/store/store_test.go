@@ -68,7 +68,7 @@ func read(s *Store, scope artifact.Scope, digest artifact.Digest) ([]byte, error
 	return io.ReadAll(r)
 }
 
-// files are the names in a directory, but for the lock.
+// files returns the names in a directory, without the lock.
 func files(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -132,7 +132,7 @@ func TestList(t *testing.T) {
 	if _, err := store.Publish(t.Context(), scopeA, a); err != nil {
 		t.Fatal(err)
 	}
-	// What else may lie on a volume.
+	// Other files that a volume may contain.
 	for _, name := range []string{"README", "team-a.plans.x.y", strings.ToUpper(artifactKey(scopeA, a))} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
 			t.Fatal(err)
@@ -169,7 +169,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// What is refused leaves nothing: no artifact and no temporary file.
+// A rejected upload leaves no artifact and no temporary file.
 func TestPutRefusals(t *testing.T) {
 	data, digest := randomBytes(t, 1<<20)
 	broken := errors.New("connection reset")
@@ -206,7 +206,7 @@ func TestPutRefusals(t *testing.T) {
 			if left := files(t, dir); len(left) > 0 {
 				t.Errorf("left behind: %q", left)
 			}
-			put(t, store, scopeA, data) // it does no lasting harm
+			put(t, store, scopeA, data) // later uploads succeed
 		})
 	}
 }
@@ -221,8 +221,8 @@ func ended(ctx context.Context) context.Context {
 	return ctx
 }
 
-// A refused upload of a digest that is stored leaves the stored one alone.
-func TestRefusedPutKeepsWhatIsThere(t *testing.T) {
+// A rejected upload does not change a stored artifact with the same digest.
+func TestRejectedPutKeepsStoredArtifact(t *testing.T) {
 	store := openTest(t, t.TempDir())
 	data, digest := randomBytes(t, 1000)
 	put(t, store, scopeA, data)
@@ -257,7 +257,8 @@ func TestDamageIsFoundAndRepaired(t *testing.T) {
 	}
 }
 
-// What is damaged goes, with the result that it is a part of; what is whole, or is being stored, stays.
+// A damaged artifact is deleted with the result of its scope. Intact artifacts, and artifacts that are being stored,
+// are kept.
 func TestDiscard(t *testing.T) {
 	dir := t.TempDir()
 	store := openTest(t, dir)
@@ -282,18 +283,18 @@ func TestDiscard(t *testing.T) {
 	discard(false, http.StatusConflict)
 	end()
 	if got, err := store.Published(t.Context(), scopeA); got != result {
-		t.Errorf("the result is %q, %v before anything is gone", got, err)
+		t.Errorf("the result is %q, %v before any deletion", got, err)
 	}
 	discard(true, 0)
 	discard(false, http.StatusNotFound)
 	if _, err := store.Published(t.Context(), scopeA); code(err) != http.StatusNotFound {
-		t.Errorf("the result of what has lost a part: error %v", err)
+		t.Errorf("result of a scope with a deleted artifact: error %v", err)
 	}
 	if _, err := read(store, scopeA, result); err != nil {
-		t.Errorf("what is whole: %v", err)
+		t.Errorf("intact artifact: %v", err)
 	}
 	if got, err := store.Published(t.Context(), scopeB); got != other {
-		t.Errorf("the result of another scope is %q, %v", got, err)
+		t.Errorf("result of another scope: %q, %v", got, err)
 	}
 }
 
@@ -316,7 +317,7 @@ func TestResult(t *testing.T) {
 	if won, err := store.Published(t.Context(), scopeA); err != nil || won != first {
 		t.Errorf("published %s, %v; want %s", won, err, first)
 	}
-	// The result goes with its artifact, and with no other.
+	// The result is deleted with its artifact, but not with other artifacts.
 	if err := store.Delete(t.Context(), scopeA, second, time.Now()); err != nil {
 		t.Fatal(err)
 	}
@@ -332,7 +333,7 @@ func TestResult(t *testing.T) {
 	if left := files(t, dir); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
-	// A result whose artifact was lost, by a restore of a part, gives way.
+	// The result is replaced if its artifact is missing, for example after a partial restore.
 	lost := put(t, store, scopeA, []byte("lost"))
 	if _, err := store.Publish(t.Context(), scopeA, lost); err != nil {
 		t.Fatal(err)
@@ -357,11 +358,11 @@ func TestDelete(t *testing.T) {
 	if err := store.Delete(t.Context(), scopeB, digest, time.Now()); code(err) != http.StatusNotFound {
 		t.Errorf("in another scope: error %v", err)
 	}
-	// While it is being stored again, however old it is.
+	// An artifact that is being stored again is not deleted, regardless of its age.
 	body, send := io.Pipe()
 	done := make(chan error, 1)
 	go func() { done <- store.Put(context.Background(), scopeA, digest, body, 1) }()
-	if _, err := send.Write([]byte("a")); err != nil { // was read: the upload has begun
+	if _, err := send.Write([]byte("a")); err != nil { // the byte was read, so the upload has started
 		t.Fatal(err)
 	}
 	if err := store.Delete(t.Context(), scopeA, digest, time.Now().Add(time.Hour)); code(err) != http.StatusConflict {
@@ -379,7 +380,7 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// Writers, readers and a deleter of one digest: a reader gets the whole artifact or none.
+// With concurrent writers, readers and deletions of one digest, a reader gets the complete artifact or none.
 func TestConcurrency(t *testing.T) {
 	dir := t.TempDir()
 	store := openTest(t, dir)
@@ -411,7 +412,7 @@ func TestConcurrency(t *testing.T) {
 		}
 	}
 	if len(store.putting) > 0 {
-		t.Errorf("uploads that never ended: %v", store.putting)
+		t.Errorf("uploads still in progress: %v", store.putting)
 	}
 }
 
@@ -427,7 +428,7 @@ func TestOpenDirectory(t *testing.T) {
 	store := openTest(t, dir)
 	slices.Sort(keep)
 	if diff := cmp.Diff(keep, files(t, dir)); diff != "" {
-		t.Errorf("what is half-written is removed, and nothing else: %s", diff)
+		t.Errorf("files after opening: %s", diff)
 	}
 	if _, err := Open(t.Context(), "file://"+dir); err == nil || !strings.Contains(err.Error(), "another store") {
 		t.Errorf("a second store on the directory: error %v", err)
@@ -450,7 +451,7 @@ func TestOpenDirectory(t *testing.T) {
 	}
 }
 
-// Every key that is written is read back as what it was, and its temporary name fits a file system.
+// Every key is parsed to its scope and digest, and its temporary name is a valid file name.
 func FuzzKeys(f *testing.F) {
 	f.Add("team-a", true, profileID)
 	f.Add(strings.Repeat("n", 63), false, strings.Repeat("z", 63))
@@ -466,10 +467,10 @@ func FuzzKeys(f *testing.F) {
 		digest := artifact.Digest(strings.Repeat("0f", 32))
 		key := artifactKey(scope, digest)
 		if gotScope, gotDigest, ok := parseArtifactKey(key); !ok || gotScope != scope || gotDigest != digest {
-			t.Errorf("%q is read as %v, %s, %t", key, gotScope, gotDigest, ok)
+			t.Errorf("%q is parsed as %v, %s, %t", key, gotScope, gotDigest, ok)
 		}
 		if _, _, ok := parseArtifactKey(resultKey(scope)); ok {
-			t.Errorf("%q is taken for an artifact", resultKey(scope))
+			t.Errorf("%q is parsed as an artifact", resultKey(scope))
 		}
 		temporary := key + ".7fffffffffffffff.tmp"
 		if len(temporary) > 255 || !isTemporaryName(temporary) || isTemporaryName(key) || isTemporaryName(resultKey(scope)) {

@@ -9,20 +9,21 @@ import (
 )
 
 const (
-	// maxUploads bounds the uploads in progress; maxBucketUploads those to S3, each of which takes up to 40 MB of memory. maxCallerUploads
-	// bounds the uploads of one pod; the manager has no such bound.
+	// maxUploads limits the uploads in progress. maxBucketUploads limits the uploads to S3, each of which uses up to 40
+	// MB of memory. maxCallerUploads limits the uploads of one pod; it does not apply to the manager.
 	maxUploads       = 64
 	maxBucketUploads = 8
 	maxCallerUploads = 2
-	// minUploadRate is the least number of bytes per second that an upload may average.
+	// minUploadRate is the minimum average rate of an upload, in bytes per second.
 	minUploadRate = 64 << 10
-	// maxScopeArtifacts and maxScopeUploads bound what one scope holds: the number of artifacts, and their bytes as a multiple of the
-	// largest artifact. A profile or plan has up to ten artifacts, and failed attempts leave theirs until retention deletes them.
+	// maxScopeArtifacts limits the number of artifacts of a scope, and maxScopeUploads their bytes, as a multiple of
+	// the maximum size of an artifact. A profile or plan has up to ten artifacts, and those of failed attempts stay
+	// until the retention period ends.
 	maxScopeArtifacts = 128
 	maxScopeUploads   = 4
 )
 
-// uploads counts the uploads in progress, by caller.
+// uploads counts the uploads in progress, in total and by caller.
 type uploads struct {
 	max int
 
@@ -31,7 +32,8 @@ type uploads struct {
 	byCaller map[string]int
 }
 
-// begin admits an upload of a caller until the function that it returns is called. The error is a refusal (429): clients retry.
+// begin admits an upload of a caller, which ends when the returned function is called. The error has status 429, and
+// clients retry.
 func (u *uploads) begin(who caller) (end func(), err error) {
 	caller := who.name()
 	u.mu.Lock()
@@ -54,22 +56,22 @@ func (u *uploads) begin(who caller) (end func(), err error) {
 	}, nil
 }
 
-// uploadDeadline is when an upload of a size must have ended.
+// uploadDeadline returns the deadline of an upload of the given size.
 func uploadDeadline(begin time.Time, size int64) time.Time {
 	return begin.Add(stallTimeout + time.Duration(size/minUploadRate)*time.Second)
 }
 
-// checkScope refuses an artifact beyond the bounds of its scope.
+// checkScope returns an error if an artifact exceeds the limits of its scope.
 func checkScope(present []artifact.Artifact, digest artifact.Digest, size, largest int64) error {
 	sum := size
 	for _, a := range present {
 		if a.Digest == digest {
-			return nil // it takes the place of the same bytes
+			return nil // it replaces equal bytes
 		}
 		sum += a.Size
 	}
 	if len(present) >= maxScopeArtifacts || sum/maxScopeUploads > largest {
-		return fail(http.StatusRequestEntityTooLarge, "the scope has %d artifacts, and %d bytes with this one; at most %d artifacts and %d bytes are allowed",
+		return fail(http.StatusRequestEntityTooLarge, "the scope has %d artifacts, and %d bytes with this one; the maximum is %d artifacts and %d bytes",
 			len(present), sum, maxScopeArtifacts, maxScopeUploads*largest)
 	}
 	return nil

@@ -30,7 +30,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// serveHandler serves a store on a directory to callers that a function identifies, and returns its address.
+// serveHandler serves a store on a directory, with callers identified by a function, and returns its address.
 func serveHandler(t *testing.T, maxBytes int64, log logr.Logger, identify func(context.Context, string, string) (caller, error)) (*handler, string) {
 	t.Helper()
 	store, err := Open(t.Context(), "file://"+t.TempDir())
@@ -50,7 +50,7 @@ func serveHandler(t *testing.T, maxBytes int64, log logr.Logger, identify func(c
 
 func theManager(context.Context, string, string) (caller, error) { return caller{manager: true}, nil }
 
-// aPod is the pod of a Job that makes the profile of scopeID.
+// aPod returns the pod of a Job that creates the profile of scopeID.
 func aPod(context.Context, string, string) (caller, error) {
 	return caller{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "team", Name: "p", Labels: map[string]string{semmoev1.LabelComponent: semmoev1.ComponentProfile, semmoev1.LabelInputs: scopeID},
@@ -58,7 +58,7 @@ func aPod(context.Context, string, string) (caller, error) {
 	}}}, nil
 }
 
-// putRequest is an upload of content to a scope; the body may be another reader of the same bytes.
+// putRequest returns an upload of content to a scope. body may be a different reader of the same bytes.
 func putRequest(t *testing.T, address, id string, content []byte, body io.Reader) *http.Request {
 	t.Helper()
 	digest, size, err := artifact.DigestOf(bytes.NewReader(content))
@@ -86,8 +86,8 @@ func statusOf(t *testing.T, request *http.Request) int {
 	return response.StatusCode
 }
 
-// A pod has a bounded number of uploads in progress. Further ones are refused until one ends.
-func TestUploadsOfAPodAreBounded(t *testing.T) {
+// The number of uploads in progress of a pod is limited. Further uploads are rejected until one ends.
+func TestUploadsOfAPodAreLimited(t *testing.T) {
 	_, address := serveHandler(t, 1<<20, logr.Discard(), aPod)
 	content := []byte("content")
 	var ends []func()
@@ -95,7 +95,7 @@ func TestUploadsOfAPodAreBounded(t *testing.T) {
 		reader, writer := io.Pipe()
 		begun, ended := make(chan struct{}), make(chan int, 1)
 		request := putRequest(t, address, scopeID, content, reader)
-		request.Header.Set("Expect", "100-continue") // which the server sends when it begins to read
+		request.Header.Set("Expect", "100-continue") // the server sends it when it starts to read
 		request = request.WithContext(httptrace.WithClientTrace(request.Context(), &httptrace.ClientTrace{Got100Continue: func() { close(begun) }}))
 		client := &http.Client{Transport: &http.Transport{ExpectContinueTimeout: time.Minute, DisableKeepAlives: true}}
 		go func() {
@@ -120,7 +120,7 @@ func TestUploadsOfAPodAreBounded(t *testing.T) {
 		})
 	}
 	if code := statusOf(t, putRequest(t, address, scopeID, content, bytes.NewReader(content))); code != http.StatusTooManyRequests {
-		t.Errorf("one upload more: status %d, want 429", code)
+		t.Errorf("upload above the limit: status %d, want 429", code)
 	}
 	for _, end := range ends {
 		end()
@@ -130,8 +130,8 @@ func TestUploadsOfAPodAreBounded(t *testing.T) {
 	}
 }
 
-// All callers together have a bounded number of uploads in progress, and none that has ended counts.
-func TestUploadsAreBounded(t *testing.T) {
+// The total number of uploads in progress is limited. Ended uploads do not count.
+func TestUploadsAreLimited(t *testing.T) {
 	u := uploads{max: maxUploads}
 	var ends []func()
 	for range maxUploads {
@@ -152,8 +152,8 @@ func TestUploadsAreBounded(t *testing.T) {
 	}
 }
 
-// A scope holds a bounded number of bytes; what it holds already may be stored again.
-func TestScopesAreBounded(t *testing.T) {
+// The number of bytes in a scope is limited. Existing artifacts can be stored again.
+func TestScopesAreLimited(t *testing.T) {
 	_, address := serveHandler(t, 8, logr.Discard(), theManager)
 	content := func(i int) []byte { return []byte(fmt.Sprintf("%08d", i)) }
 	put := func(id string, i int) int {
@@ -165,10 +165,10 @@ func TestScopesAreBounded(t *testing.T) {
 		}
 	}
 	if code := put(scopeID, maxScopeUploads); code != http.StatusRequestEntityTooLarge {
-		t.Errorf("one artifact more: status %d, want 413", code)
+		t.Errorf("artifact above the limit: status %d, want 413", code)
 	}
 	if code := put(scopeID, 0); code != http.StatusCreated {
-		t.Errorf("an artifact that is stored already: status %d", code)
+		t.Errorf("existing artifact: status %d", code)
 	}
 	if code := put("fedcba9876543210", 0); code != http.StatusCreated {
 		t.Errorf("another scope: status %d", code)
@@ -189,11 +189,12 @@ func (d *deadlines) SetReadDeadline(at time.Time) error {
 	return nil
 }
 
-// The parts of an upload extend its time up to a deadline that follows from its size, and a slow upload ends there.
+// The parts of an upload extend its read deadline up to a deadline that depends on its size. A slow upload ends at that
+// deadline.
 func TestSlowUploadsEnd(t *testing.T) {
 	begin := time.Now()
 	if got := uploadDeadline(begin, 640<<10).Sub(begin); got != stallTimeout+10*time.Second {
-		t.Errorf("an upload of 640 KiB may take %v", got)
+		t.Errorf("deadline of an upload of 640 KiB: %v", got)
 	}
 	var connection deadlines
 	body := &upload{r: strings.NewReader("ab"), control: http.NewResponseController(&connection), deadline: begin.Add(stallTimeout / 2)}
@@ -209,8 +210,8 @@ func TestSlowUploadsEnd(t *testing.T) {
 	}
 }
 
-// Answers to clients have no causes, which can name addresses of the cluster. The log has them.
-func TestAnswersHaveNoCauses(t *testing.T) {
+// Responses to clients contain no causes, because causes can contain addresses of the cluster. The log contains them.
+func TestResponsesHaveNoCauses(t *testing.T) {
 	const secret = "10.96.0.1"
 	for name, tc := range map[string]struct {
 		review func() (*authenticationv1.TokenReview, error)
@@ -248,7 +249,7 @@ func TestAnswersHaveNoCauses(t *testing.T) {
 				t.Errorf("%s: %q; want status %d without the cause", response.Status, answer.Error, tc.want)
 			}
 			if line := <-logged; !strings.Contains(line, secret) {
-				t.Errorf("the log has no cause: %s", line)
+				t.Errorf("the log does not contain the cause: %s", line)
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-// Package storetest runs the real artifact store beside a real API server, for the tests of its clients.
+// Package storetest runs the artifact store with a real API server, for tests of its clients.
 package storetest
 
 import (
@@ -33,25 +33,26 @@ import (
 
 const namespace = "semmoe-system"
 
-// authority names the Secret and the ConfigMap of the store's certificate authority.
+// authority is the name of the Secret and the ConfigMap of the store's CA.
 var authority = types.NamespacedName{Namespace: namespace, Name: "semmoe-store-ca"}
 
-// Environment is an API server, with what an installation of the store needs, and our kinds.
+// Environment is an API server with the objects of a store installation and the CRDs of this project.
 type Environment struct {
-	// Config is an administrator's.
+	// Config is the configuration of an administrator.
 	Config *rest.Config
-	// Clients are an administrator's.
+	// Clients are the clients of an administrator.
 	Clients kubernetes.Interface
 	server  *apiserver.Server
 }
 
-// Start starts an API server, with flags that configure may change; Stop ends it. It is slow: call it once, from TestMain.
+// Start starts an API server. configure may change its flags. Stop stops it. Start is slow: call it once, from
+// TestMain.
 func Start(ctx context.Context, configure ...func(*envtest.APIServer)) (*Environment, error) {
 	binaries, err := localcluster.FindBinaries()
 	if err != nil {
 		return nil, err
 	}
-	// It lies in bin, two levels below the root of the repository.
+	// The binaries are in bin, two levels above the package directories.
 	config := filepath.Join(filepath.Dir(filepath.Dir(binaries)), "config")
 	server := &envtest.Environment{CRDDirectoryPaths: []string{filepath.Join(config, "crd")}, ErrorIfCRDPathMissing: true}
 	for _, c := range configure {
@@ -71,7 +72,7 @@ func Start(ctx context.Context, configure ...func(*envtest.APIServer)) (*Environ
 	return e, nil
 }
 
-// Stop ends the API server.
+// Stop stops the API server.
 func (e *Environment) Stop() error { return e.server.Stop() }
 
 func (e *Environment) install(ctx context.Context, manifest string) error {
@@ -104,9 +105,9 @@ func (e *Environment) install(ctx context.Context, manifest string) error {
 	}
 }
 
-// Store is a store that serves.
+// Store is a running store.
 type Store struct {
-	// Access is the manager's way to it, also after it was started again.
+	// Access connects as the manager, also after a restart of the store.
 	Access *access.Access
 
 	environment *Environment
@@ -116,7 +117,7 @@ type Store struct {
 	stop        func()
 }
 
-// Run starts a store with a directory of its own, until the test or Stop ends it.
+// Run starts a store with a separate directory. The store runs until the end of the test, or until Stop.
 func (e *Environment) Run(t testing.TB) *Store {
 	t.Helper()
 	s := &Store{environment: e, dir: t.TempDir()}
@@ -130,14 +131,14 @@ func (s *Store) dial(ctx context.Context, network, _ string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, network, s.Address())
 }
 
-// Address is where the store listens, for a manager that runs as a process of its own.
+// Address returns the address of the store, for a manager in a separate process.
 func (s *Store) Address() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.address
 }
 
-// Damage changes the stored bytes of an artifact, as a disk may.
+// Damage changes the stored bytes of an artifact, like a disk error.
 func (s *Store) Damage(t testing.TB, scope artifact.Scope, digest artifact.Digest) {
 	t.Helper()
 	path := filepath.Join(s.dir, strings.Join([]string{scope.Namespace, string(scope.Kind), scope.ID, string(digest)}, "."))
@@ -182,15 +183,15 @@ func (s *Store) Start(t testing.TB) {
 	s.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
-			t.Errorf("the store ended with %v", err)
+			t.Errorf("the store exited with %v", err)
 		}
 	})
 }
 
-// Stop ends the store; what it keeps stays.
+// Stop stops the store and keeps its data.
 func (s *Store) Stop() { s.stop() }
 
-// Client is the manager's.
+// Client returns the client of the manager.
 func (s *Store) Client(t testing.TB) *artifact.Client {
 	t.Helper()
 	c, err := s.Access.Client(t.Context())
@@ -209,7 +210,7 @@ func (e *Environment) reader(t testing.TB) client.Reader {
 	return reader
 }
 
-// tokenFile holds a token of the manager for the store.
+// tokenFile returns the path of a file with the manager's token for the store.
 func (e *Environment) tokenFile(t testing.TB) string {
 	t.Helper()
 	answer, err := e.Clients.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), "semmoe-manager", &authenticationv1.TokenRequest{

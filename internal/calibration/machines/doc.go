@@ -1,4 +1,6 @@
-// Package machines reads the hardware profiles that objects name: those that are built in, and users' own in ConfigMaps.
+// Package machines resolves references to hardware profiles: built-in profiles, and user-provided profiles in
+// ConfigMaps.
 //
-// Invariant: what Read returns has passed hardware.Profile.Check, and its digest is that of the very bytes it was read from.
+// Invariant: a profile that Read returns has passed hardware.Profile.Check, and its digest is the digest of the bytes
+// that it was parsed from.
 package machines

@@ -19,13 +19,13 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// The reasons of a FaultError, for conditions.
+// The reasons of a FaultError, which are also condition reasons.
 const (
 	NotFound = "HardwareProfileNotFound"
 	Invalid  = "HardwareProfileInvalid"
 )
 
-// FaultError is a profile that is not there, or that is none: its author alone can mend it.
+// FaultError reports a hardware profile that does not exist or is invalid. Only the user can fix it.
 type FaultError struct{ Reason, message string }
 
 func (e *FaultError) Error() string { return e.message }
@@ -34,23 +34,23 @@ func faultf(reason, format string, args ...any) error {
 	return &FaultError{reason, fmt.Sprintf(format, args...)}
 }
 
-// IsFault is the fault in err's tree; nil where there is none.
+// IsFault returns the FaultError in the tree of err, or nil.
 func IsFault(err error) *FaultError {
 	var fault *FaultError
 	errors.As(err, &fault)
 	return fault
 }
 
-// Chosen is a hardware profile that an object names.
+// Chosen is the hardware profile of a reference.
 type Chosen struct {
-	// Profile is nil for that of the operator, as where nothing is named.
+	// Profile is the profile, or nil for the default profile of the operator.
 	Profile *hardware.Profile
-	// Digest is the sha256 of the content of a ConfigMap, in hexadecimal; empty for profiles that are built in.
+	// Digest is the SHA-256 digest of the ConfigMap key, in hexadecimal. It is empty for built-in profiles.
 	Digest string
 }
 
-// Read reads the profile that a reference names, nil for none, in a namespace; the reader has no cache. Faults of what is named are a *FaultError, whose message
-// follows the name of the reference's field.
+// Read resolves a reference in a namespace. A nil reference selects the default profile. reader must not be cached. A
+// missing or invalid profile is a *FaultError, whose message starts with the field below the reference.
 func Read(ctx context.Context, reader client.Reader, namespace string, of *semmoev1.HardwareReference) (Chosen, error) {
 	switch {
 	case of == nil:
@@ -63,9 +63,9 @@ func Read(ctx context.Context, reader client.Reader, namespace string, of *semmo
 	configMap := &corev1.ConfigMap{}
 	switch found, err := owned.FindLive(ctx, reader, client.ObjectKey{Namespace: namespace, Name: name}, configMap); {
 	case err != nil:
-		return Chosen{}, fmt.Errorf("get ConfigMap %s: %w", name, err)
+		return Chosen{}, fmt.Errorf("failed to get ConfigMap %s: %w", name, err)
 	case !found:
-		return Chosen{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it, with what semmoe fit wrote under the key %q", name, namespace, key)
+		return Chosen{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it with the output of semmoe fit under the key %q", name, namespace, key)
 	}
 	text, has := configMap.Data[key]
 	if !has {
@@ -73,13 +73,14 @@ func Read(ctx context.Context, reader client.Reader, namespace string, of *semmo
 	}
 	profile, err := parse(name, []byte(text))
 	if err != nil {
-		return Chosen{}, faultf(Invalid, "configMap: key %q of ConfigMap %s holds no hardware profile, nor measurements for one: %v", key, name, err)
+		return Chosen{}, faultf(Invalid, "configMap: key %q of ConfigMap %s is neither a hardware profile nor a calibration: %v", key, name, err)
 	}
 	sum := sha256.Sum256([]byte(text))
 	return Chosen{Profile: profile, Digest: hex.EncodeToString(sum[:])}, nil
 }
 
-// BuiltIn is the profile that a reference names which is built in; nil for none, and for the operator's default.
+// BuiltIn returns the built-in profile of a reference. It returns nil for a nil reference, a ConfigMap, or the
+// operator's default profile.
 func BuiltIn(of *semmoev1.HardwareReference) (*hardware.Profile, error) {
 	if of == nil || of.ConfigMap != nil || of.BuiltIn == hardware.Default {
 		return nil, nil
@@ -91,7 +92,8 @@ func BuiltIn(of *semmoev1.HardwareReference) (*hardware.Profile, error) {
 	return profile, nil
 }
 
-// Named is the reference that plans are told; nil for the operator's default, by whatever name.
+// Named returns the reference for the spec of a plan. It returns nil for the operator's default profile, with or
+// without a name.
 func Named(of *semmoev1.HardwareReference) *semmoev1.HardwareReference {
 	if of != nil && of.ConfigMap == nil && of.BuiltIn == hardware.Default {
 		return nil
@@ -99,7 +101,7 @@ func Named(of *semmoev1.HardwareReference) *semmoev1.HardwareReference {
 	return of
 }
 
-// parse reads a profile, or fits one, which is called after its ConfigMap, to measurements.
+// parse parses a profile, or fits a profile to a calibration. A fitted profile has the name of its ConfigMap.
 func parse(name string, text []byte) (*hardware.Profile, error) {
 	var head struct {
 		Format string `json:"format"`

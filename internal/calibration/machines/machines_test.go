@@ -20,12 +20,12 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// inConfigMap names a key of the ConfigMap mine.
+// inConfigMap returns a reference to a key of the ConfigMap mine.
 func inConfigMap(key string) *semmoev1.HardwareReference {
 	return &semmoev1.HardwareReference{ConfigMap: &semmoev1.HardwareConfigMap{Name: "mine", Key: key}}
 }
 
-// own is a profile that is not the operator's, as text.
+// own returns the text of a user-provided profile.
 func own(t *testing.T) string {
 	t.Helper()
 	profile := *hardware.DefaultProfile()
@@ -62,7 +62,7 @@ func TestReadOwn(t *testing.T) {
 	}
 	fitted, err := Read(t.Context(), reader(t), "n", inConfigMap("calibration.json"))
 	if err != nil || fitted.Profile.Name != "mine" || fitted.Profile.GPU == "" || fitted.Digest == chosen.Digest {
-		t.Errorf("of measurements: %+v, %v", fitted.Profile, err)
+		t.Errorf("fitted profile: %+v, %v", fitted.Profile, err)
 	}
 }
 
@@ -73,11 +73,11 @@ func TestReadBuiltIn(t *testing.T) {
 		}
 	}
 	if of := inConfigMap("hardware.json"); Named(of) != of {
-		t.Error("a profile in a ConfigMap is not named")
+		t.Error("Named changed the reference to a ConfigMap")
 	}
 }
 
-func TestReadFaults(t *testing.T) {
+func TestReadInvalidReferences(t *testing.T) {
 	named := func(name string) *semmoev1.HardwareReference {
 		return &semmoev1.HardwareReference{ConfigMap: &semmoev1.HardwareConfigMap{Name: name, Key: "hardware.json"}}
 	}
@@ -85,23 +85,23 @@ func TestReadFaults(t *testing.T) {
 		of     *semmoev1.HardwareReference
 		reason string
 	}{
-		`builtIn: there is no built-in hardware profile "abacus"; there are h200-nvlink`:                       {&semmoev1.HardwareReference{BuiltIn: "abacus"}, Invalid},
-		`configMap: there is no ConfigMap "gone" in namespace n: create it`:                                    {named("gone"), NotFound},
-		`configMap: there is no ConfigMap "a/b" in namespace n: create it`:                                     {named("a/b"), NotFound},
-		`configMap.key: ConfigMap mine has no key "x"; it has broken, calibration.json`:                        {inConfigMap("x"), NotFound},
-		`configMap.key: ConfigMap empty has no key "hardware.json"; it has none`:                               {named("empty"), NotFound},
-		`configMap: key "broken" of ConfigMap mine holds no hardware profile, nor measurements for one: unexp`: {inConfigMap("broken"), Invalid},
+		`builtIn: there is no built-in hardware profile "abacus"; there are h200-nvlink`:                   {&semmoev1.HardwareReference{BuiltIn: "abacus"}, Invalid},
+		`configMap: there is no ConfigMap "gone" in namespace n: create it`:                                {named("gone"), NotFound},
+		`configMap: there is no ConfigMap "a/b" in namespace n: create it`:                                 {named("a/b"), NotFound},
+		`configMap.key: ConfigMap mine has no key "x"; it has broken, calibration.json`:                    {inConfigMap("x"), NotFound},
+		`configMap.key: ConfigMap empty has no key "hardware.json"; it has none`:                           {named("empty"), NotFound},
+		`configMap: key "broken" of ConfigMap mine is neither a hardware profile nor a calibration: unexp`: {inConfigMap("broken"), Invalid},
 		`format is "x"; it must be`:               {inConfigMap("other"), Invalid},
 		`all_to_all has 0 measurements; at least`: {inConfigMap("few"), Invalid},
 	} {
 		_, err := Read(t.Context(), reader(t), "n", test.of)
 		if fault := IsFault(err); fault == nil || !strings.Contains(err.Error(), want) || fault.Reason != test.reason {
-			t.Errorf("error %v (%+v); wanted is %s with %q", err, fault, test.reason, want)
+			t.Errorf("error %v (%+v), want %s with %q", err, fault, test.reason, want)
 		}
 	}
 }
 
-// What the API server cannot tell is no fault of the profile.
+// TestReadWithoutServer verifies that an unreachable API server is not reported as an invalid profile.
 func TestReadWithoutServer(t *testing.T) {
 	away := errors.New("connection refused")
 	r := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{

@@ -10,7 +10,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// A plan is compared with what serves as the operator compares one: by the profile that tells most, and by what the tables in use promise.
+// TestReplanPriorAndTarget verifies that a plan is compared with the plan in service as the operator does it: with the
+// profile that has most information, and with the promise of the tables in use.
 func TestReplanPriorAndTarget(t *testing.T) {
 	const traced, counts = 200, 0
 	of := func(name string, promised int32) *semmoev1.PlacementPlan {
@@ -27,13 +28,13 @@ func TestReplanPriorAndTarget(t *testing.T) {
 		prior    string
 		target   int32
 	}{
-		"that of the tables":            {serving, map[string]int64{"tables": traced, "layout": traced, "reported": traced}, "tables", 450},
+		"profile of the tables":         {serving, map[string]int64{"tables": traced, "layout": traced, "reported": traced}, "tables", 450},
 		"tables of counts":              {InService{Plan: serving.Plan, TablesDigest: "ab", Tables: of("tables", 0)}, map[string]int64{"tables": counts, "layout": traced}, "layout", 360},
-		"tables whose plan is gone":     {InService{Plan: serving.Plan, TablesDigest: "ab"}, map[string]int64{"layout": traced}, "layout", 360},
-		"the layout's profile is gone":  {serving, map[string]int64{"reported": traced}, "reported", 450},
-		"no trace anywhere":             {serving, map[string]int64{"layout": counts, "reported": counts}, "layout", 450},
-		"none":                          {serving, nil, "", 0},
-		"a trace is better than counts": {serving, map[string]int64{"tables": counts, "layout": counts, "reported": traced}, "reported", 450},
+		"deleted plan of the tables":    {InService{Plan: serving.Plan, TablesDigest: "ab"}, map[string]int64{"layout": traced}, "layout", 360},
+		"deleted profile of the layout": {serving, map[string]int64{"reported": traced}, "reported", 450},
+		"no trace":                      {serving, map[string]int64{"layout": counts, "reported": counts}, "layout", 450},
+		"no profile":                    {serving, nil, "", 0},
+		"a trace precedes counts":       {serving, map[string]int64{"tables": counts, "layout": counts, "reported": traced}, "reported", 450},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.serving.Profiles = map[string]*semmoev1.AffinityProfile{"unused": {}}
@@ -61,8 +62,9 @@ func TestReplanPriorAndTarget(t *testing.T) {
 	}
 }
 
-// A plan that replaces another one is searched for by auto, whatever the MoEDeployment names: the objective is that of the plan in service.
-func TestReplanSearchesByAuto(t *testing.T) {
+// TestReplanUsesAuto verifies that a plan that replaces another one uses the algorithm auto and the objective of the
+// plan in service, regardless of the MoEDeployment's algorithm.
+func TestReplanUsesAuto(t *testing.T) {
 	moed := sampled()
 	moed.Spec.Placement.Solver = semmoev1.SolverSpec{Algorithm: "eplb", TimeBudgetSeconds: 60}
 	layout := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{
@@ -78,7 +80,7 @@ func TestReplanSearchesByAuto(t *testing.T) {
 	}
 }
 
-// sampled is a deployment whose requests are sampled.
+// sampled returns a deployment with request sampling.
 func sampled() *semmoev1.MoEDeployment {
 	return &semmoev1.MoEDeployment{Spec: semmoev1.MoEDeploymentSpec{
 		Engine:      semmoev1.EngineSpec{Type: semmoev1.EngineSGLang},

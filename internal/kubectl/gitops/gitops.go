@@ -1,4 +1,5 @@
-// Package gitops tells which tool keeps an object as a repository declares it: what is changed beside it will be changed back.
+// Package gitops finds the GitOps tool that applies an object from a repository. Such a tool reverts changes that are
+// not in the repository.
 package gitops
 
 import (
@@ -8,11 +9,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Owner is who declares an object.
+// Owner identifies the GitOps tool of an object.
 type Owner struct {
-	// Tool is Argo CD or Flux.
+	// Tool is "Argo CD" or "Flux".
 	Tool string `json:"tool"`
-	// Name is its Application, Kustomization or HelmRelease.
+	// Name is the name of the Application, Kustomization or HelmRelease.
 	Name string `json:"name"`
 }
 
@@ -20,18 +21,19 @@ const (
 	argo = "Argo CD"
 	flux = "Flux"
 
-	// argoTracking is the annotation by which Argo CD knows its objects, "application:group/kind:namespace/name", argoLabel and
-	// instanceLabel are the labels that other settings of application.resourceTrackingMethod use. Everybody sets the last one.
+	// argoTracking is the annotation with which Argo CD tracks its objects: "application:group/kind:namespace/name".
+	// argoLabel and instanceLabel are the labels of other settings of application.resourceTrackingMethod. Other tools
+	// set instanceLabel, too.
 	argoTracking  = "argocd.argoproj.io/tracking-id"
 	argoLabel     = "argocd.argoproj.io/instance"
 	instanceLabel = "app.kubernetes.io/instance"
 	argoManager   = "argocd-"
 )
 
-// fluxLabels are what Flux's controllers put on the objects that they apply.
+// fluxLabels are the labels that the Flux controllers set on objects that they apply.
 var fluxLabels = []string{"kustomize.toolkit.fluxcd.io/name", "helm.toolkit.fluxcd.io/name"}
 
-// OwnerOf is who declares an object; nil where nobody is known to.
+// OwnerOf returns the GitOps tool of an object, or nil if none is detected.
 func OwnerOf(object metav1.Object) *Owner {
 	annotations, labels := object.GetAnnotations(), object.GetLabels()
 	if id := annotations[argoTracking]; id != "" {
@@ -52,7 +54,7 @@ func OwnerOf(object metav1.Object) *Owner {
 	return nil
 }
 
-// appliedBy tells that a field manager whose name begins so has written the object.
+// appliedBy reports whether a field manager with the name prefix has written the object.
 func appliedBy(object metav1.Object, prefix string) bool {
 	for _, entry := range object.GetManagedFields() {
 		if strings.HasPrefix(entry.Manager, prefix) {
@@ -62,7 +64,7 @@ func appliedBy(object metav1.Object, prefix string) bool {
 	return false
 }
 
-// Warning says what becomes of a change beside the repository, and what to change there instead.
+// Warning returns a message that the tool may revert a change, and what to commit to the repository instead.
 func (o Owner) Warning(kind, name, instead string) string {
-	return fmt.Sprintf("%s (%s) owns %s %s, and may change this back. To make it last, commit %s to its repository", o.Tool, o.Name, kind, name, instead)
+	return fmt.Sprintf("%s (%s) manages %s %s and may revert this change. To keep the change, commit %s to its repository", o.Tool, o.Name, kind, name, instead)
 }

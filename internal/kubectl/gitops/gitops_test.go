@@ -13,11 +13,11 @@ func TestOwnerOf(t *testing.T) {
 		meta metav1.ObjectMeta
 		want *Owner
 	}{
-		"nobody":            {metav1.ObjectMeta{}, nil},
+		"no tool":           {metav1.ObjectMeta{}, nil},
 		"tracking id":       {metav1.ObjectMeta{Annotations: map[string]string{argoTracking: "models:semmoe.io/MoEDeployment:llm/qwen"}}, &Owner{argo, "models"}},
-		"label of its own":  {metav1.ObjectMeta{Labels: map[string]string{argoLabel: "models"}}, &Owner{argo, "models"}},
-		"label that it set": {metav1.ObjectMeta{Labels: map[string]string{instanceLabel: "models"}, ManagedFields: applied}, &Owner{argo, "models"}},
-		"label that Helm's charts set": {metav1.ObjectMeta{
+		"label of Argo CD":  {metav1.ObjectMeta{Labels: map[string]string{argoLabel: "models"}}, &Owner{argo, "models"}},
+		"label and manager": {metav1.ObjectMeta{Labels: map[string]string{instanceLabel: "models"}, ManagedFields: applied}, &Owner{argo, "models"}},
+		"label of a Helm chart": {metav1.ObjectMeta{
 			Labels: map[string]string{instanceLabel: "models"}, ManagedFields: applied[:1],
 		}, nil},
 		"Flux": {metav1.ObjectMeta{Labels: map[string]string{"kustomize.toolkit.fluxcd.io/name": "apps"}}, &Owner{flux, "apps"}},

@@ -1,8 +1,8 @@
-// Package terminal writes text for people: wrapped to the width of their terminal, coloured where that helps, and plain where nobody
-// looks.
+// Package terminal formats text for terminals, with line wrapping and colors, and for pipes, as plain text.
 //
 // Invariants:
-//   - What is written is made of its arguments alone; Of is the only function that looks at the process's surroundings.
-//   - Without a width no line is broken, so that what reads from a pipe finds one thing in one line. With one, no line is longer.
-//   - Colour says nothing that the words do not say as well.
+//   - Output depends only on the arguments. Of is the only function that reads the process environment.
+//   - Without a width, lines are not wrapped, so that programs that read a pipe find one item per line. With a width,
+//     no line is longer.
+//   - Colors add no information that the text does not contain.
 package terminal

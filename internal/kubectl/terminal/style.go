@@ -10,19 +10,19 @@ import (
 	"github.com/semmoe/operator/internal/printable"
 )
 
-// Style is how text is written.
+// Style selects the format of text.
 type Style struct {
-	// Color allows colours.
+	// Color enables colors.
 	Color bool
-	// Width is the number of columns; 0 is without bound.
+	// Width is the number of columns; 0 means unlimited.
 	Width int
 }
 
-// leastWidth is the narrowest terminal that is written for: below it words would be broken all the time.
-const leastWidth = 20
+// minWidth is the minimum width in columns. In a narrower terminal most words would be split.
+const minWidth = 20
 
-// Of is the style for a writer. COLUMNS says how wide a terminal is, also where the writer is none; colours are for terminals alone, unless
-// NO_COLOR is set (https://no-color.org) or TERM is dumb.
+// Of returns the style for a writer. COLUMNS overrides the width, also if the writer is not a terminal. Colors are
+// enabled only for terminals, and disabled if NO_COLOR is set (https://no-color.org) or TERM is dumb.
 func Of(w io.Writer, getenv func(string) string) Style {
 	var style Style
 	if file, ok := w.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
@@ -35,16 +35,16 @@ func Of(w io.Writer, getenv func(string) string) Style {
 		style.Width = columns
 	}
 	if style.Width > 0 {
-		style.Width = max(style.Width, leastWidth)
+		style.Width = max(style.Width, minWidth)
 	}
 	return style
 }
 
-// Tone is what a text says about what it names.
+// Tone classifies a text for coloring.
 type Tone int
 
-// Plain is a text without a tone, Good what is as it should be, Busy what is under way, Bad what is wrong, Faint what matters less, and
-// Strong what the eye is to find first.
+// Plain is neutral text, Good a state as intended, Busy work in progress, Bad an error, Faint secondary text, and
+// Strong emphasized text.
 const (
 	Plain Tone = iota
 	Good
@@ -54,12 +54,12 @@ const (
 	Strong
 )
 
-// codes are the SGR parameters of tones, in their order.
+// codes are the SGR parameters of the tones, in the order of their constants.
 var codes = [...]string{"", "32", "33", "31", "2", "1"}
 
-// paint returns a text in its tone. All that is written passes through it, and conditions quote engines and servers: no
-// control character, escape sequence or invisible character of a text reaches the terminal. The number of characters
-// stays the same.
+// paint returns a text with the color of its tone. All output passes through paint, which replaces control characters,
+// escape sequences and invisible characters, because conditions quote text of engines and servers. The number of
+// characters stays the same.
 func (s Style) paint(text string, tone Tone) string {
 	text = printable.Runes(text)
 	if !s.Color || tone == Plain || text == "" {

@@ -6,18 +6,20 @@ import (
 )
 
 const (
-	// gap is between two columns.
+	// gap is the number of spaces between two columns.
 	gap = 2
-	// leastLast is the narrowest that a last column of sentences stands beside the others: else it goes below them.
-	leastLast = 32
+	// minLastWidth is the minimum width of a last column with sentences, in columns. A narrower last column moves below
+	// its row.
+	minLastWidth = 32
 )
 
-// Cell is an entry of a table; it is never broken, unless it is in the last column.
+// Cell is an entry of a table. Only cells of the last column are wrapped.
 type Cell = Span
 
-// Table is rows below a header, in columns as wide as they need. Where there is no room for the last column beside the others, it is left
-// out if it has no name, since it says nothing new; it goes below its row if it is for sentences; else, and where even the others do not
-// fit, each row becomes a list of names and values.
+// Table returns rows below a header. Each column is as wide as its longest cell. If the last column does not fit:
+//   - A last column without a name is omitted, because such a column repeats other columns as bars.
+//   - A last column with sentences moves below its row.
+//   - Otherwise, or if the other columns do not fit either, each row becomes a list of names and values.
 func (s Style) Table(header []string, rows [][]Cell) string {
 	last := len(header) - 1
 	widths := make([]int, last)
@@ -36,24 +38,24 @@ func (s Style) Table(header []string, rows [][]Cell) string {
 	}
 	t := table{s, header, widths, used}
 	switch {
-	case s.Width == 0 || used+min(longest, leastLast) <= s.Width:
+	case s.Width == 0 || used+min(longest, minLastWidth) <= s.Width:
 		return t.wide(rows)
-	case used-gap <= s.Width && (header[last] == "" || longest > leastLast):
+	case used-gap <= s.Width && (header[last] == "" || longest > minLastWidth):
 		return t.stacked(rows)
 	}
 	return t.list(rows)
 }
 
-// table is a table of which the widths are known.
+// table is a table with computed column widths.
 type table struct {
 	Style
 	header []string
-	// widths are those of all columns but the last, used is what they take with the gaps.
+	// widths are the widths of all columns except the last one. used is their sum, including gaps.
 	widths []int
 	used   int
 }
 
-// columns writes all cells of a row but the last.
+// columns formats all cells of a row except the last one.
 func (t table) columns(row []Cell) string {
 	var line strings.Builder
 	for column, width := range t.widths {

@@ -14,10 +14,10 @@ func TestOf(t *testing.T) {
 		env  map[string]string
 		want Style
 	}{
-		"a pipe":           {nil, Style{}},
-		"a pipe of a size": {map[string]string{"COLUMNS": "100"}, Style{Width: 100}},
-		"too narrow":       {map[string]string{"COLUMNS": "3"}, Style{Width: leastWidth}},
-		"no number":        {map[string]string{"COLUMNS": "wide"}, Style{}},
+		"pipe":             {nil, Style{}},
+		"pipe with a size": {map[string]string{"COLUMNS": "100"}, Style{Width: 100}},
+		"too narrow":       {map[string]string{"COLUMNS": "3"}, Style{Width: minWidth}},
+		"not a number":     {map[string]string{"COLUMNS": "wide"}, Style{}},
 	} {
 		if got := Of(&bytes.Buffer{}, func(name string) string { return test.env[name] }); got != test.want {
 			t.Errorf("%s: %+v, want %+v", name, got, test.want)
@@ -27,29 +27,30 @@ func TestOf(t *testing.T) {
 
 var escapes = regexp.MustCompile("\x1b\\[[0-9]*m")
 
-// lines are those of a text as they are seen.
+// lines returns the visible lines of a text.
 func lines(text string) []string {
 	return strings.Split(strings.TrimSuffix(escapes.ReplaceAllString(text, ""), "\n"), "\n")
 }
 
-// words are those of a text, without what a tree or a narrow table adds.
+// words returns a text without colors, tree characters and white space.
 func words(text string) string {
 	return strings.NewReplacer("│", "", "├─", "", "└─", "", " ", "", "\n", "").Replace(escapes.ReplaceAllString(text, ""))
 }
 
-func sentence(random *rand.Rand, most int) string {
+func sentence(random *rand.Rand, maxWords int) string {
 	var all []string
-	for range 1 + random.IntN(most) {
+	for range 1 + random.IntN(maxWords) {
 		all = append(all, strings.Repeat(string(rune('a'+random.IntN(26))), 1+random.IntN(12))+strings.Repeat("µ", random.IntN(2)))
 	}
 	return strings.Join(all, " ")
 }
 
-// Whatever is written, no line is wider than the terminal, nothing is lost, and colour changes nothing but the colour.
-func TestNothingIsLostOrTooWide(t *testing.T) {
+// TestWrapping verifies on random texts that no line is wider than the terminal, that no word is lost, and that colors
+// do not change the text.
+func TestWrapping(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 500 {
-		width := leastWidth + random.IntN(80)
+		width := minWidth + random.IntN(80)
 		root := &Node{Text: Text{{sentence(random, 4), Strong}, {" " + sentence(random, 20), Plain}}}
 		child := root.Add(Words(sentence(random, 30), Good))
 		child.Add(Text{{sentence(random, 3), Bad}, {", " + sentence(random, 3), Faint}})
@@ -57,13 +58,13 @@ func TestNothingIsLostOrTooWide(t *testing.T) {
 		bound, free := Style{Width: width}.Tree(root), Style{}.Tree(root)
 		colored := Style{Width: width, Color: true}.Tree(root)
 		if escapes.ReplaceAllString(colored, "") != bound {
-			t.Fatalf("colour changes the text:\n%s\n%s", colored, bound)
+			t.Fatalf("colors change the text:\n%s\n%s", colored, bound)
 		}
 		if words(bound) != words(free) {
 			t.Fatalf("width %d: lost words:\n%s\n%s", width, bound, free)
 		}
 		if len(lines(free)) != 4 {
-			t.Fatalf("without a width there are %d lines", len(lines(free)))
+			t.Fatalf("%d lines without a width, want 4", len(lines(free)))
 		}
 		rows := [][]Cell{
 			{{"Ready", Plain}, {"True", Good}, {sentence(random, 12), Plain}},

@@ -5,20 +5,20 @@ import (
 	"unicode/utf8"
 )
 
-// Span is a part of a text that has one tone.
+// Span is a part of a text with one tone.
 type Span struct {
 	Text string
 	Tone Tone
 }
 
-// Text is a line, or what is to become several.
+// Text is a sequence of spans. It is wrapped into several lines if needed.
 type Text []Span
 
-// Words is a text of one tone.
+// Words returns a text of one tone.
 func Words(text string, tone Tone) Text { return Text{{text, tone}} }
 
-// wrapped are the lines of a text that are at most as wide as given: the first one, and those that follow. Lines are broken at spaces,
-// and within words only where one is wider than a whole line. 0 is without bound.
+// wrapped splits a text into lines. first is the maximum width of the first line and rest that of the other lines; 0
+// means unlimited. Lines break at spaces. A word is split only if it is wider than a line.
 func (s Style) wrapped(text Text, first, rest int) []string {
 	var lines []string
 	var line strings.Builder
@@ -55,7 +55,7 @@ func (s Style) wrapped(text Text, first, rest int) []string {
 	return append(lines, line.String())
 }
 
-// byteOf is the index of the byte with which the n-th rune begins; the length where there are fewer.
+// byteOf returns the byte index of the n-th rune, or the length of the text if it has fewer runes.
 func byteOf(text string, n int) int {
 	for i := range text {
 		if n == 0 {
@@ -66,7 +66,7 @@ func byteOf(text string, n int) int {
 	return len(text)
 }
 
-// Paragraph is a text below a margin of so many columns, each line of it ended.
+// Paragraph wraps a text and indents its lines by a margin in columns. Each line ends with a newline.
 func (s Style) Paragraph(text Text, margin int) string {
 	indent := strings.Repeat(" ", margin)
 	var out strings.Builder
@@ -76,7 +76,7 @@ func (s Style) Paragraph(text Text, margin int) string {
 	return out.String()
 }
 
-// within is the width that a margin leaves; 0 is without bound.
+// within returns the width without a margin; 0 means unlimited.
 func (s Style) within(margin int) int {
 	if s.Width == 0 {
 		return 0

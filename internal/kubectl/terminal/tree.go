@@ -8,24 +8,25 @@ type Node struct {
 	Children []*Node
 }
 
-// Add adds an entry, and returns it.
+// Add appends a child and returns it.
 func (n *Node) Add(text Text) *Node {
 	child := &Node{Text: text}
 	n.Children = append(n.Children, child)
 	return child
 }
 
-// Tree is a node and all below it, a line for each, or several in a narrow terminal.
+// Tree draws a node and its descendants. Each node takes one line, or several in a narrow terminal.
 func (s Style) Tree(root *Node) string {
 	var out strings.Builder
 	s.branch(&out, root, "", "")
 	return out.String()
 }
 
-// hanging is how far the further lines of an entry stand in: beyond those of its children, so that they are told apart.
+// hanging is the indentation of continuation lines in columns. It is larger than the indentation of children, so that
+// both can be distinguished.
 const hanging = 4
 
-// branch writes a node after a prefix, and all below it after another.
+// branch writes a node with the line prefix, and its descendants with the line prefix below.
 func (s Style) branch(out *strings.Builder, n *Node, prefix, below string) {
 	trunk := below
 	if len(n.Children) > 0 {

@@ -21,7 +21,7 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
-// Objects are what a deployment is described from. Those of the lists may belong to others, too.
+// Objects are the inputs of Describe. The lists may contain objects of other deployments.
 type Objects struct {
 	Deployment       *semmoev1.MoEDeployment
 	Profiles         []semmoev1.AffinityProfile
@@ -31,12 +31,12 @@ type Objects struct {
 	Deployments      []appsv1.Deployment
 	Pods             []corev1.Pod
 	Jobs             []batchv1.Job
-	// NotRead says which of these could not be read, and why.
+	// NotRead names the kinds that could not be read, with the reason.
 	NotRead []string
 	Now     time.Time
 }
 
-// Deployment is the state of a MoEDeployment and of all that belongs to it.
+// Deployment describes a MoEDeployment and the objects that belong to it.
 type Deployment struct {
 	Namespace string                  `json:"namespace"`
 	Name      string                  `json:"name"`
@@ -59,7 +59,7 @@ type Deployment struct {
 	Jobs      []Job                   `json:"jobs"`
 	// Conditions are in the order in which the operator writes them.
 	Conditions []metav1.Condition `json:"conditions"`
-	// Next are commands that somebody is waited for to give.
+	// Next are the commands that the deployment waits for.
 	Next    []Step   `json:"next,omitempty"`
 	NotRead []string `json:"notRead,omitempty"`
 
@@ -72,7 +72,7 @@ type Replicas struct {
 	Ready   int32 `json:"ready"`
 }
 
-// Step is a command, and what it is for.
+// Step is a command and its purpose.
 type Step struct {
 	Command string `json:"command"`
 	Why     string `json:"why"`
@@ -81,17 +81,17 @@ type Step struct {
 // Profile is an AffinityProfile.
 type Profile struct {
 	Name string `json:"name"`
-	// State is the reason of its condition Ready, Message that condition's.
+	// State and Message are the reason and the message of the condition Ready.
 	State    string                    `json:"state"`
 	Ready    bool                      `json:"ready"`
 	Message  string                    `json:"message"`
 	Progress *semmoev1.ProfileProgress `json:"progress,omitempty"`
 	Result   *semmoev1.ProfileResult   `json:"result,omitempty"`
-	// Drifted tells that it was made because traffic had drifted.
+	// Drifted is true if the profile was made because of drift.
 	Drifted bool `json:"madeForDrift,omitempty"`
 }
 
-// Plan is a PlacementPlan as a deployment sees it.
+// Plan is a PlacementPlan of a deployment.
 type Plan struct {
 	Name    string `json:"name"`
 	Digest  string `json:"planDigest,omitempty"`
@@ -99,7 +99,8 @@ type Plan struct {
 	State   string `json:"state"`
 	Ready   bool   `json:"ready"`
 	Message string `json:"message"`
-	// Roles say what part it plays: inService, candidate, wanted, pinned, takenBack, outputChanged.
+	// Roles are the roles of the plan for the deployment: inService, candidate, wanted, pinned, takenBack,
+	// outputChanged.
 	Roles    []string               `json:"roles"`
 	Verdict  semmoev1.Verdict       `json:"verdict,omitempty"`
 	Tier     semmoev1.Tier          `json:"tier,omitempty"`
@@ -107,7 +108,7 @@ type Plan struct {
 	Drifted  bool                   `json:"madeForDrift,omitempty"`
 }
 
-// The parts that a plan can play.
+// The roles of a plan for a deployment.
 const (
 	roleInService     = "inService"
 	roleCandidate     = "candidate"
@@ -117,13 +118,13 @@ const (
 	roleOutputChanged = "outputChanged"
 )
 
-// Revision is a workload with its pods.
+// Revision is a workload of engine replicas, with its pods.
 type Revision struct {
 	Name     string `json:"revision"`
 	Kind     string `json:"kind"`
 	Workload string `json:"workload"`
-	// Stage is inService, starting for one that the spec asks for and of which no replica is ready, canary, promoting, rollingBack, or
-	// retired for one that goes.
+	// Stage is inService, starting (desired by the spec, but not in service yet), canary, promoting, rollingBack, or
+	// retired (being removed).
 	Stage    string   `json:"stage"`
 	Plan     string   `json:"planDigest,omitempty"`
 	Replicas Replicas `json:"replicas"`
@@ -144,17 +145,17 @@ type Pod struct {
 	Name  string `json:"name"`
 	Node  string `json:"node,omitempty"`
 	Ready bool   `json:"ready"`
-	// State is Ready, the pod's phase, Deleting, or what keeps it from running, Message says more of the last.
+	// State is Ready, Starting, Deleting, the pod's phase, or the reason of a problem. Message describes the problem.
 	State    string    `json:"state"`
 	Message  string    `json:"message,omitempty"`
 	Restarts int32     `json:"restarts,omitempty"`
 	Since    time.Time `json:"since"`
-	// Workers are the further pods of a replica of several, and WorkersReady those of them that are ready.
+	// Workers is the number of worker pods of a multi-pod replica. WorkersReady counts the ready ones.
 	Workers      int `json:"workers,omitempty"`
 	WorkersReady int `json:"workersReady,omitempty"`
 }
 
-// Routers are the request routers.
+// Routers describes the request routers of a deployment.
 type Routers struct {
 	Name     string   `json:"name"`
 	Replicas Replicas `json:"replicas"`
@@ -164,7 +165,7 @@ type Routers struct {
 // Job is an inspection or a profiling Job.
 type Job struct {
 	Name string `json:"name"`
-	// Component is inspect or profile, Profile the AffinityProfile that it is for.
+	// Component is inspect or profile. Profile is the AffinityProfile of a profiling Job.
 	Component string `json:"component"`
 	Profile   string `json:"profile,omitempty"`
 	// State is Running, Complete or Failed.
@@ -173,7 +174,7 @@ type Job struct {
 	Since   time.Time `json:"since"`
 }
 
-// Describe tells the state of a deployment.
+// Describe returns the state of a deployment.
 func Describe(o Objects) Deployment {
 	moed := o.Deployment
 	d := Deployment{
@@ -195,7 +196,7 @@ func Describe(o Objects) Deployment {
 	return d
 }
 
-// nextSteps are what the operator waits for somebody to do, as far as a command does it.
+// nextSteps returns the plugin commands that the operator waits for.
 func nextSteps(moed *semmoev1.MoEDeployment) []Step {
 	command := func(verb string) string {
 		return fmt.Sprintf("kubectl semmoe %s %s -n %s", verb, moed.Name, moed.Namespace)
@@ -203,23 +204,23 @@ func nextSteps(moed *semmoev1.MoEDeployment) []Step {
 	var steps []Step
 	rolledOut := condition(moed.Status.Conditions, semmoev1.ConditionRolledOut)
 	switch reason := rolledOut.Reason; {
-	case slices.Contains([]string{"AwaitingApproval", "RolloutInterruptsService", "NoRouter"}, reason):
-		steps = append(steps, Step{command("approve"), "to have the plan rolled out"})
-	case reason == "CanaryInconclusive":
-		steps = append(steps, Step{command("approve"), "to have the plan promoted after its soak, although nothing tells whether it is better"})
-	case reason == "RollbackPending":
-		steps = append(steps, Step{command("rollback"), "to take the plan back that has failed on its canary"})
+	case slices.Contains([]string{"AwaitingApproval", "NoRoomForCanary", "NoRouter"}, reason):
+		steps = append(steps, Step{command("approve"), "to approve the rollout of the plan"})
+	case reason == "Inconclusive":
+		steps = append(steps, Step{command("approve"), "to promote the plan after its soak time, although the canary comparison is inconclusive"})
+	case reason == "RollbackHeld":
+		steps = append(steps, Step{command("rollback"), "to roll back the plan, which fails on its canary"})
 	case strings.Contains(rolledOut.Message, ". AwaitingApproval: "):
-		steps = append(steps, Step{command("approve"), "to have the new tables used"})
+		steps = append(steps, Step{command("approve"), "to approve the new tables"})
 	}
 	if moed.Spec.Reconciliation == semmoev1.ReconciliationPaused {
-		steps = append(steps, Step{command("resume"), "to let profiles, plans and roll-outs begin again"})
+		steps = append(steps, Step{command("resume"), "to resume profiles, plans and rollouts"})
 	}
 	return steps
 }
 
-// belongs tells that an object was made for the deployment: by the operator, which labels it, or by a person who wants it to go with the
-// deployment.
+// belongs reports whether an object belongs to the deployment: it has the label that the operator sets, or an owner
+// reference to the deployment, which users set.
 func (o Objects) belongs(object metav1.Object) bool {
 	owns := func(owner metav1.OwnerReference) bool { return owner.UID == o.Deployment.UID && owner.UID != "" }
 	return object.GetLabels()[semmoev1.LabelDeployment] == o.Deployment.Name || slices.ContainsFunc(object.GetOwnerReferences(), owns)
@@ -264,11 +265,11 @@ func (o Objects) plans() []Plan {
 	return plans
 }
 
-// rolesOf are the parts that a plan plays for a deployment.
+// rolesOf returns the roles of a plan for a deployment.
 func rolesOf(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) []string {
 	roles, short := []string{}, plan.Status.Plan
-	add := func(holds bool, role string) {
-		if holds {
+	add := func(applies bool, role string) {
+		if applies {
 			roles = append(roles, role)
 		}
 	}
@@ -283,12 +284,12 @@ func rolesOf(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) []strin
 	return roles
 }
 
-// marksOf are the annotations of a plan that begin with a prefix, as "revision: what it says", in order.
+// marksOf returns the annotations of a plan with a key prefix, as sorted strings "revision: value".
 func marksOf(plan *semmoev1.PlacementPlan, prefix string) []string {
 	var marks []string
-	for key, told := range plan.Annotations {
+	for key, value := range plan.Annotations {
 		if revision, ok := strings.CutPrefix(key, prefix); ok {
-			marks = append(marks, revision+": "+told)
+			marks = append(marks, revision+": "+value)
 		}
 	}
 	slices.Sort(marks)
@@ -323,32 +324,32 @@ func (o Objects) revision(kind string, workload metav1.Object, template *corev1.
 	}
 	r.Stage = o.stage(r.Name, workload)
 	if len(o.Pods) == 0 {
-		r.Replicas.Ready = ready // they may not be readable; what the workload says is a little older
+		r.Replicas.Ready = ready // the user may not be allowed to list pods; the workload's status is slightly older
 	}
 	all := o.pods(nil)
 	for _, pod := range all {
 		if !owns(pod) || pod.Labels[semmoev1.LabelComponent] != semmoev1.ComponentEngine {
 			continue
 		}
-		told := o.pod(pod)
+		p := o.pod(pod)
 		if size := podgroup.Size(pod); size > 1 {
-			told.Workers = size - 1
+			p.Workers = size - 1
 			for _, worker := range podgroup.Workers(pod, all) {
 				if podhealth.Ready(worker) {
-					told.WorkersReady++
+					p.WorkersReady++
 				}
 			}
 		}
-		told.Ready = told.Ready && podgroup.Whole(pod, all)
-		if told.Ready {
+		p.Ready = p.Ready && podgroup.Whole(pod, all)
+		if p.Ready {
 			r.Replicas.Ready++
 		}
-		r.Pods = append(r.Pods, told)
+		r.Pods = append(r.Pods, p)
 	}
 	return r
 }
 
-// stage is how far a revision has come.
+// stage returns the stage of a revision's rollout.
 func (o Objects) stage(revision string, workload metav1.Object) string {
 	rollout := o.Deployment.Status.Rollout
 	switch {
@@ -366,7 +367,8 @@ func (o Objects) stage(revision string, workload metav1.Object) string {
 	return stageRetired
 }
 
-// servingRevision is the revision that answers requests. An operator of an earlier release reports only the one that the spec asks for.
+// servingRevision returns the revision that answers requests. Earlier releases of the operator report only the desired
+// revision.
 func servingRevision(moed *semmoev1.MoEDeployment) string {
 	if moed.Status.Serving != nil {
 		return moed.Status.Serving.Revision
@@ -374,7 +376,7 @@ func servingRevision(moed *semmoev1.MoEDeployment) string {
 	return moed.Status.Revision
 }
 
-// pods are those of the deployment that match, by name.
+// pods returns the matching pods of the deployment, sorted by name. A nil matches selects all pods.
 func (o Objects) pods(matches func(*corev1.Pod) bool) []*corev1.Pod {
 	var pods []*corev1.Pod
 	for i := range o.Pods {
@@ -386,24 +388,24 @@ func (o Objects) pods(matches func(*corev1.Pod) bool) []*corev1.Pod {
 	return pods
 }
 
-// pod tells how a pod fares.
+// pod describes one pod.
 func (o Objects) pod(pod *corev1.Pod) Pod {
-	told := Pod{Name: pod.Name, Node: pod.Spec.NodeName, Ready: podhealth.Ready(pod), State: string(pod.Status.Phase), Since: pod.CreationTimestamp.Time}
+	p := Pod{Name: pod.Name, Node: pod.Spec.NodeName, Ready: podhealth.Ready(pod), State: string(pod.Status.Phase), Since: pod.CreationTimestamp.Time}
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		told.Restarts = max(told.Restarts, status.RestartCount)
+		p.Restarts = max(p.Restarts, status.RestartCount)
 	}
 	problem, _ := podhealth.Find([]*corev1.Pod{pod}, nil, o.Now)
 	switch {
 	case pod.DeletionTimestamp != nil:
-		told.State = "Deleting"
-	case told.Ready:
-		told.State = "Ready"
+		p.State = "Deleting"
+	case p.Ready:
+		p.State = "Ready"
 	case problem != nil:
-		told.State, told.Message = problem.Reason, problem.Message
+		p.State, p.Message = problem.Reason, problem.Message
 	case pod.Status.Phase == corev1.PodRunning:
-		told.State = "Starting"
+		p.State = "Starting"
 	}
-	return told
+	return p
 }
 
 func (o Objects) routers() *Routers {
@@ -420,7 +422,7 @@ func (o Objects) routers() *Routers {
 	return nil
 }
 
-// jobs are the Jobs of the deployment and of its profiles.
+// jobs returns the Jobs of the deployment and of its profiles.
 func (o Objects) jobs() []Job {
 	jobs := []Job{}
 	profiles := o.profiles()
@@ -430,13 +432,13 @@ func (o Objects) jobs() []Job {
 		if !o.belongs(&job) && !slices.ContainsFunc(profiles, func(p Profile) bool { return p.Name == profile }) {
 			continue
 		}
-		told := Job{Name: job.Name, Component: job.Labels[semmoev1.LabelComponent], Profile: profile, State: "Running", Since: job.CreationTimestamp.Time}
+		j := Job{Name: job.Name, Component: job.Labels[semmoev1.LabelComponent], Profile: profile, State: "Running", Since: job.CreationTimestamp.Time}
 		if failed := jobstate.Finished(&job, batchv1.JobFailed); failed != nil {
-			told.State, told.Message = "Failed", failed.Message
+			j.State, j.Message = "Failed", failed.Message
 		} else if jobstate.Finished(&job, batchv1.JobComplete) != nil {
-			told.State = "Complete"
+			j.State = "Complete"
 		}
-		jobs = append(jobs, told)
+		jobs = append(jobs, j)
 	}
 	return jobs
 }

@@ -21,19 +21,20 @@ type Side struct {
 	Placement *placement.Placement
 }
 
-// Difference is what two plans differ in.
+// Difference is the difference of two plans.
 type Difference struct {
 	From PlanFigures `json:"from"`
 	To   PlanFigures `json:"to"`
-	// Moved are the experts that ranks must take in to go from one to the other, over all layers; Slots is the number of slots.
+	// Moved is the number of experts that ranks must load to go from From to To, over all layers. Slots is the number
+	// of slots of To.
 	Moved int `json:"movedExperts"`
 	Slots int `json:"slots"`
-	// Bytes is the most that their weights can have; 0 where that is not known.
+	// Bytes is an upper bound of the bytes of the moved weights; 0 if unknown.
 	Bytes int64 `json:"movedBytesAtMost,omitempty"`
-	// Layers and Ranks part Moved by the layer of the model, and by the rank that takes in.
+	// Layers splits Moved by layer of the model, and Ranks by receiving rank.
 	Layers []LayerMoves `json:"layers"`
 	Ranks  []int        `json:"ranks"`
-	// Spec are the fields of the specs that differ.
+	// Spec lists the spec fields that differ.
 	Spec []FieldChange `json:"spec"`
 }
 
@@ -44,26 +45,26 @@ type PlanFigures struct {
 	Forecast *semmoev1.PlanForecast `json:"forecast,omitempty"`
 }
 
-// LayerMoves are the experts that move in one layer of the model.
+// LayerMoves is the number of experts that move in one layer of the model.
 type LayerMoves struct {
 	Layer int `json:"layer"`
 	Moved int `json:"moved"`
 }
 
-// FieldChange is a field of the spec in both plans.
+// FieldChange is a spec field with its value in both plans.
 type FieldChange struct {
 	Field string `json:"field"`
 	From  string `json:"from"`
 	To    string `json:"to"`
 }
 
-// Diff compares two plans. expertBytes is the most that an expert's weights can have; 0 where that is not known. It fails where the
-// placements are of other shapes: then nothing can move from one to the other.
+// Diff compares two plans. expertBytes is an upper bound of the bytes of one expert's weights; 0 if unknown. Diff fails
+// if the placements have different numbers of ranks or experts, or different MoE layers.
 func Diff(from, to Side, expertBytes int64) (Difference, error) {
 	a, b := from.Placement, to.Placement
 	same := a.Ranks == b.Ranks && a.Experts == b.Experts && slices.EqualFunc(a.Layers, b.Layers, func(x, y placement.Layer) bool { return x.Layer == y.Layer })
 	if !same {
-		return Difference{}, fmt.Errorf("the plans place different things: %s has %d experts in %d MoE layers on %d ranks, %s %d in %d on %d",
+		return Difference{}, fmt.Errorf("the plans have different shapes: %s has %d experts in %d MoE layers on %d ranks, %s has %d in %d on %d",
 			from.Plan.Name, a.Experts, len(a.Layers), a.Ranks, to.Plan.Name, b.Experts, len(b.Layers), b.Ranks)
 	}
 	d := Difference{
@@ -100,7 +101,7 @@ func specChanges(from, to *semmoev1.PlacementPlan) []FieldChange {
 	return changes
 }
 
-// fieldsOf are the fields of a plan's spec in words, each in From.
+// fieldsOf returns the fields of a plan's spec as text, in From.
 func fieldsOf(plan *semmoev1.PlacementPlan) []FieldChange {
 	s := plan.Spec
 	current, prior := ptr.Deref(s.Current, semmoev1.CurrentPlan{}), ptr.Deref(s.PriorProfileRef, semmoev1.ProfileReference{})
@@ -122,10 +123,10 @@ func fieldsOf(plan *semmoev1.PlacementPlan) []FieldChange {
 	return fields
 }
 
-// sizesText lists batch sizes.
+// sizesText formats batch sizes.
 func sizesText(sizes []int32) string { return strings.Trim(fmt.Sprint(sizes), "[]") }
 
-// unlessZero is a number that is absent where it is 0, unlessNil one that may be 0; empty where they are absent.
+// unlessZero formats a number, and returns an empty string for 0.
 func unlessZero(number int32) string {
 	if number == 0 {
 		return ""
@@ -133,6 +134,7 @@ func unlessZero(number int32) string {
 	return fmt.Sprint(number)
 }
 
+// unlessNil formats a number, and returns an empty string for nil.
 func unlessNil[N int32 | int64](number *N) string {
 	if number == nil {
 		return ""
@@ -140,7 +142,7 @@ func unlessNil[N int32 | int64](number *N) string {
 	return fmt.Sprint(*number)
 }
 
-// copiesText is the number of copies that a spec gives, or Auto; empty where it asks for none.
+// copiesText returns the number of redundant experts in a spec, or Auto. It is empty if the spec has none.
 func copiesText(s *semmoev1.LayoutSpec) string {
 	if s.ChoosesRedundantExperts() {
 		return semmoev1.RedundantExpertsAuto
@@ -165,7 +167,8 @@ func hardwareText(hardware *semmoev1.HardwareReference) string {
 	return hardware.BuiltIn
 }
 
-// figureRows are the figures of both plans. What neither plan has is left out, but for the rates: every plan that was judged by requests has them.
+// figureRows returns the figures of both plans as table rows. A figure that neither plan has is omitted. The two rates
+// are always shown, because every plan that was evaluated on requests has them.
 func (d Difference) figureRows() [][]terminal.Cell {
 	rows := [][]terminal.Cell{{{Text: "plan"}, {Text: d.From.Digest}, {Text: d.To.Digest}}}
 	add := func(name, from, to string) {
@@ -183,11 +186,11 @@ func (d Difference) figureRows() [][]terminal.Cell {
 	return rows
 }
 
-// forecastWords are the figures of a forecast in words; empty where it does not have them.
+// forecastWords are the figures of a forecast as text. Missing figures are empty.
 type forecastWords struct{ rate, baseline, imbalance, remote string }
 
 func forecastText(f *semmoev1.PlanForecast) forecastWords {
-	if f == nil { // of counts alone there is none
+	if f == nil { // a plan that was made only from counts has no forecast
 		return forecastWords{}
 	}
 	words := forecastWords{rate: percent(f.LARMilli), baseline: percent(f.BaselineMilli)}
@@ -200,7 +203,7 @@ func forecastText(f *semmoev1.PlanForecast) forecastWords {
 	return words
 }
 
-// Text draws a difference.
+// Text formats a difference for a terminal.
 func (d Difference) Text(style terminal.Style) string {
 	var out strings.Builder
 	rows := d.figureRows()
@@ -220,20 +223,20 @@ func (d Difference) Text(style terminal.Style) string {
 	for rank, moved := range d.Ranks {
 		ranks[rank] = LayerMoves{rank, moved}
 	}
-	out.WriteString(style.Table([]string{"RANK", "TAKES IN", ""}, countRows(ranks)))
+	out.WriteString(style.Table([]string{"RANK", "RECEIVES", ""}, countRows(ranks)))
 	return out.String()
 }
 
-// moves says how much moves.
+// moves summarizes the number and the bytes of moved experts.
 func (d Difference) moves() string {
 	if d.Moved == 0 {
-		return "No expert moves: the placements are the same, and at most the tables differ."
+		return "No expert moves: the placements are equal, only the tables may differ."
 	}
-	text := fmt.Sprintf("Experts that move to another rank: %d, in %d slots", d.Moved, d.Slots)
+	text := fmt.Sprintf("Experts that move to another rank: %d of %d slots", d.Moved, d.Slots)
 	if d.Bytes > 0 {
-		text += fmt.Sprintf(", %s of weights at most", bytesText(d.Bytes))
+		text += fmt.Sprintf(", at most %s of weights", bytesText(d.Bytes))
 	} else {
-		text += "; how many bytes that is, is not known here"
+		text += "; the size of their weights is unknown"
 	}
 	return text + "."
 }
@@ -245,15 +248,15 @@ func orNone(text string) string {
 	return text
 }
 
-// countRows are numbers with bars as long as their share of the largest.
+// countRows returns table rows of counts, with bars relative to the largest count.
 func countRows(counts []LayerMoves) [][]terminal.Cell {
-	most := 1
+	largest := 1
 	for _, count := range counts {
-		most = max(most, count.Moved)
+		largest = max(largest, count.Moved)
 	}
 	var rows [][]terminal.Cell
 	for _, count := range counts {
-		rows = append(rows, []terminal.Cell{{Text: fmt.Sprint(count.Layer)}, {Text: fmt.Sprint(count.Moved)}, {Text: bar(float64(count.Moved) / float64(most)), Tone: terminal.Faint}})
+		rows = append(rows, []terminal.Cell{{Text: fmt.Sprint(count.Layer)}, {Text: fmt.Sprint(count.Moved)}, {Text: bar(float64(count.Moved) / float64(largest)), Tone: terminal.Faint}})
 	}
 	return rows
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
-// Whatever differs in two specs is told, under the name that it has there.
+// TestSpecChanges verifies that each spec field is compared and shown under its name in the API.
 func TestSpecChanges(t *testing.T) {
 	digest := strings.Repeat("ab", 32)
 	short := digest[:16]
@@ -51,19 +51,20 @@ func TestSpecChanges(t *testing.T) {
 	}
 }
 
-// What no plan has is left out, and what one of them has is unknown of the other.
-func TestFiguresThatAPlanLacks(t *testing.T) {
+// TestMissingFigures verifies that a figure is omitted if neither plan has it, and shown as unknown for a plan that
+// lacks it.
+func TestMissingFigures(t *testing.T) {
 	balanced := &semmoev1.PlanForecast{LARMilli: 432, BaselineMilli: 257, WindowImbalanceMilli: 1077}
 	messages := &semmoev1.PlanForecast{LARMilli: 250, BaselineMilli: 250, RemoteRanksMilli: 1804, BaselineRemoteRanksMilli: 2300}
 	for name, test := range map[string]struct {
 		from, to *semmoev1.PlanForecast
 		want     []string
 	}{
-		"requests have ranks":     {balanced, balanced, []string{"predicted LAR|43.2%|43.2%", "without a plan|25.7%|25.7%", "busiest rank / mean|1.077|1.077"}},
-		"tokens are not shuffled": {messages, messages, []string{"predicted LAR|25.0%|25.0%", "without a plan|25.0%|25.0%", "other ranks of a token|1.80 (without a plan 2.30)|1.80 (without a plan 2.30)"}},
-		"one of each":             {balanced, messages, []string{"predicted LAR|43.2%|25.0%", "without a plan|25.7%|25.0%", "busiest rank / mean|1.077|unknown", "other ranks of a token|unknown|1.80 (without a plan 2.30)"}},
-		"of counts":               {nil, balanced, []string{"predicted LAR|unknown|43.2%", "without a plan|unknown|25.7%", "busiest rank / mean|unknown|1.077"}},
-		"both of counts":          {nil, nil, []string{"predicted LAR|unknown|unknown", "without a plan|unknown|unknown"}},
+		"shuffled tokens":    {balanced, balanced, []string{"predicted LAR|43.2%|43.2%", "without a plan|25.7%|25.7%", "busiest rank / mean|1.077|1.077"}},
+		"no token shuffling": {messages, messages, []string{"predicted LAR|25.0%|25.0%", "without a plan|25.0%|25.0%", "other ranks of a token|1.80 (without a plan 2.30)|1.80 (without a plan 2.30)"}},
+		"one of each":        {balanced, messages, []string{"predicted LAR|43.2%|25.0%", "without a plan|25.7%|25.0%", "busiest rank / mean|1.077|unknown", "other ranks of a token|unknown|1.80 (without a plan 2.30)"}},
+		"only counts":        {nil, balanced, []string{"predicted LAR|unknown|43.2%", "without a plan|unknown|25.7%", "busiest rank / mean|unknown|1.077"}},
+		"both only counts":   {nil, nil, []string{"predicted LAR|unknown|unknown", "without a plan|unknown|unknown"}},
 	} {
 		var got []string
 		for _, row := range (Difference{From: PlanFigures{Forecast: test.from}, To: PlanFigures{Forecast: test.to}}).figureRows()[1:] {

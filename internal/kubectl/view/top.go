@@ -15,31 +15,32 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
-// Routed is what the metrics of one request router tell (docs/metrics.md).
-type Routed struct {
+// RouterMetrics holds the metrics of one request router (docs/metrics.md).
+type RouterMetrics struct {
 	// Requests, Rate and Predicted are semmoe_observed_requests, semmoe_local_activation_rate and
-	// semmoe_predicted_local_activation_rate; rates are NaN where nothing was sampled.
+	// semmoe_predicted_local_activation_rate. Rates are NaN if no request was sampled.
 	Requests, Rate, Predicted float64
-	// Answered is semmoe_router_requests_total, SavedBytes semmoe_saved_bytes_per_second, NaN where it cannot be estimated.
+	// Answered is semmoe_router_requests_total. SavedBytes is semmoe_saved_bytes_per_second, or NaN if it cannot be
+	// estimated.
 	Answered, SavedBytes float64
 	// Tokens, Local and Remote are semmoe_router_estimated_tokens_total and semmoe_activations_total, by rank.
 	Tokens, Local, Remote map[string]float64
 }
 
-// noRank is the rank of tokens that were sent to none.
+// noRank is the value of the label rank for tokens of requests that were not sent to a specific rank.
 const noRank = "none"
 
-// ParseMetrics reads the metrics of a request router.
-func ParseMetrics(text []byte) (Routed, error) {
+// ParseMetrics parses the metrics page of a request router.
+func ParseMetrics(text []byte) (RouterMetrics, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
 	if err != nil {
-		return Routed{}, fmt.Errorf("metrics: %w", err)
+		return RouterMetrics{}, fmt.Errorf("metrics: %w", err)
 	}
 	if families["semmoe_router_requests_total"] == nil {
-		return Routed{}, fmt.Errorf("metrics: there is no semmoe_router_requests_total: this is no request router")
+		return RouterMetrics{}, fmt.Errorf("metrics: semmoe_router_requests_total is missing; the pod is not a request router")
 	}
-	r := Routed{Rate: math.NaN(), Predicted: math.NaN(), SavedBytes: math.NaN(), Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
+	r := RouterMetrics{Rate: math.NaN(), Predicted: math.NaN(), SavedBytes: math.NaN(), Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
 	for name, into := range map[string]*float64{
 		"semmoe_observed_requests": &r.Requests, "semmoe_local_activation_rate": &r.Rate, "semmoe_predicted_local_activation_rate": &r.Predicted,
 		"semmoe_saved_bytes_per_second": &r.SavedBytes,
@@ -73,67 +74,72 @@ func label(metric *dto.Metric, name string) string {
 	return ""
 }
 
-// Load is how the requests of a deployment are spread, and how much of them stays local.
+// Load describes the distribution of a deployment's requests over ranks, and their local activation rate.
 type Load struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	Plan      string `json:"planDigest,omitempty"`
-	// Source is routers, or status where their metrics may not be read; Routers is how many of them have told.
+	// Source is routers, or status if the metrics of the routers cannot be read. Routers is the number of routers with
+	// readable metrics.
 	Source  string `json:"source"`
 	Routers int    `json:"routers"`
-	// Rate is the local activation rate of the last sampled requests, Samples their number; nil where none were sampled.
+	// Rate is the local activation rate of the latest sampled requests, or nil without samples. Samples is the number
+	// of these requests.
 	Rate    *float64 `json:"lar"`
 	Samples int64    `json:"samples,omitempty"`
-	// Predicted is what the forecasts of these requests say, Promised what the plan promises, Baseline the rate without a plan.
+	// Predicted is the forecast rate of these requests. Promised is the rate that the plan promises. Baseline is the
+	// rate without a plan.
 	Predicted *float64 `json:"forecastLar,omitempty"`
 	Promised  *float64 `json:"promisedLar,omitempty"`
 	Baseline  *float64 `json:"baselineLar,omitempty"`
-	// Requests were answered since the routers started, or, where Recent, since the look before.
+	// Requests is the number of requests that were answered since the routers started, or since the previous poll if
+	// Recent is true.
 	Requests int64 `json:"requests"`
-	// SavedBytes need not be exchanged in a second; nil where no router can estimate it.
+	// SavedBytes is the exchange traffic saved, in bytes per second, or nil if no router can estimate it.
 	SavedBytes *float64   `json:"savedBytesPerSecond,omitempty"`
 	Recent     bool       `json:"sinceLastLook"`
 	Ranks      []RankLoad `json:"ranks"`
 	Notes      []string   `json:"notes,omitempty"`
 }
 
-// RankLoad is one rank's part.
+// RankLoad is the load of one rank.
 type RankLoad struct {
 	Rank int `json:"rank"`
-	// Share is its share of the tokens, Relative the same over the mean; Rate is its local activation rate, nil without a sample.
+	// Share is the rank's share of the tokens. Relative is that share divided by the mean share. Rate is the rank's
+	// local activation rate, or nil without samples.
 	Share    float64  `json:"share"`
 	Relative float64  `json:"overMean"`
 	Rate     *float64 `json:"lar"`
 }
 
-// Top sums what routers tell of a deployment. before is what they told before, by pod; where one of them is not in it, as at the first look,
-// what has come since is not known.
-func Top(moed *semmoev1.MoEDeployment, told, before map[string]Routed, notes []string) Load {
-	l := Load{Namespace: moed.Namespace, Name: moed.Name, Plan: moed.Status.PlanDigest, Source: "routers", Routers: len(told), Notes: notes, Ranks: []RankLoad{}}
+// Top sums the metrics of a deployment's routers, by pod. before holds the metrics of the previous poll. If a router is
+// missing in before, as at the first poll, the figures cover the time since the routers started.
+func Top(moed *semmoev1.MoEDeployment, metrics, before map[string]RouterMetrics, notes []string) Load {
+	l := Load{Namespace: moed.Namespace, Name: moed.Name, Plan: moed.Status.PlanDigest, Source: "routers", Routers: len(metrics), Notes: notes, Ranks: []RankLoad{}}
 	if status := moed.Status.LAR; status != nil {
 		l.Promised, l.Baseline = ratio(status.PredictedMilli), ratio(status.BaselineMilli)
 	}
-	if len(told) == 0 {
+	if len(metrics) == 0 {
 		l.fromStatus(moed)
 		return l
 	}
-	now := sumOf(told)
+	now := sumOf(metrics)
 	since := now
-	if l.Recent = among(told, before); l.Recent {
-		since = now.since(told, before)
+	if l.Recent = among(metrics, before); l.Recent {
+		since = now.since(metrics, before)
 	}
 	l.Rate, l.Predicted, l.Samples = known(now.Rate), known(now.Predicted), int64(now.Requests)
 	l.Requests, l.SavedBytes = int64(since.Answered), known(now.SavedBytes)
 	if now.rankless(moed.Spec.Parallelism.Attention) {
-		l.Notes = append(l.Notes, "Requests have no rank here: routers send them to replicas as a whole, and no load by rank is known.")
+		l.Notes = append(l.Notes, "Routers send requests to replicas, not to ranks, so the load by rank is unknown.")
 		return l
 	}
 	l.Ranks = since.ranks(int(ranksOf(moed)))
 	return l
 }
 
-// ranksOf is the number of ranks of what serves. An operator of an earlier release does not report it, nor does one that has started
-// nothing.
+// ranksOf returns the number of ranks of the revision in service. The status lacks it in earlier releases, and before
+// the first revision serves. Then the number in the spec is used.
 func ranksOf(moed *semmoev1.MoEDeployment) int32 {
 	if serving := moed.Status.Serving; serving != nil && serving.Ranks > 0 {
 		return serving.Ranks
@@ -141,8 +147,9 @@ func ranksOf(moed *semmoev1.MoEDeployment) int32 {
 	return moed.Spec.Parallelism.ExpertParallelSize
 }
 
-// rankless tells that requests are sent to no rank: with attention TensorParallel each is of all ranks.
-func (r Routed) rankless(attention semmoev1.AttentionParallelism) bool {
+// rankless reports whether no request was sent to a specific rank. With attention TensorParallel each request uses all
+// ranks.
+func (r RouterMetrics) rankless(attention semmoev1.AttentionParallelism) bool {
 	for rank, tokens := range r.Tokens {
 		if rank != noRank && tokens > 0 {
 			return false
@@ -151,8 +158,8 @@ func (r Routed) rankless(attention semmoev1.AttentionParallelism) bool {
 	return attention == semmoev1.AttentionTensorParallel || r.Tokens[noRank] > 0
 }
 
-// ranks are the parts of so many ranks.
-func (r Routed) ranks(ranks int) []RankLoad {
+// ranks returns the load of each rank, given the number of ranks.
+func (r RouterMetrics) ranks(ranks int) []RankLoad {
 	loads, total := []RankLoad{}, 0.0
 	for rank := range ranks {
 		total += r.Tokens[strconv.Itoa(rank)]
@@ -171,7 +178,7 @@ func (r Routed) ranks(ranks int) []RankLoad {
 	return loads
 }
 
-// fromStatus takes what the operator reported last.
+// fromStatus fills in the figures of the MoEDeployment's status.
 func (l *Load) fromStatus(moed *semmoev1.MoEDeployment) {
 	l.Source = "status"
 	if moed.Status.LAR != nil {
@@ -185,11 +192,11 @@ func (l *Load) fromStatus(moed *semmoev1.MoEDeployment) {
 	}
 }
 
-// sumOf sums routers; rates are means, weighed by the requests that they are of.
-func sumOf(told map[string]Routed) Routed {
-	sum := Routed{SavedBytes: math.NaN(), Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
+// sumOf sums the metrics of routers. Rates are means, weighted by the number of requests.
+func sumOf(metrics map[string]RouterMetrics) RouterMetrics {
+	sum := RouterMetrics{SavedBytes: math.NaN(), Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
 	var rate, predicted, scored float64
-	for _, r := range told {
+	for _, r := range metrics {
 		sum.Answered += r.Answered
 		switch {
 		case math.IsNaN(sum.SavedBytes):
@@ -211,9 +218,9 @@ func sumOf(told map[string]Routed) Routed {
 	return sum
 }
 
-// among reports whether all that tell are among those that told before.
-func among(told, before map[string]Routed) bool {
-	for name := range told {
+// among reports whether before has the metrics of all routers.
+func among(metrics, before map[string]RouterMetrics) bool {
+	for name := range metrics {
 		if _, known := before[name]; !known {
 			return false
 		}
@@ -221,14 +228,15 @@ func among(told, before map[string]Routed) bool {
 	return true
 }
 
-// since is what has come since the look before. A router that has started anew counts from its start.
-func (r Routed) since(told, before map[string]Routed) Routed {
-	sum := Routed{Answered: r.Answered, Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
+// since subtracts the counters of the previous poll from the sum r. A router with a decreased counter has restarted and
+// counts from zero.
+func (r RouterMetrics) since(metrics, before map[string]RouterMetrics) RouterMetrics {
+	sum := RouterMetrics{Answered: r.Answered, Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
 	addTo(sum.Tokens, r.Tokens, 1)
 	addTo(sum.Local, r.Local, 1)
 	addTo(sum.Remote, r.Remote, 1)
 	for name, old := range before {
-		if current, there := told[name]; there && current.Answered >= old.Answered {
+		if current, exists := metrics[name]; exists && current.Answered >= old.Answered {
 			sum.Answered -= old.Answered
 			addTo(sum.Tokens, old.Tokens, -1)
 			addTo(sum.Local, old.Local, -1)
@@ -265,10 +273,11 @@ func share(value *float64) string {
 	return fmt.Sprintf("%.1f%%", 100**value)
 }
 
-// crowded is the load over the mean from which a rank is told apart: no rank is to exceed 1.15 fair shares.
-const crowded = 1.15
+// overloaded is the load relative to the mean above which a rank is highlighted. The target is at most 1.15 fair shares
+// per rank.
+const overloaded = 1.15
 
-// Text draws a load.
+// Text formats a load for a terminal.
 func (l Load) Text(style terminal.Style) string {
 	var out strings.Builder
 	head := terminal.Text{{Text: "MoEDeployment ", Tone: terminal.Faint}, {Text: l.Namespace + "/" + l.Name, Tone: terminal.Strong}, {Text: ": LAR "}, {Text: share(l.Rate), Tone: terminal.Strong}}
@@ -288,12 +297,12 @@ func (l Load) Text(style terminal.Style) string {
 	}
 	period := "since the routers started"
 	if l.Recent {
-		period = "since the last look"
+		period = "since the previous poll"
 	}
 	if l.Source == "routers" {
 		of += fmt.Sprintf("; %s %s", plural(l.Requests, "request"), period)
 		if l.SavedBytes != nil && *l.SavedBytes >= 1 {
-			of += fmt.Sprintf(", %s/s need not be exchanged", bytesText(int64(*l.SavedBytes)))
+			of += fmt.Sprintf(", %s/s of exchange traffic saved", bytesText(int64(*l.SavedBytes)))
 		}
 	}
 	out.WriteString(style.Paragraph(append(head, terminal.Span{Text: of}), 0))
@@ -301,7 +310,7 @@ func (l Load) Text(style terminal.Style) string {
 		var rows [][]terminal.Cell
 		for _, rank := range l.Ranks {
 			tone := terminal.Plain
-			if rank.Relative > crowded {
+			if rank.Relative > overloaded {
 				tone = terminal.Busy
 			}
 			rows = append(rows, []terminal.Cell{

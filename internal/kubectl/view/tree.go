@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
-// Tree draws a deployment and what belongs to it.
+// Tree draws a deployment and the objects that belong to it.
 func (d Deployment) Tree(style terminal.Style) string {
 	root := &terminal.Node{Text: d.headline()}
 	shown := map[string]bool{}
@@ -56,7 +56,7 @@ func (d Deployment) Tree(style terminal.Style) string {
 	return style.Tree(root)
 }
 
-// headline says what matters most.
+// headline returns the first line: state, replicas, plan, locality, drift and pause.
 func (d Deployment) headline() terminal.Text {
 	text := terminal.Text{{Text: "MoEDeployment ", Tone: terminal.Faint}, {Text: d.Namespace + "/" + d.Name, Tone: terminal.Strong}, {Text: ": "}}
 	state := "Ready"
@@ -82,30 +82,31 @@ func (d Deployment) planText() string {
 	return "plan " + d.Plan
 }
 
-// localityText is the local activation rate; empty where nothing is known of it.
+// localityText returns the observed local activation rate, with the promised and the baseline rate. It is empty if all
+// are unknown.
 func (d Deployment) localityText() string {
 	l := d.Locality
 	if l == nil {
 		return ""
 	}
-	var beside []string
+	var references []string
 	if l.PredictedMilli != nil {
-		beside = append(beside, "promised "+percent(*l.PredictedMilli))
+		references = append(references, "promised "+percent(*l.PredictedMilli))
 	}
 	if l.BaselineMilli != nil {
-		beside = append(beside, "without a plan "+percent(*l.BaselineMilli))
+		references = append(references, "without a plan "+percent(*l.BaselineMilli))
 	}
-	if l.ObservedMilli == nil && len(beside) == 0 {
+	if l.ObservedMilli == nil && len(references) == 0 {
 		return ""
 	}
 	observed := "not observed"
 	if l.ObservedMilli != nil {
 		observed = percent(*l.ObservedMilli)
 	}
-	if len(beside) == 0 {
+	if len(references) == 0 {
 		return "LAR " + observed
 	}
-	return fmt.Sprintf("LAR %s (%s)", observed, strings.Join(beside, ", "))
+	return fmt.Sprintf("LAR %s (%s)", observed, strings.Join(references, ", "))
 }
 
 func (p Profile) text() terminal.Text {
@@ -126,7 +127,8 @@ func (p Profile) text() terminal.Text {
 	return append(text, driftedText(p.Drifted)...)
 }
 
-// sizeText says how much a profile holds; one of counts alone knows no requests.
+// sizeText returns the number of tokens and requests of a profile. A profile that was made only from counts has no
+// number of requests.
 func sizeText(result *semmoev1.ProfileResult) string {
 	if result.Requests == 0 {
 		return plural(result.Tokens, "token")
@@ -134,7 +136,7 @@ func sizeText(result *semmoev1.ProfileResult) string {
 	return fmt.Sprintf("%s of %s", plural(result.Tokens, "token"), plural(result.Requests, "request"))
 }
 
-// progressText says how far a profile is.
+// progressText returns the progress of a profile as a bar, a rate and the remaining time.
 func progressText(p *semmoev1.ProfileProgress) string {
 	text := fmt.Sprintf("%s %d/%d", bar(float64(p.RequestsDone)/float64(p.RequestsTotal)), p.RequestsDone, p.RequestsTotal)
 	if p.TokensPerSecond > 0 {
@@ -153,13 +155,13 @@ func driftedText(drifted bool) terminal.Text {
 	return terminal.Text{{Text: ", made for drifted traffic", Tone: terminal.Faint}}
 }
 
-// roleWords are the parts of plans in words.
-var roleWords = map[string]terminal.Span{
+// roleLabels are the display texts of plan roles.
+var roleLabels = map[string]terminal.Span{
 	roleInService:     {Text: "in service", Tone: terminal.Good},
-	roleCandidate:     {Text: "on trial", Tone: terminal.Busy},
+	roleCandidate:     {Text: "being rolled out", Tone: terminal.Busy},
 	roleWanted:        {Text: "to be rolled out", Tone: terminal.Busy},
 	rolePinned:        {Text: "pinned", Tone: terminal.Strong},
-	roleTakenBack:     {Text: "taken back", Tone: terminal.Bad},
+	roleTakenBack:     {Text: "rolled back", Tone: terminal.Bad},
 	roleOutputChanged: {Text: "changes outputs", Tone: terminal.Bad},
 }
 
@@ -172,15 +174,15 @@ func (p Plan) text() terminal.Text {
 	text = append(text, terminal.Span{Text: "plan " + p.Digest})
 	worthless := p.Verdict != "" && p.Verdict != semmoev1.VerdictGain
 	for _, role := range p.Roles {
-		if word, known := roleWords[role]; known && !(role == roleWanted && (worthless || len(p.Roles) > 1)) {
+		if word, known := roleLabels[role]; known && !(role == roleWanted && (worthless || len(p.Roles) > 1)) {
 			text = append(text, terminal.Span{Text: ", "}, word)
 		}
 	}
 	if p.Tier == semmoev1.TierTables {
-		text = append(text, terminal.Span{Text: ", new tables alone"})
+		text = append(text, terminal.Span{Text: ", only new tables"})
 	}
 	if worthless {
-		text = append(text, terminal.Span{Text: ", "}, terminal.Span{Text: verdictWords[p.Verdict], Tone: terminal.Faint})
+		text = append(text, terminal.Span{Text: ", "}, terminal.Span{Text: verdictLabels[p.Verdict], Tone: terminal.Faint})
 	}
 	if p.Forecast != nil {
 		text = append(text, terminal.Span{Text: fmt.Sprintf(", promises LAR %s (without a plan %s)", percent(p.Forecast.LARMilli), percent(p.Forecast.BaselineMilli))})
@@ -188,31 +190,31 @@ func (p Plan) text() terminal.Text {
 	return append(text, driftedText(p.Drifted)...)
 }
 
-// verdictWords are the verdicts in words.
-var verdictWords = map[semmoev1.Verdict]string{
+// verdictLabels are the display texts of verdicts.
+var verdictLabels = map[semmoev1.Verdict]string{
 	semmoev1.VerdictGain:               "a gain is expected",
 	semmoev1.VerdictNoGainExpected:     "no gain is expected",
 	semmoev1.VerdictLocalityDoesNotPay: "locality does not pay at this batch size",
 }
 
-// stageWords are the stages of revisions in words.
-var stageWords = map[string]terminal.Span{
+// stageLabels are the display texts of revision stages.
+var stageLabels = map[string]terminal.Span{
 	stageInService:   {Text: "in service", Tone: terminal.Good},
 	stageStarting:    {Text: "starting", Tone: terminal.Busy},
 	stageCanary:      {Text: "canary", Tone: terminal.Busy},
 	stagePromoting:   {Text: "being promoted", Tone: terminal.Busy},
-	stageRollingBack: {Text: "being taken back", Tone: terminal.Bad},
+	stageRollingBack: {Text: "being rolled back", Tone: terminal.Bad},
 	stageRetired:     {Text: "retired", Tone: terminal.Faint},
 }
 
 func (r Revision) text(d Deployment) terminal.Text {
-	under := "without a plan"
+	plan := "without a plan"
 	if r.Plan != "" {
-		under = "under plan " + r.Plan
+		plan = "with plan " + r.Plan
 	}
 	text := terminal.Text{
-		{Text: "Revision ", Tone: terminal.Faint}, {Text: r.Name + ": "}, stageWords[r.Stage],
-		{Text: fmt.Sprintf(", %s, %d/%d ready", under, r.Replicas.Ready, r.Replicas.Desired)},
+		{Text: "Revision ", Tone: terminal.Faint}, {Text: r.Name + ": "}, stageLabels[r.Stage],
+		{Text: fmt.Sprintf(", %s, %d/%d ready", plan, r.Replicas.Ready, r.Replicas.Desired)},
 	}
 	if d.Rollout != nil && d.Rollout.CandidateRevision == r.Name {
 		text = append(text, terminal.Span{Text: fmt.Sprintf(", for %s. %s", ago(d.Rollout.Since.Time, d.now), d.Rollout.Message)})
@@ -229,7 +231,7 @@ func (p Pod) text(d Deployment) terminal.Text {
 	}
 	text := terminal.Text{{Text: "Pod ", Tone: terminal.Faint}, {Text: p.Name + ": "}, {Text: p.State, Tone: tone}}
 	if p.Workers > 0 {
-		text = append(text, terminal.Span{Text: fmt.Sprintf(", %d/%d further pods ready", p.WorkersReady, p.Workers)})
+		text = append(text, terminal.Span{Text: fmt.Sprintf(", %d/%d worker pods ready", p.WorkersReady, p.Workers)})
 	}
 	if p.Restarts > 0 {
 		text = append(text, terminal.Span{Text: ", " + plural(p.Restarts, "restart")})
@@ -261,7 +263,7 @@ func (j Job) text(d Deployment) terminal.Text {
 	return text
 }
 
-// Details draws the conditions of a deployment, and what it waits for.
+// Details draws the conditions of a deployment.
 func (d Deployment) Details(style terminal.Style) string {
 	var rows [][]terminal.Cell
 	for _, c := range d.Conditions {
@@ -274,19 +276,19 @@ func (d Deployment) Details(style terminal.Style) string {
 	if len(rows) > 0 {
 		out.WriteString(style.Table([]string{"CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"}, rows))
 	} else {
-		out.WriteString(style.Paragraph(terminal.Words("The operator has not looked at it yet: is it running?", terminal.Busy), 0))
+		out.WriteString(style.Paragraph(terminal.Words("The operator has not reconciled it yet. Check that the operator is running.", terminal.Busy), 0))
 	}
 	return out.String()
 }
 
-// Hints draws what somebody should know besides: commands that are waited for, and who owns the object.
+// Hints draws the commands that the deployment waits for.
 func (d Deployment) Hints(style terminal.Style) string {
 	var out strings.Builder
 	for _, step := range d.Next {
 		out.WriteString(style.Paragraph(terminal.Text{{Text: step.Command, Tone: terminal.Strong}, {Text: "  " + step.Why, Tone: terminal.Plain}}, 2))
 	}
 	if out.Len() > 0 {
-		return "It waits for:\n" + out.String()
+		return "Waiting for:\n" + out.String()
 	}
 	return ""
 }

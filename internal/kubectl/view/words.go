@@ -15,13 +15,13 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
-// percent is a rate in thousandths.
+// percent formats a rate in thousandths.
 func percent(milli int32) string { return fmt.Sprintf("%.1f%%", float64(milli)/10) }
 
-// ago is how long it is since a time, as kubectl prints ages.
+// ago formats the duration since a time like the ages of kubectl.
 func ago(since, now time.Time) string { return duration.HumanDuration(now.Sub(since)) }
 
-// bytesText is a number of bytes in the largest unit that leaves a whole part.
+// bytesText formats a number of bytes in the largest unit in which it is at least 1.
 func bytesText(bytes int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
 	value, unit := float64(bytes), 0
@@ -34,7 +34,7 @@ func bytesText(bytes int64) string {
 	return fmt.Sprintf("%.1f %s", value, units[unit])
 }
 
-// plural is a number with its noun; nouns here take an s.
+// plural formats a number with its noun. It only supports nouns with a plural in s.
 func plural[N int | int32 | int64](n N, noun string) string {
 	if n == 1 {
 		return fmt.Sprintf("1 %s", noun)
@@ -42,33 +42,33 @@ func plural[N int | int32 | int64](n N, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// condition is one of an object's conditions; Unknown where it has none of the type.
+// condition returns the condition of a type. Its status is Unknown if the object has no such condition.
 func condition(conditions []metav1.Condition, kind string) metav1.Condition {
 	if found := meta.FindStatusCondition(conditions, kind); found != nil {
 		return *found
 	}
-	return metav1.Condition{Type: kind, Status: metav1.ConditionUnknown, Reason: "NotReported", Message: "The operator has not looked at it yet"}
+	return metav1.Condition{Type: kind, Status: metav1.ConditionUnknown, Reason: "NotReported", Message: "The operator has not reconciled it yet"}
 }
 
-// wrongWhenTrue are the conditions that tell of a fault while they are True, and passing those that come and go without one.
+// errorConditions report an error if they are True. progressConditions report work in progress if they are True.
 var (
-	wrongWhenTrue = []string{semmoev1.ConditionDegraded, semmoev1.ConditionStalled}
-	passing       = []string{semmoev1.ConditionProgressing, semmoev1.ConditionReconciling}
+	errorConditions    = []string{semmoev1.ConditionDegraded, semmoev1.ConditionStalled}
+	progressConditions = []string{semmoev1.ConditionProgressing, semmoev1.ConditionReconciling}
 )
 
-// toneOf is what the status of a condition says.
+// toneOf returns the tone of a condition's status.
 func toneOf(c metav1.Condition) terminal.Tone {
-	held := c.Status == metav1.ConditionTrue
+	isTrue := c.Status == metav1.ConditionTrue
 	switch {
 	case c.Status == metav1.ConditionUnknown:
 		return terminal.Faint
-	case slices.Contains(wrongWhenTrue, c.Type) && held:
+	case slices.Contains(errorConditions, c.Type) && isTrue:
 		return terminal.Bad
-	case slices.Contains(passing, c.Type) && held:
+	case slices.Contains(progressConditions, c.Type) && isTrue:
 		return terminal.Busy
-	case slices.Contains(wrongWhenTrue, c.Type), slices.Contains(passing, c.Type):
+	case slices.Contains(errorConditions, c.Type), slices.Contains(progressConditions, c.Type):
 		return terminal.Plain
-	case held:
+	case isTrue:
 		return terminal.Good
 	case c.Type == semmoev1.ConditionReady:
 		return terminal.Bad
@@ -76,18 +76,18 @@ func toneOf(c metav1.Condition) terminal.Tone {
 	return terminal.Busy
 }
 
-// bar is a share of 1 as ten blocks.
+// bar draws a share between 0 and 1 as ten blocks.
 func bar(share float64) string {
 	full := int(10*min(max(share, 0), 1) + 0.5)
 	return strings.Repeat("█", full) + strings.Repeat("░", 10-full)
 }
 
-// list joins what is not empty by commas.
+// list joins the non-empty parts with commas.
 func list(parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ", ")
 }
 
-// newestFirst orders by age, and by name where that is the same.
+// newestFirst sorts objects by creation time, newest first, then by name.
 func newestFirst[T any, P interface {
 	*T
 	metav1.Object

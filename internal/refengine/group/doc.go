@@ -1,9 +1,10 @@
-// Package group holds the processes of one replica together that is spread over several nodes, as a real engine's collectives do:
-// none serves before all are there, and none outlives the others.
+// Package group connects the processes of one replica that spans several nodes. Like the collectives of a real engine,
+// it ensures that no process serves before all have joined, and that all processes stop together.
 //
 // Invariants:
-//   - Each member is another node of the group: two with one number are refused, as is one that was made for another size.
-//   - A member that is lost ends the group for all others. A group that ends because its leader has drained is no error.
-//   - A member that is told to stop asks its leader to drain, and waits for that. One that a leader has taken for another's, left over from
-//     the group before, would else keep its own successor out for as long as it may take to stop.
+//   - Each member has a different node number. A second member with the same number, or with a different group size, is
+//     rejected.
+//   - If a member is lost, the group ends for all others. The end of a drained group is no error.
+//   - To stop, a member asks its leader to drain and waits for it. Without this, a remaining member of an earlier group
+//     that joined this leader would block its successor until it stops.
 package group

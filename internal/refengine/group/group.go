@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// retry is how long a member waits before it calls a leader again that is not there yet.
+	// retry is the interval at which a member tries to connect to its leader.
 	retry = 200 * time.Millisecond
-	// helloTimeout bounds how long a connection may take to say who it is.
+	// helloTimeout limits the time to receive the greeting of a connection.
 	helloTimeout = 10 * time.Second
-	// maxHello bounds what a connection may say.
+	// maxHello limits the length of a greeting, in bytes.
 	maxHello = 64
-	// beat is the interval of a leader's heartbeat to its members. silence is how long a member that leaves waits for the next beat:
-	// a leader that hangs, or that is out of reach, does not keep it.
+	// beat is the interval of the leader's heartbeats. silence is the time that a leaving member waits for the next
+	// heartbeat, so that it does not wait for a leader that hangs or is unreachable.
 	beat    = 100 * time.Millisecond
 	silence = 1500 * time.Millisecond
 
@@ -29,14 +29,14 @@ const (
 	leaving  = "leaving\n"
 )
 
-// ErrLeaving is what Lead tells of a member that is told to stop. It stays until the group is dissolved.
-var ErrLeaving = errors.New("is told to stop")
+// ErrLeaving reports a member that was asked to stop. The member stays until the group is dissolved.
+var ErrLeaving = errors.New("was asked to stop")
 
-// ErrSilent is what wait returns after leave where the leader does not answer.
-var ErrSilent = errors.New("the leader is silent")
+// ErrSilent is the error of wait after leave if the leader does not respond.
+var ErrSilent = errors.New("the leader does not respond")
 
-// Lead waits until all other nodes of a group have joined. Members that are told to stop, and those that are lost or whose connection
-// breaks, are told on lost, once each; the group is dissolved by leave.
+// Lead waits until all other nodes of a group have joined. It sends one error on lost for each member that was asked to
+// stop, or whose connection fails. leave dissolves the group.
 func Lead(ctx context.Context, listener net.Listener, nodes int) (lost <-chan error, leave func(), err error) {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
@@ -53,41 +53,41 @@ func Lead(ctx context.Context, listener net.Listener, nodes int) (lost <-chan er
 		connection, err := listener.Accept()
 		if err != nil {
 			leave()
-			return nil, nil, errors.Join(ctx.Err(), fmt.Errorf("wait for the other nodes of the group (%d of %d are there): %w", joined, nodes, err))
+			return nil, nil, errors.Join(ctx.Err(), fmt.Errorf("failed to wait for the other nodes of the group (%d of %d joined): %w", joined, nodes, err))
 		}
 		stopAdmission := context.AfterFunc(ctx, func() { connection.Close() })
 		node, err := admit(connection, members)
 		stopAdmission()
 		if err != nil {
-			_, _ = fmt.Fprintln(connection, err) // whoever it was has gone, or is to know why
+			_, _ = fmt.Fprintln(connection, err) // the error can be ignored if the client has disconnected
 			connection.Close()
 			continue
 		}
 		members[node] = connection
 		joined++
 	}
-	told := make(chan error, 3*nodes) // as much as there can be to tell, whether or not somebody reads it
+	events := make(chan error, 3*nodes) // the maximum number of events, so that sending never blocks
 	for node, member := range members[1:] {
 		if _, err := io.WriteString(member, accepted); err != nil {
-			told <- fmt.Errorf("node %d of the group is lost: %w", node+1, err)
+			events <- fmt.Errorf("node %d of the group is lost: %w", node+1, err)
 		}
 		go beats(member)
 		go func() {
-			said := bufio.NewReader(io.LimitReader(member, maxHello))
-			line, err := said.ReadString('\n')
+			input := bufio.NewReader(io.LimitReader(member, maxHello))
+			line, err := input.ReadString('\n')
 			if line == leaving {
-				told <- fmt.Errorf("node %d of the group %w", node+1, ErrLeaving)
-				_, err = said.ReadString('\n')
+				events <- fmt.Errorf("node %d of the group %w", node+1, ErrLeaving)
+				_, err = input.ReadString('\n')
 			}
 			if !errors.Is(err, net.ErrClosed) {
-				told <- fmt.Errorf("node %d of the group is lost", node+1)
+				events <- fmt.Errorf("node %d of the group is lost", node+1)
 			}
 		}()
 	}
-	return told, leave, nil
+	return events, leave, nil
 }
 
-// beats writes to a member until the connection is closed.
+// beats sends heartbeats to a member until the connection is closed.
 func beats(member net.Conn) {
 	for {
 		if _, err := io.WriteString(member, "\n"); err != nil {
@@ -97,7 +97,7 @@ func beats(member net.Conn) {
 	}
 }
 
-// admit reads who a connection is.
+// admit reads and validates the greeting of a connection.
 func admit(connection net.Conn, members []net.Conn) (node int, err error) {
 	if err := connection.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
 		return 0, err
@@ -108,21 +108,22 @@ func admit(connection net.Conn, members []net.Conn) (node int, err error) {
 	}
 	var nodes int
 	if _, err := fmt.Sscanf(line, "node %d of %d\n", &node, &nodes); err != nil {
-		return 0, fmt.Errorf("%q is no greeting", strings.TrimSpace(line))
+		return 0, fmt.Errorf("greeting %q is invalid", strings.TrimSpace(line))
 	}
 	switch {
 	case nodes != len(members):
-		return 0, fmt.Errorf("--nnodes is %d here and %d there", len(members), nodes)
+		return 0, fmt.Errorf("--nnodes differs: %d at the leader, %d at the member", len(members), nodes)
 	case node < 1 || node >= nodes:
-		return 0, fmt.Errorf("--node-rank is %d; allowed is 1 to %d", node, nodes-1)
+		return 0, fmt.Errorf("--node-rank: %d is invalid: allowed is 1 to %d", node, nodes-1)
 	case members[node] != nil:
-		return 0, fmt.Errorf("there are two nodes with --node-rank %d", node)
+		return 0, fmt.Errorf("two nodes have --node-rank %d", node)
 	}
 	return node, connection.SetReadDeadline(time.Time{})
 }
 
-// Join calls the leader at an address until it answers, and returns once all nodes have joined. Then wait waits until the group ends, and
-// leave asks the leader to end it. After that, wait returns ErrSilent where the leader is silent.
+// Join connects to the leader at an address, with retries, and returns after all nodes have joined. wait waits until
+// the group ends. leave asks the leader to end the group. After leave, wait returns ErrSilent if the leader does not
+// respond.
 func Join(ctx context.Context, address string, node, nodes int) (wait func(context.Context) error, leave func(), err error) {
 	var dialer net.Dialer
 	for {
@@ -144,13 +145,13 @@ func join(ctx context.Context, connection net.Conn, node, nodes int) (wait func(
 	defer stop()
 	if _, err := fmt.Fprintf(connection, "node %d of %d\n", node, nodes); err != nil {
 		connection.Close()
-		return nil, nil, fmt.Errorf("join the group: %w", err)
+		return nil, nil, fmt.Errorf("failed to join the group: %w", err)
 	}
-	said := bufio.NewReader(connection)
-	answer, err := readLine(said)
+	input := bufio.NewReader(connection)
+	answer, err := readLine(input)
 	if err != nil || answer != accepted {
 		connection.Close()
-		return nil, nil, errors.Join(fmt.Errorf("join the group: the leader answers %q", strings.TrimSpace(answer)), err, ctx.Err())
+		return nil, nil, errors.Join(fmt.Errorf("failed to join the group: the leader responded with %q", strings.TrimSpace(answer)), err, ctx.Err())
 	}
 	wait = func(ctx context.Context) error {
 		defer connection.Close()
@@ -158,9 +159,9 @@ func join(ctx context.Context, connection net.Conn, node, nodes int) (wait func(
 		defer stop()
 		for {
 			if left.Load() {
-				_ = connection.SetReadDeadline(time.Now().Add(silence)) // the next read fails where this does
+				_ = connection.SetReadDeadline(time.Now().Add(silence)) // if this fails, the next read fails, too
 			}
-			_, err := said.ReadByte()
+			_, err := input.ReadByte()
 			switch {
 			case err == nil:
 			case errors.Is(err, os.ErrDeadlineExceeded):
@@ -172,7 +173,7 @@ func join(ctx context.Context, connection net.Conn, node, nodes int) (wait func(
 	}
 	leave = func() {
 		left.Store(true)
-		// A leader that hangs does not read.
+		// A leader that hangs does not read, so the write needs a deadline.
 		_ = connection.SetDeadline(time.Now().Add(silence))
 		_, _ = io.WriteString(connection, leaving) // a group that has ended needs no message
 	}

@@ -21,7 +21,7 @@ func listen(t *testing.T) net.Listener {
 	return listener
 }
 
-// leading is what Lead has returned.
+// leading holds the results of Lead.
 type leading struct {
 	lost  <-chan error
 	leave func()
@@ -81,7 +81,7 @@ func TestGroup(t *testing.T) {
 	case m := <-first:
 		t.Fatalf("node 1 has joined a group that is not whole: %+v", m)
 	case l := <-leader:
-		t.Fatalf("the group is said to be whole: %+v", l)
+		t.Fatalf("the group is reported as complete: %+v", l)
 	case <-time.After(50 * time.Millisecond):
 	}
 	second := join(2)
@@ -91,7 +91,7 @@ func TestGroup(t *testing.T) {
 	}
 	two.leave()
 	if err := <-whole.lost; !errors.Is(err, ErrLeaving) || !strings.Contains(err.Error(), "node 2") {
-		t.Errorf("lost: %v, want that node 2 is told to stop", err)
+		t.Errorf("lost: %v, want that node 2 was asked to stop", err)
 	}
 	gone, leaveNow := context.WithCancel(ctx)
 	leaveNow()
@@ -103,7 +103,7 @@ func TestGroup(t *testing.T) {
 	}
 	whole.leave()
 	if err := one.wait(ctx); err != nil {
-		t.Errorf("the group's end is told as %v", err)
+		t.Errorf("the end of the group is reported as %v", err)
 	}
 }
 
@@ -111,7 +111,7 @@ func TestGroupEndsWhileItGathers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	leader := lead(ctx, listen(t), 2)
 	cancel()
-	if l := <-leader; l.err == nil || !strings.Contains(l.err.Error(), "1 of 2 are there") {
+	if l := <-leader; l.err == nil || !strings.Contains(l.err.Error(), "1 of 2 joined") {
 		t.Errorf("error %v", l.err)
 	}
 	if _, _, err := Join(ctx, "127.0.0.1:1", 1, 2); err == nil || !strings.Contains(err.Error(), "--dist-init-addr 127.0.0.1:1") {
@@ -119,7 +119,7 @@ func TestGroupEndsWhileItGathers(t *testing.T) {
 	}
 }
 
-// A leader that is stopped closes the connection of a client that does not say who it is.
+// A stopped leader closes the connection of a client that sends no greeting.
 func TestStopDuringAdmission(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -11,24 +11,24 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// maxMapBytes bounds the file of a map: 100 layers of 1,000 slots have about 500 KB.
+// maxMapBytes limits the size of a map file. A map of 100 layers with 1,000 slots has about 500 KB.
 const maxMapBytes = 64 << 20
 
-// Trivial is the map that places slot p's expert p mod Experts.
+// Trivial is the name of the map that assigns expert p mod Experts to slot p.
 const Trivial = "trivial"
 
-// Shape is what a map must fit.
+// Shape is the required shape of a map.
 type Shape struct {
-	// MoE tells for each hidden layer whether it holds routed experts.
+	// MoE is true for each hidden layer with routed experts.
 	MoE []bool
-	// Experts is the number of logical experts of a layer, Redundant the number of further slots, Ranks the expert-parallel
-	// size.
+	// Experts is the number of logical experts per layer. Redundant is the number of additional slots. Ranks is the
+	// expert-parallel size.
 	Experts, Redundant, Ranks int
 }
 
 func (s Shape) slots() int { return s.Experts + s.Redundant }
 
-// check requires that the slots can be spread evenly.
+// check requires that the slots can be distributed evenly.
 func (s Shape) check() error {
 	switch {
 	case s.Redundant < 0:
@@ -41,18 +41,18 @@ func (s Shape) check() error {
 	return nil
 }
 
-// Map tells which experts are on which rank.
+// Map assigns experts to ranks.
 type Map struct {
 	shape Shape
-	// rows is [layers][slots], meaningless for dense layers.
+	// rows is [layers][slots], and unused for dense layers.
 	rows [][]int
 	// local is [layers][ranks][experts].
 	local [][][]bool
 }
 
 // Parse reads the value of an expert-map option: "trivial", the path of a .json file, or JSON. The JSON is an object
-// with the single key physical_to_logical_map, [hidden layers][slots] of expert ids; slot p lies on rank
-// p / (slots per rank). Rows of dense layers must have the same length but mean nothing.
+// with the single key physical_to_logical_map, [hidden layers][slots] of expert IDs. Slot p is on rank p / (slots per
+// rank). Rows of dense layers must have the same length but are ignored.
 func Parse(value string, shape Shape) (*Map, error) {
 	if err := shape.check(); err != nil {
 		return nil, err
@@ -153,17 +153,16 @@ func (m *Map) addLayer(l int, row []int) error {
 	}
 	for expert, ok := range placed {
 		if !ok {
-			return fmt.Errorf("expert map: row %d places expert %d nowhere", l, expert)
+			return fmt.Errorf("expert map: row %d does not place expert %d", l, expert)
 		}
 	}
 	return nil
 }
 
-// Slots lists the experts of an MoE layer in slot order.
+// Slots returns the experts of an MoE layer in slot order.
 func (m *Map) Slots(l int) []int { return m.rows[l] }
 
-// CountLayer counts the activations of one token in a layer that are local to a rank and those that are not; those of a
-// dense layer are none.
+// CountLayer counts the local and the remote activations of one token in a layer. A dense layer has none.
 func (m *Map) CountLayer(l, rank int, experts []uint16) (local, remote int) {
 	byRank := m.local[l]
 	if byRank == nil {

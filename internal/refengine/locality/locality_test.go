@@ -40,7 +40,7 @@ func TestCount(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// Layer 0 chooses 1 and 0, layer 2 chooses 3 and 1; the dense layer's entries do not count.
+			// Layer 0 selects experts 1 and 0, layer 2 selects 3 and 1. The entries of the dense layer do not count.
 			var local, remote int
 			for l, experts := range [][]uint16{{1, 0}, {0, 0}, {3, 1}} {
 				here, away := m.CountLayer(l, test.rank, experts)
@@ -73,7 +73,7 @@ func TestParseRefuses(t *testing.T) {
 		"id too large":      {rows("[0,1,2,4]", good, good), nil, "row 0, slot 3: expert 4; allowed is 0 to 3"},
 		"negative id":       {rows("[0,-1,2,3]", good, good), nil, "expert -1"},
 		"twice on a rank":   {rows("[0,0,1,2]", good, good), nil, "row 0 places expert 0 twice on rank 0"},
-		"expert missing":    {rows("[0,1,0,2]", good, good), nil, "row 0 places expert 3 nowhere"},
+		"expert missing":    {rows("[0,1,0,2]", good, good), nil, "row 0 does not place expert 3"},
 		"ranks do not fit":  {Trivial, func(s *Shape) { s.Ranks = 3 }, "expert parallel size 3 does not divide the 4 slots"},
 		"no ranks":          {Trivial, func(s *Shape) { s.Ranks = 0 }, "expert parallel size 0"},
 		"negative redundat": {Trivial, func(s *Shape) { s.Redundant = -1 }, "-1 redundant experts"},

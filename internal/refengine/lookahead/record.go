@@ -1,9 +1,9 @@
-// Package lookahead records, for the tokens of a routing trace, what the gates of their model say one step early: before
-// the attention of the gate's layer has run.
+// Package lookahead records a look-ahead for the tokens of a routing trace: the result of each gate if it is evaluated
+// before the attention of its layer.
 //
 // Invariants:
-//   - Routes are taken as the trace has them; only the look-ahead is added.
-//   - A trace of another model is refused: its shape is compared first, then its routes with those that are computed here.
+//   - The routes of the trace are not changed. Only the look-ahead is added.
+//   - A trace of a different model is rejected, by its shape or by its routes.
 package lookahead
 
 import (
@@ -16,26 +16,27 @@ import (
 )
 
 const (
-	// chunkTokens is how many tokens are computed together.
+	// chunkTokens is the number of tokens that are computed together.
 	chunkTokens = 512
-	// leastAgreement is the share of the trace's activations that the model must repeat: other arithmetic changes a few of
-	// a hundred, another model nearly all.
-	leastAgreement = 0.8
-	// agreementTokens is after how many tokens it is judged first: the wrong model is not run over a whole trace.
+	// minAgreement is the minimum share of the trace's activations that the model must reproduce. Different arithmetic
+	// changes a few percent, a different model nearly all.
+	minAgreement = 0.8
+	// agreementTokens is the number of tokens after which the agreement is first checked, so that a wrong model does
+	// not process a whole trace.
 	agreementTokens = 2048
 )
 
-// Options say what to record and how.
+// Options configure a recording.
 type Options struct {
-	// Width is how many experts are kept of each token and layer.
+	// Width is the number of experts to record per token and layer.
 	Width int
-	// Workers is the number of goroutines that compute; the result does not depend on it.
+	// Workers is the number of goroutines. The result does not depend on it.
 	Workers int
-	// Progress, where set, is told after each request.
+	// Progress, if set, is called after each request.
 	Progress func(done, total int)
 }
 
-// Record returns the look-ahead of a trace, and the share of the trace's activations that the model repeats.
+// Record returns the look-ahead of a trace, and the share of the trace's activations that the model reproduces.
 func Record(ctx context.Context, m *model.Model, t *trace.Trace, o Options) (a *trace.LookAhead, agreement float64, err error) {
 	if err := check(m, t, o.Width); err != nil {
 		return nil, 0, err
@@ -50,16 +51,16 @@ func Record(ctx context.Context, m *model.Model, t *trace.Trace, o Options) (a *
 		if err := r.record(t.Request(request)); err != nil {
 			return nil, 0, err
 		}
-		if r.tokens >= agreementTokens && r.agreement() < leastAgreement {
+		if r.tokens >= agreementTokens && r.agreement() < minAgreement {
 			break
 		}
 		if o.Progress != nil {
 			o.Progress(request+1, t.Requests())
 		}
 	}
-	if agreement = r.agreement(); agreement < leastAgreement {
+	if agreement = r.agreement(); agreement < minAgreement {
 		return nil, agreement, checkpoint.Invalidf("the trace is not of this model: of the activations of its first %d tokens the model repeats %.1f%%; at least %.0f%% are expected",
-			r.tokens, 100*agreement, 100*leastAgreement)
+			r.tokens, 100*agreement, 100*minAgreement)
 	}
 	return r.out, agreement, nil
 }
@@ -95,7 +96,7 @@ type recorder struct {
 	routes []uint16
 	chunk  *model.LookAhead
 	out    *trace.LookAhead
-	// tokens have been computed, and same of their activations are those of the trace.
+	// tokens is the number of computed tokens. same is the number of their activations that equal those of the trace.
 	tokens, same int
 }
 
@@ -117,7 +118,7 @@ func (r *recorder) record(request []int32) error {
 	return nil
 }
 
-// add takes over one token of the chunk in one layer.
+// add records one token of the chunk in one layer.
 func (r *recorder) add(i, l, layer int) {
 	row := i*r.model.Layers + layer
 	at := row * r.chunk.Width

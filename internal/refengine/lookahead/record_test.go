@@ -24,7 +24,7 @@ var loadTiny = sync.OnceValues(func() (*model.Model, error) {
 	return model.Load(c, 0)
 })
 
-// recorded is a small piece of a real trace and its model.
+// recorded returns a small part of a real trace, and its model.
 func recorded(t *testing.T) (*model.Model, *trace.Trace) {
 	t.Helper()
 	m, err := loadTiny()
@@ -52,7 +52,8 @@ func TestRecord(t *testing.T) {
 	if !slices.Equal(routes, tr.Experts) {
 		t.Error("the routes have changed")
 	}
-	// The trace was recorded with other arithmetic. Of a token's experts about four fifths are foreseen on this model.
+	// The trace was recorded with different arithmetic. On this model the look-ahead predicts about four fifths of a
+	// token's experts.
 	if overlap := tr.LookAheadOverlap(); agreement < 0.98 || overlap < 0.7 || overlap > 0.9 {
 		t.Errorf("agreement %.3f, overlap %.3f", agreement, overlap)
 	}

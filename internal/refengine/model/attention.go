@@ -2,7 +2,8 @@ package model
 
 import "math"
 
-// attention adds the output of layer l's attention to the residual stream and the rows' keys and values to their caches.
+// attention adds the output of layer l's attention to the residual stream and the rows' keys and values to their
+// caches.
 func (r *Runner) attention(l int) {
 	m, layer, n := r.model, &r.model.layers[l], len(r.rows)
 	r.normalise(layer.inputNorm)
@@ -16,7 +17,7 @@ func (r *Runner) attention(l int) {
 			r.store(l, i)
 		}
 	})
-	// The caches hold all rows of the step now; each row looks at positions up to its own.
+	// The caches now contain all rows of the step. Each row attends to the positions up to its own position.
 	r.parallel(n*m.KVHeads, func(ws *workspace, task int) {
 		r.attend(ws, l, task/m.KVHeads, task%m.KVHeads)
 	})
@@ -24,7 +25,7 @@ func (r *Runner) attention(l int) {
 	add(r.residual, r.normed)
 }
 
-// rotate normalises each head and applies the rotary embedding, which turns the pairs (i, i + HeadDim/2).
+// rotate normalizes each head and applies the rotary embedding, which rotates the pairs (i, i + HeadDim/2).
 func (r *Runner) rotate(heads, norm []float32, position int) {
 	m := r.model
 	half := m.HeadDim / 2
@@ -51,7 +52,7 @@ func (r *Runner) store(l, i int) {
 	copy(cache.layers[l].values[position*width:], r.value[i*width:][:width])
 }
 
-// attend computes attention of row i for the query heads that share one key-value head.
+// attend computes the attention of row i for the query heads that share one key-value head.
 func (r *Runner) attend(ws *workspace, l, i, kvHead int) {
 	m, row := r.model, r.rows[i]
 	group, width := m.Heads/m.KVHeads, m.KVHeads*m.HeadDim

@@ -1,13 +1,13 @@
 package model
 
-// Cache holds the keys and values of one sequence for all layers.
+// Cache contains the keys and values of one sequence for all layers.
 type Cache struct {
 	length, capacity int
 	layers           []layerCache
 }
 
 // layerCache stores keys in panels of positions, [capacity/lanes][KVHeads*HeadDim][lanes], and values by position,
-// [capacity][KVHeads*HeadDim]: each is the operand of one of attention's two products.
+// [capacity][KVHeads*HeadDim]. Each is the operand of one of the two products of attention.
 type layerCache struct{ keys, values []float32 }
 
 // NewCache returns an empty cache for a sequence of at most capacity tokens.
@@ -23,5 +23,5 @@ func (m *Model) NewCache(capacity int) *Cache {
 	return c
 }
 
-// Len is the number of tokens in the cache.
+// Len returns the number of tokens in the cache.
 func (c *Cache) Len() int { return c.length }

@@ -8,13 +8,13 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// Config holds the architecture of a Qwen3-MoE model.
+// Config describes the architecture of a Qwen3-MoE model.
 type Config struct {
-	// Layers counts all hidden layers; MoE tells which of them hold routed experts.
+	// Layers is the number of hidden layers. MoE is true for the layers with routed experts.
 	Layers int
 	MoE    []bool
-	// Experts is the number of routed experts of an MoE layer, TopK how many a token activates. NormTopK makes the
-	// weights of the chosen experts sum to 1.
+	// Experts is the number of routed experts of an MoE layer. TopK is the number of experts that a token activates.
+	// NormTopK normalizes the weights of the selected experts to a sum of 1.
 	Experts, TopK int
 	NormTopK      bool
 	// Hidden, Vocab, Heads, KVHeads and HeadDim are the shapes of attention and embeddings.
@@ -24,13 +24,13 @@ type Config struct {
 	Intermediate, MoEIntermediate int
 	RMSNormEps                    float32
 	RopeTheta                     float64
-	// MaxPositions is the longest sequence that the model was made for, or the shorter one that it was loaded for.
+	// MaxPositions is the maximum sequence length of the model, or the shorter length that it was loaded for.
 	MaxPositions int
-	// TiedEmbeddings makes the embedding matrix the output head as well.
+	// TiedEmbeddings means that the embedding matrix is also the output head.
 	TiedEmbeddings bool
 }
 
-// rawConfig is the part of config.json that the forward pass needs beyond checkpoint.Config.
+// rawConfig is the part of config.json that the forward pass needs in addition to checkpoint.Config.
 type rawConfig struct {
 	Heads           int     `json:"num_attention_heads"`
 	KVHeads         int     `json:"num_key_value_heads"`
@@ -44,24 +44,24 @@ type rawConfig struct {
 	HiddenAct       string  `json:"hidden_act"`
 	AttentionBias   bool    `json:"attention_bias"`
 	SlidingWindow   bool    `json:"use_sliding_window"`
-	// RopeTheta and RopeScaling are the spellings of transformers 4, RopeParameters that of transformers 5.
+	// RopeTheta and RopeScaling are the fields of transformers 4, and RopeParameters the field of transformers 5.
 	RopeTheta      float64         `json:"rope_theta"`
 	RopeScaling    *ropeParameters `json:"rope_scaling"`
 	RopeParameters *ropeParameters `json:"rope_parameters"`
 	Quantization   json.RawMessage `json:"quantization_config"`
 }
 
-// ropeParameters are of rope_parameters and of rope_scaling, where Type had the name OldType before.
+// ropeParameters is the value of rope_parameters and of rope_scaling, which used the name OldType for Type.
 type ropeParameters struct {
 	Theta   float64 `json:"rope_theta"`
 	Type    string  `json:"rope_type"`
 	OldType string  `json:"type"`
 }
 
-// kind is the type of rotary embedding; without a type it is the default one.
+// kind returns the type of the rotary embedding, or the default type if there is none.
 func (p ropeParameters) kind() string { return cmp.Or(p.Type, p.OldType, "default") }
 
-// parseConfig reads and checks the architecture. What this package does not compute is refused, never ignored.
+// parseConfig parses and validates the architecture. It rejects features that this package does not support.
 func parseConfig(base *checkpoint.Config) (*Config, error) {
 	if base.ModelType != "qwen3_moe" {
 		return nil, checkpoint.Invalidf("model_type %q: this engine runs qwen3_moe only", base.ModelType)
@@ -143,7 +143,7 @@ func (c *Config) check(hasDense bool) error {
 	return nil
 }
 
-// String describes the model in logs.
+// String describes the model for logs.
 func (c *Config) String() string {
 	return fmt.Sprintf("%d layers, %d experts, top-%d, hidden %d, vocabulary %d", c.Layers, c.Experts, c.TopK, c.Hidden, c.Vocab)
 }

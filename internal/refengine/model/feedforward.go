@@ -2,21 +2,21 @@ package model
 
 // moeScratch is the routing of one MoE layer for the rows of a step.
 type moeScratch struct {
-	// logits is [rows][Experts]; chosen and weight are [rows][TopK] in the order of the gate weights.
+	// logits is [rows][Experts]. chosen and weight are [rows][TopK], in the order of the gate weights.
 	logits []float32
 	chosen []int
 	weight []float32
-	// byExpert lists the activations (row*TopK + k) of each expert one after the other, expert e from start[e] on.
+	// byExpert lists the activations (row*TopK + k) by expert. The activations of expert e start at start[e].
 	byExpert, start []int
-	// blocks cuts the lists into pieces of at most blockRows activations of one expert.
+	// blocks splits the lists into blocks of at most blockRows activations of one expert.
 	blocks []expertBlock
-	// outputs is what the expert of each activation gave, [rows*TopK][Hidden].
+	// outputs contains the expert output of each activation, [rows*TopK][Hidden].
 	outputs []float32
 }
 
 type expertBlock struct{ expert, from, to int }
 
-// feedForward adds the output of layer l's experts, or of its dense network, to the residual stream.
+// feedForward adds the output of the experts of layer l, or of its dense network, to the residual stream.
 func (r *Runner) feedForward(l int) {
 	layer := &r.model.layers[l]
 	r.normalise(layer.postNorm)
@@ -30,7 +30,7 @@ func (r *Runner) feedForward(l int) {
 	r.combine()
 }
 
-// route scores the experts for every row, chooses TopK of them and reports them as routes.
+// route scores the experts for every row, selects TopK of them and writes them to the routes.
 func (r *Runner) route(l int) {
 	m, s, n := r.model, &r.moe, len(r.rows)
 	grow(&s.logits, n*m.Experts)
@@ -49,9 +49,9 @@ func (r *Runner) route(l int) {
 	})
 }
 
-// choose turns gate logits into the TopK experts of largest probability and their weights. It overwrites the logits.
+// choose selects the TopK experts with the largest probability and computes their weights. It overwrites the logits.
 func (m *Model) choose(logits []float32, chosen []int, weight []float32) {
-	mostProbable(logits, chosen, weight)
+	topExperts(logits, chosen, weight)
 	if !m.NormTopK {
 		return
 	}
@@ -64,9 +64,9 @@ func (m *Model) choose(logits []float32, chosen []int, weight []float32) {
 	}
 }
 
-// mostProbable turns gate logits into as many experts as chosen holds, those of largest probability, largest first, the
-// lower index first among equals. It overwrites the logits.
-func mostProbable(logits []float32, chosen []int, probability []float32) {
+// topExperts fills chosen with the experts of largest probability in descending order, with the lower index first
+// among equal ones. It overwrites the logits with probabilities.
+func topExperts(logits []float32, chosen []int, probability []float32) {
 	sum := softmax(logits)
 	for k := range chosen {
 		best := 0
@@ -76,11 +76,11 @@ func mostProbable(logits []float32, chosen []int, probability []float32) {
 			}
 		}
 		chosen[k], probability[k] = best, logits[best]/sum
-		logits[best] = -1 // below every probability: not chosen again
+		logits[best] = -1 // below every probability, so that it is not selected again
 	}
 }
 
-// groupByExpert sorts the activations by expert (a counting sort) and cuts them into blocks.
+// groupByExpert sorts the activations by expert (counting sort) and splits them into blocks.
 func (r *Runner) groupByExpert() {
 	s, experts := &r.moe, r.model.Experts
 	grow(&s.start, experts+1)
@@ -96,7 +96,7 @@ func (r *Runner) groupByExpert() {
 		s.byExpert[s.start[expert]] = activation
 		s.start[expert]++
 	}
-	// Filling moved every start to the next expert's; the blocks follow from that.
+	// Filling has moved every start to the start of the next expert, from which the blocks are computed.
 	s.blocks = s.blocks[:0]
 	from := 0
 	for e := range experts {
@@ -142,7 +142,7 @@ func (r *Runner) combine() {
 	})
 }
 
-// dense runs the one network of a dense layer on all rows.
+// dense computes the network of a dense layer for all rows.
 func (r *Runner) dense(layer *layer) {
 	hidden := r.model.Hidden
 	r.eachBlock(len(r.rows), func(ws *workspace, from, to int) {

@@ -5,17 +5,18 @@ import (
 	"unsafe"
 )
 
-// lanes is how many neighbouring outputs a kernel computes at once. Operands are laid out in panels of this width.
+// lanes is the number of adjacent outputs that a kernel computes at once. Operands are laid out in panels of this
+// width.
 const lanes = 16
 
-// operand is the right-hand side of a product, a linear map of depth inputs to outputs. Output j of input k stands at
-// data[j/lanes*panelStride + k*stride + j%lanes]; data is padded so that whole panels can be read.
+// operand is the right-hand side of a product, a linear map of depth inputs to outputs. The weight of output j and
+// input k is data[j/lanes*panelStride + k*stride + j%lanes]. data is padded so that whole panels can be read.
 type operand struct {
 	data                []float32
 	stride, panelStride int
 }
 
-// pack lays a row-major [rows][cols] matrix, one row per output, out in panels.
+// pack converts a row-major [rows][cols] matrix, with one row per output, to panels.
 func pack(values []float32, rows, cols int) operand {
 	panels := ceilDiv(rows, lanes)
 	data := make([]float32, panels*cols*lanes)
@@ -28,14 +29,14 @@ func pack(values []float32, rows, cols int) operand {
 	return operand{data, lanes, cols * lanes}
 }
 
-// from is the operand that begins at an output, which must be a multiple of lanes.
+// from returns the part of the operand that starts at an output, which must be a multiple of lanes.
 func (o operand) from(output int) operand {
 	o.data = o.data[output/lanes*o.panelStride:]
 	return o
 }
 
-// block is one call of a kernel: dst[i][j] = sum over k of x[i][k] * b[k*stride+j], for four rows and all lanes. The
-// offsets of its fields are known to the assembly.
+// block holds the arguments of a kernel: dst[i][j] = sum over k of x[i][k] * b[k*stride+j], for four rows and all
+// lanes. The assembly code depends on the offsets of the fields.
 type block struct {
 	dst, x [4]*float32
 	b      *float32
@@ -45,17 +46,17 @@ type block struct {
 
 // multiply computes dst[i*dstStride+j] = sum over k of x[i*xStride+k] * output j of input k of w, for i < rows,
 // j < outputs, k < depth. Every sum runs over k in ascending order in one accumulator, and products are rounded before
-// they are added, so that an element has the same bits in whatever block and by whatever kernel it is computed.
+// they are added, so that an element is bitwise equal in every block and with every kernel.
 func multiply(dst []float32, dstStride int, x []float32, xStride, rows int, w operand, outputs, depth int) {
 	var partial [4][lanes]float32
 	for j := 0; j < outputs; j += lanes {
 		b := w.data[j/lanes*w.panelStride:]
-		_ = b[(depth-1)*w.stride+lanes-1] // the kernel does not check
+		_ = b[(depth-1)*w.stride+lanes-1] // the kernel has no bounds checks
 		whole := j+lanes <= outputs
 		for i := 0; i < rows; i += 4 {
 			call := block{b: &b[0], stride: uintptr(w.stride) * 4, depth: uintptr(depth)}
 			for r := range 4 {
-				// Rows past the end repeat the last one.
+				// Rows beyond the end repeat the last row.
 				row := min(i+r, rows-1)
 				call.x[r] = &x[row*xStride:][:depth][0]
 				if whole {
@@ -82,7 +83,7 @@ func runBlock(c *block) {
 	}
 }
 
-// runBlockGeneric is the portable kernel. The conversions forbid the compiler to fuse a product with its addition.
+// runBlockGeneric is the portable kernel. The conversions prevent the compiler from fusing a product with its addition.
 func runBlockGeneric(c *block) {
 	depth, stride := int(c.depth), int(c.stride/4)
 	b := unsafe.Slice(c.b, (depth-1)*stride+lanes)
@@ -102,7 +103,7 @@ func runBlockGeneric(c *block) {
 	}
 }
 
-// rmsNorm writes x, scaled to unit root mean square, times weight to dst; dst may be x.
+// rmsNorm writes x, scaled to unit root mean square and multiplied by weight, to dst. dst may be x.
 func rmsNorm(dst, x, weight []float32, eps float32) {
 	var squares float32
 	for _, v := range x {
@@ -114,7 +115,7 @@ func rmsNorm(dst, x, weight []float32, eps float32) {
 	}
 }
 
-// softmax replaces scores by exp(score - max) and returns their sum; callers divide where they need to.
+// softmax replaces scores by exp(score - max) and returns their sum. Callers divide by the sum if needed.
 func softmax(scores []float32) (sum float32) {
 	top := scores[0]
 	for _, s := range scores {

@@ -2,7 +2,7 @@ package model
 
 import "golang.org/x/sys/cpu"
 
-// useAVX picks the kernel; both give the same bits.
+// useAVX selects the kernel. Both kernels give bitwise equal results.
 var useAVX = cpu.X86.HasAVX
 
 //go:noescape

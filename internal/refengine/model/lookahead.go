@@ -5,31 +5,31 @@ import (
 	"math"
 )
 
-// LookAhead receives what the gates say one step early: an MoE layer's own norm and gate, applied to the residual stream
-// before the layer's attention is added to it. It changes nothing of what is computed.
+// LookAhead receives the look-ahead of a chunk: the result of an MoE layer's norm and gate, applied to the residual
+// stream before the layer's attention is added to it. It does not change outputs.
 type LookAhead struct {
-	// Width is how many experts are wanted of each token and layer, at most all.
+	// Width is the number of experts per token and layer, at most all experts.
 	Width int
-	// Experts are the most probable experts, the most probable first, and Probability their probabilities among all experts:
-	// [tokens of the chunk][Layers][Width], dense layers zero.
+	// Experts are the most probable experts in descending order, and Probability their probabilities among all experts:
+	// [tokens of the chunk][Layers][Width], with zeros for dense layers.
 	Experts     []uint16
 	Probability []float32
 }
 
-// NewLookAhead returns a LookAhead for a chunk of that many tokens.
+// NewLookAhead returns a LookAhead for a chunk with the given number of tokens.
 func (m *Model) NewLookAhead(width, tokens int) *LookAhead {
 	a := &LookAhead{Width: width}
 	a.Resize(m, tokens)
 	return a
 }
 
-// Resize makes a LookAhead fit a chunk of another number of tokens; what it held is lost.
+// Resize changes the number of tokens of a LookAhead. Its content is lost.
 func (a *LookAhead) Resize(m *Model, tokens int) {
 	grow(&a.Experts, tokens*m.Layers*a.Width)
 	grow(&a.Probability, tokens*m.Layers*a.Width)
 }
 
-// Score is a probability as routing traces store it, in 65,535ths.
+// Score converts a probability to the format of routing traces, in units of 1/65,535.
 func Score(probability float32) uint16 {
 	return uint16(math.Round(float64(probability) * math.MaxUint16))
 }
@@ -52,7 +52,8 @@ func (m *Model) checkLookAhead(c *Chunk) error {
 	return nil
 }
 
-// lookAhead applies layer l's norm and gate to the residual stream as it is, and reports to the chunks that ask for it.
+// lookAhead applies the norm and gate of layer l to the present residual stream, and writes the result to the chunks
+// that request a look-ahead.
 func (r *Runner) lookAhead(l int) {
 	m, s, layer := r.model, &r.moe, &r.model.layers[l]
 	r.normalise(layer.postNorm)
@@ -66,7 +67,7 @@ func (r *Runner) lookAhead(l int) {
 			}
 			at := (r.rows[i].index*m.Layers + l) * a.Width
 			chosen := ws.chosen[:a.Width]
-			mostProbable(s.logits[i*m.Experts:][:m.Experts], chosen, a.Probability[at:at+a.Width])
+			topExperts(s.logits[i*m.Experts:][:m.Experts], chosen, a.Probability[at:at+a.Width])
 			for k, expert := range chosen {
 				a.Experts[at+k] = uint16(expert)
 			}

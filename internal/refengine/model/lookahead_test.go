@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A look-ahead is the same however the tokens are cut into steps, and whoever asks for one changes nothing for others.
+// A look-ahead does not depend on the split of tokens into steps, and does not change the results of other requests.
 func TestLookAheadDoesNotDependOnBatching(t *testing.T) {
 	m := tiny(t)
 	tokens := goldenCases(t)[0].PromptIDs

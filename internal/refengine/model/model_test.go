@@ -68,7 +68,7 @@ func goldenCasesOf(t testing.TB, directory string) []goldenCase {
 	return golden.Cases
 }
 
-// sequence is a test's view of one sequence: everything that the model said about it.
+// sequence records all outputs of the model for one sequence.
 type sequence struct {
 	cache  *Cache
 	logits []float32
@@ -79,7 +79,7 @@ func newSequence(m *Model, capacity int) *sequence {
 	return &sequence{cache: m.NewCache(capacity), logits: make([]float32, m.Vocab)}
 }
 
-// chunk prepares the next tokens; its routes are appended to the sequence's by take.
+// chunk prepares the next tokens. take appends the routes to those of the sequence.
 func (s *sequence) chunk(m *Model, tokens []int32) Chunk {
 	return Chunk{Cache: s.cache, Tokens: tokens, Routes: make([]uint16, len(tokens)*m.Layers*m.TopK), Logits: s.logits}
 }
@@ -147,7 +147,7 @@ func testGolden(t *testing.T, m *Model, cases []goldenCase) {
 	t.Logf("largest difference of a logit: %.2g", worst)
 }
 
-// The gate weights of the last position are compared too: a route can be right by luck while its weights are wrong.
+// The gate weights of the last position are compared, too, because routes can be equal by chance with wrong weights.
 func TestGoldenGateWeights(t *testing.T) {
 	m := tiny(t)
 	r := m.NewRunner(1)
@@ -168,8 +168,7 @@ func TestGoldenGateWeights(t *testing.T) {
 	}
 }
 
-// Results must be the same bits whatever else is computed at the same time, however a prompt is cut, and however many
-// workers share the work.
+// Results are bitwise equal for all batches, chunk sizes of a prompt and numbers of workers.
 func TestResultsDoNotDependOnBatching(t *testing.T) {
 	m := tiny(t)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -259,8 +258,7 @@ func TestStepRefusesAndLeavesCachesAlone(t *testing.T) {
 	}
 }
 
-// Every kernel must agree, to the bit, with the definition for every shape: the blocks at the edges are where it could
-// fail.
+// Every kernel is bitwise equal to the definition for all shapes, including partial blocks at the edges.
 func TestMultiplyMatchesDefinition(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	random := func(n int) []float32 {
@@ -306,7 +304,7 @@ func TestMultiplyMatchesDefinition(t *testing.T) {
 	})
 }
 
-// BenchmarkDecode reports the tokens per second of concurrent sequences that each extend a context of 128 tokens.
+// BenchmarkDecode measures the tokens per second of concurrent sequences that each extend a context of 128 tokens.
 func BenchmarkDecode(b *testing.B) {
 	m := tiny(b)
 	for _, n := range []int{1, 16} {
@@ -337,7 +335,7 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-// BenchmarkPrefill reports the tokens per second of prompts of 512 tokens.
+// BenchmarkPrefill measures the tokens per second of prompts of 512 tokens.
 func BenchmarkPrefill(b *testing.B) {
 	m := tiny(b)
 	r := m.NewRunner(runtime.GOMAXPROCS(0))

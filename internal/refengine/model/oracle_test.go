@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// synthetic writes a checkpoint of random float32 weights and returns them as the oracle reads them.
+// synthetic writes a checkpoint of random float32 weights, and returns the weights for the oracle.
 func synthetic(t *testing.T, rng *rand.Rand, config map[string]any, shapes map[string][]int) (dir string, weights map[string][]float64) {
 	t.Helper()
 	dir, weights = t.TempDir(), map[string][]float64{}
@@ -52,7 +52,7 @@ func synthetic(t *testing.T, rng *rand.Rand, config map[string]any, shapes map[s
 	return dir, weights
 }
 
-// oracle is the forward pass by its definition, in float64, one token after the other.
+// oracle is a direct implementation of the forward pass, in float64 and token by token.
 type oracle struct {
 	*Config
 	w            map[string][]float64
@@ -181,7 +181,8 @@ func (o *oracle) token(id int32, position int) []float64 {
 	return o.linear("lm_head.weight", x)
 }
 
-// lookAhead are the probabilities of the last token's look-ahead, the largest of each layer first, dense layers zero.
+// lookAhead returns the probabilities of the last token's look-ahead, by layer in descending order, with zeros for
+// dense layers.
 func (o *oracle) lookAhead() (all []float64) {
 	for _, p := range o.ahead {
 		row := make([]float64, o.Experts)
@@ -192,7 +193,7 @@ func (o *oracle) lookAhead() (all []float64) {
 	return all
 }
 
-// Shapes that fit no block of the kernels, dense layers, separate heads, and gates without normalisation.
+// Shapes that are no multiples of the kernel blocks, dense layers, separate heads, and gates without normalization.
 func TestOddShapesMatchOracle(t *testing.T) {
 	for name, change := range map[string]map[string]any{
 		"all MoE, tied":             {"tie_word_embeddings": true, "norm_topk_prob": true},

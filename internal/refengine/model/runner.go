@@ -7,17 +7,18 @@ import (
 	"sync/atomic"
 )
 
-// Chunk is the next tokens of one sequence.
+// Chunk contains the next tokens of one sequence.
 type Chunk struct {
-	// Cache holds the tokens before these; Step adds these to it.
+	// Cache contains the preceding tokens. Step adds the tokens of the chunk to it.
 	Cache  *Cache
 	Tokens []int32
-	// Routes receives the chosen experts, in the order of their gate weights: [len(Tokens)][Layers][TopK], dense layers
-	// zero.
+	// Routes receives the selected experts in the order of their gate weights: [len(Tokens)][Layers][TopK], with zeros
+	// for dense layers.
 	Routes []uint16
-	// LookAhead receives what the gates say before the layers' attention has run; nil if it is not needed.
+	// LookAhead receives the look-ahead. It may be nil.
 	LookAhead *LookAhead
-	// Logits receives the logits of the last tokens, as many as it has room for: [tokens][Vocab]; nil if they are not needed.
+	// Logits receives the logits of the last tokens. Its length determines their number: [tokens][Vocab]. It may be
+	// nil.
 	Logits []float32
 }
 
@@ -26,11 +27,11 @@ type Runner struct {
 	model   *Model
 	workers []workspace
 	rows    []row
-	// The rows of the batch, [rows][width]: the residual stream, its normalised form, queries, keys, values and the
-	// attention's output.
+	// The rows of the batch, [rows][width]: the residual stream, its normalized form, queries, keys, values and the
+	// output of attention.
 	residual, normed, query, key, value, mixed []float32
 	moe                                        moeScratch
-	last                                       []int // rows whose logits are wanted, one per entry of out
+	last                                       []int // rows whose logits are requested, one per entry of out
 	out                                        []float32
 }
 
@@ -49,11 +50,11 @@ type workspace struct {
 	chosen        []int     // [Experts], of a look-ahead
 }
 
-// blockRows is how many rows of the batch are multiplied at a time: 32 rows of a few hundred values stay in the first
-// cache while a matrix streams by.
+// blockRows is the number of rows of the batch that are multiplied at a time. 32 rows of a few hundred values fit into
+// the L1 cache while a matrix is read.
 const blockRows = 32
 
-// NewRunner returns a runner that spreads the work of a step over the given number of goroutines.
+// NewRunner returns a runner that distributes the work of a step over the given number of goroutines.
 func (m *Model) NewRunner(workers int) *Runner {
 	r := &Runner{model: m, workers: make([]workspace, max(workers, 1))}
 	width := max(m.MoEIntermediate, m.Intermediate)
@@ -147,7 +148,7 @@ func (m *Model) check(c *Chunk) error {
 	return m.checkLookAhead(c)
 }
 
-// normalise writes the normalised residual stream of all rows to normed.
+// normalise writes the normalized residual stream of all rows to normed.
 func (r *Runner) normalise(weight []float32) {
 	hidden := r.model.Hidden
 	r.eachBlock(len(r.rows), func(_ *workspace, from, to int) {
@@ -157,7 +158,7 @@ func (r *Runner) normalise(weight []float32) {
 	})
 }
 
-// logits computes the last rows' logits.
+// logits computes the requested logits.
 func (r *Runner) logits() {
 	m := r.model
 	n := len(r.last)
@@ -177,7 +178,7 @@ func (r *Runner) logits() {
 func (r *Runner) linear(dst, x []float32, n int, w matrix) {
 	outputs := 256
 	if n <= blockRows {
-		// A decode step has few rows: cut the matrix finer, so that every worker has a part.
+		// A decode step has few rows, so the matrix is split into smaller parts to use all workers.
 		outputs = 64
 	}
 	rowBlocks, outBlocks := ceilDiv(n, blockRows), ceilDiv(w.rows, outputs)
@@ -195,7 +196,7 @@ func (r *Runner) eachBlock(n int, f func(ws *workspace, from, to int)) {
 	})
 }
 
-// parallel calls f once for every task below n; tasks that run at the same time have different workspaces.
+// parallel calls f once for every task below n. Tasks that run at the same time have different workspaces.
 func (r *Runner) parallel(n int, f func(ws *workspace, task int)) {
 	var next atomic.Int64
 	work := func(ws *workspace) {
@@ -213,7 +214,7 @@ func (r *Runner) parallel(n int, f func(ws *workspace, task int)) {
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
-// grow makes s at least n long without keeping its content.
+// grow returns a slice of length n, reusing s if possible. The content is undefined.
 func grow[T any](s *[]T, n int) {
 	*s = slices.Grow((*s)[:0], n)[:n]
 }

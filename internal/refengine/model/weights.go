@@ -22,7 +22,7 @@ type layer struct {
 	query, key, value   matrix
 	output              matrix
 	queryNorm, keyNorm  []float32
-	// gate scores the experts of an MoE layer; a dense layer has no gate and one network.
+	// gate scores the experts of an MoE layer. A dense layer has no gate and one network.
 	gate    *matrix
 	experts []ffn
 }
@@ -38,8 +38,8 @@ type Model struct {
 	cos, sin []float32
 }
 
-// Load reads all weights of a checkpoint. contextLength bounds the sequences that the model will be used for and thereby
-// its tables; 0 means what the model was made for.
+// Load reads all weights of a checkpoint. contextLength is the maximum sequence length, which determines the size of
+// tables; 0 selects the maximum of the model.
 func Load(c *checkpoint.Checkpoint, contextLength int) (*Model, error) {
 	config, err := parseConfig(c.Config)
 	if err != nil {
@@ -70,8 +70,9 @@ func Load(c *checkpoint.Checkpoint, contextLength int) (*Model, error) {
 	return m, nil
 }
 
-// Misplaced is the model with the weights of each MoE layer's experts in slot order, and gates that know nothing of it: it
-// computes expert slots(l)[e] where the gate of layer l chose e. slots lists at least Experts experts.
+// Misplaced returns a faulty copy of the model: the weights of each MoE layer's experts are in slot order, but the
+// gates are not adapted. The copy computes expert slots(l)[e] if the gate of layer l selects e. slots must return at
+// least Experts experts.
 func (m *Model) Misplaced(slots func(l int) []int) *Model {
 	out := *m
 	out.layers = slices.Clone(m.layers)
@@ -87,7 +88,7 @@ func (m *Model) Misplaced(slots func(l int) []int) *Model {
 	return &out
 }
 
-// reader reads tensors until the first error.
+// reader reads tensors and records the first error.
 type reader struct {
 	checkpoint *checkpoint.Checkpoint
 	err        error
@@ -122,8 +123,9 @@ func (r *reader) layer(c *Config, l int) layer {
 	return out
 }
 
-// fused reads the experts of a layer from tensors that hold all of them: gate_up_proj [experts, 2*width, hidden], with the rows of gate_proj
-// before those of up_proj, and down_proj [experts, hidden, width]; or both with their last two dimensions exchanged.
+// fused reads the experts of a layer from tensors that contain all experts: gate_up_proj [experts, 2*width, hidden],
+// with the rows of gate_proj before those of up_proj, and down_proj [experts, hidden, width]. In both tensors the last
+// two dimensions may be transposed.
 func (r *reader) fused(prefix string, c *Config) []ffn {
 	experts, hidden, width := int64(c.Experts), int64(c.Hidden), int64(c.MoEIntermediate)
 	gateUp, down := []int64{experts, 2 * width, hidden}, []int64{experts, hidden, width}
@@ -160,7 +162,7 @@ func (r *reader) fused(prefix string, c *Config) []ffn {
 	return all
 }
 
-// transpose exchanges the dimensions of a matrix.
+// transpose transposes a matrix.
 func transpose(values []float32, rows, cols int) []float32 {
 	out := make([]float32, len(values))
 	for i := range rows {

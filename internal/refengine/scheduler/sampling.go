@@ -7,19 +7,19 @@ import (
 	"slices"
 )
 
-// Sampling says how tokens are chosen.
+// Sampling configures the selection of tokens.
 type Sampling struct {
-	// Temperature 0 always takes the most likely token.
+	// Temperature 0 always selects the most likely token.
 	Temperature float64
-	// TopP keeps the fewest tokens whose probabilities sum to at least this much; 1 keeps all.
+	// TopP keeps the smallest set of most likely tokens with a total probability of at least TopP; 1 keeps all tokens.
 	TopP float64
-	// TopK keeps that many tokens; 0 keeps all.
+	// TopK keeps that number of most likely tokens; 0 keeps all tokens.
 	TopK int
-	// Seed makes sampling repeatable.
+	// Seed makes sampling reproducible.
 	Seed uint64
 }
 
-// sampler chooses the tokens of one request.
+// sampler selects the tokens of one request.
 type sampler struct {
 	Sampling
 	random *rand.Rand
@@ -32,7 +32,7 @@ func newSampler(s Sampling) *sampler {
 	return &sampler{Sampling: s, random: rand.New(rand.NewPCG(s.Seed, s.Seed))}
 }
 
-// next chooses a token.
+// next selects a token.
 func (s *sampler) next(logits []float32) int32 {
 	if s.Temperature == 0 {
 		return argmax(logits)
@@ -60,7 +60,7 @@ func (s *sampler) next(logits []float32) int32 {
 	return s.order[kept-1]
 }
 
-// rank orders the tokens, the most likely first.
+// rank sorts the tokens in descending order of probability.
 func (s *sampler) rank(logits []float32) {
 	s.order = s.order[:0]
 	for id := range logits {
@@ -71,7 +71,7 @@ func (s *sampler) rank(logits []float32) {
 	})
 }
 
-// cut says how many of the ranked tokens TopK and TopP keep, at least one.
+// cut returns the number of ranked tokens that TopK and TopP keep, at least one.
 func (s *sampler) cut(total float64) int {
 	kept := len(s.weights)
 	if s.TopK > 0 {
@@ -89,7 +89,7 @@ func (s *sampler) cut(total float64) int {
 	return kept
 }
 
-// argmax is the most likely token, the lowest id among equals.
+// argmax returns the most likely token, and the lowest ID among equal ones.
 func argmax(logits []float32) int32 {
 	best := 0
 	for id, v := range logits {
@@ -100,7 +100,7 @@ func argmax(logits []float32) int32 {
 	return int32(best)
 }
 
-// logprobs returns the log probability of a token and the most likely ones.
+// logprobs returns the log probability of a token, and those of the most likely tokens.
 func logprobs(logits []float32, id int32, top int) (float32, []TokenLogprob) {
 	highest := float64(logits[argmax(logits)])
 	var sum float64
@@ -116,7 +116,7 @@ func logprobs(logits []float32, id int32, top int) (float32, []TokenLogprob) {
 	return logprob(id), best
 }
 
-// highestLogits returns the n most likely tokens, the lowest ids first among equals.
+// highestLogits returns the n most likely tokens, with the lowest IDs first among equal ones.
 func highestLogits(logits []float32, n int) []int32 {
 	best := make([]int32, 0, n+1)
 	for id, v := range logits {

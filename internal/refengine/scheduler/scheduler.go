@@ -10,27 +10,29 @@ import (
 	"github.com/semmoe/operator/internal/refengine/model"
 )
 
-// scoredChunk is how many tokens of a prompt a step computes where their log probabilities are asked for: it needs the
-// logits of each, over the whole vocabulary.
+// scoredChunk is the number of prompt tokens per step if their log probabilities are requested. Each token then needs
+// logits over the whole vocabulary.
 const scoredChunk = 128
 
-// Config bounds the scheduler.
+// Config configures a scheduler.
 type Config struct {
-	// MaxRunning is how many requests are stepped together, MaxQueued how many may wait for that.
+	// MaxRunning is the maximum number of requests in a step. MaxQueued is the maximum number of waiting requests.
 	MaxRunning, MaxQueued int
-	// PrefillTokens is how many prompt tokens a step may compute beside the decoding requests.
+	// PrefillTokens is the maximum number of prompt tokens in a step, in addition to the tokens of decoding requests.
 	PrefillTokens int
-	// ContextLength is the most tokens of a sequence, prompt and continuation together.
+	// ContextLength is the maximum length of a sequence, prompt and continuation together, in tokens.
 	ContextLength int
-	// Ranks is the number of data-parallel ranks among which requests are counted.
+	// Ranks is the number of data-parallel ranks.
 	Ranks int
-	// OnStep is called after each step for every request in it, with what was computed. It must not keep it.
+	// OnStep is called after each step for each of its requests, with the computed tokens. It must not retain its
+	// argument.
 	OnStep func(Computed)
-	// OnBatch is called after each step with what was computed for each rank; nil for nothing. It must not keep it.
+	// OnBatch, if set, is called after each step with the computed tokens of each rank. It must not retain its
+	// argument.
 	OnBatch func([]RankStep)
-	// LookAhead is how many experts of each look-ahead OnStep wants; 0 for none.
+	// LookAhead is the number of experts of each look-ahead for OnStep; 0 for none.
 	LookAhead int
-	// StepDelay is added to each step, to test what notices a slow engine.
+	// StepDelay is added to each step, for tests of the detection of a slow engine.
 	StepDelay time.Duration
 }
 
@@ -39,26 +41,28 @@ type Computed struct {
 	// Rank is the request's data-parallel rank.
 	Rank   int
 	Tokens []int32
-	// Routes are the chosen experts [tokens][layers][top-k].
+	// Routes are the selected experts [tokens][layers][top-k].
 	Routes []uint16
-	// LookAhead is what the gates said before attention; nil where nobody asked for it.
+	// LookAhead is the look-ahead, or nil if it is not requested.
 	LookAhead *model.LookAhead
 }
 
-// RankStep is what one step has computed for a rank.
+// RankStep counts the tokens that one step has computed for a rank.
 type RankStep struct {
-	// Prefill and Decode are the tokens of prompts, and those that follow one.
+	// Prefill is the number of prompt tokens, and Decode the number of tokens after a prompt.
 	Prefill, Decode int
-	// Generated is the number of new tokens, and Prompts the length of the prompts whose computation has ended.
+	// Generated is the number of new tokens. Prompts is the total length of the prompts that the step completed.
 	Generated, Prompts int
 }
 
-// Load is what one rank has to do.
+// Load is the load of one rank.
 type Load struct {
 	Running, Waiting int
-	// UsedTokens are those in the caches of running requests; TotalTokens adds the prompt tokens still to be computed.
+	// UsedTokens is the number of tokens in the caches of running requests. TotalTokens also includes the prompt tokens
+	// that are not computed yet.
 	UsedTokens, TotalTokens int
-	// GenerationThroughput is tokens per second over the last whole second of work, 0 when idle.
+	// GenerationThroughput is the number of tokens per second over the last full second of work, or 0 if the rank is
+	// idle.
 	GenerationThroughput float64
 }
 
@@ -67,9 +71,9 @@ type Scheduler struct {
 	config Config
 	model  *model.Model
 	runner *model.Runner
-	wake   chan struct{} // holds a token when there may be work
+	wake   chan struct{} // contains an element if there may be work
 
-	// The next step, known to the stepping goroutine alone: chunk i is of batch[i].
+	// The next step, which only the stepping goroutine accesses. Chunk i belongs to batch[i].
 	chunks []model.Chunk
 	batch  []*sequence
 
@@ -77,14 +81,14 @@ type Scheduler struct {
 	waiting  []*sequence
 	running  []*sequence
 	draining bool
-	idle     chan struct{} // closed while there is no request
-	// Tokens per second of each rank, and the window in which the next figure is counted.
+	idle     chan struct{} // closed while there are no requests
+	// The throughput of each rank in tokens per second, and the present measurement window.
 	throughput   []float64
 	windowStart  time.Time
 	windowCounts []int
 }
 
-// New returns a scheduler; Run makes it work.
+// New returns a scheduler. Run starts it.
 func New(m *model.Model, workers int, config Config) *Scheduler {
 	s := &Scheduler{
 		config: config, model: m, runner: m.NewRunner(workers), wake: make(chan struct{}, 1), idle: make(chan struct{}),
@@ -94,7 +98,7 @@ func New(m *model.Model, workers int, config Config) *Scheduler {
 	return s
 }
 
-// Submit queues a request. ctx ends the request, not only the call.
+// Submit queues a request. The end of ctx cancels the request, not only the call.
 func (s *Scheduler) Submit(ctx context.Context, r Request) error {
 	if err := s.check(r); err != nil {
 		return err
@@ -136,7 +140,7 @@ func (s *Scheduler) check(r Request) error {
 	return nil
 }
 
-// Drain refuses new requests from now on. The returned channel is closed when none is left.
+// Drain rejects new requests. The returned channel is closed when no requests are left.
 func (s *Scheduler) Drain() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,7 +148,7 @@ func (s *Scheduler) Drain() <-chan struct{} {
 	return s.idle
 }
 
-// Loads reports the load of each rank.
+// Loads returns the load of each rank.
 func (s *Scheduler) Loads() []Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +169,7 @@ func (s *Scheduler) Loads() []Load {
 	return loads
 }
 
-// Run steps requests until ctx ends; requests that are left then end with ctx's error.
+// Run steps requests until ctx ends. The remaining requests end with the error of ctx.
 func (s *Scheduler) Run(ctx context.Context) {
 	for {
 		select {
@@ -190,7 +194,8 @@ func (s *Scheduler) signal() {
 
 func (s *Scheduler) isIdle() bool { return len(s.waiting)+len(s.running) == 0 }
 
-// prepare drops cancelled requests, admits waiting ones, and lays out the next step; it returns false if there is none.
+// prepare drops canceled requests, admits waiting requests, and lays out the next step. It returns false if there is no
+// work.
 func (s *Scheduler) prepare() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,7 +220,7 @@ func (s *Scheduler) dropCancelled(list []*sequence) []*sequence {
 	})
 }
 
-// closeIfIdle wakes whoever waits for the drain, and forgets rates that no longer hold.
+// closeIfIdle wakes the callers that wait for the drain, and resets the throughput.
 func (s *Scheduler) closeIfIdle() {
 	if !s.isIdle() {
 		return
@@ -229,8 +234,8 @@ func (s *Scheduler) closeIfIdle() {
 	s.windowStart = time.Time{}
 }
 
-// layOut chooses the tokens of the next step: one of every decoding request, and prompt tokens in order of admission up
-// to the bound, so that a long prompt delays the others by a chunk at most.
+// layOut selects the tokens of the next step: one token of every decoding request, and prompt tokens in order of
+// admission up to the limit, so that a long prompt delays other requests by at most one chunk.
 func (s *Scheduler) layOut() {
 	s.chunks, s.batch = s.chunks[:0], s.batch[:0]
 	budget := s.config.PrefillTokens
@@ -269,8 +274,8 @@ func (s *Scheduler) layOut() {
 	}
 }
 
-// logitsOf is the room for the logits of the last tokens of a chunk of q that are needed: of its last one where the next
-// token follows, and of those before prompt tokens whose log probabilities are asked for.
+// logitsOf returns the buffer for the required logits of a chunk of q: the logits of the last token if the next token
+// is generated, and those before prompt tokens whose log probabilities are requested.
 func (s *Scheduler) logitsOf(q *sequence, tokens int) []float32 {
 	needed := 0
 	if tokens >= q.pendingPrefill() {
@@ -292,7 +297,7 @@ func (s *Scheduler) newState(q *sequence) *runState {
 	return &runState{cache: s.model.NewCache(capacity)}
 }
 
-// complete hands out what the step gave and removes the requests that ended.
+// complete distributes the results of the step and removes the requests that have ended.
 func (s *Scheduler) complete(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -326,7 +331,8 @@ func (s *Scheduler) complete(err error) {
 	s.closeIfIdle()
 }
 
-// add counts what a step has computed for a request, of which so many tokens were computed before.
+// add counts the tokens that a step has computed for a request. before is the number of tokens that were computed
+// earlier.
 func (r *RankStep) add(q *sequence, before int) {
 	if before >= len(q.Prompt) {
 		r.Decode += q.computed - before
@@ -340,8 +346,8 @@ func (r *RankStep) add(q *sequence, before int) {
 	}
 }
 
-// scorePrompt gives the prompt tokens that follow those of the step their log probabilities, and all of them to the sink
-// with the last.
+// scorePrompt sets the log probabilities of the prompt tokens that follow those of the step. After the last prompt
+// token it sends all of them to the sink.
 func (s *Scheduler) scorePrompt(q *sequence) {
 	if q.prompt == nil && q.PromptStart < len(q.Prompt) {
 		q.prompt = append(q.prompt, Token{ID: q.Prompt[q.PromptStart]})
@@ -361,7 +367,7 @@ func (s *Scheduler) scorePrompt(q *sequence) {
 	}
 }
 
-// advance gives a request its next token; it returns true, and has called Done, if the request ended.
+// advance generates the next token of a request. If the request has ended, advance calls Done and returns true.
 func (s *Scheduler) advance(q *sequence) bool {
 	state := q.state
 	if q.MaxNewTokens == 0 {
@@ -403,7 +409,7 @@ func (s *Scheduler) measure() {
 	s.windowStart = now
 }
 
-// abandon ends all requests.
+// abandon ends all requests with an error.
 func (s *Scheduler) abandon(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

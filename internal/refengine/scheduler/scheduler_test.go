@@ -26,7 +26,7 @@ var loadTiny = sync.OnceValues(func() (*model.Model, error) {
 	return model.Load(c, 0)
 })
 
-// recorder is a sink that remembers, and that can be waited for.
+// recorder is a sink that records its calls. Tests can wait for its end.
 type recorder struct {
 	stopAfter int // tokens; 0 never
 	tokens    []int32
@@ -61,7 +61,7 @@ func (r *recorder) wait(t *testing.T) {
 	}
 }
 
-// run starts a scheduler that stops with the test.
+// run starts a scheduler for the duration of the test.
 func run(t *testing.T, change func(*Config)) *Scheduler {
 	t.Helper()
 	s := build(t, change)
@@ -69,7 +69,7 @@ func run(t *testing.T, change func(*Config)) *Scheduler {
 	return s
 }
 
-// build makes a scheduler that takes requests and does not work on them yet.
+// build returns a scheduler that accepts requests but is not started.
 func build(t *testing.T, change func(*Config)) *Scheduler {
 	t.Helper()
 	m, err := loadTiny()
@@ -83,7 +83,7 @@ func build(t *testing.T, change func(*Config)) *Scheduler {
 	return New(m, 2, config)
 }
 
-// start lets it work until the test ends.
+// start runs a scheduler until the test ends.
 func start(t *testing.T, s *Scheduler) {
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
@@ -99,7 +99,8 @@ func randomPrompt(rng *rand.Rand, n int) []int32 {
 	return prompt
 }
 
-// What a request yields must not depend on the requests beside it, on the chunks of its prompt, or on who leaves.
+// The output of a request does not depend on concurrent requests, on the chunk size of its prompt, or on canceled
+// requests.
 func TestResultsDoNotDependOnCompany(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	var requests []Request
@@ -125,7 +126,7 @@ func TestResultsDoNotDependOnCompany(t *testing.T) {
 		if err := crowd.Submit(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}
-		// A companion that leaves at some time.
+		// A concurrent request that is canceled.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rng.IntN(20))*time.Millisecond)
 		defer cancel()
 		if err := crowd.Submit(ctx, Request{Prompt: randomPrompt(rng, 40), MaxNewTokens: 100, TopLogprobs: -1, Sink: newRecorder()}); err != nil {
@@ -151,8 +152,8 @@ func TestResultsDoNotDependOnCompany(t *testing.T) {
 	}
 }
 
-// Bounds hold after every step, prompts are cut into chunks, every token is reported once, and requests are admitted in
-// the order of their arrival.
+// The limits hold after every step, prompts are split into chunks, every token is reported once, and requests are
+// admitted in the order of their arrival.
 func TestBoundsAndOrder(t *testing.T) {
 	var mu sync.Mutex
 	computed, most := [2]int{}, 0
@@ -189,7 +190,7 @@ func TestBoundsAndOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	start(t, s) // not before: who is in the first step decides who runs beside whom
+	start(t, s) // not before: the requests of the first step determine which requests run concurrently
 	for _, sink := range sinks {
 		sink.wait(t)
 	}
@@ -211,7 +212,7 @@ func TestBoundsAndOrder(t *testing.T) {
 	if most > 32 || firstStep[1] >= 100 {
 		t.Errorf("a chunk of %d tokens, the bound is 32", most)
 	}
-	// Requests of the same length are answered in the order of their arrival.
+	// Requests of equal length finish in the order of their arrival.
 	for rank := range 2 {
 		of := slices.DeleteFunc(slices.Clone(order), func(i int) bool { return i%2 != rank })
 		if !slices.IsSorted(of) {
@@ -220,7 +221,7 @@ func TestBoundsAndOrder(t *testing.T) {
 	}
 }
 
-// ordered notes the order of first tokens and how many requests are between their first token and their end.
+// ordered records the order of first tokens, and the number of requests between their first token and their end.
 type ordered struct {
 	*recorder
 	*activity

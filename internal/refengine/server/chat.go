@@ -53,8 +53,8 @@ func (c *chatContent) UnmarshalJSON(text []byte) error {
 
 var chatRoles = []string{"system", "developer", "user", "assistant", "tool"}
 
-// renderChat writes a conversation as plain text that the assistant continues; the models that this engine runs come
-// without a chat template.
+// renderChat formats a conversation as plain text that the assistant continues. The models of this engine have no chat
+// template.
 func renderChat(messages []chatMessage) (string, error) {
 	if len(messages) == 0 {
 		return "", badRequest("messages", "messages is empty; give at least one message")

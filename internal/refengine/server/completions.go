@@ -10,7 +10,7 @@ import (
 // defaultCompletionTokens is OpenAI's default of max_tokens for completions.
 const defaultCompletionTokens = 16
 
-// maxTopLogprobs is OpenAI's bound of logprobs.
+// maxTopLogprobs is OpenAI's limit of logprobs.
 const maxTopLogprobs = 20
 
 type completionRequest struct {
@@ -58,7 +58,7 @@ func (e *Engine) completions(w http.ResponseWriter, r *http.Request) error {
 		}
 		j.topLogprobs = *req.Logprobs
 	}
-	// As in SGLang, an echoed prompt has log probabilities where at least one alternative is asked for.
+	// As in SGLang, an echoed prompt has log probabilities if at least one alternative is requested.
 	j.promptLogprobs = req.Echo && j.topLogprobs > 0
 	echo := ""
 	if req.Echo {
@@ -79,13 +79,13 @@ func (e *Engine) completions(w http.ResponseWriter, r *http.Request) error {
 			case token != nil:
 				choice.Logprobs = e.completionLogprobs(j, nil, []scheduler.Token{*token})
 			}
-			echo = "" // it comes with the first chunk
+			echo = "" // the first chunk contains the prompt
 			return choice
 		},
 	})
 }
 
-// echo is the text of a prompt: what the client sent, or the tokens' text.
+// echo returns the text of a prompt: the text that the client sent, or the text of its tokens.
 func (e *Engine) echo(p promptInput) string {
 	if p.text != nil {
 		return *p.text
@@ -93,7 +93,8 @@ func (e *Engine) echo(p promptInput) string {
 	return e.Tokenizer.Decode(p.ids, true)
 }
 
-// completionLogprobs is nil unless they were asked for. The first token of a prompt has none.
+// completionLogprobs returns the log probabilities, or nil if they are not requested. The first token of a prompt has
+// none.
 func (e *Engine) completionLogprobs(j job, prompt, tokens []scheduler.Token) *completionLogprobs {
 	if j.topLogprobs < 0 {
 		return nil
@@ -113,7 +114,7 @@ func (e *Engine) completionLogprobs(j job, prompt, tokens []scheduler.Token) *co
 		out.TokenLogprobs = append(out.TokenLogprobs, &token.Logprob)
 		top := map[string]float32{}
 		for _, t := range token.Top {
-			// Tokens that are parts of a character can share their text; the most likely one stands.
+			// Tokens that are parts of a character can have the same text. The most likely one is kept.
 			if _, taken := top[text(t.ID)]; !taken {
 				top[text(t.ID)] = t.Logprob
 			}

@@ -11,52 +11,54 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// Dialect is the HTTP surface of a release of an engine, as strict and as deaf as that release. It covers what the operator, the request
-// router and their tests use. The zero value of Name is the reference engine's own surface, which is SGLang's with fewer rules.
+// Dialect reproduces the HTTP API of a release of an engine, including its validation and the fields that it ignores.
+// It covers the parts that the operator, the request router and their tests use. An empty Name is the API of the
+// reference engine, which is SGLang's API with less validation.
 type Dialect struct {
-	// Name is the engine's name and its release, such as vllm-0.32.0.
+	// Name is the name and the release of the engine, for example vllm-0.32.0.
 	Name    string
 	Release engine.Release
 
-	// health are the patterns of routes that answer whether the engine serves, routes those of the others with their handlers.
+	// health lists the patterns of health routes. routes contains the handlers of the other routes, by pattern.
 	health []string
 	routes map[string]handler
-	// routing reads the rank that a request asks for, and its wish for routed experts.
+	// routing reads the requested rank, and whether the request asks for routed experts.
 	routing func(e *Engine, r *http.Request, p *parameters) error
-	// failure returns the body of an error on a route. missing returns the error of a route or a method that the engine does not have.
+	// failure returns the body of an error on a route. missing returns the error for an unknown route or method.
 	failure func(route string, e *apiError) any
 	missing func(r *http.Request, status int) *apiError
-	// form edits an answer, or a part of a stream; nil leaves it as it is. It is not called for SGLang's native route.
+	// form, if not nil, edits a response or a part of a stream. It is not called for SGLang's native route.
 	form func(d Dialect, answer map[string]any, p part)
-	// members edits the other answers and events: those of tokenize, Messages and Responses; nil leaves them as they are. g is nil where nothing
-	// is generated.
+	// members, if not nil, edits the other responses and events: those of tokenize, Messages and Responses. g is nil if
+	// nothing is generated.
 	members func(d Dialect, members object, g *generation)
-	// card edits the entry of /v1/models; nil leaves it as it is.
+	// card, if not nil, edits the entry of /v1/models.
 	card func(e *Engine, card map[string]any)
-	// anyModel says that the model that requests name is not compared with the served one.
+	// anyModel disables the comparison of the model name in requests with the served model.
 	anyModel bool
-	// refusesInStream says that a stream whose rank does not exist begins, and has the error as its only event.
+	// refusesInStream reports an invalid rank of a streaming request as the only event of the stream.
 	refusesInStream bool
-	// endsCompleted ends the stream of a response as completed, also where it is incomplete.
+	// endsCompleted ends the stream of a response with status completed, also if the response is incomplete.
 	endsCompleted bool
-	// failsOnRank are routes that answer 500 to a rank that does not exist.
+	// failsOnRank lists the routes that respond with status 500 to an invalid rank.
 	failsOnRank []string
-	// refusesNoTokens refuses an answer of no tokens, unless it has the prompt.
+	// refusesNoTokens rejects requests for 0 tokens without an echo of the prompt.
 	refusesNoTokens bool
-	// chosenOnTop adds the chosen token to the most likely ones.
+	// chosenOnTop adds the selected token to the most likely tokens.
 	chosenOnTop bool
 	metrics     metricNames
 }
 
-// part is what an answer, or a part of a stream, is about. end is nil before the last part.
+// part is the content of a response, or of a part of a stream. end is nil before the last part.
 type part struct {
 	g   *generation
 	end *outcome
-	// whole says that the answer is not streamed, first and last that it is the first and the last part of a stream.
+	// whole is true for a response that is not streamed. first and last are true for the first and the last part of a
+	// stream.
 	whole, first, last bool
 }
 
-// engines are the dialects by the engine's name, each with the releases that it was written for.
+// engines contains the dialects by engine name, with the supported releases.
 var engines = []struct {
 	name     string
 	releases []engine.Release
@@ -68,7 +70,7 @@ var engines = []struct {
 	{"tensorrt-llm", []engine.Release{{Major: 1, Minor: 2}, {Major: 1, Minor: 3}}, trtllmDialect},
 }
 
-// Dialects lists the names that FindDialect knows.
+// Dialects returns the names of all dialects.
 func Dialects() []string {
 	var names []string
 	for _, e := range engines {
@@ -79,7 +81,7 @@ func Dialects() []string {
 	return names
 }
 
-// FindDialect returns a dialect by its name. The empty name is the reference engine's own surface.
+// FindDialect returns a dialect by its name. The empty name selects the API of the reference engine.
 func FindDialect(name string) (Dialect, error) {
 	if name == "" {
 		return ownDialect(), nil
@@ -96,12 +98,12 @@ func FindDialect(name string) (Dialect, error) {
 	return Dialect{}, fmt.Errorf("%q is invalid: allowed are %s", name, strings.Join(Dialects(), ", "))
 }
 
-// from reports whether the release is at least another of the same engine.
+// from reports whether the release of the dialect is at least the given release.
 func (d Dialect) from(minor, patch int) bool {
 	return d.Release.From(engine.Release{Major: d.Release.Major, Minor: minor, Patch: patch})
 }
 
-// noRoute returns the error of a request to a route, or with a method, that the engine does not have.
+// noRoute returns the error for an unknown route or method.
 func (d Dialect) noRoute(mux *http.ServeMux, r *http.Request) *apiError {
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
 		other := r.Clone(r.Context())
@@ -113,7 +115,7 @@ func (d Dialect) noRoute(mux *http.ServeMux, r *http.Request) *apiError {
 	return d.missing(r, http.StatusNotFound)
 }
 
-// shape returns an answer, or a part of a stream, in the form of the dialect.
+// shape converts a response, or a part of a stream, to the form of the dialect.
 func (d Dialect) shape(answer openAIResponse, p part) any {
 	if d.form == nil {
 		return answer
@@ -123,7 +125,7 @@ func (d Dialect) shape(answer openAIResponse, p part) any {
 	return members
 }
 
-// edit gives another answer, or an event, the members of the dialect.
+// edit adds the members of the dialect to another response or event.
 func (d Dialect) edit(members object, g *generation) {
 	if d.members != nil {
 		d.members(d, members, g)
@@ -146,17 +148,17 @@ func asObject(value any) object {
 		err = json.Unmarshal(text, &members)
 	}
 	if err != nil {
-		panic(err) // answers consist of texts and numbers
+		panic(err) // responses only contain strings and numbers
 	}
 	return members
 }
 
-// integer reads a rank as Python's int does, but for digits of other scripts and underscores.
+// integer parses a rank like Python's int, except for non-ASCII digits and underscores.
 func integer(text string) (int, error) {
 	return strconv.Atoi(strings.Trim(text, " \t\n\r\v\f"))
 }
 
-// ownDialect is the reference engine's own surface.
+// ownDialect returns the API of the reference engine.
 func ownDialect() Dialect {
 	return Dialect{
 		health: []string{"GET /health"},

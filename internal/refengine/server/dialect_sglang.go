@@ -8,11 +8,11 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// sglangDialect is SGLang's surface (srt/entrypoints of 0.5.12, 0.5.17 and 0.5.23).
+// sglangDialect returns the API of SGLang (srt/entrypoints of 0.5.12, 0.5.17 and 0.5.23).
 func sglangDialect(release engine.Release) Dialect {
 	d := ownDialect()
 	d.Release = release
-	d.anyModel = true // completions and chat completions do not compare it
+	d.anyModel = true // completions and chat completions do not compare the model
 	d.health = []string{"GET /health", "GET /health_generate"}
 	d.routes["GET /server_info"] = (*Engine).serverInfo
 	d.routes["GET /get_server_info"] = (*Engine).serverInfo
@@ -31,8 +31,8 @@ func sglangDialect(release engine.Release) Dialect {
 	return d
 }
 
-// sglangRouting reads the header, except on the deaf routes, and the members of the body. A header that is no integer is refused
-// (extract_routed_dp_rank_from_header in openai/serving_base.py).
+// sglangRouting reads the rank from the header, except on routes that ignore it, and from the members of the body. A
+// header that is not an integer is rejected (extract_routed_dp_rank_from_header in openai/serving_base.py).
 func sglangRouting(deaf ...string) func(*Engine, *http.Request, *parameters) error {
 	return func(_ *Engine, r *http.Request, p *parameters) error {
 		header := r.Header.Get(rankHeader)
@@ -53,8 +53,9 @@ func sglangRouting(deaf ...string) func(*Engine, *http.Request, *parameters) err
 	}
 }
 
-// sglangFailure has four forms: a flat object on the OpenAI routes, the message only on the native route, OpenAI's object on the Responses API,
-// and Anthropic's on the Messages API (create_error_response in openai/serving_base.py, _create_error_response and the exception handlers in http_server.py).
+// sglangFailure has four forms: a flat object on the OpenAI routes, the message only on the native route, OpenAI's
+// object on the Responses API, and Anthropic's on the Messages API (create_error_response in openai/serving_base.py,
+// _create_error_response and the exception handlers in http_server.py).
 func sglangFailure(route string, e *apiError) any {
 	kind := "BadRequest"
 	switch {
@@ -74,7 +75,7 @@ func sglangFailure(route string, e *apiError) any {
 	return map[string]any{"object": "error", "message": e.Message, "type": kind, "param": nil, "code": e.status}
 }
 
-// serverInfo answers with the members of /server_info that the operator reads, and the sizes that it may.
+// serverInfo responds with the members of /server_info that the operator reads, and with sizes.
 func (e *Engine) serverInfo(w http.ResponseWriter, _ *http.Request) error {
 	writeJSON(w, http.StatusOK, map[string]any{
 		"version": e.Dialect.Release.String(), "model_path": e.ServedName, "served_model_name": e.ServedName,
@@ -84,7 +85,7 @@ func (e *Engine) serverInfo(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// sglangMetricsPage is there with --enable-metrics only (add_prometheus_middleware in http_server.py).
+// sglangMetricsPage serves metrics only with --enable-metrics (add_prometheus_middleware in http_server.py).
 func (e *Engine) sglangMetricsPage(w http.ResponseWriter, r *http.Request) error {
 	if !e.Metrics {
 		return e.Dialect.missing(r, http.StatusNotFound)

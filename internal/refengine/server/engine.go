@@ -17,33 +17,34 @@ import (
 	"github.com/semmoe/operator/internal/tokenizer"
 )
 
-// Config says what is served and how.
+// Config configures an engine.
 type Config struct {
 	Model     *model.Model
 	Tokenizer *tokenizer.Tokenizer
-	// EndTokens end a continuation.
+	// EndTokens are the tokens that end a continuation.
 	EndTokens []int32
-	// ServedName is the model name that requests must give.
+	// ServedName is the required model name of requests.
 	ServedName string
-	// Dialect is the engine whose HTTP surface is served.
+	// Dialect is the HTTP API to serve.
 	Dialect Dialect
-	// Metrics serves the metrics of dialects that serve them only where they are asked to.
+	// Metrics enables metrics in dialects that disable them by default.
 	Metrics bool
-	// ExpertRanks is the expert-parallel size. With AttentionDP every request is served by one of these ranks; without,
-	// requests have no rank: each token is served by one of them in each layer, as Shuffle chooses, or round robin where it is
-	// nil.
+	// ExpertRanks is the expert-parallel size. With AttentionDP, one of these ranks serves each request. Without it,
+	// requests have no rank, and one of the ranks serves each token in each layer: Shuffle selects the rank, or the
+	// ranks are assigned round-robin if Shuffle is nil.
 	ExpertRanks int
 	AttentionDP bool
 	ExpertMap   *locality.Map
 	Shuffle     *shuffle.Shuffle
 	// ReturnRoutes allows requests to ask for routed experts.
 	ReturnRoutes bool
-	// IgnoresRank is the one of RankRoutes whose requests get a rank round robin, whatever they ask for; empty for none.
+	// IgnoresRank is the one of RankRoutes that ignores the requested rank and assigns ranks round-robin; empty for
+	// none.
 	IgnoresRank string
 	// StepDelay is added to each step.
 	StepDelay time.Duration
-	// ContextLength is the most tokens of a request, prompt and answer; MaxRunning, MaxQueued and ChunkedPrefillSize bound
-	// the scheduler; Workers is the number of goroutines that compute.
+	// ContextLength is the maximum length of a request, prompt and response together, in tokens. MaxRunning, MaxQueued
+	// and ChunkedPrefillSize limit the scheduler. Workers is the number of goroutines for computation.
 	ContextLength, MaxRunning, MaxQueued int
 	ChunkedPrefillSize, Workers          int
 }
@@ -54,10 +55,10 @@ type Engine struct {
 	Scheduler *scheduler.Scheduler
 	metrics   *metrics
 	started   time.Time
-	requests  atomic.Uint64 // for round robin
+	requests  atomic.Uint64 // for round-robin assignment
 }
 
-// NewEngine returns an engine; its Scheduler must be run.
+// NewEngine returns an engine. The caller must run its Scheduler.
 func NewEngine(c Config) *Engine {
 	e := &Engine{Config: c, started: time.Now()}
 	account := newAccounting(c)
@@ -86,20 +87,20 @@ type job struct {
 	stops        []string
 	stopTokens   []int32
 	topLogprobs  int
-	// promptLogprobs asks for the log probabilities of the prompt's tokens behind promptStart.
+	// promptLogprobs requests the log probabilities of the prompt's tokens after promptStart.
 	promptLogprobs bool
 	promptStart    int
 	rank           int
-	// refused is an error that is the first event of a stream.
+	// refused is an error that is sent as the first event of a stream.
 	refused *apiError
-	// tokenIDs asks for the ids of the prompt and of the answer.
+	// tokenIDs requests the token IDs of the prompt and of the response.
 	tokenIDs bool
-	// routes asks for routed experts, from token routesStart on.
+	// routes requests routed experts, starting at token routesStart.
 	routes      bool
 	routesStart int
 }
 
-// start queues a job; ctx is the client's.
+// start queues a job. ctx is the context of the client's request.
 func (e *Engine) start(ctx context.Context, j job) (*generation, error) {
 	g := newGeneration(e, j)
 	err := e.Scheduler.Submit(ctx, scheduler.Request{
@@ -109,7 +110,7 @@ func (e *Engine) start(ctx context.Context, j job) (*generation, error) {
 	return g, err
 }
 
-// prepare turns the parameters that all routes share into a job.
+// prepare converts the parameters that all routes share to a job.
 func (e *Engine) prepare(r *http.Request, prompt []int32, p parameters) (job, error) {
 	if err := e.Dialect.routing(e, r, &p); err != nil {
 		return job{}, err
@@ -179,10 +180,10 @@ func (e *Engine) setLength(j *job, p parameters) error {
 // RankRoutes lists the routes that read a rank from the request.
 var RankRoutes = []string{"/v1/completions", "/v1/chat/completions", "/generate", messagesPath}
 
-// rankHeader pins a request to a data-parallel rank. It wins over the fields of the body.
+// rankHeader selects the data-parallel rank of a request. It has precedence over the fields of the body.
 const rankHeader = "X-Data-Parallel-Rank"
 
-// setRank sets the rank of a job: the one that the request asks for, where its route reads ranks, else the next one.
+// setRank sets the rank of a job: the requested rank if the route reads ranks, else the next rank.
 func (e *Engine) setRank(j *job, route string, p parameters) error {
 	ranks, asked, source := e.dataParallelRanks(), p.RoutedDPRank, "routed_dp_rank"
 	if asked == nil {
@@ -208,7 +209,7 @@ func (e *Engine) setRank(j *job, route string, p parameters) error {
 	return nil
 }
 
-// nextRank picks ranks round robin.
+// nextRank assigns ranks round-robin.
 func (e *Engine) nextRank() int {
 	return int((e.requests.Add(1) - 1) % uint64(e.dataParallelRanks()))
 }
@@ -225,7 +226,7 @@ func (e *Engine) checkRoutes(j job) error {
 	return nil
 }
 
-// newID returns a request id.
+// newID returns a request ID.
 func newID(prefix string) string {
 	return fmt.Sprintf("%s%016x%016x", prefix, rand.Uint64(), rand.Uint64())
 }

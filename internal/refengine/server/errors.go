@@ -9,22 +9,22 @@ import (
 	"github.com/semmoe/operator/internal/refengine/scheduler"
 )
 
-// apiError is an answer in OpenAI's error shape.
+// apiError is an error response in OpenAI's format.
 type apiError struct {
 	status  int
 	Message string  `json:"message"`
 	Type    string  `json:"type"`
 	Param   *string `json:"param"`
 	Code    *string `json:"code"`
-	// invalid says that the body does not have the form that the route reads, before any of its values is considered.
+	// invalid is true if the body is malformed, so that its values were not checked.
 	invalid bool
-	// unstored says that a response is not stored.
+	// unstored is true if the requested response is not stored.
 	unstored bool
 }
 
 func (e *apiError) Error() string { return e.Message }
 
-// badRequest blames a parameter; param may be empty.
+// badRequest returns an error for an invalid parameter. param may be empty.
 func badRequest(param, format string, args ...any) *apiError {
 	e := &apiError{status: http.StatusBadRequest, Message: fmt.Sprintf(format, args...), Type: "invalid_request_error"}
 	if param != "" {
@@ -33,7 +33,7 @@ func badRequest(param, format string, args ...any) *apiError {
 	return e
 }
 
-// invalid blames the form of a body.
+// invalid returns an error for a malformed body.
 func invalid(param, format string, args ...any) *apiError {
 	e := badRequest(param, format, args...)
 	e.invalid = true
@@ -44,7 +44,7 @@ func unavailable(format string, args ...any) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, Message: fmt.Sprintf(format, args...), Type: "service_unavailable"}
 }
 
-// asAPIError turns any error into an answer.
+// asAPIError converts an error to an error response.
 func asAPIError(err error) *apiError {
 	var api *apiError
 	var tooLarge *http.MaxBytesError
@@ -70,7 +70,7 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	writeJSON(w, api.status, s.dialect.failure(r.URL.Path, api))
 }
 
-// writeJSON writes an answer. A write error means that the client has left; there is nobody to tell.
+// writeJSON writes a response. A write error means that the client has disconnected, and is ignored.
 func writeJSON(w http.ResponseWriter, status int, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)

@@ -19,7 +19,7 @@ type generateRequest struct {
 	RequestID      string          `json:"rid"`
 	ReturnLogprob  bool            `json:"return_logprob"`
 	TopLogprobsNum int             `json:"top_logprobs_num"`
-	// LogprobStartLen is the first prompt token in input_token_logprobs; nil and -1 are the prompt's end.
+	// LogprobStartLen is the first prompt token in input_token_logprobs. nil and -1 mean the end of the prompt.
 	LogprobStartLen *int `json:"logprob_start_len"`
 }
 
@@ -40,12 +40,14 @@ type metaInfo struct {
 	PromptTokens     int            `json:"prompt_tokens"`
 	CompletionTokens int            `json:"completion_tokens"`
 	CachedTokens     int            `json:"cached_tokens"`
-	// DPRank is null where requests have no rank.
+	// DPRank is null if requests have no rank.
 	DPRank *int `json:"dp_rank"`
-	// InputTokenLogprobs and InputTopLogprobs are of the prompt: null before its second token.
+	// InputTokenLogprobs and InputTopLogprobs are the log probabilities of the prompt. The entry of its first token is
+	// null.
 	InputTokenLogprobs [][3]any   `json:"input_token_logprobs,omitempty"`
 	InputTopLogprobs   [][][3]any `json:"input_top_logprobs,omitempty"`
-	// OutputTokenLogprobs holds [log probability, token id, text], OutputTopLogprobs a list of such for each token.
+	// OutputTokenLogprobs contains [log probability, token ID, text] for each token. OutputTopLogprobs contains a list
+	// of such entries for each token.
 	OutputTokenLogprobs [][3]any   `json:"output_token_logprobs,omitempty"`
 	OutputTopLogprobs   [][][3]any `json:"output_top_logprobs,omitempty"`
 	RoutedExperts       *string    `json:"routed_experts,omitempty"`
@@ -71,7 +73,7 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) error {
 	response := generateResponse{OutputIDs: []int32{}, MetaInfo: g.meta(req.RequestID)}
 	if req.Stream {
 		stream := newEventStream(w)
-		// Every event holds the whole answer so far, as SGLang's do.
+		// As in SGLang, every event contains the complete response so far.
 		_, err := g.each(r.Context(), func(ev event) error {
 			response.add(g, ev)
 			return stream.send(response)
@@ -131,7 +133,7 @@ func (g *generation) meta(id string) metaInfo {
 	return m
 }
 
-// add brings the answer up to date with an event.
+// add updates the response with an event.
 func (r *generateResponse) add(g *generation, ev event) {
 	if r.MetaInfo.InputTokenLogprobs == nil && len(g.scored) > 0 {
 		r.MetaInfo.addPrompt(g)
@@ -179,7 +181,7 @@ func (m *metaInfo) addPrompt(g *generation) {
 	}
 }
 
-// logprobs are [log probability, id, text] of a token and of the most likely ones in its place.
+// logprobs returns [log probability, ID, text] of a token, and of the most likely tokens at its position.
 func (g *generation) logprobs(token *scheduler.Token) (entry [3]any, top [][3]any) {
 	of := func(id int32, logprob float32) [3]any {
 		return [3]any{logprob, id, g.engine.Tokenizer.Decode([]int32{id}, false)}

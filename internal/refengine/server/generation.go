@@ -10,8 +10,8 @@ import (
 	"github.com/semmoe/operator/internal/tokenizer"
 )
 
-// generation is one request under way. The scheduler calls it as a sink; the handler takes events from it. The mailbox
-// between them holds at most one event for each token, so that a client who reads slowly never holds up the others.
+// generation is one request in progress. The scheduler calls it as a sink, and the handler takes events from it. The
+// mailbox between them contains at most one event per token, so that a slow client does not delay other requests.
 type generation struct {
 	job
 	engine  *Engine
@@ -19,10 +19,11 @@ type generation struct {
 	stops   stopMatcher
 	started time.Time
 
-	// scored are the prompt's tokens with their log probabilities, if the job asks for them; known with the first event.
+	// scored contains the prompt's tokens with their log probabilities, if the job requests them. It is available with
+	// the first event.
 	scored []scheduler.Token
 
-	// What the sink alone knows until the last event.
+	// Only the sink accesses the following fields before the last event.
 	tokens      []int32
 	lastToken   time.Time
 	matchedText string
@@ -33,17 +34,17 @@ type generation struct {
 	wake   chan struct{}
 }
 
-// event is a token, with the text that became certain with it, or the end.
+// event is a token with the text that became final with it, or the end.
 type event struct {
 	token *scheduler.Token
 	text  string
 	end   *outcome
 }
 
-// outcome tells how a generation ended.
+// outcome describes the end of a generation.
 type outcome struct {
 	err error
-	// reason is "stop" or "length", as OpenAI says it; matched is the stop string or token id, if there was one.
+	// reason is OpenAI's finish reason, "stop" or "length". matched is the stop string or token ID, if any.
 	reason  string
 	matched any
 	tokens  []int32
@@ -83,7 +84,7 @@ func (g *generation) Done(r scheduler.Result) {
 	end := &outcome{err: r.Err, reason: "length", tokens: g.tokens, routes: r.Routes, latency: time.Since(g.started)}
 	var rest string
 	if g.matchedText == "" {
-		// The decoder's last bytes could still complete a stop string; either way the text is over.
+		// The last bytes of the decoder may still complete a stop string. The text ends in both cases.
 		rest, g.matchedText = g.stops.next(g.decoder.Flush())
 		rest += g.stops.flush()
 	}
@@ -107,7 +108,7 @@ func (g *generation) post(e event) {
 	}
 }
 
-// take returns the events that have come, waiting for at least one.
+// take waits for at least one event and returns all available events.
 func (g *generation) take(ctx context.Context) ([]event, error) {
 	for {
 		g.mu.Lock()
@@ -125,7 +126,7 @@ func (g *generation) take(ctx context.Context) ([]event, error) {
 	}
 }
 
-// each calls f for every event until the end, which it returns.
+// each calls f for every event until the end, and returns the end.
 func (g *generation) each(ctx context.Context, f func(event) error) (*outcome, error) {
 	for {
 		events, err := g.take(ctx)

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/internal/refengine/scheduler"
 )
 
-// rankLoad is one entry of /v1/loads, in SGLang's names.
+// rankLoad is one entry of /v1/loads, with SGLang's names.
 type rankLoad struct {
 	DPRank             int     `json:"dp_rank"`
 	Timestamp          float64 `json:"timestamp"`
@@ -24,7 +24,7 @@ type rankLoad struct {
 	MaxRunningRequests int     `json:"max_running_requests"`
 }
 
-// maxTokens is the most tokens that the running requests can hold.
+// maxTokens returns the maximum number of tokens of the running requests.
 func (e *Engine) maxTokens() int { return e.MaxRunning * e.ContextLength }
 
 func (e *Engine) tokenUsage(l scheduler.Load) float64 {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// messagesPath is the route of Anthropic's Messages API. It and what follows have SGLang's shapes and rules (srt/entrypoints/anthropic of
-// 0.5.17): a request becomes a chat completion, so it has the rank of its header; members of the body choose none.
+// messagesPath is the route of Anthropic's Messages API. This file follows SGLang (srt/entrypoints/anthropic of
+// 0.5.17): a request becomes a chat completion with the rank in its header. Members of the body cannot select a rank.
 const messagesPath = "/v1/messages"
 
 type messagesRequest struct {
@@ -44,10 +44,10 @@ type messagesUsage struct {
 	OutputTokens int `json:"output_tokens"`
 }
 
-// stopReasons are Anthropic's names of the reasons why a message ends.
+// stopReasons maps finish reasons to Anthropic's stop reasons.
 var stopReasons = map[string]string{"stop": "end_turn", "length": "max_tokens"}
 
-// readMessages reads a request, and returns its prompt.
+// readMessages parses a request and returns its prompt.
 func (e *Engine) readMessages(w http.ResponseWriter, r *http.Request) (req messagesRequest, prompt []int32, err error) {
 	if err := decode(w, r, &req); err != nil {
 		return req, nil, err
@@ -102,7 +102,7 @@ func (e *Engine) messages(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if j.refused != nil { // as vLLM reports it in a stream
+	if j.refused != nil { // vLLM reports it in the stream
 		_ = newEventStream(w).sendNamed("error", object{"type": "error", "error": object{"type": "internal_error", "message": j.refused.Message}})
 		return nil
 	}
@@ -117,7 +117,7 @@ func (e *Engine) messages(w http.ResponseWriter, r *http.Request) error {
 	if req.Stream {
 		stream := newEventStream(w)
 		if err := g.streamMessage(r.Context(), stream, head); err != nil && r.Context().Err() == nil {
-			_ = stream.sendNamed("error", anthropicError(asAPIError(err))) // a client that has left needs none
+			_ = stream.sendNamed("error", anthropicError(asAPIError(err))) // an error means that the client has disconnected
 		}
 		return nil
 	}
@@ -132,7 +132,7 @@ func (e *Engine) messages(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// streamMessage sends a message in events. The first one comes with the first token.
+// streamMessage sends a message as events. The first event is sent with the first token.
 func (g *generation) streamMessage(ctx context.Context, stream *eventStream, head message) error {
 	begun, open := false, false
 	send := func(kind string, members object) error {
@@ -191,7 +191,7 @@ var anthropicTypes = map[int]string{
 	http.StatusServiceUnavailable: "overloaded_error",
 }
 
-// anthropicError is an error in the shape of the Messages API.
+// anthropicError returns an error in the format of the Messages API.
 func anthropicError(e *apiError) map[string]any {
 	return map[string]any{
 		"type": "error", "error": map[string]any{"type": cmp.Or(anthropicTypes[e.status], "api_error"), "message": e.Message},

@@ -13,32 +13,34 @@ import (
 	"github.com/semmoe/operator/internal/refengine/shuffle"
 )
 
-// metrics are those of the dialect where the engine has one of the meaning, and the reference engine's own for locality.
+// metrics holds the metrics of the dialect's engine, and the locality metric of the reference engine.
 type metrics struct {
 	registry *prometheus.Registry
 	names    metricNames
-	// Counters are by rank, requests also by the reason of their end, where the dialect has these labels.
+	// Counters are by rank, and the counter of requests also by finish reason, if the dialect has these labels.
 	promptTokens, generationTokens, requests, aborts *prometheus.CounterVec
 	firstToken, interToken, latency                  *prometheus.HistogramVec
-	// stepTokens, or passes and computed by their mode, count steps by rank.
+	// stepTokens, or passes and computed by mode, count steps by rank.
 	stepTokens       *prometheus.HistogramVec
 	passes, computed *prometheus.CounterVec
 	activations      []activationCounters
 }
 
-// metricNames are an engine's names of what is measured; empty for what it has not. The names of counters end in _total.
+// metricNames are the metric names of an engine. The name of a missing metric is empty. The names of counters end with
+// _total.
 type metricNames struct {
-	// rank is the label of a data-parallel rank. counterRank says that counters and histograms have it, too.
+	// rank is the label of the data-parallel rank. If counterRank is true, counters and histograms also have it.
 	rank        string
 	counterRank bool
-	// reason is the label of requests that holds why they ended.
+	// reason is the label of the finish reason of requests.
 	reason                                                   string
 	promptTokens, generationTokens, requests, aborts         string
 	firstToken, interToken, latency                          string
 	running, waiting, usedTokens, tokenUsage, generationRate string
-	// stepTokens is the histogram of the tokens of steps; passes and computed are counters of steps and of their tokens, by mode.
+	// stepTokens is the histogram of tokens per step. passes and computed are the counters of steps and of their
+	// tokens, by mode.
 	stepTokens, passes, computed string
-	// activations serves the reference engine's own metric of locality.
+	// activations enables the locality metric of the reference engine.
 	activations bool
 }
 
@@ -52,7 +54,7 @@ var (
 		// srt/observability/metrics_collector.py of 0.5.12 to 0.5.19
 		passes: "sglang:cuda_graph_passes_total", computed: "sglang:realtime_tokens_total",
 	}
-	// vllmMetrics are those of vllm/v1/metrics/loggers.py.
+	// vllmMetrics are the metrics in vllm/v1/metrics/loggers.py.
 	vllmMetrics = metricNames{
 		rank: "engine", counterRank: true, reason: "finished_reason", promptTokens: "vllm:prompt_tokens_total", generationTokens: "vllm:generation_tokens_total",
 		requests: "vllm:request_success_total", firstToken: "vllm:time_to_first_token_seconds", interToken: "vllm:inter_token_latency_seconds",
@@ -61,10 +63,10 @@ var (
 	}
 )
 
-// finishedReasons are vLLM's reasons that this engine knows.
+// finishedReasons are vLLM's finish reasons that this engine supports.
 var finishedReasons = []string{"stop", "length", "abort"}
 
-// activationCounters are those of one expert-parallel rank.
+// activationCounters are the counters of one expert-parallel rank.
 type activationCounters struct{ local, remote prometheus.Counter }
 
 func newMetrics(e *Engine) *metrics {
@@ -119,10 +121,10 @@ func newMetrics(e *Engine) *metrics {
 	return m
 }
 
-// stepBuckets are the bounds of vLLM's histogram.
+// stepBuckets are the bucket bounds of vLLM's histogram.
 var stepBuckets = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
 
-// countSteps makes the metrics of steps.
+// countSteps creates the metrics of steps.
 func (m *metrics) countSteps(labels prometheus.Labels) {
 	m.stepTokens = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: m.names.stepTokens, Help: "Tokens of a step.", ConstLabels: labels, Buckets: stepBuckets,
@@ -130,7 +132,7 @@ func (m *metrics) countSteps(labels prometheus.Labels) {
 	by := []string{m.names.rank, "mode"}
 	m.passes = prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.names.passes, Help: "Steps by their mode.", ConstLabels: labels}, by)
 	m.computed = prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.names.computed, Help: "Computed tokens by the mode of their step.", ConstLabels: labels}, by)
-	if m.names.stepTokens != "" { // vLLM serves the metrics of its process where it has one API server
+	if m.names.stepTokens != "" { // vLLM also serves process metrics if it has one API server
 		m.registry.MustRegister(m.stepTokens, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	}
 	if m.names.passes != "" {
@@ -138,8 +140,9 @@ func (m *metrics) countSteps(labels prometheus.Labels) {
 	}
 }
 
-// step counts a step as the engine of the dialect does. vLLM counts steps that give tokens, and a prompt in the step that ends its computation
-// (IterationStats in v1/metrics/stats.py of 0.32.0). SGLang computes prompts and other tokens in steps of their own, which here are one.
+// step counts a step like the engine of the dialect. vLLM counts steps that generate tokens, and counts a prompt in the
+// step that completes it (IterationStats in v1/metrics/stats.py of 0.32.0). SGLang computes prompts and other tokens in
+// separate steps, which are one step here.
 func (m *metrics) step(ranks []scheduler.RankStep) {
 	for i, r := range ranks {
 		rank := strconv.Itoa(i)
@@ -157,7 +160,7 @@ func (m *metrics) step(ranks []scheduler.RankStep) {
 	}
 }
 
-// by returns the values of the labels of a rank's counters.
+// by returns the label values of a rank's counters.
 func (m *metrics) by(rank int, more ...string) []string {
 	if !m.names.counterRank {
 		return more
@@ -165,7 +168,7 @@ func (m *metrics) by(rank int, more ...string) []string {
 	return append([]string{strconv.Itoa(rank)}, more...)
 }
 
-// ended returns the counter of requests that ended for a reason.
+// ended returns the counter of requests with a finish reason.
 func (m *metrics) ended(rank int, reason string) prometheus.Counter {
 	if m.names.reason == "" {
 		return m.requests.WithLabelValues(m.by(rank)...)
@@ -173,7 +176,7 @@ func (m *metrics) ended(rank int, reason string) prometheus.Counter {
 	return m.requests.WithLabelValues(m.by(rank, reason)...)
 }
 
-// zero makes the counters of a rank, so that they are served before the first request.
+// zero creates the counters of a rank, so that they are served before the first request.
 func (m *metrics) zero(rank int) {
 	for _, c := range []*prometheus.CounterVec{m.promptTokens, m.generationTokens, m.aborts} {
 		c.WithLabelValues(m.by(rank)...)
@@ -189,7 +192,7 @@ func (m *metrics) zero(rank int) {
 	}
 }
 
-// token observes a token of g before g counts it.
+// token records a token of g before g counts it.
 func (m *metrics) token(g *generation, now time.Time) {
 	if len(g.tokens) == 0 {
 		m.firstToken.WithLabelValues(m.by(g.rank)...).Observe(now.Sub(g.started).Seconds())
@@ -213,17 +216,17 @@ func (m *metrics) done(g *generation, end *outcome) {
 	m.latency.WithLabelValues(by...).Observe(end.latency.Seconds())
 }
 
-// accounting counts activations as local or remote. It is used by the scheduler's goroutine alone.
+// accounting counts activations as local or remote. Only the scheduler's goroutine uses it.
 type accounting struct {
 	*locality.Map
 	layers, topK int
 	activations  []activationCounters
-	// spread is the number of ranks over which tokens go round robin, whatever request they are of; 0 if requests have
+	// spread is the number of ranks that tokens of all requests are assigned to round-robin. It is 0 if requests have
 	// ranks. next is the rank of the next token.
 	spread, next int
-	// shuffle, where there is one, chooses a token's rank in each layer instead.
+	// shuffle, if not nil, selects the rank of a token in each layer instead.
 	shuffle *shuffle.Shuffle
-	// own are the ranks of a token [layers].
+	// own contains the ranks of a token [layers].
 	own []int
 }
 
@@ -235,7 +238,7 @@ func newAccounting(c Config) *accounting {
 	return a
 }
 
-// lookAhead is how many experts of each look-ahead add wants.
+// lookAhead returns the number of experts of each look-ahead that add needs.
 func (a *accounting) lookAhead() int {
 	if a.shuffle == nil {
 		return 0
@@ -257,7 +260,7 @@ func (a *accounting) add(c scheduler.Computed) {
 	}
 }
 
-// place sets the ranks of the i'th token.
+// place sets the ranks of the i-th token.
 func (a *accounting) place(c scheduler.Computed, token int32, routes []uint16, i int) {
 	if a.shuffle != nil {
 		a.shuffle.Assign(a.own, token, routes, c.LookAhead, i)
@@ -272,13 +275,13 @@ func (a *accounting) place(c scheduler.Computed, token int32, routes []uint16, i
 	}
 }
 
-// loadCollector reads the scheduler's load when it is scraped.
+// loadCollector reads the load of the scheduler at each scrape.
 type loadCollector struct {
 	engine *Engine
 	labels prometheus.Labels
 }
 
-// Describe sends nothing: the collector is unchecked, its metrics are defined where they are made.
+// Describe sends nothing, which makes this an unchecked collector. Collect defines the metrics.
 func (c *loadCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/internal/refengine/scheduler"
 )
 
-// openAIRequest has the fields that completions and chat completions share.
+// openAIRequest contains the fields that completions and chat completions share.
 type openAIRequest struct {
 	parameters
 	Model         string `json:"model"`
@@ -24,7 +24,7 @@ type usage struct {
 	TotalTokens      int `json:"total_tokens"`
 }
 
-// openAIResponse is an answer or, in a stream, a part of one.
+// openAIResponse is a response or a part of a stream.
 type openAIResponse struct {
 	ID      string  `json:"id"`
 	Object  string  `json:"object"`
@@ -35,26 +35,27 @@ type openAIResponse struct {
 	SGLExt  *sglExt `json:"sglext,omitempty"`
 }
 
-// sglExt is SGLang's extension of OpenAI's answers.
+// sglExt is SGLang's extension of OpenAI's responses.
 type sglExt struct {
 	RoutedExperts string `json:"routed_experts"`
 }
 
-// format is what differs between completions and chat completions.
+// format contains the differences between completions and chat completions.
 type format struct {
 	idPrefix, object, chunkObject string
-	// first is sent before the first text of a stream, nil for nothing.
+	// first is sent before the first text of a stream. It may be nil.
 	first func() any
-	// choice makes the whole answer's choice, chunk that of a part of the stream; end is nil but in the last one.
+	// choice returns the choice of a complete response, and chunk the choice of a part of a stream. end is nil except
+	// in the last part.
 	choice func(g *generation, text string, tokens []scheduler.Token, end *outcome) any
 	chunk  func(g *generation, text string, token *scheduler.Token, end *outcome) any
 }
 
-// answer runs a job and writes what it gives.
+// answer runs a job and writes the response.
 func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req openAIRequest, j job, f format) error {
 	if j.refused != nil {
 		stream := newEventStream(w)
-		_ = stream.send(e.Dialect.failure(r.URL.Path, j.refused)) // a client that has left needs none
+		_ = stream.send(e.Dialect.failure(r.URL.Path, j.refused)) // an error means that the client has disconnected
 		_ = stream.sendRaw("[DONE]")
 		return nil
 	}
@@ -101,7 +102,7 @@ func (g *generation) streamOpenAI(ctx context.Context, stream *eventStream, head
 	}
 	end, err := g.each(ctx, func(ev event) error {
 		if ev.end == nil && ev.text == "" && g.topLogprobs < 0 {
-			return nil // a character that is not complete yet
+			return nil // the character is not complete yet
 		}
 		return send(f.chunk(g, ev.text, ev.token, ev.end), part{g: g, end: ev.end, last: ev.end != nil && !includeUsage})
 	})
@@ -135,7 +136,7 @@ func (g *generation) extension(end *outcome) *sglExt {
 	return nil
 }
 
-// finishReason is nil, JSON's null, before the end.
+// finishReason returns nil (JSON null) before the end.
 func finishReason(end *outcome) (reason, matched any) {
 	if end == nil {
 		return nil, nil

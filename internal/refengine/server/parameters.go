@@ -14,11 +14,11 @@ import (
 	"github.com/semmoe/operator/internal/refengine/scheduler"
 )
 
-// maxBodyBytes bounds a request body: far above the text of any prompt that fits a context.
+// maxBodyBytes limits the size of a request body. The text of any prompt that fits into a context is much shorter.
 const maxBodyBytes = 16 << 20
 
-// parameters are those that all routes share. OpenAI's routes have them at the top level, generate has the sampling
-// ones in sampling_params.
+// parameters are the parameters that all routes share. OpenAI's routes have them at the top level. The route generate
+// has the sampling parameters in sampling_params.
 type parameters struct {
 	samplingParameters
 	routingParameters
@@ -27,7 +27,7 @@ type parameters struct {
 	// maxTokens has a different name on each route.
 	maxTokens     *int
 	maxTokensName string
-	// echo says that the answer begins with the prompt.
+	// echo requests a response that starts with the prompt.
 	echo             bool
 	defaultMaxTokens int
 }
@@ -48,14 +48,14 @@ type routingParameters struct {
 	DataParallelRank      *int `json:"data_parallel_rank"`
 	ReturnRoutedExperts   bool `json:"return_routed_experts"`
 	RoutedExpertsStartLen int  `json:"routed_experts_start_len"`
-	// RoutedExpertsPromptStart is vLLM's name of it.
+	// RoutedExpertsPromptStart is vLLM's name of the start.
 	RoutedExpertsPromptStart int  `json:"routed_experts_prompt_start"`
 	ReturnTokenIDs           bool `json:"return_token_ids"`
-	// rankHeader is the rank of the header, where the route reads it.
+	// rankHeader is the rank in the header, if the route reads it.
 	rankHeader *int
 }
 
-// maxStops bounds the stop strings, which are compared with every piece of text.
+// maxStops is the maximum number of stop strings, because each is compared with every piece of text.
 const maxStops = 16
 
 func (p samplingParameters) setSampling(j *job) error {
@@ -108,8 +108,7 @@ func (l *stringList) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// unsupported lists parameters that would change the output and that this engine does not have, with the values that
-// mean "not used".
+// unsupported lists parameters that would change the output but are not supported, with the values that disable them.
 var unsupported = map[string][]any{
 	"n": {1.0}, "best_of": {1.0}, "suffix": {""}, "presence_penalty": {0.0}, "frequency_penalty": {0.0},
 	"repetition_penalty": {1.0}, "logit_bias": {map[string]any{}}, "min_p": {0.0}, "min_tokens": {0.0}, "min_new_tokens": {0.0},
@@ -135,7 +134,7 @@ func checkUnsupported(fields map[string]json.RawMessage) error {
 	return nil
 }
 
-// decode reads a JSON body into value, whose type ignores unknown fields, and refuses unsupported ones.
+// decode decodes a JSON body into value. It ignores unknown fields and rejects unsupported parameters.
 func decode(w http.ResponseWriter, r *http.Request, value any) error {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBodyBytes))
 	if err != nil {
@@ -170,7 +169,7 @@ func decodeObject(text []byte, value any) error {
 	return nil
 }
 
-// promptInput is a string, a list with one string, a list of token ids, or a list with one such list.
+// promptInput is a string, a list with one string, a list of token IDs, or a list with one such list.
 type promptInput struct {
 	text *string
 	ids  []int32
@@ -183,14 +182,14 @@ func (p *promptInput) UnmarshalJSON(text []byte) error {
 	var many []json.RawMessage
 	switch err := json.Unmarshal(text, &many); {
 	case err == nil && len(many) > 1:
-		return fmt.Errorf("the prompt has %d entries; this engine takes one prompt in a request", len(many))
-	case err == nil && p.readOne(many[0]): // an empty list is one of token ids
+		return fmt.Errorf("the prompt has %d entries; this engine accepts one prompt per request", len(many))
+	case err == nil && p.readOne(many[0]): // an empty list is an empty list of token IDs
 		return nil
 	}
 	return errors.New("the prompt must be a string or a list of token ids")
 }
 
-// readOne reads a string or a list of token ids, and reports whether the text is one.
+// readOne decodes a string or a list of token IDs, and reports whether it succeeded.
 func (p *promptInput) readOne(text []byte) bool {
 	var one *string
 	if json.Unmarshal(text, &one) == nil {

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// responsesPath is the route of OpenAI's Responses API. The engine ignores the rank of its requests, as SGLang and vLLM do
-// (srt/entrypoints/openai/serving_responses.py of 0.5.17, vllm/entrypoints/openai/responses of 0.32.0), and stores no response, as vLLM does
-// unless VLLM_ENABLE_RESPONSES_API_STORE is set.
+// responsesPath is the route of OpenAI's Responses API. Like SGLang and vLLM, the engine ignores the rank of these
+// requests (srt/entrypoints/openai/serving_responses.py of 0.5.17, vllm/entrypoints/openai/responses of 0.32.0). It
+// does not store responses, like vLLM without VLLM_ENABLE_RESPONSES_API_STORE.
 const responsesPath = "/v1/responses"
 
 type responsesRequest struct {
@@ -25,7 +25,7 @@ type responsesRequest struct {
 	RequestID          string         `json:"request_id"`
 }
 
-// responsesInput is a text or a list of messages.
+// responsesInput is a string or a list of messages.
 type responsesInput []chatMessage
 
 func (in *responsesInput) UnmarshalJSON(text []byte) error {
@@ -111,7 +111,7 @@ func (e *Engine) responses(w http.ResponseWriter, r *http.Request) error {
 	if req.Stream {
 		stream := newEventStream(w)
 		if err := g.streamResponse(r.Context(), stream, head); err != nil && r.Context().Err() == nil {
-			_ = stream.sendNamed("error", object{"type": "error", "message": err.Error()}) // a client that has left needs none
+			_ = stream.sendNamed("error", object{"type": "error", "message": err.Error()}) // an error means that the client has disconnected
 		}
 		return nil
 	}
@@ -126,7 +126,7 @@ func (e *Engine) responses(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// outputItem is the item of a response that has its text.
+// outputItem returns the item of a response with its text.
 func outputItem(text, status string) object {
 	return object{"id": newID("msg_"), "type": "message", "role": "assistant", "status": status, "content": []any{outputText(text)}}
 }
@@ -135,7 +135,7 @@ func outputText(text string) object {
 	return object{"type": "output_text", "text": text, "annotations": []any{}}
 }
 
-// complete fills in a response that has ended.
+// complete fills in a finished response.
 func (g *generation) complete(response, item object, end *outcome) {
 	u := g.usage(end)
 	response["status"], response["output"] = "completed", []any{item}
@@ -148,7 +148,7 @@ func (g *generation) complete(response, item object, end *outcome) {
 	}
 }
 
-// streamResponse sends a response in events.
+// streamResponse sends a response as events.
 func (g *generation) streamResponse(ctx context.Context, stream *eventStream, response object) error {
 	sequence := 0
 	send := func(kind string, members object) error {
@@ -203,7 +203,7 @@ func (g *generation) streamResponse(ctx context.Context, stream *eventStream, re
 	return nil
 }
 
-// storedResponse answers requests about a stored response: there is none.
+// storedResponse responds to requests for a stored response with an error, because responses are not stored.
 func (e *Engine) storedResponse(_ http.ResponseWriter, r *http.Request) error {
 	return noResponse(r.PathValue("id"))
 }

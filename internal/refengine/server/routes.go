@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 )
 
-// encodeRoutes writes the routes of all tokens but the first start ones in SGLang's wire format: base64 of row-major
-// little-endian int32, [tokens][layers][top-k], logical expert ids.
+// encodeRoutes encodes the routes of all tokens except the first start ones in SGLang's wire format: base64 of
+// row-major little-endian int32, [tokens][layers][top-k], with logical expert IDs.
 func encodeRoutes(routes []uint16, perToken, start int) string {
 	routes = routes[min(start*perToken, len(routes)):]
 	raw := make([]byte, 0, 4*len(routes))
@@ -16,7 +16,7 @@ func encodeRoutes(routes []uint16, perToken, start int) string {
 	return base64.StdEncoding.EncodeToString(raw)
 }
 
-// wireRoutes is what the client asked for, nil if it did not ask.
+// wireRoutes returns the encoded routes, or nil if the client did not request them.
 func (g *generation) wireRoutes(end *outcome) *string {
 	if !g.routes {
 		return nil

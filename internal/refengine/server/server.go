@@ -7,20 +7,20 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Server answers HTTP requests; it is there before the model is loaded, so that health can say so.
+// Server is the HTTP server. It starts before the model is loaded, so that health routes respond.
 type Server struct {
 	engine   atomic.Pointer[Engine]
 	draining atomic.Bool
-	// member tells that another process of the same engine serves: health is all that this one answers.
+	// member is true if another process of the same engine serves. Then this process only responds to health requests.
 	member  atomic.Bool
 	mux     *http.ServeMux
 	dialect Dialect
 }
 
-// handler answers requests to a route.
+// handler handles requests to a route.
 type handler func(*Engine, http.ResponseWriter, *http.Request) error
 
-// New returns a server with the surface of a dialect. It is not ready.
+// New returns a server with the API of a dialect. SetEngine makes it ready.
 func New(d Dialect) *Server {
 	s := &Server{mux: http.NewServeMux(), dialect: d}
 	for _, path := range d.health {
@@ -36,10 +36,10 @@ func New(d Dialect) *Server {
 // SetEngine makes the server ready.
 func (s *Server) SetEngine(e *Engine) { s.engine.Store(e) }
 
-// SetMember makes the server one of an engine that another process serves.
+// SetMember marks the server as a member of an engine that another process serves.
 func (s *Server) SetMember() { s.member.Store(true) }
 
-// Drain makes health fail and refuses new requests. The returned channel is closed when no request is left.
+// Drain makes health requests fail and rejects new requests. The returned channel is closed when no requests are left.
 func (s *Server) Drain() <-chan struct{} {
 	s.draining.Store(true)
 	if e := s.engine.Load(); e != nil {
@@ -52,7 +52,7 @@ func (s *Server) Drain() <-chan struct{} {
 
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
 
-// ready returns the engine, or why there is none to use.
+// ready returns the engine, or an error if it is not available.
 func (s *Server) ready() (*Engine, error) {
 	if s.draining.Load() {
 		return nil, unavailable("the engine is shutting down")
@@ -75,7 +75,7 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// whenReady answers 503 while there is no engine. What only reads goes on during a drain.
+// whenReady responds with status 503 while there is no engine. Read-only routes also work during a drain.
 func (s *Server) whenReady(answer handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		e, err := s.ready()

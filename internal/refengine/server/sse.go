@@ -12,18 +12,18 @@ type eventStream struct {
 	controller *http.ResponseController
 }
 
-// newEventStream sends the header at once, so that the client of a request that waits knows that it was accepted; from
-// now on errors are events.
+// newEventStream sends the response header immediately, so that the client of a queued request knows that the request
+// was accepted. From then on errors are events.
 func newEventStream(w http.ResponseWriter) *eventStream {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-cache")
 	w.WriteHeader(http.StatusOK)
 	s := &eventStream{w: w, controller: http.NewResponseController(w)}
-	_ = s.controller.Flush() // a client that has left is noticed by its context
+	_ = s.controller.Flush() // a disconnected client is detected by its context
 	return s
 }
 
-// send writes one event and flushes it to the client.
+// send writes one event and flushes it.
 func (s *eventStream) send(value any) error {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -39,8 +39,8 @@ func (s *eventStream) sendRaw(text string) error {
 	return s.controller.Flush()
 }
 
-// finish ends the stream: with [DONE], or with an error event if the generation failed. A client that has left is told
-// nothing.
+// finish ends the stream with [DONE], or with an error event if the generation failed. It sends nothing to a
+// disconnected client.
 func (s *eventStream) finish(ctx context.Context, err error) {
 	if err != nil && ctx.Err() == nil {
 		_ = s.send(map[string]any{"error": asAPIError(err)})

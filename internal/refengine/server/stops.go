@@ -2,15 +2,15 @@ package server
 
 import "strings"
 
-// stopMatcher finds the first stop string in a text that arrives in pieces. It holds back text that could be the begin
-// of a stop string, so that nothing is emitted that has to be taken back.
+// stopMatcher finds the first stop string in a text that arrives in pieces. It buffers text that may be the beginning
+// of a stop string, so that emitted text is final.
 type stopMatcher struct {
 	stops   []string
 	pending string
 }
 
-// next adds a piece and returns the text that is certain; matched is the stop string that was found, or empty. The stop
-// string itself and what follows are never emitted.
+// next adds a piece and returns the text that is final. matched is the stop string that was found, or empty. The stop
+// string and the text after it are never emitted.
 func (m *stopMatcher) next(piece string) (text, matched string) {
 	m.pending += piece
 	first := -1
@@ -36,7 +36,7 @@ func (m *stopMatcher) next(piece string) (text, matched string) {
 	return text, ""
 }
 
-// flush returns the text that was held back; no stop string can come any more.
+// flush returns the buffered text at the end, when no stop string can follow.
 func (m *stopMatcher) flush() string {
 	text := m.pending
 	m.pending = ""

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// However a text is cut into pieces, the matcher emits what stands before the first stop string, and never takes
-// anything back.
+// For all splits of a text into pieces, the matcher emits the text before the first stop string.
 func TestStopMatcherMatchesWholeText(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	random := func(n int) string {
@@ -23,7 +22,7 @@ func TestStopMatcherMatchesWholeText(t *testing.T) {
 		for range rng.IntN(3) {
 			stops = append(stops, random(1+rng.IntN(4)))
 		}
-		// The definition: the text up to the place where the stop string that is complete first begins.
+		// The expected text ends at the start of the stop string that is completed first.
 		want, wantMatch := text, false
 		for end := 0; end <= len(text) && !wantMatch; end++ {
 			at := -1
@@ -38,7 +37,7 @@ func TestStopMatcherMatchesWholeText(t *testing.T) {
 		}
 		m := stopMatcher{stops: stops}
 		got, matched := "", ""
-		// Piece by piece of one byte, the match is found where it becomes complete.
+		// With pieces of one byte, the match is found at the byte that completes the stop string.
 		for i := 0; i < len(text) && matched == ""; i++ {
 			var piece string
 			piece, matched = m.next(text[i : i+1])

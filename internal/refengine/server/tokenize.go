@@ -11,7 +11,7 @@ type tokenizeRequest struct {
 	Messages []chatMessage   `json:"messages"`
 }
 
-// tokenizeResponse holds a list of tokens and its length for a string, a list of each for a list of strings.
+// tokenizeResponse contains a list of tokens and its length for a string, or a list of both for a list of strings.
 type tokenizeResponse struct {
 	Tokens      any `json:"tokens"`
 	Count       any `json:"count"`

@@ -1,9 +1,10 @@
-// Package shuffle chooses the rank of each token in each layer with attention tensor parallelism, by the tables of a plan:
-// what an engine does between a layer's attention and its experts.
+// Package shuffle selects the rank of each token in each layer with attention tensor parallelism, using the tables of a
+// plan. An engine does this between the attention of a layer and its experts.
 //
 // Invariants:
-//   - A choice uses what is known before the layer's gate runs: the token, its look-ahead, its experts in earlier layers.
-//   - Ranks are logical: a choice decides what is counted as local, never what is computed.
+//   - The selection only uses information that is available before the gate of the layer runs: the token, its
+//     look-ahead, and its experts in earlier layers.
+//   - Ranks are logical: the selection determines which activations count as local, and does not change outputs.
 package shuffle
 
 import (
@@ -19,12 +20,13 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Shuffle assigns tokens one by one. Prices even the load of the ranks out over time, not within a step. It serves one
-// goroutine.
+// Shuffle assigns tokens one by one. Prices balance the load of the ranks over time, not within a step. It is not safe
+// for concurrent use.
 type Shuffle struct {
-	// tokens scores by token id; nil where the look-ahead does.
+	// tokens scores ranks by token ID. It is nil if the look-ahead scores them.
 	tokens *affinity.TokenTable
-	// width is how many experts of each look-ahead are looked at, topK how many experts a token activates.
+	// width is the number of experts of each look-ahead that are used. topK is the number of experts that a token
+	// activates.
 	width, topK int
 	layers      []layer
 	scores      []uint16
@@ -33,13 +35,13 @@ type Shuffle struct {
 
 // layer is one MoE layer.
 type layer struct {
-	// index is the model's, earlier that of the MoE layer before, or -1.
+	// index is the layer index in the model. earlier is the index of the previous MoE layer, or -1.
 	index, earlier int
 	ahead          *forecast.Ranks
 	stream         *dispatch.Stream
 }
 
-// New returns a shuffle for a plan and the model that it must be for.
+// New returns a shuffle for a plan and a model. It returns an error if the plan is for a different model.
 func New(p *solver.Plan, m *model.Model, ranks int) (*Shuffle, error) {
 	if err := check(p, m, ranks); err != nil {
 		return nil, err
@@ -54,7 +56,7 @@ func New(p *solver.Plan, m *model.Model, ranks int) (*Shuffle, error) {
 	case solver.RawLookAhead:
 		ahead = forecast.RawLookAhead(&trace.Model{Experts: m.Experts, TopK: m.TopK, Layers: moeLayers(m)})
 	default:
-		return nil, fmt.Errorf("the plan's forecast is %s; this engine applies %s, %s and %s", p.Forecast, solver.Table, solver.LookAhead, solver.RawLookAhead)
+		return nil, fmt.Errorf("the plan has the forecast %s; this engine supports %s, %s and %s", p.Forecast, solver.Table, solver.LookAhead, solver.RawLookAhead)
 	}
 	if ahead != nil {
 		s.width, s.scores = ahead.Width, make([]uint16, ahead.Width)
@@ -79,7 +81,7 @@ func check(p *solver.Plan, m *model.Model, ranks int) error {
 	}
 	switch {
 	case p.Attention != placement.TensorParallel:
-		return fmt.Errorf("the plan is for attention %s; tokens are shuffled with attention %s", p.Attention, placement.TensorParallel)
+		return fmt.Errorf("the plan is for attention %s; token shuffling needs attention %s", p.Attention, placement.TensorParallel)
 	case p.Placement.Ranks != ranks:
 		return fmt.Errorf("the plan is for %d ranks, --ep-size is %d", p.Placement.Ranks, ranks)
 	case p.Placement.Experts != m.Experts || p.Vocabulary != m.Vocab || p.HiddenLayers != m.Layers || !slices.Equal(layers, moeLayers(m)):
@@ -101,11 +103,12 @@ func moeLayers(m *model.Model) []int {
 	return layers
 }
 
-// Width is how many experts of each look-ahead Assign wants; 0 for none.
+// Width returns the number of experts of each look-ahead that Assign needs; 0 for none.
 func (s *Shuffle) Width() int { return s.width }
 
-// Assign chooses the rank of one token in every layer, in the order of the layers: own [layers of the model], dense layers
-// are left alone. routes are the token's experts [layers, top-k]; ahead holds its look-ahead from row i on, if Width asks for one.
+// Assign selects the rank of one token in every layer and writes it to own [layers of the model]. Entries of dense
+// layers are not changed. routes are the experts of the token [layers, top-k]. ahead contains the token's look-ahead
+// from row i, if Width is not 0.
 func (s *Shuffle) Assign(own []int, token int32, routes []uint16, ahead *model.LookAhead, i int) {
 	for l, layer := range s.layers {
 		if s.tokens != nil {
@@ -117,7 +120,8 @@ func (s *Shuffle) Assign(own []int, token int32, routes []uint16, ahead *model.L
 	}
 }
 
-// observe is what is known of the token before the layer's gate runs; row is the token's first among the look-ahead's.
+// observe returns the information on the token before the gate of the layer runs. row is the first row of the token in
+// the look-ahead.
 func (s *Shuffle) observe(l layer, routes []uint16, ahead *model.LookAhead, row int) forecast.Observation {
 	at := (row + l.index) * s.width
 	for k, p := range ahead.Probability[at : at+s.width] {

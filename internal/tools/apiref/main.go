@@ -1,5 +1,5 @@
-// Command apiref writes the reference of the API from CustomResourceDefinitions, as one Markdown document: a table of all fields of
-// each kind, with their types, bounds, defaults and descriptions.
+// Command apiref writes the API reference as one Markdown document. For each kind of the given
+// CustomResourceDefinitions it contains a table of all fields with their types, limits, defaults and descriptions.
 package main
 
 import (
@@ -21,7 +21,7 @@ Fields of embedded Kubernetes types (volumes, pod templates and the like) are th
 `
 
 func main() {
-	out := flag.String("out", "", "the document to write")
+	out := flag.String("out", "", "path of the document to write")
 	flag.Parse()
 	if *out == "" || flag.NArg() == 0 {
 		fail(fmt.Errorf("usage: apiref --out FILE CRD [CRD...]"))

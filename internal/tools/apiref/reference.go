@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// definition is what the reference needs of a CustomResourceDefinition.
+// definition contains the fields of a CustomResourceDefinition that the reference needs.
 type definition struct {
 	Spec struct {
 		Names struct {
@@ -25,7 +25,7 @@ type definition struct {
 	} `json:"spec"`
 }
 
-// schema is what the reference needs of a field.
+// schema contains the properties of a field that the reference needs.
 type schema struct {
 	Description string            `json:"description"`
 	Type        string            `json:"type"`
@@ -46,7 +46,7 @@ type schema struct {
 	} `json:"x-kubernetes-validations"`
 }
 
-// write writes a kind: its description, and a table each of its spec and its status.
+// write writes the description of a kind, and the tables of its spec and its status.
 func write(to *strings.Builder, d definition) error {
 	if len(d.Spec.Versions) != 1 {
 		return fmt.Errorf("%d versions instead of one", len(d.Spec.Versions))
@@ -71,7 +71,7 @@ func write(to *strings.Builder, d definition) error {
 	return nil
 }
 
-// rows writes a row for each field below a path, parents before their children.
+// rows writes a row for each field below a path, with parents before their children.
 func rows(to *strings.Builder, path string, of schema) {
 	for _, name := range slices.Sorted(maps.Keys(of.Properties)) {
 		field := of.Properties[name]
@@ -98,7 +98,8 @@ func rows(to *strings.Builder, path string, of schema) {
 	}
 }
 
-// described tells that a type is the project's own: those of Kubernetes have lost their descriptions.
+// described reports whether a type belongs to this project. The descriptions of Kubernetes types were removed
+// (crdtrim).
 func described(of schema) bool {
 	for _, field := range of.Properties {
 		if field.Description != "" {
@@ -108,7 +109,7 @@ func described(of schema) bool {
 	return false
 }
 
-// typeOf is a field's type with its bounds.
+// typeOf returns the type of a field with its limits.
 func typeOf(field schema) string {
 	if field.Items != nil {
 		if field.MaxItems != nil {
@@ -146,7 +147,7 @@ func bounds(field schema) string {
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// escape keeps a text within its cell, and what looks like a tag of HTML visible.
+// escape escapes a text for a table cell, so that cell separators and HTML tags stay visible.
 func escape(text string) string {
 	return strings.NewReplacer("|", `\|`, "<", "&lt;").Replace(text)
 }

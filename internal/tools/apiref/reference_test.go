@@ -61,6 +61,6 @@ func TestReference(t *testing.T) {
 	}
 	d.Spec.Versions = nil
 	if err := write(&got, d); err == nil {
-		t.Error("a definition without versions is accepted")
+		t.Error("write accepts a definition without versions")
 	}
 }

@@ -11,12 +11,13 @@ import (
 
 const header = "# Rendered from charts/semmoe-operator by make generate: change the template of the same name there.\n"
 
-// forKustomize are the values that differ from the chart's defaults: the definitions have a directory of their own, what Helm shall
-// keep means nothing elsewhere, and whoever wants no monitoring leaves its directory out.
+// forKustomize are the chart values for config/ that differ from the defaults. The CRDs are in a separate directory,
+// the annotation to keep objects only has a meaning for Helm, and users can omit the directory of the monitoring
+// objects.
 var forKustomize = []string{"--set", "crds.enabled=false,crds.keep=false,store.persistence.keep=false,monitoring.enabled=true,dashboards.enabled=true"}
 
-// renderConfig writes each rendered template to the file of the same name below config, and removes the files whose template is
-// no more.
+// renderConfig writes each rendered template to the file of the same name below config, and removes the files of
+// deleted templates.
 func renderConfig(helm, chart, config string) error {
 	var stderr bytes.Buffer
 	command := exec.Command(helm, append([]string{"template", "semmoe", chart, "--namespace", "semmoe-system"}, forKustomize...)...)
@@ -29,7 +30,7 @@ func renderConfig(helm, chart, config string) error {
 	if err != nil {
 		return err
 	}
-	delete(rendered, filepath.Join("rbac", "role.yaml")) // the chart has it from there
+	delete(rendered, filepath.Join("rbac", "role.yaml")) // the source of this template is in config
 	if err := removeRendered(config); err != nil {
 		return err
 	}
@@ -41,7 +42,7 @@ func renderConfig(helm, chart, config string) error {
 	return nil
 }
 
-// byTemplate takes the output of helm template apart: the documents of each template, by its path below templates/.
+// byTemplate splits the output of helm template into the documents of each template, by path below templates/.
 func byTemplate(manifest string) (map[string]string, error) {
 	const source = "# Source: semmoe-operator/templates/"
 	rendered := map[string]string{}
@@ -59,7 +60,7 @@ func byTemplate(manifest string) (map[string]string, error) {
 	return rendered, nil
 }
 
-// removeRendered removes what was rendered before: a file without the header is somebody's.
+// removeRendered removes the rendered files. Files without the header are written by hand and are kept.
 func removeRendered(config string) error {
 	files, err := filepath.Glob(filepath.Join(config, "*", "*.yaml"))
 	if err != nil {

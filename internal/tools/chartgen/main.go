@@ -1,5 +1,6 @@
-// Command chartgen keeps the Helm chart and config/ one: what controller-gen writes to config/ goes into the chart, the chart's
-// other templates, rendered with its default values, go to config/, and the table of its README is made from values.yaml.
+// Command chartgen keeps the Helm chart and config/ in sync. It copies the output of controller-gen from config/ to the
+// chart, renders the other templates of the chart with default values to config/, and generates the table of values in
+// the chart's README from values.yaml.
 package main
 
 import (
@@ -10,14 +11,14 @@ import (
 )
 
 func main() {
-	helm := flag.String("helm", "", "the program helm")
+	helm := flag.String("helm", "", "path of helm")
 	chart := flag.String("chart", "", "directory of the chart")
 	config := flag.String("config", "", "directory of the kustomizations")
 	flag.Parse()
 	if *helm == "" || *chart == "" || *config == "" || flag.NArg() > 0 {
 		fail(fmt.Errorf("usage: chartgen --helm FILE --chart DIRECTORY --config DIRECTORY"))
 	}
-	// The chart renders what it is given: first the one, then the other.
+	// The generated files must be in the chart before it is rendered.
 	for _, step := range []func() error{
 		func() error { return takeGenerated(*config, *chart) },
 		func() error { return renderConfig(*helm, *chart, *config) },
@@ -34,8 +35,8 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-// takeGenerated copies what controller-gen has written into the chart's files, and removes CustomResourceDefinitions that are
-// no more.
+// takeGenerated copies the output of controller-gen to the files of the chart, and removes deleted
+// CustomResourceDefinitions.
 func takeGenerated(config, chart string) error {
 	files := filepath.Join(chart, "files")
 	if err := os.RemoveAll(filepath.Join(files, "crd")); err != nil {

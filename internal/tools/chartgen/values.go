@@ -11,10 +11,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The table of values in the README stands between these lines.
+// tableBegin and tableEnd enclose the table of values in the README.
 const tableBegin, tableEnd = "<!-- values: by make generate from values.yaml -->\n", "<!-- end of values -->\n"
 
-// documentValues writes the table of values into the chart's README.
+// documentValues writes the table of values to the README of the chart.
 func documentValues(chart string) error {
 	text, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
 	if err != nil {
@@ -37,7 +37,7 @@ func documentValues(chart string) error {
 	return os.WriteFile(readme, []byte(before+tableBegin+table+tableEnd+after), 0o644)
 }
 
-// valuesTable is a Markdown table of all values with their defaults, and of the comments above them.
+// valuesTable returns a Markdown table of all values with their defaults and their comments.
 func valuesTable(text []byte) (string, error) {
 	var document yaml.Node
 	if err := yaml.Unmarshal(text, &document); err != nil {
@@ -54,14 +54,14 @@ func valuesTable(text []byte) (string, error) {
 	return table.String(), nil
 }
 
-// writeRows writes a row for each value that has a comment; a mapping without one holds further values.
+// writeRows writes a row for each value with a comment. A mapping without a comment contains nested values.
 func writeRows(table *strings.Builder, prefix string, mapping *yaml.Node) error {
 	for i := 0; i+1 < len(mapping.Content); i += 2 {
 		key, value := mapping.Content[i], mapping.Content[i+1]
 		path := prefix + key.Value
 		if key.HeadComment == "" {
 			if value.Kind != yaml.MappingNode || len(value.Content) == 0 {
-				return fmt.Errorf("line %d: %s has no comment that says what it means", key.Line, path)
+				return fmt.Errorf("line %d: %s has no comment", key.Line, path)
 			}
 			if err := writeRows(table, path+".", value); err != nil {
 				return err
@@ -81,7 +81,7 @@ func writeRows(table *strings.Builder, prefix string, mapping *yaml.Node) error 
 	return nil
 }
 
-// meaning is a comment as one line of text for a cell.
+// meaning converts a comment to one line for a table cell.
 func meaning(comment string) string {
 	lines := strings.Split(comment, "\n")
 	for i, line := range lines {

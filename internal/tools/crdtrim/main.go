@@ -1,7 +1,7 @@
-// Command crdtrim rewrites generated CustomResourceDefinitions in place: it drops the descriptions and CEL rules of
-// embedded Kubernetes core types, which would make a CRD larger than clients and etcd like (a pod template alone has
-// half a megabyte of prose), and makes the containers of an embedded pod template optional, since ours is an overlay.
-// What is left of them stands on one line each. It refuses a CRD that is still above 256 KiB.
+// Command crdtrim rewrites generated CustomResourceDefinitions in place. It removes the descriptions and CEL rules of
+// embedded Kubernetes core types, which would make a CRD too large for clients and etcd (the descriptions of a pod
+// template have half a megabyte). It makes the containers of an embedded pod template optional, because the template is
+// an overlay. It writes each of the remaining schemas of core types on one line, and rejects a CRD above 256 KiB.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// limit is on the file, which is larger than what clients send and etcd stores.
+// limit is the maximum size of the file in bytes. The form that clients send and etcd stores is smaller.
 const limit = 256 << 10
 
 func main() {
@@ -58,7 +58,8 @@ func trim(file string) error {
 	return os.WriteFile(file, out, 0o644)
 }
 
-// format writes a CRD for readers: our own fields line by line, what nobody describes on one.
+// format formats a CRD for readers, with one line per field of this project, and one line per schema without
+// descriptions.
 func format(crd map[string]any) ([]byte, error) {
 	sorted, err := yaml.Marshal(crd)
 	if err != nil {
@@ -78,7 +79,8 @@ func format(crd map[string]any) ([]byte, error) {
 	return out.Bytes(), encoder.Close()
 }
 
-// fold has schemas below a node stand on one line where none has a description, and tells whether one has.
+// fold writes schemas below a node on one line if they have no descriptions. It reports whether a schema has a
+// description.
 func fold(node *yamlv3.Node) (described bool) {
 	for i, child := range node.Content {
 		key := ""
@@ -105,8 +107,8 @@ func dig(value any, keys ...string) any {
 	return value
 }
 
-// walk finds embedded core types by the fields that hold them; each of these names stands for one core type throughout
-// the API.
+// walk finds embedded core types by the names of their fields. Each of these names has the same core type in the whole
+// API.
 func walk(schema map[string]any, path string) {
 	properties, _ := schema["properties"].(map[string]any)
 	for name, property := range properties {
@@ -128,7 +130,8 @@ func walk(schema map[string]any, path string) {
 	}
 }
 
-// strip drops descriptions and rules below a schema; its own description, which is ours, stays.
+// strip removes descriptions and rules below a schema. It keeps the description of the schema itself, which belongs to
+// this project.
 func strip(schema map[string]any, inner bool) {
 	delete(schema, "x-kubernetes-validations")
 	if _, text := schema["description"].(string); text && inner {

@@ -13,14 +13,14 @@ import (
 	"time"
 )
 
-// The pinned module, and its checksum in the form of go.sum. Update both to learn of newer vulnerabilities.
+// The pinned module and its checksum in go.sum format. Update both to include newer vulnerabilities.
 const (
 	module   = "golang.org/x/vulndb@v0.0.0-20261105234957-e22db6528018"
 	checksum = "h1:mfngRv0Yoh0VApsXKEN82CjD99kl7mtparN3bs3JnqI="
 )
 
-// errDownload matches the errors of machines without access to the module proxy.
-var errDownload = errors.New("the vulnerability database cannot be downloaded")
+// errDownload reports a failed download, for example without access to the module proxy.
+var errDownload = errors.New("failed to download the vulnerability database")
 
 type report struct {
 	ID       string    `json:"id"`
@@ -50,8 +50,9 @@ type affectedModule struct {
 	Vulns []vulnerability `json:"vulns"`
 }
 
-// writeDatabase makes dir a vulnerability database for govulncheck, unless dir is the pinned version already. The reports come from a module
-// by way of the Go module proxy: vuln.go.dev is not needed. Layout: https://go.dev/doc/security/vuln/database#api.
+// writeDatabase writes a vulnerability database for govulncheck to dir, unless dir already contains the pinned version.
+// The reports come from a module of the Go module proxy, so that vuln.go.dev is not needed. Layout:
+// https://go.dev/doc/security/vuln/database#api.
 func writeDatabase(dir string) error {
 	stamp := filepath.Join(dir, "version")
 	if version, err := os.ReadFile(stamp); err == nil && string(version) == module {
@@ -135,7 +136,7 @@ func download() (string, error) {
 		return "", fmt.Errorf("%w: go mod download %s: %s", errDownload, module, strings.Join(strings.Fields(info.Error), " "))
 	}
 	if info.Sum != checksum {
-		return "", fmt.Errorf("%s has the checksum %s; want %s", module, info.Sum, checksum)
+		return "", fmt.Errorf("%s has the checksum %s, want %s", module, info.Sum, checksum)
 	}
 	return info.Dir, nil
 }

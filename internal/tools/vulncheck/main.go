@@ -1,6 +1,7 @@
-// Command vulncheck runs govulncheck over binaries with a pinned vulnerability database, and fails where a binary contains a vulnerable
-// symbol of a module. Vulnerabilities of the standard library depend on the Go version of the build: they are printed and do not fail.
-// Without access to the module proxy it prints one sentence and succeeds. Binaries must have their symbol tables.
+// Command vulncheck runs govulncheck on binaries with a pinned vulnerability database. It fails if a binary contains a
+// vulnerable symbol of a module. Vulnerabilities of the standard library depend on the Go version of the build. They
+// are printed and are no failure. Without access to the module proxy the command prints a message and succeeds.
+// Binaries must have their symbol tables.
 package main
 
 import (
@@ -32,8 +33,8 @@ func main() {
 	}
 }
 
-// finding is a message of govulncheck: a vulnerability, and where it was found. Function is empty for a module or package that has the
-// vulnerability in a part that the binary does not contain.
+// finding is a message of govulncheck with a vulnerability and its location. Function is empty if the binary does not
+// contain the vulnerable part of the module or package.
 type finding struct {
 	OSV          string `json:"osv"`
 	FixedVersion string `json:"fixed_version"`
@@ -42,7 +43,7 @@ type finding struct {
 	} `json:"trace"`
 }
 
-// check prints what is found in binaries, and reports whether a module must be upgraded.
+// check prints the findings in binaries, and reports whether a module must be upgraded.
 func check(database string, binaries []string) (found bool, err error) {
 	if database, err = filepath.Abs(database); err != nil {
 		return false, err

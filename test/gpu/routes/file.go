@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// tensor is one tensor of the file, its bytes complete.
+// tensor is one tensor of the file, with all of its bytes.
 type tensor struct {
 	name  string
 	dtype checkpoint.DType
@@ -18,7 +18,7 @@ type tensor struct {
 	raw   []byte
 }
 
-// file collects the tensors, widest elements first (see write).
+// file collects the tensors in separate lists by element size (see write).
 type file struct {
 	metadata     map[string]string
 	wide, narrow []tensor
@@ -36,7 +36,7 @@ func (f *file) integers(name string, values []int32) {
 	f.wide = append(f.wide, tensor{name, "I32", []int64{int64(len(values))}, raw})
 }
 
-// addBatches adds the token ids and the experts of each batch.
+// addBatches adds the token IDs and the experts of each batch.
 func (f *file) addBatches(t *trace.Trace, batches []batch, layers []int) {
 	for _, b := range batches {
 		ids := make([]int32, len(b.positions))
@@ -74,7 +74,7 @@ func (f *file) addPlan(p *solver.Plan, layers []int) {
 	f.wide = append(f.wide, tensor{"token_score." + name, "U16", []int64{count, int64(vocabulary), int64(best)}, scores})
 }
 
-// addSlots adds the slots of a plan's layers; the tensor's name ends with a suffix.
+// addSlots adds the slots of a plan's layers, as a tensor with a name suffix.
 func (f *file) addSlots(p *solver.Plan, layers []int, suffix string) {
 	var slots []byte
 	for _, l := range layers {
@@ -85,7 +85,7 @@ func (f *file) addSlots(p *solver.Plan, layers []int, suffix string) {
 	f.bytes(fmt.Sprintf("slots.ep%d%s", p.Placement.Ranks, suffix), slots, int64(len(layers)), int64(len(slots)/len(layers)))
 }
 
-// addDealt adds the ranks of a batch's tokens.
+// addDealt adds the ranks that the tokens of a batch are assigned to.
 func (f *file) addDealt(ranks int, b batch, method string, dealt [][]int, layers []int) {
 	var all []byte
 	for _, l := range layers {
@@ -96,7 +96,8 @@ func (f *file) addDealt(ranks int, b batch, method string, dealt [][]int, layers
 	f.bytes(fmt.Sprintf("ranks.ep%d.%s.%s", ranks, b.Name, method), all, int64(len(layers)), int64(b.Tokens))
 }
 
-// write writes a safetensors file. Wide elements stand first: they begin at multiples of their size.
+// write writes a safetensors file. Tensors with wide elements are first, so that all elements are aligned to their
+// size.
 func (f *file) write(w io.Writer) error {
 	header := &checkpoint.Header{Tensors: map[string]checkpoint.Tensor{}, Metadata: f.metadata}
 	all := append(append([]tensor{}, f.wide...), f.narrow...)

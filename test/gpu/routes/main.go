@@ -1,10 +1,11 @@
-// Command routes writes what test/gpu/moe_layer.py measures with: real routes of held-out requests, and the ranks on which each method
-// has their tokens computed. It solves plans for each EP size (attention TP): the product's, by modelled time, with the forecasts `table` and
-// `prefill`, and those that it is compared with. Nothing but a routing trace is needed:
+// Command routes writes the inputs of test/gpu/moe_layer.py: real routes of held-out requests, and the rank that each
+// method assigns to each of their tokens. It solves plans for each EP size (attention TP): plans of this project by
+// modelled time, with the forecasts `table` and `prefill`, and plans of other methods for comparison. It only needs a
+// routing trace:
 //
 //	go run ./test/gpu/routes --trace FILE --out routes.safetensors
 //
-// README.md beside the program describes the file.
+// test/gpu/README.md describes the file.
 package main
 
 import (
@@ -24,7 +25,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// format names the file's layout.
+// format is the name of the file format.
 const format = "semmoe-routes/1"
 
 // options are the flags.
@@ -33,11 +34,12 @@ type options struct {
 	ranks, layers      []int
 	prefill, decode    []int
 	trainPercent, seed int
-	// hiddenSize and expertSize are of the model that is measured; plans by time are solved for them. A hidden size of 0 stands for the trace's.
+	// hiddenSize and expertSize are the sizes of the measured model, for plans by time. A hidden size of 0 selects the
+	// size in the trace.
 	hiddenSize, expertSize int
 }
 
-// compared are the plans that the product's are compared with, by the name of the method. Their tokens are shuffled by the table.
+// compared contains the plans of other methods, by the name of the method. Their tokens are shuffled by the table.
 var compared = []struct {
 	method    string
 	algorithm placement.Algorithm
@@ -62,15 +64,15 @@ func parse(arguments []string) (*options, error) {
 	o := &options{ranks: []int{2, 4}, layers: []int{2, 6, 10}, prefill: []int{4096, 8192, 16384}, decode: []int{64, 128, 256, 512}}
 	flags := flag.NewFlagSet("routes", flag.ContinueOnError)
 	flags.StringVar(&o.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
-	flags.StringVar(&o.out, "out", "", "file to write (required)")
-	flags.IntVar(&o.trainPercent, "train-percent", 20, "share of the requests that plans are solved on, by whole documents")
+	flags.StringVar(&o.out, "out", "", "path of the file to write (required)")
+	flags.IntVar(&o.trainPercent, "train-percent", 20, "percentage of the requests that plans are solved from, by whole documents")
 	flags.IntVar(&o.seed, "seed", 1, "seed of the split, the search and the order of the requests")
-	flags.IntVar(&o.hiddenSize, "hidden", 2048, "hidden size of the model that is measured; plans by time are solved for it")
-	flags.IntVar(&o.expertSize, "expert-size", 1408, "width of an expert of the model that is measured; plans by time are solved for it")
+	flags.IntVar(&o.hiddenSize, "hidden", 2048, "hidden size of the measured model, for plans by time")
+	flags.IntVar(&o.expertSize, "expert-size", 1408, "width of an expert of the measured model, for plans by time")
 	lists := map[string]*[]int{"ep": &o.ranks, "layers": &o.layers, "prefill": &o.prefill, "decode": &o.decode}
 	for name, usage := range map[string]string{
 		"ep": "EP sizes", "layers": "MoE layers to write, counted from 0",
-		"prefill": "tokens of batches of consecutive tokens of whole requests", "decode": "tokens of batches of one token a request",
+		"prefill": "tokens of batches of consecutive tokens of whole requests", "decode": "tokens of batches of one token per request",
 	} {
 		flags.Func(name, fmt.Sprintf("%s, separated by commas (default %s)", usage, strings.Trim(fmt.Sprint(*lists[name]), "[]")), func(text string) (err error) {
 			*lists[name], err = numbers(text)
@@ -86,13 +88,13 @@ func parse(arguments []string) (*options, error) {
 	return o, nil
 }
 
-// numbers reads whole numbers from 0 on.
+// numbers parses non-negative integers.
 func numbers(text string) ([]int, error) {
 	var all []int
 	for _, word := range strings.Split(text, ",") {
 		n, err := strconv.Atoi(word)
 		if err != nil || n < 0 {
-			return nil, fmt.Errorf("%q is no whole number of at least 0", word)
+			return nil, fmt.Errorf("%q is invalid: must be an integer of at least 0", word)
 		}
 		all = append(all, n)
 	}
@@ -111,7 +113,7 @@ func (o *options) run(ctx context.Context) error {
 	return wholefile.Write(o.out, 0o644, f.write)
 }
 
-// collect makes the file of a trace.
+// collect returns the file for a trace.
 func (o *options) collect(ctx context.Context, t *trace.Trace) (*file, error) {
 	if err := o.check(t); err != nil {
 		return nil, err
@@ -137,27 +139,27 @@ func (o *options) collect(ctx context.Context, t *trace.Trace) (*file, error) {
 	return f, nil
 }
 
-// check refuses what the trace does not have, before any plan is solved.
+// check validates the options for the trace before any plan is solved.
 func (o *options) check(t *trace.Trace) error {
 	for _, l := range o.layers {
 		if l >= len(t.Model.Layers) {
-			return fmt.Errorf("--layers names MoE layer %d; the trace has 0 to %d", l, len(t.Model.Layers)-1)
+			return fmt.Errorf("--layers: MoE layer %d is invalid: the trace has 0 to %d", l, len(t.Model.Layers)-1)
 		}
 	}
 	if t.Model.Experts > 256 {
-		return fmt.Errorf("the trace's model has %d experts; the file holds the numbers of at most 256", t.Model.Experts)
+		return fmt.Errorf("the model of the trace has %d experts; the file format supports at most 256", t.Model.Experts)
 	}
 	for _, ranks := range o.ranks {
 		for _, n := range append(append([]int{}, o.prefill...), o.decode...) {
 			if ranks < 2 || n < 1 || n%ranks != 0 {
-				return fmt.Errorf("a batch of %d tokens cannot be cut into equal shards for %d ranks: --ep must be 2 or more, and divide --prefill and --decode", n, ranks)
+				return fmt.Errorf("a batch of %d tokens cannot be split into equal shards for %d ranks: --ep must be 2 or more, and divide --prefill and --decode", n, ranks)
 			}
 		}
 	}
 	return nil
 }
 
-// batch is what a batch's tensors are named by, and its tokens in the trace.
+// batch is the name of a batch's tensors, and the positions of its tokens in the trace.
 type batch struct {
 	Name      string `json:"name"`
 	Phase     string `json:"phase"`
@@ -165,7 +167,8 @@ type batch struct {
 	positions []int
 }
 
-// batches takes, for prefill, the first tokens of the requests one after the other, and for decode the last token of each request.
+// batches returns the batches. A prefill batch contains the first tokens of consecutive requests, and a decode batch
+// the last token of each request.
 func (o *options) batches(t *trace.Trace, requests []int) ([]batch, error) {
 	var whole, last []int
 	for _, r := range requests {
@@ -194,7 +197,7 @@ func (o *options) metadata(t *trace.Trace, batches []batch) map[string]string {
 	encode := func(value any) string {
 		text, err := json.Marshal(value)
 		if err != nil {
-			panic(err) // numbers and strings have a JSON form
+			panic(err) // numbers and strings can always be encoded
 		}
 		return string(text)
 	}
@@ -205,7 +208,7 @@ func (o *options) metadata(t *trace.Trace, batches []batch) map[string]string {
 	}
 }
 
-// addRanks adds one EP size: plans, and the ranks that the methods give each batch's tokens.
+// addRanks adds the plans for one EP size, and the ranks that each method assigns to the tokens of each batch.
 func (o *options) addRanks(ctx context.Context, f *file, t *trace.Trace, batches []batch, ranks int) error {
 	options := solver.Options{
 		Ranks: ranks, Attention: placement.TensorParallel, Algorithm: placement.Auto, Objective: placement.Time, Forecast: solver.Prefill,

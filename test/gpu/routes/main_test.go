@@ -68,7 +68,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// localRows counts the activations of a batch whose expert lies on the token's rank.
+// localRows counts the activations of a batch with the expert on the token's rank.
 func localRows(experts, slots, dealt []byte, ranks int) int {
 	local, topK := 0, len(experts)/len(dealt)
 	for i, expert := range experts {
@@ -85,8 +85,8 @@ func TestRefusals(t *testing.T) {
 		options options
 		want    string
 	}{
-		"no such layer":   {options{layers: []int{99}}, "--layers names MoE layer 99"},
-		"unequal shards":  {options{ranks: []int{4}, prefill: []int{66}}, "66 tokens cannot be cut into equal shards for 4 ranks"},
+		"no such layer":   {options{layers: []int{99}}, "--layers: MoE layer 99"},
+		"unequal shards":  {options{ranks: []int{4}, prefill: []int{66}}, "66 tokens cannot be split into equal shards for 4 ranks"},
 		"a single rank":   {options{ranks: []int{1}, decode: []int{8}}, "--ep must be 2 or more"},
 		"too many tokens": {options{ranks: []int{2}, decode: []int{100000}, trainPercent: 20}, "--decode has a batch of 100000 tokens"},
 	} {

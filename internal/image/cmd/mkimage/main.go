@@ -1,8 +1,9 @@
-// Mkimage puts one static program into a container image and writes it as a tar that containerd, podman and docker load:
+// Mkimage builds a container image with one static program, and writes the image as a tar that containerd, podman and
+// docker can load:
 //
 //	go run ./internal/image/cmd/mkimage --binary dist/semmoe --name semmoe:dev --out dist/semmoe.tar
 //
-// It prints the digest of the image's manifest. The same program and name give the same bytes.
+// It prints the digest of the manifest of the image. The same program and name give the same bytes.
 package main
 
 import (
@@ -30,9 +31,9 @@ func main() {
 func run(arguments []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("mkimage", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	binary := flags.String("binary", "", "file of the static program; the image's entrypoint is /<its base name>")
-	name := flags.String("name", "", "the image's name, [DOMAIN/]REPOSITORY:TAG")
-	out := flags.String("out", "", "tar file to write")
+	binary := flags.String("binary", "", "path of the static program; its base name is the entrypoint of the image")
+	name := flags.String("name", "", "name of the image, [DOMAIN/]REPOSITORY:TAG")
+	out := flags.String("out", "", "path of the tar file to write")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// buildProgram compiles a real static program, as the image of a release holds one.
+// buildProgram compiles a static program, like the program of a release image.
 func buildProgram(t *testing.T, directory string) string {
 	t.Helper()
 	source := filepath.Join(directory, "hello.go")
@@ -63,7 +63,7 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	if first != second || !bytes.Equal(before, after) {
-		t.Errorf("a second run made another image: %s, then %s", first, second)
+		t.Errorf("a second run built a different image: %s, then %s", first, second)
 	}
 	entries, err := os.ReadDir(filepath.Dir(out))
 	if err != nil {
@@ -78,7 +78,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestRunRefuses(t *testing.T) {
+func TestRunRejectsInvalidArguments(t *testing.T) {
 	tests := map[string]struct {
 		arguments []string
 		want      string

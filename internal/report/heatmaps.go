@@ -11,45 +11,49 @@ import (
 )
 
 const (
-	// maxCells is the most cells on a side of a picture; more slots are drawn several to a cell.
+	// maxCells is the maximum number of cells on a side of a heat map. If there are more slots, several slots share a
+	// cell.
 	maxCells = 256
-	// mostTokens is how many token ids a picture shows, the most frequent ones.
-	mostTokens = 160
-	// brightest is the quantile of a picture's values from which on all have the darkest colour.
-	brightest = 0.99
+	// maxTokens is the maximum number of token IDs of a heat map. The most frequent token IDs are shown.
+	maxTokens = 160
+	// topQuantile is the quantile of the values of a heat map above which all values have the darkest color.
+	topQuantile = 0.99
 )
 
-// Picture shows one MoE layer.
+// Picture holds the heat maps of one MoE layer.
 type Picture struct {
-	// Layer is the layer, Rank its place by gain: "highest", "median" or "lowest".
 	Layer
+	// Place is the position of the layer when layers are ordered by gain: "highest", "median" or "lowest".
 	Place string
-	// Pairs are the pairs of slots today and with the plan: how many times as often as chance their experts fire together.
+	// PairsBefore and PairsAfter show, today and with the plan, how many times as often as by chance the experts of a
+	// pair of slots are activated together.
 	PairsBefore, PairsAfter Heat
-	// Tokens are the most frequent token ids by slots: how many times as often as the mean token they activate the expert. Today they
-	// are in order of frequency; with the plan those come together that its tables send to the same rank.
+	// TokensBefore and TokensAfter show the most frequent token IDs by slot: how many times as often as the mean token
+	// they activate the expert. TokensBefore is ordered by frequency, TokensAfter by the rank that the plan's tables
+	// select.
 	TokensBefore, TokensAfter Heat
 }
 
-// Heat is a picture of values, drawn from Low (palest) to Top (darkest).
+// Heat is a heat map of values between Low (lightest) and Top (darkest).
 type Heat struct {
 	Rows, Columns int
-	// Values are [rows × columns]; below 0 is none.
+	// Values has shape [Rows × Columns]. A negative value is a missing value.
 	Values   []float32
 	Low, Top float64
-	// RowBounds and ColumnBounds are where a rank ends and the next begins, in parts of the side.
+	// RowBounds and ColumnBounds are the boundaries of ranks, as fractions of the side.
 	RowBounds, ColumnBounds []float64
 }
 
-// addPictures counts which experts fire together, and shows the layers of the highest, the median and the lowest gain.
+// addPictures counts co-activations and adds the heat maps of the layers with the highest, the median and the lowest
+// gain.
 func (s *Score) addPictures(ctx context.Context, in *Input, today *placement.Placement) error {
-	pairs, err := countTogether(ctx, in.Trace, in.Requests, in.Plan.Attention, in.Plan.Seed)
+	pairs, err := countCoactivations(ctx, in.Trace, in.Requests, in.Plan.Attention, in.Plan.Seed)
 	if err != nil {
 		return err
 	}
 	for l := range s.Layers {
-		s.Layers[l].TogetherBefore = pairs[l].withinRanks(today.Hosts(l))
-		s.Layers[l].TogetherAfter = pairs[l].withinRanks(in.Plan.Placement.Hosts(l))
+		s.Layers[l].CoactivationBefore = pairs[l].withinRanks(today.Hosts(l))
+		s.Layers[l].CoactivationAfter = pairs[l].withinRanks(in.Plan.Placement.Hosts(l))
 	}
 	counts, err := affinity.CountTokens(ctx, in.Trace, in.Requests)
 	if err != nil {
@@ -67,15 +71,15 @@ func (s *Score) addPictures(ctx context.Context, in *Input, today *placement.Pla
 		p := Picture{Layer: s.Layers[l], Place: shown.place}
 		p.PairsBefore, p.PairsAfter = pairs[l].heat(today, l), pairs[l].heat(in.Plan.Placement, l)
 		p.TokensBefore, p.TokensAfter = tokenHeats(in.Plan, today, &counts[l], l)
-		alike(&p.PairsBefore, &p.PairsAfter)
-		alike(&p.TokensBefore, &p.TokensAfter)
+		setScale(&p.PairsBefore, &p.PairsAfter)
+		setScale(&p.TokensBefore, &p.TokensAfter)
 		s.Pictures = append(s.Pictures, p)
 	}
 	return nil
 }
 
-// heat draws the pairs of a placement's slots. A slot with itself, or with a copy of its expert, has no value.
-func (g *together) heat(p *placement.Placement, l int) Heat {
+// heat returns the heat map of the pairs of a placement's slots. A pair of the same expert has no value.
+func (g *coactivation) heat(p *placement.Placement, l int) Heat {
 	slots := p.Layers[l].Slots
 	bounds := rankBounds(p)
 	return draw(len(slots), len(slots), bounds, bounds, func(row, column int) float32 {
@@ -86,7 +90,7 @@ func (g *together) heat(p *placement.Placement, l int) Heat {
 	})
 }
 
-// rankBounds are where ranks end within a layer's slots.
+// rankBounds returns the boundaries of ranks within the slots of a layer.
 func rankBounds(p *placement.Placement) []float64 {
 	var bounds []float64
 	for rank := 1; rank < p.Ranks; rank++ {
@@ -95,7 +99,7 @@ func rankBounds(p *placement.Placement) []float64 {
 	return bounds
 }
 
-// tokenHeats draw the most frequent token ids of a layer by the slots of both placements.
+// tokenHeats returns the heat maps of the most frequent token IDs of a layer by the slots of both placements.
 func tokenHeats(plan *solver.Plan, today *placement.Placement, c *affinity.Counts, l int) (before, after Heat) {
 	tokens := frequent(c)
 	lift := liftOf(c)
@@ -119,7 +123,7 @@ func tokenHeats(plan *solver.Plan, today *placement.Placement, c *affinity.Count
 	return of(today, byFrequency, nil), of(plan.Placement, tokens, bounds)
 }
 
-// frequent are the token ids that occur most, the most frequent first.
+// frequent returns the most frequent token IDs, at most maxTokens, in descending order of frequency.
 func frequent(c *affinity.Counts) []int {
 	var tokens []int
 	for token, n := range c.Occurrences {
@@ -128,10 +132,11 @@ func frequent(c *affinity.Counts) []int {
 		}
 	}
 	slices.SortStableFunc(tokens, func(a, b int) int { return cmp.Compare(c.Occurrences[b], c.Occurrences[a]) })
-	return tokens[:min(mostTokens, len(tokens))]
+	return tokens[:min(maxTokens, len(tokens))]
 }
 
-// liftOf tells how many times as often as the mean token one activates an expert; 0 for an expert that nothing activates.
+// liftOf returns a function that computes how many times as often as the mean token a token activates an expert. It is
+// 0 for an expert that is never activated.
 func liftOf(c *affinity.Counts) func(token, expert int) float32 {
 	totals, sum := c.ExpertTotals(), 0.0
 	for _, n := range totals {
@@ -148,7 +153,7 @@ func liftOf(c *affinity.Counts) func(token, expert int) float32 {
 	}
 }
 
-// bestRank is where the plan's tables send a token id.
+// bestRank returns the rank that the plan's tables select for a token ID.
 func bestRank(plan *solver.Plan, l, token int) int {
 	scores := make([]float32, plan.Placement.Ranks)
 	if plan.Attention == placement.DataParallel {
@@ -159,7 +164,7 @@ func bestRank(plan *solver.Plan, l, token int) int {
 	return slices.Index(scores, slices.Max(scores))
 }
 
-// draw makes a picture of at most maxCells on a side: a cell is the mean of what falls into it and has a value.
+// draw returns a heat map of at most maxCells × maxCells cells. A cell is the mean of its non-missing values.
 func draw(rows, columns int, rowBounds, columnBounds []float64, value func(row, column int) float32) Heat {
 	h := Heat{Rows: min(rows, maxCells), Columns: min(columns, maxCells), RowBounds: rowBounds, ColumnBounds: columnBounds}
 	h.Values = make([]float32, h.Rows*h.Columns)
@@ -183,19 +188,19 @@ func draw(rows, columns int, rowBounds, columnBounds []float64, value func(row, 
 	return h
 }
 
-// alike gives two pictures one scale, from chance (once) to the quantile that is brightest.
-func alike(a, b *Heat) {
-	const least = 1.5 // a scale below is one of noise
+// setScale gives two heat maps the same scale, from 1 (chance) to topQuantile of their values.
+func setScale(a, b *Heat) {
+	const minTop = 1.5 // a smaller scale would only show noise
 	values := slices.Concat(a.Values, b.Values)
 	slices.Sort(values)
-	top := least
+	top := minTop
 	if len(values) > 0 {
-		top = max(least, float64(values[int(brightest*float64(len(values)-1))]))
+		top = max(minTop, float64(values[int(topQuantile*float64(len(values)-1))]))
 	}
 	a.Low, a.Top, b.Low, b.Top = 1, top, 1, top
 }
 
-// loadHeats draw what ranks compute, layer by layer, on one scale: from the least to the most.
+// loadHeats returns the heat maps of the activations that each rank computes in each layer, on a common scale.
 func (s *Score) loadHeats() (before, after Heat) {
 	of := func(loads [][]float64) Heat {
 		bounds := make([]float64, 0, len(loads[0]))
@@ -205,7 +210,7 @@ func (s *Score) loadHeats() (before, after Heat) {
 		return draw(len(loads), len(loads[0]), nil, bounds, func(row, column int) float32 { return float32(loads[row][column]) })
 	}
 	before, after = of(s.LoadBefore), of(s.LoadAfter)
-	least, most := min(slices.Min(before.Values), slices.Min(after.Values)), max(slices.Max(before.Values), slices.Max(after.Values))
-	before.Low, before.Top, after.Low, after.Top = float64(least), float64(most), float64(least), float64(most)
+	low, high := min(slices.Min(before.Values), slices.Min(after.Values)), max(slices.Max(before.Values), slices.Max(after.Values))
+	before.Low, before.Top, after.Low, after.Top = float64(low), float64(high), float64(low), float64(high)
 	return before, after
 }

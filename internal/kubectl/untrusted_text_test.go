@@ -13,13 +13,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// hostile is what an engine, a checkpoint or a server may answer, and conditions quote.
+// hostile is a text with escape sequences and control characters. An engine, a checkpoint or a server may return such a
+// text, and conditions quote it.
 const hostile = "\x1b]0;owned\x07 \x1b[2J\x1b[31m\u009b1A\u0085\x7f\b\r\nerror: all is well \u202egnp.exe\u2066\u200b\ufeff"
 
-// quoting are the fields of objects that quote others.
+// quoting lists the fields of objects that quote untrusted text.
 var quoting = map[string]bool{"message": true, "reason": true, "hardware": true, "family": true}
 
-// quote puts the hostile text into each field of a value that quotes others.
+// quote appends the hostile text to each quoting field of a value.
 func quote(value any) {
 	switch v := value.(type) {
 	case map[string]any:
@@ -36,8 +37,9 @@ func quote(value any) {
 	}
 }
 
-// Nothing that objects or errors quote reaches the terminal as more than text: neither escape sequences, nor lines that another wrote.
-func TestHostileText(t *testing.T) {
+// TestUntrustedText verifies that untrusted text in objects and errors reaches the terminal only as plain text: without
+// escape sequences and without forged lines.
+func TestUntrustedText(t *testing.T) {
 	quoted := 0
 	for name, g := range goldens() {
 		for i, object := range g.objects {
@@ -56,8 +58,8 @@ func TestHostileText(t *testing.T) {
 			}
 			g.objects[i] = changed.(client.Object)
 		}
-		if g.fails != nil {
-			g.fails = errors.New(g.fails.Error() + hostile)
+		if g.getError != nil {
+			g.getError = errors.New(g.getError.Error() + hostile)
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Chdir(t.TempDir())
@@ -65,20 +67,20 @@ func TestHostileText(t *testing.T) {
 			if strings.Contains(shown, "all is well") {
 				quoted++
 			}
-			for _, line := range strings.Split(colours.ReplaceAllString(shown, ""), "\n") {
+			for _, line := range strings.Split(colors.ReplaceAllString(shown, ""), "\n") {
 				if strings.HasPrefix(line, "error: all is well") {
-					t.Errorf("another wrote the line %q", line)
+					t.Errorf("forged line %q", line)
 				}
 				if !utf8.ValidString(line) || strings.ContainsFunc(line, func(r rune) bool { return unicode.In(r, unicode.Cc, unicode.Cf) }) {
-					t.Errorf("shown raw: %q", line)
+					t.Errorf("line with control characters: %q", line)
 				}
 			}
 		})
 	}
 	if quoted < 20 {
-		t.Errorf("%d commands quote the text", quoted)
+		t.Errorf("only %d commands quote the text, want at least 20", quoted)
 	}
 }
 
-// colours are the sequences that the plugin writes.
-var colours = regexp.MustCompile("\x1b\\[(1|2|31|32|33|0)m|\x1b\\[H\x1b\\[2J")
+// colors matches the escape sequences that the plugin writes.
+var colors = regexp.MustCompile("\x1b\\[(1|2|31|32|33|0)m|\x1b\\[H\x1b\\[2J")

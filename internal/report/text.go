@@ -9,10 +9,10 @@ import (
 	"github.com/semmoe/operator/solver"
 )
 
-// percent writes a share as it is spoken of.
+// percent formats a share as a percentage.
 func percent(share float64) string { return strconv.FormatFloat(100*share, 'f', 1, 64) + "%" }
 
-// points writes a number of percent.
+// points formats a percentage, with a typographic minus sign.
 func points(p float64) string {
 	text := strconv.FormatFloat(p, 'f', 1, 64)
 	if text == "-0.0" {
@@ -21,10 +21,10 @@ func points(p float64) string {
 	return strings.Replace(text, "-", "−", 1) + "%"
 }
 
-// times writes a factor.
+// times formats a factor.
 func times(factor float64) string { return strconv.FormatFloat(factor, 'f', 2, 64) + "×" }
 
-// fall words by how much a time falls or rises, with the interval of the percentage in the same direction.
+// fall describes the decrease or increase of a time, with the 95% confidence interval in the same direction.
 func fall(percent, low, high float64) string {
 	verb := "falls"
 	if strings.HasPrefix(points(percent), "−") {
@@ -33,7 +33,7 @@ func fall(percent, low, high float64) string {
 	return fmt.Sprintf("%s by %s (95%% interval: %s to %s)", verb, points(percent), points(low), points(high))
 }
 
-// count writes a number with separators.
+// count formats a number with thousands separators.
 func count(n int) string {
 	digits := strconv.Itoa(n)
 	var b strings.Builder
@@ -46,7 +46,7 @@ func count(n int) string {
 	return b.String()
 }
 
-// plural is a counted thing.
+// plural formats a number with its noun.
 func plural(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -54,7 +54,7 @@ func plural(n int, thing string) string {
 	return count(n) + " " + thing + "s"
 }
 
-// microseconds writes a time.
+// microseconds formats a time given in microseconds, in µs or ms.
 func microseconds(us float64) string {
 	sign := ""
 	if us < 0 {
@@ -74,7 +74,7 @@ func microseconds(us float64) string {
 	}
 }
 
-// bytes writes a size, in powers of ten.
+// bytes10 formats a number of bytes with decimal units.
 func bytes10(n float64) string {
 	for _, unit := range []struct {
 		size float64
@@ -90,10 +90,10 @@ func bytes10(n float64) string {
 	return strconv.FormatFloat(math.Round(n), 'f', 0, 64) + " bytes"
 }
 
-// short is a digest as objects are named by.
+// short returns the first 16 characters of a digest, as used in the names of objects.
 func short(digest string) string { return digest[:min(16, len(digest))] }
 
-// holder is what has a rank: a request, or a token in each layer.
+// holder names the unit that has a rank: a request, or a token in each layer.
 func (d *Data) holder() string {
 	if d.DataParallel() {
 		return "request"
@@ -101,7 +101,7 @@ func (d *Data) holder() string {
 	return "token"
 }
 
-// today names what the plan is compared with.
+// today names the baseline of the comparison.
 func (d *Data) today() string {
 	if d.Today != "" {
 		return "the plan in service, " + short(d.Today)
@@ -109,23 +109,23 @@ func (d *Data) today() string {
 	return "the default placement"
 }
 
-// headline is the sentence that a reader takes away.
+// headline returns the main result in a sentence.
 func (d *Data) headline() string {
 	s := d.Score
 	if p := d.Promise; s == nil && p != nil && p.After > 0 && p.RanksBefore == 0 {
-		return fmt.Sprintf("This plan promises to keep %s of expert activations on the rank of their %s, against %s %s.", percent(p.After), d.holder(), percent(p.Before), p.Against)
+		return fmt.Sprintf("This plan promises to keep %s of expert activations on the rank of their %s, versus %s %s.", percent(p.After), d.holder(), percent(p.Before), p.Against)
 	}
 	if s == nil {
 		return fmt.Sprintf("This plan places %s of each of %s on %s.", plural(d.Experts, "expert"), plural(d.Layers, "MoE layer"), plural(d.Ranks, "rank"))
 	}
 	keeps := "This plan keeps"
 	if d.Change.Total == 0 && !d.Change.OtherRanks {
-		keeps = "This plan leaves every expert where it is, and keeps"
+		keeps = "This plan moves no expert and keeps"
 	}
-	return fmt.Sprintf("%s %s of expert activations on the rank of their %s, against %s today.", keeps, percent(s.After), d.holder(), percent(s.Before))
+	return fmt.Sprintf("%s %s of expert activations on the rank of their %s, versus %s today.", keeps, percent(s.After), d.holder(), percent(s.Before))
 }
 
-// verdict says whether it pays.
+// verdict describes whether the plan pays.
 func (d *Data) verdict() string {
 	if d.Score == nil && d.Promise != nil {
 		return d.Promise.Verdict
@@ -134,29 +134,29 @@ func (d *Data) verdict() string {
 		return ""
 	}
 	t := d.Score.Times
-	at, served := "At "+count(t.Served.BatchTokens)+" tokens a batch", &t.Served
+	at, served := "At "+count(t.Served.BatchTokens)+" tokens per batch", &t.Served
 	change := fall(served.SavedPercent(), served.Low(), served.High())
-	pays := fmt.Sprintf("At none of the batch sizes up to %s tokens does it gain %d%%.", count(batchSizes[len(batchSizes)-1]), solver.DefaultMinimumGainPercent)
+	pays := fmt.Sprintf("It gains %[2]d%% at no batch size up to %[1]s tokens.", count(batchSizes[len(batchSizes)-1]), solver.DefaultMinimumGainPercent)
 	if t.PaysFrom > 0 {
-		pays = fmt.Sprintf("It gains %d%% from %s tokens a batch on.", solver.DefaultMinimumGainPercent, count(t.PaysFrom))
+		pays = fmt.Sprintf("It gains at least %d%% from %s tokens per batch.", solver.DefaultMinimumGainPercent, count(t.PaysFrom))
 	}
 	if t.PromptTokens > 0 {
-		pays += fmt.Sprintf(" The time to the first token of a prompt of %s %s at %s a batch.", plural(t.PromptTokens, "token"),
+		pays += fmt.Sprintf(" The time to first token of a prompt of %s %s at %s per batch.", plural(t.PromptTokens, "token"),
 			fall(served.FirstPercent(), served.FirstLow(), served.FirstHigh()), plural(served.BatchTokens, "token"))
 	}
-	pays += " Times are modelled by the hardware profile " + t.Machines.Profile + "."
+	pays += " Times are modelled with the hardware profile " + t.Machines.Profile + "."
 	switch served.Verdict() {
 	case solver.Gain:
-		return fmt.Sprintf("%s it pays: a MoE layer's modelled time %s. %s", at, change, pays)
+		return fmt.Sprintf("%s the plan pays: the modelled time of an MoE layer %s. %s", at, change, pays)
 	case solver.LocalityDoesNotPay:
-		return fmt.Sprintf("%s latency dominates: even if every activation were local and all ranks equally busy, a MoE layer's modelled time would change by %s; by this plan it %s. %s",
-			at, points(-served.Percent(served.Most)), change, pays)
+		return fmt.Sprintf("%s latency dominates: even if every activation were local and all ranks had equal loads, the modelled time of an MoE layer would change by %s; with this plan it %s. %s",
+			at, points(-served.Percent(served.MaxSaved)), change, pays)
 	}
 	if served.Pays() {
-		return fmt.Sprintf("%s it may pay, but the requests do not prove it: a MoE layer's modelled time %s. %s", at, change, pays)
+		return fmt.Sprintf("%s the plan may pay, but the gain is not statistically significant: the modelled time of an MoE layer %s. %s", at, change, pays)
 	}
-	return fmt.Sprintf("%s no gain worth a roll-out is expected: a MoE layer's modelled time %s; the minimum is a fall of %d%%. %s", at, change, solver.DefaultMinimumGainPercent, pays)
+	return fmt.Sprintf("%s the expected gain is too small for a rollout: the modelled time of an MoE layer %s; the minimum is a fall of %d%%. %s", at, change, solver.DefaultMinimumGainPercent, pays)
 }
 
-// Summary is the headline and the verdict, for a terminal.
+// Summary returns the headline and the verdict, for a terminal.
 func (d *Data) Summary() string { return strings.TrimSpace(d.headline() + " " + d.verdict()) }

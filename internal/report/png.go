@@ -10,11 +10,11 @@ import (
 	"math"
 )
 
-// levels is the number of colours of a picture: with the one of no value they fit four bits.
+// levels is the number of colors of a heat map. With the color for missing values they fit into four bits.
 const levels = 15
 
-// palette is transparent for no value, and then goes from nearly white to dark blue. Its lightness falls evenly, so that it can be read
-// without telling colours apart, and inverted in a dark theme.
+// palette starts with a transparent color for missing values, followed by colors from nearly white to dark blue. The
+// lightness decreases evenly, so that a heat map can be read by color-blind readers and inverted in a dark theme.
 var palette = makePalette()
 
 func makePalette() color.Palette {
@@ -26,7 +26,7 @@ func makePalette() color.Palette {
 	return p
 }
 
-// oklch is a colour of the OKLCH space (Ottosson 2020), hue in degrees, cut to what sRGB has.
+// oklch converts a color of the OKLCH space (Ottosson 2020) to sRGB and clips it. hue is in degrees.
 func oklch(lightness, chroma, hue float64) color.NRGBA {
 	a, b := chroma*math.Cos(hue*math.Pi/180), chroma*math.Sin(hue*math.Pi/180)
 	l := cube(lightness + 0.3963377774*a + 0.2158037573*b)
@@ -42,7 +42,7 @@ func oklch(lightness, chroma, hue float64) color.NRGBA {
 
 func cube(x float64) float64 { return x * x * x }
 
-// gamma encodes a linear component.
+// gamma converts a linear component to an 8-bit sRGB component.
 func gamma(x float64) uint8 {
 	x = min(max(x, 0), 1)
 	if x <= 0.0031308 {
@@ -53,7 +53,7 @@ func gamma(x float64) uint8 {
 	return uint8(math.Round(x * math.MaxUint8))
 }
 
-// level is the colour of a value.
+// level returns the palette index of a value.
 func (h *Heat) level(v float32) uint8 {
 	if v < 0 {
 		return 0
@@ -65,7 +65,7 @@ func (h *Heat) level(v float32) uint8 {
 	return 1 + uint8(math.Round(min(max(at, 0), 1)*(levels-1)))
 }
 
-// image is the picture as a PNG in a data: address, a pixel for each cell.
+// image returns the heat map as a data: URL of a PNG with one pixel per cell.
 func (h *Heat) image() (template.URL, error) {
 	picture := image.NewPaletted(image.Rect(0, 0, h.Columns, h.Rows), palette)
 	for cell, v := range h.Values {
@@ -74,7 +74,7 @@ func (h *Heat) image() (template.URL, error) {
 	return encode(picture)
 }
 
-// scale is the palette from the palest colour to the darkest.
+// scale returns the palette, from the lightest to the darkest color, as a data: URL of a PNG.
 func scale() (template.URL, error) {
 	picture := image.NewPaletted(image.Rect(0, 0, levels, 1), palette)
 	for i := range levels {

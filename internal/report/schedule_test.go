@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// scheduled is an input whose plan has a schedule, for ranks with that much memory.
+// scheduled returns an input with a schedule in its plan, for ranks with the given memory.
 func scheduled(t *testing.T, memoryBytes float64) Input {
 	t.Helper()
 	tr := generated()
@@ -33,12 +33,12 @@ func scheduled(t *testing.T, memoryBytes float64) Input {
 	return in
 }
 
-// The page has the schedules' figures, and a drawing that is complete in itself.
-func TestWorkInsideALayer(t *testing.T) {
+// TestSchedule verifies that the page has the figures of the schedules and a self-contained drawing.
+func TestSchedule(t *testing.T) {
 	in := scheduled(t, 100e9)
 	page := string(rendered(t, built(t, in)))
 	for _, want := range []string{
-		"The work inside a layer", "<code>h200-nvlink</code>", "Attention and experts on ranks of their own", "Attention and experts on the same ranks", "at most 16,384 tokens on an attention rank",
+		"Schedule inside a layer", "<code>h200-nvlink</code>", "Attention and experts on separate ranks", "Attention and experts on the same ranks", "at most 16,384 tokens per attention rank",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not have %q", want)
@@ -78,23 +78,24 @@ func TestWorkInsideALayer(t *testing.T) {
 		}
 	}
 	if bars < 8 {
-		t.Errorf("%d bars are drawn; two layers have at least 8", bars)
+		t.Errorf("%d bars, want at least 8 for two layers", bars)
 	}
 }
 
-// Without a trace the schedule is shown all the same; without a schedule, or without room, the page says nothing that is not so.
-func TestWorkThatIsNotKnown(t *testing.T) {
+// TestMissingSchedule verifies that the schedule is shown without a trace, and that a page without a schedule or
+// without memory for one has no drawing.
+func TestMissingSchedule(t *testing.T) {
 	in := scheduled(t, 100e9)
 	in.Trace = nil
 	if page := rendered(t, built(t, in)); !bytes.Contains(page, []byte("image/svg")) {
 		t.Error("without a trace the schedule is missing")
 	}
 	in.Plan.Schedule = nil
-	if page := rendered(t, built(t, in)); bytes.Contains(page, []byte("The work inside a layer")) {
-		t.Error("there is a schedule in the page of a plan without one")
+	if page := rendered(t, built(t, in)); bytes.Contains(page, []byte("Schedule inside a layer")) {
+		t.Error("the page of a plan without a schedule has one")
 	}
 	page := string(rendered(t, built(t, scheduled(t, 1))))
-	if !strings.Contains(page, "no split of the 4 ranks has room for the model") || strings.Contains(page, "image/svg") {
-		t.Error("the page does not say that there is no room")
+	if !strings.Contains(page, "the model does not fit into any split of the 4 ranks") || strings.Contains(page, "image/svg") {
+		t.Error("the page does not report that the model does not fit")
 	}
 }

@@ -6,49 +6,52 @@ import (
 	"github.com/semmoe/operator/solver/cost"
 )
 
-// Tier is how a new plan reaches what serves, the cheapest first.
+// Tier is a way to roll out a new plan. Tiers are ordered by cost, cheapest first.
 type Tier string
 
-// The tiers.
+// Supported tiers.
 const (
 	// NoTier keeps the plan in service.
 	NoTier Tier = "none"
-	// TablesTier gives routers new tables for the placement in service: no pod is restarted.
+	// TablesTier gives routers new tables for the placement in service, without pod restarts.
 	TablesTier Tier = "tables"
-	// LayoutTier rolls a new placement out.
+	// LayoutTier rolls out a new placement.
 	LayoutTier Tier = "layout"
 )
 
-// Verdict says in a word why a tier was chosen.
+// Verdict is the reason for choosing a tier.
 type Verdict string
 
-// The verdicts.
+// Possible verdicts.
 const (
 	Gain           Verdict = "Gain"
 	NoGainExpected Verdict = "NoGainExpected"
-	// LocalityDoesNotPay says that latency dominates: not even a plan that makes every activation local would gain enough.
+	// LocalityDoesNotPay means that latency dominates: even a plan with only local activations would not gain enough.
 	LocalityDoesNotPay Verdict = "LocalityDoesNotPay"
 )
 
-// Choice says what a new plan must gain.
+// Choice is the policy for replacing the plan in service.
 type Choice struct {
-	// BatchTokens are the sizes of the batches that are served, in tokens over all ranks; plans are judged by the mean time over
-	// these.
+	// BatchTokens are the batch sizes in service, in tokens over all ranks. Plans are compared by their mean time over
+	// these sizes.
 	BatchTokens []int
-	// MinimumGainPercent is by how much the modelled time of a MoE layer must be below that of the plan in service.
+	// MinimumGainPercent is the minimum reduction of the modelled time of a MoE layer, in percent of the time under the
+	// plan in service.
 	MinimumGainPercent float64
-	// TargetLAR is the rate at which new tables are good enough, whatever a new placement would gain; 0 is none.
+	// TargetLAR is the local activation rate at which new tables suffice, regardless of the gain of a new placement; 0
+	// means no target.
 	TargetLAR float64
 }
 
 const (
-	// DefaultMinimumGainPercent is the percentage of a layer's modelled time that a plan must save where none is given: the default of the API.
+	// DefaultMinimumGainPercent is the default of Choice.MinimumGainPercent, the same as in the API.
 	DefaultMinimumGainPercent = 2
-	// tablesSuffice is the part of a new placement's gain in time that tables alone must reach to be preferred.
+	// tablesSuffice is the minimum fraction of a new placement's time gain that new tables must reach to be preferred
+	// to the new placement.
 	tablesSuffice = 0.95
 )
 
-// Check refuses what cannot be chosen by.
+// Check validates the policy.
 func (c *Choice) Check() error {
 	if err := CheckBatchTokens(c.BatchTokens); err != nil {
 		return err
@@ -62,8 +65,9 @@ func (c *Choice) Check() error {
 	return nil
 }
 
-// Score is what a plan is worth on held-out requests. LAR is the local activation rate; the times are those of a MoE layer, as
-// modelled; the imbalances are max/mean, of tokens as the attention mode counts them and of what experts compute.
+// Score is the score of a plan on held-out requests. LAR is the local activation rate. Times are modelled times of a
+// MoE layer. Imbalances are max/mean: TokenImbalance of tokens as the attention mode counts them, ExpertImbalance of
+// expert computation.
 type Score struct {
 	LAR float64 `json:"lar"`
 	cost.LayerTime
@@ -78,32 +82,32 @@ func (s *Score) add(r *cost.Report, t cost.LayerTime, weight float64) {
 	} else if r.BatchImbalance != nil {
 		balance = *r.BatchImbalance
 	}
-	s.LAR = min(1, s.LAR+weight*r.LAR) // but for rounding
+	s.LAR = min(1, s.LAR+weight*r.LAR) // rounding can exceed 1
 	s.Exchange += weight * t.Exchange
 	s.Compute += weight * t.Compute
 	s.TokenImbalance += weight * balance
 	s.ExpertImbalance += weight * r.ExpertWindowImbalance
 }
 
-// Decision is which tier was chosen, and why.
+// Decision is the chosen tier and the reason.
 type Decision struct {
 	Tier    Tier    `json:"tier"`
 	Verdict Verdict `json:"verdict"`
-	// Reason is one sentence for people.
+	// Reason is one sentence for users.
 	Reason string `json:"reason"`
-	// TablesGainPercent and LayoutGainPercent are by how much the modelled times are below that of the plan in service,
-	// MostGainPercent what they were if every activation were local.
+	// TablesGainPercent and LayoutGainPercent are the modelled reductions in layer time relative to the plan in
+	// service. MostGainPercent is the reduction if every activation were local.
 	TablesGainPercent float64 `json:"tables_gain_percent"`
 	LayoutGainPercent float64 `json:"layout_gain_percent"`
 	MostGainPercent   float64 `json:"most_gain_percent"`
-	// SavedPercent is by how much the chosen plan lowers the modelled time, Low and High are the ends of its 95% interval; nil where nothing is chosen, or
-	// where the spread over documents is not known.
+	// SavedPercent is the reduction in modelled time by the chosen plan. Low and High bound its 95% interval. All are
+	// nil if no plan is chosen, or if the spread over documents is unknown.
 	SavedPercent *float64 `json:"saved_percent,omitempty"`
 	Low          *float64 `json:"saved_percent_low,omitempty"`
 	High         *float64 `json:"saved_percent_high,omitempty"`
 }
 
-// confirm holds a gain against its interval, and takes the choice back where it is not proven.
+// confirm records the confidence interval of a gain, and revokes the decision if the gain is not significant.
 func (d *Decision) confirm(w *Worth) {
 	d.SavedPercent, d.Low, d.High = &w.SavedPercent, &w.Low, &w.High
 	if w.Verdict != Gain {
@@ -111,8 +115,8 @@ func (d *Decision) confirm(w *Worth) {
 	}
 }
 
-// Choose picks the cheapest tier that gains enough, given the scores of the plan in service, of new tables and of a new placement,
-// and the time in microseconds of a layer whose activations are all local.
+// Choose returns the cheapest tier with a sufficient gain, given the scores of the plan in service, of new tables and
+// of a new placement, and the time in microseconds of a layer with only local activations.
 func (c *Choice) Choose(current, tables, layout Score, local float64) Decision {
 	gain := func(us float64) float64 { return 100 * (1 - us/current.Total()) }
 	d := Decision{
@@ -145,7 +149,7 @@ func (d *Decision) take(t Tier, format string, args ...any) {
 	d.Tier, d.Verdict, d.Reason = t, Gain, fmt.Sprintf(format, args...)
 }
 
-// localTime is the mean time over batch sizes if every activation were local.
+// localTime returns the mean time over batch sizes if every activation were local.
 func localTime(l cost.Layer, batchTokens []int) float64 {
 	sum := 0.0
 	for _, tokens := range batchTokens {

@@ -11,9 +11,10 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// DealBatch returns the rank of each token of a batch in each MoE layer [MoE layers][tokens]: the highest sum of the plan's forecast
-// under which every rank has equally many tokens (attention TP). positions are the batch's tokens in the trace. by is the plan's
-// forecast, or one that needs no tables but those that every plan has.
+// DealBatch assigns the tokens of a batch to ranks in each MoE layer and returns the ranks [MoE layers][tokens]. It
+// solves the assignment problem (attention TP): it maximizes the sum of forecast scores under the constraint that every
+// rank has equally many tokens. positions are the batch's tokens in the trace. by is the plan's forecast, or one that
+// needs only the tables that every plan has.
 func (p *Plan) DealBatch(ctx context.Context, t *trace.Trace, by Forecast, positions []int) ([][]int, error) {
 	switch {
 	case p.Attention != placement.TensorParallel:
@@ -33,8 +34,8 @@ func (p *Plan) DealBatch(ctx context.Context, t *trace.Trace, by Forecast, posit
 	return p.deal(ctx, forecast, positions)
 }
 
-// DealBatchByRoutes is DealBatch with the real routes of the trace in the place of a forecast: no forecast does better under the
-// plan's placement.
+// DealBatchByRoutes is DealBatch with the recorded routes of the trace in place of a forecast. It is an upper bound for
+// all forecasts under the plan's placement.
 func (p *Plan) DealBatchByRoutes(ctx context.Context, t *trace.Trace, positions []int) ([][]int, error) {
 	if err := p.matches(t); err != nil {
 		return nil, err

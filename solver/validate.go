@@ -12,23 +12,25 @@ import (
 )
 
 const (
-	// validationPercent of the train requests are learnt from when it is decided whether a solved placement is worth having;
-	// the others judge.
+	// validationPercent is the percentage of train requests to train on when a solved placement is validated. The
+	// others score it.
 	validationPercent = 75
-	// leastGain is how much better than the default placement, in proportion, it must be there, and leastDeviations by how
-	// many standard deviations of what chance makes of independent activations: a small profile proves little.
+	// leastGain is the minimum relative gain over the default placement. leastDeviations is the minimum gain in
+	// standard deviations, assuming independent activations: a small profile is weak evidence.
 	leastGain       = 0.02
 	leastDeviations = 2
-	// leastJudges is the number of requests from which on their spread counts with attention DP, by one standard error. Of fewer it would refuse what
-	// recorded routing gains: a placement from three quarters of a small profile gains a tenth where that from all of it gains three
-	// quarters. One that passes by chance loses nothing.
+	// leastJudges is the number of requests from which their spread counts with attention DP, by one standard error.
+	// With fewer, the test would reject real gains of recorded routing: a placement from three quarters of a small
+	// profile gains a tenth, one from the whole profile three quarters. A placement that passes by chance loses
+	// nothing.
 	leastJudges = 32
 )
 
-// validate solves and judges a placement within the train requests alone, so that the test requests judge a plan that was
-// not chosen by them. It says why the default placement is to be preferred, or nothing; truncated, the time budget was spent before it
-// could tell. Both are scored with the token table, which is cheap; only where it sees no gain, with another forecast that was asked for:
-// that may tell tokens apart which the table cannot.
+// validate solves and scores a placement within the train requests, so that the choice is independent of the test
+// requests. It returns the reason to prefer the default placement, or an empty string. truncated means that the time
+// budget was exhausted before a result. Both placements are scored with the token table, which is cheap. Only if the
+// token table shows no gain are they scored with the requested forecast, which may distinguish tokens that the table
+// cannot.
 func (s *search) validate(ctx context.Context, deadline time.Time) (preferred string, truncated bool, err error) {
 	part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
 	part.options.Embeddings, part.options.Progress = nil, nil
@@ -53,7 +55,7 @@ func (s *search) validate(ctx context.Context, deadline time.Time) (preferred st
 	return preferred, false, err
 }
 
-// prefer says why the plain placement is to be preferred to the solved one when both are served by a forecast, or nothing.
+// prefer returns the reason to prefer the plain placement to the solved one with a forecast, or an empty string.
 func (s *search) prefer(ctx context.Context, by Forecast, solved, plain *placement.Placement) (string, error) {
 	s.options.Forecast = by
 	with, err := s.score(ctx, solved, placement.Auto)
@@ -73,7 +75,7 @@ func (s *search) prefer(ctx context.Context, by Forecast, solved, plain *placeme
 	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f; chance makes differences of %.3f", what, of, ofPlain, chance), nil
 }
 
-// worthwhile reports whether the objective gains enough for a solved placement, where chance makes such differences.
+// worthwhile reports whether the solved placement improves the objective by more than the minimum gain plus chance.
 func (o *Options) worthwhile(solved, plain cost.Rates, chance float64) bool {
 	_, of := o.judged(solved)
 	_, ofPlain := o.judged(plain)
@@ -83,8 +85,8 @@ func (o *Options) worthwhile(solved, plain cost.Rates, chance float64) bool {
 	return of <= ofPlain*(1-leastGain)-chance
 }
 
-// chance is how much a placement may seem to gain where there is nothing to gain. With attention DP a request has one rank: its activations
-// are local together, and the gain varies from request to request.
+// chance returns the gain that chance can explain. With attention DP a request has one rank: its activations are local
+// together, so the gain varies between requests.
 func (s *search) chance(solved, plain *cost.Report) float64 {
 	least := leastDeviations * s.chanceOfActivations(plain)
 	if s.options.Attention == placement.DataParallel && len(s.test) >= leastJudges {
@@ -93,18 +95,18 @@ func (s *search) chance(solved, plain *cost.Report) float64 {
 	return least
 }
 
-// chanceOfActivations is the standard deviation of the gain by independent activations.
+// chanceOfActivations returns the standard deviation of the gain for independent activations.
 func (s *search) chanceOfActivations(plain *cost.Report) float64 {
 	_, ofPlain := s.options.judged(plain.Rates())
 	rows := float64(s.trace.TokenCount(s.test) * len(s.trace.Model.Layers))
 	if m := s.options.messages(); !m.None() {
-		// A token's messages vary by less than what independent ones of their number and cost would.
+		// The messages of a token vary less than the same number of independent messages of the same cost.
 		return math.Sqrt(2 * ofPlain * max(float64(m.Rank), float64(m.Node)) / rows)
 	}
 	return math.Sqrt(2 * ofPlain * (1 - ofPlain) / (rows * float64(s.trace.Model.TopK)))
 }
 
-// chanceOfRequests is the standard error of the gain's mean over requests, weighted by tokens.
+// chanceOfRequests returns the standard error of the gain's mean over requests, weighted by tokens.
 func (s *search) chanceOfRequests(solved, plain *cost.Report) float64 {
 	_, of := s.options.judged(solved.Rates())
 	_, ofPlain := s.options.judged(plain.Rates())
@@ -119,7 +121,7 @@ func (s *search) chanceOfRequests(solved, plain *cost.Report) float64 {
 	return math.Sqrt(squares*n/(n-1)) / float64(s.trace.TokenCount(s.test))
 }
 
-// judged is the one of the rates that the objective is about, and its name.
+// judged returns the name and value of the rate that the objective optimizes.
 func (o *Options) judged(r cost.Rates) (string, float64) {
 	switch o.objective() {
 	case placement.RankDedup:
@@ -133,7 +135,7 @@ func (o *Options) judged(r cost.Rates) (string, float64) {
 	}
 }
 
-// score is the report of an algorithm's placement on the test requests.
+// score returns the report of an algorithm's placement on the test requests.
 func (s *search) score(ctx context.Context, p *placement.Placement, by placement.Algorithm) (cost.Report, error) {
 	plan, err := s.plan(ctx, p, by)
 	if err != nil {

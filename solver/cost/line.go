@@ -6,16 +6,16 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// LineReport is how long requests stood in line, counted in requests that came after them before they went.
+// LineReport is the distribution of waiting times in the queue, in requests that arrived before the dispatch.
 type LineReport struct {
-	// AtOnce is the share of the requests that went when they came.
+	// AtOnce is the share of requests dispatched on arrival.
 	AtOnce       float64 `json:"at_once"`
 	Mean         float64 `json:"mean"`
 	Percentile95 int     `json:"p95"`
 	Most         int     `json:"max"`
 }
 
-// scheduleLine is the policy late. The order becomes that in which requests go to their ranks.
+// scheduleLine implements the policy late. The order becomes the order of dispatch.
 func (r *orderRun) scheduleLine(caches *dispatch.Prefixes) error {
 	size := r.options.Held
 	if size == 0 {
@@ -44,7 +44,7 @@ func (r *orderRun) scheduleLine(caches *dispatch.Prefixes) error {
 	return nil
 }
 
-// lineReport tells how long requests stood in line; nil where they did not.
+// lineReport returns the distribution of waiting times; nil if requests did not wait.
 func lineReport(orders []*orderRun) *LineReport {
 	var waited []int
 	for _, run := range orders {

@@ -2,11 +2,13 @@ package cost
 
 import "github.com/semmoe/operator/solver/dispatch"
 
-// window measures the balance of the last requests after each arrival, from the first full window on; fewer requests are one window.
+// window measures the balance of the last requests after each arrival, from the first full window on. If there are
+// fewer requests, they form one window.
 type window struct {
 	options       *Options
 	ranks, layers int
-	// loads is a ring: of each request of the window its tokens per rank, and then its activations per layer and rank. sum is over all.
+	// loads is a ring buffer. Each entry contains a request's tokens per rank, followed by its activations per layer
+	// and rank. sum is the sum over the window.
 	loads [][]int32
 	sum   []int
 	// arrived counts requests; tokens and experts are the sums of the imbalances so far.
@@ -24,7 +26,8 @@ func newWindow(o *Options, requests, ranks, layers int) *window {
 	return w
 }
 
-// next is where the load of the next request is to be noted, before measure: that of the oldest leaves the window.
+// next returns the buffer for the load of the next request, and removes the oldest request from the window. measure
+// must follow.
 func (w *window) next() []int32 {
 	load := w.loads[w.arrived%len(w.loads)]
 	for x, n := range load {
@@ -34,7 +37,7 @@ func (w *window) next() []int32 {
 	return load
 }
 
-// measure counts what was noted.
+// measure adds the recorded load to the window.
 func (w *window) measure() {
 	for x, n := range w.loads[w.arrived%len(w.loads)] {
 		w.sum[x] += int(n)
@@ -49,7 +52,7 @@ func (w *window) measure() {
 	}
 }
 
-// means are those over all windows, of tokens and of activations.
+// means returns the mean imbalances over all windows, of tokens and of activations.
 func (w *window) means() (tokens, experts float64) {
 	windows := float64(w.arrived - len(w.loads) + 1)
 	return w.tokens / windows, w.experts / windows

@@ -22,7 +22,7 @@ func ScheduleLayers(m *trace.Model, p *Plan, lar float64, machines *hardware.Pro
 	return schedule.Of(shape, machines, schedule.Inputs{Ranks: p.Placement.Ranks, SlotsPerRank: p.Placement.SlotsPerRank, LAR: lar})
 }
 
-// shapeOf is the shape of a model; nil where its configuration does not tell it.
+// shapeOf returns the shape of a model, or nil if its configuration does not contain it.
 func shapeOf(m *trace.Model) *pipeline.Shape {
 	s, err := pipeline.ShapeOf(m)
 	if err != nil || s.Check() != nil {

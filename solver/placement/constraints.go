@@ -6,27 +6,27 @@ import (
 	"slices"
 )
 
-// Constraints narrow what Solve may choose. Auto and Contiguous keep them; with Contiguous the placement is the nearest to
-// the contiguous one, or to Current where moves have a budget or a cost, that does.
+// Constraints restrict the placements of Solve. Auto and Contiguous respect them. With Contiguous, the placement is the
+// one nearest to the contiguous placement, or to Current if moves have a budget or a cost.
 type Constraints struct {
-	// MoveBudget is the largest number of experts of a layer that a rank holds in the placement and not in Current; nil is
-	// none.
+	// MoveBudget is the maximum number of experts per layer that a rank contains in the placement and not in Current;
+	// nil means unlimited.
 	MoveBudget *int
-	// MigrationCost is what such an expert must gain, in units of the objective over the profile: local activations with the
-	// objective Activation, messages saved with the others.
+	// MigrationCost is the minimum gain of moving an expert, in units of the objective over the profile: local
+	// activations for the objective Activation, saved messages for the others.
 	MigrationCost float64
 	// Pins fix the ranks of experts.
 	Pins []Pin
-	// RankCapacity are the ranks' shares of the tokens, in any unit [ranks]; nil is equal shares. Slots stay equal: engines
-	// need that.
+	// RankCapacity contains the ranks' shares of the tokens, in any unit [ranks]; nil means equal shares. The number of
+	// slots stays equal, as engines require.
 	RankCapacity []float64
-	// ExpertLoadLimit is the largest activation load of a rank's experts in a layer, TokenLoadLimit the largest token load
-	// of a rank, in percent of the mean (of the rank's share), on the profile; 0 is none. What cannot be met is reported in
-	// Result.Unmet.
+	// ExpertLoadLimit is the maximum activation load of a rank's experts in a layer, TokenLoadLimit the maximum token
+	// load of a rank, in percent of the mean (of the rank's share), on the profile; 0 means no limit. Result.Unmet
+	// reports limits that cannot be met.
 	ExpertLoadLimit, TokenLoadLimit float64
 }
 
-// Pin fixes an expert to a rank; redundant copies of it may be on others.
+// Pin fixes an expert to a rank. Redundant copies of the expert may be on other ranks.
 type Pin struct {
 	// Layer is the model's layer index.
 	Layer, Expert, Rank int
@@ -37,16 +37,16 @@ func (c *Constraints) Binding() bool {
 	return c.MoveBudget != nil || c.MigrationCost != 0 || len(c.Pins) > 0 || c.ExpertLoadLimit != 0
 }
 
-// Moves reports whether it matters how many experts move: the default is then the placement in service.
+// Moves reports whether moves are limited or have a cost. The default is then the placement in service.
 func (c *Constraints) Moves() bool { return c.MoveBudget != nil || c.MigrationCost > 0 }
 
-// Any reports whether anything is constrained.
+// Any reports whether there is any constraint.
 func (c *Constraints) Any() bool {
 	return c.Binding() || c.TokenLoadLimit != 0 || c.RankCapacity != nil
 }
 
-// CheckConstraints refuses constraints that are not well formed or that contradict one another. layers are the model's
-// indices of the MoE layers; current tells whether there is a current placement.
+// CheckConstraints returns an error if constraints are malformed or contradictory. layers are the model's indices of
+// the MoE layers; current reports whether there is a current placement.
 func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, redundant int, current bool) error {
 	switch {
 	case !c.Any():
@@ -73,11 +73,11 @@ func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, 
 	return checkPins(c.Pins, layers, experts, ranks)
 }
 
-// leastCapacity is the smallest share of the tokens that a rank may have, as a fraction of the largest: with less it would
-// hold experts for others alone.
+// leastCapacity is the minimum share of the tokens of a rank, as a fraction of the largest share. With less, the rank
+// would only compute experts for other ranks.
 const leastCapacity = 1e-3
 
-// CheckCapacity refuses shares of tokens that do not fit the ranks; nil is equal shares.
+// CheckCapacity validates the shares of tokens for the ranks; nil means equal shares.
 func CheckCapacity(capacity []float64, ranks int) error {
 	if capacity == nil {
 		return nil
@@ -119,10 +119,10 @@ func checkPins(pins []Pin, layers []int, experts, ranks int) error {
 	return nil
 }
 
-// String is the form in which pins are given.
+// String returns the pin in flag syntax, layer:expert:rank.
 func (p Pin) String() string { return fmt.Sprintf("%d:%d:%d", p.Layer, p.Expert, p.Rank) }
 
-// tokenLimits are the tokens that each rank is to have of a total.
+// tokenLimits returns the number of tokens of each rank, out of a total.
 func (c *Constraints) tokenLimits(total float64, ranks int) []float64 {
 	limits := slices.Repeat([]float64{total / float64(ranks)}, ranks)
 	for rank, capacity := range c.RankCapacity {
@@ -131,7 +131,8 @@ func (c *Constraints) tokenLimits(total float64, ranks int) []float64 {
 	return limits
 }
 
-// tolerance is how far a rank may exceed its share of the tokens while a placement is searched, at most usual.
+// tolerance returns the maximum relative excess of a rank over its share of the tokens during the search, at most
+// usual.
 func (c *Constraints) tolerance(usual float64) float64 {
 	if c.TokenLoadLimit == 0 {
 		return usual

@@ -23,7 +23,7 @@ const maxBatchTokens = 1 << 24
 // CheckBatchTokens returns an error if a batch size is outside the range that engines support.
 func CheckBatchTokens(sizes []int) error {
 	if len(sizes) == 0 {
-		return fmt.Errorf("batch tokens is empty: name the size of a batch, in tokens over all ranks")
+		return fmt.Errorf("batch tokens is empty; it must have at least one batch size, in tokens over all ranks")
 	}
 	for _, n := range sizes {
 		if n < 1 || n > maxBatchTokens {

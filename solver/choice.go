@@ -134,13 +134,13 @@ func (c *Choice) Choose(current, tables, layout Score, local float64) Decision {
 	case ofLayout == LocalityDoesNotPay:
 		d.Verdict, d.Reason = ofLayout, reason
 	case tablesPay && c.TargetLAR > 0 && tables.LAR >= c.TargetLAR:
-		d.take(TablesTier, "new tables alone restore the local activation rate: %.3f, wanted are %.3f; a layer's modelled time is %.1f%% less", tables.LAR, c.TargetLAR, d.TablesGainPercent)
+		d.take(TablesTier, "new tables restore the local activation rate to %.3f, the target is %.3f; a layer's modelled time falls by %.1f%%", tables.LAR, c.TargetLAR, d.TablesGainPercent)
 	case tablesPay && d.TablesGainPercent >= tablesSuffice*d.LayoutGainPercent:
-		d.take(TablesTier, "new tables alone make a layer's modelled time %.1f%% less, a new placement would make it %.1f%% less", d.TablesGainPercent, d.LayoutGainPercent)
+		d.take(TablesTier, "new tables reduce a layer's modelled time by %.1f%%, a new placement by %.1f%%", d.TablesGainPercent, d.LayoutGainPercent)
 	case layoutPays:
-		d.take(LayoutTier, "a new placement makes a layer's modelled time %.1f%% less, new tables alone %.1f%%", d.LayoutGainPercent, d.TablesGainPercent)
+		d.take(LayoutTier, "a new placement reduces a layer's modelled time by %.1f%%, new tables by %.1f%%", d.LayoutGainPercent, d.TablesGainPercent)
 	default:
-		d.Reason = fmt.Sprintf("a new placement makes a layer's modelled time %.1f%% less, new tables alone %.1f%%; wanted are %g%%", d.LayoutGainPercent, d.TablesGainPercent, least)
+		d.Reason = fmt.Sprintf("a new placement reduces a layer's modelled time by %.1f%%, new tables by %.1f%%; the minimum is %g%%", d.LayoutGainPercent, d.TablesGainPercent, least)
 	}
 	return d
 }

@@ -193,7 +193,7 @@ func TestLeads(t *testing.T) {
 		lead("our placement, dispatch masked", 2, 2, .1, "EP 4, split 1, table, masked", .1, 1.1, 1.2),
 		lead("our placement, forecast domain label", 1, 2, -.05, "EP 4, split 1, domain label, price", .025, 1.1, 1.1),
 		lead("placement eplb", 3, 4, -.1, "EP 4, split 2, table, price", .1, 1.15, 1.3),
-		lead("placement contiguous, dispatch in turn", 2, 2, .25, "EP 4, split 1, table, round-robin", .3, 1.1, 1.4),
+		lead("placement contiguous, dispatch round-robin", 2, 2, .25, "EP 4, split 1, table, round-robin", .3, 1.1, 1.4),
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateApprox(0, 1e-9)); diff != "" {
 		t.Error(diff)

@@ -98,7 +98,7 @@ func (c *Copies) numbers() []int {
 // Text returns one sentence with the chosen number of copies and the reason.
 func (c *Copies) Text() string {
 	if c.MaxSlots == 0 {
-		return fmt.Sprintf("no copies: the memory of %s per rank is less than one expert in each of the %d layers, %s", BytesText(c.MemoryBytes), c.Layers, BytesText(c.bytesOf(1)))
+		return fmt.Sprintf("no copies: %s per rank are too small for one expert in each of the %d layers, %s", BytesText(c.MemoryBytes), c.Layers, BytesText(c.bytesOf(1)))
 	}
 	var none, chosen *CopyPoint
 	for i := range c.Points {

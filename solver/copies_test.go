@@ -39,7 +39,7 @@ func TestCopiesFromMemory(t *testing.T) {
 		chosen      []int // any of them
 		says        string
 	}{
-		"room for nothing":       {placement.DataParallel, layers*expertBytes - 1, 65536, "", []int{0}, []int{0}, "36.0 MiB per rank have no room for an expert of each of the 4 layers, 36.0 MiB"},
+		"room for nothing":       {placement.DataParallel, layers*expertBytes - 1, 65536, "", []int{0}, []int{0}, "36.0 MiB per rank are too small for one expert in each of the 4 layers, 36.0 MiB"},
 		"room for all":           {placement.DataParallel, 1 << 40, 65536, "", []int{0, 1, 2, 4, 8, 16, 28}, []int{16, 28}, "28 copies per rank and layer"},
 		"room for some":          {placement.DataParallel, 5*layers*expertBytes + 1, 65536, "", []int{0, 1, 2, 4, 5}, []int{2, 4, 5}, "of at most 5 copies per rank and layer"},
 		"small batches":          {placement.DataParallel, 4 * layers * expertBytes, 16, "", []int{0, 1, 2, 4}, []int{0}, "up to 4 per rank and layer save too little"},
@@ -138,20 +138,20 @@ func TestCopiesThatCannotBeChosen(t *testing.T) {
 		says   string
 	}{
 		"negative memory":  {func(o *Options, _ *trace.Trace) { o.RedundantMemory = -1 }, "cannot be negative"},
-		"a number as well": {func(o *Options, _ *trace.Trace) { o.RedundantSlots = 1 }, "give one of them"},
+		"a number as well": {func(o *Options, _ *trace.Trace) { o.RedundantSlots = 1 }, "mutually exclusive"},
 		"other objective":  {func(o *Options, _ *trace.Trace) { o.Objective = placement.Activation }, "objective time and algorithm auto"},
 		"other algorithm":  {func(o *Options, _ *trace.Trace) { o.Algorithm = placement.EPLB }, "objective time and algorithm auto"},
-		"no copies known":  {func(o *Options, _ *trace.Trace) { o.Algorithm = placement.MoETuner }, "knows no redundant slots"},
-		"a load limit":     {func(o *Options, _ *trace.Trace) { o.Constraints.ExpertLoadLimit = 110 }, "an expert load limit with redundant slots"},
+		"no copies known":  {func(o *Options, _ *trace.Trace) { o.Algorithm = placement.MoETuner }, "does not support redundant slots"},
+		"a load limit":     {func(o *Options, _ *trace.Trace) { o.Constraints.ExpertLoadLimit = 110 }, "an expert load limit is not supported with redundant slots"},
 		"one rank":         {func(o *Options, _ *trace.Trace) { o.Ranks = 1 }, "allow 0 to 0"},
-		"unknown sizes":    {func(_ *Options, tr *trace.Trace) { tr.Model.Config = "{}" }, "the size of an expert is not known"},
-		"absurd sizes":     {func(_ *Options, tr *trace.Trace) { tr.Model.Config = `{"moe_intermediate_size":4611686018427387904}` }, "the size of an expert is not known"},
+		"unknown sizes":    {func(_ *Options, tr *trace.Trace) { tr.Model.Config = "{}" }, "the size of an expert is unknown"},
+		"absurd sizes":     {func(_ *Options, tr *trace.Trace) { tr.Model.Config = `{"moe_intermediate_size":4611686018427387904}` }, "the size of an expert is unknown"},
 		"unknown weights": {func(_ *Options, tr *trace.Trace) {
 			tr.Model.Config = `{"moe_intermediate_size":768,"quantization_config":{"quant_method":"secret"}}`
 		}, `method "secret"`},
 		"groups": {func(o *Options, tr *trace.Trace) {
 			tr.Model.Config, o.PreserveGroups = `{"moe_intermediate_size":768,"n_group":8}`, true
-		}, "tear groups apart"},
+		}, "split groups"},
 	} {
 		tr := openWide(t)
 		o := options(placement.DataParallel, 8)

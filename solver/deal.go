@@ -18,9 +18,9 @@ import (
 func (p *Plan) DealBatch(ctx context.Context, t *trace.Trace, by Forecast, positions []int) ([][]int, error) {
 	switch {
 	case p.Attention != placement.TensorParallel:
-		return nil, fmt.Errorf("tokens have ranks of their own with attention %s alone; the plan's is %s", placement.TensorParallel, p.Attention)
+		return nil, fmt.Errorf("assigning a batch requires attention %s; the plan has %s", placement.TensorParallel, p.Attention)
 	case by != p.Forecast && by.Trained():
-		return nil, fmt.Errorf("forecast is %s; this plan carries the tables of %s", by, p.Forecast)
+		return nil, fmt.Errorf("forecast is %s; the plan contains the tables of %s", by, p.Forecast)
 	}
 	plan := *p
 	plan.Forecast = by

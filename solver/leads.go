@@ -101,7 +101,7 @@ func counterpart(all []Comparison, of *Comparison) (name string, ours *Compariso
 	case of.Algorithm != placement.Auto && of.informed():
 		name = "placement " + string(of.Algorithm)
 	case of.Part == NeitherPart:
-		name = "placement contiguous, dispatch in turn"
+		name = "placement contiguous, dispatch round-robin"
 	case of.Part == PlacementPart || of.Part == BothParts && of.Attention == placement.DataParallel:
 		name = "our placement, dispatch " + of.Dispatch
 		if of.Forecast != string(Table) {

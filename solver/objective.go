@@ -58,9 +58,9 @@ func (o *Options) check(m *trace.Model) error {
 	}
 	switch {
 	case o.Unshuffled && o.Attention != placement.TensorParallel:
-		return fmt.Errorf("tokens that are not shuffled: attention is %s; allowed is %s", o.Attention, placement.TensorParallel)
+		return fmt.Errorf("unshuffled tokens: attention is %s; allowed is %s", o.Attention, placement.TensorParallel)
 	case o.Unshuffled && o.messages().None():
-		return fmt.Errorf("tokens that are not shuffled: objective %s is the same under every placement; use %s", o.objective(), placement.RankDedup)
+		return fmt.Errorf("unshuffled tokens: objective %s has the same value under every placement; use %s", o.objective(), placement.RankDedup)
 	}
 	if err := o.checkCopies(m); err != nil {
 		return err

@@ -171,14 +171,14 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 	o.Objective, o.RanksPerNode, o.Current, o.Fresh = current.Objective, cmp.Or(current.RanksPerNode, o.RanksPerNode), p, true
 	o.RedundantSlots, o.RedundantMemory, o.Constraints.RankCapacity = p.SlotsPerRank-p.Experts/p.Ranks, 0, current.RankCapacity
 	if p.Experts%p.Ranks != 0 {
-		return nil, fmt.Errorf("the plan in service has %d experts on %d ranks; only a number of ranks that divides the experts can be solved for", p.Experts, p.Ranks)
+		return nil, fmt.Errorf("the plan in service has %d experts on %d ranks; the number of ranks must divide the number of experts", p.Experts, p.Ranks)
 	}
 	s, err := newSearch(recent, o.Options)
 	if err != nil {
 		return nil, err
 	}
 	if len(s.test) < leastHeldOut {
-		return nil, fmt.Errorf("%w: %d of %d are held out, at least %d are needed: the others are of the same documents", ErrTooFewRequests, len(s.test), recent.Requests(), leastHeldOut)
+		return nil, fmt.Errorf("%w: %d of %d are held out, at least %d are needed; the split keeps documents together", ErrTooFewRequests, len(s.test), recent.Requests(), leastHeldOut)
 	}
 	if o.PriorPercent == 0 {
 		prior = nil
@@ -210,7 +210,7 @@ func checkPrior(recent, prior *trace.Trace) error {
 	}
 	a, b := &recent.Model, &prior.Model
 	if a.Digest != "" && b.Digest != "" && a.Digest != b.Digest || a.Vocabulary != b.Vocabulary || a.Experts != b.Experts || a.TopK != b.TopK || !slices.Equal(a.Layers, b.Layers) {
-		return errors.New("the prior trace is of another model than the recent one")
+		return errors.New("the prior trace and the recent trace are of different models")
 	}
 	return nil
 }
@@ -252,7 +252,7 @@ func (r *replan) fitTrust(ctx context.Context, old []affinity.Counts) (affinity.
 	part := r.trace.Subset(r.train)
 	first, second, err := trace.Split(part, 50, r.options.Seed)
 	if err != nil {
-		return 0, fmt.Errorf("%w: those to learn from are of one document, at least two are needed to tell how far they confirm the older trace", ErrTooFewRequests)
+		return 0, fmt.Errorf("%w: the train requests are from one document; at least two are needed to compare them with the older trace", ErrTooFewRequests)
 	}
 	a, err := affinity.CountTokens(ctx, part, first)
 	if err != nil {

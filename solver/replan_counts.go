@@ -113,11 +113,11 @@ func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinit
 	case o.TrainPercent < 1 || o.TrainPercent > 99:
 		return nil, fmt.Errorf("train percent is %d; allowed is 1 to 99", o.TrainPercent)
 	case current.Forecast != Table:
-		return nil, fmt.Errorf("the plan in service has forecast %s; counts do not tell the order of tokens: give a trace", current.Forecast)
+		return nil, fmt.Errorf("the plan in service has forecast %s; counts do not contain the order of tokens; use a trace", current.Forecast)
 	}
 	for name, layers := range map[string][]affinity.Counts{"recent": recent.Layers, "prior": prior} {
 		if layers != nil && (len(layers) != len(p.Layers) || layers[0].Experts != p.Experts || layers[0].Vocabulary() != current.Vocabulary) {
-			return nil, fmt.Errorf("the %s counts are not of the plan's model: %d experts in %d MoE layers, vocabulary %d", name, p.Experts, len(p.Layers), current.Vocabulary)
+			return nil, fmt.Errorf("the %s counts do not match the plan's model: %d experts in %d MoE layers, vocabulary %d", name, p.Experts, len(p.Layers), current.Vocabulary)
 		}
 	}
 	if len(recent.Layers) == 0 || recent.Layers[0].Tokens() < leastRecentTokens {
@@ -311,10 +311,10 @@ func (r *countsReplan) nearer(current, tables *Plan) Decision {
 	before, after := r.tableError(current), r.tableError(tables)
 	if before > 0 && after < before*(1-leastErrorGain) {
 		d := Decision{}
-		d.take(TablesTier, "new tables are %.1f%% nearer to what tokens activate now; counts do not tell what that gains in time", 100*(1-after/before))
+		d.take(TablesTier, "new tables predict current activations %.1f%% more accurately; counts do not show the gain in time", 100*(1-after/before))
 		return d
 	}
-	return Decision{Tier: NoTier, Verdict: NoGainExpected, Reason: "new tables are no nearer to what tokens activate now than those in service"}
+	return Decision{Tier: NoTier, Verdict: NoGainExpected, Reason: "new tables do not predict current activations more accurately than the tables in service"}
 }
 
 // tableError returns the mean square, over the held-out tokens, of the distance between a table's shares and the

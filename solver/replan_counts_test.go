@@ -177,9 +177,9 @@ func TestReplanCountsRefuses(t *testing.T) {
 		want          string
 	}{
 		"few tokens":  {layers: counted(t, recent.Subset([]int{0, 1, 2})), want: "at least 2000 counted tokens"},
-		"no layers":   {layers: []affinity.Counts{}, want: "the recent counts are not of the plan's model"},
-		"other model": {prior: counts[:1], want: "the prior counts are not of the plan's model"},
-		"forecast":    {current: &contextual, want: "counts do not tell the order of tokens"},
+		"no layers":   {layers: []affinity.Counts{}, want: "the recent counts do not match the plan's model"},
+		"other model": {prior: counts[:1], want: "the prior counts do not match the plan's model"},
+		"forecast":    {current: &contextual, want: "counts do not contain the order of tokens"},
 	} {
 		if test.layers == nil {
 			test.layers = counts

@@ -122,7 +122,7 @@ func TestReplanKeepsWhatServesWell(t *testing.T) {
 		r := bigBatches()
 		r.MinimumGainPercent = 10 // the new requests are worth something as well
 		got := replan(t, old.Subset(test), old.Subset(train), current, r)
-		if got.Tier != solver.NoTier || got.Verdict != solver.NoGainExpected || !strings.Contains(got.Reason, "wanted are 10%") {
+		if got.Tier != solver.NoTier || got.Verdict != solver.NoGainExpected || !strings.Contains(got.Reason, "the minimum is 10%") {
 			t.Errorf("%s: %+v", attention, got.Decision)
 		}
 		if got.Trust < 16 {
@@ -268,7 +268,7 @@ func TestReplanRefuses(t *testing.T) {
 		want          string
 	}{
 		"few requests":  {recent: few, want: "there are 10, at least 20 are needed"},
-		"other model":   {prior: &other, want: "of another model"},
+		"other model":   {prior: &other, want: "of different models"},
 		"other digest":  {recent: &digests, current: &foreign, want: "the plan is for model a, the trace is of model b"},
 		"vocabulary":    {recent: &other, want: "vocabulary of 200, the trace's is 201"},
 		"prior percent": {change: func(o *solver.ReplanOptions) { o.PriorPercent = 101 }, want: "prior percent is 101; allowed is 0 to 100"},

@@ -63,7 +63,7 @@ func ParseForecast(name string) (Forecast, error) {
 			return f, nil
 		}
 	}
-	return "", fmt.Errorf("forecast: %q is invalid: allowed are %s", name, strings.Trim(fmt.Sprint(Forecasts), "[]"))
+	return "", fmt.Errorf("forecast %q is unknown; allowed is %s", name, strings.Trim(fmt.Sprint(Forecasts), "[]"))
 }
 
 // Plan is a placement with its forecast tables.
@@ -256,13 +256,13 @@ func newSearch(t *trace.Trace, o Options) (*search, error) {
 		return nil, err
 	}
 	if o.Forecast != Table && o.Attention == placement.DataParallel {
-		return nil, fmt.Errorf("forecast: %q is invalid with attention dp: allowed is %s", o.Forecast, Table)
+		return nil, fmt.Errorf("forecast %q requires attention tp; with attention dp, allowed is %s", o.Forecast, Table)
 	}
 	if err := CheckForecast(o.Forecast, o.Ranks, t); err != nil {
 		return nil, err
 	}
 	if o.Embeddings != nil && o.Forecast.Contextual() {
-		return nil, fmt.Errorf("embeddings: invalid with forecast %s, which already has a score for unseen tokens", o.Forecast)
+		return nil, fmt.Errorf("embeddings are not supported with forecast %s, which has its own scores for unseen tokens", o.Forecast)
 	}
 	if err := o.checkTable(&t.Model); err != nil {
 		return nil, err

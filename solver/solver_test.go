@@ -203,10 +203,10 @@ func TestSolveRefuses(t *testing.T) {
 		want   string
 	}{
 		"EP size":       {func(o *solver.Options) { o.Ranks = 5 }, "EP size 5 does not divide the 16 experts"},
-		"forecast":      {func(o *solver.Options) { o.Forecast = "oracle" }, "available is table prefill decode"},
+		"forecast":      {func(o *solver.Options) { o.Forecast = "oracle" }, "allowed is table prefill decode"},
 		"algorithm":     {func(o *solver.Options) { o.Algorithm = "metis" }, `algorithm "metis" is unknown`},
 		"attention":     {func(o *solver.Options) { o.Attention = "" }, "allowed is dp, tp"},
-		"embeddings":    {func(o *solver.Options) { o.Forecast, o.Embeddings = solver.Prefill, &embedding.Table{Size: 1} }, "embeddings are not for forecast prefill"},
+		"embeddings":    {func(o *solver.Options) { o.Forecast, o.Embeddings = solver.Prefill, &embedding.Table{Size: 1} }, "embeddings are not supported with forecast prefill"},
 		"look-ahead":    {func(o *solver.Options) { o.Forecast = solver.LookAhead }, "the trace has no look-ahead"},
 		"train percent": {func(o *solver.Options) { o.TrainPercent = 100 }, "allowed is 1 to 99"},
 	} {

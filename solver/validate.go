@@ -35,7 +35,7 @@ func (s *search) validate(ctx context.Context, deadline time.Time) (preferred st
 	part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
 	part.options.Embeddings, part.options.Progress = nil, nil
 	if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed); err != nil {
-		return "no gain expected: the profile has one document, and nothing to judge a placement by", false, nil
+		return "no gain expected: the profile has only one document, so no placement can be validated", false, nil
 	}
 	if err := part.count(ctx); err != nil {
 		return "", false, err
@@ -72,7 +72,7 @@ func (s *search) prefer(ctx context.Context, by Forecast, solved, plain *placeme
 	}
 	what, of := s.options.judged(with.Rates())
 	_, ofPlain := s.options.judged(without.Rates())
-	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f; chance makes differences of %.3f", what, of, ofPlain, chance), nil
+	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f; chance explains differences of up to %.3f", what, of, ofPlain, chance), nil
 }
 
 // worthwhile reports whether the solved placement improves the objective by more than the minimum gain plus chance.

@@ -280,7 +280,7 @@ func (f *Finding) Judge(minimum float64) (Verdict, string) {
 	case f.SlowerBy > toleratedSlower:
 		return NoGainExpected, fmt.Sprintf("%s in the mean, but rises by %.1f%% with %d tokens in a batch", change, 100*f.SlowerBy, f.SlowerAt)
 	case f.Low <= 0 && minimum > 0:
-		return NoGainExpected, fmt.Sprintf("%s, but its 95%% interval begins at %.1f%%: the requests are too few, or too unlike, to prove a gain", change, f.Low)
+		return NoGainExpected, fmt.Sprintf("%s, but its 95%% interval begins at %.1f%%: the requests are too few or too different to prove a gain", change, f.Low)
 	}
 	return Gain, change
 }

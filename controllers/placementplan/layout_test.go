@@ -97,7 +97,7 @@ func TestCopiesFromMemory(t *testing.T) {
 	if none.Status.RedundantExperts != 0 || found.Placement.Redundant() {
 		t.Errorf("without room for a copy there are %d, status %+v", found.Placement.SlotsPerRank-32/4, none.Status)
 	}
-	w.wait(none, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "no copies: 0.4 MiB per rank have no room for an expert of each of the 4 layers")
+	w.wait(none, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "no copies: 0.4 MiB per rank are too small for one expert in each of the 4 layers")
 }
 
 // The drift test of a plan is for routers that keep the token load limit of its spec.

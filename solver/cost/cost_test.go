@@ -469,7 +469,7 @@ func TestWorkloadsAreComputedOnce(t *testing.T) {
 		for _, o.Policy = range dispatch.Policies {
 			report, err := cost.DataParallel(t.Context(), tr, p, forecast, o)
 			if o.Policy == dispatch.Late && w == trace.MultiTurn {
-				if err == nil || !strings.Contains(err.Error(), "may send a turn before the one that it answers") {
+				if err == nil || !strings.Contains(err.Error(), "may reorder the turns of a conversation") {
 					t.Errorf("%s, %s: error %v", w, o.Policy, err)
 				}
 				continue

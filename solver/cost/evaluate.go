@@ -65,7 +65,7 @@ type Options struct {
 func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 	switch {
 	case len(o.Requests) == 0:
-		return fmt.Errorf("there is no request to evaluate")
+		return fmt.Errorf("there are no requests to evaluate")
 	case o.BatchTokens < 1:
 		return fmt.Errorf("batch tokens is %d; it must be at least 1", o.BatchTokens)
 	case o.RanksPerNode < 1:
@@ -75,7 +75,7 @@ func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 	case o.Held < 0:
 		return fmt.Errorf("held is %d; it must be at least 0", o.Held)
 	case o.Policy == dispatch.Late && o.Workload == trace.MultiTurn:
-		return fmt.Errorf("policy %s may send a turn before the one that it answers; workload %s needs a policy that keeps the order", o.Policy, o.Workload)
+		return fmt.Errorf("policy %s may reorder the turns of a conversation; workload %s requires a policy that keeps the order", o.Policy, o.Workload)
 	case o.CacheTokens < 0:
 		return fmt.Errorf("cache tokens is %d; it must be at least 0", o.CacheTokens)
 	}

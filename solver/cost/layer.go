@@ -48,7 +48,7 @@ func ExpertBytes(m *trace.Model) (int64, error) {
 	const widest = 1 << 20
 	weights := ExpertWeights(m)
 	if weights <= 0 || expertSize(m) > widest {
-		return 0, fmt.Errorf("the size of an expert is not known: the model's configuration lacks hidden_size, or the width of an expert (moe_intermediate_size or intermediate_size)")
+		return 0, fmt.Errorf("the size of an expert is unknown: the model's configuration lacks hidden_size, or the width of an expert (moe_intermediate_size or intermediate_size)")
 	}
 	bits, err := modelconfig.WeightBits([]byte(m.Config))
 	if err != nil {

@@ -56,7 +56,7 @@ func TensorParallelShares(ctx context.Context, t *trace.Trace, p *placement.Plac
 		return nil, err
 	}
 	if o.Shards != EqualShards {
-		return nil, fmt.Errorf("shards is %q; the shares of requests are known for %s", o.Shards, EqualShards)
+		return nil, fmt.Errorf("shards is %q; allowed is %s", o.Shards, EqualShards)
 	}
 	index := make(map[int]int32, len(o.Requests))
 	for i, request := range o.Requests {

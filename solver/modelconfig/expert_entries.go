@@ -91,9 +91,9 @@ func (r *entryReader) object(path []string) error {
 		switch _, err := strconv.ParseUint(key, 10, 64); {
 		case neutral(path):
 		case err == nil && !isKeyedByLayer(path):
-			return r.refuse(path, "its member %q may be the number of an expert", key)
+			return r.refuse(path, "its member %q may be an expert number", key)
 		case value.id && SpeaksOfExperts(strings.Join(inner, ".")) && !neutral(inner) && !isCount(key):
-			return r.refuse(inner, "it may be the number of an expert")
+			return r.refuse(inner, "it may be an expert number")
 		case err != nil:
 			if stem := digits.ReplaceAllString(key, "#"); stem != key {
 				stems[stem]++
@@ -133,7 +133,7 @@ func (r *entryReader) array(path []string) error {
 	case length%experts == 0 && (numbersOnly || length == experts && !modules && !isModuleList(path)) && !r.isPerLayer(path, length):
 		return r.refuse(path, "it has %d entries, and a layer %d experts", length, experts)
 	case ids && !hasWord(path, plainWords):
-		return r.refuse(path, "its numbers may be those of experts")
+		return r.refuse(path, "its numbers may be expert numbers")
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func WeightBits(text []byte) (float64, error) {
 		if name := strings.TrimPrefix(cmp.Or(config.DType, config.TorchDType), "torch."); name != "" {
 			known := storedBits[name]
 			if known == 0 {
-				return 0, fmt.Errorf("the model's configuration names the type %.40q of weights, whose size is not known", name)
+				return 0, fmt.Errorf("weight type %.40q of the model's configuration has an unknown size", name)
 			}
 			bits = known
 		}
@@ -78,7 +78,7 @@ func WeightBits(text []byte) (float64, error) {
 // weightBits returns the bits of a weight including its part of the scales.
 func (q *quantized) weightBits() (float64, error) {
 	if name := q.exceptedExperts(); name != "" {
-		return 0, fmt.Errorf("quantization_config of the model's configuration excepts %.100q: the size of an expert is not known", name)
+		return 0, fmt.Errorf("quantization_config of the model's configuration quantizes %.100q differently: the size of an expert is unknown", name)
 	}
 	const scale16, scale8, scale32 = 16, 8, 32
 	bits := 0.0
@@ -104,7 +104,7 @@ func (q *quantized) weightBits() (float64, error) {
 		}
 	}
 	if bits <= 0 || bits > unnamedBits {
-		return 0, fmt.Errorf("quantization_config of the model's configuration has method %.40q: the size of a weight is not known", strings.Trim(q.Method+"/"+q.Algorithm, "/"))
+		return 0, fmt.Errorf("quantization_config of the model's configuration has method %.40q: the size of a weight is unknown", strings.Trim(q.Method+"/"+q.Algorithm, "/"))
 	}
 	return bits, nil
 }

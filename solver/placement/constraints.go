@@ -52,7 +52,7 @@ func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, 
 	case !c.Any():
 		return nil
 	case a != Auto && a != ContiguousAlgorithm:
-		return fmt.Errorf("algorithm %s knows no constraints; allowed is %s, %s", a, Auto, ContiguousAlgorithm)
+		return fmt.Errorf("algorithm %s does not support constraints; allowed is %s, %s", a, Auto, ContiguousAlgorithm)
 	case c.MoveBudget != nil && *c.MoveBudget < 0:
 		return fmt.Errorf("move budget is %d; it cannot be negative", *c.MoveBudget)
 	case !(c.MigrationCost >= 0) || math.IsInf(c.MigrationCost, 0):
@@ -60,7 +60,7 @@ func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, 
 	case c.Moves() && !current:
 		return fmt.Errorf("a move budget or migration cost needs a current placement")
 	case c.ExpertLoadLimit > 0 && redundant > 0:
-		return fmt.Errorf("an expert load limit with redundant slots: which copy computes an expert is the engine's choice")
+		return fmt.Errorf("an expert load limit is not supported with redundant slots, because the engine chooses which copy computes an expert")
 	}
 	for name, limit := range map[string]float64{"expert": c.ExpertLoadLimit, "token": c.TokenLoadLimit} {
 		if limit != 0 && !(limit >= 100) || math.IsInf(limit, 0) {
@@ -101,13 +101,13 @@ func checkPins(pins []Pin, layers []int, experts, ranks int) error {
 		expert, rank := place{pin.Layer, pin.Expert}, place{pin.Layer, pin.Rank}
 		switch before, twice := rankOf[expert]; {
 		case !slices.Contains(layers, pin.Layer):
-			return fmt.Errorf("pin %v: layer %d is no MoE layer; allowed is %v", pin, pin.Layer, layers)
+			return fmt.Errorf("pin %v: layer %d is not a MoE layer; allowed is %v", pin, pin.Layer, layers)
 		case pin.Expert < 0 || pin.Expert >= experts:
 			return fmt.Errorf("pin %v: expert %d; allowed is 0 to %d", pin, pin.Expert, experts-1)
 		case pin.Rank < 0 || pin.Rank >= ranks:
 			return fmt.Errorf("pin %v: rank %d; allowed is 0 to %d", pin, pin.Rank, ranks-1)
 		case twice && before != pin.Rank:
-			return fmt.Errorf("pin %v: the expert is pinned to rank %d, too", pin, before)
+			return fmt.Errorf("pin %v: the expert is also pinned to rank %d", pin, before)
 		case twice:
 			continue
 		}

@@ -318,7 +318,7 @@ func TestNewSlotsTakeWhatMoves(t *testing.T) {
 		result := solve(t, p)
 		checkConstraints(t, string(attention), p, &result)
 		p.Constraints.MoveBudget = &few
-		if _, err := placement.Solve(t.Context(), p); err == nil || !strings.Contains(err.Error(), "new slots alone move 4 experts; the move budget is 3") {
+		if _, err := placement.Solve(t.Context(), p); err == nil || !strings.Contains(err.Error(), "new slots require 4 moves; the move budget is 3") {
 			t.Errorf("%s: error %v", attention, err)
 		}
 	}
@@ -507,7 +507,7 @@ func TestConstraintsAreRefused(t *testing.T) {
 		change func(*placement.Problem)
 		want   string
 	}{
-		"algorithm":         {func(p *placement.Problem) { p.Algorithm, p.Constraints.ExpertLoadLimit = placement.EPLB, 110 }, "algorithm eplb knows no constraints"},
+		"algorithm":         {func(p *placement.Problem) { p.Algorithm, p.Constraints.ExpertLoadLimit = placement.EPLB, 110 }, "algorithm eplb does not support constraints"},
 		"negative budget":   {func(p *placement.Problem) { p.Constraints.MoveBudget = &minus }, "move budget is -1"},
 		"budget of nothing": {func(p *placement.Problem) { p.Constraints.MoveBudget = &two }, "needs a current placement"},
 		"negative cost":     {func(p *placement.Problem) { p.Constraints.MigrationCost = -1 }, "migration cost is -1"},
@@ -515,16 +515,16 @@ func TestConstraintsAreRefused(t *testing.T) {
 		"low limit":         {func(p *placement.Problem) { p.Constraints.ExpertLoadLimit = 99 }, "expert load limit is 99 percent"},
 		"low token limit":   {func(p *placement.Problem) { p.Constraints.TokenLoadLimit = 1 }, "token load limit is 1 percent"},
 		"copies": {func(p *placement.Problem) { p.RedundantSlots, p.Constraints.ExpertLoadLimit = 1, 110 },
-			"which copy computes an expert is the engine's choice"},
+			"the engine chooses which copy computes an expert"},
 		"capacities":       {func(p *placement.Problem) { p.Constraints.RankCapacity = []float64{1} }, "1 rank capacities for 4 ranks"},
 		"zero capacity":    {func(p *placement.Problem) { p.Constraints.RankCapacity = []float64{1, 1, 1, 0} }, "the capacity of rank 3 is 0"},
-		"pinned layer":     {pin(placement.Pin{Layer: 0, Expert: 1, Rank: 1}), "pin 0:1:1: layer 0 is no MoE layer; allowed is [1 2 3]"},
+		"pinned layer":     {pin(placement.Pin{Layer: 0, Expert: 1, Rank: 1}), "pin 0:1:1: layer 0 is not a MoE layer; allowed is [1 2 3]"},
 		"pinned expert":    {pin(placement.Pin{Layer: 1, Expert: 16, Rank: 1}), "expert 16; allowed is 0 to 15"},
 		"pinned rank":      {pin(placement.Pin{Layer: 1, Expert: 1, Rank: 4}), "rank 4; allowed is 0 to 3"},
-		"pinned twice":     {pin(placement.Pin{Layer: 1, Expert: 1, Rank: 1}, placement.Pin{Layer: 1, Expert: 1, Rank: 2}), "pinned to rank 1, too"},
+		"pinned twice":     {pin(placement.Pin{Layer: 1, Expert: 1, Rank: 1}, placement.Pin{Layer: 1, Expert: 1, Rank: 2}), "also pinned to rank 1"},
 		"too many pins":    {pin(pins(5)...), "more than 4 experts of the layer are pinned to rank 0"},
 		"groups and pins":  {func(p *placement.Problem) { p.Groups = 4; p.Constraints.Pins = pins(4); p.Constraints.Pins[0].Rank = 1 }, "experts of one group are pinned to ranks"},
-		"no tokens to see": {func(p *placement.Problem) { p.Messages = placement.RankDedup.Messages(8, 1) }, "needs a sample of the tokens"},
+		"no tokens to see": {func(p *placement.Problem) { p.Messages = placement.RankDedup.Messages(8, 1) }, "need a sample of the tokens"},
 	} {
 		p := problem(t, tr, placement.TensorParallel, 4)
 		test.change(&p)
@@ -549,8 +549,8 @@ func TestObjectivesAreChecked(t *testing.T) {
 		ranks, ranksPerNode int
 		want                string
 	}{
-		{placement.NodeDedup, 8, 8, "there is one node"},
-		{placement.Hierarchical, 12, 8, "nodes must have equally many ranks"},
+		{placement.NodeDedup, 8, 8, "there is only one node"},
+		{placement.Hierarchical, 12, 8, "all nodes must have the same number of ranks"},
 		{placement.Hierarchical, 8, 8, ""},
 		{placement.NodeDedup, 16, 8, ""},
 		{placement.RankDedup, 12, 8, ""},

@@ -19,7 +19,7 @@ func (p *Problem) checkCurrent() error {
 		return fmt.Errorf("the current placement: %w", err)
 	}
 	if c.Ranks != p.Ranks || c.Experts != p.experts() || len(c.Layers) != len(p.Layers) {
-		return fmt.Errorf("the current placement has %d experts in %d MoE layers on %d ranks; wanted are %d in %d on %d",
+		return fmt.Errorf("the current placement has %d experts in %d MoE layers on %d ranks; the problem has %d in %d on %d",
 			c.Experts, len(c.Layers), c.Ranks, p.experts(), len(p.Layers), p.Ranks)
 	}
 	return nil

@@ -18,11 +18,11 @@ func CheckGroups(a Algorithm, ranks, experts, redundant, groups int) error {
 	case groups < 0 || experts%groups != 0:
 		return fmt.Errorf("%d groups do not divide the %d experts", groups, experts)
 	case groups%ranks != 0 && ranks%groups != 0:
-		return fmt.Errorf("EP size %d and the gate's %d groups: one must divide the other for groups to stay whole", ranks, groups)
+		return fmt.Errorf("EP size %d and the gate's %d groups: one must divide the other to keep groups together", ranks, groups)
 	case redundant > 0:
-		return fmt.Errorf("%d redundant slots per rank: a copy of an expert would tear groups apart", redundant)
+		return fmt.Errorf("%d redundant slots per rank: copies of experts would split groups", redundant)
 	case a != Auto && a != ContiguousAlgorithm:
-		return fmt.Errorf("algorithm %s does not keep groups whole; allowed is %s, %s", a, Auto, ContiguousAlgorithm)
+		return fmt.Errorf("algorithm %s does not keep groups together; allowed is %s, %s", a, Auto, ContiguousAlgorithm)
 	}
 	return nil
 }

@@ -309,7 +309,7 @@ func TestGroupsAreRefused(t *testing.T) {
 		"not the experts": {func(p *placement.Problem) { p.Groups = 7 }, "7 groups do not divide the 24 experts"},
 		"negative":        {func(p *placement.Problem) { p.Groups = -1 }, "-1 groups do not divide"},
 		"redundant slots": {func(p *placement.Problem) { p.RedundantSlots = 1 }, "1 redundant slots per rank"},
-		"algorithm":       {func(p *placement.Problem) { p.Algorithm = placement.EPLB }, "algorithm eplb does not keep groups whole; allowed is auto, contiguous"},
+		"algorithm":       {func(p *placement.Problem) { p.Algorithm = placement.EPLB }, "algorithm eplb does not keep groups together; allowed is auto, contiguous"},
 	} {
 		p := problem(t, tr, placement.TensorParallel, 3)
 		p.Groups = 6

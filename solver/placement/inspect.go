@@ -13,7 +13,7 @@ func (p *Problem) inspect(ctx context.Context, result *Result) error {
 	for _, pin := range c.Pins {
 		l := slices.Index(p.Layers, pin.Layer)
 		if !slices.Contains(to.Hosts(l)[pin.Expert], pin.Rank) {
-			return fmt.Errorf("pin %v cannot be kept together with the other constraints", pin)
+			return fmt.Errorf("pin %v conflicts with the other constraints", pin)
 		}
 	}
 	if c.MoveBudget != nil {

@@ -72,9 +72,9 @@ func CheckObjective(o Objective, ranks, ranksPerNode int) error {
 	case o != NodeDedup && o != Hierarchical:
 		return nil
 	case o == NodeDedup && ranks <= ranksPerNode:
-		return fmt.Errorf("objective %s with EP size %d and %d ranks per node: there is one node, and no other to send to", o, ranks, ranksPerNode)
+		return fmt.Errorf("objective %s with EP size %d and %d ranks per node: there is only one node", o, ranks, ranksPerNode)
 	case ranks > ranksPerNode && ranks%ranksPerNode != 0:
-		return fmt.Errorf("objective %s with EP size %d and %d ranks per node: nodes must have equally many ranks", o, ranks, ranksPerNode)
+		return fmt.Errorf("objective %s with EP size %d and %d ranks per node: all nodes must have the same number of ranks", o, ranks, ranksPerNode)
 	}
 	return nil
 }

@@ -332,7 +332,7 @@ func TestSolveRefuses(t *testing.T) {
 		"unknown algorithm": {func(p *placement.Problem) { p.Algorithm = "best" }, "allowed is auto alternating"},
 		"unknown attention": {func(p *placement.Problem) { p.Attention = "pp" }, "allowed is dp, tp"},
 		"slots":             {func(p *placement.Problem) { p.RedundantSlots = 13 }, "allow 0 to 12"},
-		"slots of k-means":  {func(p *placement.Problem) { p.RedundantSlots, p.Algorithm = 1, placement.KMeans2D }, "knows no redundant slots"},
+		"slots of k-means":  {func(p *placement.Problem) { p.RedundantSlots, p.Algorithm = 1, placement.KMeans2D }, "does not support redundant slots"},
 		"no counts":         {func(p *placement.Problem) { p.Tokens = nil }, "needs the token counts"},
 		"no requests":       {func(p *placement.Problem) { p.Attention = placement.DataParallel }, "at least one request"},
 		"no prompts":        {func(p *placement.Problem) { p.Algorithm, p.Prompts = placement.AlternatingPrinted, nil }, "token ids of at least one request"},

@@ -210,9 +210,9 @@ func (p *Problem) simpleStarts(within []*limits) ([][][]int, error) {
 			continue
 		}
 		if w.moved > w.budget {
-			return nil, fmt.Errorf("layer %d: pins, groups and new slots alone move %d experts; the move budget is %d", p.Layers[l], w.moved, w.budget)
+			return nil, fmt.Errorf("layer %d: pins, groups and new slots require %d moves; the move budget is %d", p.Layers[l], w.moved, w.budget)
 		}
-		return nil, fmt.Errorf("layer %d: pins and groups contradict one another: a group's experts must be on the group's own ranks", p.Layers[l])
+		return nil, fmt.Errorf("layer %d: pins and groups conflict: a group's experts must be on the ranks of the group", p.Layers[l])
 	}
 	return [][][]int{simple}, nil
 }
@@ -266,7 +266,7 @@ func (p *Problem) limits(l int) (*limits, error) {
 			continue
 		}
 		if before := w.pinned[pin.Expert]; before >= 0 && before != pin.Rank {
-			return nil, fmt.Errorf("layer %d: experts of one group are pinned to ranks %d and %d; a rank holds whole groups", pin.Layer, before, pin.Rank)
+			return nil, fmt.Errorf("layer %d: experts of one group are pinned to ranks %d and %d; a rank contains whole groups", pin.Layer, before, pin.Rank)
 		}
 		w.pinned[pin.Expert] = pin.Rank
 	}

@@ -233,7 +233,7 @@ func (p *Problem) validate() error {
 		return err
 	}
 	if o := p.Occurrences; !p.Messages.None() && (p.Algorithm == Auto || p.Constraints.Binding()) && (o == nil || o.Len() == 0 || len(o.Layers) != len(p.Layers) || o.Experts != p.experts()) {
-		return fmt.Errorf("an objective of messages needs a sample of the tokens of %d MoE layers", len(p.Layers))
+		return fmt.Errorf("message objectives need a sample of the tokens of %d MoE layers", len(p.Layers))
 	}
 	return CheckSlots(p.Algorithm, p.Ranks, p.experts(), p.RedundantSlots)
 }
@@ -246,7 +246,7 @@ func CheckSlots(a Algorithm, ranks, experts, redundant int) error {
 		return fmt.Errorf("%d redundant slots per rank; %d experts on %d ranks allow 0 to %d", redundant, experts, ranks, most)
 	}
 	if redundant > 0 && !slices.Contains([]Algorithm{Auto, EPLB, ContiguousAlgorithm, RoundRobinAlgorithm}, a) {
-		return fmt.Errorf("algorithm %s knows no redundant slots", a)
+		return fmt.Errorf("algorithm %s does not support redundant slots", a)
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ func (p *Plan) DealBatch(ctx context.Context, t *trace.Trace, by Forecast, posit
 	if err != nil {
 		return nil, err
 	}
-	return p.deal(ctx, forecast, positions)
+	return p.assignBatch(ctx, forecast, positions)
 }
 
 // DealBatchByRoutes is DealBatch with the recorded routes of the trace in place of a forecast. It is an upper bound for
@@ -40,10 +40,10 @@ func (p *Plan) DealBatchByRoutes(ctx context.Context, t *trace.Trace, positions 
 	if err := p.matches(t); err != nil {
 		return nil, err
 	}
-	return p.deal(ctx, routeScores{t, p.hosts()}, positions)
+	return p.assignBatch(ctx, routeScores{t, p.hosts()}, positions)
 }
 
-func (p *Plan) deal(ctx context.Context, forecast cost.TokenForecast, positions []int) ([][]int, error) {
+func (p *Plan) assignBatch(ctx context.Context, forecast cost.TokenForecast, positions []int) ([][]int, error) {
 	ranks := make([][]int, len(p.Placement.Layers))
 	err := affinity.Parallel(ctx, len(ranks), func(l int) {
 		scores := make([]float32, len(positions)*p.Placement.Ranks)

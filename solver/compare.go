@@ -128,7 +128,7 @@ func Compare(ctx context.Context, t *trace.Trace, o CompareOptions) ([]Compariso
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return merged(scored, len(o.Seeds)), nil
+	return mergeSeeds(scored, len(o.Seeds)), nil
 }
 
 func (o *CompareOptions) atOnce() int {
@@ -204,8 +204,8 @@ func longestFirst(cells []cell) []int {
 	return order
 }
 
-// merged combines the comparisons of all seeds into one per method. cells are ordered by seed.
-func merged(scored [][]Comparison, seeds int) []Comparison {
+// mergeSeeds combines the comparisons of all seeds into one per method. cells are ordered by seed.
+func mergeSeeds(scored [][]Comparison, seeds int) []Comparison {
 	var results []Comparison
 	share := 1 / float64(seeds)
 	for _, one := range slices.Concat(scored...) {

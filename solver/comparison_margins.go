@@ -35,7 +35,7 @@ func Leads(comparisons []Comparison) []Lead {
 	var leads []Lead
 	for i := range comparisons {
 		theirs := &comparisons[i]
-		name, ours := counterpart(comparisons, theirs)
+		name, ours := matchingComparison(comparisons, theirs)
 		if ours == nil {
 			continue
 		}
@@ -82,9 +82,9 @@ func (c *Comparison) balance() float64 {
 	return c.TokenImbalance
 }
 
-// counterpart returns the name of the baseline that a comparison represents, and our comparison to compare it with, or
-// nil if it represents no baseline.
-func counterpart(all []Comparison, of *Comparison) (name string, ours *Comparison) {
+// matchingComparison returns the name of the baseline that a comparison represents, and our comparison to compare it
+// with, or nil if it represents no baseline.
+func matchingComparison(all []Comparison, of *Comparison) (name string, ours *Comparison) {
 	want := *of
 	want.Algorithm = placement.Auto
 	switch {
@@ -97,7 +97,7 @@ func counterpart(all []Comparison, of *Comparison) (name string, ours *Compariso
 			want.Dispatch = string(dispatch.Price)
 		}
 	case of.Dispatch == string(dispatch.Late):
-		return "", nil // it is ours, and stands in a row of its own
+		return "", nil // our own method with all parts
 	case of.Algorithm != placement.Auto && of.informed():
 		name = "placement " + string(of.Algorithm)
 	case of.Part == NeitherPart:

@@ -43,8 +43,8 @@ type CopyPoint struct {
 // MaxMapSlots bounds the slots of all layers of a model, including dense layers: readers of plans reject larger plans.
 const MaxMapSlots = 1 << 22
 
-// leastSlots returns the minimum number of redundant slots, to validate options that depend on copies.
-func (o *Options) leastSlots() int {
+// minSlots returns the minimum number of redundant slots, to validate options that depend on copies.
+func (o *Options) minSlots() int {
 	if o.RedundantMemory > 0 {
 		return 1
 	}
@@ -150,7 +150,7 @@ func (s *search) runSized(ctx context.Context, deadline time.Time) (*Solution, e
 	}
 	numbers := sizing.numbers()
 	slices.Reverse(numbers[1:]) // the maximum pays most often, so an exhausted time budget skips small numbers
-	trials, truncated, err := s.judge(ctx, numbers, until)
+	trials, truncated, err := s.scoreCandidates(ctx, numbers, until)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +182,7 @@ func (c *Copies) compare(trials []trial) (best *trial) {
 			continue
 		}
 		plain := trials[0].times(trials[0].names[0])
-		if lead, chance := leadOf(t.times(t.fastest()), best.times(best.fastest()), plain); lead > chance {
+		if lead, noise := marginOf(t.times(t.fastest()), best.times(best.fastest()), plain); lead > noise {
 			best = t
 		}
 	}

@@ -15,15 +15,15 @@ const (
 	// validationPercent is the percentage of train requests to train on when a solved placement is validated. The
 	// others score it.
 	validationPercent = 75
-	// leastGain is the minimum relative gain over the default placement. leastDeviations is the minimum gain in
+	// minRelativeGain is the minimum relative gain over the default placement. minSigma is the minimum gain in
 	// standard deviations, assuming independent activations: a small profile is weak evidence.
-	leastGain       = 0.02
-	leastDeviations = 2
-	// leastJudges is the number of requests from which their spread counts with attention DP, by one standard error.
-	// With fewer, the test would reject real gains of recorded routing: a placement from three quarters of a small
-	// profile gains a tenth, one from the whole profile three quarters. A placement that passes by chance loses
+	minRelativeGain = 0.02
+	minSigma        = 2
+	// minSpreadRequests is the number of requests from which their spread counts with attention DP, by one standard
+	// error. With fewer, the test would reject real gains of recorded routing: a placement from three quarters of a
+	// small profile gains a tenth, one from the whole profile three quarters. A placement that passes by chance loses
 	// nothing.
-	leastJudges = 32
+	minSpreadRequests = 32
 )
 
 // validate solves and scores a placement within the train requests, so that the choice is independent of the test
@@ -66,38 +66,38 @@ func (s *search) prefer(ctx context.Context, by Forecast, solved, plain *placeme
 	if err != nil {
 		return "", err
 	}
-	chance := s.chance(&with, &without)
-	if s.options.worthwhile(with.Rates(), without.Rates(), chance) {
+	noise := s.noise(&with, &without)
+	if s.options.exceedsChance(with.Rates(), without.Rates(), noise) {
 		return "", nil
 	}
-	what, of := s.options.judged(with.Rates())
-	_, ofPlain := s.options.judged(without.Rates())
-	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f; chance explains differences of up to %.3f", what, of, ofPlain, chance), nil
+	what, of := s.options.objectiveRate(with.Rates())
+	_, ofPlain := s.options.objectiveRate(without.Rates())
+	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f; chance explains differences of up to %.3f", what, of, ofPlain, noise), nil
 }
 
-// worthwhile reports whether the solved placement improves the objective by more than the minimum gain plus chance.
-func (o *Options) worthwhile(solved, plain cost.Rates, chance float64) bool {
-	_, of := o.judged(solved)
-	_, ofPlain := o.judged(plain)
+// exceedsChance reports whether the solved placement improves the objective by more than the minimum gain plus chance.
+func (o *Options) exceedsChance(solved, plain cost.Rates, noise float64) bool {
+	_, of := o.objectiveRate(solved)
+	_, ofPlain := o.objectiveRate(plain)
 	if o.messages().None() {
-		return of >= ofPlain*(1+leastGain)+chance
+		return of >= ofPlain*(1+minRelativeGain)+noise
 	}
-	return of <= ofPlain*(1-leastGain)-chance
+	return of <= ofPlain*(1-minRelativeGain)-noise
 }
 
-// chance returns the gain that chance can explain. With attention DP a request has one rank: its activations are local
+// noise returns the gain that chance can explain. With attention DP a request has one rank: its activations are local
 // together, so the gain varies between requests.
-func (s *search) chance(solved, plain *cost.Report) float64 {
-	least := leastDeviations * s.chanceOfActivations(plain)
-	if s.options.Attention == placement.DataParallel && len(s.test) >= leastJudges {
-		least = max(least, s.chanceOfRequests(solved, plain))
+func (s *search) noise(solved, plain *cost.Report) float64 {
+	least := minSigma * s.activationNoise(plain)
+	if s.options.Attention == placement.DataParallel && len(s.test) >= minSpreadRequests {
+		least = max(least, s.requestNoise(solved, plain))
 	}
 	return least
 }
 
-// chanceOfActivations returns the standard deviation of the gain for independent activations.
-func (s *search) chanceOfActivations(plain *cost.Report) float64 {
-	_, ofPlain := s.options.judged(plain.Rates())
+// activationNoise returns the standard deviation of the gain for independent activations.
+func (s *search) activationNoise(plain *cost.Report) float64 {
+	_, ofPlain := s.options.objectiveRate(plain.Rates())
 	rows := float64(s.trace.TokenCount(s.test) * len(s.trace.Model.Layers))
 	if m := s.options.messages(); !m.None() {
 		// The messages of a token vary less than the same number of independent messages of the same cost.
@@ -106,14 +106,14 @@ func (s *search) chanceOfActivations(plain *cost.Report) float64 {
 	return math.Sqrt(2 * ofPlain * (1 - ofPlain) / (rows * float64(s.trace.Model.TopK)))
 }
 
-// chanceOfRequests returns the standard error of the gain's mean over requests, weighted by tokens.
-func (s *search) chanceOfRequests(solved, plain *cost.Report) float64 {
-	_, of := s.options.judged(solved.Rates())
-	_, ofPlain := s.options.judged(plain.Rates())
+// requestNoise returns the standard error of the gain's mean over requests, weighted by tokens.
+func (s *search) requestNoise(solved, plain *cost.Report) float64 {
+	_, of := s.options.objectiveRate(solved.Rates())
+	_, ofPlain := s.options.objectiveRate(plain.Rates())
 	squares := 0.0
 	for i, request := range s.test {
-		_, mine := s.options.judged(solved.ByRequest[i])
-		_, minePlain := s.options.judged(plain.ByRequest[i])
+		_, mine := s.options.objectiveRate(solved.ByRequest[i])
+		_, minePlain := s.options.objectiveRate(plain.ByRequest[i])
 		deviation := float64(s.trace.Length(request)) * (mine - minePlain - (of - ofPlain))
 		squares += deviation * deviation
 	}
@@ -121,8 +121,8 @@ func (s *search) chanceOfRequests(solved, plain *cost.Report) float64 {
 	return math.Sqrt(squares*n/(n-1)) / float64(s.trace.TokenCount(s.test))
 }
 
-// judged returns the name and value of the rate that the objective optimizes.
-func (o *Options) judged(r cost.Rates) (string, float64) {
+// objectiveRate returns the name and value of the rate that the objective optimizes.
+func (o *Options) objectiveRate(r cost.Rates) (string, float64) {
 	switch o.objective() {
 	case placement.RankDedup:
 		return "remote ranks per token", r.RemoteRanksPerToken

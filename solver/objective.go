@@ -20,9 +20,9 @@ func (o *Options) ranksPerNode() int { return cmp.Or(o.RanksPerNode, DefaultEval
 // profile returns the profile of the target machines.
 func (o *Options) profile() *hardware.Profile { return cmp.Or(o.Hardware, hardware.DefaultProfile()) }
 
-// carried returns the hardware profile to store in a plan. The default profile is not stored, because every version
-// contains it.
-func (o *Options) carried() *hardware.Profile {
+// storedProfile returns the hardware profile to store in a plan. The default profile is not stored, because every
+// version contains it.
+func (o *Options) storedProfile() *hardware.Profile {
 	if o.Hardware.IsDefault() {
 		return nil
 	}
@@ -65,5 +65,5 @@ func (o *Options) check(m *trace.Model) error {
 	if err := o.checkCopies(m); err != nil {
 		return err
 	}
-	return placement.CheckConstraints(o.Algorithm, o.Constraints, m.Layers, m.Experts, o.Ranks, o.leastSlots(), o.Current != nil)
+	return placement.CheckConstraints(o.Algorithm, o.Constraints, m.Layers, m.Experts, o.Ranks, o.minSlots(), o.Current != nil)
 }

@@ -54,12 +54,12 @@ const (
 	// requests are few, and few held-out requests suffice to compare plans on the same requests.
 	DefaultReplanTrainPercent = 80
 
-	// leastRecentRequests is the minimum number of recent requests for a new plan, and leastHeldOut the minimum number
-	// of held-out requests. Below these, a single long request decides.
-	leastRecentRequests, leastHeldOut = 20, 4
-	// foreignRanks is the number of ranks per token in a table for a placement that was solved for other traffic. Such
-	// a placement spreads a token's experts over more ranks.
-	foreignRanks = 2 * bestRanks
+	// minRecentRequests is the minimum number of recent requests for a new plan, and minHeldOutRequests the minimum
+	// number of held-out requests. Below these, a single long request decides.
+	minRecentRequests, minHeldOutRequests = 20, 4
+	// reusedPlacementRanks is the number of ranks per token in a table for a placement that was solved for other
+	// traffic. Such a placement spreads a token's experts over more ranks.
+	reusedPlacementRanks = 2 * bestRanks
 )
 
 // ErrTooFewRequests is wrapped in the error that Replan returns if there are too few recent requests. Retry when there
@@ -162,8 +162,8 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 	if err := errors.Join(fits(recent, current), o.Check(), checkPrior(recent, prior)); err != nil {
 		return nil, err
 	}
-	if n := recent.Requests(); n < leastRecentRequests {
-		return nil, fmt.Errorf("%w: there are %d, at least %d are needed", ErrTooFewRequests, n, leastRecentRequests)
+	if n := recent.Requests(); n < minRecentRequests {
+		return nil, fmt.Errorf("%w: there are %d, at least %d are needed", ErrTooFewRequests, n, minRecentRequests)
 	}
 	p := current.Placement
 	o.Ranks, o.Attention, o.Forecast, o.Algorithm = p.Ranks, current.Attention, current.Forecast, placement.Auto
@@ -177,8 +177,8 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 	if err != nil {
 		return nil, err
 	}
-	if len(s.test) < leastHeldOut {
-		return nil, fmt.Errorf("%w: %d of %d are held out, at least %d are needed; the split keeps documents together", ErrTooFewRequests, len(s.test), recent.Requests(), leastHeldOut)
+	if len(s.test) < minHeldOutRequests {
+		return nil, fmt.Errorf("%w: %d of %d are held out, at least %d are needed; the split keeps documents together", ErrTooFewRequests, len(s.test), recent.Requests(), minHeldOutRequests)
 	}
 	if o.PriorPercent == 0 {
 		prior = nil
@@ -239,7 +239,7 @@ func (r *replan) count(ctx context.Context) error {
 	r.seen = r.placing[0].Tokens()
 	if r.requests != nil {
 		room := maxRequestCells / (len(r.trace.Model.Layers) * r.trace.Model.Experts)
-		if err := r.fadeRequests(ctx, all, weight, room); err != nil {
+		if err := r.addOldRequests(ctx, all, weight, room); err != nil {
 			return err
 		}
 	}
@@ -265,10 +265,10 @@ func (r *replan) fitTrust(ctx context.Context, old []affinity.Counts) (affinity.
 	return affinity.FitTrust(ctx, a, b, old)
 }
 
-// fadeRequests adds old requests to the counts of recent ones, within room. Old requests get the rows that recent ones
-// leave, or the fraction of room equal to their weight if that is more: a single request with the weight of many could
-// not be balanced.
-func (r *replan) fadeRequests(ctx context.Context, all []int, weight float32, room int) error {
+// addOldRequests adds old requests to the counts of recent ones, within room. Old requests get the rows that recent
+// ones leave, or the fraction of room equal to their weight if that is more: a single request with the weight of many
+// could not be balanced.
+func (r *replan) addOldRequests(ctx context.Context, all []int, weight float32, room int) error {
 	recent, prior := r.tokens[0].Tokens(), float64(r.prior.TokenCount(all))
 	weighs := float64(weight) * prior / (recent + float64(weight)*prior)
 	n := min(max(room-len(r.requests.Rows), int(math.Ceil(weighs*float64(room)))), len(all), room-1)
@@ -306,7 +306,7 @@ func indices(n int) []int {
 // newTables returns new tables for the placement in service.
 func (r *replan) newTables(ctx context.Context) (*Plan, error) {
 	s := r.search
-	s.keep = foreignRanks
+	s.keep = reusedPlacementRanks
 	return s.plan(ctx, r.current.Placement, r.current.Algorithm)
 }
 

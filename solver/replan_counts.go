@@ -27,15 +27,15 @@ type CountedProfile struct {
 }
 
 const (
-	// leastRecentTokens is the minimum number of counted tokens for a new plan.
-	leastRecentTokens = 2000
+	// minRecentTokens is the minimum number of counted tokens for a new plan.
+	minRecentTokens = 2000
 	// countedChunks is the number of chunks into which a rank's fair share is divided when counts are scored. A
 	// frequent token ID then has several ranks, as in service.
 	countedChunks = 8
 	// countedTolerance is the relative excess over its share of tokens that a rank may have there.
 	countedTolerance = 0.02
-	// leastErrorGain is the minimum relative reduction of the forecast error for choosing new tables with attention DP.
-	leastErrorGain = 0.01
+	// minErrorGain is the minimum relative reduction of the forecast error for choosing new tables with attention DP.
+	minErrorGain = 0.01
 )
 
 // ReplanCounts is Replan from counts only. Tokens are assigned to the two parts of the split independently, because
@@ -58,10 +58,10 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 	if err := r.blend(ctx, prior, float64(o.PriorPercent)); err != nil {
 		return nil, err
 	}
-	out := &Replanned{Trust: r.trust, Current: r.candidate(current), Tables: r.candidate(r.tables(current.Placement, foreignRanks))}
+	out := &Replanned{Trust: r.trust, Current: r.candidate(current), Tables: r.candidate(r.tables(current.Placement, reusedPlacementRanks))}
 	if current.Attention == placement.DataParallel {
-		out.Decision = r.nearer(current, out.Tables.Plan)
-		return out, r.learnAll(out, recent.Layers, prior)
+		out.Decision = r.chooseTables(current, out.Tables.Plan)
+		return out, r.trainOnAll(out, recent.Layers, prior)
 	}
 	layout := out.Current.Score
 	if current.messages().None() {
@@ -73,18 +73,18 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 		out.Unmet, out.Truncated, layout = solved.Unmet, solved.Truncated, out.Layout.Score
 	}
 	out.Decision = o.Choose(out.Current.Score, out.Tables.Score, layout, localTime(r.layer, o.Choice.BatchTokens))
-	return out, r.learnAll(out, recent.Layers, prior)
+	return out, r.trainOnAll(out, recent.Layers, prior)
 }
 
-// learnAll adds the held-out counts to the training data of the candidates' tables after scoring. Scores remain those
+// trainOnAll adds the held-out counts to the training data of the candidates' tables after scoring. Scores remain those
 // of the tables without these counts.
-func (r *countsReplan) learnAll(out *Replanned, recent, prior []affinity.Counts) (err error) {
+func (r *countsReplan) trainOnAll(out *Replanned, recent, prior []affinity.Counts) (err error) {
 	if r.learnt = recent; prior != nil {
 		if r.learnt, err = affinity.BlendLayers(recent, prior, r.trust); err != nil {
 			return err
 		}
 	}
-	out.Tables.Plan = r.tables(r.current.Placement, foreignRanks)
+	out.Tables.Plan = r.tables(r.current.Placement, reusedPlacementRanks)
 	if out.Layout.Plan != nil {
 		out.Layout.Plan = r.tables(out.Layout.Plan.Placement, bestRanks)
 	}
@@ -120,8 +120,8 @@ func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinit
 			return nil, fmt.Errorf("the %s counts do not match the plan's model: %d experts in %d MoE layers, vocabulary %d", name, p.Experts, len(p.Layers), current.Vocabulary)
 		}
 	}
-	if len(recent.Layers) == 0 || recent.Layers[0].Tokens() < leastRecentTokens {
-		return nil, fmt.Errorf("%w: at least %d counted tokens are needed", ErrTooFewRequests, leastRecentTokens)
+	if len(recent.Layers) == 0 || recent.Layers[0].Tokens() < minRecentTokens {
+		return nil, fmt.Errorf("%w: at least %d counted tokens are needed", ErrTooFewRequests, minRecentTokens)
 	}
 	groups := 1
 	if o.PreserveGroups {
@@ -164,7 +164,7 @@ func (r *countsReplan) tables(p *placement.Placement, best int) *Plan {
 	plan := &Plan{
 		Attention: c.Attention, Forecast: Table, Placement: p, HiddenLayers: c.HiddenLayers, Vocabulary: c.Vocabulary, Shape: c.Shape, Algorithm: placement.Auto,
 		TrainPercent: r.options.TrainPercent, Seed: r.options.Seed, TraceDigest: r.digest, ModelDigest: c.ModelDigest,
-		Objective: c.Objective, RanksPerNode: c.RanksPerNode, RankCapacity: c.RankCapacity, Hardware: r.options.carried(),
+		Objective: c.Objective, RanksPerNode: c.RanksPerNode, RankCapacity: c.RankCapacity, Hardware: r.options.storedProfile(),
 	}
 	if p == c.Placement {
 		plan.Algorithm, plan.Transitions = c.Algorithm, c.Transitions
@@ -306,10 +306,11 @@ func countedItems(c *affinity.Counts, p *Plan, layer int, total float64) (w assi
 	return w, owner
 }
 
-// nearer chooses between the tables in service and new ones by their distance to the held-out counts (attention DP).
-func (r *countsReplan) nearer(current, tables *Plan) Decision {
+// chooseTables chooses between the tables in service and new ones by their distance to the held-out counts (attention
+// DP).
+func (r *countsReplan) chooseTables(current, tables *Plan) Decision {
 	before, after := r.tableError(current), r.tableError(tables)
-	if before > 0 && after < before*(1-leastErrorGain) {
+	if before > 0 && after < before*(1-minErrorGain) {
 		d := Decision{}
 		d.take(TablesTier, "new tables predict current activations %.1f%% more accurately; counts do not show the gain in time", 100*(1-after/before))
 		return d

@@ -46,9 +46,9 @@ type Choice struct {
 const (
 	// DefaultMinimumGainPercent is the default of Choice.MinimumGainPercent, the same as in the API.
 	DefaultMinimumGainPercent = 2
-	// tablesSuffice is the minimum fraction of a new placement's time gain that new tables must reach to be preferred
-	// to the new placement.
-	tablesSuffice = 0.95
+	// tablesGainFraction is the minimum fraction of a new placement's time gain that new tables must reach to be
+	// preferred to the new placement.
+	tablesGainFraction = 0.95
 )
 
 // Check validates the policy.
@@ -96,10 +96,10 @@ type Decision struct {
 	// Reason is one sentence for users.
 	Reason string `json:"reason"`
 	// TablesGainPercent and LayoutGainPercent are the modelled reductions in layer time relative to the plan in
-	// service. MostGainPercent is the reduction if every activation were local.
+	// service. MaxGainPercent is the reduction if every activation were local.
 	TablesGainPercent float64 `json:"tables_gain_percent"`
 	LayoutGainPercent float64 `json:"layout_gain_percent"`
-	MostGainPercent   float64 `json:"most_gain_percent"`
+	MaxGainPercent    float64 `json:"most_gain_percent"`
 	// SavedPercent is the reduction in modelled time by the chosen plan. Low and High bound its 95% interval. All are
 	// nil if no plan is chosen, or if the spread over documents is unknown.
 	SavedPercent *float64 `json:"saved_percent,omitempty"`
@@ -121,11 +121,11 @@ func (c *Choice) Choose(current, tables, layout Score, local float64) Decision {
 	gain := func(us float64) float64 { return 100 * (1 - us/current.Total()) }
 	d := Decision{
 		Tier: NoTier, Verdict: NoGainExpected,
-		TablesGainPercent: gain(tables.Total()), LayoutGainPercent: gain(layout.Total()), MostGainPercent: gain(local),
+		TablesGainPercent: gain(tables.Total()), LayoutGainPercent: gain(layout.Total()), MaxGainPercent: gain(local),
 	}
 	least := c.MinimumGainPercent
 	judge := func(saved float64) (Verdict, string) {
-		return (&Finding{Saved: saved, Low: saved, Most: d.MostGainPercent}).Judge(least)
+		return (&Finding{Saved: saved, Low: saved, Most: d.MaxGainPercent}).Judge(least)
 	}
 	ofTables, _ := judge(d.TablesGainPercent)
 	ofLayout, reason := judge(d.LayoutGainPercent)
@@ -135,7 +135,7 @@ func (c *Choice) Choose(current, tables, layout Score, local float64) Decision {
 		d.Verdict, d.Reason = ofLayout, reason
 	case tablesPay && c.TargetLAR > 0 && tables.LAR >= c.TargetLAR:
 		d.take(TablesTier, "new tables restore the local activation rate to %.3f, the target is %.3f; a layer's modelled time falls by %.1f%%", tables.LAR, c.TargetLAR, d.TablesGainPercent)
-	case tablesPay && d.TablesGainPercent >= tablesSuffice*d.LayoutGainPercent:
+	case tablesPay && d.TablesGainPercent >= tablesGainFraction*d.LayoutGainPercent:
 		d.take(TablesTier, "new tables reduce a layer's modelled time by %.1f%%, a new placement by %.1f%%", d.TablesGainPercent, d.LayoutGainPercent)
 	case layoutPays:
 		d.take(LayoutTier, "a new placement reduces a layer's modelled time by %.1f%%, new tables by %.1f%%", d.LayoutGainPercent, d.TablesGainPercent)

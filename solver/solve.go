@@ -239,14 +239,14 @@ func newSearch(t *trace.Trace, o Options) (*search, error) {
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
 		return nil, err
 	}
-	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.leastSlots()); err != nil {
+	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.minSlots()); err != nil {
 		return nil, err
 	}
 	groups, err := o.groups(&t.Model)
 	if err != nil {
 		return nil, err
 	}
-	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.leastSlots(), groups); err != nil {
+	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.minSlots(), groups); err != nil {
 		return nil, err
 	}
 	if err := o.check(&t.Model); err != nil {
@@ -405,7 +405,7 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	solution := s.solution(&result)
 	by := s.options.Algorithm
 	if by == placement.Auto && !result.Truncated {
-		if result, by, err = s.orDefault(ctx, result, solution, deadline); err != nil {
+		if result, by, err = s.placementOrDefault(ctx, result, solution, deadline); err != nil {
 			return nil, err
 		}
 	}
@@ -436,10 +436,10 @@ func (s *search) finish(ctx context.Context, solution *Solution, result *placeme
 	return nil
 }
 
-// orDefault returns the solved placement and its algorithm, or the default placement if validation on the train
-// requests prefers it. If the time budget is exhausted before validation, the solved placement stays, and the solution
-// is marked as truncated.
-func (s *search) orDefault(ctx context.Context, solved placement.Result, solution *Solution, deadline time.Time) (placement.Result, placement.Algorithm, error) {
+// placementOrDefault returns the solved placement and its algorithm, or the default placement if validation on the
+// train requests prefers it. If the time budget is exhausted before validation, the solved placement stays, and the
+// solution is marked as truncated.
+func (s *search) placementOrDefault(ctx context.Context, solved placement.Result, solution *Solution, deadline time.Time) (placement.Result, placement.Algorithm, error) {
 	var err error
 	if solution.FallBack, solution.Truncated, err = s.validate(ctx, deadline); err != nil || solution.FallBack == "" {
 		return solved, placement.Auto, err
@@ -499,7 +499,7 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		HiddenLayers: s.trace.Model.HiddenLayers, Vocabulary: s.trace.Model.Vocabulary, Shape: cost.ShapeOf(&s.trace.Model),
 		Algorithm: by, TrainPercent: s.options.TrainPercent, Seed: s.options.Seed, TraceDigest: s.trace.Digest,
 		ModelDigest: s.trace.Model.Digest, Objective: s.options.objective(), RankCapacity: s.options.Constraints.RankCapacity,
-		Hardware: s.options.carried(),
+		Hardware: s.options.storedProfile(),
 	}
 	if plan.Objective != placement.Activation {
 		plan.RanksPerNode = s.options.ranksPerNode()

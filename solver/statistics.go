@@ -65,8 +65,8 @@ type Transfer struct {
 	LAR [][]*float64 `json:"lar"`
 }
 
-// mostLookBack is the maximum number of previous layers used for a prediction.
-const mostLookBack = 5
+// maxLookBack is the maximum number of previous layers used for a prediction.
+const maxLookBack = 5
 
 // Describe computes the statistics of a trace. Errors about the trace are *trace.InvalidError.
 func Describe(ctx context.Context, t *trace.Trace, o StatisticsOptions) (*Statistics, error) {
@@ -123,7 +123,7 @@ func (s *search) describeLayer(l int, routes [][]uint16) LayerStatistics {
 		p := statistics.Transition(s.transitions[l], experts, experts/ranks)
 		d.Transition = &p
 	}
-	for n := 1; n <= min(l, mostLookBack); n++ {
+	for n := 1; n <= min(l, maxLookBack); n++ {
 		d.LookBack = append(d.LookBack, statistics.LookBack(s.trace, s.train, s.test, routes, l, n, ranks))
 	}
 	return d

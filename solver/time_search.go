@@ -207,10 +207,10 @@ func (m *modelledTimes) point(c *timedCandidate, sizes []int) FrontPoint {
 const (
 	// rankOrders is the number of arrival orders in which candidates are scored.
 	rankOrders = 2
-	// leastLead is the minimum margin of another candidate over the search's own, as a fraction of the default
+	// minMargin is the minimum margin of another candidate over the search's own, as a fraction of the default
 	// placement's time, with a single split, which cannot show the variance. With several splits the minimum is half of
-	// leastLead.
-	leastLead = 0.005
+	// minMargin.
+	minMargin = 0.005
 )
 
 // rankFolds returns the number of splits of the train requests for comparing candidates. Small profiles need more
@@ -225,7 +225,7 @@ func (s *search) rankFolds() int {
 // candidate is faster by more than two standard errors over the splits. It returns the default placement if that is not
 // slower. It also returns the search's own placement if the profile cannot be split, or the time budget is exhausted.
 func (s *search) fastest(ctx context.Context, deadline time.Time) (name string, truncated bool, err error) {
-	trials, truncated, err := s.judge(ctx, []int{s.options.RedundantSlots}, deadline)
+	trials, truncated, err := s.scoreCandidates(ctx, []int{s.options.RedundantSlots}, deadline)
 	switch {
 	case err != nil || truncated:
 		return placement.PointOfTime, truncated, err
@@ -261,10 +261,10 @@ func (t *trial) fastest() string {
 	return fastestOf(t.names, times)
 }
 
-// judge scores the candidates with each number of redundant slots in every split. It returns no trials if the train
-// requests have only one document. If the time budget cuts the search off, trials contains the numbers scored in the
-// first split, or in all completed splits.
-func (s *search) judge(ctx context.Context, slots []int, deadline time.Time) (trials []trial, truncated bool, err error) {
+// scoreCandidates scores the candidates with each number of redundant slots in every split. It returns no trials if the
+// train requests have only one document. If the time budget cuts the search off, trials contains the numbers scored in
+// the first split, or in all completed splits.
+func (s *search) scoreCandidates(ctx context.Context, slots []int, deadline time.Time) (trials []trial, truncated bool, err error) {
 	progress, folds := s.progress("Copies"), s.rankFolds()
 	for fold := range folds {
 		part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
@@ -320,7 +320,7 @@ func (s *search) judge(ctx context.Context, slots []int, deadline time.Time) (tr
 // default placement.
 func fastestOf(names []string, times map[string][]float64) string {
 	plain, own := times[names[0]], times[placement.PointOfTime]
-	ahead := func(of []float64) (mean, deviation float64) { return leadOf(of, own, plain) }
+	ahead := func(of []float64) (mean, deviation float64) { return marginOf(of, own, plain) }
 	best, lead := placement.PointOfTime, 0.0
 	for _, name := range names[1:] {
 		if mean, deviation := ahead(times[name]); mean-deviation > lead {
@@ -334,9 +334,9 @@ func fastestOf(names []string, times map[string][]float64) string {
 	return best
 }
 
-// leadOf returns the mean margin of a candidate over another one, over the splits, as a fraction of the default
-// placement's time, and the deviation that chance explains: two standard errors, or leastLead for a single split.
-func leadOf(of, other, plain []float64) (mean, deviation float64) {
+// marginOf returns the mean margin of a candidate over another one, over the splits, as a fraction of the default
+// placement's time, and the deviation that chance explains: two standard errors, or minMargin for a single split.
+func marginOf(of, other, plain []float64) (mean, deviation float64) {
 	squares, n := 0.0, float64(len(of))
 	for i, us := range of {
 		lead := (other[i] - us) / plain[i]
@@ -344,9 +344,9 @@ func leadOf(of, other, plain []float64) (mean, deviation float64) {
 		squares += lead * lead
 	}
 	if n == 1 {
-		return mean, leastLead
+		return mean, minMargin
 	}
-	return mean, max(leastLead/2, 2*math.Sqrt(max(0, squares-n*mean*mean)/(n*(n-1))))
+	return mean, max(minMargin/2, 2*math.Sqrt(max(0, squares-n*mean*mean)/(n*(n-1))))
 }
 
 // modelled returns the scores of candidates on the test requests.

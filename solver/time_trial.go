@@ -260,12 +260,12 @@ type Finding struct {
 	SlowerBy         float64
 }
 
-// toleratedSlower is the maximum slowdown, as a fraction, at a single batch size. At small batches, latency dominates a
+// maxSlowdown is the maximum slowdown, as a fraction, at a single batch size. At small batches, latency dominates a
 // layer's time and is the same under every placement. The remaining difference is below the model's error.
-const toleratedSlower = 0.01
+const maxSlowdown = 0.01
 
 // Judge is the only rule that decides whether a plan saves enough time. Time saved must reach the minimum, its 95%
-// interval must exclude 0, and no batch size may become slower by more than toleratedSlower. With minimum 0, any mean
+// interval must exclude 0, and no batch size may become slower by more than maxSlowdown. With minimum 0, any mean
 // saving suffices and the interval is not checked.
 func (f *Finding) Judge(minimum float64) (Verdict, string) {
 	change := fmt.Sprintf("a layer's modelled time falls by %.1f%%", f.Saved)
@@ -277,7 +277,7 @@ func (f *Finding) Judge(minimum float64) (Verdict, string) {
 		return LocalityDoesNotPay, fmt.Sprintf("latency dominates: with every activation local a layer's modelled time would fall by %.1f%%; the minimum is %g%%", f.Most, minimum)
 	case f.Saved < minimum || f.Saved <= 0:
 		return NoGainExpected, fmt.Sprintf("%s; the minimum is %g%%", change, minimum)
-	case f.SlowerBy > toleratedSlower:
+	case f.SlowerBy > maxSlowdown:
 		return NoGainExpected, fmt.Sprintf("%s in the mean, but rises by %.1f%% with %d tokens in a batch", change, 100*f.SlowerBy, f.SlowerAt)
 	case f.Low <= 0 && minimum > 0:
 		return NoGainExpected, fmt.Sprintf("%s, but its 95%% interval begins at %.1f%%: the requests are too few or too different to prove a gain", change, f.Low)

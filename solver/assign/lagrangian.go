@@ -116,9 +116,9 @@ func (w *Weighted) priceScale() float64 {
 // of overfull bins.
 func (w *Weighted) Assign(prices Prices, tolerance float64) []int {
 	bins, loads := w.Take(prices)
-	o := &overflow{w: w, bins: bins, loads: loads, most: make([]float64, len(loads)), leaving: make([]moves, len(loads))}
+	o := &overflow{w: w, bins: bins, loads: loads, maxLoads: make([]float64, len(loads)), cheapestMoves: make([]moves, len(loads))}
 	for bin, limit := range w.Limits {
-		o.most[bin] = limit * (1 + tolerance)
+		o.maxLoads[bin] = limit * (1 + tolerance)
 	}
 	for from := o.fullest(); from >= 0 && o.relieve(from); from = o.fullest() {
 		continue

@@ -132,12 +132,12 @@ func (s *Solver) buildHeaps(scores []float32) {
 		s.cheapest[i].build()
 	}
 	for bin := range s.bins {
-		s.look(bin)
+		s.updateLosses(bin)
 	}
 }
 
-// look updates the losses of a bin from the tops of its heaps.
-func (s *Solver) look(a int) {
+// updateLosses updates the losses of a bin from the tops of its heaps.
+func (s *Solver) updateLosses(a int) {
 	for b := range s.bins {
 		s.losses[a*s.bins+b] = math.Inf(1)
 		if first, ok := s.top(a, b); ok && a != b {
@@ -178,7 +178,7 @@ func (s *Solver) relieve(from int, scores []float32, capacity []int) {
 		s.move(int(first.item), bin, scores)
 	}
 	for bin := to; bin >= 0; bin = s.parent[bin] {
-		s.look(bin)
+		s.updateLosses(bin)
 	}
 }
 

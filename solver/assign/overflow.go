@@ -9,12 +9,12 @@ import (
 // becomes overfull by that. Hence, except when a bin stops being overfull, the set of possible moves only shrinks.
 type overflow struct {
 	w *Weighted
-	// bins are the current bins of the items, loads the resulting loads, most the maximum load of each bin.
-	bins        []int
-	loads, most []float64
-	// leaving contains, for each overfull bin, the minimum-loss move of each of its items; nil if it must be
+	// bins are the current bins of the items, loads the resulting loads, maxLoads the maximum load of each bin.
+	bins            []int
+	loads, maxLoads []float64
+	// cheapestMoves contains, for each overfull bin, the minimum-loss move of each of its items; nil if it must be
 	// recomputed. If a move has become impossible, the item's next move has at least the same loss.
-	leaving []moves
+	cheapestMoves []moves
 }
 
 // move moves an item to another bin, at a loss per unit of load.
@@ -27,7 +27,7 @@ type move struct {
 func (o *overflow) fullest() int {
 	fullest, most := -1, 0.0
 	for bin, load := range o.loads {
-		if over := load - o.most[bin]; over > most {
+		if over := load - o.maxLoads[bin]; over > most {
 			fullest, most = bin, over
 		}
 	}
@@ -36,21 +36,21 @@ func (o *overflow) fullest() int {
 
 // relieve makes the minimum-loss move out of a bin. It returns false if there is none.
 func (o *overflow) relieve(from int) bool {
-	if o.leaving[from] == nil {
-		o.leaving[from] = o.movesFrom(from)
+	if o.cheapestMoves[from] == nil {
+		o.cheapestMoves[from] = o.movesFrom(from)
 	}
-	leaving := &o.leaving[from]
-	for leaving.Len() > 0 {
-		first := &(*leaving)[0]
+	cheapestMoves := &o.cheapestMoves[from]
+	for cheapestMoves.Len() > 0 {
+		first := &(*cheapestMoves)[0]
 		if o.fits(first.item, first.to) {
-			o.take(from, heap.Pop(leaving).(move))
+			o.take(from, heap.Pop(cheapestMoves).(move))
 			return true
 		}
 		if next := o.cheapest(first.item, from); next.to >= 0 {
 			*first = next
-			heap.Fix(leaving, 0)
+			heap.Fix(cheapestMoves, 0)
 		} else {
-			heap.Pop(leaving)
+			heap.Pop(cheapestMoves)
 		}
 	}
 	return false
@@ -61,8 +61,8 @@ func (o *overflow) take(from int, m move) {
 	o.loads[from] -= size
 	o.loads[m.to] += size
 	o.bins[m.item] = m.to
-	if o.loads[from] <= o.most[from] {
-		clear(o.leaving) // the bin may receive items now
+	if o.loads[from] <= o.maxLoads[from] {
+		clear(o.cheapestMoves) // the bin may receive items now
 	}
 }
 
@@ -98,7 +98,7 @@ func (o *overflow) cheapest(item, from int) move {
 }
 
 func (o *overflow) fits(item, bin int) bool {
-	return o.loads[bin]+float64(o.w.Sizes[item]) <= o.most[bin]
+	return o.loads[bin]+float64(o.w.Sizes[item]) <= o.maxLoads[bin]
 }
 
 // moves is a min-heap by loss, then by item.

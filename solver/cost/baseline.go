@@ -22,16 +22,16 @@ func Dealt(ctx context.Context, t *trace.Trace, attention placement.Attention, r
 	p := DefaultPlacement(t.Model.Layers, t.Model.Experts, ranks)
 	o.WithoutBounds, o.Policy, o.RankCapacity, o.ScorePercent = true, dispatch.RoundRobin, nil, 0 // no scores
 	if attention == placement.DataParallel {
-		return DataParallel(ctx, t, p, indifferent{}, o)
+		return DataParallel(ctx, t, p, noScores{}, o)
 	}
 	if err := o.validate(t, p); err != nil {
 		return Report{}, err
 	}
-	return tensorParallel(ctx, t, p, &o, (*layerRun).dispatchInTurn)
+	return tensorParallel(ctx, t, p, &o, (*layerRun).dispatchRoundRobin)
 }
 
-// dispatchInTurn assigns the tokens round-robin and counts them.
-func (r *layerRun) dispatchInTurn(positions []int) {
+// dispatchRoundRobin assigns the tokens round-robin and counts them.
+func (r *layerRun) dispatchRoundRobin(positions []int) {
 	own, next, batches := make([]int, min(r.options.BatchTokens, len(positions))), 0, 0
 	for batch := range slices.Chunk(positions, r.options.BatchTokens) {
 		for i := range batch {
@@ -45,7 +45,7 @@ func (r *layerRun) dispatchInTurn(positions []int) {
 	r.batchExpertImbalance /= float64(batches)
 }
 
-// indifferent is a forecast without information about requests.
-type indifferent struct{}
+// noScores is a forecast without information about requests.
+type noScores struct{}
 
-func (indifferent) Score(dst []float32, _ int) { clear(dst) }
+func (noScores) Score(dst []float32, _ int) { clear(dst) }

@@ -47,7 +47,7 @@ func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, f
 	if o.caches() {
 		r.Reuse = reuse(orders)
 	}
-	r.Line = lineReport(orders)
+	r.Line = queueReport(orders)
 	if o.ByRequest {
 		r.ByRequest = byRequest(orders, o.Requests)
 	}
@@ -203,7 +203,7 @@ type orderRun struct {
 }
 
 func (r *orderRun) play() error {
-	r.deal() // the round-robin baseline dispatches in arrival order, even if the policy reorders requests
+	r.countBaseline() // the round-robin baseline dispatches in arrival order, even if the policy reorders requests
 	if err := r.schedule(); err != nil {
 		return err
 	}
@@ -228,10 +228,10 @@ func (r *orderRun) schedule() error {
 		caches.Add()
 	}
 	if r.options.Policy == dispatch.Window {
-		return r.scheduleQueues(caches)
+		return r.scheduleWindow(caches)
 	}
 	if r.options.Policy == dispatch.Late {
-		return r.scheduleLine(caches)
+		return r.scheduleLate(caches)
 	}
 	scheduler, err := dispatch.NewScheduler(r.scheduling())
 	if err != nil {
@@ -241,7 +241,7 @@ func (r *orderRun) schedule() error {
 	for _, request := range r.order {
 		asked := &r.requests[request]
 		d := scheduler.Decide(&asked.Request, r.places(places, request, scheduler.Load, caches))
-		r.decided(request, &d, caches)
+		r.recordDecision(request, &d, caches)
 		scheduler.Take(&asked.Request, &d)
 	}
 	return nil
@@ -264,8 +264,8 @@ func (r *orderRun) places(places []dispatch.Place, request int, load func(rank i
 	return places
 }
 
-// decided records a decision on the request that was matched with the caches last.
-func (r *orderRun) decided(request int, d *dispatch.Decision, caches *dispatch.Prefixes) {
+// recordDecision records a decision on the request that was matched with the caches last.
+func (r *orderRun) recordDecision(request int, d *dispatch.Decision, caches *dispatch.Prefixes) {
 	if !r.options.caches() {
 		d.Tokens = r.requests[request].Tokens
 	}
@@ -273,8 +273,8 @@ func (r *orderRun) decided(request int, d *dispatch.Decision, caches *dispatch.P
 	r.decisions = append(r.decisions, *d)
 }
 
-// scheduleQueues implements the policy window.
-func (r *orderRun) scheduleQueues(caches *dispatch.Prefixes) error {
+// scheduleWindow implements the policy window.
+func (r *orderRun) scheduleWindow(caches *dispatch.Prefixes) error {
 	if r.options.RankCapacity != nil {
 		return fmt.Errorf("policy %s assigns equal numbers of requests and does not support rank capacities", dispatch.Window)
 	}
@@ -353,8 +353,8 @@ func (r *orderRun) count(request, own, cached int, load []int32) {
 	}
 }
 
-// deal counts the baseline: contiguous experts, with requests assigned round-robin.
-func (r *orderRun) deal() {
+// countBaseline counts the baseline: contiguous experts, with requests assigned round-robin.
+func (r *orderRun) countBaseline() {
 	ranks, experts := baselineRanks(r.placement), r.placement.Experts
 	home := make([]int, experts)
 	for expert := range home {

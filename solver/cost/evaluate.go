@@ -130,7 +130,8 @@ type PartialForecast interface {
 	ScoreFirst(dst []float32, request, tokens int)
 }
 
-// TensorParallel scores a plan for attention tensor parallelism. Batches are consecutive tokens of the shuffled requests.
+// TensorParallel scores a plan for attention tensor parallelism. Batches are consecutive tokens of the shuffled
+// requests.
 func TensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, forecast TokenForecast, o Options) (Report, error) {
 	if err := o.validate(t, p); err != nil {
 		return Report{}, err
@@ -155,7 +156,7 @@ func tensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement,
 		run := newLayerRun(t, p, l, o)
 		run.kinds = kinds
 		dispatch(run, positions)
-		run.deal(positions)
+		run.countBaseline(positions)
 		if !o.WithoutBounds {
 			run.bounds(positions)
 		}

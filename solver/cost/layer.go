@@ -17,8 +17,8 @@ type Layer struct {
 	Ranks, SlotsPerRank          int
 }
 
-// usualExpertSize is the default width of an expert relative to the hidden size. Common values are 0.29 to 0.69.
-const usualExpertSize = 0.375
+// defaultExpertSize is the default width of an expert relative to the hidden size. Common values are 0.29 to 0.69.
+const defaultExpertSize = 0.375
 
 // expertSize returns the width of a routed expert, or 0 if the trace's model does not contain it in a supported form.
 func expertSize(m *trace.Model) int {
@@ -63,10 +63,10 @@ func LayerOf(m *trace.Model, machines Machines, ranks, slotsPerRank int) Layer {
 		Machines: machines, TopK: m.TopK, HiddenSize: m.HiddenSize, ExpertSize: expertSize(m), Ranks: ranks, SlotsPerRank: slotsPerRank,
 	}
 	if l.HiddenSize <= 0 {
-		l.HiddenSize = usualHiddenSize
+		l.HiddenSize = defaultHiddenSize
 	}
 	if l.ExpertSize <= 0 {
-		l.ExpertSize = int(usualExpertSize * float64(l.HiddenSize))
+		l.ExpertSize = int(defaultExpertSize * float64(l.HiddenSize))
 	}
 	return l
 }

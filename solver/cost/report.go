@@ -23,8 +23,8 @@ type Report struct {
 	BatchImbalance *float64 `json:"batch_imbalance"`
 	// WindowImbalance is the token imbalance of the last 128 requests, mean over time (attention DP).
 	WindowImbalance *float64 `json:"window_imbalance"`
-	// ExpertImbalance is the largest activation load of a rank's experts over the mean, ExpertWindowImbalance the same in
-	// the windows of WindowImbalance (attention TP: in batches).
+	// ExpertImbalance is the largest activation load of a rank's experts over the mean, ExpertWindowImbalance the same
+	// in the windows of WindowImbalance (attention TP: in batches).
 	ExpertImbalance       float64 `json:"expert_imbalance"`
 	ExpertWindowImbalance float64 `json:"expert_window_imbalance"`
 	// RemoteRanksPerToken is the number of distinct other ranks that compute experts of a token.
@@ -52,7 +52,7 @@ type Report struct {
 	// Decision contains the mean components of the decisions (attention DP); nil for the policy window.
 	Decision *DecisionReport `json:"decision,omitempty"`
 	// Line is the distribution of waiting times with the policy late (attention DP); nil for other policies.
-	Line *LineReport `json:"line,omitempty"`
+	Line *QueueReport `json:"line,omitempty"`
 	// PerLayer contains the figures of each MoE layer.
 	PerLayer []LayerReport `json:"per_layer"`
 	// ByRequest contains the rates of each of Options.Requests, as means over arrival orders (attention DP); nil if not

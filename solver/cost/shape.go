@@ -21,11 +21,11 @@ type Shape struct {
 }
 
 const (
-	// usualTopK and usualHiddenSize are defaults for unknown values, common among large models.
-	usualTopK, usualHiddenSize = 8, 4096
-	// usualWidth is the default number of active parameters of a layer, in squares of the hidden size: 4 for attention,
-	// 8 for experts.
-	usualWidth = 12
+	// defaultTopK and defaultHiddenSize are defaults for unknown values, common among large models.
+	defaultTopK, defaultHiddenSize = 8, 4096
+	// defaultWidth is the default number of active parameters of a layer, in squares of the hidden size: 4 for
+	// attention, 8 for experts.
+	defaultWidth = 12
 )
 
 // ShapeOf returns the shape of a trace's model.
@@ -65,16 +65,16 @@ func activeParameters(m *trace.Model) int64 {
 // ways, if none is local, and its computation at the rate of grouped GEMMs. Only their ratio matters.
 func (s Shape) Costs(m Machines) dispatch.Costs {
 	if s.TopK == 0 {
-		s.TopK = usualTopK
+		s.TopK = defaultTopK
 	}
 	if s.HiddenSize == 0 {
-		s.HiddenSize = usualHiddenSize
+		s.HiddenSize = defaultHiddenSize
 	}
 	if s.MoELayers == 0 {
 		s.MoELayers = 1
 	}
 	if s.ActiveParameters == 0 {
-		s.ActiveParameters = int64(s.MoELayers) * usualWidth * int64(s.HiddenSize) * int64(s.HiddenSize)
+		s.ActiveParameters = int64(s.MoELayers) * defaultWidth * int64(s.HiddenSize) * int64(s.HiddenSize)
 	}
 	const bf16, directions = 2, 2
 	activations := float64(s.MoELayers * s.TopK)

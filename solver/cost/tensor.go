@@ -96,8 +96,8 @@ func (r *layerRun) count(batch []int, own []int) {
 	r.batchExpertImbalance += imbalance(served)
 }
 
-// deal counts the baseline: contiguous experts, with tokens assigned round-robin.
-func (r *layerRun) deal(positions []int) {
+// countBaseline counts the baseline: contiguous experts, with tokens assigned round-robin.
+func (r *layerRun) countBaseline(positions []int) {
 	local := 0
 	ranks, experts := baselineRanks(r.placement), r.placement.Experts
 	for i, position := range positions {

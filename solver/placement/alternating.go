@@ -89,10 +89,10 @@ func (r *rows) placeHottestFirst(layer int, rowRank []int, random *rand.Rand) []
 		rankOf[i] = -1
 	}
 	for _, e := range order {
-		mates := make([]float64, r.ranks)
+		coactivations := make([]float64, r.ranks)
 		for f, rank := range rankOf {
 			if rank >= 0 {
-				mates[rank] += float64(together.row(e)[f])
+				coactivations[rank] += float64(together.row(e)[f])
 			}
 		}
 		best, bestValue := -1, 0.0
@@ -100,7 +100,7 @@ func (r *rows) placeHottestFirst(layer int, rowRank []int, random *rand.Rand) []
 			if count[rank] == n/r.ranks {
 				continue
 			}
-			value := expertAffinityWeight*mates[rank]/max(slices.Max(mates), 1e-9) +
+			value := expertAffinityWeight*coactivations[rank]/max(slices.Max(coactivations), 1e-9) +
 				rowAffinityWeight*float64(weight[e*r.ranks+rank])/max(loads[e], 1e-9) -
 				expertLoadWeight*load[rank]*float64(r.ranks)/max(total, 1e-9)/float64(n/r.ranks)
 			if best < 0 || value > bestValue {

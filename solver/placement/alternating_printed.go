@@ -61,7 +61,8 @@ func alternatePrinted(r *rows, random *rand.Rand, stop limit) (rankOf [][]int, r
 	return rankOf, rowRank
 }
 
-// promptRows returns the rows P of the requests in the MoE layers from first up to last, with the co-activations B of these layers.
+// promptRows returns the rows P of the requests in the MoE layers from first up to last, with the co-activations B of
+// these layers.
 func (p *Problem) promptRows(first, last int) *rows {
 	n, layers := p.experts(), p.Tokens[first:last]
 	c := &affinity.RequestCounts{
@@ -103,13 +104,13 @@ func (p *Problem) promptRows(first, last int) *rows {
 func (r *rows) clusterPrompts(random *rand.Rand) []int {
 	const rounds = 12
 	capacity := slices.Repeat([]int{r.quota()}, r.ranks)
-	centres := r.profile.spread(r.ranks, random)
+	centers := r.profile.spread(r.ranks, random)
 	scores := make([]float32, len(r.sizes)*r.ranks)
 	var exact assign.Solver
 	var rank []int
 	for range rounds {
 		for i, point := range r.profile.points {
-			for c, centre := range centres {
+			for c, centre := range centers {
 				scores[i*r.ranks+c] = -squaredDistance(point, centre)
 			}
 		}
@@ -118,7 +119,7 @@ func (r *rows) clusterPrompts(random *rand.Rand) []int {
 			break
 		}
 		rank = slices.Clone(next)
-		r.profile.means(centres, rank, r.sizes)
+		r.profile.means(centers, rank, r.sizes)
 	}
 	return rank
 }
@@ -126,11 +127,13 @@ func (r *rows) clusterPrompts(random *rand.Rand) []int {
 // quota is the number of requests at which a cluster is masked (line 40): the first number that is not below K/E.
 func (r *rows) quota() int { return (len(r.sizes) + r.ranks - 1) / r.ranks }
 
-// expertPlacing places the experts of one layer (expert_place, lines 3 to 26). Its affinity score of expert e and cluster i is
+// expertPlacing places the experts of one layer (expert_place, lines 3 to 26). Its affinity score of expert e and
+// cluster i is
 //
 //	α·Σ_{k in i} B_ek / L_e  +  β·Σ_{r in i} P_re / L_e  −  γ·Σ_{k in i} L_k / Σ_k L_k
 //
-// EAfE, EAfR and loads_cls of the listing: the share of co-activations, the share of activations, and the share of the load.
+// EAfE, EAfR and loads_cls of the listing: the share of co-activations, the share of activations, and the share of the
+// load.
 type expertPlacing struct {
 	ranks int
 	pairs *gram
@@ -159,13 +162,13 @@ func (r *rows) placePrinted(layer int, rowRank []int, random *rand.Rand) *expert
 	slices.SortStableFunc(order, func(a, b int) int { return compareDescending(s.hotness[a], s.hotness[b]) })
 	members := make([][]int, r.ranks)
 	for _, e := range order {
-		mates := s.mates(e)
+		coactivations := s.coactivations(e)
 		best, bestScore := -1, 0.0
 		for rank := range r.ranks {
 			if len(members[rank]) == n/r.ranks {
 				continue
 			}
-			score := s.score(e, rank, mates[rank], s.load[rank])
+			score := s.score(e, rank, coactivations[rank], s.load[rank])
 			if best < 0 || score > bestScore {
 				best, bestScore = rank, score
 			}
@@ -186,21 +189,21 @@ func (r *rows) placePrinted(layer int, rowRank []int, random *rand.Rand) *expert
 	return s
 }
 
-// mates returns Σ_{k in i} B_ek for each cluster i, without e.
-func (s *expertPlacing) mates(e int) []float64 {
-	mates := make([]float64, s.ranks)
+// coactivations returns Σ_{k in i} B_ek for each cluster i, without e.
+func (s *expertPlacing) coactivations(e int) []float64 {
+	coactivations := make([]float64, s.ranks)
 	for k, weight := range s.pairs.row(e) {
 		if rank := s.rankOf[k]; rank >= 0 && k != e {
-			mates[rank] += float64(weight)
+			coactivations[rank] += float64(weight)
 		}
 	}
-	return mates
+	return coactivations
 }
 
 // score returns the affinity score of an expert and a cluster with the given co-activations and load.
-func (s *expertPlacing) score(e, rank int, mates, load float64) float64 {
+func (s *expertPlacing) score(e, rank int, coactivations, load float64) float64 {
 	hot := max(s.hotness[e], 1e-9)
-	return printedAlphaE*mates/hot + printedBetaE*float64(s.requests[e*s.ranks+rank])/hot - printedGammaE*load/max(s.total, 1e-9)
+	return printedAlphaE*coactivations/hot + printedBetaE*float64(s.requests[e*s.ranks+rank])/hot - printedGammaE*load/max(s.total, 1e-9)
 }
 
 // gain returns the affinity gain of swapping two experts (aff_gain, line 23): the scores of both on the other's cluster
@@ -211,9 +214,11 @@ func (s *expertPlacing) score(e, rank int, mates, load float64) float64 {
 //	Φ = α·Σ_{e<k, same cluster} B_ek + β·Σ_e Σ_{r in the cluster of e} P_re − γ·Σ_i (Σ_{k in i} L_k)² / (2·Σ_k L_k)
 func (s *expertPlacing) gain(e, f int) float64 {
 	p, q := s.rankOf[e], s.rankOf[f]
-	ofE, ofF, pair := s.mates(e), s.mates(f), float64(s.pairs.row(e)[f])
+	ofE, ofF, pair := s.coactivations(e), s.coactivations(f), float64(s.pairs.row(e)[f])
 	hotE, hotF := s.hotness[e], s.hotness[f]
-	worth := func(x, rank int, hot, mates, load float64) float64 { return hot * s.score(x, rank, mates, load) }
+	worth := func(x, rank int, hot, coactivations, load float64) float64 {
+		return hot * s.score(x, rank, coactivations, load)
+	}
 	// A rank's load is taken at the midpoint between its values without and with the expert: hot·(load + hot/2) is the
 	// difference of load²/2.
 	restP, restQ := s.load[p]-hotE, s.load[q]-hotF
@@ -247,19 +252,19 @@ func (r *rows) schedulePrompts(rankOf [][]int) []int {
 	}
 	rank, count := make([]int, len(r.sizes)), make([]int, r.ranks)
 	for _, i := range r.bySize() {
-		mates := make([]float64, r.ranks)
+		coactivations := make([]float64, r.ranks)
 		for l := range r.layers {
 			experts, counts := r.layers[l].row(i)
 			for k, e := range experts {
 				weight := float64(counts[k]) / hotness[l][e]
 				for c, sum := range sums[l][int(e)*r.ranks : (int(e)+1)*r.ranks] {
-					mates[c] += weight * sum
+					coactivations[c] += weight * sum
 				}
 			}
 		}
 		best, bestScore := -1, 0.0
 		for c := range r.ranks {
-			score := printedAlphaR*mates[c] + printedBetaR*float64(local[i*r.ranks+c])
+			score := printedAlphaR*coactivations[c] + printedBetaR*float64(local[i*r.ranks+c])
 			if count[c] < r.quota() && (best < 0 || score > bestScore) {
 				best, bestScore = c, score
 			}

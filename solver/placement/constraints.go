@@ -73,9 +73,9 @@ func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, 
 	return checkPins(c.Pins, layers, experts, ranks)
 }
 
-// leastCapacity is the minimum share of the tokens of a rank, as a fraction of the largest share. With less, the rank
-// would only compute experts for other ranks.
-const leastCapacity = 1e-3
+// minCapacityShare is the minimum share of the tokens of a rank, as a fraction of the largest share. With less, the
+// rank would only compute experts for other ranks.
+const minCapacityShare = 1e-3
 
 // CheckCapacity validates the shares of tokens for the ranks; nil means equal shares.
 func CheckCapacity(capacity []float64, ranks int) error {
@@ -87,8 +87,8 @@ func CheckCapacity(capacity []float64, ranks int) error {
 	}
 	most := slices.Max(capacity)
 	for rank, share := range capacity {
-		if !(share >= leastCapacity*most && share > 0) || math.IsInf(most, 0) {
-			return fmt.Errorf("the capacity of rank %d is %v; it must be above 0, and at least %v of the largest", rank, share, leastCapacity)
+		if !(share >= minCapacityShare*most && share > 0) || math.IsInf(most, 0) {
+			return fmt.Errorf("the capacity of rank %d is %v; it must be above 0, and at least %v of the largest", rank, share, minCapacityShare)
 		}
 	}
 	return nil

@@ -69,13 +69,14 @@ func (p *Placement) Local(i int) [][]int {
 	return hosts
 }
 
-// ruleRounds is the maximum number of alternations between experts and requests in obey.
+// ruleRounds is the maximum number of alternations between experts and requests in applyCopyRule.
 const ruleRounds = 6
 
-// obey moves experts of a solved placement such that ranks use their own copies under the problem's rule (attention
-// DP). The preceding search counts every copy as local. obey alternates between improving each layer by single steps
-// and reassigning requests, and keeps the best of all rounds. With constraints on experts it does nothing.
-func (p *Problem) obey(result *Result, stop limit) {
+// applyCopyRule moves experts of a solved placement such that ranks use their own copies under the problem's rule
+// (attention DP). The preceding search counts every copy as local. applyCopyRule alternates between improving each
+// layer by single steps and reassigning requests, and keeps the best of all rounds. With constraints on experts it does
+// nothing.
+func (p *Problem) applyCopyRule(result *Result, stop limit) {
 	if p.CopyRule == NearestCopy || result.Placement == nil {
 		return
 	}

@@ -50,8 +50,8 @@ func crossEntropyPrinted(r *rows, random *rand.Rand, stop limit) (rankOf [][]int
 		if len(samples) < crossEntropySamples {
 			break
 		}
-		fade(ofExperts)
-		fade(ofRows)
+		decay(ofExperts)
+		decay(ofRows)
 		share := crossEntropySmoothing / float64(elite)
 		for _, s := range samples[:elite] {
 			for i, rank := range s.rowRank {
@@ -70,8 +70,8 @@ func crossEntropyPrinted(r *rows, random *rand.Rand, stop limit) (rankOf [][]int
 // uniform returns equal probabilities for all ranks.
 func uniform(size, ranks int) []float64 { return slices.Repeat([]float64{1 / float64(ranks)}, size) }
 
-// fade scales the probabilities by the weight that a round retains.
-func fade(probability []float64) {
+// decay scales the probabilities by the weight that a round retains.
+func decay(probability []float64) {
 	for i := range probability {
 		probability[i] *= 1 - crossEntropySmoothing
 	}
@@ -112,8 +112,9 @@ func (r *rows) draw(probability []float64, random *rand.Rand) []int {
 //
 //	θ·Σ_i |Σ_j R_ij a_j − S/E| + (1−θ)·Σ_{i1≠i2} Σ_j Σ_k R_{i1,j} C_{i2,k} C_p,jk a_j
 //
-// R_ij and C_ik are 1 where row j and expert k have rank i, a_j are the tokens of row j, S = Σ_j a_j, E is the number of ranks, and C_p,jk is
-// the probability that an activation of row j is of expert k. Over several layers the right-hand term is the mean.
+// R_ij and C_ik are 1 where row j and expert k have rank i, a_j are the tokens of row j, S = Σ_j a_j, E is the number
+// of ranks, and C_p,jk is the probability that an activation of row j is of expert k. Over several layers the
+// right-hand term is the mean.
 func (r *rows) printedObjective(rankOf [][]int, rowRank []int) float64 {
 	load, remote := make([]float64, r.ranks), 0.0
 	for i, rank := range rowRank {

@@ -51,9 +51,9 @@ func (p *Problem) ranksOf(of *Placement) [][]int {
 	return rankOf
 }
 
-// keepNames renumbers the ranks such that the number of moved experts is minimal: layer by layer with tensor
+// keepRankNumbers renumbers the ranks such that the number of moved experts is minimal: layer by layer with tensor
 // parallelism, with the same permutation for all layers with data parallelism.
-func (p *Problem) keepNames(to *Placement) {
+func (p *Problem) keepRankNumbers(to *Placement) {
 	blocks := 1
 	if p.Ranks%p.groups() == 0 {
 		blocks = p.groups()

@@ -123,8 +123,8 @@ func (d *distinct) total() float64 {
 	return float64(d.cost.Rank)*float64(ranks) + float64(d.cost.Node)*float64(nodes)
 }
 
-// lone returns the message cost of an occurrence to a rank that only one expert causes.
-func (d *distinct) lone(at, rank int) float64 {
+// soleMessageCost returns the message cost of an occurrence to a rank that only one expert causes.
+func (d *distinct) soleMessageCost(at, rank int) float64 {
 	if d.onRank[at*d.ranks+rank] != 1 {
 		return 0
 	}

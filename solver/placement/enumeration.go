@@ -13,16 +13,16 @@ const (
 	// searchWork limits the work to improve placements in all layers together, in entries of rows and scores for each
 	// elite.
 	searchWork = 4.6e7
-	// leastRunsPerElite is the number of annealing runs per improved run.
-	leastRunsPerElite = 4
-	// leastWork is the minimum work to value a placement, for layers with few token IDs, because prices also take time.
-	leastWork = 1000
+	// runsPerElite is the number of annealing runs per improved run.
+	runsPerElite = 4
+	// minWork is the minimum work to value a placement, for layers with few token IDs, because prices also take time.
+	minWork = 1000
 	// accurateSteps is the maximum number of price steps to value a placement. Steps × token IDs × ranks is at most
 	// accurateWork.
 	accurateSteps = 160
 	accurateWork  = 2e5
-	// glanceSteps is the number of price steps after which most placements are rejected as worse than the best one.
-	glanceSteps = 8
+	// screeningSteps is the number of price steps after which most placements are rejected as worse than the best one.
+	screeningSteps = 8
 	// smallStarts is the number of annealing runs in a layer whose swaps can all be tried.
 	smallStarts = 24
 	// exhaustibleStarts is the number of annealing runs before the enumeration of all placements of a layer.
@@ -55,7 +55,7 @@ func (s *layerSearch) exhaustible() bool {
 		return false // labels are not enumerated
 	}
 	placements := math.Pow(partitions(s.counts.Experts/s.groups, s.ranks/s.groups), float64(s.groups))
-	return s.ranks > 1 && placements*float64(max(len(s.tokens)*s.ranks*glanceSteps, leastWork)) <= exhaustiveWork
+	return s.ranks > 1 && placements*float64(max(len(s.tokens)*s.ranks*screeningSteps, minWork)) <= exhaustiveWork
 }
 
 // exhaust enumerates all placements and returns the best one, starting from the best known placement.
@@ -106,7 +106,7 @@ func (s *layerSearch) effort() (runs, improved int) {
 	}
 	// With many or large layers, fewer runs are improved, at least one.
 	improved = max(1, min(elites, int(searchWork/(float64(s.layers)*float64(len(s.rows.expert)+len(s.tokens)*s.ranks)))))
-	return min(starts, leastRunsPerElite*improved), improved
+	return min(starts, runsPerElite*improved), improved
 }
 
 // polish takes the best swap by value until none has a gain, if trying all swaps is cheap.

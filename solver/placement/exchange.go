@@ -14,8 +14,8 @@ const (
 	exchangeRounds = 4
 	// exchangeTries is the number of swaps per expert that a round tries.
 	exchangeTries = 1
-	// exchangeLeast is the minimum gain of a swap as a share of all activations, above rounding errors.
-	exchangeLeast = 1e-7
+	// exchangeMinGain is the minimum gain of a swap as a share of all activations, above rounding errors.
+	exchangeMinGain = 1e-7
 )
 
 // exchange is a placement of one layer during local search at given prices. The value of a swap is exact: every token
@@ -110,7 +110,7 @@ func (x *exchange) round(prices assign.Prices) (taken bool) {
 			continue
 		}
 		x.change(swap.e, swap.f)
-		if x.gain(swap.e, swap.f) > exchangeLeast*x.search.activations {
+		if x.gain(swap.e, swap.f) > exchangeMinGain*x.search.activations {
 			x.swap(swap.e, swap.f)
 			taken = true
 		}
@@ -152,8 +152,8 @@ func choose(net []float32) choice {
 	return c
 }
 
-// beside returns the value of the best rank other than two given ranks.
-func (c *choice) beside(p, q int32) float32 {
+// valueExcept returns the value of the best rank other than two given ranks.
+func (c *choice) valueExcept(p, q int32) float32 {
 	for i, rank := range c.rank {
 		if rank != p && rank != q {
 			return c.value[i]
@@ -190,7 +190,7 @@ func (x *exchange) gain(e, f int) float64 {
 	ranks, sum := x.search.ranks, 0.0
 	for i, token := range x.tokens {
 		net, best, d := x.net[int(token)*ranks:], &x.best[token], x.deltas[i]
-		sum += float64(max(net[p]+d, net[q]-d, best.beside(p, q)) - best.value[0])
+		sum += float64(max(net[p]+d, net[q]-d, best.valueExcept(p, q)) - best.value[0])
 	}
 	return sum
 }

@@ -63,7 +63,7 @@ func solveAuto(ctx context.Context, p *Problem) (Result, error) {
 	}
 	// With unequal shares of the tokens, ranks are not interchangeable.
 	if p.Current != nil && !of.timed() && !of.refines() && p.Constraints.RankCapacity == nil {
-		p.keepNames(result.Placement)
+		p.keepRankNumbers(result.Placement)
 	}
 	return result, nil
 }
@@ -151,8 +151,8 @@ type exactRanks struct {
 	items, groups assign.Solver
 }
 
-// assign returns the rank of each item. scores are [items × ranks]. groups divides the numbers of items and ranks, and is
-// 1 without groups. The result is exact: it solves each pair of group and block of ranks, and then assigns blocks to
+// assign returns the rank of each item. scores are [items × ranks]. groups divides the numbers of items and ranks, and
+// is 1 without groups. The result is exact: it solves each pair of group and block of ranks, and then assigns blocks to
 // groups.
 func (s *exactRanks) assign(scores []float32, ranks, groups int) []int {
 	items := len(scores) / ranks

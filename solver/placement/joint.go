@@ -61,16 +61,16 @@ func solveJoint(ctx context.Context, p *Problem) (Result, error) {
 
 const (
 	// jointCells is the size (requests × layers × experts) above which requests are sampled for the search, to at least
-	// leastRequests. jointWork limits the total size over all starts.
-	jointCells    = 1 << 23
-	leastRequests = 1500
-	jointWork     = 1 << 27
-	leastStarts   = 4
+	// minRequests. jointWork limits the total size over all starts.
+	jointCells  = 1 << 23
+	minRequests = 1500
+	jointWork   = 1 << 27
+	minStarts   = 4
 )
 
 // sampleRequests returns as many requests as the search can use, in their order.
 func sampleRequests(c *affinity.RequestCounts, seed uint64) *affinity.RequestCounts {
-	n := max(jointCells/(c.Layers*c.Experts), leastRequests)
+	n := max(jointCells/(c.Layers*c.Experts), minRequests)
 	if n >= len(c.Rows) {
 		return c
 	}
@@ -93,7 +93,7 @@ func (p *Problem) jointBegins() []func(*jointSearch, *rand.Rand) []int {
 		}}
 	}
 	profile := newProfile(p.Requests)
-	starts := min(jointStarts, max(leastStarts, jointWork/(len(p.Requests.Rows)*p.Requests.Layers*p.Requests.Experts)))
+	starts := min(jointStarts, max(minStarts, jointWork/(len(p.Requests.Rows)*p.Requests.Layers*p.Requests.Experts)))
 	begins := make([]func(*jointSearch, *rand.Rand) []int, starts)
 	for i := range begins {
 		begins[i] = func(s *jointSearch, random *rand.Rand) []int {
@@ -251,11 +251,11 @@ func (s *jointSearch) annealLayer(layer int, random *rand.Rand) []int {
 // clusterRequests initializes the requests' ranks by balanced k-means on their profiles.
 func (s *jointSearch) clusterRequests(p *profile, random *rand.Rand) []int {
 	const rounds = 12
-	centres := p.spread(s.ranks, random)
+	centers := p.spread(s.ranks, random)
 	var ranks []int
 	for range rounds {
 		for r, point := range p.points {
-			for i, centre := range centres {
+			for i, centre := range centers {
 				// The score is the negative distance. The size weighs a long request like many short ones.
 				s.balance.Scores[r*s.ranks+i] = -s.requests.Tokens[r] * squaredDistance(point, centre)
 			}
@@ -268,7 +268,7 @@ func (s *jointSearch) clusterRequests(p *profile, random *rand.Rand) []int {
 		if s.stop.reached() {
 			break
 		}
-		p.means(centres, ranks, s.requests.Tokens)
+		p.means(centers, ranks, s.requests.Tokens)
 	}
 	return ranks
 }

@@ -21,12 +21,12 @@ func kmeans2D(r *rows, random *rand.Rand, stop limit) [][]int {
 	balance := assign.Weighted{
 		Sizes: r.sizes, Scores: make([]float32, len(r.sizes)*r.ranks), Limits: slices.Repeat([]float64{r.tokens() / float64(r.ranks)}, r.ranks),
 	}
-	centres := make([]float32, r.ranks*layers*n)
+	centers := make([]float32, r.ranks*layers*n)
 	for range kmeans2DRounds {
-		r.centres(centres, rowRank)
+		r.centers(centers, rowRank)
 		norms := make([]float32, r.ranks)
 		for rank := range norms {
-			row := centres[rank*layers*n : (rank+1)*layers*n]
+			row := centers[rank*layers*n : (rank+1)*layers*n]
 			norms[rank] = dot(row, row)
 		}
 		for i, size := range r.sizes {
@@ -39,7 +39,7 @@ func kmeans2D(r *rows, random *rand.Rand, stop limit) [][]int {
 				experts, counts := r.layers[l].row(i)
 				for k, e := range experts {
 					for rank := range scores {
-						scores[rank] += 2 * counts[k] * centres[(rank*layers+l)*n+int(e)]
+						scores[rank] += 2 * counts[k] * centers[(rank*layers+l)*n+int(e)]
 					}
 				}
 			}
@@ -59,22 +59,22 @@ func kmeans2D(r *rows, random *rand.Rand, stop limit) [][]int {
 }
 
 // centres computes each rank's mean shares, with rows weighted by size.
-func (r *rows) centres(centres []float32, rowRank []int) {
+func (r *rows) centers(centers []float32, rowRank []int) {
 	n, layers := r.experts, len(r.layers)
-	clear(centres)
+	clear(centers)
 	weight := make([]float32, r.ranks)
 	for i, rank := range rowRank {
 		weight[rank] += r.sizes[i]
 		for l := range layers {
 			experts, counts := r.layers[l].row(i)
 			for k, e := range experts {
-				centres[(rank*layers+l)*n+int(e)] += counts[k]
+				centers[(rank*layers+l)*n+int(e)] += counts[k]
 			}
 		}
 	}
 	for rank, w := range weight {
 		for x := range layers * n {
-			centres[rank*layers*n+x] /= max(w, 1)
+			centers[rank*layers*n+x] /= max(w, 1)
 		}
 	}
 }

@@ -79,11 +79,11 @@ func (l *limits) allows(e, f, p, q int) bool {
 	if more := l.moreMoves(e, f, p, q); more > 0 && l.moved+more > l.budget {
 		return false
 	}
-	return math.IsInf(l.most, 1) || l.lessExcess(e, f, p, q) >= 0
+	return math.IsInf(l.most, 1) || l.excessReduction(e, f, p, q) >= 0
 }
 
-// lessExcess returns the reduction of the loads' excess by the swap.
-func (l *limits) lessExcess(e, f, p, q int) float64 {
+// excessReduction returns the reduction of the loads' excess by the swap.
+func (l *limits) excessReduction(e, f, p, q int) float64 {
 	d := l.loads[f] - l.loads[e]
 	return l.above(l.load[p]) + l.above(l.load[q]) - l.above(l.load[p]+d) - l.above(l.load[q]-d)
 }
@@ -274,7 +274,7 @@ func (l *limits) lower(rankOf []int) {
 				if p == q || l.load[p] <= l.most && l.load[q] <= l.most || !l.allows(e, f, p, q) {
 					continue
 				}
-				if less := l.lessExcess(e, f, p, q); less > best {
+				if less := l.excessReduction(e, f, p, q); less > best {
 					bestE, bestF, best = e, f, less
 				}
 			}

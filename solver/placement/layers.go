@@ -122,11 +122,11 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 	g := tokenGram(s.counts, s.shrinkage)
 	contiguous := contiguousRanks(s.counts.Experts, s.ranks)
 	// A few price steps, equally many for all candidates, suffice to select those that are improved.
-	glanced := func(rankOf []int) candidate {
+	screened := func(rankOf []int) candidate {
 		prices, value := s.valueIn(s.steps()/3, rankOf, nil)
 		return s.bestNames(candidate{rankOf, prices, value}, s.steps()/3)
 	}
-	candidates := []candidate{glanced(contiguous)}
+	candidates := []candidate{screened(contiguous)}
 	starts, elites := s.effort()
 	for start := range starts {
 		if s.stop.reached() {
@@ -135,7 +135,7 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
 		p := randomPartition(g, s.ranks, s.groups, random)
 		p.anneal(random, s.stop, cold)
-		candidates = append(candidates, glanced(s.canonical(p.rankOf)))
+		candidates = append(candidates, screened(s.canonical(p.rankOf)))
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return compareDescending(a.value, b.value) })
 	candidates = deduplicated(candidates)
@@ -328,7 +328,7 @@ func (s *layerSearch) valueIn(steps int, rankOf []int, start assign.Prices) (ass
 // above reports whether the value of a placement exceeds the given value, and returns it. A few price steps reject most
 // placements, because more steps only lower the value.
 func (s *layerSearch) above(value float64, rankOf []int) (float64, bool) {
-	if _, most := s.valueIn(min(glanceSteps, s.steps()), rankOf, nil); most <= value {
+	if _, most := s.valueIn(min(screeningSteps, s.steps()), rankOf, nil); most <= value {
 		return 0, false
 	}
 	_, v := s.value(rankOf, nil)

@@ -57,7 +57,7 @@ func newProfile(c *affinity.RequestCounts) *profile {
 				add(next[i], row, dot(row, direction))
 			}
 		}
-		orthonormalise(next)
+		orthonormalize(next)
 		basis = next
 	}
 	for r := range c.Rows {
@@ -86,12 +86,12 @@ func randomBasis(size, width int) [][]float32 {
 			direction[x] = float32(random.NormFloat64())
 		}
 	}
-	orthonormalise(basis)
+	orthonormalize(basis)
 	return basis
 }
 
-// orthonormalise applies the Gram-Schmidt process, in order. A vanishing direction becomes zero.
-func orthonormalise(basis [][]float32) {
+// orthonormalize applies the Gram-Schmidt process, in order. A vanishing direction becomes zero.
+func orthonormalize(basis [][]float32) {
 	for i, direction := range basis {
 		for _, earlier := range basis[:i] {
 			add(direction, earlier, -dot(direction, earlier))
@@ -132,13 +132,13 @@ func squaredDistance(a, b []float32) float32 {
 // spread chooses n initial centers by k-means++ (Arthur and Vassilvitskii 2007): each next center is a point drawn with
 // a probability proportional to its squared distance to the previous centers.
 func (p *profile) spread(n int, random *rand.Rand) [][]float32 {
-	centres := [][]float32{append([]float32(nil), p.points[random.IntN(len(p.points))]...)}
+	centers := [][]float32{append([]float32(nil), p.points[random.IntN(len(p.points))]...)}
 	distance := make([]float64, len(p.points))
-	for len(centres) < n {
+	for len(centers) < n {
 		total := 0.0
 		for r, point := range p.points {
-			d := float64(squaredDistance(point, centres[len(centres)-1]))
-			if len(centres) == 1 || d < distance[r] {
+			d := float64(squaredDistance(point, centers[len(centers)-1]))
+			if len(centers) == 1 || d < distance[r] {
 				distance[r] = d
 			}
 			total += distance[r]
@@ -148,14 +148,14 @@ func (p *profile) spread(n int, random *rand.Rand) [][]float32 {
 			pick -= distance[at]
 			at++
 		}
-		centres = append(centres, append([]float32(nil), p.points[at]...))
+		centers = append(centers, append([]float32(nil), p.points[at]...))
 	}
-	return centres
+	return centers
 }
 
 // means moves each center to the mean of its points, weighted by size. A center without points stays.
-func (p *profile) means(centres [][]float32, ranks []int, sizes []float32) {
-	for i, centre := range centres {
+func (p *profile) means(centers [][]float32, ranks []int, sizes []float32) {
+	for i, centre := range centers {
 		total := float32(0)
 		sum := make([]float32, len(centre))
 		for r, rank := range ranks {

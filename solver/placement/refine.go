@@ -30,11 +30,11 @@ const (
 	// refineRounds is the maximum number of alternations between assignment and swaps. The search ends when the
 	// relative gain of a round is below worthwhile.
 	refineRounds = 6
-	worthwhile   = 1e-4
-	// hope is the maximum relative distance to the best start for improving another start of a single layer. It does
-	// not apply to starts of several layers, whose value can look too low because the numbering of ranks differs
+	minRoundGain = 1e-4
+	// maxStartGap is the maximum relative distance to the best start for improving another start of a single layer. It
+	// does not apply to starts of several layers, whose value can look too low because the numbering of ranks differs
 	// between layers.
-	hope = 0.1
+	maxStartGap = 0.1
 )
 
 // refining is the local search for placements under limits.
@@ -78,7 +78,7 @@ func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) 
 	}
 	found, value := starts[first], worths[first]
 	hopeless := value
-	hopeless.value -= hope * math.Abs(value.value)
+	hopeless.value -= maxStartGap * math.Abs(value.value)
 	for i, start := range starts {
 		at, here := start, worths[i]
 		if len(start) == 1 && hopeless.better(here, 0) {
@@ -107,7 +107,7 @@ func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) 
 			if !there.better(here, 1e-6) {
 				break
 			}
-			last := !there.better(here, worthwhile)
+			last := !there.better(here, minRoundGain)
 			at, here = next, there
 			if last {
 				break

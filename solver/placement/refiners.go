@@ -203,7 +203,7 @@ func (r *messageRefiner) copies(i int, rankOf []int) []float32 {
 	weight := make([]float32, len(rankOf)*r.ranks)
 	for e, occurrences := range d.of {
 		for _, at := range occurrences {
-			weight[e*r.ranks+int(d.own[at])] += float32(d.lone(int(at), rankOf[e]) * r.sample.Scale)
+			weight[e*r.ranks+int(d.own[at])] += float32(d.soleMessageCost(int(at), rankOf[e]) * r.sample.Scale)
 		}
 	}
 	return weight

@@ -9,16 +9,16 @@ import (
 
 const (
 	// valuedScores is the maximum number of scores (token IDs × ranks) for valuing placements, unless fewer than
-	// leastTokens token IDs would remain. With few token IDs, a search on many ranks overfits the sample. Annealing
+	// minTokens token IDs would remain. With few token IDs, a search on many ranks overfits the sample. Annealing
 	// uses all token IDs through the Gram matrix.
 	valuedScores = 1 << 17
-	leastTokens  = 1 << 13
+	minTokens    = 1 << 13
 	// gramTokens is the number of token IDs in the Gram matrix if the search starts from a placement in service.
 	gramTokens = 1 << 14
 )
 
 // valuedTokens returns the maximum number of token IDs for valuing placements.
-func valuedTokens(ranks int) int { return max(valuedScores/ranks, leastTokens) }
+func valuedTokens(ranks int) int { return max(valuedScores/ranks, minTokens) }
 
 // sample contains token IDs that represent all token IDs of a layer.
 type sample struct {

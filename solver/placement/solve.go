@@ -275,7 +275,7 @@ func Solve(ctx context.Context, p Problem) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	p.obey(&result, limit{ctx, p.Deadline})
+	p.applyCopyRule(&result, limit{ctx, p.Deadline})
 	if !p.Constraints.Any() {
 		return result, nil
 	}

@@ -222,11 +222,11 @@ func (t *timing) after(e, f int) float64 {
 	return -exchange - t.unit*t.clock.computing(t.load(e, f))
 }
 
-// leastTimeGain is the minimum gain of a swap as a share of all activations. Smaller gains take long to find and do not
+// minTimeGain is the minimum gain of a swap as a share of all activations. Smaller gains take long to find and do not
 // generalize to later requests.
-const leastTimeGain = 1e-5
+const minTimeGain = 1e-5
 
-func (t *timing) gain(e, f int) float64 { return t.after(e, f) - t.value - leastTimeGain*t.total }
+func (t *timing) gain(e, f int) float64 { return t.after(e, f) - t.value - minTimeGain*t.total }
 
 func (t *timing) swap(e, f int) {
 	t.value = t.after(e, f)

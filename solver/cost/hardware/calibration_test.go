@@ -130,7 +130,7 @@ func TestConstantTimesHaveNoRate(t *testing.T) {
 		for bytes := 1e3; bytes < 1e9; bytes *= 3.3 {
 			points = append(points, exchanged{bytes, us})
 		}
-		if e, err := fitExchange(points); err == nil || !strings.Contains(err.Error(), "no rate can be told") {
+		if e, err := fitExchange(points); err == nil || !strings.Contains(err.Error(), "no rate can be fitted") {
 			t.Fatalf("%v µs for all sizes: %+v, %v", us, e, err)
 		}
 		// What rises by a thousandth of itself does have one.

@@ -88,11 +88,11 @@ func (o *Options) exceedsChance(solved, plain cost.Rates, noise float64) bool {
 // noise returns the gain that chance can explain. With attention DP a request has one rank: its activations are local
 // together, so the gain varies between requests.
 func (s *search) noise(solved, plain *cost.Report) float64 {
-	least := minSigma * s.activationNoise(plain)
+	minimum := minSigma * s.activationNoise(plain)
 	if s.options.Attention == placement.DataParallel && len(s.test) >= minSpreadRequests {
-		least = max(least, s.requestNoise(solved, plain))
+		minimum = max(minimum, s.requestNoise(solved, plain))
 	}
-	return least
+	return minimum
 }
 
 // activationNoise returns the standard deviation of the gain for independent activations.

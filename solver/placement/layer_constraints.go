@@ -29,8 +29,8 @@ type limits struct {
 	// cost is the cost of a move.
 	cost float64
 	// loads are the activations of the experts, most the maximum load of a rank.
-	loads []float64
-	most  float64
+	loads   []float64
+	maxLoad float64
 	// moved and load belong to the placement being searched. missing is the number of experts that each rank receives
 	// and does not contain yet.
 	moved   int
@@ -79,7 +79,7 @@ func (l *limits) allows(e, f, p, q int) bool {
 	if more := l.moreMoves(e, f, p, q); more > 0 && l.moved+more > l.budget {
 		return false
 	}
-	return math.IsInf(l.most, 1) || l.excessReduction(e, f, p, q) >= 0
+	return math.IsInf(l.maxLoad, 1) || l.excessReduction(e, f, p, q) >= 0
 }
 
 // excessReduction returns the reduction of the loads' excess by the swap.
@@ -90,10 +90,10 @@ func (l *limits) excessReduction(e, f, p, q int) float64 {
 
 // above returns the excess of a load over the limit, beyond rounding.
 func (l *limits) above(load float64) float64 {
-	if load <= l.most*(1+1e-9) {
+	if load <= l.maxLoad*(1+1e-9) {
 		return 0
 	}
-	return load - l.most
+	return load - l.maxLoad
 }
 
 // swapped records that e and f were swapped.
@@ -266,12 +266,12 @@ func (l *limits) swapAny(rankOf []int, e, f int) {
 func (l *limits) lower(rankOf []int) {
 	size := len(rankOf) / l.groups
 	for {
-		bestE, bestF, none := 0, 0, 1e-9*l.most
+		bestE, bestF, none := 0, 0, 1e-9*l.maxLoad
 		best := none
 		for e, p := range rankOf {
 			for f := e - e%size; f < e; f++ {
 				q := rankOf[f]
-				if p == q || l.load[p] <= l.most && l.load[q] <= l.most || !l.allows(e, f, p, q) {
+				if p == q || l.load[p] <= l.maxLoad && l.load[q] <= l.maxLoad || !l.allows(e, f, p, q) {
 					continue
 				}
 				if less := l.excessReduction(e, f, p, q); less > best {

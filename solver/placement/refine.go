@@ -259,7 +259,7 @@ func (p *Problem) limits(l int) (*limits, error) {
 	n := p.experts()
 	w := &limits{
 		ranks: p.Ranks, groups: p.groups(), pinned: slices.Repeat([]int{-1}, n), each: max(p.each, 1), budget: math.MaxInt,
-		cost: p.Constraints.MigrationCost, loads: make([]float64, n), most: math.Inf(1),
+		cost: p.Constraints.MigrationCost, loads: make([]float64, n), maxLoad: math.Inf(1),
 	}
 	for _, pin := range p.Constraints.Pins {
 		if pin.Layer != p.Layers[l] {
@@ -293,7 +293,7 @@ func (p *Problem) limits(l int) (*limits, error) {
 			return nil, err
 		}
 		w.loads = loads
-		w.most = sum(loads) / float64(p.Ranks) * p.Constraints.ExpertLoadLimit / 100
+		w.maxLoad = sum(loads) / float64(p.Ranks) * p.Constraints.ExpertLoadLimit / 100
 	}
 	return w, nil
 }

@@ -317,7 +317,7 @@ func (r *timeRefiner) loads(p *Problem) ([][]float64, error) {
 func (l *limits) capped(loads []float64, percent float64) *limits {
 	to := *l
 	if percent > 0 {
-		to.loads, to.most = loads, sum(loads)/float64(l.ranks)*percent/100
+		to.loads, to.maxLoad = loads, sum(loads)/float64(l.ranks)*percent/100
 	}
 	return &to
 }

@@ -14,7 +14,8 @@ type Rows struct {
 	// gram is Σ T Tᵀ / a, and tangent is Σ a g'(σ) π πᵀ, over rows with activations T, weight a and shares π [size ×
 	// size], as upper triangles.
 	gram, tangent []float64
-	// constant is Σ a (g(σ) − g'(σ) σ), activations Σ T, weight Σ a, best Σ of each row's largest feasible local sum.
+	// constant is Σ a (g(σ) − g'(σ) σ), activations is Σ T, weight is Σ a, best is Σ of each row's largest feasible local
+	// sum.
 	constant, activations, weight, best float64
 	largest                             []float64
 	// whole bounds the largest share of rows with activations of one each; nil for other rows.

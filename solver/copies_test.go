@@ -137,7 +137,7 @@ func TestCopiesOptionsAreValidated(t *testing.T) {
 		change func(*Options, *trace.Trace)
 		says   string
 	}{
-		"negative memory":  {func(o *Options, _ *trace.Trace) { o.RedundantMemory = -1 }, "cannot be negative"},
+		"negative memory":  {func(o *Options, _ *trace.Trace) { o.RedundantMemory = -1 }, "must not be negative"},
 		"a number as well": {func(o *Options, _ *trace.Trace) { o.RedundantSlots = 1 }, "mutually exclusive"},
 		"other objective":  {func(o *Options, _ *trace.Trace) { o.Objective = placement.Activation }, "objective time and algorithm auto"},
 		"other algorithm":  {func(o *Options, _ *trace.Trace) { o.Algorithm = placement.EPLB }, "objective time and algorithm auto"},

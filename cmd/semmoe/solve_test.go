@@ -334,7 +334,7 @@ func TestSolveExitCodes(t *testing.T) {
 		"memory of eplb":  {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--algorithm", "eplb"), exitUsage, "chosen from memory by objective time and algorithm auto"},
 		"one rank":        {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--ep", "1"), exitUsage, "allow 0 to 0"},
 		"groups, memory":  {grouped(4, "--redundant-slots", "auto", "--redundant-memory", "8GiB"), exitUsage, "--preserve-groups: 1 redundant slots per rank"},
-		"limit, memory":   {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--expert-load-limit", "110"), exitUsage, "an expert load limit with redundant slots"},
+		"limit, memory":   {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--expert-load-limit", "110"), exitUsage, "an expert load limit is not supported with redundant slots"},
 		"groups and EP":   {grouped(6), exitUsage, "EP size 4 and the gate's 6 groups"},
 		"groups of eplb":  {grouped(4, "--algorithm", "eplb"), exitUsage, "--preserve-groups: algorithm eplb does not keep groups together"},
 		"groups, copies":  {grouped(4, "--redundant-slots", "1"), exitUsage, "1 redundant slots per rank"},

@@ -331,7 +331,7 @@ func TestSolveExitCodes(t *testing.T) {
 		"negative memory": {with("--redundant-slots", "auto", "--redundant-memory", "-1GiB"), exitUsage, "a number of bytes above 0"},
 		"memory in words": {with("--redundant-slots", "auto", "--redundant-memory", "much"), exitUsage, "a number of bytes above 0"},
 		"unknown sizes":   {with("--redundant-slots", "auto", "--redundant-memory", "8GiB"), exitUsage, "the size of an expert is unknown"},
-		"memory of eplb":  {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--algorithm", "eplb"), exitUsage, "chosen from memory by objective time and algorithm auto"},
+		"memory of eplb":  {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--algorithm", "eplb"), exitUsage, "requires objective time and algorithm auto"},
 		"one rank":        {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--ep", "1"), exitUsage, "allow 0 to 0"},
 		"groups, memory":  {grouped(4, "--redundant-slots", "auto", "--redundant-memory", "8GiB"), exitUsage, "--preserve-groups: 1 redundant slots per rank"},
 		"limit, memory":   {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--expert-load-limit", "110"), exitUsage, "an expert load limit is not supported with redundant slots"},

@@ -13,17 +13,17 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// DefaultBatchTokens is the distribution of the sizes of batches, in tokens over all ranks, where none is given: a large step of decoding or one
-// prompt, some prompts, and many. Each is as frequent as the others.
+// DefaultBatchTokens are the default batch sizes, in tokens over all ranks, all with equal weight: a large decode step
+// or one prompt, several prompts, and many prompts.
 var DefaultBatchTokens = []int{4096, 16384, 65536}
 
-// maxBatchTokens is the largest size of a batch: several times that of the largest known deployments.
+// maxBatchTokens is the maximum batch size: several times that of the largest known deployments.
 const maxBatchTokens = 1 << 24
 
-// CheckBatchTokens refuses sizes of batches that no engine computes at a time.
+// CheckBatchTokens returns an error if a batch size is outside the range that engines support.
 func CheckBatchTokens(sizes []int) error {
 	if len(sizes) == 0 {
-		return fmt.Errorf("batch tokens is empty: name the size of a batch, in tokens over all ranks")
+		return fmt.Errorf("batch tokens is empty; it must have at least one batch size, in tokens over all ranks")
 	}
 	for _, n := range sizes {
 		if n < 1 || n > maxBatchTokens {
@@ -33,7 +33,7 @@ func CheckBatchTokens(sizes []int) error {
 	return nil
 }
 
-// batchTokens are the given sizes, or the default.
+// batchTokens returns the given batch sizes, or the default.
 func (o *Options) batchTokens() []int {
 	if len(o.BatchTokens) == 0 {
 		return DefaultBatchTokens
@@ -41,23 +41,25 @@ func (o *Options) batchTokens() []int {
 	return o.BatchTokens
 }
 
-// layer models the layer of a placement on the machines that are to serve.
+// layer models the layer of a placement on the target machines.
 func (o *Options) layer(m *trace.Model, slotsPerRank int) cost.Layer {
 	return cost.LayerOf(m, cost.MachinesOf(o.profile(), o.Ranks, o.ranksPerNode()), o.Ranks, slotsPerRank)
 }
 
-// timed reports whether the placement is searched for by time.
+// timed reports whether the search minimizes modelled time.
 func (s *search) timed() bool {
 	return s.options.objective() == placement.Time && s.options.Algorithm == placement.Auto
 }
 
 const (
-	// maxWindows is how many samples of batches the search knows, and windowWork bounds the activations that are counted for them.
+	// maxWindows is the maximum number of sampled batches in the search. windowWork bounds the activations counted for
+	// them.
 	maxWindows = 64
 	windowWork = 1 << 26
 )
 
-// clock models the time of a layer for the search, with samples of what is computed at a time.
+// clock returns the time model of a layer for the search, with samples of the requests that a rank group computes
+// together.
 func (s *search) clock(ctx context.Context) (*placement.Clock, error) {
 	model := &s.trace.Model
 	layer, sizes := s.options.layer(model, model.Experts/s.options.Ranks+s.options.RedundantSlots), s.options.batchTokens()
@@ -69,7 +71,7 @@ func (s *search) clock(ctx context.Context) (*placement.Clock, error) {
 		return sum / float64(len(sizes))
 	})
 	if s.options.Attention == placement.DataParallel {
-		c.Softness = 0.75 // ranks of requests are less predictable than those of tokens
+		c.Softness = 0.75 // the rank of a request is harder to predict than the rank of a token
 	}
 	windows := s.windows()
 	c.Windows = make([][]float32, len(model.Layers))
@@ -88,10 +90,10 @@ func (s *search) clock(ctx context.Context) (*placement.Clock, error) {
 	})
 }
 
-// windows are random samples of the train requests, each half as large as what is computed at a time: the requests that a window of the evaluation
-// has with attention DP, and those of a batch of the median size with attention TP. The load of an expert in a later window differs from the
-// profile's by the error of both samples; a smaller sample has the variance of their sum. A sample has an eighth of the requests at most: otherwise
-// all windows would be alike, and later ones would not be.
+// windows returns random samples of the train requests, each half as large as one step: the requests of an evaluation
+// window with attention DP, those of a batch of the median size with attention TP. The expert loads of a future window
+// differ from the profile by the sampling errors of both; a smaller sample has the variance of their sum. A sample has at
+// most an eighth of the requests, because larger samples would all be alike, unlike future windows.
 func (s *search) windows() [][]int {
 	model, requests := &s.trace.Model, len(s.train)
 	tokens := s.trace.TokenCount(s.train)

@@ -13,46 +13,47 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// CompareOptions are the inputs of Compare besides the trace.
+// CompareOptions are the inputs of Compare in addition to the trace.
 type CompareOptions struct {
-	// Attentions, Ranks (EP sizes) and Seeds of the split span the comparison.
+	// The comparison covers all combinations of Attentions, Ranks (EP sizes) and Seeds of the split.
 	Attentions []placement.Attention
 	Ranks      []int
 	Seeds      []uint64
-	// RedundantSlots are the numbers of extra slots per rank that are compared; algorithms that know no redundant slots are
-	// compared without. Empty is 0 alone.
+	// RedundantSlots are the numbers of extra slots per rank to compare. Algorithms without support for redundant slots
+	// run without them. Empty means 0.
 	RedundantSlots []int
-	// Algorithms are those that are compared.
+	// Algorithms are the algorithms to compare.
 	Algorithms []placement.Algorithm
-	// Forecasts are those of Auto with attention TP; Baselines those that all other algorithms' placements are given.
+	// Forecasts are used with Auto and attention TP, Baselines with the placements of all other algorithms.
 	Forecasts, Baselines []Forecast
-	// TrainPercent is that of the splits.
+	// TrainPercent is the percentage of requests in the train part of each split.
 	TrainPercent int
-	// Embeddings are the vectors of token ids from which prompts are clustered (attention DP); nil stands for a random
-	// projection of the prompt's bag of tokens.
+	// Embeddings are the token vectors from which prompts are clustered (attention DP); nil means a random projection
+	// of the prompt's bag of tokens.
 	Embeddings *embedding.Table
-	// Cells is how many cells (seed, attention mode, EP size, extra slots, algorithm) are worked on at once, each on as many
-	// processors as it can use; 0 is half of the processors. More need more memory and leave fewer processors idle: the
-	// results are the same, but for PlacementSeconds.
+	// Cells is the maximum number of cells (seed, attention mode, EP size, extra slots, algorithm) to solve
+	// concurrently, each on all processors that it can use; 0 means half of the processors. More cells need more memory
+	// and improve processor utilization. Results do not depend on Cells, except PlacementSeconds.
 	Cells int
-	// Progress, where set, is told after each cell how many are done. Calls come from several goroutines.
+	// Progress, if set, receives the number of finished cells after each cell. It is called from several goroutines.
 	Progress func(step string, done, total int)
 }
 
-// Comparison is one method on one EP size: its scores on the held-out requests of every seed.
+// Comparison contains the scores of one method at one EP size, on the held-out requests of every seed.
 type Comparison struct {
 	Attention placement.Attention `json:"attention"`
 	Ranks     int                 `json:"ep_size"`
 	Algorithm placement.Algorithm `json:"algorithm"`
-	// RedundantSlots are the extra slots of a rank, SlotsPerRank all of them: the experts that it has in memory.
+	// RedundantSlots is the number of extra slots of a rank. SlotsPerRank is the number of all slots: the experts in
+	// its memory.
 	RedundantSlots int `json:"redundant_slots"`
 	SlotsPerRank   int `json:"slots_per_rank"`
-	// Forecast is what the scores come from, Dispatch how tokens or requests are assigned by them.
+	// Forecast names the source of the scores, Dispatch the policy that assigns tokens or requests by them.
 	Forecast string `json:"forecast"`
 	Dispatch string `json:"dispatch"`
-	// Part tells, for our placement and the default one, which parts of co-scheduling are used.
+	// Part defines, for our placement and the default one, which parts of co-scheduling are used.
 	Part Part `json:"part,omitempty"`
-	// LAR is the local activation rate; the other figures are means over the seeds.
+	// LAR is the local activation rate. The fields below are means over the seeds.
 	LAR                   Spread  `json:"lar"`
 	TokenImbalance        float64 `json:"token_imbalance"`
 	WindowImbalance       float64 `json:"window_imbalance,omitempty"`
@@ -60,15 +61,15 @@ type Comparison struct {
 	ExpertImbalance       float64 `json:"expert_imbalance"`
 	ExpertWindowImbalance float64 `json:"expert_window_imbalance"`
 	RemoteRanksPerToken   float64 `json:"remote_ranks_per_token"`
-	// PlacementSeconds is what the placement took to solve, mean over seeds; the counts are not included. Cells that are
-	// worked on at the same time share the processors.
+	// PlacementSeconds is the mean time over seeds to solve the placement, without the time to count. Concurrent cells
+	// share the processors.
 	PlacementSeconds float64 `json:"placement_seconds"`
 }
 
-// Part is a part of co-scheduling: where experts are, and where tokens or requests are sent.
+// Part is a part of co-scheduling: expert placement, or routing of tokens or requests.
 type Part string
 
-// The parts.
+// Parts of co-scheduling.
 const (
 	NeitherPart   Part = "neither"
 	PlacementPart Part = "placement alone"
@@ -76,7 +77,7 @@ const (
 	BothParts     Part = "both"
 )
 
-// Spread is a figure over several seeds.
+// Spread is the distribution of a figure over several seeds.
 type Spread struct {
 	Mean  float64   `json:"mean"`
 	Least float64   `json:"min"`
@@ -94,8 +95,8 @@ func (s *Spread) add(v float64) {
 	s.Mean = sum / float64(len(s.Seeds))
 }
 
-// Compare solves and scores every method on every EP size and seed. Every method sees the same train requests and is scored
-// on the same test requests.
+// Compare solves and scores every method at every EP size and seed. All methods use the same train requests and are
+// scored on the same test requests.
 func Compare(ctx context.Context, t *trace.Trace, o CompareOptions) ([]Comparison, error) {
 	cells, err := o.cells(&t.Model)
 	if err != nil {
@@ -127,7 +128,7 @@ func Compare(ctx context.Context, t *trace.Trace, o CompareOptions) ([]Compariso
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return merged(scored, len(o.Seeds)), nil
+	return mergeSeeds(scored, len(o.Seeds)), nil
 }
 
 func (o *CompareOptions) atOnce() int {
@@ -137,7 +138,7 @@ func (o *CompareOptions) atOnce() int {
 	return max(runtime.GOMAXPROCS(0)/2, 1)
 }
 
-// cell is what is solved at once: one algorithm, one EP size, one split.
+// cell is one unit of work: one algorithm, one EP size, one split.
 type cell struct {
 	seed      uint64
 	attention placement.Attention
@@ -146,7 +147,7 @@ type cell struct {
 	algorithm placement.Algorithm
 }
 
-// cells lists all cells, in the order in which results are reported, or says what the model does not allow.
+// cells lists all cells in the order of the results. It returns an error for cells that the model does not support.
 func (o *CompareOptions) cells(m *trace.Model) ([]cell, error) {
 	slots := o.RedundantSlots
 	if len(slots) == 0 {
@@ -179,8 +180,8 @@ func (o *CompareOptions) cells(m *trace.Model) ([]cell, error) {
 	return cells, nil
 }
 
-// longestFirst is an order in which no long cell is left over when all others are done, and in which the counts of few seeds are
-// needed at the same time.
+// longestFirst returns an order of cells in which long cells start first, so that none remains at the end, and in which
+// few seeds need their counts at the same time.
 func longestFirst(cells []cell) []int {
 	order := make([]int, len(cells))
 	for i := range order {
@@ -203,8 +204,8 @@ func longestFirst(cells []cell) []int {
 	return order
 }
 
-// merged makes one comparison of those of all seeds; cells are in the order of their seeds.
-func merged(scored [][]Comparison, seeds int) []Comparison {
+// mergeSeeds combines the comparisons of all seeds into one per method. cells are ordered by seed.
+func mergeSeeds(scored [][]Comparison, seeds int) []Comparison {
 	var results []Comparison
 	share := 1 / float64(seeds)
 	for _, one := range slices.Concat(scored...) {
@@ -229,14 +230,14 @@ func merged(scored [][]Comparison, seeds int) []Comparison {
 	return results
 }
 
-// sameMethod reports whether two comparisons differ in nothing but the seed.
+// sameMethod reports whether two comparisons differ only in the seed.
 func (c *Comparison) sameMethod(x Comparison) bool {
 	return x.Attention == c.Attention && x.Ranks == c.Ranks && x.Algorithm == c.Algorithm && x.RedundantSlots == c.RedundantSlots &&
 		x.Forecast == c.Forecast && x.Dispatch == c.Dispatch
 }
 
-// profiles are the counts that the cells of a seed and an attention mode share. They are made when the first such cell begins and
-// dropped after the last.
+// profiles are the counts shared by the cells of a seed and an attention mode. They are computed when the first such
+// cell starts, and dropped after the last one.
 type profiles struct {
 	trace   *trace.Trace
 	options *CompareOptions
@@ -266,7 +267,7 @@ func newProfiles(t *trace.Trace, o *CompareOptions, cells []cell) *profiles {
 	return p
 }
 
-// of is the search of a cell, with the shared counts.
+// of returns the search of a cell, with the shared counts.
 func (p *profiles) of(ctx context.Context, c cell) (*search, error) {
 	shared := p.shared[profileKey{c.seed, c.attention}]
 	shared.lock.Lock()
@@ -292,7 +293,7 @@ func (p *profiles) release(c cell) {
 	}
 }
 
-// count splits and counts what the compared algorithms need.
+// count splits the trace and computes the counts that the compared algorithms need.
 func (p *profiles) count(ctx context.Context, c cell) (*search, error) {
 	s := &search{trace: p.trace, groups: 1, options: Options{
 		Attention: c.attention, Algorithm: placement.Auto, Forecast: Table, TrainPercent: p.options.TrainPercent, Seed: c.seed,

@@ -11,19 +11,19 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// The names of forecasts that only comparisons know.
+// Names of forecasts that exist only in comparisons.
 const (
-	// withoutForecast scores all ranks alike: tokens are dealt out.
+	// withoutForecast gives all ranks the same score: tokens are assigned round-robin.
 	withoutForecast = "none"
-	// domainLabel knows the kind of text of a request and nothing else.
+	// domainLabel scores a request by its domain only.
 	domainLabel = "domain label"
-	// prefixHash sends requests that begin with the same tokens to the same rank.
+	// prefixHash sends requests with the same first tokens to the same rank.
 	prefixHash = "hash of the first 64 tokens"
-	// promptClusters knows which of some clusters of prompts is nearest to the request's.
+	// promptClusters scores a request by the nearest cluster of prompts.
 	promptClusters = "k-means of prompt embeddings"
 )
 
-// countRelations counts what only other algorithms than Auto need.
+// countRelations computes the counts that only algorithms other than Auto need.
 func (s *search) countRelations(ctx context.Context) (err error) {
 	if s.pairs, err = affinity.CountPairs(ctx, s.trace, s.train); err != nil {
 		return err
@@ -32,7 +32,7 @@ func (s *search) countRelations(ctx context.Context) (err error) {
 	return err
 }
 
-// methods scores the search's algorithm in every way that its attention mode has.
+// methods scores the search's algorithm with every forecast and policy of its attention mode.
 func (s *search) methods(ctx context.Context, o *CompareOptions) ([]Comparison, error) {
 	if s.options.Attention == placement.DataParallel {
 		return s.requestMethods(ctx, o)
@@ -46,7 +46,7 @@ func (s *search) methods(ctx context.Context, o *CompareOptions) ([]Comparison, 
 	for _, forecast := range forecasts {
 		part := *s
 		part.options.Forecast = forecast
-		// Auto places for the mean occurrence of a token where the table is all that there is; the others know no forecast.
+		// With only the token table, Auto places for the mean occurrence of a token. Other algorithms use no forecast.
 		means := forecast == Table && s.options.Algorithm == placement.Auto
 		if means {
 			part.pairs = nil
@@ -68,10 +68,10 @@ func (s *search) methods(ctx context.Context, o *CompareOptions) ([]Comparison, 
 	return scored, nil
 }
 
-// placed is a solved placement with the time that it took.
+// placed is a solved placement with its solve time.
 type placed struct {
 	placement *placement.Placement
-	// rowRanks are those of placement.Result.
+	// rowRanks is the same as in placement.Result.
 	rowRanks [][]int
 	seconds  float64
 }
@@ -119,7 +119,7 @@ func (s *search) tokenMethods(ctx context.Context, p placed) ([]Comparison, erro
 	return scored, nil
 }
 
-// evaluation scores on the test requests, without bounds.
+// evaluation returns options that score the test requests, without bounds.
 func (s *search) evaluation() cost.Options {
 	o := DefaultEvaluation()
 	o.Requests, o.Seed, o.WithoutBounds = s.test, s.options.Seed, true
@@ -178,7 +178,7 @@ func (s *search) requestMethods(ctx context.Context, o *CompareOptions) ([]Compa
 	return scored, nil
 }
 
-// comparison is one seed's report of a method.
+// comparison returns one seed's report of a method.
 func (s *search) comparison(p placed, forecast, dispatched string, r cost.Report) Comparison {
 	c := Comparison{
 		Attention: s.options.Attention, Ranks: s.options.Ranks, Algorithm: s.options.Algorithm,
@@ -197,7 +197,7 @@ func (s *search) comparison(p placed, forecast, dispatched string, r cost.Report
 	return c
 }
 
-// informed reports whether the dispatch looks at the forecast.
+// informed reports whether the dispatch policy uses the forecast.
 func (c *Comparison) informed() bool {
 	if c.Attention == placement.TensorParallel {
 		return c.Forecast != withoutForecast
@@ -205,7 +205,7 @@ func (c *Comparison) informed() bool {
 	return slices.Contains([]dispatch.Policy{dispatch.Price, dispatch.Masked, dispatch.Window, dispatch.Late}, dispatch.Policy(c.Dispatch))
 }
 
-// part is empty for the placements of other algorithms: what they are worth is not a matter of parts.
+// part returns the part of co-scheduling that a comparison measures. It is empty for placements of other algorithms.
 func (c *Comparison) part() Part {
 	switch {
 	case c.Algorithm == placement.Auto && c.informed():

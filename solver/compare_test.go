@@ -27,14 +27,14 @@ func compareOptions() solver.CompareOptions {
 	}
 }
 
-// clustered is a trace whose kinds of text have tokens and experts of their own.
+// clustered is a trace in which each domain has separate tokens and experts.
 func clustered() *trace.Trace {
 	shape := tracetest.Small
 	shape.Noise, shape.Groups, shape.Experts, shape.DocumentsPerDomain = 5, 4, 32, 20
 	return tracetest.Generate(shape, 1)
 }
 
-// find is the comparison of a method.
+// find returns the comparison of a method.
 func find(t *testing.T, all []solver.Comparison, attention placement.Attention, ranks, slots int, a placement.Algorithm, forecast, dispatch string) solver.Comparison {
 	t.Helper()
 	at := slices.IndexFunc(all, func(c solver.Comparison) bool {
@@ -76,7 +76,7 @@ func TestCompareIsTheSameOnAnyNumberOfProcessorsAndCells(t *testing.T) {
 	}
 }
 
-// TestCompareRepeatsSolve: a row of the comparison is what solving and evaluating by hand gives.
+// TestCompareRepeatsSolve compares a row of the comparison with separate solve and evaluation calls.
 func TestCompareRepeatsSolve(t *testing.T) {
 	tr := clustered()
 	o := compareOptions()
@@ -109,7 +109,8 @@ func TestCompareRepeatsSolve(t *testing.T) {
 	find(t, all, placement.TensorParallel, 4, 0, placement.Auto, "none", "equal")
 }
 
-// TestCompareRedundantSlots: what knows copies is compared at equal memory, what does not is compared without.
+// TestCompareRedundantSlots checks that algorithms with support for copies are compared at equal memory, and others
+// without copies.
 func TestCompareRedundantSlots(t *testing.T) {
 	o := compareOptions()
 	o.Attentions, o.RedundantSlots = []placement.Attention{placement.DataParallel}, []int{0, 1, 2}
@@ -139,7 +140,8 @@ func TestCompareRedundantSlots(t *testing.T) {
 	}
 }
 
-// TestCompareClustersPrompts: with embeddings that name the kind of text, clusters of prompts are as good as its label.
+// TestCompareClustersPrompts checks that, with embeddings that identify the domain, clusters of prompts are as good as
+// the domain label.
 func TestCompareClustersPrompts(t *testing.T) {
 	tr := clustered()
 	o := compareOptions()
@@ -153,7 +155,7 @@ func TestCompareClustersPrompts(t *testing.T) {
 		return find(t, all, placement.DataParallel, 4, 0, placement.Auto, "k-means of prompt embeddings", "price").LAR.Mean,
 			find(t, all, placement.DataParallel, 4, 0, placement.Auto, "domain label", "price").LAR.Mean
 	}
-	// Token ids of a kind of text are those with the same remainder.
+	// Token IDs of a domain have the same remainder.
 	told := &embedding.Table{Tokens: tr.Model.Vocabulary, Size: 4, Values: make([]float32, tr.Model.Vocabulary*4)}
 	for id := range tr.Model.Vocabulary {
 		told.Values[id*4+id%4] = 1
@@ -167,7 +169,7 @@ func TestCompareClustersPrompts(t *testing.T) {
 	}
 }
 
-func TestLeads(t *testing.T) {
+func TestBaselineMargins(t *testing.T) {
 	row := func(a placement.Algorithm, part solver.Part, forecast, dispatch string, balance float64, lar ...float64) solver.Comparison {
 		return solver.Comparison{
 			Attention: placement.DataParallel, Ranks: 4, Algorithm: a, Part: part, Forecast: forecast, Dispatch: dispatch, WindowImbalance: balance,
@@ -193,7 +195,7 @@ func TestLeads(t *testing.T) {
 		lead("our placement, dispatch masked", 2, 2, .1, "EP 4, split 1, table, masked", .1, 1.1, 1.2),
 		lead("our placement, forecast domain label", 1, 2, -.05, "EP 4, split 1, domain label, price", .025, 1.1, 1.1),
 		lead("placement eplb", 3, 4, -.1, "EP 4, split 2, table, price", .1, 1.15, 1.3),
-		lead("placement contiguous, dispatch in turn", 2, 2, .25, "EP 4, split 1, table, round-robin", .3, 1.1, 1.4),
+		lead("placement contiguous, dispatch round-robin", 2, 2, .25, "EP 4, split 1, table, round-robin", .3, 1.1, 1.4),
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateApprox(0, 1e-9)); diff != "" {
 		t.Error(diff)

@@ -12,62 +12,66 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Copies is how the number of redundant slots was chosen from memory.
+// Copies records how the number of redundant slots was chosen from memory.
 type Copies struct {
-	// MemoryBytes is the memory of a rank that copies may take, ExpertBytes that of an expert of one layer; Layers is the number of MoE layers.
+	// MemoryBytes is the memory of a rank available for copies. ExpertBytes is the size of one expert in one layer.
+	// Layers is the number of MoE layers.
 	MemoryBytes int64 `json:"memory_bytes"`
 	ExpertBytes int64 `json:"expert_bytes"`
 	Layers      int   `json:"layers"`
-	// MaxSlots is the largest number of redundant slots per rank that the memory has room for, Chosen the number that the plan has.
+	// MaxSlots is the maximum number of redundant slots per rank that fits into the memory. Chosen is the number in the
+	// plan.
 	MaxSlots int `json:"max_redundant_slots"`
 	Chosen   int `json:"redundant_slots"`
-	// Points are the numbers that were compared, ascending.
+	// Points are the compared numbers of slots, ascending.
 	Points []CopyPoint `json:"points"`
 }
 
-// CopyPoint is a number of redundant slots per rank, scored on held-out documents of the train requests: means over splits and batch sizes.
+// CopyPoint is a number of redundant slots per rank with its scores on held-out documents of the train requests: means
+// over splits and batch sizes.
 type CopyPoint struct {
 	RedundantSlots int `json:"redundant_slots"`
-	// MemoryBytes is the memory of a rank that the copies take.
+	// MemoryBytes is the memory of a rank that the copies occupy.
 	MemoryBytes int64 `json:"memory_bytes"`
-	// LayerUS is the modelled time of a layer, LAR the local activation rate, ExpertImbalance that of windows or batches.
+	// LayerUS is the modelled time of a layer in microseconds, LAR the local activation rate, ExpertImbalance the
+	// imbalance of windows or batches.
 	LayerUS         float64 `json:"layer_us"`
 	LAR             float64 `json:"lar"`
 	ExpertImbalance float64 `json:"expert_imbalance"`
 }
 
-// MaxMapSlots bounds the slots of all layers of a model, dense ones included: readers of plans refuse more.
+// MaxMapSlots bounds the slots of all layers of a model, including dense layers: readers of plans reject larger plans.
 const MaxMapSlots = 1 << 22
 
-// leastSlots is the smallest number of redundant slots, for checks of what copies go with.
-func (o *Options) leastSlots() int {
+// minSlots returns the minimum number of redundant slots, to validate options that depend on copies.
+func (o *Options) minSlots() int {
 	if o.RedundantMemory > 0 {
 		return 1
 	}
 	return o.RedundantSlots
 }
 
-// checkCopies refuses memory for copies whose use cannot be decided.
+// checkCopies validates the memory for copies.
 func (o *Options) checkCopies(m *trace.Model) error {
 	switch {
 	case o.RedundantMemory < 0:
-		return fmt.Errorf("memory for copies of experts is %d bytes; it cannot be negative", o.RedundantMemory)
+		return fmt.Errorf("memory for copies of experts: %d bytes is invalid: it must not be negative", o.RedundantMemory)
 	case o.RedundantMemory == 0:
 		return nil
 	case o.RedundantSlots != 0:
-		return fmt.Errorf("%d redundant slots per rank and memory for copies of experts: give one of them", o.RedundantSlots)
+		return fmt.Errorf("%d redundant slots per rank and memory for copies of experts are mutually exclusive", o.RedundantSlots)
 	case o.Algorithm != placement.Auto || o.objective() != placement.Time:
-		return fmt.Errorf("a number of copies is chosen from memory by objective %s and algorithm %s, not by %s and %s", placement.Time, placement.Auto, o.objective(), o.Algorithm)
+		return fmt.Errorf("memory for copies of experts requires objective %s and algorithm %s, not %s and %s", placement.Time, placement.Auto, o.objective(), o.Algorithm)
 	}
 	_, err := o.copySizing(m)
 	return err
 }
 
-// copySizing is what the memory for copies has room for.
+// copySizing returns the number of copies that fit into the memory.
 func (o *Options) copySizing(m *trace.Model) (*Copies, error) {
 	expert, err := cost.ExpertBytes(m)
 	if err != nil {
-		return nil, fmt.Errorf("a number of copies cannot be chosen from memory: %w", err)
+		return nil, fmt.Errorf("failed to choose the number of copies from memory: %w", err)
 	}
 	c := &Copies{MemoryBytes: o.RedundantMemory, ExpertBytes: expert, Layers: len(m.Layers)}
 	perRank := m.Experts / o.Ranks
@@ -76,10 +80,10 @@ func (o *Options) copySizing(m *trace.Model) (*Copies, error) {
 	return c, nil
 }
 
-// bytesOf is the memory of a rank with a number of redundant slots.
+// bytesOf returns the memory that a number of redundant slots occupies on a rank.
 func (c *Copies) bytesOf(slots int) int64 { return int64(slots) * int64(c.Layers) * c.ExpertBytes }
 
-// numbers are the numbers of redundant slots to compare: 0, 1, 2, 4, ... and the largest one.
+// numbers returns the numbers of redundant slots to compare: 0, 1, 2, 4, ... and the maximum.
 func (c *Copies) numbers() []int {
 	numbers := []int{0}
 	for n := 1; n < c.MaxSlots; n *= 2 {
@@ -91,10 +95,10 @@ func (c *Copies) numbers() []int {
 	return numbers
 }
 
-// Text says in one sentence which number was chosen, and why.
+// Text returns one sentence with the chosen number of copies and the reason.
 func (c *Copies) Text() string {
 	if c.MaxSlots == 0 {
-		return fmt.Sprintf("no copies: %s per rank have no room for an expert of each of the %d layers, %s", BytesText(c.MemoryBytes), c.Layers, BytesText(c.bytesOf(1)))
+		return fmt.Sprintf("no copies: %s per rank are too small for one expert in each of the %d layers, %s", BytesText(c.MemoryBytes), c.Layers, BytesText(c.bytesOf(1)))
 	}
 	var none, chosen *CopyPoint
 	for i := range c.Points {
@@ -107,7 +111,7 @@ func (c *Copies) Text() string {
 	}
 	switch {
 	case none == nil || chosen == nil:
-		return "no copies: the requests to learn from, or the time budget, do not allow numbers of copies to be compared"
+		return "no copies: the train requests or the time budget do not suffice to compare numbers of copies"
 	case c.Chosen == 0:
 		return fmt.Sprintf("no copies: up to %d per rank and layer save too little of a layer's modelled time", c.Points[len(c.Points)-1].RedundantSlots)
 	}
@@ -115,7 +119,7 @@ func (c *Copies) Text() string {
 		c.Chosen, c.MaxSlots, BytesText(chosen.MemoryBytes), 100*(1-chosen.LayerUS/none.LayerUS))
 }
 
-// BytesText is a number of bytes in GiB or MiB.
+// BytesText formats a number of bytes in GiB or MiB.
 func BytesText(bytes int64) string {
 	if bytes >= 1<<30 {
 		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
@@ -123,7 +127,7 @@ func BytesText(bytes int64) string {
 	return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
 }
 
-// copies sets the number of redundant slots. Without copies no rule chooses among them.
+// copies sets the number of redundant slots and the copy rule. Without copies there is no copy rule.
 func (o *Options) copies(slots int, rule placement.CopyRule) {
 	o.RedundantSlots, o.CopyRule = slots, rule
 	if slots == 0 && o.RedundantMemory > 0 {
@@ -131,8 +135,9 @@ func (o *Options) copies(slots int, rule placement.CopyRule) {
 	}
 }
 
-// runSized chooses the number of redundant slots, and solves with it. The numbers are compared on held-out documents of the train requests, as the
-// candidates of each number are, in half of the time budget. A larger number is chosen where it is ahead of the smaller ones by more than chance.
+// runSized chooses the number of redundant slots, and solves with it. Numbers of slots, and the candidates of each
+// number, are compared on held-out documents of the train requests, within half of the time budget. A larger number is
+// chosen only if it is faster than the smaller ones by more than chance.
 func (s *search) runSized(ctx context.Context, deadline time.Time) (*Solution, error) {
 	sizing, err := s.options.copySizing(&s.trace.Model)
 	if err != nil {
@@ -144,13 +149,13 @@ func (s *search) runSized(ctx context.Context, deadline time.Time) (*Solution, e
 		until = now.Add(deadline.Sub(now) / 2)
 	}
 	numbers := sizing.numbers()
-	slices.Reverse(numbers[1:]) // the largest pay most often: a time budget that is spent leaves out small ones
-	trials, truncated, err := s.judge(ctx, numbers, until)
+	slices.Reverse(numbers[1:]) // the maximum pays most often, so an exhausted time budget skips small numbers
+	trials, truncated, err := s.scoreCandidates(ctx, numbers, until)
 	if err != nil {
 		return nil, err
 	}
 	slices.SortFunc(trials, func(a, b trial) int { return a.slots - b.slots })
-	name := string(placement.ContiguousAlgorithm) // one document proves nothing
+	name := string(placement.ContiguousAlgorithm) // one document is no evidence
 	if truncated {
 		name = placement.PointOfTime
 	}
@@ -166,7 +171,8 @@ func (s *search) runSized(ctx context.Context, deadline time.Time) (*Solution, e
 	return solution, nil
 }
 
-// compare records the numbers of redundant slots, and returns the trial of the one to choose; nil where there is none. The first trial has no copies.
+// compare records the numbers of redundant slots, and returns the trial to choose, or nil if there is none. The first
+// trial has no copies.
 func (c *Copies) compare(trials []trial) (best *trial) {
 	for i := range trials {
 		t := &trials[i]
@@ -176,14 +182,14 @@ func (c *Copies) compare(trials []trial) (best *trial) {
 			continue
 		}
 		plain := trials[0].times(trials[0].names[0])
-		if lead, chance := leadOf(t.times(t.fastest()), best.times(best.fastest()), plain); lead > chance {
+		if lead, noise := marginOf(t.times(t.fastest()), best.times(best.fastest()), plain); lead > noise {
 			best = t
 		}
 	}
 	return best
 }
 
-// point is the mean of a number's fastest candidate over splits.
+// point returns the mean of a number's fastest candidate over splits.
 func (c *Copies) point(t *trial) CopyPoint {
 	p := CopyPoint{RedundantSlots: t.slots, MemoryBytes: c.bytesOf(t.slots)}
 	splits := t.figures[t.fastest()]

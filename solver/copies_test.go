@@ -14,7 +14,7 @@ import (
 // expertBytes is the size of an expert of Qwen3-30B-A3B (hidden size 2048, width 768) in bfloat16.
 const expertBytes = 3 * 2048 * 768 * 2
 
-// openWide is a recorded trace with the sizes of Qwen3-30B-A3B.
+// openWide returns a recorded trace with the sizes of Qwen3-30B-A3B.
 func openWide(t *testing.T) *trace.Trace {
 	t.Helper()
 	tr := openTiny(t)
@@ -23,7 +23,7 @@ func openWide(t *testing.T) *trace.Trace {
 	return tr
 }
 
-// Copies are chosen from memory where they pay by the time model, and not where they do not, or where nothing has room.
+// Copies are used if they pay by the time model and fit into memory, and not otherwise.
 func TestCopiesFromMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("figures are checked without -short")
@@ -35,11 +35,11 @@ func TestCopiesFromMemory(t *testing.T) {
 		memory      int64
 		batchTokens int
 		copyRule    placement.CopyRule
-		numbers     []int // that are compared
-		chosen      []int // any of them
+		numbers     []int // compared numbers
+		chosen      []int // acceptable choices
 		says        string
 	}{
-		"room for nothing":       {placement.DataParallel, layers*expertBytes - 1, 65536, "", []int{0}, []int{0}, "36.0 MiB per rank have no room for an expert of each of the 4 layers, 36.0 MiB"},
+		"room for nothing":       {placement.DataParallel, layers*expertBytes - 1, 65536, "", []int{0}, []int{0}, "36.0 MiB per rank are too small for one expert in each of the 4 layers, 36.0 MiB"},
 		"room for all":           {placement.DataParallel, 1 << 40, 65536, "", []int{0, 1, 2, 4, 8, 16, 28}, []int{16, 28}, "28 copies per rank and layer"},
 		"room for some":          {placement.DataParallel, 5*layers*expertBytes + 1, 65536, "", []int{0, 1, 2, 4, 5}, []int{2, 4, 5}, "of at most 5 copies per rank and layer"},
 		"small batches":          {placement.DataParallel, 4 * layers * expertBytes, 16, "", []int{0, 1, 2, 4}, []int{0}, "up to 4 per rank and layer save too little"},
@@ -74,7 +74,7 @@ func TestCopiesFromMemory(t *testing.T) {
 				}
 				return
 			}
-			// No copies are no other plan than where none were asked for.
+			// A choice of no copies yields the same plan as a solve without memory for copies.
 			o.RedundantMemory, o.CopyRule = 0, placement.NearestCopy
 			without, err := Solve(t.Context(), tr, o)
 			if err != nil {
@@ -87,8 +87,8 @@ func TestCopiesFromMemory(t *testing.T) {
 	}
 }
 
-// A larger number of copies is chosen where it is ahead of a smaller one by more than chance, and by half a percent of the default placement's time
-// where one split does not show what chance makes.
+// A larger number of copies is chosen if it is faster than a smaller one by more than chance, or, with a single split,
+// by half a percent of the default placement's time.
 func TestCopiesAheadByMoreThanChance(t *testing.T) {
 	tried := func(slots int, times ...float64) trial {
 		tr := trial{slots: slots, names: []string{"contiguous", placement.PointOfTime}, figures: map[string][]modelledTimes{}}
@@ -119,7 +119,7 @@ func TestCopiesAheadByMoreThanChance(t *testing.T) {
 	}
 }
 
-// A time budget that is spent leaves a plan without copies, and the solution says so.
+// An exhausted time budget yields a plan without copies, and the solution reports it.
 func TestCopiesWithinTheTimeBudget(t *testing.T) {
 	o := options(placement.DataParallel, 8)
 	o.Objective, o.RedundantMemory, o.TimeBudget = placement.Time, 1<<40, time.Nanosecond
@@ -132,26 +132,26 @@ func TestCopiesWithinTheTimeBudget(t *testing.T) {
 	}
 }
 
-func TestCopiesThatCannotBeChosen(t *testing.T) {
+func TestCopiesOptionsAreValidated(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Options, *trace.Trace)
 		says   string
 	}{
-		"negative memory":  {func(o *Options, _ *trace.Trace) { o.RedundantMemory = -1 }, "cannot be negative"},
-		"a number as well": {func(o *Options, _ *trace.Trace) { o.RedundantSlots = 1 }, "give one of them"},
+		"negative memory":  {func(o *Options, _ *trace.Trace) { o.RedundantMemory = -1 }, "must not be negative"},
+		"a number as well": {func(o *Options, _ *trace.Trace) { o.RedundantSlots = 1 }, "mutually exclusive"},
 		"other objective":  {func(o *Options, _ *trace.Trace) { o.Objective = placement.Activation }, "objective time and algorithm auto"},
 		"other algorithm":  {func(o *Options, _ *trace.Trace) { o.Algorithm = placement.EPLB }, "objective time and algorithm auto"},
-		"no copies known":  {func(o *Options, _ *trace.Trace) { o.Algorithm = placement.MoETuner }, "knows no redundant slots"},
-		"a load limit":     {func(o *Options, _ *trace.Trace) { o.Constraints.ExpertLoadLimit = 110 }, "an expert load limit with redundant slots"},
+		"no copies known":  {func(o *Options, _ *trace.Trace) { o.Algorithm = placement.MoETuner }, "does not support redundant slots"},
+		"a load limit":     {func(o *Options, _ *trace.Trace) { o.Constraints.ExpertLoadLimit = 110 }, "an expert load limit is not supported with redundant slots"},
 		"one rank":         {func(o *Options, _ *trace.Trace) { o.Ranks = 1 }, "allow 0 to 0"},
-		"unknown sizes":    {func(_ *Options, tr *trace.Trace) { tr.Model.Config = "{}" }, "the size of an expert is not known"},
-		"absurd sizes":     {func(_ *Options, tr *trace.Trace) { tr.Model.Config = `{"moe_intermediate_size":4611686018427387904}` }, "the size of an expert is not known"},
+		"unknown sizes":    {func(_ *Options, tr *trace.Trace) { tr.Model.Config = "{}" }, "the size of an expert is unknown"},
+		"absurd sizes":     {func(_ *Options, tr *trace.Trace) { tr.Model.Config = `{"moe_intermediate_size":4611686018427387904}` }, "the size of an expert is unknown"},
 		"unknown weights": {func(_ *Options, tr *trace.Trace) {
 			tr.Model.Config = `{"moe_intermediate_size":768,"quantization_config":{"quant_method":"secret"}}`
 		}, `method "secret"`},
 		"groups": {func(o *Options, tr *trace.Trace) {
 			tr.Model.Config, o.PreserveGroups = `{"moe_intermediate_size":768,"n_group":8}`, true
-		}, "tear groups apart"},
+		}, "split groups"},
 	} {
 		tr := openWide(t)
 		o := options(placement.DataParallel, 8)

@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// maxDriftRequests bounds what a drift test is calibrated with. From enoughDriftRequests on, so does enoughDriftRows, in rows of
-	// activations (tokens times MoE layers): more tell little more, and cost seconds. A test from fewer requests is slow, however long they
-	// are.
+	// maxDriftRequests bounds the number of requests that calibrate a drift test. From enoughDriftRequests on,
+	// enoughDriftRows also applies, in rows of activations (tokens × MoE layers): further rows add little precision and
+	// cost seconds. A test from fewer requests is slow to detect drift, regardless of their length.
 	maxDriftRequests    = 2000
 	enoughDriftRequests = 500
 	enoughDriftRows     = 6 << 20
-	// forecastKinds is the number of kinds by forecast.
+	// forecastKinds is the number of kinds into which requests are grouped by forecast.
 	forecastKinds = 8
 )
 
-// CalibrateDrift makes the drift test of a plan from requests of the trace that the plan was not solved from; of many, from a seeded
-// sample. It is nil where there are too few, or too few within drift.MaxRows. The load cap is that of the request
-// routers that are to serve by the plan; 0 is drift.LoadCap.
+// CalibrateDrift calibrates the drift test of a plan on requests of the trace that the plan was not solved from, or on
+// a seeded sample of them. It returns nil if there are too few requests, or too few within drift.MaxRows. loadCap is
+// the load cap of the request routers; 0 means drift.LoadCap.
 func CalibrateDrift(ctx context.Context, t *trace.Trace, p *Plan, heldOut []int, loadCap float64) (*drift.Calibration, error) {
 	requests := trace.Shuffled(heldOut, p.Seed)
 	requests = requests[:driftSample(t, requests)]
@@ -41,7 +41,7 @@ func CalibrateDrift(ctx context.Context, t *trace.Trace, p *Plan, heldOut []int,
 	return drift.Calibrate(ctx, served, o)
 }
 
-// driftSample is how many of the first requests are enough.
+// driftSample returns how many of the first requests suffice.
 func driftSample(t *trace.Trace, requests []int) int {
 	rows := 0
 	for n, r := range requests {
@@ -54,7 +54,7 @@ func driftSample(t *trace.Trace, requests []int) int {
 	return len(requests)
 }
 
-// HeldOut are the requests that the plan's split holds back: those of the named domains, and all others.
+// HeldOut returns the requests in the test part of the plan's split, separated into the named domains and all others.
 func HeldOut(t *trace.Trace, p *Plan, domains []uint8) (others, named []int, err error) {
 	_, test, err := trace.Split(t, p.TrainPercent, p.Seed)
 	if err != nil {
@@ -70,8 +70,9 @@ func HeldOut(t *trace.Trace, p *Plan, domains []uint8) (others, named []int, err
 	return others, named, nil
 }
 
-// DriftRequests are requests of a trace as the plan serves them, to calibrate its drift test with or to try it on. Their kinds are
-// the trace's domains. Where it has none they are alike in their best rank, or in their forecast where requests have no rank.
+// DriftRequests returns requests of a trace as the plan serves them, to calibrate or to test its drift test. Their
+// kinds are the trace's domains. Without domains, requests are grouped by their best rank, or by their forecast if
+// requests have no rank.
 func DriftRequests(ctx context.Context, t *trace.Trace, p *Plan, requests []int) ([]drift.Request, error) {
 	if err := p.matches(t); err != nil {
 		return nil, err
@@ -106,7 +107,7 @@ func DriftRequests(ctx context.Context, t *trace.Trace, p *Plan, requests []int)
 	return served, nil
 }
 
-// matches checks that a trace is of the plan's model.
+// matches checks that a trace belongs to the plan's model.
 func (p *Plan) matches(t *trace.Trace) error {
 	if err := cost.Matches(t, p.Placement); err != nil {
 		return err

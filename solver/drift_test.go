@@ -27,7 +27,8 @@ var (
 	driftAllowed   = flag.Float64("drift-allowed", 1e-6, "false alarms per request that are allowed")
 )
 
-// The goals of the drift test, for a plan that is made from four domains and then served two others. Each has tokens of its own.
+// The drift test meets its goals for a plan that is solved from four domains and then serves two others with different
+// tokens.
 func TestDriftGoals(t *testing.T) {
 	figures(t)
 	recorded := tracetest.Generate(tracetest.Shape{
@@ -90,7 +91,7 @@ func TestDriftGoals(t *testing.T) {
 	}
 }
 
-// The test is part of what a seed determines, and is left out where too few requests are held back.
+// The drift test is deterministic in the seed, and nil with too few held-out requests.
 func TestCalibrateDrift(t *testing.T) {
 	recorded, err := trace.Open(t.Context(), "testdata/tiny-32e-top4.safetensors.zst")
 	if err != nil {
@@ -102,7 +103,7 @@ func TestCalibrateDrift(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	recorded.Domains = nil // as live traffic has none: kinds are those of the best ranks
+	recorded.Domains = nil // live traffic has no domains, so kinds are the best ranks
 	first, err := solver.CalibrateDrift(t.Context(), recorded, solution.Plan, solution.HeldOut, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -127,8 +128,8 @@ func TestCalibrateDrift(t *testing.T) {
 	}
 }
 
-// A test that is made from few requests may be slow, and is never wrong: other requests of the same kinds raise no alarm, and a change
-// that is large enough is found.
+// A test from few requests may be slow but not wrong: other requests of the same kinds raise no alarm, and a
+// sufficiently large change is detected.
 func TestDriftFromFewRequests(t *testing.T) {
 	figures(t)
 	recorded := tracetest.Generate(tracetest.Shape{
@@ -175,7 +176,7 @@ func TestDriftFromFewRequests(t *testing.T) {
 	}
 }
 
-// resampled parts held-out requests by whole documents in seeded order: at least n, and all others.
+// resampled splits held-out requests by whole documents in seeded order: at least n requests, and all others.
 func resampled(t *trace.Trace, heldOut []int, served []drift.Request, n int, seed uint64) (seen, unseen []drift.Request) {
 	byDocument := map[int32][]drift.Request{}
 	var documents []int32
@@ -197,11 +198,11 @@ func resampled(t *trace.Trace, heldOut []int, served []drift.Request, n int, see
 	return seen, unseen
 }
 
-// fewLimit is the number of requests within which a change is looked for.
+// fewLimit is the number of requests within which a change must be detected.
 const fewLimit = 3000
 
-// fewRequests is what tests that were made from few requests do on others: false alarms among so many requests in random order and in
-// runs of one domain, and after how many requests they find that a tenth or half of what is local is missing.
+// fewRequests contains the results of tests from few requests on other requests: false alarms in random order and in
+// runs of one domain, and the number of requests to detect that a tenth or half of the local activations is missing.
 type fewRequests struct {
 	alarms         [2]int
 	requests, sets int

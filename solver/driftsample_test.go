@@ -6,7 +6,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Few long requests make a drift test, as many as can be read in seconds.
+// A drift test from few long requests uses as many as can be read in seconds.
 func TestDriftSample(t *testing.T) {
 	for name, test := range map[string]struct{ requests, tokens, layers, want int }{
 		"few":                     {40, 100, 26, 40},

@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// documentedShares are the shares S of docs/formats.md (How scores follow from counts), from nothing but a trace and a placement
-// [MoE layer][token id][rank].
+// documentedShares computes the shares S of docs/formats.md (How scores follow from counts) from a trace and a
+// placement [MoE layer][token ID][rank].
 func documentedShares(t *trace.Trace, requests []int, p *placement.Placement) [][][]float64 {
 	shares := make([][][]float64, len(t.Model.Layers))
 	for l := range shares {

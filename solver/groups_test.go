@@ -7,8 +7,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// TestGroupsAreNeverBelowContiguous solves with as many ranks as groups, and with twice as many, and compares held-out rates
-// with those of the default placement under the same tables and dispatch.
+// TestGroupsAreNeverBelowContiguous solves with as many ranks as groups, and with twice as many, and compares held-out
+// rates with those of the default placement under the same tables and dispatch.
 func TestGroupsAreNeverBelowContiguous(t *testing.T) {
 	figures(t)
 	shape := tracetest.Shape{
@@ -27,7 +27,7 @@ func TestGroupsAreNeverBelowContiguous(t *testing.T) {
 				if solved.Report.LAR < plain {
 					t.Errorf("seed %d, %s, EP %d: %v; contiguous is %v", seed, attention, ranks, solved.Report.LAR, plain)
 				}
-				// Experts that belong together are every other one of a group: over two ranks there is much to gain.
+				// Related experts alternate within a group: with two ranks per group the gain is large.
 				if ranks == 8 && (solved.FallBack != "" || solved.Report.LAR < plain*1.1) {
 					t.Errorf("seed %d, %s: %v, contiguous is %v; %s", seed, attention, solved.Report.LAR, plain, solved.FallBack)
 				}

@@ -9,8 +9,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// Times are by the machines that are to serve, and a plan carries them, unless every version has them.
-func TestPlansCarryTheirMachines(t *testing.T) {
+// Times use the profile of the target machines. A plan contains the profile, unless it is the default one.
+func TestPlansContainTheirHardwareProfile(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	slow := *hardware.DefaultProfile()
 	slow.Name, slow.AllToAll.PerMicrosecond = "slow", slow.AllToAll.PerMicrosecond/100

@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// judged is what an objective counts in a report.
-func judged(of placement.Objective, r *cost.Report) float64 {
+// objectiveRate returns the rate that an objective optimizes in a report.
+func objectiveRate(of placement.Objective, r *cost.Report) float64 {
 	switch of {
 	case placement.RankDedup:
 		return r.RemoteRanksPerToken
@@ -27,7 +27,7 @@ func judged(of placement.Objective, r *cost.Report) float64 {
 
 var messages = []placement.Objective{placement.RankDedup, placement.NodeDedup, placement.Hierarchical}
 
-// TestContiguousKeepsConstraintsUnderObjectives moves the experts that it must by what the objective counts, too.
+// TestContiguousKeepsConstraintsUnderObjectives checks that required moves also take the objective into account.
 func TestContiguousKeepsConstraintsUnderObjectives(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
@@ -46,9 +46,9 @@ func TestContiguousKeepsConstraintsUnderObjectives(t *testing.T) {
 	}
 }
 
-// TestMessagesAreNeverAboveContiguous solves for gates that choose groups, which contiguous experts suit: as many groups as
-// ranks, as many as nodes, and groups over several ranks. No objective is above that of the default placement on held-out
-// requests, under the same tables and dispatch.
+// TestMessagesAreNeverAboveContiguous solves for gates that choose groups, which suit contiguous experts: as many
+// groups as ranks, as many as nodes, and groups over several ranks. On held-out requests, with the same tables and
+// dispatch, no objective is above that of the default placement.
 func TestMessagesAreNeverAboveContiguous(t *testing.T) {
 	figures(t)
 	shape := tracetest.Shape{
@@ -67,7 +67,7 @@ func TestMessagesAreNeverAboveContiguous(t *testing.T) {
 					solved := solve(t, tr, o)
 					o.Algorithm = placement.ContiguousAlgorithm
 					plain := solve(t, tr, o)
-					got, of := judged(objective, &solved.Report), judged(objective, &plain.Report)
+					got, of := objectiveRate(objective, &solved.Report), objectiveRate(objective, &plain.Report)
 					if got > of {
 						t.Errorf("%d groups, %s, %s: %v; contiguous is %v", groups, attention, objective, got, of)
 					}
@@ -78,8 +78,8 @@ func TestMessagesAreNeverAboveContiguous(t *testing.T) {
 	}
 }
 
-// TestObjectivesOnRealRouting requires of every objective, on a small piece of a real trace, that it counts less than the
-// default placement, and than a placement made for activations.
+// TestObjectivesOnRealRouting checks, on a part of a recorded trace, that every objective is below that of the default
+// placement and of a placement for activations.
 func TestObjectivesOnRealRouting(t *testing.T) {
 	figures(t)
 	tr := real(t)
@@ -97,7 +97,7 @@ func TestObjectivesOnRealRouting(t *testing.T) {
 			for _, objective := range objectives {
 				t.Run(string(objective), func(t *testing.T) {
 					t.Parallel()
-					got, plain, other := judged(objective, of(t, objective, placement.Auto)), judged(objective, contiguous), judged(objective, local)
+					got, plain, other := objectiveRate(objective, of(t, objective, placement.Auto)), objectiveRate(objective, contiguous), objectiveRate(objective, local)
 					if got > 0.95*plain || got > other {
 						t.Errorf("%.4f; contiguous %.4f, placed for activations %.4f", got, plain, other)
 					}
@@ -109,7 +109,7 @@ func TestObjectivesOnRealRouting(t *testing.T) {
 }
 
 // TestConstraintsReachThePlan solves with constraints that leave the search no choice: the plan has the placement in
-// service, its capacities, and a report of what is not met.
+// service, its capacities, and the unmet limits.
 func TestConstraintsReachThePlan(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	none := 0
@@ -132,8 +132,8 @@ func TestConstraintsReachThePlan(t *testing.T) {
 	}
 }
 
-// TestMovesThatCostTooMuchAreNotMade has a cost that no move is worth: the plan falls back to the placement in service, not to the default
-// one, which most experts would have to move for. Without a cost it is the default one.
+// TestMovesThatCostTooMuchAreNotMade sets a cost above every gain: the plan falls back to the placement in service, not
+// to the default one, which requires many moves. Without a cost it falls back to the default one.
 func TestMovesThatCostTooMuchAreNotMade(t *testing.T) {
 	shape := tracetest.Small
 	shape.Noise = 100

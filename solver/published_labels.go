@@ -7,20 +7,23 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// The names of the forecasts by a published algorithm's own tables.
+// Names of the forecasts by a published algorithm's own tables.
 const (
-	// labelVotes counts each token of a request as one vote for its label, S_r = arg max_i Σ_{j in r} R_ij (Sem-MoE, section 3.3).
+	// labelVotes counts each token of a request as one vote for its label, S_r = arg max_i Σ_{j in r} R_ij (Sem-MoE,
+	// section 3.3).
 	labelVotes = "its labels, votes"
-	// labelShares adds up the rows of the table from which the labels come (Sem-MoE, Algorithm 2 line 3, with scores in the place of labels).
+	// labelShares sums the rows of the table from which the labels are derived (Sem-MoE, Algorithm 2 line 3, with
+	// scores in place of labels).
 	labelShares = "its labels, shares"
 	// tokenLabels sends a token to its label (Sem-MoE, Algorithm 3 without the table of device sequences).
 	tokenLabels = "its labels"
 )
 
-// labelTable is the papers' token table of one MoE layer, or of all with attention DP: the share of a token id's occurrences that each rank
-// has, where an occurrence has the rank of its row (Sem-MoE, Algorithm 1 lines 54 and 55). The label 𝒯 of a token id is its rank of the
-// highest share, its confidence 𝒯_p is that share. A token id without an occurrence in the profile has no label: the papers give it that of
-// its nearest neighbour by embedding, which a trace does not have.
+// labelTable is the papers' token table of one MoE layer, or of all with attention DP. An entry is the share of a token
+// ID's occurrences on a rank, where an occurrence has the rank of its row (Sem-MoE, Algorithm 1 lines 54 and 55). The
+// label 𝒯 of a token ID is the rank with the highest share, its confidence 𝒯_p is that share. A token ID that does not
+// occur in the profile has no label. The papers use the label of its nearest neighbor by embedding, but a trace
+// contains no embeddings.
 type labelTable struct {
 	ranks  int
 	shares []float32
@@ -30,7 +33,7 @@ func (t labelTable) row(token int32) []float32 {
 	return t.shares[int(token)*t.ranks : (int(token)+1)*t.ranks]
 }
 
-// label returns the rank and the confidence of a token id, 0 and 0 where it has no label.
+// label returns the rank and the confidence of a token ID, 0 and 0 if it has no label.
 func (t labelTable) label(token int32) (rank int, confidence float32) {
 	for i, share := range t.row(token) {
 		if share > confidence {
@@ -40,7 +43,8 @@ func (t labelTable) label(token int32) (rank int, confidence float32) {
 	return rank, confidence
 }
 
-// labels returns the table of a MoE layer, or of all with attention DP, for the ranks of the rows that an algorithm clustered.
+// labels returns the table of a MoE layer, or of all with attention DP, for the ranks of the rows that an algorithm
+// clustered.
 func (s *search) labels(algorithm placement.Algorithm, layer int, rowRank []int) labelTable {
 	t := labelTable{s.options.Ranks, make([]float32, s.trace.Model.Vocabulary*s.options.Ranks)}
 	if algorithm == placement.CrossEntropyPrinted && s.options.Attention == placement.TensorParallel {
@@ -97,7 +101,7 @@ func (f requestLabels) Score(dst []float32, request int) {
 	}
 }
 
-// tokenRank is the label of a token id in one layer.
+// tokenRank is the label of a token ID in one layer.
 type tokenRank struct {
 	rank       uint16
 	confidence float32
@@ -116,7 +120,7 @@ func (f layerLabels) Score(dst []float32, layer, position int) {
 	dst[label.rank] = label.confidence
 }
 
-// layerLabels are those of all MoE layers.
+// layerLabels returns the labels of all MoE layers.
 func (s *search) layerLabels(algorithm placement.Algorithm, rowRanks [][]int) layerLabels {
 	f := layerLabels{s.trace, make([][]tokenRank, len(rowRanks))}
 	for l, rowRank := range rowRanks {
@@ -130,7 +134,7 @@ func (s *search) layerLabels(algorithm placement.Algorithm, rowRanks [][]int) la
 	return f
 }
 
-// ownLabels reports whether the scores come from a published algorithm's own tables.
+// ownLabels reports whether the scores are computed from a published algorithm's own tables.
 func (c *Comparison) ownLabels() bool {
 	return slices.Contains([]string{labelVotes, labelShares, tokenLabels}, c.Forecast)
 }

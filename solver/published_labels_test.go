@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// TestCompareShowsPublishedAlgorithmsAsPrinted: each has rows with the token table and with its own labels, and a line that compares it
-// as a whole with ours.
+// TestCompareShowsPublishedAlgorithmsAsPrinted checks that each algorithm has rows with the token table and with its
+// own labels, and a margin that compares it as a whole with our method.
 func TestCompareShowsPublishedAlgorithmsAsPrinted(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	all, err := Compare(t.Context(), tr, CompareOptions{
@@ -54,7 +54,7 @@ func TestCompareShowsPublishedAlgorithmsAsPrinted(t *testing.T) {
 	}
 }
 
-// TestLabelsCountOccurrences counts lines 54 and 55 of Algorithm 1 again, one occurrence at a time.
+// TestLabelsCountOccurrences recomputes lines 54 and 55 of Algorithm 1, one occurrence at a time.
 func TestLabelsCountOccurrences(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	s, err := newSearch(tr, Options{

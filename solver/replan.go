@@ -15,20 +15,21 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// ReplanOptions are the inputs of Replan besides the traces and the plan in service.
+// ReplanOptions are the inputs of Replan in addition to the traces and the plan in service.
 type ReplanOptions struct {
-	// Options are those of Solve. What the plan in service tells (EP size, attention, forecast, objective, rank capacities,
-	// redundant slots, and the placement to start from) is taken from there.
+	// Options are those of Solve. The plan in service defines EP size, attention, forecast, objective, rank capacities,
+	// redundant slots and the placement to start from.
 	Options
-	// MoveGainPercent is what an expert must gain to change its rank: local activations over the profile, in percent of the
-	// activations of the mean expert of a layer. With objectives of messages it is messages saved.
+	// MoveGainPercent is the minimum gain for moving an expert to another rank: local activations over the profile, in
+	// percent of the activations of the mean expert of a layer. With message objectives, the gain is in saved messages.
 	MoveGainPercent float64
-	// PriorPercent is what all older counts weigh when the placement is solved, in percent of the recent counts; 0 leaves older ones out.
+	// PriorPercent is the weight of all older counts in percent of the recent counts when the placement is solved; 0
+	// ignores older counts.
 	PriorPercent int
 	Choice
 }
 
-// Check refuses what replanning has no use for.
+// Check validates the options.
 func (o *ReplanOptions) Check() error {
 	switch {
 	case !(o.MoveGainPercent >= 0):
@@ -39,59 +40,62 @@ func (o *ReplanOptions) Check() error {
 	return o.Choice.Check()
 }
 
-// machines are those that serve on that many ranks.
+// machines returns the target machines for a number of ranks.
 func (o *ReplanOptions) machines(ranks, ranksPerNode int) cost.Machines {
 	return cost.MachinesOf(o.profile(), ranks, ranksPerNode)
 }
 
 const (
-	// DefaultPriorPercent is what old counts weigh, in percent of the recent ones.
+	// DefaultPriorPercent is the default of ReplanOptions.PriorPercent.
 	DefaultPriorPercent = 25
-	// DefaultMoveGainPercent keeps experts where they are whose move would gain next to nothing.
+	// DefaultMoveGainPercent is the default of ReplanOptions.MoveGainPercent. It avoids moves with negligible gain.
 	DefaultMoveGainPercent = 1
-	// DefaultReplanTrainPercent of the recent requests are learnt from: there are few, and differences between plans on the same
-	// requests are seen on few.
+	// DefaultReplanTrainPercent is the default percentage of recent requests to train on. It is high because recent
+	// requests are few, and few held-out requests suffice to compare plans on the same requests.
 	DefaultReplanTrainPercent = 80
 
-	// leastRecentRequests and leastHeldOut are the fewest requests that a plan is made from and judged by: below that, one long
-	// request decides.
-	leastRecentRequests, leastHeldOut = 20, 4
-	// foreignRanks is how many ranks of each token a table keeps on a placement that was solved for other traffic: it spreads a
-	// token's experts over more of them.
-	foreignRanks = 2 * bestRanks
+	// minRecentRequests is the minimum number of recent requests for a new plan, and minHeldOutRequests the minimum
+	// number of held-out requests. Below these, a single long request decides.
+	minRecentRequests, minHeldOutRequests = 20, 4
+	// reusedPlacementRanks is the number of ranks per token in a table for a placement that was solved for other
+	// traffic. Such a placement spreads a token's experts over more ranks.
+	reusedPlacementRanks = 2 * bestRanks
 )
 
-// ErrTooFewRequests is in the tree of the error that Replan returns where there are too few recent requests: wait for more.
+// ErrTooFewRequests is wrapped in the error that Replan returns if there are too few recent requests. Retry when there
+// are more.
 var ErrTooFewRequests = errors.New("too few recent requests for a new plan")
 
-// Candidate is a plan with what it is worth on the held-out recent requests.
+// Candidate is a plan with its score on the held-out recent requests.
 type Candidate struct {
 	Plan  *Plan
 	Score Score
-	// Moves is the number of experts, over all layers, that ranks hold and did not hold before.
+	// Moves is the number of experts, over all layers, that ranks gain relative to the plan in service.
 	Moves int
 }
 
-// Replanned is what Replan found.
+// Replanned is the result of Replan.
 type Replanned struct {
 	// Current is the plan in service, Tables the same placement with new tables, Layout a new placement.
 	Current, Tables, Layout Candidate
 	Decision
-	// Trust is how many occurrences an old row of a token weighs at most in the new tables; 0 without a prior.
+	// Trust is the maximum weight of an old row of a token in the new tables, in occurrences; 0 without a prior.
 	Trust affinity.Trust
-	// Unmet says which load limits the new placement does not keep; Truncated is set when the time budget cut its search off.
+	// Unmet lists the load limits that the new placement exceeds. Truncated is set if the time budget cut off the
+	// search.
 	Unmet     []string
 	Truncated bool
-	// TrainRequests and TestRequests count the recent requests that were learnt from and that judge; HeldOut are the latter.
+	// TrainRequests and TestRequests are the numbers of recent requests in the train and test parts. HeldOut are the
+	// test requests.
 	TrainRequests, TestRequests int
 	HeldOut                     []int
 }
 
-// Replan makes new tables for the placement in service, and a new placement, from recent requests and, where it is not nil, an
-// older trace of the same model, scores both and the plan in service on held-out documents of the recent requests, and says
-// which is the cheapest that is worth having. When the placement is solved the older requests weigh PriorPercent of the recent
-// ones; the tables trust each old row as far as the recent requests confirm the old ones.
-// Errors about a trace are *trace.InvalidError.
+// Replan computes new tables for the placement in service, and a new placement. Its inputs are recent requests and, if
+// prior is not nil, an older trace of the same model. It scores both and the plan in service on held-out documents of
+// the recent requests, and chooses the cheapest tier with a sufficient gain. When the placement is solved, the older
+// requests weigh PriorPercent of the recent ones. The tables weigh each old row by how well the recent requests confirm
+// the old rows. Errors about a trace are *trace.InvalidError.
 func Replan(ctx context.Context, recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*Replanned, error) {
 	r, err := newReplan(recent, prior, current, o)
 	if err != nil {
@@ -117,7 +121,7 @@ func Replan(ctx context.Context, recent, prior *trace.Trace, current *Plan, o Re
 	return out, r.confirm(ctx, out)
 }
 
-// confirm judges the chosen plan by its interval as well.
+// confirm also tests the chosen plan by the confidence interval of its gain.
 func (r *replan) confirm(ctx context.Context, out *Replanned) error {
 	chosen := out.Tables.Plan
 	switch out.Tier {
@@ -137,7 +141,8 @@ func (r *replan) confirm(ctx context.Context, out *Replanned) error {
 	return nil
 }
 
-// replan is one Replan. The counts of the search are the recent ones until count has blended them with the prior.
+// replan is the state of one Replan. The counts of the search are the recent ones until count blends them with the
+// prior.
 type replan struct {
 	search
 	prior        *trace.Trace
@@ -147,9 +152,9 @@ type replan struct {
 	moveGain     float64
 	layer        cost.Layer
 	trust        affinity.Trust
-	// placing are the token counts that the placement is solved from: old ones fade as a whole there.
+	// placing are the token counts from which the placement is solved. All older counts in them have the same weight.
 	placing []affinity.Counts
-	// seen is how many tokens these are.
+	// seen is the number of tokens in placing.
 	seen float64
 }
 
@@ -157,8 +162,8 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 	if err := errors.Join(fits(recent, current), o.Check(), checkPrior(recent, prior)); err != nil {
 		return nil, err
 	}
-	if n := recent.Requests(); n < leastRecentRequests {
-		return nil, fmt.Errorf("%w: there are %d, at least %d are needed", ErrTooFewRequests, n, leastRecentRequests)
+	if n := recent.Requests(); n < minRecentRequests {
+		return nil, fmt.Errorf("%w: there are %d, at least %d are needed", ErrTooFewRequests, n, minRecentRequests)
 	}
 	p := current.Placement
 	o.Ranks, o.Attention, o.Forecast, o.Algorithm = p.Ranks, current.Attention, current.Forecast, placement.Auto
@@ -166,14 +171,14 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 	o.Objective, o.RanksPerNode, o.Current, o.Fresh = current.Objective, cmp.Or(current.RanksPerNode, o.RanksPerNode), p, true
 	o.RedundantSlots, o.RedundantMemory, o.Constraints.RankCapacity = p.SlotsPerRank-p.Experts/p.Ranks, 0, current.RankCapacity
 	if p.Experts%p.Ranks != 0 {
-		return nil, fmt.Errorf("the plan in service has %d experts on %d ranks; only a number of ranks that divides the experts can be solved for", p.Experts, p.Ranks)
+		return nil, fmt.Errorf("the plan in service has %d experts on %d ranks; the number of ranks must divide the number of experts", p.Experts, p.Ranks)
 	}
 	s, err := newSearch(recent, o.Options)
 	if err != nil {
 		return nil, err
 	}
-	if len(s.test) < leastHeldOut {
-		return nil, fmt.Errorf("%w: %d of %d are held out, at least %d are needed: the others are of the same documents", ErrTooFewRequests, len(s.test), recent.Requests(), leastHeldOut)
+	if len(s.test) < minHeldOutRequests {
+		return nil, fmt.Errorf("%w: %d of %d are held out, at least %d are needed; the split keeps documents together", ErrTooFewRequests, len(s.test), recent.Requests(), minHeldOutRequests)
 	}
 	if o.PriorPercent == 0 {
 		prior = nil
@@ -184,7 +189,7 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 	}, nil
 }
 
-// fits refuses a trace of another model than that of the plan.
+// fits returns an error if a trace is of a different model than the plan.
 func fits(t *trace.Trace, p *Plan) error {
 	if err := cost.Matches(t, p.Placement); err != nil {
 		return err
@@ -198,14 +203,14 @@ func fits(t *trace.Trace, p *Plan) error {
 	return nil
 }
 
-// checkPrior refuses an older trace of another model.
+// checkPrior returns an error if the older trace is of a different model.
 func checkPrior(recent, prior *trace.Trace) error {
 	if prior == nil {
 		return nil
 	}
 	a, b := &recent.Model, &prior.Model
 	if a.Digest != "" && b.Digest != "" && a.Digest != b.Digest || a.Vocabulary != b.Vocabulary || a.Experts != b.Experts || a.TopK != b.TopK || !slices.Equal(a.Layers, b.Layers) {
-		return errors.New("the prior trace is of another model than the recent one")
+		return errors.New("the prior trace and the recent trace are of different models")
 	}
 	return nil
 }
@@ -234,7 +239,7 @@ func (r *replan) count(ctx context.Context) error {
 	r.seen = r.placing[0].Tokens()
 	if r.requests != nil {
 		room := maxRequestCells / (len(r.trace.Model.Layers) * r.trace.Model.Experts)
-		if err := r.fadeRequests(ctx, all, weight, room); err != nil {
+		if err := r.addOldRequests(ctx, all, weight, room); err != nil {
 			return err
 		}
 	}
@@ -242,12 +247,12 @@ func (r *replan) count(ctx context.Context) error {
 	return err
 }
 
-// fitTrust finds how far the recent requests confirm the old ones, by two halves of the train requests.
+// fitTrust estimates how well the recent requests confirm the old ones, by two halves of the train requests.
 func (r *replan) fitTrust(ctx context.Context, old []affinity.Counts) (affinity.Trust, error) {
 	part := r.trace.Subset(r.train)
 	first, second, err := trace.Split(part, 50, r.options.Seed)
 	if err != nil {
-		return 0, fmt.Errorf("%w: those to learn from are of one document, at least two are needed to tell how far they confirm the older trace", ErrTooFewRequests)
+		return 0, fmt.Errorf("%w: the train requests are from one document; at least two are needed to compare them with the older trace", ErrTooFewRequests)
 	}
 	a, err := affinity.CountTokens(ctx, part, first)
 	if err != nil {
@@ -260,9 +265,10 @@ func (r *replan) fitTrust(ctx context.Context, old []affinity.Counts) (affinity.
 	return affinity.FitTrust(ctx, a, b, old)
 }
 
-// fadeRequests adds old requests to the counts of recent ones, no more of both than there is room for. Old ones have what recent ones
-// leave, or the part of the room that they weigh where that is more: one request that stood for many could not be balanced.
-func (r *replan) fadeRequests(ctx context.Context, all []int, weight float32, room int) error {
+// addOldRequests adds old requests to the counts of recent ones, within room. Old requests get the rows that recent
+// ones leave, or the fraction of room equal to their weight if that is more: a single request with the weight of many
+// could not be balanced.
+func (r *replan) addOldRequests(ctx context.Context, all []int, weight float32, room int) error {
 	recent, prior := r.tokens[0].Tokens(), float64(r.prior.TokenCount(all))
 	weighs := float64(weight) * prior / (recent + float64(weight)*prior)
 	n := min(max(room-len(r.requests.Rows), int(math.Ceil(weighs*float64(room)))), len(all), room-1)
@@ -276,13 +282,13 @@ func (r *replan) fadeRequests(ctx context.Context, all []int, weight float32, ro
 	if most := room - n; most < len(r.requests.Rows) {
 		r.requests = r.requests.Part(r.pick(indices(len(r.requests.Rows)), most))
 	}
-	// What is counted on either side stands for all.
+	// The weights extrapolate from the counted requests to all requests of each side.
 	weight *= float32(r.requests.TokenCount() / recent * prior / max(old.TokenCount(), 1))
 	r.requests, err = r.requests.Merge(old, weight)
 	return err
 }
 
-// pick draws n of the requests, in their order.
+// pick draws n of the requests and keeps their order.
 func (r *replan) pick(of []int, n int) []int {
 	picked := trace.Shuffled(of, r.options.Seed)[:n]
 	slices.Sort(picked)
@@ -297,19 +303,19 @@ func indices(n int) []int {
 	return all
 }
 
-// newTables makes tables for the placement in service.
+// newTables returns new tables for the placement in service.
 func (r *replan) newTables(ctx context.Context) (*Plan, error) {
 	s := r.search
-	s.keep = foreignRanks
+	s.keep = reusedPlacementRanks
 	return s.plan(ctx, r.current.Placement, r.current.Algorithm)
 }
 
-// expertLoadLimits are limits on the load of a rank's experts, in percent of the mean, under which new placements are solved; 0 is none.
-// A layer waits for its slowest rank: where a placement that gathers experts that fire together gathers their load as well, and does
-// not pay for that reason, one that is a little less local may.
+// expertLoadLimits are the limits on the load of a rank's experts, in percent of the mean, under which new placements
+// are solved; 0 means no limit. A layer waits for its slowest rank. If a placement groups experts that activate
+// together and thereby concentrates their load, it may not pay, while a slightly less local placement may.
 var expertLoadLimits = []float64{0, 130, 110}
 
-// newLayouts finds the most local new placement that pays, or the most local one where none does, and decides.
+// newLayouts decides on the most local new placement with a sufficient gain, or on the most local one if none has it.
 func (r *replan) newLayouts(ctx context.Context, out *Replanned) error {
 	var deadline time.Time
 	if budget := r.options.TimeBudget; budget > 0 {
@@ -345,7 +351,7 @@ func (r *replan) newLayouts(ctx context.Context, out *Replanned) error {
 	return nil
 }
 
-// newLayout solves a placement from nothing and from the one in service, at a price for each expert that moves.
+// newLayout solves a placement from scratch and from the placement in service, with a cost for each expert that moves.
 func (r *replan) newLayout(ctx context.Context, expertLoadLimit float64, deadline time.Time) (placement.Result, error) {
 	s := r.search
 	s.options.Constraints.ExpertLoadLimit = expertLoadLimit
@@ -372,5 +378,5 @@ func (r *replan) candidate(ctx context.Context, p *Plan) (Candidate, error) {
 	return c, nil
 }
 
-// local is the time if every activation were local.
+// local returns the time if every activation were local.
 func (r *replan) local() float64 { return localTime(r.layer, r.choice.BatchTokens) }

@@ -15,37 +15,38 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// CountedProfile are counts of tokens and experts without the requests that they are of, as routers keep them.
+// CountedProfile contains counts of tokens and experts, as routers keep them. It does not contain their requests.
 type CountedProfile struct {
 	// Layers are the counts of each MoE layer.
 	Layers []affinity.Counts
-	// Digest is the sha256 of the file that they were read from; plans name it as that of their trace.
+	// Digest is the SHA-256 digest of the source file. Plans record it as the digest of their trace.
 	Digest [sha256.Size]byte
-	// Groups is the number of groups of experts that the gate chooses among first; 0 or 1 is none. They are kept whole where
-	// ReplanOptions.PreserveGroups asks for it.
+	// Groups is the number of expert groups among which the gate chooses first; 0 or 1 means no groups. They are kept
+	// together if ReplanOptions.PreserveGroups is set.
 	Groups int
 }
 
 const (
-	// leastRecentTokens is the fewest counted tokens that a plan is made from.
-	leastRecentTokens = 2000
-	// countedChunks is the number of parts of a rank's fair share in which a token id is sent to ranks when counts are scored: one that
-	// is frequent has several ranks, as in service.
+	// minRecentTokens is the minimum number of counted tokens for a new plan.
+	minRecentTokens = 2000
+	// countedChunks is the number of chunks into which a rank's fair share is divided when counts are scored. A
+	// frequent token ID then has several ranks, as in service.
 	countedChunks = 8
-	// countedTolerance is how far a rank may exceed its share of the tokens there.
+	// countedTolerance is the relative excess over its share of tokens that a rank may have there.
 	countedTolerance = 0.02
-	// leastErrorGain is by how much new tables of attention DP must be nearer to what is counted, in proportion, to be preferred.
-	leastErrorGain = 0.01
+	// minErrorGain is the minimum relative reduction of the forecast error for choosing new tables with attention DP.
+	minErrorGain = 0.01
 )
 
-// ReplanCounts is Replan from counts alone. Tokens are dealt to both sides of the split one by one, as counts do not tell of which
-// document they are: what one document repeats is known on both sides, and scores are higher than what service will bring, those
-// of new plans more so. Once they have judged, the held-out counts are learnt from, too. With attention TP tables and placement are scored by sending each token id, in parts, to balanced ranks.
+// ReplanCounts is Replan from counts only. Tokens are assigned to the two parts of the split independently, because
+// counts contain no documents. Repetition within a document is then visible in both parts, so scores are higher than in
+// service, especially for new plans. After scoring, the held-out counts are added to the training data. With attention
+// TP, tables and placement are scored by sending each token ID, in chunks, to balanced ranks.
 //
-// With attention DP a request has one rank, and counts do not tell which tokens it has: there are tables alone, without a score, and
-// they are preferred where they forecast the held-out counts better than the tables in service; Layout has no plan. Neither has
-// it with an objective of messages, for which the experts of single tokens must be known. Forecasts of more than the token id need
-// sequences, and are refused.
+// With attention DP a request has one rank, and counts do not contain the tokens of a request. Therefore only new
+// tables are considered, without a score: they are chosen if they forecast the held-out counts better than the tables
+// in service, and Layout has no plan. Layout also has no plan with message objectives, which require the experts of
+// single tokens. Forecasts from more than the token ID need sequences, and are rejected.
 func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.Counts, current *Plan, o ReplanOptions) (*Replanned, error) {
 	if o.PriorPercent == 0 {
 		prior = nil
@@ -57,10 +58,10 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 	if err := r.blend(ctx, prior, float64(o.PriorPercent)); err != nil {
 		return nil, err
 	}
-	out := &Replanned{Trust: r.trust, Current: r.candidate(current), Tables: r.candidate(r.tables(current.Placement, foreignRanks))}
+	out := &Replanned{Trust: r.trust, Current: r.candidate(current), Tables: r.candidate(r.tables(current.Placement, reusedPlacementRanks))}
 	if current.Attention == placement.DataParallel {
-		out.Decision = r.nearer(current, out.Tables.Plan)
-		return out, r.learnAll(out, recent.Layers, prior)
+		out.Decision = r.chooseTables(current, out.Tables.Plan)
+		return out, r.trainOnAll(out, recent.Layers, prior)
 	}
 	layout := out.Current.Score
 	if current.messages().None() {
@@ -72,25 +73,25 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 		out.Unmet, out.Truncated, layout = solved.Unmet, solved.Truncated, out.Layout.Score
 	}
 	out.Decision = o.Choose(out.Current.Score, out.Tables.Score, layout, localTime(r.layer, o.Choice.BatchTokens))
-	return out, r.learnAll(out, recent.Layers, prior)
+	return out, r.trainOnAll(out, recent.Layers, prior)
 }
 
-// learnAll gives the candidates tables that have learnt from the held-out counts as well, once these have judged: scores are those of the
-// tables without them.
-func (r *countsReplan) learnAll(out *Replanned, recent, prior []affinity.Counts) (err error) {
+// trainOnAll adds the held-out counts to the training data of the candidates' tables after scoring. Scores remain those
+// of the tables without these counts.
+func (r *countsReplan) trainOnAll(out *Replanned, recent, prior []affinity.Counts) (err error) {
 	if r.learnt = recent; prior != nil {
 		if r.learnt, err = affinity.BlendLayers(recent, prior, r.trust); err != nil {
 			return err
 		}
 	}
-	out.Tables.Plan = r.tables(r.current.Placement, foreignRanks)
+	out.Tables.Plan = r.tables(r.current.Placement, reusedPlacementRanks)
 	if out.Layout.Plan != nil {
 		out.Layout.Plan = r.tables(out.Layout.Plan.Placement, bestRanks)
 	}
 	return nil
 }
 
-// countsReplan is one ReplanCounts.
+// countsReplan is the state of one ReplanCounts.
 type countsReplan struct {
 	options ReplanOptions
 	current *Plan
@@ -98,8 +99,8 @@ type countsReplan struct {
 	layer   cost.Layer
 	groups  int
 	trust   affinity.Trust
-	// learnt are the recent counts to learn from, which blend joins with the prior, heldOut those that judge; placing are what the
-	// placement is solved from.
+	// learnt are the recent counts to train on, which blend merges with the prior. heldOut are the counts that score
+	// the plans. placing are the counts from which the placement is solved.
 	learnt, heldOut, placing []affinity.Counts
 }
 
@@ -112,15 +113,15 @@ func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinit
 	case o.TrainPercent < 1 || o.TrainPercent > 99:
 		return nil, fmt.Errorf("train percent is %d; allowed is 1 to 99", o.TrainPercent)
 	case current.Forecast != Table:
-		return nil, fmt.Errorf("the plan in service has forecast %s; counts do not tell the order of tokens: give a trace", current.Forecast)
+		return nil, fmt.Errorf("the plan in service has forecast %s; counts do not contain the order of tokens; use a trace", current.Forecast)
 	}
 	for name, layers := range map[string][]affinity.Counts{"recent": recent.Layers, "prior": prior} {
 		if layers != nil && (len(layers) != len(p.Layers) || layers[0].Experts != p.Experts || layers[0].Vocabulary() != current.Vocabulary) {
-			return nil, fmt.Errorf("the %s counts are not of the plan's model: %d experts in %d MoE layers, vocabulary %d", name, p.Experts, len(p.Layers), current.Vocabulary)
+			return nil, fmt.Errorf("the %s counts do not match the plan's model: %d experts in %d MoE layers, vocabulary %d", name, p.Experts, len(p.Layers), current.Vocabulary)
 		}
 	}
-	if len(recent.Layers) == 0 || recent.Layers[0].Tokens() < leastRecentTokens {
-		return nil, fmt.Errorf("%w: at least %d counted tokens are needed", ErrTooFewRequests, leastRecentTokens)
+	if len(recent.Layers) == 0 || recent.Layers[0].Tokens() < minRecentTokens {
+		return nil, fmt.Errorf("%w: at least %d counted tokens are needed", ErrTooFewRequests, minRecentTokens)
 	}
 	groups := 1
 	if o.PreserveGroups {
@@ -136,7 +137,7 @@ func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinit
 	return r, err
 }
 
-// blend joins the counts to learn from with the prior.
+// blend merges the training counts with the prior.
 func (r *countsReplan) blend(ctx context.Context, prior []affinity.Counts, percent float64) error {
 	r.placing = r.learnt
 	if prior == nil {
@@ -157,13 +158,13 @@ func (r *countsReplan) blend(ctx context.Context, prior []affinity.Counts, perce
 	return err
 }
 
-// tables is a plan with new tables for a placement. What was learnt about sequences of ranks is kept with the placement.
+// tables returns a plan with new tables for a placement. Rank transition tables are kept with the placement.
 func (r *countsReplan) tables(p *placement.Placement, best int) *Plan {
 	c := r.current
 	plan := &Plan{
 		Attention: c.Attention, Forecast: Table, Placement: p, HiddenLayers: c.HiddenLayers, Vocabulary: c.Vocabulary, Shape: c.Shape, Algorithm: placement.Auto,
 		TrainPercent: r.options.TrainPercent, Seed: r.options.Seed, TraceDigest: r.digest, ModelDigest: c.ModelDigest,
-		Objective: c.Objective, RanksPerNode: c.RanksPerNode, RankCapacity: c.RankCapacity, Hardware: r.options.carried(),
+		Objective: c.Objective, RanksPerNode: c.RanksPerNode, RankCapacity: c.RankCapacity, Hardware: r.options.storedProfile(),
 	}
 	if p == c.Placement {
 		plan.Algorithm, plan.Transitions = c.Algorithm, c.Transitions
@@ -200,7 +201,7 @@ func (r *countsReplan) place(ctx context.Context) (placement.Result, error) {
 	return placement.Solve(ctx, problem)
 }
 
-// candidate scores a plan on the held-out counts; with attention DP it has no score.
+// candidate scores a plan on the held-out counts. With attention DP there is no score.
 func (r *countsReplan) candidate(p *Plan) Candidate {
 	c := Candidate{Plan: p, Moves: placement.Moves(r.current.Placement, p.Placement)}
 	if p.Attention == placement.DataParallel {
@@ -220,18 +221,18 @@ func (r *countsReplan) candidate(p *Plan) Candidate {
 	return c
 }
 
-// countedScore is what a layer's counts make of a plan: the local rate, and of the busiest rank, in fair shares, what it
-// exchanges, computes and holds of tokens.
+// countedScore is the score of a plan on a layer's counts: the local activation rate, and the exchange, computation and
+// tokens of the busiest rank, in fair shares.
 type countedScore struct{ lar, exchange, load, tokens float64 }
 
 func (s *countedScore) add(t countedScore, weight float64) {
-	s.lar = min(1, s.lar+weight*t.lar) // but for rounding
+	s.lar = min(1, s.lar+weight*t.lar) // rounding can exceed 1
 	s.exchange += weight * t.exchange
 	s.load += weight * t.load
 	s.tokens += weight * t.tokens
 }
 
-// scoreCounts sends the counted tokens of a layer to ranks by a plan's table, balanced as a batch is.
+// scoreCounts assigns the counted tokens of a layer to ranks by a plan's table, balanced like a batch.
 func scoreCounts(c *affinity.Counts, p *Plan, layer int, hosts affinity.Hosts) countedScore {
 	ranks := p.Placement.Ranks
 	total := c.Tokens()
@@ -253,7 +254,7 @@ func scoreCounts(c *affinity.Counts, p *Plan, layer int, hosts affinity.Hosts) c
 				continue
 			}
 			sent[rank] += n
-			for _, to := range hosts[e] { // copies take turns
+			for _, to := range hosts[e] { // copies are used round-robin
 				received[to] += n / float64(len(hosts[e]))
 				served[to] += n / float64(len(hosts[e]))
 			}
@@ -270,7 +271,7 @@ func scoreCounts(c *affinity.Counts, p *Plan, layer int, hosts affinity.Hosts) c
 // countedSteps is the number of price updates that balance the tokens of a layer.
 const countedSteps = 60
 
-// countedItems are the token ids in parts, with their scores on each rank; owner is the token id of each part.
+// countedItems returns the token IDs in chunks, with their scores on each rank. owner is the token ID of each chunk.
 func countedItems(c *affinity.Counts, p *Plan, layer int, total float64) (w assign.Weighted, owner []int) {
 	ranks := p.Placement.Ranks
 	w.Limits = slices.Repeat([]float64{total / float64(ranks)}, ranks)
@@ -305,18 +306,20 @@ func countedItems(c *affinity.Counts, p *Plan, layer int, total float64) (w assi
 	return w, owner
 }
 
-// nearer chooses between the tables in service and new ones by how far they are from the held-out counts (attention DP).
-func (r *countsReplan) nearer(current, tables *Plan) Decision {
+// chooseTables chooses between the tables in service and new ones by their distance to the held-out counts (attention
+// DP).
+func (r *countsReplan) chooseTables(current, tables *Plan) Decision {
 	before, after := r.tableError(current), r.tableError(tables)
-	if before > 0 && after < before*(1-leastErrorGain) {
+	if before > 0 && after < before*(1-minErrorGain) {
 		d := Decision{}
-		d.take(TablesTier, "new tables are %.1f%% nearer to what tokens activate now; counts do not tell what that gains in time", 100*(1-after/before))
+		d.take(TablesTier, "new tables predict current activations %.1f%% more accurately; counts do not show the gain in time", 100*(1-after/before))
 		return d
 	}
-	return Decision{Tier: NoTier, Verdict: NoGainExpected, Reason: "new tables are no nearer to what tokens activate now than those in service"}
+	return Decision{Tier: NoTier, Verdict: NoGainExpected, Reason: "new tables do not predict current activations more accurately than the tables in service"}
 }
 
-// tableError is the mean square, over the held-out tokens, of the distance between a table's shares and the counted ones.
+// tableError returns the mean square, over the held-out tokens, of the distance between a table's shares and the
+// counted ones.
 func (r *countsReplan) tableError(p *Plan) float64 {
 	ranks, hosts := p.Placement.Ranks, p.hosts()
 	truth := affinity.NewRankTable(r.heldOut, hosts, ranks, affinity.Estimator{})

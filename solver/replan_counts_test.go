@@ -32,7 +32,7 @@ func replanCounts(t *testing.T, recent, prior []affinity.Counts, current *solver
 	return found
 }
 
-// TestReplanCountsServesRequests judges what was made from counts by whole requests that it has not seen.
+// TestReplanCountsServesRequests scores a plan from counts on held-out requests.
 func TestReplanCountsServesRequests(t *testing.T) {
 	old, recent := drifting(1)
 	live, served, err := trace.Split(recent, 60, 1)
@@ -66,7 +66,7 @@ func TestReplanCountsServesRequests(t *testing.T) {
 		if got.Tier != solver.LayoutTier || layout < tables || got.Layout.Moves == 0 {
 			t.Errorf("a new placement reaches %.3f, new tables %.3f: %+v", layout, tables, got.Decision)
 		}
-		// A table that knows next to none of the tokens is right or wrong by chance: its score is left out.
+		// A table that contains almost none of the tokens is right or wrong by chance: its score is skipped.
 		for _, c := range []struct{ counted, served float64 }{{got.Tables.Score.LAR, tables}, {got.Layout.Score.LAR, layout}} {
 			if c.counted < c.served*0.9 || c.counted > c.served*1.2 {
 				t.Errorf("counts say %.3f, requests reach %.3f", c.counted, c.served)
@@ -75,8 +75,8 @@ func TestReplanCountsServesRequests(t *testing.T) {
 	}
 }
 
-// What judges is not wasted: the tables are those of all that was counted.
-func TestReplanCountsLearnsFromAll(t *testing.T) {
+// The final tables are trained on all counts, including the held-out ones.
+func TestReplanCountsTrainsOnAll(t *testing.T) {
 	old, recent := drifting(1)
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
 		current := solve(t, old, options(attention, 4)).Plan
@@ -104,7 +104,7 @@ func TestReplanCountsLearnsFromAll(t *testing.T) {
 	}
 }
 
-func TestReplanCountsKeepsWhatServesWell(t *testing.T) {
+func TestReplanCountsKeepsGoodPlan(t *testing.T) {
 	old, _ := drifting(2)
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
 		o := options(attention, 4)
@@ -132,7 +132,7 @@ func TestReplanCountsIsDeterministic(t *testing.T) {
 	}
 }
 
-// With copies, unequal ranks or an objective of messages the new plan is for the same.
+// The new plan keeps copies, rank capacities and message objectives.
 func TestReplanCountsKeepsTheShapeOfThePlan(t *testing.T) {
 	old, recent := drifting(4)
 	for name, change := range map[string]func(*solver.Options){
@@ -177,9 +177,9 @@ func TestReplanCountsRefuses(t *testing.T) {
 		want          string
 	}{
 		"few tokens":  {layers: counted(t, recent.Subset([]int{0, 1, 2})), want: "at least 2000 counted tokens"},
-		"no layers":   {layers: []affinity.Counts{}, want: "the recent counts are not of the plan's model"},
-		"other model": {prior: counts[:1], want: "the prior counts are not of the plan's model"},
-		"forecast":    {current: &contextual, want: "counts do not tell the order of tokens"},
+		"no layers":   {layers: []affinity.Counts{}, want: "the recent counts do not match the plan's model"},
+		"other model": {prior: counts[:1], want: "the prior counts do not match the plan's model"},
+		"forecast":    {current: &contextual, want: "counts do not contain the order of tokens"},
 	} {
 		if test.layers == nil {
 			test.layers = counts

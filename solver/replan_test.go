@@ -18,8 +18,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// drifting is a trace in two halves: what an old plan is made from, and other kinds of text that came later, whose names nobody
-// knows.
+// drifting returns a trace in two halves: the requests of the old plan, and later requests of other domains without
+// names.
 func drifting(seed uint64) (old, recent *trace.Trace) {
 	shape := tracetest.Shape{
 		Experts: 32, TopK: 2, Layers: 2, Vocabulary: 200, Domains: 4, DocumentsPerDomain: 25, RequestsPerDocument: 2, TokensPerRequest: 40, Noise: 10, Groups: 4,
@@ -38,7 +38,7 @@ func drifting(seed uint64) (old, recent *trace.Trace) {
 	return old, recent
 }
 
-// bigBatches are batches so large that exchanges take most of the time.
+// bigBatches returns options with batches in which exchanges take most of the time.
 func bigBatches() solver.ReplanOptions {
 	return solver.ReplanOptions{
 		Options:         solver.Options{TrainPercent: 60, Seed: 1},
@@ -57,7 +57,7 @@ func replan(t *testing.T, recent, prior *trace.Trace, current *solver.Plan, o so
 	return found
 }
 
-// heldOut scores a plan as Replan must.
+// heldOut scores a plan like Replan.
 func heldOut(t *testing.T, recent *trace.Trace, p *solver.Plan, o solver.ReplanOptions) cost.Report {
 	t.Helper()
 	_, test, err := trace.Split(recent, o.TrainPercent, o.Seed)
@@ -73,7 +73,7 @@ func heldOut(t *testing.T, recent *trace.Trace, p *solver.Plan, o solver.ReplanO
 	return report
 }
 
-func TestReplanAfterOtherTextCame(t *testing.T) {
+func TestReplanAfterDomainShift(t *testing.T) {
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
 		t.Run(string(attention), func(t *testing.T) {
 			t.Parallel()
@@ -81,7 +81,7 @@ func TestReplanAfterOtherTextCame(t *testing.T) {
 			o := options(attention, 4)
 			o.TrainPercent = 80
 			current := solve(t, old, o).Plan
-			before := solve(t, old, o).Plan // the same again
+			before := solve(t, old, o).Plan // solve again with the same inputs
 			got := replan(t, recent, old, current, bigBatches())
 			if diff := cmp.Diff(before, current); diff != "" || got.Current.Plan != current || got.Current.Moves != 0 {
 				t.Error("the plan in service has changed: ", diff)
@@ -108,8 +108,8 @@ func TestReplanAfterOtherTextCame(t *testing.T) {
 	}
 }
 
-// TestReplanKeepsWhatServesWell gives requests of the kinds of text that the plan was made from.
-func TestReplanKeepsWhatServesWell(t *testing.T) {
+// TestReplanKeepsGoodPlan replans for requests of the domains from which the plan was solved.
+func TestReplanKeepsGoodPlan(t *testing.T) {
 	old, _ := drifting(2)
 	train, test, err := trace.Split(old, 60, 1)
 	if err != nil {
@@ -120,9 +120,9 @@ func TestReplanKeepsWhatServesWell(t *testing.T) {
 		o.TrainPercent = 80
 		current := solve(t, old.Subset(train), o).Plan
 		r := bigBatches()
-		r.MinimumGainPercent = 10 // the new requests are worth something as well
+		r.MinimumGainPercent = 10 // training on the new requests also has some gain
 		got := replan(t, old.Subset(test), old.Subset(train), current, r)
-		if got.Tier != solver.NoTier || got.Verdict != solver.NoGainExpected || !strings.Contains(got.Reason, "wanted are 10%") {
+		if got.Tier != solver.NoTier || got.Verdict != solver.NoGainExpected || !strings.Contains(got.Reason, "the minimum is 10%") {
 			t.Errorf("%s: %+v", attention, got.Decision)
 		}
 		if got.Trust < 16 {
@@ -131,7 +131,7 @@ func TestReplanKeepsWhatServesWell(t *testing.T) {
 	}
 }
 
-// What the plan in service tells about ranks, groups, copies and objective holds for its successors.
+// The new plan keeps ranks, groups, copies and objective of the plan in service.
 func TestReplanKeepsTheShapeOfThePlan(t *testing.T) {
 	old, recent := drifting(3)
 	for name, change := range map[string]func(*solver.Options, *solver.ReplanOptions){
@@ -165,7 +165,7 @@ func TestReplanKeepsTheShapeOfThePlan(t *testing.T) {
 	}
 }
 
-// wholeGroups reports whether each run of slots of the size of a group holds one group.
+// wholeGroups reports whether each run of slots with the size of a group contains one group.
 func wholeGroups(p *placement.Placement, groups int) bool {
 	size := p.Experts / groups
 	for _, layer := range p.Layers {
@@ -180,7 +180,7 @@ func wholeGroups(p *placement.Placement, groups int) bool {
 	return true
 }
 
-func TestMovesHaveAPrice(t *testing.T) {
+func TestMovesHaveACost(t *testing.T) {
 	old, recent := drifting(4)
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
 		o := options(attention, 4)
@@ -204,15 +204,15 @@ func TestMovesHaveAPrice(t *testing.T) {
 	}
 }
 
-// A placement that gathers load with the experts is left for one that a layer waits less for, where only that pays.
-func TestReplanEvensLoad(t *testing.T) {
+// A placement that concentrates load is replaced by a more balanced one if only the latter pays.
+func TestReplanBalancesLoad(t *testing.T) {
 	all := real(t)
 	half := all.Requests() / 2
 	old, recent := all.Subset(all.AllRequests()[:half]), all.Subset(all.AllRequests()[half:])
 	current := solve(t, old, options(placement.TensorParallel, 8)).Plan
 	r := bigBatches()
 	r.MinimumGainPercent = 0
-	r.Constraints.ExpertLoadLimit = 800 // all of the load on one of eight ranks: no limit
+	r.Constraints.ExpertLoadLimit = 800 // all load on one of eight ranks: no limit
 	local := replan(t, recent, nil, current, r)
 	for _, least := range []float64{max(local.LayoutGainPercent, 0), max(local.LayoutGainPercent, 0) + 1} {
 		r.MinimumGainPercent, r.Constraints.ExpertLoadLimit = least, 0
@@ -268,7 +268,7 @@ func TestReplanRefuses(t *testing.T) {
 		want          string
 	}{
 		"few requests":  {recent: few, want: "there are 10, at least 20 are needed"},
-		"other model":   {prior: &other, want: "of another model"},
+		"other model":   {prior: &other, want: "of different models"},
 		"other digest":  {recent: &digests, current: &foreign, want: "the plan is for model a, the trace is of model b"},
 		"vocabulary":    {recent: &other, want: "vocabulary of 200, the trace's is 201"},
 		"prior percent": {change: func(o *solver.ReplanOptions) { o.PriorPercent = 101 }, want: "prior percent is 101; allowed is 0 to 100"},
@@ -282,7 +282,7 @@ func TestReplanRefuses(t *testing.T) {
 		"one document": {
 			recent: oneDocument, want: "at least 4 are needed",
 			change: func(o *solver.ReplanOptions) {
-				for { // until the long document is learnt from
+				for { // until the long document is in the train part
 					if _, test, err := trace.Split(oneDocument, o.TrainPercent, o.Seed); err != nil || len(test) < 4 {
 						return
 					}
@@ -347,14 +347,14 @@ func TestChoose(t *testing.T) {
 			if got.Tier != test.tier || got.Verdict != test.verdict || got.Reason == "" {
 				t.Errorf("%+v; want %s, %s", got, test.tier, test.verdict)
 			}
-			if want := 100 - test.local; fmt.Sprintf("%.6f", got.MostGainPercent) != fmt.Sprintf("%.6f", want) {
-				t.Errorf("most gain %v; want %v", got.MostGainPercent, want)
+			if want := 100 - test.local; fmt.Sprintf("%.6f", got.MaxGainPercent) != fmt.Sprintf("%.6f", want) {
+				t.Errorf("most gain %v; want %v", got.MaxGainPercent, want)
 			}
 		})
 	}
 }
 
-// TestSmallBatchesDoNotPay plans for batches in which only the start of an exchange costs.
+// TestSmallBatchesDoNotPay replans for batches in which latency dominates the exchange.
 func TestSmallBatchesDoNotPay(t *testing.T) {
 	old, recent := drifting(7)
 	o := bigBatches()
@@ -365,9 +365,9 @@ func TestSmallBatchesDoNotPay(t *testing.T) {
 	}
 }
 
-// TestReplanRecoversOnRealRouting makes a plan from program code and serves prose: what new tables, and a new placement, made from
-// part of the prose recover on the rest of what a plan made from that part alone would bring. docs/solving.md has the
-// figures for larger traces.
+// TestReplanRecoversOnRealRouting solves a plan from program code and serves prose. It compares new tables and a new
+// placement from part of the prose with a plan solved only from that part, on the rest of the prose. docs/solving.md
+// contains the figures for larger traces.
 func TestReplanRecoversOnRealRouting(t *testing.T) {
 	figures(t)
 	all := real(t)

@@ -9,18 +9,18 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// noForecast scores all ranks alike: tokens are dealt out.
+// noForecast gives all ranks the same score, so that tokens are assigned round-robin.
 type noForecast struct{}
 
 func (noForecast) Score(dst []float32, _, _ int) { clear(dst) }
 
-// requestBaseline is another way to tell requests apart than by the table of their tokens.
+// requestBaseline is a forecast of requests that does not use the table of their tokens.
 type requestBaseline struct {
 	name     string
 	forecast cost.RequestForecast
 }
 
-// requestBaselines are those for a plan's placement.
+// requestBaselines returns the baselines for a plan's placement.
 func (s *search) requestBaselines(p *Plan, o *CompareOptions) []requestBaseline {
 	baselines := []requestBaseline{
 		{prefixHash, hashForecast{s.trace.Request}}, {promptClusters, s.newKindForecast(p, s.clusters(o.Embeddings))},
@@ -31,13 +31,14 @@ func (s *search) requestBaselines(p *Plan, o *CompareOptions) []requestBaseline 
 	return baselines
 }
 
-// kindForecast knows the kind of a request, and nothing else: the mean shares of the train requests of that kind.
+// kindForecast scores a request only by its kind: the mean shares of the train requests of that kind.
 type kindForecast struct {
 	kinds  []uint8
 	shares [256][]float32
 }
 
-// newKindForecast is for the kinds of all requests of the trace. A kind that the train requests lack scores all ranks alike.
+// newKindForecast returns the forecast for the kinds of all requests of the trace. A kind without train requests gives
+// all ranks the same score.
 func (s *search) newKindForecast(p *Plan, kinds []uint8) *kindForecast {
 	var local [256][]int
 	for kind := range local {
@@ -75,14 +76,15 @@ func (f *kindForecast) Score(dst []float32, request int) { copy(dst, f.shares[f.
 const (
 	// promptSize is the number of dimensions of a projected prompt.
 	promptSize = 256
-	// maxPoints bounds the numbers of all prompts that are clustered together, of 8 bytes each: a sample of more prompts is.
+	// maxPoints bounds the coordinates of all prompts that are clustered together, 8 bytes each. Above it, a sample of
+	// the prompts is clustered.
 	maxPoints = 1 << 24
-	// clustersPerRank is the number of clusters of prompts for each rank: with one, clusters and ranks would be the same thing,
-	// and the baseline worse.
+	// clustersPerRank is the number of clusters of prompts for each rank. With one, clusters and ranks would coincide,
+	// and the baseline would be worse.
 	clustersPerRank = 4
 )
 
-// clusters tells, for every request, which of the clusters of train prompts it is nearest to.
+// clusters returns, for every request, the nearest cluster of train prompts.
 func (s *search) clusters(table *embedding.Table) []uint8 {
 	prompt, size := embedding.Projected(s.trace.Model.Vocabulary, promptSize, s.options.Seed).Prompt, promptSize
 	if table != nil {
@@ -108,11 +110,11 @@ func (s *search) clusters(table *embedding.Table) []uint8 {
 	return kinds
 }
 
-// hashForecast sends requests whose first dispatch.PrefixBlock tokens, or all where there are fewer, are the same to the same
-// rank.
+// hashForecast sends requests with the same first dispatch.PrefixBlock tokens (or all tokens of a shorter request) to
+// the same rank.
 type hashForecast struct{ tokens func(request int) []int32 }
 
-// Score gives all to the rank of the hash.
+// Score gives the full score to the rank of the hash.
 func (f hashForecast) Score(dst []float32, request int) {
 	clear(dst)
 	tokens := f.tokens(request)

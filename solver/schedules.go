@@ -10,8 +10,9 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// ScheduleLayers makes the schedule of a plan inside its MoE layers, for machines with so many ranks on a node as the plan tells, else
-// ranksPerNode, 0 standing for DefaultEvaluation's, and a local activation rate. It is nil where the model's configuration does not tell all sizes, and for a single rank.
+// ScheduleLayers computes the schedule inside the MoE layers of a plan for a local activation rate. The number of ranks
+// per node is the plan's, else ranksPerNode, where 0 means that of DefaultEvaluation. It returns nil if the model's
+// configuration lacks sizes, and for a single rank.
 func ScheduleLayers(m *trace.Model, p *Plan, lar float64, machines *hardware.Profile, ranksPerNode int) (*schedule.Schedule, error) {
 	shape := shapeOf(m)
 	if shape == nil {
@@ -21,7 +22,7 @@ func ScheduleLayers(m *trace.Model, p *Plan, lar float64, machines *hardware.Pro
 	return schedule.Of(shape, machines, schedule.Inputs{Ranks: p.Placement.Ranks, SlotsPerRank: p.Placement.SlotsPerRank, LAR: lar})
 }
 
-// shapeOf is the shape of a model; nil where its configuration does not tell it.
+// shapeOf returns the shape of a model, or nil if its configuration does not contain it.
 func shapeOf(m *trace.Model) *pipeline.Shape {
 	s, err := pipeline.ShapeOf(m)
 	if err != nil || s.Check() != nil {

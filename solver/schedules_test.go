@@ -12,7 +12,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// A schedule is made where the trace tells the model's shape, and nowhere else.
+// A schedule requires a trace with the model's shape.
 func TestScheduleLayers(t *testing.T) {
 	recorded, err := trace.Open(t.Context(), "testdata/tiny-32e-top4.safetensors.zst")
 	if err != nil {
@@ -57,7 +57,8 @@ func TestScheduleLayers(t *testing.T) {
 	}
 }
 
-// Where all activations are local, the mean over any number of layers is 1, and a schedule is made of it: a 48th, added 48 times, is more.
+// If all activations are local, the mean over any number of layers is 1, and a schedule can be computed from it.
+// Without a limit, 48 times 1/48 would exceed 1 by rounding.
 func TestSchedulesOfLocalPlans(t *testing.T) {
 	const experts, requests, tokens = 4, 40, 20
 	for _, layers := range []int{36, 48, 58} {

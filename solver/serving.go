@@ -10,24 +10,24 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// ServingMethod names a way to serve that simulations compare.
+// ServingMethod names a serving method for simulations.
 type ServingMethod string
 
-// The methods.
+// Supported methods.
 const (
-	// Vanilla is what engines do by default: contiguous experts, requests or tokens dealt out in turn.
+	// Vanilla is the default of engines: contiguous experts, with requests or tokens assigned round-robin.
 	Vanilla ServingMethod = "vanilla"
-	// BalancedServing and TunedServing have the placements of EPLB and MoETuner, and deal out as well.
+	// BalancedServing and TunedServing use the placements of EPLB and MoETuner, with round-robin assignment.
 	BalancedServing ServingMethod = "eplb"
 	TunedServing    ServingMethod = "moetuner"
-	// OurServing has our placement, and dispatches by its forecast.
+	// OurServing uses our placement, and dispatches by its forecast.
 	OurServing ServingMethod = "semmoe"
 )
 
-// ServingMethods lists all of them.
+// ServingMethods lists all methods.
 var ServingMethods = []ServingMethod{Vanilla, BalancedServing, TunedServing, OurServing}
 
-// ParseServingMethod returns the method of that name.
+// ParseServingMethod returns the method with the given name.
 func ParseServingMethod(name string) (ServingMethod, error) {
 	for _, m := range ServingMethods {
 		if string(m) == name {
@@ -37,7 +37,7 @@ func ParseServingMethod(name string) (ServingMethod, error) {
 	return "", fmt.Errorf("method %q is unknown; allowed is %v", name, ServingMethods)
 }
 
-// algorithm is that of the method's placement.
+// algorithm returns the placement algorithm of the method.
 func (m ServingMethod) algorithm() placement.Algorithm {
 	switch m {
 	case BalancedServing:
@@ -51,8 +51,8 @@ func (m ServingMethod) algorithm() placement.Algorithm {
 	}
 }
 
-// SolveServing solves methods on the same train requests, and returns them with the requests that were held back. Of the options the algorithm is
-// the methods'; forecast, objective, constraints and the policy (attention DP) are for OurServing alone.
+// SolveServing solves methods on the same train requests, and returns them with the held-out requests. The methods
+// define the algorithm. Forecast, objective, constraints and the policy (attention DP) apply only to OurServing.
 func SolveServing(ctx context.Context, t *trace.Trace, methods []ServingMethod, policy dispatch.Policy, o Options) ([]simulate.Method, []int, error) {
 	var solved []simulate.Method
 	var heldOut []int
@@ -66,7 +66,7 @@ func SolveServing(ctx context.Context, t *trace.Trace, methods []ServingMethod, 
 			return placement.CheckSlots(a, own.Ranks, t.Model.Experts, own.RedundantSlots) == nil
 		}
 		if allowed(placement.Auto) && !allowed(own.Algorithm) {
-			own.RedundantSlots = 0 // the algorithm knows none
+			own.RedundantSlots = 0 // the algorithm does not support redundant slots
 		}
 		s, err := newSearch(t, own)
 		if err != nil {

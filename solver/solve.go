@@ -21,185 +21,197 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Forecast names what the scores of a plan are computed from.
+// Forecast names the model that computes the scores of a plan.
 type Forecast string
 
-// The forecasts.
+// Supported forecasts.
 const (
-	// Table scores by token id alone.
+	// Table scores a token by its ID only.
 	Table Forecast = "table"
-	// Prefill scores by all that is known while a prompt is processed: the token, the tokens before it, the prompt, and the
-	// experts of earlier layers (attention TP).
+	// Prefill scores a token by everything known while a prompt is processed: the token, the tokens before it, the
+	// prompt, and the experts of earlier layers (attention TP).
 	Prefill Forecast = "prefill"
-	// Decode scores by all that is known while tokens are generated: as Prefill, with the routes of earlier positions instead
-	// of the whole prompt (attention TP).
+	// Decode scores a token by everything known during generation: as Prefill, with the routes of earlier positions in
+	// place of the whole prompt (attention TP).
 	Decode Forecast = "decode"
-	// LookAhead scores by what the layer's gate says before attention, corrected by a profile, and by the experts of the layer
-	// before (attention TP); RawLookAhead by what the gate says alone. The trace must have a look-ahead.
+	// LookAhead scores a token by the output of the layer's gate before attention, corrected by a profile, and by the
+	// experts of the previous layer (attention TP). RawLookAhead uses the gate's output only. Both require a trace with
+	// a look-ahead.
 	LookAhead    Forecast = "lookahead"
 	RawLookAhead Forecast = "lookahead-raw"
-	// Transition scores by token id and by the ranks of the token's experts in the two layers before, as the papers do
+	// Transition scores a token by its ID and by the ranks of its experts in the two previous layers, as in the papers
 	// (attention TP).
 	Transition Forecast = "transition"
-	// LookBack scores by the same, but weighs whole distributions over ranks, after up to four layers (attention TP).
+	// LookBack uses the same inputs as Transition, but weighs whole distributions over ranks, of up to four previous
+	// layers (attention TP).
 	LookBack Forecast = "lookback"
 )
 
 // Forecasts lists the forecasts that a plan can carry.
 var Forecasts = []Forecast{Table, Prefill, Decode, Transition, LookBack, LookAhead, RawLookAhead}
 
-// Contextual reports whether the forecast is that of a forecast.Model.
+// Contextual reports whether a forecast.Model computes the forecast.
 func (f Forecast) Contextual() bool { return f == Prefill || f == Decode }
 
-// Trained reports whether the forecast needs tables that no plan has but those that carry it.
+// Trained reports whether the forecast needs trained tables, which only a plan with this forecast contains.
 func (f Forecast) Trained() bool { return f.Contextual() || f == LookAhead || f == LookBack }
 
-// ParseForecast returns the forecast of that name.
+// ParseForecast returns the forecast with the given name.
 func ParseForecast(name string) (Forecast, error) {
 	for _, f := range Forecasts {
 		if string(f) == name {
 			return f, nil
 		}
 	}
-	return "", fmt.Errorf("forecast %q is not available; available is %s", name, strings.Trim(fmt.Sprint(Forecasts), "[]"))
+	return "", fmt.Errorf("forecast %q is unknown; allowed is %s", name, strings.Trim(fmt.Sprint(Forecasts), "[]"))
 }
 
-// Plan is a placement with the forecast tables that belong to it.
+// Plan is a placement with its forecast tables.
 type Plan struct {
 	Attention placement.Attention
 	Forecast  Forecast
 	Placement *placement.Placement
-	// HiddenLayers and Vocabulary are the model's; the placement tells the rest.
+	// HiddenLayers and Vocabulary are those of the model. The placement contains the other dimensions.
 	HiddenLayers, Vocabulary int
-	// Shape is what a token of the model costs by, as far as the trace tells.
+	// Shape contains the cost parameters of a token of the model, as far as the trace records them.
 	Shape cost.Shape
-	// Ranks are the scores of attention data parallelism, Tokens those of tensor parallelism; the other is nil.
+	// Ranks are the scores of attention data parallelism, Tokens those of tensor parallelism. The other one is nil.
 	Ranks  *affinity.RankTable
 	Tokens *affinity.TokenTable
-	// Transitions tell of ranks in earlier layers (attention TP); nil where there are too many ranks.
+	// Transitions are the rank transition tables between layers (attention TP). They are nil if there are too many
+	// ranks.
 	Transitions *affinity.Transitions
-	// Context scores tokens by more than their id, where the forecast is Prefill or Decode; it reads the token table, too.
+	// Context scores tokens in their context, for the forecasts Prefill and Decode. It also reads the token table.
 	Context *forecast.Model
 	// LookAhead is the correction of the forecast LookAhead; nil for all others.
 	LookAhead *forecast.LookAhead
-	// LookBack are the tables of the forecast LookBack, read beside the token table; nil for all others.
+	// LookBack contains the tables of the forecast LookBack, which it uses together with the token table. It is nil for
+	// all others.
 	LookBack *forecast.LookBack
-	// Seen is what the tables have learnt from; nil in plans of earlier versions.
+	// Seen describes the training data of the tables. It is nil in plans of earlier versions.
 	Seen *affinity.Seen
-	// Objective and RanksPerNode are what the scores are about; RanksPerNode is 0 where the objective is Activation.
+	// Objective and RanksPerNode define what the scores optimize. RanksPerNode is 0 for the objective Activation.
 	Objective    placement.Objective
 	RanksPerNode int
-	// RankCapacity are the ranks' shares of the tokens; nil is equal shares.
+	// RankCapacity contains the ranks' shares of the tokens; nil means equal shares.
 	RankCapacity []float64
-	// Algorithm made the placement: the one asked for, or contiguous after a fall-back.
+	// Algorithm produced the placement: the requested algorithm, or contiguous after a fallback.
 	Algorithm placement.Algorithm
-	// TrainPercent and Seed repeat the split by document under which the plan was solved, TraceDigest names the trace.
+	// TrainPercent and Seed reproduce the split by document from which the plan was solved. TraceDigest identifies the
+	// trace.
 	TrainPercent int
 	Seed         uint64
 	TraceDigest  [sha256.Size]byte
-	// ModelDigest identifies the checkpoint that the trace was recorded from; empty where the trace does not tell.
+	// ModelDigest identifies the checkpoint from which the trace was recorded. It is empty if the trace does not record
+	// it.
 	ModelDigest string
-	// Layout is the digest of the plan that this one has the placement of, with new tables alone; empty where the placement was
-	// solved together with the tables.
+	// Layout is the digest of the plan whose placement this plan reuses with new tables. It is empty if placement and
+	// tables were solved together.
 	Layout string
-	// Drift is the test of whether traffic has moved away from the plan; nil where there is none (see CalibrateDrift).
+	// Drift calibrates the test that detects whether traffic has drifted from the plan's profile. It is nil if there is
+	// none (see CalibrateDrift).
 	Drift *drift.Calibration
-	// Schedule is about the work inside MoE layers; nil where the model's shape is not known (see ScheduleLayers).
+	// Schedule is the schedule inside MoE layers. It is nil if the model's shape is unknown (see ScheduleLayers).
 	Schedule *schedule.Schedule
-	// Hardware is the profile of the machines that the plan is for; nil is hardware.DefaultProfile.
+	// Hardware is the profile of the target machines; nil means hardware.DefaultProfile.
 	Hardware *hardware.Profile
-	// Front are the placements that a search by time chose among, and Chosen is the name of the plan's; both are empty with other objectives.
+	// Front contains the candidates of a search by time, and Chosen the name of the selected one. Both are empty for
+	// other objectives.
 	Front  []FrontPoint
 	Chosen string
-	// Copies is how the number of redundant slots was chosen; nil where it was given.
+	// Copies records how the number of redundant slots was chosen. It is nil if the number was given.
 	Copies *Copies
 }
 
-// Machines is the profile of the machines that the plan is for.
+// Machines returns the profile of the target machines.
 func (p *Plan) Machines() *hardware.Profile { return cmp.Or(p.Hardware, hardware.DefaultProfile()) }
 
-// Options are the inputs of Solve besides the trace.
+// Options are the inputs of Solve in addition to the trace.
 type Options struct {
 	// Ranks is the EP size; it must divide the number of experts.
 	Ranks     int
 	Attention placement.Attention
 	Algorithm placement.Algorithm
 	Forecast  Forecast
-	// RedundantSlots is the number of slots per rank for copies of other ranks' experts.
+	// RedundantSlots is the number of slots per rank for copies of experts of other ranks.
 	RedundantSlots int
-	// RedundantMemory, where it is above 0, is the memory of a rank for copies in bytes, over all layers: Solve chooses RedundantSlots, which is then 0
-	// here. It needs the objective Time and the algorithm Auto.
+	// RedundantMemory, if positive, is the memory of a rank for copies in bytes, over all layers. Solve then chooses
+	// RedundantSlots, which must be 0 in the input. It requires the objective Time and the algorithm Auto.
 	RedundantMemory int64
-	// CopyRule is how the engine chooses among the copies of an expert: what it does not use is not local. Where it is empty, that of Current.
+	// CopyRule is the engine's rule for choosing among the copies of an expert. A copy that the engine does not use is
+	// not local. Empty means the rule of Current.
 	CopyRule placement.CopyRule
-	// Objective is what placement and tables are to keep small, and what decides whether the default placement is better; empty is
-	// placement.Activation. RanksPerNode tells which ranks share a node, and 0 stands for DefaultEvaluation's.
+	// Objective is the quantity that placement and tables minimize, and by which a solved placement is compared with
+	// the default one. Empty means placement.Activation. RanksPerNode defines which ranks share a node; 0 means that of
+	// DefaultEvaluation.
 	Objective    placement.Objective
 	RanksPerNode int
-	// BatchTokens are the sizes of the batches that are served, in tokens over all ranks, each as frequent as the others: the objective
-	// Time minimizes the mean time over them, and the worth of a plan is judged by it. A size that is given n times is n times as frequent. Empty
-	// is DefaultBatchTokens.
+	// BatchTokens are the batch sizes in service, in tokens over all ranks. All entries have equal weight, so a size
+	// listed n times counts n times. The objective Time minimizes the mean time over them, and plans are compared by
+	// it. Empty means DefaultBatchTokens.
 	BatchTokens []int
-	// Unshuffled tells of attention tensor parallelism in an engine that leaves tokens where attention puts them: they lie on the ranks in
-	// turn, whatever tables say. The local activation rate is then the same under every placement, so that the objective must be another.
+	// Unshuffled describes attention tensor parallelism in an engine that leaves tokens where attention puts them:
+	// tokens are assigned to ranks round-robin, regardless of the tables. The local activation rate is then the same
+	// under every placement, so a different objective is required.
 	Unshuffled bool
-	// Hardware is the profile of the machines that are to serve, by which times are modelled and messages weighed; nil is
+	// Hardware is the profile of the target machines, used to model times and to weigh messages; nil means
 	// hardware.DefaultProfile.
 	Hardware *hardware.Profile
-	// Constraints narrow the choice of the placement.
+	// Constraints restrict the placement.
 	Constraints placement.Constraints
-	// PreserveGroups keeps the groups whole that the model's gate chooses among, so that a checkpoint permuted by the placement
-	// computes the same. The trace's model config tells the groups; where it names none, nothing changes.
+	// PreserveGroups keeps the gate's groups of experts together, so that a checkpoint permuted by the placement
+	// computes the same. The trace's model config defines the groups; without groups it has no effect.
 	PreserveGroups bool
-	// Embeddings, where given, tell which tokens are alike: one that the train requests lack is scored like its nearest
-	// neighbours among those that they have.
+	// Embeddings, if given, define which tokens are similar: a token that the train requests lack is scored like its
+	// nearest neighbors among the tokens they contain.
 	Embeddings *embedding.Table
-	// Current is the placement in service, if any: Auto starts from it, which is faster, and moves few experts.
+	// Current is the placement in service, if any. Auto starts from it, which is faster and moves few experts.
 	Current *placement.Placement
-	// Fresh has the search start from nothing all the same: Current was solved for other traffic.
+	// Fresh starts the search from scratch although Current is set, because Current was solved for different traffic.
 	Fresh bool
-	// TrainPercent of the requests are learnt from, by whole documents; the others judge the plan.
+	// TrainPercent is the percentage of requests to train on, split by whole documents. The others score the plan.
 	TrainPercent int
-	// Seed makes split, search and evaluation repeatable.
+	// Seed makes split, search and evaluation reproducible.
 	Seed uint64
-	// TimeBudget cuts the search off; 0 never does.
+	// TimeBudget limits the search; 0 means no limit.
 	TimeBudget time.Duration
-	// Progress, where set, is told what is being done and how much of it is done. Calls come from several goroutines.
+	// Progress, if set, receives each step's name and progress. It is called from several goroutines.
 	Progress func(step string, done, total int)
 }
 
-// Solution is a plan with what it is worth.
+// Solution is a plan with its scores.
 type Solution struct {
 	Plan *Plan
 	// Report is the plan's score on the held-out requests.
 	Report cost.Report
-	// Unplanned is the score of what serves without a plan on the same requests; nil but for tokens that are not shuffled.
+	// Unplanned is the score without a plan on the same requests. It is set only for tokens that are not shuffled.
 	Unplanned *cost.Report
-	// Worth is that of WorthOf; nil where it was not judged.
+	// Worth is the result of WorthOf; nil if it was not computed.
 	Worth *Worth
-	// Unmet says which load limits the placement does not keep on the profile.
+	// Unmet lists the load limits that the placement exceeds on the profile.
 	Unmet []string
-	// FallBack says why the default placement was taken instead; empty where it was not.
+	// FallBack is the reason for falling back to the default placement. It is empty if there was no fallback.
 	FallBack string
 	// Truncated is set when the time budget cut off the search, or the comparison with the default placement.
 	Truncated bool
-	// TrainRequests and TestRequests count the requests on both sides of the split.
+	// TrainRequests and TestRequests are the numbers of requests in the two parts of the split.
 	TrainRequests, TestRequests int
-	// HeldOut are the latter: requests of the trace.
+	// HeldOut are the test requests, as indices into the trace.
 	HeldOut []int
 }
 
 const (
-	// bestRanks is how many ranks a token table keeps of each token: a frequent token is split over several.
+	// bestRanks is the number of ranks that a token table stores per token: a frequent token is split over several.
 	bestRanks = 4
-	// contextRanks is the same for a table that another forecast reads and weighs: it compares all ranks with one another.
+	// contextRanks is the same for a table that another forecast reads and weighs, because that forecast compares all
+	// ranks.
 	contextRanks = 16
-	// maxOccurrences is the number of tokens by which distinct ranks are counted during the search.
+	// maxOccurrences is the number of tokens sampled to count distinct ranks during the search.
 	maxOccurrences = 1 << 15
-	// maxRequestCells (requests × layers × experts) bounds the memory for counts of whole requests, 4 bytes each. Above it a
-	// sample of the train requests is counted.
+	// maxRequestCells (requests × layers × experts) bounds the memory for counts of whole requests, 4 bytes per cell.
+	// Above the limit, a sample of the train requests is counted.
 	maxRequestCells = 1 << 26
-	// shrinkage pulls a token's shares towards the prior like this many occurrences of it would.
+	// shrinkage is the weight of the prior in a token's shares, in occurrences of the token.
 	shrinkage = 1
 )
 
@@ -216,25 +228,25 @@ func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 	return s.run(ctx)
 }
 
-// Check tells why options do not fit a trace, whatever would be found; nil where they do.
+// Check validates options against a trace without solving.
 func Check(t *trace.Trace, o Options) error {
 	_, err := newSearch(t, o)
 	return err
 }
 
-// newSearch checks the options against the trace, and splits it.
+// newSearch validates the options against the trace, and splits the trace.
 func newSearch(t *trace.Trace, o Options) (*search, error) {
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
 		return nil, err
 	}
-	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.leastSlots()); err != nil {
+	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.minSlots()); err != nil {
 		return nil, err
 	}
 	groups, err := o.groups(&t.Model)
 	if err != nil {
 		return nil, err
 	}
-	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.leastSlots(), groups); err != nil {
+	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.minSlots(), groups); err != nil {
 		return nil, err
 	}
 	if err := o.check(&t.Model); err != nil {
@@ -244,13 +256,13 @@ func newSearch(t *trace.Trace, o Options) (*search, error) {
 		return nil, err
 	}
 	if o.Forecast != Table && o.Attention == placement.DataParallel {
-		return nil, fmt.Errorf("forecast %q is for attention tp; attention dp scores a request by its tokens: use %s", o.Forecast, Table)
+		return nil, fmt.Errorf("forecast %q requires attention tp; with attention dp, allowed is %s", o.Forecast, Table)
 	}
 	if err := CheckForecast(o.Forecast, o.Ranks, t); err != nil {
 		return nil, err
 	}
 	if o.Embeddings != nil && o.Forecast.Contextual() {
-		return nil, fmt.Errorf("embeddings are not for forecast %s, which has learnt what the mean of all tokens is worth for one that was not seen", o.Forecast)
+		return nil, fmt.Errorf("embeddings are not supported with forecast %s, which has its own scores for unseen tokens", o.Forecast)
 	}
 	if err := o.checkTable(&t.Model); err != nil {
 		return nil, err
@@ -265,10 +277,10 @@ func newSearch(t *trace.Trace, o Options) (*search, error) {
 	return &search{trace: t, options: o, groups: groups, train: train, test: test}, nil
 }
 
-// maxTableBytes bounds the table of scores of a plan: readers of plans refuse larger files.
+// maxTableBytes bounds the score table of a plan: readers of plans reject larger files.
 const maxTableBytes = 1 << 30
 
-// checkTable refuses options for which the table of scores of a model is too large.
+// checkTable rejects options whose score table would exceed maxTableBytes.
 func (o *Options) checkTable(m *trace.Model) error {
 	const scoreBytes = 2
 	size := m.Vocabulary * o.Ranks * scoreBytes
@@ -276,13 +288,13 @@ func (o *Options) checkTable(m *trace.Model) error {
 		size = m.Vocabulary * len(m.Layers) * min(o.best(), o.Ranks) * 2 * scoreBytes // ranks and their scores
 	}
 	if size > maxTableBytes {
-		return fmt.Errorf("the table of scores of forecast %s has %d bytes for %d ranks, vocab_size %d and %d MoE layers; allowed are %d",
+		return fmt.Errorf("the score table of forecast %s has %d bytes for %d ranks, vocab_size %d and %d MoE layers; the maximum is %d",
 			o.Forecast, size, o.Ranks, m.Vocabulary, len(m.Layers), maxTableBytes)
 	}
 	return nil
 }
 
-// best returns how many ranks a table keeps of each token (attention TP).
+// best returns the number of ranks that a table stores per token (attention TP).
 func (o *Options) best() int {
 	if o.Forecast.Contextual() || o.Forecast == LookBack {
 		return contextRanks
@@ -296,14 +308,14 @@ func CheckForecast(f Forecast, ranks int, t *trace.Trace) error {
 	case f == LookAhead || f == RawLookAhead:
 		return forecast.RawLookAhead(&t.Model).Fits(t)
 	case f == Transition && ranks > affinity.MaxTransitionRanks:
-		return fmt.Errorf("forecast %s is for at most %d ranks, not %d", f, affinity.MaxTransitionRanks, ranks)
+		return fmt.Errorf("forecast %s supports at most %d ranks, not %d", f, affinity.MaxTransitionRanks, ranks)
 	case f == LookBack && ranks > forecast.MaxLookBackRanks:
-		return fmt.Errorf("forecast %s is for at most %d ranks, not %d", f, forecast.MaxLookBackRanks, ranks)
+		return fmt.Errorf("forecast %s supports at most %d ranks, not %d", f, forecast.MaxLookBackRanks, ranks)
 	}
 	return nil
 }
 
-// groups is the number of groups to keep whole.
+// groups returns the number of expert groups to keep together.
 func (o *Options) groups(m *trace.Model) (int, error) {
 	if !o.PreserveGroups {
 		return 1, nil
@@ -311,13 +323,13 @@ func (o *Options) groups(m *trace.Model) (int, error) {
 	return m.Groups()
 }
 
-// search is one Solve.
+// search is the state of one Solve.
 type search struct {
 	trace       *trace.Trace
 	options     Options
 	groups      int
 	train, test []int
-	// counted are the train requests, or a sample of them, that are clustered whole.
+	// counted are the train requests, or a sample of them, of which whole requests are clustered.
 	counted     []int
 	tokens      []affinity.Counts
 	pairs       []affinity.Pairs
@@ -325,11 +337,11 @@ type search struct {
 	requests    *affinity.RequestCounts
 	neighbours  *affinity.Neighbours
 	occurrences *affinity.Occurrences
-	// keep is how many ranks of each token a table is to keep where that is more than the usual number.
+	// keep is the number of ranks that a table stores per token, if above the default.
 	keep int
-	// solvedBaselines are the placements of timedBaselines, where they have been solved.
+	// solvedBaselines caches the placements of timedBaselines.
 	solvedBaselines []*placement.Placement
-	// solvedWithoutCopies are the candidates of a search by time without copies of experts, where they have been solved.
+	// solvedWithoutCopies caches the candidates of a search by time without copies of experts.
 	solvedWithoutCopies *uncopied
 }
 
@@ -393,7 +405,7 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	solution := s.solution(&result)
 	by := s.options.Algorithm
 	if by == placement.Auto && !result.Truncated {
-		if result, by, err = s.orDefault(ctx, result, solution, deadline); err != nil {
+		if result, by, err = s.placementOrDefault(ctx, result, solution, deadline); err != nil {
 			return nil, err
 		}
 	}
@@ -404,7 +416,7 @@ func (s *search) solution(of *placement.Result) *Solution {
 	return &Solution{Truncated: of.Truncated, Unmet: of.Unmet, TrainRequests: len(s.train), TestRequests: len(s.test), HeldOut: s.test}
 }
 
-// finish builds the tables of the chosen placement, and scores the plan on the test requests.
+// finish builds the tables of the selected placement, and scores the plan on the test requests.
 func (s *search) finish(ctx context.Context, solution *Solution, result *placement.Result, by placement.Algorithm) (err error) {
 	if solution.Plan, err = s.plan(ctx, result.Placement, by); err != nil {
 		return err
@@ -424,9 +436,10 @@ func (s *search) finish(ctx context.Context, solution *Solution, result *placeme
 	return nil
 }
 
-// orDefault is a solved placement and what made it, or the default one where the train requests prefer that. A placement that the time
-// budget left no time to judge stays, and the solution says that it was truncated.
-func (s *search) orDefault(ctx context.Context, solved placement.Result, solution *Solution, deadline time.Time) (placement.Result, placement.Algorithm, error) {
+// placementOrDefault returns the solved placement and its algorithm, or the default placement if validation on the
+// train requests prefers it. If the time budget is exhausted before validation, the solved placement stays, and the
+// solution is marked as truncated.
+func (s *search) placementOrDefault(ctx context.Context, solved placement.Result, solution *Solution, deadline time.Time) (placement.Result, placement.Algorithm, error) {
 	var err error
 	if solution.FallBack, solution.Truncated, err = s.validate(ctx, deadline); err != nil || solution.FallBack == "" {
 		return solved, placement.Auto, err
@@ -439,7 +452,7 @@ func (s *search) orDefault(ctx context.Context, solved placement.Result, solutio
 	return result, placement.ContiguousAlgorithm, err
 }
 
-// evaluate scores a plan as the engine is going to use it.
+// evaluate scores a plan the way the engine will use it.
 func (s *search) evaluate(ctx context.Context, plan *Plan, o cost.Options) (cost.Report, error) {
 	if !s.options.Unshuffled {
 		return Evaluate(ctx, s.trace, plan, o)
@@ -448,7 +461,7 @@ func (s *search) evaluate(ctx context.Context, plan *Plan, o cost.Options) (cost
 	return cost.TensorParallel(ctx, s.trace, plan.Placement, noForecast{}, o)
 }
 
-// problem is the placement of the train requests by an algorithm.
+// problem returns the placement problem of the train requests for an algorithm.
 func (s *search) problem(by placement.Algorithm, deadline time.Time) placement.Problem {
 	var prompts [][]int32
 	if by == placement.AlternatingPrinted {
@@ -464,7 +477,7 @@ func (s *search) problem(by placement.Algorithm, deadline time.Time) placement.P
 	}
 }
 
-// place solves the placement on the train requests by an algorithm.
+// place solves the placement on the train requests with an algorithm.
 func (s *search) place(ctx context.Context, by placement.Algorithm, deadline time.Time) (placement.Result, error) {
 	problem := s.problem(by, deadline)
 	if by == placement.Auto && s.timed() {
@@ -486,7 +499,7 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		HiddenLayers: s.trace.Model.HiddenLayers, Vocabulary: s.trace.Model.Vocabulary, Shape: cost.ShapeOf(&s.trace.Model),
 		Algorithm: by, TrainPercent: s.options.TrainPercent, Seed: s.options.Seed, TraceDigest: s.trace.Digest,
 		ModelDigest: s.trace.Model.Digest, Objective: s.options.objective(), RankCapacity: s.options.Constraints.RankCapacity,
-		Hardware: s.options.carried(),
+		Hardware: s.options.storedProfile(),
 	}
 	if plan.Objective != placement.Activation {
 		plan.RanksPerNode = s.options.ranksPerNode()
@@ -515,7 +528,7 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 	return plan, err
 }
 
-// hosts are the ranks on which every layer's experts are local.
+// hosts returns, for every layer, the ranks on which each expert is local.
 func (p *Plan) hosts() []affinity.Hosts {
 	hosts := make([]affinity.Hosts, len(p.Placement.Layers))
 	for l := range hosts {
@@ -524,7 +537,7 @@ func (p *Plan) hosts() []affinity.Hosts {
 	return hosts
 }
 
-// DefaultEvaluation is how plans are scored unless told otherwise; Requests and Seed are left to the caller.
+// DefaultEvaluation returns the default options for scoring plans. The caller sets Requests and Seed.
 func DefaultEvaluation() cost.Options {
 	return cost.Options{
 		BatchTokens: 4096, Shards: cost.EqualShards, Policy: dispatch.Price, Cap: 1.15, Orders: 5, RanksPerNode: 8, Machines: cost.NodeOf(hardware.DefaultProfile()),
@@ -548,7 +561,7 @@ func Evaluate(ctx context.Context, t *trace.Trace, plan *Plan, o cost.Options) (
 	return cost.TensorParallel(ctx, t, plan.Placement, tokens, o)
 }
 
-// tokenForecast scores the tokens of a trace by the plan's objective (attention TP).
+// tokenForecast returns the plan's forecast for the tokens of a trace, weighted by the plan's objective (attention TP).
 func (p *Plan) tokenForecast(t *trace.Trace) (cost.TokenForecast, error) {
 	tokens, err := p.bind(t)
 	if err != nil {
@@ -560,7 +573,7 @@ func (p *Plan) tokenForecast(t *trace.Trace) (cost.TokenForecast, error) {
 	return tokens, nil
 }
 
-// bind readies the plan's forecast for the tokens of a trace.
+// bind prepares the plan's forecast for the tokens of a trace.
 func (p *Plan) bind(t *trace.Trace) (cost.TokenForecast, error) {
 	switch p.Forecast {
 	case Prefill, Decode:
@@ -574,7 +587,7 @@ func (p *Plan) bind(t *trace.Trace) (cost.TokenForecast, error) {
 		return p.LookBack.Bind(p.Tokens, p.hosts(), t), nil
 	case Transition:
 		if p.Transitions == nil {
-			return nil, fmt.Errorf("the plan has no table of transitions between ranks")
+			return nil, fmt.Errorf("the plan has no table of rank transitions")
 		}
 		return p.Transitions.Forecast(p.Tokens, p.hosts(), t), nil
 	default:

@@ -15,14 +15,14 @@ func options(attention placement.Attention, ranks int) Options {
 	return Options{Ranks: ranks, Attention: attention, Algorithm: placement.Auto, Forecast: Table, TrainPercent: 30, Seed: 1}
 }
 
-// On routing that clusters, a solved plan beats the default placement clearly, no figure contradicts another, and the
-// same inputs give the same plan (the generated ones: they are solved faster).
+// On clustered routing, a solved plan clearly beats the default placement, all figures are consistent, and the same
+// inputs yield the same plan (on generated traces, which are faster to solve).
 func TestSolve(t *testing.T) {
 	shape := tracetest.Small
-	// With fewer and shorter requests chance decides whether a placement for them is worth having.
+	// With fewer and shorter requests, chance decides whether their placement has a gain.
 	shape.DocumentsPerDomain, shape.TokensPerRequest = 24, 100
 	generated := map[placement.Attention]*trace.Trace{placement.TensorParallel: tracetest.Generate(shape, 3)}
-	shape.Groups = 4 // kinds of text have tokens of their own: whole requests share much that can be placed
+	shape.Groups = 4 // domains have separate tokens, so whole requests share experts that can be placed together
 	generated[placement.DataParallel] = tracetest.Generate(shape, 1)
 	real, err := trace.Open(t.Context(), "testdata/tiny-32e-top4.safetensors.zst")
 	if err != nil {
@@ -71,7 +71,7 @@ func TestSolve(t *testing.T) {
 	}
 }
 
-// The score of a plan whose every score is known: contiguous experts and round-robin requests, counted here by hand.
+// The score of a plan with known scores (contiguous experts and round-robin requests) equals an independent count.
 func TestEvaluateAgreesWithCounting(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 5)
 	o := options(placement.DataParallel, 4)
@@ -86,8 +86,8 @@ func TestEvaluateAgreesWithCounting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Every request goes to each rank equally often over many orders only on average: compare with the expectation, the
-	// share of activations of a rank's experts, which is a quarter summed over ranks.
+	// Requests are spread equally over ranks only on average over many orders. The expected share is that of a rank's
+	// experts: a quarter, summed over ranks.
 	perRank := tr.Model.Experts / 4
 	shares := [4]float64{}
 	activations := 0.0
@@ -115,7 +115,7 @@ func TestEvaluateAgreesWithCounting(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestInvalidOptionsAreRejected(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	o := options(placement.TensorParallel, 3)
 	if tr.Model.Experts%3 == 0 {
@@ -140,8 +140,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A placement that the time budget left no time to compare with the default one stays, and the solution tells.
-func TestUnjudgedPlacementIsTruncated(t *testing.T) {
+// If the time budget is exhausted before validation, the placement stays, and the solution is marked as truncated.
+func TestUnvalidatedPlacementIsTruncated(t *testing.T) {
 	s, err := newSearch(tracetest.Generate(tracetest.Small, 1), options(placement.TensorParallel, 4))
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func TestUnjudgedPlacementIsTruncated(t *testing.T) {
 		"spent by now": {time.Now(), true},
 	} {
 		solution := &Solution{}
-		if _, _, err := s.orDefault(t.Context(), solved, solution, test.deadline); err != nil {
+		if _, _, err := s.placementOrDefault(t.Context(), solved, solution, test.deadline); err != nil {
 			t.Fatal(err)
 		}
 		if solution.Truncated != test.truncated || test.truncated && solution.FallBack != "" {

@@ -36,8 +36,8 @@ func solve(t *testing.T, tr *trace.Trace, o solver.Options) *solver.Solution {
 	return solution
 }
 
-// figures leaves a test of figures to the run without the race detector, which makes arithmetic about ten times slower: the other
-// tests let it see the same code at work on less.
+// figures skips tests of figures in short mode, because the race detector makes arithmetic about ten times slower.
+// Other tests cover the same code on less data.
 func figures(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
@@ -54,8 +54,8 @@ func real(t *testing.T) *trace.Trace {
 	return tr
 }
 
-// TestGainOnRealRouting fixes what the solver reaches on a small piece of a real trace, held-out, with some room. There are
-// fewer requests than one window of the scheduler holds, which costs balance.
+// TestGainOnRealRouting checks minimum held-out rates on a part of a recorded trace, with some margin. There are fewer
+// requests than a window of the scheduler, which costs balance.
 func TestGainOnRealRouting(t *testing.T) {
 	figures(t)
 	tr := real(t)
@@ -130,9 +130,9 @@ func TestSolveIsDeterministic(t *testing.T) {
 	}
 }
 
-// TestNoGainIsSaid uses traces in which there is nothing to learn: routing is noise. What the solver keeps of it was decided
-// without the test requests, so it may be below the default placement by chance, not by more.
-func TestNoGainIsSaid(t *testing.T) {
+// TestNoGainIsReported uses traces of random routing without structure. The test requests are independent of the decision,
+// so the plan may be below the default placement by chance, but not by more.
+func TestNoGainIsReported(t *testing.T) {
 	figures(t)
 	shape := tracetest.Small
 	shape.Noise, shape.DocumentsPerDomain = 100, 20
@@ -163,8 +163,8 @@ func TestNoGainIsSaid(t *testing.T) {
 	}
 }
 
-// TestSearchAndScoreAgree compares the solver's own value of a plan with what is counted when the plan serves the very
-// requests that it was solved on, in one batch: both are the best balanced assignment of token ids.
+// TestSearchAndScoreAgree compares the search's value of a plan with its score on the train requests in one batch: both
+// are the best balanced assignment of token IDs.
 func TestSearchAndScoreAgree(t *testing.T) {
 	for seed := range uint64(5) {
 		tr := tracetest.Generate(tracetest.Small, seed)
@@ -189,7 +189,7 @@ func TestSearchAndScoreAgree(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A token id that is split over ranks is worth its expectation to the search and its real routes to the score.
+		// For a token ID that is split over ranks, the search counts its expectation and the score its recorded routes.
 		if math.Abs(report.LAR-result.TrainLAR) > 0.01 {
 			t.Errorf("seed %d: the search values the plan %v, it scores %v", seed, result.TrainLAR, report.LAR)
 		}
@@ -203,10 +203,10 @@ func TestSolveRefuses(t *testing.T) {
 		want   string
 	}{
 		"EP size":       {func(o *solver.Options) { o.Ranks = 5 }, "EP size 5 does not divide the 16 experts"},
-		"forecast":      {func(o *solver.Options) { o.Forecast = "oracle" }, "available is table prefill decode"},
+		"forecast":      {func(o *solver.Options) { o.Forecast = "oracle" }, "allowed is table prefill decode"},
 		"algorithm":     {func(o *solver.Options) { o.Algorithm = "metis" }, `algorithm "metis" is unknown`},
 		"attention":     {func(o *solver.Options) { o.Attention = "" }, "allowed is dp, tp"},
-		"embeddings":    {func(o *solver.Options) { o.Forecast, o.Embeddings = solver.Prefill, &embedding.Table{Size: 1} }, "embeddings are not for forecast prefill"},
+		"embeddings":    {func(o *solver.Options) { o.Forecast, o.Embeddings = solver.Prefill, &embedding.Table{Size: 1} }, "embeddings are not supported with forecast prefill"},
 		"look-ahead":    {func(o *solver.Options) { o.Forecast = solver.LookAhead }, "the trace has no look-ahead"},
 		"train percent": {func(o *solver.Options) { o.TrainPercent = 100 }, "allowed is 1 to 99"},
 	} {

@@ -12,59 +12,61 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// StatisticsOptions are the inputs of Describe besides the trace.
+// StatisticsOptions are the inputs of Describe in addition to the trace.
 type StatisticsOptions struct {
-	// Ranks is the EP size: of the routes between ranks, and of what counts as few partners.
+	// Ranks is the EP size. It applies to the routes between ranks, and to the partners of experts.
 	Ranks int
-	// Transfer is the attention mode of the transfer between kinds of text; empty leaves it out.
+	// Transfer is the attention mode of the transfer between domains; empty omits it.
 	Transfer placement.Attention
-	// TrainPercent of the requests are learnt from, by whole documents.
+	// TrainPercent is the percentage of requests to train on, split by whole documents.
 	TrainPercent int
-	// Seed makes split and placement repeatable.
+	// Seed makes split and placement reproducible.
 	Seed uint64
-	// Progress, where set, is told what is being done and how much of it is done. Calls come from several goroutines.
+	// Progress, if set, receives each step's name and progress. It is called from several goroutines.
 	Progress func(step string, done, total int)
 }
 
-// Statistics describe a trace.
+// Statistics are the statistics of a trace.
 type Statistics struct {
 	Ranks int `json:"ep_size"`
-	// TrainTokens and TestTokens count the tokens on both sides of the split, SeenTokens what the first know of the second.
+	// TrainTokens and TestTokens are the numbers of tokens in the two parts of the split. SeenTokens is the part of the
+	// test tokens that occurs in the train part.
 	TrainTokens int             `json:"train_tokens"`
 	TestTokens  int             `json:"test_tokens"`
 	SeenTokens  statistics.Seen `json:"seen_tokens"`
-	// Layers has an entry for each MoE layer, Mean their means over the layers that have a figure.
+	// Layers has an entry for each MoE layer. Mean contains the means over the layers that have a value.
 	Layers []LayerStatistics `json:"layers"`
 	Mean   LayerStatistics   `json:"mean"`
-	// Transfer is nil where it was left out, or the trace names no kinds of text.
+	// Transfer is nil if it was omitted, or if the trace has no domains.
 	Transfer *Transfer `json:"transfer,omitempty"`
 }
 
-// LayerStatistics describe a MoE layer. The routes are those over our placement for attention TP, solved on the train requests.
+// LayerStatistics are the statistics of a MoE layer. Routes use our placement for attention TP, solved on the train
+// requests.
 type LayerStatistics struct {
-	// Layer is the model's layer index; -1 in a mean.
+	// Layer is the model's layer index, or -1 in a mean.
 	Layer         int                      `json:"layer"`
 	StaticTopK    statistics.Prediction    `json:"static_top_k"`
 	Concentration statistics.Concentration `json:"concentration"`
 	Coactivation  statistics.Partners      `json:"coactivation"`
 	// Transition is nil in the last layer.
 	Transition *statistics.Partners `json:"transition,omitempty"`
-	// TokenRoute guesses a token's rank from its id, LookBack from its ranks in the 1, 2 … layers before; there is one entry for
-	// each number of layers, at most 5, that there are.
+	// TokenRoute predicts a token's rank from its ID, LookBack from its ranks in the previous 1, 2, … layers. LookBack
+	// has one entry for each number of previous layers, at most 5.
 	TokenRoute statistics.Guess   `json:"token_route"`
 	LookBack   []statistics.Guess `json:"look_back"`
 }
 
-// Transfer is the local activation rate of plans that are solved on one kind of text and serve another.
+// Transfer contains the local activation rates of plans that are solved on one domain and serve another.
 type Transfer struct {
 	Attention placement.Attention `json:"attention"`
 	Domains   []string            `json:"domains"`
-	// LAR is [domain learnt from][domain served]; nil where one side of the split has no request of the domain.
+	// LAR is [train domain][served domain]; nil if one part of the split has no request of the domain.
 	LAR [][]*float64 `json:"lar"`
 }
 
-// mostLookBack is the longest sequence of earlier layers that is looked at.
-const mostLookBack = 5
+// maxLookBack is the maximum number of previous layers used for a prediction.
+const maxLookBack = 5
 
 // Describe computes the statistics of a trace. Errors about the trace are *trace.InvalidError.
 func Describe(ctx context.Context, t *trace.Trace, o StatisticsOptions) (*Statistics, error) {
@@ -121,13 +123,13 @@ func (s *search) describeLayer(l int, routes [][]uint16) LayerStatistics {
 		p := statistics.Transition(s.transitions[l], experts, experts/ranks)
 		d.Transition = &p
 	}
-	for n := 1; n <= min(l, mostLookBack); n++ {
+	for n := 1; n <= min(l, maxLookBack); n++ {
 		d.LookBack = append(d.LookBack, statistics.LookBack(s.trace, s.train, s.test, routes, l, n, ranks))
 	}
 	return d
 }
 
-// meanOf are the means over the layers that have a figure.
+// meanOf returns the means over the layers that have a value.
 func meanOf(layers []LayerStatistics) LayerStatistics {
 	m := LayerStatistics{Layer: -1}
 	n := float64(len(layers))
@@ -145,7 +147,7 @@ func meanOf(layers []LayerStatistics) LayerStatistics {
 			if i == len(m.LookBack) {
 				m.LookBack = append(m.LookBack, statistics.Guess{})
 			}
-			// The first i+1 layers have too few before them.
+			// The first i+1 layers have fewer than i+1 previous layers.
 			accumulate(guess.Figures(), m.LookBack[i].Figures(), n-float64(i+1))
 		}
 	}
@@ -158,7 +160,7 @@ func accumulate(from, sum []*float64, n float64) {
 	}
 }
 
-// transfer solves a plan on the train requests of each kind of text and scores it on the test requests of each.
+// transfer solves a plan on the train requests of each domain and scores it on the test requests of each.
 func (s *search) transfer(ctx context.Context, attention placement.Attention) (*Transfer, error) {
 	names := s.trace.Model.Domains
 	if len(names) == 0 {
@@ -203,7 +205,7 @@ func (s *search) transfer(ctx context.Context, attention placement.Attention) (*
 	return out, nil
 }
 
-// byDomain parts requests by their kind of text.
+// byDomain groups requests by domain.
 func (s *search) byDomain(requests []int, domains int) [][]int {
 	parts := make([][]int, domains)
 	for _, r := range requests {

@@ -36,7 +36,7 @@ func TestDescribe(t *testing.T) {
 		if len(d.LookBack) != l || (d.Transition == nil) != (l == 2) || d.Layer != l+1 {
 			t.Errorf("layer %d: %+v", l, d)
 		}
-		// Half a group of experts is what a kind of text uses: experts keep to few partners, and tokens to few experts.
+		// A domain uses half of a group of experts, so experts have few partners, and tokens few experts.
 		if d.Coactivation.Share < 1.5*d.Coactivation.Uniform || d.StaticTopK.F1 < 1.5*2./32 {
 			t.Errorf("layer %d: %+v", l, d)
 		}
@@ -73,7 +73,7 @@ func TestTransferOfKindsWithoutNames(t *testing.T) {
 	tr.Model.Domains = nil
 	for r, domain := range tr.Domains {
 		if domain == 3 {
-			tr.Domains[r] = math.MaxUint8 // the last that there can be
+			tr.Domains[r] = math.MaxUint8 // the maximum
 		}
 	}
 	got, err := solver.Describe(t.Context(), tr, solver.StatisticsOptions{Ranks: 4, Transfer: placement.TensorParallel, TrainPercent: 30, Seed: 1})

@@ -10,8 +10,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// TestUnshuffledTokens solves for an engine that leaves tokens where attention puts them: whatever the placement, one activation in as
-// many as there are ranks is local, and what the plan saves is messages.
+// TestUnshuffledTokens solves for an engine that leaves tokens where attention puts them: under every placement the
+// local activation rate is 1/ranks, and the plan saves messages.
 func TestUnshuffledTokens(t *testing.T) {
 	shape := tracetest.Small
 	shape.DocumentsPerDomain, shape.TokensPerRequest = 24, 100
@@ -33,7 +33,7 @@ func TestUnshuffledTokens(t *testing.T) {
 	t.Logf("%.3f other ranks for each token; %.3f without a plan", got, plain)
 }
 
-func TestUnshuffledIsForMessagesAlone(t *testing.T) {
+func TestUnshuffledRequiresMessageObjective(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	for want, change := range map[string]func(*solver.Options){
 		"attention is dp":      func(o *solver.Options) { o.Attention, o.Objective = placement.DataParallel, placement.RankDedup },

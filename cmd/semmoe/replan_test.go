@@ -122,7 +122,7 @@ func TestReplanRefusals(t *testing.T) {
 		{[]string{"--trace", recent, "--current", current, "--out", out, "--hardware", "abacus"}, exitUsage, "there is no built-in hardware profile \"abacus\""},
 		{[]string{"--trace", recent, "--current", out, "--out", filepath.Dir(recent)}, exitUsage, "--out: " + filepath.Dir(recent) + " is not empty and contains no plan"},
 		{[]string{"--trace", recent, "--current", out, "--out", out}, exitInvalidFile, "manifest.json is missing"},
-		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior", sampleTrace}, exitInvalidFile, "of another model"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior", sampleTrace}, exitInvalidFile, "of different models"},
 		{[]string{"--trace", created(t, firstRequests(t, old, 8)), "--current", current, "--out", out}, 1, "too few recent requests"},
 	} {
 		if code, _, message := runJSON(t, newReplanCommand(), test.flags...); code != test.code || !strings.Contains(message, test.want) {

@@ -99,7 +99,7 @@ func TestCopiesFromMemory(t *testing.T) {
 	if none.Status.RedundantExperts != 0 || found.Placement.Redundant() {
 		t.Errorf("without memory for a copy the plan has %d copies, status %+v", found.Placement.SlotsPerRank-32/4, none.Status)
 	}
-	w.wait(none, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "no copies: 0.4 MiB per rank have no room for an expert of each of the 4 layers")
+	w.wait(none, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "no copies: 0.4 MiB per rank are too small for one expert in each of the 4 layers")
 }
 
 // TestDriftTestKeepsTheLoadLimit checks that the drift test is calibrated for routers with the token load limit of the

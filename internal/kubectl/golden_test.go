@@ -294,7 +294,7 @@ func unshuffled(p *semmoev1.PlacementPlan) { p.Spec.TokenShuffle = semmoev1.Toke
 // ofCounts changes a plan to one with only new tables, made from token counts.
 func ofCounts(p *semmoev1.PlacementPlan) {
 	p.Status.Tier, p.Status.Forecast = semmoev1.TierTables, nil
-	p.Status.Comparison = &semmoev1.PlanComparison{Reason: "new tables are 56.5% nearer to what tokens activate now; counts do not tell what that gains in time"}
+	p.Status.Comparison = &semmoev1.PlanComparison{Reason: "new tables predict current activations 56.5% more accurately; counts do not show the gain in time"}
 }
 
 // answerMore updates the progress of a profiling Job between two polls.

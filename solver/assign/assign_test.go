@@ -185,7 +185,7 @@ func TestRelaxedValueBoundsEveryAssignment(t *testing.T) {
 	}
 }
 
-// The prices of bins that hold exactly their limits may be of any sign: they bound what fills all bins.
+// Prices of bins that are filled exactly may have any sign. They bound assignments that fill all bins.
 func TestPriceExactBoundsFullBins(t *testing.T) {
 	random := rand.New(rand.NewPCG(6, 6))
 	for range 100 {
@@ -206,7 +206,7 @@ func TestPriceExactBoundsFullBins(t *testing.T) {
 	}
 }
 
-// TestPriceFollowsEveryItem compares the value that Price keeps from step to step with that of looking at every item.
+// TestPriceFollowsEveryItem compares the incremental value of Price with a value recomputed from every item.
 func TestPriceFollowsEveryItem(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	for range 200 {
@@ -252,7 +252,7 @@ func TestPriceConverges(t *testing.T) {
 	}
 }
 
-// assignByHand looks at every item for every move.
+// assignByHand evaluates every item for every move.
 func assignByHand(w *assign.Weighted, prices assign.Prices, tolerance float64) []int {
 	bins, loads := w.Take(prices)
 	n := len(w.Limits)
@@ -286,7 +286,8 @@ func assignByHand(w *assign.Weighted, prices assign.Prices, tolerance float64) [
 	return bins
 }
 
-// TestAssignTakesTheCheapestMoves has equal scores and sizes among others, limits of all kinds, and prices that leave several bins overfull.
+// TestAssignTakesTheCheapestMoves covers equal scores and sizes, limits of all kinds, and prices that leave several
+// bins overfull.
 func TestAssignTakesTheCheapestMoves(t *testing.T) {
 	random := rand.New(rand.NewPCG(8, 8))
 	for run := range 2000 {
@@ -312,7 +313,7 @@ func TestAssignTakesTheCheapestMoves(t *testing.T) {
 	}
 }
 
-// TestAssignManyEqualItems takes minutes where every move looks at every item.
+// TestAssignManyEqualItems would take minutes if every move evaluated every item.
 func TestAssignManyEqualItems(t *testing.T) {
 	const items, bins = 100_000, 16
 	w := assign.Weighted{Scores: make([]float32, items*bins), Sizes: slices.Repeat([]float32{1}, items), Limits: slices.Repeat([]float64{items / bins}, bins)}

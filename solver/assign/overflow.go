@@ -5,52 +5,52 @@ import (
 	"math"
 )
 
-// overflow moves items out of overfull bins, one at a time. Only bins that are not overfull take items, and none becomes overfull by that:
-// but for bins that cease to be, fewer and fewer moves are possible.
+// overflow moves items out of overfull bins, one at a time. Only bins that are not overfull receive items, and none
+// becomes overfull by that. Hence, except when a bin stops being overfull, the set of possible moves only shrinks.
 type overflow struct {
 	w *Weighted
-	// bins are where the items are, loads what that makes, most what each bin may hold.
-	bins        []int
-	loads, most []float64
-	// leaving are, for each overfull bin, its items' moves of the smallest loss; nil where they are to be found anew. A move may have become
-	// impossible, which leaves the item none of a smaller loss.
-	leaving []moves
+	// bins are the current bins of the items, loads the resulting loads, maxLoads the maximum load of each bin.
+	bins            []int
+	loads, maxLoads []float64
+	// cheapestMoves contains, for each overfull bin, the minimum-loss move of each of its items; nil if it must be
+	// recomputed. If a move has become impossible, the item's next move has at least the same loss.
+	cheapestMoves []moves
 }
 
-// move takes an item to another bin at a loss per unit of load.
+// move moves an item to another bin, at a loss per unit of load.
 type move struct {
 	loss     float64
 	item, to int
 }
 
-// fullest is the bin that exceeds its limit most, the first of equal ones, or -1.
+// fullest returns the bin with the largest excess over its limit, the first one among equals, or -1.
 func (o *overflow) fullest() int {
 	fullest, most := -1, 0.0
 	for bin, load := range o.loads {
-		if over := load - o.most[bin]; over > most {
+		if over := load - o.maxLoads[bin]; over > most {
 			fullest, most = bin, over
 		}
 	}
 	return fullest
 }
 
-// relieve makes the move of the smallest loss out of a bin; false where there is none.
+// relieve makes the minimum-loss move out of a bin. It returns false if there is none.
 func (o *overflow) relieve(from int) bool {
-	if o.leaving[from] == nil {
-		o.leaving[from] = o.movesFrom(from)
+	if o.cheapestMoves[from] == nil {
+		o.cheapestMoves[from] = o.movesFrom(from)
 	}
-	leaving := &o.leaving[from]
-	for leaving.Len() > 0 {
-		first := &(*leaving)[0]
+	cheapestMoves := &o.cheapestMoves[from]
+	for cheapestMoves.Len() > 0 {
+		first := &(*cheapestMoves)[0]
 		if o.fits(first.item, first.to) {
-			o.take(from, heap.Pop(leaving).(move))
+			o.take(from, heap.Pop(cheapestMoves).(move))
 			return true
 		}
 		if next := o.cheapest(first.item, from); next.to >= 0 {
 			*first = next
-			heap.Fix(leaving, 0)
+			heap.Fix(cheapestMoves, 0)
 		} else {
-			heap.Pop(leaving)
+			heap.Pop(cheapestMoves)
 		}
 	}
 	return false
@@ -61,12 +61,12 @@ func (o *overflow) take(from int, m move) {
 	o.loads[from] -= size
 	o.loads[m.to] += size
 	o.bins[m.item] = m.to
-	if o.loads[from] <= o.most[from] {
-		clear(o.leaving) // it may take items now
+	if o.loads[from] <= o.maxLoads[from] {
+		clear(o.cheapestMoves) // the bin may receive items now
 	}
 }
 
-// movesFrom are the cheapest moves of a bin's items.
+// movesFrom returns the minimum-loss moves of a bin's items.
 func (o *overflow) movesFrom(from int) moves {
 	list := moves{}
 	for item, bin := range o.bins {
@@ -81,7 +81,8 @@ func (o *overflow) movesFrom(from int) moves {
 	return list
 }
 
-// cheapest is an item's possible move of the smallest loss, to the first of equal bins; to bin -1 where there is none.
+// cheapest returns an item's possible move of minimum loss, to the first bin among equals, or to bin -1 if there is
+// none.
 func (o *overflow) cheapest(item, from int) move {
 	m := move{math.Inf(1), item, -1}
 	scores, size := o.w.Scores[item*len(o.loads):(item+1)*len(o.loads)], float64(o.w.Sizes[item])
@@ -97,10 +98,10 @@ func (o *overflow) cheapest(item, from int) move {
 }
 
 func (o *overflow) fits(item, bin int) bool {
-	return o.loads[bin]+float64(o.w.Sizes[item]) <= o.most[bin]
+	return o.loads[bin]+float64(o.w.Sizes[item]) <= o.maxLoads[bin]
 }
 
-// moves is a heap whose first is the one of the smallest loss, and of equal ones that of the first item.
+// moves is a min-heap by loss, then by item.
 type moves []move
 
 func (m moves) Len() int      { return len(m) }

@@ -41,7 +41,7 @@ type forcedRequests struct{ forced }
 
 func (f forcedRequests) Score(dst []float32, request int) { f.score(dst, f.request(request)) }
 
-// machines are those of the tests: ranks of one node, as measured.
+// machines are ranks of one node, as measured.
 var machines = cost.NodeOf(hardware.DefaultProfile())
 
 func options(tr *trace.Trace) cost.Options {
@@ -51,14 +51,14 @@ func options(tr *trace.Trace) cost.Options {
 	}
 }
 
-// byHand is a trace of four tokens in two requests, small enough to be scored on paper.
+// byHand returns a trace of four tokens in two requests, small enough to score on paper.
 func byHand() (*trace.Trace, *placement.Placement) {
 	tr := &trace.Trace{
 		Model:  trace.Model{Experts: 4, TopK: 2, Vocabulary: 4, Layers: []int{1}, HiddenLayers: 2, HiddenSize: 1000},
 		Tokens: []int32{0, 1, 2, 3}, Offsets: []int64{0, 2, 4}, Documents: []int32{0, 1},
 		Experts: []uint16{0, 1, 0, 2, 2, 3, 3, 1},
 	}
-	// Rank 0 holds experts 0 and 2, rank 1 holds 1 and 3.
+	// Rank 0 contains experts 0 and 2, rank 1 contains 1 and 3.
 	return tr, &placement.Placement{Ranks: 2, Experts: 4, SlotsPerRank: 2, Layers: []placement.Layer{{Layer: 1, Slots: []int{0, 2, 1, 3}}}}
 }
 
@@ -98,7 +98,8 @@ func TestDataParallelByHand(t *testing.T) {
 	if got.LAR != 0.75 || *got.WindowImbalance != 1 || got.BatchImbalance != nil || got.NodeLAR != 0.75 || got.RemoteRanksPerToken != 0.5 {
 		t.Errorf("%+v", got)
 	}
-	// Over contiguous experts {0,1} and {2,3} request 0 has 3 of 4 activations on rank 0, request 1 has 3 of 4 on rank 1.
+	// Over contiguous experts {0,1} and {2,3} request 0 has 3 of 4 activations on rank 0, request 1 has 3 of 4 on rank
+	// 1.
 	want := 0.0
 	for order := range uint64(o.Orders) {
 		if trace.Shuffled(o.Requests, o.Seed+order)[0] == 0 {
@@ -112,8 +113,8 @@ func TestDataParallelByHand(t *testing.T) {
 	}
 }
 
-// TestGapByHand: with every token on rank 0, {0,1}, {0,2}, {2,3} and {3,1} have 1, 2, 1 and 0 activations there, and at best 1, 2, 1
-// and 2. Both requests have 3 activations on one of the ranks and 1 on the other.
+// TestGapByHand sends every token to rank 0, where {0,1}, {0,2}, {2,3} and {3,1} have 1, 2, 1 and 0 local activations.
+// The best ranks have 1, 2, 1 and 2. Each request has 3 activations on one rank and 1 on the other.
 func TestGapByHand(t *testing.T) {
 	tr, p := byHand()
 	zero := forced{token: func(int, int) int { return 0 }, request: func(int) int { return 0 }}
@@ -147,7 +148,7 @@ func TestGapByHand(t *testing.T) {
 	}
 }
 
-// naive is a second, slow way to count, with maps instead of incremental sums.
+// naive is an independent, slow count with maps instead of incremental sums.
 func naive(tr *trace.Trace, p *placement.Placement, layer int, positions []int, perNode int, own func(position int) int) (lar, remoteRanks, remoteNodes float64) {
 	local, all, distinct, distinctNodes := 0, 0, 0, 0
 	for _, position := range positions {
@@ -264,7 +265,7 @@ func (f randomTokens) Score(dst []float32, layer, position int) {
 	}
 }
 
-// checkInvariants holds for every report.
+// checkInvariants checks the invariants of every report.
 func checkInvariants(t *testing.T, r cost.Report, ranks int) {
 	t.Helper()
 	if r.LAR > r.OracleLAR+1e-9 || r.OracleLAR > r.UpperBound+1e-9 || r.UpperBound > 1+1e-9 {
@@ -307,7 +308,8 @@ func TestTensorParallelOnEveryShape(t *testing.T) {
 	}
 }
 
-// TestRankCapacity gives one rank of four half of the tokens: they go there, and imbalance is relative to that.
+// TestRankCapacity gives half of the tokens to one of four ranks: they are assigned there, and imbalance is relative to
+// this share.
 func TestRankCapacity(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 4)
 	p := randomPlacement(tr, 4, rand.New(rand.NewPCG(2, 2)))
@@ -355,7 +357,7 @@ func TestEveryPolicyIsScored(t *testing.T) {
 
 func TestAnyCopyOnTheRankCounts(t *testing.T) {
 	tr, _ := byHand()
-	// Both ranks hold all experts.
+	// Both ranks contain all experts.
 	p := &placement.Placement{Ranks: 2, Experts: 4, SlotsPerRank: 4, Layers: []placement.Layer{{Layer: 1, Slots: []int{0, 1, 2, 3, 3, 2, 1, 0}}}}
 	tensor, err := cost.TensorParallel(t.Context(), tr, p, randomTokens{2}, options(tr))
 	if err != nil {
@@ -372,14 +374,14 @@ func TestAnyCopyOnTheRankCounts(t *testing.T) {
 	}
 }
 
-func TestDistantCopiesShareTheWork(t *testing.T) {
+func TestRemoteCopiesAreUsedRoundRobin(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Shape{
 		Experts: 2, TopK: 1, Layers: 1, Vocabulary: 4, Domains: 1, DocumentsPerDomain: 2, RequestsPerDocument: 10, TokensPerRequest: 50, Noise: 100,
 	}, 1)
 	for i := range tr.Experts {
 		tr.Experts[i] = 0
 	}
-	// Expert 0 is on ranks 0 and 1; all tokens are on rank 2, on a node of its own.
+	// Expert 0 is on ranks 0 and 1. All tokens are on rank 2, on a different node.
 	p := &placement.Placement{Ranks: 3, Experts: 2, SlotsPerRank: 1, Layers: []placement.Layer{{Layer: 1, Slots: []int{0, 0, 1}}}}
 	o := options(tr)
 	o.Cap = 100
@@ -454,8 +456,8 @@ func TestEvaluationRefuses(t *testing.T) {
 	}
 }
 
-// Ranks keep what they compute: figures count the rest, and say what they would be without.
-func TestWorkloadsAreComputedOnce(t *testing.T) {
+// Ranks cache computed prefixes. Figures count the other tokens, and Reuse contains the figures without caching.
+func TestCachedTokensAreNotCounted(t *testing.T) {
 	shape := tracetest.Small
 	shape.RequestsPerDocument, shape.TokensPerRequest = 3, 400
 	from := tracetest.Generate(shape, 5)
@@ -469,7 +471,7 @@ func TestWorkloadsAreComputedOnce(t *testing.T) {
 		for _, o.Policy = range dispatch.Policies {
 			report, err := cost.DataParallel(t.Context(), tr, p, forecast, o)
 			if o.Policy == dispatch.Late && w == trace.MultiTurn {
-				if err == nil || !strings.Contains(err.Error(), "may send a turn before the one that it answers") {
+				if err == nil || !strings.Contains(err.Error(), "may reorder the turns of a conversation") {
 					t.Errorf("%s, %s: error %v", w, o.Policy, err)
 				}
 				continue
@@ -503,7 +505,7 @@ func TestWorkloadsAreComputedOnce(t *testing.T) {
 	}
 }
 
-// partialForced scores a part of a request as the whole of it.
+// partialForced scores a part of a request like the whole request.
 type partialForced struct {
 	forcedRequests
 	of *trace.Trace
@@ -516,7 +518,7 @@ func (f partialForced) ScoreFirst(dst []float32, request, tokens int) {
 	f.Score(dst, request)
 }
 
-// The costs of DeepSeek-V3 and of a model of which nothing is known.
+// The costs of DeepSeek-V3 and of a model without known sizes.
 func TestCostsByHand(t *testing.T) {
 	near := func(got, want float64) bool { return math.Abs(got-want) < 1e-6*want }
 	known := cost.Shape{MoELayers: 58, TopK: 8, HiddenSize: 7168, ActiveParameters: 37e9}.Costs(machines)
@@ -542,7 +544,8 @@ func TestCostsByHand(t *testing.T) {
 	}
 }
 
-// The memory for bounds is a number for each request and rank, and a row of some layers at a time: not one for each request, layer and expert.
+// The memory for bounds has one number for each request and rank, and a row of some layers at a time, not one number
+// for each request, layer and expert.
 func TestBoundsOfManyShortRequestsAreSmall(t *testing.T) {
 	const experts, layers, requests = 128, 10, 20_000
 	random := rand.New(rand.NewPCG(1, 1))

@@ -14,7 +14,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// DataParallel scores a plan for attention data parallelism, in several seeded arrival orders.
+// DataParallel scores a plan for attention data parallelism, over several seeded arrival orders.
 func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, forecast RequestForecast, o Options) (Report, error) {
 	if err := o.validate(t, p); err != nil {
 		return Report{}, err
@@ -47,7 +47,7 @@ func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, f
 	if o.caches() {
 		r.Reuse = reuse(orders)
 	}
-	r.Line = lineReport(orders)
+	r.Line = queueReport(orders)
 	if o.ByRequest {
 		r.ByRequest = byRequest(orders, o.Requests)
 	}
@@ -65,19 +65,20 @@ func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, f
 	return r, bounds(ctx, t, p, orders, &o, &r)
 }
 
-// caches reports whether ranks keep what they have computed. Requests as they were recorded are all computed in full: the policy
-// prefix knows what ranks would hold, and nothing is counted as cached.
+// caches reports whether ranks cache the prefixes that they have computed. With recorded requests, every request is
+// computed in full: the policy prefix knows the simulated caches, but nothing counts as cached.
 func (o *Options) caches() bool { return o.Workload != "" && o.Workload != trace.Recorded }
 
-// described is what a scheduler is told about a request.
+// described is the input of a scheduler for a request.
 type described struct {
 	dispatch.Request
 	prefixes []uint64
-	// seen is the number of its first tokens that its scores are made of.
+	// seen is the number of leading tokens from which its scores are computed.
 	seen int
 }
 
-// describe prepares the requests, indexed like the trace's, with scores that see the given part of each, at least one token.
+// describe prepares the requests, indexed like the trace's, with scores of the given percentage of each request, at
+// least one token.
 func describe(ctx context.Context, t *trace.Trace, ranks int, forecast RequestForecast, o *Options, percent int) ([]described, error) {
 	beginnings, partial := forecast.(PartialForecast)
 	if percent < 100 && !partial {
@@ -101,7 +102,7 @@ func describe(ctx context.Context, t *trace.Trace, ranks int, forecast RequestFo
 	return requests, err
 }
 
-// playOrders plays every arrival order.
+// playOrders simulates every arrival order.
 func playOrders(ctx context.Context, t *trace.Trace, p *placement.Placement, requests []described, o *Options) ([]*orderRun, error) {
 	orders := make([]*orderRun, o.Orders)
 	failures := make([]error, o.Orders)
@@ -114,7 +115,7 @@ func playOrders(ctx context.Context, t *trace.Trace, p *placement.Placement, req
 	return orders, errors.Join(append(failures, err)...)
 }
 
-// partial plays the orders again with scores that see only the beginning of each request.
+// partial simulates the orders again with scores of only the beginning of each request.
 func partial(ctx context.Context, t *trace.Trace, p *placement.Placement, forecast RequestForecast, o *Options) (*PartialScores, error) {
 	requests, err := describe(ctx, t, p.Ranks, forecast, o, o.ScorePercent)
 	if err != nil {
@@ -142,7 +143,7 @@ func partial(ctx context.Context, t *trace.Trace, p *placement.Placement, foreca
 	return r, nil
 }
 
-// decisions are the mean components over all orders.
+// decisions returns the mean components over all orders.
 func decisions(orders []*orderRun, o *Options) *DecisionReport {
 	if o.Policy == dispatch.Window {
 		return nil
@@ -157,7 +158,7 @@ func decisions(orders []*orderRun, o *Options) *DecisionReport {
 	return &r
 }
 
-// reuse tells what was cached, and what the figures would be without.
+// reuse returns the cached share, and the figures without caching.
 func reuse(orders []*orderRun) *Reuse {
 	r := &Reuse{}
 	weight := 1 / float64(len(orders))
@@ -187,14 +188,14 @@ type orderRun struct {
 	options   *Options
 	requests  []described
 	order     []int
-	// own is the rank of each request of order, cached how many of its tokens the rank had computed before; decisions say why, but
-	// for the policy window.
+	// own is the rank of each request of order. cached is the number of its leading tokens that the rank already had
+	// cached. decisions contains the reasons, except for the policy window.
 	own, cached []int
 	decisions   []dispatch.Decision
-	// waited is, with the policy late, how many requests came after each one before it went.
+	// waited is, for the policy late, how many requests arrived after each request before its dispatch.
 	waited  []int
 	tallies []*tally
-	// rates are those of each request of order.
+	// rates are the rates of each request of order.
 	rates []Rates
 
 	windowImbalance, expertWindowImbalance float64
@@ -202,7 +203,7 @@ type orderRun struct {
 }
 
 func (r *orderRun) play() error {
-	r.deal() // what deals out in turn lets none wait, whatever order the policy makes of that of arrival
+	r.countBaseline() // the round-robin baseline dispatches in arrival order, even if the policy reorders requests
 	if err := r.schedule(); err != nil {
 		return err
 	}
@@ -227,10 +228,10 @@ func (r *orderRun) schedule() error {
 		caches.Add()
 	}
 	if r.options.Policy == dispatch.Window {
-		return r.scheduleQueues(caches)
+		return r.scheduleWindow(caches)
 	}
 	if r.options.Policy == dispatch.Late {
-		return r.scheduleLine(caches)
+		return r.scheduleLate(caches)
 	}
 	scheduler, err := dispatch.NewScheduler(r.scheduling())
 	if err != nil {
@@ -240,13 +241,13 @@ func (r *orderRun) schedule() error {
 	for _, request := range r.order {
 		asked := &r.requests[request]
 		d := scheduler.Decide(&asked.Request, r.places(places, request, scheduler.Load, caches))
-		r.decided(request, &d, caches)
+		r.recordDecision(request, &d, caches)
 		scheduler.Take(&asked.Request, &d)
 	}
 	return nil
 }
 
-// scheduling are the options of a scheduler.
+// scheduling returns the options of a scheduler.
 func (r *orderRun) scheduling() dispatch.Options {
 	return dispatch.Options{
 		Policy: r.options.Policy, Ranks: r.placement.Ranks, Cap: r.options.Cap, Capacity: r.options.RankCapacity, Weights: r.options.Weights,
@@ -254,7 +255,7 @@ func (r *orderRun) scheduling() dispatch.Options {
 	}
 }
 
-// places are the ranks as they are for a request. There is no clock here: what arrived last is what is outstanding.
+// places returns the ranks as a request sees them. The evaluation has no clock: the last arrivals count as outstanding.
 func (r *orderRun) places(places []dispatch.Place, request int, load func(rank int) int, caches *dispatch.Prefixes) []dispatch.Place {
 	caches.Match(r.requests[request].prefixes)
 	for rank := range places {
@@ -263,8 +264,8 @@ func (r *orderRun) places(places []dispatch.Place, request int, load func(rank i
 	return places
 }
 
-// decided notes a decision on the request that the caches were asked for last.
-func (r *orderRun) decided(request int, d *dispatch.Decision, caches *dispatch.Prefixes) {
+// recordDecision records a decision on the request that was matched with the caches last.
+func (r *orderRun) recordDecision(request int, d *dispatch.Decision, caches *dispatch.Prefixes) {
 	if !r.options.caches() {
 		d.Tokens = r.requests[request].Tokens
 	}
@@ -272,10 +273,10 @@ func (r *orderRun) decided(request int, d *dispatch.Decision, caches *dispatch.P
 	r.decisions = append(r.decisions, *d)
 }
 
-// scheduleQueues is the policy window.
-func (r *orderRun) scheduleQueues(caches *dispatch.Prefixes) error {
+// scheduleWindow implements the policy window.
+func (r *orderRun) scheduleWindow(caches *dispatch.Prefixes) error {
 	if r.options.RankCapacity != nil {
-		return fmt.Errorf("policy %s deals out equal numbers of requests; it knows no rank capacities", dispatch.Window)
+		return fmt.Errorf("policy %s assigns equal numbers of requests and does not support rank capacities", dispatch.Window)
 	}
 	queue := dispatch.NewQueue(r.placement.Ranks)
 	waiting := make([]dispatch.Request, 0, queue.Size())
@@ -292,7 +293,7 @@ func (r *orderRun) scheduleQueues(caches *dispatch.Prefixes) error {
 	return nil
 }
 
-// serve notes that a rank serves the request that the caches were asked for last.
+// serve records that a rank serves the request that was matched with the caches last.
 func (r *orderRun) serve(request, rank int, caches *dispatch.Prefixes) {
 	r.own = append(r.own, rank)
 	cached := 0
@@ -303,15 +304,15 @@ func (r *orderRun) serve(request, rank int, caches *dispatch.Prefixes) {
 	caches.Put(rank, r.requests[request].prefixes)
 }
 
-// cachedOn is what of the request that the caches were asked for last need not be computed on a rank: never its last token, which the
-// next one follows from.
+// cachedOn returns the part of the request, matched with the caches last, that a rank has cached. The last token is
+// never cached, because it produces the next token.
 func (r *orderRun) cachedOn(rank, request int, caches *dispatch.Prefixes) dispatch.Hit {
 	hit := caches.Hit(rank)
 	hit.Tokens = min(hit.Tokens, r.trace.Length(request)-1)
 	return hit
 }
 
-// local counts the activations of a request's tokens, from one of them on, whose expert is on a rank.
+// local counts the activations of a request's tokens, starting at token from, whose expert is on the request's rank.
 func (r *orderRun) local(request, own, from int) int {
 	local := 0
 	for l, t := range r.tallies {
@@ -326,12 +327,12 @@ func (r *orderRun) local(request, own, from int) int {
 	return local
 }
 
-// activations is the number of all of these.
+// activations returns the number of all activations of a request's tokens, starting at token from.
 func (r *orderRun) activations(request, from int) int {
 	return max(0, r.trace.Length(request)-from) * len(r.tallies) * r.trace.Model.TopK
 }
 
-// count counts on its rank what is computed of a request, and notes the load that it makes.
+// count counts the computed part of a request on its rank, and records its load.
 func (r *orderRun) count(request, own, cached int, load []int32) {
 	ranks := r.placement.Ranks
 	load[own] = int32(r.trace.Length(request) - cached)
@@ -352,8 +353,8 @@ func (r *orderRun) count(request, own, cached int, load []int32) {
 	}
 }
 
-// deal counts the default: contiguous experts, requests dealt out in turn.
-func (r *orderRun) deal() {
+// countBaseline counts the baseline: contiguous experts, with requests assigned round-robin.
+func (r *orderRun) countBaseline() {
 	ranks, experts := baselineRanks(r.placement), r.placement.Experts
 	home := make([]int, experts)
 	for expert := range home {
@@ -374,11 +375,11 @@ func (r *orderRun) deal() {
 	r.baseline = float64(local) / float64(all)
 }
 
-// maxStacked is the largest number of (layer, expert) columns that the bound treats as one; more are bounded layer by
-// layer, which is valid and looser.
+// maxStacked is the maximum number of (layer, expert) columns that the bound treats as one matrix. Larger problems are
+// bounded layer by layer, which is valid but looser.
 const maxStacked = 1024
 
-// bounds fills the oracle and the upper bound.
+// bounds computes the oracle and the upper bound.
 func bounds(ctx context.Context, t *trace.Trace, p *placement.Placement, orders []*orderRun, o *Options, r *Report) error {
 	routes, err := newRealRoutes(ctx, t, p, o)
 	if err != nil {
@@ -404,20 +405,20 @@ func bounds(ctx context.Context, t *trace.Trace, p *placement.Placement, orders 
 			return err
 		}
 	}
-	// Both are upper bounds of the same thing: the oracle is computed from its dual.
+	// Both are upper bounds of the same quantity, since the oracle is computed from its dual.
 	r.OracleLAR = min(r.OracleLAR, r.UpperBound)
 	best, scored := routes.unbalanced(orders[0].requests, o.Requests)
 	r.Gap = newGap(anyLoad, best, scored, r.LAR)
 	return nil
 }
 
-// realRoutes holds what each request activates on each rank. What it activates of each expert is counted anew where it is asked for: for
-// many requests, however short, that is much more.
+// realRoutes contains the activations of each request on each rank. Activations per expert are recounted on demand,
+// because for many short requests they need much more memory.
 type realRoutes struct {
 	trace    *trace.Trace
 	requests []int
 	ranks    int
-	// fair is the mean load, shares are the loads that ranks are to have.
+	// fair is the mean load; shares are the target loads of the ranks.
 	fair        float64
 	shares      []float64
 	activations float64
@@ -469,8 +470,8 @@ func (s *realRoutes) countRanks(dst []float32, request int, hosts [][][]int) {
 	}
 }
 
-// eachRow calls do for every request with the columns that it activates in some layers side by side, and its activations there. Both are
-// the next call's, too.
+// eachRow calls do for every request, with the columns (layer, expert) that it activates in the given layers, and its
+// activations there. Both slices are reused by the next call.
 func (s *realRoutes) eachRow(layers, from int, do func(i int, columns []int, activations []float64)) {
 	experts := s.trace.Model.Experts
 	row := make([]float64, layers*experts)
@@ -495,7 +496,7 @@ func (s *realRoutes) eachRow(layers, from int, do func(i int, columns []int, act
 	}
 }
 
-// limits are the loads that the oracle may use: at least the rank's share, at least what the policy used.
+// limits returns the loads that the oracle may use: the maximum of the rank's share and the load under the policy.
 func (s *realRoutes) limits(tokens []int) []float64 {
 	limits := make([]float64, s.ranks)
 	for rank, n := range tokens {
@@ -504,7 +505,7 @@ func (s *realRoutes) limits(tokens []int) []float64 {
 	return limits
 }
 
-// oracle is the dual of the best assignment within the limits: never below it, and within 1e-4 of it.
+// oracle returns the dual value of the best assignment within the limits: an upper bound, within 1e-4 of the optimum.
 func (s *realRoutes) oracle(limits []float64) float64 {
 	const steps = 150
 	s.weighted.Limits = limits
@@ -512,7 +513,8 @@ func (s *realRoutes) oracle(limits []float64) float64 {
 	return value / s.activations
 }
 
-// unbalanced is the rate with every request on its best rank, and on that of its highest score, whatever the loads.
+// unbalanced returns the rates with every request on its best rank, and on the rank with its highest score, regardless
+// of loads.
 func (s *realRoutes) unbalanced(described []described, requests []int) (best, scored float64) {
 	for i, request := range requests {
 		local := s.weighted.Scores[i*s.ranks : (i+1)*s.ranks]
@@ -522,7 +524,7 @@ func (s *realRoutes) unbalanced(described []described, requests []int) (best, sc
 	return best / s.activations, scored / s.activations
 }
 
-// upperBounds are that for any loads, and that for loads of at most highestLoad times the fair share.
+// upperBounds returns the bound for any loads, and the bound for loads of at most highestLoad times the fair share.
 func (s *realRoutes) upperBounds(ctx context.Context, highestLoad float64) (anyLoad, limited float64, err error) {
 	layers, experts := len(s.trace.Model.Layers), s.trace.Model.Experts
 	stacked := layers
@@ -546,7 +548,8 @@ func (s *realRoutes) upperBounds(ctx context.Context, highestLoad float64) (anyL
 	return anyLoad, limited, err
 }
 
-// concentration is Σ over ranks of (share of the request's activations on the rank)², the tangent bound's incumbent.
+// concentration returns Σ over ranks of (share of the request's activations on the rank)², the starting point of the
+// tangent bound.
 func (s *realRoutes) concentration(r int) float64 {
 	total, squares := 0.0, 0.0
 	for _, n := range s.weighted.Scores[r*s.ranks : (r+1)*s.ranks] {

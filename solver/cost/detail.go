@@ -10,36 +10,37 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Detail is what the figures of a Report are means of.
+// Detail contains the values that the figures of a Report average.
 type Detail struct {
 	// Layers has an entry for each MoE layer.
 	Layers []LayerDetail
 }
 
-// LayerDetail are the ranks and the kinds of text in one MoE layer, means over the arrival orders (attention DP).
+// LayerDetail contains ranks and domains in one MoE layer, as means over the arrival orders (attention DP).
 type LayerDetail struct {
-	// OracleLAR and UpperBound are the layer's parts of those of the Report; 0 without bounds. With attention DP a request has one rank
-	// for all layers: OracleLAR is the layer's local rate under the oracle's assignment of requests (of the first arrival order), while
-	// UpperBound would let requests choose anew in each layer, so that its mean over layers may be above the Report's.
+	// OracleLAR and UpperBound are the layer's terms in those of the Report; 0 without bounds. With attention DP a
+	// request has one rank for all layers: OracleLAR is the layer's local rate under the oracle's assignment of
+	// requests (of the first arrival order), while UpperBound lets requests change rank between layers, so its mean
+	// over layers may exceed the Report's.
 	OracleLAR, UpperBound float64
-	// Tokens are the tokens that are dispatched to each rank, Served the activations that its experts compute, as multiples of a rank's
-	// equal share.
+	// Tokens are the tokens dispatched to each rank, Served the activations that its experts compute, as multiples of a
+	// rank's equal share.
 	Tokens, Served []float64
-	// Kinds are the kinds of text: the trace's domains, or all text as one kind.
+	// Kinds are the trace's domains, or one entry for all text.
 	Kinds []KindDetail
 }
 
-// KindDetail is one kind of text in one MoE layer.
+// KindDetail is one domain in one MoE layer.
 type KindDetail struct {
-	// Activations is the kind's share of all activations; 0 where no request is of the kind.
+	// Activations is the domain's share of all activations; 0 without requests.
 	Activations float64
-	// LAR is its local activation rate.
+	// LAR is the domain's local activation rate.
 	LAR float64
-	// Ranks are the shares of its tokens that are dispatched to each rank.
+	// Ranks are the shares of the domain's tokens that are dispatched to each rank.
 	Ranks []float64
 }
 
-// kindTally counts one kind of text in one MoE layer.
+// kindTally counts one domain in one MoE layer.
 type kindTally struct {
 	tokens             []int
 	local, activations int
@@ -51,7 +52,7 @@ func (k *kindTally) add(own, local, activations int) {
 	k.activations += activations
 }
 
-// kindsOf is the number of kinds of text.
+// kindsOf returns the number of domains, at least 1.
 func kindsOf(t *trace.Trace) int {
 	kinds := max(1, len(t.Model.Domains))
 	for _, domain := range t.Domains {
@@ -67,7 +68,7 @@ func kindOf(t *trace.Trace, request int) uint8 {
 	return t.Domains[request]
 }
 
-// kindOfPositions is the kind of each token of the trace; nil where details are not asked for.
+// kindOfPositions returns the domain of each token of the trace; nil if no details are requested.
 func (o *Options) kindOfPositions(t *trace.Trace) []uint8 {
 	if !o.Detail {
 		return nil
@@ -81,7 +82,7 @@ func (o *Options) kindOfPositions(t *trace.Trace) []uint8 {
 	return kinds
 }
 
-// newDetail is the mean over runs [run][layer].
+// newDetail returns the mean over runs [run][layer].
 func newDetail(runs [][]*tally) *Detail {
 	d := &Detail{Layers: make([]LayerDetail, len(runs[0]))}
 	for l := range d.Layers {
@@ -120,7 +121,8 @@ func (d *LayerDetail) add(t *tally, weight float64) {
 	}
 }
 
-// layers fills in what the oracle reaches in each layer, with the loads that ranks had, and what no placement exceeds there.
+// layers computes the rate of the oracle in each layer, with the observed loads of ranks, and the layer's upper bound
+// for all placements.
 func (s *realRoutes) layers(ctx context.Context, p *placement.Placement, tokens []int, d *Detail) error {
 	const steps = 150
 	s.weighted.Limits = s.limits(tokens)

@@ -13,7 +13,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// evaluateInTurn scores the contiguous placement with forecasts that have a rank for each request.
+// evaluateInTurn scores the contiguous placement with forecasts that assign requests to ranks round-robin.
 func evaluateInTurn(t *testing.T, tr *trace.Trace, attention placement.Attention, o cost.Options) cost.Report {
 	t.Helper()
 	const ranks = 4
@@ -32,7 +32,7 @@ func evaluateInTurn(t *testing.T, tr *trace.Trace, attention placement.Attention
 	return report
 }
 
-func TestDetailMakesUpTheReport(t *testing.T) {
+func TestDetailSumsToTheReport(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 3)
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
 		o := options(tr)
@@ -70,7 +70,7 @@ func TestDetailMakesUpTheReport(t *testing.T) {
 				t.Errorf("attention %s: layer %d has the bound %v below its rate %v", attention, l, layer.UpperBound, r.PerLayer[l].LAR)
 			}
 		}
-		// One assignment of whole requests is near the mean of the oracles of all orders, which may part requests.
+		// One assignment of whole requests is close to the mean of the oracles of all orders, which may split requests.
 		slack := 1e-9
 		if attention == placement.DataParallel {
 			slack = 0.02
@@ -89,7 +89,7 @@ func TestDetailMakesUpTheReport(t *testing.T) {
 	}
 }
 
-func TestDealtIsTheBaseline(t *testing.T) {
+func TestDealtMatchesBaselineLAR(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 3)
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
 		o := options(tr)
@@ -113,8 +113,8 @@ func TestDealtIsTheBaseline(t *testing.T) {
 	}
 }
 
-// Sizes beyond what a trace has are served in one batch, and on one node.
-func TestSizesBeyondTheTrace(t *testing.T) {
+// Batches and nodes larger than the trace act as one batch and one node.
+func TestBatchAndNodeLargerThanTrace(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 3)
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
 		var reports []cost.Report
@@ -125,7 +125,7 @@ func TestSizesBeyondTheTrace(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got.ModelledUS, got.Volume.BatchTokens, got.Volume.RanksPerNode = nil, 0, 0 // hang on the sizes
+			got.ModelledUS, got.Volume.BatchTokens, got.Volume.RanksPerNode = nil, 0, 0 // depend on the sizes
 			reports = append(reports, got)
 		}
 		if diff := cmp.Diff(reports[0], reports[1]); diff != "" {

@@ -10,61 +10,62 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// ShardRule says how the tokens of a batch are parted in attention tensor parallelism.
+// ShardRule defines how the tokens of a batch are divided in attention tensor parallelism.
 type ShardRule string
 
-// The shard rules.
+// Supported shard rules.
 const (
-	// EqualShards gives every rank equally many tokens of each batch, as reduce-scatter needs.
+	// EqualShards gives every rank equally many tokens of each batch, as reduce-scatter requires.
 	EqualShards ShardRule = "equal"
-	// FreeShards lets prices even the load out over time.
+	// FreeShards balances the load over time, by prices.
 	FreeShards ShardRule = "free"
 )
 
-// Options says what is evaluated and how.
+// Options defines what is evaluated and how.
 type Options struct {
-	// Requests are the requests of the trace that count; at least one.
+	// Requests are the requests of the trace to score; at least one.
 	Requests []int
 	// Seed sets the order of the requests.
 	Seed uint64
-	// BatchTokens is the number of tokens in a batch (attention TP) or a step of all ranks (the modelled time).
+	// BatchTokens is the number of tokens in a batch (attention TP), or in a step of all ranks (for the modelled time).
 	BatchTokens int
-	// Shards is the rule of attention TP.
+	// Shards is the shard rule of attention TP.
 	Shards ShardRule
-	// Policy and Cap are the request scheduling of attention DP, Orders the number of arrival orders.
+	// Policy and Cap define the request scheduling of attention DP. Orders is the number of arrival orders.
 	Policy dispatch.Policy
 	Cap    float64
 	Orders int
-	// Held is the number of requests that the policy late holds; 0 is one for each rank.
+	// Held is the maximum number of waiting requests of the policy late; 0 means one per rank.
 	Held int
 	// Weights scale the components of the policy price.
 	Weights dispatch.Weights
-	// Workload says how Requests arrive; they are of its trace (see trace.Workload.Build). In others than trace.Recorded ranks keep what
-	// they have computed: CacheTokens each, 0 being dispatch.DefaultCacheTokens.
+	// Workload defines how Requests arrive; they are requests of its trace (see trace.Workload.Build). Except with
+	// trace.Recorded, ranks cache what they have computed, CacheTokens each; 0 means dispatch.DefaultCacheTokens.
 	Workload    trace.Workload
 	CacheTokens int
-	// ScorePercent, where above 0, asks for figures of scores that see only this part of each request as well.
+	// ScorePercent, if positive, also requests figures for scores of only this percentage of each request.
 	ScorePercent int
-	// RankCapacity are the ranks' shares of the tokens, in any unit; nil is equal shares. Token imbalances are relative to them.
+	// RankCapacity contains the ranks' shares of the tokens, in any unit; nil means equal shares. Token imbalances are
+	// relative to them.
 	RankCapacity []float64
-	// RanksPerNode tells which ranks share a node.
+	// RanksPerNode defines which ranks share a node.
 	RanksPerNode int
-	// Machines time the exchanges.
+	// Machines model the times of the exchanges.
 	Machines Machines
-	// Volume asks for Report.Volume.
+	// Volume requests Report.Volume.
 	Volume bool
-	// Detail asks for Report.Detail.
+	// Detail requests Report.Detail.
 	Detail bool
-	// ByRequest asks for Report.ByRequest.
+	// ByRequest requests Report.ByRequest.
 	ByRequest bool
-	// WithoutBounds leaves OracleLAR and UpperBound out, which cost most of the time.
+	// WithoutBounds omits OracleLAR and UpperBound, which take most of the time.
 	WithoutBounds bool
 }
 
 func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 	switch {
 	case len(o.Requests) == 0:
-		return fmt.Errorf("there is no request to evaluate")
+		return fmt.Errorf("there are no requests to evaluate")
 	case o.BatchTokens < 1:
 		return fmt.Errorf("batch tokens is %d; it must be at least 1", o.BatchTokens)
 	case o.RanksPerNode < 1:
@@ -74,7 +75,7 @@ func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 	case o.Held < 0:
 		return fmt.Errorf("held is %d; it must be at least 0", o.Held)
 	case o.Policy == dispatch.Late && o.Workload == trace.MultiTurn:
-		return fmt.Errorf("policy %s may send a turn before the one that it answers; workload %s needs a policy that keeps the order", o.Policy, o.Workload)
+		return fmt.Errorf("policy %s may reorder the turns of a conversation; workload %s requires a policy that keeps the order", o.Policy, o.Workload)
 	case o.CacheTokens < 0:
 		return fmt.Errorf("cache tokens is %d; it must be at least 0", o.CacheTokens)
 	}
@@ -91,11 +92,12 @@ func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 	return nil
 }
 
-// minScores is the number of scores of requests by rank, of up to 20 bytes each, that an evaluation may allocate for any trace: those of
-// 64 Ki requests on 256 ranks. A trace may also have one for each of its activations, which requests of a few tokens have.
+// minScores is the number of scores of requests by rank, of up to 20 bytes each, that an evaluation may allocate for
+// any trace: those of 64 Ki requests on 256 ranks. Larger traces may have one score for each activation, which matters
+// for requests of a few tokens.
 const minScores = 1 << 24
 
-// Matches checks that a placement is one for the model of a trace.
+// Matches checks that a placement belongs to the model of a trace.
 func Matches(t *trace.Trace, p *placement.Placement) error {
 	if err := p.Validate(); err != nil {
 		return err
@@ -112,23 +114,24 @@ func Matches(t *trace.Trace, p *placement.Placement) error {
 	return nil
 }
 
-// TokenForecast scores the ranks for the token at a position of the trace in the layer'th MoE layer. It is called with
-// ascending layers for a position, and may use only what is known before that layer's gate runs.
+// TokenForecast scores the ranks for the token at a position of the trace in the layer'th MoE layer. Score is called
+// with ascending layers for a position, and may use only information available before that layer's gate runs.
 type TokenForecast interface {
 	Score(dst []float32, layer, position int)
 }
 
-// RequestForecast scores the ranks for a request of the trace when it arrives.
+// RequestForecast scores the ranks for a request of the trace on arrival.
 type RequestForecast interface {
 	Score(dst []float32, request int)
 }
 
-// PartialForecast is one that can also score a request by its first tokens alone.
+// PartialForecast can also score a request by its first tokens only.
 type PartialForecast interface {
 	ScoreFirst(dst []float32, request, tokens int)
 }
 
-// TensorParallel scores a plan for attention tensor parallelism. Batches are consecutive tokens of the shuffled requests.
+// TensorParallel scores a plan for attention tensor parallelism. Batches are consecutive tokens of the shuffled
+// requests.
 func TensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, forecast TokenForecast, o Options) (Report, error) {
 	if err := o.validate(t, p); err != nil {
 		return Report{}, err
@@ -139,7 +142,7 @@ func TensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement,
 	return tensorParallel(ctx, t, p, &o, func(run *layerRun, positions []int) { run.dispatch(forecast, positions) })
 }
 
-// tensorParallel scores a placement whose tokens are assigned by a function, layer by layer.
+// tensorParallel scores a placement whose tokens are assigned by the function dispatch, layer by layer.
 func tensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, o *Options, dispatch func(run *layerRun, positions []int)) (Report, error) {
 	var positions []int
 	for _, r := range trace.Shuffled(o.Requests, o.Seed) {
@@ -153,7 +156,7 @@ func tensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement,
 		run := newLayerRun(t, p, l, o)
 		run.kinds = kinds
 		dispatch(run, positions)
-		run.deal(positions)
+		run.countBaseline(positions)
 		if !o.WithoutBounds {
 			run.bounds(positions)
 		}
@@ -165,8 +168,8 @@ func tensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement,
 	return tensorReport(t, p, runs, o), nil
 }
 
-// baselineRanks is the largest number of ranks up to the plan's that divides the experts: engines refuse others without
-// redundant experts, and then the baseline is that of the next smaller deployment.
+// baselineRanks returns the largest number of ranks up to the plan's that divides the number of experts. Engines reject
+// other numbers without redundant experts, so the baseline is the next smaller deployment.
 func baselineRanks(p *placement.Placement) int {
 	ranks := p.Ranks
 	for p.Experts%ranks != 0 {
@@ -205,7 +208,7 @@ func tensorReport(t *trace.Trace, p *placement.Placement, runs []*layerRun, o *O
 	return r
 }
 
-// model fills in the modelled time, where the trace tells what it takes.
+// model sets the modelled time, if the trace contains the necessary sizes.
 func (r *Report) model(t *trace.Trace, p *placement.Placement, runs [][]*tally, o *Options) {
 	if t.Model.HiddenSize == 0 {
 		return

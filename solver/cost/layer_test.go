@@ -59,7 +59,7 @@ func TestLayerTime(t *testing.T) {
 }
 
 // Ranks of several nodes exchange over network cards, unless several nodes were measured.
-func TestMachinesAreTheProfiles(t *testing.T) {
+func TestMachinesFollowTheProfile(t *testing.T) {
 	p := *hardware.DefaultProfile()
 	node := cost.MachinesOf(&p, 8, 8)
 	if node.Nominal || node.Profile != hardware.Default || !reflect.DeepEqual(node.Link, p.AllToAll) {

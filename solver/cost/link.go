@@ -2,25 +2,26 @@ package cost
 
 import "github.com/semmoe/operator/solver/cost/hardware"
 
-// Machines are what a MoE layer runs on, as a hardware profile has them: the exchange among its ranks, and the grouped products of one.
+// Machines are the machines of a MoE layer, by a hardware profile: the exchange among ranks, and the grouped GEMMs of
+// one rank.
 type Machines struct {
 	// Profile is the name of the hardware profile.
 	Profile string
-	// Link is the all-to-all, by the bytes that the busiest rank sends or receives.
+	// Link is the time of the all-to-all as a function of the bytes that the busiest rank sends or receives.
 	Link    hardware.Exchange
 	Grouped hardware.GEMM
-	// Nominal is set where the exchange is not measured, but that of a network card at its nominal rate.
+	// Nominal is set if the exchange is not measured, but modelled as a network card at its nominal rate.
 	Nominal bool
 }
 
-// NodeOf is for ranks that exchange as those did that the profile was measured on.
+// NodeOf returns the machines for ranks with the same exchange as in the profile.
 func NodeOf(p *hardware.Profile) Machines {
 	return Machines{Profile: p.Name, Link: p.AllToAll, Grouped: p.Grouped}
 }
 
-// MachinesOf is for that many ranks. Where they have several nodes, and the profile is of ranks that had one, the exchange is that of network cards:
-// what was measured within a node would promise several times their rate. Where ranks of one node exchange more slowly than that, those of
-// several do too.
+// MachinesOf returns the machines for a number of ranks. If the ranks span several nodes and the profile was measured
+// within one node, the exchange is that of network cards, because the rate within a node is several times higher. If
+// the measured exchange within a node is slower than that, it also applies across nodes.
 func MachinesOf(p *hardware.Profile, ranks, ranksPerNode int) Machines {
 	m := NodeOf(p)
 	if adapter := rdma400(p); ranks > ranksPerNode && p.Ranks <= ranksPerNode && m.Link.Rate() > adapter.Rate() {
@@ -29,8 +30,8 @@ func MachinesOf(p *hardware.Profile, ranks, ranksPerNode int) Machines {
 	return m
 }
 
-// Spread is the profile for that many ranks: where they have several nodes, all ranks and groups of them exchange as those of MachinesOf, and
-// their collectives send as much more slowly than within a node.
+// Spread returns the profile for a number of ranks. If they span several nodes, all exchanges are those of MachinesOf,
+// and collectives are slower than within a node by the same factor.
 func Spread(p *hardware.Profile, ranks, ranksPerNode int) *hardware.Profile {
 	m := MachinesOf(p, ranks, ranksPerNode)
 	if !m.Nominal {
@@ -44,21 +45,23 @@ func Spread(p *hardware.Profile, ranks, ranksPerNode int) *hardware.Profile {
 	return &spread
 }
 
-// rdma400 is one 400 Gb/s adapter for each rank, at its nominal rate; dispatch kernels have been measured at 43 to 58 GB/s over such, which is
-// the error. The time without data has not been measured: it is that of the profile's exchange.
+// rdma400 models one 400 Gb/s adapter for each rank at its nominal rate. Dispatch kernels were measured at 43 to 58
+// GB/s over such adapters, which gives the error. The start-up time was not measured: it is that of the profile's
+// exchange.
 func rdma400(p *hardware.Profile) hardware.Exchange {
 	return hardware.Exchange{Line: hardware.Line{Start: p.AllToAll.Start, PerMicrosecond: 50e3}, Fit: hardware.Fit{HeldOutMedianError: 0.16}}
 }
 
-// NodeMessage is what a message to another node costs in messages to another rank: the rates' ratio, as both carry the same
-// token. It is never below 1: that ranks of one node exchange slowly makes messages to others no cheaper.
+// NodeMessage returns the cost of a message to another node relative to a message to another rank. It is the ratio of
+// the rates, since both carry the same token. It is at least 1: a slow exchange within a node does not make messages to
+// other nodes cheaper.
 func NodeMessage(p *hardware.Profile) float64 {
 	adapter := rdma400(p)
 	return max(1, p.AllToAll.Rate()/adapter.Rate())
 }
 
-// layerMicroseconds is the time of a MoE layer's dispatch and combine, bf16 each way, when a rank holds that many tokens
-// and the busiest rank exchanges the given multiple of a rank's activations.
+// layerMicroseconds returns the time of a MoE layer's dispatch and combine, in bf16, for a number of tokens per rank,
+// if the busiest rank exchanges the given multiple of a rank's activations.
 func layerMicroseconds(link *hardware.Exchange, tokensPerRank, exchange float64, topK, hiddenSize int) float64 {
 	const bf16 = 2
 	bytes := tokensPerRank * exchange * float64(topK) * float64(hiddenSize) * bf16

@@ -1,12 +1,12 @@
 package cost
 
-// Rates are the figures that placements are compared by.
+// Rates are the figures by which placements are compared.
 type Rates struct{ LAR, RemoteRanksPerToken, RemoteNodesPerToken float64 }
 
-// Rates are those of all requests.
+// Rates returns the rates of all requests.
 func (r *Report) Rates() Rates { return Rates{r.LAR, r.RemoteRanksPerToken, r.RemoteNodesPerToken} }
 
-// sums are what the layers of an arrival order have counted so far.
+// sums are the cumulative counts over the layers of an arrival order.
 type sums struct{ activations, local, remoteRanks, remoteNodes int }
 
 func (r *orderRun) sums() (s sums) {
@@ -19,7 +19,7 @@ func (r *orderRun) sums() (s sums) {
 	return s
 }
 
-// since are the rates of what was counted after before.
+// since returns the rates of the counts after before.
 func (s sums) since(before sums, topK int) Rates {
 	activations := float64(s.activations - before.activations)
 	rows := activations / float64(topK)
@@ -30,7 +30,7 @@ func (s sums) since(before sums, topK int) Rates {
 	}
 }
 
-// byRequest are the means over the orders of each of the requests.
+// byRequest returns the means over the orders for each of the requests.
 func byRequest(orders []*orderRun, requests []int) []Rates {
 	index := make(map[int]int, len(requests))
 	for i, request := range requests {

@@ -11,14 +11,14 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// RequestShare is how much of one request is local: by rank where a request has one (attention DP), else of one element.
+// RequestShare is the local share of one request: by rank if a request has one (attention DP), else a single element.
 type RequestShare struct {
-	// Predicted is the forecast, Local what is so.
+	// Predicted is the forecast share, Local the counted one.
 	Predicted []float32
 	Local     []float64
 }
 
-// DataParallelShares are the shares of o.Requests, in that order, on each rank.
+// DataParallelShares returns the shares of o.Requests, in that order, on each rank.
 func DataParallelShares(ctx context.Context, t *trace.Trace, p *placement.Placement, forecast RequestForecast, o Options) ([]RequestShare, error) {
 	if err := o.validate(t, p); err != nil {
 		return nil, err
@@ -49,13 +49,14 @@ func DataParallelShares(ctx context.Context, t *trace.Trace, p *placement.Placem
 	return shares, err
 }
 
-// TensorParallelShares are the shares of o.Requests, in that order, when their tokens are dispatched in batches of equal shards.
+// TensorParallelShares returns the shares of o.Requests, in that order, if their tokens are dispatched in batches of
+// equal shards.
 func TensorParallelShares(ctx context.Context, t *trace.Trace, p *placement.Placement, forecast TokenForecast, o Options) ([]RequestShare, error) {
 	if err := o.validate(t, p); err != nil {
 		return nil, err
 	}
 	if o.Shards != EqualShards {
-		return nil, fmt.Errorf("shards is %q; the shares of requests are known for %s", o.Shards, EqualShards)
+		return nil, fmt.Errorf("shards is %q; allowed is %s", o.Shards, EqualShards)
 	}
 	index := make(map[int]int32, len(o.Requests))
 	for i, request := range o.Requests {

@@ -9,32 +9,33 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Shape is what a token costs by; 0 where it is not known.
+// Shape contains the cost parameters of a token; unknown ones are 0.
 type Shape struct {
-	// MoELayers is the number of layers with routed experts, TopK how many of these a token activates in each.
+	// MoELayers is the number of layers with routed experts. TopK is the number of experts that a token activates in
+	// each.
 	MoELayers, TopK int
 	// HiddenSize is the width of the residual stream.
 	HiddenSize int
-	// ActiveParameters is the number of parameters that a token is multiplied with.
+	// ActiveParameters is the number of parameters by which a token is multiplied.
 	ActiveParameters int64
 }
 
 const (
-	// usualTopK and usualHiddenSize stand for what is not known: both are common among large models.
-	usualTopK, usualHiddenSize = 8, 4096
-	// usualWidth is the number of active parameters of a layer in squares of the hidden size, where they are not known: 4 for
+	// defaultTopK and defaultHiddenSize are defaults for unknown values, common among large models.
+	defaultTopK, defaultHiddenSize = 8, 4096
+	// defaultWidth is the default number of active parameters of a layer, in squares of the hidden size: 4 for
 	// attention, 8 for experts.
-	usualWidth = 12
+	defaultWidth = 12
 )
 
-// ShapeOf reads the shape from a trace's model.
+// ShapeOf returns the shape of a trace's model.
 func ShapeOf(m *trace.Model) Shape {
 	return Shape{MoELayers: len(m.Layers), TopK: m.TopK, HiddenSize: m.HiddenSize, ActiveParameters: activeParameters(m)}
 }
 
-// activeParameters estimates them from the model's configuration: attention as four square matrices, which is above what
-// grouped and latent attention have; embeddings do not count, as they are looked up. It is 0 where the sizes of experts are not told, or
-// are those of no model.
+// activeParameters estimates the number of active parameters from the model's configuration. Attention counts as four
+// square matrices, an upper bound for grouped and latent attention. Embeddings do not count, since they are looked up.
+// It returns 0 if the sizes of experts are missing or implausible.
 func activeParameters(m *trace.Model) int64 {
 	var config struct {
 		Intermediate    modelconfig.Size `json:"intermediate_size"`
@@ -60,25 +61,25 @@ func activeParameters(m *trace.Model) int64 {
 	return int64(parameters)
 }
 
-// Costs are the microseconds of one token: what its activations send and bring back over the link in bf16 if none is local, and
-// its computation at the rate of grouped products. What matters is their ratio.
+// Costs returns the costs of one token in microseconds: the exchange of its activations over the link in bf16, both
+// ways, if none is local, and its computation at the rate of grouped GEMMs. Only their ratio matters.
 func (s Shape) Costs(m Machines) dispatch.Costs {
 	if s.TopK == 0 {
-		s.TopK = usualTopK
+		s.TopK = defaultTopK
 	}
 	if s.HiddenSize == 0 {
-		s.HiddenSize = usualHiddenSize
+		s.HiddenSize = defaultHiddenSize
 	}
 	if s.MoELayers == 0 {
 		s.MoELayers = 1
 	}
 	if s.ActiveParameters == 0 {
-		s.ActiveParameters = int64(s.MoELayers) * usualWidth * int64(s.HiddenSize) * int64(s.HiddenSize)
+		s.ActiveParameters = int64(s.MoELayers) * defaultWidth * int64(s.HiddenSize) * int64(s.HiddenSize)
 	}
 	const bf16, directions = 2, 2
 	activations := float64(s.MoELayers * s.TopK)
 	return dispatch.Costs{
 		Exchange: directions * activations * float64(s.HiddenSize) * bf16 / m.Link.Rate(),
-		Compute:  2 * float64(s.ActiveParameters) / m.Grouped.FlopsPerMicrosecond, // a multiplication and an addition for each
+		Compute:  2 * float64(s.ActiveParameters) / m.Grouped.FlopsPerMicrosecond, // one multiplication and one addition for each
 	}
 }

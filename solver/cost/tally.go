@@ -7,9 +7,9 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// tally counts what happens in one MoE layer.
+// tally counts the activations of one MoE layer.
 type tally struct {
-	// hosts are the ranks that hold each expert, home the only one where there are no copies.
+	// hosts are the ranks with a copy of each expert. home is the only rank of an expert if there are no copies.
 	hosts        [][]int
 	home         []int
 	rule         placement.CopyRule
@@ -24,14 +24,14 @@ type tally struct {
 	remoteRanks  int
 	activations  int
 	remoteNodes  int
-	// seen marks, per rank, the last token that counted it as remote, seenNode per node.
+	// seen is, for each rank, the last token that counted it as remote. seenNode is the same for each node.
 	seen, seenNode []int
-	// turn deals the activations of a distant expert with several copies out to them.
+	// turn assigns the activations of a remote expert with several copies to the copies round-robin.
 	turn int
-	// kinds are the same for each kind of text; nil where they are not asked for.
+	// kinds are the counts for each domain; nil if not requested.
 	kinds []kindTally
-	// messages counts what is sent batch by batch, and on is the ranks that compute the present token's activations; nil where volumes are not
-	// asked for.
+	// messages counts the traffic batch by batch. on contains the ranks that compute the current token's activations.
+	// Both are nil if volumes are not requested.
 	messages *volume.Counter
 	on       []int
 }
@@ -61,7 +61,7 @@ func newTally(p *placement.Placement, layer, kinds int, o *Options) *tally {
 	return t
 }
 
-// add counts one token on its rank with the experts that it activates, and returns how many of these are local.
+// add counts one token on its rank with the experts that it activates, and returns the number of local activations.
 func (t *tally) add(experts []uint16, own int) int {
 	t.tokens[own]++
 	t.turn++
@@ -108,7 +108,7 @@ func (t *tally) isLocal(expert, own int) bool {
 	return t.rule.Copy(t.hosts[expert], own) == own
 }
 
-// serve is the rank that computes an expert with several copies for a token on rank own.
+// serve returns the rank that computes an expert with several copies for a token on rank own.
 func (t *tally) serve(expert, own int) int {
 	hosts := t.hosts[expert]
 	if t.rule != placement.NearestCopy {
@@ -150,7 +150,7 @@ func (t *tally) figures() figures {
 	return f
 }
 
-// perCapacity scales loads so that ranks with exactly their shares have equal ones.
+// perCapacity scales loads such that ranks with loads equal to their shares have equal scaled loads.
 func (o *Options) perCapacity(load []int) []float64 {
 	scaled, sum := make([]float64, len(load)), 0.0
 	for _, c := range o.RankCapacity {
@@ -165,7 +165,7 @@ func (o *Options) perCapacity(load []int) []float64 {
 	return scaled
 }
 
-// tokenImbalance is the largest token load of a rank over its share.
+// tokenImbalance returns the maximum token load of a rank relative to its share.
 func (o *Options) tokenImbalance(load []int) float64 {
 	total := 0
 	for _, n := range load {
@@ -177,10 +177,10 @@ func (o *Options) tokenImbalance(load []int) float64 {
 	return slices.Max(o.perCapacity(load)) * float64(len(load)) / float64(total)
 }
 
-// imbalance is max/mean; an idle set of ranks is balanced.
+// imbalance returns max/mean, and 1 if all loads are 0.
 func imbalance(load []int) float64 { return new(Options).tokenImbalance(load) }
 
-// imbalanceMedian is max/median. Where half of the ranks are idle it is taken against a load of one.
+// imbalanceMedian returns max/median. If half of the ranks are idle, the median counts as 1.
 func imbalanceMedian(load []float64) float64 {
 	sorted := slices.Sorted(slices.Values(load))
 	n := len(sorted)

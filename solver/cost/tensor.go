@@ -19,9 +19,9 @@ type layerRun struct {
 
 	batchImbalance, batchExpertImbalance float64
 	baseline, oracle, upper              float64
-	// kinds are the kinds of text of the trace's tokens; nil where they are not asked for.
+	// kinds are the domains of the trace's tokens; nil if not requested.
 	kinds []uint8
-	// scored is the rate that taking each token's highest score would reach, without balance.
+	// scored is the rate if each token took the rank of its highest score, without balance.
 	scored float64
 }
 
@@ -31,7 +31,7 @@ func newLayerRun(t *trace.Trace, p *placement.Placement, layer int, o *Options) 
 	}
 }
 
-// dispatch assigns the tokens batch by batch and counts.
+// dispatch assigns the tokens batch by batch and counts them.
 func (r *layerRun) dispatch(forecast TokenForecast, positions []int) {
 	ranks := r.placement.Ranks
 	shards, stream := dispatch.NewWeightedShards(ranks, r.options.RankCapacity), dispatch.NewWeightedStream(ranks, r.options.RankCapacity)
@@ -58,7 +58,7 @@ func (r *layerRun) dispatch(forecast TokenForecast, positions []int) {
 	r.scored = float64(local) / float64(len(positions)*r.trace.Model.TopK)
 }
 
-// highest is the rank of the highest score, the first of equal ones.
+// highest returns the rank of the highest score, the first one among equals.
 func highest(scores []float32) int {
 	best := 0
 	for rank, score := range scores {
@@ -69,7 +69,7 @@ func highest(scores []float32) int {
 	return best
 }
 
-// localOn is the number of a token's activations with a copy of their expert on a rank.
+// localOn returns the number of a token's activations with a copy of their expert on a rank.
 func (r *layerRun) localOn(rank, position int) int {
 	local := 0
 	for _, expert := range r.trace.Row(position, r.layer) {
@@ -96,8 +96,8 @@ func (r *layerRun) count(batch []int, own []int) {
 	r.batchExpertImbalance += imbalance(served)
 }
 
-// deal counts the default: contiguous experts, tokens dealt out in turn.
-func (r *layerRun) deal(positions []int) {
+// countBaseline counts the baseline: contiguous experts, with tokens assigned round-robin.
+func (r *layerRun) countBaseline(positions []int) {
 	local := 0
 	ranks, experts := baselineRanks(r.placement), r.placement.Experts
 	for i, position := range positions {
@@ -110,7 +110,7 @@ func (r *layerRun) deal(positions []int) {
 	r.baseline = float64(local) / float64(len(positions)*r.trace.Model.TopK)
 }
 
-// bounds finds each token's best rank on its real experts, and what no placement can exceed.
+// bounds finds each token's best rank on its recorded experts, and the upper bound for all placements.
 func (r *layerRun) bounds(positions []int) {
 	model, ranks := r.trace.Model, r.placement.Ranks
 	rows := bound.NewOccurrences(ranks, model.Experts, model.TopK)
@@ -140,11 +140,11 @@ func (r *layerRun) bounds(positions []int) {
 		r.upper = float64(min(r.placement.SlotsPerRank, model.TopK)) / float64(model.TopK)
 		return
 	}
-	// The oracle is not balanced: the nuclear bound has to hold for any load.
+	// The oracle is not balanced, so the nuclear-norm bound must hold for any load.
 	r.upper = min(rows.PerRow(), rows.Tangent(tangentSteps(model.Experts)), rows.Balanced(float64(ranks)))
 }
 
-// tangentSteps spends the eigendecompositions where they are cheap.
+// tangentSteps returns the number of eigendecompositions, more for small matrices.
 func tangentSteps(size int) int {
 	switch {
 	case size <= 64:

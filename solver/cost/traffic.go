@@ -6,20 +6,23 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// VolumeReport is what the dispatch and the combination of one MoE layer send in a batch: means over whole batches, MoE layers and arrival orders.
+// VolumeReport is the traffic of dispatch and combine of one MoE layer in a batch, as means over whole batches, MoE
+// layers and arrival orders.
 type VolumeReport struct {
-	// BatchTokens are those of a batch over all ranks, Batches how many were counted in each layer of the first order. With fewer tokens than that
-	// there is one batch of what there is, and BatchTokens is their number.
+	// BatchTokens is the number of tokens in a batch over all ranks. Batches is the number of batches counted in each
+	// layer of the first order. If there are fewer tokens than a batch, all tokens are one batch, and BatchTokens is
+	// their number.
 	BatchTokens int `json:"batch_tokens"`
 	Batches     int `json:"batches"`
-	// Ranks and RanksPerNode are the topology, HiddenSize what a row consists of; it is 0, and all bytes are headers, where the trace does not tell it.
+	// Ranks and RanksPerNode are the topology. HiddenSize is the size of a row; it is 0 if the trace does not contain
+	// it, and all bytes are then headers.
 	Ranks        int             `json:"ranks"`
 	RanksPerNode int             `json:"ranks_per_node"`
 	HiddenSize   int             `json:"hidden_size"`
 	Objectives   []volume.Volume `json:"objectives"`
 }
 
-// addVolume fills in the traffic of runs [run][layer].
+// addVolume sets the traffic of runs [run][layer].
 func (r *Report) addVolume(t *trace.Trace, p *placement.Placement, runs [][]*tally, o *Options) {
 	var mean volume.Messages
 	for _, run := range runs {

@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// Volumes of one batch of all tokens are what the report's rates are made of.
+// Volumes of a single batch agree with the report's rates.
 func TestVolumeAgreesWithTheRates(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {

@@ -2,21 +2,24 @@ package cost
 
 import "github.com/semmoe/operator/solver/dispatch"
 
-// window measures the balance of the last requests after each arrival, from the first full window on; fewer requests are one window.
+// window measures the balance of the last requests after each arrival, from the first full window on. If there are
+// fewer requests, they form one window.
 type window struct {
 	options       *Options
 	ranks, layers int
-	// load is the latest request's: its tokens per rank, and then its activations per layer and rank. sum is over the requests of the window.
+	// load contains the latest request's tokens per rank, followed by its activations per layer and rank. sum is the sum
+	// over the window.
 	load []int32
 	sum  []int
-	// kept is a ring of the loads of the window. Requests of few tokens have few ranks and experts, of which only these are kept.
+	// kept is a ring buffer of the loads of the window. A request with few tokens reaches few ranks and experts; only
+	// its nonzero loads are kept.
 	kept []keptLoad
 	// arrived counts requests; tokens and experts are the sums of the imbalances so far.
 	arrived         int
 	tokens, experts float64
 }
 
-// keptLoad is the load of a request: all of it, or pairs of an index and the value there, the other values being 0.
+// keptLoad is the load of a request: either all values, or pairs of index and value. Values without a pair are 0.
 type keptLoad struct {
 	all, pairs []int32
 }
@@ -52,14 +55,15 @@ func newWindow(o *Options, requests, ranks, layers int) *window {
 	}
 }
 
-// next is where the load of the next request is to be noted, before measure: that of the oldest leaves the window.
+// next returns the buffer for the load of the next request, and removes the oldest request from the window. measure
+// must follow.
 func (w *window) next() []int32 {
 	w.kept[w.arrived%len(w.kept)].addTo(w.sum, -1)
 	clear(w.load)
 	return w.load
 }
 
-// measure counts what was noted.
+// measure adds the recorded load to the window.
 func (w *window) measure() {
 	latest := &w.kept[w.arrived%len(w.kept)]
 	latest.keep(w.load)
@@ -74,7 +78,7 @@ func (w *window) measure() {
 	}
 }
 
-// means are those over all windows, of tokens and of activations.
+// means returns the mean imbalances over all windows, of tokens and of activations.
 func (w *window) means() (tokens, experts float64) {
 	windows := float64(w.arrived - len(w.kept) + 1)
 	return w.tokens / windows, w.experts / windows

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// The window remembers no more requests than it is long, and measures what adding all of them up anew measures.
+// The window stores no more requests than its length, and its sums equal recomputed sums.
 func TestWindow(t *testing.T) {
 	const ranks, layers = 4, 3
 	for _, requests := range []int{1, dispatch.Arrivals - 1, dispatch.Arrivals, 3*dispatch.Arrivals + 5} {

@@ -12,9 +12,10 @@ import (
 	"strings"
 )
 
-// CheckExpertEntries refuses a JSON configuration that may name experts by number, in a place where an order of the experts would have to be
-// known to rewrite it: maps keyed by numbers, lists as long as the experts, lists of numbers that may be those of experts, and numbers
-// under names that speak of experts. Names of modules and patterns are not its subject. The error names the entry.
+// CheckExpertEntries rejects a JSON configuration that may refer to experts by number in an entry that cannot be
+// rewritten without knowing its order of experts: maps with numeric keys, lists with as many entries as experts, lists
+// of numbers that may be expert numbers, and numbers under names related to experts. Names of modules and patterns are
+// not checked. The error contains the path of the entry.
 func CheckExpertEntries(text []byte, experts, layers int) error {
 	r := entryReader{experts: experts, layers: layers, decoder: json.NewDecoder(bytes.NewReader(Strict(text)))}
 	r.decoder.UseNumber()
@@ -27,22 +28,23 @@ func CheckExpertEntries(text []byte, experts, layers int) error {
 	return nil
 }
 
-// maxEntryDepth bounds the nesting of a configuration.
+// maxEntryDepth is the maximum nesting depth of a configuration.
 const maxEntryDepth = 64
 
-// entryReader reads the tokens of a configuration, so that a large one needs no memory.
+// entryReader reads a configuration token by token, so that memory use does not depend on its size.
 type entryReader struct {
 	experts, layers int
 	decoder         *json.Decoder
 }
 
-// entry is what the container of a value has to know of it.
+// entry describes a value for the container of the value.
 type entry struct {
-	// number reports a number, id a number that may be that of an expert, and module the name of a module or a pattern of names.
+	// number is set for a number, id for a number that may be an expert number, and module for the name of a module or
+	// a pattern of names.
 	number, id, module bool
 }
 
-// value reads a value with the names of the members that lead to it. A neutral one is only read over.
+// value reads a value. path contains the names of the enclosing members. Values of neutral members are skipped.
 func (r *entryReader) value(path []string) (entry, error) {
 	token, err := r.decoder.Token()
 	if err != nil {
@@ -69,7 +71,7 @@ func (r *entryReader) value(path []string) (entry, error) {
 	return entry{}, nil
 }
 
-// numbers matches a text that is a list of numbers.
+// numbers matches a string that is a list of numbers.
 var numbers = regexp.MustCompile(`^[\s,;:|()\[\]-]*\d[\d\s,;:|()\[\]-]*$`)
 
 func (r *entryReader) object(path []string) error {
@@ -79,7 +81,7 @@ func (r *entryReader) object(path []string) error {
 		if err != nil {
 			return fmt.Errorf("not valid JSON: %v", err)
 		}
-		key := token.(string) // a key is a string
+		key := token.(string) // object keys are always strings
 		inner := append(slices.Clip(path), key)
 		value, err := r.value(inner)
 		if err != nil {
@@ -89,9 +91,9 @@ func (r *entryReader) object(path []string) error {
 		switch _, err := strconv.ParseUint(key, 10, 64); {
 		case neutral(path):
 		case err == nil && !isKeyedByLayer(path):
-			return r.refuse(path, "its member %q may be the number of an expert", key)
+			return r.refuse(path, "its member %q may be an expert number", key)
 		case value.id && SpeaksOfExperts(strings.Join(inner, ".")) && !neutral(inner) && !isCount(key):
-			return r.refuse(inner, "it may be the number of an expert")
+			return r.refuse(inner, "it may be an expert number")
 		case err != nil:
 			if stem := digits.ReplaceAllString(key, "#"); stem != key {
 				stems[stem]++
@@ -131,7 +133,7 @@ func (r *entryReader) array(path []string) error {
 	case length%experts == 0 && (numbersOnly || length == experts && !modules && !isModuleList(path)) && !r.isPerLayer(path, length):
 		return r.refuse(path, "it has %d entries, and a layer %d experts", length, experts)
 	case ids && !hasWord(path, plainWords):
-		return r.refuse(path, "its numbers may be those of experts")
+		return r.refuse(path, "its numbers may be expert numbers")
 	}
 	return nil
 }
@@ -143,7 +145,7 @@ func jsonError(err error) error {
 	return fmt.Errorf("not valid JSON: %v", err)
 }
 
-// refuse is the error of an entry.
+// refuse returns the error for an entry.
 func (r *entryReader) refuse(path []string, format string, args ...any) error {
 	name := strings.ReplaceAll(strings.Join(path, "."), ".[]", "[]")
 	if name == "" {
@@ -153,18 +155,19 @@ func (r *entryReader) refuse(path []string, format string, args ...any) error {
 }
 
 var (
-	// neutralMembers are members of configurations that do not name experts, whatever is in them.
+	// neutralMembers are members of configurations that never refer to experts, regardless of their value.
 	neutralMembers = []string{
 		"vision_config", "audio_config", "rope_scaling", "rope_parameters", "id2label", "label2id", "architectures", "auto_map", "eos_token_id", "bos_token_id",
 		"pad_token_id", "mlp_only_layers", "moe_layer_freq", "layer_types", "moe_layers_enum", "added_tokens_decoder", "_name_or_path", "name_or_path",
 		"base_model_name_or_path", "model_type", "transformers_version", "torch_dtype", "dtype", "weight_block_size", "version", "mrope_section", "bad_words_ids", "forced_decoder_ids",
 	}
-	// plainWords are words in the names of members whose numbers are not those of experts, unless the name speaks of experts.
+	// plainWords are words in names of members whose numbers are not expert numbers, unless the name is related to
+	// experts.
 	plainWords = []string{
 		"layer", "token", "size", "shape", "dim", "head", "block", "window", "bits", "rope", "label", "lang", "image", "vision", "video", "audio", "pixel",
 		"mean", "std", "stride", "kernel", "version", "visual", "section", "total",
 	}
-	// countWords are parts of the names of members that count or size something.
+	// countWords are parts of names of members that are counts or sizes.
 	countWords = []string{
 		"num", "n", "count", "size", "dim", "topk", "k", "per", "layer", "layers", "interval", "step", "freq", "frequency", "group", "groups", "parallel", "capacity",
 		"width", "coef", "coeff", "factor", "bits", "rank", "eps", "alpha", "version", "loss", "limit", "degree", "noise", "dropout", "rate", "prob", "weight",
@@ -172,27 +175,28 @@ var (
 	}
 )
 
-// neutral reports whether a value is below a member that does not name experts.
+// neutral reports whether a value is inside a member that does not refer to experts.
 func neutral(path []string) bool { return slices.ContainsFunc(path, NeutralMember) }
 
-// NeutralMember reports whether nothing below a member of a configuration names an expert.
+// NeutralMember reports whether no value inside a member of a configuration refers to an expert.
 func NeutralMember(name string) bool {
 	return slices.Contains(neutralMembers, name) || strings.HasSuffix(name, "_token_ids")
 }
 
-// isCount reports whether a member counts experts rather than names one.
+// isCount reports whether a member is a count of experts, not an expert number.
 func isCount(member string) bool {
 	parts := strings.Split(strings.ToLower(member), "_")
 	return slices.ContainsFunc(parts, func(part string) bool { return slices.Contains(countWords, part) })
 }
 
-// hasWord reports whether the name of the innermost member has one of the words, and no member speaks of experts.
+// hasWord reports whether the name of the innermost member contains one of the words, and no name in the path is
+// related to experts.
 func hasWord(path, words []string) bool {
 	name := strings.ToLower(memberName(path))
 	return !SpeaksOfExperts(strings.Join(path, ".")) && slices.ContainsFunc(words, func(word string) bool { return strings.Contains(name, word) })
 }
 
-// memberName is the innermost name of a path that is not an array's entry.
+// memberName returns the innermost name of a path that is not an array entry.
 func memberName(path []string) string {
 	for _, member := range slices.Backward(path) {
 		if member != "[]" {
@@ -202,7 +206,7 @@ func memberName(path []string) string {
 	return ""
 }
 
-// isKeyedByLayer reports whether a map's numbers are those of layers. A second level of numbers would be those of experts.
+// isKeyedByLayer reports whether the numeric keys of a map are layers. A second level of numbers would be experts.
 func isKeyedByLayer(path []string) bool { return hasWord(path, []string{"layer"}) }
 
 // isPerLayer reports whether a list has an entry for each layer.
@@ -210,7 +214,8 @@ func (r *entryReader) isPerLayer(path []string, length int) bool {
 	return length == r.layers && hasWord(path, []string{"layer"})
 }
 
-// isModuleList reports whether a list has names of modules, or patterns of names, which are compared with the names of experts.
+// isModuleList reports whether a list contains names of modules, or patterns of names, which are compared with the
+// names of experts.
 func isModuleList(path []string) bool {
 	return slices.ContainsFunc(path, func(member string) bool {
 		return slices.ContainsFunc([]string{"ignore", "exclude", "modules", "targets", "not_convert"}, func(word string) bool {
@@ -220,20 +225,20 @@ func isModuleList(path []string) bool {
 }
 
 var (
-	// expertWord matches words that relate a name to the routed experts.
+	// expertWord matches words related to routed experts.
 	expertWord = regexp.MustCompile(`(?i)expert|rout(?:er|ed|ing)|moe|eplb|e_score`)
-	// sharedExpert matches the names of shared experts, which no gate chooses.
+	// sharedExpert matches the names of shared experts, which are not chosen by a gate.
 	sharedExpert = regexp.MustCompile(`(?i)shared[_-]?experts?`)
-	// numberedExpert matches a text that names an expert by its number.
+	// numberedExpert matches a string that contains an expert number.
 	numberedExpert = regexp.MustCompile(`(?i)experts?\W{0,3}_?\d|\d(?:st|nd|rd|th)?[ _-]?expert\b`)
 )
 
-// SpeaksOfExperts reports whether a name has a word that relates it to the routed experts.
+// SpeaksOfExperts reports whether a name is related to routed experts.
 func SpeaksOfExperts(name string) bool {
 	return expertWord.MatchString(sharedExpert.ReplaceAllString(name, ""))
 }
 
-// NamesExpert reports whether a text names a routed expert by its number, in whatever form.
+// NamesExpert reports whether a string refers to a routed expert by number, in any form.
 func NamesExpert(text string) bool {
 	return numberedExpert.MatchString(sharedExpert.ReplaceAllString(text, ""))
 }

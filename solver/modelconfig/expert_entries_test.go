@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// TestCheckExpertEntries has a model of 8 experts and 4 layers.
+// TestCheckExpertEntries uses a model of 8 experts and 4 layers.
 func TestCheckExpertEntries(t *testing.T) {
 	for text, want := range map[string]string{
-		// What configurations of known models have.
+		// Entries of configurations of known models.
 		`{"num_experts":8,"num_experts_per_tok":2,"moe_layer_freq":[0,1,1,1],"eos_token_id":[1,2],"n_routed_experts":8,"ep_size":1}`:      "",
 		`{"layer_types":["full_attention","sliding_attention","full_attention","sliding_attention"],"router_aux_loss_coef":0}`:            "",
 		`{"quantization_config":{"ignore":["a.b","c.d","e.f","g.h","i.j","k.l","m.n","lm_head"],"weight_block_size":[128,128],"bits":4}}`: "",
@@ -28,7 +28,7 @@ func TestCheckExpertEntries(t *testing.T) {
 		`{"bits":4,"dynamic":{"-:.*shared_expert.*":{},"lm_head":{"bits":8}},"meta":{"quantizer":["gptqmodel:1.4"],"damp_percent":0.1},"modules_in_block_to_quantize":[["a.b","c"],["d"]],
 			"sym":true,"group_size":-1,"desc_act":false,"true_sequential":true,"zero_point":true,"version":"gemm","modules_to_not_convert":null}`: "",
 		`{"bos_token_id":1,"do_sample":true,"eos_token_id":[2,3],"pad_token_id":1,"temperature":0.6,"top_k":2,"top_p":0.95,"transformers_version":"4.51.0","suppress_tokens":[1,2]}`: "",
-		// What may name experts.
+		// Entries that may refer to experts.
 		`{"approximate_experts":{"0":[3]}}`:                               "approximate_experts.0: ",
 		`{"a":{"b":{"3":1}}}`:                                             "a.b: ",
 		`{"3":{"x":1}}`:                                                   "the configuration: ",

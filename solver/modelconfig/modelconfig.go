@@ -1,5 +1,5 @@
-// Package modelconfig reads texts of config.json as they are found: as Python writes them, and with the language model inside of a
-// multimodal wrapper.
+// Package modelconfig reads config.json files as they occur in practice: with Python's number syntax, and with the
+// language model inside a multimodal wrapper.
 package modelconfig
 
 import (
@@ -8,10 +8,12 @@ import (
 	"regexp"
 )
 
-// notNumbers are the strings of a JSON text, and the names outside of them that Python's json writes for what JSON has no number.
+// notNumbers matches the strings of a JSON text, and the non-JSON number names outside of strings that Python's json
+// module writes.
 var notNumbers = regexp.MustCompile(`(?s)"(?:[^"\\]|\\.)*"|-?Infinity|NaN`)
 
-// Strict is a text with null in place of NaN, Infinity and -Infinity: JSON has none of them, and Python's json writes all three.
+// Strict returns the text with null in place of NaN, Infinity and -Infinity, which Python's json module writes and JSON
+// does not allow.
 func Strict(text []byte) []byte {
 	if !bytes.Contains(text, []byte("NaN")) && !bytes.Contains(text, []byte("Infinity")) {
 		return text
@@ -24,11 +26,12 @@ func Strict(text []byte) []byte {
 	})
 }
 
-// wrappers are the members that hold the language model's configuration, or that of a wrapper around it: of most models, of InternVL, of
-// DeepSeek-VL2, and of Qwen-Omni, whose thinker_config has a text_config.
+// wrappers are the members that contain the language model's configuration or another wrapper: those of most models, of
+// InternVL, of DeepSeek-VL2, and of Qwen-Omni, whose thinker_config contains a text_config.
 var wrappers = []string{"text_config", "llm_config", "language_config", "thinker_config"}
 
-// Inner is the member of a strict text that holds the language model's configuration, and its name; nil where there is none.
+// Inner returns the member of a strict text that contains the language model's configuration, and its name; nil if
+// there is none.
 func Inner(text []byte) (name string, config json.RawMessage) {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(text, &members) != nil {

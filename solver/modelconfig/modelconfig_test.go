@@ -18,7 +18,7 @@ func TestStrict(t *testing.T) {
 			t.Errorf("%s becomes %s; want %s", text, got, want)
 		}
 	}
-	// What is no number's place stays a fault.
+	// Python's number names in other positions remain invalid.
 	for _, text := range []string{`{"a":1NaN}`, `{"a":-NaN}`, `{NaN:1}`, `{"a":Infinitys}`, `{"a:NaN}`} {
 		if strict := Strict([]byte(text)); json.Valid(strict) {
 			t.Errorf("%s becomes %s, which is valid", text, strict)

@@ -6,11 +6,11 @@ import (
 	"reflect"
 )
 
-// Size is a number of a configuration, or the first of a list: Hunyuan has one for each layer, ERNIE's vision models the text's before
-// that of images.
+// Size is a number of a configuration, or the first number of a list: Hunyuan has one for each layer, ERNIE's vision
+// models list the text size before the image size.
 type Size int
 
-// UnmarshalJSON refuses what is neither, and the empty list.
+// UnmarshalJSON returns an error for other types and for an empty list.
 func (s *Size) UnmarshalJSON(text []byte) error {
 	if !bytes.HasPrefix(text, []byte("[")) {
 		return json.Unmarshal(text, (*int)(s))

@@ -9,23 +9,23 @@ import (
 	"strings"
 )
 
-// storedBits are the bits of a weight by the type that a configuration names (torch_dtype, later dtype).
+// storedBits are the bits of a weight by the type in a configuration (torch_dtype, later dtype).
 var storedBits = map[string]float64{
 	"float32": 32, "float": 32, "float16": 16, "half": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8,
 }
 
-// unnamedBits are those of a configuration that names no type: transformers then takes float32, which is also the largest.
+// unnamedBits are the bits without a configured type: transformers then uses float32, which is also the largest type.
 const unnamedBits = 32
 
-// quantized is the part of a quantization_config that decides the size of a weight.
+// quantized is the part of a quantization_config that determines the size of a weight.
 type quantized struct {
 	Method    string `json:"quant_method"`
 	Algorithm string `json:"quant_algo"`
 	Bits      int    `json:"bits"`
 	GroupSize int    `json:"group_size"`
-	// BlockSize are the rows and columns of weights that share a scale.
+	// BlockSize contains the rows and columns of weights that share a scale.
 	BlockSize []int `json:"weight_block_size"`
-	// Groups are those of compressed-tensors.
+	// Groups are the groups of compressed-tensors.
 	Groups map[string]struct {
 		Targets []string `json:"targets"`
 		Weights *struct {
@@ -34,7 +34,7 @@ type quantized struct {
 			Type      string `json:"type"`
 		} `json:"weights"`
 	} `json:"config_groups"`
-	// Modules that are not quantised, or differently.
+	// Modules that are not quantized, or quantized differently.
 	Ignore       []string                   `json:"ignore"`
 	Ignored      []string                   `json:"ignored_layers"`
 	NotConverted []string                   `json:"modules_to_not_convert"`
@@ -42,8 +42,8 @@ type quantized struct {
 	Dynamic      map[string]json.RawMessage `json:"dynamic"`
 }
 
-// WeightBits returns the bits that a weight of a routed expert takes in memory, scales included, by the text of a config.json. A configuration that
-// names no type counts as float32. It fails where the quantisation of experts is not known.
+// WeightBits returns the bits that a weight of a routed expert occupies in memory, including scales, by the text of a
+// config.json. Without a type, float32 is assumed. It returns an error if the quantization of experts is unknown.
 func WeightBits(text []byte) (float64, error) {
 	var config struct {
 		DType        string          `json:"dtype"`
@@ -52,14 +52,14 @@ func WeightBits(text []byte) (float64, error) {
 	}
 	bits := 0.0
 	for text = Strict(text); len(text) > 0; {
-		// A wrapper may have either member for the model inside.
+		// In a wrapper, either member may belong to the inner model.
 		if err := json.Unmarshal(text, &config); err != nil {
 			return 0, fmt.Errorf("the model's configuration is not valid JSON: %w", err)
 		}
 		if name := strings.TrimPrefix(cmp.Or(config.DType, config.TorchDType), "torch."); name != "" {
 			known := storedBits[name]
 			if known == 0 {
-				return 0, fmt.Errorf("the model's configuration names the type %.40q of weights, whose size is not known", name)
+				return 0, fmt.Errorf("weight type %.40q of the model's configuration has an unknown size", name)
 			}
 			bits = known
 		}
@@ -75,10 +75,10 @@ func WeightBits(text []byte) (float64, error) {
 	return q.weightBits()
 }
 
-// weightBits returns the bits of a weight with its part of the scales.
+// weightBits returns the bits of a weight including its part of the scales.
 func (q *quantized) weightBits() (float64, error) {
 	if name := q.exceptedExperts(); name != "" {
-		return 0, fmt.Errorf("quantization_config of the model's configuration excepts %.100q: the size of an expert is not known", name)
+		return 0, fmt.Errorf("quantization_config of the model's configuration quantizes %.100q differently: the size of an expert is unknown", name)
 	}
 	const scale16, scale8, scale32 = 16, 8, 32
 	bits := 0.0
@@ -104,12 +104,12 @@ func (q *quantized) weightBits() (float64, error) {
 		}
 	}
 	if bits <= 0 || bits > unnamedBits {
-		return 0, fmt.Errorf("quantization_config of the model's configuration has method %.40q: the size of a weight is not known", strings.Trim(q.Method+"/"+q.Algorithm, "/"))
+		return 0, fmt.Errorf("quantization_config of the model's configuration has method %.40q: the size of a weight is unknown", strings.Trim(q.Method+"/"+q.Algorithm, "/"))
 	}
 	return bits, nil
 }
 
-// withScale are the bits of a weight where a group of weights shares a scale.
+// withScale returns the bits of a weight if a group of weights shares a scale.
 func withScale(bits, group int, scale float64) float64 {
 	if group > 0 {
 		return float64(bits) + scale/float64(group)
@@ -117,7 +117,8 @@ func withScale(bits, group int, scale float64) float64 {
 	return float64(bits)
 }
 
-// exceptedExperts returns a module name of routed experts that is not quantised as the others are; empty for none.
+// exceptedExperts returns the name of a module of routed experts that is quantized differently from the others, or an
+// empty string.
 func (q *quantized) exceptedExperts() string {
 	names := slices.Concat(q.Ignore, q.Ignored, q.NotConverted, q.Excluded, slices.Sorted(maps.Keys(q.Dynamic)))
 	if len(q.Groups) > 1 {

@@ -36,7 +36,7 @@ func TestWeightBits(t *testing.T) {
 		`{"quantization_config":{"quant_method":"gptq","bits":4000}}`:                        `method "gptq"`,
 		`{"quantization_config":{"quant_method":"gptq","bits":-4}}`:                          `method "gptq"`,
 		`{"quantization_config":7}`: "quantization_config",
-		`{"quantization_config":{"quant_method":"fp8","ignored_layers":["model.layers.3.mlp.experts.7.up_proj"]}}`: "excepts",
+		`{"quantization_config":{"quant_method":"fp8","ignored_layers":["model.layers.3.mlp.experts.7.up_proj"]}}`: "differently",
 	} {
 		if bits, err := WeightBits([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v bits, %v; want an error with %q", text, bits, err, want)

@@ -5,27 +5,29 @@ import (
 	"slices"
 )
 
-// The parameters of Sem-MoE's Algorithm 1 (arXiv 2503.04398), which leaves them open.
+// Parameters of Sem-MoE's Algorithm 1 (arXiv 2503.04398), which the paper does not publish.
 const (
 	alternatingRounds = 30
 	alternatingSwaps  = 500
-	// The weights of the affinities of an expert with experts and with rows, and of the load.
+	// Weights of an expert's affinity with experts, its affinity with rows, and the load.
 	expertAffinityWeight, rowAffinityWeight, expertLoadWeight = 0.5, 1.0, 0.5
-	// theta weighs imbalance against remote activations.
+	// theta is the weight of imbalance relative to remote activations.
 	theta = 0.5
-	// rowSlack is what a rank may hold above its share of the rows' tokens.
+	// rowSlack is the maximum load of a rank relative to its share of the rows' tokens.
 	rowSlack = 1.1
 )
 
-// alternate is a practical variant of Sem-MoE's Algorithm 1: experts are placed greedily for the rows' ranks, hottest first, and improved by
-// random swaps; then rows are placed greedily for the experts, largest first; and so on in turn. The state of the lowest cost is kept.
-// alternatePrinted is the algorithm as printed. The differences:
+// alternate is a practical variant of Sem-MoE's Algorithm 1. It alternates two greedy steps: it places experts for the
+// rows' ranks, hottest first, and improves them by random swaps; then it places rows for the experts, largest first.
+// The state with the lowest cost is kept. alternatePrinted is the algorithm as printed. The differences:
 //
-//   - Rows are token ids with attention TP, and have the activations that were counted: not requests with forecasts.
-//   - It starts from rows balanced by size: not from clusters of similar rows.
-//   - The score of a row has no affinity with other rows. Ranks are balanced in tokens: not in the number of rows.
-//   - A swap is judged by the affinity with rows only: not by co-activation and load, too.
-//   - A state is scored by the objective of section 3.3: not by the fullest rank plus remote activations.
+//   - Rows are token IDs with attention TP, and have the counted activations. In the paper, rows are requests with
+//     forecasts.
+//   - It starts from rows balanced by size. The paper starts from clusters of similar rows.
+//   - The score of a row has no affinity with other rows. Ranks are balanced in tokens. The paper balances the
+//     number of rows.
+//   - A swap is scored only by the affinity with rows. The paper also uses co-activation and load.
+//   - A state is scored by the objective of section 3.3. The paper uses the fullest rank plus remote activations.
 func alternate(r *rows, random *rand.Rand, stop limit) [][]int {
 	rowRank := r.spread()
 	scores := make([]float32, len(r.sizes)*r.ranks)
@@ -49,7 +51,7 @@ func alternate(r *rows, random *rand.Rand, stop limit) [][]int {
 	return best
 }
 
-// cost is the paper's objective, both parts as fractions: θ·imbalance + (1-θ)·remote.
+// cost returns the paper's objective, with both terms as fractions: θ·imbalance + (1-θ)·remote.
 func (r *rows) cost(rowRank []int, local float64) float64 {
 	load := make([]float64, r.ranks)
 	for i, rank := range rowRank {
@@ -68,7 +70,7 @@ func (r *rows) cost(rowRank []int, local float64) float64 {
 	return theta*imbalance + (1-theta)*(1-local/activations)
 }
 
-// placeHottestFirst places one layer's experts for the rows' ranks.
+// placeHottestFirst places the experts of one layer for the rows' ranks.
 func (r *rows) placeHottestFirst(layer int, rowRank []int, random *rand.Rand) []int {
 	n := r.experts
 	weight := make([]float32, n*r.ranks)
@@ -87,10 +89,10 @@ func (r *rows) placeHottestFirst(layer int, rowRank []int, random *rand.Rand) []
 		rankOf[i] = -1
 	}
 	for _, e := range order {
-		mates := make([]float64, r.ranks)
+		coactivations := make([]float64, r.ranks)
 		for f, rank := range rankOf {
 			if rank >= 0 {
-				mates[rank] += float64(together.row(e)[f])
+				coactivations[rank] += float64(together.row(e)[f])
 			}
 		}
 		best, bestValue := -1, 0.0
@@ -98,7 +100,7 @@ func (r *rows) placeHottestFirst(layer int, rowRank []int, random *rand.Rand) []
 			if count[rank] == n/r.ranks {
 				continue
 			}
-			value := expertAffinityWeight*mates[rank]/max(slices.Max(mates), 1e-9) +
+			value := expertAffinityWeight*coactivations[rank]/max(slices.Max(coactivations), 1e-9) +
 				rowAffinityWeight*float64(weight[e*r.ranks+rank])/max(loads[e], 1e-9) -
 				expertLoadWeight*load[rank]*float64(r.ranks)/max(total, 1e-9)/float64(n/r.ranks)
 			if best < 0 || value > bestValue {
@@ -119,7 +121,7 @@ func (r *rows) placeHottestFirst(layer int, rowRank []int, random *rand.Rand) []
 	return rankOf
 }
 
-// together is the Gram matrix of a layer's rows.
+// together returns the Gram matrix of a layer's rows.
 func (r *rows) together(layer int) *gram {
 	if r.grams == nil {
 		r.grams = make([]*gram, len(r.layers))

@@ -8,13 +8,15 @@ import (
 	"github.com/semmoe/operator/solver/assign"
 )
 
-// The weights of Algorithm 1 as printed. The paper does not publish them. Every term is a fraction between 0 and 1, and all weights are 1.
+// Weights of Algorithm 1 as printed. The paper does not publish them. Every term is a fraction between 0 and 1, and all
+// weights are 1.
 const (
 	printedAlphaE, printedBetaE, printedGammaE = 1.0, 1.0, 1.0
 	printedAlphaR, printedBetaR                = 1.0, 1.0
 )
 
-// alternatePrinted is Algorithm 1 of Sem-MoE (arXiv 2503.04398v5, appendix B), line by line. It clusters requests and experts in turn.
+// alternatePrinted is Algorithm 1 of Sem-MoE (arXiv 2503.04398v5, appendix B), line by line. It alternates between
+// clustering requests and clustering experts.
 //
 // The inputs, for N experts, E ranks, K requests r and t token ids j:
 //
@@ -31,11 +33,12 @@ const (
 //   - Lines 28 to 42 schedule the requests, longest first, for given ranks of experts. See schedulePrompts.
 //   - Lines 48 to 50 keep the pair with the lowest score. See printedScore.
 //
-// The listing leaves open, and this implementation reads:
+// The listing leaves the following open, which this implementation resolves as follows:
 //
-//   - A request has one rank in all layers with attention DP (S_r in section 3.3). Its affinities are sums over the layers there. With
-//     attention TP each layer is solved without the others.
-//   - The weights, the number of steps and the number of swaps are unpublished: see the constants here and of alternate.
+//   - A request has one rank in all layers with attention DP (S_r in section 3.3). Its affinities are sums over the
+//     layers there. With attention TP each layer is solved independently.
+//   - The weights, the number of steps and the number of swaps are unpublished: see the constants of this function
+//     and of alternate.
 //   - Line 13 prints α_r and β_r where the parameters of the function are α_e and β_e.
 //   - Line 14 takes the arg max over all clusters. The text masks saturated ones, which the constraints of section 3.3 require.
 //   - "Affinity" has no formula. Each affinity is the share of the row's activations that the cluster has: see the functions.
@@ -58,7 +61,8 @@ func alternatePrinted(r *rows, random *rand.Rand, stop limit) (rankOf [][]int, r
 	return rankOf, rowRank
 }
 
-// promptRows returns the rows P of the requests in the MoE layers from first up to last, with the co-activations B of these layers.
+// promptRows returns the rows P of the requests in the MoE layers from first up to last, with the co-activations B of
+// these layers.
 func (p *Problem) promptRows(first, last int) *rows {
 	n, layers := p.experts(), p.Tokens[first:last]
 	c := &affinity.RequestCounts{
@@ -94,18 +98,19 @@ func (p *Problem) promptRows(first, last int) *rows {
 	return out
 }
 
-// clusterPrompts clusters the requests by the directions in which their rows P differ most, with at most ⌈K/E⌉ to a cluster. It is
-// line 44: "cluster based on expert affinity". The paper names no method: it is balanced k-means here.
+// clusterPrompts clusters the requests by the principal directions of their rows P, with at most ⌈K/E⌉ per cluster. It
+// implements line 44: "cluster based on expert affinity". The paper names no method; this implementation uses balanced
+// k-means.
 func (r *rows) clusterPrompts(random *rand.Rand) []int {
 	const rounds = 12
 	capacity := slices.Repeat([]int{r.quota()}, r.ranks)
-	centres := r.profile.spread(r.ranks, random)
+	centers := r.profile.spread(r.ranks, random)
 	scores := make([]float32, len(r.sizes)*r.ranks)
 	var exact assign.Solver
 	var rank []int
 	for range rounds {
 		for i, point := range r.profile.points {
-			for c, centre := range centres {
+			for c, centre := range centers {
 				scores[i*r.ranks+c] = -squaredDistance(point, centre)
 			}
 		}
@@ -114,19 +119,21 @@ func (r *rows) clusterPrompts(random *rand.Rand) []int {
 			break
 		}
 		rank = slices.Clone(next)
-		r.profile.means(centres, rank, r.sizes)
+		r.profile.means(centers, rank, r.sizes)
 	}
 	return rank
 }
 
-// quota is the number of requests after which a cluster is masked (line 40): the first that is not below K/E.
+// quota is the number of requests at which a cluster is masked (line 40): the first number that is not below K/E.
 func (r *rows) quota() int { return (len(r.sizes) + r.ranks - 1) / r.ranks }
 
-// expertPlacing places the experts of one layer (expert_place, lines 3 to 26). Its affinity score of expert e and cluster i is
+// expertPlacing places the experts of one layer (expert_place, lines 3 to 26). Its affinity score of expert e and
+// cluster i is
 //
 //	α·Σ_{k in i} B_ek / L_e  +  β·Σ_{r in i} P_re / L_e  −  γ·Σ_{k in i} L_k / Σ_k L_k
 //
-// EAfE, EAfR and loads_cls of the listing: the share of co-activations, the share of activations, and the share of the load.
+// EAfE, EAfR and loads_cls of the listing: the share of co-activations, the share of activations, and the share of the
+// load.
 type expertPlacing struct {
 	ranks int
 	pairs *gram
@@ -134,7 +141,7 @@ type expertPlacing struct {
 	requests []float32
 	hotness  []float64
 	total    float64
-	// rankOf is -1 for an expert that has no rank yet; load are the ranks' loads.
+	// rankOf is -1 for an expert without a rank; load are the ranks' loads.
 	rankOf []int
 	load   []float64
 }
@@ -155,13 +162,13 @@ func (r *rows) placePrinted(layer int, rowRank []int, random *rand.Rand) *expert
 	slices.SortStableFunc(order, func(a, b int) int { return compareDescending(s.hotness[a], s.hotness[b]) })
 	members := make([][]int, r.ranks)
 	for _, e := range order {
-		mates := s.mates(e)
+		coactivations := s.coactivations(e)
 		best, bestScore := -1, 0.0
 		for rank := range r.ranks {
 			if len(members[rank]) == n/r.ranks {
 				continue
 			}
-			score := s.score(e, rank, mates[rank], s.load[rank])
+			score := s.score(e, rank, coactivations[rank], s.load[rank])
 			if best < 0 || score > bestScore {
 				best, bestScore = rank, score
 			}
@@ -182,34 +189,38 @@ func (r *rows) placePrinted(layer int, rowRank []int, random *rand.Rand) *expert
 	return s
 }
 
-// mates are Σ_{k in i} B_ek for each cluster i, without e.
-func (s *expertPlacing) mates(e int) []float64 {
-	mates := make([]float64, s.ranks)
+// coactivations returns Σ_{k in i} B_ek for each cluster i, without e.
+func (s *expertPlacing) coactivations(e int) []float64 {
+	coactivations := make([]float64, s.ranks)
 	for k, weight := range s.pairs.row(e) {
 		if rank := s.rankOf[k]; rank >= 0 && k != e {
-			mates[rank] += float64(weight)
+			coactivations[rank] += float64(weight)
 		}
 	}
-	return mates
+	return coactivations
 }
 
-// score is the affinity score of an expert and a cluster with the given co-activations and load.
-func (s *expertPlacing) score(e, rank int, mates, load float64) float64 {
+// score returns the affinity score of an expert and a cluster with the given co-activations and load.
+func (s *expertPlacing) score(e, rank int, coactivations, load float64) float64 {
 	hot := max(s.hotness[e], 1e-9)
-	return printedAlphaE*mates/hot + printedBetaE*float64(s.requests[e*s.ranks+rank])/hot - printedGammaE*load/max(s.total, 1e-9)
+	return printedAlphaE*coactivations/hot + printedBetaE*float64(s.requests[e*s.ranks+rank])/hot - printedGammaE*load/max(s.total, 1e-9)
 }
 
-// gain is the affinity that a swap of two experts gains (aff_gain, line 23): the scores of both on the other's cluster less the scores
-// on their own, each weighted by the expert's hotness L and taken without both experts. So weighted, the sum over all swaps is the
-// difference of one potential, and fine-tuning never loses:
+// gain returns the affinity gain of swapping two experts (aff_gain, line 23): the scores of both on the other's cluster
+// minus the scores on their current clusters, each weighted by the expert's hotness L and computed without both
+// experts. With these weights, the sum over all swaps is the difference of one potential, so fine-tuning never
+// decreases it:
 //
 //	Φ = α·Σ_{e<k, same cluster} B_ek + β·Σ_e Σ_{r in the cluster of e} P_re − γ·Σ_i (Σ_{k in i} L_k)² / (2·Σ_k L_k)
 func (s *expertPlacing) gain(e, f int) float64 {
 	p, q := s.rankOf[e], s.rankOf[f]
-	ofE, ofF, pair := s.mates(e), s.mates(f), float64(s.pairs.row(e)[f])
+	ofE, ofF, pair := s.coactivations(e), s.coactivations(f), float64(s.pairs.row(e)[f])
 	hotE, hotF := s.hotness[e], s.hotness[f]
-	worth := func(x, rank int, hot, mates, load float64) float64 { return hot * s.score(x, rank, mates, load) }
-	// A rank's load is taken at the middle of its way from without the expert to with it: hot·(load + hot/2) is the difference of load²/2.
+	worth := func(x, rank int, hot, coactivations, load float64) float64 {
+		return hot * s.score(x, rank, coactivations, load)
+	}
+	// A rank's load is taken at the midpoint between its values without and with the expert: hot·(load + hot/2) is the
+	// difference of load²/2.
 	restP, restQ := s.load[p]-hotE, s.load[q]-hotF
 	return worth(e, q, hotE, ofE[q]-pair, restQ+hotE/2) + worth(f, p, hotF, ofF[p]-pair, restP+hotF/2) -
 		worth(e, p, hotE, ofE[p], restP+hotE/2) - worth(f, q, hotF, ofF[q], restQ+hotF/2)
@@ -222,14 +233,15 @@ func (s *expertPlacing) swap(e, f int) {
 	s.load[q] += s.hotness[e] - s.hotness[f]
 }
 
-// schedulePrompts gives the requests ranks for the given ranks of the experts (request_schedule, lines 28 to 42): longest first, each to
-// the cluster of the highest affinity score among those with fewer than K/E requests. The score of request r and cluster i is
+// schedulePrompts assigns the requests to ranks for the given ranks of the experts (request_schedule, lines 28 to 42):
+// longest first, each to the cluster with the highest affinity score among those with fewer than K/E requests. The
+// score of request r and cluster i is
 //
 //	α·Σ_{q in i} Σ_k P_rk P_qk / L_k / |r|  +  β·Σ_{k in i} P_rk / |r|
 //
-// RAfR and RAfE of the listing, where |r| is the sum of the row. RAfR is the share of r's affinity that goes to requests of the cluster: of
-// a random activation of r, and another one of the same expert, the chance that the second is of a request in i. RAfE is the share of
-// r's activations that are local in i.
+// RAfR and RAfE of the listing, where |r| is the sum of the row. RAfR is the share of r's affinity with requests of the
+// cluster: the probability, given a random activation of r and another one of the same expert, that the second one
+// belongs to a request in i. RAfE is the share of r's activations that are local in i.
 func (r *rows) schedulePrompts(rankOf [][]int) []int {
 	local := make([]float32, len(r.sizes)*r.ranks)
 	r.local(local, rankOf)
@@ -240,19 +252,19 @@ func (r *rows) schedulePrompts(rankOf [][]int) []int {
 	}
 	rank, count := make([]int, len(r.sizes)), make([]int, r.ranks)
 	for _, i := range r.bySize() {
-		mates := make([]float64, r.ranks)
+		coactivations := make([]float64, r.ranks)
 		for l := range r.layers {
 			experts, counts := r.layers[l].row(i)
 			for k, e := range experts {
 				weight := float64(counts[k]) / hotness[l][e]
 				for c, sum := range sums[l][int(e)*r.ranks : (int(e)+1)*r.ranks] {
-					mates[c] += weight * sum
+					coactivations[c] += weight * sum
 				}
 			}
 		}
 		best, bestScore := -1, 0.0
 		for c := range r.ranks {
-			score := printedAlphaR*mates[c] + printedBetaR*float64(local[i*r.ranks+c])
+			score := printedAlphaR*coactivations[c] + printedBetaR*float64(local[i*r.ranks+c])
 			if count[c] < r.quota() && (best < 0 || score > bestScore) {
 				best, bestScore = c, score
 			}
@@ -269,9 +281,9 @@ func (r *rows) schedulePrompts(rankOf [][]int) []int {
 	return rank
 }
 
-// printedScore is "the max load and communication cost" (line 48), lower is better: the tokens of the fullest rank, plus the right-hand
-// term of the objective of section 3.3 without its weight, Σ_r Σ_{k not on the rank of r} P_rk, as a mean over the layers. Both are
-// counted in tokens.
+// printedScore returns "the max load and communication cost" (line 48), where lower is better: the tokens of the
+// fullest rank, plus the right-hand term of the objective of section 3.3 without its weight, Σ_r Σ_{k not on the rank
+// of r} P_rk, as a mean over the layers. Both are in tokens.
 func (r *rows) printedScore(rankOf [][]int, rowRank []int) float64 {
 	load, remote := make([]float64, r.ranks), 0.0
 	for i, rank := range rowRank {

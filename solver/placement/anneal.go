@@ -7,10 +7,10 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// gram is a symmetric matrix of affinities between the experts of one layer [N × N], its diagonal zero: a token's
-// contribution to a pair is the product of its activations of the two, over its occurrences. The sum of a placement's
-// affinities within ranks measures in the 2-norm what the local activation rate measures in the maximum norm, and needs
-// no token during the search.
+// gram is a symmetric matrix of affinities between the experts of one layer [N × N], with zero diagonal. A token's
+// contribution to a pair is the product of its activations of the two experts, divided by its occurrences. The sum of a
+// placement's affinities within ranks measures in the 2-norm what the local activation rate measures in the maximum
+// norm, and does not need tokens during the search.
 type gram struct {
 	n      int
 	values []float32
@@ -20,7 +20,7 @@ func newGram(n int) *gram { return &gram{n, make([]float32, n*n)} }
 
 func (g *gram) row(e int) []float32 { return g.values[e*g.n : (e+1)*g.n] }
 
-// mirror fills the lower triangle from the upper one.
+// mirror copies the upper triangle to the lower triangle.
 func (g *gram) mirror() {
 	for e := range g.n {
 		g.values[e*g.n+e] = 0
@@ -30,12 +30,12 @@ func (g *gram) mirror() {
 	}
 }
 
-// tokenGram is the Gram matrix of a layer's token rows; shrinkage is that of newSample.
+// tokenGram returns the Gram matrix of a layer's token rows. shrinkage is the same as in newSample.
 func tokenGram(c *affinity.Counts, shrinkage float32) *gram {
 	return rowGram(c.Experts, sparseRows{c.Start, c.Expert, c.Count}, c.RowOccurrences(), shrinkage)
 }
 
-// rowGram is the Gram matrix of rows; sizes are their occurrences.
+// rowGram returns the Gram matrix of rows. sizes are the occurrences of the rows.
 func rowGram(n int, rows sparseRows, sizes []float32, shrinkage float32) *gram {
 	g := newGram(n)
 	for r, size := range sizes {
@@ -57,12 +57,13 @@ func rowGram(n int, rows sparseRows, sizes []float32, shrinkage float32) *gram {
 	return g
 }
 
-// togetherWeight is that of single occurrences in mixedGram.
+// togetherWeight is the weight of single occurrences in mixedGram.
 const togetherWeight = 2
 
-// mixedGram is what a forecast that sees more than the token id can exploit: how alike different occurrences of a token
-// are, without the bias that the token row's own noise gives tokenGram, plus what single occurrences activate together, which
-// counts more: by held-out locality with the forecast prefill, twice to three times as much.
+// mixedGram returns the affinities that a forecast with more than the token ID can exploit: the similarity of different
+// occurrences of a token, without the bias from noise of the token row in tokenGram, plus the co-activations of single
+// occurrences with weight togetherWeight. By held-out locality with the forecast prefill, the best weight is two to
+// three.
 func mixedGram(c *affinity.Counts, pairs *affinity.Pairs) *gram {
 	g := newGram(c.Experts)
 	for token := range c.Vocabulary() {
@@ -88,7 +89,7 @@ func mixedGram(c *affinity.Counts, pairs *affinity.Pairs) *gram {
 	return g
 }
 
-// requestGram is the Gram matrix of one layer of request rows.
+// requestGram returns the Gram matrix of one layer of request rows.
 func requestGram(c *affinity.RequestCounts, layer int) *gram {
 	g := newGram(c.Experts)
 	for r, full := range c.Rows {
@@ -108,11 +109,11 @@ func requestGram(c *affinity.RequestCounts, layer int) *gram {
 	return g
 }
 
-// partition is a placement of one layer under search, with the sums that make a swap's gain O(1).
+// partition is a placement of one layer during search, with sums that make the gain of a swap O(1).
 type partition struct {
 	gram  *gram
 	ranks int
-	// size is the number of experts in a group: experts change places within runs of that length alone.
+	// size is the number of experts in a group. Swaps stay within consecutive runs of that length.
 	size int
 	// rankOf is the rank of each expert.
 	rankOf []int
@@ -131,7 +132,7 @@ func newPartition(g *gram, rankOf []int, ranks, groups int) *partition {
 	return p
 }
 
-// randomPartition deals the experts of each group out in random order, the same number to each of the group's ranks.
+// randomPartition assigns the experts of each group in random order, the same number to each of the group's ranks.
 func randomPartition(g *gram, ranks, groups int, random *rand.Rand) *partition {
 	rankOf := make([]int, g.n)
 	size := g.n / groups
@@ -143,7 +144,7 @@ func randomPartition(g *gram, ranks, groups int, random *rand.Rand) *partition {
 	return newPartition(g, rankOf, ranks, groups)
 }
 
-// gain is how much the affinity within ranks grows when e and f, on different ranks, change places.
+// gain returns the increase of the affinity within ranks if e and f, on different ranks, are swapped.
 func (p *partition) gain(e, f int) float32 {
 	n := p.gram.n
 	ofE, ofF := p.connection[p.rankOf[e]*n:], p.connection[p.rankOf[f]*n:]
@@ -163,7 +164,7 @@ func (p *partition) swap(e, f int) {
 	p.rankOf[e], p.rankOf[f] = rankF, rankE
 }
 
-// inside is the affinity within ranks.
+// inside returns the affinity within ranks.
 func (p *partition) inside() float64 {
 	sum := 0.0
 	for e, rank := range p.rankOf {
@@ -172,11 +173,11 @@ func (p *partition) inside() float64 {
 	return sum / 2
 }
 
-// stepsPerExpert is the length of one annealing run: swaps proposed for each expert.
+// stepsPerExpert is the number of proposed swaps per expert in one annealing run.
 const stepsPerExpert = 2000
 
-// schedule is how an annealing run cools: from a fraction of the mean affinity that an expert has to a rank down to
-// coldest, in a number of proposed swaps for each expert.
+// schedule is the cooling schedule of an annealing run. The temperature falls geometrically from hottest to coldest, as
+// fractions of the mean affinity between an expert and a rank, within steps proposed swaps per expert.
 type schedule struct {
 	hottest float64
 	steps   int
@@ -184,12 +185,13 @@ type schedule struct {
 
 var (
 	cold = schedule{1, stepsPerExpert}
-	// warm starts from a placement that is good already, and does not forget it.
+	// warm starts from a placement that is already good, at a temperature that preserves it.
 	warm = schedule{0.1, stepsPerExpert / 2}
 )
 
-// anneal proposes random swaps under a falling temperature, then takes every swap that still gains. It ends early where as many
-// proposals in a row as there are ordered pairs were refused: it only gets colder.
+// anneal is simulated annealing (Kirkpatrick, Gelatt, Vecchi 1983): it proposes random swaps at a falling temperature.
+// Afterwards it takes every swap with a gain. It ends early after as many consecutive rejections as there are ordered
+// pairs, because the temperature only falls.
 func (p *partition) anneal(random *rand.Rand, stop limit, how schedule) {
 	const coldest = 0.01
 	n := p.gram.n
@@ -202,7 +204,7 @@ func (p *partition) anneal(random *rand.Rand, stop limit, how schedule) {
 	}
 	temperature := how.hottest * total / float64(n*n) * float64(n/p.ranks)
 	steps := how.steps * n
-	// A swap that loses more than this many times the temperature would be taken once in ten million times.
+	// A swap whose loss exceeds this multiple of the temperature has an acceptance probability of 1e-7.
 	const hopeless = 16
 	const block = 1024
 	cooling := math.Pow(coldest/how.hottest, float64(block)/float64(steps))
@@ -217,7 +219,7 @@ func (p *partition) anneal(random *rand.Rand, stop limit, how schedule) {
 			}
 			temperature *= cooling
 		}
-		// Both experts come from one random number; their bits are many more than those of n.
+		// Both experts are drawn from one random number, which has many more bits than n.
 		bits := random.Uint64()
 		e := int(bits >> 32 * uint64(n) >> 32)
 		f := e - e%p.size + int(bits&math.MaxUint32*uint64(p.size)>>32)
@@ -233,8 +235,8 @@ func (p *partition) anneal(random *rand.Rand, stop limit, how schedule) {
 	p.descend(stop)
 }
 
-// descend takes gaining swaps until there is none. Gains below the rounding of the sums do not count: they could go on
-// for ever.
+// descend takes swaps with a gain until there is none. Gains below the rounding error of the sums do not count, because
+// they could repeat endlessly.
 func (p *partition) descend(stop limit) {
 	n := p.gram.n
 	largest := float32(0)

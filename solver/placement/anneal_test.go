@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// within is the affinity within ranks, counted afresh.
+// within returns the affinity within ranks, recomputed.
 func within(g *gram, rankOf []int) float64 {
 	sum := 0.0
 	for e := range g.n {
@@ -123,7 +123,7 @@ func TestGramIsTheProductOfTheRows(t *testing.T) {
 	}
 }
 
-// TestJointValueIsCounted recounts, from the rows, what the joint search says that its solution is worth.
+// TestJointValueIsCounted recomputes, from the rows, the value that the joint search reports for its solution.
 func TestJointValueIsCounted(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 3)
 	requests, err := affinity.CountRequests(t.Context(), tr, tr.AllRequests())

@@ -11,10 +11,11 @@ import (
 	"github.com/semmoe/operator/solver/assign"
 )
 
-// rowAlgorithm clusters rows and experts: it returns the ranks of each layer's experts, and the ranks of the rows where it reports them.
+// rowAlgorithm clusters rows and experts. It returns the ranks of each layer's experts, and the ranks of the rows if
+// the algorithm reports them.
 type rowAlgorithm func(*rows, *rand.Rand, limit) (rankOf [][]int, rowRank []int)
 
-// placingOnly is an algorithm that does not report the ranks of rows.
+// placingOnly wraps an algorithm that does not report the ranks of rows.
 func placingOnly(algorithm func(*rows, *rand.Rand, limit) [][]int) rowAlgorithm {
 	return func(r *rows, random *rand.Rand, stop limit) ([][]int, []int) { return algorithm(r, random, stop), nil }
 }
@@ -49,8 +50,8 @@ func solveRows(ctx context.Context, p *Problem, algorithm rowAlgorithm) (Result,
 	return result, err
 }
 
-// rows returns what is clustered together with the experts of the MoE layers from first up to last: requests by their forecasts, requests
-// by their counts, or token ids of one layer.
+// rows returns the rows to cluster together with the experts of MoE layers first (inclusive) to last (exclusive):
+// requests by their forecasts, requests by their counts, or token IDs of one layer.
 func (p *Problem) rows(first, last int) *rows {
 	switch {
 	case p.Algorithm == AlternatingPrinted:
@@ -62,7 +63,7 @@ func (p *Problem) rows(first, last int) *rows {
 	}
 }
 
-// result is a placement that was not valued.
+// result returns a placement without a value.
 func (p *Problem) result(rankOf [][]int, stop limit) Result {
 	if stop.ctx.Err() != nil {
 		return Result{}
@@ -77,7 +78,7 @@ func (p *Problem) result(rankOf [][]int, stop limit) Result {
 	}
 }
 
-// layerLoads are the activations of each expert in a MoE layer.
+// layerLoads returns the activations of each expert in a MoE layer.
 func (p *Problem) layerLoads(l int) []float64 {
 	if p.Attention == TensorParallel {
 		return p.Tokens[l].ExpertTotals()
@@ -92,7 +93,7 @@ func (p *Problem) layerLoads(l int) []float64 {
 	return loads
 }
 
-// solveEPLB balances expert load alone, as DeepSeek's EPLB does.
+// solveEPLB balances only expert load, as DeepSeek's EPLB does.
 func solveEPLB(ctx context.Context, p *Problem) (Result, error) {
 	result := Result{Placement: p.placement()}
 	for l, layer := range p.Layers {
@@ -128,8 +129,7 @@ func packByLoad(loads []float64, ranks int) []int {
 	return rankOf
 }
 
-// solveCoactivation keeps experts together that single tokens activate together (Occult, GRACE-MoE), without regard to which
-// tokens these are.
+// solveCoactivation groups experts that single tokens activate together (Occult, GRACE-MoE), regardless of token IDs.
 func solveCoactivation(ctx context.Context, p *Problem) (Result, error) {
 	if err := p.needPairs(); err != nil {
 		return Result{}, err
@@ -152,12 +152,12 @@ func (p *Problem) needPairs() error {
 	return nil
 }
 
-// chainSweeps is the number of passes over the layers of the inter-layer algorithms.
+// chainSweeps is the number of passes over the layers in the inter-layer algorithms.
 const chainSweeps = 6
 
-// solveChain keeps a token on its rank from layer to layer (ExFlow): each layer's experts are assigned exactly for the
-// activations that neighbouring layers send them, pass after pass. With balanced load (MoETuner) experts first form clusters
-// of equal load, and whole clusters are assigned.
+// solveChain keeps a token on its rank from layer to layer (ExFlow). Each layer's experts are assigned exactly for the
+// activations exchanged with neighboring layers, in several passes. With balanced load (MoETuner), experts first form
+// clusters of equal load, and whole clusters are assigned.
 func solveChain(ctx context.Context, p *Problem, balanced bool) (Result, error) {
 	if len(p.Transitions) != len(p.Layers)-1 {
 		return Result{}, fmt.Errorf("algorithm %s needs the transitions between %d MoE layers; it has %d", p.Algorithm, len(p.Layers), len(p.Transitions))
@@ -195,8 +195,8 @@ func solveChain(ctx context.Context, p *Problem, balanced bool) (Result, error) 
 	return p.result(rankOf, stop), ctx.Err()
 }
 
-// neighbours fills weight with what each expert of a layer exchanges with the experts that the layers before and after have
-// on each rank.
+// neighbours fills weight with the exchange of each expert of a layer with the experts of the previous and the next
+// layer on each rank.
 func (p *Problem) neighbours(weight []float32, rankOf [][]int, l int) {
 	clear(weight)
 	n := p.experts()
@@ -215,10 +215,10 @@ func (p *Problem) neighbours(weight []float32, rankOf [][]int, l int) {
 	}
 }
 
-// balancedLoad is the expert load that a rank may have, relative to the mean, in the algorithm that balances it.
+// balancedLoad is the maximum expert load of a rank, relative to the mean, for the algorithm that balances load.
 const balancedLoad = 1.05
 
-// swapWithinLoad swaps experts for more weight as long as no rank's load grows above the limit.
+// swapWithinLoad swaps experts to increase weight while no rank's load grows above the limit.
 func (p *Problem) swapWithinLoad(rankOf []int, weight []float32, loads []float64) {
 	load, total := make([]float64, p.Ranks), 0.0
 	for e, rank := range rankOf {

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// inside is the share of what a matrix of pairs of experts holds that is between experts of one rank, in one layer.
+// inside returns the share of a matrix of expert pairs that is within ranks, in one layer.
 func inside(p *placement.Placement, layer int, pairs []float32) float64 {
 	hosts, n := p.Hosts(layer), p.Experts
 	within, all := 0.0, 0.0
@@ -26,7 +26,7 @@ func inside(p *placement.Placement, layer int, pairs []float32) float64 {
 	return within / all
 }
 
-// kept is the share of transitions between two layers that stay on a rank.
+// kept returns the share of transitions between two layers that stay on a rank.
 func kept(p *placement.Placement, layer int, transitions []float32) float64 {
 	before, after, n := p.Hosts(layer), p.Hosts(layer+1), p.Experts
 	same, all := 0.0, 0.0
@@ -41,7 +41,7 @@ func kept(p *placement.Placement, layer int, transitions []float32) float64 {
 	return same / all
 }
 
-// imbalance is the largest load of a rank's experts over the mean, in one layer.
+// imbalance returns the maximum load of a rank's experts relative to the mean, in one layer.
 func imbalance(p *placement.Placement, layer int, loads []float64) float64 {
 	load, total := make([]float64, p.Ranks), 0.0
 	for e, ranks := range p.Hosts(layer) {
@@ -57,8 +57,9 @@ func imbalance(p *placement.Placement, layer int, loads []float64) float64 {
 	return most * float64(p.Ranks) / total
 }
 
-// TestBaselinesDoWhatTheyAreFor checks each published algorithm by its own aim, against the contiguous placement.
-func TestBaselinesDoWhatTheyAreFor(t *testing.T) {
+// TestBaselinesImproveTheirObjective compares each published algorithm with the contiguous placement by the algorithm's own
+// objective.
+func TestBaselinesImproveTheirObjective(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 7)
 	p := problem(t, tr, placement.TensorParallel, 4)
 	pairs, err := affinity.CountPairs(t.Context(), tr, tr.AllRequests())

@@ -6,27 +6,27 @@ import (
 	"slices"
 )
 
-// Constraints narrow what Solve may choose. Auto and Contiguous keep them; with Contiguous the placement is the nearest to
-// the contiguous one, or to Current where moves have a budget or a cost, that does.
+// Constraints restrict the placements of Solve. Auto and Contiguous respect them. With Contiguous, the placement is the
+// one nearest to the contiguous placement, or to Current if moves have a budget or a cost.
 type Constraints struct {
-	// MoveBudget is the largest number of experts of a layer that a rank holds in the placement and not in Current; nil is
-	// none.
+	// MoveBudget is the maximum number of experts per layer that a rank contains in the placement and not in Current;
+	// nil means unlimited.
 	MoveBudget *int
-	// MigrationCost is what such an expert must gain, in units of the objective over the profile: local activations with the
-	// objective Activation, messages saved with the others.
+	// MigrationCost is the minimum gain of moving an expert, in units of the objective over the profile: local
+	// activations for the objective Activation, saved messages for the others.
 	MigrationCost float64
 	// Pins fix the ranks of experts.
 	Pins []Pin
-	// RankCapacity are the ranks' shares of the tokens, in any unit [ranks]; nil is equal shares. Slots stay equal: engines
-	// need that.
+	// RankCapacity contains the ranks' shares of the tokens, in any unit [ranks]; nil means equal shares. The number of
+	// slots stays equal, as engines require.
 	RankCapacity []float64
-	// ExpertLoadLimit is the largest activation load of a rank's experts in a layer, TokenLoadLimit the largest token load
-	// of a rank, in percent of the mean (of the rank's share), on the profile; 0 is none. What cannot be met is reported in
-	// Result.Unmet.
+	// ExpertLoadLimit is the maximum activation load of a rank's experts in a layer, TokenLoadLimit the maximum token
+	// load of a rank, in percent of the mean (of the rank's share), on the profile; 0 means no limit. Result.Unmet
+	// reports limits that cannot be met.
 	ExpertLoadLimit, TokenLoadLimit float64
 }
 
-// Pin fixes an expert to a rank; redundant copies of it may be on others.
+// Pin fixes an expert to a rank. Redundant copies of the expert may be on other ranks.
 type Pin struct {
 	// Layer is the model's layer index.
 	Layer, Expert, Rank int
@@ -37,22 +37,22 @@ func (c *Constraints) Binding() bool {
 	return c.MoveBudget != nil || c.MigrationCost != 0 || len(c.Pins) > 0 || c.ExpertLoadLimit != 0
 }
 
-// Moves reports whether it matters how many experts move: the default is then the placement in service.
+// Moves reports whether moves are limited or have a cost. The default is then the placement in service.
 func (c *Constraints) Moves() bool { return c.MoveBudget != nil || c.MigrationCost > 0 }
 
-// Any reports whether anything is constrained.
+// Any reports whether there is any constraint.
 func (c *Constraints) Any() bool {
 	return c.Binding() || c.TokenLoadLimit != 0 || c.RankCapacity != nil
 }
 
-// CheckConstraints refuses constraints that are not well formed or that contradict one another. layers are the model's
-// indices of the MoE layers; current tells whether there is a current placement.
+// CheckConstraints returns an error if constraints are malformed or contradictory. layers are the model's indices of
+// the MoE layers; current reports whether there is a current placement.
 func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, redundant int, current bool) error {
 	switch {
 	case !c.Any():
 		return nil
 	case a != Auto && a != ContiguousAlgorithm:
-		return fmt.Errorf("algorithm %s knows no constraints; allowed is %s, %s", a, Auto, ContiguousAlgorithm)
+		return fmt.Errorf("algorithm %s does not support constraints; allowed is %s, %s", a, Auto, ContiguousAlgorithm)
 	case c.MoveBudget != nil && *c.MoveBudget < 0:
 		return fmt.Errorf("move budget is %d; it cannot be negative", *c.MoveBudget)
 	case !(c.MigrationCost >= 0) || math.IsInf(c.MigrationCost, 0):
@@ -60,7 +60,7 @@ func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, 
 	case c.Moves() && !current:
 		return fmt.Errorf("a move budget or migration cost needs a current placement")
 	case c.ExpertLoadLimit > 0 && redundant > 0:
-		return fmt.Errorf("an expert load limit with redundant slots: which copy computes an expert is the engine's choice")
+		return fmt.Errorf("an expert load limit is not supported with redundant slots, because the engine chooses which copy computes an expert")
 	}
 	for name, limit := range map[string]float64{"expert": c.ExpertLoadLimit, "token": c.TokenLoadLimit} {
 		if limit != 0 && !(limit >= 100) || math.IsInf(limit, 0) {
@@ -73,11 +73,11 @@ func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, 
 	return checkPins(c.Pins, layers, experts, ranks)
 }
 
-// leastCapacity is the smallest share of the tokens that a rank may have, as a fraction of the largest: with less it would
-// hold experts for others alone.
-const leastCapacity = 1e-3
+// minCapacityShare is the minimum share of the tokens of a rank, as a fraction of the largest share. With less, the
+// rank would only compute experts for other ranks.
+const minCapacityShare = 1e-3
 
-// CheckCapacity refuses shares of tokens that do not fit the ranks; nil is equal shares.
+// CheckCapacity validates the shares of tokens for the ranks; nil means equal shares.
 func CheckCapacity(capacity []float64, ranks int) error {
 	if capacity == nil {
 		return nil
@@ -87,8 +87,8 @@ func CheckCapacity(capacity []float64, ranks int) error {
 	}
 	most := slices.Max(capacity)
 	for rank, share := range capacity {
-		if !(share >= leastCapacity*most && share > 0) || math.IsInf(most, 0) {
-			return fmt.Errorf("the capacity of rank %d is %v; it must be above 0, and at least %v of the largest", rank, share, leastCapacity)
+		if !(share >= minCapacityShare*most && share > 0) || math.IsInf(most, 0) {
+			return fmt.Errorf("the capacity of rank %d is %v; it must be above 0, and at least %v of the largest", rank, share, minCapacityShare)
 		}
 	}
 	return nil
@@ -101,13 +101,13 @@ func checkPins(pins []Pin, layers []int, experts, ranks int) error {
 		expert, rank := place{pin.Layer, pin.Expert}, place{pin.Layer, pin.Rank}
 		switch before, twice := rankOf[expert]; {
 		case !slices.Contains(layers, pin.Layer):
-			return fmt.Errorf("pin %v: layer %d is no MoE layer; allowed is %v", pin, pin.Layer, layers)
+			return fmt.Errorf("pin %v: layer %d is not a MoE layer; allowed is %v", pin, pin.Layer, layers)
 		case pin.Expert < 0 || pin.Expert >= experts:
 			return fmt.Errorf("pin %v: expert %d; allowed is 0 to %d", pin, pin.Expert, experts-1)
 		case pin.Rank < 0 || pin.Rank >= ranks:
 			return fmt.Errorf("pin %v: rank %d; allowed is 0 to %d", pin, pin.Rank, ranks-1)
 		case twice && before != pin.Rank:
-			return fmt.Errorf("pin %v: the expert is pinned to rank %d, too", pin, before)
+			return fmt.Errorf("pin %v: the expert is also pinned to rank %d", pin, before)
 		case twice:
 			continue
 		}
@@ -119,10 +119,10 @@ func checkPins(pins []Pin, layers []int, experts, ranks int) error {
 	return nil
 }
 
-// String is the form in which pins are given.
+// String returns the pin in flag syntax, layer:expert:rank.
 func (p Pin) String() string { return fmt.Sprintf("%d:%d:%d", p.Layer, p.Expert, p.Rank) }
 
-// tokenLimits are the tokens that each rank is to have of a total.
+// tokenLimits returns the number of tokens of each rank, out of a total.
 func (c *Constraints) tokenLimits(total float64, ranks int) []float64 {
 	limits := slices.Repeat([]float64{total / float64(ranks)}, ranks)
 	for rank, capacity := range c.RankCapacity {
@@ -131,7 +131,8 @@ func (c *Constraints) tokenLimits(total float64, ranks int) []float64 {
 	return limits
 }
 
-// tolerance is how far a rank may exceed its share of the tokens while a placement is searched, at most usual.
+// tolerance returns the maximum relative excess of a rank over its share of the tokens during the search, at most
+// usual.
 func (c *Constraints) tolerance(usual float64) float64 {
 	if c.TokenLoadLimit == 0 {
 		return usual

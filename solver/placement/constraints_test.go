@@ -21,10 +21,10 @@ import (
 
 var constraintInstances = flag.Int("constraint-instances", 150, "random instances with constraints")
 
-// objectives are those that a random instance is solved for; two ranks share a node.
+// objectives are the objectives of random instances. Two ranks share a node.
 var objectives = []placement.Objective{placement.Activation, placement.RankDedup, placement.NodeDedup, placement.Hierarchical}
 
-// randomConstrained draws a problem of up to 12 experts in two layers, with every kind of constraint now and then.
+// randomConstrained draws a problem of up to 12 experts in two layers, with random constraints of every kind.
 func randomConstrained(t *testing.T, random *rand.Rand, instance int) placement.Problem {
 	ranks := 2 * (1 + random.IntN(2))
 	shape := tracetest.Shape{
@@ -57,7 +57,7 @@ func randomConstrained(t *testing.T, random *rand.Rand, instance int) placement.
 	} else if random.IntN(2) == 0 {
 		p.RedundantSlots = 1 + random.IntN(shape.Experts-shape.Experts/ranks)
 		if c.MoveBudget != nil {
-			// What fills new slots is about what may move: there pins make the difference.
+			// With a budget close to the number of new slots, pins decide whether the problem is feasible.
 			*c.MoveBudget = ranks*p.RedundantSlots - 1 + random.IntN(3)
 		}
 	}
@@ -72,7 +72,7 @@ func randomConstrained(t *testing.T, random *rand.Rand, instance int) placement.
 	return p
 }
 
-// sampled sets the objective, with two ranks to a node.
+// sampled sets the objective, with two ranks per node.
 func sampled(p *placement.Problem, tr *trace.Trace, of placement.Objective) {
 	p.Messages = of.Messages(2, 5)
 	if !p.Messages.None() {
@@ -80,8 +80,8 @@ func sampled(p *placement.Problem, tr *trace.Trace, of placement.Objective) {
 	}
 }
 
-// TestConstraintsHold solves random instances. Every constraint holds, counted here by hand; what is not met is reported,
-// and cannot be met; and the placement is worth no less than the one of least effort.
+// TestConstraintsHold solves random instances and checks every constraint by an independent count. Unmet limits are
+// reported and cannot be met. The placement has at least the value of the default placement.
 func TestConstraintsHold(t *testing.T) {
 	random := rand.New(rand.NewPCG(31, 31))
 	infeasible, unmet := 0, 0
@@ -123,7 +123,7 @@ func TestConstraintsHold(t *testing.T) {
 	t.Logf("%d instances: %d contradict themselves, %d have limits that cannot be met", n, infeasible, unmet)
 }
 
-// leastMoves is the largest number of experts over layers that pins, and slots that are new, move at least.
+// leastMoves returns the maximum over layers of the number of moves that pins and new slots require.
 func leastMoves(p placement.Problem) int {
 	most := 0
 	for l, layer := range p.Layers {
@@ -151,7 +151,7 @@ func leastMoves(p placement.Problem) int {
 	return most
 }
 
-// heldExperts are the sets of experts that the ranks hold in a layer.
+// heldExperts returns the sets of experts on each rank in a layer.
 func heldExperts(of *placement.Placement, l int) []uint {
 	held := make([]uint, of.Ranks)
 	for slot, e := range of.Layers[l].Slots {
@@ -160,7 +160,8 @@ func heldExperts(of *placement.Placement, l int) []uint {
 	return held
 }
 
-// leastOnRank tries all copies for a rank that is given experts, and counts those that it does not hold.
+// leastOnRank enumerates the copies on a rank with given experts, and returns the minimum number of experts that the
+// rank does not contain yet.
 func leastOnRank(held, given uint, experts, copies int) int {
 	least := math.MaxInt
 	for set := range uint(1) << experts {
@@ -171,7 +172,7 @@ func leastOnRank(held, given uint, experts, copies int) int {
 	return least
 }
 
-// eachPlacement calls do for every placement of a layer that keeps the pins.
+// eachPlacement calls do for every placement of a layer that respects the pins.
 func eachPlacement(p placement.Problem, l int, do func(rankOf []int)) {
 	experts := 0
 	if p.Attention == placement.DataParallel {
@@ -205,7 +206,7 @@ func eachPlacement(p placement.Problem, l int, do func(rankOf []int)) {
 	place(0)
 }
 
-// expertLoads are the activations of a layer's experts.
+// expertLoads returns the activations of a layer's experts.
 func expertLoads(p placement.Problem, l int) []float64 {
 	if p.Attention == placement.TensorParallel {
 		return p.Tokens[l].ExpertTotals()
@@ -220,7 +221,7 @@ func expertLoads(p placement.Problem, l int) []float64 {
 	return loads
 }
 
-// checkConstraints counts what the placement does with them.
+// checkConstraints checks a placement against the constraints by an independent count.
 func checkConstraints(t *testing.T, name string, p placement.Problem, result *placement.Result) {
 	t.Helper()
 	to, c := result.Placement, p.Constraints
@@ -258,7 +259,7 @@ func checkConstraints(t *testing.T, name string, p placement.Problem, result *pl
 	}
 }
 
-// feasible tries all placements of a layer.
+// feasible enumerates all placements of a layer.
 func feasible(p placement.Problem, l int, most float64) bool {
 	loads, found := expertLoads(p, l), false
 	hosts := make([][]int, len(loads))
@@ -305,8 +306,9 @@ func TestGroupsUnderConstraints(t *testing.T) {
 	}
 }
 
-// TestNewSlotsTakeWhatMoves gives every rank a slot more and pins an expert to another rank: the two that change places fill new slots.
-func TestNewSlotsTakeWhatMoves(t *testing.T) {
+// TestNewSlotsTakeMovedExperts adds a slot to every rank and pins an expert to another rank: the two swapped experts fill
+// new slots.
+func TestNewSlotsTakeMovedExperts(t *testing.T) {
 	shape := tracetest.Small
 	shape.Experts = 8
 	for _, attention := range modes {
@@ -318,13 +320,14 @@ func TestNewSlotsTakeWhatMoves(t *testing.T) {
 		result := solve(t, p)
 		checkConstraints(t, string(attention), p, &result)
 		p.Constraints.MoveBudget = &few
-		if _, err := placement.Solve(t.Context(), p); err == nil || !strings.Contains(err.Error(), "new slots alone move 4 experts; the move budget is 3") {
+		if _, err := placement.Solve(t.Context(), p); err == nil || !strings.Contains(err.Error(), "new slots require 4 moves; the move budget is 3") {
 			t.Errorf("%s: error %v", attention, err)
 		}
 	}
 }
 
-// twoRequests has a request for each of two ranks, whose experts are pinned; one slot each is for the copy that is worth most.
+// twoRequests has one request for each of two ranks, with pinned experts. One slot on each rank is for the most
+// valuable copy.
 func twoRequests() placement.Problem {
 	return placement.Problem{
 		Attention: placement.DataParallel, Ranks: 2, Layers: []int{0}, Algorithm: placement.Auto, Seed: 1, RedundantSlots: 1,
@@ -335,8 +338,9 @@ func twoRequests() placement.Problem {
 	}
 }
 
-// TestCopiesThatStayAreThoseOfWorth takes a slot from a rank under a move budget: of the two copies that it holds it keeps the better one.
-func TestCopiesThatStayAreThoseOfWorth(t *testing.T) {
+// TestMostValuableCopiesStay removes a slot from a rank under a move budget: the rank keeps the more valuable of
+// two copies.
+func TestMostValuableCopiesStay(t *testing.T) {
 	none, p := 0, twoRequests()
 	p.Current = &placement.Placement{Ranks: 2, Experts: 4, SlotsPerRank: 4, Layers: []placement.Layer{{Slots: []int{0, 1, 2, 3, 0, 1, 2, 3}}}}
 	p.Constraints.MoveBudget = &none
@@ -345,8 +349,8 @@ func TestCopiesThatStayAreThoseOfWorth(t *testing.T) {
 	}
 }
 
-// TestMovesArePricedByTheProfile solves for a profile whose requests are ten times those that the search sees: a move gains ten times as
-// much as these tell, and is worth its price where that is ten times as high.
+// TestMovesArePricedByTheProfile solves for a profile with ten times the requests of the search's sample: a move gains
+// ten times as much, and pays at a cost ten times as high.
 func TestMovesArePricedByTheProfile(t *testing.T) {
 	shape := tracetest.Small
 	shape.Noise = 10
@@ -367,7 +371,7 @@ func TestMovesArePricedByTheProfile(t *testing.T) {
 	}
 }
 
-// TestCopiesArePricedByTheProfile has a copy that is worth its price for the profile alone.
+// TestCopiesArePricedByTheProfile has a copy that pays only for the whole profile.
 func TestCopiesArePricedByTheProfile(t *testing.T) {
 	p := twoRequests()
 	p.Current = &placement.Placement{Ranks: 2, Experts: 4, SlotsPerRank: 3, Layers: []placement.Layer{{Slots: []int{0, 1, 2, 0, 2, 3}}}}
@@ -381,7 +385,7 @@ func TestCopiesArePricedByTheProfile(t *testing.T) {
 	}
 }
 
-// oneExpert are requests of ten tokens that all activate the first expert of each layer.
+// oneExpert returns requests of ten tokens that all activate the first expert of each layer.
 func oneExpert(n int) *affinity.RequestCounts {
 	c := &affinity.RequestCounts{Layers: 22, Experts: 256, TopK: 1}
 	row := make([]float32, 22*256)
@@ -392,7 +396,7 @@ func oneExpert(n int) *affinity.RequestCounts {
 	return c
 }
 
-// TestRequestsOfFullWeightAreSampledFirst has a few requests among many that count next to nothing.
+// TestRequestsOfFullWeightAreSampledFirst has a few requests of full weight among many of almost no weight.
 func TestRequestsOfFullWeightAreSampledFirst(t *testing.T) {
 	all, err := oneExpert(100).Merge(oneExpert(2000), 0.01)
 	if err != nil {
@@ -407,7 +411,8 @@ func TestRequestsOfFullWeightAreSampledFirst(t *testing.T) {
 	}
 }
 
-// TestSampledRequestsStandForAll has so many requests that the search takes a sample. Of two ranks one holds all that is activated.
+// TestSampledRequestsStandForAll has enough requests for the search to sample them. One of two ranks contains all
+// activated experts.
 func TestSampledRequestsStandForAll(t *testing.T) {
 	requests := oneExpert(1700)
 	p := placement.Problem{Attention: placement.DataParallel, Ranks: 2, Requests: requests}
@@ -420,7 +425,7 @@ func TestSampledRequestsStandForAll(t *testing.T) {
 	}
 }
 
-// TestMoreMovesGainMore raises the budget on one instance: no expert moves with none, and the gain never falls.
+// TestMoreMovesGainMore raises the budget on one instance: no expert moves with budget 0, and the gain never decreases.
 func TestMoreMovesGainMore(t *testing.T) {
 	shape := tracetest.Small
 	shape.Noise = 10
@@ -453,7 +458,8 @@ func TestMoreMovesGainMore(t *testing.T) {
 	}
 }
 
-// TestTokenLoadLimit has many requests of one length, which fit any limit, and then one that is longer than all others together.
+// TestTokenLoadLimit has many requests of one length, which fit any limit, and then one longer than all others
+// together.
 func TestTokenLoadLimit(t *testing.T) {
 	requests := &affinity.RequestCounts{Layers: 1, Experts: 4, TopK: 1}
 	for i := range 40 {
@@ -507,7 +513,7 @@ func TestConstraintsAreRefused(t *testing.T) {
 		change func(*placement.Problem)
 		want   string
 	}{
-		"algorithm":         {func(p *placement.Problem) { p.Algorithm, p.Constraints.ExpertLoadLimit = placement.EPLB, 110 }, "algorithm eplb knows no constraints"},
+		"algorithm":         {func(p *placement.Problem) { p.Algorithm, p.Constraints.ExpertLoadLimit = placement.EPLB, 110 }, "algorithm eplb does not support constraints"},
 		"negative budget":   {func(p *placement.Problem) { p.Constraints.MoveBudget = &minus }, "move budget is -1"},
 		"budget of nothing": {func(p *placement.Problem) { p.Constraints.MoveBudget = &two }, "needs a current placement"},
 		"negative cost":     {func(p *placement.Problem) { p.Constraints.MigrationCost = -1 }, "migration cost is -1"},
@@ -515,16 +521,16 @@ func TestConstraintsAreRefused(t *testing.T) {
 		"low limit":         {func(p *placement.Problem) { p.Constraints.ExpertLoadLimit = 99 }, "expert load limit is 99 percent"},
 		"low token limit":   {func(p *placement.Problem) { p.Constraints.TokenLoadLimit = 1 }, "token load limit is 1 percent"},
 		"copies": {func(p *placement.Problem) { p.RedundantSlots, p.Constraints.ExpertLoadLimit = 1, 110 },
-			"which copy computes an expert is the engine's choice"},
+			"the engine chooses which copy computes an expert"},
 		"capacities":       {func(p *placement.Problem) { p.Constraints.RankCapacity = []float64{1} }, "1 rank capacities for 4 ranks"},
 		"zero capacity":    {func(p *placement.Problem) { p.Constraints.RankCapacity = []float64{1, 1, 1, 0} }, "the capacity of rank 3 is 0"},
-		"pinned layer":     {pin(placement.Pin{Layer: 0, Expert: 1, Rank: 1}), "pin 0:1:1: layer 0 is no MoE layer; allowed is [1 2 3]"},
+		"pinned layer":     {pin(placement.Pin{Layer: 0, Expert: 1, Rank: 1}), "pin 0:1:1: layer 0 is not a MoE layer; allowed is [1 2 3]"},
 		"pinned expert":    {pin(placement.Pin{Layer: 1, Expert: 16, Rank: 1}), "expert 16; allowed is 0 to 15"},
 		"pinned rank":      {pin(placement.Pin{Layer: 1, Expert: 1, Rank: 4}), "rank 4; allowed is 0 to 3"},
-		"pinned twice":     {pin(placement.Pin{Layer: 1, Expert: 1, Rank: 1}, placement.Pin{Layer: 1, Expert: 1, Rank: 2}), "pinned to rank 1, too"},
+		"pinned twice":     {pin(placement.Pin{Layer: 1, Expert: 1, Rank: 1}, placement.Pin{Layer: 1, Expert: 1, Rank: 2}), "also pinned to rank 1"},
 		"too many pins":    {pin(pins(5)...), "more than 4 experts of the layer are pinned to rank 0"},
 		"groups and pins":  {func(p *placement.Problem) { p.Groups = 4; p.Constraints.Pins = pins(4); p.Constraints.Pins[0].Rank = 1 }, "experts of one group are pinned to ranks"},
-		"no tokens to see": {func(p *placement.Problem) { p.Messages = placement.RankDedup.Messages(8, 1) }, "needs a sample of the tokens"},
+		"no tokens to see": {func(p *placement.Problem) { p.Messages = placement.RankDedup.Messages(8, 1) }, "need a sample of the tokens"},
 	} {
 		p := problem(t, tr, placement.TensorParallel, 4)
 		test.change(&p)
@@ -534,7 +540,7 @@ func TestConstraintsAreRefused(t *testing.T) {
 	}
 }
 
-// pins are the first n experts of layer 1 on rank 0.
+// pins returns pins of the first n experts of layer 1 to rank 0.
 func pins(n int) []placement.Pin {
 	var all []placement.Pin
 	for e := range n {
@@ -549,8 +555,8 @@ func TestObjectivesAreChecked(t *testing.T) {
 		ranks, ranksPerNode int
 		want                string
 	}{
-		{placement.NodeDedup, 8, 8, "there is one node"},
-		{placement.Hierarchical, 12, 8, "nodes must have equally many ranks"},
+		{placement.NodeDedup, 8, 8, "there is only one node"},
+		{placement.Hierarchical, 12, 8, "all nodes must have the same number of ranks"},
 		{placement.Hierarchical, 8, 8, ""},
 		{placement.NodeDedup, 16, 8, ""},
 		{placement.RankDedup, 12, 8, ""},

@@ -2,11 +2,11 @@ package placement
 
 import "slices"
 
-// extras are redundant copies: extras[e] are the ranks besides its own that hold expert e; nil where there are none.
+// extras are redundant copies: extras[e] are the additional ranks that contain expert e. It is nil without copies.
 type extras [][]int
 
-// bestCopies gives every rank copies of the experts that its rows activate most among those it does not hold: with the rows'
-// ranks fixed, slots do not compete, and this is the optimum. weight is [experts × ranks].
+// bestCopies gives every rank copies of the experts that its rows activate most among those that it does not contain.
+// For fixed ranks of the rows this is the optimum, because slots do not compete. weight is [experts × ranks].
 func bestCopies(weight []float32, rankOf []int, ranks, perRank int) extras {
 	if perRank == 0 {
 		return nil
@@ -30,7 +30,7 @@ func bestCopies(weight []float32, rankOf []int, ranks, perRank int) extras {
 	return copies
 }
 
-// hottestCopies gives every rank the experts of the highest load that it does not hold.
+// hottestCopies gives every rank the experts with the highest load that it does not contain.
 func hottestCopies(loads []float64, rankOf []int, ranks, perRank int) extras {
 	weight := make([]float32, len(rankOf)*ranks)
 	for e, load := range loads {
@@ -41,7 +41,7 @@ func hottestCopies(loads []float64, rankOf []int, ranks, perRank int) extras {
 	return bestCopies(weight, rankOf, ranks, perRank)
 }
 
-// layerOf builds a layer from each expert's rank and its copies; within a rank experts ascend.
+// layerOf returns a layer, given each expert's rank and its copies. Experts ascend within a rank.
 func layerOf(layer int, rankOf []int, copies extras, ranks int) Layer {
 	var slots []int
 	for rank := range ranks {
@@ -54,14 +54,14 @@ func layerOf(layer int, rankOf []int, copies extras, ranks int) Layer {
 	return Layer{Layer: layer, Slots: slots}
 }
 
-// placement is a placement of this problem's shape without layers.
+// placement returns a placement of this problem's shape without layers.
 func (p *Problem) placement() *Placement {
 	return &Placement{
 		Ranks: p.Ranks, Experts: p.experts(), SlotsPerRank: p.experts()/p.Ranks + p.RedundantSlots, Layers: make([]Layer, len(p.Layers)),
 	}
 }
 
-// simple is a placement by a fixed rule, with copies of the hottest experts.
+// simple returns a placement by a fixed rule, with copies of the hottest experts.
 func (p *Problem) simple(rankOf func(expert int) int) *Placement {
 	out := p.placement()
 	of := make([]int, p.experts())
@@ -74,7 +74,8 @@ func (p *Problem) simple(rankOf func(expert int) int) *Placement {
 	return out
 }
 
-// WithHottestCopies adds to a placement without copies, on every rank, the experts of the highest load that the rank does not hold.
+// WithHottestCopies extends a placement without copies: every rank gets the experts with the highest load that it does
+// not contain.
 func (p *Problem) WithHottestCopies(of *Placement) *Placement {
 	out := p.placement()
 	out.CopyRule = p.CopyRule
@@ -85,8 +86,9 @@ func (p *Problem) WithHottestCopies(of *Placement) *Placement {
 	return out
 }
 
-// replicate is the part of DeepSeek's EPLB that deals with redundancy: the expert of the highest load per copy gets one more
-// until all slots are taken; then copies are packed, heaviest first, on the least loaded rank that has room and no copy yet.
+// replicate is the replication step of DeepSeek's EPLB. It repeatedly adds a copy of the expert with the highest load
+// per copy until all slots are used. Then it packs copies, heaviest first, on the least loaded rank that has room and
+// no copy of the expert.
 func replicate(loads []float64, ranks, perRank int) []int {
 	slots := len(loads) + ranks*perRank
 	count := slices.Repeat([]int{1}, len(loads))
@@ -104,7 +106,7 @@ func replicate(loads []float64, ranks, perRank int) []int {
 		copies = append(copies, slices.Repeat([]int{e}, n)...)
 	}
 	each := func(e int) float64 { return loads[e] / float64(count[e]) }
-	// Experts on many ranks leave the fewest choices: they go first, then by load.
+	// Experts with the most copies have the fewest possible ranks: they are packed first, then experts by load.
 	slices.SortStableFunc(copies, func(a, b int) int {
 		if full := compareDescending(float64(count[a]/ranks), float64(count[b]/ranks)); full != 0 {
 			return full
@@ -132,8 +134,9 @@ func replicate(loads []float64, ranks, perRank int) []int {
 	return slices.Concat(on...)
 }
 
-// makeRoom is called when every rank with room holds e already: a full rank without e hands one of its experts to a rank
-// with room that lacks it. Such a pair exists: the full rank holds more different experts than the other.
+// makeRoom is called if every rank with room already contains e. A full rank without e moves one of its experts to a
+// rank with room that lacks the expert. Such a pair of ranks exists, because the full rank contains more distinct
+// experts than the other.
 func makeRoom(on [][]int, load []float64, e, size int, each func(int) float64) int {
 	for full := range on {
 		if len(on[full]) < size || slices.Contains(on[full], e) {

@@ -8,8 +8,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// TestCopiesAreValidAndGain solves random instances: no expert is twice on a rank, none is missing (Validate, in solve), all
-// slots are filled, and on the profile copies never cost locality.
+// TestCopiesAreValidAndGain solves random instances: every expert is placed, none is twice on a rank (Validate, in
+// solve), all slots are filled, and copies never reduce locality on the profile.
 func TestCopiesAreValidAndGain(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	for i := range instances(*copyInstances) {
@@ -30,7 +30,7 @@ func TestCopiesAreValidAndGain(t *testing.T) {
 			if want := shape.Experts/ranks + p.RedundantSlots; got.Placement.SlotsPerRank != want {
 				t.Fatalf("instance %d, %s: %d slots per rank, want %d", i, p.Algorithm, got.Placement.SlotsPerRank, want)
 			}
-			// The value is a dual one: it is above the optimum by what the prices have not converged.
+			// The value is a dual bound: it exceeds the optimum until the prices converge.
 			if p.Algorithm == placement.Auto && got.TrainLAR < plain.TrainLAR*(1-5e-3) {
 				t.Errorf("instance %d, %s: %v with %d copies per rank, %v without", i, attention, got.TrainLAR, p.RedundantSlots, plain.TrainLAR)
 			}
@@ -38,7 +38,7 @@ func TestCopiesAreValidAndGain(t *testing.T) {
 	}
 }
 
-// TestEveryExpertEverywhere has a slot for every expert on every rank: all is local.
+// TestEveryExpertEverywhere has a slot for every expert on every rank, so all activations are local.
 func TestEveryExpertEverywhere(t *testing.T) {
 	for _, attention := range modes {
 		p := problem(t, tracetest.Generate(tracetest.Small, 1), attention, 4)

@@ -5,21 +5,22 @@ import (
 	"slices"
 )
 
-// CopyRule names how an engine chooses among the copies of an expert. A copy that the engine does not use makes nothing local.
+// CopyRule is an engine's rule for choosing among the copies of an expert. A copy that the engine does not use is not
+// local.
 type CopyRule string
 
 const (
-	// NearestCopy uses the copy on the token's own rank where there is one.
+	// NearestCopy uses the copy on the token's own rank, if any.
 	NearestCopy CopyRule = ""
-	// RankModuloCopy numbers the copies of an expert by their ranks, and uses copy r mod n of n on rank r: vllm-ascend without tensor
-	// parallelism (generate_log2phy_map in vllm_ascend/eplb/core/eplb_utils.py, v0.20.2rc1 to v0.25.1rc1).
+	// RankModuloCopy orders the n copies of an expert by rank, and uses copy r mod n on rank r: vllm-ascend without
+	// tensor parallelism (generate_log2phy_map in vllm_ascend/eplb/core/eplb_utils.py, v0.20.2rc1 to v0.25.1rc1).
 	RankModuloCopy CopyRule = "rank-modulo"
 )
 
-// CopyRules lists the names of the rules, as a flag has them.
+// CopyRules lists the names of the rules, as flag values.
 var CopyRules = []string{"nearest", string(RankModuloCopy)}
 
-// ParseCopyRule returns the rule of that name.
+// ParseCopyRule returns the rule with the given name.
 func ParseCopyRule(name string) (CopyRule, error) {
 	switch name {
 	case "nearest":
@@ -30,7 +31,8 @@ func ParseCopyRule(name string) (CopyRule, error) {
 	return "", fmt.Errorf("copy rule %q is unknown; allowed is %s, %s", name, CopyRules[0], CopyRules[1])
 }
 
-// Copy returns the rank whose copy a rank uses, given the ranks with a copy, ascending. Under NearestCopy, a rank without a copy uses the first.
+// Copy returns the rank whose copy a rank uses, given the ascending list of ranks with a copy. With NearestCopy, a rank
+// without a copy uses the first copy.
 func (c CopyRule) Copy(hosts []int, rank int) int {
 	switch {
 	case c == RankModuloCopy:
@@ -41,7 +43,7 @@ func (c CopyRule) Copy(hosts []int, rank int) int {
 	return hosts[0]
 }
 
-// local keeps of the ranks with a copy those that use their own.
+// local returns the ranks that use their own copy, among the ranks with a copy.
 func (c CopyRule) local(hosts []int) []int {
 	if c == NearestCopy {
 		return hosts
@@ -55,7 +57,8 @@ func (c CopyRule) local(hosts []int) []int {
 	return local
 }
 
-// Local lists, for each expert of the i'th MoE layer, the ranks that use their own copy of it, ascending: those on which the expert is local.
+// Local returns, for each expert of the i'th MoE layer, the ranks that use their own copy of it, ascending. On these
+// ranks the expert is local.
 func (p *Placement) Local(i int) [][]int {
 	hosts := p.Hosts(i)
 	if p.CopyRule != NearestCopy {
@@ -66,13 +69,14 @@ func (p *Placement) Local(i int) [][]int {
 	return hosts
 }
 
-// ruleRounds bounds how often experts and requests follow one another in obey.
+// ruleRounds is the maximum number of alternations between experts and requests in applyCopyRule.
 const ruleRounds = 6
 
-// obey moves experts of a solved placement so that ranks use their own copies under the problem's rule (attention DP). The search before it
-// counts every copy as local. Each layer is improved by single steps for the ranks of the requests, and these follow: the best of all rounds
-// is kept. Constraints on single experts leave the placement as it is.
-func (p *Problem) obey(result *Result, stop limit) {
+// applyCopyRule moves experts of a solved placement such that ranks use their own copies under the problem's rule
+// (attention DP). The preceding search counts every copy as local. applyCopyRule alternates between improving each
+// layer by single steps and reassigning requests, and keeps the best of all rounds. With constraints on experts it does
+// nothing.
+func (p *Problem) applyCopyRule(result *Result, stop limit) {
 	if p.CopyRule == NearestCopy || result.Placement == nil {
 		return
 	}
@@ -107,7 +111,7 @@ func (p *Problem) obey(result *Result, stop limit) {
 	}
 }
 
-// localRequests is bestRequests of a placement by its rule.
+// localRequests is bestRequests for a placement under its copy rule.
 func (s *jointSearch) localRequests(p *Placement) ([]int, float64) {
 	local := make([][][]int, len(p.Layers))
 	for l := range local {
@@ -133,7 +137,8 @@ func (s *jointSearch) localRequests(p *Placement) ([]int, float64) {
 	return ranks, sum / s.activations
 }
 
-// slotSearch improves the slots of one layer: what is local is each expert's weight on the ranks that use their own copy.
+// slotSearch is a local search over the slots of one layer. Its value is the weight of each expert on the ranks that
+// use their own copy.
 type slotSearch struct {
 	rule   CopyRule
 	ranks  int
@@ -142,7 +147,7 @@ type slotSearch struct {
 	value  []float32
 }
 
-// improve takes every step that gains: another expert in a slot, or an exchange of the experts of two slots.
+// improve takes every step with a gain: replacing the expert in a slot, or swapping the experts of two slots.
 func (c CopyRule) improve(slots []int, perRank int, weight []float32, ranks int, stop limit) []int {
 	experts := len(weight) / ranks
 	s := &slotSearch{rule: c, ranks: ranks, weight: weight, hosts: make([][]int, experts), value: make([]float32, experts)}
@@ -158,7 +163,7 @@ func (c CopyRule) improve(slots []int, perRank int, weight []float32, ranks int,
 	for improved := true; improved && !stop.reached(); {
 		improved = false
 		for slot := range slots {
-			// Gains below the rounding of the sums do not count.
+			// Gains below the rounding error of the sums do not count.
 			if s.replace(slots, slot, perRank, largest*1e-5) || s.exchange(slots, slot, perRank, largest*1e-5) {
 				improved = true
 			}
@@ -170,7 +175,7 @@ func (c CopyRule) improve(slots []int, perRank int, weight []float32, ranks int,
 	return slots
 }
 
-// worth returns what of an expert is local with copies on some ranks.
+// worth returns the local weight of an expert with copies on the given ranks.
 func (s *slotSearch) worth(e int, hosts []int) float32 {
 	sum := float32(0)
 	for _, rank := range hosts {
@@ -181,7 +186,7 @@ func (s *slotSearch) worth(e int, hosts []int) float32 {
 	return sum
 }
 
-// moved returns the hosts without one rank and with another; -1 is none.
+// moved returns hosts without one rank and with another; -1 means none.
 func moved(hosts []int, without, with int) []int {
 	out := make([]int, 0, len(hosts)+1)
 	for _, rank := range hosts {
@@ -200,7 +205,7 @@ func (s *slotSearch) set(e int, hosts []int) {
 	s.hosts[e], s.value[e] = hosts, s.worth(e, hosts)
 }
 
-// replace puts the expert into a slot that gains most there, in the place of one with another copy.
+// replace puts the expert with the largest gain into a slot, if the slot's expert has another copy.
 func (s *slotSearch) replace(slots []int, slot, perRank int, least float32) bool {
 	e, rank := slots[slot], slot/perRank
 	if len(s.hosts[e]) == 1 {
@@ -225,7 +230,7 @@ func (s *slotSearch) replace(slots []int, slot, perRank int, least float32) bool
 	return true
 }
 
-// exchange swaps the experts of a slot and of the one on another rank with which that gains most.
+// exchange swaps the expert of a slot with the expert on another rank for which the gain is largest.
 func (s *slotSearch) exchange(slots []int, slot, perRank int, least float32) bool {
 	e, rank := slots[slot], slot/perRank
 	best, gain := -1, least

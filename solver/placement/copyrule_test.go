@@ -20,7 +20,7 @@ func TestCopyRuleByHand(t *testing.T) {
 		{placement.NearestCopy, []int{1, 2}, []int{1, 1, 2, 1, 1}},
 		{placement.RankModuloCopy, []int{3}, []int{3, 3, 3, 3, 3}},
 		{placement.RankModuloCopy, []int{0, 3}, []int{0, 3, 0, 3, 0}},
-		{placement.RankModuloCopy, []int{1, 2}, []int{1, 2, 1, 2, 1}}, // neither uses its own
+		{placement.RankModuloCopy, []int{1, 2}, []int{1, 2, 1, 2, 1}}, // neither rank uses its own copy
 		{placement.RankModuloCopy, []int{0, 1, 4}, []int{0, 1, 4, 0, 1}},
 	} {
 		var used []int
@@ -50,8 +50,8 @@ func TestCopyRuleByHand(t *testing.T) {
 	}
 }
 
-// TestSolveObeysTheCopyRule solves for the rule: the placement is valid, more is local than with a placement for another rule, and every algorithm
-// with copies carries the rule.
+// TestSolveObeysTheCopyRule solves for the rule: the placement is valid, more activations are local than with a
+// placement for a different rule, and the result of every algorithm with copies contains the rule.
 func TestSolveObeysTheCopyRule(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	hosted := func(p *placement.Placement) (local, all int) {

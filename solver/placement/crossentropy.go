@@ -5,19 +5,20 @@ import (
 	"slices"
 )
 
-// The parameters of the cross-entropy method of Speculative MoE: balance factor and elite share are the paper's.
+// Parameters of the cross-entropy method of Speculative MoE. Balance factor and elite share are those of the paper.
 const (
 	crossEntropyRounds  = 40
 	crossEntropySamples = 40
 	crossEntropyElite   = 0.2
 	crossEntropySlack   = 1.1
-	// crossEntropySmoothing is how much of the elite's frequencies enters the probabilities per round.
+	// crossEntropySmoothing is the weight of the elite's frequencies in the probability update of a round.
 	crossEntropySmoothing = 0.7
 )
 
-// crossEntropy is a practical variant of the cross-entropy method of Speculative MoE: placements are drawn from probabilities of each
-// expert on each rank, rows follow greedily, and the best draws by locality sharpen the probabilities. crossEntropyPrinted samples the rows,
-// too, and scores a sample by the objective.
+// crossEntropy is a practical variant of the cross-entropy method of Speculative MoE (see Rubinstein and Kroese, "The
+// Cross-Entropy Method", 2004). It samples placements from probabilities of each expert on each rank, assigns rows
+// greedily, and updates the probabilities with the samples of highest locality. crossEntropyPrinted also samples the
+// rows, and scores a sample by the objective.
 func crossEntropy(r *rows, random *rand.Rand, stop limit) [][]int {
 	n, layers := r.experts, len(r.layers)
 	probability := make([]float64, layers*n*r.ranks)
@@ -68,7 +69,7 @@ func crossEntropy(r *rows, random *rand.Rand, stop limit) [][]int {
 	return best.rankOf
 }
 
-// drawPlacement draws each expert's rank, in random order, among those with room.
+// drawPlacement draws each expert's rank, in random order, among the ranks with room.
 func drawPlacement(probability []float64, n, ranks int, random *rand.Rand) []int {
 	rankOf, room := make([]int, n), slices.Repeat([]int{n / ranks}, ranks)
 	for _, e := range random.Perm(n) {

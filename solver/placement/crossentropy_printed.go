@@ -5,21 +5,23 @@ import (
 	"slices"
 )
 
-// crossEntropyPrinted is the cross-entropy method of Speculative MoE (the versions of arXiv 2503.04398 before Sem-MoE): it samples the
-// ranks of rows and experts jointly, each from a probability matrix of its own, where crossEntropy samples experts only. For t rows j of
-// a_j tokens, N experts k and E ranks i, one round
+// crossEntropyPrinted is the cross-entropy method of Speculative MoE (the versions of arXiv 2503.04398 before Sem-MoE).
+// It samples the ranks of rows and experts jointly, from separate probability matrices, whereas crossEntropy samples
+// only experts. For t rows j of a_j tokens, N experts k and E ranks i, one round
 //
-//   - draws samples (R, C): row j has rank i with probability P_ji, expert k with probability Q_ki. Both matrices are uniform at first.
-//     A rank has N/E experts, and at most the balance factor times S/E tokens, S = Σ_j a_j.
-//   - scores each sample by the objective of section 3.3, see printedObjective.
-//   - takes the elite, the samples of the lowest objective, and smooths the matrices: P ← (1-η)·P + η·(frequency among the elite).
+//   - draws samples (R, C): row j has rank i with probability P_ji, expert k with probability Q_ki. Both matrices
+//     are initially uniform. A rank has N/E experts, and at most the balance factor times S/E tokens, S = Σ_j a_j.
+//   - scores each sample by the objective of section 3.3 (see printedObjective).
+//   - selects the elite, the samples with the lowest objective, and smooths the matrices: P ← (1-η)·P + η·(frequency
+//     among the elite).
 //
-// The result is the sample of the lowest objective in all rounds. Balance factor and elite share are the paper's. It does not publish the
-// numbers of rounds and samples, η and θ: they are those of crossEntropy and alternate. It does not say either how a draw keeps the balance:
-// rows and experts are drawn in random order, each among the ranks with room, and a row that fits nowhere goes to the least loaded rank.
+// The result is the sample with the lowest objective of all rounds. Balance factor and elite share are those of the
+// paper. It does not publish the numbers of rounds and samples, η and θ, which are here the same as in crossEntropy and
+// alternate. It also does not define how samples are balanced. Here, rows and experts are drawn in random order, each
+// among the ranks with room, and a row that fits on no rank is assigned to the least loaded rank.
 //
-// The paper has attention TP only, where rows are token ids and each layer is solved without the others. With attention DP the rows are
-// requests here, and one sample spans all layers.
+// The paper covers only attention TP, where rows are token IDs and each layer is solved independently. With attention
+// DP the rows are requests, and one sample covers all layers.
 func crossEntropyPrinted(r *rows, random *rand.Rand, stop limit) (rankOf [][]int, rowRank []int) {
 	n, layers, ranks := r.experts, len(r.layers), r.ranks
 	ofExperts, ofRows := uniform(layers*n*ranks, ranks), uniform(len(r.sizes)*ranks, ranks)
@@ -48,8 +50,8 @@ func crossEntropyPrinted(r *rows, random *rand.Rand, stop limit) (rankOf [][]int
 		if len(samples) < crossEntropySamples {
 			break
 		}
-		fade(ofExperts)
-		fade(ofRows)
+		decay(ofExperts)
+		decay(ofRows)
 		share := crossEntropySmoothing / float64(elite)
 		for _, s := range samples[:elite] {
 			for i, rank := range s.rowRank {
@@ -65,17 +67,17 @@ func crossEntropyPrinted(r *rows, random *rand.Rand, stop limit) (rankOf [][]int
 	return best.rankOf, best.rowRank
 }
 
-// uniform are the probabilities of any rank alike.
+// uniform returns equal probabilities for all ranks.
 func uniform(size, ranks int) []float64 { return slices.Repeat([]float64{1 / float64(ranks)}, size) }
 
-// fade leaves of the probabilities what is not replaced in a round.
-func fade(probability []float64) {
+// decay scales the probabilities by the weight that a round retains.
+func decay(probability []float64) {
 	for i := range probability {
 		probability[i] *= 1 - crossEntropySmoothing
 	}
 }
 
-// draw draws a rank for each row, in random order, among those with room.
+// draw draws a rank for each row, in random order, among the ranks with room.
 func (r *rows) draw(probability []float64, random *rand.Rand) []int {
 	rank, load := make([]int, len(r.sizes)), make([]float64, r.ranks)
 	limit := crossEntropySlack * r.tokens() / float64(r.ranks)
@@ -106,12 +108,13 @@ func (r *rows) draw(probability []float64, random *rand.Rand) []int {
 	return rank
 }
 
-// printedObjective is the objective that both papers print (section 3.3), lower is better:
+// printedObjective returns the objective of both papers (section 3.3), where lower is better:
 //
 //	θ·Σ_i |Σ_j R_ij a_j − S/E| + (1−θ)·Σ_{i1≠i2} Σ_j Σ_k R_{i1,j} C_{i2,k} C_p,jk a_j
 //
-// R_ij and C_ik are 1 where row j and expert k have rank i, a_j are the tokens of row j, S = Σ_j a_j, E is the number of ranks, and C_p,jk is
-// the probability that an activation of row j is of expert k. Over several layers the right-hand term is the mean.
+// R_ij and C_ik are 1 where row j and expert k have rank i, a_j are the tokens of row j, S = Σ_j a_j, E is the number
+// of ranks, and C_p,jk is the probability that an activation of row j is of expert k. Over several layers the
+// right-hand term is the mean.
 func (r *rows) printedObjective(rankOf [][]int, rowRank []int) float64 {
 	load, remote := make([]float64, r.ranks), 0.0
 	for i, rank := range rowRank {

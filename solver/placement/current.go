@@ -9,7 +9,7 @@ import (
 	"github.com/semmoe/operator/solver/assign"
 )
 
-// checkCurrent refuses a current placement of another shape.
+// checkCurrent returns an error if the current placement has a different shape.
 func (p *Problem) checkCurrent() error {
 	c := p.Current
 	if c == nil {
@@ -19,14 +19,14 @@ func (p *Problem) checkCurrent() error {
 		return fmt.Errorf("the current placement: %w", err)
 	}
 	if c.Ranks != p.Ranks || c.Experts != p.experts() || len(c.Layers) != len(p.Layers) {
-		return fmt.Errorf("the current placement has %d experts in %d MoE layers on %d ranks; wanted are %d in %d on %d",
+		return fmt.Errorf("the current placement has %d experts in %d MoE layers on %d ranks; the problem has %d in %d on %d",
 			c.Experts, len(c.Layers), c.Ranks, p.experts(), len(p.Layers), p.Ranks)
 	}
 	return nil
 }
 
-// currentRanks are the ranks of a layer's experts in the current placement; of several copies one counts, so that every rank
-// has its share.
+// currentRanks returns the ranks of a layer's experts in the current placement. Only one of several copies counts, so
+// that every rank has its share of experts.
 func (p *Problem) currentRanks(l int) []int { return p.oneCopy(p.Current, l) }
 
 func (p *Problem) oneCopy(of *Placement, l int) []int {
@@ -42,7 +42,7 @@ func (p *Problem) oneCopy(of *Placement, l int) []int {
 
 func (p *Problem) allCurrentRanks() [][]int { return p.ranksOf(p.Current) }
 
-// ranksOf are the ranks of all layers' experts in a placement, one copy of each.
+// ranksOf returns the ranks of all layers' experts in a placement, with one copy of each.
 func (p *Problem) ranksOf(of *Placement) [][]int {
 	rankOf := make([][]int, len(p.Layers))
 	for l := range rankOf {
@@ -51,9 +51,9 @@ func (p *Problem) ranksOf(of *Placement) [][]int {
 	return rankOf
 }
 
-// keepNames renames the ranks so that most experts stay where they are: layer by layer with tensor parallelism, the same
-// name for all layers with data parallelism.
-func (p *Problem) keepNames(to *Placement) {
+// keepRankNumbers renumbers the ranks such that the number of moved experts is minimal: layer by layer with tensor
+// parallelism, with the same permutation for all layers with data parallelism.
+func (p *Problem) keepRankNumbers(to *Placement) {
 	blocks := 1
 	if p.Ranks%p.groups() == 0 {
 		blocks = p.groups()
@@ -71,7 +71,8 @@ func (p *Problem) keepNames(to *Placement) {
 	}
 }
 
-// renameRanks renames within blocks of consecutive ranks, and whole blocks: the ranks of a group stay together.
+// renameRanks permutes ranks within blocks of consecutive ranks, and whole blocks, so that the ranks of a group stay
+// together.
 func renameRanks(current, to *Placement, blocks int, layers []int) {
 	overlap := make([]float32, to.Ranks*to.Ranks)
 	for _, l := range layers {
@@ -94,7 +95,7 @@ func renameRanks(current, to *Placement, blocks int, layers []int) {
 	}
 }
 
-// Moves is the number of experts, over all layers, that ranks hold in one placement and not in the other.
+// Moves returns the number of experts, over all layers, that ranks contain in one placement and not in the other.
 func Moves(from, to *Placement) int {
 	moves := 0
 	for _, n := range layerMoves(from, to) {
@@ -103,7 +104,7 @@ func Moves(from, to *Placement) int {
 	return moves
 }
 
-// layerMoves are those of each layer.
+// layerMoves returns the moves of each layer.
 func layerMoves(from, to *Placement) []int {
 	moves := make([]int, len(to.Layers))
 	for l := range to.Layers {
@@ -117,8 +118,8 @@ func layerMoves(from, to *Placement) []int {
 	return moves
 }
 
-// improve is solve from a placement: the swaps that gain by the Gram matrix, then alternation. A matrix of some token ids is good
-// enough to go on from where the search is.
+// improve is solve with a given start: it takes the swaps with a gain by the Gram matrix, then alternates. A matrix of
+// a sample of token IDs suffices near a good placement.
 func (s *layerSearch) improve(rankOf []int, pairs *affinity.Pairs, seed, layer uint64) ([]int, float64) {
 	some := s.sample
 	if valuedTokens(s.ranks) < gramTokens {
@@ -134,7 +135,7 @@ func (s *layerSearch) improve(rankOf []int, pairs *affinity.Pairs, seed, layer u
 		_, value := s.value(p.rankOf, nil)
 		return p.rankOf, value
 	}
-	// The better of the two is improved once: what is left to gain is small.
+	// Only the better of the two is improved, because the remaining gain is small.
 	best, prices, value := rankOf, assign.Prices(nil), -1.0
 	for _, candidate := range [][]int{rankOf, p.rankOf} {
 		if at, v := s.valueIn(s.steps()/2, candidate, nil); v > value {

@@ -9,7 +9,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// TestSolvingAgainMovesFewExperts starts from a placement that the same profile gave: it is kept, names of ranks included.
+// TestSolvingAgainMovesFewExperts starts from the placement of the same profile: the placement is kept, including the
+// numbering of ranks.
 func TestSolvingAgainMovesFewExperts(t *testing.T) {
 	shape := tracetest.Small
 	shape.Noise = 5
@@ -50,8 +51,8 @@ func TestCountsLoadLayerByLayer(t *testing.T) {
 	}
 }
 
-// TestManyTokensAreSampled gives the search more token ids than it values placements by: the value must stay close to
-// that of all of them, which many ranks of few experts make hard.
+// TestManyTokensAreSampled has more token IDs than the search's sample: the value by the sample must be close to the
+// value by all of them, which is hard with many ranks of few experts.
 func TestManyTokensAreSampled(t *testing.T) {
 	shape := tracetest.Shape{
 		Experts: 32, TopK: 2, Layers: 1, Vocabulary: 4000, Domains: 2, DocumentsPerDomain: 20, RequestsPerDocument: 10, TokensPerRequest: 100, Noise: 20,

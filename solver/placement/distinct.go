@@ -2,8 +2,9 @@ package placement
 
 import "github.com/semmoe/operator/solver/affinity"
 
-// distinct is a placement of one layer under search for objectives that count the distinct ranks and nodes of a token:
-// single occurrences with the number of their experts on each rank, which make a swap's gain exact.
+// distinct is a placement of one layer during search, for objectives that count the distinct ranks and nodes of a
+// token. It stores single occurrences with the number of their experts on each rank, which makes the gain of a swap
+// exact.
 type distinct struct {
 	cost  affinity.Messages
 	ranks int
@@ -12,16 +13,16 @@ type distinct struct {
 	rankOf []int
 	// own is the rank of each occurrence.
 	own []int32
-	// of are the occurrences of each expert; words is the length of an occurrence's set of experts in has.
+	// of are the occurrences of each expert. has is the set of experts of each occurrence, as a bit set of words words.
 	of    [][]int32
 	words int
 	has   []uint64
-	// onRank and onNode are how many experts of an occurrence are there [occurrences × ranks], [occurrences × nodes]; its
-	// own rank and node, to which nothing is sent, have home more.
+	// onRank and onNode are the numbers of an occurrence's experts on each rank [occurrences × ranks] and node
+	// [occurrences × nodes]. Its own rank and node, to which nothing is sent, have the number home added.
 	onRank, onNode []uint8
 }
 
-// home is above any number of experts of a token, and twice that is below 256.
+// home exceeds the maximum number of experts of a token, and 2·home fits into 8 bits.
 const home = 1 << 7
 
 func newDistinct(o *affinity.Occurrences, layer int, rankOf []int, own []int32, ranks int, cost affinity.Messages) *distinct {
@@ -39,7 +40,7 @@ func newDistinct(o *affinity.Occurrences, layer int, rankOf []int, own []int32, 
 		at := i / o.TopK
 		word, bit := &d.has[at*d.words+int(e)/64], uint64(1)<<(e%64)
 		if *word&bit != 0 {
-			continue // groups of experts repeat
+			continue // experts of one group repeat
 		}
 		*word |= bit
 		d.of[e] = append(d.of[e], int32(at))
@@ -51,14 +52,14 @@ func newDistinct(o *affinity.Occurrences, layer int, rankOf []int, own []int32, 
 
 func (d *distinct) ranksOf() []int { return d.rankOf }
 
-// gain is by how much messages cost less when e and f, on different ranks, change places.
+// gain returns the saved message cost if e and f, on different ranks, are swapped.
 func (d *distinct) gain(e, f int) float64 {
 	p, q := d.rankOf[e], d.rankOf[f]
 	return d.moved(e, f, p, q) + d.moved(f, e, q, p)
 }
 
-// moved is the gain of the occurrences of expert e, and not of the other, from e's move between two ranks. For those that
-// have both nothing changes.
+// moved returns the gain of the occurrences of expert e, but not of other, if e moves between two ranks. Occurrences of
+// both experts do not change.
 func (d *distinct) moved(e, other, from, to int) float64 {
 	word, bit := other/64, uint64(1)<<(other%64)
 	fromNode, toNode := from/d.cost.RanksPerNode, to/d.cost.RanksPerNode
@@ -106,7 +107,7 @@ func (d *distinct) move(e, from, to int) {
 	d.rankOf[e] = to
 }
 
-// total is what all messages cost.
+// total returns the cost of all messages.
 func (d *distinct) total() float64 {
 	ranks, nodes := 0, 0
 	for _, n := range d.onRank {
@@ -122,8 +123,8 @@ func (d *distinct) total() float64 {
 	return float64(d.cost.Rank)*float64(ranks) + float64(d.cost.Node)*float64(nodes)
 }
 
-// lone is what an occurrence's messages to a rank cost where one expert alone is their cause.
-func (d *distinct) lone(at, rank int) float64 {
+// soleMessageCost returns the message cost of an occurrence to a rank that only one expert causes.
+func (d *distinct) soleMessageCost(at, rank int) float64 {
 	if d.onRank[at*d.ranks+rank] != 1 {
 		return 0
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// messagesByHand counts with maps what the search counts by increments.
+// messagesByHand counts with maps, independently of the search's increments.
 func messagesByHand(o *affinity.Occurrences, rankOf []int, own []int32, m affinity.Messages) float64 {
 	total := 0.0
 	for at := range o.Len() {
@@ -26,8 +26,8 @@ func messagesByHand(o *affinity.Occurrences, rankOf []int, own []int32, m affini
 	return total
 }
 
-// TestDistinctGainsAreExact swaps at random, and compares every gain with a count from nothing. Occurrences may repeat an
-// expert, as those of groups do; there are more experts than a word has bits.
+// TestDistinctGainsAreExact swaps at random, and compares every gain with a recomputed count. Occurrences may repeat an
+// expert, as with groups. There are more experts than bits in a word.
 func TestDistinctGainsAreExact(t *testing.T) {
 	random := rand.New(rand.NewPCG(21, 21))
 	for range 200 {

@@ -9,37 +9,40 @@ import (
 )
 
 const (
-	// exchangeRounds bounds the rounds of swaps of one placement; they end before when nothing is gained.
+	// exchangeRounds is the maximum number of rounds of swaps for one placement. The search ends earlier without a
+	// gain.
 	exchangeRounds = 4
-	// exchangeTries is how many swaps a round tries for each expert.
+	// exchangeTries is the number of swaps per expert that a round tries.
 	exchangeTries = 1
-	// exchangeLeast is the smallest gain of a swap, as a share of all activations: less is rounding.
-	exchangeLeast = 1e-7
+	// exchangeMinGain is the minimum gain of a swap as a share of all activations, above rounding errors.
+	exchangeMinGain = 1e-7
 )
 
-// exchange is a placement of one layer under search at given prices. A swap is valued exactly: every token id that activates one
-// of the two experts takes its best rank anew. The Gram matrix and the assignment for given ranks of the tokens know no such
-// choice, and stop at placements that this search still improves.
+// exchange is a placement of one layer during local search at given prices. The value of a swap is exact: every token
+// ID that activates one of the two experts is reassigned to its best rank. The Gram matrix and the assignment for given
+// token ranks do not model this reassignment, and stop at placements that this search still improves.
 type exchange struct {
 	search  *layerSearch
 	columns columns
 	rankOf  []int
-	// net is what each token id is worth on each rank, its size paid for [token ids × ranks]; best are its best ranks.
+	// net is the value of each token ID on each rank, minus the price of its size [token IDs × ranks]. best are its
+	// best ranks.
 	net  []float32
 	best []choice
-	// tokens are those that a swap changes, and deltas by how much its first rank gains and its second loses.
+	// tokens are the token IDs that a swap changes. deltas are the gain of each on the first rank, and its loss on
+	// the second.
 	tokens []int32
 	deltas []float32
 }
 
-// choice are a token's best ranks, best first, with what they are worth. Of three, one at least is none of the two that a swap
-// changes; ranks that there are not are worth nothing that could be chosen.
+// choice contains a token's three best ranks, best first, with their values. At least one of three is not changed by a
+// swap. Missing ranks have value -Inf.
 type choice struct {
 	rank  [3]int32
 	value [3]float32
 }
 
-// columns are rows by expert: the rows that activate it, ascending, and how often.
+// columns is a sparse matrix by expert: the rows that activate it, ascending, and their counts.
 type columns struct {
 	start []int
 	row   []int32
@@ -75,7 +78,7 @@ func (s *layerSearch) newExchange() *exchange {
 	}
 }
 
-// exchanged is a placement after rounds of swaps, as long as prices that follow them confirm a gain.
+// exchanged improves a placement by rounds of swaps, as long as recomputed prices confirm a gain.
 func (s *layerSearch) exchanged(c candidate) candidate {
 	if s.ranks < 2 {
 		return c
@@ -98,7 +101,7 @@ func (s *layerSearch) exchanged(c candidate) candidate {
 	return c
 }
 
-// round tries the swaps that promise most, and takes those that gain.
+// round tries the most promising swaps, and takes those with a gain.
 func (x *exchange) round(prices assign.Prices) (taken bool) {
 	weight := x.search.affinities(x.rankOf, prices)
 	x.settle(prices)
@@ -107,7 +110,7 @@ func (x *exchange) round(prices assign.Prices) (taken bool) {
 			continue
 		}
 		x.change(swap.e, swap.f)
-		if x.gain(swap.e, swap.f) > exchangeLeast*x.search.activations {
+		if x.gain(swap.e, swap.f) > exchangeMinGain*x.search.activations {
 			x.swap(swap.e, swap.f)
 			taken = true
 		}
@@ -115,7 +118,7 @@ func (x *exchange) round(prices assign.Prices) (taken bool) {
 	return taken
 }
 
-// settle fills net and best for the scores that the search holds.
+// settle computes net and best from the current scores of the search.
 func (x *exchange) settle(prices assign.Prices) {
 	ranks := x.search.ranks
 	price := make([]float32, ranks)
@@ -149,8 +152,8 @@ func choose(net []float32) choice {
 	return c
 }
 
-// beside is the value of the best rank that is neither of two.
-func (c *choice) beside(p, q int32) float32 {
+// valueExcept returns the value of the best rank other than two given ranks.
+func (c *choice) valueExcept(p, q int32) float32 {
 	for i, rank := range c.rank {
 		if rank != p && rank != q {
 			return c.value[i]
@@ -159,7 +162,7 @@ func (c *choice) beside(p, q int32) float32 {
 	return c.value[2]
 }
 
-// change lists the token ids that a swap of two experts changes.
+// change lists the token IDs that a swap of two experts changes.
 func (x *exchange) change(e, f int) {
 	x.tokens, x.deltas = x.tokens[:0], x.deltas[:0]
 	ofE, countE := x.columns.column(e)
@@ -181,18 +184,18 @@ func (x *exchange) change(e, f int) {
 	}
 }
 
-// gain is what the swap, whose changes are listed, is worth in activations.
+// gain returns the value of the listed swap in activations.
 func (x *exchange) gain(e, f int) float64 {
 	p, q := int32(x.rankOf[e]), int32(x.rankOf[f])
 	ranks, sum := x.search.ranks, 0.0
 	for i, token := range x.tokens {
 		net, best, d := x.net[int(token)*ranks:], &x.best[token], x.deltas[i]
-		sum += float64(max(net[p]+d, net[q]-d, best.beside(p, q)) - best.value[0])
+		sum += float64(max(net[p]+d, net[q]-d, best.valueExcept(p, q)) - best.value[0])
 	}
 	return sum
 }
 
-// swap does the swap whose changes are listed.
+// swap performs the listed swap.
 func (x *exchange) swap(e, f int) {
 	p, q, ranks := x.rankOf[e], x.rankOf[f], x.search.ranks
 	for i, token := range x.tokens {
@@ -204,14 +207,14 @@ func (x *exchange) swap(e, f int) {
 	x.rankOf[e], x.rankOf[f] = q, p
 }
 
-// pair are two experts that may change places, and what that gains at least: with all tokens where they are.
+// pair is a candidate swap of two experts, with a lower bound of its gain: the gain without reassigning tokens.
 type pair struct {
 	e, f int
 	gain float32
 }
 
-// promising lists the swaps of the largest gains for tokens that stay, each expert's best one with every other rank among them;
-// weight is each expert's activations by the tokens of each rank.
+// promising lists the swaps with the largest gains without reassigning tokens, which include each expert's best swap
+// with every other rank. weight contains each expert's activations by the tokens of each rank.
 func (x *exchange) promising(weight []float32) []pair {
 	n, ranks := len(x.rankOf), x.search.ranks
 	size := n / x.search.groups

@@ -9,8 +9,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// TestExchangeCountsExactly compares the gains of random swaps, and what they leave behind, with sums over all rows. Two ranks are
-// the case in which a swap changes every rank.
+// TestExchangeCountsExactly compares the gains of random swaps, and the resulting state, with sums over all rows. With
+// two ranks, a swap changes every rank.
 func TestExchangeCountsExactly(t *testing.T) {
 	for seed, ranks := range []int{2, 4, 8, 16} {
 		tr := tracetest.Generate(tracetest.Small, uint64(seed))
@@ -36,8 +36,8 @@ func TestExchangeCountsExactly(t *testing.T) {
 	}
 }
 
-// TestExchangeImproves starts from random placements: the result is worth no less, keeps groups whole and ranks full, and most of
-// the time it is better.
+// TestExchangeImproves starts from random placements: the value never decreases, groups and rank sizes are preserved,
+// and most placements improve.
 func TestExchangeImproves(t *testing.T) {
 	better := 0
 	const instances = 20
@@ -77,9 +77,9 @@ func TestExchangeImproves(t *testing.T) {
 	}
 }
 
-// TestShrinkageKeepsWhatIsProven: with shrinkage a placement is worth less, because rare token ids count for less than they activated, and
-// about as much less as their shares a/(a+shrinkage) say.
-func TestShrinkageKeepsWhatIsProven(t *testing.T) {
+// TestShrinkageDiscountsRareTokens checks that shrinkage reduces the value of a placement by about the shares
+// a/(a+shrinkage) of rare token IDs.
+func TestShrinkageDiscountsRareTokens(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 3)
 	p := problem(t, tr, placement.TensorParallel, 4)
 	plain := placement.Value(t.Context(), p, placement.Contiguous(p.Layers, 16, 4))

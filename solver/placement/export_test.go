@@ -8,14 +8,14 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// Enumerate is the value of the best placement of the first layer, as the search of attention tensor parallelism values
-// placements.
+// Enumerate returns the value of the best placement of the first layer, by the value function of the search for
+// attention tensor parallelism.
 func Enumerate(ctx context.Context, p Problem) float64 {
 	s := newLayerSearch(&p, &p.Tokens[0], limit{ctx: ctx})
 	best := 0.0
 	p.everyNamedPlacement(func(rankOf []int) {
-		// More price steps lower a value: most placements are below the best one after a few.
-		if _, most := s.valueIn(glanceSteps, rankOf, nil); most > best {
+		// More price steps lower a value: a few suffice to reject most placements.
+		if _, most := s.valueIn(screeningSteps, rankOf, nil); most > best {
 			_, value := s.value(rankOf, nil)
 			best = max(best, value)
 		}
@@ -23,8 +23,8 @@ func Enumerate(ctx context.Context, p Problem) float64 {
 	return best
 }
 
-// EnumerateOracle is the largest local activation rate of any placement of the first layer when every row of experts has its best
-// rank.
+// EnumerateOracle returns the maximum local activation rate of all placements of the first layer, with every row of
+// experts on its best rank.
 func EnumerateOracle(p Problem, rows [][]uint16) float64 {
 	best, activations, on := 0, 0, make([]int, p.Ranks)
 	for _, row := range rows {
@@ -44,7 +44,7 @@ func EnumerateOracle(p Problem, rows [][]uint16) float64 {
 	return float64(best) / float64(activations)
 }
 
-// everyNamedPlacement is everyPlacement with all names of ranks where these have unequal shares of the tokens.
+// everyNamedPlacement is everyPlacement with all permutations of ranks if these have unequal shares of the tokens.
 func (p *Problem) everyNamedPlacement(do func(rankOf []int)) {
 	if p.Constraints.RankCapacity == nil {
 		p.everyPlacement(do)
@@ -80,8 +80,8 @@ func eachOrder(n int, do func(order []int)) {
 	add()
 }
 
-// everyPlacement calls do with every placement of a layer, ranks without names: the experts that are left are parted by taking
-// the first one with every choice of companions, of its group where there are groups.
+// everyPlacement calls do for every placement of a layer with interchangeable ranks: it combines the first remaining
+// expert with every choice of companions, within its group if there are groups.
 func (p *Problem) everyPlacement(do func(rankOf []int)) {
 	n := p.experts()
 	size, group := n/p.Ranks, n/p.groups()
@@ -117,14 +117,15 @@ func (p *Problem) everyPlacement(do func(rankOf []int)) {
 	fill(0)
 }
 
-// ValueSampled is the value of the contiguous placement of the first layer by at most so many token ids.
+// ValueSampled returns the value of the contiguous placement of the first layer by at most the given number of token
+// IDs.
 func ValueSampled(ctx context.Context, p Problem, tokens int) float64 {
 	s := newLayerSearchOf(&p, &p.Tokens[0], tokens, limit{ctx: ctx})
 	_, value := s.value(contiguousRanks(s.counts.Experts, p.Ranks), nil)
 	return value
 }
 
-// Value is what the search of attention tensor parallelism makes of a placement, mean over layers.
+// Value returns the value of a placement by the search for attention tensor parallelism, as the mean over layers.
 func Value(ctx context.Context, p Problem, of *Placement) float64 {
 	sum := 0.0
 	for l := range of.Layers {
@@ -138,7 +139,7 @@ func Value(ctx context.Context, p Problem, of *Placement) float64 {
 	return sum
 }
 
-// ValueJoint is what the search of attention data parallelism makes of a placement.
+// ValueJoint returns the value of a placement by the search for attention data parallelism.
 func ValueJoint(ctx context.Context, p Problem, of *Placement) float64 {
 	rankOf := make([][]int, len(of.Layers))
 	for l := range rankOf {
@@ -150,22 +151,22 @@ func ValueJoint(ctx context.Context, p Problem, of *Placement) float64 {
 	return newJointSearch(&p, limit{ctx: ctx}).given(rankOf).value
 }
 
-// SampleRequests is the sample of the requests that the search of attention data parallelism uses.
+// SampleRequests returns the sample of requests in the search for attention data parallelism.
 func SampleRequests(c *affinity.RequestCounts) *affinity.RequestCounts { return sampleRequests(c, 1) }
 
-// ClusterRequests is a seed of the search of attention data parallelism: the ranks of the requests.
+// ClusterRequests returns initial ranks of the requests in the search for attention data parallelism.
 func ClusterRequests(ctx context.Context, p Problem) []int {
 	return newJointSearch(&p, limit{ctx: ctx}).clusterRequests(newProfile(p.Requests), rand.New(rand.NewPCG(p.Seed, 0)))
 }
 
-// AssignExactly is the assignment of items to ranks that keeps groups together.
+// AssignExactly returns the assignment of items to ranks that keeps groups together.
 func AssignExactly(scores []float32, ranks, groups int) []int {
 	var exact exactRanks
 	return exact.assign(scores, ranks, groups)
 }
 
-// Worth is what the search under constraints makes of a placement without redundant slots, in units of the objective, less
-// what moves cost; excess is by how much experts' loads are above their limit.
+// Worth returns the value of a placement without redundant slots by the search under constraints, in units of the
+// objective, minus the cost of moves. excess is the excess of the experts' loads over their limit.
 func Worth(ctx context.Context, p Problem, of *Placement) (value, excess float64) {
 	rankOf, within := make([][]int, len(of.Layers)), make([]*limits, len(of.Layers))
 	for l := range rankOf {
@@ -187,15 +188,15 @@ func Worth(ctx context.Context, p Problem, of *Placement) (value, excess float64
 	return value, excess
 }
 
-// Distinct is the exact search by messages in the first layer: the gain of a swap, the swap, and what all messages cost.
+// Distinct is the exact search by messages in the first layer.
 type Distinct struct{ *distinct }
 
-// NewDistinct begins one.
+// NewDistinct starts the search.
 func NewDistinct(o *affinity.Occurrences, rankOf []int, own []int32, ranks int, cost affinity.Messages) Distinct {
 	return Distinct{newDistinct(o, 0, rankOf, own, ranks, cost)}
 }
 
-// Gain, Swap and Total are those of the search.
+// Gain, Swap and Total are the operations of the search.
 func (d Distinct) Gain(e, f int) float64 { return d.gain(e, f) }
 func (d Distinct) Swap(e, f int)         { d.swap(e, f) }
 func (d Distinct) Total() float64        { return d.total() }
@@ -206,7 +207,7 @@ type Exchange struct {
 	prices []float64
 }
 
-// NewExchange begins one.
+// NewExchange starts the search.
 func NewExchange(ctx context.Context, p Problem, rankOf []int) Exchange {
 	s := newLayerSearch(&p, &p.Tokens[0], limit{ctx: ctx})
 	prices, _ := s.value(rankOf, nil)
@@ -216,7 +217,7 @@ func NewExchange(ctx context.Context, p Problem, rankOf []int) Exchange {
 	return Exchange{x, prices}
 }
 
-// Gain and Swap are those of the search; Total is what it maximises, counted from the rows.
+// Gain and Swap are the operations of the search. Total is its objective, recomputed from the rows.
 func (x Exchange) Gain(e, f int) float64 { x.change(e, f); return x.gain(e, f) }
 func (x Exchange) Swap(e, f int)         { x.change(e, f); x.swap(e, f) }
 func (x Exchange) Total() float64 {
@@ -235,7 +236,8 @@ func (x Exchange) Total() float64 {
 	return total
 }
 
-// Exchanged is the value of a placement of the first layer before and after the rounds of swaps, and what they make of it.
+// Exchanged returns the value of a placement of the first layer before and after the rounds of swaps, and the resulting
+// placement.
 func Exchanged(ctx context.Context, p Problem, rankOf []int) (before, after float64, to []int) {
 	s := newLayerSearch(&p, &p.Tokens[0], limit{ctx: ctx})
 	prices, value := s.value(rankOf, nil)
@@ -245,5 +247,5 @@ func Exchanged(ctx context.Context, p Problem, rankOf []int) (before, after floa
 	return before, after, c.rankOf
 }
 
-// RankOf is the rank of an expert now.
+// RankOf returns the current rank of an expert.
 func (x Exchange) RankOf(e int) int { return x.rankOf[e] }

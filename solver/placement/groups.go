@@ -9,8 +9,8 @@ import (
 	"github.com/semmoe/operator/solver/assign"
 )
 
-// CheckGroups refuses a number of groups that the experts or the ranks do not fit, and what cannot keep groups whole. 0 or 1
-// group is no constraint.
+// CheckGroups returns an error if the number of groups does not fit the experts or the ranks, or if other options
+// cannot keep groups together. 0 or 1 group is no constraint.
 func CheckGroups(a Algorithm, ranks, experts, redundant, groups int) error {
 	switch {
 	case groups >= 0 && groups <= 1:
@@ -18,20 +18,20 @@ func CheckGroups(a Algorithm, ranks, experts, redundant, groups int) error {
 	case groups < 0 || experts%groups != 0:
 		return fmt.Errorf("%d groups do not divide the %d experts", groups, experts)
 	case groups%ranks != 0 && ranks%groups != 0:
-		return fmt.Errorf("EP size %d and the gate's %d groups: one must divide the other for groups to stay whole", ranks, groups)
+		return fmt.Errorf("EP size %d and the gate's %d groups: one must divide the other to keep groups together", ranks, groups)
 	case redundant > 0:
-		return fmt.Errorf("%d redundant slots per rank: a copy of an expert would tear groups apart", redundant)
+		return fmt.Errorf("%d redundant slots per rank: copies of experts would split groups", redundant)
 	case a != Auto && a != ContiguousAlgorithm:
-		return fmt.Errorf("algorithm %s does not keep groups whole; allowed is %s, %s", a, Auto, ContiguousAlgorithm)
+		return fmt.Errorf("algorithm %s does not keep groups together; allowed is %s, %s", a, Auto, ContiguousAlgorithm)
 	}
 	return nil
 }
 
-// groups is the number of groups within which experts may move: 1 where there is no constraint.
+// groups returns the number of groups within which experts may move; 1 means no constraint.
 func (p *Problem) groups() int { return max(p.Groups, 1) }
 
-// solveAuto is Auto. Where ranks hold whole groups, groups take the place of experts: nothing else can be chosen. Where a
-// group spans several ranks, the search itself keeps experts within the ranks of their group.
+// solveAuto implements Auto. If a rank contains whole groups, groups are placed in place of experts, since there is no
+// other choice. If a group spans several ranks, the search keeps experts within the ranks of their group.
 func solveAuto(ctx context.Context, p *Problem) (Result, error) {
 	wholeGroups := p.groups() > 1 && p.Groups%p.Ranks == 0
 	of := p
@@ -61,14 +61,14 @@ func solveAuto(ctx context.Context, p *Problem) (Result, error) {
 			result.Front[i].Placement = ungroup(result.Front[i].Placement, p.experts())
 		}
 	}
-	// Where ranks have unequal shares of the tokens, names are more than names.
+	// With unequal shares of the tokens, ranks are not interchangeable.
 	if p.Current != nil && !of.timed() && !of.refines() && p.Constraints.RankCapacity == nil {
-		p.keepNames(result.Placement)
+		p.keepRankNumbers(result.Placement)
 	}
 	return result, nil
 }
 
-// ofGroups is the problem whose experts are the groups.
+// ofGroups returns the problem whose experts are the groups.
 func (p *Problem) ofGroups() *Problem {
 	size := p.experts() / p.Groups
 	of := *p
@@ -111,7 +111,7 @@ func (p *Problem) ofGroups() *Problem {
 	return &of
 }
 
-// groupsOf is the placement of whole groups that leaves most experts where they are.
+// groupsOf returns the placement of whole groups with the minimum number of moved experts.
 func groupsOf(current *Placement, groups int) *Placement {
 	size := current.Experts / groups
 	to := &Placement{Ranks: current.Ranks, Experts: groups, SlotsPerRank: groups / current.Ranks}
@@ -129,7 +129,7 @@ func groupsOf(current *Placement, groups int) *Placement {
 	return to
 }
 
-// ungroup puts the experts of each group, in their order, into the place of the group.
+// ungroup replaces each group by its experts, in order.
 func ungroup(of *Placement, experts int) *Placement {
 	size := experts / of.Experts
 	to := &Placement{Ranks: of.Ranks, Experts: experts, SlotsPerRank: of.SlotsPerRank * size}
@@ -145,14 +145,15 @@ func ungroup(of *Placement, experts int) *Placement {
 	return to
 }
 
-// exactRanks finds the best ranks of items that come in groups: a group has as many consecutive ranks as any other, and these
-// are its alone.
+// exactRanks assigns items in groups to ranks exactly. All groups have the same number of consecutive ranks, which they
+// do not share.
 type exactRanks struct {
 	items, groups assign.Solver
 }
 
-// assign returns the rank of each item. Scores are [items × ranks]; groups, which divides items and ranks, is 1 where items
-// are free. It is exact: all groups are assigned to all blocks of ranks, and then blocks to groups.
+// assign returns the rank of each item. scores are [items × ranks]. groups divides the numbers of items and ranks, and
+// is 1 without groups. The result is exact: it solves each pair of group and block of ranks, and then assigns blocks to
+// groups.
 func (s *exactRanks) assign(scores []float32, ranks, groups int) []int {
 	items := len(scores) / ranks
 	size, span := items/groups, ranks/groups

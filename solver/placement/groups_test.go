@@ -18,7 +18,7 @@ import (
 
 var groupInstances = flag.Int("group-instances", 300, "random instances with groups")
 
-// grouped is a trace whose gate chooses two of the groups, and in them experts that runs of experts part.
+// grouped is a trace whose gate chooses two groups, and in each experts that contiguous placements separate.
 func grouped(groups int) tracetest.Shape {
 	return tracetest.Shape{
 		Experts: groups * 4, TopK: 2, Layers: 2, Vocabulary: 60, Domains: 3, DocumentsPerDomain: 4, RequestsPerDocument: 2, TokensPerRequest: 30,
@@ -26,7 +26,7 @@ func grouped(groups int) tracetest.Shape {
 	}
 }
 
-// checkWhole requires that every group of slots holds each expert of one group.
+// checkWhole requires that every group of slots contains each expert of one group.
 func checkWhole(t *testing.T, p *placement.Placement, groups int) {
 	t.Helper()
 	size := p.Experts / groups
@@ -47,7 +47,7 @@ func checkWhole(t *testing.T, p *placement.Placement, groups int) {
 	}
 }
 
-// valueOf is what the search makes of a placement for a problem.
+// valueOf returns the value of a placement for a problem, by the search.
 func valueOf(t *testing.T, p placement.Problem, of *placement.Placement) float64 {
 	if p.Attention == placement.DataParallel {
 		return placement.ValueJoint(t.Context(), p, of)
@@ -55,8 +55,8 @@ func valueOf(t *testing.T, p placement.Problem, of *placement.Placement) float64
 	return placement.Value(t.Context(), p, of)
 }
 
-// TestGroupsStayWhole solves random instances of every relation of groups and ranks, from nothing and from a placement in
-// service that may have torn the groups apart.
+// TestGroupsStayWhole solves random instances of every relation of groups and ranks, from scratch and from a placement
+// in service that may have split the groups.
 func TestGroupsStayWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 11))
 	for instance := range instances(*groupInstances) {
@@ -68,7 +68,7 @@ func TestGroupsStayWhole(t *testing.T) {
 		result := solve(t, p)
 		checkWhole(t, result.Placement, p.Groups)
 		contiguous := placement.Contiguous(p.Layers, result.Placement.Experts, p.Ranks)
-		// The rates are sums of float32 values in another order.
+		// The rates are sums of float32 values in a different order.
 		if least := valueOf(t, p, contiguous); result.TrainLAR < least-1e-6 {
 			t.Errorf("%s: %v, contiguous is %v", name, result.TrainLAR, least)
 		}
@@ -110,7 +110,7 @@ func randomGrouped(random *rand.Rand, instance int) placement.Problem {
 	return p
 }
 
-// randomCounts are those of up to eight token ids, each with two experts at most.
+// randomCounts returns counts of up to eight token IDs, each with at most two experts.
 func randomCounts(random *rand.Rand, experts int) affinity.Counts {
 	c := affinity.Counts{Experts: experts, TopK: 1, Start: []int{0}}
 	for range 2 + random.IntN(7) {
@@ -128,7 +128,7 @@ func randomCounts(random *rand.Rand, experts int) affinity.Counts {
 	return c
 }
 
-// shuffled is a placement without regard to groups.
+// shuffled returns a placement that ignores groups.
 func shuffled(p placement.Problem, random *rand.Rand) *placement.Placement {
 	experts := 0
 	if p.Attention == placement.DataParallel {
@@ -143,7 +143,7 @@ func shuffled(p placement.Problem, random *rand.Rand) *placement.Placement {
 	return to
 }
 
-// TestGroupsReachTheOptimum compares with the enumeration of all placements that keep groups whole.
+// TestGroupsReachTheOptimum compares with the enumeration of all placements that keep groups together.
 func TestGroupsReachTheOptimum(t *testing.T) {
 	random := rand.New(rand.NewPCG(12, 12))
 	for range 40 {
@@ -158,7 +158,7 @@ func TestGroupsReachTheOptimum(t *testing.T) {
 	}
 }
 
-// TestLargerGroupsStayWhole solves layers of too many placements to try all, and few enough swaps.
+// TestLargerGroupsStayWhole solves layers with too many placements to enumerate, but few enough swaps to try all.
 func TestLargerGroupsStayWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(13, 13))
 	for range 2 {
@@ -170,8 +170,8 @@ func TestLargerGroupsStayWhole(t *testing.T) {
 	}
 }
 
-// TestExpertsWithinGroupsArePlaced generates tokens that use every other expert of a group: runs cut all of what belongs
-// together, and the order within groups is all that there is to gain.
+// TestExpertsWithinGroupsArePlaced generates tokens that use every other expert of a group: contiguous runs separate
+// all related experts, and only the order within groups can improve locality.
 func TestExpertsWithinGroupsArePlaced(t *testing.T) {
 	for _, attention := range modes {
 		shape := grouped(4)
@@ -190,8 +190,8 @@ func TestExpertsWithinGroupsArePlaced(t *testing.T) {
 	}
 }
 
-// TestOneGroupPerRank has nothing to choose but the ranks' names: with attention tp that is worth what contiguous is, with dp
-// names tie layers together.
+// TestOneGroupPerRank can only choose the numbering of ranks. With attention TP this has the value of the contiguous
+// placement; with DP the numbering couples layers.
 func TestOneGroupPerRank(t *testing.T) {
 	for _, attention := range modes {
 		p := problem(t, tracetest.Generate(grouped(4), 3), attention, 4)
@@ -208,7 +208,7 @@ func TestOneGroupPerRank(t *testing.T) {
 	}
 }
 
-// TestGroupsWithPairs places by what single occurrences activate together.
+// TestGroupsWithPairs places by co-activations of single occurrences.
 func TestGroupsWithPairs(t *testing.T) {
 	tr := tracetest.Generate(grouped(4), 2)
 	pairs, err := affinity.CountPairs(t.Context(), tr, tr.AllRequests())
@@ -274,7 +274,7 @@ func TestAssignExactlyIsOptimal(t *testing.T) {
 			return total
 		}
 		best := float32(0)
-		// A bit for each item says which rank of its group's block it has, one more which group has which block.
+		// One bit per item is the rank within the block of its group; one more bit assigns blocks to groups.
 		for bits := range 1 << 9 {
 			rankOf, load := make([]int, 8), make([]int, 4)
 			for item := range rankOf {
@@ -309,7 +309,7 @@ func TestGroupsAreRefused(t *testing.T) {
 		"not the experts": {func(p *placement.Problem) { p.Groups = 7 }, "7 groups do not divide the 24 experts"},
 		"negative":        {func(p *placement.Problem) { p.Groups = -1 }, "-1 groups do not divide"},
 		"redundant slots": {func(p *placement.Problem) { p.RedundantSlots = 1 }, "1 redundant slots per rank"},
-		"algorithm":       {func(p *placement.Problem) { p.Algorithm = placement.EPLB }, "algorithm eplb does not keep groups whole; allowed is auto, contiguous"},
+		"algorithm":       {func(p *placement.Problem) { p.Algorithm = placement.EPLB }, "algorithm eplb does not keep groups together; allowed is auto, contiguous"},
 	} {
 		p := problem(t, tr, placement.TensorParallel, 3)
 		p.Groups = 6

@@ -16,8 +16,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// TestAutoReachesTheOptimumOfAnExactSolver compares with an integer linear program that knows nothing of the search: neither its
-// prices nor how it values a placement. It needs cbc (Debian's package coinor-cbc) and is skipped without.
+// TestAutoReachesTheOptimumOfAnExactSolver compares with an integer linear program that is independent of the search's
+// prices and value function. It requires cbc (Debian package coinor-cbc) and is skipped without it.
 func TestAutoReachesTheOptimumOfAnExactSolver(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the exact program is solved without -short")
@@ -37,9 +37,9 @@ func TestAutoReachesTheOptimumOfAnExactSolver(t *testing.T) {
 	}
 }
 
-// exactOptimum is the largest local activation rate of any placement with the best balanced assignment of token ids, which may be
-// split over ranks. Of the program's variables x says which rank has an expert, y which part of a token id's occurrences a rank
-// has, and z how much of that part finds the expert there.
+// exactOptimum returns the maximum local activation rate of all placements with the best balanced assignment of token
+// IDs, which may be split over ranks. Variables: x is 1 if a rank has an expert, y is the part of a token ID's
+// occurrences on a rank, and z is the part of y that finds the expert there.
 func exactOptimum(t *testing.T, cbc string, c *affinity.Counts, ranks int) float64 {
 	t.Helper()
 	var objective, constraints, binaries bytes.Buffer
@@ -80,7 +80,7 @@ func exactOptimum(t *testing.T, cbc string, c *affinity.Counts, ranks int) float
 	for e := range c.Experts {
 		var places []string
 		for rank := range ranks {
-			// Ranks have no names: expert e need not be beyond rank e.
+			// Ranks are interchangeable: expert e need not be beyond rank e.
 			if x := fmt.Sprintf("x%d_%d", e, rank); rank <= e {
 				places = append(places, x)
 			} else {

@@ -12,18 +12,18 @@ import (
 )
 
 const (
-	// jointStarts is the number of seeds; even ones cluster the requests, odd ones anneal one layer.
+	// jointStarts is the number of starts. Even starts cluster the requests, odd starts anneal one layer.
 	jointStarts = 16
-	// jointRounds bounds the rounds of alternation of one start.
+	// jointRounds is the maximum number of alternations of one start.
 	jointRounds = 20
-	// jointTolerance is how far a rank's load may exceed its share while the placement is searched.
+	// jointTolerance is the maximum relative excess of a rank over its share during the search.
 	jointTolerance = 0.02
 	// jointPriceSteps is the number of price updates per round.
 	jointPriceSteps = 60
 )
 
-// solveJoint solves attention data parallelism: a request has one rank for all layers, which ties the layers together.
-// What is decided first is the rank of each request; then every layer's experts follow exactly, and so on in turn.
+// solveJoint solves attention data parallelism: a request has one rank for all layers, which couples the layers. It
+// alternates between the ranks of the requests and the exact assignment of every layer's experts.
 func solveJoint(ctx context.Context, p *Problem) (Result, error) {
 	stop := limit{ctx, p.Deadline}
 	part := *p
@@ -60,17 +60,17 @@ func solveJoint(ctx context.Context, p *Problem) (Result, error) {
 }
 
 const (
-	// jointCells is the size (requests × layers × experts) above which requests are sampled for the search, down to
-	// leastRequests, and jointWork what all starts together may have of it.
-	jointCells    = 1 << 23
-	leastRequests = 1500
-	jointWork     = 1 << 27
-	leastStarts   = 4
+	// jointCells is the size (requests × layers × experts) above which requests are sampled for the search, to at least
+	// minRequests. jointWork limits the total size over all starts.
+	jointCells  = 1 << 23
+	minRequests = 1500
+	jointWork   = 1 << 27
+	minStarts   = 4
 )
 
-// sampleRequests returns as many of the requests, in their order, as the search can use.
+// sampleRequests returns as many requests as the search can use, in their order.
 func sampleRequests(c *affinity.RequestCounts, seed uint64) *affinity.RequestCounts {
-	n := max(jointCells/(c.Layers*c.Experts), leastRequests)
+	n := max(jointCells/(c.Layers*c.Experts), minRequests)
 	if n >= len(c.Rows) {
 		return c
 	}
@@ -83,7 +83,7 @@ func sampleRequests(c *affinity.RequestCounts, seed uint64) *affinity.RequestCou
 	return c.Part(picked)
 }
 
-// jointBegins are the ways to assign the requests at first: the current placement's alone where the search goes on from it.
+// jointBegins returns the initial assignments of requests. A warm search starts only from the current placement.
 func (p *Problem) jointBegins() []func(*jointSearch, *rand.Rand) []int {
 	if p.warm() {
 		return []func(*jointSearch, *rand.Rand) []int{func(s *jointSearch, _ *rand.Rand) []int {
@@ -93,7 +93,7 @@ func (p *Problem) jointBegins() []func(*jointSearch, *rand.Rand) []int {
 		}}
 	}
 	profile := newProfile(p.Requests)
-	starts := min(jointStarts, max(leastStarts, jointWork/(len(p.Requests.Rows)*p.Requests.Layers*p.Requests.Experts)))
+	starts := min(jointStarts, max(minStarts, jointWork/(len(p.Requests.Rows)*p.Requests.Layers*p.Requests.Experts)))
 	begins := make([]func(*jointSearch, *rand.Rand) []int, starts)
 	for i := range begins {
 		begins[i] = func(s *jointSearch, random *rand.Rand) []int {
@@ -106,14 +106,15 @@ func (p *Problem) jointBegins() []func(*jointSearch, *rand.Rand) []int {
 	return begins
 }
 
-// jointState is one solution: the rank of each expert in each layer with its copies, and its value with balanced requests.
+// jointState is a solution: the rank of each expert in each layer with its copies, and its value with balanced
+// requests.
 type jointState struct {
 	rankOf [][]int
 	copies []extras
 	value  float64
 }
 
-// jointSearch holds the buffers of one start.
+// jointSearch contains the buffers of one start.
 type jointSearch struct {
 	requests    *affinity.RequestCounts
 	ranks       int
@@ -141,7 +142,7 @@ func newJointSearch(p *Problem, stop limit) *jointSearch {
 	return s
 }
 
-// given is a placement with its best balanced requests, and copies for them.
+// given returns the state of a placement with its best balanced requests and copies.
 func (s *jointSearch) given(rankOf [][]int) jointState {
 	copies := make([]extras, s.requests.Layers)
 	requestRank, value := s.bestRequests(rankOf, copies)
@@ -155,7 +156,7 @@ func (s *jointSearch) given(rankOf [][]int) jointState {
 	return jointState{rankOf, copies, value}
 }
 
-// alternate improves an assignment of requests until neither side gains.
+// alternate improves an assignment of requests until neither step has a gain.
 func (s *jointSearch) alternate(requestRank []int) jointState {
 	best := jointState{value: math.Inf(-1)}
 	for range jointRounds {
@@ -184,8 +185,8 @@ func (s *jointSearch) affinities(layer int, requestRank []int) {
 	}
 }
 
-// bestExperts is the exact optimum of every layer's experts for the given ranks of the requests, and the best copies of
-// them.
+// bestExperts returns the exact optimum of every layer's experts for the given ranks of the requests, and the best
+// copies of them.
 func (s *jointSearch) bestExperts(requestRank []int) ([][]int, []extras) {
 	rankOf, copies := make([][]int, s.requests.Layers), make([]extras, s.requests.Layers)
 	for l := range rankOf {
@@ -196,7 +197,7 @@ func (s *jointSearch) bestExperts(requestRank []int) ([][]int, []extras) {
 	return rankOf, copies
 }
 
-// bestRequests balances the requests on a placement and returns their ranks and the local activation rate.
+// bestRequests balances the requests on a placement, and returns their ranks and the local activation rate.
 func (s *jointSearch) bestRequests(rankOf [][]int, copies []extras) ([]int, float64) {
 	for r := range s.requests.Rows {
 		s.scoreRequest(r, rankOf, copies)
@@ -209,7 +210,7 @@ func (s *jointSearch) bestRequests(rankOf [][]int, copies []extras) ([]int, floa
 	return ranks, local / s.activations
 }
 
-// scoreRequest fills the request's activations on each rank, over the layers for which rankOf has an entry.
+// scoreRequest computes the request's activations on each rank, over the layers for which rankOf has an entry.
 func (s *jointSearch) scoreRequest(r int, rankOf [][]int, copies []extras) {
 	n := s.requests.Experts
 	row := s.balance.Scores[r*s.ranks : (r+1)*s.ranks]
@@ -237,7 +238,7 @@ func (s *jointSearch) assignBalanced() []int {
 	return s.balance.Assign(prices, s.tolerance)
 }
 
-// annealLayer seeds the requests' ranks from one layer's affinities alone.
+// annealLayer initializes the requests' ranks from the affinities of one layer.
 func (s *jointSearch) annealLayer(layer int, random *rand.Rand) []int {
 	p := randomPartition(requestGram(s.requests, layer), s.ranks, s.groups, random)
 	p.anneal(random, s.stop, cold)
@@ -247,15 +248,15 @@ func (s *jointSearch) annealLayer(layer int, random *rand.Rand) []int {
 	return ranks
 }
 
-// clusterRequests seeds the requests' ranks by balanced k-means on their profiles.
+// clusterRequests initializes the requests' ranks by balanced k-means on their profiles.
 func (s *jointSearch) clusterRequests(p *profile, random *rand.Rand) []int {
 	const rounds = 12
-	centres := p.spread(s.ranks, random)
+	centers := p.spread(s.ranks, random)
 	var ranks []int
 	for range rounds {
 		for r, point := range p.points {
-			for i, centre := range centres {
-				// Near is good; the size weighs a long request like many short ones.
+			for i, centre := range centers {
+				// The score is the negative distance. The size weighs a long request like many short ones.
 				s.balance.Scores[r*s.ranks+i] = -s.requests.Tokens[r] * squaredDistance(point, centre)
 			}
 		}
@@ -267,7 +268,7 @@ func (s *jointSearch) clusterRequests(p *profile, random *rand.Rand) []int {
 		if s.stop.reached() {
 			break
 		}
-		p.means(centres, ranks, s.requests.Tokens)
+		p.means(centers, ranks, s.requests.Tokens)
 	}
 	return ranks
 }

@@ -9,8 +9,9 @@ import (
 
 const kmeans2DRounds = 15
 
-// kmeans2D is balanced two-dimensional k-means: rows are clustered by their expert shares, clusters of equal size in tokens;
-// experts by their shares over those clusters, clusters of equal number; the two are matched and the whole is repeated.
+// kmeans2D is balanced two-dimensional k-means. Rows are clustered by their expert shares, in clusters of equal size in
+// tokens. Experts are clustered by their shares over those clusters, in clusters of equal number. The two clusterings
+// are matched, and the steps are repeated.
 func kmeans2D(r *rows, random *rand.Rand, stop limit) [][]int {
 	n, layers := r.experts, len(r.layers)
 	rowRank := make([]int, len(r.sizes))
@@ -20,12 +21,12 @@ func kmeans2D(r *rows, random *rand.Rand, stop limit) [][]int {
 	balance := assign.Weighted{
 		Sizes: r.sizes, Scores: make([]float32, len(r.sizes)*r.ranks), Limits: slices.Repeat([]float64{r.tokens() / float64(r.ranks)}, r.ranks),
 	}
-	centres := make([]float32, r.ranks*layers*n)
+	centers := make([]float32, r.ranks*layers*n)
 	for range kmeans2DRounds {
-		r.centres(centres, rowRank)
+		r.centers(centers, rowRank)
 		norms := make([]float32, r.ranks)
 		for rank := range norms {
-			row := centres[rank*layers*n : (rank+1)*layers*n]
+			row := centers[rank*layers*n : (rank+1)*layers*n]
 			norms[rank] = dot(row, row)
 		}
 		for i, size := range r.sizes {
@@ -38,7 +39,7 @@ func kmeans2D(r *rows, random *rand.Rand, stop limit) [][]int {
 				experts, counts := r.layers[l].row(i)
 				for k, e := range experts {
 					for rank := range scores {
-						scores[rank] += 2 * counts[k] * centres[(rank*layers+l)*n+int(e)]
+						scores[rank] += 2 * counts[k] * centers[(rank*layers+l)*n+int(e)]
 					}
 				}
 			}
@@ -57,29 +58,29 @@ func kmeans2D(r *rows, random *rand.Rand, stop limit) [][]int {
 	return rankOf
 }
 
-// centres fills each rank's mean shares, rows weighted by size.
-func (r *rows) centres(centres []float32, rowRank []int) {
+// centres computes each rank's mean shares, with rows weighted by size.
+func (r *rows) centers(centers []float32, rowRank []int) {
 	n, layers := r.experts, len(r.layers)
-	clear(centres)
+	clear(centers)
 	weight := make([]float32, r.ranks)
 	for i, rank := range rowRank {
 		weight[rank] += r.sizes[i]
 		for l := range layers {
 			experts, counts := r.layers[l].row(i)
 			for k, e := range experts {
-				centres[(rank*layers+l)*n+int(e)] += counts[k]
+				centers[(rank*layers+l)*n+int(e)] += counts[k]
 			}
 		}
 	}
 	for rank, w := range weight {
 		for x := range layers * n {
-			centres[rank*layers*n+x] /= max(w, 1)
+			centers[rank*layers*n+x] /= max(w, 1)
 		}
 	}
 }
 
-// clusterExperts groups experts by their shares over the clusters of rows, equally many to a group, and matches groups
-// with clusters.
+// clusterExperts clusters experts by their shares over the clusters of rows, in groups of equal number, and matches
+// groups with clusters.
 func (r *rows) clusterExperts(layer int, rowRank []int) []int {
 	n := r.experts
 	weight := make([]float32, n*r.ranks)
@@ -114,7 +115,7 @@ func (r *rows) clusterExperts(layer int, rowRank []int) []int {
 		}
 		group = next
 	}
-	// A group goes to the cluster of rows that activates it most.
+	// A group is assigned to the cluster of rows that activates it most.
 	match := make([]float32, r.ranks*r.ranks)
 	for e, g := range group {
 		add(match[g*r.ranks:(g+1)*r.ranks], weight[e*r.ranks:(e+1)*r.ranks], 1)

@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// starts is the number of annealing runs per layer, elites how many of them are improved, by alternation and exact swaps. On
-	// held-out tokens more elites are worth more than more starts.
+	// starts is the number of annealing runs per layer. elites is the number of runs that are improved by alternation
+	// and exact swaps. On held-out tokens, more elites help more than more starts.
 	starts = 8
 	elites = 6
-	// pairStarts is the number of annealing runs by co-activations, which are all that there is then.
+	// pairStarts is the number of annealing runs by co-activations, after which no other improvement follows.
 	pairStarts = 24
-	// alternations bounds the rounds of alternation; it ends before when nothing is gained.
+	// alternations is the maximum number of alternations. The search ends earlier without a gain.
 	alternations = 8
-	// priceSteps is the number of price updates that value one placement.
+	// priceSteps is the number of price updates to value one placement.
 	priceSteps = 24
 )
 
-// solveLayers solves attention tensor parallelism: layers do not depend on one another.
+// solveLayers solves attention tensor parallelism, in which layers are independent.
 func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 	result := Result{Placement: p.placement()}
 	stop := limit{ctx, p.Deadline}
@@ -75,24 +75,24 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 	return result, nil
 }
 
-// layerSearch is the search in one layer: experts on ranks, token ids on ranks in proportion to prices.
+// layerSearch is the search in one layer. It assigns experts to ranks, and token IDs to ranks by Lagrangian prices.
 type layerSearch struct {
 	counts *affinity.Counts
 	ranks  int
-	// groups is the number of groups within which experts may move. Group g has the g'th run of ranks: without a name, the
-	// order of ranks does not matter, nor does that of groups.
+	// groups is the number of groups within which experts may move. Group g has the g'th run of ranks. If ranks are
+	// interchangeable, neither the order of ranks nor that of groups matters.
 	groups int
-	// named says that it does: ranks have unequal shares of the tokens.
+	// named is set if ranks are not interchangeable, because they have unequal shares of the tokens.
 	named bool
-	// layers is the number of layers to be searched: the more, the less each may take.
+	// layers is the number of layers to search. It divides the effort.
 	layers    int
 	shrinkage float32
 	stop      limit
-	// Placements are valued by a sample of the token ids.
+	// Placements are valued on a sample of the token IDs.
 	sample
 	activations float64
 	balance     assign.Weighted
-	// scored is the placement whose scores balance holds; nil where it holds others.
+	// scored is the placement whose scores are in balance; nil if balance has other scores.
 	scored []int
 	exact  exactRanks
 }
@@ -101,7 +101,7 @@ func newLayerSearch(p *Problem, c *affinity.Counts, stop limit) *layerSearch {
 	return newLayerSearchOf(p, c, valuedTokens(p.Ranks), stop)
 }
 
-// newLayerSearchOf values placements by at most that many token ids.
+// newLayerSearchOf returns a search that values placements by at most the given number of token IDs.
 func newLayerSearchOf(p *Problem, c *affinity.Counts, tokens int, stop limit) *layerSearch {
 	s := &layerSearch{counts: c, ranks: p.Ranks, groups: p.groups(), layers: len(p.Layers), shrinkage: float32(p.Shrinkage), stop: stop}
 	s.sample = newSample(c, tokens, s.shrinkage)
@@ -117,16 +117,16 @@ func newLayerSearchOf(p *Problem, c *affinity.Counts, tokens int, stop limit) *l
 	return s
 }
 
-// solve returns the best placement found and its value. The contiguous one is among the candidates.
+// solve returns the best placement found and its value. The contiguous placement is one of the candidates.
 func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 	g := tokenGram(s.counts, s.shrinkage)
 	contiguous := contiguousRanks(s.counts.Experts, s.ranks)
-	// A few price steps, as many for all, are enough to choose those that are worth more of them.
-	glanced := func(rankOf []int) candidate {
+	// A few price steps, equally many for all candidates, suffice to select those that are improved.
+	screened := func(rankOf []int) candidate {
 		prices, value := s.valueIn(s.steps()/3, rankOf, nil)
 		return s.bestNames(candidate{rankOf, prices, value}, s.steps()/3)
 	}
-	candidates := []candidate{glanced(contiguous)}
+	candidates := []candidate{screened(contiguous)}
 	starts, elites := s.effort()
 	for start := range starts {
 		if s.stop.reached() {
@@ -135,7 +135,7 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
 		p := randomPartition(g, s.ranks, s.groups, random)
 		p.anneal(random, s.stop, cold)
-		candidates = append(candidates, glanced(s.canonical(p.rankOf)))
+		candidates = append(candidates, screened(s.canonical(p.rankOf)))
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return compareDescending(a.value, b.value) })
 	candidates = deduplicated(candidates)
@@ -165,7 +165,8 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 	}
 	candidates = deduplicated(candidates)
 	for i := range candidates {
-		// The alternation's prices began elsewhere, and ties fall by the ranks' names: values must be comparable.
+		// Values must be comparable: the alternation's prices started elsewhere, and ties depend on the numbering of
+		// ranks.
 		c := &candidates[i]
 		*c = s.valued(c.rankOf)
 		c.rankOf, c.value = s.polish(c.rankOf, c.value)
@@ -182,14 +183,14 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 	return best.rankOf, best.value
 }
 
-// candidate is a placement under improvement, with the prices that balance it.
+// candidate is a placement being improved, with the prices that balance it.
 type candidate struct {
 	rankOf []int
 	prices assign.Prices
 	value  float64
 }
 
-// deduplicated keeps the first of those that have the same placement. There are a few.
+// deduplicated keeps the first of candidates with equal placements. The list is short.
 func deduplicated(candidates []candidate) []candidate {
 	var kept []candidate
 	for _, c := range candidates {
@@ -200,8 +201,8 @@ func deduplicated(candidates []candidate) []candidate {
 	return kept
 }
 
-// orContiguous returns the contiguous placement where that is worth more: after a glance it may have been dropped for one that
-// more price steps make worse, and a search from a placement in service need not come near it.
+// orContiguous returns the contiguous placement if it has a higher value. The first selection may have dropped it for a
+// placement that loses value with more price steps, and a search from the placement in service may not reach it.
 func (s *layerSearch) orContiguous(rankOf []int, value float64) ([]int, float64) {
 	contiguous := contiguousRanks(s.counts.Experts, s.ranks)
 	if plain, better := s.above(value, contiguous); better {
@@ -210,8 +211,8 @@ func (s *layerSearch) orContiguous(rankOf []int, value float64) ([]int, float64)
 	return rankOf, value
 }
 
-// solvePairs returns the placement of the highest affinity of the mixed Gram matrix, and its value by token rows. What a
-// forecast will make of it is not known yet: there is nothing to alternate with.
+// solvePairs returns the placement of maximum affinity by the mixed Gram matrix, and its value by token rows. It cannot
+// alternate, because the forecast for the placement is not known yet.
 func (s *layerSearch) solvePairs(pairs *affinity.Pairs, seed, layer uint64) ([]int, float64) {
 	g := mixedGram(s.counts, pairs)
 	best := annealed(g, s.ranks, s.groups, pairStarts, seed, layer, s.stop)
@@ -219,7 +220,7 @@ func (s *layerSearch) solvePairs(pairs *affinity.Pairs, seed, layer uint64) ([]i
 	return best.rankOf, value
 }
 
-// annealed is the partition of highest affinity of several annealing runs and the contiguous one.
+// annealed returns the partition of maximum affinity among several annealing runs and the contiguous one.
 func annealed(g *gram, ranks, groups, starts int, seed, layer uint64, stop limit) *partition {
 	best := newPartition(g, contiguousRanks(g.n, ranks), ranks, groups)
 	for start := range starts {
@@ -254,7 +255,7 @@ func compareDescending(a, b float64) int {
 	return 0
 }
 
-// solveCopies adds the best copies to a placement, and alternates as long as that gains.
+// solveCopies adds the best copies to a placement, and alternates while there is a gain.
 func (s *layerSearch) solveCopies(rankOf []int, perRank int) ([]int, extras, float64) {
 	prices, _ := s.value(rankOf, nil)
 	weight := s.affinities(rankOf, prices)
@@ -281,7 +282,7 @@ func (s *layerSearch) solveCopies(rankOf []int, perRank int) ([]int, extras, flo
 	return rankOf, copies, best
 }
 
-// scoreCopies adds what copies make local to balance.Scores.
+// scoreCopies adds the activations that copies make local to balance.Scores.
 func (s *layerSearch) scoreCopies(copies extras) {
 	s.scored = nil
 	for i := range s.tokens {
@@ -295,7 +296,7 @@ func (s *layerSearch) scoreCopies(copies extras) {
 	}
 }
 
-// score fills balance.Scores: the activations of each token id on each rank.
+// score computes balance.Scores: the activations of each token ID on each rank.
 func (s *layerSearch) score(rankOf []int) {
 	if slices.Equal(s.scored, rankOf) {
 		return
@@ -311,36 +312,36 @@ func (s *layerSearch) score(rankOf []int) {
 	}
 }
 
-// value is the local activation rate of a placement with the best balanced assignment of token ids, fractional where a
-// frequent one must be split, and the prices that balance it.
+// value returns the local activation rate of a placement with the best balanced assignment of token IDs, and the prices
+// that balance it. The assignment is fractional if a frequent token ID must be split.
 func (s *layerSearch) value(rankOf []int, start assign.Prices) (assign.Prices, float64) {
 	return s.valueIn(s.steps(), rankOf, start)
 }
 
-// valueIn is value after some price steps: an upper bound of what more steps would make of it.
+// valueIn is value after the given number of price steps: an upper bound of the value after more steps.
 func (s *layerSearch) valueIn(steps int, rankOf []int, start assign.Prices) (assign.Prices, float64) {
 	s.score(rankOf)
 	prices, value := s.balance.PriceExact(steps, start)
 	return prices, value / s.activations
 }
 
-// above reports whether a placement is worth more than a value, and what it is worth then. Most are seen not to be after a few
-// price steps: more of them lower the value.
+// above reports whether the value of a placement exceeds the given value, and returns it. A few price steps reject most
+// placements, because more steps only lower the value.
 func (s *layerSearch) above(value float64, rankOf []int) (float64, bool) {
-	if _, most := s.valueIn(min(glanceSteps, s.steps()), rankOf, nil); most <= value {
+	if _, most := s.valueIn(min(screeningSteps, s.steps()), rankOf, nil); most <= value {
 		return 0, false
 	}
 	_, v := s.value(rankOf, nil)
 	return v, v > value
 }
 
-// bestExperts is the exact optimum of the experts' ranks for the token assignment that the prices make.
+// bestExperts returns the exact optimum of the experts' ranks for the token assignment at the prices.
 func (s *layerSearch) bestExperts(rankOf []int, prices assign.Prices) []int {
 	return s.exact.assign(s.affinities(rankOf, prices), s.ranks, s.groups)
 }
 
-// affinities are each expert's activations by the tokens of each rank [experts × ranks], tokens being where the prices send
-// them on the placement.
+// affinities returns each expert's activations by the tokens of each rank [experts × ranks], with tokens assigned by
+// the prices on the placement.
 func (s *layerSearch) affinities(rankOf []int, prices assign.Prices) []float32 {
 	s.score(rankOf)
 	weight := make([]float32, s.counts.Experts*s.ranks)
@@ -348,7 +349,7 @@ func (s *layerSearch) affinities(rankOf []int, prices assign.Prices) []float32 {
 	return weight
 }
 
-// fillAffinities does so for the scores that are in balance.Scores.
+// fillAffinities computes affinities from the scores in balance.Scores.
 func (s *layerSearch) fillAffinities(weight []float32, prices assign.Prices) {
 	clear(weight)
 	token, _ := s.balance.Take(prices)

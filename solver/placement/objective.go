@@ -8,20 +8,21 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// Objective is what a placement is to keep small.
+// Objective is the quantity that a placement minimizes.
 type Objective string
 
-// The objectives. All but Activation and Time suit an all-to-all that sends a token to a rank, or a node, once.
+// Supported objectives. All but Activation and Time suit an all-to-all that sends a token to a rank, or a node, once.
 const (
-	// Activation counts the activations whose expert is on another rank than the token.
+	// Activation counts the activations whose expert is not on the token's rank.
 	Activation Objective = "activation"
-	// RankDedup counts the distinct other ranks that hold experts of a token.
+	// RankDedup counts the distinct other ranks that contain experts of a token.
 	RankDedup Objective = "rank-dedup"
-	// NodeDedup counts the distinct other nodes.
+	// NodeDedup counts the distinct other nodes that contain experts of a token.
 	NodeDedup Objective = "node-dedup"
-	// Hierarchical counts both, each by what a message of its kind costs.
+	// Hierarchical counts both, weighted by the cost of a message of each kind.
 	Hierarchical Objective = "hierarchical"
-	// Time is the modelled time of an MoE layer: what the busiest rank exchanges, and what the slowest one computes.
+	// Time is the modelled time of a MoE layer: the exchange of the busiest rank and the computation of the slowest
+	// rank.
 	Time Objective = "time"
 )
 
@@ -31,7 +32,7 @@ var (
 	Objectives        = slices.Concat([]Objective{Time}, MessageObjectives)
 )
 
-// ParseObjective returns the objective of that name.
+// ParseObjective returns the objective with the given name.
 func ParseObjective(name string) (Objective, error) {
 	for _, o := range Objectives {
 		if string(o) == name {
@@ -41,12 +42,12 @@ func ParseObjective(name string) (Objective, error) {
 	return "", fmt.Errorf("objective %q is unknown; allowed is %s", name, strings.Trim(fmt.Sprint(Objectives), "[]"))
 }
 
-// tieCost decides between placements that send as many messages to other nodes: by those to other ranks, at so little that
-// it outweighs nothing.
+// tieCost is the weight of messages to other ranks for NodeDedup. It is small, so that it only decides between
+// placements with equally many messages to other nodes.
 const tieCost = 0.01
 
-// Messages are the weights of the objective. nodeCost is the cost of a message to another node, that to another rank being
-// 1.
+// Messages returns the message weights of the objective. nodeCost is the cost of a message to another node, relative to
+// a message to another rank.
 func (o Objective) Messages(ranksPerNode int, nodeCost float64) affinity.Messages {
 	switch o {
 	case RankDedup:
@@ -60,7 +61,7 @@ func (o Objective) Messages(ranksPerNode int, nodeCost float64) affinity.Message
 	}
 }
 
-// CheckObjective refuses an objective that the ranks and nodes leave nothing to choose for.
+// CheckObjective returns an error if the ranks and nodes leave no choice for an objective.
 func CheckObjective(o Objective, ranks, ranksPerNode int) error {
 	if _, err := ParseObjective(string(o)); err != nil {
 		return err
@@ -71,9 +72,9 @@ func CheckObjective(o Objective, ranks, ranksPerNode int) error {
 	case o != NodeDedup && o != Hierarchical:
 		return nil
 	case o == NodeDedup && ranks <= ranksPerNode:
-		return fmt.Errorf("objective %s with EP size %d and %d ranks per node: there is one node, and no other to send to", o, ranks, ranksPerNode)
+		return fmt.Errorf("objective %s with EP size %d and %d ranks per node: there is only one node", o, ranks, ranksPerNode)
 	case ranks > ranksPerNode && ranks%ranksPerNode != 0:
-		return fmt.Errorf("objective %s with EP size %d and %d ranks per node: nodes must have equally many ranks", o, ranks, ranksPerNode)
+		return fmt.Errorf("objective %s with EP size %d and %d ranks per node: all nodes must have the same number of ranks", o, ranks, ranksPerNode)
 	}
 	return nil
 }

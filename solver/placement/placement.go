@@ -5,29 +5,29 @@ import (
 	"fmt"
 )
 
-// Placement says which expert sits in which slot. Slot p lies on rank p / SlotsPerRank.
+// Placement assigns experts to slots. Slot p is on rank p / SlotsPerRank.
 type Placement struct {
 	Ranks        int `json:"ep_size"`
 	Experts      int `json:"num_experts"`
 	SlotsPerRank int `json:"slots_per_rank"`
-	// CopyRule is how the engine chooses among the copies of an expert; absent where it is NearestCopy.
+	// CopyRule is the engine's rule for choosing among the copies of an expert; absent for NearestCopy.
 	CopyRule CopyRule `json:"copy_rule,omitempty"`
-	// Layers holds one entry for each MoE layer, ascending.
+	// Layers has one entry for each MoE layer, ascending.
 	Layers []Layer `json:"layers"`
 }
 
 // Layer is the placement of one MoE layer.
 type Layer struct {
-	// Layer is the model's layer index, dense layers counted.
+	// Layer is the model's layer index, counting dense layers.
 	Layer int `json:"layer"`
-	// Slots are expert ids in slot order.
+	// Slots are expert IDs in slot order.
 	Slots []int `json:"slots"`
 }
 
 // Redundant reports whether there are more slots than experts.
 func (p *Placement) Redundant() bool { return p.Ranks*p.SlotsPerRank > p.Experts }
 
-// Hosts lists, for each expert of the i'th MoE layer, the ranks that hold a copy of it, ascending.
+// Hosts returns, for each expert of the i'th MoE layer, the ranks that contain a copy of it, ascending.
 func (p *Placement) Hosts(i int) [][]int {
 	hosts := make([][]int, p.Experts)
 	for slot, expert := range p.Layers[i].Slots {
@@ -36,15 +36,15 @@ func (p *Placement) Hosts(i int) [][]int {
 	return hosts
 }
 
-// Limits of a placement: several times those of the largest known deployments (512 experts, 384 ranks, 95 MoE layers). What an evaluation
-// allocates grows with ranks² and with ranks × layers.
+// Limits of a placement: several times those of the largest known deployments (512 experts, 384 ranks, 95 MoE layers).
+// The memory of an evaluation grows with ranks² and with ranks × layers.
 const (
 	maxExperts    = 1 << 16
 	maxRanks      = 1 << 10
 	maxRankLayers = 1 << 17
 )
 
-// Validate checks that every layer fills all slots, places every expert at least once and none twice on a rank.
+// Validate checks that every layer fills all slots, places every expert at least once, and no expert twice on a rank.
 func (p *Placement) Validate() error {
 	switch {
 	case p.Ranks < 1 || p.Ranks > maxRanks:
@@ -93,7 +93,7 @@ func (p *Placement) Validate() error {
 	return nil
 }
 
-// fromRanks builds a layer from the rank of each expert; within a rank experts ascend.
+// fromRanks returns a layer, given the rank of each expert. Experts ascend within a rank.
 func fromRanks(layer int, rankOf []int, ranks int) Layer {
 	slots := make([]int, 0, len(rankOf))
 	for rank := range ranks {
@@ -106,7 +106,7 @@ func fromRanks(layer int, rankOf []int, ranks int) Layer {
 	return Layer{Layer: layer, Slots: slots}
 }
 
-// build fills every layer with the same rule.
+// build applies the same rule to every layer.
 func build(layers []int, experts, ranks int, rankOf func(expert int) int) *Placement {
 	p := &Placement{Ranks: ranks, Experts: experts, SlotsPerRank: experts / ranks}
 	for _, layer := range layers {
@@ -119,12 +119,12 @@ func build(layers []int, experts, ranks int, rankOf func(expert int) int) *Place
 	return p
 }
 
-// Contiguous is what engines do by default: rank i holds the i'th run of experts.
+// Contiguous returns the default placement of engines: rank i contains the i'th run of experts.
 func Contiguous(layers []int, experts, ranks int) *Placement {
 	return build(layers, experts, ranks, func(expert int) int { return expert * ranks / experts })
 }
 
-// RoundRobin deals the experts out: expert e goes to rank e mod ranks.
+// RoundRobin returns the placement with expert e on rank e mod ranks.
 func RoundRobin(layers []int, experts, ranks int) *Placement {
 	return build(layers, experts, ranks, func(expert int) int { return expert % ranks })
 }

@@ -23,8 +23,8 @@ import (
 
 var modes = []placement.Attention{placement.TensorParallel, placement.DataParallel}
 
-// instances is how many random instances are tried of those that a flag asks for: a tenth in the short form, since the race
-// detector makes arithmetic about ten times slower and sees the same code at work in each.
+// instances returns the number of random instances to test: the requested number, or a tenth of it in short mode,
+// because the race detector makes arithmetic about ten times slower and covers the same code with fewer.
 func instances(asked int) int {
 	if testing.Short() {
 		return (asked + 9) / 10
@@ -140,9 +140,9 @@ func TestPlantedClustersAreFound(t *testing.T) {
 }
 
 // TestAutoReachesTheOptimum compares with the enumeration of all placements of small layers, both valued by the best
-// balanced assignment of the tokens. So small a layer is the hardest case for the surrogate that the annealing climbs; where
-// placements are few they are all tried, and with 12 experts they are not. The upper bound that is reported for the plan is never
-// below what any placement reaches on the real routes.
+// balanced assignment of the tokens. Small layers are the hardest case for the annealing's surrogate objective. With
+// few placements the search enumerates all, but not with 12 experts. The reported upper bound of the plan is never
+// below the rate of any placement on the recorded routes.
 func TestAutoReachesTheOptimum(t *testing.T) {
 	outcomes := make([]smallOutcome, instances(*smallInstances))
 	err := affinity.Parallel(t.Context(), len(outcomes), func(seed int) { outcomes[seed] = solveSmall(t, uint64(seed)) })
@@ -179,8 +179,8 @@ func TestAutoReachesTheOptimum(t *testing.T) {
 		"the upper bound is %.1f%% above the best placement on average", reached, len(outcomes), equal, 100*max(worst, 0), 100*gap)
 }
 
-// smallOutcome is what the search reaches in one small layer, best the optimum by enumeration; bound is the upper bound that is
-// reported for the real routes, oracle the highest local activation rate that a placement reaches on them.
+// smallOutcome is the search's value in one small layer. best is the optimum by enumeration, bound the reported upper
+// bound on the recorded routes, oracle the maximum local activation rate of all placements on them.
 type smallOutcome struct {
 	experts, ranks           int
 	got, best, bound, oracle float64
@@ -211,7 +211,7 @@ func solveSmall(t *testing.T, seed uint64) (o smallOutcome) {
 	return o
 }
 
-// reportedBound is the upper bound that solve and eval report for a placement on all requests of a trace.
+// reportedBound returns the upper bound that solve and eval report for a placement on all requests of a trace.
 func reportedBound(ctx context.Context, tr *trace.Trace, p *placement.Placement) (float64, error) {
 	report, err := cost.TensorParallel(ctx, tr, p, dealtOut{}, cost.Options{
 		Requests: tr.AllRequests(), BatchTokens: 4096, Shards: cost.FreeShards, RanksPerNode: 8, Machines: cost.NodeOf(hardware.DefaultProfile()),
@@ -223,7 +223,7 @@ type dealtOut struct{}
 
 func (dealtOut) Score(dst []float32, _, _ int) { clear(dst) }
 
-// rows are the experts of every token in the first layer.
+// rows returns the experts of every token in the first layer.
 func rows(tr *trace.Trace) [][]uint16 {
 	all := make([][]uint16, len(tr.Tokens))
 	for p := range all {
@@ -238,7 +238,7 @@ var (
 	capacityInstances = flag.Int("capacity-instances", 40, "random small layers with unequal shares that are compared with enumeration")
 )
 
-// searches are the algorithms that search with random numbers and a time budget, and report more than a placement.
+// searches are the algorithms with random numbers and a time budget that report more than a placement.
 var searches = []placement.Algorithm{placement.Auto, placement.AlternatingPrinted, placement.CrossEntropyPrinted}
 
 func TestSolveIsDeterministicOnAnyNumberOfProcessors(t *testing.T) {
@@ -286,7 +286,7 @@ func TestSolveStops(t *testing.T) {
 	}
 }
 
-// TestClusteringStops clusters requests with no time left: one round must do.
+// TestClusteringStops clusters requests after the deadline: it runs one round.
 func TestClusteringStops(t *testing.T) {
 	p := problem(t, tracetest.Generate(tracetest.Small, 2), placement.DataParallel, 4)
 	cancelled, cancel := context.WithCancel(t.Context())
@@ -332,7 +332,7 @@ func TestSolveRefuses(t *testing.T) {
 		"unknown algorithm": {func(p *placement.Problem) { p.Algorithm = "best" }, "allowed is auto alternating"},
 		"unknown attention": {func(p *placement.Problem) { p.Attention = "pp" }, "allowed is dp, tp"},
 		"slots":             {func(p *placement.Problem) { p.RedundantSlots = 13 }, "allow 0 to 12"},
-		"slots of k-means":  {func(p *placement.Problem) { p.RedundantSlots, p.Algorithm = 1, placement.KMeans2D }, "knows no redundant slots"},
+		"slots of k-means":  {func(p *placement.Problem) { p.RedundantSlots, p.Algorithm = 1, placement.KMeans2D }, "does not support redundant slots"},
 		"no counts":         {func(p *placement.Problem) { p.Tokens = nil }, "needs the token counts"},
 		"no requests":       {func(p *placement.Problem) { p.Attention = placement.DataParallel }, "at least one request"},
 		"no prompts":        {func(p *placement.Problem) { p.Algorithm, p.Prompts = placement.AlternatingPrinted, nil }, "token ids of at least one request"},

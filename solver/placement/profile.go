@@ -10,8 +10,9 @@ import (
 // profileSize is the number of dimensions to which request profiles are reduced.
 const profileSize = 32
 
-// profile holds the requests as points: their expert shares, centred, reduced by a random projection that keeps
-// distances up to a small error, and then sharpened towards the directions in which the requests differ most.
+// profile contains the requests as points: their centered expert shares, reduced by a random projection that
+// approximately preserves distances (Johnson-Lindenstrauss), and then turned to the principal directions of the
+// requests.
 type profile struct {
 	points [][]float32
 }
@@ -31,7 +32,8 @@ func newProfile(c *affinity.RequestCounts) *profile {
 	}
 	size := min(profileSize, width, len(c.Rows))
 	basis := randomBasis(size, width)
-	// Subspace iteration: every pass multiplies the basis by the covariance, which turns it towards the main directions.
+	// Subspace iteration: every pass multiplies the basis by the covariance, which turns it to the principal
+	// directions.
 	const passes = 4
 	points := make([][]float32, len(c.Rows))
 	for r := range points {
@@ -44,7 +46,7 @@ func newProfile(c *affinity.RequestCounts) *profile {
 		}
 		return centred
 	}
-	// So many requests show the main directions.
+	// This many requests suffice to estimate the principal directions.
 	const enough = 1024
 	stride := (len(c.Rows) + enough - 1) / enough
 	for range passes {
@@ -55,7 +57,7 @@ func newProfile(c *affinity.RequestCounts) *profile {
 				add(next[i], row, dot(row, direction))
 			}
 		}
-		orthonormalise(next)
+		orthonormalize(next)
 		basis = next
 	}
 	for r := range c.Rows {
@@ -75,7 +77,7 @@ func zeroBasis(size, width int) [][]float32 {
 	return basis
 }
 
-// randomBasis is the same for every problem: it is a starting point, not a choice.
+// randomBasis returns the same starting basis for every problem.
 func randomBasis(size, width int) [][]float32 {
 	random := rand.New(rand.NewPCG(1, 1))
 	basis := zeroBasis(size, width)
@@ -84,12 +86,12 @@ func randomBasis(size, width int) [][]float32 {
 			direction[x] = float32(random.NormFloat64())
 		}
 	}
-	orthonormalise(basis)
+	orthonormalize(basis)
 	return basis
 }
 
-// orthonormalise is Gram-Schmidt, in order; a direction that vanishes becomes zero.
-func orthonormalise(basis [][]float32) {
+// orthonormalize applies the Gram-Schmidt process, in order. A vanishing direction becomes zero.
+func orthonormalize(basis [][]float32) {
 	for i, direction := range basis {
 		for _, earlier := range basis[:i] {
 			add(direction, earlier, -dot(direction, earlier))
@@ -127,16 +129,16 @@ func squaredDistance(a, b []float32) float32 {
 	return sum
 }
 
-// spread picks n points far apart as first centres: each next one with a probability that grows with its squared
-// distance to those before.
+// spread chooses n initial centers by k-means++ (Arthur and Vassilvitskii 2007): each next center is a point drawn with
+// a probability proportional to its squared distance to the previous centers.
 func (p *profile) spread(n int, random *rand.Rand) [][]float32 {
-	centres := [][]float32{append([]float32(nil), p.points[random.IntN(len(p.points))]...)}
+	centers := [][]float32{append([]float32(nil), p.points[random.IntN(len(p.points))]...)}
 	distance := make([]float64, len(p.points))
-	for len(centres) < n {
+	for len(centers) < n {
 		total := 0.0
 		for r, point := range p.points {
-			d := float64(squaredDistance(point, centres[len(centres)-1]))
-			if len(centres) == 1 || d < distance[r] {
+			d := float64(squaredDistance(point, centers[len(centers)-1]))
+			if len(centers) == 1 || d < distance[r] {
 				distance[r] = d
 			}
 			total += distance[r]
@@ -146,14 +148,14 @@ func (p *profile) spread(n int, random *rand.Rand) [][]float32 {
 			pick -= distance[at]
 			at++
 		}
-		centres = append(centres, append([]float32(nil), p.points[at]...))
+		centers = append(centers, append([]float32(nil), p.points[at]...))
 	}
-	return centres
+	return centers
 }
 
-// means moves each centre to the mean of its points, weighted by size; a centre without points stays.
-func (p *profile) means(centres [][]float32, ranks []int, sizes []float32) {
-	for i, centre := range centres {
+// means moves each center to the mean of its points, weighted by size. A center without points stays.
+func (p *profile) means(centers [][]float32, ranks []int, sizes []float32) {
+	for i, centre := range centers {
 		total := float32(0)
 		sum := make([]float32, len(centre))
 		for r, rank := range ranks {

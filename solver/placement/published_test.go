@@ -10,7 +10,8 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// printedInstance is a small profile as the papers write it: requests of token ids, and the activations T [layers][tokens][experts].
+// printedInstance is a small profile in the notation of the papers: requests of token IDs, and the activations T
+// [layers][tokens][experts].
 type printedInstance struct {
 	prompts [][]int32
 	counts  [][][]float32
@@ -41,7 +42,7 @@ func newPrintedInstance(random *rand.Rand, requests, tokens, experts, layers int
 	return in
 }
 
-// problem is the profile as a Problem.
+// problem returns the profile as a Problem.
 func (in *printedInstance) problem(attention Attention, algorithm Algorithm, ranks int) Problem {
 	experts := len(in.counts[0][0])
 	p := Problem{Attention: attention, Algorithm: algorithm, Ranks: ranks, Prompts: in.prompts, Seed: 1, Requests: &affinity.RequestCounts{
@@ -142,8 +143,8 @@ func (in *printedInstance) potential(layer int, rankOf, rowRank []int, ranks int
 	return sum
 }
 
-// objective is that of section 3.3 with the loads of ranks: θ·|imbalance| + (1−θ)·remote, the mean over the layers, where row i of the
-// problem has size tokens.
+// printedDirectly returns the terms of the objective of section 3.3, with the loads of ranks: θ·|imbalance| +
+// (1−θ)·remote, as the mean over the layers, where row i of the problem has sizes[i] tokens.
 func printedDirectly(layers int, sizes []float32, chance func(layer, row, expert int) float64, rankOf [][]int, rowRank []int, ranks int) (imbalance, fullest, remote float64) {
 	total := 0.0
 	for _, n := range sizes {
@@ -178,8 +179,8 @@ func printedDirectly(layers int, sizes []float32, chance func(layer, row, expert
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-4*max(1, math.Abs(a), math.Abs(b)) }
 
-// TestFineTuningNeverLosesAffinity compares the gain of every swap with the difference of the potential, which is computed from the
-// definition of each term.
+// TestFineTuningNeverLosesAffinity compares the gain of every swap with the difference of the potential, which is
+// computed from the definition of each term.
 func TestFineTuningNeverLosesAffinity(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -209,7 +210,7 @@ func TestFineTuningNeverLosesAffinity(t *testing.T) {
 	}
 }
 
-// TestSchedulingFollowsTheListing states lines 28 to 42 of Algorithm 1 again, from the token ids.
+// TestSchedulingFollowsTheListing reimplements lines 28 to 42 of Algorithm 1 from the token IDs.
 func TestSchedulingFollowsTheListing(t *testing.T) {
 	withoutRequests := 0
 	for seed := range uint64(30) {
@@ -272,7 +273,8 @@ func shuffledRanks(random *rand.Rand, experts, ranks int) []int {
 	return rankOf
 }
 
-// TestPrintedScoresAreThoseOfTheFormulas computes the score of line 48 and the objective of section 3.3 from the token ids.
+// TestPrintedScoresAreThoseOfTheFormulas computes the score of line 48 and the objective of section 3.3 from the token
+// ids.
 func TestPrintedScoresAreThoseOfTheFormulas(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 2))
@@ -318,8 +320,8 @@ func TestPrintedScoresAreThoseOfTheFormulas(t *testing.T) {
 	}
 }
 
-// TestPrintedAlgorithmsKeepTheBest: a run that ends at once is never better than the whole run, no run is better than the best of all
-// assignments, and each keeps the numbers of experts and requests per rank.
+// TestPrintedAlgorithmsKeepTheBest checks that the full run is at least as good as a run that stops at once, that no
+// run is better than the best of all assignments, and that the numbers of experts and requests per rank are preserved.
 func TestPrintedAlgorithmsKeepTheBest(t *testing.T) {
 	for seed := range uint64(12) {
 		random := rand.New(rand.NewPCG(seed, 3))
@@ -373,7 +375,7 @@ func TestPrintedAlgorithmsKeepTheBest(t *testing.T) {
 			if got < least-1e-6 {
 				t.Errorf("seed %d, %s: %v is below the least of all assignments, %v", seed, algorithm, got, least)
 			}
-			// So small an instance has few samples: the cross-entropy method finds its optimum.
+			// On such a small instance the cross-entropy method finds the optimum.
 			if algorithm == CrossEntropyPrinted && got > least*1.05 {
 				t.Errorf("seed %d: the cross-entropy method ends at %v, the least is %v", seed, got, least)
 			}
@@ -397,7 +399,7 @@ func count(ranks []int, of int) []int {
 	return n
 }
 
-// TestDrawnRowsKeepTheBalance: no rank has more tokens than the balance factor allows where every row fits.
+// TestDrawnRowsKeepTheBalance checks that no rank exceeds the balance factor if every row fits.
 func TestDrawnRowsKeepTheBalance(t *testing.T) {
 	r := &rows{ranks: 4, sizes: slices.Repeat([]float32{1, 2, 3}, 40)}
 	random := rand.New(rand.NewPCG(1, 4))

@@ -12,44 +12,45 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// refiner is a search in one layer or several that share the ranks of tokens or requests: those are settled for a placement,
-// and then experts of each layer change places for them as settled.
+// refiner is a local search in one layer, or in several layers that share the ranks of tokens or requests. It assigns
+// tokens or requests for a placement, and then swaps experts of each layer under this assignment.
 type refiner interface {
-	// settle assigns tokens or requests for a placement, and returns what it is worth in units of the objective over the
+	// settle assigns tokens or requests for a placement, and returns its value in units of the objective over the
 	// profile.
 	settle(rankOf [][]int) float64
-	// swaps searches layer l from a placement, which it changes. Several layers may be searched at once.
+	// swaps searches layer l from a placement, which it modifies. It may be called for several layers concurrently.
 	swaps(l int, rankOf []int) swapper
-	// copies are what a copy of an expert on a rank would be worth in layer l [experts × ranks].
+	// copies returns the value of a copy of each expert on each rank in layer l [experts × ranks].
 	copies(l int, rankOf []int) []float32
-	// anneals says that swaps are to be annealed at first: the objective has many local optima.
+	// anneals reports whether swaps are annealed first, because the objective has many local optima.
 	anneals() bool
 }
 
 const (
-	// refineRounds bounds how often tokens or requests are settled again after experts have changed places; it ends before
-	// when a round gains less than worthwhile, in proportion.
+	// refineRounds is the maximum number of alternations between assignment and swaps. The search ends when the
+	// relative gain of a round is below worthwhile.
 	refineRounds = 6
-	worthwhile   = 1e-4
-	// hope is how much worse than the best start, in proportion, another of a single layer may be to be improved at all. A start of
-	// several layers may look much worse than it is: its layers do not agree yet in the names of ranks.
-	hope = 0.1
+	minRoundGain = 1e-4
+	// maxStartGap is the maximum relative distance to the best start for improving another start of a single layer. It
+	// does not apply to starts of several layers, whose value can look too low because the numbering of ranks differs
+	// between layers.
+	maxStartGap = 0.1
 )
 
-// refining is the search for placements under limits.
+// refining is the local search for placements under limits.
 type refining struct {
 	by     refiner
 	within []*limits
 	stop   limit
 	seed   uint64
-	// rounds bounds the rounds from each start; 0 is refineRounds.
+	// rounds is the maximum number of rounds from each start; 0 means refineRounds.
 	rounds int
 }
 
-// worth is how good a placement is: first by how little it exceeds limits, then by value.
+// worth orders placements: first by the excess over limits, then by value.
 type worth struct{ excess, value float64 }
 
-// better reports whether it is, by more than a fraction of the value.
+// better reports whether w is better, by more than the fraction by of the value.
 func (w worth) better(than worth, by float64) bool {
 	if w.excess != than.excess {
 		return w.excess < than.excess
@@ -66,8 +67,8 @@ func (r *refining) worth(rankOf [][]int) worth {
 	return w
 }
 
-// best improves every start that is not hopeless and returns the best placement seen, the starts included; the first one
-// stands for doing nothing.
+// best improves every promising start and returns the best placement found, including the starts. The first start
+// represents no change.
 func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) {
 	worths, first := make([]worth, len(starts)), 0
 	for i, start := range starts {
@@ -77,13 +78,13 @@ func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) 
 	}
 	found, value := starts[first], worths[first]
 	hopeless := value
-	hopeless.value -= hope * math.Abs(value.value)
+	hopeless.value -= maxStartGap * math.Abs(value.value)
 	for i, start := range starts {
 		at, here := start, worths[i]
 		if len(start) == 1 && hopeless.better(here, 0) {
 			continue
 		}
-		// The search is for tokens or requests as settled last.
+		// Swaps depend on the last assignment.
 		r.by.settle(at)
 		for round := range cmp.Or(r.rounds, refineRounds) {
 			if r.stop.reached() {
@@ -106,7 +107,7 @@ func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) 
 			if !there.better(here, 1e-6) {
 				break
 			}
-			last := !there.better(here, worthwhile)
+			last := !there.better(here, minRoundGain)
 			at, here = next, there
 			if last {
 				break
@@ -116,18 +117,18 @@ func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) 
 			found, value = at, here
 		}
 	}
-	// What is settled last is what copies and the value are about.
+	// Copies and the value depend on the last assignment.
 	r.by.settle(found)
 	return found, nil
 }
 
-// refines reports whether the placement must be searched for by exact swaps: for constraints, or for messages.
+// refines reports whether the placement requires a search by exact swaps: for constraints, or for messages.
 func (p *Problem) refines() bool {
 	return p.Constraints.Binding() || p.Algorithm == Auto && !p.Messages.None()
 }
 
-// solveRefined solves without constraints first, where that helps, and then searches under them. TrainLAR is that of the
-// search by activations; with other objectives nothing.
+// solveRefined first solves without constraints, if that helps, and then searches under constraints. TrainLAR is that
+// of the search by activations, and empty for other objectives.
 func (p *Problem) solveRefined(ctx context.Context, solve func(context.Context, *Problem) (Result, error)) (Result, error) {
 	stop := limit{ctx, p.Deadline}
 	within, err := p.allLimits()
@@ -144,7 +145,7 @@ func (p *Problem) solveRefined(ctx context.Context, solve func(context.Context, 
 	return p.refineLayers(ctx, starts, within, stop)
 }
 
-// allLimits are the constraints of all layers.
+// allLimits returns the constraints of all layers.
 func (p *Problem) allLimits() ([]*limits, error) {
 	within := make([]*limits, len(p.Layers))
 	for l := range within {
@@ -156,7 +157,7 @@ func (p *Problem) allLimits() ([]*limits, error) {
 	return within, nil
 }
 
-// constrainedStarts are placements to search from under constraints; the first is the one of least effort.
+// constrainedStarts returns starting placements under constraints. The first one is the default placement.
 func (p *Problem) constrainedStarts(ctx context.Context, solve func(context.Context, *Problem) (Result, error), within []*limits, stop limit) ([][][]int, error) {
 	starts, err := p.simpleStarts(within)
 	if err != nil {
@@ -172,7 +173,7 @@ func (p *Problem) constrainedStarts(ctx context.Context, solve func(context.Cont
 			for l := range near {
 				near[l] = within[l].towards(start[l], rand.New(rand.NewPCG(p.Seed, uint64(i<<16|l))))
 				if !within[l].keeps(near[l]) {
-					// Too many moves from here: the layer keeps its simple placement, and what swaps make of that.
+					// Too many moves are needed: the layer starts from its default placement.
 					near[l] = starts[0][l]
 				}
 			}
@@ -182,8 +183,8 @@ func (p *Problem) constrainedStarts(ctx context.Context, solve func(context.Cont
 	return starts, nil
 }
 
-// renamedStarts are placements with ranks named after pins and the current placement. Where ranks have unequal shares of the tokens, names
-// are more than that: the placements stay among the starts as they are.
+// renamedStarts returns placements with ranks renumbered to match pins and the current placement. With unequal shares
+// of the tokens, ranks are not interchangeable, so the original placements also remain starts.
 func (p *Problem) renamedStarts(solved [][][]int, within []*limits) [][][]int {
 	var starts [][][]int
 	for _, start := range solved {
@@ -200,7 +201,7 @@ func (p *Problem) renamedStarts(solved [][][]int, within []*limits) [][][]int {
 	return starts
 }
 
-// simpleStarts is the placement of least effort, and an error where pins and the move budget leave none.
+// simpleStarts returns the default placement, or an error if pins and the move budget are infeasible.
 func (p *Problem) simpleStarts(within []*limits) ([][][]int, error) {
 	simple := make([][]int, len(within))
 	for l, w := range within {
@@ -209,14 +210,14 @@ func (p *Problem) simpleStarts(within []*limits) ([][][]int, error) {
 			continue
 		}
 		if w.moved > w.budget {
-			return nil, fmt.Errorf("layer %d: pins, groups and new slots alone move %d experts; the move budget is %d", p.Layers[l], w.moved, w.budget)
+			return nil, fmt.Errorf("layer %d: pins, groups and new slots require %d moves; the move budget is %d", p.Layers[l], w.moved, w.budget)
 		}
-		return nil, fmt.Errorf("layer %d: pins and groups contradict one another: a group's experts must be on the group's own ranks", p.Layers[l])
+		return nil, fmt.Errorf("layer %d: pins and groups conflict: a group's experts must be on the ranks of the group", p.Layers[l])
 	}
 	return [][][]int{simple}, nil
 }
 
-// solvedStarts are placements that the search without constraints finds.
+// solvedStarts returns placements from the search without constraints.
 func (p *Problem) solvedStarts(ctx context.Context, solve func(context.Context, *Problem) (Result, error), stop limit) ([][][]int, error) {
 	var starts [][][]int
 	if p.Current != nil {
@@ -253,19 +254,19 @@ func (p *Problem) solvedStarts(ctx context.Context, solve func(context.Context, 
 	return starts, nil
 }
 
-// limits are the constraints of one layer.
+// limits returns the constraints of one layer.
 func (p *Problem) limits(l int) (*limits, error) {
 	n := p.experts()
 	w := &limits{
 		ranks: p.Ranks, groups: p.groups(), pinned: slices.Repeat([]int{-1}, n), each: max(p.each, 1), budget: math.MaxInt,
-		cost: p.Constraints.MigrationCost, loads: make([]float64, n), most: math.Inf(1),
+		cost: p.Constraints.MigrationCost, loads: make([]float64, n), maxLoad: math.Inf(1),
 	}
 	for _, pin := range p.Constraints.Pins {
 		if pin.Layer != p.Layers[l] {
 			continue
 		}
 		if before := w.pinned[pin.Expert]; before >= 0 && before != pin.Rank {
-			return nil, fmt.Errorf("layer %d: experts of one group are pinned to ranks %d and %d; a rank holds whole groups", pin.Layer, before, pin.Rank)
+			return nil, fmt.Errorf("layer %d: experts of one group are pinned to ranks %d and %d; a rank contains whole groups", pin.Layer, before, pin.Rank)
 		}
 		w.pinned[pin.Expert] = pin.Rank
 	}
@@ -283,7 +284,7 @@ func (p *Problem) limits(l int) (*limits, error) {
 		if p.Constraints.MoveBudget != nil {
 			w.budget = *p.Constraints.MoveBudget
 		}
-		// A search weighs what moves cost against what they gain; where none is made, they gain nothing.
+		// A search weighs the cost of moves against their gain. Without a search, moves have no gain.
 		w.stay = p.Constraints.MoveBudget != nil || p.Algorithm == ContiguousAlgorithm && p.Constraints.MigrationCost > 0
 	}
 	if p.Constraints.ExpertLoadLimit > 0 {
@@ -292,12 +293,12 @@ func (p *Problem) limits(l int) (*limits, error) {
 			return nil, err
 		}
 		w.loads = loads
-		w.most = sum(loads) / float64(p.Ranks) * p.Constraints.ExpertLoadLimit / 100
+		w.maxLoad = sum(loads) / float64(p.Ranks) * p.Constraints.ExpertLoadLimit / 100
 	}
 	return w, nil
 }
 
-// nodes is the number of nodes that the objective tells apart.
+// nodes returns the number of nodes that the objective distinguishes.
 func (p *Problem) nodes() int {
 	if p.Messages.Node == 0 {
 		return 1
@@ -324,8 +325,9 @@ func sum(values []float64) float64 {
 	return total
 }
 
-// rename names the ranks of a placement so that most pins hold and most experts stay: layer by layer with tensor
-// parallelism, the same names for all layers with data parallelism. Ranks of a node, or of a group, stay together.
+// rename renumbers the ranks of a placement to maximize satisfied pins, then experts that stay: layer by layer with
+// tensor parallelism, with the same permutation for all layers with data parallelism. Ranks of a node, or of a group,
+// stay together.
 func (p *Problem) rename(rankOf [][]int, within []*limits) {
 	nodes, groups := p.nodes(), p.groups()
 	blocks := max(nodes, groups)
@@ -357,7 +359,7 @@ func (p *Problem) rename(rankOf [][]int, within []*limits) {
 	}
 }
 
-// like adds to row [ranks] how much an expert belongs to each rank: by its pin first, then by where it is.
+// like adds to row [ranks] the affinity of an expert to each rank: by its pin first, then by its current rank.
 func (l *limits) like(row []float32, e int) {
 	if l.pinned[e] >= 0 {
 		row[l.pinned[e]] += float32(len(l.pinned))
@@ -369,7 +371,7 @@ func (l *limits) like(row []float32, e int) {
 	}
 }
 
-// refineLayers refines each layer by itself.
+// refineLayers refines each layer independently.
 func (p *Problem) refineLayers(ctx context.Context, starts [][][]int, within []*limits, stop limit) (Result, error) {
 	result := Result{Placement: p.placement()}
 	values, failures := make([]float64, len(p.Layers)), make([]error, len(p.Layers))
@@ -403,7 +405,7 @@ func (p *Problem) refineLayers(ctx context.Context, starts [][][]int, within []*
 	return result, nil
 }
 
-// refineFrom searches from starts; the default placement is not searched, it is the first start.
+// refineFrom searches from starts. Without a search, the result is the first start, which is the default placement.
 func (p *Problem) refineFrom(ctx context.Context, by refiner, starts [][][]int, within []*limits, stream uint64, stop limit) ([][]int, error) {
 	if p.Algorithm != Auto {
 		by.settle(starts[0])
@@ -413,8 +415,8 @@ func (p *Problem) refineFrom(ctx context.Context, by refiner, starts [][][]int, 
 	return r.best(ctx, starts)
 }
 
-// copiesOf are the best redundant copies for the tokens or requests as settled. Under a move budget copies stay where they
-// are.
+// copiesOf returns the best redundant copies for the current assignment of tokens or requests. Under a move budget,
+// copies stay in place.
 func (p *Problem) copiesOf(by refiner, at, l int, rankOf []int, within *limits) extras {
 	if p.RedundantSlots == 0 {
 		return nil
@@ -422,7 +424,7 @@ func (p *Problem) copiesOf(by refiner, at, l int, rankOf []int, within *limits) 
 	weight := by.copies(at, rankOf)
 	bonus := float32(p.Constraints.MigrationCost)
 	if p.Constraints.MoveBudget != nil {
-		bonus = 2*slices.Max(weight) + 1 // above all others, and those that stay in their order
+		bonus = 2*slices.Max(weight) + 1 // above all other weights; copies in place keep their order
 	}
 	for i := range weight {
 		if within.held != nil && within.held[i] {
@@ -432,7 +434,7 @@ func (p *Problem) copiesOf(by refiner, at, l int, rankOf []int, within *limits) 
 	return bestCopies(weight, rankOf, p.Ranks, p.RedundantSlots)
 }
 
-// refineJoint refines all layers for requests that have one rank.
+// refineJoint refines all layers together, for requests with one rank in all layers.
 func (p *Problem) refineJoint(ctx context.Context, starts [][][]int, within []*limits, stop limit) (Result, error) {
 	by := p.jointRefiner(stop)
 	rankOf, err := p.refineFrom(ctx, by, starts, within, 0, stop)

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/assign"
 )
 
-// layerRefiner refines one layer with attention tensor parallelism.
+// layerRefiner returns the refiner of one layer with attention tensor parallelism.
 func (p *Problem) layerRefiner(l int, stop limit) (refiner, error) {
 	if !p.Messages.None() {
 		return newMessageRefiner(p, []int{l}), nil
@@ -25,7 +25,7 @@ func (p *Problem) layerRefiner(l int, stop limit) (refiner, error) {
 	return by, nil
 }
 
-// jointRefiner refines all layers with attention data parallelism.
+// jointRefiner returns the refiner of all layers with attention data parallelism.
 func (p *Problem) jointRefiner(stop limit) refiner {
 	if !p.Messages.None() {
 		return newMessageRefiner(p, nil)
@@ -35,13 +35,13 @@ func (p *Problem) jointRefiner(stop limit) refiner {
 	return &requestRefiner{search: newJointSearch(&part, stop), scale: p.profileTokens() / max(part.Requests.TokenCount(), 1)}
 }
 
-// tokenRefiner refines a layer by activations. With pairs a placement is worth its affinity by them, as in solvePairs: what
-// a forecast will make of it is not known yet.
+// tokenRefiner refines a layer by activations. With pairs, the value of a placement is its affinity, as in solvePairs,
+// because the forecast for the placement is not known yet.
 type tokenRefiner struct {
 	search *layerSearch
 	pairs  *gram
 	prices assign.Prices
-	// follows is set where placements are settled that differ little from the last one: its prices are nearly right.
+	// follows is set if a settled placement differs little from the previous one, whose prices are then a good start.
 	follows bool
 }
 
@@ -75,7 +75,7 @@ func (r *tokenRefiner) copies(_ int, rankOf []int) []float32 {
 	return r.search.affinities(rankOf, r.prices)
 }
 
-// annealed is a placement annealed by affinities under limits.
+// annealed returns a placement annealed by affinities under limits.
 func (r *tokenRefiner) annealed(rankOf []int, within *limits, seed uint64) []int {
 	g := r.pairs
 	if g == nil {
@@ -89,7 +89,7 @@ func (r *tokenRefiner) annealed(rankOf []int, within *limits, seed uint64) []int
 // requestRefiner refines all layers by the activations of requests.
 type requestRefiner struct {
 	search *jointSearch
-	// scale is how many tokens of the profile one of the requests' stands for.
+	// scale is the number of tokens of the profile per token of the requests.
 	scale float64
 	ranks []int
 }
@@ -116,14 +116,15 @@ func (r *requestRefiner) copies(l int, _ []int) []float32 {
 	return part.weight
 }
 
-// messageRefiner refines layers by the messages of single tokens. Units, token ids or requests, have a rank each; with a
-// forecast that tells the occurrences of a token apart, every token has its own.
+// messageRefiner refines layers by the messages of single tokens. Units (token IDs or requests) have one rank each.
+// With a forecast that distinguishes the occurrences of a token, every token is a unit.
 type messageRefiner struct {
 	sample *affinity.Occurrences
 	layers []int
 	ranks  int
 	cost   affinity.Messages
-	// unit is the unit of each occurrence, balance assigns the units to ranks, own is the result for each occurrence.
+	// unit is the unit of each occurrence, balance assigns the units to ranks, own is the resulting rank of each
+	// occurrence.
 	unit    []int32
 	balance assign.Weighted
 	own     []int32
@@ -148,7 +149,8 @@ func newMessageRefiner(p *Problem, layers []int) *messageRefiner {
 
 func (r *messageRefiner) anneals() bool { return true }
 
-// each calls do for every occurrence in every layer with the messages that each rank would save, were the token there.
+// each calls do for every occurrence in every layer, with the messages that each rank would save as the rank of the
+// token.
 func (r *messageRefiner) each(rankOf [][]int, do func(at int, saved []float32)) {
 	saved := make([]float32, r.ranks)
 	for i, l := range r.layers {
@@ -180,7 +182,7 @@ func (r *messageRefiner) settle(rankOf [][]int) float64 {
 	return -r.total(rankOf) * r.sample.Scale
 }
 
-// total is what the messages of the sample cost.
+// total returns the message cost of the sample.
 func (r *messageRefiner) total(rankOf [][]int) float64 {
 	sum := 0.0
 	for i := range r.layers {
@@ -195,20 +197,20 @@ func (r *messageRefiner) distinct(i int, rankOf []int) *distinct {
 
 func (r *messageRefiner) swaps(i int, rankOf []int) swapper { return r.distinct(i, rankOf) }
 
-// copies counts the messages to a rank and node that one expert alone is the cause of.
+// copies counts the messages to a rank and node that only one expert causes.
 func (r *messageRefiner) copies(i int, rankOf []int) []float32 {
 	d := r.distinct(i, rankOf)
 	weight := make([]float32, len(rankOf)*r.ranks)
 	for e, occurrences := range d.of {
 		for _, at := range occurrences {
-			weight[e*r.ranks+int(d.own[at])] += float32(d.lone(int(at), rankOf[e]) * r.sample.Scale)
+			weight[e*r.ranks+int(d.own[at])] += float32(d.soleMessageCost(int(at), rankOf[e]) * r.sample.Scale)
 		}
 	}
 	return weight
 }
 
-// together places the experts of a layer by what single tokens activate together: first on nodes, where these count, and
-// within a node on its ranks.
+// together places the experts of a layer by co-activations of single tokens: first on nodes, if they count, and then on
+// the ranks of each node.
 func (p *Problem) together(l int, stop limit) []int {
 	g := newGram(p.experts())
 	k := p.Occurrences.TopK
@@ -245,7 +247,7 @@ func (p *Problem) together(l int, stop limit) []int {
 	return rankOf
 }
 
-// part is the matrix of some of the experts.
+// part returns the matrix of a subset of the experts.
 func (g *gram) part(experts []int) *gram {
 	to := newGram(len(experts))
 	for i, e := range experts {

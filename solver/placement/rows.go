@@ -6,17 +6,17 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// rows are what is to be assigned to ranks together with the experts: token ids in one layer (attention TP), or requests
-// over all layers (attention DP). The published algorithms work on them alike.
+// rows are the units that are assigned to ranks together with the experts: token IDs in one layer (attention TP), or
+// requests over all layers (attention DP). The published algorithms treat both in the same way.
 type rows struct {
 	ranks, experts int
-	// sizes are tokens.
+	// sizes are the numbers of tokens.
 	sizes []float32
-	// layers hold the activations of each row.
+	// layers contain the activations of each row.
 	layers []sparseRows
-	// grams are made when first asked for.
+	// grams are computed on first use.
 	grams []*gram
-	// profile holds the rows as points; only promptRows fills it.
+	// profile contains the rows as points; only promptRows sets it.
 	profile *profile
 }
 
@@ -87,7 +87,7 @@ func (r *rows) local(scores []float32, rankOf [][]int) {
 	}
 }
 
-// loads are each expert's activations in a layer.
+// loads returns each expert's activations in a layer.
 func (r *rows) loads(layer int) []float64 {
 	loads := make([]float64, r.experts)
 	for i, e := range r.layers[layer].expert {
@@ -114,7 +114,7 @@ func (r *rows) bySize() []int {
 	return order
 }
 
-// spread deals the rows out by size alone, each to the least loaded rank.
+// spread assigns the rows only by size, each to the least loaded rank.
 func (r *rows) spread() []int {
 	rank, load := make([]int, len(r.sizes)), make([]float64, r.ranks)
 	for _, i := range r.bySize() {
@@ -125,8 +125,8 @@ func (r *rows) spread() []int {
 	return rank
 }
 
-// greedy gives each row, largest first, the rank of the highest score among those that stay within slack times their fair
-// share; a row that fits nowhere goes to the least loaded.
+// greedy assigns each row, largest first, to the rank with the highest score among those that stay within slack times
+// their fair share. A row that fits on no rank is assigned to the least loaded one.
 func (r *rows) greedy(scores []float32, slack float64) (rank []int, local float64) {
 	rank, load := make([]int, len(r.sizes)), make([]float64, r.ranks)
 	limit := slack * r.tokens() / float64(r.ranks)

@@ -8,28 +8,29 @@ import (
 )
 
 const (
-	// valuedScores is how many scores (token ids × ranks) placements are valued by at most, unless that leaves fewer token ids
-	// than leastTokens: with few, the search on many ranks learns the sample by heart. The annealing sees all token ids through
-	// the Gram matrix, whatever their number.
+	// valuedScores is the maximum number of scores (token IDs × ranks) for valuing placements, unless fewer than
+	// minTokens token IDs would remain. With few token IDs, a search on many ranks overfits the sample. Annealing
+	// uses all token IDs through the Gram matrix.
 	valuedScores = 1 << 17
-	leastTokens  = 1 << 13
-	// gramTokens is how many token ids the Gram matrix is made of where the search starts from a placement in service.
+	minTokens    = 1 << 13
+	// gramTokens is the number of token IDs in the Gram matrix if the search starts from a placement in service.
 	gramTokens = 1 << 14
 )
 
-// valuedTokens is the largest number of token ids by which placements are valued.
-func valuedTokens(ranks int) int { return max(valuedScores/ranks, leastTokens) }
+// valuedTokens returns the maximum number of token IDs for valuing placements.
+func valuedTokens(ranks int) int { return max(valuedScores/ranks, minTokens) }
 
-// sample holds token ids that stand for all that occur in a layer.
+// sample contains token IDs that represent all token IDs of a layer.
 type sample struct {
 	tokens []int
-	// rows are their activations and sizes their occurrences; one that stands for several counts for them all.
+	// rows are their activations and sizes their occurrences. A token ID that represents several counts for all of
+	// them.
 	rows  sparseRows
 	sizes []float32
 }
 
-// newSample takes at most that many token ids. A token id that occurs a times has a/(a+shrinkage) of its activations: the rest is
-// what the mean token would activate, which is local on all ranks alike, and left out.
+// newSample selects at most the allowed number of token IDs. A token ID with a occurrences has a/(a+shrinkage) of its
+// activations. The remainder is that of the mean token, which is equally local on all ranks, and is omitted.
 func newSample(c *affinity.Counts, allowed int, shrinkage float32) sample {
 	tokens, scale := sampleTokens(c, allowed)
 	entries := 0
@@ -52,15 +53,15 @@ func newSample(c *affinity.Counts, allowed int, shrinkage float32) sample {
 	return sample{tokens, rows, sizes}
 }
 
-// reliability is the share of a token id's activations that is expected of it again. Those of a rare one are chance for the most
-// part, and a search that takes them at their face value fits the profile and not the traffic that it stands for.
+// reliability returns the share of a token ID's activations that is expected to repeat. The activations of a rare token
+// ID are mostly noise, and a search that ignores this overfits the profile.
 func reliability(occurrences, shrinkage float32) float32 {
 	return occurrences / (occurrences + shrinkage)
 }
 
-// sampleTokens lists the token ids that occur, and how many of their like each stands for. Where they are too many, the more
-// frequent half of what is allowed is kept, and of the others, in the order of their frequency, every so many'th stands for
-// its neighbours.
+// sampleTokens lists the token IDs that occur, and how many similar ones each represents. If there are too many, it
+// keeps the most frequent token IDs for half of the allowed number, and every k'th of the others by frequency, which
+// represents its neighbors.
 func sampleTokens(c *affinity.Counts, allowed int) (tokens []int, scale []float32) {
 	for token, n := range c.Occurrences {
 		if n > 0 {
@@ -88,8 +89,8 @@ func sampleTokens(c *affinity.Counts, allowed int) (tokens []int, scale []float3
 	return kept, scale
 }
 
-// sortByFrequency puts the more frequent token ids first, ids of one frequency in ascending order. Frequencies are positive:
-// their bits are ordered as they are.
+// sortByFrequency sorts the token IDs by descending frequency, then ascending ID. Frequencies are positive, so their
+// bit patterns have the same order.
 func sortByFrequency(tokens []int, occurrences []float32) {
 	keys := make([]uint64, len(tokens))
 	for i, token := range tokens {
@@ -101,5 +102,5 @@ func sortByFrequency(tokens []int, occurrences []float32) {
 	}
 }
 
-// gram is the Gram matrix of the sample.
+// gram returns the Gram matrix of the sample.
 func (s *sample) gram(experts int) *gram { return rowGram(experts, s.rows, s.sizes, 0) }

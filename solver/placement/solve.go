@@ -11,44 +11,47 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// Attention says what is assigned to a rank: with data parallelism a whole request for all layers, with tensor
-// parallelism each token in each layer.
+// Attention is the attention mode, which defines what is assigned to a rank: with data parallelism a whole request for
+// all layers, with tensor parallelism each token in each layer.
 type Attention string
 
-// The attention modes.
+// Supported attention modes.
 const (
 	DataParallel   Attention = "dp"
 	TensorParallel Attention = "tp"
 )
 
-// Algorithm names a way to solve a Problem.
+// Algorithm names an algorithm that solves a Problem.
 type Algorithm string
 
-// The algorithms.
+// Supported algorithms.
 const (
-	// Auto anneals the Gram matrix of the profile from several starts and alternates exact assignments.
+	// Auto anneals the Gram matrix of the profile from several starts, and alternates exact assignments.
 	Auto Algorithm = "auto"
-	// Alternating is a practical variant of Algorithm 1 of Sem-MoE: it clusters token ids (attention TP) or requests (DP) by their counts.
+	// Alternating is a practical variant of Algorithm 1 of Sem-MoE: it clusters token IDs (attention TP) or requests
+	// (DP) by their counts.
 	Alternating Algorithm = "alternating"
-	// AlternatingPrinted is Algorithm 1 of Sem-MoE as the paper prints it: it clusters requests by what the token table forecasts for them.
+	// AlternatingPrinted is Algorithm 1 of Sem-MoE as printed in the paper: it clusters requests by the forecast of the
+	// token table.
 	AlternatingPrinted Algorithm = "alternating-printed"
-	// CrossEntropy is a practical variant of the cross-entropy method of Speculative MoE: it samples experts, and rows follow greedily.
+	// CrossEntropy is a practical variant of the cross-entropy method of Speculative MoE: it samples experts, and
+	// assigns rows greedily.
 	CrossEntropy Algorithm = "cross-entropy"
-	// CrossEntropyPrinted samples tokens and experts jointly, as the paper does.
+	// CrossEntropyPrinted samples tokens and experts jointly, as in the paper.
 	CrossEntropyPrinted Algorithm = "cross-entropy-printed"
 	// KMeans2D is balanced two-dimensional k-means.
 	KMeans2D Algorithm = "kmeans2d"
-	// EPLB balances expert load alone, as DeepSeek's load balancer does.
+	// EPLB balances only expert load, as DeepSeek's load balancer does.
 	EPLB Algorithm = "eplb"
-	// Coactivation keeps experts together that single tokens activate together.
+	// Coactivation groups experts that single tokens activate together.
 	Coactivation Algorithm = "coactivation"
 	// ExFlow keeps tokens on their rank from layer to layer.
 	ExFlow Algorithm = "exflow"
-	// MoETuner does so with clusters of balanced load.
+	// MoETuner is ExFlow with clusters of balanced load.
 	MoETuner Algorithm = "moetuner"
-	// ContiguousAlgorithm keeps the default placement: rank i holds the i'th run of experts.
+	// ContiguousAlgorithm returns the default placement: rank i contains the i'th run of experts.
 	ContiguousAlgorithm Algorithm = "contiguous"
-	// RoundRobinAlgorithm deals the experts out.
+	// RoundRobinAlgorithm assigns the experts round-robin.
 	RoundRobinAlgorithm Algorithm = "round-robin"
 )
 
@@ -58,7 +61,7 @@ var Algorithms = []Algorithm{
 	RoundRobinAlgorithm,
 }
 
-// ParseAlgorithm returns the algorithm of that name.
+// ParseAlgorithm returns the algorithm with the given name.
 func ParseAlgorithm(name string) (Algorithm, error) {
 	for _, a := range Algorithms {
 		if string(a) == name {
@@ -68,81 +71,84 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 	return "", fmt.Errorf("algorithm %q is unknown; allowed is %s", name, strings.Trim(fmt.Sprint(Algorithms), "[]"))
 }
 
-// warm reports whether the search goes on from the placement in service alone.
+// warm reports whether the search starts only from the placement in service.
 func (p *Problem) warm() bool { return p.Current != nil && !p.Fresh }
 
-// timed reports whether placements are searched for by time.
+// timed reports whether the search minimizes modelled time.
 func (p *Problem) timed() bool { return p.Algorithm == Auto && p.Clock != nil }
 
-// DefaultShrinkage is the Shrinkage of the highest held-out locality on recorded routing; between 2 and 8 it differs by less than 0.2%.
+// DefaultShrinkage maximizes held-out locality on recorded routing. Between 2 and 8 the locality differs by less than
+// 0.2%.
 const DefaultShrinkage = 4
 
-// Problem is what a placement is solved from.
+// Problem is a placement problem.
 type Problem struct {
-	// Attention tells whether tokens or requests have a rank.
+	// Attention defines whether tokens or requests have a rank.
 	Attention Attention
-	// Messages are the objective where it is to send few of them (Objective.Messages); the zero value is the objective
-	// Activation. Auto searches for it, by Occurrences, which it then needs.
+	// Messages are the message weights of the objective (Objective.Messages); the zero value is the objective
+	// Activation. Auto minimizes them on Occurrences, which are then required.
 	Messages    affinity.Messages
 	Occurrences *affinity.Occurrences
-	// Clock is the modelled time of a layer, where the objective is Time: Auto then searches for the placement of the least time, and returns
-	// a front. Starts are further placements that the search improves.
+	// Clock is the time model of a layer for the objective Time. Auto then minimizes the modelled time and returns a
+	// front. Starts are additional starting placements.
 	Clock  *Clock
 	Starts []*Placement
-	// Constraints narrow what may be chosen.
+	// Constraints restrict the placement.
 	Constraints Constraints
 	// Ranks is the EP size; it must divide the number of experts.
 	Ranks int
-	// RedundantSlots is the number of slots per rank beyond experts / ranks: they hold copies of experts of other ranks.
-	// Auto, EPLB, Contiguous and RoundRobin fill them.
+	// RedundantSlots is the number of slots per rank in excess of experts / ranks, for copies of experts of other
+	// ranks. Auto, EPLB, Contiguous and RoundRobin fill them.
 	RedundantSlots int
-	// CopyRule is how the engine chooses among copies. The placement carries it, and with attention DP is searched for it.
+	// CopyRule is the engine's rule for choosing among copies. The placement contains it, and with attention DP the
+	// search optimizes for it.
 	CopyRule CopyRule
-	// Groups is the number of groups of a gate that chooses groups of experts first: equal runs of consecutive experts. The
-	// slots of the placement then are a permutation of the experts that maps groups onto groups. Either Groups or Ranks must
-	// divide the other. 0 or 1 is no constraint. Auto and Contiguous keep it.
+	// Groups is the number of groups of a gate that first chooses groups of experts: equal runs of consecutive experts.
+	// The slots of the placement are then a permutation of the experts that maps groups onto groups. Either Groups or
+	// Ranks must divide the other. 0 or 1 is no constraint. Auto and Contiguous respect it.
 	Groups int
 	// Layers are the model's indices of the MoE layers.
 	Layers []int
-	// Tokens are the counts of each MoE layer; needed with TensorParallel, or LoadTokens in their place.
+	// Tokens are the counts of each MoE layer. TensorParallel requires them or LoadTokens.
 	Tokens []affinity.Counts
-	// LoadTokens returns the counts of one MoE layer: Auto asks for each once (with Constraints up to three times), for as
-	// many at a time as there are processors. Calls come from several goroutines.
+	// LoadTokens returns the counts of one MoE layer. Auto calls it once for each layer (with Constraints up to three
+	// times), for as many layers concurrently as there are processors.
 	LoadTokens func(layer int) (*affinity.Counts, error)
-	// Experts is needed with LoadTokens alone; elsewhere the counts tell.
+	// Experts is only required with LoadTokens; otherwise the counts contain it.
 	Experts int
-	// Current is the placement in service, if any. Auto then starts from it, which is much faster than from nothing, and
-	// names ranks so that few experts move.
+	// Current is the placement in service, if any. Auto then starts from it, which is much faster than a start from
+	// scratch, and numbers ranks such that few experts move.
 	Current *Placement
-	// Fresh has Auto start from nothing all the same, as for a Current that was solved for other traffic: that is then one
-	// candidate among others, what moves are counted from, and what ranks are named after.
+	// Fresh makes Auto start from scratch although Current is set, for example if Current was solved for other traffic.
+	// Current is then one of the candidates, the reference for moves, and the reference for numbering ranks.
 	Fresh bool
-	// Pairs are the co-activations of each MoE layer. Coactivation needs them; where Auto has them (attention TP), it places
-	// experts for a forecast that tells the occurrences of a token apart, no longer for its mean alone.
+	// Pairs are the co-activations of each MoE layer. Coactivation requires them. If set, Auto (attention TP) places
+	// experts for a forecast that distinguishes the occurrences of a token, instead of its mean.
 	Pairs []affinity.Pairs
-	// Transitions are, for each MoE layer but the last, how often a token activated an expert there and one in the next MoE
-	// layer [N × N]; ExFlow and MoETuner need them.
+	// Transitions contains, for each MoE layer but the last, how often a token activated an expert in this layer and an
+	// expert in the next MoE layer [N × N]. ExFlow and MoETuner require them.
 	Transitions [][]float32
-	// Requests are the counts of each request; needed with DataParallel.
+	// Requests are the counts of each request. DataParallel requires them.
 	Requests *affinity.RequestCounts
-	// Prompts are the token ids of each request. AlternatingPrinted needs them, and Tokens, in both attention modes.
+	// Prompts are the token IDs of each request. AlternatingPrinted requires them and Tokens, in both attention modes.
 	Prompts [][]int32
-	// ProfileTokens is how many tokens the profile has where Requests are a sample of it; 0 stands for theirs.
+	// ProfileTokens is the number of tokens of the profile if Requests are a sample of it; 0 means the number of tokens
+	// of Requests.
 	ProfileTokens float64
-	// Shrinkage is how many occurrences of the mean token Auto adds to those of each token id (attention TP), because what a rare
-	// one activated is chance for the most part. At 0 the profile is taken at its face value.
+	// Shrinkage is the number of occurrences of the mean token that Auto adds to those of each token ID (attention TP),
+	// because the activations of rare token IDs are mostly noise. 0 disables it.
 	Shrinkage float64
-	// Algorithm chooses the method.
+	// Algorithm is the algorithm.
 	Algorithm Algorithm
-	// Seed makes the search repeatable.
+	// Seed makes the search reproducible.
 	Seed uint64
-	// Deadline cuts the search off; the zero time never does.
+	// Deadline limits the search; the zero time means no limit.
 	Deadline time.Time
-	// Progress, where set, is told how much of the work is done. Calls come from several goroutines.
+	// Progress, if set, receives the number of finished steps. It is called from several goroutines.
 	Progress func(done, total int)
 
-	// each and base are set where groups stand for experts: the experts of one, and how many of each layer move whatever is
-	// chosen.
+	// each and base are set if groups are placed in place of experts: the number of experts of a group, and the number
+	// of unavoidable moves in each layer.
 	each int
 	base []int
 }
@@ -150,19 +156,20 @@ type Problem struct {
 // Result is a solved placement.
 type Result struct {
 	Placement *Placement
-	// TrainLAR is the local activation rate on the profile with the best balanced assignment of tokens or requests, as the
-	// search values it: optimistic, and comparable only between placements of one problem. Only Auto fills it.
+	// TrainLAR is the local activation rate on the profile with the best balanced assignment of tokens or requests, by
+	// the value function of the search. It is optimistic, and comparable only between placements of one problem. Only
+	// Auto sets it.
 	TrainLAR float64
-	// Front are the placements that a search by time found under descending limits on the load of a rank's experts; the first has no limit. It is
-	// nil with other objectives and algorithms.
+	// Front contains the placements of a search by time under descending limits on the load of a rank's experts. The
+	// first one has no limit. It is nil for other objectives and algorithms.
 	Front []Point
-	// Truncated is set when the deadline cut the search off; the placement is valid all the same.
+	// Truncated is set if the deadline cut off the search. The placement is still valid.
 	Truncated bool
-	// Unmet says which load limits the placement does not keep on the profile, one sentence each.
+	// Unmet lists the load limits that the placement exceeds on the profile, one sentence each.
 	Unmet []string
-	// RowRanks are the ranks of the rows that the algorithm clusters together with the experts: by MoE layer with attention TP, once with
-	// attention DP. The rows of AlternatingPrinted are Prompts. Those of CrossEntropyPrinted are the token ids that occur, in ascending
-	// order, or with attention DP Requests. Other algorithms leave it nil.
+	// RowRanks are the ranks of the rows that the algorithm clusters together with the experts: by MoE layer with
+	// attention TP, once with attention DP. The rows of AlternatingPrinted are Prompts. The rows of CrossEntropyPrinted
+	// are the token IDs that occur, in ascending order, or Requests with attention DP. It is nil for other algorithms.
 	RowRanks [][]int
 }
 
@@ -183,10 +190,10 @@ func (p *Problem) layerCounts(l int) (*affinity.Counts, error) {
 	return &p.Tokens[l], nil
 }
 
-// profileTokens is how many tokens the profile has (attention DP).
+// profileTokens returns the number of tokens of the profile (attention DP).
 func (p *Problem) profileTokens() float64 { return cmp.Or(p.ProfileTokens, p.Requests.TokenCount()) }
 
-// pairs are those of a layer, or nil.
+// pairs returns the co-activations of a layer, or nil.
 func (p *Problem) pairs(l int) *affinity.Pairs {
 	if p.Pairs == nil {
 		return nil
@@ -226,24 +233,25 @@ func (p *Problem) validate() error {
 		return err
 	}
 	if o := p.Occurrences; !p.Messages.None() && (p.Algorithm == Auto || p.Constraints.Binding()) && (o == nil || o.Len() == 0 || len(o.Layers) != len(p.Layers) || o.Experts != p.experts()) {
-		return fmt.Errorf("an objective of messages needs a sample of the tokens of %d MoE layers", len(p.Layers))
+		return fmt.Errorf("message objectives need a sample of the tokens of %d MoE layers", len(p.Layers))
 	}
 	return CheckSlots(p.Algorithm, p.Ranks, p.experts(), p.RedundantSlots)
 }
 
-// CheckSlots refuses redundant slots that an algorithm does not know, and more of them than there are experts for.
+// CheckSlots returns an error for redundant slots that the algorithm does not support, or for more of them than experts
+// of other ranks.
 func CheckSlots(a Algorithm, ranks, experts, redundant int) error {
 	most := experts - experts/ranks
 	if redundant < 0 || redundant > most {
 		return fmt.Errorf("%d redundant slots per rank; %d experts on %d ranks allow 0 to %d", redundant, experts, ranks, most)
 	}
 	if redundant > 0 && !slices.Contains([]Algorithm{Auto, EPLB, ContiguousAlgorithm, RoundRobinAlgorithm}, a) {
-		return fmt.Errorf("algorithm %s knows no redundant slots", a)
+		return fmt.Errorf("algorithm %s does not support redundant slots", a)
 	}
 	return nil
 }
 
-// CheckRanks refuses an EP size that does not divide the number of experts.
+// CheckRanks returns an error for an EP size that does not divide the number of experts.
 func CheckRanks(ranks, experts int) error {
 	if ranks >= 1 && ranks <= experts && experts%ranks == 0 {
 		return nil
@@ -257,8 +265,8 @@ func CheckRanks(ranks, experts int) error {
 	return fmt.Errorf("EP size %d does not divide the %d experts; allowed is %s", ranks, experts, strings.Join(allowed, ", "))
 }
 
-// Solve solves the problem. It returns the context's error when cancelled, and an error where pins, groups and the move
-// budget contradict one another.
+// Solve solves the problem. It returns the context's error on cancellation, and an error if pins, groups and the move
+// budget are infeasible.
 func Solve(ctx context.Context, p Problem) (Result, error) {
 	if err := p.validate(); err != nil {
 		return Result{}, err
@@ -267,7 +275,7 @@ func Solve(ctx context.Context, p Problem) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	p.obey(&result, limit{ctx, p.Deadline})
+	p.applyCopyRule(&result, limit{ctx, p.Deadline})
 	if !p.Constraints.Any() {
 		return result, nil
 	}
@@ -309,7 +317,7 @@ func (p *Problem) solve(ctx context.Context) (Result, error) {
 	}
 }
 
-// limit tells a search when to stop: on cancellation, or when the time budget is spent.
+// limit stops a search on cancellation, or when the time budget is exhausted.
 type limit struct {
 	ctx      context.Context
 	deadline time.Time

@@ -5,16 +5,16 @@ import (
 	"math/rand/v2"
 )
 
-// swapper is a placement of one layer under search: experts on different ranks change places.
+// swapper is a placement of one layer during local search by swaps of experts on different ranks.
 type swapper interface {
-	// ranksOf are the ranks of the experts.
+	// ranksOf returns the ranks of the experts.
 	ranksOf() []int
-	// gain is what the objective gains when two experts on different ranks change places.
+	// gain returns the improvement of the objective if two experts on different ranks are swapped.
 	gain(e, f int) float64
 	swap(e, f int)
 }
 
-// weighted is a search with each expert's worth on each rank given [experts × ranks].
+// weighted is a search with a given value of each expert on each rank [experts × ranks].
 type weighted struct {
 	weight []float32
 	rankOf []int
@@ -31,8 +31,8 @@ func (w *weighted) gain(e, f int) float64 {
 
 func (w *weighted) swap(e, f int) { w.rankOf[e], w.rankOf[f] = w.rankOf[f], w.rankOf[e] }
 
-// related is a search by the affinities of a Gram matrix. A matrix of products of activations over occurrences, divided by
-// top-k, is about as large as the activations that become local.
+// related is a search by the affinities of a Gram matrix. The sum of products of activations over occurrences, divided
+// by top-k, approximates the number of local activations.
 type related struct {
 	*partition
 	topK float64
@@ -42,14 +42,14 @@ func (r related) ranksOf() []int { return r.rankOf }
 
 func (r related) gain(e, f int) float64 { return float64(r.partition.gain(e, f)) / r.topK }
 
-// proposals is the number of swaps proposed for each expert, and hot the temperature to begin with, in units of a swap's
-// mean absolute gain, when a placement that is good already is annealed.
+// proposals is the number of proposed swaps for each expert, and hot the initial temperature, in units of a swap's mean
+// absolute gain, for annealing a placement that is already good.
 const (
 	proposals = 100
 	hot       = 0.1
 )
 
-// annealSwaps proposes random swaps under a falling temperature, and then takes swaps as long as one gains.
+// annealSwaps proposes random swaps at a falling temperature, and then takes swaps while there is a gain.
 func annealSwaps(s swapper, within *limits, random *rand.Rand, stop limit) {
 	const coldest, block = 0.01 * hot, 64
 	rankOf := s.ranksOf()
@@ -85,8 +85,8 @@ func annealSwaps(s swapper, within *limits, random *rand.Rand, stop limit) {
 	descendSwaps(s, within, stop)
 }
 
-// descendSwaps takes gaining swaps until there is none. Gains of rounding do not count; where sums of large numbers round more
-// coarsely than that, they could go on for ever but for the bound on rounds.
+// descendSwaps takes swaps with a gain until there is none. Gains below the constant least count as rounding. With sums
+// of large numbers, rounding may be larger, so the number of rounds is also limited.
 func descendSwaps(s swapper, within *limits, stop limit) {
 	const least, rounds = 1e-3, 100
 	rankOf := s.ranksOf()

@@ -10,19 +10,19 @@ import (
 
 // Schedule is the content of a plan's schedule.json.
 type Schedule struct {
-	// Hardware is the name of the profile that all times come from.
+	// Hardware is the name of the hardware profile from which all times are computed.
 	Hardware string `json:"hardware"`
-	// Model is the shape of the model, Ranks their number, for both groups together or for everything.
+	// Model is the shape of the model. Ranks is the number of ranks: of both groups together, or of all ranks.
 	Model pipeline.Shape `json:"model"`
 	Ranks int            `json:"ranks"`
-	// LAR is the local activation rate that exchanges of shared ranks are modelled with.
+	// LAR is the local activation rate for modelling the exchanges of shared ranks.
 	LAR float64 `json:"lar"`
-	// TokensHeld bounds the tokens that a rank of the attention group holds at once.
+	// TokensHeld is the maximum number of tokens in memory on a rank of the attention group.
 	TokensHeld int `json:"tokens_held"`
-	// Disaggregated are the schedules for attention and experts on ranks of their own, by ascending length. A length for which no split of
-	// the ranks has room for the model is missing.
+	// Disaggregated contains the schedules for attention and experts on separate ranks, by ascending length. Lengths
+	// for which the model fits no split of the ranks are omitted.
 	Disaggregated []Length `json:"disaggregated"`
-	// Shared are the groups of experts where these share their ranks with attention, by ascending load.
+	// Shared contains the groups of experts if these share their ranks with attention, by ascending load.
 	Shared []Load `json:"shared"`
 }
 
@@ -31,34 +31,36 @@ type Length struct {
 	// Sequence is the number of tokens of a sample.
 	Sequence int `json:"sequence"`
 	pipeline.Plan
-	// The throughputs of micro-batches alone and of none, with the groups that suit them best, and the one that no schedule exceeds.
+	// The throughputs with only micro-batches and without them, each with the best groups, and an upper bound for all
+	// schedules.
 	PPPipeTokensPerSecond float64 `json:"pppipe_tokens_per_second"`
 	NaiveTokensPerSecond  float64 `json:"naive_tokens_per_second"`
 	BoundTokensPerSecond  float64 `json:"bound_tokens_per_second"`
 }
 
-// Inputs is what a schedule depends on beside the model and the machines.
+// Inputs are the inputs of a schedule in addition to the model and the machines.
 type Inputs struct {
-	// Ranks is the EP size, SlotsPerRank the experts that each of them holds.
+	// Ranks is the EP size, SlotsPerRank the number of experts on each rank.
 	Ranks, SlotsPerRank int
 	// LAR is the local activation rate.
 	LAR float64
 }
 
 const (
-	// tokensHeld is what engines commonly bound the tokens of a step by, on one rank.
+	// tokensHeld is the usual maximum number of tokens in a step of an engine, on one rank.
 	tokensHeld = 16384
-	// memoryPart is the part of a rank's memory for weights and KV cache.
+	// memoryPart is the fraction of a rank's memory for weights and KV cache.
 	memoryPart = 0.9
 	bf16Bytes  = 2
-	// maxSplits bounds the splits that are looked at: of many ranks every few ones are, so that a length takes milliseconds.
+	// maxSplits is the maximum number of splits to evaluate. With many ranks, splits are sampled at regular intervals,
+	// so that a length takes milliseconds.
 	maxSplits = 32
 )
 
-// lengths are those of the table, in tokens.
+// lengths are the lengths in the table, in tokens.
 var lengths = []int{512, 1024, 2048, 4096, 8192, 16384}
 
-// Of makes the schedule; nil for a single rank, on which nothing is exchanged.
+// Of computes the schedule. It returns nil for a single rank, which has no exchange.
 func Of(shape *pipeline.Shape, p *hardware.Profile, in Inputs) (*Schedule, error) {
 	if in.Ranks < 2 {
 		return nil, nil
@@ -85,7 +87,7 @@ func Of(shape *pipeline.Shape, p *hardware.Profile, in Inputs) (*Schedule, error
 	return s, err
 }
 
-// disaggregated is the schedule for one length.
+// disaggregated computes the schedule for one length.
 func disaggregated(shape *pipeline.Shape, p *hardware.Profile, ranks, sequence int) (*Length, error) {
 	problem, err := shape.Problem(p, pipeline.Serving{
 		Ranks: ranks, Sequence: sequence, Samples: max(1, tokensHeld/sequence), MemoryBytes: memoryPart * p.MemoryBytes, WeightBytes: bf16Bytes, DispatchBytes: bf16Bytes,
@@ -104,7 +106,8 @@ func disaggregated(shape *pipeline.Shape, p *hardware.Profile, ranks, sequence i
 	}, nil
 }
 
-// thinned leaves splits whose groups are multiples of one number, at most maxSplits; all where none is.
+// thinned returns the splits whose group sizes are multiples of one number, at most maxSplits, or all splits if there
+// is none.
 func thinned(splits []pipeline.Split, ranks int) []pipeline.Split {
 	step := (ranks + maxSplits - 1) / maxSplits
 	var some []pipeline.Split
@@ -119,7 +122,7 @@ func thinned(splits []pipeline.Split, ranks int) []pipeline.Split {
 	return some
 }
 
-// Check refuses a schedule that is not one for that many ranks.
+// Check validates a schedule for a number of ranks.
 func (s *Schedule) Check(ranks int) error {
 	switch {
 	case s.Hardware == "":

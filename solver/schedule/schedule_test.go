@@ -22,7 +22,7 @@ func machines(t testing.TB) *hardware.Profile {
 	return p
 }
 
-// profiles are the built-in one, and one of machines whose large exchanges have a line of their own.
+// profiles returns the built-in profile, and one with a separate fit for large exchanges.
 func profiles(t *testing.T) []*hardware.Profile {
 	t.Helper()
 	text, err := os.ReadFile("../simulate/testdata/h200x2.json")
@@ -36,7 +36,7 @@ func profiles(t *testing.T) []*hardware.Profile {
 	return []*hardware.Profile{machines(t), p}
 }
 
-// backbone has the sizes of DeepSeek-V2.
+// backbone returns the shape of DeepSeek-V2.
 func backbone() *pipeline.Shape {
 	return &pipeline.Shape{
 		HiddenLayers: 60, MoELayers: 59, Experts: 160, TopK: 6, Hidden: 5120, ExpertSize: 1536, SharedSize: 3072, DenseSize: 12288,
@@ -44,7 +44,7 @@ func backbone() *pipeline.Shape {
 	}
 }
 
-// small has those of Qwen3-30B-A3B.
+// small returns the shape of Qwen3-30B-A3B.
 func small() *pipeline.Shape {
 	return &pipeline.Shape{
 		HiddenLayers: 48, MoELayers: 48, Experts: 128, TopK: 8, Hidden: 2048, ExpertSize: 768, Heads: 32, KVHeads: 4, QueryDim: 128, ValueDim: 128,
@@ -68,7 +68,8 @@ func madeFor(t *testing.T, p *hardware.Profile, shape *pipeline.Shape, in Inputs
 	return s
 }
 
-// Each length has the plan that the search finds for it, which is at least what it is compared with, and no more tokens are held than are allowed.
+// Each length has the plan that the search finds for it, which is at least as good as its baselines, within the limit
+// of tokens in memory.
 func TestEachLengthHasItsBestPlan(t *testing.T) {
 	for _, p := range profiles(t) {
 		for name, c := range map[string]struct {
@@ -94,12 +95,13 @@ func TestEachLengthHasItsBestPlan(t *testing.T) {
 	}
 }
 
-// Groups never make a layer slower, there are no more of them than experts, and loads that are nothing but start-up times have one.
+// Groups never make a layer slower, their number is at most the number of experts, and loads dominated by start-up
+// times have one group.
 func TestGroupsPay(t *testing.T) {
 	for _, p := range profiles(t) {
 		checkGroups(t, p)
 	}
-	// What stays local is not exchanged.
+	// Local activations are not exchanged.
 	remote, local := made(t, small(), Inputs{8, 16, 0.125}), made(t, small(), Inputs{8, 16, 0.9})
 	for i := range remote.Shared {
 		if local.Shared[i].Ungrouped >= remote.Shared[i].Ungrouped {
@@ -130,7 +132,7 @@ func checkGroups(t *testing.T, p *hardware.Profile) {
 	}
 }
 
-// The time in one group is that of its stages, one after the other.
+// The time with one group is the sum of its stages.
 func TestUngroupedByHand(t *testing.T) {
 	p, shape := machines(t), small()
 	const tokens, lar = 4096, 0.25
@@ -150,7 +152,7 @@ func TestOfASingleRank(t *testing.T) {
 	}
 }
 
-// A length without room is missing, and so are all where the experts have none.
+// Lengths without sufficient memory are omitted, possibly all of them.
 func TestWithoutRoom(t *testing.T) {
 	if s := made(t, backbone(), Inputs{2, 80, 0.5}); len(s.Disaggregated) != 0 || len(s.Shared) != len(loads) {
 		t.Errorf("%d lengths and %d loads", len(s.Disaggregated), len(s.Shared))
@@ -168,7 +170,7 @@ func TestOfRefuses(t *testing.T) {
 	}
 }
 
-// What is written can be read, and is the same.
+// The schedule round-trips through JSON.
 func TestJSON(t *testing.T) {
 	s := made(t, small(), Inputs{8, 16, 0.3})
 	text, err := json.Marshal(s)
@@ -217,7 +219,7 @@ func TestCheckRefuses(t *testing.T) {
 	}
 }
 
-// BenchmarkOf makes the tables of two models.
+// BenchmarkOf computes the schedules of two models.
 func BenchmarkOf(b *testing.B) {
 	p := machines(b)
 	for name, c := range map[string]struct {

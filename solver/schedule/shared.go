@@ -8,50 +8,52 @@ import (
 	"github.com/semmoe/operator/solver/pipeline/eps"
 )
 
-// Kernel is how the products of a rank's experts are done.
+// Kernel is the kind of GEMM kernel for a rank's experts.
 type Kernel string
 
-// One kernel for all experts of a group, or one for each.
+// Supported kernels: one for all experts of a group, or one for each expert.
 const (
 	Grouped Kernel = "grouped"
 	Dense   Kernel = "dense"
 )
 
-// Load is what is best at one load of the ranks.
+// Load is the best schedule at one load of the ranks.
 type Load struct {
-	// TokensPerRank is what each rank's attention hands to the experts at once.
+	// TokensPerRank is the number of tokens that each rank's attention passes to the experts at once.
 	TokensPerRank int `json:"tokens_per_rank"`
-	// Groups is the number of equal groups that a rank's experts are worked off in; with 1 nothing overlaps.
+	// Groups is the number of equal groups into which a rank's experts are divided. With 1, nothing overlaps.
 	Groups int    `json:"groups"`
 	Kernel Kernel `json:"kernel"`
-	// Multiprocessors is how many of a GPU's the exchanges are to have; absent with one group, and where it is not known how many
-	// the GPU has.
+	// Multiprocessors is the number of a GPU's multiprocessors for the exchanges. It is absent with one group, and if
+	// the number of multiprocessors of the GPU is unknown.
 	Multiprocessors int `json:"communication_multiprocessors,omitempty"`
-	// Time is that of dispatch, routed experts and combine, in microseconds, Ungrouped that with one group.
+	// Time is the time of dispatch, routed experts and combine, in microseconds. Ungrouped is the time with one group.
 	Time      float64 `json:"us"`
 	Ungrouped float64 `json:"ungrouped_us"`
 }
 
-// loads are those of the table: from decoding to what is held at once.
+// loads are the loads in the table: from decoding to tokensHeld.
 var loads = []int{128, 256, 512, 1024, 2048, 4096, 8192, 16384}
 
 const (
-	// maxGroups is the most that was measured.
+	// maxGroups is the largest measured number of groups.
 	maxGroups = 16
-	// exchangeMultiprocessors is as many as an exchange is taken to have in the profile, and to be able to use: what DeepEP's kernels have by default.
+	// exchangeMultiprocessors is the assumed number of multiprocessors of an exchange in the profile, and the maximum
+	// that it can use: the default of DeepEP's kernels.
 	exchangeMultiprocessors = 20
 )
 
-// multiprocessors are those of the GPUs that profiles name.
+// multiprocessors are the numbers of multiprocessors by GPU name in profiles.
 var multiprocessors = map[string]int{"NVIDIA H100 80GB HBM3": 132, "NVIDIA H200": 132}
 
-// layer is what a rank has to do in a MoE layer at some load.
+// layer is the work of a rank in a MoE layer at some load.
 type layer struct {
 	profile *hardware.Profile
 	kernel  Kernel
-	// weights are those of one matrix of an expert, experts the rank's, rows the tokens of each of these.
+	// weights is the number of weights of one matrix of an expert, experts the number of the rank's experts, rows the
+	// number of tokens of each expert.
 	weights, experts, rows float64
-	// bytes leave the rank, and as many arrive.
+	// bytes is the number of bytes that the rank sends, and also receives.
 	bytes float64
 }
 
@@ -67,13 +69,13 @@ func layerOf(shape *pipeline.Shape, p *hardware.Profile, in Inputs, tokens int) 
 	return l
 }
 
-// piece is one of so many equal groups of experts, with the tokens for these.
+// piece returns the work of one of the given number of equal groups of experts with their tokens.
 func (l *layer) piece(groups int) eps.Piece {
 	exchange := l.profile.AllToAll.Microseconds(l.bytes / float64(groups))
 	return eps.Piece{Dispatch: exchange, Experts: l.products(l.experts / float64(groups)), Combine: exchange}
 }
 
-// products are gate with up, and down, of so many experts.
+// products returns the time of the gate and up projection, and of the down projection, of a number of experts.
 func (l *layer) products(experts float64) float64 {
 	if l.kernel == Grouped {
 		return l.profile.Grouped.Block(experts*l.weights, l.rows)
@@ -81,7 +83,8 @@ func (l *layer) products(experts float64) float64 {
 	return experts * l.profile.Dense.Block(l.weights, l.rows)
 }
 
-// stages are those of the layer with a start-up time and work that is parted, by the line through one piece and two.
+// stages returns the stages of the layer, each with a start-up time and divisible work, by the line through one piece
+// and two.
 func (l *layer) stages() eps.Stages {
 	one, two := l.piece(1), l.piece(2)
 	part := func(whole, half float64) eps.Part {
@@ -93,7 +96,8 @@ func (l *layer) stages() eps.Stages {
 	}
 }
 
-// sharedRanks chooses for each load. Exchanges take turns on one stream, as in engines, and slow the products down as they were measured to.
+// sharedRanks chooses the groups for each load. Exchanges run one after another on one stream, as in engines, and slow
+// the GEMMs down by the measured factor.
 func sharedRanks(shape *pipeline.Shape, p *hardware.Profile, in Inputs) ([]Load, error) {
 	var list []Load
 	for _, tokens := range loads {

@@ -2,20 +2,22 @@ package hardware
 
 import "fmt"
 
-// Attention is the kernel of scores, softmax and values, without projections.
+// Attention models the kernel of scores, softmax and values, without projections.
 type Attention struct {
-	// Line is by floating-point operations.
+	// Line is a function of floating-point operations.
 	Line
-	// RowFlops is what each row of scores costs beside its products, in operations that would take as long: the softmax, and what a kernel computes
-	// of a tile that causality leaves out. It is 0 where operations alone tell the time as well.
+	// RowFlops is the cost of each row of scores in addition to its products, in equivalent operations: the softmax,
+	// and the causally masked part of tiles that a kernel computes. It is 0 if operations alone explain the time.
 	RowFlops float64 `json:"row_flops,omitempty"`
 	Fit      Fit     `json:"fit"`
 }
 
-// AttentionWork is what a kernel does: the operations of its products, and the rows of scores, one for each query of each head.
+// AttentionWork is the work of a kernel: the operations of its products, and the rows of scores, one for each query of
+// each head.
 type AttentionWork struct{ Flops, Rows float64 }
 
-// CausalAttention is the work of attention over a batch of sequences: scores and values, of which the upper half is left out.
+// CausalAttention returns the work of attention over a batch of sequences: scores and values, without the masked upper
+// half.
 func CausalAttention(batch, heads, sequence, queryDim, valueDim float64) AttentionWork {
 	const multiplyAndAdd, causal = 2, 0.5
 	return AttentionWork{
@@ -23,13 +25,13 @@ func CausalAttention(batch, heads, sequence, queryDim, valueDim float64) Attenti
 	}
 }
 
-// Microseconds is the time of a kernel with that work.
+// Microseconds returns the time of a kernel with the given work.
 func (a *Attention) Microseconds(w AttentionWork) float64 { return a.Line.Microseconds(a.flops(w)) }
 
-// Computing is that time without the start of a kernel, in microseconds.
+// Computing returns this time without the start-up time, in microseconds.
 func (a *Attention) Computing(w AttentionWork) float64 { return a.flops(w) / a.PerMicrosecond }
 
-// flops are the operations, with those that rows are worth.
+// flops returns the operations, including the equivalent operations of rows.
 func (a *Attention) flops(w AttentionWork) float64 { return w.Flops + a.RowFlops*w.Rows }
 
 func (a *Attention) check() error {

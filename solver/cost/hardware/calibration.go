@@ -7,26 +7,27 @@ import (
 	"slices"
 )
 
-// Calibration are times measured on the machines that are to serve.
+// Calibration contains times measured on the target machines.
 type Calibration struct {
-	// GPU names them.
+	// GPU is the name of the GPU.
 	GPU string `json:"gpu"`
 	// World is the number of ranks.
 	World int `json:"world,omitempty"`
-	// MemoryBytes is the memory of one; 0 where it was not told.
+	// MemoryBytes is the memory of one GPU; 0 means unknown.
 	MemoryBytes float64 `json:"gpu_memory_bytes,omitempty"`
-	// AllToAll are single exchanges among all ranks, Products the grouped products of a rank's gate and up projections; there may be none
-	// of the latter.
+	// AllToAll are single exchanges among all ranks. Products are the grouped GEMMs of a rank's gate and up
+	// projections; they are optional.
 	AllToAll []MeasuredExchange `json:"all_to_all"`
 	Products []MeasuredProducts `json:"gate_up_gemm"`
-	// Collectives and Attention are for schedules inside the layer, and so are Bipartite exchanges, between a group of ranks with attention
-	// and one with experts; there may be none of them.
+	// Collectives, Attention and Bipartite (exchanges between a group of ranks with attention and one with experts) are
+	// used for schedules inside the layer. They are optional.
 	Collectives []MeasuredCollective `json:"collectives,omitempty"`
 	Attention   []MeasuredAttention  `json:"attention,omitempty"`
 	Bipartite   []MeasuredBipartite  `json:"send,omitempty"`
 }
 
-// MeasuredCollective are the three collectives over all ranks on a buffer of that size: the input of a reduction, the output of a gathering.
+// MeasuredCollective is a measurement of the three collectives over all ranks on a buffer of the given size: the input
+// of a reduction, the output of a gather.
 type MeasuredCollective struct {
 	Bytes         float64 `json:"bytes"`
 	AllReduce     float64 `json:"all_reduce_us"`
@@ -34,7 +35,7 @@ type MeasuredCollective struct {
 	AllGather     float64 `json:"all_gather_us"`
 }
 
-// MeasuredAttention is causal attention over whole samples in bf16, without its projections.
+// MeasuredAttention is a measurement of causal attention over whole samples in bf16, without projections.
 type MeasuredAttention struct {
 	Heads        float64 `json:"heads"`
 	HeadDim      float64 `json:"head_dim"`
@@ -43,42 +44,44 @@ type MeasuredAttention struct {
 	Microseconds float64 `json:"sdpa_us"`
 }
 
-// MeasuredBipartite is an exchange in which each attention rank sends that many bytes, in equal parts to all expert ranks, or gets them back.
+// MeasuredBipartite is an exchange in which each attention rank sends the given number of bytes, in equal parts, to all
+// expert ranks, or receives them.
 type MeasuredBipartite struct {
 	AttentionRanks int     `json:"attention_ranks"`
 	ExpertRanks    int     `json:"expert_ranks"`
 	Bytes          float64 `json:"bytes"`
 	Microseconds   float64 `json:"a2e_us"`
-	// Back is the time of as many bytes on their way back; 0 where it was not measured.
+	// Back is the time for the same number of bytes in the reverse direction; 0 means not measured.
 	Back float64 `json:"e2a_us,omitempty"`
 }
 
-// BusiestBytes are what the busiest rank sends or receives.
+// BusiestBytes returns the number of bytes that the busiest rank sends or receives.
 func (m MeasuredBipartite) BusiestBytes() float64 {
 	return m.Bytes * max(1, float64(m.AttentionRanks)/float64(m.ExpertRanks))
 }
 
-// MeasuredExchange is an all-to-all in which a rank sends, and receives, that many bytes.
+// MeasuredExchange is an all-to-all in which a rank sends, and receives, the given number of bytes.
 type MeasuredExchange struct {
 	Bytes        float64 `json:"remote_bytes_per_rank"`
 	Microseconds float64 `json:"us"`
 }
 
-// MeasuredProducts is a kernel in bf16: for each expert of a rank, its tokens [tokens × hidden] times [hidden × 2 inter].
+// MeasuredProducts is a kernel in bf16: for each expert of a rank, its tokens [tokens × hidden] times [hidden × 2
+// inter].
 type MeasuredProducts struct {
 	Hidden          float64 `json:"hidden"`
 	Inter           float64 `json:"inter"`
 	Experts         float64 `json:"experts_per_rank"`
 	TokensPerExpert float64 `json:"tokens_per_expert"`
 	Microseconds    float64 `json:"grouped_us"`
-	// Dense is the time of the same with one kernel for each expert; 0 where it was not measured.
+	// Dense is the time of the same work with one kernel for each expert; 0 means not measured.
 	Dense float64 `json:"dense_us,omitempty"`
 }
 
-// leastMeasurements is what a fit of a link or a device needs: with fewer its error would say nothing.
+// leastMeasurements is the minimum number of measurements for a fit of a link or a device with a meaningful error.
 const leastMeasurements = 6
 
-// ParseCalibration reads a calibration from JSON; members that it does not know are left alone.
+// ParseCalibration reads a calibration from JSON. It ignores unknown members.
 func ParseCalibration(text []byte) (*Calibration, error) {
 	c := &Calibration{}
 	if err := json.Unmarshal(text, c); err != nil {
@@ -103,7 +106,7 @@ func ParseCalibration(text []byte) (*Calibration, error) {
 	return c, c.checkOthers()
 }
 
-// checkOthers is of what schedules inside the layer need.
+// checkOthers validates the measurements for schedules inside the layer.
 func (c *Calibration) checkOthers() error {
 	for i, m := range c.Products {
 		if !(m.Dense >= 0) || math.IsInf(m.Dense, 0) {

@@ -118,7 +118,7 @@ func TestCalibrationRefuses(t *testing.T) {
 	for i := range falling.AllToAll {
 		falling.AllToAll[i].Microseconds = 80 - float64(i)
 	}
-	if _, err := builtInProfile(t).With(falling); err == nil || !strings.Contains(err.Error(), "all_to_all: more work does not take longer") {
+	if _, err := builtInProfile(t).With(falling); err == nil || !strings.Contains(err.Error(), "all_to_all: the time does not grow") {
 		t.Errorf("exchanges that take less for more bytes gave a profile: %v", err)
 	}
 }
@@ -130,7 +130,7 @@ func TestConstantTimesHaveNoRate(t *testing.T) {
 		for bytes := 1e3; bytes < 1e9; bytes *= 3.3 {
 			points = append(points, exchanged{bytes, us})
 		}
-		if e, err := fitExchange(points); err == nil || !strings.Contains(err.Error(), "no rate can be told") {
+		if e, err := fitExchange(points); err == nil || !strings.Contains(err.Error(), "no rate can be fitted") {
 			t.Fatalf("%v µs for all sizes: %+v, %v", us, e, err)
 		}
 		// What rises by a thousandth of itself does have one.

@@ -2,13 +2,13 @@ package hardware
 
 import "fmt"
 
-// Line is a start-up time in microseconds and a rate, in work per microsecond.
+// Line is a linear time model: a start-up time in microseconds, and a rate in work per microsecond.
 type Line struct {
 	Start          float64 `json:"start_us"`
 	PerMicrosecond float64 `json:"per_us"`
 }
 
-// Microseconds is the time of that much work.
+// Microseconds returns the time for the given work.
 func (l Line) Microseconds(work float64) float64 { return l.Start + work/l.PerMicrosecond }
 
 func (l Line) check() error {
@@ -18,16 +18,16 @@ func (l Line) check() error {
 	return nil
 }
 
-// Exchange is what ranks send each other at once, by bytes. It takes the shorter of the times of two lines, as libraries have protocols that start
-// early and others that send fast, and take what suits the size.
+// Exchange models a collective exchange as a function of bytes. Its time is the minimum of two lines, because libraries
+// switch between protocols with low latency and protocols with high bandwidth.
 type Exchange struct {
 	Line
-	// Large is the line of large exchanges, which start later and send faster; nil where one line does as well.
+	// Large is the line of large exchanges, with a longer start-up time and a higher rate; nil if one line suffices.
 	Large *Line `json:"large,omitempty"`
 	Fit   Fit   `json:"fit"`
 }
 
-// Lines are those that the time is the shortest of.
+// Lines returns the lines whose minimum is the time.
 func (e *Exchange) Lines() []Line {
 	if e.Large == nil {
 		return []Line{e.Line}
@@ -35,7 +35,7 @@ func (e *Exchange) Lines() []Line {
 	return []Line{e.Line, *e.Large}
 }
 
-// Microseconds is the time of that many bytes.
+// Microseconds returns the time for the given number of bytes.
 func (e *Exchange) Microseconds(bytes float64) float64 {
 	us := e.Line.Microseconds(bytes)
 	if e.Large != nil {
@@ -44,7 +44,7 @@ func (e *Exchange) Microseconds(bytes float64) float64 {
 	return us
 }
 
-// Slower is the exchange where each byte takes so many times as long.
+// Slower returns the exchange with the time per byte multiplied by times.
 func (e Exchange) Slower(times float64) Exchange {
 	e.PerMicrosecond /= times
 	if e.Large != nil {
@@ -55,7 +55,7 @@ func (e Exchange) Slower(times float64) Exchange {
 	return e
 }
 
-// Rate is what the largest exchanges come to, in bytes per microsecond.
+// Rate returns the rate of the largest exchanges, in bytes per microsecond.
 func (e *Exchange) Rate() float64 {
 	if e.Large != nil {
 		return e.Large.PerMicrosecond
@@ -63,7 +63,7 @@ func (e *Exchange) Rate() float64 {
 	return e.PerMicrosecond
 }
 
-// Check names the member that is not as it must be.
+// Check returns an error for the first invalid member.
 func (e *Exchange) Check() error {
 	if err := e.Line.check(); err != nil || e.Large == nil {
 		return err
@@ -78,14 +78,14 @@ func (e *Exchange) Check() error {
 	return nil
 }
 
-// Bipartite is the exchange between an attention group and an expert group of given sizes, one way.
+// Bipartite is the exchange between an attention group and an expert group of given sizes, in one direction.
 type Bipartite struct {
 	AttentionRanks int      `json:"attention_ranks"`
 	ExpertRanks    int      `json:"expert_ranks"`
 	Exchange       Exchange `json:"line"`
 }
 
-// Between is the exchange between groups of those sizes: as measured, else that of an all-to-all.
+// Between returns the exchange between groups of the given sizes: the measured one, else the all-to-all.
 func (p *Profile) Between(attentionRanks, expertRanks int) *Exchange {
 	for i := range p.A2E {
 		if b := &p.A2E[i]; b.AttentionRanks == attentionRanks && b.ExpertRanks == expertRanks {
@@ -95,14 +95,15 @@ func (p *Profile) Between(attentionRanks, expertRanks int) *Exchange {
 	return &p.AllToAll
 }
 
-// The all-to-alls that a profile is judged by: those above leastJudged bytes, of which none should be modelled further off than allowedError, a part
-// of the measured time.
+// The all-to-alls that validate a profile: those above leastJudged bytes. The modelled time of each should be within
+// allowedError of the measured time, as a fraction.
 const (
 	leastJudged  = 1 << 20
 	allowedError = 0.15
 )
 
-// Reproduced counts the measured all-to-alls of more than 1 MiB, and those of them whose modelled time is within 15% of the measured one.
+// Reproduced returns the number of measured all-to-alls above 1 MiB, and how many of them have a modelled time within
+// 15% of the measured one.
 func (p *Profile) Reproduced(c *Calibration) (within, of int) {
 	for _, m := range c.AllToAll {
 		if m.Bytes <= leastJudged {

@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// leastPoints are needed for a fit whose held-out error says anything.
+	// leastPoints is the minimum number of measurements for a meaningful held-out error.
 	leastPoints = 5
-	// folds is how many parts are held out, one after the other.
+	// folds is the number of parts in cross-validation.
 	folds = 5
 )
 
@@ -52,8 +52,8 @@ func NewProfile(name string, memoryBytes float64, c *Calibration) (*Profile, err
 	return p, p.Check()
 }
 
-// With is the profile with the exchange, and the grouped products where there are any, of machines of which no more was measured: what judges a
-// plan is theirs then, and the rest stays.
+// With returns the profile with the exchange, and the grouped GEMMs if measured, of other machines, for which only
+// these are measured. The other models stay.
 func (p *Profile) With(c *Calibration) (*Profile, error) {
 	with := *p
 	with.Name = p.Name + " with measurements of " + cmp.Or(c.GPU, "other machines")
@@ -73,19 +73,19 @@ func (p *Profile) With(c *Calibration) (*Profile, error) {
 	return &with, nil
 }
 
-// measurement is a measured time, and what decides among measurements of a kind which are large.
+// measurement is a measured time. compare orders measurements by size.
 type measurement[P any] interface {
 	microseconds() float64
 	compare(other P) int
 }
 
-// timed is a model of such measurements.
+// timed is a time model of measurements.
 type timed[P any] interface{ of(P) float64 }
 
-// fitter fits a model to measurements, of least squares of relative errors; false where they lead to none.
+// fitter fits a model to measurements by least squares of relative errors. It returns false if there is no such model.
 type fitter[P, M any] func([]P) (M, bool)
 
-// tooFew refuses fewer measurements than a fit needs.
+// tooFew returns an error for fewer measurements than a fit requires.
 func tooFew[P any](points []P) error {
 	if len(points) < leastPoints {
 		return fmt.Errorf("there are %d measurements; at least %d are needed", len(points), leastPoints)
@@ -94,14 +94,15 @@ func tooFew[P any](points []P) error {
 }
 
 const (
-	// worth is the part of itself that the mean square of held-out errors must fall to for a model with more numbers to be taken: with few measurements,
-	// or times that scatter, it falls by chance.
+	// worth is the maximum ratio of mean square held-out errors for choosing a model with more parameters. With few or
+	// noisy measurements, the error also decreases by chance.
 	worth = 0.5
-	// enough is a mean square that needs no falling: what is measured again differs by 1%.
+	// enough is a mean square error that needs no improvement: repeated measurements differ by 1%.
 	enough = 0.01 * 0.01
 )
 
-// fitted is the model and its fit, with a richer model in the simple one's place where that pays at measurements that neither has seen.
+// fitted returns the model and its fit. It chooses the richer model if that improves the error on held-out measurements
+// enough.
 func fitted[P measurement[P], M timed[P]](points []P, simple, richer fitter[P, M]) (model M, fit Fit, err error) {
 	if err := tooFew(points); err != nil {
 		return model, fit, err
@@ -114,12 +115,12 @@ func fitted[P measurement[P], M timed[P]](points []P, simple, richer fitter[P, M
 	}
 	model, ok := best(points)
 	if !ok {
-		return model, fit, fmt.Errorf("more work does not take longer: no rate can be told")
+		return model, fit, fmt.Errorf("the time does not grow with work; no rate can be fitted")
 	}
 	return model, fitOf(points, model, held), nil
 }
 
-// fitOf judges a model: on what it was fitted to, and by its errors at held-out measurements.
+// fitOf returns the fit of a model: on the measurements it was fitted to, and by its held-out errors.
 func fitOf[P measurement[P], M timed[P]](points []P, model M, held []float64) Fit {
 	f := Fit{Points: len(points), Residuals: make([]float64, len(points))}
 	mean := 0.0
@@ -142,8 +143,8 @@ func fitOf[P measurement[P], M timed[P]](points []P, model M, held []float64) Fi
 	return f
 }
 
-// heldOut are the absolute relative errors at each fifth of the measurements, fitted to the others. The fifths are dealt by size, so that each has small
-// and large ones.
+// heldOut returns the absolute relative errors on each fifth of the measurements, with the model fitted to the others.
+// The fifths are assigned round-robin by size, so that each has small and large measurements.
 func heldOut[P measurement[P], M timed[P]](points []P, fit fitter[P, M]) []float64 {
 	dealt := slices.Clone(points)
 	slices.SortStableFunc(dealt, func(a, b P) int { return a.compare(b) })
@@ -177,7 +178,7 @@ func meanSquare(errors []float64) float64 {
 	return sum
 }
 
-// squares is the sum of the squares of a model's relative errors.
+// squares returns the sum of the squares of a model's relative errors.
 func squares[P measurement[P], M timed[P]](points []P, model M) float64 {
 	sum := 0.0
 	for _, p := range points {

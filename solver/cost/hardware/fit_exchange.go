@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// exchanged are bytes, or other work that lines are fitted to, and their time.
+// exchanged is a measurement of bytes, or other work, with its time.
 type exchanged struct{ work, us float64 }
 
 func (e exchanged) microseconds() float64 { return e.us }
@@ -31,7 +31,7 @@ func collectives(c *Calibration) (reduce, scatter, gather []exchanged) {
 	return reduce, scatter, gather
 }
 
-// fitGroups fits an exchange for each pair of sizes: there and back, as both are modelled by it.
+// fitGroups fits an exchange for each pair of group sizes, jointly for both directions.
 func (p *Profile) fitGroups(c *Calibration) error {
 	type sizes struct{ attention, experts int }
 	var order []sizes
@@ -65,17 +65,17 @@ func fitExchange(points []exchanged) (Exchange, error) {
 	return *e, nil
 }
 
-// oneLine is an exchange that starts and sends in one way whatever the size.
+// oneLine fits an exchange with one start-up time and rate for all sizes.
 func oneLine(points []exchanged) (*Exchange, bool) {
 	l, ok := leastLine(points)
 	return &Exchange{Line: l}, ok
 }
 
-// leastOfLine is the number of measurements that each of two lines is fitted to, at least: two would be met whatever they are.
+// leastOfLine is the minimum number of measurements for each of two lines. Any two points fit a line exactly.
 const leastOfLine = 3
 
-// twoLines is an exchange with a line for large sizes: of all ways to part the measurements by size, and to fit a line to each part, the one whose
-// shorter times agree best with all of them.
+// twoLines fits an exchange with a separate line for large sizes. It tries all splits of the measurements by size, fits
+// a line to each part, and returns the pair whose minimum fits all measurements best.
 func twoLines(points []exchanged) (*Exchange, bool) {
 	sorted := slices.SortedStableFunc(slices.Values(points), exchanged.compare)
 	var best *Exchange
@@ -84,7 +84,7 @@ func twoLines(points []exchanged) (*Exchange, bool) {
 		small, ok := leastLine(sorted[:cut])
 		large, also := leastLine(sorted[cut:])
 		if !ok || !also || large.Start <= small.Start || large.PerMicrosecond <= small.PerMicrosecond {
-			continue // one of them would be the shorter everywhere, or small exchanges the faster
+			continue // otherwise one line is below the other everywhere, or small exchanges have the higher rate
 		}
 		e := &Exchange{Line: small, Large: &large}
 		if sum := squares(points, e); sum < least {
@@ -94,11 +94,12 @@ func twoLines(points []exchanged) (*Exchange, bool) {
 	return best, best != nil
 }
 
-// leastRise is the part of the longest time that a line must rise by over the measured work: below that it rises by rounding, and the times
-// are all the same.
+// leastRise is the minimum rise of a line over the measured work, as a fraction of the longest time. A smaller rise is
+// rounding, and all times are equal.
 const leastRise = 1e-9
 
-// leastLine is least squares, each point weighing by the inverse of its time's square. Where the start-up time came out negative it is 0.
+// leastLine is a least-squares fit, weighted by the inverse square of the times. A negative start-up time is replaced
+// by 0.
 func leastLine(points []exchanged) (l Line, ok bool) {
 	var one, work, us, works, both float64
 	for _, p := range points {
@@ -107,7 +108,7 @@ func leastLine(points []exchanged) (l Line, ok bool) {
 	}
 	spread := one*works - work*work
 	if spread <= 1e-12*work*work {
-		return l, false // all are of one size, but for rounding
+		return l, false // all points have the same size, up to rounding
 	}
 	slope := (one*both - work*us) / spread
 	shortest, longest := slices.MinFunc(points, exchanged.compare), slices.MaxFunc(points, exchanged.compare)

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// attended is causal attention, with its time.
+// attended is a measurement of causal attention.
 type attended struct {
 	AttentionWork
 	us float64
@@ -35,13 +35,13 @@ func fitAttention(points []attended) (Attention, error) {
 	return *a, nil
 }
 
-// operations is attention of which the operations alone tell the time.
+// operations fits attention whose time depends only on the operations.
 func operations(points []attended) (*Attention, bool) { return withRows(points, 0) }
 
-// usualRowFlops is what the search for the cost of a row begins with.
+// usualRowFlops is the starting value of the search for the cost of a row.
 const usualRowFlops = 1e5
 
-// operationsAndRows is attention of which rows have a cost of their own.
+// operationsAndRows fits attention with an additional cost for rows.
 func operationsAndRows(points []attended) (*Attention, bool) {
 	at := descend([]float64{math.Log(usualRowFlops)}, func(logs []float64) float64 {
 		a, ok := withRows(points, math.Exp(logs[0]))
@@ -53,7 +53,7 @@ func operationsAndRows(points []attended) (*Attention, bool) {
 	return withRows(points, math.Exp(at[0]))
 }
 
-// withRows is attention whose rows cost as much.
+// withRows fits attention with a given cost of rows.
 func withRows(points []attended, rowFlops float64) (*Attention, bool) {
 	a := &Attention{RowFlops: rowFlops}
 	works := make([]exchanged, len(points))
@@ -65,7 +65,7 @@ func withRows(points []attended, rowFlops float64) (*Attention, bool) {
 	return a, ok
 }
 
-// kernels are that many products one after the other, each of weights with rows.
+// kernels is a measurement of count GEMMs, one after another, each of weights with rows.
 type kernels struct{ count, weights, rows, us float64 }
 
 func groupedKernels(c *Calibration) []kernels {
@@ -86,7 +86,7 @@ func denseKernels(c *Calibration) []kernels {
 	return list
 }
 
-// bothMeasured are the products that were measured as both kernels: what chooses between these.
+// bothMeasured returns the products that were measured with both kernels, which decide between the kernels.
 func bothMeasured(c *Calibration) (list []MeasuredProducts) {
 	for _, m := range c.Products {
 		if m.Dense > 0 {
@@ -113,10 +113,11 @@ func fitGEMM(points []kernels) (GEMM, error) {
 	return g, nil
 }
 
-// The rates that the search for a kernel's begins with; any would do that are within some factors of ten of what is found.
+// Starting rates of the search for a kernel's rates. The result does not depend on them within several orders of
+// magnitude.
 const usualBytesPerMicrosecond, usualFlopsPerMicrosecond = 3.09e6, 660e6
 
-// leastGEMM is of the least mean square of relative errors; any measurements lead to one.
+// leastGEMM minimizes the mean square of relative errors. It finds a model for any measurements.
 func leastGEMM(points []kernels) (GEMM, bool) {
 	model := func(logs []float64) GEMM {
 		return GEMM{Floor: math.Exp(logs[0]), Start: math.Exp(logs[1]), BytesPerMicrosecond: math.Exp(logs[2]), FlopsPerMicrosecond: math.Exp(logs[3])}

@@ -214,7 +214,7 @@ func TestFitsFindTheModels(t *testing.T) {
 		t.Errorf("the kernel is %+v", got)
 	}
 	falling := []exchanged{{1, 9}, {2, 8}, {3, 7}, {4, 6}, {5, 5}}
-	if _, err := fitExchange(falling); err == nil || !strings.Contains(err.Error(), "no rate can be told") {
+	if _, err := fitExchange(falling); err == nil || !strings.Contains(err.Error(), "no rate can be fitted") {
 		t.Errorf("times that fall gave %v", err)
 	}
 	if _, err := fitExchange(falling[:3]); err == nil || !strings.Contains(err.Error(), "at least 5") {

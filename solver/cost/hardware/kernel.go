@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// Kernel is how the products of a rank's experts are done, with its time.
+// Kernel is the kind of GEMM kernel for a rank's experts, with its time.
 type Kernel struct {
-	// Grouped is one kernel for all experts; else there is one for each.
+	// Grouped means one kernel for all experts, else one for each expert.
 	Grouped      bool
 	Microseconds float64
 }
 
-// Choose says whether grouped or dense kernels are faster for the gate and up projections of a rank's experts, by the measured products: of those with the nearest
-// sizes, interpolated between loads. Without measurements the models decide.
+// Choose returns whether grouped or dense kernels are faster for the gate and up projections of a rank's experts. It
+// interpolates the measured products of the nearest sizes between loads. Without measurements, the models decide.
 func (p *Profile) Choose(hidden, inter, experts, tokensPerExpert float64) Kernel {
 	table := p.nearest(hidden, inter, experts)
 	var grouped, dense float64
@@ -28,7 +28,8 @@ func (p *Profile) Choose(hidden, inter, experts, tokensPerExpert float64) Kernel
 	return Kernel{Grouped: grouped <= dense, Microseconds: min(grouped, dense)}
 }
 
-// nearest are the products of the sizes nearest in proportion, by load. Their times are scaled to the sizes' work.
+// nearest returns the products of the sizes with the nearest ratios, by load. Their times are scaled to the work of the
+// given sizes.
 func (p *Profile) nearest(hidden, inter, experts float64) []MeasuredProducts {
 	far := func(m MeasuredProducts) float64 {
 		return math.Abs(math.Log(m.Hidden/hidden)) + math.Abs(math.Log(m.Inter/inter)) + math.Abs(math.Log(m.Experts/experts))
@@ -49,8 +50,8 @@ func (p *Profile) nearest(hidden, inter, experts float64) []MeasuredProducts {
 	return table
 }
 
-// interpolated is the time at a load, on straight lines between logarithms. Below the table it is that of the smallest load, where kernels wait for weights
-// and not for tokens; above, it grows with the load.
+// interpolated returns the time at a load, by linear interpolation between logarithms. Below the table it is the time
+// of the smallest load, where kernels are limited by reading weights. Above the table it is proportional to the load.
 func interpolated(table []MeasuredProducts, tokens float64, us func(MeasuredProducts) float64) float64 {
 	last := table[len(table)-1]
 	switch at := slices.IndexFunc(table, func(m MeasuredProducts) bool { return m.TokensPerExpert >= tokens }); {

@@ -12,34 +12,35 @@ import (
 	"sync"
 )
 
-// Format is the value of a profile's member of that name.
+// Format is the value of a profile's format member.
 const Format = "semmoe.io/hardware-profile/v1"
 
-// Profile is what machines are known to take.
+// Profile contains the time models of machines.
 type Profile struct {
 	Format string `json:"format"`
-	// Name is what the profile is called, GPU and Ranks what was measured.
+	// Name is the name of the profile. GPU and Ranks describe the measured machines.
 	Name  string `json:"name"`
 	GPU   string `json:"gpu"`
 	Ranks int    `json:"ranks"`
-	// MemoryBytes is that of a rank.
+	// MemoryBytes is the memory of a rank.
 	MemoryBytes float64 `json:"memory_bytes"`
-	// Grouped multiplies for all experts of a rank in one kernel, Dense for one in each; bf16.
+	// Grouped is one kernel for all experts of a rank, Dense one kernel for each; both in bf16.
 	Grouped   GEMM      `json:"grouped_gemm"`
 	Dense     GEMM      `json:"dense_gemm"`
 	Attention Attention `json:"attention"`
-	// AllToAll is by the bytes that the busiest rank sends or receives, and so is A2E, between groups of ranks; the others by the size of the
-	// buffer.
+	// AllToAll, and A2E between groups of ranks, are functions of the bytes that the busiest rank sends or receives.
+	// The others are functions of the buffer size.
 	AllToAll      Exchange    `json:"all_to_all"`
 	AllReduce     Exchange    `json:"all_reduce"`
 	ReduceScatter Exchange    `json:"reduce_scatter"`
 	AllGather     Exchange    `json:"all_gather"`
 	A2E           []Bipartite `json:"a2e,omitempty"`
-	// Products are the measured products, by which grouped or dense kernels are chosen.
+	// Products are the measured products, which decide between grouped and dense kernels.
 	Products []MeasuredProducts `json:"products"`
 }
 
-// GEMM is a kernel that takes no less than a floor, and else a start-up time and the longer of reading the weights and multiplying.
+// GEMM models a kernel with a minimum time (floor). Above it, the time is a start-up time plus the maximum of the times
+// to read the weights and to multiply (roofline model).
 type GEMM struct {
 	Floor               float64 `json:"floor_us"`
 	Start               float64 `json:"start_us"`
@@ -48,24 +49,26 @@ type GEMM struct {
 	Fit                 Fit     `json:"fit"`
 }
 
-// Microseconds is the time of a kernel that reads that many weights and multiplies each with that many rows, in bf16.
+// Microseconds returns the time of a kernel that reads the given number of weights and multiplies each with the given
+// number of rows, in bf16.
 func (g GEMM) Microseconds(weights, rows float64) float64 {
 	const bf16, multiplyAndAdd = 2, 2
 	return max(g.Floor, g.Start+max(weights*bf16/g.BytesPerMicrosecond, weights*rows*multiplyAndAdd/g.FlopsPerMicrosecond))
 }
 
-// Block is the time of a gated feed-forward block: gate and up projection in one kernel, the down projection in another. The weights are
-// those of one of the three matrices.
+// Block returns the time of a gated feed-forward block: gate and up projection in one kernel, the down projection in
+// another. weights is the number of weights of one of the three matrices.
 func (g GEMM) Block(weights, rows float64) float64 {
 	return g.Microseconds(2*weights, rows) + g.Microseconds(weights, rows)
 }
 
-// Fit tells how well a model agrees with its measurements. Errors are relative, modelled over measured less 1.
+// Fit describes how well a model fits its measurements. Errors are relative: modelled/measured − 1.
 type Fit struct {
 	Points int `json:"points"`
-	// R2 is the part of the variance of the times that the model explains.
+	// R2 is the fraction of the variance of the times that the model explains.
 	R2 float64 `json:"r2"`
-	// MedianError and MaxError are of the measurements that it was fitted to, the others of those held out: each fifth in turn.
+	// MedianError and MaxError are errors on the fitted measurements. The others are errors on held-out measurements,
+	// by five-fold cross-validation.
 	MedianError        float64 `json:"median_error"`
 	MaxError           float64 `json:"max_error"`
 	HeldOutMedianError float64 `json:"held_out_median_error"`
@@ -74,8 +77,8 @@ type Fit struct {
 	Residuals []float64 `json:"residuals"`
 }
 
-// Error is the relative error to be expected of a time: the root mean square of the residuals, and no less than the error at points that the model
-// has not seen, which is all that a profile without residuals tells.
+// Error returns the expected relative error of a time: the root mean square of the residuals, but at least the held-out
+// error. Profiles without residuals only have the latter.
 func (f *Fit) Error() float64 {
 	sum := 0.0
 	for _, r := range f.Residuals {
@@ -84,7 +87,7 @@ func (f *Fit) Error() float64 {
 	return max(math.Sqrt(sum), f.HeldOutMedianError)
 }
 
-// Parse reads a profile, and refuses what no measurements lead to.
+// Parse reads a profile, and returns an error for values that no measurements produce.
 func Parse(text []byte) (*Profile, error) {
 	p := &Profile{}
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -95,7 +98,7 @@ func Parse(text []byte) (*Profile, error) {
 	return p, p.Check()
 }
 
-// Check names the member that is not as it must be.
+// Check returns an error for the first invalid member.
 func (p *Profile) Check() error {
 	switch {
 	case p.Format != Format:
@@ -130,7 +133,7 @@ func (p *Profile) Check() error {
 	return nil
 }
 
-// missing names the members that all times need and that the profile lacks.
+// missing returns the names of required members that the profile lacks.
 func (p *Profile) missing() (names []string) {
 	for _, of := range []struct {
 		name   string
@@ -173,17 +176,17 @@ func above(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
 
 func atLeastZero(v float64) bool { return v >= 0 && !math.IsInf(v, 0) }
 
-// builtIn are profiles of machines that were measured. They are written by semmoe fit.
+// builtIn contains profiles of measured machines, written by semmoe fit.
 //
 //go:embed profiles/*.json
 var builtIn embed.FS
 
 //go:generate go run ../../../cmd/semmoe fit --measurements testdata/h200x4.json --name h200-nvlink --memory-gib 141 --out profiles/h200-nvlink.json
 
-// Default is the name of the profile that is taken where none is named.
+// Default is the name of the default profile.
 const Default = "h200-nvlink"
 
-// Names are those of the built-in profiles, sorted.
+// Names returns the names of the built-in profiles, sorted.
 func Names() []string {
 	entries, err := builtIn.ReadDir("profiles")
 	if err != nil {
@@ -196,7 +199,7 @@ func Names() []string {
 	return names
 }
 
-// BuiltIn is the profile of that name.
+// BuiltIn returns the built-in profile with the given name.
 func BuiltIn(name string) (*Profile, error) {
 	if !slices.Contains(Names(), name) {
 		return nil, fmt.Errorf("there is no built-in hardware profile %q; there are %s", name, strings.Join(Names(), ", "))
@@ -208,10 +211,10 @@ func BuiltIn(name string) (*Profile, error) {
 	return Parse(text)
 }
 
-// IsDefault tells that a profile says the same as DefaultProfile, for which nil stands as well.
+// IsDefault reports whether a profile equals DefaultProfile, or is nil.
 func (p *Profile) IsDefault() bool { return p == nil || reflect.DeepEqual(p, DefaultProfile()) }
 
-// DefaultProfile is the profile that is called Default. All who ask share it, and nobody may change it.
+// DefaultProfile returns the profile named Default. The result is shared and must not be modified.
 func DefaultProfile() *Profile { return defaultProfile() }
 
 var defaultProfile = sync.OnceValue(func() *Profile {

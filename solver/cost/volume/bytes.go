@@ -2,25 +2,26 @@ package volume
 
 import "github.com/semmoe/operator/solver/placement"
 
-// Row is what a message carries.
+// Row describes the payload of a message.
 type Row struct {
-	// HiddenSize values are a token's; TopK experts are activated by it.
+	// HiddenSize is the number of values of a token. TopK is the number of experts that a token activates.
 	HiddenSize, TopK int
 }
 
 const (
 	bf16, fp8 = 2, 1
-	// scaleValues is how many FP8 values share a scale of four bytes, as DeepEP's kernels and block-quantised checkpoints have it.
+	// scaleValues is the number of FP8 values that share a scale of four bytes, as in DeepEP's kernels and
+	// block-quantized checkpoints.
 	scaleValues, scaleBytes = 128, 4
-	// lowLatencyHeader says which of the sender's tokens a row is. A row for several experts names each with its index (8) and gate weight (4), and its origin
-	// (8) instead. These are the sizes of DeepEP's messages.
+	// lowLatencyHeader identifies the sender's token of a row. A row for several experts instead contains the index (8)
+	// and gate weight (4) of each expert, and its origin (8). These are the sizes of DeepEP's messages, in bytes.
 	lowLatencyHeader                        = 16
 	originHeader, indexHeader, weightHeader = 8, 8, 4
-	// countBytes tell a rank how many rows come for one of its experts.
+	// countBytes is the size of the number of rows for one expert of a rank.
 	countBytes = 4
 )
 
-// header is the bytes of a message that are not the row's values.
+// header returns the bytes of a message in addition to the row's values.
 func (r Row) header(o placement.Objective) float64 {
 	if o == placement.Activation {
 		return lowLatencyHeader
@@ -28,7 +29,7 @@ func (r Row) header(o placement.Objective) float64 {
 	return float64(originHeader + r.TopK*(indexHeader+weightHeader))
 }
 
-// values is the bytes of the row's values.
+// values returns the bytes of the row's values.
 func (r Row) values(width int) float64 {
 	bytes := r.HiddenSize * width
 	if width == fp8 {
@@ -37,21 +38,21 @@ func (r Row) values(width int) float64 {
 	return float64(bytes)
 }
 
-// Volume is the traffic of a MoE layer under one objective, of a batch.
+// Volume is the traffic of a MoE layer under one objective, for one batch.
 type Volume struct {
 	Objective placement.Objective `json:"objective"`
 	Messages  Links               `json:"messages"`
-	// DispatchBF16 and DispatchFP8 are bytes, headers included. Combine goes the ways back, in bf16: what a rank's experts add to a token is
-	// summed there, and where a token has come by way of its node, on the way.
+	// DispatchBF16 and DispatchFP8 are bytes, including headers. Combine uses the reverse paths, in bf16. Contributions
+	// to a token are summed on each rank, and on the way if the token was routed through its node.
 	DispatchBF16 Links `json:"dispatch_bf16_bytes"`
 	DispatchFP8  Links `json:"dispatch_fp8_bytes"`
 	Combine      Links `json:"combine_bf16_bytes"`
-	// HeaderBytes are the part of either dispatch that is headers. CountBytes go before it, unless parts are padded.
+	// HeaderBytes is the part of either dispatch that consists of headers. CountBytes are sent first, unless padded.
 	HeaderBytes float64 `json:"header_bytes"`
 	CountBytes  float64 `json:"count_bytes"`
 }
 
-// Volumes turns messages into bytes, for ranks with that many experts each.
+// Volumes converts messages to bytes, for ranks with the given number of experts each.
 func (m *Messages) Volumes(r Row, ranks, slotsPerRank int) []Volume {
 	list := make([]Volume, len(m))
 	for i, o := range placement.MessageObjectives {

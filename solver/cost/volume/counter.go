@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// The objectives that are counted, in the order of placement.MessageObjectives.
+// Counted objectives, in the order of placement.MessageObjectives.
 const (
 	activation = iota
 	rankDedup
@@ -14,26 +14,26 @@ const (
 	objectives
 )
 
-// Topology says which ranks share a node: RanksPerNode consecutive ones, of which the last node may have fewer.
+// Topology defines which ranks share a node: RanksPerNode consecutive ranks. The last node may have fewer.
 type Topology struct{ Ranks, RanksPerNode int }
 
-// nodes is their number.
+// nodes returns the number of nodes.
 func (t Topology) nodes() int { return (t.Ranks-1)/t.RanksPerNode + 1 }
 
-// gateway is the rank of a node that takes what rank from sends to the node: the one with the same place among the node's ranks, as it has the
-// network card on the same rail.
+// gateway returns the rank of a node that receives the messages of rank from to the node: the rank with the same
+// position within its node, whose network card is on the same rail.
 func (t Topology) gateway(from, node int) int {
 	return min(node*t.RanksPerNode+from%t.RanksPerNode, t.Ranks-1)
 }
 
-// Flow is what passes the links of one class in one exchange, in messages or bytes.
+// Flow is the traffic on the links of one class in one exchange, in messages or bytes.
 type Flow struct {
-	// Total is what all ranks send, MaxSend what the busiest one sends, MaxRecv what the busiest one receives.
+	// Total is the sum over all ranks, MaxSend the maximum that a rank sends, MaxRecv the maximum that a rank receives.
 	Total   float64 `json:"total"`
 	MaxSend float64 `json:"max_send"`
 	MaxRecv float64 `json:"max_recv"`
-	// Padded is what all ranks send where every pair of ranks has room for as much as the busiest pair: in an exchange of equal parts, which needs
-	// no counts beforehand.
+	// Padded is the total if every pair of ranks reserves the size of the busiest pair: an exchange of equal parts,
+	// which needs no counts in advance.
 	Padded float64 `json:"padded"`
 }
 
@@ -48,7 +48,7 @@ func (f *Flow) add(g Flow, weight float64) {
 	f.Padded += weight * g.Padded
 }
 
-// Links are the flows within nodes and between nodes; a class that nothing passes is left out of a file.
+// Links are the flows within nodes and between nodes. A class without traffic is omitted from files.
 type Links struct {
 	Node    Flow `json:"node,omitzero"`
 	Network Flow `json:"network,omitzero"`
@@ -58,7 +58,7 @@ func (l Links) scaled(by float64) Links {
 	return Links{Node: l.Node.scaled(by), Network: l.Network.scaled(by)}
 }
 
-// back are the flows of the answers: who has sent receives.
+// back returns the flows of the reverse direction.
 func (l Links) back() Links {
 	for _, f := range []*Flow{&l.Node, &l.Network} {
 		f.MaxSend, f.MaxRecv = f.MaxRecv, f.MaxSend
@@ -77,28 +77,29 @@ func (m *Messages) Add(other *Messages, weight float64) {
 	}
 }
 
-// Counter counts the messages of one MoE layer, batch by batch. Make one with NewCounter.
+// Counter counts the messages of one MoE layer, batch by batch. Use NewCounter to create one.
 type Counter struct {
 	topology    Topology
 	batchTokens int
-	// tokens are those of the open batch.
+	// tokens is the number of tokens in the open batch.
 	tokens int
-	// pairs are the messages of the open batch from rank to rank [objective][ranks × ranks]. With more than maxPairs of them, sends lists the
-	// pair of each message instead [objective][messages]: its size follows the tokens, not the square of the ranks.
+	// pairs are the messages of the open batch from rank to rank [objective][ranks × ranks]. Above maxPairs, sends
+	// lists the pair of each message instead [objective][messages], so its size depends on the tokens, not on the
+	// square of the ranks.
 	pairs [objectives][]int32
 	sends [objectives][]int32
-	// batches are closed, sum is over them.
+	// batches is the number of closed batches, sum is the sum over them.
 	batches int
 	sum     Messages
-	// token numbers the tokens; seen and seenNode hold the last token that had an expert on each rank and node.
+	// token numbers the tokens. seen and seenNode contain the last token with an expert on each rank and node.
 	token          int
 	seen, seenNode []int
 }
 
-// maxPairs is the largest number of pairs of ranks that a counter has a number for: those of 128 ranks.
+// maxPairs is the maximum number of pairs of ranks with one counter each: those of 128 ranks.
 const maxPairs = 1 << 14
 
-// NewCounter is for batches of that many tokens over all ranks, at least 1.
+// NewCounter returns a counter for batches of the given number of tokens over all ranks, at least 1.
 func NewCounter(t Topology, batchTokens int) *Counter {
 	c := &Counter{topology: t, batchTokens: batchTokens, seen: make([]int, t.Ranks), seenNode: make([]int, t.nodes())}
 	if n := t.Ranks * t.Ranks; n <= maxPairs {
@@ -109,7 +110,7 @@ func NewCounter(t Topology, batchTokens int) *Counter {
 	return c
 }
 
-// Add counts a token of rank own whose activations are computed on the given ranks, one for each activation.
+// Add counts a token of rank own. on contains the rank that computes each of its activations.
 func (c *Counter) Add(own int, on []int) {
 	c.token++
 	c.tokens++
@@ -130,7 +131,7 @@ func (c *Counter) Add(own int, on []int) {
 	}
 }
 
-// route sends a token to a rank by way of the rank's node, to which it goes once.
+// route sends a token to a rank through the rank's node, to which it is sent once.
 func (c *Counter) route(own, rank int) {
 	node := rank / c.topology.RanksPerNode
 	if node == own/c.topology.RanksPerNode {
@@ -168,7 +169,7 @@ func (c *Counter) close() {
 	}
 }
 
-// open are the messages of the open batch.
+// open returns the messages of the open batch.
 func (c *Counter) open() (m Messages) {
 	for i := range m {
 		m[i] = c.topology.links(c.messages(i))
@@ -176,7 +177,7 @@ func (c *Counter) open() (m Messages) {
 	return m
 }
 
-// messages returns the pairs of ranks between which the open batch has messages, and their number.
+// messages returns the pairs of ranks with messages in the open batch, and the numbers of messages.
 func (c *Counter) messages(objective int) iter.Seq2[int, int] {
 	return func(yield func(pair, n int) bool) {
 		for pair, n := range c.pairs[objective] {
@@ -207,7 +208,7 @@ func (t Topology) peers() [2]int {
 	return [2]int{within, t.Ranks*(t.Ranks-1) - within}
 }
 
-// links sorts the messages from rank to rank by the class of their link.
+// links groups the messages from rank to rank by the class of their link.
 func (t Topology) links(messages iter.Seq2[int, int]) Links {
 	const node, network = 0, 1
 	var sent, received [2][]int
@@ -241,13 +242,13 @@ func (t Topology) links(messages iter.Seq2[int, int]) Links {
 	return Links{Node: flow(node), Network: flow(network)}
 }
 
-// Batches is the number of whole batches.
+// Batches returns the number of whole batches.
 func (c *Counter) Batches() int { return c.batches }
 
-// Tokens are those of the batch that is not whole yet.
+// Tokens returns the number of tokens in the open batch.
 func (c *Counter) Tokens() int { return c.tokens }
 
-// Messages is the mean over whole batches; without one it is the messages of what there is.
+// Messages returns the mean over whole batches, or the messages of the open batch if there is no whole one.
 func (c *Counter) Messages() Messages {
 	if c.batches == 0 {
 		return c.open()

@@ -1,9 +1,9 @@
-// Package volume counts what the dispatch and the combination of a MoE layer send between ranks, under each objective of a placement: how many
-// messages and bytes pass which links, and what the busiest rank sends and receives.
+// Package volume counts the traffic of dispatch and combine of a MoE layer between ranks, for each objective of a
+// placement: the messages and bytes on each class of links, and the maximum that a rank sends and receives.
 //
 // Invariants:
-//   - What is sent is received: both sum to the same total, class by class.
-//   - Between nodes NodeDedup ≤ RankDedup ≤ Activation, token by token, and Hierarchical = NodeDedup. Within a node of all ranks
-//     Hierarchical = RankDedup.
-//   - Counts depend on the tokens of a batch, and not on their order.
+//   - Sent and received totals are equal for each class.
+//   - Between nodes NodeDedup ≤ RankDedup ≤ Activation, token by token, and Hierarchical = NodeDedup. If one node
+//     contains all ranks, Hierarchical = RankDedup.
+//   - Counts depend on the tokens of a batch, but not on their order.
 package volume

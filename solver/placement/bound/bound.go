@@ -5,19 +5,20 @@ import (
 	"slices"
 )
 
-// Rows collects the rows (tokens, occurrences of tokens, or requests) whose activations are to be local. Columns are the
-// experts of one layer, or of several layers side by side; a row has one rank for all its columns.
+// Rows collects the rows (tokens, occurrences of tokens, or requests) with their activations. Columns are the experts
+// of one layer, or of several layers side by side. A row has one rank for all its columns.
 type Rows struct {
-	// ranks is the number of ranks, experts the number per layer, layers how many are side by side.
+	// ranks is the number of ranks, experts the number per layer, layers the number of layers.
 	ranks, experts, layers int
 	size                   int
-	// gram is Σ T Tᵀ / a, tangent is Σ a g'(σ) π πᵀ over rows with activations T, weight a and shares π [size × size],
-	// upper triangles.
+	// gram is Σ T Tᵀ / a, and tangent is Σ a g'(σ) π πᵀ, over rows with activations T, weight a and shares π [size ×
+	// size], as upper triangles.
 	gram, tangent []float64
-	// constant is Σ a (g(σ) − g'(σ) σ), activations Σ T, weight Σ a, best Σ of each row's largest feasible local sum.
+	// constant is Σ a (g(σ) − g'(σ) σ), activations is Σ T, weight is Σ a, best is Σ of each row's largest feasible local
+	// sum.
 	constant, activations, weight, best float64
 	largest                             []float64
-	// whole bounds the largest share of rows whose activations are one each; nil where they are not known to be.
+	// whole bounds the largest share of rows with activations of one each; nil for other rows.
 	whole *envelope
 }
 
@@ -30,8 +31,8 @@ func New(ranks, experts, layers int) *Rows {
 	}
 }
 
-// NewOccurrences returns an empty set of rows for occurrences of tokens in one layer: every row has topK activations of one
-// each, for which Tangent is tighter.
+// NewOccurrences returns an empty set of rows for occurrences of tokens in one layer: every row has topK activations of
+// one each, for which Tangent is tighter.
 func NewOccurrences(ranks, experts, topK int) *Rows {
 	r := New(ranks, experts, 1)
 	if ranks > 1 {
@@ -40,12 +41,12 @@ func NewOccurrences(ranks, experts, topK int) *Rows {
 	return r
 }
 
-// ahead is how far above its incumbent's concentration, as a part of the way to 1, the tangent of a whole row is taken. What the
-// eigenvalues allow is more concentrated than the incumbent, and there that tangent is lower. On recorded routing at EP 4, 8 and
-// 16 a tenth is the best of 0, .03, .06, .1, .15 and .2, or within .002 of it.
+// ahead is the position of the tangent point of a whole row, as a fraction of the distance from the incumbent's
+// concentration to 1. The spectral bound allows higher concentrations than the incumbent, where this tangent is lower.
+// On recorded routing at EP 4, 8 and 16, 0.1 is the best of 0, .03, .06, .1, .15 and .2, or within .002 of the best.
 const ahead = 0.1
 
-// touch is where the row's tangent touches the bound on its largest share, and its slope.
+// touch returns the point where the row's tangent touches the bound on its largest share, and the slope.
 func (r *Rows) touch(sigma float64) (value, slope, at float64) {
 	if r.whole != nil {
 		return r.whole.tangent(sigma + ahead*(1-sigma))
@@ -53,7 +54,7 @@ func (r *Rows) touch(sigma float64) (value, slope, at float64) {
 	return r.tangentPoint(sigma)
 }
 
-// tangentPoint keeps σ away from 1/E, where the slope of g is infinite.
+// tangentPoint limits σ to values away from 1/E, where the slope of g is infinite.
 func (r *Rows) tangentPoint(sigma float64) (value, slope, at float64) {
 	e := float64(r.ranks)
 	at = min(max(sigma, 1/e+1e-3), 1)
@@ -61,9 +62,9 @@ func (r *Rows) tangentPoint(sigma float64) (value, slope, at float64) {
 	return (1 + root) / e, (e - 1) / (2 * root), at
 }
 
-// Add adds a row: its non-zero columns (ascending) with their activations, its weight a (tokens), and the concentration σ = Σ
-// over ranks of (share of the row's activations on the rank)² under an incumbent placement. Rows of NewOccurrences have topK
-// columns with one activation each, and weight 1.
+// Add adds a row: its non-zero columns (ascending) with their activations, its weight a (tokens), and the concentration
+// σ = Σ over ranks of (share of the row's activations on the rank)² under an incumbent placement. Rows of
+// NewOccurrences have topK columns with one activation each, and weight 1.
 func (r *Rows) Add(columns []int, activations []float64, weight, sigma float64) {
 	total := 0.0
 	for _, t := range activations {
@@ -88,7 +89,7 @@ func (r *Rows) Add(columns []int, activations []float64, weight, sigma float64) 
 	}
 }
 
-// feasible is the largest sum that fits on one rank: the N/E largest entries of each layer.
+// feasible returns the largest sum that fits on one rank: the N/E largest entries of each layer.
 func (r *Rows) feasible(columns []int, activations []float64) float64 {
 	slots, sum := r.experts/r.ranks, 0.0
 	for begin := 0; begin < len(columns); {
@@ -109,7 +110,7 @@ func (r *Rows) feasible(columns []int, activations []float64) float64 {
 	return sum
 }
 
-// PerRow is the bound that gives every row its own placement: the N/E largest entries of each row.
+// PerRow returns the bound with a separate placement for every row: the N/E largest entries of each row.
 func (r *Rows) PerRow() float64 {
 	if r.activations == 0 {
 		return 1
@@ -117,8 +118,8 @@ func (r *Rows) PerRow() float64 {
 	return min(1, r.best/r.activations)
 }
 
-// Balanced is the nuclear-norm bound for assignments in which no rank has more than load times its share of the rows'
-// weight. With load = the number of ranks it holds for all assignments.
+// Balanced returns the nuclear-norm bound for assignments in which no rank has more than load times its share of the
+// rows' weight. With load equal to the number of ranks it holds for all assignments.
 func (r *Rows) Balanced(load float64) float64 {
 	if r.ranks < 2 || r.activations == 0 {
 		return 1
@@ -133,9 +134,9 @@ func (r *Rows) Balanced(load float64) float64 {
 	return min(1, 1/e+scale*sum/r.activations)
 }
 
-// Tangent is the tangent bound: a row's largest share is at most a concave function of its concentration, which is linear in
-// what is on the same rank; the best same-rank matrix is bounded by the leading eigenvalues, after a correction that the
-// given number of subgradient steps improves (each one an eigendecomposition; 0 corrects nothing).
+// Tangent returns the tangent bound. A row's largest share is at most a concave function of its concentration, which is
+// linear in the same-rank matrix. The best same-rank matrix is bounded by the leading eigenvalues, after a correction
+// by the given number of subgradient steps (each one an eigendecomposition; 0 means no correction).
 func (r *Rows) Tangent(steps int) float64 {
 	if r.ranks < 2 || r.activations == 0 {
 		return 1
@@ -149,7 +150,7 @@ func (r *Rows) Tangent(steps int) float64 {
 	return min(1, (r.constant+best)/r.activations)
 }
 
-// centred mirrors the upper triangle and removes each layer's mean from rows and columns: P M P.
+// centred mirrors the upper triangle and subtracts each layer's mean from rows and columns: P M P.
 func (r *Rows) centred(upper []float64) []float64 {
 	m := mirrored(upper, r.size)
 	r.centre(m)
@@ -193,19 +194,20 @@ func (r *Rows) centre(m []float64) {
 	}
 }
 
-// sameRank bounds max ⟨M, Y⟩ over 0/1 matrices Y that say which columns share a rank. For any symmetric U whose
+// sameRank bounds max ⟨M, Y⟩ over 0/1 matrices Y, where an entry is 1 if two columns share a rank. For any symmetric U
+// with off-diagonal entries of at most 0,
 // off-diagonal entries are at most 0,
 //
 //	⟨M, Y⟩ ≤ ⟨M−U, J⟩/E + (columns/E) Σ_{i<E} λ⁺_i(P (M−U) P) + tr U,
 //
-// because Y has ones on its diagonal and nothing negative beside it.
+// because Y has ones on its diagonal and non-negative entries elsewhere.
 type sameRank struct {
 	rows *Rows
 	// m is M−U; trace is tr U.
 	m     []float64
 	upper []float64
 	trace float64
-	// vectors are the leading eigenvectors of the last value, current that value, lowest the smallest so far.
+	// vectors are the leading eigenvectors of the last value, current is that value, lowest the minimum so far.
 	vectors [][]float64
 	current float64
 	lowest  float64
@@ -277,10 +279,10 @@ func (s *sameRank) step() {
 		}
 	}
 	if norm < 1e-9 {
-		// The relaxation is tight: there is nothing left to gain, and a step would be all rounding.
+		// The relaxation is tight: the gradient contains only rounding errors.
 		return
 	}
-	// The unknown optimum is a few percent below; the step aims there and shortens whenever it overshoots.
+	// The unknown optimum is a few percent lower. The step aims there and becomes shorter after each overshoot.
 	length := s.shrink * 0.05 * math.Abs(s.current) / norm
 	s.trace = 0
 	for k := range size {

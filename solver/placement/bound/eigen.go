@@ -17,7 +17,7 @@ func eigenvalues(m []float64, n int) []float64 {
 // eigenvectors returns eigenvalues, largest first, with their eigenvectors. The matrix is overwritten.
 func eigenvectors(m []float64, n int) ([]float64, [][]float64) {
 	diagonal, beside := tridiagonal(m, n)
-	// Rows of basis are vectors; the rotations of the iteration turn them into the tridiagonal matrix's eigenvectors.
+	// Rows of basis are vectors. The rotations of the iteration turn them into the tridiagonal matrix's eigenvectors.
 	basis := make([][]float64, n)
 	for i := range basis {
 		basis[i] = make([]float64, n)
@@ -37,8 +37,8 @@ func eigenvectors(m []float64, n int) ([]float64, [][]float64) {
 	return values, vectors
 }
 
-// tridiagonal reduces the matrix by Householder reflections to its diagonal and the entries beside it (beside[i] joins i
-// and i+1). The k'th reflection, of length √2, is left in row k of the matrix from column k+1 on.
+// tridiagonal reduces the matrix by Householder reflections to its diagonal and its off-diagonal (beside[i] couples i
+// and i+1). The k'th reflection vector, of length √2, is stored in row k of the matrix from column k+1 on.
 func tridiagonal(m []float64, n int) (diagonal, beside []float64) {
 	diagonal, beside = make([]float64, n), make([]float64, n)
 	product := make([]float64, n)
@@ -70,8 +70,8 @@ func tridiagonal(m []float64, n int) (diagonal, beside []float64) {
 	return diagonal, beside
 }
 
-// reflection turns x into the vector v of length √2 for which (I − v vᵀ) x has only a first entry, which it returns.
-// Where there is nothing to reflect, v is zero.
+// reflection replaces x by the vector v of length √2 for which (I − v vᵀ) x has only a first entry, and returns this
+// entry. If x is already of this form, v is zero.
 func reflection(x []float64) float64 {
 	norm := 0.0
 	for _, value := range x {
@@ -82,7 +82,8 @@ func reflection(x []float64) float64 {
 		clear(x)
 		return first
 	}
-	// What is left of a matrix of low rank is rounding of rounding: its squares underflow, its parts by its norm do not.
+	// In a matrix of low rank the rest can be denormal rounding errors. Their squares underflow, but not their ratios
+	// to the norm.
 	for i := range x {
 		x[i] /= norm
 	}
@@ -94,7 +95,7 @@ func reflection(x []float64) float64 {
 	return -math.Copysign(norm, first)
 }
 
-// reflectBack applies the reflections that tridiagonal left in the matrix, last first.
+// reflectBack applies the reflections stored by tridiagonal in the matrix, last first.
 func reflectBack(x, m []float64, n int) {
 	for k := n - 2; k >= 0; k-- {
 		v := m[k*n+k+1 : (k+1)*n]
@@ -114,8 +115,8 @@ func dot(a, b []float64) float64 {
 	return sum
 }
 
-// implicitQL diagonalises a symmetric tridiagonal matrix by QL iteration with implicit shifts; the rotations are applied
-// to the rows of basis where it is given.
+// implicitQL diagonalizes a symmetric tridiagonal matrix by QL iteration with implicit shifts (Golub and Van Loan,
+// "Matrix Computations", section 8.3). The rotations are applied to the rows of basis, if given.
 func implicitQL(d, e []float64, basis [][]float64) {
 	const iterations = 60
 	n := len(d)

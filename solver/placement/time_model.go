@@ -1,27 +1,29 @@
 package placement
 
-// Clock models the time of an MoE layer, by which the objective Time judges placements.
+// Clock models the time of a MoE layer for the objective Time.
 type Clock struct {
-	// exchange is the time in microseconds of one fair share of activations on the busiest rank. compute are the times of experts whose slowest rank
-	// computes 1, 1+loadStep, 1+2·loadStep, ... fair shares.
+	// exchange is the time in microseconds of one fair share of activations on the busiest rank. compute[i] is the time
+	// of the experts if the slowest rank computes 1+i·loadStep fair shares.
 	exchange float64
 	compute  []float64
-	// Windows are the activations of each expert in samples of tokens that are computed at a time, of the same total each
-	// [MoE layers][windows × experts]. Where it is nil, the profile's totals are the only window.
+	// Windows contains the activations of each expert in samples of tokens that are computed together, with equal
+	// totals [MoE layers][windows × experts]. If it is nil, the profile's totals are the only window.
 	Windows [][]float32
-	// Softness is the weight of the mean over ranks in the exchange that swaps lower, from 0 to 1; the rest is that of the busiest rank. The busiest
-	// rank of the profile need not be that of later requests.
+	// Softness is the weight, from 0 to 1, of the mean over ranks in the exchange term of swaps. The remaining weight
+	// is that of the busiest rank. The busiest rank on the profile is not necessarily the busiest rank for later
+	// requests.
 	Softness float64
 }
 
-// loadStep is the resolution of tabulated compute times, and maxLoad the largest tabulated load.
+// loadStep is the resolution of tabulated compute times, and maxLoad the maximum tabulated load.
 const (
 	loadStep = 0.01
 	maxLoad  = 16
 )
 
-// NewClock tabulates a model of the time in microseconds of a layer whose busiest rank exchanges, and whose slowest rank computes, the given
-// multiples of a fair share of the activations. The time must be affine in the exchange.
+// NewClock tabulates a time model of a layer. microseconds returns the time in microseconds if the busiest rank
+// exchanges, and the slowest rank computes, the given multiples of a fair share of the activations. The time must be
+// affine in the exchange.
 func NewClock(microseconds func(exchange, load float64) float64) *Clock {
 	c := &Clock{Softness: 0.5, exchange: microseconds(1, 1) - microseconds(0, 1)}
 	for i := range int(maxLoad/loadStep) + 2 {
@@ -30,14 +32,14 @@ func NewClock(microseconds func(exchange, load float64) float64) *Clock {
 	return c
 }
 
-// computing is the time of everything but the activations' exchange.
+// computing returns the time of the layer without the exchange of activations.
 func (c *Clock) computing(load float64) float64 {
 	at := min(max(load-1, 0)/loadStep, maxLoad/loadStep)
 	i := int(at)
 	return c.compute[i] + (at-float64(i))*(c.compute[i+1]-c.compute[i])
 }
 
-// grouped is the clock of groups of size consecutive experts.
+// grouped returns the clock for groups of size consecutive experts.
 func (c *Clock) grouped(size int) *Clock {
 	to := *c
 	to.Windows = make([][]float32, len(c.Windows))
@@ -50,23 +52,26 @@ func (c *Clock) grouped(size int) *Clock {
 	return &to
 }
 
-// timing is a placement of one layer under search for time, for given ranks of the tokens.
+// timing is a placement of one layer during a search by time, for given ranks of the tokens.
 type timing struct {
 	clock *Clock
 	ranks int
-	// weight are the activations of each expert by the tokens of each rank [experts × ranks].
+	// weight contains the activations of each expert by the tokens of each rank [experts × ranks].
 	weight []float32
 	rankOf []int
-	// unit converts microseconds to activations that become local.
+	// unit converts microseconds to local activations.
 	unit float64
-	// total are all activations. sent are those of each rank's tokens, computed those of its experts, local those in both.
+	// total is the number of all activations. sent are those of each rank's tokens, computed those of its experts,
+	// local those in both.
 	total                 float64
 	sent, computed, local []float64
-	// windows are the experts' loads in each window as multiples of a rank's fair share [windows × experts], on those of the ranks [windows × ranks].
+	// windows are the loads of the experts in each window as multiples of a rank's fair share [windows × experts]. on
+	// are the loads of the ranks [windows × ranks].
 	windows []float32
 	on      []float64
 	value   float64
-	// busiest are the ranks that exchange most, exchanged is the sum over ranks; slowest are the ranks of the highest load of each window.
+	// busiest are the ranks with the largest exchange, exchanged is the sum over ranks, slowest are the ranks with the
+	// highest load in each window.
 	busiest   highest
 	exchanged float64
 	slowest   []highest
@@ -116,7 +121,7 @@ func newTiming(c *Clock, layer int, weight []float32, rankOf []int, ranks int) *
 	return t
 }
 
-// highest are the three ranks with the highest values: two of them may change.
+// highest contains the three ranks with the highest values, because a swap changes two of them.
 type highest [3]struct {
 	rank  int
 	value float64
@@ -140,7 +145,7 @@ func (h *highest) add(rank int, value float64) {
 	}
 }
 
-// except is the highest value of the ranks other than two; 0 where there are no others.
+// except returns the highest value of the ranks other than two; 0 if there are no others.
 func (h *highest) except(p, q int) float64 {
 	for i := range h {
 		if h[i].rank != p && h[i].rank != q {
@@ -150,12 +155,12 @@ func (h *highest) except(p, q int) float64 {
 	return 0
 }
 
-// exchange is what a rank sends, or receives if that is more.
+// exchange returns the activations that a rank sends or receives, whichever is larger.
 func (t *timing) exchange(rank int) float64 {
 	return max(t.sent[rank], t.computed[rank]) - t.local[rank]
 }
 
-// rank sorts the ranks by what they exchange and compute.
+// rank sorts the ranks by exchange and computation.
 func (t *timing) rank() {
 	t.busiest, t.exchanged = newHighest(), 0
 	for rank := range t.ranks {
@@ -173,12 +178,12 @@ func (t *timing) rank() {
 
 func (t *timing) ranksOf() []int { return t.rankOf }
 
-// microseconds is the modelled time of the placement, of the busiest and the slowest rank.
+// microseconds returns the modelled time of the placement, by the busiest and the slowest rank.
 func (t *timing) microseconds() float64 {
 	return t.clock.exchange*t.busiest[0].value*float64(t.ranks)/t.total + t.clock.computing(t.load(-1, -1))
 }
 
-// load is the mean over windows of the slowest rank's load after two experts have changed places, if any.
+// load returns the mean over windows of the slowest rank's load after two experts are swapped, if any.
 func (t *timing) load(e, f int) float64 {
 	experts, sum := len(t.rankOf), 0.0
 	p, q := -1, -1
@@ -196,7 +201,8 @@ func (t *timing) load(e, f int) float64 {
 	return sum / float64(len(t.slowest))
 }
 
-// after is the worth of the placement after two experts have changed places, if any: the negative time in units of activations that become local.
+// after returns the value of the placement after two experts are swapped, if any: the negative time in units of local
+// activations.
 func (t *timing) after(e, f int) float64 {
 	p, q := -1, -1
 	var atP, atQ float64
@@ -211,15 +217,16 @@ func (t *timing) after(e, f int) float64 {
 	if e >= 0 {
 		sum += atP + atQ - t.exchange(p) - t.exchange(q)
 	}
-	// In activations: a share on every rank is all of them.
+	// The exchange is in activations: a fair share on every rank equals all activations.
 	exchange := (1-t.clock.Softness)*busiest*float64(t.ranks) + t.clock.Softness*sum
 	return -exchange - t.unit*t.clock.computing(t.load(e, f))
 }
 
-// leastTimeGain is the smallest gain of a swap, as a share of all activations: searches for less take long and gain nothing on later requests.
-const leastTimeGain = 1e-5
+// minTimeGain is the minimum gain of a swap as a share of all activations. Smaller gains take long to find and do not
+// generalize to later requests.
+const minTimeGain = 1e-5
 
-func (t *timing) gain(e, f int) float64 { return t.after(e, f) - t.value - leastTimeGain*t.total }
+func (t *timing) gain(e, f int) float64 { return t.after(e, f) - t.value - minTimeGain*t.total }
 
 func (t *timing) swap(e, f int) {
 	t.value = t.after(e, f)
@@ -237,7 +244,7 @@ func (t *timing) swap(e, f int) {
 	t.rank()
 }
 
-// lar is the local activation rate, and imbalance the largest load of a rank over the mean, in the profile.
+// lar returns the local activation rate, and imbalance the maximum load of a rank relative to the mean, on the profile.
 func (t *timing) lar() float64 {
 	sum := 0.0
 	for _, local := range t.local {

@@ -6,14 +6,14 @@ import (
 	"slices"
 )
 
-// inspect holds a finished placement against the constraints, counted anew: what must hold and does not is an error, loads
-// that exceed their limits are noted.
+// inspect checks a finished placement against the constraints, with independent counts. Violated hard constraints are
+// errors; loads above their limits are recorded in Result.Unmet.
 func (p *Problem) inspect(ctx context.Context, result *Result) error {
 	c, to := &p.Constraints, result.Placement
 	for _, pin := range c.Pins {
 		l := slices.Index(p.Layers, pin.Layer)
 		if !slices.Contains(to.Hosts(l)[pin.Expert], pin.Rank) {
-			return fmt.Errorf("pin %v cannot be kept together with the other constraints", pin)
+			return fmt.Errorf("pin %v conflicts with the other constraints", pin)
 		}
 	}
 	if c.MoveBudget != nil {
@@ -30,7 +30,7 @@ func (p *Problem) inspect(ctx context.Context, result *Result) error {
 	return nil
 }
 
-// inspectExperts notes the layers in which the experts of a rank have more activations than allowed.
+// inspectExperts records the layers in which the experts of a rank exceed the activation limit.
 func (p *Problem) inspectExperts(result *Result) error {
 	allowed := p.Constraints.ExpertLoadLimit
 	if allowed == 0 {
@@ -53,8 +53,8 @@ func (p *Problem) inspectExperts(result *Result) error {
 	return nil
 }
 
-// inspectTokens notes a rank that has more tokens than allowed, with requests assigned as the search does: a long request
-// may leave no choice. With tensor parallelism tokens are dealt out in exact shares.
+// inspectTokens records a rank that exceeds the token limit, with requests assigned as in the search. A long request
+// can make this unavoidable. With tensor parallelism, tokens are assigned in exact shares.
 func (p *Problem) inspectTokens(ctx context.Context, result *Result) {
 	allowed := p.Constraints.TokenLoadLimit
 	if allowed == 0 || p.Attention != DataParallel {

@@ -8,32 +8,34 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// Lead compares ours with one baseline: a cell is one EP size, one seed, and one forecast and dispatch.
+// Lead compares our method with one baseline over all cells. A cell is one EP size, one seed, and one forecast and
+// dispatch policy.
 type Lead struct {
 	Attention placement.Attention `json:"attention"`
-	// Baseline is a placement under the same forecast and dispatch as ours, or another way to dispatch over our placement.
+	// Baseline is another placement under our forecast and dispatch policy, or another dispatch policy on our
+	// placement.
 	Baseline string `json:"baseline"`
-	// Cells are those compared, Ahead those in which our local activation rate is higher.
+	// Cells is the number of compared cells. Ahead is the number of cells in which our local activation rate is higher.
 	Cells int `json:"cells"`
 	Ahead int `json:"ahead"`
-	// Least is the smallest difference of the two rates, ours less the baseline's, over all cells, LeastAt where it is; Mean is
-	// the mean difference.
+	// Least is the minimum difference of the two local activation rates, ours minus the baseline's, over all cells.
+	// LeastAt names its cell. Mean is the mean difference.
 	Least   float64 `json:"least_lead"`
 	LeastAt string  `json:"least_lead_at"`
 	Mean    float64 `json:"mean_lead"`
-	// OurImbalance and BaselineImbalance are the means of the token loads' max/mean: in windows with attention DP, over a whole
-	// run with attention TP. A lead that was bought with balance shows here.
+	// OurImbalance and BaselineImbalance are the means of the token loads' max/mean: in windows with attention DP, over
+	// a whole run with attention TP. They show whether a higher rate costs balance.
 	OurImbalance      float64 `json:"our_imbalance"`
 	BaselineImbalance float64 `json:"baseline_imbalance"`
 }
 
-// Leads compares Auto with every baseline among comparisons, in the order of their first appearance. Both sides have the same
+// Leads compares Auto with every baseline among comparisons, in order of first appearance. Both sides have the same
 // number of extra slots.
 func Leads(comparisons []Comparison) []Lead {
 	var leads []Lead
 	for i := range comparisons {
 		theirs := &comparisons[i]
-		name, ours := counterpart(comparisons, theirs)
+		name, ours := matchingComparison(comparisons, theirs)
 		if ours == nil {
 			continue
 		}
@@ -72,7 +74,7 @@ func (l *Lead) add(theirs, ours *Comparison) {
 	}
 }
 
-// balance is the imbalance that the attention mode is judged by.
+// balance returns the imbalance of the attention mode.
 func (c *Comparison) balance() float64 {
 	if c.Attention == placement.DataParallel {
 		return c.WindowImbalance
@@ -80,24 +82,26 @@ func (c *Comparison) balance() float64 {
 	return c.TokenImbalance
 }
 
-// counterpart is the name of the baseline that a comparison shows, and ours to compare it with; nil where it shows none.
-func counterpart(all []Comparison, of *Comparison) (name string, ours *Comparison) {
+// matchingComparison returns the name of the baseline that a comparison represents, and our comparison to compare it
+// with, or nil if it represents no baseline.
+func matchingComparison(all []Comparison, of *Comparison) (name string, ours *Comparison) {
 	want := *of
 	want.Algorithm = placement.Auto
 	switch {
 	case of.ownLabels():
-		// The published algorithm with its own tables and dispatch, against our placement, table and dispatch.
+		// The published algorithm with its own tables and dispatch policy is compared with our placement, table and
+		// dispatch policy.
 		name = fmt.Sprintf("placement %s, %s, dispatch %s", of.Algorithm, of.Forecast, of.Dispatch)
 		want.Forecast = string(Table)
 		if of.Attention == placement.DataParallel {
 			want.Dispatch = string(dispatch.Price)
 		}
 	case of.Dispatch == string(dispatch.Late):
-		return "", nil // it is ours, and stands in a row of its own
+		return "", nil // our own method with all parts
 	case of.Algorithm != placement.Auto && of.informed():
 		name = "placement " + string(of.Algorithm)
 	case of.Part == NeitherPart:
-		name = "placement contiguous, dispatch in turn"
+		name = "placement contiguous, dispatch round-robin"
 	case of.Part == PlacementPart || of.Part == BothParts && of.Attention == placement.DataParallel:
 		name = "our placement, dispatch " + of.Dispatch
 		if of.Forecast != string(Table) {

@@ -12,39 +12,40 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// loadLimits are the limits on the load of a rank's experts, in percent of the mean, at which the front of a solve by time has points, besides the
-// one without a limit. Each limit starts from the placements of the one before.
+// loadLimits are the limits on the load of a rank's experts, in percent of the mean, for the points of the front in a
+// search by time, in addition to the point without a limit. Each limit starts from the placements of the previous one.
 var loadLimits = []float64{130, 115, 108, 104, 101}
 
-// nearRounds bounds the rounds of a search that starts from the result of one under the next limit.
+// nearRounds is the maximum number of rounds of a search that starts from the result for the previous limit.
 const nearRounds = 2
 
-// Point is a placement that a search by time found.
+// Point is a placement from a search by time.
 type Point struct {
-	// Name identifies what the search started from and under which limit.
+	// Name identifies the start of the search and its limit.
 	Name      string
 	Placement *Placement
-	// ExpertLoadLimit is the limit in percent of the mean; 0 is none.
+	// ExpertLoadLimit is the limit in percent of the mean; 0 means none.
 	ExpertLoadLimit float64
-	// LAR, ExpertImbalance and Microseconds are those of the profile with the best balanced assignment of tokens or requests, means over layers.
+	// LAR, ExpertImbalance and Microseconds are values on the profile with the best balanced assignment of tokens or
+	// requests, as means over layers.
 	LAR, ExpertImbalance, Microseconds float64
 }
 
-// timeRefiner refines layers by the modelled time. Tokens or requests have the ranks that another refiner gives them.
+// timeRefiner refines layers by modelled time. Another refiner assigns tokens or requests to ranks.
 type timeRefiner struct {
 	refiner
 	clock *Clock
 	// layers are the indices of the refined layers, ranks is the number of ranks.
 	layers []int
 	ranks  int
-	// descends is set where starts are good already, and swaps are not annealed at first.
+	// descends is set if starts are already good, so that swaps are not annealed first.
 	descends bool
-	// settled is the placement that tokens or requests have ranks for, before is the one that was settled last but one. A search settles the same ones
-	// again and again.
+	// settled is the placement for which tokens or requests are assigned, before the previous one. A search settles the
+	// same placements repeatedly, so both are cached.
 	settled, before settlement
 }
 
-// settlement is a placement with its worth.
+// settlement is a placement with its value.
 type settlement struct {
 	rankOf [][]int
 	// weights are each expert's activations by the tokens of each rank, in each layer.
@@ -85,7 +86,7 @@ func (r *timeRefiner) timing(l int, rankOf []int) *timing {
 
 func (r *timeRefiner) swaps(l int, rankOf []int) swapper { return r.timing(l, rankOf) }
 
-// measure adds a layer's figures to a point.
+// measure adds a layer's values to a point.
 func (r *timeRefiner) measure(to *Point, l int, rankOf []int, weight float64) {
 	t := r.timing(l, rankOf)
 	to.LAR += weight * t.lar()
@@ -93,19 +94,21 @@ func (r *timeRefiner) measure(to *Point, l int, rankOf []int, weight float64) {
 	to.Microseconds += weight * t.microseconds()
 }
 
-// sweep is a solve by time under one load limit after the other; each starts from the placements of the one before.
+// sweep is a search by time under a sequence of load limits. Each limit starts from the placements of the previous one.
 type sweep struct {
 	problem *Problem
 	stop    limit
 	limits  []float64
-	// byActivation are the load limits under which placements are searched for by activations: starts of the search by time, and points of the front.
+	// byActivation are the load limits of searches by activations. Their placements are starts of the search by time,
+	// and points of the front.
 	byActivation []float64
-	// within are the constraints of each layer without load limits, starts the placements to start from [starts][layers].
+	// within are the constraints of each layer without load limits, starts the starting placements [starts][layers].
 	within []*limits
 	starts [][][]int
 }
 
-// solveTimed solves by time. The placement of the result is the fastest one of the front by the profile.
+// solveTimed solves by time. The placement of the result is the point of the front with the minimum time on the
+// profile.
 func (p *Problem) solveTimed(ctx context.Context, solve func(context.Context, *Problem) (Result, error)) (Result, error) {
 	s := &sweep{problem: p, stop: limit{ctx, p.Deadline}, limits: p.sweptLimits()}
 	var err error
@@ -141,18 +144,18 @@ func (p *Problem) solveTimed(ctx context.Context, solve func(context.Context, *P
 	return Result{Placement: best.Placement, TrainLAR: best.LAR, Front: front, Truncated: s.stop.overdue()}, nil
 }
 
-// Names of the points that the search by activations, and the search by time without a further load limit, found.
+// Names of the points from the search by activations, and from the search by time without an additional load limit.
 const (
 	PointOfActivation = "activation"
 	PointOfTime       = "time"
 )
 
-// sweptLimits are the load limits of the front, descending; the first is that of the constraints.
+// sweptLimits returns the load limits of the front, descending. The first one is that of the constraints.
 func (p *Problem) sweptLimits() []float64 {
 	given := p.Constraints.ExpertLoadLimit
 	limits := []float64{given}
 	if p.RedundantSlots > 0 {
-		return limits // which copy computes an expert is the engine's choice
+		return limits // the engine chooses which copy computes an expert
 	}
 	for _, limit := range loadLimits {
 		if given == 0 || limit < given {
@@ -162,8 +165,8 @@ func (p *Problem) sweptLimits() []float64 {
 	return limits
 }
 
-// activationLimits are the load limits of the search by activations. A mean over all ranks generalizes better than the busiest one where there are few
-// requests to learn from.
+// activationLimits returns the load limits of the search by activations. With few train requests, a mean over all ranks
+// generalizes better than the busiest rank.
 func (p *Problem) activationLimits() []float64 {
 	if p.RedundantSlots > 0 || p.Constraints.ExpertLoadLimit > 0 {
 		return nil
@@ -171,7 +174,7 @@ func (p *Problem) activationLimits() []float64 {
 	return []float64{108, 104}
 }
 
-// runLayers solves attention tensor parallelism: layers do not depend on one another.
+// runLayers solves attention tensor parallelism, in which layers are independent.
 func (s *sweep) runLayers(ctx context.Context, front []Point) error {
 	p := s.problem
 	parts, failures := make([][]Point, len(p.Layers)), make([]error, len(p.Layers))
@@ -210,7 +213,7 @@ func (to *Point) add(part *Point) {
 	to.Microseconds += part.Microseconds
 }
 
-// run solves the layers of a refiner under each limit, and fills in the points.
+// run solves the layers of a refiner under each limit, and sets the points.
 func (s *sweep) run(ctx context.Context, by *timeRefiner, front []Point) error {
 	p := s.problem
 	starts := make([][][]int, len(s.starts))
@@ -283,7 +286,7 @@ func (s *sweep) run(ctx context.Context, by *timeRefiner, front []Point) error {
 	return nil
 }
 
-// keepsLoads reports whether the layers of a placement keep their load limits.
+// keepsLoads reports whether the layers of a placement respect their load limits.
 func keepsLoads(within []*limits, rankOf [][]int) bool {
 	for at := range within {
 		if within[at].excess(rankOf[at]) > 0 {
@@ -293,7 +296,7 @@ func keepsLoads(within []*limits, rankOf [][]int) bool {
 	return true
 }
 
-// loads are the activations of the experts of each layer.
+// loads returns the activations of the experts of each layer.
 func (r *timeRefiner) loads(p *Problem) ([][]float64, error) {
 	loads := make([][]float64, len(r.layers))
 	for at, l := range r.layers {
@@ -309,11 +312,12 @@ func (r *timeRefiner) loads(p *Problem) ([][]float64, error) {
 	return loads, nil
 }
 
-// capped are the same constraints with a limit on the load of a rank's experts, in percent of the mean; 0 is none.
+// capped returns the constraints with a limit on the load of a rank's experts, in percent of the mean; 0 means no
+// limit.
 func (l *limits) capped(loads []float64, percent float64) *limits {
 	to := *l
 	if percent > 0 {
-		to.loads, to.most = loads, sum(loads)/float64(l.ranks)*percent/100
+		to.loads, to.maxLoad = loads, sum(loads)/float64(l.ranks)*percent/100
 	}
 	return &to
 }

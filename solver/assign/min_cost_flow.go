@@ -3,30 +3,32 @@ package assign
 import "math"
 
 // Solver assigns items to bins of fixed capacity. It keeps its buffers and its prices between calls, so that a stream
-// of similar problems is solved fast and without allocation. The zero value is ready; it is not safe for concurrent use.
+// of similar problems is solved fast and without allocation. The zero value is ready for use. A Solver is not safe for
+// concurrent use.
 //
-// The method: items take their best bin at the current prices, which is optimal for the loads that result; then, one by
-// one, the surplus of overfull bins moves along shortest paths of smallest regret to bins with room, which keeps it
-// optimal.
+// The method is min-cost flow by successive shortest paths (Ahuja, Magnanti, Orlin, "Network Flows", 1993, section
+// 9.7). First, every item takes its best bin at the current prices, which is optimal for the resulting loads. Then, one
+// by one, the surplus of overfull bins moves along shortest paths of minimum loss to bins with room, which preserves
+// optimality.
 type Solver struct {
 	prices []float64
 	bins   int
 	bin    []int
 	load   []int
-	// cheapest[a*bins+b] orders the items of bin a by what moving to bin b would lose; entries of items that have left a
-	// are dropped when they surface.
+	// cheapest[a*bins+b] orders the items of bin a by the loss of moving to bin b. Entries of items that have left a
+	// are dropped when they reach the top.
 	cheapest []regretHeap
-	// losses are those of the items on top [bins × bins]; infinite where there is none.
+	// losses are the losses of the top items [bins × bins]; infinite without an item.
 	losses   []float64
 	distance []float64
 	parent   []int
-	// open are the bins from which paths may become shorter.
+	// open are the bins from which paths may still become shorter.
 	open []bool
 }
 
-// Assign returns the bin of each item: scores[item*bins+bin] summed over all items is largest under the condition that
-// no bin holds more items than its capacity. The capacities must sum to the number of items or more. The result is valid
-// until the next call.
+// Assign returns the bin of each item. It maximizes the sum over all items of scores[item*bins+bin], under the
+// condition that no bin contains more items than its capacity. The sum of capacities must be at least the number of
+// items. The result is valid until the next call.
 func (s *Solver) Assign(scores []float32, capacity []int) []int {
 	bins := len(capacity)
 	items := len(scores) / bins
@@ -61,8 +63,9 @@ func (s *Solver) reset(items, bins int) {
 	s.bin = s.bin[:items]
 }
 
-// adjustPrices takes a few subgradient steps from the last call's prices: the fewer items are left to move one by one.
-// Where there is room to spare, bins that stay below their capacity must cost nothing, and there are no prices.
+// adjustPrices takes a few subgradient steps from the last call's prices, so that fewer items remain to be moved one by
+// one. If the total capacity exceeds the number of items, all prices are 0, because bins below their capacity must have
+// price 0.
 func (s *Solver) adjustPrices(scores []float32, capacity []int) {
 	const rounds = 8
 	items, room := len(s.bin), 0
@@ -84,7 +87,7 @@ func (s *Solver) adjustPrices(scores []float32, capacity []int) {
 	}
 }
 
-// meanSpread is the mean distance between an item's best score and its mean score: the scale of sensible prices.
+// meanSpread returns the mean distance between an item's best score and its mean score, which is the scale of prices.
 func meanSpread(scores []float32, bins int) float64 {
 	total := 0.0
 	for begin := 0; begin < len(scores); begin += bins {
@@ -129,12 +132,12 @@ func (s *Solver) buildHeaps(scores []float32) {
 		s.cheapest[i].build()
 	}
 	for bin := range s.bins {
-		s.look(bin)
+		s.updateLosses(bin)
 	}
 }
 
-// look takes the losses of a bin from the tops of its heaps.
-func (s *Solver) look(a int) {
+// updateLosses updates the losses of a bin from the tops of its heaps.
+func (s *Solver) updateLosses(a int) {
 	for b := range s.bins {
 		s.losses[a*s.bins+b] = math.Inf(1)
 		if first, ok := s.top(a, b); ok && a != b {
@@ -147,7 +150,7 @@ func (s *Solver) regret(scores []float32, item, from, to int) float64 {
 	return float64(scores[item*s.bins+from]) - float64(scores[item*s.bins+to])
 }
 
-// top returns the item of bin a that loses least by moving to bin b.
+// top returns the item of bin a with the minimum loss for moving to bin b.
 func (s *Solver) top(a, b int) (regret, bool) {
 	heap := &s.cheapest[a*s.bins+b]
 	for len(*heap) > 0 {
@@ -159,7 +162,7 @@ func (s *Solver) top(a, b int) (regret, bool) {
 	return regret{}, false
 }
 
-// relieve moves one item's worth of load from an overfull bin to the bin with room that is nearest in regret.
+// relieve moves one item's worth of load from an overfull bin to the nearest bin with room, by loss.
 func (s *Solver) relieve(from int, scores []float32, capacity []int) {
 	s.shortestPaths(from)
 	to := -1
@@ -175,12 +178,12 @@ func (s *Solver) relieve(from int, scores []float32, capacity []int) {
 		s.move(int(first.item), bin, scores)
 	}
 	for bin := to; bin >= 0; bin = s.parent[bin] {
-		s.look(bin)
+		s.updateLosses(bin)
 	}
 }
 
-// shortestPaths is Bellman-Ford on the bins: regrets may be negative, but no cycle is. A bin whose distance is what it was when it
-// was looked at last makes no other any nearer.
+// shortestPaths is the Bellman-Ford algorithm on the bins. Losses may be negative, but no cycle has a negative sum. A
+// bin whose distance has not changed since it was last processed cannot shorten other paths.
 func (s *Solver) shortestPaths(from int) {
 	for bin := range s.bins {
 		s.distance[bin], s.parent[bin], s.open[bin] = math.Inf(1), -1, false
@@ -199,7 +202,7 @@ func (s *Solver) shortestPaths(from int) {
 	}
 }
 
-// extend makes the paths to other bins go by way of bin a where that is shorter, and reports whether it is for any.
+// extend routes paths to other bins through bin a if that is shorter, and reports whether any path changed.
 func (s *Solver) extend(a, from int) (changed bool) {
 	const rounding = 1e-12
 	s.open[a] = false
@@ -209,7 +212,7 @@ func (s *Solver) extend(a, from int) (changed bool) {
 			continue
 		}
 		if s.passes(a, b) {
-			s.open[a] = true // it may not, another time
+			s.open[a] = true // the path through b may be open in a later step
 			continue
 		}
 		s.distance[b], s.parent[b], s.open[b] = so+loss, a, true
@@ -218,7 +221,7 @@ func (s *Solver) extend(a, from int) (changed bool) {
 	return changed
 }
 
-// passes reports whether the path to bin a already goes through bin b; rounding must not tie a knot.
+// passes reports whether the path to bin a already contains bin b. It prevents cycles caused by rounding.
 func (s *Solver) passes(a, b int) bool {
 	for ; a >= 0; a = s.parent[a] {
 		if a == b {
@@ -237,7 +240,7 @@ func (s *Solver) move(item, to int, scores []float32) {
 	}
 }
 
-// regret is what an item loses by a move.
+// regret is the loss of an item by a move.
 type regret struct {
 	loss float64
 	item int32
@@ -247,7 +250,7 @@ func (r regret) less(other regret) bool {
 	return r.loss < other.loss || r.loss == other.loss && r.item < other.item
 }
 
-// regretHeap is a binary heap, smallest loss first.
+// regretHeap is a binary min-heap by loss.
 type regretHeap []regret
 
 func (h regretHeap) build() {

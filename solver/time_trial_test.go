@@ -19,7 +19,7 @@ func openTiny(t *testing.T) *trace.Trace {
 	return recorded
 }
 
-// Locality saves time, in either mode of attention.
+// Locality saves time in both attention modes.
 func TestWorthOfALocalPlan(t *testing.T) {
 	recorded := openTiny(t)
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
@@ -38,9 +38,10 @@ func TestWorthOfALocalPlan(t *testing.T) {
 	}
 }
 
-// With the widths of a large model the placement of the highest local activation rate is not the fastest: the slowest rank decides. A search by time is
-// ahead of it, and of the default placement, and records what it chose from.
-func TestTimeIsAheadOfActivation(t *testing.T) {
+// With the sizes of a large model, the placement with the highest local activation rate is not the fastest, because the
+// slowest rank decides. A search by time is faster than this placement and than the default one, and records its
+// candidates.
+func TestTimeObjectiveBeatsActivation(t *testing.T) {
 	recorded := openTiny(t)
 	recorded.Model.Config = widened(t, recorded.Model.Config, 2048, 768)
 	recorded.Model.HiddenSize = 2048
@@ -66,7 +67,7 @@ func TestTimeIsAheadOfActivation(t *testing.T) {
 	}
 }
 
-// widened is a model's configuration with other sizes.
+// widened returns a model's configuration with other sizes.
 func widened(t *testing.T, config string, hidden, expert int) string {
 	t.Helper()
 	fields := map[string]any{}
@@ -81,7 +82,7 @@ func widened(t *testing.T, config string, hidden, expert int) string {
 	return string(text)
 }
 
-// A size that is given three times is three times as frequent.
+// A batch size listed three times counts three times.
 func TestRepeatedBatchSizes(t *testing.T) {
 	recorded := openTiny(t)
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {

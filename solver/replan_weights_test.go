@@ -10,8 +10,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// TestOldRequestsKeepTheirWeight leaves less and less room for the counts of requests: old ones together weigh what they should, and none
-// weighs much more than a recent one.
+// TestOldRequestsKeepTheirWeight reduces the room for the counts of requests: the total weight of old requests is
+// preserved, and no old request weighs much more than a recent one.
 func TestOldRequestsKeepTheirWeight(t *testing.T) {
 	shape := tracetest.Small
 	shape.DocumentsPerDomain = 60
@@ -34,7 +34,7 @@ func TestOldRequestsKeepTheirWeight(t *testing.T) {
 				t.Fatal(err)
 			}
 			tokens, prior := r.tokens[0].Tokens(), float64(old.TokenCount(old.AllRequests()))
-			if err := r.fadeRequests(t.Context(), old.AllRequests(), affinity.Fade(tokens, prior, float64(percent)), room); err != nil {
+			if err := r.addOldRequests(t.Context(), old.AllRequests(), affinity.Fade(tokens, prior, float64(percent)), room); err != nil {
 				t.Fatal(err)
 			}
 			kept := slices.IndexFunc(r.requests.Weight, func(w float32) bool { return w != 1 })

@@ -5,17 +5,18 @@ import (
 	"slices"
 )
 
-// Prices are the duals of load limits: what one unit of load costs on each bin.
+// Prices are the dual variables of the load limits: the price of one unit of load in each bin.
 type Prices []float64
 
-// Weighted is a problem of sized items: scores [item × bin] to be summed, sizes, and a limit on the load of each bin.
+// Weighted is an assignment problem of sized items: scores [item × bin] to maximize, sizes, and a limit on the load of
+// each bin.
 type Weighted struct {
 	Scores []float32
 	Sizes  []float32
 	Limits []float64
 }
 
-// Take returns each item's best bin at the prices, and the loads that result.
+// Take returns each item's best bin at the prices, and the resulting loads.
 func (w *Weighted) Take(prices Prices) (bins []int, loads []float64) {
 	bins, loads = make([]int, len(w.Sizes)), make([]float64, len(w.Limits))
 	for item, size := range w.Sizes {
@@ -36,21 +37,23 @@ func (w *Weighted) best(item int, prices Prices) (bin int, value float64) {
 	return bin, value
 }
 
-// RelaxedValue is Σ over items of the best (score − size·price) + Σ over bins of price·limit. For non-negative prices no
-// assignment within the limits, fractional ones included, sums to more; for any prices none that fills each bin to its limit exactly.
+// RelaxedValue returns the value of the Lagrangian relaxation, Σ_i max_b (score_ib − size_i·price_b) + Σ_b
+// price_b·limit_b, over items i and bins b. For non-negative prices it is an upper bound on the sum of scores of every
+// assignment within the limits, including fractional ones. For any prices it is an upper bound on every assignment that
+// fills each bin exactly to its limit.
 func (w *Weighted) RelaxedValue(prices Prices) float64 {
 	f := newFollower(w)
 	f.takeAll(prices)
 	return f.value(prices)
 }
 
-// Price lowers RelaxedValue over non-negative prices by the given number of subgradient steps, and returns the best prices found with
-// their value: the limits are what bins hold at most. It begins with prices of 0 where start is nil.
+// Price minimizes RelaxedValue over non-negative prices by the given number of subgradient steps, and returns the best
+// prices with their value. The limits are maximum loads. If start is nil, all prices start at 0.
 func (w *Weighted) Price(steps int, start Prices) (Prices, float64) {
 	return w.price(steps, start, false)
 }
 
-// PriceExact is Price where bins must hold exactly their limits: prices may be negative.
+// PriceExact is Price for bins that must be filled exactly to their limits: prices may be negative.
 func (w *Weighted) PriceExact(steps int, start Prices) (Prices, float64) {
 	return w.price(steps, start, true)
 }
@@ -78,7 +81,7 @@ func (w *Weighted) price(steps int, start Prices, exact bool) (Prices, float64) 
 		}
 		for bin, price := range prices {
 			now := (f.loads[bin] - w.Limits[bin]) / max(w.Limits[bin], 1e-9)
-			// A price that must go on in the same direction goes faster, one that went too far goes back slower.
+			// The step size of a price grows while its gradient keeps its sign, and shrinks after a sign change.
 			if now*excess[bin] > 0 {
 				stride[bin] *= 1.25
 			} else if now*excess[bin] < 0 {
@@ -95,7 +98,8 @@ func (w *Weighted) price(steps int, start Prices, exact bool) (Prices, float64) 
 	return best, bestValue
 }
 
-// priceScale is the mean score per unit of size that an item's best bin has over its mean: the scale of sensible prices.
+// priceScale returns the mean difference, per unit of size, between an item's best score and its mean score: the scale
+// of prices.
 func (w *Weighted) priceScale() float64 {
 	size := 0.0
 	for _, s := range w.Sizes {
@@ -108,12 +112,13 @@ func (w *Weighted) priceScale() float64 {
 }
 
 // Assign returns an assignment whose loads exceed the limits by at most the tolerance (a fraction of the limit), as far
-// as the sizes allow: best bins at the prices, then the moves of smallest loss per unit of load out of overfull bins.
+// as the sizes allow. It takes the best bins at the prices, then makes the moves of minimum loss per unit of load out
+// of overfull bins.
 func (w *Weighted) Assign(prices Prices, tolerance float64) []int {
 	bins, loads := w.Take(prices)
-	o := &overflow{w: w, bins: bins, loads: loads, most: make([]float64, len(loads)), leaving: make([]moves, len(loads))}
+	o := &overflow{w: w, bins: bins, loads: loads, maxLoads: make([]float64, len(loads)), cheapestMoves: make([]moves, len(loads))}
 	for bin, limit := range w.Limits {
-		o.most[bin] = limit * (1 + tolerance)
+		o.maxLoads[bin] = limit * (1 + tolerance)
 	}
 	for from := o.fullest(); from >= 0 && o.relieve(from); from = o.fullest() {
 		continue

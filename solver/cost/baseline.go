@@ -9,28 +9,29 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// DefaultPlacement is what engines do without a plan: contiguous experts. Where the ranks do not divide the experts, it has the largest
-// number of ranks below that does: engines refuse others without redundant experts.
+// DefaultPlacement returns the placement of engines without a plan: contiguous experts. If the number of ranks does not
+// divide the number of experts, it uses the next smaller number that does, because engines reject other numbers without
+// redundant experts.
 func DefaultPlacement(layers []int, experts, ranks int) *placement.Placement {
 	return placement.Contiguous(layers, experts, baselineRanks(&placement.Placement{Ranks: ranks, Experts: experts}))
 }
 
-// Dealt scores what serves without a plan: DefaultPlacement, with tokens or requests dealt out in turn. Its LAR is the BaselineLAR of every
-// plan on the same requests. There are no bounds.
+// Dealt scores serving without a plan: DefaultPlacement, with tokens or requests assigned round-robin. Its LAR is the
+// BaselineLAR of every plan on the same requests. It computes no bounds.
 func Dealt(ctx context.Context, t *trace.Trace, attention placement.Attention, ranks int, o Options) (Report, error) {
 	p := DefaultPlacement(t.Model.Layers, t.Model.Experts, ranks)
-	o.WithoutBounds, o.Policy, o.RankCapacity, o.ScorePercent = true, dispatch.RoundRobin, nil, 0 // nothing is scored
+	o.WithoutBounds, o.Policy, o.RankCapacity, o.ScorePercent = true, dispatch.RoundRobin, nil, 0 // no scores
 	if attention == placement.DataParallel {
-		return DataParallel(ctx, t, p, indifferent{}, o)
+		return DataParallel(ctx, t, p, noScores{}, o)
 	}
 	if err := o.validate(t, p); err != nil {
 		return Report{}, err
 	}
-	return tensorParallel(ctx, t, p, &o, (*layerRun).dispatchInTurn)
+	return tensorParallel(ctx, t, p, &o, (*layerRun).dispatchRoundRobin)
 }
 
-// dispatchInTurn assigns the tokens to one rank after the other and counts.
-func (r *layerRun) dispatchInTurn(positions []int) {
+// dispatchRoundRobin assigns the tokens round-robin and counts them.
+func (r *layerRun) dispatchRoundRobin(positions []int) {
 	own, next, batches := make([]int, min(r.options.BatchTokens, len(positions))), 0, 0
 	for batch := range slices.Chunk(positions, r.options.BatchTokens) {
 		for i := range batch {
@@ -44,7 +45,7 @@ func (r *layerRun) dispatchInTurn(positions []int) {
 	r.batchExpertImbalance /= float64(batches)
 }
 
-// indifferent knows nothing of a request.
-type indifferent struct{}
+// noScores is a forecast without information about requests.
+type noScores struct{}
 
-func (indifferent) Score(dst []float32, _ int) { clear(dst) }
+func (noScores) Score(dst []float32, _ int) { clear(dst) }

@@ -12,47 +12,49 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// TimeTrial compares the modelled time of a layer under a plan with the time under what serves instead, on the same requests. It knows the scores of
-// all requests, and of all but one part of the documents at a time.
+// TimeTrial compares the modelled time of a layer under a plan with that under the baseline, on the same requests. The
+// baseline is the plan in service or the default placement. The trial contains the scores of all requests, and
+// jackknife scores that leave out one part of the documents at a time.
 type TimeTrial struct {
-	// Machines are what times are modelled by.
+	// Machines are the machines for which times are modelled.
 	Machines cost.Machines
-	// From is the layer of what serves instead, To that of the plan.
+	// From is the layer of the baseline, To that of the plan.
 	From, To cost.Layer
-	// scores are those of all requests, by ascending batch size; parts are those with a part of the documents left out, nil where there are too few
-	// documents.
+	// scores are the scores of all requests, by ascending batch size. parts are the jackknife scores, each without one
+	// part of the documents. parts is nil if there are too few documents.
 	scores []scorePair
 	parts  []scorePair
 }
 
-// scorePair are the scores of what serves instead and of a plan, in batches of a size.
+// scorePair contains the scores of the baseline (before) and of a plan (after), in batches of one size.
 type scorePair struct {
 	batchTokens   int
 	before, after cost.Report
 }
 
 const (
-	// JackknifeParts is how many parts the documents are split into.
+	// JackknifeParts is the number of parts into which the documents are split.
 	JackknifeParts = 8
-	// confidence is how many standard errors are half of a 95% interval.
+	// confidence is half the width of a 95% interval, in standard errors.
 	confidence = 2
 )
 
 // TrialOptions are the inputs of a TimeTrial.
 type TrialOptions struct {
-	// Current is the plan in service; nil stands for the default placement, with requests or tokens assigned round-robin.
+	// Current is the plan in service; nil means the default placement, with requests or tokens assigned round-robin.
 	Current *Plan
-	// Hardware models the times; nil is the plan's.
+	// Hardware is the profile that models the times; nil means that of the plan.
 	Hardware *hardware.Profile
-	// Evaluation says how requests are scored, and which. BatchTokens are the sizes of batches; empty is the evaluation's.
+	// Evaluation defines which requests are scored, and how. BatchTokens are the batch sizes; empty means that of
+	// Evaluation.
 	Evaluation  cost.Options
 	BatchTokens []int
-	// Unshuffled is as in Options.
+	// Unshuffled is the same as in Options.
 	Unshuffled bool
 	Progress   func(step string, done, total int)
 }
 
-// NewTimeTrial scores a plan and what serves instead.
+// NewTimeTrial scores a plan and its baseline.
 func NewTimeTrial(ctx context.Context, t *trace.Trace, p *Plan, o TrialOptions) (*TimeTrial, error) {
 	profile := o.Hardware
 	if profile == nil {
@@ -80,13 +82,13 @@ func NewTimeTrial(ctx context.Context, t *trace.Trace, p *Plan, o TrialOptions) 
 		}
 		tr.scores = append(tr.scores, pair)
 		if p.Attention == placement.DataParallel {
-			break // requests have ranks, whatever the size of a batch
+			break // with attention DP, ranks of requests do not depend on the batch size
 		}
 	}
 	return tr, tr.leaveOut(ctx, t, p, &o)
 }
 
-// score scores the plan and what serves instead.
+// score scores the plan and its baseline.
 func (o *TrialOptions) score(ctx context.Context, t *trace.Trace, p *Plan, e cost.Options) (pair scorePair, err error) {
 	pair.batchTokens = e.BatchTokens
 	if o.Unshuffled {
@@ -106,7 +108,8 @@ func (o *TrialOptions) score(ctx context.Context, t *trace.Trace, p *Plan, e cos
 	return pair, err
 }
 
-// leaveOut scores all requests but those of one part of the documents, for each part, in batches of the median size.
+// leaveOut computes the jackknife scores: for each part of the documents, it scores all other requests in batches of
+// the median size.
 func (tr *TimeTrial) leaveOut(ctx context.Context, t *trace.Trace, p *Plan, o *TrialOptions) error {
 	e := o.Evaluation
 	var documents []int
@@ -138,7 +141,7 @@ func (tr *TimeTrial) leaveOut(ctx context.Context, t *trace.Trace, p *Plan, o *T
 	return nil
 }
 
-// at are the scores in batches of the size nearest to one.
+// at returns the scores at the batch size nearest to batchTokens on a logarithmic scale.
 func (tr *TimeTrial) at(batchTokens int) *scorePair {
 	best := 0
 	for i := range tr.scores {
@@ -149,23 +152,25 @@ func (tr *TimeTrial) at(batchTokens int) *scorePair {
 	return &tr.scores[best]
 }
 
-// Documents reports whether errors include the spread over documents; otherwise there are too few documents.
+// Documents reports whether errors include the spread over documents. If not, there are too few documents.
 func (tr *TimeTrial) Documents() bool { return len(tr.parts) > 0 }
 
-// TimeSaved is what a plan saves of the modelled time of a layer, in microseconds.
+// TimeSaved is the modelled time of a layer that a plan saves, in microseconds.
 type TimeSaved struct {
 	Before, After cost.LayerTime
-	// Error is half of the width of the 95% interval of Saved. It is the root of the sum of squares of two errors: the spread over documents, and the
-	// error of the hardware profile's fits in the differences of times: a latency that is the same before and after is wrong in both alike.
+	// Error is half of the width of the 95% interval of Saved. It combines two errors as the root of the sum of
+	// squares: the spread over documents, and the fit error of the hardware profile applied to the differences of
+	// times. Latency that is equal before and after has the same error in both and cancels.
 	Error float64
-	// Local is the time if every activation were local and all ranks had equal loads: no plan is faster.
+	// Local is the time if every activation were local and all ranks had equal loads. It is a lower bound for every
+	// plan.
 	Local float64
 }
 
-// Saved is the time saved.
+// Saved returns the time saved.
 func (s *TimeSaved) Saved() float64 { return s.Before.Total() - s.After.Total() }
 
-// At is what the plan saves in batches of some sizes, in the mean.
+// At returns the mean time saved over the given batch sizes.
 func (tr *TimeTrial) At(sizes ...int) TimeSaved {
 	var s TimeSaved
 	weight := 1 / float64(len(sizes))
@@ -190,8 +195,9 @@ func (tr *TimeTrial) At(sizes ...int) TimeSaved {
 	return s
 }
 
-// Jackknife is the standard error of a figure, computed with one part of the documents left out at a time (Quenouille, Tukey); 0 where there are too few
-// documents.
+// Jackknife returns the standard error of a figure by the jackknife (Quenouille 1949, Tukey 1958): the square root of
+// (n-1)/n Σ (f_i - f̄)², with f_i the figure without the i-th of n parts of the documents and f̄ their mean. It returns
+// 0 if there are too few documents.
 func (tr *TimeTrial) Jackknife(figure func(before, after *cost.Report) float64) float64 {
 	n := float64(len(tr.parts))
 	if n < 2 {
@@ -209,23 +215,24 @@ func (tr *TimeTrial) Jackknife(figure func(before, after *cost.Report) float64) 
 	return math.Sqrt((n - 1) / n * sum)
 }
 
-// Worth is the answer to whether a plan is worth having.
+// Worth is the verdict on whether a plan saves enough time.
 type Worth struct {
-	// BatchTokens are the sizes of batches over which times are means.
+	// BatchTokens are the batch sizes over which times are averaged.
 	BatchTokens []int `json:"batch_tokens"`
-	// LayerUS and BaselineLayerUS are the modelled times of a layer in microseconds, under the plan and under what serves instead.
+	// LayerUS and BaselineLayerUS are the modelled times of a layer in microseconds, under the plan and under the
+	// baseline.
 	LayerUS         float64 `json:"layer_us"`
 	BaselineLayerUS float64 `json:"baseline_layer_us"`
-	// SavedPercent is by how much LayerUS is below BaselineLayerUS, Low and High are the ends of its 95% interval.
+	// SavedPercent is the reduction from BaselineLayerUS to LayerUS. Low and High bound its 95% interval.
 	SavedPercent float64 `json:"saved_percent"`
 	Low          float64 `json:"saved_percent_low"`
 	High         float64 `json:"saved_percent_high"`
-	// Verdict is the answer, and Reason one sentence about it.
+	// Verdict is the result, and Reason one sentence that explains it.
 	Verdict Verdict `json:"verdict"`
 	Reason  string  `json:"reason"`
 }
 
-// Worth judges the plan of a trial.
+// Worth returns the verdict on the plan of a trial.
 func (tr *TimeTrial) Worth(minimumGainPercent float64, sizes ...int) Worth {
 	saved := tr.At(sizes...)
 	before := saved.Before.Total()
@@ -243,21 +250,23 @@ func (tr *TimeTrial) Worth(minimumGainPercent float64, sizes ...int) Worth {
 	return w
 }
 
-// Finding is what a verdict is made of, in percent of the modelled time of what serves instead: the time saved, the lower end of its 95% interval, and what
-// would be saved if every activation were local and all ranks had equal loads. SlowerAt is the batch size at which the layer is slower by the largest
-// fraction, SlowerBy; 0 where it is slower at none.
+// Finding contains the inputs of a verdict, in percent of the modelled time of the baseline: the time saved, the lower
+// end of its 95% interval, and the saving if every activation were local and all ranks had equal loads. SlowerAt is the
+// batch size with the largest slowdown, and SlowerBy this slowdown as a fraction. Both are 0 if no batch size is
+// slower.
 type Finding struct {
 	Saved, Low, Most float64
 	SlowerAt         int
 	SlowerBy         float64
 }
 
-// toleratedSlower is by which fraction a single batch size may be slower under a plan that is worth having. At small batches a layer's time is latency,
-// which is the same under every placement, and what is left of the difference is less than the model's error.
-const toleratedSlower = 0.01
+// maxSlowdown is the maximum slowdown, as a fraction, at a single batch size. At small batches, latency dominates a
+// layer's time and is the same under every placement. The remaining difference is below the model's error.
+const maxSlowdown = 0.01
 
-// Judge is the only rule for whether a plan is worth having: it saves at least the minimum, the interval excludes that it saves nothing, and no batch size
-// becomes slower by more than a hundredth. A minimum of 0 asks for no proof: whatever is faster in the mean will do.
+// Judge is the only rule that decides whether a plan saves enough time. Time saved must reach the minimum, its 95%
+// interval must exclude 0, and no batch size may become slower by more than maxSlowdown. With minimum 0, any mean
+// saving suffices and the interval is not checked.
 func (f *Finding) Judge(minimum float64) (Verdict, string) {
 	change := fmt.Sprintf("a layer's modelled time falls by %.1f%%", f.Saved)
 	if f.Saved < 0 {
@@ -268,15 +277,16 @@ func (f *Finding) Judge(minimum float64) (Verdict, string) {
 		return LocalityDoesNotPay, fmt.Sprintf("latency dominates: with every activation local a layer's modelled time would fall by %.1f%%; the minimum is %g%%", f.Most, minimum)
 	case f.Saved < minimum || f.Saved <= 0:
 		return NoGainExpected, fmt.Sprintf("%s; the minimum is %g%%", change, minimum)
-	case f.SlowerBy > toleratedSlower:
+	case f.SlowerBy > maxSlowdown:
 		return NoGainExpected, fmt.Sprintf("%s in the mean, but rises by %.1f%% with %d tokens in a batch", change, 100*f.SlowerBy, f.SlowerAt)
 	case f.Low <= 0 && minimum > 0:
-		return NoGainExpected, fmt.Sprintf("%s, but its 95%% interval begins at %.1f%%: the requests are too few, or too unlike, to prove a gain", change, f.Low)
+		return NoGainExpected, fmt.Sprintf("%s, but its 95%% interval begins at %.1f%%: the requests are too few or too different to prove a gain", change, f.Low)
 	}
 	return Gain, change
 }
 
-// TrialOf compares a solved plan with the default placement on the requests that it was not made from, at the batch sizes of the options.
+// TrialOf compares a solved plan with the default placement on the held-out requests, at the batch sizes of the
+// options.
 func TrialOf(ctx context.Context, t *trace.Trace, s *Solution, o Options) (*TimeTrial, error) {
 	e := DefaultEvaluation()
 	e.Requests, e.Seed, e.RanksPerNode = s.HeldOut, o.Seed, o.ranksPerNode()
@@ -286,7 +296,7 @@ func TrialOf(ctx context.Context, t *trace.Trace, s *Solution, o Options) (*Time
 	return NewTimeTrial(ctx, t, s.Plan, TrialOptions{Hardware: o.profile(), Evaluation: e, BatchTokens: o.batchTokens(), Unshuffled: o.Unshuffled})
 }
 
-// WorthOf judges a solved plan on the requests that it was not made from.
+// WorthOf returns the verdict on a solved plan on the held-out requests.
 func WorthOf(ctx context.Context, t *trace.Trace, s *Solution, o Options, minimumGainPercent float64) (*Worth, error) {
 	trial, err := TrialOf(ctx, t, s, o)
 	if err != nil {

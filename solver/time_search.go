@@ -12,20 +12,20 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// timedBaselines are the published algorithms whose placements are candidates of a search by time, and starts of it. Others are slow, or have not
-// been seen to be ahead.
+// timedBaselines are the published algorithms whose placements are candidates and starting points of a search by time.
+// Other algorithms are slow, or were never faster in measurements.
 var timedBaselines = []placement.Algorithm{placement.EPLB, placement.MoETuner, placement.ExFlow, placement.KMeans2D}
 
-// timedCandidate is a placement that a search by time chooses among.
+// timedCandidate is a placement among which a search by time chooses.
 type timedCandidate struct {
 	name      string
 	algorithm placement.Algorithm
 	placement *placement.Placement
-	// point is the candidate's point of the front; nil for a baseline.
+	// point is the candidate's point on the Pareto front; nil for a baseline.
 	point *placement.Point
 }
 
-// baselines are the placements of the published algorithms without copies, solved once.
+// baselines returns the placements of the published algorithms without copies. They are solved once.
 func (s *search) baselines(ctx context.Context) ([]*placement.Placement, error) {
 	if s.solvedBaselines != nil {
 		return s.solvedBaselines, nil
@@ -43,7 +43,7 @@ func (s *search) baselines(ctx context.Context) ([]*placement.Placement, error) 
 	return s.solvedBaselines, nil
 }
 
-// uncopied are the candidates without copies of experts, solved once.
+// uncopied are the candidates without copies of experts. They are solved once.
 type uncopied struct {
 	candidates []timedCandidate
 	truncated  bool
@@ -67,9 +67,10 @@ func (s *search) withoutCopies(ctx context.Context, deadline time.Time) (*uncopi
 	return s.solvedWithoutCopies, nil
 }
 
-// candidates solves by time, and returns the front followed by the baselines. The first candidate is the default placement. With copies of experts, the
-// candidates without copies follow, to each of which every rank adds the experts of the highest load that it does not hold: which experts these are is
-// surer than which ones the tokens of a rank activate most.
+// candidates solves by time, and returns the front followed by the baselines. The first candidate is the default
+// placement. With copies of experts, the candidates without copies follow, with each rank extended by the experts of
+// the highest load that it does not contain. The load of experts is easier to predict than which experts the tokens of
+// a rank activate most.
 func (s *search) candidates(ctx context.Context, deadline time.Time) ([]timedCandidate, *placement.Result, error) {
 	plain, err := s.place(ctx, placement.ContiguousAlgorithm, time.Time{})
 	if err != nil {
@@ -85,7 +86,7 @@ func (s *search) candidates(ctx context.Context, deadline time.Time) ([]timedCan
 		found = append(found, timedCandidate{point.Name, placement.Auto, point.Placement, point})
 	}
 	if s.options.Constraints.Any() || s.groups > 1 {
-		return found, &result, nil // baselines know no constraints: they are starts only
+		return found, &result, nil // baselines ignore constraints, so they only serve as starting points
 	}
 	if s.options.RedundantSlots == 0 {
 		for i, by := range timedBaselines {
@@ -104,17 +105,17 @@ func (s *search) candidates(ctx context.Context, deadline time.Time) ([]timedCan
 	}
 	result.Truncated = result.Truncated || without.truncated
 	problem := s.problem(placement.Auto, deadline)
-	for _, c := range without.candidates[1:] { // the default placement has hottest copies above
+	for _, c := range without.candidates[1:] { // the default placement with copies of the hottest experts is above
 		found = append(found, timedCandidate{c.name + hottestSuffix, placement.Auto, problem.WithHottestCopies(c.placement), nil})
 	}
 	return found, &result, nil
 }
 
-// hottestSuffix ends the names of candidates without copies to which the experts of the highest load are added.
+// hottestSuffix is the name suffix of candidates without copies that are extended by the experts of the highest load.
 const hottestSuffix = "-hottest"
 
-// runTimed solves by time. The candidates are judged on held-out documents of the train requests, so that the test requests judge a plan that was not
-// chosen by them; the candidate of the winner's name, solved from all train requests, becomes the plan.
+// runTimed solves by time. Candidates are compared on held-out documents of the train requests, so that the choice is
+// independent of the test requests. The plan is the candidate with the winner's name, solved from all train requests.
 func (s *search) runTimed(ctx context.Context, deadline time.Time) (*Solution, error) {
 	if s.options.RedundantMemory > 0 {
 		return s.runSized(ctx, deadline)
@@ -126,7 +127,7 @@ func (s *search) runTimed(ctx context.Context, deadline time.Time) (*Solution, e
 	return s.runNamed(ctx, name, truncated, deadline)
 }
 
-// runNamed solves by time from all train requests. The candidate of a name becomes the plan.
+// runNamed solves by time from all train requests, and makes the named candidate the plan.
 func (s *search) runNamed(ctx context.Context, name string, truncated bool, deadline time.Time) (*Solution, error) {
 	candidates, result, err := s.candidates(ctx, deadline)
 	if err != nil {
@@ -135,7 +136,7 @@ func (s *search) runNamed(ctx context.Context, name string, truncated bool, dead
 	chosen := candidates[slices.IndexFunc(candidates, func(c timedCandidate) bool { return c.name == name })]
 	solution := s.solution(result)
 	solution.Truncated = solution.Truncated || truncated
-	bought := s.options.RedundantMemory > 0 && s.options.RedundantSlots > 0 // copies that pay, be it in the default placement
+	bought := s.options.RedundantMemory > 0 && s.options.RedundantSlots > 0 // copies that pay, even in the default placement
 	if chosen.algorithm == placement.ContiguousAlgorithm && !bought {
 		solution.FallBack = "no gain expected: on held-out documents of the profile no placement makes a layer faster than the default one"
 		if s.options.Constraints.Moves() {
@@ -151,7 +152,7 @@ func (s *search) runNamed(ctx context.Context, name string, truncated bool, dead
 	}
 	taken := *result
 	taken.Placement = chosen.placement
-	// The plan is made last: its tables can be most of the memory of a solve.
+	// The plan is built last, because its tables can use most of the memory of a solve.
 	if err := s.finish(ctx, solution, &taken, chosen.algorithm); err != nil {
 		return nil, err
 	}
@@ -162,18 +163,20 @@ func (s *search) runNamed(ctx context.Context, name string, truncated bool, dead
 	return solution, nil
 }
 
-// FrontPoint is a placement that a solve by time chose among, scored on the test requests.
+// FrontPoint is a candidate of a search by time, scored on the test requests.
 type FrontPoint struct {
-	// Name identifies the point; ExpertLoadLimit is the limit on the load of a rank's experts on the profile in percent of the mean, 0 is none.
+	// Name identifies the point. ExpertLoadLimit is the limit on the load of a rank's experts on the profile, in
+	// percent of the mean; 0 means none.
 	Name            string  `json:"name"`
 	ExpertLoadLimit float64 `json:"expert_load_limit"`
-	// LAR is the local activation rate, ExpertImbalance that of windows or batches, LayerUS the modelled time of a layer by batch size.
+	// LAR is the local activation rate, ExpertImbalance the imbalance of windows or batches, LayerUS the modelled time
+	// of a layer in microseconds by batch size.
 	LAR             float64            `json:"lar"`
 	ExpertImbalance float64            `json:"expert_imbalance"`
 	LayerUS         map[string]float64 `json:"layer_us"`
 }
 
-// Microseconds is the mean modelled time over the batch sizes.
+// Microseconds returns the mean modelled time over the batch sizes.
 func (p *FrontPoint) Microseconds() float64 {
 	sum := 0.0
 	for _, us := range p.LayerUS {
@@ -182,7 +185,8 @@ func (p *FrontPoint) Microseconds() float64 {
 	return sum
 }
 
-// modelledTimes are figures of one candidate on the test requests: means over batch sizes, and the times at each.
+// modelledTimes are the scores of one candidate on the test requests: means over batch sizes, and the time at each
+// size.
 type modelledTimes struct {
 	lar, imbalance, mean float64
 	at                   []float64
@@ -201,43 +205,46 @@ func (m *modelledTimes) point(c *timedCandidate, sizes []int) FrontPoint {
 }
 
 const (
-	// rankOrders is the number of arrival orders in which candidates are judged.
+	// rankOrders is the number of arrival orders in which candidates are scored.
 	rankOrders = 2
-	// leastLead is by how much of the default placement's time another candidate must be ahead of the search's own where there is one split, which does
-	// not show what chance makes; with several splits it is half of that at least.
-	leastLead = 0.005
+	// minMargin is the minimum margin of another candidate over the search's own, as a fraction of the default
+	// placement's time, with a single split, which cannot show the variance. With several splits the minimum is half of
+	// minMargin.
+	minMargin = 0.005
 )
 
-// rankFolds is the number of splits of the train requests by which candidates are judged: small profiles need more, and large ones take longer.
+// rankFolds returns the number of splits of the train requests for comparing candidates. Small profiles need more
+// splits, and large ones take longer.
 func (s *search) rankFolds() int {
 	const small = 8e6
 	activations := float64(s.trace.TokenCount(s.train) * len(s.trace.Model.Layers) * s.trace.Model.TopK)
 	return min(4, max(1, int(small/max(activations, 1))))
 }
 
-// fastest is the name of the candidate to choose. That is the search's own placement of the least time, unless another is ahead of it by more than
-// two standard errors over the splits; and the default placement, where that is not slower. The search's own is chosen, too, where the profile cannot be
-// split, or the time budget is spent.
+// fastest returns the name of the candidate to choose: the search's own placement with the minimum time, unless another
+// candidate is faster by more than two standard errors over the splits. It returns the default placement if that is not
+// slower. It also returns the search's own placement if the profile cannot be split, or the time budget is exhausted.
 func (s *search) fastest(ctx context.Context, deadline time.Time) (name string, truncated bool, err error) {
-	trials, truncated, err := s.judge(ctx, []int{s.options.RedundantSlots}, deadline)
+	trials, truncated, err := s.scoreCandidates(ctx, []int{s.options.RedundantSlots}, deadline)
 	switch {
 	case err != nil || truncated:
 		return placement.PointOfTime, truncated, err
 	case trials == nil:
-		return string(placement.ContiguousAlgorithm), false, nil // one document proves nothing
+		return string(placement.ContiguousAlgorithm), false, nil // one document is no evidence
 	}
 	return trials[0].fastest(), false, nil
 }
 
-// trial is the candidates with a number of redundant slots, scored on held-out documents of the train requests.
+// trial contains the candidates with one number of redundant slots, scored on held-out documents of the train requests.
 type trial struct {
 	slots int
-	// names are those of the candidates, the first is that of the default placement; figures are those of each candidate in every split.
+	// names are the names of the candidates; the first one is the default placement. figures are the scores of each
+	// candidate in every split.
 	names   []string
 	figures map[string][]modelledTimes
 }
 
-// times are the modelled times of a candidate in every split.
+// times returns the modelled times of a candidate in every split.
 func (t *trial) times(name string) []float64 {
 	times := make([]float64, len(t.figures[name]))
 	for i := range times {
@@ -254,9 +261,10 @@ func (t *trial) fastest() string {
 	return fastestOf(t.names, times)
 }
 
-// judge scores the candidates with each of some numbers of redundant slots in every split. There are no trials where the train requests have one
-// document. Where the time budget cuts the search off, trials has the numbers that were scored in the first split, or in all splits before.
-func (s *search) judge(ctx context.Context, slots []int, deadline time.Time) (trials []trial, truncated bool, err error) {
+// scoreCandidates scores the candidates with each number of redundant slots in every split. It returns no trials if the
+// train requests have only one document. If the time budget cuts the search off, trials contains the numbers scored in
+// the first split, or in all completed splits.
+func (s *search) scoreCandidates(ctx context.Context, slots []int, deadline time.Time) (trials []trial, truncated bool, err error) {
 	progress, folds := s.progress("Copies"), s.rankFolds()
 	for fold := range folds {
 		part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
@@ -308,10 +316,11 @@ func (s *search) judge(ctx context.Context, slots []int, deadline time.Time) (tr
 	return trials, false, nil
 }
 
-// fastestOf is the name to choose, given the times of each candidate in every split. The first name is that of the default placement.
+// fastestOf returns the name to choose, given the times of each candidate in every split. The first name is that of the
+// default placement.
 func fastestOf(names []string, times map[string][]float64) string {
 	plain, own := times[names[0]], times[placement.PointOfTime]
-	ahead := func(of []float64) (mean, deviation float64) { return leadOf(of, own, plain) }
+	ahead := func(of []float64) (mean, deviation float64) { return marginOf(of, own, plain) }
 	best, lead := placement.PointOfTime, 0.0
 	for _, name := range names[1:] {
 		if mean, deviation := ahead(times[name]); mean-deviation > lead {
@@ -325,9 +334,9 @@ func fastestOf(names []string, times map[string][]float64) string {
 	return best
 }
 
-// leadOf is by how much of the default placement's time a candidate is ahead of another one in the mean over splits, and how far chance may move that:
-// two standard errors, or what one split cannot show.
-func leadOf(of, other, plain []float64) (mean, deviation float64) {
+// marginOf returns the mean margin of a candidate over another one, over the splits, as a fraction of the default
+// placement's time, and the deviation that chance explains: two standard errors, or minMargin for a single split.
+func marginOf(of, other, plain []float64) (mean, deviation float64) {
 	squares, n := 0.0, float64(len(of))
 	for i, us := range of {
 		lead := (other[i] - us) / plain[i]
@@ -335,12 +344,12 @@ func leadOf(of, other, plain []float64) (mean, deviation float64) {
 		squares += lead * lead
 	}
 	if n == 1 {
-		return mean, leastLead
+		return mean, minMargin
 	}
-	return mean, max(leastLead/2, 2*math.Sqrt(max(0, squares-n*mean*mean)/(n*(n-1))))
+	return mean, max(minMargin/2, 2*math.Sqrt(max(0, squares-n*mean*mean)/(n*(n-1))))
 }
 
-// modelled are the figures of candidates on the test requests.
+// modelled returns the scores of candidates on the test requests.
 func (s *search) modelled(ctx context.Context, candidates []timedCandidate) ([]modelledTimes, error) {
 	figures := make([]modelledTimes, len(candidates))
 	for i := range candidates {
@@ -370,7 +379,7 @@ func (s *search) modelledTimes(ctx context.Context, plan *Plan) (m modelledTimes
 	var report cost.Report
 	for i, tokens := range sizes {
 		o.BatchTokens = tokens
-		if i == 0 || s.options.Attention == placement.TensorParallel && tokens != sizes[i-1] { // with attention DP requests have ranks, whatever the size of a batch
+		if i == 0 || s.options.Attention == placement.TensorParallel && tokens != sizes[i-1] { // with attention DP, ranks of requests do not depend on the batch size
 			if report, err = s.evaluate(ctx, plan, o); err != nil {
 				return m, err
 			}

@@ -5,41 +5,42 @@ import (
 	"slices"
 )
 
-// Work is counted in token ids × ranks × price steps: what valuing placements costs.
+// Work is measured in token IDs × ranks × price steps, the cost of valuing placements.
 const (
-	// exhaustiveWork is what may be spent on looking at all placements of a layer, and polishWork on one round of all swaps.
+	// exhaustiveWork limits the enumeration of all placements of a layer, and polishWork one round of all swaps.
 	exhaustiveWork = 2e8
 	polishWork     = 1e7
-	// searchWork bounds what improving takes in all layers together, in entries of rows and scores for each elite.
+	// searchWork limits the work to improve placements in all layers together, in entries of rows and scores for each
+	// elite.
 	searchWork = 4.6e7
-	// leastRunsPerElite is of how many annealing runs one at least is improved.
-	leastRunsPerElite = 4
-	// leastWork is that of a glance at a placement of a layer with hardly any token ids: prices take time, too.
-	leastWork = 1000
-	// accurateSteps is the number of price steps that value a placement where that is cheap; steps times token ids times ranks
-	// stay below accurateWork.
+	// runsPerElite is the number of annealing runs per improved run.
+	runsPerElite = 4
+	// minWork is the minimum work to value a placement, for layers with few token IDs, because prices also take time.
+	minWork = 1000
+	// accurateSteps is the maximum number of price steps to value a placement. Steps × token IDs × ranks is at most
+	// accurateWork.
 	accurateSteps = 160
 	accurateWork  = 2e5
-	// glanceSteps is the number of price steps after which most placements are seen to be worse than the best one.
-	glanceSteps = 8
+	// screeningSteps is the number of price steps after which most placements are rejected as worse than the best one.
+	screeningSteps = 8
 	// smallStarts is the number of annealing runs in a layer whose swaps can all be tried.
 	smallStarts = 24
-	// exhaustibleStarts is the number of them before all placements of a layer are looked at.
+	// exhaustibleStarts is the number of annealing runs before the enumeration of all placements of a layer.
 	exhaustibleStarts = 2
 )
 
-// steps is how many price updates value a placement: the more accurate, the smaller the layer.
+// steps returns the number of price updates to value a placement: more in small layers, for accuracy.
 func (s *layerSearch) steps() int {
 	return min(accurateSteps, max(priceSteps, int(accurateWork)/max(len(s.tokens)*s.ranks, 1)))
 }
 
 func (s *layerSearch) valueWork() float64 { return float64(len(s.tokens) * s.ranks * s.steps()) }
 
-// partitions is the number of ways to part n experts among ranks without names.
+// partitions returns the number of ways to divide n experts among unlabeled ranks.
 func partitions(n, ranks int) float64 {
 	count, size := 1.0, n/ranks
 	for left := ranks; left > 0; left-- {
-		// The rank with the first expert that is left takes size-1 of the others.
+		// The rank with the first remaining expert takes size-1 of the others.
 		others := left*size - 1
 		for k := range size - 1 {
 			count *= float64(others-k) / float64(k+1)
@@ -48,16 +49,16 @@ func partitions(n, ranks int) float64 {
 	return count
 }
 
-// exhaustible reports whether all placements can be looked at.
+// exhaustible reports whether all placements can be enumerated.
 func (s *layerSearch) exhaustible() bool {
 	if s.named {
-		return false // names are not tried
+		return false // labels are not enumerated
 	}
 	placements := math.Pow(partitions(s.counts.Experts/s.groups, s.ranks/s.groups), float64(s.groups))
-	return s.ranks > 1 && placements*float64(max(len(s.tokens)*s.ranks*glanceSteps, leastWork)) <= exhaustiveWork
+	return s.ranks > 1 && placements*float64(max(len(s.tokens)*s.ranks*screeningSteps, minWork)) <= exhaustiveWork
 }
 
-// exhaust looks at every placement and returns the best, given one to beat.
+// exhaust enumerates all placements and returns the best one, starting from the best known placement.
 func (s *layerSearch) exhaust(best []int, bestValue float64) ([]int, float64) {
 	n := s.counts.Experts
 	best = slices.Clone(best)
@@ -72,7 +73,7 @@ func (s *layerSearch) exhaust(best []int, bestValue float64) ([]int, float64) {
 			}
 			return
 		}
-		// Ranks have no names: the first unused one of the expert's group stands for all of them.
+		// Ranks are unlabeled: the first unused rank of the expert's group represents all of them.
 		first := expert / size * span
 		for rank := first; rank < min(used+1, first+span); rank++ {
 			if load[rank] == n/s.ranks || s.stop.reached() {
@@ -94,8 +95,8 @@ func (s *layerSearch) small() bool {
 	return float64(n*n/2)*s.valueWork() <= polishWork
 }
 
-// effort is the number of annealing runs, and of those that are improved further. In a small layer the Gram matrix is a
-// worse guide, and improving costs little. Where all placements will be looked at, one to beat is enough.
+// effort returns the number of annealing runs, and the number of runs to improve. In a small layer the Gram matrix is a
+// worse guide, and improving is cheap. Before an enumeration, one good placement suffices.
 func (s *layerSearch) effort() (runs, improved int) {
 	switch {
 	case s.exhaustible():
@@ -103,12 +104,12 @@ func (s *layerSearch) effort() (runs, improved int) {
 	case s.small():
 		return smallStarts, smallStarts
 	}
-	// With many layers, or large ones, fewer runs are improved, down to one.
+	// With many or large layers, fewer runs are improved, at least one.
 	improved = max(1, min(elites, int(searchWork/(float64(s.layers)*float64(len(s.rows.expert)+len(s.tokens)*s.ranks)))))
-	return min(starts, leastRunsPerElite*improved), improved
+	return min(starts, runsPerElite*improved), improved
 }
 
-// polish takes the best swap by value until none gains, where trying them all is cheap.
+// polish takes the best swap by value until none has a gain, if trying all swaps is cheap.
 func (s *layerSearch) polish(rankOf []int, value float64) ([]int, float64) {
 	n := len(rankOf)
 	if !s.small() || s.exhaustible() {
@@ -137,7 +138,8 @@ func (s *layerSearch) polish(rankOf []int, value float64) ([]int, float64) {
 	return s.canonical(rankOf), value
 }
 
-// renamed names ranks in the order of their first experts: placements that differ in names alone are the same.
+// renamed numbers ranks in the order of their first experts, so that placements that differ only by a permutation of
+// ranks are equal.
 func renamed(rankOf []int) []int {
 	name := map[int]int{}
 	names := make([]int, len(rankOf))

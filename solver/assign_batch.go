@@ -11,15 +11,16 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// DealBatch returns the rank of each token of a batch in each MoE layer [MoE layers][tokens]: the highest sum of the plan's forecast
-// under which every rank has equally many tokens (attention TP). positions are the batch's tokens in the trace. by is the plan's
-// forecast, or one that needs no tables but those that every plan has.
+// DealBatch assigns the tokens of a batch to ranks in each MoE layer and returns the ranks [MoE layers][tokens]. It
+// solves the assignment problem (attention TP): it maximizes the sum of forecast scores under the constraint that every
+// rank has equally many tokens. positions are the batch's tokens in the trace. by is the plan's forecast, or one that
+// needs only the tables that every plan has.
 func (p *Plan) DealBatch(ctx context.Context, t *trace.Trace, by Forecast, positions []int) ([][]int, error) {
 	switch {
 	case p.Attention != placement.TensorParallel:
-		return nil, fmt.Errorf("tokens have ranks of their own with attention %s alone; the plan's is %s", placement.TensorParallel, p.Attention)
+		return nil, fmt.Errorf("assigning a batch requires attention %s; the plan has %s", placement.TensorParallel, p.Attention)
 	case by != p.Forecast && by.Trained():
-		return nil, fmt.Errorf("forecast is %s; this plan carries the tables of %s", by, p.Forecast)
+		return nil, fmt.Errorf("forecast is %s; the plan contains the tables of %s", by, p.Forecast)
 	}
 	plan := *p
 	plan.Forecast = by
@@ -30,19 +31,19 @@ func (p *Plan) DealBatch(ctx context.Context, t *trace.Trace, by Forecast, posit
 	if err != nil {
 		return nil, err
 	}
-	return p.deal(ctx, forecast, positions)
+	return p.assignBatch(ctx, forecast, positions)
 }
 
-// DealBatchByRoutes is DealBatch with the real routes of the trace in the place of a forecast: no forecast does better under the
-// plan's placement.
+// DealBatchByRoutes is DealBatch with the recorded routes of the trace in place of a forecast. It is an upper bound for
+// all forecasts under the plan's placement.
 func (p *Plan) DealBatchByRoutes(ctx context.Context, t *trace.Trace, positions []int) ([][]int, error) {
 	if err := p.matches(t); err != nil {
 		return nil, err
 	}
-	return p.deal(ctx, routeScores{t, p.hosts()}, positions)
+	return p.assignBatch(ctx, routeScores{t, p.hosts()}, positions)
 }
 
-func (p *Plan) deal(ctx context.Context, forecast cost.TokenForecast, positions []int) ([][]int, error) {
+func (p *Plan) assignBatch(ctx context.Context, forecast cost.TokenForecast, positions []int) ([][]int, error) {
 	ranks := make([][]int, len(p.Placement.Layers))
 	err := affinity.Parallel(ctx, len(ranks), func(l int) {
 		scores := make([]float32, len(positions)*p.Placement.Ranks)

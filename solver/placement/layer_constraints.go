@@ -8,33 +8,37 @@ import (
 	"github.com/semmoe/operator/solver/assign"
 )
 
-// limits are the constraints of one layer, with the sums that tell in O(1) whether two experts may change places. Where
-// ranks hold whole groups, the groups are the experts here.
+// limits are the constraints of one layer, with sums that allow to check a swap of two experts in O(1). If ranks
+// contain whole groups, the experts here are the groups.
 type limits struct {
 	ranks, groups int
-	// pinned is the rank of an expert that may not move, or -1.
+	// pinned is the rank of a pinned expert, or -1.
 	pinned []int
-	// held says which rank holds which expert in the current placement [experts × ranks]; nil where there is none.
+	// held reports which rank contains which expert in the current placement [experts × ranks]; nil without a current
+	// placement.
 	held []bool
-	// each is how many experts move with one here, base how many move whatever is chosen, budget how many may.
+	// each is the number of experts that move with one expert here, base the number of unavoidable moves, budget the
+	// maximum number of moves.
 	each, base, budget int
-	// extra is how many slots a rank has beyond the experts that it holds. So many move to it whatever is chosen, and those that change
-	// their rank are among them: copies of what it holds leave these slots free.
+	// extra is the number of slots of a rank in excess of the experts that it contains. This many experts move to the
+	// rank in any case, including those that change rank, because copies of experts that the rank contains leave these
+	// slots free.
 	extra int
-	// stay says that the placement of least effort is the current one.
+	// stay reports whether the default placement is the current one.
 	stay bool
-	// cost is what a move costs.
+	// cost is the cost of a move.
 	cost float64
-	// loads are the experts' activations, most what a rank may have of them.
-	loads []float64
-	most  float64
-	// moved and load are those of the placement under search, missing how many experts each rank is given that it does not hold.
+	// loads are the activations of the experts, most the maximum load of a rank.
+	loads   []float64
+	maxLoad float64
+	// moved and load belong to the placement being searched. missing is the number of experts that each rank receives
+	// and does not contain yet.
 	moved   int
 	missing []int
 	load    []float64
 }
 
-// begin takes over a placement that is to be searched from.
+// begin sets the placement from which the search starts.
 func (l *limits) begin(rankOf []int) {
 	l.moved, l.missing, l.load = l.base, make([]int, l.ranks), make([]float64, l.ranks)
 	for e, rank := range rankOf {
@@ -46,7 +50,7 @@ func (l *limits) begin(rankOf []int) {
 	}
 }
 
-// moves is how many experts a rank is given that it does not hold when e goes to it.
+// moves returns the number of experts that a rank receives and does not contain if e moves to it.
 func (l *limits) moves(e, rank int) int {
 	if l.held == nil || l.held[e*l.ranks+rank] {
 		return 0
@@ -54,7 +58,7 @@ func (l *limits) moves(e, rank int) int {
 	return l.each
 }
 
-// moreMoves is how many more experts have moved when e, on rank p, and f, on rank q, change places.
+// moreMoves returns the number of additional moves if e, on rank p, and f, on rank q, are swapped.
 func (l *limits) moreMoves(e, f, p, q int) int {
 	if l.held == nil {
 		return 0
@@ -62,12 +66,12 @@ func (l *limits) moreMoves(e, f, p, q int) int {
 	return l.moreOn(p, l.moves(f, p)-l.moves(e, p)) + l.moreOn(q, l.moves(e, q)-l.moves(f, q))
 }
 
-// moreOn is how many more experts have moved to a rank that is given so many more that it does not hold.
+// moreOn returns the number of additional moves to a rank if the number of its missing experts increases.
 func (l *limits) moreOn(rank, missing int) int {
 	return max(l.missing[rank]+missing, l.extra) - max(l.missing[rank], l.extra)
 }
 
-// allows reports whether they may. What breaks a limit already may only get better.
+// allows reports whether e and f may be swapped. A violated limit may only improve.
 func (l *limits) allows(e, f, p, q int) bool {
 	if l.pinned[e] >= 0 || l.pinned[f] >= 0 {
 		return false
@@ -75,24 +79,24 @@ func (l *limits) allows(e, f, p, q int) bool {
 	if more := l.moreMoves(e, f, p, q); more > 0 && l.moved+more > l.budget {
 		return false
 	}
-	return math.IsInf(l.most, 1) || l.lessExcess(e, f, p, q) >= 0
+	return math.IsInf(l.maxLoad, 1) || l.excessReduction(e, f, p, q) >= 0
 }
 
-// lessExcess is by how much loads exceed the limit less after the change.
-func (l *limits) lessExcess(e, f, p, q int) float64 {
+// excessReduction returns the reduction of the loads' excess by the swap.
+func (l *limits) excessReduction(e, f, p, q int) float64 {
 	d := l.loads[f] - l.loads[e]
 	return l.above(l.load[p]) + l.above(l.load[q]) - l.above(l.load[p]+d) - l.above(l.load[q]-d)
 }
 
-// above is what a load exceeds the limit by, beyond rounding.
+// above returns the excess of a load over the limit, beyond rounding.
 func (l *limits) above(load float64) float64 {
-	if load <= l.most*(1+1e-9) {
+	if load <= l.maxLoad*(1+1e-9) {
 		return 0
 	}
-	return load - l.most
+	return load - l.maxLoad
 }
 
-// swapped notes that they have changed places.
+// swapped records that e and f were swapped.
 func (l *limits) swapped(e, f, p, q int) {
 	l.moved += l.moreMoves(e, f, p, q)
 	l.missing[p] += l.moves(f, p) - l.moves(e, p)
@@ -101,7 +105,7 @@ func (l *limits) swapped(e, f, p, q int) {
 	l.load[q] += l.loads[e] - l.loads[f]
 }
 
-// excess is by how much a placement's loads exceed the limit, over all ranks.
+// excess returns the excess of a placement's loads over the limit, summed over all ranks.
 func (l *limits) excess(rankOf []int) float64 {
 	l.begin(rankOf)
 	sum := 0.0
@@ -111,13 +115,14 @@ func (l *limits) excess(rankOf []int) float64 {
 	return sum
 }
 
-// migration is what the moves of a placement cost.
+// migration returns the cost of the moves of a placement.
 func (l *limits) migration(rankOf []int) float64 {
 	l.begin(rankOf)
 	return l.cost * float64(l.moved)
 }
 
-// nearest is the placement with the most experts on the ranks that like says [experts × ranks, larger is better], pins kept.
+// nearest returns the placement that maximizes the sum of like over the experts' ranks [experts × ranks], with pins
+// respected.
 func (l *limits) nearest(like []float32) []int {
 	scores := slices.Clone(like)
 	for e, rank := range l.pinned {
@@ -129,11 +134,12 @@ func (l *limits) nearest(like []float32) []int {
 	return exact.assign(scores, l.ranks, l.groups)
 }
 
-// pinScore is more than all experts together are worth where they are liked.
+// pinScore exceeds the sum of all other scores.
 const pinScore = 1 << 20
 
-// fewestMoves is the placement of the fewest moves, and the most like another one among those [experts × ranks, at most 1]. The slots
-// that a rank has beyond the experts that it holds are a bin of their own, in which all experts are as welcome as those that stay.
+// fewestMoves returns the placement with the minimum number of moves, and among those the one that maximizes like
+// [experts × ranks, at most 1]. The slots of a rank in excess of the experts that it contains form a separate bin, in
+// which all experts have the same score as experts that stay.
 func (l *limits) fewestMoves(like []float32) []int {
 	n := len(l.pinned)
 	tie := 1 / float32(4*n)
@@ -167,8 +173,8 @@ func (l *limits) fewestMoves(like []float32) []int {
 	return rankOf
 }
 
-// simple is the placement of least effort: the current one where that is to stay, else the contiguous one, as far as pins and loads
-// allow.
+// simple returns the default placement: the current one if stay is set, else the contiguous one, as far as pins and
+// loads allow.
 func (l *limits) simple(random *rand.Rand) []int {
 	n := len(l.pinned)
 	like := make([]float32, n*l.ranks)
@@ -185,7 +191,7 @@ func (l *limits) simple(random *rand.Rand) []int {
 	return rankOf
 }
 
-// towards is the placement nearest to another, with names of ranks as they are.
+// towards returns the feasible placement nearest to another, with ranks as numbered there.
 func (l *limits) towards(rankOf []int, random *rand.Rand) []int {
 	like := make([]float32, len(rankOf)*l.ranks)
 	for e, rank := range rankOf {
@@ -196,7 +202,7 @@ func (l *limits) towards(rankOf []int, random *rand.Rand) []int {
 	return near
 }
 
-// keeps reports whether pins and budget hold.
+// keeps reports whether the placement respects pins and budget.
 func (l *limits) keeps(rankOf []int) bool {
 	l.begin(rankOf)
 	for e, rank := range l.pinned {
@@ -207,14 +213,15 @@ func (l *limits) keeps(rankOf []int) bool {
 	return l.moved <= l.budget
 }
 
-// repairRounds is how often repair begins again after it got stuck, repairKicks how many changes it makes at random then.
+// repairRounds is the maximum number of restarts of repair, and repairKicks the number of random swaps before each
+// restart.
 const (
 	repairRounds = 60
 	repairKicks  = 4
 )
 
-// repair changes places until no rank's load exceeds the limit, as far as it finds a way: the best change first, and a few
-// at random where none is better. It leaves the best placement that it has seen.
+// repair is an iterated local search that swaps experts until no rank's load exceeds the limit, if possible. It takes
+// the best swap first, and random swaps in a local optimum. It leaves the best placement found.
 func (l *limits) repair(rankOf []int, random *rand.Rand) {
 	best := slices.Clone(rankOf)
 	least := l.excess(rankOf)
@@ -244,7 +251,7 @@ func (l *limits) draw(random *rand.Rand) (e, f int) {
 	return e, e - e%size + random.IntN(size)
 }
 
-// swapAny changes two experts' places where pins and budget allow, whatever the loads.
+// swapAny swaps two experts if pins and budget allow it, regardless of loads.
 func (l *limits) swapAny(rankOf []int, e, f int) {
 	p, q := rankOf[e], rankOf[f]
 	more := l.moreMoves(e, f, p, q)
@@ -255,19 +262,19 @@ func (l *limits) swapAny(rankOf []int, e, f int) {
 	rankOf[e], rankOf[f] = q, p
 }
 
-// lower takes the change that lowers the excess most until none does by more than rounding.
+// lower takes the swap with the largest reduction of the excess until none exceeds rounding.
 func (l *limits) lower(rankOf []int) {
 	size := len(rankOf) / l.groups
 	for {
-		bestE, bestF, none := 0, 0, 1e-9*l.most
+		bestE, bestF, none := 0, 0, 1e-9*l.maxLoad
 		best := none
 		for e, p := range rankOf {
 			for f := e - e%size; f < e; f++ {
 				q := rankOf[f]
-				if p == q || l.load[p] <= l.most && l.load[q] <= l.most || !l.allows(e, f, p, q) {
+				if p == q || l.load[p] <= l.maxLoad && l.load[q] <= l.maxLoad || !l.allows(e, f, p, q) {
 					continue
 				}
-				if less := l.lessExcess(e, f, p, q); less > best {
+				if less := l.excessReduction(e, f, p, q); less > best {
 					bestE, bestF, best = e, f, less
 				}
 			}

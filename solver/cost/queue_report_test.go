@@ -13,8 +13,9 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// With the policy late requests go in another order than they came, each of them once; how long they stood in line is told.
-func TestLateIsCountedOnce(t *testing.T) {
+// With the policy late, requests are dispatched in a different order than they arrive, each once. The report contains
+// the waiting times.
+func TestLateCountsEachRequestOnce(t *testing.T) {
 	shape := tracetest.Small
 	shape.DocumentsPerDomain, shape.TokensPerRequest = 60, 50
 	tr := tracetest.Generate(shape, 5)
@@ -31,7 +32,7 @@ func TestLateIsCountedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(&cost.LineReport{AtOnce: 1}, atOnce.Line); diff != "" {
+	if diff := cmp.Diff(&cost.QueueReport{AtOnce: 1}, atOnce.Line); diff != "" {
 		t.Errorf("a line of one: %s", diff)
 	}
 	if atOnce.Line = nil; !cmp.Equal(price, atOnce) {
@@ -42,7 +43,7 @@ func TestLateIsCountedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Whoever goes where, all activations are computed by the same experts.
+	// The same experts compute all activations, regardless of the order.
 	if math.Abs(late.ExpertImbalance-price.ExpertImbalance) > 1e-12 {
 		t.Errorf("expert imbalance %v, with price %v", late.ExpertImbalance, price.ExpertImbalance)
 	}

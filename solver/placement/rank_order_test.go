@@ -12,8 +12,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// twoClusters has eight experts of which each token activates the first four or the last four: token 0 a quarter of the time, and
-// token 1 otherwise.
+// twoClusters has eight experts. Each token activates the first four or the last four: token 0 occurs a quarter of the
+// time, token 1 the rest.
 func twoClusters() placement.Problem {
 	counts := affinity.Counts{
 		Experts: 8, TopK: 4, Start: []int{0, 4, 8}, Expert: []uint16{0, 1, 2, 3, 4, 5, 6, 7}, Occurrences: []float32{25, 75},
@@ -25,8 +25,8 @@ func twoClusters() placement.Problem {
 	}
 }
 
-// TestLargeShareHoldsFrequentExperts has the experts of the frequent token go to the rank of the larger share, whatever their numbers and
-// whatever finds them.
+// TestLargeShareHoldsFrequentExperts checks that the experts of the frequent token are on the rank with the larger
+// share, for every numbering and every search.
 func TestLargeShareHoldsFrequentExperts(t *testing.T) {
 	budget := 8
 	for name, change := range map[string]func(*placement.Problem){
@@ -56,7 +56,7 @@ func TestLargeShareHoldsFrequentExperts(t *testing.T) {
 	}
 }
 
-// TestSharesReachTheOptimum compares with the enumeration of all placements and names of ranks.
+// TestSharesReachTheOptimum compares with the enumeration of all placements and permutations of ranks.
 func TestSharesReachTheOptimum(t *testing.T) {
 	random := rand.New(rand.NewPCG(33, 33))
 	n, reached := instances(*capacityInstances), 0

@@ -2,16 +2,17 @@ package assign
 
 import "math"
 
-// follower keeps every item on its best bin while prices change step by step. A step moves few items: each item knows how far
-// prices may go before another bin can be better, and is looked at again only then.
+// follower keeps every item on its best bin while prices change step by step. A step moves few items: each item stores
+// how far prices may change before another bin can be better, and is re-evaluated only then.
 type follower struct {
 	w *Weighted
-	// bins are the items' best bins, loads what these hold, and local the sum of the items' scores there.
+	// bins are the items' best bins, loads the bins' loads, and local the sum of the items' scores there.
 	bins  []int32
 	loads []float64
 	local float64
-	// Since the first step every price has changed by at least lowest, the sum of each step's lowest change. An item stays where
-	// it is while its bin's price less lowest is below until: its own price has gained less on the others than its lead.
+	// lowest is the sum, over all steps, of each step's minimum price change, so every price has changed by at least
+	// lowest since the first step. An item stays while the price of its bin minus lowest is below until: its bin's
+	// price has then risen, relative to the others, by less than the item's lead.
 	lowest float64
 	until  []float64
 	reach  []float64
@@ -24,7 +25,7 @@ func newFollower(w *Weighted) *follower {
 	}
 }
 
-// takeAll looks at every item.
+// takeAll evaluates every item.
 func (f *follower) takeAll(prices Prices) {
 	for item, size := range f.w.Sizes {
 		bin, lead := f.w.lead(item, prices)
@@ -34,7 +35,7 @@ func (f *follower) takeAll(prices Prices) {
 	}
 }
 
-// follow looks again at the items that a step may move; change is what it added to each price.
+// follow re-evaluates the items that a step may move. change contains the change of each price.
 func (f *follower) follow(prices Prices, change []float64) {
 	lowest := change[0]
 	for _, c := range change[1:] {
@@ -63,7 +64,7 @@ func (f *follower) settle(item, bin int, lead float64, prices Prices) {
 	if size := float64(f.w.Sizes[item]); size > 0 {
 		f.until[item] = lead/size + prices[bin] - f.lowest
 	} else {
-		// No price moves what has no size.
+		// Prices do not affect items of size 0.
 		f.until[item] = math.Inf(1)
 	}
 }
@@ -75,7 +76,7 @@ func (f *follower) move(item, from, to int) {
 	f.local += float64(scores[to]) - float64(scores[from])
 }
 
-// value is the relaxed value at the prices that were followed last.
+// value returns the relaxed value at the last prices.
 func (f *follower) value(prices Prices) float64 {
 	value := f.local
 	for bin, price := range prices {
@@ -84,7 +85,7 @@ func (f *follower) value(prices Prices) float64 {
 	return value
 }
 
-// lead is an item's best bin at the prices, and by how much it is ahead of the second best.
+// lead returns an item's best bin at the prices, and its margin over the second best.
 func (w *Weighted) lead(item int, prices Prices) (bin int, lead float64) {
 	n, size := len(prices), float64(w.Sizes[item])
 	scores := w.Scores[item*n : item*n+n]

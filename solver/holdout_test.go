@@ -11,7 +11,8 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// ownKinds is a trace in which each request activates experts of its own, whatever its tokens: no placement is worth anything for others.
+// ownKinds returns a trace in which each request activates separate experts, independent of its tokens: no placement
+// helps other requests.
 func ownKinds(requests, tokens int, seed uint64) *trace.Trace {
 	const experts, layers, vocabulary = 16, 2, 50
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -35,13 +36,14 @@ func ownKinds(requests, tokens int, seed uint64) *trace.Trace {
 	return t
 }
 
-// With attention DP a request's activations are local together: that the requests which judge happen to suit a placement is no gain.
-func TestChanceOfRequestsIsNoGain(t *testing.T) {
+// With attention DP the activations of a request are local together. A placement that suits the held-out requests by
+// chance is not a gain.
+func TestRequestNoiseIsNoGain(t *testing.T) {
 	runs := 100
 	if testing.Short() {
 		runs = 20
 	}
-	for _, requests := range []int{160, 240} { // of which a quarter judge
+	for _, requests := range []int{160, 240} { // a quarter of them are held out
 		worth := 0
 		for seed := range uint64(runs) {
 			tr := ownKinds(requests+2, 40, seed)
@@ -66,7 +68,7 @@ func TestChanceOfRequestsIsNoGain(t *testing.T) {
 	}
 }
 
-// The rates of single requests make up those of all.
+// The weighted rates of single requests sum to the overall rates.
 func TestRatesByRequest(t *testing.T) {
 	s, err := newSearch(tracetest.Generate(tracetest.Small, 1), options(placement.DataParallel, 4))
 	if err != nil {
@@ -91,8 +93,9 @@ func TestRatesByRequest(t *testing.T) {
 	}
 }
 
-// Where token ids tell nothing, the table sees no gain in a placement of experts that fire together; a forecast that knows more does.
-func TestPlacementIsJudgedByItsForecast(t *testing.T) {
+// If token IDs carry no information, the table shows no gain for a placement of co-activated experts, while a forecast
+// with more context does.
+func TestPlacementIsValidatedWithItsForecast(t *testing.T) {
 	shape := tracetest.Small
 	shape.DocumentsPerDomain, shape.TokensPerRequest, shape.Noise = 12, 100, 10
 	tr := tracetest.Generate(shape, 1)

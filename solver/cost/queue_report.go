@@ -6,17 +6,17 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// LineReport is how long requests stood in line, counted in requests that came after them before they went.
-type LineReport struct {
-	// AtOnce is the share of the requests that went when they came.
+// QueueReport is the distribution of waiting times in the queue, in requests that arrived before the dispatch.
+type QueueReport struct {
+	// AtOnce is the share of requests dispatched on arrival.
 	AtOnce       float64 `json:"at_once"`
 	Mean         float64 `json:"mean"`
 	Percentile95 int     `json:"p95"`
 	Most         int     `json:"max"`
 }
 
-// scheduleLine is the policy late. The order becomes that in which requests go to their ranks.
-func (r *orderRun) scheduleLine(caches *dispatch.Prefixes) error {
+// scheduleLate implements the policy late. The order becomes the order of dispatch.
+func (r *orderRun) scheduleLate(caches *dispatch.Prefixes) error {
 	size := r.options.Held
 	if size == 0 {
 		size = r.placement.Ranks
@@ -30,7 +30,7 @@ func (r *orderRun) scheduleLine(caches *dispatch.Prefixes) error {
 	went := make([]int, 0, len(r.order))
 	send := func(must bool) {
 		for sent, ok := line.Next(places, must); ok; sent, ok = line.Next(places, must) {
-			r.decided(sent.ID, &sent.Decision, caches)
+			r.recordDecision(sent.ID, &sent.Decision, caches)
 			line.Take(&sent)
 			went, r.waited = append(went, sent.ID), append(r.waited, sent.Waited)
 		}
@@ -44,8 +44,8 @@ func (r *orderRun) scheduleLine(caches *dispatch.Prefixes) error {
 	return nil
 }
 
-// lineReport tells how long requests stood in line; nil where they did not.
-func lineReport(orders []*orderRun) *LineReport {
+// queueReport returns the distribution of waiting times; nil if requests did not wait.
+func queueReport(orders []*orderRun) *QueueReport {
 	var waited []int
 	for _, run := range orders {
 		waited = append(waited, run.waited...)
@@ -54,7 +54,7 @@ func lineReport(orders []*orderRun) *LineReport {
 		return nil
 	}
 	slices.Sort(waited)
-	r := LineReport{Most: waited[len(waited)-1], Percentile95: waited[len(waited)*95/100]}
+	r := QueueReport{Most: waited[len(waited)-1], Percentile95: waited[len(waited)*95/100]}
 	sum, atOnce := 0, 0
 	for _, n := range waited {
 		sum += n

@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// namingTries bounds how many other names of ranks are valued for one placement.
+// namingTries is the maximum number of permutations of ranks to value for one placement.
 const namingTries = 64
 
-// canonical is the placement that stands for all that are worth the same: ranks are named in the order of their first experts where
-// names do not matter.
+// canonical returns the representative of all equivalent placements: if ranks are interchangeable, they are numbered in
+// the order of their first experts.
 func (s *layerSearch) canonical(rankOf []int) []int {
 	if s.named {
 		return rankOf
@@ -17,15 +17,16 @@ func (s *layerSearch) canonical(rankOf []int) []int {
 	return renamed(rankOf)
 }
 
-// valued is a placement with its ranks named so that it is worth most, and its value.
+// valued returns a placement with the best permutation of its ranks, and its value.
 func (s *layerSearch) valued(rankOf []int) candidate {
 	prices, value := s.value(rankOf, nil)
 	return s.bestNames(candidate{rankOf, prices, value}, s.steps())
 }
 
-// bestNames renames the ranks of a placement as long as that is worth more, by so many price steps, where ranks have unequal shares of
-// the tokens. No placement is worth more than the tokens' best choices at any prices and what the shares cost at these: the former stay
-// as they are when experts take their rank's price along, so that the latter bound what new names gain.
+// bestNames permutes the ranks of a placement while its value increases, by the given number of price steps, if ranks
+// have unequal shares of the tokens. At any prices, the sum of the tokens' best scores and the price of the shares is
+// an upper bound of the value. The scores do not change if experts keep the prices of their ranks, so the price of the
+// shares bounds the gain of a permutation.
 func (s *layerSearch) bestNames(c candidate, steps int) candidate {
 	if !s.named {
 		return c
@@ -50,13 +51,14 @@ func (s *layerSearch) bestNames(c candidate, steps int) candidate {
 	return c
 }
 
-// names are new names of all ranks, and what they gain at most.
+// names is a permutation of the ranks, with an upper bound of its gain.
 type names struct {
 	of   []int
 	gain float64
 }
 
-// promisingNames are those in which two ranks, or the ranks of two groups, change names, and which may gain; best first.
+// promisingNames returns the permutations that swap two ranks, or the ranks of two groups, and may have a gain; best
+// first.
 func (s *layerSearch) promisingNames(c candidate) []names {
 	var found []names
 	span := s.ranks / s.groups

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-func TestDealBatch(t *testing.T) {
+func TestAssignBatch(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 3)
 	const ranks = 4
 	plan := solve(t, tr, options(placement.TensorParallel, ranks)).Plan

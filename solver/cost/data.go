@@ -275,7 +275,7 @@ func (r *orderRun) decided(request int, d *dispatch.Decision, caches *dispatch.P
 // scheduleQueues is the policy window.
 func (r *orderRun) scheduleQueues(caches *dispatch.Prefixes) error {
 	if r.options.RankCapacity != nil {
-		return fmt.Errorf("policy %s deals out equal numbers of requests; it knows no rank capacities", dispatch.Window)
+		return fmt.Errorf("policy %s assigns equal numbers of requests and does not support rank capacities", dispatch.Window)
 	}
 	queue := dispatch.NewQueue(r.placement.Ranks)
 	waiting := make([]dispatch.Request, 0, queue.Size())

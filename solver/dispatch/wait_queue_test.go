@@ -156,7 +156,7 @@ func TestQueueProperties(t *testing.T) {
 		slices.Sort(ids)
 		for want, id := range ids {
 			if id != want {
-				t.Fatalf("%d ranks, line of %d: request %d is missing or departure twice", ranks, size, want)
+				t.Fatalf("%d ranks, line of %d: request %d is missing or left twice", ranks, size, want)
 			}
 		}
 	}

@@ -375,7 +375,7 @@ func TestDecodeRefusesOtherForecasts(t *testing.T) {
 		"a level":      {func(m *forecast.Model) { m.TokenLevel[3] = 200 }, "token 3 has level 200"},
 		"pairs":        {func(m *forecast.Model) { m.PairStart[1] = 1 << 30 }, "do not ascend"},
 		"missing rows": {func(m *forecast.Model) { m.Expert = m.Expert[1:] }, "weights do not fit"},
-		"no ranks":     {func(m *forecast.Model) { m.Ranks = 0 }, "does not fit the token table"},
+		"no ranks":     {func(m *forecast.Model) { m.Ranks = 0 }, "does not match the token table"},
 	} {
 		p := *prefill
 		m := *prefill.Context

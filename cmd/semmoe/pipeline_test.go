@@ -150,7 +150,7 @@ func TestPipelineRefuses(t *testing.T) {
 		"a bad size":      {[]string{"--model-path", dir, "--top-k", "999"}, exitUsage, "experts of a token: 999; allowed is 1 to 160"},
 		"one rank":        {[]string{"--model-path", dir, "--ranks", "1"}, exitUsage, "ranks: 1; allowed is 2"},
 		"no node":         {[]string{"--model-path", dir, "--ranks-per-node", "0"}, exitUsage, "--ranks-per-node is 0"},
-		"no room":         {[]string{"--model-path", dir, "--memory-gib", "16"}, exitNoRoom, "sequence 1024: no split of the ranks has room"},
+		"no room":         {[]string{"--model-path", dir, "--memory-gib", "16"}, exitNoRoom, "sequence 1024: no split of the ranks has enough memory"},
 		"no memory":       {[]string{"--model-path", dir, "--memory-gib", "NaN"}, exitUsage, "--memory-gib is NaN"},
 		"any memory":      {[]string{"--model-path", dir, "--memory-gib", "Inf"}, exitUsage, "--memory-gib is +Inf"},
 		"no length":       {[]string{"--model-path", dir, "--sequence", "0"}, exitUsage, "0 tokens"},

@@ -71,7 +71,7 @@ func (f *compareFlags) options() (solver.CompareOptions, error) {
 	case f.seeds < 1 || f.seeds > maxSeeds:
 		return o, usageErrorf("--seeds is %d; allowed is 1 to %d", f.seeds, maxSeeds)
 	case f.cells < 0:
-		return o, usageErrorf("--cells is %d; it cannot be negative", f.cells)
+		return o, usageErrorf("--cells is %d; it must be at least 0", f.cells)
 	case f.format != "markdown" && f.format != "json":
 		return o, usageErrorf("--format is %q; allowed is markdown, json", f.format)
 	case f.trainPercent < 1 || f.trainPercent > 99:

@@ -82,7 +82,7 @@ func TestDriftRefuses(t *testing.T) {
 		"sticky":        {[]string{"--trace", path, "--plan", dir, "--sticky", "1"}, exitUsage, "--sticky is 1"},
 		"drop":          {[]string{"--trace", path, "--plan", dir, "--drop", "10,101"}, exitUsage, "--drop is 101"},
 		"cap":           {[]string{"--trace", path, "--plan", dir, "--cap", "0.5"}, exitUsage, "--cap is 0.5"},
-		"idle cap":      {[]string{"--trace", enough, "--plan", tensor, "--cap", "1.3"}, exitUsage, "--cap has no meaning for this plan"},
+		"idle cap":      {[]string{"--trace", enough, "--plan", tensor, "--cap", "1.3"}, exitUsage, "--cap does not apply to this plan"},
 		"no drift test": {[]string{"--trace", path, "--plan", dir}, exitInvalidFile, "drift.json"},
 		"no directory":  {[]string{"--trace", path, "--plan", t.TempDir()}, exitInvalidFile, "manifest.json is missing"},
 	} {

@@ -68,7 +68,7 @@ func newFetchCommand() *cobra.Command {
 	f.StringVar(&flags.out, "out", "", "directory to make (required)")
 	f.DurationVar(&flags.wait, "wait", 2*time.Minute, "how long a store that is away, or goes away while it answers, is asked again")
 	f.BoolVar(&flags.optional, "optional", false, "exit with 0 although the plan could not be fetched")
-	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return command
 }
 

@@ -59,7 +59,7 @@ func newInspectCommand() *cobra.Command {
 	cmd.Flags().StringVar(&modelPath, "model-path", "", "directory of the checkpoint (required)")
 	cmd.Flags().StringVar(&dataset, "dataset", "", "also check this JSONL file, a data set for profiling")
 	cmd.Flags().IntVar(&expertParallelSize, "expert-parallel-size", 0, "also check that this many ranks divide the experts")
-	cmd.Flags().StringVar(&messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	cmd.Flags().StringVar(&messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return cmd
 }
 

@@ -74,7 +74,7 @@ func (f *lookAheadFlags) run(ctx context.Context, stderr io.Writer) (*lookAheadR
 		}
 	}
 	if f.experts < 0 {
-		return nil, usageErrorf("--experts is %d; it cannot be negative", f.experts)
+		return nil, usageErrorf("--experts is %d; it must be at least 0", f.experts)
 	}
 	if f.threads < 1 {
 		return nil, usageErrorf("--threads is %d; it must be at least 1", f.threads)

@@ -71,7 +71,7 @@ func TestLookAheadRefuses(t *testing.T) {
 		"other model":  {with("--trace", groupedTrace(t, 0)), exitInvalidFile, "the trace is not of this model"},
 		"no file":      {with("--trace", "none"), exitInvalidFile, "no such file"},
 		"experts":      {with("--experts", "33"), exitInvalidFile, "allowed is 1 to 32"},
-		"negative":     {with("--experts", "-1"), exitUsage, "cannot be negative"},
+		"negative":     {with("--experts", "-1"), exitUsage, "must be at least 0"},
 		"threads":      {with("--threads", "0"), exitUsage, "--threads is 0"},
 		"no folder":    {with("--out", "/nonexistent/t.safetensors"), exitUsage, "--out: /nonexistent/t.safetensors cannot be made"},
 		"positional":   {with("more"), exitUsage, "more"},

@@ -22,7 +22,7 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		says string
 	}{
 		"solv --trace f": {exitUsage, "unknown flag: --trace"},
-		"solv":           {exitUsage, `there is no command "solv"`},
+		"solv":           {exitUsage, `unknown command "solv"`},
 		"router --prot":  {exitUsage, "unknown flag: --prot"},
 		"inspect --path": {exitInvalidModel, "unknown flag: --path"},
 		"inspect more":   {exitInvalidModel, `unknown command "more"`},

@@ -69,7 +69,7 @@ func newProbeCommand() *cobra.Command {
 	f.BoolVar(&flags.record, "record", false, "store the engine's answers in the file of --answers, and exit")
 	f.BoolVar(&flags.check, "check", false, "compare the engine's answers once, and exit")
 	f.StringVar(&flags.modelDigest, "model-digest", "", "digest of the engine's checkpoint, as semmoe inspect prints it (required with --record)")
-	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return command
 }
 

@@ -99,7 +99,7 @@ artifact store is full; 1: try again.`,
 	flags.DurationVar(&o.wait, "wait", 10*time.Minute, "how long the engine may take to serve")
 	flags.DurationVar(&o.timeout, "timeout", 0, "how long all of it may take (default: no limit)")
 	flags.StringVar(&o.progressAddress, "progress-address", "", "host:port on which to answer GET "+profile.ProgressPath)
-	flags.StringVar(&o.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	flags.StringVar(&o.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return command
 }
 

@@ -47,7 +47,7 @@ func newReportCommand() *cobra.Command {
 	f.StringVar(&flags.out, "out", "", "HTML file; one that is there is replaced (required)")
 	f.StringVar(&flags.trace, "trace", "", "routing trace to judge by, .safetensors or .safetensors.zst: the one that the plan was solved from, or a newer one of the same model")
 	f.StringVar(&flags.current, "current", "", "directory of the plan in service, to compare with (default: the default placement, tokens or requests in turn)")
-	ownHardwareFlag(f, &flags.hardware)
+	planHardwareFlag(f, &flags.hardware)
 	f.StringVar(&flags.calibration, "calibration", "", "JSON file with times measured on the machines that are to serve; its exchanges, and grouped products if any, replace those of --hardware")
 	f.StringVar(&flags.requests, "requests", "test", "test: those that the plan's split holds back; or all")
 	f.IntVar(&flags.batchTokens, "batch-tokens", solver.DefaultEvaluation().BatchTokens, "tokens of a batch over all ranks, as served")
@@ -66,9 +66,9 @@ func (f *reportFlags) check() error {
 	case f.batchTokens < 1:
 		return usageErrorf("--batch-tokens is %d; it must be at least 1", f.batchTokens)
 	case f.hardware != "" && f.trace == "":
-		return usageErrorf("--hardware has no meaning without --trace: times are modelled from what the trace's requests activate")
+		return usageErrorf("--hardware does not apply without --trace: times are modelled from what the trace's requests activate")
 	case f.calibration != "" && f.trace == "":
-		return usageErrorf("--calibration has no meaning without --trace: times are modelled from what the trace's requests activate")
+		return usageErrorf("--calibration does not apply without --trace: times are modelled from what the trace's requests activate")
 	}
 	if err := wholefile.Check(f.out); err != nil {
 		return usageErrorf("--out: %w", err)
@@ -139,7 +139,7 @@ func (f *reportFlags) input(ctx context.Context) (*report.Input, error) {
 
 // profile is what times are modelled by.
 func (f *reportFlags) profile(of *solver.Plan) (*hardware.Profile, error) {
-	p, err := readOwnHardware(f.hardware, of)
+	p, err := readPlanHardware(f.hardware, of)
 	if err != nil || f.calibration == "" {
 		return p, err
 	}

@@ -63,7 +63,7 @@ func newReshuffleCommand() *cobra.Command {
 	f.IntVar(&flags.Parallel, "parallel", reshuffle.DefaultParallel, "shards to write at a time")
 	f.Int64Var(&flags.Limit, "limit", 0, "bytes that all outputs in the parent directory of --out may have: to make room, unused ones are removed (0: no limit)")
 	f.BoolVar(&flags.hold, "hold", false, "afterwards keep the output from being removed, until SIGTERM or SIGINT; then exit with code 0")
-	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return cmd
 }
 

@@ -65,7 +65,7 @@ func newSimulateCommand() *cobra.Command {
 			"Exit code 2: the command line must be changed; 3: a file is invalid; 1: try again.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), cmd.Flags().Changed, departs(cmd))
+			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), cmd.Flags().Changed, nonDefault(cmd))
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
@@ -143,7 +143,7 @@ func (f *simulateFlags) check() error {
 	case f.hold < 0 || f.hold > dispatch.MostHold:
 		return usageErrorf("--hold is %v; allowed is 0 to %v", f.hold, dispatch.MostHold)
 	case f.hold > 0 && f.policy != string(dispatch.Price):
-		return usageErrorf("--hold has no meaning with --policy %s: it is for %s", f.policy, dispatch.Price)
+		return usageErrorf("--hold does not apply with --policy %s; it requires %s", f.policy, dispatch.Price)
 	case !(f.sloScale > 0 && f.sloScale <= mostScale):
 		return usageErrorf("--slo-scale is %v; allowed is above 0 to %v", f.sloScale, float64(mostScale))
 	case !(f.sloPercent > 0 && f.sloPercent <= 100):
@@ -160,25 +160,25 @@ func (f *simulateFlags) check() error {
 }
 
 // checkIdle refuses flags that mean nothing for the kind of attention or the topology.
-func (f *simulateFlags) checkIdle(departs func(flag string) bool) error {
+func (f *simulateFlags) checkIdle(nonDefault func(flag string) bool) error {
 	idle := []string{"collective"}
 	if f.attention == string(placement.TensorParallel) {
 		idle = []string{"policy", "weights", "cap", "hold"}
 	}
 	for _, flag := range idle {
-		if departs(flag) {
-			return usageErrorf("--%s has no meaning with attention %s", flag, f.attention)
+		if nonDefault(flag) {
+			return usageErrorf("--%s does not apply with attention %s", flag, f.attention)
 		}
 	}
 	if f.attention == string(placement.TensorParallel) && f.collective == string(simulate.AllReduce) {
 		for _, flag := range []string{"messages", "dispatch", "forecast"} {
-			if departs(flag) {
-				return usageErrorf("--%s has no meaning with --collective %s: no tokens are dispatched", flag, f.collective)
+			if nonDefault(flag) {
+				return usageErrorf("--%s does not apply with --collective %s: no tokens are dispatched", flag, f.collective)
 			}
 		}
 	}
-	if f.topology != manyNodes && departs("ranks-per-node") {
-		return usageErrorf("--ranks-per-node has no meaning with --topology %s; it is for %s", f.topology, manyNodes)
+	if f.topology != manyNodes && nonDefault("ranks-per-node") {
+		return usageErrorf("--ranks-per-node does not apply with --topology %s; it requires %s", f.topology, manyNodes)
 	}
 	return nil
 }
@@ -199,11 +199,11 @@ type simulateReport struct {
 	*simulate.Report
 }
 
-func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, changed, departs func(flag string) bool) error {
+func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, changed, nonDefault func(flag string) bool) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	if err := f.checkIdle(departs); err != nil {
+	if err := f.checkIdle(nonDefault); err != nil {
 		return err
 	}
 	methods, err := f.servingMethods()

@@ -70,7 +70,7 @@ func TestCalibrateFromLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "2 measurements on 2 x A\n1/2 copy\n2/2 gemm left out: too little GPU memory\n2 x A: 1 measurements, 1 left out, in " + path + "\n"
+	want := "2 measurements on 2 x A\n1/2 copy\n2/2 gemm skipped: too little GPU memory\n2 x A: 1 measurements, 1 skipped, in " + path + "\n"
 	if output != want {
 		t.Errorf("%q, want %q", output, want)
 	}

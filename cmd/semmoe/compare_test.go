@@ -59,7 +59,7 @@ func TestCompareReports(t *testing.T) {
 	text := out.String()
 	for _, want := range []string{
 		"means over 2 splits", "Attention tp\n", "Attention dp\n", "| auto | 1 | table | price | both | ", "| contiguous | 0 | none | equal | neither | ",
-		"\nOurs against each baseline", "| dp | placement eplb, 1 extra slots | ", "Memory against locality, attention tp, equal", "Memory against locality, attention dp, price",
+		"\nMargin of our method over each baseline", "| dp | placement eplb, 1 extra slots | ", "Memory against locality, attention tp, equal", "Memory against locality, attention dp, price",
 		"\n| 1 | 9 | ",
 	} {
 		if !strings.Contains(text, want) {

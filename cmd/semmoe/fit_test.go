@@ -69,7 +69,7 @@ func TestFitRefuses(t *testing.T) {
 		"a long name":     {[]string{"--measurements", few, "--name", strings.Repeat("x", 64), "--out", out}, exitUsage, "of 64 characters; allowed are 63"},
 		"memory below 0":  {[]string{"--measurements", few, "--name", "x", "--memory-gib", "-1", "--out", out}, exitUsage, "--memory-gib is -1"},
 		"any memory":      {[]string{"--measurements", measuredTimes, "--name", "x", "--memory-gib", "Inf", "--out", out}, exitUsage, "--memory-gib is +Inf"},
-		"no memory":       {[]string{"--measurements", measuredTimes, "--name", "x", "--out", out}, exitUsage, "does not tell the memory of a GPU"},
+		"no memory":       {[]string{"--measurements", measuredTimes, "--name", "x", "--out", out}, exitUsage, "does not contain the memory of a GPU"},
 		"no folder":       {[]string{"--measurements", few, "--name", "x", "--out", filepath.Join(few, "out")}, exitUsage, "--out"},
 		"no out":          {[]string{"--measurements", few, "--name", "x", "--memory-gib", "1"}, exitUsage, "--out is missing"},
 		"too few":         {[]string{"--measurements", few, "--name", "x", "--memory-gib", "1", "--out", out}, exitInvalidFile, "at least 6 are needed"},

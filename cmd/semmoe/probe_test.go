@@ -131,7 +131,7 @@ func TestProbe(t *testing.T) {
 		if again := executeProbe(t, "--check", "--address", engine, "--model-name", "tiny", "--ranks", "4", "--answers", answers); again == nil || exitCode(again) != exitInvalidFile {
 			t.Errorf("checked once: %v", again)
 		}
-		if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "not those of the unplanned start: rank ") || strings.Contains(err.Error(), "\n") {
+		if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "outputs differ from those recorded without a plan: rank ") || strings.Contains(err.Error(), "\n") {
 			t.Fatalf("%v, want exit code %d", err, exitInvalidFile)
 		}
 		if text, readErr := os.ReadFile(message); readErr != nil || string(text) != err.Error() {
@@ -153,7 +153,7 @@ func TestProbeRefuses(t *testing.T) {
 		"no listen":        {slices.Clip(good[:6]), "--listen is missing"},
 		"no model digest":  {append(good, "--record"), "--model-digest is missing"},
 		"model digest":     {append(good, "--record", "--model-digest", "abc"), "--model-digest: "},
-		"record and check": {append(good, "--record", "--check"), "exclude each other"},
+		"record and check": {append(good, "--record", "--check"), "mutually exclusive"},
 		"no rank":          {append(good, "--ranks", "0"), "--ranks is 0; allowed is 1 to 65536"},
 		"ranks are a word": {append(good, "--ranks", "four"), "four"},
 		"engine":           {append(good, "--engine", "llama.cpp"), `--engine: engine type "llama.cpp"`},

@@ -128,7 +128,7 @@ func TestSimulateRefuses(t *testing.T) {
 		"--slo-scale is 1e+308":                           {[]string{"--trace", path, "--slo-scale", "1e308"}, exitUsage},
 		"--rates has +Inf":                                {[]string{"--trace", path, "--rates", "5,+Inf"}, exitUsage},
 		"--prompts: ":                                     {[]string{"--trace", path, "--prompts", "many"}, exitUsage},
-		"does not tell where an output":                   {[]string{"--trace", path, "--outputs", "trace"}, exitUsage},
+		"does not mark the beginning":                   {[]string{"--trace", path, "--outputs", "trace"}, exitUsage},
 		"--policy is \"window\"":                          {[]string{"--trace", path, "--policy", "window"}, exitUsage},
 		"--hold is 2s; allowed is 0 to 1s":                {[]string{"--trace", path, "--hold", "2s"}, exitUsage},
 		"--hold does not apply with --policy masked":      {[]string{"--trace", path, "--hold", "1s", "--policy", "masked"}, exitUsage},

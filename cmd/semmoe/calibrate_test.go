@@ -22,7 +22,7 @@ func calibrate(in string, args ...string) (output string, err error) {
 	return out.String(), err
 }
 
-// What is wrong is said before anything is looked for or made.
+// Flags are validated before any access to files or the cluster.
 func TestCalibrateRefuses(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                  "give --out, --config-map or both",
@@ -53,12 +53,12 @@ func TestCalibrateManifest(t *testing.T) {
 	}
 	for _, want := range []string{"kind: ConfigMap\n", "---\napiVersion: batch/v1\n", "nvidia.com/gpu: \"8\"\n", "gpu: h200\n", "- name: b\n", "namespace: default\n"} {
 		if !strings.Contains(output, want) {
-			t.Errorf("the manifest has no %q", want)
+			t.Errorf("the manifest does not contain %q", want)
 		}
 	}
 }
 
-// The log of a Job that was applied in another way gives the same file.
+// The log of a separately applied Job yields the same file.
 func TestCalibrateFromLog(t *testing.T) {
 	const result = `{"version":1,"world":2,"gpu":"A","timing":"device","copy":[{}],"skipped":[{}]}`
 	log := `{"event":"start","measurements":2,"world":2,"gpu":"A"}

@@ -35,8 +35,8 @@ func TestCompareReports(t *testing.T) {
 		t.Fatalf("exit code %d: %s", code, message)
 	}
 	rows := report["comparisons"].([]any)
-	// Two EP sizes and two numbers of slots: TP has 3 methods of auto and contiguous and 2 of eplb; DP 7 policies of auto and 3 other
-	// forecasts, and 3 policies of the others.
+	// Two EP sizes and two numbers of slots: TP has 3 methods of auto and contiguous and 2 of eplb; DP has 7 policies
+	// of auto and 3 other forecasts, and 3 policies of the others.
 	if len(rows) != 2*2*(3+3+2+7+3+3+3) {
 		t.Errorf("%d rows", len(rows))
 	}
@@ -111,7 +111,7 @@ func TestCompareRefuses(t *testing.T) {
 			t.Errorf("%v: exit code %d, %q; want %q", args, code, message, want)
 		}
 	}
-	// Forecasts that nothing is compared by are as good as not named.
+	// Forecasts without a compared algorithm are ignored.
 	for _, idle := range [][]string{{"--attention", "dp", "--algorithm", "auto"}, {"--attention", "tp", "--algorithm", "eplb"}} {
 		args := append(idle, "--trace", path, "--ep", "2", "--seeds", "1", "--forecast", "lookahead-raw", "--format", "json")
 		if code, _, message := runJSON(t, newCompareCommand(), args...); code != 0 {

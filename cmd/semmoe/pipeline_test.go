@@ -34,7 +34,7 @@ func TestPipelinePrintsSchedules(t *testing.T) {
 	}
 	for _, want := range []string{"hardware profile h200-nvlink", "59 MoE layers, 160 experts, top-6, on 8 ranks", "\n2048 ", "\n4096 ", "OVER PPPIPE"} {
 		if !strings.Contains(text, want) {
-			t.Errorf("what is printed does not have %q:\n%s", want, text)
+			t.Errorf("the output does not contain %q:\n%s", want, text)
 		}
 	}
 	if svg, err := os.ReadFile(gantt); err != nil || !bytes.HasPrefix(svg, []byte("<svg ")) || !bytes.Contains(svg, []byte("2048 tokens")) {
@@ -67,11 +67,11 @@ func TestPipelineOfSeveralNodes(t *testing.T) {
 		throughputs = append(throughputs, report.Lengths[0].Naive.TokensPerSecond)
 	}
 	if throughputs[1] >= throughputs[0] {
-		t.Errorf("%v tokens a second on one node, %v on two", throughputs[0], throughputs[1])
+		t.Errorf("%v tokens per second on one node, %v on two", throughputs[0], throughputs[1])
 	}
 }
 
-// Schedules that follow the lengths of a stream are compared with fixed ones.
+// Adaptive schedules for the lengths of a stream are compared with constant ones.
 func TestPipelineComparesAStream(t *testing.T) {
 	stream := filepath.Join(t.TempDir(), "lengths.txt")
 	if err := os.WriteFile(stream, []byte("500\n512\n1000\n\n 2000 \n4000\n"), 0o600); err != nil {
@@ -101,7 +101,7 @@ func TestPipelineComparesAStream(t *testing.T) {
 			t.Fatal(err)
 		}
 		if code, _, message := runCommand(t, newPipelineCommand(), args...); code != exitInvalidFile || !strings.Contains(message, want) {
-			t.Errorf("exit code %d, %q; wanted is %q", code, message, want)
+			t.Errorf("exit code %d, %q; want %q", code, message, want)
 		}
 	}
 	if code, _, message := runCommand(t, newPipelineCommand(), append(args, "--stream", stream+".none")...); code != exitInvalidFile || !strings.Contains(message, "--stream") {
@@ -109,7 +109,7 @@ func TestPipelineComparesAStream(t *testing.T) {
 	}
 }
 
-// sequenceOf has so many lengths that differ.
+// sequenceOf returns n different lengths.
 func sequenceOf(n int) string {
 	var lines strings.Builder
 	for i := range n {
@@ -118,7 +118,7 @@ func sequenceOf(n int) string {
 	return lines.String()
 }
 
-// A shape needs no checkpoint, and a profile of one's own serves as well.
+// A shape needs no checkpoint, and user-provided profiles are supported.
 func TestPipelineFromFlags(t *testing.T) {
 	profile := filepath.Join(t.TempDir(), "mine.json")
 	if code, _, message := runCommand(t, newFitCommand(), "--measurements", measuredTimes, "--name", "mine", "--memory-gib", "80", "--out", profile); code != 0 {
@@ -164,7 +164,7 @@ func TestPipelineRefuses(t *testing.T) {
 		"a foreign flag":  {[]string{"--colour"}, exitUsage, "colour"},
 	} {
 		if code, _, message := runCommand(t, newPipelineCommand(), c.args...); code != c.code || !strings.Contains(message, c.want) {
-			t.Errorf("%s: exit code %d, %q; wanted are %d and %q", name, code, message, c.code, c.want)
+			t.Errorf("%s: exit code %d, %q; want %d and %q", name, code, message, c.code, c.want)
 		}
 	}
 }

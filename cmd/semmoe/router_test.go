@@ -12,7 +12,7 @@ func TestGatewayFlags(t *testing.T) {
 		args  []string
 		ports [2]int // 0 for a proxy
 		tls   bool
-		says  string // empty where the flags are in order
+		says  string // empty for valid flags
 	}{
 		"a proxy":                 {nil, [2]int{}, false, ""},
 		"an endpoint picker":      {[]string{"--endpoint-picker"}, [2]int{9002, 9003}, true, ""},
@@ -39,7 +39,7 @@ func TestGatewayFlags(t *testing.T) {
 			options, err := gateway.options()
 			if tc.says != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.says) {
-					t.Fatalf("error %v, want one that says %q", err, tc.says)
+					t.Fatalf("error %v, want %q", err, tc.says)
 				}
 				return
 			}
@@ -57,7 +57,7 @@ func TestGatewayFlags(t *testing.T) {
 	}
 }
 
-// refusal is what a router says of flags that it refuses.
+// refusal returns the error message for invalid router flags.
 func refusal(t *testing.T, flags ...string) string {
 	t.Helper()
 	root := newRootCommand()
@@ -74,7 +74,7 @@ func TestMaxBodyBytes(t *testing.T) {
 	}
 }
 
-// Behind a gateway no request waits, whatever is asked for.
+// Behind a gateway, --hold is an error.
 func TestHoldBehindAGateway(t *testing.T) {
 	if says := refusal(t, "--endpoint-picker", "--hold", "50ms"); !strings.Contains(says, "--hold is 50ms: with --endpoint-picker no request waits") {
 		t.Errorf("error %v", says)

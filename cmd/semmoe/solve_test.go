@@ -62,7 +62,7 @@ func solved(t *testing.T, attention string, flags ...string) (string, map[string
 	return dir, report
 }
 
-func TestSolveAndEvalPrintTheContract(t *testing.T) {
+func TestSolveAndEvalPrintTheContractFields(t *testing.T) {
 	path := created(t, tracetest.Generate(tracetest.Small, 1))
 	for _, forecast := range []string{"", "table", "prefill", "decode", "transition", "lookback"} {
 		attention := "dp"
@@ -106,7 +106,7 @@ func TestSolveAndEvalPrintTheContract(t *testing.T) {
 	}
 }
 
-// partOfSample writes every fourth request of the sample trace: enough for flags to show in the figures.
+// partOfSample writes every fourth request of the sample trace, which is enough for flags to change the metrics.
 func partOfSample(t *testing.T) string {
 	t.Helper()
 	whole, err := trace.Open(t.Context(), sampleTrace)
@@ -116,7 +116,7 @@ func partOfSample(t *testing.T) string {
 	return created(t, whole.Subset(slices.DeleteFunc(whole.AllRequests(), func(r int) bool { return r%4 > 0 })))
 }
 
-func TestEvalFlagsChangeTheFigures(t *testing.T) {
+func TestEvalFlagsChangeMetrics(t *testing.T) {
 	path := partOfSample(t)
 	tp, _ := solved(t, "tp", "--trace", path)
 	dp, _ := solved(t, "dp", "--trace", path)
@@ -161,7 +161,8 @@ func TestEvalFlagsChangeTheFigures(t *testing.T) {
 	}
 }
 
-// groupedTrace writes a trace of 24 experts whose model config names that many groups; with 0 it has no config.
+// groupedTrace writes a trace of 24 experts with the given number of groups in its model config; with 0 it has no
+// config.
 func groupedTrace(t *testing.T, groups int) string {
 	t.Helper()
 	tr := tracetest.Generate(tracetest.Shape{
@@ -219,8 +220,8 @@ func TestSolvePreservesGroups(t *testing.T) {
 	}
 }
 
-// TestSolveConstraints gives every constraint, and every objective, on the command line: plans say what they keep, and eval
-// repeats solve.
+// TestSolveConstraints sets every constraint and every objective on the command line: plans contain them, and eval
+// reproduces solve.
 func TestSolveConstraints(t *testing.T) {
 	path := partOfSample(t)
 	current, _ := solved(t, "tp", "--trace", path)
@@ -292,7 +293,7 @@ func TestSolveExitCodes(t *testing.T) {
 	single, astray := tracetest.Small, tracetest.Generate(tracetest.Small, 1)
 	single.DocumentsPerDomain, single.RequestsPerDocument = 1, 12
 	for r := range astray.Domains {
-		astray.Domains[r] = uint8(r % 2 * 3) // a document has a request of each
+		astray.Domains[r] = uint8(r % 2 * 3) // each document has requests of both domains
 	}
 	bad := filepath.Join(dir, "bad.safetensors")
 	if err := os.WriteFile(bad, []byte("no trace at all"), 0o644); err != nil {
@@ -386,7 +387,7 @@ func TestEvalExitCodes(t *testing.T) {
 	}
 	for _, args := range [][]string{with(dp, "--shards", "equal"), with(tp, "--policy", "price", "--cap", "1.150", "--orders", "5")} {
 		if code, _, message := runJSON(t, newEvalCommand(), args...); code != 0 {
-			t.Errorf("%v: exit code %d, %q: defaults have a meaning for every plan", args, code, message)
+			t.Errorf("%v: exit code %d, %q: explicit defaults are valid for every plan", args, code, message)
 		}
 	}
 	for name, test := range map[string]struct {
@@ -423,7 +424,7 @@ func TestEvalExitCodes(t *testing.T) {
 	}
 }
 
-// eval makes other workloads of the trace, and refuses what it cannot make.
+// eval builds other workloads from the trace, and returns an error for unsupported combinations.
 func TestEvalWorkloads(t *testing.T) {
 	path := partOfSample(t)
 	dir, _ := solved(t, "dp", "--trace", path)
@@ -445,7 +446,7 @@ func TestEvalWorkloads(t *testing.T) {
 	}
 }
 
-// The number of copies is chosen from memory, printed, and kept in the plan with the numbers that it was chosen from.
+// The number of copies is chosen from memory, printed, and stored in the plan with the compared numbers.
 func TestSolveChoosesCopies(t *testing.T) {
 	path := partOfSample(t)
 	const expertBytes, layers = 3 * 128 * 64 * 4, 4
@@ -467,7 +468,7 @@ func TestSolveChoosesCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, report["copies"]); diff != "" {
-		t.Errorf("the plan has other copies than were printed (-plan +printed):\n%s", diff)
+		t.Errorf("the copies in the plan and in the output differ (-plan +printed):\n%s", diff)
 	}
 	var table bytes.Buffer
 	if err := (&solveReport{Copies: p.Copies}).table(&table); err != nil {

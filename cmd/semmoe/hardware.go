@@ -15,7 +15,7 @@ func hardwareFlag(f *pflag.FlagSet, into *string) {
 	f.StringVar(into, "hardware", hardware.Default, "hardware profile: a built-in name ("+strings.Join(hardware.Names(), ", ")+") or a file written by semmoe fit")
 }
 
-// planHardwareFlag adds the flag --hardware to commands that read a plan, whose profile is the default.
+// planHardwareFlag adds the flag --hardware, with the plan's profile as default, to commands that read a plan.
 func planHardwareFlag(f *pflag.FlagSet, into *string) {
 	f.StringVar(into, "hardware", "", "hardware profile: a built-in name ("+strings.Join(hardware.Names(), ", ")+") or a file written by semmoe fit (default: the plan's profile)")
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// slowProfile writes a hardware profile named slow, whose exchanges take ten times as long as the built-in ones.
+// slowProfile writes a hardware profile named slow with exchanges that take ten times as long as the built-in ones.
 func slowProfile(t *testing.T) string {
 	t.Helper()
 	p := *hardware.DefaultProfile()

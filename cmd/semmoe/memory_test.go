@@ -79,7 +79,7 @@ func runInLittleMemory(t *testing.T, refusal string, args ...string) {
 	}
 }
 
-// TestSmallTracesNeedLittleMemory runs commands on small traces whose header claims a large model.
+// TestSmallTracesNeedLittleMemory runs commands on small traces with a header that claims a large model.
 func TestSmallTracesNeedLittleMemory(t *testing.T) {
 	for name, test := range map[string]struct {
 		content []byte
@@ -171,8 +171,8 @@ func safetensors(length uint64, header string) string {
 	return string(binary.LittleEndian.AppendUint64(nil, length)) + header
 }
 
-// TestSmallInputsNeedLittleMemory runs commands on plans and other files of up to a few megabytes, whose headers claim
-// more data, or whose content needs more memory than its size.
+// TestSmallInputsNeedLittleMemory runs commands on plans and other files of up to a few megabytes. Their headers claim
+// more data, or their content needs more memory than its size.
 func TestSmallInputsNeedLittleMemory(t *testing.T) {
 	from, _ := solved(t, "dp")
 	repeat := func(begin, part string, bytes int, end string) string {

@@ -133,7 +133,7 @@ func (t *RankTable) Vocabulary() int { return len(t.Score) / t.Ranks }
 const (
 	// scoreBlock is the number of ranks that are summed together in registers.
 	scoreBlock = 8
-	// scoreRun is the number of tokens that are summed for one group of scoreRanks ranks before the next group, whose
+	// scoreRun is the number of tokens that are summed for one group of scoreRanks ranks before the next group, with
 	// scores are adjacent in memory: few enough for the nearest processor cache, and enough for the processor to fetch
 	// many at a time.
 	scoreRun   = 128

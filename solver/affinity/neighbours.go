@@ -20,8 +20,8 @@ type Neighbours struct {
 const (
 	// neighbours is the number of rows that replace the row of an unseen token.
 	neighbours = 8
-	// maxCandidates bounds the work: neighbours are selected among this many of the most frequent seen tokens, whose
-	// rows are the most reliable.
+	// maxCandidates bounds the work: neighbours are selected among this many of the most frequent seen tokens, which
+	// have the most reliable rows.
 	maxCandidates = 4096
 	// neighbourBlock is the number of unseen tokens that are compared with all seen tokens together, in blocks of
 	// seenBlock tokens: as many vectors of a thousand values as fit into a second-level cache.

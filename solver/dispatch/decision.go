@@ -144,8 +144,8 @@ func (c crowd) ahead(outstanding int64, tokens int) float64 {
 	return max(0, slope*float64(outstanding)-threshold)
 }
 
-// aheadLine returns the linear function of outstanding tokens whose positive part is ahead. It is 0 with a single
-// place.
+// aheadLine returns slope and threshold of the linear function of outstanding tokens with the positive part ahead. Both
+// are 0 with a single place.
 func (c crowd) aheadLine(tokens int) (slope, threshold float64) {
 	if c.places < 2 {
 		return 0, 0

@@ -24,7 +24,8 @@ func (x *blockIndex) find(blocks []block, hash uint64) int {
 	return -1
 }
 
-// insert adds a block whose hash is not in the index. At most half of the entries are used, which keeps probes short.
+// insert adds a block with a hash that is not in the index. At most half of the entries are used, which keeps probes
+// short.
 func (x *blockIndex) insert(blocks []block, at int) {
 	if 2*(x.used+1) > len(x.entries) {
 		old := x.entries

@@ -40,7 +40,7 @@ func (r *recent) missing() float64 {
 }
 
 // room returns the largest request that keeps a rank at or below the cap, which is a multiple of its share of the load
-// over the last requests including this one. It is infinite for a rank whose fair share is all of the load.
+// over the last requests including this one. It is infinite for a rank with a fair share of all of the load.
 func (r *recent) room(rank int, share, loadCap float64) float64 {
 	fill := r.missing()
 	fair := loadCap * share * (1 + fill)

@@ -59,7 +59,7 @@ type Scheduler struct {
 	// rooms, asks and values belong to the current decision, by rank: the largest request below the cap, the price in
 	// local shares, and the value of an idle place there with an empty cache.
 	rooms, asks, values []float64
-	// notAhead marks the ranks that had a place in the latest decision whose outstanding load is not far ahead of the
+	// notAhead marks the ranks that had a place in the latest decision with an outstanding load not far ahead of the
 	// others.
 	notAhead []bool
 	// taken marks the ranks that have received a request in the current round, takenCount is their number.
@@ -238,8 +238,8 @@ func (s *Scheduler) open(r *Request, place *Place) bool {
 	return float64(r.Tokens-cachedOf(r, place)) <= s.rooms[place.Rank]
 }
 
-// mostValuable returns the place with the highest value whose rank is below the cap. If all ranks are above the cap, it
-// selects a place on the rank with the lowest load relative to its share. The cap limits tokens sent and does not
+// mostValuable returns the place with the highest value among the ranks below the cap. If all ranks are above the cap,
+// it selects a place on the rank with the lowest load relative to its share. The cap limits tokens sent and does not
 // detect a rank that has stopped answering. It is therefore waived if the outstanding load of the selected place is far
 // ahead of the others.
 func (s *Scheduler) mostValuable(r *Request, places []Place, c crowd) int {

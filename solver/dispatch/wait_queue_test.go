@@ -85,8 +85,8 @@ func TestQueueOfOneDecidesAtArrival(t *testing.T) {
 	}
 }
 
-// A request whose best rank is above the cap waits while others overtake, until the rank has room or the queue is full;
-// then the first request goes.
+// A request waits while its best rank is above the cap, and others overtake, until the rank has room or the queue is
+// full; then the first request goes.
 func TestRequestsWaitForTheirBestRank(t *testing.T) {
 	const size = 3
 	places := []dispatch.Place{{Rank: 0}, {Rank: 1}}

@@ -54,7 +54,7 @@ const (
 	// from chance.
 	LeastRequests = 50
 	// MaxRows is the maximum number of activation rows (tokens times MoE layers) that a calibration reads from a trace,
-	// whatever the number of requests. Reading a row costs less than scoring the plan on it.
+	// for any number of requests. Reading a row costs less than scoring the plan on it.
 	MaxRows = 64 << 20
 	// minSteps is the minimum number of simulated requests. With fewer, the exceededBy of a chart is not observed.
 	minSteps = 1000

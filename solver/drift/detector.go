@@ -42,8 +42,8 @@ type Calibration struct {
 	// Known are the mean shares of known tokens and pairs; nil if requests have ranks, and in calibrations of earlier
 	// versions.
 	Known *Known `json:"known,omitempty"`
-	// Text is the text model of requests without ranks, set if it reduces the detection delay; otherwise nil, also in
-	// calibrations of earlier versions.
+	// Text is the text model of requests without ranks, set if it reduces the detection delay. It is nil in all other
+	// cases, also in calibrations of earlier versions.
 	Text *Text `json:"text,omitempty"`
 	// Slopes are the coefficients of deviations from these means in the expected local share. Offset is added to every
 	// expected share.
@@ -196,7 +196,7 @@ func (c *Calibration) For(drop float64) *Calibration {
 // A larger drop raises the reference value, up to maxReference but never below the chart's own. Every chart value then
 // gets smaller and the decision interval stays, so false alarms become rarer. A smaller drop lowers the reference value
 // and raises the decision interval in inverse proportion, because the peaks of a random walk with negative drift have
-// an exponential tail with rate 2·drift/variance. A chart whose reference value was widened because of few requests
+// an exponential tail with rate 2·drift/variance. A chart with a reference value widened because of few requests
 // keeps its values for a smaller drop.
 func (c Chart) scaled(made, scale, maxReference float64) Chart {
 	switch {

@@ -147,8 +147,8 @@ func (k *kinds) variances(chart int) (within, between, mean float64) {
 	return within, max(0, (higher-within)*(number-1)/(n-squares/n)), mean
 }
 
-// worstCase returns the evidence of a request in a run of its kind, whose mean is assumed to be the worst case. If the
-// kind has few requests, the deviation of a random request of any kind replaces the request's own deviation.
+// worstCase returns the evidence of a request in a run of its kind, with the worst-case mean of the kind. If the kind
+// has few requests, the deviation of a random request of any kind replaces the request's own deviation.
 func (k *kinds) worstCase(evidence [charts]float64, request, name int, random *rand.Rand) [charts]float64 {
 	of := k.of[name]
 	borrowed := of.n < minRequestsPerKind && len(k.varied) > 0

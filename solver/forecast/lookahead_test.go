@@ -14,7 +14,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// foreseen returns a trace whose look-ahead misses the given percentage of the actual experts.
+// foreseen returns a trace with a look-ahead that misses the given percentage of the actual experts.
 func foreseen(seed uint64, missPercent int) *trace.Trace {
 	tr := tracetest.Generate(tracetest.Small, seed)
 	tracetest.AddLookAhead(tr, 5, missPercent, seed)

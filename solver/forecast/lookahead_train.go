@@ -21,7 +21,7 @@ const (
 	cancelEvery = 1 << 12
 )
 
-// TrainLookAhead fits the corrections of a look-ahead to the listed requests, whose trace must have a look-ahead. It
+// TrainLookAhead fits the corrections of a look-ahead to the listed requests of a trace with a look-ahead. It
 // minimises the log loss of each expert's probability by stochastic gradient descent with a step size per weight
 // (AdaGrad).
 func TrainLookAhead(ctx context.Context, t *trace.Trace, requests []int, seed uint64, progress func(done, total int)) (*LookAhead, error) {

@@ -29,7 +29,7 @@ const (
 type LookBack struct {
 	// Layers (MoE layers) and Ranks are the shape, Depth is the number of layers of a sequence.
 	Layers, Ranks, Depth int
-	// Factor is indexed [layers, ranks^Depth, ranks]. A sequence is a number to the base Ranks whose first digit is the
+	// Factor is indexed [layers, ranks^Depth, ranks]. A sequence is a number to the base Ranks; its first digit is the
 	// rank in the previous layer; digits of layers that do not exist are 0.
 	Factor []float32
 }

@@ -1,6 +1,6 @@
-// Package pipeline schedules the work inside MoE layers whose attention and experts run on disaggregated groups of
-// ranks (FinDEP, arXiv 2512.21487). A rank of the attention group works on micro-batches, whose tokens go to the expert
-// group and return in chunks.
+// Package pipeline schedules the work inside MoE layers with attention and experts on disaggregated groups of ranks
+// (FinDEP, arXiv 2512.21487). A rank of the attention group works on micro-batches. The tokens of a micro-batch go to
+// the expert group and return in chunks.
 //
 // There are four resources with one task at a time each: the attention group, the links to and from the expert group,
 // and the expert group. All ranks of a group do the same work at the same time, so one timeline represents the group.

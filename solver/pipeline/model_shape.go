@@ -50,6 +50,8 @@ func (s *Shape) ReadSizes(config []byte) error {
 		Shared          int              `json:"n_shared_experts"`
 		SharedSize      int              `json:"shared_expert_intermediate_size"`
 		QueryRank       int              `json:"q_lora_rank"`
+		// KVRank is above 0 with latent attention (MLA): the width of compressed keys and values, in addition to
+		// RopeDim for positions. QueryRank is the width of compressed queries, 0 without compression.
 		KVRank          int              `json:"kv_lora_rank"`
 		NopeDim         int              `json:"qk_nope_head_dim"`
 		RopeDim         int              `json:"qk_rope_head_dim"`
@@ -156,7 +158,7 @@ type Serving struct {
 	// a rank of the attention group; 0 means as many as its memory holds.
 	Sequence, Samples int
 	// MemoryBytes is the memory of a rank for weights and KV cache. WeightBytes is the size of an expert weight,
-	// DispatchBytes the size of a dispatched activation value: 2 with bf16, 1 with FP8, whose scales are ignored.
+	// DispatchBytes the size of a dispatched activation value: 2 with bf16, 1 with FP8, without scales.
 	MemoryBytes                float64
 	WeightBytes, DispatchBytes float64
 	// MicroBatches is the maximum number of micro-batches; 0 is DefaultMicroBatches.
@@ -202,7 +204,7 @@ func (s *Shape) Problem(p *hardware.Profile, v Serving) (*Problem, error) {
 	return problem, nil
 }
 
-// samples returns the maximum number of samples on a rank of the attention group, whose memory also contains attention,
+// samples returns the maximum number of samples on a rank of the attention group. Its memory also contains attention,
 // shared experts and dense layers.
 func (s *Shape) samples(v Serving) int {
 	weights := 0.0
@@ -231,8 +233,8 @@ func (s *Shape) split(p *hardware.Profile, v Serving, attention, experts, sample
 	projections, held, hidden := s.Projections(), s.perRank(experts), float64(s.Hidden)
 	sequence, expert, shared := float64(v.Sequence), hidden*float64(s.ExpertSize), hidden*float64(s.SharedSize)
 	link := p.Between(attention, experts)
-	// All activations pass the links of the smaller group: of the attention ranks if there are fewer, otherwise of the
-	// fullest expert rank.
+	// All activations pass the links of the smaller group: of the attention ranks if there are fewer, or of the fullest
+	// expert rank.
 	activations := max(float64(s.Experts)/float64(attention), held)
 	split := Split{
 		AttentionRanks: attention, ExpertRanks: experts, Samples: samples,

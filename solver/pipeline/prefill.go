@@ -2,11 +2,11 @@ package pipeline
 
 import "github.com/semmoe/operator/solver/cost/hardware"
 
-// Pass is one pass of prompts through a model whose ranks have both attention and experts.
+// Pass is one pass of prompts through a model on ranks that have both attention and experts.
 type Pass struct {
 	// Ranks is the number of ranks, Tokens the number of tokens over all ranks, in prompts of Sequence tokens.
 	Ranks, Tokens, Sequence int
-	// TensorParallel means that the ranks share the heads and the widths of every token; otherwise each rank has its
+	// TensorParallel means that the ranks share the heads and the widths of every token. Without it, each rank has its
 	// own prompts.
 	TensorParallel bool
 }

@@ -59,7 +59,7 @@ type searcher struct {
 // of convex terms, so binary search finds the optimum. The order ASAS has a closed form; AASS is computed only if
 // bounds allow it to win. With the winner's sizes, a local search then tries other orders.
 //
-// With several ways to send chunks, these properties hold for each way, but not for the fastest of them, whose time
+// With several ways to send chunks, these properties hold for each way, but not for the fastest of them: its time
 // need not be convex. Each pair of ways is therefore searched separately, and the best result is optimal: a makespan
 // does not decrease when a task takes longer, so for any sizes it is the minimum over the pairs of ways.
 func Search(p *Problem) (*Result, error) {
@@ -99,8 +99,8 @@ func (s *searcher) candidates() []candidate {
 	return list
 }
 
-// promising returns the candidates whose bound reaches the throughput in tokens per second, by descending bound. Some
-// schedule, such as PPPipe's, must reach this throughput.
+// promising returns the candidates with bounds at or above the throughput in tokens per second, by descending bound.
+// Some schedule, such as PPPipe's, must reach this throughput.
 func (s *searcher) promising(candidates []candidate, throughput float64) []candidate {
 	var list []candidate
 	for _, c := range candidates {

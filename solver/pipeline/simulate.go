@@ -121,7 +121,7 @@ func newRun(d Durations, s Sizes, o Order) *run {
 // agenda expands an order over all layers.
 func agenda(s Sizes, o Order) []Task {
 	var list []Task
-	// attended is the number of layers whose attention is listed, per micro-batch: shared experts belong to the last of
+	// attended is the number of layers with listed attention, per micro-batch: shared experts belong to the last of
 	// them.
 	attended := make([]int, s.MicroBatches)
 	shared := make([]int, s.MicroBatches)

@@ -30,8 +30,8 @@ type lane struct {
 	next int64
 }
 
-// batch selects the tokens of a step: one for each request whose output has started, then prompts in order of arrival,
-// in chunks that fit the rest of the step. It returns the number of tokens.
+// batch selects the tokens of a step: one for each request in decoding, then prompts in order of arrival, in chunks
+// that fit the rest of the step. It returns the number of tokens.
 func (l *lane) batch() int {
 	left := l.stepTokens
 	for _, s := range l.running {

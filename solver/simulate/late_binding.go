@@ -52,7 +52,7 @@ func (h *holder) ends() float64 {
 	return h.waiting[h.queue.First()].arrival + h.hold
 }
 
-// release dispatches all requests whose maximum wait ends by a time.
+// release dispatches all requests that reach their maximum wait by a time.
 func (h *holder) release(by float64) {
 	for h.ends() <= by {
 		h.send(true)

@@ -4,8 +4,8 @@ import "github.com/semmoe/operator/solver/placement"
 
 // routes maps a token's experts to the slots that compute them in one MoE layer.
 type routes struct {
-	// slots are the slots with a copy of each expert, ascending. home is the only slot of an expert with one copy,
-	// otherwise -1.
+	// slots are the slots with a copy of each expert, ascending. home is the only slot of an expert with one copy, and
+	// -1 for experts with several copies.
 	slots [][]int
 	home  []int
 	// rankOf is the rank of each slot, nodeOf the node of each rank.

@@ -48,7 +48,7 @@ type stepper struct {
 	scores            []float32
 	shards            *dispatch.Shards
 	batch             []sequence
-	// rows is the number of activations in all steps, local the number whose expert was on the token's rank.
+	// rows is the number of activations in all steps, local the number of activations of experts on the token's rank.
 	rows, local int
 }
 

@@ -31,7 +31,7 @@ func (t *Trace) LookAheadRow(position, layer int) (experts, scores []uint16) {
 	return t.LookAhead.Experts[begin : begin+w : begin+w], t.LookAhead.Scores[begin : begin+w : begin+w]
 }
 
-// LookAheadOverlap returns the share of all activations whose expert is among the TopK most probable experts of the
+// LookAheadOverlap returns the share of all activations of experts among the TopK most probable experts of the
 // look-ahead.
 func (t *Trace) LookAheadOverlap() float64 {
 	same := 0

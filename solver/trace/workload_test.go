@@ -9,7 +9,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// long returns a trace whose documents yield conversations of several turns, some longer than the maximum of a
+// long returns a trace with documents that yield conversations of several turns, some longer than the maximum of a
 // conversation.
 func long() *trace.Trace {
 	return tracetest.Generate(tracetest.Shape{

@@ -11,7 +11,7 @@ type Guess struct {
 	// accuracy. Accuracy is the share of correct predictions among test occurrences; unseen keys count as wrong.
 	Confidence float64 `json:"confidence"`
 	Accuracy   float64 `json:"accuracy"`
-	// Known is the share of test occurrences whose key occurs in the profile.
+	// Known is the share of test occurrences with a key in the profile.
 	Known float64 `json:"known"`
 }
 

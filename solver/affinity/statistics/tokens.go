@@ -127,8 +127,8 @@ func Kurtosis(counts []float32, experts int) float64 {
 
 // Seen contains the shares of the listed requests that occur in the profile.
 type Seen struct {
-	// Once is the share of occurrences whose token id occurs in the profile, Often the share whose token id occurs
-	// there at least five times.
+	// Once is the share of occurrences with a token id that occurs in the profile, Often the share with a token id that
+	// occurs there at least five times.
 	Once  float64 `json:"once"`
 	Often float64 `json:"five_times"`
 }

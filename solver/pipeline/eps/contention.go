@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Contention is the relative slowdown of kernels that overlap, as measured on GPUs whose exchanges use their own
+// Contention is the relative slowdown of overlapping kernels, as measured on GPUs with exchanges on their own
 // multiprocessors: 0.5 means 1.5 times the duration.
 type Contention struct {
 	// Experts is the slowdown of products during an exchange, Exchange the slowdown of an exchange during products,
@@ -24,7 +24,7 @@ type Piece struct{ Dispatch, Experts, Combine float64 }
 type Cut struct {
 	Pieces int
 	Piece  Piece
-	// OneLink means that exchanges are sequential, in the order D1 D2 C1 D3 C2 …; otherwise dispatches and combines
+	// OneLink means that exchanges are sequential, in the order D1 D2 C1 D3 C2 …. Without it, dispatches and combines
 	// have separate streams.
 	OneLink bool
 }

@@ -21,7 +21,7 @@ type Stages struct {
 // Time returns the duration of the layer with N groups.
 //
 // On one link all groups are dispatched before any group is combined: the experts then wait as little as possible, and
-// the combines, whose work does not depend on their time, lose nothing.
+// the combines lose nothing, because their work does not depend on their time.
 func (s Stages) Time(groups int) float64 {
 	dispatch, work, combine := s.Dispatch.of(groups), s.Experts.of(groups), s.Combine.of(groups)
 	computed, combined := s.Shared, 0.0

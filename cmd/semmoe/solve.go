@@ -115,8 +115,8 @@ func newSolveCommand() *cobra.Command {
 	return cmd
 }
 
-// nonDefault returns a function that reports whether a flag is set to a value other than its default. An explicit default
-// is allowed even if the flag does not apply.
+// nonDefault returns a function that reports whether a flag is set to a value other than its default. An explicit
+// default is allowed even if the flag does not apply.
 func nonDefault(cmd *cobra.Command) func(name string) bool {
 	return func(name string) bool {
 		flag := cmd.Flags().Lookup(name)

@@ -11,8 +11,7 @@ import (
 type Request struct {
 	// Scores are the forecast local shares per rank; nil without a forecast.
 	Scores []float32
-	// Tokens is the size of the request: its prompt and the output that is expected of it, to which the forecast of the prompt
-	// applies as well.
+	// Tokens is the size of the request: its prompt and the expected output, which the prompt's forecast covers too.
 	Tokens int
 	// Prompt is the number of prompt tokens, which are computed before the first output token.
 	Prompt int

@@ -81,8 +81,8 @@ func TestLookAheadLearns(t *testing.T) {
 	}
 }
 
-// TestLookAheadUsesOnlyAvailableInformation changes all information that a look-ahead must not use, and information that it may
-// use.
+// TestLookAheadUsesOnlyAvailableInformation changes all information that a look-ahead must not use, and information
+// that it may use.
 func TestLookAheadUsesOnlyAvailableInformation(t *testing.T) {
 	tr := foreseen(2, 20)
 	position, layer := len(tr.Tokens)/2, 1

@@ -143,8 +143,8 @@ func TestLookBackSequences(t *testing.T) {
 	}
 }
 
-// TestLookBackUsesOnlyAvailableInformation changes all information that a look-back must not use, and information that it may
-// use.
+// TestLookBackUsesOnlyAvailableInformation changes all information that a look-back must not use, and information that
+// it may use.
 func TestLookBackUsesOnlyAvailableInformation(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 2)
 	m, tokens := trainedLookBack(t, tr, 2)

@@ -25,13 +25,14 @@ type Shape struct {
 	ExpertSize int `json:"expert_size"`
 	SharedSize int `json:"shared_size"`
 	DenseSize  int `json:"dense_size"`
-	// Heads of queries share KVHeads of keys and values (MHA: as many; GQA: fewer). QueryDim is a head's size in queries and keys.
+	// Heads is the number of query heads, KVHeads the number of heads of keys and values (equal with MHA, fewer with GQA).
+	// QueryDim is the size of a head in queries and keys, ValueDim in values.
 	Heads    int `json:"heads"`
 	KVHeads  int `json:"kv_heads"`
 	QueryDim int `json:"query_dim"`
 	ValueDim int `json:"value_dim"`
-	// KVRank is above 0 with latent attention (MLA): the width that keys and values are compressed to, beside RopeDim for positions. QueryRank is
-	// that of queries, 0 where they are not compressed.
+	// KVRank is above 0 with latent attention (MLA): the width of compressed keys and values, in addition to RopeDim for
+	// positions. QueryRank is the width of compressed queries, 0 without compression.
 	KVRank    int `json:"kv_rank"`
 	QueryRank int `json:"query_rank"`
 	RopeDim   int `json:"rope_dim"`
@@ -40,8 +41,6 @@ type Shape struct {
 // ReadSizes sets widths and heads from a model's config.json; the caller sets layers and experts.
 func (s *Shape) ReadSizes(config []byte) error {
 	var c struct {
-		// Heads is the number of query heads, KVHeads the number of heads of keys and values (equal with MHA, fewer
-		// with GQA). QueryDim is the size of a head in queries and keys, ValueDim in values.
 		Heads           int              `json:"num_attention_heads"`
 		KVHeads         int              `json:"num_key_value_heads"`
 		HeadDim         int              `json:"head_dim"`
@@ -50,8 +49,6 @@ func (s *Shape) ReadSizes(config []byte) error {
 		Shared          int              `json:"n_shared_experts"`
 		SharedSize      int              `json:"shared_expert_intermediate_size"`
 		QueryRank       int              `json:"q_lora_rank"`
-		// KVRank is above 0 with latent attention (MLA): the width of compressed keys and values, in addition to
-		// RopeDim for positions. QueryRank is the width of compressed queries, 0 without compression.
 		KVRank          int              `json:"kv_lora_rank"`
 		NopeDim         int              `json:"qk_nope_head_dim"`
 		RopeDim         int              `json:"qk_rope_head_dim"`

@@ -49,7 +49,8 @@ func TestLayerByHand(t *testing.T) {
 		dispatchBytes     float64
 		dispatch, combine float64
 	}{
-		// The busiest rank sends 3 rows of 50 values: 300 bytes in bf16, at 100 a microsecond. Two kernels that sum take 3 µs each.
+		// The busiest rank sends 3 rows of 50 values: 300 bytes in bf16, at 100 bytes/µs. Two kernels that sum take 3
+		// µs each.
 		{PerActivation, 2, 10 + 3, 10 + 3 + 6},
 		{PerActivation, 1, 10 + 1.5, 10 + 3 + 6},
 		// Two of its tokens go to the other rank, one of them for both experts.

@@ -15,7 +15,7 @@ const (
 	boundSteps, boundStride = 1000, 0.4
 )
 
-// Bound returns an upper bound on the local activation rate of any assignment with a window imbalance of at highest limit,
+// Bound returns an upper bound on the local activation rate of any assignment with a window imbalance of at most limit,
 // including assignments that split requests. It holds by weak duality for any prices.
 func (r *Run) Bound(limit float64) float64 { return r.bound(limit, newWindows(r, dispatch.Arrivals)) }
 

@@ -186,7 +186,7 @@ func TestContentionRefuses(t *testing.T) {
 	if _, err := (Contention{}).Choose([]Cut{{2, uncut.Piece, true}}); err == nil || !strings.Contains(err.Error(), "the 1 cuts do not include the layer in one piece") {
 		t.Errorf("no uncut layer: %v", err)
 	}
-	if _, err := fitContention([]measurement{{uncut, 3}}); err == nil || !strings.Contains(err.Error(), "at smallest 6") {
+	if _, err := fitContention([]measurement{{uncut, 3}}); err == nil || !strings.Contains(err.Error(), "at least 6") {
 		t.Errorf("nothing cut: %v", err)
 	}
 	if _, err := fitContention([]measurement{{uncut, 0}}); err == nil || !strings.Contains(err.Error(), "all must be above 0") {
@@ -216,7 +216,7 @@ func fitContention(measured []measurement) (Contention, error) {
 		}
 	}
 	if cut < 6 {
-		return Contention{}, fmt.Errorf("there are %d layers in more than one piece; at smallest 6 are needed", cut)
+		return Contention{}, fmt.Errorf("there are %d layers in more than one piece; at least 6 are needed", cut)
 	}
 	loss := func(values [3]float64) float64 {
 		sum, c := 0.0, Contention{values[0], values[1], values[2]}

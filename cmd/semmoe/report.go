@@ -66,9 +66,9 @@ func (f *reportFlags) check() error {
 	case f.batchTokens < 1:
 		return usageErrorf("--batch-tokens is %d; it must be at least 1", f.batchTokens)
 	case f.hardware != "" && f.trace == "":
-		return usageErrorf("--hardware does not apply without --trace: times are modelled from what the trace's requests activate")
+		return usageErrorf("--hardware does not apply without --trace: times are modelled from the activations of the trace's requests")
 	case f.calibration != "" && f.trace == "":
-		return usageErrorf("--calibration does not apply without --trace: times are modelled from what the trace's requests activate")
+		return usageErrorf("--calibration does not apply without --trace: times are modelled from the activations of the trace's requests")
 	}
 	if err := wholefile.Check(f.out); err != nil {
 		return usageErrorf("--out: %w", err)

@@ -24,7 +24,7 @@ const (
 // ErrNothingCompared is returned where engine and stored answers have no token in common, each for an allowed reason.
 var ErrNothingCompared = errors.New("no log-probability could be compared: every answer differs at its first token")
 
-// DifferenceError reports that the engine's outputs are not those of the unplanned start.
+// DifferenceError reports that the engine's outputs differ from those recorded without a plan.
 type DifferenceError struct{ message string }
 
 func (e *DifferenceError) Error() string { return e.message }

@@ -47,9 +47,9 @@ func TestFetchWithoutStore(t *testing.T) {
 			if (err == nil) != (tc.code == 0) || err != nil && exitCode(err) != tc.code {
 				t.Errorf("error %v, want exit code %d", err, tc.code)
 			}
-			message, _ := os.ReadFile(message)
-			if !strings.Contains(string(message), tc.says) {
-				t.Errorf("termination message %q, want %q", message, tc.says)
+			text, _ := os.ReadFile(message)
+			if !strings.Contains(string(text), tc.says) {
+				t.Errorf("termination message %q, want %q", text, tc.says)
 			}
 			if _, err := os.Stat(out); !os.IsNotExist(err) {
 				t.Errorf("left behind: %v", err)

@@ -25,15 +25,15 @@ func calibrate(in string, args ...string) (output string, err error) {
 // Flags are validated before any access to files or the cluster.
 func TestCalibrateRefuses(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                                  "give --out, --config-map or both",
+		"":                                  "--out, --config-map or both are required",
 		"--out=x":                           "--image is missing: name the engine's; --gpus is 0: want 1 to 16",
 		"--out=x --image=e --gpus=99":       "--gpus is 99: want 1 to 16",
 		"--out=/nonexistent/x --local":      "--out: /nonexistent/x cannot be made",
 		"--out=x --local --gpus=-1":         "--gpus is -1",
 		"--out=x --local --python=":         "--python is empty",
-		"--out=x --local --from-log=-":      "at most one of --local, --from-log and --output",
+		"--out=x --local --from-log=-":      "--local, --from-log and --output are mutually exclusive",
 		"-o json --image=e --gpus=1":        `--output is "json": want yaml`,
-		"-o yaml --out=x":                   "read it later with --from-log",
+		"-o yaml --out=x":                   "read the result later with --from-log",
 		"--config-map=A_B --local":          `--config-map is "A_B"`,
 		"-o yaml --image=e --gpus=1 -n A":   `--namespace is "A"`,
 		"-o yaml --image=e --gpus=1 --so=1": "unknown flag",

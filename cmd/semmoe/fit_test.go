@@ -66,7 +66,7 @@ func TestFitRefuses(t *testing.T) {
 	}{
 		"no measurements": {[]string{"--name", "x", "--memory-gib", "1", "--out", out}, exitUsage, "--measurements is missing"},
 		"no name":         {[]string{"--measurements", few, "--memory-gib", "1", "--out", out}, exitUsage, "--name is missing"},
-		"a long name":     {[]string{"--measurements", few, "--name", strings.Repeat("x", 64), "--out", out}, exitUsage, "of 64 characters; allowed are 63"},
+		"a long name":     {[]string{"--measurements", few, "--name", strings.Repeat("x", 64), "--out", out}, exitUsage, "with 64 characters; the maximum is 63"},
 		"memory below 0":  {[]string{"--measurements", few, "--name", "x", "--memory-gib", "-1", "--out", out}, exitUsage, "--memory-gib is -1"},
 		"any memory":      {[]string{"--measurements", measuredTimes, "--name", "x", "--memory-gib", "Inf", "--out", out}, exitUsage, "--memory-gib is +Inf"},
 		"no memory":       {[]string{"--measurements", measuredTimes, "--name", "x", "--out", out}, exitUsage, "does not contain the memory of a GPU"},

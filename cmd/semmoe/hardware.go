@@ -40,7 +40,7 @@ func readHardware(named string) (*hardware.Profile, error) {
 	if !strings.ContainsAny(named, "/.") {
 		p, err := hardware.BuiltIn(named)
 		if err != nil {
-			return nil, usageErrorf("--hardware: %w, or a file name", err)
+			return nil, usageErrorf("--hardware: %w; a file name is also allowed", err)
 		}
 		return p, nil
 	}

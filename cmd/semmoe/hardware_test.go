@@ -37,7 +37,7 @@ func TestReadHardware(t *testing.T) {
 		code    int
 		message string
 	}{
-		"abacus":        {exitUsage, "there are h200-nvlink; or name a file"},
+		"abacus":        {exitUsage, "there are h200-nvlink; a file name is also allowed"},
 		"./none.json":   {exitInvalidFile, "no such file"},
 		"./hardware.go": {exitInvalidFile, "--hardware: ./hardware.go"},
 	} {

@@ -79,7 +79,7 @@ func TestPipelineComparesAStream(t *testing.T) {
 	}
 	args := []string{"--model-path", latentModelDir(t), "--batch", "4", "--sequence", "2048", "--stream", stream}
 	code, text, message := runCommand(t, newPipelineCommand(), args...)
-	if code != 0 || !strings.Contains(text, "5 batches of 4 lengths, 1638 tokens in the mean") || !strings.Contains(text, "times the best fixed one, for ") {
+	if code != 0 || !strings.Contains(text, "5 batches of 4 lengths, mean 1638 tokens") || !strings.Contains(text, "times that of the best constant schedule, for ") {
 		t.Errorf("exit code %d: %s%s", code, message, text)
 	}
 	code, text, message = runCommand(t, newPipelineCommand(), append(args, "-o", "json")...)
@@ -95,7 +95,7 @@ func TestPipelineComparesAStream(t *testing.T) {
 		t.Errorf("exposed are %+v", e)
 	}
 	for text, want := range map[string]string{
-		"12\nmany\n": `line 2 is "many"; it must be a number of tokens`, "0\n": "line 1 is", " \n": "it has no length", sequenceOf(257): "257 lengths that differ",
+		"12\nmany\n": `line 2 is "many"; it must be a number of tokens`, "0\n": "line 1 is", " \n": "the file is empty", sequenceOf(257): "257 different lengths",
 	} {
 		if err := os.WriteFile(stream, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -85,14 +85,14 @@ func TestProfileFaults(t *testing.T) {
 		"too short a trace":  {append(whole, "--trace-tokens", "512"), 3, []string{"--trace-tokens is 512; it must be at least --request-tokens plus --new-tokens, 513"}},
 		"another model":      {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--model-digest", "abc"), 3, []string{report.ModelDigest, "not abc"}},
 		"another data set":   {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--dataset-digest", "abc"), 3, []string{"d.jsonl", "not abc"}},
-		"another scope":      {append(common, "--endpoint", deaf.URL, "--store-scope", "team/"+id), 3, []string{"--store-scope names the profile " + id}},
+		"another scope":      {append(common, "--endpoint", deaf.URL, "--store-scope", "team/"+id), 3, []string{"--store-scope has the profile id " + id}},
 		"no scope":           {append(common, "--endpoint", deaf.URL, "--store-scope", id), 3, []string{"want namespace/id"}},
 		"no data set":        {[]string{"--model-path", tinyModel, "--dataset", "/nonexistent", "--endpoint", deaf.URL, "--out", "t.safetensors"}, 3, []string{"/nonexistent", "does not exist"}},
-		"does not tell":      {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors"), 4, []string{"routed experts are not available", "line 1"}},
+		"no routed experts":  {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors"), 4, []string{"routed experts are not available", "line 1"}},
 		"dead engine":        {append(common, "--endpoint", "http://"+nobody, "--out", "t.safetensors", "--dedicated", "--wait", "200ms"), 4, []string{"does not serve within 200ms"}},
 		"unreachable":        {append(common, "--endpoint", "http://"+nobody, "--out", "t.safetensors", "--wait", "200ms"), 1, []string{"does not serve within 200ms"}},
-		"too slow":           {append(common, "--endpoint", hanging.URL, "--out", "t.safetensors", "--timeout", "300ms"), 4, []string{"not done within --timeout"}},
-		"no port to tell on": {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--progress-address", "192.0.2.1:1"), 1, []string{"--progress-address"}},
+		"too slow":           {append(common, "--endpoint", hanging.URL, "--out", "t.safetensors", "--timeout", "300ms"), 4, []string{"the run exceeded --timeout"}},
+		"progress address":   {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--progress-address", "192.0.2.1:1"), 1, []string{"--progress-address"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, message := runProfileCommand(t, tc.args...)
@@ -188,7 +188,7 @@ func TestProfileToFullStore(t *testing.T) {
 		t.Error("a profile was recorded")
 		return nil, errors.New("recorded")
 	}, func() {})
-	if code := exitCode(profileError{err}); code != exitStoreFull || !strings.Contains(err.Error(), "no request was sent") || !strings.Contains(err.Error(), "enlarge its volume") {
+	if code := exitCode(profileError{err}); code != exitStoreFull || !strings.Contains(err.Error(), "before the first request") || !strings.Contains(err.Error(), "enlarge its volume") {
 		t.Errorf("exit code %d, %v", code, err)
 	}
 }

@@ -20,8 +20,8 @@ func TestGatewayFlags(t *testing.T) {
 		"too many fallbacks":      {[]string{"--endpoint-picker", "--fallbacks=17"}, [2]int{}, false, "--fallbacks is 17: want 0 to 16"},
 		"less than no fallbacks":  {[]string{"--endpoint-picker", "--fallbacks=-1"}, [2]int{}, false, "--fallbacks is -1: want 0 to 16"},
 		"plain text":              {[]string{"--endpoint-picker", "--plaintext"}, [2]int{9002, 9003}, false, ""},
-		"plain text of a proxy":   {[]string{"--plaintext"}, [2]int{}, false, "need --endpoint-picker"},
-		"certificate of a proxy":  {[]string{"--tls-cert-file=a"}, [2]int{}, false, "need --endpoint-picker"},
+		"plain text of a proxy":   {[]string{"--plaintext"}, [2]int{}, false, "require --endpoint-picker"},
+		"certificate of a proxy":  {[]string{"--tls-cert-file=a"}, [2]int{}, false, "require --endpoint-picker"},
 		"a certificate alone":     {[]string{"--endpoint-picker", "--tls-cert-file=a"}, [2]int{}, false, `--tls-key-file ""`},
 		"a key alone":             {[]string{"--endpoint-picker", "--tls-key-file=b"}, [2]int{}, false, `--tls-cert-file is ""`},
 		"files that are not":      {[]string{"--endpoint-picker", "--tls-cert-file=a", "--tls-key-file=b"}, [2]int{}, false, `certificate "a" with key "b"`},
@@ -76,7 +76,7 @@ func TestMaxBodyBytes(t *testing.T) {
 
 // Behind a gateway, --hold is an error.
 func TestHoldBehindAGateway(t *testing.T) {
-	if says := refusal(t, "--endpoint-picker", "--hold", "50ms"); !strings.Contains(says, "--hold is 50ms: with --endpoint-picker no request waits") {
+	if says := refusal(t, "--endpoint-picker", "--hold", "50ms"); !strings.Contains(says, "--hold is 50ms, but with --endpoint-picker requests do not wait") {
 		t.Errorf("error %v", says)
 	}
 }

@@ -115,7 +115,7 @@ func TestSimulateRefuses(t *testing.T) {
 		"--trace is missing":                              {nil, exitUsage},
 		"no such file":                                    {[]string{"--trace", path + "x"}, exitInvalidFile},
 		"--ep: EP size 3":                                 {[]string{"--trace", path, "--ep", "3"}, exitUsage},
-		"give flags":                                      {[]string{"--trace", path, "--ep", "2"}, exitUsage},
+		"set the flags of the sizes":                      {[]string{"--trace", path, "--ep", "2"}, exitUsage},
 		"the trace 16, top-2":                             {[]string{"--trace", path, "--ep", "2", "--model-path", latentModelDir(t)}, exitUsage},
 		"--attention is \"mp\"":                           {[]string{"--trace", path, "--attention", "mp"}, exitUsage},
 		"--method: method \"ours\"":                       {[]string{"--trace", path, "--method", "ours"}, exitUsage},

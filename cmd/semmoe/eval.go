@@ -77,7 +77,7 @@ func newEvalCommand() *cobra.Command {
 	f.IntVar(&flags.cacheTokens, "cache-tokens", dispatch.DefaultCacheTokens, "attention dp: KV cache capacity per rank in tokens (workloads shared-prefix and multi-turn)")
 	f.IntVar(&flags.scorePercent, "score-percent", 0, "attention dp: additional evaluation with scores from only this percentage of each request's first tokens; 0 disables it")
 	planHardwareFlag(f, &flags.hardware)
-	f.IntVar(&flags.ranksPerNode, "ranks-per-node", defaults.RanksPerNode, "number of ranks per node, for node_lar and remote_nodes_per_token (default for a plan made for nodes: the plan's)")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", defaults.RanksPerNode, "number of ranks per node, for node_lar and remote_nodes_per_token; plans made for nodes override the default")
 	return cmd
 }
 

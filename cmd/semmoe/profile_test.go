@@ -71,7 +71,7 @@ func TestProfileFaults(t *testing.T) {
 		want []string
 	}{
 		"no endpoint":       {append(common, "--out", "t.safetensors"), 3, []string{"--endpoint is missing"}},
-		"nowhere to":        {append(common, "--endpoint", deaf.URL), 3, []string{"either --out or --store-scope"}},
+		"nowhere to":        {append(common, "--endpoint", deaf.URL), 3, []string{"exactly one of --out and --store-scope"}},
 		"unknown flag":      {[]string{"--nope"}, 3, nil},
 		"name of the trace": {append(common, "--endpoint", deaf.URL, "--out", "t.bin"), 3, []string{"t.bin", ".safetensors.zst"}},
 		"no folder":         {append(common, "--endpoint", deaf.URL, "--out", "/nonexistent/t.safetensors"), 3, []string{"--out: /nonexistent/t.safetensors cannot be made"}},

@@ -57,7 +57,7 @@ func newReplanCommand() *cobra.Command {
 	f.Float64Var(&flags.moveGain, "move-gain-percent", solver.DefaultMoveGainPercent, "minimum gain of a moved expert over the profile, in percent of the local activations of a layer's mean expert (other objectives:\nmessages)")
 	f.Float64Var(&flags.target, "target-lar", 0, "local activation rate at which new tables suffice, independent of the gain of a new placement; 0 disables it")
 	f.IntSliceVar(&flags.batchTokens, "batch-tokens", solver.DefaultBatchTokens, "sizes of the served batches, in tokens over all ranks; all sizes have equal weight")
-	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "number of ranks per node (default for a plan made for nodes: the plan's)")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "number of ranks per node; plans made for nodes override the default")
 	planHardwareFlag(f, &flags.hardware)
 	f.IntVar(&flags.trainPercent, "train-percent", solver.DefaultReplanTrainPercent, "percentage of the recent requests for training, by whole documents")
 	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector per token id, as in semmoe solve")

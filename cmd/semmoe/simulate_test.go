@@ -22,7 +22,7 @@ func TestSimulatePrintsMethods(t *testing.T) {
 			t.Fatalf("exit code %d: %s", code, message)
 		}
 		for _, want := range []string{
-			"hardware profile h200-nvlink, PCIe islands: 3 MoE layers of 4, 16 experts, top-2, on 4 ranks, attention " + attention, "120 requests of ", "GOODPUT REQ/S", "TBT P90",
+			"hardware profile h200-nvlink, PCIe islands: 3 MoE layers of 4, 16 experts, top-2, on 4 ranks, attention " + attention, "120 requests with a mean of ", "GOODPUT REQ/S", "TBT P90",
 			"\nvanilla ", "\neplb ", "\nmoetuner ", "\nsemmoe ", "none: too few requests",
 			"120 requests are too few for a goodput", "Use a larger --requests",
 		} {

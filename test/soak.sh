@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # soak.sh : long runs that find what a quick test does not. SOAK_MINUTES (default 10) is the time of each fuzz target, the trace reader and
-# the plan codec among them; then placements against enumeration, schedules against their simulator, shuffled batches, kills, roll-outs, faults around the request router, attacks on its memory, the sampled local
+# the plan codec among them; then placements against enumeration, schedules against their simulator, kills, roll-outs, faults around the request router, attacks on its memory, the sampled local
 # activation rate against the engine's, random walks over specs, and the end-to-end suite, with every crash point, as often as
 # SOAK_ROUNDS says (default 1).
 set -euo pipefail
@@ -32,8 +32,6 @@ echo "=== drift tests that are made from few requests"
 go test -count=1 -timeout 1h ./solver -run 'TestDriftFromFewRequests$' -v -args -drift-resamples 40 -drift-steps 50000
 echo "=== 200,000 schedules inside the layer against the simulator, 1,000 searches against brute force"
 go test -count=1 -timeout 1h ./solver/pipeline -run 'MakespansAreTheSimulators|SearchIsBruteForce' -v -args -schedule-instances 200000 -search-instances 1000
-echo "=== 10 million random batches shuffled and put back"
-go test -count=1 -timeout 30m ./solver/dispatch -run 'ResumeUndoesRebatch' -v -args -shuffle-cases 10000000
 echo "=== 10,000 random orders of events in roll-outs"
 go test -count=1 -timeout 1h ./internal/rollout -run 'AnyOrder' -v -args -orders 10000
 echo "=== a million requests to the request router, while engines, pods and plans fail and change"

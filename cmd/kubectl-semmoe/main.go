@@ -1,4 +1,4 @@
-// Command kubectl-semmoe is the plugin that kubectl finds as "kubectl semmoe": see docs/kubectl.md.
+// Command kubectl-semmoe is the kubectl plugin "kubectl semmoe": see docs/kubectl.md.
 package main
 
 import (

@@ -16,8 +16,8 @@ type schemaNode struct {
 	Enum       []placement.Algorithm
 }
 
-// TestTheAPITakesEveryAlgorithm compares the enumeration in the CRD with the names that --algorithm takes.
-func TestTheAPITakesEveryAlgorithm(t *testing.T) {
+// TestAPIAcceptsEveryAlgorithm compares the enumeration in the CRD with the allowed names of --algorithm.
+func TestAPIAcceptsEveryAlgorithm(t *testing.T) {
 	data, err := os.ReadFile("../../config/crd/semmoe.io_placementplans.yaml")
 	if err != nil {
 		t.Fatal(err)

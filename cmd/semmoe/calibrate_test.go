@@ -22,18 +22,18 @@ func calibrate(in string, args ...string) (output string, err error) {
 	return out.String(), err
 }
 
-// What is wrong is said before anything is looked for or made.
+// Flags are validated before any access to files or the cluster.
 func TestCalibrateRefuses(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                                  "give --out, --config-map or both",
+		"":                                  "--out, --config-map or both are required",
 		"--out=x":                           "--image is missing: set it to the image of the engine; --gpus: 0 is invalid: must be 1 to 16",
 		"--out=x --image=e --gpus=99":       "--gpus: 99 is invalid: must be 1 to 16",
 		"--out=/nonexistent/x --local":      "--out: /nonexistent/x cannot be made",
 		"--out=x --local --gpus=-1":         "--gpus is -1",
 		"--out=x --local --python=":         "--python is empty",
-		"--out=x --local --from-log=-":      "at most one of --local, --from-log and --output",
+		"--out=x --local --from-log=-":      "--local, --from-log and --output are mutually exclusive",
 		"-o json --image=e --gpus=1":        `--output is "json": want yaml`,
-		"-o yaml --out=x":                   "read it later with --from-log",
+		"-o yaml --out=x":                   "read the result later with --from-log",
 		"--config-map=A_B --local":          `--config-map is "A_B"`,
 		"-o yaml --image=e --gpus=1 -n A":   `--namespace: "A"`,
 		"-o yaml --image=e --gpus=1 --so=1": "unknown flag",
@@ -53,12 +53,12 @@ func TestCalibrateManifest(t *testing.T) {
 	}
 	for _, want := range []string{"kind: ConfigMap\n", "---\napiVersion: batch/v1\n", "nvidia.com/gpu: \"8\"\n", "gpu: h200\n", "- name: b\n", "namespace: default\n"} {
 		if !strings.Contains(output, want) {
-			t.Errorf("the manifest has no %q", want)
+			t.Errorf("the manifest does not contain %q", want)
 		}
 	}
 }
 
-// The log of a Job that was applied in another way gives the same file.
+// The log of a separately applied Job yields the same file.
 func TestCalibrateFromLog(t *testing.T) {
 	const result = `{"version":1,"world":2,"gpu":"A","timing":"device","copy":[{}],"skipped":[{}]}`
 	log := `{"event":"start","measurements":2,"world":2,"gpu":"A"}
@@ -70,7 +70,7 @@ func TestCalibrateFromLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "2 measurements on 2 x A\n1/2 copy\n2/2 gemm left out: too little GPU memory\n2 x A: 1 measurements, 1 left out, in " + path + "\n"
+	want := "2 measurements on 2 x A\n1/2 copy\n2/2 gemm skipped: too little GPU memory\n2 x A: 1 measurements, 1 skipped, in " + path + "\n"
 	if output != want {
 		t.Errorf("%q, want %q", output, want)
 	}

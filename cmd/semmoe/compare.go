@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// maxSeeds bounds the splits: the scores of each are kept until all are compared.
+// maxSeeds is the maximum number of splits: the scores of all splits are in memory until they are compared.
 const maxSeeds = 1000
 
 // compareFlags are the flags of semmoe compare.
@@ -35,10 +35,10 @@ func newCompareCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compare --trace FILE",
 		Short: "Compare placement algorithms, forecasts and policies on a routing trace",
-		Long: "Solve and score every algorithm on the same documents, over several seeds of the split, and print the held-out local\n" +
-			"activation rates side by side, and how far ours is ahead of each baseline. The whole matrix is the default, with the table as\n" +
-			"the baselines' forecast; --baseline-forecast table,prefill gives them ours, and --attention dp --redundant-slots 0,1,2,4 is the\n" +
-			"curve of memory against locality. Exit code 2: the command line must be changed; 3: the trace is invalid; 1: try again.",
+		Long: "Solve and evaluate every algorithm on the same documents, over several seeds of the split, and print the held-out local\n" +
+			"activation rates side by side, and the margin of our method over each baseline. The default is the full matrix with the forecast\n" +
+			"table for the baselines; --baseline-forecast table,prefill also evaluates them with our forecast, and --attention dp\n" +
+			"--redundant-slots 0,1,2,4 prints locality as a function of memory. Exit codes: 2 the command line is invalid; 3 the trace is invalid;\n1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -50,14 +50,14 @@ func newCompareCommand() *cobra.Command {
 	f.IntSliceVar(&flags.ranks, "ep", []int{4, 8, 16}, "EP sizes")
 	f.StringSliceVar(&flags.attentions, "attention", []string{"tp", "dp"}, "attention modes: tp, dp")
 	f.StringSliceVar(&flags.algorithms, "algorithm", nil, "algorithms (default: all): "+listOf(placement.Algorithms))
-	f.StringSliceVar(&flags.forecasts, "forecast", []string{"table", "prefill", "decode"}, "attention tp: forecasts of auto")
-	f.StringSliceVar(&flags.baselines, "baseline-forecast", []string{"table"}, "attention tp: forecasts that the other algorithms' placements are given")
-	f.IntSliceVar(&flags.redundantSlots, "redundant-slots", []int{0}, "numbers of extra slots per rank; more than 0 for auto, eplb, contiguous and round-robin alone")
-	f.StringVar(&flags.embeddings, "embeddings", "", "attention dp: token embeddings, .npy [vocabulary, size] of f4 or f2, by which prompts are clustered (default: a random\nprojection of the prompt's bag of tokens)")
-	f.IntVar(&flags.cells, "cells", 0, "how many algorithms, EP sizes and splits are worked on at once (default: half of the processors); results are the same, but\nfor the seconds, and memory grows with it")
-	f.IntVar(&flags.seeds, "seeds", 5, fmt.Sprintf("number of splits: seeds 1, 2, ..., at most %d", maxSeeds))
-	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
-	f.StringVar(&flags.format, "format", "markdown", "markdown or json")
+	f.StringSliceVar(&flags.forecasts, "forecast", []string{"table", "prefill", "decode"}, "attention tp: forecasts for algorithm auto")
+	f.StringSliceVar(&flags.baselines, "baseline-forecast", []string{"table"}, "attention tp: forecasts for all other algorithms")
+	f.IntSliceVar(&flags.redundantSlots, "redundant-slots", []int{0}, "numbers of extra slots per rank; above 0 only for auto, eplb, contiguous and round-robin")
+	f.StringVar(&flags.embeddings, "embeddings", "", "attention dp: .npy file with token embeddings [vocabulary, size] in f4 or f2 for clustering prompts (default: a random\nprojection of the prompt's bag of tokens)")
+	f.IntVar(&flags.cells, "cells", 0, "number of concurrently evaluated combinations of algorithm, EP size and split (default: half of the processors); affects only\ntimes and memory")
+	f.IntVar(&flags.seeds, "seeds", 5, fmt.Sprintf("number of splits with seeds 1, 2, ..., up to %d", maxSeeds))
+	f.IntVar(&flags.trainPercent, "train-percent", 20, "percentage of the requests for training, by whole documents")
+	f.StringVar(&flags.format, "format", "markdown", "output format: markdown or json")
 	return cmd
 }
 
@@ -71,7 +71,7 @@ func (f *compareFlags) options() (solver.CompareOptions, error) {
 	case f.seeds < 1 || f.seeds > maxSeeds:
 		return o, usageErrorf("--seeds is %d; allowed is 1 to %d", f.seeds, maxSeeds)
 	case f.cells < 0:
-		return o, usageErrorf("--cells is %d; it cannot be negative", f.cells)
+		return o, usageErrorf("--cells is %d; it must be at least 0", f.cells)
 	case f.format != "markdown" && f.format != "json":
 		return o, usageErrorf("--format is %q; allowed is markdown, json", f.format)
 	case f.trainPercent < 1 || f.trainPercent > 99:
@@ -107,7 +107,7 @@ func (f *compareFlags) options() (solver.CompareOptions, error) {
 	return o, err
 }
 
-// checkDistinct refuses values that are named twice: all that is counted of them would count twice.
+// checkDistinct returns an error for duplicate values, which would be counted twice.
 func (f *compareFlags) checkDistinct() error {
 	return errors.Join(
 		distinct("--ep", f.ranks), distinct("--redundant-slots", f.redundantSlots), distinct("--attention", f.attentions),
@@ -136,7 +136,8 @@ func parseForecasts(flag string, names []string) ([]solver.Forecast, error) {
 	return forecasts, nil
 }
 
-// checkForecasts refuses forecasts that are compared on a number of ranks and cannot be computed for it: those of attention tp.
+// checkForecasts returns an error for compared forecasts that cannot be computed for a number of ranks; only forecasts
+// of attention tp are checked.
 func checkForecasts(o solver.CompareOptions, ranks int, t *trace.Trace) error {
 	if !slices.Contains(o.Attentions, placement.TensorParallel) {
 		return nil
@@ -161,10 +162,10 @@ func checkForecasts(o solver.CompareOptions, ranks int, t *trace.Trace) error {
 	return nil
 }
 
-// comparisonReport is what compare prints as JSON.
+// comparisonReport is the JSON output of compare.
 type comparisonReport struct {
 	Trace string `json:"trace"`
-	// Model is the shape of the model, Prompts says what prompts were clustered by.
+	// Model is the shape of the model, Prompts the representation of prompts for clustering.
 	Model        string              `json:"model"`
 	Prompts      string              `json:"prompts"`
 	Seeds        int                 `json:"seeds"`
@@ -227,7 +228,8 @@ func (f *compareFlags) run(ctx context.Context, stdout, stderr io.Writer) error 
 	return err
 }
 
-// maxEmbedding is the limit on the numbers of an embedding: a point of that size is made of each prompt. The largest known models have 16,384.
+// maxEmbedding is the maximum size of an embedding; each prompt becomes a point of this size. The largest known models
+// have 16,384.
 const maxEmbedding = 1 << 15
 
 // openEmbeddings reads the embeddings of a vocabulary.
@@ -242,7 +244,7 @@ func openEmbeddings(path string) (*embedding.Table, error) {
 	return &embedding.Table{Tokens: m.Rows, Size: m.Columns, Values: m.Values}, nil
 }
 
-// checkEmbeddings requires those of the trace's vocabulary.
+// checkEmbeddings returns an error for embeddings of a different vocabulary than the trace's.
 func checkEmbeddings(table *embedding.Table, vocabulary int) error {
 	if table != nil && table.Tokens != vocabulary {
 		return codedError{fmt.Errorf("--embeddings: %d rows; the trace's vocabulary is %d", table.Tokens, vocabulary), exitInvalidFile}

@@ -12,12 +12,12 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// markdown is the report as text that stands by itself: how it was made, one table for each attention mode with a row for each
-// method, ours against each baseline, and the curve of memory against locality where there are several numbers of extra slots.
+// markdown returns the report as self-contained text: the method, one table per attention mode with a row per method,
+// the margins over each baseline, and, for several numbers of extra slots, locality as a function of memory.
 func (r *comparisonReport) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Trace %.16s, %s; %d%% of the documents of each kind to learn from, figures on the others; means over %d splits, with the lowest and the\n"+
-		"highest. Prompts are clustered by %s. %.0f seconds on %d processors.\n\n", r.Trace, r.Model, r.TrainPercent, r.Seeds, r.Prompts, r.Seconds, r.Processors)
+	fmt.Fprintf(&b, "Trace %.16s, %s; %d%% of the documents of each kind for training, metrics on the others; means over %d splits, with minimum and\n"+
+		"maximum. Prompts are clustered by %s. %.0f seconds on %d processors.\n\n", r.Trace, r.Model, r.TrainPercent, r.Seeds, r.Prompts, r.Seconds, r.Processors)
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
 		if rows := methods(r.Comparisons, attention); len(rows) > 0 {
 			writeMethods(&b, attention, rows)
@@ -30,8 +30,8 @@ func (r *comparisonReport) markdown() string {
 	return strings.TrimRight(b.String(), "\n") + "\n"
 }
 
-// methods are an attention mode's comparisons, a row for each method with one entry for each EP size, from the lowest rate to the
-// highest within a dispatch.
+// methods returns the comparisons of an attention mode, one row per method with one entry per EP size, in ascending
+// order of the rate within a dispatch.
 func methods(comparisons []solver.Comparison, attention placement.Attention) [][]solver.Comparison {
 	var rows [][]solver.Comparison
 	for _, c := range comparisons {
@@ -54,7 +54,7 @@ func methods(comparisons []solver.Comparison, attention placement.Attention) [][
 	return rows
 }
 
-// epSizes are those of the comparisons, in the order of their appearance.
+// epSizes returns the EP sizes of the comparisons in order of appearance.
 func epSizes(rows [][]solver.Comparison) []int {
 	var sizes []int
 	for _, row := range rows {
@@ -67,7 +67,7 @@ func epSizes(rows [][]solver.Comparison) []int {
 	return sizes
 }
 
-// entry is the comparison of an EP size; nil where there is none.
+// entry returns the comparison of an EP size, or nil.
 func entry(row []solver.Comparison, ranks int) *solver.Comparison {
 	at := slices.IndexFunc(row, func(c solver.Comparison) bool { return c.Ranks == ranks })
 	if at < 0 {
@@ -106,13 +106,13 @@ func writeMethods(b *strings.Builder, attention placement.Attention, rows [][]so
 	b.WriteString("\n")
 }
 
-// writeLeads has one line for each baseline.
+// writeLeads writes one line per baseline.
 func writeLeads(b *strings.Builder, leads []solver.Lead) {
 	if len(leads) == 0 {
 		return
 	}
-	b.WriteString("Ours against each baseline (a cell is one EP size, split, forecast and dispatch)\n\n" +
-		"| attention | baseline | ours ahead in | least lead | at | mean lead | imbalance, ours and theirs |\n| --- | --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("Margin of our method over each baseline (a cell is one EP size, split, forecast and dispatch)\n\n" +
+		"| attention | baseline | ahead in | minimum margin | at | mean margin | imbalance, ours and baseline |\n| --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, l := range leads {
 		fmt.Fprintf(b, "| %s | %s | %d of %d | %+.4f | %s | %+.4f | %.3f, %.3f |\n",
 			l.Attention, l.Baseline, l.Ahead, l.Cells, l.Least, l.LeastAt, l.Mean, l.OurImbalance, l.BaselineImbalance)
@@ -120,7 +120,7 @@ func writeLeads(b *strings.Builder, leads []solver.Lead) {
 	b.WriteString("\n")
 }
 
-// writeMemoryCurve has one line for each number of extra slots: ours, and load balance alone with as much memory.
+// writeMemoryCurve writes one line per number of extra slots: our method, and load balancing only with the same memory.
 func writeMemoryCurve(b *strings.Builder, attention placement.Attention, comparisons []solver.Comparison) {
 	how := string(dispatch.Price)
 	if attention == placement.TensorParallel {

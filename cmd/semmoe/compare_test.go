@@ -35,8 +35,8 @@ func TestCompareReports(t *testing.T) {
 		t.Fatalf("exit code %d: %s", code, message)
 	}
 	rows := report["comparisons"].([]any)
-	// Two EP sizes and two numbers of slots: TP has 3 methods of auto and contiguous and 2 of eplb; DP 7 policies of auto and 3 other
-	// forecasts, and 3 policies of the others.
+	// Two EP sizes and two numbers of slots: TP has 3 methods of auto and contiguous and 2 of eplb; DP has 7 policies
+	// of auto and 3 other forecasts, and 3 policies of the others.
 	if len(rows) != 2*2*(3+3+2+7+3+3+3) {
 		t.Errorf("%d rows", len(rows))
 	}
@@ -59,7 +59,7 @@ func TestCompareReports(t *testing.T) {
 	text := out.String()
 	for _, want := range []string{
 		"means over 2 splits", "Attention tp\n", "Attention dp\n", "| auto | 1 | table | price | both | ", "| contiguous | 0 | none | equal | neither | ",
-		"\nOurs against each baseline", "| dp | placement eplb, 1 extra slots | ", "Memory against locality, attention tp, equal", "Memory against locality, attention dp, price",
+		"\nMargin of our method over each baseline", "| dp | placement eplb, 1 extra slots | ", "Memory against locality, attention tp, equal", "Memory against locality, attention dp, price",
 		"\n| 1 | 9 | ",
 	} {
 		if !strings.Contains(text, want) {
@@ -111,7 +111,7 @@ func TestCompareRefuses(t *testing.T) {
 			t.Errorf("%v: exit code %d, %q; want %q", args, code, message, want)
 		}
 	}
-	// Forecasts that nothing is compared by are as good as not named.
+	// Forecasts without a compared algorithm are ignored.
 	for _, idle := range [][]string{{"--attention", "dp", "--algorithm", "auto"}, {"--attention", "tp", "--algorithm", "eplb"}} {
 		args := append(idle, "--trace", path, "--ep", "2", "--seeds", "1", "--forecast", "lookahead-raw", "--format", "json")
 		if code, _, message := runJSON(t, newCompareCommand(), args...); code != 0 {

@@ -10,9 +10,9 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// constraintFlags are the flags of semmoe solve that narrow the choice of the placement.
+// constraintFlags are the flags of semmoe solve that constrain the placement.
 type constraintFlags struct {
-	// given tells whether a flag stands on the command line.
+	// given reports whether a flag is set on the command line.
 	given          func(name string) bool
 	moveBudget     int
 	migrationCost  float64
@@ -24,12 +24,12 @@ type constraintFlags struct {
 func (f *constraintFlags) add(cmd *cobra.Command) {
 	to := cmd.Flags()
 	f.given = to.Changed
-	to.IntVar(&f.moveBudget, "move-budget", 0, "most experts of a layer that change their rank against --current (default: any number)")
-	to.Float64Var(&f.migrationCost, "migration-cost", 0, "what an expert that changes its rank must gain over the profile: local activations, or with the other objectives\nmessages (needs --current)")
-	to.StringArrayVar(&f.pins, "pin", nil, "expert that stays on a rank, as `layer:expert:rank`; the layer is the model's, dense layers counted (repeatable)")
-	numbersVar(to, &f.rankCapacity, "rank-capacity", nil, "relative `shares` of the tokens, one number per rank, such as 1,1,0.5,0.5; slots stay equal (default: equal shares)")
-	to.Float64Var(&f.expert, "expert-load-limit", 0, "largest activation load of a rank's experts in a layer on the profile, in percent of the mean (default: any)")
-	to.Float64Var(&f.tokens, "token-load-limit", 0, "largest token load of a rank, in percent of its share, on the profile and as cap of the evaluation's dispatch\n(default: 102 and 115)")
+	to.IntVar(&f.moveBudget, "move-budget", 0, "maximum number of experts per layer that may move relative to --current (default: unlimited)")
+	to.Float64Var(&f.migrationCost, "migration-cost", 0, "minimum gain of a moved expert over the profile, in local activations, or in messages with the other objectives\n(requires --current)")
+	to.StringArrayVar(&f.pins, "pin", nil, "expert pinned to a rank, as `layer:expert:rank`; the layer index includes dense layers (repeatable)")
+	numbersVar(to, &f.rankCapacity, "rank-capacity", nil, "relative token `shares`, one number per rank, such as 1,1,0.5,0.5; the number of slots stays equal (default: equal shares)")
+	to.Float64Var(&f.expert, "expert-load-limit", 0, "maximum activation load of a rank's experts per layer on the profile, in percent of the mean (default: unlimited)")
+	to.Float64Var(&f.tokens, "token-load-limit", 0, "maximum token load of a rank, in percent of its share, on the profile and as cap of dispatch in the evaluation\n(default: 102 and 115)")
 }
 
 func (f *constraintFlags) constraints() (placement.Constraints, error) {
@@ -64,7 +64,8 @@ func parsePin(text string) (placement.Pin, bool) {
 	return placement.Pin{Layer: numbers[0], Expert: numbers[1], Rank: numbers[2]}, true
 }
 
-// moves is the number of experts that ranks do not hold in the current placement; nil where there is none.
+// moves returns the number of experts on ranks that do not hold them in the current placement, or nil without a current
+// placement.
 func moves(o *solver.Options, s *solver.Solution) *int {
 	if o.Current == nil {
 		return nil

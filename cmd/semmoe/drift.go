@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// maxRuns bounds the runs: the delay of each is kept until all are done.
+// maxRuns is the maximum number of runs: all delays are in memory until the last run ends.
 const maxRuns = 100_000
 
 // driftFlags are the flags of semmoe drift.
@@ -35,13 +35,13 @@ func newDriftCommand() *cobra.Command {
 	var flags driftFlags
 	cmd := &cobra.Command{
 		Use:   "drift --trace FILE --plan DIR",
-		Short: "Try a plan's drift test on simulated traffic",
-		Long: "Draw requests of a routing trace at random and in runs of one domain, dispatch them by the plan, and print as one JSON object how\n" +
-			"often its drift test gives a false alarm, and how many sampled requests it needs to find a drop of the local activation rate and,\n" +
-			"where --domains names some, a switch to requests of these. Usual traffic are the requests that the plan's split holds back, of\n" +
-			"all other domains: those that its drift test was made from. With --other-documents the test is made anew from half of their\n" +
-			"documents, and tried on the other half.\n" +
-			"Exit code 2: the command line must be changed; 3: the trace or the plan is invalid; 1: try again.",
+		Short: "Evaluate a plan's drift test on simulated traffic",
+		Long: "Draw requests of a routing trace in random order and in runs of one domain, dispatch them by the plan, and print as one JSON object the\n" +
+			"number of false alarms of its drift test, and the number of sampled requests until it detects a drop of the local activation rate and,\n" +
+			"with --domains, a switch to requests of these domains. Baseline traffic consists of the requests of all other domains that are held out\n" +
+			"by the plan's split, which the drift test was calibrated on. With --other-documents, the test is calibrated on half of their documents\n" +
+			"and evaluated on the other half.\n" +
+			"Exit codes: 2 the command line is invalid; 3 the trace or the plan is invalid; 1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report, err := flags.run(cmd.Context())
@@ -55,16 +55,16 @@ func newDriftCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
 	f.StringVar(&flags.plan, "plan", "", "directory of the plan (required)")
-	f.StringSliceVar(&flags.domains, "domains", nil, "domains of the trace to switch to; the plan is best made without them (semmoe solve --without-domains)")
-	f.BoolVar(&flags.otherDocuments, "other-documents", false, "try the test on documents that it was not made from: make it from half of those held back, and draw from the others")
-	f.IntVar(&flags.runs, "runs", 300, fmt.Sprintf("runs in which a change is to be found, at most %d", maxRuns))
-	f.IntVar(&flags.steps, "steps", 1_000_000, "undisturbed requests in each order in which false alarms are counted")
-	f.Float64Var(&flags.sticky, "sticky", 0.9, "probability that a request has the domain of the one before it, in the order that is tried beside a random one")
-	numbersVar(f, &flags.drops, "drop", []float64{10}, "drops of the local activation rate, in `percent` of it, separated by commas")
-	f.Float64Var(&flags.cap, "cap", drift.LoadCap, "attention dp: largest load of a rank over the last 128 requests, in fair shares, as the request router is told; the --token-load-limit\nof the plan over 100, where it had one")
+	f.StringSliceVar(&flags.domains, "domains", nil, "domains of the trace to switch to; solve the plan without them (semmoe solve --without-domains)")
+	f.BoolVar(&flags.otherDocuments, "other-documents", false, "evaluation on other documents: calibrate on half of the held-out documents and draw from the other half")
+	f.IntVar(&flags.runs, "runs", 300, fmt.Sprintf("number of runs with a change, up to %d", maxRuns))
+	f.IntVar(&flags.steps, "steps", 1_000_000, "number of requests without a change per order, for counting false alarms")
+	f.Float64Var(&flags.sticky, "sticky", 0.9, "probability that a request has the domain of the previous request, in the second order; the first order is random")
+	numbersVar(f, &flags.drops, "drop", []float64{10}, "relative drops of the local activation rate to detect, in `percent`, separated by commas")
+	f.Float64Var(&flags.cap, "cap", drift.LoadCap, "attention dp: maximum load of a rank over the last 128 requests, as a multiple of its fair share, as in the request router; use the\n--token-load-limit of the plan divided by 100, if it has one")
 	f.Float64Var(&flags.rate, "rate", 10, "requests per second, for delays in seconds")
-	f.Float64Var(&flags.percentage, "sample-percent", 5, "percent of the requests that are sampled, for delays in seconds")
-	f.Uint64Var(&flags.seed, "seed", 2, "seed of the traffic; best another than the plan's, with which its thresholds were simulated")
+	f.Float64Var(&flags.percentage, "sample-percent", 5, "percentage of sampled requests, for delays in seconds")
+	f.Uint64Var(&flags.seed, "seed", 2, "seed of the traffic; use another seed than the plan's, which simulated its thresholds")
 	return cmd
 }
 
@@ -77,7 +77,7 @@ func (f *driftFlags) check() error {
 	case f.runs < 1 || f.runs > maxRuns:
 		return usageErrorf("--runs is %d; allowed is 1 to %d", f.runs, maxRuns)
 	case f.steps < 0:
-		return usageErrorf("--steps is %d; it cannot be negative", f.steps)
+		return usageErrorf("--steps is %d; it must be at least 0", f.steps)
 	case !(f.sticky >= 0 && f.sticky < 1):
 		return usageErrorf("--sticky is %v; it must be from 0 to below 1", f.sticky)
 	case !(f.cap >= 1):
@@ -95,17 +95,18 @@ func (f *driftFlags) check() error {
 	return nil
 }
 
-// driftReport is what drift prints.
+// driftReport is the output of drift.
 type driftReport struct {
 	PlanDigest string `json:"plan_digest"`
-	// Usual and Switched are the numbers of requests that traffic is drawn from, Calibration the test that is tried on it.
+	// Usual and Switched are the numbers of requests that traffic is drawn from before and after a switch. Calibration
+	// is the evaluated test.
 	Usual       int                `json:"usual_requests"`
 	Switched    int                `json:"switched_requests,omitempty"`
 	Calibration *drift.Calibration `json:"calibration"`
 	Orders      []driftOrder       `json:"orders"`
 }
 
-// driftOrder is what was found in one order of requests.
+// driftOrder contains the results for one order of requests.
 type driftOrder struct {
 	Sticky      float64     `json:"sticky"`
 	Steps       int         `json:"steps"`
@@ -114,14 +115,14 @@ type driftOrder struct {
 	Switch      *driftDelay `json:"switch,omitempty"`
 }
 
-// driftDrop is how soon a drop is found.
+// driftDrop is the detection delay of a drop.
 type driftDrop struct {
 	Percent float64 `json:"percent"`
 	driftDelay
 }
 
-// driftDelay are quantiles of a delay, in sampled requests and in seconds. Unfound counts the runs without an alarm within maxDelay
-// requests; these stand for it in the quantiles.
+// driftDelay contains quantiles of a detection delay, in sampled requests and in seconds. Unfound is the number of runs
+// without an alarm within maxDelay requests, which count as maxDelay in the quantiles.
 type driftDelay struct {
 	Requests driftQuantiles `json:"requests"`
 	Seconds  driftQuantiles `json:"seconds"`
@@ -147,11 +148,11 @@ func (f *driftFlags) run(ctx context.Context) (*driftReport, error) {
 		return nil, inputError(err)
 	}
 	if p.Drift == nil {
-		return nil, codedError{usageErrorf("--plan: the plan has no %s: it was solved with fewer than %d held-out requests, or with such long ones that fewer are within %d tokens times MoE layers, or by an earlier version",
+		return nil, codedError{usageErrorf("--plan: the plan has no %s: it was solved by an earlier version, or with fewer than %d held-out requests within %d tokens times MoE layers",
 			plan.DriftFile, drift.LeastRequests, drift.MaxRows), exitInvalidFile}
 	}
 	if p.Attention == placement.TensorParallel && f.cap != drift.LoadCap {
-		return nil, usageErrorf("--cap has no meaning for this plan: it is for attention %s", p.Attention)
+		return nil, usageErrorf("--cap does not apply to this plan with attention %s", p.Attention)
 	}
 	t, err := trace.Open(ctx, f.trace)
 	if err != nil {
@@ -187,7 +188,7 @@ func (f *driftFlags) run(ctx context.Context) (*driftReport, error) {
 	return report, nil
 }
 
-// driftTrial is a drift test, and the requests before and after a switch, as the plan serves them.
+// driftTrial contains a drift test and the requests before and after a switch, as the plan serves them.
 type driftTrial struct {
 	test            *drift.Calibration
 	usual, switched []drift.Request
@@ -203,7 +204,7 @@ func (f *driftFlags) trial(ctx context.Context, t *trace.Trace, p *solver.Plan) 
 		return nil, inputError(err)
 	}
 	if len(held) == 0 {
-		return nil, usageErrorf("--domains names all domains; some must be left for usual traffic")
+		return nil, usageErrorf("--domains contains all domains; at least one must remain as baseline traffic")
 	}
 	trial := &driftTrial{test: p.Drift}
 	if f.otherDocuments {
@@ -217,7 +218,8 @@ func (f *driftFlags) trial(ctx context.Context, t *trace.Trace, p *solver.Plan) 
 	return trial, mismatch(ctx, err)
 }
 
-// mismatch gives faults of a trace that is not of the plan's model their exit code: nothing is read by now.
+// mismatch adds the exit code of invalid files to an error about a trace that does not match the plan's model; all
+// input has been read.
 func mismatch(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return err
@@ -225,8 +227,8 @@ func mismatch(ctx context.Context, err error) error {
 	return codedError{err, exitInvalidFile}
 }
 
-// otherDocuments makes a plan's drift test anew from half of the documents of held-out requests; the requests of the other half are what
-// it has not seen.
+// otherDocuments calibrates a drift test on half of the documents of the held-out requests, and returns it with the
+// requests of the other half.
 func otherDocuments(ctx context.Context, t *trace.Trace, p *solver.Plan, heldOut []int, loadCap float64) (*drift.Calibration, []int, error) {
 	const half = 50
 	seen, unseen, err := trace.Split(t.Subset(heldOut), half, p.Seed)
@@ -261,7 +263,7 @@ func (f *driftFlags) delay(ctx context.Context, trial *driftTrial, change drift.
 	return d, nil
 }
 
-// domainIndices are the numbers of named domains of a trace.
+// domainIndices returns the indices of named domains of a trace.
 func domainIndices(t *trace.Trace, names []string) ([]uint8, error) {
 	var indices []uint8
 	for _, name := range names {
@@ -277,7 +279,7 @@ func domainIndices(t *trace.Trace, names []string) ([]uint8, error) {
 	return indices, nil
 }
 
-// without are the requests of a trace that are of none of the domains.
+// without returns the requests of a trace outside the domains.
 func without(t *trace.Trace, domains []uint8) *trace.Trace {
 	var others []int
 	for r := range t.Requests() {
@@ -286,6 +288,6 @@ func without(t *trace.Trace, domains []uint8) *trace.Trace {
 		}
 	}
 	part := t.Subset(others)
-	part.Digest = t.Digest // the split of its documents is that of the whole trace
+	part.Digest = t.Digest // its documents are split as in the whole trace
 	return part
 }

@@ -31,15 +31,15 @@ func TestDriftPrintsAlarmsAndDelays(t *testing.T) {
 	}
 	for _, order := range report.Orders {
 		if order.Switch == nil || order.Switch.Unfound > 0 || order.Switch.Requests.P95 > 30 {
-			t.Errorf("sticky %v: the switch is found after %+v", order.Sticky, order.Switch)
+			t.Errorf("sticky %v: the switch is detected after %+v", order.Sticky, order.Switch)
 		}
-		// One of twenty requests in a second is sampled.
+		// One of twenty requests per second is sampled.
 		if len(order.Drops) != 2 || order.Drops[0].Percent != 10 || order.Drops[1].Percent != 50 {
 			t.Fatalf("sticky %v: drops are %+v", order.Sticky, order.Drops)
 		}
 		small, large := order.Drops[0], order.Drops[1]
 		if large.Requests.Median <= 0 || large.Requests.Median > small.Requests.Median || large.Requests.Median != large.Seconds.Median {
-			t.Errorf("sticky %v: the drops are found after %+v", order.Sticky, order.Drops)
+			t.Errorf("sticky %v: the drops are detected after %+v", order.Sticky, order.Drops)
 		}
 	}
 	shape.Experts *= 2
@@ -59,7 +59,7 @@ func TestDriftPrintsAlarmsAndDelays(t *testing.T) {
 	_, fresh, _ := runJSON(t, newDriftCommand(), append(flags, "--other-documents")...)
 	all, half := got["usual_requests"].(float64), fresh["usual_requests"].(float64)
 	if from := fresh["calibration"].(map[string]any)["requests"].(float64); from < 0.4*all || from > 0.6*all || from+half != all {
-		t.Errorf("of %v requests, a test that is made from %v is tried on %v others", all, from, half)
+		t.Errorf("of %v requests, a test calibrated on %v is evaluated on %v others", all, from, half)
 	}
 }
 
@@ -82,7 +82,7 @@ func TestDriftRefuses(t *testing.T) {
 		"sticky":        {[]string{"--trace", path, "--plan", dir, "--sticky", "1"}, exitUsage, "--sticky is 1"},
 		"drop":          {[]string{"--trace", path, "--plan", dir, "--drop", "10,101"}, exitUsage, "--drop is 101"},
 		"cap":           {[]string{"--trace", path, "--plan", dir, "--cap", "0.5"}, exitUsage, "--cap is 0.5"},
-		"idle cap":      {[]string{"--trace", enough, "--plan", tensor, "--cap", "1.3"}, exitUsage, "--cap has no meaning for this plan"},
+		"idle cap":      {[]string{"--trace", enough, "--plan", tensor, "--cap", "1.3"}, exitUsage, "--cap does not apply to this plan"},
 		"no drift test": {[]string{"--trace", path, "--plan", dir}, exitInvalidFile, "drift.json"},
 		"no directory":  {[]string{"--trace", path, "--plan", t.TempDir()}, exitInvalidFile, "manifest.json is missing"},
 	} {

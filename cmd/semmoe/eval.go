@@ -19,10 +19,10 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// maxOrders bounds the arrival orders: each is kept until all are scored.
+// maxOrders is the maximum number of arrival orders: all of them are in memory until they are scored.
 const maxOrders = 1000
 
-// maxHeld bounds the requests that the policy late holds: each decision looks at all of them.
+// maxHeld is the maximum number of waiting requests of the policy late: each decision evaluates all of them.
 const maxHeld = 1024
 
 // evalFlags are the flags of semmoe eval.
@@ -32,8 +32,9 @@ type evalFlags struct {
 	batchTokens                                                                  []int
 	cap, minimumGain                                                             float64
 	output                                                                       string
-	// given tells whether a flag stands on the command line, departs whether it does with another value than its default.
-	given, departs func(name string) bool
+	// given reports whether a flag is set on the command line, nonDefault whether it is set to a value other than its
+	// default.
+	given, nonDefault func(name string) bool
 }
 
 func newEvalCommand() *cobra.Command {
@@ -42,11 +43,11 @@ func newEvalCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "eval --trace FILE --plan DIR",
 		Short: "Score a plan on a routing trace",
-		Long: "Score a plan on a routing trace, and print the figures as one JSON object; nothing but the two is read.\n" +
-			"Exit code 2: the command line must be changed; 3: the trace or the plan is invalid; 1: try again.",
+		Long: "Evaluate a plan on a routing trace and print the metrics as one JSON object. Only the plan and the trace are read.\n" +
+			"Exit codes: 2 the command line is invalid; 3 the trace or the plan is invalid; 1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			flags.given, flags.departs = cmd.Flags().Changed, departs(cmd)
+			flags.given, flags.nonDefault = cmd.Flags().Changed, nonDefault(cmd)
 			report, err := flags.run(cmd.Context())
 			if err != nil {
 				return err
@@ -61,30 +62,30 @@ func newEvalCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
 	f.StringVar(&flags.plan, "plan", "", "directory of the plan (required)")
-	f.StringVar(&flags.requests, "requests", "test", "test: those that the plan's split holds back; or all")
-	f.StringVar(&flags.forecast, "forecast", "", "what scores are computed from: the plan's forecast (default), or table, transition or lookahead-raw")
-	f.StringVar(&flags.shards, "shards", string(defaults.Shards), "attention tp: equal or free numbers of tokens per rank in a batch")
-	f.IntSliceVar(&flags.batchTokens, "batch-tokens", []int{defaults.BatchTokens}, "sizes of batches, in tokens over all ranks: times are means over them, all other figures are those of the first")
-	f.Float64Var(&flags.minimumGain, "minimum-gain-percent", solver.DefaultMinimumGainPercent, "percentage of a layer's modelled time that the plan must save for the verdict Gain")
-	f.StringVarP(&flags.output, "output", "o", "", "output format: json, or table (default: table on a terminal, json elsewhere)")
-	f.StringVar(&flags.policy, "policy", string(defaults.Policy), "attention dp: price, masked, window, late, round-robin, least-loaded or prefix")
-	f.Float64Var(&flags.cap, "cap", defaults.Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policies price, late and prefix)")
-	f.IntVar(&flags.held, "held", 0, "attention dp: requests that wait for the rank that suits them (policy late); 0 is one for each rank")
-	f.IntVar(&flags.orders, "orders", defaults.Orders, fmt.Sprintf("attention dp: number of seeded arrival orders, at most %d", maxOrders))
-	f.StringVar(&flags.weights, "weights", "", "attention dp: weights of what speaks for a rank, as in affinity=1,prefix=1,load=1; 1 is as modelled, 0 leaves it out (policies price and late)")
-	f.StringVar(&flags.workload, "workload", string(defaults.Workload), "attention dp: recorded requests as they are; shared-prefix: groups of them begin with the same system prompt; multi-turn: each is a conversation")
-	f.IntVar(&flags.cacheTokens, "cache-tokens", dispatch.DefaultCacheTokens, "attention dp: tokens that a rank keeps in its KV cache (workloads shared-prefix and multi-turn)")
-	f.IntVar(&flags.scorePercent, "score-percent", 0, "attention dp: print also what scores reach that see only the first part of each request; 0 does not")
-	ownHardwareFlag(f, &flags.hardware)
-	f.IntVar(&flags.ranksPerNode, "ranks-per-node", defaults.RanksPerNode, "ranks that share a node, for node_lar and remote_nodes_per_token; a plan made for nodes tells its own")
+	f.StringVar(&flags.requests, "requests", "test", "requests to evaluate: test (held out by the plan's split) or all")
+	f.StringVar(&flags.forecast, "forecast", "", "input of the scores: table, transition or lookahead-raw (default: the plan's forecast)")
+	f.StringVar(&flags.shards, "shards", string(defaults.Shards), "attention tp: number of tokens per rank in a batch: equal or free")
+	f.IntSliceVar(&flags.batchTokens, "batch-tokens", []int{defaults.BatchTokens}, "batch sizes in tokens over all ranks: times are means over all sizes, other metrics use the first size")
+	f.Float64Var(&flags.minimumGain, "minimum-gain-percent", solver.DefaultMinimumGainPercent, "minimum saving of a layer's modelled time for the verdict Gain, in percent")
+	f.StringVarP(&flags.output, "output", "o", "", "output format: json or table (default: table on a terminal, json elsewhere)")
+	f.StringVar(&flags.policy, "policy", string(defaults.Policy), "attention dp: dispatch policy: price, masked, window, late, round-robin, least-loaded or prefix")
+	f.Float64Var(&flags.cap, "cap", defaults.Cap, "attention dp: maximum load of a rank over the last 128 requests, as a multiple of its fair share (policies price, late and prefix)")
+	f.IntVar(&flags.held, "held", 0, "attention dp: maximum number of requests waiting for their best rank (policy late); 0 means one per rank")
+	f.IntVar(&flags.orders, "orders", defaults.Orders, fmt.Sprintf("attention dp: number of seeded arrival orders, up to %d", maxOrders))
+	f.StringVar(&flags.weights, "weights", "", "attention dp: scoring weights, for example affinity=1,prefix=1,load=1; 1 is the modelled cost, 0 ignores the component (policies price and late)")
+	f.StringVar(&flags.workload, "workload", string(defaults.Workload), "attention dp: requests to serve: recorded (unchanged), shared-prefix (groups with a common system prompt) or multi-turn (conversations)")
+	f.IntVar(&flags.cacheTokens, "cache-tokens", dispatch.DefaultCacheTokens, "attention dp: KV cache capacity per rank in tokens (workloads shared-prefix and multi-turn)")
+	f.IntVar(&flags.scorePercent, "score-percent", 0, "attention dp: additional evaluation with scores from only this percentage of each request's first tokens; 0 disables it")
+	planHardwareFlag(f, &flags.hardware)
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", defaults.RanksPerNode, "number of ranks per node, for node_lar and remote_nodes_per_token; plans made for nodes override the default")
 	return cmd
 }
 
-// evalReport is what eval prints.
+// evalReport is the output of eval.
 type evalReport struct {
 	cost.Report
 	solver.Worth
-	// BaselineVolume is what the default placement sends, with tokens or requests in turn.
+	// BaselineVolume is the traffic of the default placement with round-robin assignment of tokens or requests.
 	BaselineVolume *cost.VolumeReport `json:"baseline_volume"`
 	Seconds        float64            `json:"seconds"`
 }
@@ -110,7 +111,7 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 		return nil, inputError(err)
 	}
 	o.Seed = p.Seed
-	profile, err := readOwnHardware(f.hardware, p)
+	profile, err := readPlanHardware(f.hardware, p)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +139,7 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 	return &evalReport{report, trial.Worth(f.minimumGain, f.batchTokens...), dealt.Volume, time.Since(begin).Seconds()}, nil
 }
 
-// defaultBatch is the size of batches that figures other than times are of.
+// defaultBatch returns the batch size of all metrics except times.
 func defaultBatch(sizes []int) int {
 	if len(sizes) == 0 {
 		return 0
@@ -146,7 +147,7 @@ func defaultBatch(sizes []int) int {
 	return sizes[0]
 }
 
-// table prints an evaluation for people.
+// table prints an evaluation as a table.
 func (r *evalReport) table(to io.Writer) error {
 	out := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	printWorth(out, &r.Worth)
@@ -176,7 +177,7 @@ func (f *evalFlags) options() (cost.Options, error) {
 	case f.held < 0 || f.held > maxHeld:
 		return o, usageErrorf("--held is %d; allowed is 0 to %d", f.held, maxHeld)
 	case f.held > 0 && f.policy != string(dispatch.Late):
-		return o, usageErrorf("--held has no meaning with --policy %s: it is for %s", f.policy, dispatch.Late)
+		return o, usageErrorf("--held does not apply with --policy %s; it requires %s", f.policy, dispatch.Late)
 	case f.cacheTokens < 1:
 		return o, usageErrorf("--cache-tokens is %d; it must be at least 1", f.cacheTokens)
 	case f.scorePercent < 0 || f.scorePercent > 100:
@@ -185,7 +186,7 @@ func (f *evalFlags) options() (cost.Options, error) {
 		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	}
 	o.CacheTokens, o.ScorePercent, o.Held = f.cacheTokens, f.scorePercent, f.held
-	if err := checkJudging(f.minimumGain, f.output); err != nil {
+	if err := checkOutput(f.minimumGain, f.output); err != nil {
 		return o, err
 	}
 	var err error
@@ -196,13 +197,13 @@ func (f *evalFlags) options() (cost.Options, error) {
 		return o, usageErrorf("--weights: %w", err)
 	}
 	if strings.Contains(f.weights, "wait=") {
-		return o, usageErrorf("--weights is %q: a trace tells no times, so that nothing waits, whatever its weight; semmoe simulate does", f.weights)
+		return o, usageErrorf("--weights is %q, but the weight wait has no effect: a trace contains no times; use semmoe simulate", f.weights)
 	}
 	if o.Policy, err = dispatch.ParsePolicy(f.policy); err != nil {
 		return o, usageErrorf("--policy: %w", err)
 	}
 	if o.Policy == dispatch.Late && o.Workload == trace.MultiTurn {
-		return o, usageErrorf("--policy is %s: it may send a turn before the one that it answers; --workload %s needs a policy that keeps the order", o.Policy, o.Workload)
+		return o, usageErrorf("--policy is %s, which may reorder the turns of a conversation; --workload %s requires a policy that keeps the order", o.Policy, o.Workload)
 	}
 	if f.forecast != "" {
 		if _, err := solver.ParseForecast(f.forecast); err != nil {
@@ -212,11 +213,11 @@ func (f *evalFlags) options() (cost.Options, error) {
 	return o, nil
 }
 
-// checkPlan refuses flags that mean nothing for the plan.
+// checkPlan returns an error for flags that do not apply to the plan.
 func (f *evalFlags) checkPlan(p *solver.Plan) error {
 	if by := solver.Forecast(f.forecast); by != "" && by != p.Forecast {
 		if by.Trained() || by != solver.Table && p.Attention == placement.DataParallel {
-			return usageErrorf("--forecast is %s; this plan carries the tables of %s", by, p.Forecast)
+			return usageErrorf("--forecast is %s; this plan contains the tables of %s", by, p.Forecast)
 		}
 		p.Forecast = by
 	}
@@ -225,14 +226,14 @@ func (f *evalFlags) checkPlan(p *solver.Plan) error {
 		idle = []string{"policy", "cap", "held", "orders", "weights", "workload", "cache-tokens", "score-percent"}
 	}
 	for _, name := range idle {
-		if f.departs(name) {
-			return usageErrorf("--%s has no meaning for this plan: it is for attention %s", name, p.Attention)
+		if f.nonDefault(name) {
+			return usageErrorf("--%s does not apply to this plan with attention %s", name, p.Attention)
 		}
 	}
 	return nil
 }
 
-// pickRequests lists the requests to evaluate: all, or those that the plan's split holds back.
+// pickRequests returns the requests to evaluate: all, or those held out by the plan's split.
 func pickRequests(t *trace.Trace, p *solver.Plan, which string) ([]int, error) {
 	if which == "all" {
 		return t.AllRequests(), nil

@@ -14,10 +14,10 @@ import (
 	"github.com/semmoe/operator/internal/plan/bundle"
 )
 
-// fetchPause is waited before a plan is fetched anew whose fetching was interrupted.
+// fetchPause is the time between two attempts to fetch a plan after an interruption.
 const fetchPause = time.Second
 
-// connectStore makes a client of the artifact store, for which access.FromPod is.
+// connectStore creates a client of the artifact store; access.FromPod implements it.
 type connectStore func(retryFor time.Duration) (*artifact.Client, error)
 
 // fetchFlags are the flags of semmoe fetch.
@@ -31,12 +31,12 @@ func newFetchCommand() *cobra.Command {
 	var flags fetchFlags
 	command := &cobra.Command{
 		Use:   "fetch --namespace NS --plan-digest DIGEST --out DIR",
-		Short: "Fetch a plan from the artifact store into a directory, in a pod that was made for it",
-		Long: "Fetch a whole plan, tables included, from the artifact store, and verify it. The directory is made when all of it is there: it never\n" +
-			"holds a part. Where it holds the plan already the store is not asked; another plan in it is replaced, and anything else refused.\n" +
-			"The pod must have a token for the store, and bear the annotation semmoe.io/plan-digest of that plan. With --optional a plan that\n" +
-			"cannot be fetched is no failure: the reason stands in the termination message, the directory is not there, and an engine serves\n" +
-			"without tables. Exit code 3: a flag is at fault; 1: try again.",
+		Short: "Fetch a plan from the artifact store into a directory, in a pod with that plan",
+		Long: "Fetch a complete plan, including tables, from the artifact store, and verify it. The directory is created after all files are present: it\n" +
+			"never contains an incomplete plan. If it already contains the plan, the store is not used; another plan is replaced; any other content is an\nerror. " +
+			"The pod must have a token for the store and the annotation semmoe.io/plan-digest of the plan. With --optional, a failure to fetch\n" +
+			"the plan is reported in the termination message, the exit code is 0, the directory does not exist, and an engine serves without tables.\n" +
+			"Exit codes: 3 a flag is invalid; 1 any other error, which a retry may fix.",
 		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := flags.check()
@@ -55,7 +55,7 @@ func newFetchCommand() *cobra.Command {
 				fmt.Fprintf(cmd.OutOrStdout(), "Plan %s is in %s\n", flags.planDigest, flags.out)
 				return nil
 			case flags.optional && exitCode(err) != exitInvalidFile && cmd.Context().Err() == nil:
-				printError(cmd.ErrOrStderr(), fmt.Errorf("going on without the plan: %s", message))
+				printError(cmd.ErrOrStderr(), fmt.Errorf("continuing without the plan: %s", message))
 				return nil
 			}
 			return err
@@ -63,12 +63,12 @@ func newFetchCommand() *cobra.Command {
 	}
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitInvalidFile} })
 	f := command.Flags()
-	f.StringVar(&flags.namespace, "namespace", "", "namespace that the plan is of: the pod's own (required)")
+	f.StringVar(&flags.namespace, "namespace", "", "namespace of the plan, which is the pod's namespace (required)")
 	f.StringVar(&flags.planDigest, "plan-digest", "", "full digest of the plan (required)")
-	f.StringVar(&flags.out, "out", "", "directory to make (required)")
-	f.DurationVar(&flags.wait, "wait", 2*time.Minute, "how long a store that is away, or goes away while it answers, is asked again")
-	f.BoolVar(&flags.optional, "optional", false, "exit with 0 although the plan could not be fetched")
-	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	f.StringVar(&flags.out, "out", "", "output directory (required)")
+	f.DurationVar(&flags.wait, "wait", 2*time.Minute, "time limit for retries of an unavailable store, or of an interrupted transfer")
+	f.BoolVar(&flags.optional, "optional", false, "exit code 0 even if the plan cannot be fetched")
+	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return command
 }
 
@@ -82,7 +82,7 @@ func (f fetchFlags) check() error {
 		}
 	}
 	if f.wait < 0 {
-		return invalid("--wait is %v; it must not be negative", f.wait)
+		return invalid("--wait is %v; it must be at least 0", f.wait)
 	}
 	if _, err := bundle.Scope(f.namespace, f.planDigest); err != nil {
 		return invalid("--namespace and --plan-digest: %w", err)
@@ -93,14 +93,14 @@ func (f fetchFlags) check() error {
 	return nil
 }
 
-// fetch fetches from the store that connect reaches.
+// fetch fetches from the store that connect returns.
 func (f fetchFlags) fetch(ctx context.Context, connect connectStore) error {
 	if bundle.Holds(f.out, f.planDigest) { // needs neither the store nor its token
 		return nil
 	}
 	client, err := connect(f.wait)
 	if err == nil {
-		err = f.fetchAnew(ctx, client)
+		err = f.fetchWithRetries(ctx, client)
 	}
 	if errors.Is(err, artifact.ErrNotFound) {
 		return fmt.Errorf("the artifact store does not have the plan: %w", err)
@@ -108,9 +108,9 @@ func (f fetchFlags) fetch(ctx context.Context, connect connectStore) error {
 	return err
 }
 
-// fetchAnew begins anew where the store goes away in the middle of an answer, for as long as it may be away: the client asks again only
-// while no answer has begun.
-func (f fetchFlags) fetchAnew(ctx context.Context, client *artifact.Client) error {
+// fetchWithRetries restarts interrupted transfers for up to --wait: the client itself retries only before a response
+// has started.
+func (f fetchFlags) fetchWithRetries(ctx context.Context, client *artifact.Client) error {
 	var end time.Time
 	for {
 		err := bundle.Fetch(ctx, client, f.namespace, f.planDigest, f.out)

@@ -19,7 +19,8 @@ import (
 	"github.com/semmoe/operator/internal/plan/bundle"
 )
 
-// An engine's pod that has no store to ask starts without the plan, and says why; a fault of the flags is none of the store's.
+// The pod of an engine starts without the plan if the store is unavailable, and reports the reason. Invalid flags are
+// reported as such.
 func TestFetchWithoutStore(t *testing.T) {
 	t.Setenv("SEMMOE_STORE_URL", "")
 	digest := strings.Repeat("ab", 32)
@@ -44,11 +45,11 @@ func TestFetchWithoutStore(t *testing.T) {
 			command.SetArgs(append([]string{"--out=" + out, "--termination-message=" + message}, tc.args...))
 			err := command.ExecuteContext(t.Context())
 			if (err == nil) != (tc.code == 0) || err != nil && exitCode(err) != tc.code {
-				t.Errorf("ends with %v, want code %d", err, tc.code)
+				t.Errorf("error %v, want exit code %d", err, tc.code)
 			}
-			told, _ := os.ReadFile(message)
-			if !strings.Contains(string(told), tc.says) {
-				t.Errorf("tells %q, want %q", told, tc.says)
+			text, _ := os.ReadFile(message)
+			if !strings.Contains(string(text), tc.says) {
+				t.Errorf("termination message %q, want %q", text, tc.says)
 			}
 			if _, err := os.Stat(out); !os.IsNotExist(err) {
 				t.Errorf("left behind: %v", err)
@@ -57,7 +58,7 @@ func TestFetchWithoutStore(t *testing.T) {
 	}
 }
 
-// What a plan takes the place of is removed: a directory with anything else is refused before the store is asked.
+// A fetched plan replaces only a plan: a directory with other content is an error before the store is used.
 func TestFetchLeavesOtherDirectories(t *testing.T) {
 	dir := t.TempDir()
 	precious := filepath.Join(dir, "thesis.txt")
@@ -73,7 +74,7 @@ func TestFetchLeavesOtherDirectories(t *testing.T) {
 	}
 }
 
-// interruptedStore is an artifact store that ends so many of its answers with artifacts in the middle.
+// interruptedStore returns an artifact store that interrupts the given number of its responses with artifacts.
 func interruptedStore(t *testing.T, interruptions int) connectStore {
 	var mu sync.Mutex
 	bodies := map[string][]byte{} // by the last part of the path: a digest, or "result"
@@ -87,24 +88,24 @@ func interruptedStore(t *testing.T, interruptions int) connectStore {
 				t.Error(err)
 			}
 			bodies[name] = body
-			w.Write(body) //nolint:errcheck // the client tells
+			w.Write(body) //nolint:errcheck // the client reports errors
 			return
 		}
 		body := bodies[name]
 		if interruptions == 0 || len(body) < 1<<10 {
-			w.Write(body) //nolint:errcheck // the client tells
+			w.Write(body) //nolint:errcheck // the client reports errors
 			return
 		}
 		interruptions--
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-		w.Write(body[:len(body)/2])           //nolint:errcheck // the client tells
+		w.Write(body[:len(body)/2])           //nolint:errcheck // the client reports errors
 		http.NewResponseController(w).Flush() //nolint:errcheck // as above
 		panic(http.ErrAbortHandler)
 	})
 }
 
-// A store that goes away in the middle of an answer is asked anew within --wait, as one that was away before.
-func TestFetchGoesOnAfterAnInterruption(t *testing.T) {
+// An interrupted transfer is retried within --wait, as an unavailable store is.
+func TestFetchRetriesAfterAnInterruption(t *testing.T) {
 	from, _ := solved(t, "dp")
 	_, a, err := plan.Read(from)
 	if err != nil {

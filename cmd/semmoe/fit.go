@@ -17,7 +17,8 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// maxProfileName is how long a hardware profile's name may be, in characters: longer ones are cut off in the status of a PlacementPlan.
+// maxProfileName is the maximum length of a hardware profile's name, in characters: the status of a PlacementPlan
+// truncates longer names.
 const maxProfileName = 63
 
 func newFitCommand() *cobra.Command {
@@ -26,22 +27,22 @@ func newFitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fit --measurements FILE --name NAME --out FILE",
 		Short: "Fit a hardware profile to measured kernels and exchanges",
-		Long: "Fit start-up times and rates to what semmoe calibrate measured kernels and exchanges to take, and write them as a hardware profile, which semmoe\n" +
-			"pipeline reads. Prints how well each model fits, also on measurements that it was not fitted to.\n" +
-			"Exit code 2: the command line must be changed; 3: the measurements do not make a profile; 1: try again.",
+		Long: "Fit start-up times and rates to the kernel and exchange times measured by semmoe calibrate, and write them as a hardware profile for semmoe\n" +
+			"solve, eval and pipeline. Prints the goodness of fit of each model, also on held-out measurements.\n" +
+			"Exit codes: 2 the command line is invalid; 3 the measurements are invalid or insufficient; 1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case measurements == "":
 				return usageErrorf("--measurements is missing: name the file with measured times")
 			case name == "":
-				return usageErrorf("--name is missing: say what the profile is to be called")
+				return usageErrorf("--name is missing: set it to the name of the profile")
 			case utf8.RuneCountInString(name) > maxProfileName:
-				return usageErrorf("--name is %q, of %d characters; allowed are %d, which the status of a plan has room for", name, utf8.RuneCountInString(name), maxProfileName)
+				return usageErrorf("--name is %q with %d characters; the maximum is %d because of the status of plans", name, utf8.RuneCountInString(name), maxProfileName)
 			case out == "":
 				return usageErrorf("--out is missing: name the file for the profile")
 			case !(memory >= 0) || math.IsInf(memory*(1<<30), 1):
-				return usageErrorf("--memory-gib is %v; it must be above 0 and finite, or 0 for what was measured", memory)
+				return usageErrorf("--memory-gib is %v; it must be above 0 and finite, or 0 for the measured value", memory)
 			}
 			if err := wholefile.Check(out); err != nil {
 				return usageErrorf("--out: %w", err)
@@ -52,9 +53,9 @@ func newFitCommand() *cobra.Command {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
 	f := cmd.Flags()
 	f.StringVar(&measurements, "measurements", "", "JSON file with measured times (required)")
-	f.StringVar(&name, "name", "", "what the profile is called (required)")
-	f.Float64Var(&memory, "memory-gib", 0, "memory of a rank in GiB (default: what was measured on)")
-	f.StringVar(&out, "out", "", "file for the profile; one that is there is replaced (required)")
+	f.StringVar(&name, "name", "", "name of the profile (required)")
+	f.Float64Var(&memory, "memory-gib", 0, "memory per rank in GiB (default: the memory of the measured GPU)")
+	f.StringVar(&out, "out", "", "file for the profile; an existing file is replaced (required)")
 	return cmd
 }
 
@@ -69,7 +70,7 @@ func fit(stdout io.Writer, measurements, name string, memoryGiB float64, out str
 	}
 	memory := cmp.Or(memoryGiB*(1<<30), c.MemoryBytes)
 	if memory == 0 {
-		return usageErrorf("--memory-gib is missing: %s does not tell the memory of a GPU", measurements)
+		return usageErrorf("--memory-gib is missing: %s does not contain the memory of a GPU", measurements)
 	}
 	p, err := hardware.NewProfile(name, memory, c)
 	if err != nil {

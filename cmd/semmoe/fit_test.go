@@ -12,14 +12,14 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// runCommand runs a subcommand and returns its exit code, what it printed and its error message.
+// runCommand runs a subcommand and returns its exit code, standard output and error message.
 func runCommand(t *testing.T, cmd *cobra.Command, args ...string) (code int, out, message string) {
 	t.Helper()
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	var stdout bytes.Buffer
 	cmd.SetOut(&stdout)
 	cmd.SetErr(&stdout)
-	cmd.SetArgs(append([]string{}, args...)) // none are not those of the test
+	cmd.SetArgs(append([]string{}, args...)) // an empty list, not the arguments of the test binary
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
 		return exitCode(err), stdout.String(), err.Error()
 	}
@@ -36,7 +36,7 @@ func TestFitWritesAProfile(t *testing.T) {
 	}
 	for _, want := range []string{"grouped GEMM", "dense GEMM", "attention", "all-to-all", "all-reduce", "reduce-scatter", "all-gather", "HELD-OUT", "38 of 51 all-to-alls of more than 1 MiB are modelled within 15%"} {
 		if !strings.Contains(printed, want) {
-			t.Errorf("what is printed does not have %q:\n%s", want, printed)
+			t.Errorf("the output does not contain %q:\n%s", want, printed)
 		}
 	}
 	text, err := os.ReadFile(out)
@@ -66,17 +66,17 @@ func TestFitRefuses(t *testing.T) {
 	}{
 		"no measurements": {[]string{"--name", "x", "--memory-gib", "1", "--out", out}, exitUsage, "--measurements is missing"},
 		"no name":         {[]string{"--measurements", few, "--memory-gib", "1", "--out", out}, exitUsage, "--name is missing"},
-		"a long name":     {[]string{"--measurements", few, "--name", strings.Repeat("x", 64), "--out", out}, exitUsage, "of 64 characters; allowed are 63"},
+		"a long name":     {[]string{"--measurements", few, "--name", strings.Repeat("x", 64), "--out", out}, exitUsage, "with 64 characters; the maximum is 63"},
 		"memory below 0":  {[]string{"--measurements", few, "--name", "x", "--memory-gib", "-1", "--out", out}, exitUsage, "--memory-gib is -1"},
 		"any memory":      {[]string{"--measurements", measuredTimes, "--name", "x", "--memory-gib", "Inf", "--out", out}, exitUsage, "--memory-gib is +Inf"},
-		"no memory":       {[]string{"--measurements", measuredTimes, "--name", "x", "--out", out}, exitUsage, "does not tell the memory of a GPU"},
+		"no memory":       {[]string{"--measurements", measuredTimes, "--name", "x", "--out", out}, exitUsage, "does not contain the memory of a GPU"},
 		"no folder":       {[]string{"--measurements", few, "--name", "x", "--out", filepath.Join(few, "out")}, exitUsage, "--out"},
 		"no out":          {[]string{"--measurements", few, "--name", "x", "--memory-gib", "1"}, exitUsage, "--out is missing"},
 		"too few":         {[]string{"--measurements", few, "--name", "x", "--memory-gib", "1", "--out", out}, exitInvalidFile, "at least 6 are needed"},
 		"no file":         {[]string{"--measurements", few + ".", "--name", "x", "--memory-gib", "1", "--out", out}, exitInvalidFile, "--measurements"},
 	} {
 		if code, _, message := runCommand(t, newFitCommand(), c.args...); code != c.code || !strings.Contains(message, c.want) {
-			t.Errorf("%s: exit code %d, %q; wanted are %d and %q", name, code, message, c.code, c.want)
+			t.Errorf("%s: exit code %d, %q; want %d and %q", name, code, message, c.code, c.want)
 		}
 	}
 	if _, err := os.Stat(out); !os.IsNotExist(err) {

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// numbersVar defines a flag of comma-separated numbers. Its help shows the default as a user writes it, and no default where there is none.
-// The usage has the name of the value in backquotes.
+// numbersVar defines a flag of comma-separated numbers. Its help shows the default in command-line syntax, or no
+// default if there is none. The usage contains the name of the value in backquotes.
 func numbersVar(f *pflag.FlagSet, to *[]float64, name string, value []float64, usage string) {
 	f.Float64SliceVar(to, name, value, usage)
 	texts := make([]string, len(value))

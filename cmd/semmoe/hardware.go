@@ -12,35 +12,35 @@ import (
 )
 
 func hardwareFlag(f *pflag.FlagSet, into *string) {
-	f.StringVar(into, "hardware", hardware.Default, "hardware profile: the name of a built-in one ("+strings.Join(hardware.Names(), ", ")+"), or a file that semmoe fit wrote")
+	f.StringVar(into, "hardware", hardware.Default, "hardware profile: a built-in name ("+strings.Join(hardware.Names(), ", ")+") or a file written by semmoe fit")
 }
 
-// ownHardwareFlag is hardwareFlag for commands that read a plan, which tells for which machines it is.
-func ownHardwareFlag(f *pflag.FlagSet, into *string) {
-	f.StringVar(into, "hardware", "", "hardware profile: the name of a built-in one ("+strings.Join(hardware.Names(), ", ")+"), or a file that semmoe fit wrote (default: that of the plan)")
+// planHardwareFlag adds the flag --hardware, with the plan's profile as default, to commands that read a plan.
+func planHardwareFlag(f *pflag.FlagSet, into *string) {
+	f.StringVar(into, "hardware", "", "hardware profile: a built-in name ("+strings.Join(hardware.Names(), ", ")+") or a file written by semmoe fit (default: the plan's profile)")
 }
 
-// readOwnHardware is the profile that such a flag names, or the plan's.
-func readOwnHardware(named string, p *solver.Plan) (*hardware.Profile, error) {
+// readPlanHardware returns the profile of the flag, or the plan's profile by default.
+func readPlanHardware(named string, p *solver.Plan) (*hardware.Profile, error) {
 	if named == "" {
 		return p.Machines(), nil
 	}
 	return readHardware(named)
 }
 
-// maxInputBytes bounds a JSON file that a flag names, such as a hardware profile or a config.json. The largest known ones have less than
-// 1 MiB. Parsing needs up to 100 times the size of a file in memory.
+// maxInputBytes is the maximum size of a JSON input file, such as a config.json. The largest known files have less than
+// 1 MiB. Parsing needs up to 100 times the file size in memory.
 const maxInputBytes = 4 << 20
 
-// maxProfileBytes bounds a hardware profile, of which the built-in one has 12 KiB.
+// maxProfileBytes is the maximum size of a hardware profile; the built-in one has 12 KiB.
 const maxProfileBytes = 1 << 20
 
-// readHardware is the profile that --hardware names: a word is a built-in one, all else a file.
+// readHardware returns the profile of --hardware: a single word is a built-in name, anything else a file.
 func readHardware(named string) (*hardware.Profile, error) {
 	if !strings.ContainsAny(named, "/.") {
 		p, err := hardware.BuiltIn(named)
 		if err != nil {
-			return nil, usageErrorf("--hardware: %w; or name a file", err)
+			return nil, usageErrorf("--hardware: %w; a file name is also allowed", err)
 		}
 		return p, nil
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// slowProfile writes a hardware profile named slow, whose exchanges take ten times as long as those of the built-in one.
+// slowProfile writes a hardware profile named slow with exchanges that take ten times as long as the built-in ones.
 func slowProfile(t *testing.T) string {
 	t.Helper()
 	p := *hardware.DefaultProfile()
@@ -37,12 +37,12 @@ func TestReadHardware(t *testing.T) {
 		code    int
 		message string
 	}{
-		"abacus":        {exitUsage, "there are h200-nvlink; or name a file"},
+		"abacus":        {exitUsage, "there are h200-nvlink; a file name is also allowed"},
 		"./none.json":   {exitInvalidFile, "no such file"},
 		"./hardware.go": {exitInvalidFile, "--hardware: ./hardware.go"},
 	} {
 		if _, err := readHardware(named); err == nil || exitCode(err) != want.code || !strings.Contains(err.Error(), want.message) {
-			t.Errorf("%s: %v, exit code %d; wanted are %q, %d", named, err, exitCode(err), want.message, want.code)
+			t.Errorf("%s: %v, exit code %d; want %q, %d", named, err, exitCode(err), want.message, want.code)
 		}
 	}
 }

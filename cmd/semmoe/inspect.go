@@ -20,11 +20,12 @@ import (
 )
 
 const (
-	// exitInvalidModel tells a Job's podFailurePolicy that another attempt would fail in the same way.
+	// exitInvalidModel is the exit code of errors that another attempt would repeat. It is used in a Job's
+	// podFailurePolicy.
 	exitInvalidModel = 3
-	// terminationLog is where Kubernetes looks for a container's termination message unless the pod says otherwise.
+	// terminationLog is the default file of a container's termination message in Kubernetes.
 	terminationLog = "/dev/termination-log"
-	// terminationLimit is the size above which the kubelet cuts off a termination message.
+	// terminationLimit is the size above which the kubelet truncates a termination message.
 	terminationLimit = 4096
 )
 
@@ -33,10 +34,10 @@ func newInspectCommand() *cobra.Command {
 	var expertParallelSize int
 	cmd := &cobra.Command{
 		Use:   "inspect --model-path DIR",
-		Short: "Validate a checkpoint without loading weights, and a data set, and describe them as JSON",
-		Long: "Validate a Hugging Face checkpoint of a Mixture-of-Experts model without loading weights, and a data set where one is\n" +
-			"given, and describe them as JSON on standard output and in the termination message. Exit code 3: the model, the data set\n" +
-			"or an argument must be changed; 1: try again.",
+		Short: "Validate a checkpoint and a data set, and describe them as JSON",
+		Long: "Validate a Hugging Face checkpoint of a Mixture-of-Experts model without loading weights, and optionally a data set, and\n" +
+			"describe them as JSON on standard output and in the termination message. Exit codes: 3 the model, the data set or a flag\n" +
+			"is invalid; 1 any other error, which a retry may fix.",
 		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			debug.SetMemoryLimit(headerMemory)
@@ -50,22 +51,22 @@ func newInspectCommand() *cobra.Command {
 			}
 			if report.TiedEmbeddings && slices.Contains(sglang.IgnoresTiedEmbeddings, report.Family) {
 				fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: warning: config.json ties the embeddings (tie_word_embeddings), and no tensor is named lm_head.weight. "+
-					"SGLang ignores that for %s: every logit is 0, and its health check passes. Write lm_head.weight as a tensor, or serve the model by another engine.\n", report.Family)
+					"SGLang ignores tied embeddings for %s: every logit is 0, and its health check passes. Add lm_head.weight as a tensor, or serve the model with another engine.\n", report.Family)
 			}
 			return printReport(cmd.OutOrStdout(), messageFile, report)
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return modelError{checkpoint.Invalidf("%v", err)} })
 	cmd.Flags().StringVar(&modelPath, "model-path", "", "directory of the checkpoint (required)")
-	cmd.Flags().StringVar(&dataset, "dataset", "", "also check this JSONL file, a data set for profiling")
-	cmd.Flags().IntVar(&expertParallelSize, "expert-parallel-size", 0, "also check that this many ranks divide the experts")
-	cmd.Flags().StringVar(&messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	cmd.Flags().StringVar(&dataset, "dataset", "", "JSONL file with a data set for profiling, to validate as well")
+	cmd.Flags().IntVar(&expertParallelSize, "expert-parallel-size", 0, "number of ranks, validated as a divisor of the number of experts")
+	cmd.Flags().StringVar(&messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return cmd
 }
 
 func inspect(modelPath, dataset string, checkSize bool, expertParallelSize int) (inspection.Report, error) {
 	if modelPath == "" {
-		return inspection.Report{}, checkpoint.Invalidf("--model-path is missing: give the directory of the checkpoint")
+		return inspection.Report{}, checkpoint.Invalidf("--model-path is missing: set it to the directory of the checkpoint")
 	}
 	report, err := checkpoint.Inspect(modelPath)
 	if err == nil && checkSize {
@@ -89,8 +90,8 @@ func printReport(out io.Writer, messageFile string, report inspection.Report) er
 	return writeTerminationMessage(messageFile, string(text))
 }
 
-// writeTerminationMessage writes in place: the kubelet bind-mounts the file, so that it cannot be replaced by a rename.
-// Without a named file it writes only where Kubernetes has provided one.
+// writeTerminationMessage writes in place: the kubelet bind-mounts the file, so a rename cannot replace it. Without a
+// path it writes only if Kubernetes has provided the default file.
 func writeTerminationMessage(path, message string) error {
 	flags := os.O_WRONLY | os.O_TRUNC
 	if path == "" {
@@ -115,7 +116,7 @@ func writeTerminationMessage(path, message string) error {
 	return file.Close()
 }
 
-// oneLine makes a message that shows well in a condition and fits the termination message.
+// oneLine returns a message on one line, limited to the size of a termination message.
 func oneLine(message string) string {
 	message = strings.Join(strings.Fields(message), " ")
 	if len(message) > terminationLimit {
@@ -124,8 +125,7 @@ func oneLine(message string) string {
 	return message
 }
 
-// modelError carries the exit code that tells a fault of the model, the data set or the arguments from a failure to read
-// them.
+// modelError adds the exit code that distinguishes invalid input (model, data set, flags) from read errors.
 type modelError struct{ error }
 
 func (e modelError) Unwrap() error { return e.error }

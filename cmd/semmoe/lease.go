@@ -9,12 +9,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// releaseTimeout bounds the release of the leader lease. Together with stopTimeout it is below endGrace: a manager whose API server is away
-// ends in order, and its successor waits for the lease to pass.
+// releaseTimeout is the time limit of the release of the leader lease. Its sum with stopTimeout is below endGrace: a
+// manager ends in order even if the API server is unavailable, and its successor waits for the lease to expire.
 const releaseTimeout = 300 * time.Millisecond
 
-// leaseConfig returns the configuration of the client that renews and releases the leader lease. After the end of a context, its requests have
-// stopTimeout and releaseTimeout together.
+// leaseConfig returns the configuration of the client that renews and releases the leader lease. After the context
+// ends, its requests have stopTimeout plus releaseTimeout in total.
 func leaseConfig(ctx context.Context, config *rest.Config) *rest.Config {
 	bounded := rest.CopyConfig(config)
 	last, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -23,7 +23,7 @@ func leaseConfig(ctx context.Context, config *rest.Config) *rest.Config {
 	return bounded
 }
 
-// boundedTransport ends all requests with a context.
+// boundedTransport ends all requests when a context ends.
 type boundedTransport struct {
 	next http.RoundTripper
 	last context.Context

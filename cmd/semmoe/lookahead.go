@@ -29,11 +29,11 @@ func newLookAheadCommand() *cobra.Command {
 	var flags lookAheadFlags
 	cmd := &cobra.Command{
 		Use:   "lookahead --model-path DIR --trace FILE --out FILE",
-		Short: "Add to a routing trace what the gates say before attention",
-		Long: "Run the requests of a routing trace through the reference engine, and write the trace again with what each layer's norm and\n" +
-			"gate say of the residual stream before the layer's attention. The forecasts lookahead and lookahead-raw of semmoe solve and\n" +
-			"semmoe eval read it. Routes stay as they were recorded. Prints one JSON object.\n" +
-			"Exit code 2: the command line must be changed; 3: the model or the trace is invalid, or they are not of one another; 1: try again.",
+		Short: "Add the gates' predictions before attention to a routing trace",
+		Long: "Run the requests of a routing trace through the reference engine, and write the trace with the output of each layer's norm and\n" +
+			"gate for the residual stream before the layer's attention. The forecasts lookahead and lookahead-raw of semmoe solve and\n" +
+			"semmoe eval use this output. Recorded routes do not change. Prints one JSON object.\n" +
+			"Exit codes: 2 the command line is invalid; 3 the model or the trace is invalid, or they do not match; 1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report, err := flags.run(cmd.Context(), cmd.ErrOrStderr())
@@ -45,23 +45,23 @@ func newLookAheadCommand() *cobra.Command {
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
 	f := cmd.Flags()
-	f.StringVar(&flags.model, "model-path", "", "directory of the checkpoint that the trace was recorded from, Qwen3-MoE (required)")
+	f.StringVar(&flags.model, "model-path", "", "directory of the Qwen3-MoE checkpoint that the trace was recorded from (required)")
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
-	f.StringVar(&flags.out, "out", "", "trace to write; compressed where the name ends in .zst (required)")
-	f.IntVar(&flags.experts, "experts", 0, "experts to keep of each token and layer (default: four times those that a token activates)")
-	f.IntVar(&flags.threads, "threads", runtime.GOMAXPROCS(0), "threads that compute")
+	f.StringVar(&flags.out, "out", "", "trace file to write, compressed if the name ends in .zst (required)")
+	f.IntVar(&flags.experts, "experts", 0, "number of recorded experts per token and layer (default: four times top-k)")
+	f.IntVar(&flags.threads, "threads", runtime.GOMAXPROCS(0), "number of compute threads")
 	return cmd
 }
 
-// lookAheadReport is what lookahead prints.
+// lookAheadReport is the output of lookahead.
 type lookAheadReport struct {
 	Requests int `json:"requests"`
 	Tokens   int `json:"tokens"`
-	// Experts is how many are kept of each token and layer.
+	// Experts is the number of recorded experts per token and layer.
 	Experts int `json:"experts"`
-	// Agreement is the share of the trace's activations that the reference engine repeats.
+	// Agreement is the share of the trace's activations that the reference engine reproduces.
 	Agreement float64 `json:"agreement"`
-	// Overlap is the share of the trace's activations that are among as many of the most probable experts of the look-ahead.
+	// Overlap is the share of the trace's activations among the top-k most probable experts of the look-ahead.
 	Overlap float64 `json:"overlap"`
 	Seconds float64 `json:"seconds"`
 }
@@ -74,7 +74,7 @@ func (f *lookAheadFlags) run(ctx context.Context, stderr io.Writer) (*lookAheadR
 		}
 	}
 	if f.experts < 0 {
-		return nil, usageErrorf("--experts is %d; it cannot be negative", f.experts)
+		return nil, usageErrorf("--experts is %d; it must be at least 0", f.experts)
 	}
 	if f.threads < 1 {
 		return nil, usageErrorf("--threads is %d; it must be at least 1", f.threads)
@@ -113,7 +113,7 @@ func (f *lookAheadFlags) run(ctx context.Context, stderr io.Writer) (*lookAheadR
 	}, nil
 }
 
-// loadModel reads a checkpoint with all weights.
+// loadModel loads a checkpoint with all weights.
 func loadModel(dir string) (*model.Model, error) {
 	c, err := checkpoint.Open(dir)
 	if err == nil {

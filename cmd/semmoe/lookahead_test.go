@@ -13,7 +13,7 @@ import (
 
 const tinyCheckpoint = "../../internal/refengine/testdata/tiny-qwen3moe"
 
-// smallSample writes a part of the sample trace that the reference engine computes in a second or two.
+// smallSample writes a part of the sample trace that the reference engine computes in one to two seconds.
 func smallSample(t *testing.T) string {
 	t.Helper()
 	whole, err := trace.Open(t.Context(), sampleTrace)
@@ -27,8 +27,8 @@ func smallSample(t *testing.T) string {
 	return path
 }
 
-// TestLookAhead goes the whole way: record, solve, evaluate. What gates say before attention must be worth more than a
-// table of so few tokens; the correction has too few to gain, and must not lose.
+// TestLookAhead records, solves and evaluates. The gates' predictions before attention must yield more locality than a
+// table of so few tokens. The correction has too little data to gain, and must not lose.
 func TestLookAhead(t *testing.T) {
 	path, out := smallSample(t), filepath.Join(t.TempDir(), "ahead.safetensors.zst")
 	code, report, message := runJSON(t, newLookAheadCommand(), "--model-path", tinyCheckpoint, "--trace", path, "--out", out)
@@ -71,7 +71,7 @@ func TestLookAheadRefuses(t *testing.T) {
 		"other model":  {with("--trace", groupedTrace(t, 0)), exitInvalidFile, "the trace is not of this model"},
 		"no file":      {with("--trace", "none"), exitInvalidFile, "no such file"},
 		"experts":      {with("--experts", "33"), exitInvalidFile, "allowed is 1 to 32"},
-		"negative":     {with("--experts", "-1"), exitUsage, "cannot be negative"},
+		"negative":     {with("--experts", "-1"), exitUsage, "must be at least 0"},
 		"threads":      {with("--threads", "0"), exitUsage, "--threads is 0"},
 		"no folder":    {with("--out", "/nonexistent/t.safetensors"), exitUsage, "--out: failed to create /nonexistent/t.safetensors"},
 		"positional":   {with("more"), exitUsage, "more"},
@@ -83,6 +83,6 @@ func TestLookAheadRefuses(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(out); err == nil {
-		t.Error("a refused run has left a file")
+		t.Error("a run with an error has left a file")
 	}
 }

@@ -1,5 +1,5 @@
-// Command semmoe is the one static binary of the Sem-MoE operator: every role of the system is one of its subcommands,
-// so that one image serves them all.
+// Command semmoe is the static binary of the Sem-MoE operator. Every role of the system is one of its subcommands, so
+// that one image serves all roles.
 package main
 
 import (
@@ -33,7 +33,8 @@ func main() {
 	}
 }
 
-// printError writes an error, which may quote files and servers. A long one, such as the reasons of a usage error, keeps its lines.
+// printError writes an error, which may quote files and servers. A long error, such as the list of reasons of a usage
+// error, keeps its line breaks.
 func printError(w io.Writer, err error) {
 	for i, line := range strings.Split(err.Error(), "\n") {
 		if i == 0 {
@@ -43,14 +44,15 @@ func printError(w io.Writer, err error) {
 	}
 }
 
-// endGrace is how long a command that serves no requests may take to end after a signal. What the command waits for may be away: the
-// API server, the artifact store or an engine. No command needs its end: each starts again from what it has written.
+// endGrace is the time limit for the end of a command that serves no requests, after a signal. A command may wait for
+// an unavailable API server, artifact store or engine. No command needs an orderly end: each continues from what it has
+// written.
 const endGrace = 1500 * time.Millisecond
 
-// drains marks a command that serves requests, and ends by itself soon after the last one.
+// drains is the annotation of a command that serves requests, and ends by itself soon after the last one.
 const drains = "semmoe.io/drains"
 
-// execute runs a command until it ends, or does not end after a signal.
+// execute runs a command until it ends, or until endGrace after a signal.
 func execute(ctx context.Context, root *cobra.Command, args []string) error {
 	root.SetArgs(args)
 	ended := make(chan error, 1)
@@ -67,7 +69,7 @@ func execute(ctx context.Context, root *cobra.Command, args []string) error {
 	case err := <-ended:
 		return err
 	case <-time.After(endGrace):
-		return fmt.Errorf("failed to end within %v of a signal", endGrace)
+		return fmt.Errorf("the command did not end within %v after a signal", endGrace)
 	}
 }
 
@@ -80,13 +82,13 @@ func newRootCommand() *cobra.Command {
 		Version:       buildinfo.Read().String(),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageErrorf("there is no command %q: semmoe --help lists them", args[0])
+				return usageErrorf("unknown command %q; semmoe --help lists all commands", args[0])
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	// Commands with exit codes of their own for that say so.
+	// Commands with a different exit code for usage errors override this function.
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
 	root.AddCommand(newManagerCommand(), newInspectCommand(), newRouterCommand(), newEngineCommand(), newProfileCommand(), newStoreCommand(),
 		newSolveCommand(), newReplanCommand(), newEvalCommand(), newDriftCommand(), newVerifyCommand(), newCompareCommand(), newStatsCommand(), newReshuffleCommand(),
@@ -95,7 +97,7 @@ func newRootCommand() *cobra.Command {
 	return root
 }
 
-// exitCode is 1 unless the error carries a code of its own.
+// exitCode returns the error's own exit code, or 1 if it has none.
 func exitCode(err error) int {
 	var coded interface{ ExitCode() int }
 	if errors.As(err, &coded) {
@@ -104,8 +106,8 @@ func exitCode(err error) int {
 	return 1
 }
 
-// withLogger puts the process's logger into a context: JSON on standard error, for machines to collect. Lines of the standard logger, to
-// which http.Transport and http.Server write, go there as well.
+// withLogger adds the process's logger to a context: JSON on standard error. The standard logger, which http.Transport
+// and http.Server use, writes there as well.
 func withLogger(ctx context.Context, name string) context.Context {
 	log := zap.New(zap.UseDevMode(false), zap.WriteTo(printable.JSON(os.Stderr))).WithName(name)
 	ctrl.SetLogger(log)

@@ -15,14 +15,14 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// What is wrong with a command line ends with the exit code that says so, before any command has begun.
-func TestCommandLinesThatAreWrong(t *testing.T) {
+// Invalid command lines return the exit code of usage errors before the command starts.
+func TestInvalidCommandLines(t *testing.T) {
 	for line, want := range map[string]struct {
 		code int
 		says string
 	}{
 		"solv --trace f": {exitUsage, "unknown flag: --trace"},
-		"solv":           {exitUsage, `there is no command "solv"`},
+		"solv":           {exitUsage, `unknown command "solv"`},
 		"router --prot":  {exitUsage, "unknown flag: --prot"},
 		"inspect --path": {exitInvalidModel, "unknown flag: --path"},
 		"inspect more":   {exitInvalidModel, `unknown command "more"`},
@@ -43,7 +43,7 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 	}
 }
 
-// TestHelpOfFlags looks for types in Go's notation, for defaults that are stated twice, and for references to another flag's text.
+// TestHelpOfFlags rejects types in Go notation, duplicate defaults, and references to the text of another flag.
 func TestHelpOfFlags(t *testing.T) {
 	twice := regexp.MustCompile(`\(default.*\(default`)
 	var walk func(cmd *cobra.Command)
@@ -64,7 +64,8 @@ func TestHelpOfFlags(t *testing.T) {
 	walk(newRootCommand())
 }
 
-// The standard logger, which net/http uses for connections and servers without their own, writes JSON as the process's logger does.
+// The standard logger, which net/http uses for connections and servers without a logger, writes JSON in the format of
+// the process's logger.
 func TestStandardLoggerWritesJSON(t *testing.T) {
 	if os.Getenv("SEMMOE_TEST_LOG") != "" {
 		withLogger(t.Context(), "test")

@@ -25,8 +25,8 @@ import (
 	"github.com/semmoe/operator/webhook"
 )
 
-// stopTimeout bounds the time between a signal and the release of the leader lease. It leaves a third of endGrace to the release, of which
-// releaseTimeout may be used.
+// stopTimeout is the time limit between a signal and the release of the leader lease. It leaves a third of endGrace for
+// the release, which may use releaseTimeout.
 const stopTimeout = time.Second
 
 func newManagerCommand() *cobra.Command {
@@ -35,8 +35,9 @@ func newManagerCommand() *cobra.Command {
 	var storeCA, pull, routerAuthority, metricsAddress, healthAddress string
 	var prometheusHosts []string
 	var webhooks webhookOptions
-	// A lost leader is replaced within 20 s: a successor may see its last renewal 2.2 retry periods late, waits for the lease to pass,
-	// and may ask for it 2.2 periods after that (client-go's jitter). A leader that stops in order releases its lease at once.
+	// A lost leader is replaced within 20 s: a successor may see the last renewal 2.2 retry periods late, waits for the
+	// lease to expire, and may acquire it 2.2 periods later (client-go's jitter). A leader that stops in order releases
+	// its lease immediately.
 	lease, renew, retry := 15*time.Second, 10*time.Second, time.Second
 	stop := stopTimeout
 	base := ctrl.Options{
@@ -106,24 +107,24 @@ func newManagerCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&options.Image, "image", "", "image of the operator's own containers: request router and inspection (default: the image of the pod that $POD_NAMESPACE and $POD_NAME name)")
-	flags.StringVar(&pull, "image-pull-policy", "", "when nodes pull that image for what is made from now on: Always, IfNotPresent or Never (default: as the API server has it for the image's name)")
+	flags.StringVar(&options.Image, "image", "", "image of the operator's containers, such as request router and inspection (default: the image of the pod $POD_NAMESPACE/$POD_NAME)")
+	flags.StringVar(&pull, "image-pull-policy", "", "pull policy of the operator's image in new pods: Always, IfNotPresent or Never (default: the API server's default for the image)")
 	flags.StringSliceVar(&options.Namespaces, "namespaces", nil, "namespaces to watch (default: all)")
-	flags.StringVar(&store.URL, "store-url", "", "address of the artifact store, https://host; without it nothing is profiled or planned")
+	flags.StringVar(&store.URL, "store-url", "", "URL of the artifact store, https://host; required for profiling and planning")
 	flags.StringVar(&storeCA, "store-ca", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/semmoe-store-ca", "namespace/name of the ConfigMap with the store's certificate authority as ca.crt")
 	flags.StringVar(&store.TokenFile, "store-token-file", access.TokenFile, "file with the manager's token for the store")
-	flags.StringVar(&routerAuthority, "router-client-authority", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/"+managerauth.SecretName, "namespace/name of the Secret with the certificate authority by which request routers know managers; created where it does not exist")
-	flags.StringSliceVar(&prometheusHosts, "prometheus-hosts", nil, "hosts (name or IP address, optionally with a port) that drift.prometheus.address of every namespace may name; Services with a cluster IP of the object's own namespace are always allowed")
-	flags.IntVar(&options.SolverWorkers, "solver-workers", 1, "plans that are solved at a time; each holds a routing trace in memory")
-	flags.DurationVar(&options.Retention, "artifact-retention", retention.DefaultRetention, "how long artifacts are kept in the store after an object last named them")
-	flags.StringVar(&metricsAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS; the API server authenticates and authorizes its callers); 0 turns it off")
+	flags.StringVar(&routerAuthority, "router-client-authority", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/"+managerauth.SecretName, "namespace/name of the Secret with the certificate authority that authenticates managers to request routers; created if missing")
+	flags.StringSliceVar(&prometheusHosts, "prometheus-hosts", nil, "hosts (name or IP address, optional port) allowed in drift.prometheus.address in all namespaces; Services with a cluster IP in the object's namespace are always allowed")
+	flags.IntVar(&options.SolverWorkers, "solver-workers", 1, "number of concurrently solved plans; each keeps a routing trace in memory")
+	flags.DurationVar(&options.Retention, "artifact-retention", retention.DefaultRetention, "retention time of artifacts in the store after the last reference by an object")
+	flags.StringVar(&metricsAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS, with authentication and authorization by the API server); 0 disables it")
 	flags.StringVar(&healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz")
 	webhooks.addFlags(flags)
-	flags.BoolVar(&base.LeaderElection, "leader-elect", false, "elect a leader among several managers")
+	flags.BoolVar(&base.LeaderElection, "leader-elect", false, "leader election among several managers")
 	return command
 }
 
-// pullPolicy reads --image-pull-policy, which may be empty.
+// pullPolicy parses --image-pull-policy, which may be empty.
 func pullPolicy(text string) (corev1.PullPolicy, error) {
 	switch policy := corev1.PullPolicy(text); policy {
 	case "", corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
@@ -132,7 +133,7 @@ func pullPolicy(text string) (corev1.PullPolicy, error) {
 	return "", fmt.Errorf("--image-pull-policy %q: must be Always, IfNotPresent or Never", text)
 }
 
-// ownImage is the image that this process runs from, as its pod names it.
+// ownImage returns the image of this process from its pod.
 func ownImage(ctx context.Context, config *rest.Config) (string, error) {
 	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -154,7 +155,7 @@ func ownImage(ctx context.Context, config *rest.Config) (string, error) {
 	return "", fmt.Errorf("pod %s/%s has no container named manager", namespace, name)
 }
 
-// routerIdentity loads the identity by which request routers know this manager.
+// routerIdentity loads the identity that authenticates this manager to request routers.
 func routerIdentity(ctx context.Context, config *rest.Config, secret string) (*managerauth.Identity, error) {
 	name, err := namespacedName("--router-client-authority", secret)
 	if err != nil {

@@ -24,11 +24,11 @@ import (
 	"github.com/semmoe/operator/internal/httpserver"
 )
 
-// noServer is the address of a server of controller-runtime that is not wanted.
+// noServer is the address that disables a server of controller-runtime.
 const noServer = "0"
 
-// The servers of controller-runtime accept any number of connections, and headers of 1 MiB on each. A manager has the servers below in their
-// place.
+// The servers of controller-runtime accept any number of connections, and headers of 1 MiB on each. A manager uses the
+// servers below instead.
 
 // managedServer is a server that a manager runs, whether or not it is the leader.
 type managedServer struct {
@@ -39,8 +39,8 @@ type managedServer struct {
 // NeedLeaderElection reports that every manager serves.
 func (s *managedServer) NeedLeaderElection() bool { return false }
 
-// shutdownTimeout bounds how long the last requests may take after a signal. The manager stops its webhooks first, then its other servers:
-// both fit into stopTimeout.
+// shutdownTimeout is the time limit for the last requests after a signal. The manager stops its webhooks first, then
+// its other servers; both fit into stopTimeout.
 const shutdownTimeout = 250 * time.Millisecond
 
 // Start serves until the context ends.
@@ -70,14 +70,14 @@ func (s *managedServer) serve(ctx context.Context, started func()) error {
 	return <-stopped
 }
 
-// addMetricsServer serves the metrics of a manager by HTTPS. The API server authenticates and authorizes the callers.
+// addMetricsServer serves the manager's metrics over HTTPS. The API server authenticates and authorizes the callers.
 func addMetricsServer(manager ctrl.Manager, address string) error {
 	if address == noServer {
 		return nil
 	}
 	certificate, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)
 	if err != nil {
-		return fmt.Errorf("failed to make the certificate of the metrics: %w", err)
+		return fmt.Errorf("failed to create the certificate of the metrics server: %w", err)
 	}
 	pair, err := tls.X509KeyPair(certificate, key)
 	if err != nil {
@@ -99,7 +99,7 @@ func addMetricsServer(manager ctrl.Manager, address string) error {
 	}})
 }
 
-// addHealthServer serves /healthz, and /readyz by some checks.
+// addHealthServer serves /healthz, and /readyz with the given checks.
 func addHealthServer(manager ctrl.Manager, address string, ready map[string]healthz.Checker) error {
 	if address == noServer || address == "" {
 		return nil
@@ -115,7 +115,7 @@ func addHealthServer(manager ctrl.Manager, address string, ready map[string]heal
 	}})
 }
 
-// webhookServer serves admission reviews, of which each has at most 7 MiB.
+// webhookServer serves admission reviews of at most 7 MiB each.
 type webhookServer struct {
 	ctrlwebhook.Server
 	managed managedServer
@@ -123,7 +123,8 @@ type webhookServer struct {
 	started atomic.Bool
 }
 
-// newWebhookServer returns a server with the certificate that is in a directory, or, where that is empty, the one that configure sets.
+// newWebhookServer returns a server with the certificate in a directory, or, if certDir is empty, with the certificate
+// that configure sets.
 func newWebhookServer(address, certDir string, configure func(*tls.Config)) *webhookServer {
 	s := &webhookServer{Server: ctrlwebhook.NewServer(ctrlwebhook.Options{}), certDir: certDir}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
@@ -144,7 +145,7 @@ func (s *webhookServer) Start(ctx context.Context) error {
 			return fmt.Errorf("failed to read the certificate of the webhooks: %w", err)
 		}
 		s.managed.options.TLS.GetCertificate = watcher.GetCertificate
-		go watcher.Start(ctx) //nolint:errcheck // it logs what it cannot read, and keeps the certificate that it has
+		go watcher.Start(ctx) //nolint:errcheck // it logs read errors and keeps the current certificate
 	}
 	s.managed.options.Handler = s.WebhookMux()
 	return s.managed.serve(ctx, func() { s.started.Store(true) })

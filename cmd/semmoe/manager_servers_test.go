@@ -30,8 +30,8 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// A manager serves probes, metrics and webhooks with limits of its own: a header that controller-runtime would read is refused. It ends at
-// once when it is told to.
+// A manager serves probes, metrics and webhooks with its own limits: it rejects a header that controller-runtime would
+// accept. It ends immediately after a signal.
 func TestManagerServers(t *testing.T) {
 	health, metrics, webhooks := freeAddress(t), freeAddress(t), freeAddress(t)
 	server := newWebhookServer(webhooks, "", func(config *tls.Config) { config.GetCertificate = authority.NewIssuer("localhost").Certificate })
@@ -97,7 +97,7 @@ func TestManagerServers(t *testing.T) {
 			t.Fatal("the webhook server does not start")
 		}
 	}
-	// The issuer has no authority yet: the port is served, and a handshake fails.
+	// The issuer has no authority yet: the port is open, and handshakes fail.
 	if err := server.StartedChecker()(nil); err == nil || !strings.Contains(err.Error(), "not reachable") {
 		t.Errorf("a webhook server without a certificate is ready: %v", err)
 	}

@@ -22,9 +22,9 @@ import (
 	"github.com/semmoe/operator/test/apiserver"
 )
 
-// TestLeadingManagerEnds stops a leading manager that waits for a silent artifact store, while a client holds a silent connection. The manager
-// exits with code 0 and releases its lease. It exits with code 0 as well where the API server does not answer any more, or cannot be reached.
-// A busy machine may exceed the limit of endGrace, so each has five attempts.
+// TestLeadingManagerEnds stops a leading manager that waits for a silent artifact store, while a client holds a silent
+// connection. The manager exits with code 0 and releases its lease. It also exits with code 0 if the API server does
+// not respond or is unreachable. A busy machine may exceed the limit of endGrace, so each case has five attempts.
 func TestLeadingManagerEnds(t *testing.T) {
 	const namespace = "semmoe-system"
 	server, err := apiserver.Start(&envtest.Environment{CRDDirectoryPaths: []string{filepath.Join("..", "..", "config", "crd")}, ErrorIfCRDPathMissing: true})
@@ -80,7 +80,7 @@ func TestLeadingManagerEnds(t *testing.T) {
 					t.Fatalf("the lease of the leader has the holder %q: %v", name, err)
 				}
 				var idle net.Conn
-				waitFor(t, manager, func() bool { // a leader may use the store before the server of health listens
+				waitFor(t, manager, func() bool { // a leader may use the store before the health server listens
 					idle, err = net.Dial("tcp", health)
 					return err == nil
 				})
@@ -113,7 +113,7 @@ func TestLeadingManagerEnds(t *testing.T) {
 	}
 }
 
-// dropLease deletes the leader lease, so that the next manager need not wait for it to pass.
+// dropLease deletes the leader lease, so that the next manager does not wait for its expiry.
 func dropLease(t *testing.T, clients kubernetes.Interface, namespace string) {
 	t.Helper()
 	if err := clients.CoordinationV1().Leases(namespace).Delete(t.Context(), "manager.semmoe.io", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -121,7 +121,7 @@ func dropLease(t *testing.T, clients kubernetes.Interface, namespace string) {
 	}
 }
 
-// proxy passes connections on to an address until it is away.
+// proxy forwards connections to an address until it is disabled.
 type proxy struct {
 	net.Listener
 	mu     sync.Mutex
@@ -150,7 +150,7 @@ func startProxy(t *testing.T, to string) *proxy {
 	return p
 }
 
-// pass begins to copy both ways. Of a connection that comes later, nothing is passed on.
+// pass copies data in both directions. Connections after away are not forwarded.
 func (p *proxy) pass(from net.Conn, to string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,7 +185,7 @@ func (p *proxy) pass(from net.Conn, to string) {
 	}
 }
 
-// away makes the server behind the proxy silent, or refuse connections. It returns the number of connections that there have been.
+// away makes the server behind the proxy silent, or refuse connections. It returns the number of connections so far.
 func (p *proxy) away(how string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

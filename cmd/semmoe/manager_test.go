@@ -18,6 +18,6 @@ func TestPullPolicy(t *testing.T) {
 	root.SetArgs([]string{"manager", "--image-pull-policy", "always"})
 	root.SetOut(io.Discard)
 	if err := root.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), `--image-pull-policy "always": must be Always, IfNotPresent or Never`) {
-		t.Errorf("a policy that is none: %v", err)
+		t.Errorf("invalid policy: %v", err)
 	}
 }

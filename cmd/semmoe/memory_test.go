@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// maxResident is the limit on the resident memory of a command that reads a crafted trace of a few KiB.
+// maxResident is the limit of the resident memory of a command that reads a crafted trace of a few KiB.
 const maxResident = 512 << 20
 
 // craftedTrace returns a trace of requests that each have one token, token 0, with experts 0 to topK-1 in every layer.
@@ -54,13 +54,13 @@ func craftedTrace(requests, layers, experts, topK, vocabulary int) []byte {
 	add("routed_experts", "U16", begin, requests, layers, topK)
 	text, err := json.Marshal(header)
 	if err != nil {
-		panic(err) // maps of numbers and strings have JSON
+		panic(err) // maps of numbers and strings are valid JSON
 	}
 	return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), data...)
 }
 
-// runInLittleMemory runs a command, which succeeds or refuses its input with a message, and reads the maximum resident memory of the finished
-// process.
+// runInLittleMemory runs a command, which succeeds or reports its input as invalid with a message, and reads the
+// maximum resident memory of the finished process.
 func runInLittleMemory(t *testing.T, refusal string, args ...string) {
 	t.Helper()
 	process := exec.Command(os.Args[0], args...)
@@ -79,7 +79,7 @@ func runInLittleMemory(t *testing.T, refusal string, args ...string) {
 	}
 }
 
-// TestSmallTracesNeedLittleMemory runs commands on small traces whose header claims a large model.
+// TestSmallTracesNeedLittleMemory runs commands on small traces with a header that claims a large model.
 func TestSmallTracesNeedLittleMemory(t *testing.T) {
 	for name, test := range map[string]struct {
 		content []byte
@@ -114,7 +114,7 @@ func TestSmallTracesNeedLittleMemory(t *testing.T) {
 	}
 }
 
-// craftPlan changes files of a plan, and its manifest with true digests of them, in a copy of the plan's directory.
+// craftPlan changes files of a plan, and its manifest with the correct digests, in a copy of the plan's directory.
 func craftPlan(t *testing.T, from string, files map[string]string, change func(manifest map[string]any)) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -161,18 +161,18 @@ func craftedPlacement(ranks, layers, experts int) string {
 	}
 	text, err := json.Marshal(p)
 	if err != nil {
-		panic(err) // numbers have JSON
+		panic(err) // numbers are valid JSON
 	}
 	return string(text)
 }
 
-// safetensors returns a file with a header, and a length of the header that may be another one.
+// safetensors returns a file with a header and a header length, which may differ from the actual length.
 func safetensors(length uint64, header string) string {
 	return string(binary.LittleEndian.AppendUint64(nil, length)) + header
 }
 
-// TestSmallInputsNeedLittleMemory runs commands on plans and other files of up to some megabytes, whose parts claim more, or need more memory
-// than they have bytes.
+// TestSmallInputsNeedLittleMemory runs commands on plans and other files of up to a few megabytes. Their headers claim
+// more data, or their content needs more memory than its size.
 func TestSmallInputsNeedLittleMemory(t *testing.T) {
 	from, _ := solved(t, "dp")
 	repeat := func(begin, part string, bytes int, end string) string {
@@ -242,8 +242,8 @@ func TestSmallInputsNeedLittleMemory(t *testing.T) {
 	}
 }
 
-// TestManyRanksNeedLittleMemory evaluates the largest plan on requests of one token: what an evaluation allocates by request and rank, and by
-// two ranks, is bounded.
+// TestManyRanksNeedLittleMemory evaluates the largest plan on requests of one token: allocations by request and rank,
+// and by pairs of ranks, are bounded.
 func TestManyRanksNeedLittleMemory(t *testing.T) {
 	const ranks, experts, vocabulary = 1024, 32, 100
 	for layers, test := range map[int]struct {

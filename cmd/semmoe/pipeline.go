@@ -39,12 +39,12 @@ func newPipelineCommand() *cobra.Command {
 	var flags pipelineFlags
 	cmd := &cobra.Command{
 		Use:   "pipeline --model-path DIR --ranks N [--sequence TOKENS,...]",
-		Short: "Schedule attention and experts that have ranks of their own",
-		Long: "Split ranks into an attention group and an expert group, and find the micro-batches, the chunks and the order of work with the highest\n" +
-			"throughput while prompts are processed. Prints it beside what is reached with micro-batches alone (PPPipe) and without (naive), and what\n" +
-			"no order can exceed. All times are modelled, by the hardware profile that is named.\n" +
-			"The model is a checkpoint's config.json, or the flags of its shape, or both: flags win.\n" +
-			"Exit code 2: the command line must be changed; 3: a file is invalid; 4: the model has no room on the ranks; 1: try again.",
+		Short: "Schedule attention and experts on separate ranks",
+		Long: "Divide ranks into an attention group and an expert group, and find the micro-batches, chunks and order of work with the highest\n" +
+			"prefill throughput. Print the throughput, the throughput with micro-batches only (PPPipe) and without micro-batches (naive), and an\n" +
+			"upper bound for all orders. All times are modelled with the hardware profile.\n" +
+			"The model comes from a checkpoint's config.json, from the shape flags, or from both; flags take precedence.\n" +
+			"Exit codes: 2 the command line is invalid; 3 a file is invalid; 4 the model does not fit on the ranks; 1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := flags.check(); err != nil {
@@ -55,28 +55,28 @@ func newPipelineCommand() *cobra.Command {
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
 	f := cmd.Flags()
-	f.StringVar(&flags.model, "model-path", "", "directory of a checkpoint, of which config.json is read, or that file")
+	f.StringVar(&flags.model, "model-path", "", "directory of a checkpoint with config.json, or the path of a config.json")
 	hardwareFlag(f, &flags.hardware)
-	f.IntVar(&flags.serving.Ranks, "ranks", 8, "ranks of both groups together")
-	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node; those of several exchange over network cards of 50 GB/s each, unless the profile is of as many")
-	f.IntSliceVar(&flags.sequences, "sequence", []int{1024, 2048, 4096, 8192}, "tokens of a sample; several make a table")
-	f.IntVar(&flags.serving.Samples, "batch", 0, "samples that a rank of the attention group holds at most (default: as its memory allows)")
-	f.IntVar(&flags.serving.MicroBatches, "max-micro-batches", pipeline.DefaultMicroBatches, "micro-batches at most")
-	f.Float64Var(&flags.memoryGiB, "memory-gib", 0, "memory of a rank in GiB (default: the hardware profile's)")
-	f.Float64Var(&flags.memoryPart, "memory-fraction", 0.9, "part of the memory for weights and KV cache")
-	f.Float64Var(&flags.serving.WeightBytes, "weight-bytes", 2, "bytes of an expert's weight in memory: 2 is bf16, 1 FP8; times stay those of bf16")
-	f.StringVar(&flags.dispatch, "dispatch", "bf16", "bf16 or fp8: what tokens travel to experts in; they come back in bf16")
-	f.StringVarP(&flags.output, "output", "o", "text", "text or json")
-	f.StringVar(&flags.stream, "stream", "", "also compare schedules that follow the lengths of batches with fixed ones: a file with the tokens of a sample of each batch, one number a line")
-	f.StringVar(&flags.gantt, "gantt", "", "also draw the schedule for the first --sequence into this SVG file")
-	f.IntVar(&flags.ganttLayers, "gantt-layers", 2, "layers that are drawn")
+	f.IntVar(&flags.serving.Ranks, "ranks", 8, "total number of ranks of both groups")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "number of ranks per node; several nodes exchange over 50 GB/s network cards per rank, unless the profile covers all ranks")
+	f.IntSliceVar(&flags.sequences, "sequence", []int{1024, 2048, 4096, 8192}, "sample lengths in tokens; one table row per length")
+	f.IntVar(&flags.serving.Samples, "batch", 0, "maximum number of samples per rank of the attention group (default: limited by memory)")
+	f.IntVar(&flags.serving.MicroBatches, "max-micro-batches", pipeline.DefaultMicroBatches, "maximum number of micro-batches")
+	f.Float64Var(&flags.memoryGiB, "memory-gib", 0, "memory per rank in GiB (default: the hardware profile's)")
+	f.Float64Var(&flags.memoryPart, "memory-fraction", 0.9, "fraction of the memory for weights and KV cache")
+	f.Float64Var(&flags.serving.WeightBytes, "weight-bytes", 2, "bytes per expert weight in memory: 2 for bf16, 1 for FP8; times are always for bf16")
+	f.StringVar(&flags.dispatch, "dispatch", "bf16", "data type of tokens sent to experts: bf16 or fp8; results return in bf16")
+	f.StringVarP(&flags.output, "output", "o", "text", "output format: text or json")
+	f.StringVar(&flags.stream, "stream", "", "file with one sample length in tokens per line, one line per batch: compares adaptive with constant schedules for these batches")
+	f.StringVar(&flags.gantt, "gantt", "", "SVG file for a drawing of the schedule for the first --sequence")
+	f.IntVar(&flags.ganttLayers, "gantt-layers", 2, "number of layers in the drawing")
 	for _, s := range flags.shapeFlags() {
 		f.IntVar(s.into, s.name, 0, s.usage)
 	}
 	return cmd
 }
 
-// shapeFlag is a flag for a part of the model's shape.
+// shapeFlag is a flag for a field of the model's shape.
 type shapeFlag struct {
 	name, usage string
 	into        *int
@@ -85,16 +85,16 @@ type shapeFlag struct {
 func (f *pipelineFlags) shapeFlags() []shapeFlag {
 	s := &f.shape
 	return []shapeFlag{
-		{"layers", "shape: all layers", &s.HiddenLayers},
-		{"moe-layers", "shape: layers with routed experts", &s.MoELayers},
-		{"experts", "shape: routed experts of a layer", &s.Experts},
-		{"top-k", "shape: experts that a token activates", &s.TopK},
+		{"layers", "shape: number of layers", &s.HiddenLayers},
+		{"moe-layers", "shape: number of layers with routed experts", &s.MoELayers},
+		{"experts", "shape: number of routed experts per layer", &s.Experts},
+		{"top-k", "shape: number of experts per token", &s.TopK},
 		{"hidden", "shape: hidden size", &s.Hidden},
 		{"expert-size", "shape: width of an expert", &s.ExpertSize},
-		{"shared-size", "shape: width of the shared experts together", &s.SharedSize},
+		{"shared-size", "shape: total width of the shared experts", &s.SharedSize},
 		{"dense-size", "shape: width of layers without experts", &s.DenseSize},
-		{"heads", "shape: attention heads", &s.Heads},
-		{"kv-heads", "shape: heads of keys and values", &s.KVHeads},
+		{"heads", "shape: number of attention heads", &s.Heads},
+		{"kv-heads", "shape: number of heads of keys and values", &s.KVHeads},
 		{"query-dim", "shape: size of a head in queries and keys", &s.QueryDim},
 		{"value-dim", "shape: size of a head in values", &s.ValueDim},
 		{"kv-rank", "shape: width of compressed keys and values (latent attention)", &s.KVRank},
@@ -106,11 +106,11 @@ func (f *pipelineFlags) shapeFlags() []shapeFlag {
 func (f *pipelineFlags) check() error {
 	switch {
 	case len(f.sequences) == 0:
-		return usageErrorf("--sequence is empty: give the tokens of a sample")
+		return usageErrorf("--sequence is empty; set at least one length in tokens")
 	case f.ranksPerNode < 1:
 		return usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	case !(f.memoryGiB >= 0) || math.IsInf(f.memoryGiB, 1):
-		return usageErrorf("--memory-gib is %v; it must be above 0 and finite, or 0 for that of the hardware profile", f.memoryGiB)
+		return usageErrorf("--memory-gib is %v; it must be above 0 and finite, or 0 for the value of the hardware profile", f.memoryGiB)
 	case !(f.memoryPart > 0) || f.memoryPart > 1:
 		return usageErrorf("--memory-fraction is %v; allowed is above 0 to 1", f.memoryPart)
 	case f.dispatch != "bf16" && f.dispatch != "fp8":
@@ -128,13 +128,13 @@ func (f *pipelineFlags) check() error {
 	return nil
 }
 
-// pipelineReport is what is printed with -o json.
+// pipelineReport is the output with -o json.
 type pipelineReport struct {
 	Hardware string          `json:"hardware"`
 	Shape    pipeline.Shape  `json:"shape"`
 	Ranks    int             `json:"ranks"`
 	Lengths  []pipelineSolve `json:"lengths"`
-	// Stream is about the batches of --stream; absent without it.
+	// Stream is the result for the batches of --stream; absent without the flag.
 	Stream *pipeline.Stream `json:"stream,omitempty"`
 }
 
@@ -145,12 +145,12 @@ type pipelineSolve struct {
 	// OverPPPipe and OverNaive are ratios of throughputs.
 	OverPPPipe float64 `json:"over_pppipe"`
 	OverNaive  float64 `json:"over_naive"`
-	// Exposed are the parts of the makespans in which exchanges are not hidden.
+	// Exposed are the shares of the makespans with exposed exchanges.
 	Exposed      exposedShares `json:"exposed"`
 	SolveSeconds float64       `json:"solve_seconds"`
 }
 
-// exposedShares are those of a schedule and of what it is compared with.
+// exposedShares are the shares of a schedule and its baselines.
 type exposedShares struct {
 	Plan   float64 `json:"plan"`
 	PPPipe float64 `json:"pppipe"`
@@ -171,7 +171,7 @@ func exposedOf(r *pipeline.Result) (exposedShares, error) {
 	return e, nil
 }
 
-// exitNoRoom is that of a model that does not fit.
+// exitNoRoom is the exit code for a model that does not fit into memory.
 const exitNoRoom = 4
 
 func (f *pipelineFlags) run(cmd *cobra.Command) error {
@@ -218,11 +218,11 @@ func (f *pipelineFlags) run(cmd *cobra.Command) error {
 	return printSchedules(cmd.OutOrStdout(), &report)
 }
 
-// readShape reads the checkpoint's config.json; what flags say wins.
+// readShape reads the checkpoint's config.json; flags override it.
 func (f *pipelineFlags) readShape(changed func(flag string) bool) error {
 	if f.model == "" {
 		if err := f.shape.Check(); err != nil {
-			return usageErrorf("the shape of the model: %w: name a checkpoint (--model-path), or give the flags of its shape", err)
+			return usageErrorf("the shape of the model is invalid: %w; set --model-path to a checkpoint, or set the shape flags", err)
 		}
 		return nil
 	}
@@ -258,14 +258,14 @@ func (f *pipelineFlags) readShape(changed func(flag string) bool) error {
 	}
 	if err := f.shape.Check(); err != nil {
 		if own == nil {
-			return usageErrorf("the shape of the model, of which flags change that of %s: %w", path, err)
+			return usageErrorf("the shape of the model in %s with the shape flags is invalid: %w", path, err)
 		}
 		return codedError{fmt.Errorf("--model-path: %s: %w", path, err), exitInvalidFile}
 	}
 	return nil
 }
 
-// problem is what is to be solved for samples of a length.
+// problem returns the schedule problem for samples of the given length.
 func (f *pipelineFlags) problem(profile *hardware.Profile, sequence int) (*pipeline.Problem, error) {
 	serving := f.serving
 	serving.Sequence = sequence

@@ -17,13 +17,15 @@ import (
 )
 
 const (
-	// streamStep is what lengths are rounded up to: a few tokens more change no schedule, and a length that has occurred has one.
+	// streamStep is the granularity of lengths, which are rounded up: a few tokens more do not change a schedule, and
+	// equal lengths share a schedule.
 	streamStep = 128
-	// maxStreamLengths bounds the different lengths, each of whose schedules is tried for all: 256 are seconds.
+	// maxStreamLengths is the maximum number of different lengths: the schedule of each length is evaluated for all
+	// lengths, which takes seconds for 256.
 	maxStreamLengths = 256
 )
 
-// compareStream compares schedules for the lengths of the file of --stream.
+// compareStream compares schedules for the lengths in the file of --stream.
 func (f *pipelineFlags) compareStream(ctx context.Context, profile *hardware.Profile) (*pipeline.Stream, error) {
 	text, err := regularfile.Read(f.stream, maxInputBytes)
 	if err != nil {
@@ -48,7 +50,7 @@ func (f *pipelineFlags) compareStream(ctx context.Context, profile *hardware.Pro
 	return compared, err
 }
 
-// parseStream counts the batches of each length, rounded up.
+// parseStream returns the number of batches of each length, rounded up.
 func parseStream(text []byte) (map[int]int, error) {
 	counts := map[int]int{}
 	lines := bufio.NewScanner(bytes.NewReader(text))
@@ -67,9 +69,9 @@ func parseStream(text []byte) (map[int]int, error) {
 	case lines.Err() != nil:
 		return nil, lines.Err()
 	case len(counts) == 0:
-		return nil, fmt.Errorf("it has no length: give the tokens of a sample of each batch, one number a line")
+		return nil, fmt.Errorf("the file is empty; it must have one sample length in tokens per line")
 	case len(counts) > maxStreamLengths:
-		return nil, fmt.Errorf("it has %d lengths that differ when they are rounded up to multiples of %d; allowed are %d", len(counts), streamStep, maxStreamLengths)
+		return nil, fmt.Errorf("the file has %d different lengths, rounded up to multiples of %d; the maximum is %d", len(counts), streamStep, maxStreamLengths)
 	}
 	return counts, nil
 }
@@ -79,9 +81,9 @@ func printStream(out io.Writer, s *pipeline.Stream) {
 		return
 	}
 	a := s.Adaptive
-	fmt.Fprintf(out, "\n%d batches of %d lengths, %.0f tokens in the mean: %.0f tokens/s with a schedule for each length, on %d+%d ranks.\n",
+	fmt.Fprintf(out, "\n%d batches of %d lengths, mean %.0f tokens: %.0f tokens/s with one schedule per length, on %d+%d ranks.\n",
 		s.Batches, s.Lengths, s.MeanSequence, a.TokensPerSecond, a.AttentionRanks, a.ExpertRanks)
-	fmt.Fprintf(out, "That is %.3f times what the schedule for %d tokens, nearest to the mean, reaches on all (%d+%d ranks), and %.3f times the best fixed one, for %d (%d+%d).\n",
+	fmt.Fprintf(out, "This is %.3f times the throughput of the constant schedule for %d tokens, nearest to the mean (%d+%d ranks), and %.3f times that of the best constant schedule, for %d tokens (%d+%d ranks).\n",
 		a.TokensPerSecond/s.Mean.TokensPerSecond, s.Mean.Sequence, s.Mean.AttentionRanks, s.Mean.ExpertRanks,
 		a.TokensPerSecond/s.Fixed.TokensPerSecond, s.Fixed.Sequence, s.Fixed.AttentionRanks, s.Fixed.ExpertRanks)
 }

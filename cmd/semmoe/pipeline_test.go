@@ -34,7 +34,7 @@ func TestPipelinePrintsSchedules(t *testing.T) {
 	}
 	for _, want := range []string{"hardware profile h200-nvlink", "59 MoE layers, 160 experts, top-6, on 8 ranks", "\n2048 ", "\n4096 ", "OVER PPPIPE"} {
 		if !strings.Contains(text, want) {
-			t.Errorf("what is printed does not have %q:\n%s", want, text)
+			t.Errorf("the output does not contain %q:\n%s", want, text)
 		}
 	}
 	if svg, err := os.ReadFile(gantt); err != nil || !bytes.HasPrefix(svg, []byte("<svg ")) || !bytes.Contains(svg, []byte("2048 tokens")) {
@@ -67,11 +67,11 @@ func TestPipelineOfSeveralNodes(t *testing.T) {
 		throughputs = append(throughputs, report.Lengths[0].Naive.TokensPerSecond)
 	}
 	if throughputs[1] >= throughputs[0] {
-		t.Errorf("%v tokens a second on one node, %v on two", throughputs[0], throughputs[1])
+		t.Errorf("%v tokens per second on one node, %v on two", throughputs[0], throughputs[1])
 	}
 }
 
-// Schedules that follow the lengths of a stream are compared with fixed ones.
+// Adaptive schedules for the lengths of a stream are compared with constant ones.
 func TestPipelineComparesAStream(t *testing.T) {
 	stream := filepath.Join(t.TempDir(), "lengths.txt")
 	if err := os.WriteFile(stream, []byte("500\n512\n1000\n\n 2000 \n4000\n"), 0o600); err != nil {
@@ -79,7 +79,7 @@ func TestPipelineComparesAStream(t *testing.T) {
 	}
 	args := []string{"--model-path", latentModelDir(t), "--batch", "4", "--sequence", "2048", "--stream", stream}
 	code, text, message := runCommand(t, newPipelineCommand(), args...)
-	if code != 0 || !strings.Contains(text, "5 batches of 4 lengths, 1638 tokens in the mean") || !strings.Contains(text, "times the best fixed one, for ") {
+	if code != 0 || !strings.Contains(text, "5 batches of 4 lengths, mean 1638 tokens") || !strings.Contains(text, "times that of the best constant schedule, for ") {
 		t.Errorf("exit code %d: %s%s", code, message, text)
 	}
 	code, text, message = runCommand(t, newPipelineCommand(), append(args, "-o", "json")...)
@@ -95,13 +95,13 @@ func TestPipelineComparesAStream(t *testing.T) {
 		t.Errorf("exposed are %+v", e)
 	}
 	for text, want := range map[string]string{
-		"12\nmany\n": `line 2 is "many"; it must be a number of tokens`, "0\n": "line 1 is", " \n": "it has no length", sequenceOf(257): "257 lengths that differ",
+		"12\nmany\n": `line 2 is "many"; it must be a number of tokens`, "0\n": "line 1 is", " \n": "the file is empty", sequenceOf(257): "257 different lengths",
 	} {
 		if err := os.WriteFile(stream, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if code, _, message := runCommand(t, newPipelineCommand(), args...); code != exitInvalidFile || !strings.Contains(message, want) {
-			t.Errorf("exit code %d, %q; wanted is %q", code, message, want)
+			t.Errorf("exit code %d, %q; want %q", code, message, want)
 		}
 	}
 	if code, _, message := runCommand(t, newPipelineCommand(), append(args, "--stream", stream+".none")...); code != exitInvalidFile || !strings.Contains(message, "--stream") {
@@ -109,7 +109,7 @@ func TestPipelineComparesAStream(t *testing.T) {
 	}
 }
 
-// sequenceOf has so many lengths that differ.
+// sequenceOf returns n different lengths.
 func sequenceOf(n int) string {
 	var lines strings.Builder
 	for i := range n {
@@ -118,7 +118,7 @@ func sequenceOf(n int) string {
 	return lines.String()
 }
 
-// A shape needs no checkpoint, and a profile of one's own serves as well.
+// A shape needs no checkpoint, and user-provided profiles are supported.
 func TestPipelineFromFlags(t *testing.T) {
 	profile := filepath.Join(t.TempDir(), "mine.json")
 	if code, _, message := runCommand(t, newFitCommand(), "--measurements", measuredTimes, "--name", "mine", "--memory-gib", "80", "--out", profile); code != 0 {
@@ -150,7 +150,7 @@ func TestPipelineRefuses(t *testing.T) {
 		"a bad size":      {[]string{"--model-path", dir, "--top-k", "999"}, exitUsage, "experts of a token: 999; allowed is 1 to 160"},
 		"one rank":        {[]string{"--model-path", dir, "--ranks", "1"}, exitUsage, "ranks: 1; allowed is 2"},
 		"no node":         {[]string{"--model-path", dir, "--ranks-per-node", "0"}, exitUsage, "--ranks-per-node is 0"},
-		"no room":         {[]string{"--model-path", dir, "--memory-gib", "16"}, exitNoRoom, "sequence 1024: no split of the ranks has room"},
+		"no room":         {[]string{"--model-path", dir, "--memory-gib", "16"}, exitNoRoom, "sequence 1024: no split of the ranks has enough memory"},
 		"no memory":       {[]string{"--model-path", dir, "--memory-gib", "NaN"}, exitUsage, "--memory-gib is NaN"},
 		"any memory":      {[]string{"--model-path", dir, "--memory-gib", "Inf"}, exitUsage, "--memory-gib is +Inf"},
 		"no length":       {[]string{"--model-path", dir, "--sequence", "0"}, exitUsage, "0 tokens"},
@@ -164,7 +164,7 @@ func TestPipelineRefuses(t *testing.T) {
 		"a foreign flag":  {[]string{"--colour"}, exitUsage, "colour"},
 	} {
 		if code, _, message := runCommand(t, newPipelineCommand(), c.args...); code != c.code || !strings.Contains(message, c.want) {
-			t.Errorf("%s: exit code %d, %q; wanted are %d and %q", name, code, message, c.code, c.want)
+			t.Errorf("%s: exit code %d, %q; want %d and %q", name, code, message, c.code, c.want)
 		}
 	}
 }

@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	// probeMemory is where the garbage collector begins to work harder, so that the process stays well below 64 MiB.
+	// probeMemory is the soft memory limit of the garbage collector, which keeps the process well below 64 MiB.
 	probeMemory = 24 << 20
-	// probeReadyPath is where the pod's readiness is asked for.
+	// probeReadyPath is the path of the pod's readiness probe.
 	probeReadyPath = "/readyz"
 )
 
@@ -39,12 +39,12 @@ func newProbeCommand() *cobra.Command {
 	var flags probeFlags
 	command := &cobra.Command{
 		Use:   "probe --address http://IP:PORT --model-name NAME --ranks N --answers FILE --listen IP:PORT",
-		Short: "Compare a planned engine's outputs with those of the unplanned start, and tell when it is ready",
-		Long: "Wait until an engine serves, compare its answers to fixed prompts, on every rank, with those that it gave without a plan,\n" +
-			"and then answer GET " + probeReadyPath + " with 200, with 503 before. An engine that was away is checked again. Runs until SIGTERM.\n" +
-			"With --record, store the answers of an engine that serves now and exit; with --check, compare them once and exit.\n" +
-			"Exit code 3: the outputs differ, or flags or stored answers are invalid; the reason is one line, also in the termination\n" +
-			"message. 1: try again.",
+		Short: "Compare an engine's outputs with and without a plan, and report readiness",
+		Long: "Wait until an engine serves, and compare its outputs for fixed prompts, on every rank, with the outputs recorded without a plan.\n" +
+			"GET " + probeReadyPath + " returns 200 after a successful comparison and 503 before. The comparison is repeated after an engine failure.\nRuns until SIGTERM.\n" +
+			"With --record, record the outputs of a running engine and exit; with --check, compare once and exit.\n" +
+			"Exit codes: 3 the outputs differ, or flags or recorded outputs are invalid, with the reason on one line and in the termination\n" +
+			"message; 1 any other error, which a retry may fix.",
 		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := runProbe(withLogger(cmd.Context(), "probe"), flags)
@@ -63,13 +63,13 @@ func newProbeCommand() *cobra.Command {
 	f.StringVar(&flags.engine, "engine", "SGLang", "type of the engine")
 	f.StringVar(&flags.address, "address", "", "base URL of the engine (required)")
 	f.StringVar(&flags.model, "model-name", "", "name by which the engine serves the model (required)")
-	f.IntVar(&flags.ranks, "ranks", 1, "ranks that requests can be pinned to; 1 where they have none")
-	f.StringVar(&flags.answers, "answers", "", "file with the answers of the unplanned start (required)")
-	f.StringVar(&flags.listen, "listen", "", "host:port on which to answer GET "+probeReadyPath+" (required without --record and --check)")
-	f.BoolVar(&flags.record, "record", false, "store the engine's answers in the file of --answers, and exit")
-	f.BoolVar(&flags.check, "check", false, "compare the engine's answers once, and exit")
-	f.StringVar(&flags.modelDigest, "model-digest", "", "digest of the engine's checkpoint, as semmoe inspect prints it (required with --record)")
-	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	f.IntVar(&flags.ranks, "ranks", 1, "number of ranks that requests can be pinned to; 1 without rank selection")
+	f.StringVar(&flags.answers, "answers", "", "file with the outputs recorded without a plan (required)")
+	f.StringVar(&flags.listen, "listen", "", "host:port of the readiness endpoint GET "+probeReadyPath+" (required without --record and --check)")
+	f.BoolVar(&flags.record, "record", false, "one recording of the engine's outputs into the file of --answers")
+	f.BoolVar(&flags.check, "check", false, "one comparison of the engine's outputs")
+	f.StringVar(&flags.modelDigest, "model-digest", "", "digest of the engine's checkpoint, from semmoe inspect (required with --record)")
+	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return command
 }
 
@@ -109,16 +109,16 @@ func runProbe(ctx context.Context, flags probeFlags) error {
 	return err
 }
 
-// differs gives a difference its exit code.
+// differs adds the exit code to a difference of outputs.
 func differs(err error) error {
 	var difference *lossless.DifferenceError
 	if errors.As(err, &difference) {
-		return codedError{fmt.Errorf("the outputs are not those of the unplanned start: %w", err), exitInvalidFile}
+		return codedError{fmt.Errorf("the outputs differ from those recorded without a plan: %w", err), exitInvalidFile}
 	}
 	return err
 }
 
-// recordAnswers stores what an engine answers now.
+// recordAnswers records the current outputs of an engine.
 func recordAnswers(ctx context.Context, client *lossless.Client, flags probeFlags) error {
 	recorded, err := lossless.Record(ctx, client, flags.modelDigest)
 	if err != nil {
@@ -131,10 +131,10 @@ func recordAnswers(ctx context.Context, client *lossless.Client, flags probeFlag
 	return wholefile.WriteBytes(flags.answers, 0o644, text)
 }
 
-// validate checks the flags and returns the engine's type.
+// validate checks the flags and returns the adapter of the engine type.
 func (f probeFlags) validate() (adapter engine.Adapter, err error) {
 	if f.record && f.check {
-		return adapter, errors.New("--record and --check exclude each other")
+		return adapter, errors.New("--record and --check are mutually exclusive")
 	}
 	for _, flag := range []struct {
 		name, value string

@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/refengine"
 )
 
-// startTiny serves the small model on four ranks with arguments of semmoe engine, and returns its URL when it does.
+// startTiny serves the small model on four ranks with flags of semmoe engine, and returns its URL when it serves.
 func startTiny(t *testing.T, args ...string) string {
 	t.Helper()
 	address := closedPort(t)
@@ -45,7 +45,7 @@ func startTiny(t *testing.T, args ...string) string {
 	return url
 }
 
-// untilOK waits until a URL answers 200.
+// untilOK waits until a URL returns status 200.
 func untilOK(t *testing.T, url string) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
@@ -57,12 +57,12 @@ func untilOK(t *testing.T, url string) {
 			}
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s does not answer 200 within 30 s: %v", url, err)
+			t.Fatalf("%s does not return status 200 within 30 s: %v", url, err)
 		}
 	}
 }
 
-// recordTiny stores the answers of the engine without a plan.
+// recordTiny records the outputs of the engine without a plan.
 func recordTiny(t *testing.T) (path string) {
 	t.Helper()
 	model, err := checkpoint.Inspect(tinyModel)
@@ -85,7 +85,7 @@ func executeProbe(t *testing.T, args ...string) error {
 	return command.ExecuteContext(t.Context())
 }
 
-// tinyMap is an expert map that shifts the experts of every layer by a rank.
+// tinyMap returns an expert map that shifts the experts of every layer by one rank.
 func tinyMap() string {
 	row := make([]string, 32)
 	for p := range row {
@@ -129,9 +129,9 @@ func TestProbe(t *testing.T) {
 		engine := startTiny(t, "--init-expert-location", tinyMap(), "--fault", refengine.FaultIgnoreMapAtDispatch)
 		err := start(t.Context(), engine, closedPort(t))
 		if again := executeProbe(t, "--check", "--address", engine, "--model-name", "tiny", "--ranks", "4", "--answers", answers); again == nil || exitCode(again) != exitInvalidFile {
-			t.Errorf("checked once: %v", again)
+			t.Errorf("single check: %v", again)
 		}
-		if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "not those of the unplanned start: rank ") || strings.Contains(err.Error(), "\n") {
+		if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "outputs differ from those recorded without a plan: rank ") || strings.Contains(err.Error(), "\n") {
 			t.Fatalf("%v, want exit code %d", err, exitInvalidFile)
 		}
 		if text, readErr := os.ReadFile(message); readErr != nil || string(text) != err.Error() {
@@ -153,7 +153,7 @@ func TestProbeRefuses(t *testing.T) {
 		"no listen":        {slices.Clip(good[:6]), "--listen is missing"},
 		"no model digest":  {append(good, "--record"), "--model-digest is missing"},
 		"model digest":     {append(good, "--record", "--model-digest", "abc"), "--model-digest: "},
-		"record and check": {append(good, "--record", "--check"), "exclude each other"},
+		"record and check": {append(good, "--record", "--check"), "mutually exclusive"},
 		"no rank":          {append(good, "--ranks", "0"), "--ranks is 0; allowed is 1 to 65536"},
 		"ranks are a word": {append(good, "--ranks", "four"), "four"},
 		"engine":           {append(good, "--engine", "llama.cpp"), `--engine: engine type "llama.cpp"`},

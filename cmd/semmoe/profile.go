@@ -30,12 +30,14 @@ import (
 )
 
 const (
-	// exitEngine tells a Job's podFailurePolicy that the engine is at fault, and would be in another attempt.
+	// exitEngine is the exit code of an engine failure that another attempt would repeat. It is used in a Job's
+	// podFailurePolicy.
 	exitEngine = 4
-	// exitStoreFull tells the operator that the artifact store is full: somebody has to make room before another attempt is worth devices.
+	// exitStoreFull is the exit code of a full artifact store. Space must be freed before another attempt may use
+	// devices.
 	exitStoreFull = 5
-	// profileStoreRetry is how long the artifact store may be away, or full, before a profile that was recorded is given up; a full one is
-	// asked again every profileFullPeriod.
+	// profileStoreRetry is the time limit for an unavailable or full artifact store before a recorded profile is
+	// discarded. A full store is retried every profileFullPeriod.
 	profileStoreRetry = 10 * time.Minute
 	profileFullPeriod = 20 * time.Second
 )
@@ -56,15 +58,15 @@ func newProfileCommand() *cobra.Command {
 	var o profileOptions
 	command := &cobra.Command{
 		Use:   "profile --endpoint URL --model-path DIR --dataset FILE (--out TRACE | --store-scope NAMESPACE/ID)",
-		Short: "Record which experts the tokens of a data set activate, from a running engine",
-		Long: `Sends the requests of a data set to a running engine, or to the request router in front of it, and writes the routing
+		Short: "Record the experts that the tokens of a data set activate in a running engine",
+		Long: `Send the requests of a data set to a running engine, or to the request router in front of it, and write the routing
 trace: which experts each token activated. The engine must have been started with --enable-return-routed-experts.
 
 The data set is JSONL: {"prompt": "..."}, {"messages": [{"role", "content"}, ...]} or ShareGPT's {"conversations":
 [{"from", "value"}, ...]}, each with an optional "domain".
 
-Exit code 3: the model, the data set or an argument must be changed; 4: the engine is at fault; 5: the
-artifact store is full; 1: try again.`,
+Exit codes: 3 the model, the data set or a flag is invalid; 4 the engine failed; 5 the artifact store is full;
+1 any other error, which a retry may fix.`,
 		Args: invalidArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			summary, err := runProfile(command.Context(), o, command.Flags().Changed)
@@ -82,28 +84,28 @@ artifact store is full; 1: try again.`,
 	flags := command.Flags()
 	flags.StringVar(&o.endpoint, "endpoint", "", "base URL of the engine or its request router (required)")
 	flags.StringVar(&o.engine, "engine", "SGLang", "type of the engine: "+registry.Types())
-	flags.BoolVar(&o.dedicated, "dedicated", false, "the engine lives for this profile alone: when it dies, or does not serve in time, another attempt would end in the same way (exit code 4)")
+	flags.BoolVar(&o.dedicated, "dedicated", false, "dedicated engine of this profile: its crash, or a timeout before it serves, ends the run with exit code 4 because a retry would fail in the same way")
 	flags.StringVar(&o.model, "model-path", "", "directory of the checkpoint that the engine serves (required)")
-	flags.StringVar(&o.modelDigest, "model-digest", "", "refuse a checkpoint with another digest")
+	flags.StringVar(&o.modelDigest, "model-digest", "", "required digest of the checkpoint (default: any)")
 	flags.StringVar(&o.dataset, "dataset", "", "JSONL file with the requests (required)")
-	flags.StringVar(&o.datasetDigest, "dataset-digest", "", "refuse a data set with another sha256")
-	flags.StringVar(&o.out, "out", "", "trace to write, .safetensors or .safetensors.zst")
-	flags.StringVar(&o.scope, "store-scope", "", "namespace/id under which the artifact store keeps the profile, in a pod that has access to it; nothing is done where it has one")
-	flags.IntVar(&o.requests, "requests", 2000, "requests to send at most: a uniform sample of the data set")
-	flags.IntVar(&o.tokens, "tokens", 200_000, "tokens to record at most")
-	flags.IntVar(&o.traceTokens, "trace-tokens", 500_000, "tokens of the routing trace at most: a uniform sample of whole requests; the counts hold all tokens")
-	flags.IntVar(&o.requestTokens, "request-tokens", 512, "tokens of a prompt to send at most")
-	flags.IntVar(&o.newTokens, "new-tokens", 1, "tokens that each request generates")
-	flags.IntVar(&o.concurrency, "concurrency", 16, "requests in flight")
+	flags.StringVar(&o.datasetDigest, "dataset-digest", "", "required sha256 of the data set (default: any)")
+	flags.StringVar(&o.out, "out", "", "trace file to write, .safetensors or .safetensors.zst")
+	flags.StringVar(&o.scope, "store-scope", "", "namespace/id of the profile in the artifact store, in a pod with access to the store; an existing profile ends the run without requests")
+	flags.IntVar(&o.requests, "requests", 2000, "maximum number of requests, a uniform sample of the data set")
+	flags.IntVar(&o.tokens, "tokens", 200_000, "maximum number of recorded tokens")
+	flags.IntVar(&o.traceTokens, "trace-tokens", 500_000, "maximum number of tokens in the routing trace, a uniform sample of whole requests; the counts include all tokens")
+	flags.IntVar(&o.requestTokens, "request-tokens", 512, "maximum number of prompt tokens per request")
+	flags.IntVar(&o.newTokens, "new-tokens", 1, "number of generated tokens per request")
+	flags.IntVar(&o.concurrency, "concurrency", 16, "number of concurrent requests")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of the samples")
-	flags.DurationVar(&o.wait, "wait", 10*time.Minute, "how long the engine may take to serve")
-	flags.DurationVar(&o.timeout, "timeout", 0, "how long all of it may take (default: no limit)")
-	flags.StringVar(&o.progressAddress, "progress-address", "", "host:port on which to answer GET "+profile.ProgressPath)
-	flags.StringVar(&o.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	flags.DurationVar(&o.wait, "wait", 10*time.Minute, "time limit until the engine serves")
+	flags.DurationVar(&o.timeout, "timeout", 0, "time limit of the whole run (default: no limit)")
+	flags.StringVar(&o.progressAddress, "progress-address", "", "host:port of the progress endpoint GET "+profile.ProgressPath+" (default: disabled)")
+	flags.StringVar(&o.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return command
 }
 
-// profileError carries the exit code.
+// profileError adds the exit code to an error.
 type profileError struct{ error }
 
 func (e profileError) Unwrap() error { return e.error }
@@ -122,10 +124,10 @@ func (e profileError) ExitCode() int {
 	return 1
 }
 
-// errTimeout is the end of a run that is too slow: the next one would be as well.
-var errTimeout = errors.New("not done within --timeout: the engine is too slow for so many tokens")
+// errTimeout reports that a run exceeded --timeout; a retry would exceed it as well.
+var errTimeout = errors.New("the run exceeded --timeout: the engine is too slow for the number of tokens")
 
-// validate checks what the flags' types cannot; given tells which flags were.
+// validate checks the values of flags; given reports which flags are set.
 func (o *profileOptions) validate(given func(flag string) bool) error {
 	for _, flag := range []struct{ name, value string }{{"endpoint", o.endpoint}, {"model-path", o.model}, {"dataset", o.dataset}} {
 		if flag.value == "" {
@@ -136,7 +138,7 @@ func (o *profileOptions) validate(given func(flag string) bool) error {
 		return checkpoint.Invalidf("%v", err)
 	}
 	if (o.out == "") == (o.scope == "") {
-		return checkpoint.Invalidf("give either --out or --store-scope")
+		return checkpoint.Invalidf("exactly one of --out and --store-scope is required")
 	}
 	if o.out != "" && !strings.HasSuffix(o.out, ".safetensors") && !strings.HasSuffix(o.out, ".safetensors.zst") {
 		return checkpoint.Invalidf("--out is %q: want a name that ends in .safetensors or .safetensors.zst", o.out)
@@ -150,7 +152,7 @@ func (o *profileOptions) validate(given func(flag string) bool) error {
 		}
 	}
 	if longest := o.requestTokens + o.newTokens; o.traceTokens < longest {
-		return checkpoint.Invalidf("--trace-tokens is %d; it must be at least --request-tokens plus --new-tokens, %d: requests are traced whole", o.traceTokens, longest)
+		return checkpoint.Invalidf("--trace-tokens is %d; it must be at least --request-tokens plus --new-tokens, %d, because requests are traced whole", o.traceTokens, longest)
 	}
 	if o.out != "" {
 		if err := wholefile.Check(o.out); err != nil {
@@ -160,7 +162,7 @@ func (o *profileOptions) validate(given func(flag string) bool) error {
 	return nil
 }
 
-// sampling is what of the options the profile depends on.
+// sampling returns the options that determine the profile.
 func (o *profileOptions) sampling() profile.Sampling {
 	return profile.Sampling{Requests: o.requests, Tokens: o.tokens, RequestTokens: o.requestTokens}
 }
@@ -186,13 +188,13 @@ func runProfile(ctx context.Context, o profileOptions, given func(flag string) b
 	if err != nil {
 		return profile.Summary{}, err
 	}
-	tell := tellBoth(board, progressLine(os.Stderr))
-	inputs.Progress = tell
+	report := reportProgress(board, progressLine(os.Stderr))
+	inputs.Progress = report
 	record := func() (*profile.Profile, error) { return profile.Run(ctx, inputs) }
 	var summary profile.Summary
 	if o.scope != "" {
 		manifest := profile.Manifest{ModelDigest: inputs.Report.ModelDigest, DatasetDigest: dataset.Digest, Sampling: o.sampling()}
-		summary, err = profileToStore(ctx, access.FromPod, o, manifest, record, func() { tell(profile.Progress{Phase: profile.Storing}) })
+		summary, err = profileToStore(ctx, access.FromPod, o, manifest, record, func() { report(profile.Progress{Phase: profile.Storing}) })
 	} else {
 		summary, err = profileToFile(o.out, record)
 	}
@@ -202,8 +204,8 @@ func runProfile(ctx context.Context, o profileOptions, given func(flag string) b
 	return summary, err
 }
 
-// readInputs reads the checkpoint's headers and the data set, and refuses others than those asked for: a profile is what
-// its name says.
+// readInputs reads the checkpoint's headers and the data set, and returns an error if their digests differ from the
+// required ones.
 func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error) {
 	fail := func(err error) (profile.Options, profile.DatasetReport, error) {
 		return profile.Options{}, profile.DatasetReport{}, err
@@ -213,7 +215,7 @@ func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error
 		return fail(checkpoint.Invalidf("--engine: %v", err))
 	}
 	if !adapter.TellsExperts() {
-		return fail(checkpoint.Invalidf("--engine: %s does not return the routed experts of requests, and cannot profile: use another engine", adapter.Type))
+		return fail(checkpoint.Invalidf("--engine is %s, which does not report the experts of a request; use another engine", adapter.Type))
 	}
 	report, err := checkpoint.Inspect(o.model)
 	if err != nil {
@@ -248,7 +250,7 @@ func profileToFile(out string, record func() (*profile.Profile, error)) (profile
 	return recorded.Summary, writeTrace(out, recorded.Trace)
 }
 
-// writeTrace writes a trace to the file that --out names.
+// writeTrace writes a trace to the file of --out.
 func writeTrace(out string, t *trace.Trace) error {
 	err := wholefile.Write(out, 0o644, func(w io.Writer) error { return trace.WriteAs(w, out, t) })
 	if err != nil {
@@ -257,7 +259,7 @@ func writeTrace(out string, t *trace.Trace) error {
 	return nil
 }
 
-// profileToStore records a profile and publishes it in the store that connect reaches, unless that has it.
+// profileToStore records a profile and publishes it in the store, unless the store already contains it.
 func profileToStore(ctx context.Context, connect connectStore, o profileOptions, manifest profile.Manifest, record func() (*profile.Profile, error), storing func()) (profile.Summary, error) {
 	namespace, id, _ := strings.Cut(o.scope, "/")
 	scope := artifact.Scope{Namespace: namespace, Kind: artifact.Profile, ID: id}
@@ -265,7 +267,7 @@ func profileToStore(ctx context.Context, connect connectStore, o profileOptions,
 		return profile.Summary{}, checkpoint.Invalidf("--store-scope is %q, want namespace/id: %v", o.scope, err)
 	}
 	if manifest.ID() != id {
-		return profile.Summary{}, checkpoint.Invalidf("--store-scope names the profile %s; that of this model, data set and sampling is %s", id, manifest.ID())
+		return profile.Summary{}, checkpoint.Invalidf("--store-scope has the profile id %s; the id of this model, data set and sampling is %s", id, manifest.ID())
 	}
 	store, err := connect(profileStoreRetry)
 	if err != nil {
@@ -276,7 +278,7 @@ func profileToStore(ctx context.Context, connect connectStore, o profileOptions,
 		stored, err := profile.FetchManifest(ctx, store, scope, won)
 		return stored.Summary, err
 	case !errors.Is(err, artifact.ErrNotFound):
-		return profile.Summary{}, fmt.Errorf("ask the artifact store for the profile: %w", err)
+		return profile.Summary{}, fmt.Errorf("failed to look up the profile in the artifact store: %w", err)
 	}
 	words, err := readTokenizer(o.model)
 	if err != nil {
@@ -306,8 +308,9 @@ func profileToStore(ctx context.Context, connect connectStore, o profileOptions,
 	})
 }
 
-// readTokenizer returns the checkpoint's tokenizer, or nil if the checkpoint has none that can be read. A tokenizer.json is stored whatever
-// it uses: a later version of the request router may read it.
+// readTokenizer returns the checkpoint's tokenizer, or nil if the checkpoint has none that can be read. A
+// tokenizer.json is stored even if it uses unsupported features: a later version of the request router may support
+// them.
 func readTokenizer(model string) ([]byte, error) {
 	words, err := tokenizer.FromCheckpoint(model)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, tokenizer.ErrUnsupported) {
@@ -319,7 +322,8 @@ func readTokenizer(model string) ([]byte, error) {
 	return words, nil
 }
 
-// probeRoom stores a file that needs no engine, the tokenizer or config.json: a full store is reported before devices are used.
+// probeRoom stores a file that is available without the engine, the tokenizer or config.json, to detect a full store
+// before devices are used.
 func probeRoom(ctx context.Context, store *artifact.Client, scope artifact.Scope, model string, words []byte) error {
 	if words == nil {
 		var err error
@@ -328,12 +332,13 @@ func probeRoom(ctx context.Context, store *artifact.Client, scope artifact.Scope
 		}
 	}
 	if _, err := store.Put(ctx, scope, bytes.NewReader(words)); err != nil {
-		return fmt.Errorf("no request was sent, since nothing can be stored: %w", err)
+		return fmt.Errorf("failed to write to the artifact store before the first request: %w", err)
 	}
 	return nil
 }
 
-// untilRoom stores what devices were used for, again and again for a while where the store is full: a sweep, or somebody, may make room.
+// untilRoom retries publish for profileStoreRetry while the store is full: a garbage collection or an administrator may
+// free space.
 func untilRoom(ctx context.Context, publish func() error) error {
 	end := time.Now().Add(profileStoreRetry)
 	for {
@@ -349,7 +354,7 @@ func untilRoom(ctx context.Context, publish func() error) error {
 	}
 }
 
-// profileFiles writes the files of a profile to dir, and returns their paths by name. words is the tokenizer, or nil.
+// profileFiles writes the files of a profile to dir and returns their paths by name. words is the tokenizer, or nil.
 func profileFiles(dir string, words []byte, recorded *profile.Profile) (map[string]string, error) {
 	files := map[string]string{
 		profile.TraceFile:  filepath.Join(dir, profile.TraceFile),
@@ -365,7 +370,7 @@ func profileFiles(dir string, words []byte, recorded *profile.Profile) (map[stri
 	return files, os.WriteFile(files[profile.TokenizerFile], words, 0o600)
 }
 
-// serveProgress answers questions for the progress until stop is called.
+// serveProgress serves the progress endpoint until stop is called.
 func serveProgress(address string, board *profile.Board) (stop func(), err error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -376,7 +381,7 @@ func serveProgress(address string, board *profile.Board) (stop func(), err error
 	return func() { server.Close() }, nil
 }
 
-// joinIP puts an IPv6 address into brackets: $(POD_IP):port has none.
+// joinIP encloses an IPv6 address in brackets, which $(POD_IP):port lacks.
 func joinIP(address string) string {
 	i := strings.LastIndexByte(address, ':')
 	if i < 0 || strings.HasPrefix(address, "[") {
@@ -401,7 +406,7 @@ func joinURL(address string) string {
 	return scheme + "://" + host + path
 }
 
-func tellBoth(board *profile.Board, line func(profile.Progress)) func(profile.Progress) {
+func reportProgress(board *profile.Board, line func(profile.Progress)) func(profile.Progress) {
 	return func(p profile.Progress) {
 		board.Set(p)
 		if p.Phase == profile.Recording && p.Done > 0 {
@@ -410,7 +415,7 @@ func tellBoth(board *profile.Board, line func(profile.Progress)) func(profile.Pr
 	}
 }
 
-// progressLine tells how far a run is: each quarter of a second on a terminal, every ten seconds elsewhere.
+// progressLine prints the progress of a run: every 250 ms on a terminal, every ten seconds elsewhere.
 func progressLine(w *os.File) func(profile.Progress) {
 	info, err := w.Stat()
 	terminal := err == nil && info.Mode()&os.ModeCharDevice != 0

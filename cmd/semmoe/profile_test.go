@@ -56,7 +56,7 @@ func TestProfileFaults(t *testing.T) {
 	defer deaf.Close()
 	hanging := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/health" {
-			io.Copy(io.Discard, r.Body) //nolint:errcheck // only then does the server see the client go
+			io.Copy(io.Discard, r.Body) //nolint:errcheck // the server then detects that the client disconnects
 			<-r.Context().Done()
 		}
 	}))
@@ -70,29 +70,29 @@ func TestProfileFaults(t *testing.T) {
 		code int
 		want []string
 	}{
-		"no endpoint":        {append(common, "--out", "t.safetensors"), 3, []string{"--endpoint is missing"}},
-		"nowhere to":         {append(common, "--endpoint", deaf.URL), 3, []string{"either --out or --store-scope"}},
-		"unknown flag":       {[]string{"--nope"}, 3, nil},
-		"name of the trace":  {append(common, "--endpoint", deaf.URL, "--out", "t.bin"), 3, []string{"t.bin", ".safetensors.zst"}},
-		"no folder":          {append(common, "--endpoint", deaf.URL, "--out", "/nonexistent/t.safetensors"), 3, []string{"--out: failed to create /nonexistent/t.safetensors"}},
-		"any model":          {append(whole, "--model-digest", ""), 3, []string{"--model-digest is empty"}},
-		"any data set":       {append(whole, "--dataset-digest", ""), 3, []string{"--dataset-digest is empty"}},
-		"no requests":        {append(whole, "--requests", "0"), 3, []string{"--requests is 0; it must be at least 1"}},
-		"no tokens":          {append(whole, "--tokens", "0"), 3, []string{"--tokens is 0"}},
-		"no prompts":         {append(whole, "--request-tokens", "-1"), 3, []string{"--request-tokens is -1"}},
-		"nothing generated":  {append(whole, "--new-tokens", "0"), 3, []string{"--new-tokens is 0"}},
-		"nothing in flight":  {append(whole, "--concurrency", "0"), 3, []string{"--concurrency is 0"}},
-		"too short a trace":  {append(whole, "--trace-tokens", "512"), 3, []string{"--trace-tokens is 512; it must be at least --request-tokens plus --new-tokens, 513"}},
-		"another model":      {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--model-digest", "abc"), 3, []string{report.ModelDigest, "not abc"}},
-		"another data set":   {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--dataset-digest", "abc"), 3, []string{"d.jsonl", "not abc"}},
-		"another scope":      {append(common, "--endpoint", deaf.URL, "--store-scope", "team/"+id), 3, []string{"--store-scope names the profile " + id}},
-		"no scope":           {append(common, "--endpoint", deaf.URL, "--store-scope", id), 3, []string{"want namespace/id"}},
-		"no data set":        {[]string{"--model-path", tinyModel, "--dataset", "/nonexistent", "--endpoint", deaf.URL, "--out", "t.safetensors"}, 3, []string{"/nonexistent", "does not exist"}},
-		"does not tell":      {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors"), 4, []string{"routed experts are not available", "line 1"}},
-		"dead engine":        {append(common, "--endpoint", "http://"+nobody, "--out", "t.safetensors", "--dedicated", "--wait", "200ms"), 4, []string{"does not serve within 200ms"}},
-		"away":               {append(common, "--endpoint", "http://"+nobody, "--out", "t.safetensors", "--wait", "200ms"), 1, []string{"does not serve within 200ms"}},
-		"too slow":           {append(common, "--endpoint", hanging.URL, "--out", "t.safetensors", "--timeout", "300ms"), 4, []string{"not done within --timeout"}},
-		"no port to tell on": {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--progress-address", "192.0.2.1:1"), 1, []string{"--progress-address"}},
+		"no endpoint":       {append(common, "--out", "t.safetensors"), 3, []string{"--endpoint is missing"}},
+		"nowhere to":        {append(common, "--endpoint", deaf.URL), 3, []string{"exactly one of --out and --store-scope"}},
+		"unknown flag":      {[]string{"--nope"}, 3, nil},
+		"name of the trace": {append(common, "--endpoint", deaf.URL, "--out", "t.bin"), 3, []string{"t.bin", ".safetensors.zst"}},
+		"no folder":         {append(common, "--endpoint", deaf.URL, "--out", "/nonexistent/t.safetensors"), 3, []string{"--out: failed to create /nonexistent/t.safetensors"}},
+		"any model":         {append(whole, "--model-digest", ""), 3, []string{"--model-digest is empty"}},
+		"any data set":      {append(whole, "--dataset-digest", ""), 3, []string{"--dataset-digest is empty"}},
+		"no requests":       {append(whole, "--requests", "0"), 3, []string{"--requests is 0; it must be at least 1"}},
+		"no tokens":         {append(whole, "--tokens", "0"), 3, []string{"--tokens is 0"}},
+		"no prompts":        {append(whole, "--request-tokens", "-1"), 3, []string{"--request-tokens is -1"}},
+		"nothing generated": {append(whole, "--new-tokens", "0"), 3, []string{"--new-tokens is 0"}},
+		"nothing in flight": {append(whole, "--concurrency", "0"), 3, []string{"--concurrency is 0"}},
+		"too short a trace": {append(whole, "--trace-tokens", "512"), 3, []string{"--trace-tokens is 512; it must be at least --request-tokens plus --new-tokens, 513"}},
+		"another model":     {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--model-digest", "abc"), 3, []string{report.ModelDigest, "not abc"}},
+		"another data set":  {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--dataset-digest", "abc"), 3, []string{"d.jsonl", "not abc"}},
+		"another scope":     {append(common, "--endpoint", deaf.URL, "--store-scope", "team/"+id), 3, []string{"--store-scope has the profile id " + id}},
+		"no scope":          {append(common, "--endpoint", deaf.URL, "--store-scope", id), 3, []string{"want namespace/id"}},
+		"no data set":       {[]string{"--model-path", tinyModel, "--dataset", "/nonexistent", "--endpoint", deaf.URL, "--out", "t.safetensors"}, 3, []string{"/nonexistent", "does not exist"}},
+		"no routed experts": {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors"), 4, []string{"routed experts are not available", "line 1"}},
+		"dead engine":       {append(common, "--endpoint", "http://"+nobody, "--out", "t.safetensors", "--dedicated", "--wait", "200ms"), 4, []string{"does not serve within 200ms"}},
+		"unreachable":       {append(common, "--endpoint", "http://"+nobody, "--out", "t.safetensors", "--wait", "200ms"), 1, []string{"does not serve within 200ms"}},
+		"too slow":          {append(common, "--endpoint", hanging.URL, "--out", "t.safetensors", "--timeout", "300ms"), 4, []string{"the run exceeded --timeout"}},
+		"progress address":  {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--progress-address", "192.0.2.1:1"), 1, []string{"--progress-address"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, message := runProfileCommand(t, tc.args...)
@@ -108,7 +108,7 @@ func TestProfileFaults(t *testing.T) {
 	}
 }
 
-// closedPort is an address of this machine on which nobody listens.
+// closedPort returns a local address without a listener.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -161,7 +161,7 @@ func TestServeProgress(t *testing.T) {
 	}
 }
 
-// fakeStore is an artifact store that answers as a handler says.
+// fakeStore returns an artifact store with the given handler.
 func fakeStore(t *testing.T, handler http.HandlerFunc) connectStore {
 	t.Helper()
 	server := httptest.NewTLSServer(handler)
@@ -173,7 +173,7 @@ func fakeStore(t *testing.T, handler http.HandlerFunc) connectStore {
 	}
 }
 
-// A store that is full says so before a request is sent: devices are not used for what cannot be kept.
+// A full store is reported before the first request, so that devices are not used for a profile that cannot be stored.
 func TestProfileToFullStore(t *testing.T) {
 	store := fakeStore(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
@@ -185,23 +185,23 @@ func TestProfileToFullStore(t *testing.T) {
 	manifest := profile.Manifest{ModelDigest: "model", DatasetDigest: "dataset"}
 	o := profileOptions{scope: "team/" + manifest.ID(), model: tinyModel}
 	_, err := profileToStore(t.Context(), store, o, manifest, func() (*profile.Profile, error) {
-		t.Error("recorded all the same")
+		t.Error("a profile was recorded")
 		return nil, errors.New("recorded")
 	}, func() {})
-	if code := exitCode(profileError{err}); code != exitStoreFull || !strings.Contains(err.Error(), "no request was sent") || !strings.Contains(err.Error(), "enlarge its volume") {
+	if code := exitCode(profileError{err}); code != exitStoreFull || !strings.Contains(err.Error(), "before the first request") || !strings.Contains(err.Error(), "enlarge its volume") {
 		t.Errorf("exit code %d, %v", code, err)
 	}
 }
 
-// What was recorded waits for room in the store for as long as for a store that is away.
+// A recorded profile waits for free space in the store as long as for an unavailable store.
 func TestUntilRoom(t *testing.T) {
 	full := fmt.Errorf("store trace: %w", &artifact.StatusError{Code: http.StatusInsufficientStorage, Message: "full"})
 	other := errors.New("forbidden")
 	for name, tc := range map[string]struct {
-		room time.Duration // when there is
+		room time.Duration // when space is freed
 		then error
 		want error
-		end  time.Duration // at the latest
+		end  time.Duration // latest end
 	}{
 		"room at once":          {0, nil, nil, 0},
 		"another fault":         {0, other, other, 0},
@@ -228,7 +228,7 @@ func TestUntilRoom(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errTimeout)
 		defer cancel()
 		if err := untilRoom(ctx, func() error { return full }); exitCode(profileError{err}) != exitStoreFull {
-			t.Errorf("out of time: %v, want the fault of the store", err)
+			t.Errorf("after the deadline: %v, want the store's error", err)
 		}
 	})
 }

@@ -31,12 +31,12 @@ func newReplanCommand() *cobra.Command {
 	var flags replanFlags
 	cmd := &cobra.Command{
 		Use:   "replan --trace RECENT --current DIR --out DIR",
-		Short: "Plan again for recent traffic: new tables, a new layout, or neither",
-		Long: "Make new tables for the placement of the plan in service, and a new placement, from a trace of recent requests, and judge both\n" +
-			"and the plan in service on documents of it that are held back: by the modelled time of a layer, exchanges and experts. Writes\n" +
-			"the plan directory of the cheapest that gains enough, if any, and prints scores, choice and reason as one JSON object.\n" +
-			"Exit code 2: the command line must be changed; 3: a trace or the plan is invalid; 1: try again, with more requests where it\n" +
-			"says that they are too few.",
+		Short: "Re-plan for recent traffic: new tables, a new layout, or neither",
+		Long: "Compute new tables for the placement of the plan in service, and a new placement, from a trace of recent requests. Compare both with the\n" +
+			"plan in service on held-out documents, by the modelled time of a layer for exchanges and experts. Write the plan directory of the cheapest\n" +
+			"change with enough gain, if any, and print scores, decision and reason as one JSON object.\n" +
+			"Exit codes: 2 the command line is invalid; 3 a trace or the plan is invalid; 1 any other error, which a retry may fix, with more\n" +
+			"requests if the message reports too few.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			options, err := flags.options()
@@ -50,20 +50,20 @@ func newReplanCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&flags.trace, "trace", "", "routing trace of recent requests, .safetensors or .safetensors.zst (required)")
 	f.StringVar(&flags.current, "current", "", "directory of the plan in service (required)")
-	f.StringVar(&flags.out, "out", "", "directory for the plan that is chosen; a plan that is there is replaced (required)")
-	f.StringVar(&flags.prior, "prior", "", "older routing trace of the same model, whose counts are used as far as the recent requests confirm them")
-	f.IntVar(&flags.priorPercent, "prior-percent", solver.DefaultPriorPercent, "what the older counts weigh together when the placement is solved, in percent of the recent ones; 0 leaves them out")
-	f.Float64Var(&flags.minimumGain, "minimum-gain-percent", solver.DefaultMinimumGainPercent, "by how much the modelled time of a layer must be below that of the plan in service")
-	f.Float64Var(&flags.moveGain, "move-gain-percent", solver.DefaultMoveGainPercent, "what an expert must gain to change its rank, in local activations over the profile, in percent of those of the mean expert of a layer\n(other objectives: messages)")
-	f.Float64Var(&flags.target, "target-lar", 0, "local activation rate at which new tables are good enough, whatever a new placement would gain; 0 is none")
-	f.IntSliceVar(&flags.batchTokens, "batch-tokens", solver.DefaultBatchTokens, "tokens of a batch over all ranks, as served; each of several sizes is as frequent as the others")
-	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node; a plan made for nodes tells its own")
-	ownHardwareFlag(f, &flags.hardware)
-	f.IntVar(&flags.trainPercent, "train-percent", solver.DefaultReplanTrainPercent, "percent of the recent requests to learn from, by whole documents")
-	f.StringVar(&flags.embeddings, "embeddings", "", "as for semmoe solve")
-	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "as for semmoe solve")
+	f.StringVar(&flags.out, "out", "", "directory for the selected plan; an existing plan is replaced (required)")
+	f.StringVar(&flags.prior, "prior", "", "older routing trace of the same model; its counts are used to the extent that recent requests confirm them")
+	f.IntVar(&flags.priorPercent, "prior-percent", solver.DefaultPriorPercent, "total weight of the older counts in the placement search, in percent of the recent counts; 0 ignores them")
+	f.Float64Var(&flags.minimumGain, "minimum-gain-percent", solver.DefaultMinimumGainPercent, "minimum reduction of the modelled layer time relative to the plan in service, in percent")
+	f.Float64Var(&flags.moveGain, "move-gain-percent", solver.DefaultMoveGainPercent, "minimum gain of a moved expert over the profile, in percent of the local activations of a layer's mean expert (other objectives:\nmessages)")
+	f.Float64Var(&flags.target, "target-lar", 0, "local activation rate at which new tables suffice, independent of the gain of a new placement; 0 disables it")
+	f.IntSliceVar(&flags.batchTokens, "batch-tokens", solver.DefaultBatchTokens, "sizes of the served batches, in tokens over all ranks; all sizes have equal weight")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "number of ranks per node; plans made for nodes override the default")
+	planHardwareFlag(f, &flags.hardware)
+	f.IntVar(&flags.trainPercent, "train-percent", solver.DefaultReplanTrainPercent, "percentage of the recent requests for training, by whole documents")
+	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector per token id, as in semmoe solve")
+	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the gate's expert groups whole, as in semmoe solve")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
-	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "cut the search for a placement off after this time; 0 never does")
+	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "time limit of the placement search; 0 means no limit")
 	return cmd
 }
 
@@ -89,9 +89,9 @@ func (f *replanFlags) options() (solver.ReplanOptions, error) {
 	case f.ranksPerNode < 1:
 		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	case f.timeBudget < 0:
-		return o, usageErrorf("--time-budget is %v; it cannot be negative", f.timeBudget)
+		return o, usageErrorf("--time-budget is %v; it must be at least 0", f.timeBudget)
 	case !(f.moveGain >= 0) || math.IsInf(f.moveGain, 0):
-		return o, usageErrorf("--move-gain-percent is %v; it cannot be negative", f.moveGain)
+		return o, usageErrorf("--move-gain-percent is %v; it must be at least 0", f.moveGain)
 	}
 	if err := o.Check(); err != nil {
 		return o, usageErrorf("%w", err)
@@ -104,17 +104,18 @@ func (f *replanFlags) options() (solver.ReplanOptions, error) {
 	return o, err
 }
 
-// replanReport is what replan prints.
+// replanReport is the output of replan.
 type replanReport struct {
-	// Hardware names the profile that times are modelled by.
+	// Hardware is the name of the hardware profile of modelled times.
 	Hardware string      `json:"hardware"`
 	Current  scoreReport `json:"current"`
 	Tables   scoreReport `json:"tables"`
 	Layout   scoreReport `json:"layout"`
 	solver.Decision
-	// PlanDigest is that of the plan that was written; absent where none was.
+	// PlanDigest is the digest of the written plan; absent if none was written.
 	PlanDigest string `json:"plan_digest,omitempty"`
-	// Trust is what an old row of a token weighs at most, in occurrences; absent where it weighs as much as a recent one would.
+	// Trust is the maximum weight of an older row of a token, in occurrences; absent if older rows weigh as much as
+	// recent ones.
 	Trust         *float64 `json:"trust,omitempty"`
 	Truncated     bool     `json:"truncated"`
 	LimitsUnmet   []string `json:"limits_unmet,omitempty"`
@@ -123,7 +124,7 @@ type replanReport struct {
 	Seconds       float64  `json:"seconds"`
 }
 
-// scoreReport is what one plan is worth on the held-out requests.
+// scoreReport is the score of one plan on the held-out requests.
 type scoreReport struct {
 	PlanDigest string `json:"plan_digest"`
 	solver.Score
@@ -140,7 +141,7 @@ func (f *replanFlags) run(ctx context.Context, o solver.ReplanOptions, stdout, s
 	if err != nil {
 		return inputError(err)
 	}
-	if o.Hardware, err = readOwnHardware(f.hardware, current); err != nil {
+	if o.Hardware, err = readPlanHardware(f.hardware, current); err != nil {
 		return err
 	}
 	recent, err := trace.Open(ctx, f.trace)
@@ -195,7 +196,7 @@ func (f *replanFlags) run(ctx context.Context, o solver.ReplanOptions, stdout, s
 	return err
 }
 
-// report encodes the candidates, and returns the one that is chosen; nil where none is.
+// report encodes the candidates and returns the selected one, or nil if none is selected.
 func (f *replanFlags) report(found *solver.Replanned, current *plan.Artifact) (*replanReport, *plan.Artifact, error) {
 	if err := plan.OnLayoutOf(found.Tables.Plan, current); err != nil {
 		return nil, nil, err

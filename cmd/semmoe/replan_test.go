@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// replanned are the files of a plan that was made from one half of the kinds of text, and traces of that half and the other.
+// replanned returns a plan for one half of the kinds of text, and traces of both halves.
 func replanned(t *testing.T) (dir, old, recent string) {
 	t.Helper()
 	shape := tracetest.Small
@@ -31,7 +31,7 @@ func replanned(t *testing.T) (dir, old, recent string) {
 	return dir, old, recent
 }
 
-func TestReplanPrintsScoresAndWritesWhatItChose(t *testing.T) {
+func TestReplanPrintsScoresAndWritesTheDecision(t *testing.T) {
 	current, old, recent := replanned(t)
 	_, before, err := plan.Read(current)
 	if err != nil {
@@ -56,7 +56,7 @@ func TestReplanPrintsScoresAndWritesWhatItChose(t *testing.T) {
 			t.Errorf("%v: times are modelled by %v", test.flags, got["hardware"])
 		}
 		if got["tier"] != test.tier || got["reason"] == "" {
-			t.Fatalf("%v: tier %v, wanted %s: %v", test.flags, got["tier"], test.tier, got["reason"])
+			t.Fatalf("%v: tier %v, want %s: %v", test.flags, got["tier"], test.tier, got["reason"])
 		}
 		for _, candidate := range []string{"current", "tables", "layout"} {
 			scores, _ := got[candidate].(map[string]any)
@@ -85,21 +85,21 @@ func TestReplanPrintsScoresAndWritesWhatItChose(t *testing.T) {
 	}
 }
 
-// The plan that is written has a drift test from the requests that judged it, whichever it is.
+// The written plan has a drift test calibrated on the held-out requests, for each kind of plan.
 func TestReplanCalibratesDrift(t *testing.T) {
 	current, _, recent := replanned(t)
 	for tier, flags := range map[string][]string{"layout": nil, "tables": {"--target-lar", ".01", "--minimum-gain-percent", "0"}} {
 		out := filepath.Join(t.TempDir(), "plan")
 		code, got, message := runJSON(t, newReplanCommand(), append(flags, "--trace", recent, "--current", current, "--out", out, "--batch-tokens", "131072", "--train-percent", "30")...)
 		if code != 0 || got["tier"] != tier {
-			t.Fatalf("exit code %d, tier %v, wanted %s: %s", code, got["tier"], tier, message)
+			t.Fatalf("exit code %d, tier %v, want %s: %s", code, got["tier"], tier, message)
 		}
 		written, _, err := plan.Read(out)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if written.Drift == nil || float64(written.Drift.Requests) != got["test_requests"] {
-			t.Errorf("tier %s: of %v requests that judge, the drift test is %+v", tier, got["test_requests"], written.Drift)
+			t.Errorf("tier %s: with %v held-out requests, the drift test is %+v", tier, got["test_requests"], written.Drift)
 		}
 	}
 }
@@ -140,7 +140,7 @@ func firstRequests(t *testing.T, path string, n int) *trace.Trace {
 	return all.Subset(all.AllRequests()[:n])
 }
 
-// Plans are solved and replaced at the same batch sizes where none are given.
+// semmoe solve and semmoe replan have the same default batch sizes.
 func TestDefaultBatchTokens(t *testing.T) {
 	t.Parallel()
 	solve, replan := newSolveCommand().Flags().Lookup("batch-tokens"), newReplanCommand().Flags().Lookup("batch-tokens")

@@ -28,11 +28,11 @@ func newReportCommand() *cobra.Command {
 	var flags reportFlags
 	cmd := &cobra.Command{
 		Use:   "report --plan DIR [--trace FILE] --out FILE",
-		Short: "Write a page that shows what a plan does and what it is worth",
-		Long: "Write one HTML page about a plan, complete in itself: what stays local in each layer, which experts fire together, which kinds of\n" +
-			"requests go to which rank, the load of the ranks, what would change, and the time that is saved, by batch size. Without a trace the page\n" +
-			"tells only what would change. Prints what the plan comes to.\n" +
-			"Exit code 2: the command line must be changed; 3: a file is invalid, or does not belong to the plan; 1: try again.",
+		Short: "Write an HTML report about the effects and the gain of a plan",
+		Long: "Write one self-contained HTML page about a plan: local activations per layer, co-activated experts, ranks by kind of request, the load of the\n" +
+			"ranks, changes relative to the current placement, and saved time by batch size. Without a trace, the page contains only the changes. Prints a\n" +
+			"summary.\n" +
+			"Exit codes: 2 the command line is invalid; 3 a file is invalid or does not match the plan; 1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := flags.check(); err != nil {
@@ -44,14 +44,14 @@ func newReportCommand() *cobra.Command {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
 	f := cmd.Flags()
 	f.StringVar(&flags.plan, "plan", "", "directory of the plan (required)")
-	f.StringVar(&flags.out, "out", "", "HTML file; one that is there is replaced (required)")
-	f.StringVar(&flags.trace, "trace", "", "routing trace to judge by, .safetensors or .safetensors.zst: the one that the plan was solved from, or a newer one of the same model")
-	f.StringVar(&flags.current, "current", "", "directory of the plan in service, to compare with (default: the default placement, tokens or requests in turn)")
-	ownHardwareFlag(f, &flags.hardware)
-	f.StringVar(&flags.calibration, "calibration", "", "JSON file with times measured on the machines that are to serve; its exchanges, and grouped products if any, replace those of --hardware")
-	f.StringVar(&flags.requests, "requests", "test", "test: those that the plan's split holds back; or all")
-	f.IntVar(&flags.batchTokens, "batch-tokens", solver.DefaultEvaluation().BatchTokens, "tokens of a batch over all ranks, as served")
-	f.StringVar(&flags.name, "name", "", "what the page calls the plan (default: the name of its directory)")
+	f.StringVar(&flags.out, "out", "", "HTML file; an existing file is replaced (required)")
+	f.StringVar(&flags.trace, "trace", "", "routing trace for the evaluation, .safetensors or .safetensors.zst: the trace of the plan or a newer one of the same model")
+	f.StringVar(&flags.current, "current", "", "directory of the plan in service for comparison (default: the default placement with round-robin assignment of tokens or requests)")
+	planHardwareFlag(f, &flags.hardware)
+	f.StringVar(&flags.calibration, "calibration", "", "JSON file of semmoe calibrate from the serving machines; its exchanges, and grouped products if present, replace those of --hardware")
+	f.StringVar(&flags.requests, "requests", "test", "requests to evaluate: test (held out by the plan's split) or all")
+	f.IntVar(&flags.batchTokens, "batch-tokens", solver.DefaultEvaluation().BatchTokens, "size of a served batch, in tokens over all ranks")
+	f.StringVar(&flags.name, "name", "", "name of the plan on the page (default: the name of its directory)")
 	return cmd
 }
 
@@ -66,9 +66,9 @@ func (f *reportFlags) check() error {
 	case f.batchTokens < 1:
 		return usageErrorf("--batch-tokens is %d; it must be at least 1", f.batchTokens)
 	case f.hardware != "" && f.trace == "":
-		return usageErrorf("--hardware has no meaning without --trace: times are modelled from what the trace's requests activate")
+		return usageErrorf("--hardware does not apply without --trace: times are modelled from the activations of the trace's requests")
 	case f.calibration != "" && f.trace == "":
-		return usageErrorf("--calibration has no meaning without --trace: times are modelled from what the trace's requests activate")
+		return usageErrorf("--calibration does not apply without --trace: times are modelled from the activations of the trace's requests")
 	}
 	if err := wholefile.Check(f.out); err != nil {
 		return usageErrorf("--out: %w", err)
@@ -137,9 +137,9 @@ func (f *reportFlags) input(ctx context.Context) (*report.Input, error) {
 	return in, nil
 }
 
-// profile is what times are modelled by.
+// profile returns the hardware profile of modelled times.
 func (f *reportFlags) profile(of *solver.Plan) (*hardware.Profile, error) {
-	p, err := readOwnHardware(f.hardware, of)
+	p, err := readPlanHardware(f.hardware, of)
 	if err != nil || f.calibration == "" {
 		return p, err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// runReport runs semmoe report and returns its exit code, what it printed and its error message.
+// runReport runs semmoe report and returns its exit code, standard output and error message.
 func runReport(t *testing.T, args ...string) (code int, out, message string) {
 	t.Helper()
 	cmd := newReportCommand()
@@ -60,14 +60,14 @@ func TestReportWritesAPage(t *testing.T) {
 		}
 		for _, want := range append(c.wants, artifact.Digest) {
 			if !strings.Contains(string(page), want) {
-				t.Errorf("%s: the page does not have %q", name, want)
+				t.Errorf("%s: the page does not contain %q", name, want)
 			}
 		}
 		if !strings.HasPrefix(printed, "This plan ") || strings.Count(printed, "\n") != 1 {
-			t.Errorf("%s: printed was %q; wanted is one line about the plan", name, printed)
+			t.Errorf("%s: output %q; want one line about the plan", name, printed)
 		}
 		if files, err := os.ReadDir(filepath.Dir(out)); err != nil || len(files) != 1 {
-			t.Errorf("%s: %d files beside the page, error %v", name, len(files)-1, err)
+			t.Errorf("%s: %d other files next to the page, error %v", name, len(files)-1, err)
 		}
 	}
 	if info, err := os.Stat(out); err != nil || info.Mode().Perm() != 0o644 {
@@ -102,8 +102,8 @@ func TestReportRefuses(t *testing.T) {
 		"unknown flag":               {append(whole, "--no-such"), exitUsage, "--no-such"},
 		"other requests":             {append(whole, "--requests", "some"), exitUsage, "--requests is \"some\"; allowed is test, all"},
 		"no batch":                   {append(whole, "--batch-tokens", "0"), exitUsage, "--batch-tokens is 0"},
-		"calibration without trace":  {append(whole, "--calibration", file("{}")), exitUsage, "--calibration has no meaning without --trace"},
-		"hardware without trace":     {append(whole, "--hardware", "abacus"), exitUsage, "--hardware has no meaning without --trace"},
+		"calibration without trace":  {append(whole, "--calibration", file("{}")), exitUsage, "--calibration does not apply without --trace"},
+		"hardware without trace":     {append(whole, "--hardware", "abacus"), exitUsage, "--hardware does not apply without --trace"},
 		"no such hardware":           {append(whole, "--trace", recorded, "--hardware", "abacus"), exitUsage, "there is no built-in hardware profile"},
 		"no such plan":               {[]string{"--plan", filepath.Join(dir, "none"), "--out", out}, exitInvalidFile, "--plan"},
 		"no such plan in service":    {append(whole, "--current", filepath.Join(dir, "none")), exitInvalidFile, "--current"},
@@ -115,7 +115,7 @@ func TestReportRefuses(t *testing.T) {
 	} {
 		code, printed, message := runReport(t, c.args...)
 		if code != c.code || !strings.Contains(message, c.want) || printed != "" {
-			t.Errorf("%s: exit code %d, wanted %d; message %q, wanted %q; printed %q", name, code, c.code, message, c.want, printed)
+			t.Errorf("%s: exit code %d, want %d; message %q, want %q; output %q", name, code, c.code, message, c.want, printed)
 		}
 		if _, err := os.Stat(out); err == nil {
 			t.Errorf("%s: a page was written", name)

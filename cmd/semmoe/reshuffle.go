@@ -12,7 +12,7 @@ import (
 	"github.com/semmoe/operator/internal/reshuffle"
 )
 
-// headerMemory is the heap size above which the garbage collector works harder: the headers of the largest models need less, and the
+// headerMemory is the soft memory limit of the garbage collector: the headers of the largest models need less, and the
 // process stays below 256 MiB.
 const headerMemory = 160 << 20
 
@@ -27,13 +27,13 @@ func newReshuffleCommand() *cobra.Command {
 	var flags reshuffleFlags
 	cmd := &cobra.Command{
 		Use:   "reshuffle --model DIR --permutation FILE --out DIR",
-		Short: "Copy a checkpoint with its experts, and the rows of its gates, in another order",
-		Long: "Copy a Hugging Face checkpoint with the experts of the layers that a gate-permutation.json lists, and the rows of their\n" +
-			"gates, in its order. The model computes the same. The output appears when it is complete and verified; a second run finds\n" +
-			"it and does nothing, but for files such as the tokenizer that have changed; a run after a kill goes on. Prints one JSON\n" +
-			"object, also into the termination message; a failure is one line there.\n" +
-			"Exit code 2: the command line must be changed; 3: model, permutation or output do not fit, or not within the limit;\n" +
-			"1: try again.",
+		Short: "Copy a checkpoint with permuted experts and gate rows",
+		Long: "Copy a Hugging Face checkpoint and permute the experts, and the rows of their gates, in the layers listed in a\n" +
+			"gate-permutation.json. The model's outputs do not change. The output directory appears when it is complete and verified. A\n" +
+			"second run only updates changed files such as the tokenizer; a run after a kill resumes. Prints one JSON object, which is\n" +
+			"also the termination message; an error is one line there.\n" +
+			"Exit codes: 2 the command line is invalid; 3 model, permutation or output do not match, or exceed the limit;\n" +
+			"1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			result, hold, err := runReshuffle(cmd.Context(), flags)
@@ -44,11 +44,11 @@ func newReshuffleCommand() *cobra.Command {
 				return err
 			}
 			defer hold.Release()
-			if err := tellResult(cmd.OutOrStdout(), flags.messageFile, result); err != nil {
+			if err := writeResult(cmd.OutOrStdout(), flags.messageFile, result); err != nil {
 				return err
 			}
 			if flags.hold {
-				debug.FreeOSMemory() // what holds has nothing to do, perhaps for weeks
+				debug.FreeOSMemory() // the process only keeps the lease, possibly for weeks
 				<-cmd.Context().Done()
 			}
 			return nil
@@ -58,16 +58,16 @@ func newReshuffleCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&flags.Model, "model", "", "directory of the checkpoint (required)")
 	f.StringVar(&flags.permutation, "permutation", "", "gate-permutation.json of a plan (required)")
-	f.StringVar(&flags.Out, "out", "", "directory to make; must not exist, be empty, or hold the same result (required)")
-	f.BoolVar(&flags.Verify, "verify", false, "re-read input and output, compare every byte, and record full hashes")
-	f.IntVar(&flags.Parallel, "parallel", reshuffle.DefaultParallel, "shards to write at a time")
-	f.Int64Var(&flags.Limit, "limit", 0, "bytes that all outputs in the parent directory of --out may have: to make room, unused ones are removed (0: no limit)")
-	f.BoolVar(&flags.hold, "hold", false, "afterwards keep the output from being removed, until SIGTERM or SIGINT; then exit with code 0")
-	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	f.StringVar(&flags.Out, "out", "", "output directory: new, empty, or with the same result (required)")
+	f.BoolVar(&flags.Verify, "verify", false, "re-read of input and output with a comparison of every byte and full hashes")
+	f.IntVar(&flags.Parallel, "parallel", reshuffle.DefaultParallel, "number of concurrently written shards")
+	f.Int64Var(&flags.Limit, "limit", 0, "maximum total size, in bytes, of all outputs in the parent directory of --out; unused outputs are removed to free space; 0 means no limit")
+	f.BoolVar(&flags.hold, "hold", false, "lease on the output after the copy, which prevents its removal until SIGTERM or SIGINT; then exit code 0")
+	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return cmd
 }
 
-// check refuses flags that can be refused without looking at a file.
+// check validates the flags without file access.
 func (f *reshuffleFlags) check() error {
 	for _, flag := range []struct{ name, value string }{
 		{"model", f.Model}, {"permutation", f.permutation}, {"out", f.Out},
@@ -80,12 +80,12 @@ func (f *reshuffleFlags) check() error {
 		return usageErrorf("--parallel is %d; it must be at least 1", f.Parallel)
 	}
 	if f.Limit < 0 {
-		return usageErrorf("--limit is %d; give a number of bytes, or 0 for no limit", f.Limit)
+		return usageErrorf("--limit is %d; it must be at least 0", f.Limit)
 	}
 	return nil
 }
 
-// runReshuffle makes or finds the output. It is in use until the hold is released.
+// runReshuffle creates or finds the output. The output is in use until the hold is released.
 func runReshuffle(ctx context.Context, flags reshuffleFlags) (*reshuffle.Result, *reshuffle.Hold, error) {
 	if err := flags.check(); err != nil {
 		return nil, nil, err
@@ -99,8 +99,8 @@ func runReshuffle(ctx context.Context, flags reshuffleFlags) (*reshuffle.Result,
 	return result, hold, reshuffleError(err)
 }
 
-// tellResult prints a result and makes it the termination message.
-func tellResult(out io.Writer, messageFile string, result *reshuffle.Result) error {
+// writeResult prints a result and makes it the termination message.
+func writeResult(out io.Writer, messageFile string, result *reshuffle.Result) error {
 	if err := json.NewEncoder(out).Encode(result); err != nil {
 		return err
 	}
@@ -111,8 +111,8 @@ func tellResult(out io.Writer, messageFile string, result *reshuffle.Result) err
 	return writeTerminationMessage(messageFile, message)
 }
 
-// resultMessage is the result as a termination message. The list of what was left out is the one part of it that grows
-// with the checkpoint: where it is too long it stands on standard output alone.
+// resultMessage returns the result as a termination message. It omits LeftOut, the only list that grows with the
+// checkpoint, if the message is too long; standard output always contains the list.
 func resultMessage(result *reshuffle.Result) (string, error) {
 	text, err := json.Marshal(result)
 	if err == nil && len(text) > terminationLimit {

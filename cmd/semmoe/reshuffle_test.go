@@ -77,7 +77,7 @@ func TestReshuffleCommand(t *testing.T) {
 	}
 }
 
-// writePermutation writes one of the small model, which reverses layer 2.
+// writePermutation writes a permutation of the small model that reverses layer 2.
 func writePermutation(t *testing.T, path string) {
 	t.Helper()
 	newToOld := make([]int, 32)
@@ -93,7 +93,7 @@ func writePermutation(t *testing.T, path string) {
 	}
 }
 
-// With --hold the command tells its result at once, and keeps the output in use until it is told to end.
+// With --hold, the command prints its result immediately and keeps the lease on the output until it receives a signal.
 func TestReshuffleHold(t *testing.T) {
 	dir := t.TempDir()
 	permutation, out, message := filepath.Join(dir, "gate-permutation.json"), filepath.Join(dir, "out"), filepath.Join(dir, "message")
@@ -123,7 +123,7 @@ func TestReshuffleHold(t *testing.T) {
 		t.Fatalf("output %q, %v", line, err)
 	}
 	if free() {
-		t.Error("the output is not held")
+		t.Error("the output has no lease")
 	}
 	select {
 	case err := <-ended:
@@ -135,7 +135,7 @@ func TestReshuffleHold(t *testing.T) {
 		}
 	}
 	if !free() || !strings.Contains(readMessage(t, message), `"model_digest"`) {
-		t.Errorf("the output is still held, or the message is missing")
+		t.Errorf("the output still has a lease, or the message is missing")
 	}
 }
 
@@ -148,7 +148,7 @@ func readMessage(t *testing.T, path string) string {
 	return string(text)
 }
 
-// A failure is one line in the termination message, and a result fits it.
+// An error is one line in the termination message, and a result fits into the message.
 func TestReshuffleMessage(t *testing.T) {
 	message := filepath.Join(t.TempDir(), "message")
 	_, _, failure := runReshuffleCommand(t, "--model", "/none\nexistent", "--permutation", tinyModel+"/config.json", "--out", "x", "--termination-message", message)
@@ -166,7 +166,7 @@ func TestReshuffleMessage(t *testing.T) {
 			t.Errorf("%d files left out: %v, %d bytes: %.100s", files, err, len(text), text)
 		}
 		if len(result.LeftOut) != files {
-			t.Errorf("the result itself lost what was left out: %d of %d files", len(result.LeftOut), files)
+			t.Errorf("the result lost omitted files: %d of %d", len(result.LeftOut), files)
 		}
 	}
 }

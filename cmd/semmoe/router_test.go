@@ -12,7 +12,7 @@ func TestGatewayFlags(t *testing.T) {
 		args  []string
 		ports [2]int // 0 for a proxy
 		tls   bool
-		says  string // empty where the flags are in order
+		says  string // empty for valid flags
 	}{
 		"a proxy":                 {nil, [2]int{}, false, ""},
 		"an endpoint picker":      {[]string{"--endpoint-picker"}, [2]int{9002, 9003}, true, ""},
@@ -20,8 +20,8 @@ func TestGatewayFlags(t *testing.T) {
 		"too many fallbacks":      {[]string{"--endpoint-picker", "--fallbacks=17"}, [2]int{}, false, "--fallbacks is 17: want 0 to 16"},
 		"less than no fallbacks":  {[]string{"--endpoint-picker", "--fallbacks=-1"}, [2]int{}, false, "--fallbacks is -1: want 0 to 16"},
 		"plain text":              {[]string{"--endpoint-picker", "--plaintext"}, [2]int{9002, 9003}, false, ""},
-		"plain text of a proxy":   {[]string{"--plaintext"}, [2]int{}, false, "need --endpoint-picker"},
-		"certificate of a proxy":  {[]string{"--tls-cert-file=a"}, [2]int{}, false, "need --endpoint-picker"},
+		"plain text of a proxy":   {[]string{"--plaintext"}, [2]int{}, false, "require --endpoint-picker"},
+		"certificate of a proxy":  {[]string{"--tls-cert-file=a"}, [2]int{}, false, "require --endpoint-picker"},
 		"a certificate alone":     {[]string{"--endpoint-picker", "--tls-cert-file=a"}, [2]int{}, false, `--tls-key-file ""`},
 		"a key alone":             {[]string{"--endpoint-picker", "--tls-key-file=b"}, [2]int{}, false, `--tls-cert-file is ""`},
 		"files that are not":      {[]string{"--endpoint-picker", "--tls-cert-file=a", "--tls-key-file=b"}, [2]int{}, false, `certificate "a" with key "b"`},
@@ -39,7 +39,7 @@ func TestGatewayFlags(t *testing.T) {
 			options, err := gateway.options()
 			if tc.says != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.says) {
-					t.Fatalf("error %v, want one that says %q", err, tc.says)
+					t.Fatalf("error %v, want %q", err, tc.says)
 				}
 				return
 			}
@@ -57,7 +57,7 @@ func TestGatewayFlags(t *testing.T) {
 	}
 }
 
-// refusal is what a router says of flags that it refuses.
+// refusal returns the error message for invalid router flags.
 func refusal(t *testing.T, flags ...string) string {
 	t.Helper()
 	root := newRootCommand()
@@ -74,9 +74,9 @@ func TestMaxBodyBytes(t *testing.T) {
 	}
 }
 
-// Behind a gateway no request waits, whatever is asked for.
+// Behind a gateway, --hold is an error.
 func TestHoldBehindAGateway(t *testing.T) {
-	if says := refusal(t, "--endpoint-picker", "--hold", "50ms"); !strings.Contains(says, "--hold is 50ms: with --endpoint-picker no request waits") {
+	if says := refusal(t, "--endpoint-picker", "--hold", "50ms"); !strings.Contains(says, "--hold is 50ms, but with --endpoint-picker requests do not wait") {
 		t.Errorf("error %v", says)
 	}
 }

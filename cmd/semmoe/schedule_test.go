@@ -9,8 +9,8 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 )
 
-// A plan that is solved, and one that is made anew for recent traffic, have a schedule by the profile that is named, and carry that; a page
-// shows it.
+// A solved plan and a re-planned plan have a schedule for the hardware profile of the flag, and contain the profile; a
+// report shows the schedule.
 func TestPlansHaveSchedules(t *testing.T) {
 	machines := filepath.Join(t.TempDir(), "mine.json")
 	if code, _, message := runCommand(t, newFitCommand(), "--measurements", measuredTimes, "--name", "mine", "--memory-gib", "80", "--out", machines); code != 0 {
@@ -38,7 +38,7 @@ func TestPlansHaveSchedules(t *testing.T) {
 	if made.Schedule == nil || made.Schedule.Hardware != "mine" {
 		t.Errorf("the schedule of the new plan is %+v", made.Schedule)
 	}
-	// The plan carries the profile, which counts where no other is named.
+	// The plan contains the profile, which is the default.
 	if solvedPlan.Hardware != nil || made.Hardware == nil || made.Hardware.Name != "mine" {
 		t.Errorf("the plans are for %+v and %+v", solvedPlan.Hardware, made.Hardware)
 	}

@@ -46,7 +46,7 @@ type runningCommand struct {
 	ended chan error
 }
 
-// startCommand starts this binary as semmoe with some arguments, and kills it when the test ends.
+// startCommand starts this binary as semmoe with the given arguments, and kills it when the test ends.
 func startCommand(t *testing.T, env []string, args ...string) *runningCommand {
 	t.Helper()
 	c := &runningCommand{Cmd: exec.Command(os.Args[0], args...), log: filepath.Join(t.TempDir(), "log"), ended: make(chan error, 1)}
@@ -85,11 +85,12 @@ func (c *runningCommand) output(t *testing.T) string {
 	return string(text)
 }
 
-// endLimit is the time within which every process ends after a signal and its last request, whatever is away.
+// endLimit is the time limit for the end of a process after a signal and its last request, for any unavailable server.
 const endLimit = 2 * time.Second
 
-// endsInTime waits for the end of a process or a function for endLimit, measured as an idle machine would. Timers of the code under test do
-// not slow down on a busy machine, so that on an idle one the limit is exact, and on a busy one it is never too short.
+// endsInTime waits up to endLimit, scaled to the load of the machine, for the end of a process or a function. Timers of
+// the code under test do not slow down on a busy machine, so the limit is exact on an idle machine, and never too short
+// on a busy one.
 func endsInTime(t *testing.T, ended <-chan error) error {
 	t.Helper()
 	var clock load.Clock
@@ -125,15 +126,16 @@ func acceptOne(t *testing.T, silent net.Listener) {
 	t.Cleanup(func() { connection.Close() })
 }
 
-// A server that is away, in one of the ways below.
+// The ways in which a server is unavailable.
 const (
-	silent   = "silent"   // It accepts connections, and never answers.
-	refusing = "refusing" // It ends the first connection, and refuses all others.
-	hanging  = "hanging"  // It answers GET with 200 and an empty object, and never answers POST.
+	silent   = "silent"   // It accepts connections and never responds.
+	refusing = "refusing" // It closes the first connection and refuses all others.
+	hanging  = "hanging"  // It responds to GET with 200 and an empty object, and never responds to POST.
 )
 
-// startAway starts a server that is away. contacted is closed when a client waits for it, or has failed to reach it.
-func startAway(t *testing.T, how string) (address string, contacted chan struct{}) {
+// startUnavailable starts an unavailable server. contacted is closed when a client waits for it, or has failed to reach
+// it.
+func startUnavailable(t *testing.T, how string) (address string, contacted chan struct{}) {
 	t.Helper()
 	contacted = make(chan struct{})
 	var once sync.Once
@@ -182,8 +184,8 @@ func startAway(t *testing.T, how string) (address string, contacted chan struct{
 	return listener.Addr().String(), contacted
 }
 
-// TestEndsWhileServersAreAway stops each command that uses a server while that server is away.
-func TestEndsWhileServersAreAway(t *testing.T) {
+// TestEndsWhileServersAreUnavailable stops each command that uses a server while the server is unavailable.
+func TestEndsWhileServersAreUnavailable(t *testing.T) {
 	answers := recordTiny(t)
 	dataset := writeFile(t, "requests.jsonl", `{"prompt":"a"}`+"\n")
 	const router = "router --namespace=n --selector=a=b --host=127.0.0.1 --metrics-port=0 --snapshot-dir=DIR "
@@ -207,7 +209,7 @@ func TestEndsWhileServersAreAway(t *testing.T) {
 	} {
 		for _, how := range tc.away {
 			t.Run(name+"/"+how, func(t *testing.T) {
-				address, contacted := startAway(t, how)
+				address, contacted := startUnavailable(t, how)
 				dir := t.TempDir()
 				args := strings.Fields(strings.NewReplacer("ADDRESS", address, "DIR", dir).Replace(tc.line))
 				command := startCommand(t, []string{"KUBECONFIG=" + writeKubeconfig(t, address)}, args...)
@@ -225,7 +227,8 @@ func TestEndsWhileServersAreAway(t *testing.T) {
 	}
 }
 
-// TestStoreClientsEnd stops the commands that fetch from an artifact store, or publish in one, while the store is away.
+// TestStoreClientsEnd stops the commands that fetch from or publish in an artifact store while the store is
+// unavailable.
 func TestStoreClientsEnd(t *testing.T) {
 	token := writeFile(t, "token", "token")
 	issuer := httptest.NewTLSServer(nil)
@@ -245,7 +248,7 @@ func TestStoreClientsEnd(t *testing.T) {
 	} {
 		for _, how := range []string{silent, refusing} {
 			t.Run(name+"/"+how, func(t *testing.T) {
-				address, contacted := startAway(t, how)
+				address, contacted := startUnavailable(t, how)
 				connect := func(retryFor time.Duration) (*artifact.Client, error) {
 					return artifact.NewClient(artifact.Config{URL: "https://" + address, CA: ca, TokenFile: token, RetryFor: retryFor})
 				}
@@ -267,7 +270,7 @@ func TestStoreClientsEnd(t *testing.T) {
 	}
 }
 
-// TestReshuffleEnds stops a run that waits for another one. The next run finds nothing in its way.
+// TestReshuffleEnds stops a run that waits for another run. The next run is not blocked.
 func TestReshuffleEnds(t *testing.T) {
 	dir := t.TempDir()
 	permutation, out := filepath.Join(dir, "gate-permutation.json"), filepath.Join(dir, "out")
@@ -291,9 +294,9 @@ func TestReshuffleEnds(t *testing.T) {
 	}
 }
 
-// TestSecondSignal ends the delay with which a router stops to accept connections.
+// TestSecondSignal ends the shutdown delay of a router.
 func TestSecondSignal(t *testing.T) {
-	address, _ := startAway(t, silent)
+	address, _ := startUnavailable(t, silent)
 	dir := t.TempDir()
 	router := startCommand(t, []string{"KUBECONFIG=" + writeKubeconfig(t, address)}, "router", "--namespace=n", "--selector=a=b",
 		"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--snapshot-dir="+dir, "--shutdown-delay=1h")
@@ -302,7 +305,7 @@ func TestSecondSignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitFor(t, router, func() bool { return strings.Contains(router.output(t), `"Draining"`) })
-	for deadline := time.Now().Add(load.Scale(20 * time.Second)); ; { // the router may not wait for the first of these yet
+	for deadline := time.Now().Add(load.Scale(20 * time.Second)); ; { // the router may not handle the first of these signals yet
 		router.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
 		select {
 		case err := <-router.ended:
@@ -318,14 +321,15 @@ func TestSecondSignal(t *testing.T) {
 	}
 }
 
-// writeKubeconfig writes a kubeconfig of a cluster whose API server has an address, and returns its path.
+// writeKubeconfig writes a kubeconfig for an API server address and returns its path.
 func writeKubeconfig(t *testing.T, address string) string {
 	t.Helper()
 	return writeFile(t, "kubeconfig", fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c",
 		"contexts":[{"name":"c","context":{"cluster":"c"}}],"clusters":[{"name":"c","cluster":{"server":"http://%s"}}]}`, address))
 }
 
-// TestEngineEnds stops an engine that has no requests, and one that waits for its other nodes, while clients hold silent connections.
+// TestEngineEnds stops an engine without requests, and an engine that waits for its other nodes, while clients hold
+// silent connections.
 func TestEngineEnds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args   []string
@@ -386,7 +390,7 @@ func waitFor(t *testing.T, c *runningCommand, holds func() bool) {
 	}
 }
 
-// A plan that is on disk needs no store, and no token for it.
+// A plan on disk requires neither the store nor its token.
 func TestReadsAPlanOnDiskWithoutAToken(t *testing.T) {
 	t.Setenv(access.URLVariable, "https://127.0.0.1:1")
 	t.Setenv(access.CAVariable, "no certificate")
@@ -415,6 +419,6 @@ func TestReadsAPlanOnDiskWithoutAToken(t *testing.T) {
 		t.Error(err)
 	}
 	if err := planFetcher("ns")(t.Context(), digest, filepath.Join(dir, "other")); err == nil {
-		t.Error("a plan that is not on disk was read")
+		t.Error("a plan was read that is not on disk")
 	}
 }

@@ -22,19 +22,20 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// defaultStepTokens bounds the tokens of a batch unless the user says otherwise. With attention DP vLLM bounds each rank's batch by itself
-// (--max-num-batched-tokens).
+// defaultStepTokens is the default maximum number of tokens of a batch. With attention DP, vLLM limits each rank's
+// batch separately (--max-num-batched-tokens).
 const defaultStepTokens = 8192
 
-// With rates below the least, in requests per second, a step is lost in the rounding of the times of arrivals; objectives above the largest scale are none.
-const leastRate, mostScale = 1e-6, 1e6
+// minRate and maxScale bound --rates and --slo-scale. Below minRate, in requests per second, the time of a step is lost
+// in the rounding of arrival times; above maxScale the objective is meaningless.
+const minRate, maxScale = 1e-6, 1e6
 
 // simulateFlags are the flags of semmoe simulate.
 type simulateFlags struct {
 	trace, attention, forecast, objective, topology                 string
 	policy, weights, prompts, outputs, collective, messages, output string
 	methods                                                         []string
-	// model has the flags of the model's shape and of the hardware profile, which are read as those of semmoe pipeline are.
+	// model contains the flags of the model's shape and of the hardware profile, as in semmoe pipeline.
 	model                            pipelineFlags
 	ranks, ranksPerNode, requests    int
 	trainPercent, redundantSlots     int
@@ -57,49 +58,49 @@ func newSimulateCommand() *cobra.Command {
 	var flags simulateFlags
 	cmd := &cobra.Command{
 		Use:   "simulate --trace FILE --ep N [--attention dp|tp]",
-		Short: "Serve a routing trace on modelled machines, by several methods",
-		Long: "Serve requests of a routing trace on modelled machines with continuous batching and chunked prefill, and print for each method the\n" +
-			"highest rate of requests at which it keeps a latency objective, and latencies and throughput over rates. Methods are solved on a part of the\n" +
-			"trace and serve the rest; all serve the same requests at the same times. Every time is modelled, by the hardware profile that is named.\n" +
-			"The model is that of the trace, or has the sizes of a checkpoint's config.json or of flags: flags win. Experts and top-k are the trace's.\n" +
-			"Exit code 2: the command line must be changed; 3: a file is invalid; 1: try again.",
+		Short: "Simulate serving a routing trace on modelled hardware with several methods",
+		Long: "Simulate serving requests of a routing trace on modelled hardware with continuous batching and chunked prefill. Print for each method the\n" +
+			"highest request rate that meets a latency objective, and latencies and throughput at several rates. Methods are solved on a part of the\n" +
+			"trace and serve the rest; all methods serve the same requests at the same times. All times are modelled with the hardware profile.\n" +
+			"The model sizes come from the trace, or from a checkpoint's config.json; flags override both. Experts and top-k come from the trace.\n" +
+			"Exit codes: 2 the command line is invalid; 3 a file is invalid; 1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), cmd.Flags().Changed, departs(cmd))
+			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), cmd.Flags().Changed, nonDefault(cmd))
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
 	f := cmd.Flags()
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
-	f.IntVar(&flags.ranks, "ep", 8, "EP size: ranks of one replica")
-	f.StringVar(&flags.attention, "attention", "dp", "dp: each rank has a batch of its own; tp: all ranks share one")
-	f.StringSliceVar(&flags.methods, "method", names(solver.ServingMethods), "methods; the first is what the latency objective is relative to")
-	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "attention tp: what scores of "+string(solver.OurServing)+" are computed from: table, prefill, decode or transition")
-	f.StringVar(&flags.policy, "policy", string(dispatch.Price), "attention dp: how requests are sent to ranks with "+string(solver.OurServing)+": price, masked, round-robin, least-loaded")
-	f.StringVar(&flags.weights, "weights", "", "attention dp: weights of what speaks for a rank with "+string(solver.OurServing)+", as in affinity=1,load=1,wait=1 (policy price; prefixes are not reused)")
-	f.Float64Var(&flags.cap, "cap", solver.DefaultEvaluation().Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policy price)")
-	f.DurationVar(&flags.hold, "hold", 0, fmt.Sprintf("attention dp: how long a request may wait for the rank of its experts with %s, at most %v, as semmoe router has it; 0 is not at all (policy price)", solver.OurServing, dispatch.MostHold))
-	f.StringVar(&flags.objective, "objective", string(placement.Activation), "what the placement of "+string(solver.OurServing)+" keeps small: "+listOf(placement.Objectives))
-	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots of a rank, for the methods that know copies")
-	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents; the others are served")
+	f.IntVar(&flags.ranks, "ep", 8, "EP size: number of ranks of one replica")
+	f.StringVar(&flags.attention, "attention", "dp", "attention mode: dp (one batch per rank) or tp (one batch for all ranks)")
+	f.StringSliceVar(&flags.methods, "method", names(solver.ServingMethods), "methods to compare; the latency objective is relative to the first method")
+	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "attention tp: forecast of method "+string(solver.OurServing)+": table, prefill, decode or transition")
+	f.StringVar(&flags.policy, "policy", string(dispatch.Price), "attention dp: dispatch policy of method "+string(solver.OurServing)+": price, masked, round-robin, least-loaded")
+	f.StringVar(&flags.weights, "weights", "", "attention dp: scoring weights of method "+string(solver.OurServing)+", for example affinity=1,load=1,wait=1 (policy price, without prefix reuse)")
+	f.Float64Var(&flags.cap, "cap", solver.DefaultEvaluation().Cap, "attention dp: maximum load of a rank over the last 128 requests, as a multiple of its fair share (policy price)")
+	f.DurationVar(&flags.hold, "hold", 0, fmt.Sprintf("attention dp: maximum time that a request waits for the rank of its experts with method %s, up to %v, as in semmoe router; 0 disables waiting (policy price)", solver.OurServing, dispatch.MostHold))
+	f.StringVar(&flags.objective, "objective", string(placement.Activation), "objective of the placement of method "+string(solver.OurServing)+": "+listOf(placement.Objectives))
+	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "number of extra slots per rank, for methods with copies")
+	f.IntVar(&flags.trainPercent, "train-percent", 20, "percentage of the requests for training, by whole documents; the others are served")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, of the placements, of arrivals and of lengths")
-	f.StringVar(&flags.topology, "topology", oneNode, "node: all ranks are joined as those of the hardware profile; pcie: islands of 4 ranks, 63 GB/s within and 20.8 GB/s between;\nnodes: nodes of --ranks-per-node, 50 GB/s between")
-	f.IntVar(&flags.ranksPerNode, "ranks-per-node", 8, "ranks that share a node (--topology nodes)")
-	f.StringVar(&flags.model.hardware, "hardware", hardware.Default, "hardware profile: the name of a built-in one ("+strings.Join(hardware.Names(), ", ")+"), or a file that semmoe fit wrote")
-	f.StringVar(&flags.model.model, "model-path", "", "directory of a checkpoint, of which config.json is read, or that file (default: the model of the trace)")
-	f.IntVar(&flags.requests, "requests", 2000, "number of requests that are served at each rate")
-	numbersVar(f, &flags.rates, "rates", nil, "`requests` per second at which latencies are printed (default: from a quarter to one and a half of the goodput of the first method, or,\nwithout a goodput, of the rate that keeps one request per rank in service at light load)")
-	f.StringVar(&flags.prompts, "prompts", "trace", "lengths of prompts in tokens: "+simulate.LengthsUsage)
-	f.StringVar(&flags.outputs, "outputs", "exp:64", "lengths of outputs in tokens, as --prompts, but for trace")
-	f.IntVar(&flags.stepTokens, "step-tokens", 0, fmt.Sprintf("tokens of a step at most, over all ranks (default: %d for each batch; with attention dp each rank has one)", defaultStepTokens))
-	f.IntVar(&flags.running, "running", 1024, "requests that are served at once at most, over all ranks")
-	f.IntVar(&flags.cacheTokens, "cache-tokens", 0, fmt.Sprintf("tokens that the KV caches hold, over all ranks (default: %d for each; with attention tp only for as many as have KV heads of their own, and\nfor one with latent attention, of which each rank has the cache)", dispatch.DefaultCacheTokens))
-	f.StringVar(&flags.collective, "collective", string(simulate.ReduceScatter), "attention tp: reduce-scatter, with dispatch to experts and all-gather; or all-reduce, without dispatch")
-	f.StringVar(&flags.messages, "messages", string(simulate.PerActivation), "activation: a token is sent once for each of its experts; rank: once to each rank that has some")
-	f.StringVar(&flags.dispatch, "dispatch", "bf16", "bf16 or fp8: what tokens travel to experts in; they come back in bf16")
+	f.StringVar(&flags.topology, "topology", oneNode, "topology: node (all ranks connected as in the hardware profile), pcie (islands of 4 ranks, 63 GB/s within and 20.8 GB/s between)\nor nodes (nodes of --ranks-per-node ranks, 50 GB/s between)")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", 8, "number of ranks per node (--topology nodes)")
+	f.StringVar(&flags.model.hardware, "hardware", hardware.Default, "hardware profile: a built-in name ("+strings.Join(hardware.Names(), ", ")+") or a file written by semmoe fit")
+	f.StringVar(&flags.model.model, "model-path", "", "directory of a checkpoint with config.json, or the path of a config.json (default: the model of the trace)")
+	f.IntVar(&flags.requests, "requests", 2000, "number of requests per rate")
+	numbersVar(f, &flags.rates, "rates", nil, "rates for printed latencies, in `requests` per second (default: 0.25 to 1.5 times the goodput of the first method, or, without a\ngoodput, times the rate with one request per rank in service at light load)")
+	f.StringVar(&flags.prompts, "prompts", "trace", "prompt lengths in tokens: "+simulate.LengthsUsage)
+	f.StringVar(&flags.outputs, "outputs", "exp:64", "output lengths in tokens, in the syntax of --prompts without trace")
+	f.IntVar(&flags.stepTokens, "step-tokens", 0, fmt.Sprintf("maximum number of tokens per step over all ranks (default: %d per batch; with attention dp one batch per rank)", defaultStepTokens))
+	f.IntVar(&flags.running, "running", 1024, "maximum number of concurrent requests over all ranks")
+	f.IntVar(&flags.cacheTokens, "cache-tokens", 0, fmt.Sprintf("KV cache capacity in tokens over all ranks (default: %d per rank; with attention tp per rank with separate KV heads, and for one rank\nwith latent attention, whose cache every rank holds)", dispatch.DefaultCacheTokens))
+	f.StringVar(&flags.collective, "collective", string(simulate.ReduceScatter), "attention tp: collective: reduce-scatter (with dispatch to experts and all-gather) or all-reduce (without dispatch)")
+	f.StringVar(&flags.messages, "messages", string(simulate.PerActivation), "messages per token: activation (one per expert) or rank (one per rank with experts of the token)")
+	f.StringVar(&flags.dispatch, "dispatch", "bf16", "data type of tokens sent to experts: bf16 or fp8; results return in bf16")
 	f.Float64Var(&flags.sloScale, "slo-scale", simulate.DefaultGoal.Scale, "latency objective, as a multiple of the first method's mean latency at light load")
-	f.Float64Var(&flags.sloPercent, "slo-percent", 100*simulate.DefaultGoal.Share, "percent of the requests that are to be within the objective")
-	f.StringVarP(&flags.output, "output", "o", "text", "text or json")
+	f.Float64Var(&flags.sloPercent, "slo-percent", 100*simulate.DefaultGoal.Share, "percentage of requests that must meet the objective")
+	f.StringVarP(&flags.output, "output", "o", "text", "output format: text or json")
 	for _, s := range flags.model.shapeFlags() {
 		if s.name != "experts" && s.name != "top-k" {
 			f.IntVar(s.into, s.name, 0, s.usage)
@@ -123,7 +124,7 @@ func (f *simulateFlags) check() error {
 	case f.attention != string(placement.DataParallel) && f.attention != string(placement.TensorParallel):
 		return usageErrorf("--attention is %q; allowed is dp, tp", f.attention)
 	case len(f.methods) == 0:
-		return usageErrorf("--method is empty: name at least one of %v", solver.ServingMethods)
+		return usageErrorf("--method is empty; allowed are %v", solver.ServingMethods)
 	case !slices.Contains([]string{oneNode, pcieIslands, manyNodes}, f.topology):
 		return usageErrorf("--topology is %q; allowed is node, pcie, nodes", f.topology)
 	case f.ranksPerNode < 1:
@@ -143,42 +144,42 @@ func (f *simulateFlags) check() error {
 	case f.hold < 0 || f.hold > dispatch.MostHold:
 		return usageErrorf("--hold is %v; allowed is 0 to %v", f.hold, dispatch.MostHold)
 	case f.hold > 0 && f.policy != string(dispatch.Price):
-		return usageErrorf("--hold has no meaning with --policy %s: it is for %s", f.policy, dispatch.Price)
-	case !(f.sloScale > 0 && f.sloScale <= mostScale):
-		return usageErrorf("--slo-scale is %v; allowed is above 0 to %v", f.sloScale, float64(mostScale))
+		return usageErrorf("--hold does not apply with --policy %s; it requires %s", f.policy, dispatch.Price)
+	case !(f.sloScale > 0 && f.sloScale <= maxScale):
+		return usageErrorf("--slo-scale is %v; allowed is above 0 to %v", f.sloScale, float64(maxScale))
 	case !(f.sloPercent > 0 && f.sloPercent <= 100):
 		return usageErrorf("--slo-percent is %v; allowed is above 0 to 100", f.sloPercent)
 	case f.output != "text" && f.output != "json":
 		return usageErrorf("--output is %q; allowed is text, json", f.output)
 	}
 	for _, rate := range f.rates {
-		if !(rate >= leastRate) || math.IsInf(rate, 1) {
-			return usageErrorf("--rates has %v; rates must be at least %v and finite", rate, leastRate)
+		if !(rate >= minRate) || math.IsInf(rate, 1) {
+			return usageErrorf("--rates has %v; rates must be at least %v and finite", rate, minRate)
 		}
 	}
 	return nil
 }
 
-// checkIdle refuses flags that mean nothing for the kind of attention or the topology.
-func (f *simulateFlags) checkIdle(departs func(flag string) bool) error {
+// checkUnused returns an error for flags that do not apply to the kind of attention or the topology.
+func (f *simulateFlags) checkUnused(nonDefault func(flag string) bool) error {
 	idle := []string{"collective"}
 	if f.attention == string(placement.TensorParallel) {
 		idle = []string{"policy", "weights", "cap", "hold"}
 	}
 	for _, flag := range idle {
-		if departs(flag) {
-			return usageErrorf("--%s has no meaning with attention %s", flag, f.attention)
+		if nonDefault(flag) {
+			return usageErrorf("--%s does not apply with attention %s", flag, f.attention)
 		}
 	}
 	if f.attention == string(placement.TensorParallel) && f.collective == string(simulate.AllReduce) {
 		for _, flag := range []string{"messages", "dispatch", "forecast"} {
-			if departs(flag) {
-				return usageErrorf("--%s has no meaning with --collective %s: no tokens are dispatched", flag, f.collective)
+			if nonDefault(flag) {
+				return usageErrorf("--%s does not apply with --collective %s: no tokens are dispatched", flag, f.collective)
 			}
 		}
 	}
-	if f.topology != manyNodes && departs("ranks-per-node") {
-		return usageErrorf("--ranks-per-node has no meaning with --topology %s; it is for %s", f.topology, manyNodes)
+	if f.topology != manyNodes && nonDefault("ranks-per-node") {
+		return usageErrorf("--ranks-per-node does not apply with --topology %s; it requires %s", f.topology, manyNodes)
 	}
 	return nil
 }
@@ -199,11 +200,11 @@ type simulateReport struct {
 	*simulate.Report
 }
 
-func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, changed, departs func(flag string) bool) error {
+func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, changed, nonDefault func(flag string) bool) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	if err := f.checkIdle(departs); err != nil {
+	if err := f.checkUnused(nonDefault); err != nil {
 		return err
 	}
 	methods, err := f.servingMethods()
@@ -288,7 +289,7 @@ func (f *simulateFlags) servingMethods() ([]solver.ServingMethod, error) {
 	return methods, nil
 }
 
-// solving are the options that methods are solved with, for the machines that they are served on.
+// solving returns the solver options of the methods, for the simulated hardware.
 func (f *simulateFlags) solving(p *hardware.Profile) (solver.Options, error) {
 	o := solver.Options{
 		Ranks: f.ranks, Attention: placement.Attention(f.attention), RedundantSlots: f.redundantSlots, TrainPercent: f.trainPercent, Seed: f.seed,
@@ -307,7 +308,7 @@ func (f *simulateFlags) solving(p *hardware.Profile) (solver.Options, error) {
 	return o, nil
 }
 
-// nodeRanks are the ranks that share the fastest links.
+// nodeRanks returns the number of ranks connected by the fastest links.
 func (f *simulateFlags) nodeRanks() int {
 	switch f.topology {
 	case pcieIslands:
@@ -329,7 +330,7 @@ func (f *simulateFlags) workload() (simulate.Workload, error) {
 		return w, usageErrorf("--outputs: %w", err)
 	}
 	if w.Outputs == simulate.Recorded {
-		return w, usageErrorf("--outputs is trace; a trace does not tell where an output begins: give a distribution")
+		return w, usageErrorf("--outputs is trace, but a trace does not mark the beginning of an output; set a distribution")
 	}
 	return w, nil
 }
@@ -377,7 +378,7 @@ func (f *simulateFlags) options(p *hardware.Profile) (*simulate.Options, error) 
 	return o, nil
 }
 
-// cacheParts is how many KV caches ranks have between them that hold other tokens, or other heads of them.
+// cacheParts returns the number of distinct KV caches: caches of different tokens, or of different heads.
 func (f *simulateFlags) cacheParts() int {
 	if f.attention == string(placement.TensorParallel) {
 		return f.model.shape.CacheParts(f.ranks)
@@ -385,14 +386,14 @@ func (f *simulateFlags) cacheParts() int {
 	return f.ranks
 }
 
-// readShape takes the model's sizes from the checkpoint that is named, else from the trace; what flags say wins.
+// readShape reads the model's sizes from the checkpoint, or from the trace without a checkpoint; flags override both.
 func (f *simulateFlags) readShape(m *trace.Model, changed func(flag string) bool) error {
 	if f.model.model != "" {
 		if err := f.model.readShape(changed); err != nil {
 			return err
 		}
 		if s := f.model.shape; s.Experts != m.Experts || s.TopK != m.TopK {
-			return usageErrorf("--model-path has %d experts, top-%d, the trace %d, top-%d: they must be the same", s.Experts, s.TopK, m.Experts, m.TopK)
+			return usageErrorf("--model-path has %d experts, top-%d, the trace %d, top-%d; they must be equal", s.Experts, s.TopK, m.Experts, m.TopK)
 		}
 		return nil
 	}
@@ -413,7 +414,7 @@ func (f *simulateFlags) readShape(m *trace.Model, changed func(flag string) bool
 		}
 	}
 	if err := f.model.shape.Check(); err != nil {
-		return usageErrorf("the sizes of the model, of which the trace tells those of its own: %w: name a checkpoint (--model-path), or give flags", err)
+		return usageErrorf("the sizes of the model, partly from the trace, are invalid: %w; set --model-path to a checkpoint, or set the flags of the sizes", err)
 	}
 	return nil
 }
@@ -421,7 +422,7 @@ func (f *simulateFlags) readShape(m *trace.Model, changed func(flag string) bool
 func (r *simulateReport) print(out io.Writer) error {
 	fmt.Fprintf(out, "Modelled with hardware profile %s, %s: %d MoE layers of %d, %d experts, top-%d, on %d ranks, attention %s.\n", r.Hardware, r.Topology,
 		r.Shape.MoELayers, r.Shape.HiddenLayers, r.Shape.Experts, r.Shape.TopK, r.Ranks, r.Attention)
-	fmt.Fprintf(out, "%d requests of %.0f and %.0f tokens in the mean. Light load: TTFT %.1f ms, TPOT %.2f ms. Objective: %.1f and %.2f ms, for %g%% of the requests.\n\n",
+	fmt.Fprintf(out, "%d requests with a mean of %.0f prompt and %.0f output tokens. Light load: TTFT %.1f ms, TPOT %.2f ms. Objective: %.1f and %.2f ms, for %g%% of the requests.\n\n",
 		r.Requests, r.PromptTokens, r.OutputTokens, r.Light.TTFT, r.Light.TPOT, r.Objective.TTFT, r.Objective.TPOT, r.SLOPercent)
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "METHOD\tGOODPUT REQ/S\tOVER FIRST\tTOKENS/S\tLAR\tSTEP MS\tATTENTION\tCOLLECTIVES\tEXCHANGE\tEXPERTS\tOTHER")
@@ -450,7 +451,7 @@ func (r *simulateReport) print(out io.Writer) error {
 		return err
 	}
 	if slices.ContainsFunc(r.Curves, func(c simulate.Curve) bool { return c.Unbounded }) {
-		fmt.Fprintf(out, "%d requests are too few for a goodput: the objective is kept even when all arrive at once. Use a larger --requests.\n", r.Requests)
+		fmt.Fprintf(out, "%d requests are too few for a goodput: the objective is met even if all arrive at once. Use a larger --requests.\n", r.Requests)
 	}
 	fmt.Fprintln(out)
 	fmt.Fprintln(table, "METHOD\tRATE REQ/S\tWITHIN\tTOKENS/S\tTTFT MS MEAN\tP50\tP90\tP99\tTPOT MS MEAN\tP50\tP90\tP99\tTBT P90")

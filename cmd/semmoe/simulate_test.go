@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/pipeline"
 )
 
-// sizes are those of a model with the experts of smallTrace, which does not tell its own.
+// sizes are the flags of a model with the experts of smallTrace, which contains no sizes.
 var sizes = []string{"--expert-size", "512", "--heads", "8", "--kv-heads", "8", "--query-dim", "128", "--value-dim", "128", "--dense-size", "4096"}
 
 func TestSimulatePrintsMethods(t *testing.T) {
@@ -22,15 +22,15 @@ func TestSimulatePrintsMethods(t *testing.T) {
 			t.Fatalf("exit code %d: %s", code, message)
 		}
 		for _, want := range []string{
-			"hardware profile h200-nvlink, PCIe islands: 3 MoE layers of 4, 16 experts, top-2, on 4 ranks, attention " + attention, "120 requests of ", "GOODPUT REQ/S", "TBT P90",
+			"hardware profile h200-nvlink, PCIe islands: 3 MoE layers of 4, 16 experts, top-2, on 4 ranks, attention " + attention, "120 requests with a mean of ", "GOODPUT REQ/S", "TBT P90",
 			"\nvanilla ", "\neplb ", "\nmoetuner ", "\nsemmoe ", "none: too few requests",
 			"120 requests are too few for a goodput", "Use a larger --requests",
 		} {
 			if !strings.Contains(text, want) {
-				t.Errorf("what is printed does not have %q:\n%s", want, text)
+				t.Errorf("the output does not contain %q:\n%s", want, text)
 			}
 		}
-		// Without a goodput, the second table still has rows, and every row of both tables is whole.
+		// Without a goodput, the second table still has rows, and all rows of both tables are complete.
 		first, second, _ := strings.Cut(text, "RATE REQ/S")
 		if rows := strings.Count(second, "\nvanilla "); rows != 8 || strings.Count(first, "none: too few requests  -") != 4 {
 			t.Errorf("attention %s: %d rates of the first method:\n%s", attention, rows, text)
@@ -51,9 +51,9 @@ func TestSimulatePrintsMethods(t *testing.T) {
 				t.Errorf("%+v", c)
 			}
 		}
-		// With attention dp, ranks are kept from waiting at the goodput: no more activations need be local there.
+		// With attention dp, the goodput may come from less waiting instead of more local activations.
 		if ours, first := r.Curves[1], r.Curves[0]; ours.Method != "semmoe" || r.Attention == "tp" && *ours.Served.LAR <= *first.Served.LAR {
-			t.Errorf("attention %s: ours has a local activation rate of %v, the default %v", r.Attention, *ours.Served.LAR, *first.Served.LAR)
+			t.Errorf("attention %s: our method has a local activation rate of %v, the default %v", r.Attention, *ours.Served.LAR, *first.Served.LAR)
 		}
 	}
 	if results[0].Light == results[1].Light {
@@ -61,7 +61,7 @@ func TestSimulatePrintsMethods(t *testing.T) {
 	}
 }
 
-// With all-reduce no token is dispatched: no rank owns it, and none of its experts is local to one.
+// With all-reduce no token is dispatched, so locality is undefined.
 func TestSimulateAllReduceHasNoLocality(t *testing.T) {
 	args := append([]string{"--trace", smallTrace(t), "--ep", "4", "--attention", "tp", "--collective", "all-reduce", "--requests", "120", "--outputs", "2", "--method", "vanilla", "--slo-scale", "2"}, sizes...)
 	code, text, message := runCommand(t, newSimulateCommand(), args...)
@@ -75,7 +75,7 @@ func TestSimulateAllReduceHasNoLocality(t *testing.T) {
 	}
 }
 
-// What each rank has all of has room for no more tokens on several ranks than on one.
+// A cache that every rank holds completely has the same capacity on several ranks as on one.
 func TestSimulateCacheOfRanks(t *testing.T) {
 	for name, c := range map[string]struct {
 		attention string
@@ -91,13 +91,13 @@ func TestSimulateCacheOfRanks(t *testing.T) {
 		flags := simulateFlags{attention: c.attention, ranks: 8, running: 8, collective: "reduce-scatter", messages: "activation", model: pipelineFlags{shape: c.shape}}
 		o, err := flags.options(hardware.DefaultProfile())
 		if err != nil || o.CacheTokens != c.want*dispatch.DefaultCacheTokens {
-			t.Errorf("%s: caches of %d tokens, %v; wanted are those of %d", name, o.CacheTokens, err, c.want)
+			t.Errorf("%s: caches of %d tokens, %v; want %d ranks", name, o.CacheTokens, err, c.want)
 		}
 	}
 }
 
-// A placement that weighs messages between nodes is solved for the machines that serve.
-func TestSimulateSolvesForItsMachines(t *testing.T) {
+// A placement that weighs messages between nodes is solved for the simulated hardware.
+func TestSimulateSolvesForItsHardware(t *testing.T) {
 	p := *hardware.DefaultProfile()
 	p.Name = "mine"
 	flags := simulateFlags{attention: "tp", objective: "hierarchical", forecast: "table", topology: manyNodes, ranks: 8, ranksPerNode: 4}
@@ -115,7 +115,7 @@ func TestSimulateRefuses(t *testing.T) {
 		"--trace is missing":                              {nil, exitUsage},
 		"no such file":                                    {[]string{"--trace", path + "x"}, exitInvalidFile},
 		"--ep: EP size 3":                                 {[]string{"--trace", path, "--ep", "3"}, exitUsage},
-		"give flags":                                      {[]string{"--trace", path, "--ep", "2"}, exitUsage},
+		"set the flags of the sizes":                      {[]string{"--trace", path, "--ep", "2"}, exitUsage},
 		"the trace 16, top-2":                             {[]string{"--trace", path, "--ep", "2", "--model-path", latentModelDir(t)}, exitUsage},
 		"--attention is \"mp\"":                           {[]string{"--trace", path, "--attention", "mp"}, exitUsage},
 		"--method: method \"ours\"":                       {[]string{"--trace", path, "--method", "ours"}, exitUsage},
@@ -128,23 +128,23 @@ func TestSimulateRefuses(t *testing.T) {
 		"--slo-scale is 1e+308":                           {[]string{"--trace", path, "--slo-scale", "1e308"}, exitUsage},
 		"--rates has +Inf":                                {[]string{"--trace", path, "--rates", "5,+Inf"}, exitUsage},
 		"--prompts: ":                                     {[]string{"--trace", path, "--prompts", "many"}, exitUsage},
-		"does not tell where an output":                   {[]string{"--trace", path, "--outputs", "trace"}, exitUsage},
+		"does not mark the beginning":                     {[]string{"--trace", path, "--outputs", "trace"}, exitUsage},
 		"--policy is \"window\"":                          {[]string{"--trace", path, "--policy", "window"}, exitUsage},
 		"--hold is 2s; allowed is 0 to 1s":                {[]string{"--trace", path, "--hold", "2s"}, exitUsage},
-		"--hold has no meaning with --policy masked":      {[]string{"--trace", path, "--hold", "1s", "--policy", "masked"}, exitUsage},
-		"--hold has no meaning with attention tp":         {[]string{"--trace", path, "--attention", "tp", "--hold", "1s"}, exitUsage},
+		"--hold does not apply with --policy masked":      {[]string{"--trace", path, "--hold", "1s", "--policy", "masked"}, exitUsage},
+		"--hold does not apply with attention tp":         {[]string{"--trace", path, "--attention", "tp", "--hold", "1s"}, exitUsage},
 		"--cap is 0.5":                                    {[]string{"--trace", path, "--cap", "0.5"}, exitUsage},
 		"--forecast is decode":                            {[]string{"--trace", path, "--forecast", "decode"}, exitUsage},
 		"--objective: ":                                   {[]string{"--trace", path, "--objective", "speed"}, exitUsage},
 		"--messages: ":                                    {append([]string{"--trace", path, "--ep", "2", "--messages", "none"}, sizes...), exitUsage},
 		"--collective: ":                                  {append([]string{"--trace", path, "--ep", "2", "--attention", "tp", "--collective", "none"}, sizes...), exitUsage},
 		"--weights: weight \"speed\"":                     {append([]string{"--trace", path, "--ep", "2", "--weights", "speed=1"}, sizes...), exitUsage},
-		"--weights has no meaning with attention tp":      {[]string{"--trace", path, "--attention", "tp", "--weights", "wait=1"}, exitUsage},
-		"--collective has no meaning with attention dp":   {[]string{"--trace", path, "--collective", "all-reduce"}, exitUsage},
-		"--ranks-per-node has no meaning with --topology": {[]string{"--trace", path, "--ranks-per-node", "4"}, exitUsage},
-		"--messages has no meaning with --collective":     {[]string{"--trace", path, "--attention", "tp", "--collective", "all-reduce", "--messages", "rank"}, exitUsage},
-		"--dispatch has no meaning with --collective":     {[]string{"--trace", path, "--attention", "tp", "--collective", "all-reduce", "--dispatch", "fp8"}, exitUsage},
-		"--forecast has no meaning with --collective":     {[]string{"--trace", path, "--attention", "tp", "--collective", "all-reduce", "--forecast", "decode"}, exitUsage},
+		"--weights does not apply with attention tp":      {[]string{"--trace", path, "--attention", "tp", "--weights", "wait=1"}, exitUsage},
+		"--collective does not apply with attention dp":   {[]string{"--trace", path, "--collective", "all-reduce"}, exitUsage},
+		"--ranks-per-node does not apply with --topology": {[]string{"--trace", path, "--ranks-per-node", "4"}, exitUsage},
+		"--messages does not apply with --collective":     {[]string{"--trace", path, "--attention", "tp", "--collective", "all-reduce", "--messages", "rank"}, exitUsage},
+		"--dispatch does not apply with --collective":     {[]string{"--trace", path, "--attention", "tp", "--collective", "all-reduce", "--dispatch", "fp8"}, exitUsage},
+		"--forecast does not apply with --collective":     {[]string{"--trace", path, "--attention", "tp", "--collective", "all-reduce", "--forecast", "decode"}, exitUsage},
 		"--dispatch is \"int4\"":                          {[]string{"--trace", path, "--dispatch", "int4"}, exitUsage},
 		"--slo-scale is 0":                                {[]string{"--trace", path, "--slo-scale", "0"}, exitUsage},
 		"--slo-percent is 101":                            {[]string{"--trace", path, "--slo-percent", "101"}, exitUsage},
@@ -160,7 +160,7 @@ func TestSimulateRefuses(t *testing.T) {
 		"has room for":                                    {append([]string{"--trace", path, "--ep", "2", "--cache-tokens", "10"}, sizes...), exitUsage},
 	} {
 		if code, _, message := runCommand(t, newSimulateCommand(), c.args...); code != c.code || !strings.Contains(message, want) {
-			t.Errorf("%v: exit code %d, %q; wanted are %d and %q", c.args, code, message, c.code, want)
+			t.Errorf("%v: exit code %d, %q; want %d and %q", c.args, code, message, c.code, want)
 		}
 	}
 }

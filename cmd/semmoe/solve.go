@@ -26,13 +26,13 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Exit codes of profile, solve and eval, besides 1 for everything that another attempt might cure.
+// Exit codes of profile, solve and eval. Exit code 1 means any error that a retry may fix.
 const (
 	exitUsage       = 2
 	exitInvalidFile = 3
 )
 
-// codedError carries an exit code.
+// codedError is an error with an exit code.
 type codedError struct {
 	error
 	code int
@@ -45,7 +45,7 @@ func usageErrorf(format string, args ...any) error {
 	return codedError{fmt.Errorf(format, args...), exitUsage}
 }
 
-// inputError gives faults of a trace or a plan their exit code.
+// inputError adds the exit code of invalid files to an error about a trace or a plan.
 func inputError(err error) error {
 	if trace.IsInvalid(err) || plan.IsInvalid(err) || checkpoint.IsInvalid(err) || errors.Is(err, os.ErrNotExist) || errors.Is(err, regularfile.ErrTooLarge) {
 		return codedError{err, exitInvalidFile}
@@ -75,9 +75,9 @@ func newSolveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "solve --trace FILE --ep N --attention tp|dp --out DIR",
 		Short: "Solve a placement plan from a routing trace",
-		Long: "Solve which expert sits on which rank, and the tables that send tokens or requests there, from a routing trace. Part of the\n" +
-			"documents is held back and judges the plan. Writes the plan directory, and prints its score as one JSON object.\n" +
-			"Exit code 2: the command line must be changed; 3: the trace is invalid; 1: try again.",
+		Long: "Compute from a routing trace which expert is on which rank, and the tables that route tokens or requests. A part of the documents\n" +
+			"is held out to evaluate the plan. Writes the plan directory and prints the score as one JSON object.\n" +
+			"Exit codes: 2 the command line is invalid; 3 the trace is invalid; 1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			options, err := flags.options()
@@ -90,34 +90,34 @@ func newSolveCommand() *cobra.Command {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
 	f := cmd.Flags()
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
-	f.IntVar(&flags.ranks, "ep", 0, "EP size: the number of ranks; must divide the experts (required)")
-	f.StringVar(&flags.attention, "attention", "", "tp: each token has a rank in each layer; dp: each request has one (required)")
-	f.StringVar(&flags.out, "out", "", "directory for the plan; a plan that is there is replaced (required)")
-	f.StringVar(&flags.current, "current", "", "directory of the plan in service: auto starts from it, which is faster and moves few experts")
-	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), listOf(placement.Algorithms))
-	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp transition (and the ranks of earlier\nlayers, as the papers merge them), lookback (the same, weighed), prefill (and the prompt and earlier layers'\nexperts), decode (and earlier routes; never later tokens), lookahead-raw (the layer's gate before attention)\nor lookahead (the same, corrected by the profile)")
-	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector for each token id, float16 or float32: a token that is not among the requests to learn from\nis scored like the 8 nearest that are (default: like the mean of all tokens; not for prefill and decode)")
-	f.StringVar(&flags.redundantSlots, "redundant-slots", "0", "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin); auto takes as many as\npay in modelled time and fit --redundant-memory")
-	f.StringVar(&flags.redundantMemory, "redundant-memory", "", "memory of a rank for copies over all layers, with --redundant-slots auto: bytes, or as 8GiB")
-	f.StringVar(&flags.copyRule, "copy-rule", placement.CopyRules[0], "which copy of an expert the engine uses on a rank: nearest (its own, as SGLang), rank-modulo (the copy with the number\nrank mod copies, as vllm-ascend with attention dp)")
-	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the groups whole that the gate chooses among (n_group), so that semmoe reshuffle can apply the plan\n(auto, contiguous; EP size and groups must divide one another)")
-	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
-	f.StringSliceVar(&flags.withoutDomains, "without-domains", nil, "domains of the trace to leave out, for semmoe drift to switch to")
+	f.IntVar(&flags.ranks, "ep", 0, "EP size: number of ranks, a divisor of the number of experts (required)")
+	f.StringVar(&flags.attention, "attention", "", "attention mode: tp (one rank per token and layer) or dp (one rank per request) (required)")
+	f.StringVar(&flags.out, "out", "", "directory for the plan; an existing plan is replaced (required)")
+	f.StringVar(&flags.current, "current", "", "directory of the plan in service: start of the search by algorithm auto, which is faster and moves few experts")
+	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), "placement algorithm: "+listOf(placement.Algorithms))
+	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "input of the scores: table (token id); with attention tp also transition (token id and ranks of earlier layers,\nmerged as in the papers), lookback (the same with fitted weights), prefill (token id, prompt and experts of\nearlier layers), decode (as prefill, with earlier routes but without later tokens), lookahead-raw (the layer's\ngate before attention) or lookahead (the same with corrections learnt from the profile)")
+	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a float16 or float32 vector per token id: a token missing in the train requests gets the mean score of\nits 8 nearest neighbours there (default: the mean of all tokens; not with the forecasts prefill and decode)")
+	f.StringVar(&flags.redundantSlots, "redundant-slots", "0", "number of extra slots per rank for copies of experts (algorithms auto, eplb, contiguous, round-robin), or auto: the number\nwith the lowest modelled time that fits into --redundant-memory")
+	f.StringVar(&flags.redundantMemory, "redundant-memory", "", "memory per rank for copies over all layers, in bytes or with a unit such as 8GiB (with --redundant-slots auto)")
+	f.StringVar(&flags.copyRule, "copy-rule", placement.CopyRules[0], "copy of an expert that the engine uses on a rank: nearest (the rank's own copy, as in SGLang) or rank-modulo (copy number\nrank mod copies, as in vllm-ascend with attention dp)")
+	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the gate's expert groups (n_group) whole, so that semmoe reshuffle can apply the plan (algorithms auto and\ncontiguous; EP size and number of groups must divide one another)")
+	f.IntVar(&flags.trainPercent, "train-percent", 20, "percentage of the requests for training, by whole documents")
+	f.StringSliceVar(&flags.withoutDomains, "without-domains", nil, "domains of the trace to exclude, for example as targets of a switch in semmoe drift")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
-	f.StringVar(&flags.objective, "objective", string(placement.Time), "what to minimise: time (the modelled time of an MoE layer), activation (remote activations), rank-dedup (other ranks per\ntoken), node-dedup (other nodes per token), hierarchical (both, each by what a message costs); algorithm auto searches\nfor it, all tables score by it")
-	f.IntSliceVar(&flags.batchTokens, "batch-tokens", solver.DefaultBatchTokens, "sizes of the batches that are served, in tokens over all ranks; each is as frequent as the others")
-	f.Float64Var(&flags.minimumGain, "minimum-gain-percent", solver.DefaultMinimumGainPercent, "percentage of a layer's modelled time that the plan must save for the verdict Gain")
-	f.StringVarP(&flags.output, "output", "o", "", "output format: json, or table (default: table on a terminal, json elsewhere)")
-	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node")
+	f.StringVar(&flags.objective, "objective", string(placement.Time), "objective to minimise: time (modelled time of an MoE layer), activation (remote activations), rank-dedup (other ranks per\ntoken), node-dedup (other nodes per token) or hierarchical (both, weighted by message cost); used by the search of\nalgorithm auto and by all tables")
+	f.IntSliceVar(&flags.batchTokens, "batch-tokens", solver.DefaultBatchTokens, "sizes of the served batches, in tokens over all ranks; all sizes have equal weight")
+	f.Float64Var(&flags.minimumGain, "minimum-gain-percent", solver.DefaultMinimumGainPercent, "minimum saving of a layer's modelled time for the verdict Gain, in percent")
+	f.StringVarP(&flags.output, "output", "o", "", "output format: json or table (default: table on a terminal, json elsewhere)")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "number of ranks per node")
 	flags.constraints.add(cmd)
 	hardwareFlag(f, &flags.hardware)
-	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "cut the search off after this time; 0 never does")
+	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "time limit of the search; 0 means no limit")
 	return cmd
 }
 
-// departs tells whether a flag stands on the command line with another value than its default: to say the default asks for nothing, and
-// is right where the flag has no meaning, too.
-func departs(cmd *cobra.Command) func(name string) bool {
+// nonDefault returns a function that reports whether a flag is set to a value other than its default. An explicit
+// default is allowed even if the flag does not apply.
+func nonDefault(cmd *cobra.Command) func(name string) bool {
 	return func(name string) bool {
 		flag := cmd.Flags().Lookup(name)
 		return flag.Changed && flag.Value.String() != flag.DefValue
@@ -139,8 +139,8 @@ func usageArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// invalidArgs is usageArgs of commands that run in Jobs and pods, where a faulty command line has the exit code of what no other attempt
-// mends.
+// invalidArgs is usageArgs for commands that run in Jobs and pods, where an invalid command line has the exit code of
+// errors that no retry can fix.
 func invalidArgs(cmd *cobra.Command, args []string) error {
 	if err := cobra.NoArgs(cmd, args); err != nil {
 		return codedError{err, exitInvalidFile}
@@ -167,7 +167,7 @@ func (f *solveFlags) options() (solver.Options, error) {
 	case f.trainPercent < 1 || f.trainPercent > 99:
 		return o, usageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
 	case f.timeBudget < 0:
-		return o, usageErrorf("--time-budget is %v; it cannot be negative", f.timeBudget)
+		return o, usageErrorf("--time-budget is %v; it must be at least 0", f.timeBudget)
 	}
 	if err := f.copies(&o); err != nil {
 		return o, err
@@ -176,7 +176,7 @@ func (f *solveFlags) options() (solver.Options, error) {
 	if err := solver.CheckBatchTokens(o.BatchTokens); err != nil {
 		return o, usageErrorf("--batch-tokens: %w", err)
 	}
-	if err := checkJudging(f.minimumGain, f.output); err != nil {
+	if err := checkOutput(f.minimumGain, f.output); err != nil {
 		return o, err
 	}
 	var err error
@@ -205,7 +205,7 @@ func (f *solveFlags) options() (solver.Options, error) {
 		return o, usageErrorf("--forecast %s is for attention tp; attention dp scores a request by its tokens: table", o.Forecast)
 	}
 	if f.embeddings != "" && o.Forecast.Contextual() {
-		return o, usageErrorf("--embeddings is not for --forecast %s, whose weights are those for tokens that were not seen as they are", o.Forecast)
+		return o, usageErrorf("--embeddings cannot be combined with --forecast %s, whose weights are trained for unseen tokens without embeddings", o.Forecast)
 	}
 	if f.embeddings != "" {
 		if o.Embeddings, err = openEmbeddings(f.embeddings); err != nil {
@@ -216,7 +216,7 @@ func (f *solveFlags) options() (solver.Options, error) {
 		return o, nil
 	}
 	if o.Algorithm != placement.Auto {
-		return o, usageErrorf("--current is for algorithm auto; %s starts from nothing", o.Algorithm)
+		return o, usageErrorf("--current requires algorithm auto; %s does not use a current placement", o.Algorithm)
 	}
 	current, _, err := plan.Read(f.current)
 	if err != nil {
@@ -229,7 +229,7 @@ func (f *solveFlags) options() (solver.Options, error) {
 	return o, nil
 }
 
-// copies reads the flags about redundant slots.
+// copies reads the flags of redundant slots.
 func (f *solveFlags) copies(o *solver.Options) (err error) {
 	if f.redundantSlots != "auto" {
 		if o.RedundantSlots, err = strconv.Atoi(f.redundantSlots); err != nil {
@@ -237,14 +237,14 @@ func (f *solveFlags) copies(o *solver.Options) (err error) {
 		}
 		switch {
 		case o.RedundantSlots < 0:
-			return usageErrorf("--redundant-slots is %d; it cannot be negative", o.RedundantSlots)
+			return usageErrorf("--redundant-slots is %d; it must be at least 0", o.RedundantSlots)
 		case f.redundantMemory != "":
 			return usageErrorf("--redundant-memory is for --redundant-slots auto, not for %s", f.redundantSlots)
 		}
 		return nil
 	}
 	if f.redundantMemory == "" {
-		return usageErrorf("--redundant-slots auto needs --redundant-memory: the memory of a rank that copies may take")
+		return usageErrorf("--redundant-slots auto requires --redundant-memory, the memory per rank for copies")
 	}
 	amount, err := resource.ParseQuantity(strings.TrimSuffix(f.redundantMemory, "B"))
 	if err != nil || amount.Sign() <= 0 {
@@ -254,14 +254,14 @@ func (f *solveFlags) copies(o *solver.Options) (err error) {
 	return nil
 }
 
-// solveReport is what solve prints: the score on the held-out requests and where it comes from.
+// solveReport is the output of solve: the score on the held-out requests and its origin.
 type solveReport struct {
 	cost.Report
 	solver.Worth
-	// Front are the placements that a search by time chose among, Chosen is the name of the one that became the plan.
+	// Front are the candidate placements of a search by time. Chosen is the name of the placement in the plan.
 	Front  []solver.FrontPoint `json:"front,omitempty"`
 	Chosen string              `json:"chosen,omitempty"`
-	// Copies is how the number of redundant slots was chosen from memory; absent where it was given.
+	// Copies describes how the number of redundant slots was chosen from memory; absent if the number was given.
 	Copies        *solver.Copies      `json:"copies,omitempty"`
 	PlanDigest    string              `json:"plan_digest"`
 	LayoutDigest  string              `json:"layout_digest"`
@@ -301,7 +301,7 @@ func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr i
 		return ctx.Err()
 	case trace.IsInvalid(err):
 		return inputError(err)
-	case err != nil: // nothing is read by now: what was asked for contradicts itself, or the plan in service
+	case err != nil: // all input is read: the options contradict each other or the plan in service
 		return codedError{err, exitUsage}
 	}
 	if solution.Plan.Drift, err = solver.CalibrateDrift(ctx, t, solution.Plan, solution.HeldOut, o.Constraints.TokenLoadLimit/100); err != nil {
@@ -340,7 +340,7 @@ func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr i
 	return err
 }
 
-// open reads the trace, without the domains to leave out.
+// open reads the trace without the excluded domains.
 func (f *solveFlags) open(ctx context.Context) (*trace.Trace, error) {
 	t, err := trace.Open(ctx, f.trace)
 	if err != nil {
@@ -355,13 +355,13 @@ func (f *solveFlags) open(ctx context.Context) (*trace.Trace, error) {
 	}
 	part := without(t, leave)
 	if part.Requests() == 0 {
-		return nil, usageErrorf("--without-domains names all domains; some must be left to learn from")
+		return nil, usageErrorf("--without-domains excludes all domains; at least one must remain for training")
 	}
 	return part, f.checkSplit(t, part, leave)
 }
 
-// checkSplit refuses to leave out domains where the others' documents are then split otherwise than with all of them: who judges the plan
-// splits the whole trace, and would take requests for held out that the plan has learnt from.
+// checkSplit returns an error if excluding the domains changes the split of the other documents. semmoe eval and drift
+// split the whole trace, and would then evaluate the plan on its own train requests.
 func (f *solveFlags) checkSplit(whole, part *trace.Trace, leave []uint8) error {
 	learnt, _, err := trace.Split(part, f.trainPercent, f.seed)
 	if err != nil {
@@ -383,20 +383,20 @@ func (f *solveFlags) checkSplit(whole, part *trace.Trace, leave []uint8) error {
 		left++
 	}
 	if !slices.Equal(learnt, same) {
-		return usageErrorf("--without-domains is %s: without them the other domains' documents are split otherwise than in the whole trace, by which semmoe eval and drift would judge the plan by what it has learnt from; one of those that are left must have two documents, and a document one domain",
+		return usageErrorf("--without-domains is %s, which changes the split of the other domains' documents, so that semmoe eval and drift would use train requests; a remaining domain must have two documents, and each document one domain",
 			strings.Join(f.withoutDomains, ","))
 	}
 	return nil
 }
 
-// checkAgainst refuses what cannot be had for the model of the trace.
+// checkAgainst returns an error for options that the model of the trace does not support.
 func checkAgainst(t *trace.Trace, o solver.Options) error {
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
 		return usageErrorf("--ep: %w", err)
 	}
 	redundant := o.RedundantSlots
 	if o.RedundantMemory > 0 {
-		redundant = 1 // what does not go with copies does not go with a number of them that is to be chosen
+		redundant = 1 // any number above 0: options that exclude copies also exclude an automatic number
 	}
 	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, redundant); err != nil {
 		return usageErrorf("--redundant-slots: %w", err)

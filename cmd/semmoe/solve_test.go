@@ -62,7 +62,7 @@ func solved(t *testing.T, attention string, flags ...string) (string, map[string
 	return dir, report
 }
 
-func TestSolveAndEvalPrintTheContract(t *testing.T) {
+func TestSolveAndEvalPrintTheContractFields(t *testing.T) {
 	path := created(t, tracetest.Generate(tracetest.Small, 1))
 	for _, forecast := range []string{"", "table", "prefill", "decode", "transition", "lookback"} {
 		attention := "dp"
@@ -106,7 +106,7 @@ func TestSolveAndEvalPrintTheContract(t *testing.T) {
 	}
 }
 
-// partOfSample writes every fourth request of the sample trace: enough for flags to show in the figures.
+// partOfSample writes every fourth request of the sample trace, which is enough for flags to change the metrics.
 func partOfSample(t *testing.T) string {
 	t.Helper()
 	whole, err := trace.Open(t.Context(), sampleTrace)
@@ -116,7 +116,7 @@ func partOfSample(t *testing.T) string {
 	return created(t, whole.Subset(slices.DeleteFunc(whole.AllRequests(), func(r int) bool { return r%4 > 0 })))
 }
 
-func TestEvalFlagsChangeTheFigures(t *testing.T) {
+func TestEvalFlagsChangeMetrics(t *testing.T) {
 	path := partOfSample(t)
 	tp, _ := solved(t, "tp", "--trace", path)
 	dp, _ := solved(t, "dp", "--trace", path)
@@ -161,7 +161,8 @@ func TestEvalFlagsChangeTheFigures(t *testing.T) {
 	}
 }
 
-// groupedTrace writes a trace of 24 experts whose model config names that many groups; with 0 it has no config.
+// groupedTrace writes a trace of 24 experts with the given number of groups in its model config; with 0 it has no
+// config.
 func groupedTrace(t *testing.T, groups int) string {
 	t.Helper()
 	tr := tracetest.Generate(tracetest.Shape{
@@ -219,8 +220,8 @@ func TestSolvePreservesGroups(t *testing.T) {
 	}
 }
 
-// TestSolveConstraints gives every constraint, and every objective, on the command line: plans say what they keep, and eval
-// repeats solve.
+// TestSolveConstraints sets every constraint and every objective on the command line: plans contain them, and eval
+// reproduces solve.
 func TestSolveConstraints(t *testing.T) {
 	path := partOfSample(t)
 	current, _ := solved(t, "tp", "--trace", path)
@@ -292,7 +293,7 @@ func TestSolveExitCodes(t *testing.T) {
 	single, astray := tracetest.Small, tracetest.Generate(tracetest.Small, 1)
 	single.DocumentsPerDomain, single.RequestsPerDocument = 1, 12
 	for r := range astray.Domains {
-		astray.Domains[r] = uint8(r % 2 * 3) // a document has a request of each
+		astray.Domains[r] = uint8(r % 2 * 3) // each document has requests of both domains
 	}
 	bad := filepath.Join(dir, "bad.safetensors")
 	if err := os.WriteFile(bad, []byte("no trace at all"), 0o644); err != nil {
@@ -316,15 +317,15 @@ func TestSolveExitCodes(t *testing.T) {
 		"no attention":    {with("--attention", ""), exitUsage, "allowed is tp, dp"},
 		"no EP size":      {with("--ep", "0"), exitUsage, "--ep is 0"},
 		"no divisor":      {with("--ep", "5"), exitUsage, "EP size 5 does not divide the 16 experts; allowed is 1, 2, 4, 8, 16"},
-		"embeddings":      {with("--attention", "tp", "--forecast", "decode", "--embeddings", "e.npy"), exitUsage, "--embeddings is not for --forecast decode"},
+		"embeddings":      {with("--attention", "tp", "--forecast", "decode", "--embeddings", "e.npy"), exitUsage, "--embeddings cannot be combined with --forecast decode"},
 		"no look-ahead":   {with("--attention", "tp", "--forecast", "lookahead"), exitUsage, "the trace has no look-ahead"},
 		"forecast":        {with("--forecast", "oracle"), exitUsage, "allowed is table prefill decode"},
 		"forecast of dp":  {with("--forecast", "decode"), exitUsage, "is for attention tp"},
 		"algorithm":       {with("--algorithm", "metis"), exitUsage, "allowed is auto"},
-		"redundant slots": {with("--redundant-slots", "-1"), exitUsage, "cannot be negative"},
+		"redundant slots": {with("--redundant-slots", "-1"), exitUsage, "must be at least 0"},
 		"too many slots":  {with("--redundant-slots", "25"), exitUsage, "allow 0 to 12"},
 		"slots in words":  {with("--redundant-slots", "many"), exitUsage, "allowed is a number, or auto"},
-		"no memory":       {with("--redundant-slots", "auto"), exitUsage, "--redundant-slots auto needs --redundant-memory"},
+		"no memory":       {with("--redundant-slots", "auto"), exitUsage, "--redundant-slots auto requires --redundant-memory"},
 		"memory of slots": {with("--redundant-slots", "1", "--redundant-memory", "8GiB"), exitUsage, "--redundant-memory is for --redundant-slots auto, not for 1"},
 		"memory alone":    {with("--redundant-memory", "8GiB"), exitUsage, "--redundant-memory is for --redundant-slots auto, not for 0"},
 		"memory of 0":     {with("--redundant-slots", "auto", "--redundant-memory", "0"), exitUsage, "a number of bytes above 0"},
@@ -349,17 +350,17 @@ func TestSolveExitCodes(t *testing.T) {
 		"pin and budget":  {with("--current", other, "--move-budget", "0", "--pin", fmt.Sprintf("1:0:%d", elsewhere)), exitUsage, "the move budget is 0"},
 		"no such domain":  {with("--without-domains", "prose"), exitUsage, "the trace has no domain \"prose\"; it has domain-0"},
 		"no domains":      {with("--trace", created(t, nameless), "--without-domains", "prose"), exitUsage, "the trace names no domains"},
-		"other split":     {with("--trace", created(t, tracetest.Generate(single, 1)), "--train-percent", "50", "--without-domains", "domain-3"), exitUsage, "--without-domains is domain-3: without them"},
-		"torn documents":  {with("--trace", created(t, astray), "--without-domains", "domain-0"), exitUsage, "and a document one domain"},
+		"other split":     {with("--trace", created(t, tracetest.Generate(single, 1)), "--train-percent", "50", "--without-domains", "domain-3"), exitUsage, "--without-domains is domain-3, which changes the split"},
+		"torn documents":  {with("--trace", created(t, astray), "--without-domains", "domain-0"), exitUsage, "and each document one domain"},
 		"capacity":        {with("--rank-capacity", "1,2"), exitUsage, "2 rank capacities for 4 ranks"},
 		"load limit":      {with("--expert-load-limit", "50"), exitUsage, "expert load limit is 50 percent"},
 		"token limit":     {with("--token-load-limit", "-1"), exitUsage, "token load limit is -1 percent"},
 		"limit of eplb":   {with("--expert-load-limit", "110", "--algorithm", "eplb"), exitUsage, "algorithm eplb does not support constraints"},
 		"no current plan": {with("--current", filepath.Join(dir, "none")), exitInvalidFile, "manifest.json is missing"},
-		"current of eplb": {with("--current", dir, "--algorithm", "eplb"), exitUsage, "is for algorithm auto"},
+		"current of eplb": {with("--current", dir, "--algorithm", "eplb"), exitUsage, "requires algorithm auto"},
 		"other current":   {with("--current", other, "--ep", "8"), exitUsage, "the plan is for EP size 4, --ep is 8"},
 		"train percent":   {with("--train-percent", "0"), exitUsage, "allowed is 1 to 99"},
-		"time budget":     {with("--time-budget", "-1s"), exitUsage, "cannot be negative"},
+		"time budget":     {with("--time-budget", "-1s"), exitUsage, "must be at least 0"},
 		"missing trace":   {with("--trace", filepath.Join(dir, "none")), exitInvalidFile, "no such file"},
 		"bad trace":       {with("--trace", bad), exitInvalidFile, "bad.safetensors"},
 		"a directory":     {with("--trace", dir), exitInvalidFile, "is a directory"},
@@ -386,7 +387,7 @@ func TestEvalExitCodes(t *testing.T) {
 	}
 	for _, args := range [][]string{with(dp, "--shards", "equal"), with(tp, "--policy", "price", "--cap", "1.150", "--orders", "5")} {
 		if code, _, message := runJSON(t, newEvalCommand(), args...); code != 0 {
-			t.Errorf("%v: exit code %d, %q: defaults have a meaning for every plan", args, code, message)
+			t.Errorf("%v: exit code %d, %q: explicit defaults are valid for every plan", args, code, message)
 		}
 	}
 	for name, test := range map[string]struct {
@@ -402,16 +403,16 @@ func TestEvalExitCodes(t *testing.T) {
 		"orders":         {with(dp, "--orders", "0"), exitUsage, "allowed is 1 to 1000"},
 		"held":           {with(dp, "--policy", "late", "--held", "-1"), exitUsage, "--held is -1; allowed is 0 to 1024"},
 		"many held":      {with(dp, "--policy", "late", "--held", "1025"), exitUsage, "--held is 1025; allowed is 0 to 1024"},
-		"held at once":   {with(dp, "--held", "8"), exitUsage, "--held has no meaning with --policy price: it is for late"},
-		"held, tp":       {with(tp, "--policy", "late", "--held", "8"), exitUsage, "has no meaning for this plan"},
-		"late turns":     {with(dp, "--policy", "late", "--workload", "multi-turn"), exitUsage, "--workload multi-turn needs a policy that keeps the order"},
+		"held at once":   {with(dp, "--held", "8"), exitUsage, "--held does not apply with --policy price; it requires late"},
+		"held, tp":       {with(tp, "--policy", "late", "--held", "8"), exitUsage, "does not apply to this plan"},
+		"late turns":     {with(dp, "--policy", "late", "--workload", "multi-turn"), exitUsage, "--workload multi-turn requires a policy that keeps the order"},
 		"many orders":    {with(dp, "--orders", "1000000000"), exitUsage, "--orders is 1000000000; allowed is 1 to 1000"},
 		"batch":          {with(tp, "--batch-tokens", "0"), exitUsage, "allowed is 1 to "},
 		"shards":         {with(tp, "--shards", "some"), exitUsage, "allowed is equal, free"},
 		"node":           {with(tp, "--ranks-per-node", "0"), exitUsage, "at least 1"},
-		"forecast":       {with(tp, "--forecast", "prefill"), exitUsage, "this plan carries the tables of table"},
-		"policy with tp": {with(tp, "--policy", "masked"), exitUsage, "has no meaning for this plan"},
-		"shards with dp": {with(dp, "--shards", "free"), exitUsage, "has no meaning for this plan"},
+		"forecast":       {with(tp, "--forecast", "prefill"), exitUsage, "this plan contains the tables of table"},
+		"policy with tp": {with(tp, "--policy", "masked"), exitUsage, "does not apply to this plan"},
+		"shards with dp": {with(dp, "--shards", "free"), exitUsage, "does not apply to this plan"},
 		"damaged plan":   {with(damaged), exitInvalidFile, "placement.json is damaged"},
 		"missing plan":   {with(filepath.Join(dp, "none")), exitInvalidFile, "manifest.json is missing"},
 		"missing trace":  {with(dp, "--trace", "none"), exitInvalidFile, "no such file"},
@@ -423,7 +424,7 @@ func TestEvalExitCodes(t *testing.T) {
 	}
 }
 
-// eval makes other workloads of the trace, and refuses what it cannot make.
+// eval builds other workloads from the trace, and returns an error for unsupported combinations.
 func TestEvalWorkloads(t *testing.T) {
 	path := partOfSample(t)
 	dir, _ := solved(t, "dp", "--trace", path)
@@ -445,7 +446,7 @@ func TestEvalWorkloads(t *testing.T) {
 	}
 }
 
-// The number of copies is chosen from memory, printed, and kept in the plan with the numbers that it was chosen from.
+// The number of copies is chosen from memory, printed, and stored in the plan with the compared numbers.
 func TestSolveChoosesCopies(t *testing.T) {
 	path := partOfSample(t)
 	const expertBytes, layers = 3 * 128 * 64 * 4, 4
@@ -467,7 +468,7 @@ func TestSolveChoosesCopies(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, report["copies"]); diff != "" {
-		t.Errorf("the plan has other copies than were printed (-plan +printed):\n%s", diff)
+		t.Errorf("the copies in the plan and in the output differ (-plan +printed):\n%s", diff)
 	}
 	var table bytes.Buffer
 	if err := (&solveReport{Copies: p.Copies}).table(&table); err != nil {

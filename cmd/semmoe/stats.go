@@ -25,10 +25,10 @@ func newStatsCommand() *cobra.Command {
 	var flags statsFlags
 	cmd := &cobra.Command{
 		Use:   "stats --trace FILE",
-		Short: "Describe what a routing trace says about tokens, experts and layers",
-		Long: "Print how well experts can be told from token ids, which experts go together, what earlier layers say about later ones, and what\n" +
-			"a plan for one kind of text is worth for another. What is predicted is learnt from part of the documents and measured on the rest.\n" +
-			"Exit code 2: the command line must be changed; 3: the trace is invalid; 1: try again.",
+		Short: "Print statistics of a routing trace about tokens, experts and layers",
+		Long: "Print how well token ids predict experts, which experts are activated together, how earlier layers predict later ones, and the locality of\n" +
+			"a plan for one kind of text on other kinds. Predictions are trained on a part of the documents and measured on the rest.\n" +
+			"Exit codes: 2 the command line is invalid; 3 the trace is invalid; 1 any other error, which a retry may fix.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flags.run(cmd)
@@ -37,11 +37,11 @@ func newStatsCommand() *cobra.Command {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
 	f := cmd.Flags()
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
-	f.IntVar(&flags.ranks, "ep", 8, "EP size: the number of ranks; must divide the experts")
-	f.StringVar(&flags.transfer, "transfer", "tp", "transfer between kinds of text: tp or dp, the attention mode of the plans; or none")
-	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
+	f.IntVar(&flags.ranks, "ep", 8, "EP size: number of ranks, a divisor of the number of experts")
+	f.StringVar(&flags.transfer, "transfer", "tp", "attention mode of the plans for transfer between kinds of text: tp or dp, or none")
+	f.IntVar(&flags.trainPercent, "train-percent", 20, "percentage of the requests for training, by whole documents")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split and the placement")
-	f.StringVar(&flags.format, "format", "markdown", "markdown or json")
+	f.StringVar(&flags.format, "format", "markdown", "output format: markdown or json")
 	return cmd
 }
 
@@ -91,29 +91,29 @@ func (f *statsFlags) run(cmd *cobra.Command) error {
 	return err
 }
 
-// statsMarkdown has one table for the layers and one for the transfer.
+// statsMarkdown returns one table for the layers and one for the transfer.
 func statsMarkdown(s *solver.Statistics) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Learnt from %d tokens, measured on %d; %.1f%% of these have a token id that was seen, %.1f%% one that was seen five times. EP size %d.\n\n",
+	fmt.Fprintf(&b, "Trained on %d tokens, measured on %d; %.1f%% of these have a token id seen in training, %.1f%% one seen at least five times. EP size %d.\n\n",
 		s.TrainTokens, s.TestTokens, 100*s.SeenTokens.Once, 100*s.SeenTokens.Often, s.Ranks)
-	most := len(s.Mean.LookBack)
+	maxLookBack := len(s.Mean.LookBack)
 	b.WriteString("| layer | static top-k precision | recall | F1 | kurtosis | above 8 | covered | rest hotness (uniform) | co-activation (uniform) | transition (uniform) " +
 		"| token route confidence, accuracy |")
-	for n := range most {
+	for n := range maxLookBack {
 		fmt.Fprintf(&b, " look-back %d |", n+1)
 	}
-	fmt.Fprintf(&b, "\n|%s\n", strings.Repeat(" --- |", 11+most))
+	fmt.Fprintf(&b, "\n|%s\n", strings.Repeat(" --- |", 11+maxLookBack))
 	for _, d := range s.Layers {
-		writeLayerStatistics(&b, fmt.Sprint(d.Layer), &d, most)
+		writeLayerStatistics(&b, fmt.Sprint(d.Layer), &d, maxLookBack)
 	}
-	writeLayerStatistics(&b, "mean", &s.Mean, most)
+	writeLayerStatistics(&b, "mean", &s.Mean, maxLookBack)
 	if s.Transfer != nil {
 		writeTransfer(&b, s.Transfer)
 	}
 	return b.String()
 }
 
-func writeLayerStatistics(b *strings.Builder, name string, d *solver.LayerStatistics, most int) {
+func writeLayerStatistics(b *strings.Builder, name string, d *solver.LayerStatistics, maxLookBack int) {
 	guess := func(g statistics.Guess) string { return fmt.Sprintf(" %.3f, %.3f |", g.Confidence, g.Accuracy) }
 	p, c := d.StaticTopK, d.Concentration
 	fmt.Fprintf(b, "| %s | %.3f | %.3f | %.3f | %.1f | %.3f | %.3f | %.3f (%.3f) | %.3f (%.3f) |",
@@ -124,7 +124,7 @@ func writeLayerStatistics(b *strings.Builder, name string, d *solver.LayerStatis
 		b.WriteString(" |")
 	}
 	b.WriteString(guess(d.TokenRoute))
-	for n := range most {
+	for n := range maxLookBack {
 		if n < len(d.LookBack) {
 			b.WriteString(guess(d.LookBack[n]))
 		} else {

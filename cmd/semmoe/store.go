@@ -23,7 +23,7 @@ func newStoreCommand() *cobra.Command {
 	command := &cobra.Command{
 		Annotations: map[string]string{drains: "true"},
 		Use:         "store",
-		Short:       "Keep artifacts, named by their digests, in a directory or in S3",
+		Short:       "Store artifacts by digest in a directory or in S3",
 		Args:        usageArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var err error
@@ -37,7 +37,7 @@ func newStoreCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// A token costs two questions a minute; many pods may start at once.
+			// Each token costs two requests per minute; many pods may start at once.
 			rest.QPS, rest.Burst = 50, 100
 			clients, err := kubernetes.NewForConfig(rest)
 			if err != nil {
@@ -47,16 +47,16 @@ func newStoreCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&options.URL, "url", "", "where artifacts are kept: file:///directory, or s3://bucket with the parameters region, endpoint, use_path_style, ssetype and so on (required)")
+	flags.StringVar(&options.URL, "url", "", "storage of artifacts: file:///directory, or s3://bucket with parameters such as region, endpoint, use_path_style and ssetype (required)")
 	flags.StringVar(&options.BindAddress, "bind-address", ":8443", "address for clients (HTTPS)")
 	flags.StringVar(&options.MetricsAddress, "metrics-bind-address", ":9090", "address of /healthz, /readyz and /metrics (HTTP)")
-	flags.StringVar(&options.TLSCertFile, "tls-cert-file", "", "certificate (PEM) of the server, read anew when it changes (default: one of the store's own authority)")
-	flags.StringVar(&options.TLSKeyFile, "tls-key-file", "", "key (PEM) of --tls-cert-file")
-	flags.StringVar(&authority, "authority", namespace+"/semmoe-store-ca", "namespace/name of the Secret that holds the store's own certificate authority, made at the first start, and of the ConfigMap that gives its certificate to clients as ca.crt")
-	flags.StringSliceVar(&options.TLSHosts, "tls-hosts", []string{service, service + ".cluster.local"}, "names and addresses that the certificate of the own authority is for")
-	flags.StringVar(&manager, "manager-service-account", namespace+"/semmoe-manager", "namespace/name of the ServiceAccount that may read, write, list and delete everything")
-	flags.Int64Var(&options.MaxArtifactBytes, "max-artifact-bytes", 8<<30, "size of the largest artifact that is stored")
-	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 20*time.Second, "time limit for running transfers after SIGTERM")
+	flags.StringVar(&options.TLSCertFile, "tls-cert-file", "", "PEM file with the server certificate, re-read when it changes (default: a certificate of the store's own authority)")
+	flags.StringVar(&options.TLSKeyFile, "tls-key-file", "", "PEM file with the private key of --tls-cert-file")
+	flags.StringVar(&authority, "authority", namespace+"/semmoe-store-ca", "namespace/name of the Secret with the store's certificate authority, created at the first start, and of the ConfigMap with its certificate ca.crt for clients")
+	flags.StringSliceVar(&options.TLSHosts, "tls-hosts", []string{service, service + ".cluster.local"}, "host names and IP addresses in certificates of the store's own authority")
+	flags.StringVar(&manager, "manager-service-account", namespace+"/semmoe-manager", "namespace/name of the ServiceAccount with permission to read, write, list and delete all artifacts")
+	flags.Int64Var(&options.MaxArtifactBytes, "max-artifact-bytes", 8<<30, "maximum size of an artifact in bytes")
+	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 20*time.Second, "time limit for in-flight transfers after SIGTERM")
 	if err := command.MarkFlagRequired("url"); err != nil {
 		panic(err) // the flag is defined above
 	}
@@ -66,7 +66,7 @@ func newStoreCommand() *cobra.Command {
 func namespacedName(flag, value string) (types.NamespacedName, error) {
 	namespace, name, ok := strings.Cut(value, "/")
 	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-		return types.NamespacedName{}, fmt.Errorf("%s %q: must be namespace/name", flag, value)
+		return types.NamespacedName{}, fmt.Errorf("%s is %q; it must be namespace/name", flag, value)
 	}
 	return types.NamespacedName{Namespace: namespace, Name: name}, nil
 }

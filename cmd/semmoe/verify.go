@@ -21,11 +21,11 @@ func newVerifyCommand() *cobra.Command {
 	var flags verifyFlags
 	command := &cobra.Command{
 		Use:   "verify --plan-dir DIR [--plan-digest D] --model-path DIR [--model-digest M] --expert-parallel-size N",
-		Short: "Verify that a mounted plan and a checkpoint belong together",
-		Long: "Verify, before an engine starts, that a mounted plan is the one that was asked for, undamaged, made for this model, and\n" +
-			"that the checkpoint is still that model. Without --plan-digest any whole plan will do, without --model-digest the model\n" +
-			"must be the one that the plan was made for. Loads no weights. Exit code 3: they do not belong together; the reason stands\n" +
-			"on one line, also in the termination message.",
+		Short: "Verify that a mounted plan and a checkpoint match",
+		Long: "Verify, before an engine starts, that a mounted plan has the expected digest, is undamaged, and was made for this model, and\n" +
+			"that the checkpoint still contains this model. Without --plan-digest any complete plan is accepted; without --model-digest\n" +
+			"the model must be the one in the plan. Loads no weights. Exit code 3: plan and checkpoint do not match; the reason is printed\n" +
+			"on one line and is the termination message.",
 		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			mounted, report, err := verify(flags, cmd.Flags().Changed)
@@ -46,25 +46,26 @@ func newVerifyCommand() *cobra.Command {
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitInvalidFile} })
 	f := command.Flags()
 	f.StringVar(&flags.planDir, "plan-dir", "", "directory where the plan's ConfigMap is mounted, or a plan directory (required)")
-	f.StringVar(&flags.planDigest, "plan-digest", "", "digest that the plan must have (default: any)")
+	f.StringVar(&flags.planDigest, "plan-digest", "", "required digest of the plan (default: any)")
 	f.StringVar(&flags.modelPath, "model-path", "", "directory of the checkpoint (required)")
-	f.StringVar(&flags.modelDigest, "model-digest", "", "digest of the model that the plan must be for, and the checkpoint have (default: the plan's)")
+	f.StringVar(&flags.modelDigest, "model-digest", "", "required digest of the model in the plan and in the checkpoint (default: the plan's)")
 	f.IntVar(&flags.expertParallelSize, "expert-parallel-size", 0, "number of ranks of the engine (required)")
-	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return command
 }
 
-// checkDigests refuses a digest that was given and is empty, as one of a variable that is not set would be: without it anything will do.
+// checkDigests returns an error for an empty digest, for example from an unset variable: without a digest any input is
+// accepted.
 func checkDigests(given func(flag string) bool, digests map[string]string) error {
 	for name, value := range digests {
 		if value == "" && given(name) {
-			return fmt.Errorf("--%s is empty: give a digest, or leave the flag out", name)
+			return fmt.Errorf("--%s is empty; set a digest or remove the flag", name)
 		}
 	}
 	return nil
 }
 
-// verify compares plan and checkpoint; given tells which flags were.
+// verify compares plan and checkpoint; given reports which flags are set.
 func verify(flags verifyFlags, given func(flag string) bool) (*bundle.Mounted, checkpoint.Report, error) {
 	var none checkpoint.Report
 	for name, value := range map[string]string{"--plan-dir": flags.planDir, "--model-path": flags.modelPath} {
@@ -76,7 +77,7 @@ func verify(flags verifyFlags, given func(flag string) bool) (*bundle.Mounted, c
 		return nil, none, err
 	}
 	if flags.expertParallelSize < 1 {
-		return nil, none, fmt.Errorf("--expert-parallel-size is %d; give the number of ranks, at least 1", flags.expertParallelSize)
+		return nil, none, fmt.Errorf("--expert-parallel-size is %d; it must be at least 1", flags.expertParallelSize)
 	}
 	mounted, err := bundle.Check(flags.planDir, flags.planDigest)
 	if err != nil {

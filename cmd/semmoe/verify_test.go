@@ -15,7 +15,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// mountPlan solves a plan for the small model and writes its ConfigMap as a pod sees it.
+// mountPlan solves a plan for the small model and writes its ConfigMap in the form of a mounted volume.
 func mountPlan(t *testing.T, model checkpoint.Report) (dir, digest string) {
 	t.Helper()
 	recorded, err := trace.Open(t.Context(), "../../solver/testdata/tiny-32e-top4.safetensors.zst")
@@ -64,7 +64,7 @@ func TestVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const absent = "absent" // for a flag that is not given
+	const absent = "absent" // for an unset flag
 	for name, test := range map[string]struct {
 		change map[string]string
 		want   string
@@ -114,7 +114,7 @@ func TestVerify(t *testing.T) {
 			if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
 				t.Fatalf("exit code %d, %v; want %d, %q", exitCode(err), err, exitInvalidFile, test.want)
 			}
-			if name == "EP size is a word" { // the flags were not read, and so not where the message goes
+			if name == "EP size is a word" { // the flags were not parsed, so the message file is unknown
 				return
 			}
 			if text, readErr := os.ReadFile(message); readErr != nil || string(text) != err.Error() {

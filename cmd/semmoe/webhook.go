@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/webhook"
 )
 
-// webhookOptions say how the manager serves admission webhooks.
+// webhookOptions are the options of the manager's admission webhooks.
 type webhookOptions struct {
 	address       string
 	certDir       string
@@ -29,16 +29,17 @@ type webhookOptions struct {
 }
 
 func (o *webhookOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.address, "webhook-bind-address", "0", "address of the admission webhooks (HTTPS); 0 turns them off")
-	flags.StringVar(&o.certDir, "webhook-cert-dir", "", "directory with the webhooks' tls.crt and tls.key (as cert-manager keeps them; it then also writes its certificate authority into the configuration; default: the manager is its own certificate authority)")
-	flags.StringVar(&o.service, "webhook-service", "semmoe-webhook", "Service, in $POD_NAMESPACE, by which the API server reaches the webhooks; the certificate is for its names")
-	flags.StringVar(&o.secret, "webhook-authority", "semmoe-webhook-ca", "Secret, in $POD_NAMESPACE, with the certificate authority of the webhooks; it is made where there is none")
-	flags.StringVar(&o.configuration, "webhook-configuration", "semmoe", "ValidatingWebhookConfiguration that is told the certificate authority")
+	flags.StringVar(&o.address, "webhook-bind-address", "0", "address of the admission webhooks (HTTPS); 0 disables them")
+	flags.StringVar(&o.certDir, "webhook-cert-dir", "", "directory with the webhooks' tls.crt and tls.key, for example from cert-manager, which must then inject its certificate authority into the webhook configuration (default: the manager's own certificate authority)")
+	flags.StringVar(&o.service, "webhook-service", "semmoe-webhook", "Service of the webhooks in $POD_NAMESPACE, and source of the host names in their certificate")
+	flags.StringVar(&o.secret, "webhook-authority", "semmoe-webhook-ca", "Secret in $POD_NAMESPACE with the certificate authority of the webhooks; created if missing")
+	flags.StringVar(&o.configuration, "webhook-configuration", "semmoe", "ValidatingWebhookConfiguration that receives the certificate authority")
 }
 
 func (o *webhookOptions) enabled() bool { return o.address != "0" }
 
-// server is the manager's webhook server, and what keeps its certificate: nil where others do.
+// server returns the manager's webhook server, and the controller of its certificate, which is nil if the certificate
+// is in certDir.
 func (o *webhookOptions) server(config *rest.Config) (ctrlwebhook.Server, *webhook.Certificates, error) {
 	host, portText, err := net.SplitHostPort(o.address)
 	if err != nil {
@@ -59,7 +60,7 @@ func (o *webhookOptions) server(config *rest.Config) (ctrlwebhook.Server, *webho
 	}
 	namespace := os.Getenv("POD_NAMESPACE")
 	if namespace == "" {
-		return nil, nil, fmt.Errorf("--webhook-bind-address %q without --webhook-cert-dir needs the environment variable POD_NAMESPACE: the namespace of Service and Secret", o.address)
+		return nil, nil, fmt.Errorf("--webhook-bind-address %q without --webhook-cert-dir requires the environment variable POD_NAMESPACE, the namespace of Service and Secret", o.address)
 	}
 	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -70,11 +71,11 @@ func (o *webhookOptions) server(config *rest.Config) (ctrlwebhook.Server, *webho
 	return newWebhookServer(address, "", certificates.TLS), certificates, nil
 }
 
-// serve adds the webhooks to a manager that was made with the server.
+// serve adds the webhooks to a manager that uses the webhook server.
 func (o *webhookOptions) serve(manager ctrl.Manager, certificates *webhook.Certificates, hosts promquery.Hosts) error {
 	if certificates != nil {
 		if err := manager.Add(certificates); err != nil {
-			return fmt.Errorf("set up the certificate of the webhooks: %w", err)
+			return fmt.Errorf("failed to set up the certificate of the webhooks: %w", err)
 		}
 	}
 	return webhook.Add(manager, hosts)

@@ -13,8 +13,8 @@ import (
 	"github.com/semmoe/operator/solver"
 )
 
-// checkJudging refuses flags about verdicts and output that have no meaning.
-func checkJudging(minimumGainPercent float64, output string) error {
+// checkOutput checks the flags of verdict and output.
+func checkOutput(minimumGainPercent float64, output string) error {
 	if !(minimumGainPercent >= 0 && minimumGainPercent < 100) {
 		return usageErrorf("--minimum-gain-percent is %v; allowed is 0 to below 100", minimumGainPercent)
 	}
@@ -24,7 +24,7 @@ func checkJudging(minimumGainPercent float64, output string) error {
 	return nil
 }
 
-// asTable reports whether output is for people: a terminal unless a format is given.
+// asTable reports whether the output is a table: by default on a terminal.
 func asTable(output string, to io.Writer) bool {
 	if output != "" {
 		return output == "table"
@@ -37,7 +37,7 @@ func asTable(output string, to io.Writer) bool {
 	return err == nil
 }
 
-// table prints a solve for people: the verdict, and the front.
+// table prints the verdict and the front of a solve as tables.
 func (r *solveReport) table(to io.Writer) error {
 	out := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(out, "plan\t%s\n", r.PlanDigest)
@@ -57,7 +57,7 @@ func printWorth(out io.Writer, w *solver.Worth) {
 	fmt.Fprintf(out, "saved\t%.1f%% (95%% interval: %.1f%% to %.1f%%)\n", w.SavedPercent, w.Low, w.High)
 }
 
-// printFront prints the placements that a search by time chose among; an asterisk marks the chosen one.
+// printFront prints the candidate placements of a search by time; an asterisk marks the selected one.
 func printFront(out io.Writer, front []solver.FrontPoint, chosen string) {
 	if len(front) == 0 {
 		return
@@ -89,7 +89,7 @@ func printFront(out io.Writer, front []solver.FrontPoint, chosen string) {
 	}
 }
 
-// printCopies prints the numbers of copies that were compared; an asterisk marks the chosen one.
+// printCopies prints the compared numbers of copies; an asterisk marks the selected one.
 func printCopies(out io.Writer, c *solver.Copies) {
 	if c == nil {
 		return

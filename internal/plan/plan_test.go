@@ -377,8 +377,8 @@ func TestDecodeRefusesOtherForecasts(t *testing.T) {
 		"a weight":     {func(m *forecast.Model) { m.Bias[0] = float32(math.NaN()) }, "a weight of the forecast is NaN"},
 		"a level":      {func(m *forecast.Model) { m.TokenLevel[3] = 200 }, "token 3 has level 200"},
 		"pairs":        {func(m *forecast.Model) { m.PairStart[1] = 1 << 30 }, "do not ascend"},
-		"missing rows": {func(m *forecast.Model) { m.Expert = m.Expert[1:] }, "weights do not fit"},
-		"no ranks":     {func(m *forecast.Model) { m.Ranks = 0 }, "does not fit the token table"},
+		"missing rows": {func(m *forecast.Model) { m.Expert = m.Expert[1:] }, "weights do not match"},
+		"no ranks":     {func(m *forecast.Model) { m.Ranks = 0 }, "does not match the token table"},
 	} {
 		p := *prefill
 		m := *prefill.Context
@@ -396,7 +396,7 @@ func TestDecodeRefusesOtherForecasts(t *testing.T) {
 	}{
 		"a weight of the look-ahead": {func(m *forecast.LookAhead) { m.Slope = []float32{1, float32(math.Inf(1)), 1} }, "a weight of the look-ahead is +Inf"},
 		"a narrow look-ahead":        {func(m *forecast.LookAhead) { m.Width = 1 }, "the look-ahead is for 3 layers and 1 most probable"},
-		"short weights":              {func(m *forecast.LookAhead) { m.Gate = m.Gate[1:] }, "weights do not fit"},
+		"short weights":              {func(m *forecast.LookAhead) { m.Gate = m.Gate[1:] }, "weights do not match"},
 	} {
 		p, m := *ahead, *ahead.LookAhead
 		test.change(&m)

@@ -36,7 +36,7 @@ func hosts(tr *trace.Trace) []affinity.Hosts {
 	return list
 }
 
-func TestCountsAreThoseOfTheTrace(t *testing.T) {
+func TestCountsMatchTheTrace(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	requests := []int{0, 3, 9}
 	type cell struct{ layer, token, expert int }
@@ -57,7 +57,7 @@ func TestCountsAreThoseOfTheTrace(t *testing.T) {
 			experts, counts := c.Row(token)
 			for i, e := range experts {
 				if i > 0 && experts[i-1] >= e {
-					t.Fatalf("experts of token %d do not ascend: %v", token, experts)
+					t.Fatalf("experts of token %d are not in ascending order: %v", token, experts)
 				}
 				got[cell{l, token, int(e)}] = counts[i]
 			}
@@ -192,18 +192,18 @@ func TestRequestScoreIsTheMeanOfItsTokens(t *testing.T) {
 	}
 }
 
-// Ranks are summed in blocks, and tokens in runs: neither shows.
+// Sums over blocks of ranks and runs of tokens equal the direct sums.
 func TestRequestScoreOfAnySize(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 7))
 	for _, ranks := range []int{1, 7, 8, 11, 64, 75} {
 		table := &affinity.RankTable{Ranks: ranks, Score: make([]uint16, 50*ranks)}
 		for i := range table.Score {
-			table.Score[i] = affinity.ScoreScale - uint16(random.IntN(3)) // as large as they can be
+			table.Score[i] = affinity.ScoreScale - uint16(random.IntN(3)) // near the maximum
 		}
 		for _, length := range []int{1, 127, 128, 129, 140_000} {
 			tokens, want, got := make([]int32, length), make([]uint64, ranks), make([]float32, ranks)
 			for i := range tokens {
-				tokens[i] = random.Int32N(52) - 1 // one below, one beyond
+				tokens[i] = random.Int32N(52) - 1 // from below to beyond the table
 				for rank := range want {
 					if id := int(tokens[i]); id >= 0 && id < 50 {
 						want[rank] += uint64(table.Score[id*ranks+rank])
@@ -220,7 +220,7 @@ func TestRequestScoreOfAnySize(t *testing.T) {
 	}
 }
 
-// Ids by Zipf's law, spread over a table of real size.
+// Token ids follow Zipf's law, over a table of realistic size.
 func BenchmarkScoreTokens(b *testing.B) {
 	const vocabulary, prompts = 151_000, 8
 	for _, ranks := range []int{8, 64} {
@@ -287,7 +287,7 @@ func TestShrinkagePullsTowardsThePrior(t *testing.T) {
 		}
 	}
 	if unseen < 0 {
-		t.Fatal("the trace shows every token")
+		t.Fatal("the trace contains every token")
 	}
 	prior, got := make([]float32, ranks), make([]float32, ranks)
 	raw.ScoreTokens(prior, []int32{int32(unseen)})

@@ -12,23 +12,23 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Counts are the activations of one MoE layer by token id, as compressed sparse rows.
+// Counts contains the activations of one MoE layer by token id, as compressed sparse rows.
 type Counts struct {
-	// Experts is the number of experts, TopK the activations of one occurrence of a token.
+	// Experts is the number of experts, TopK the activations per occurrence of a token.
 	Experts, TopK int
-	// Index is the row of each token id, -1 where it has none [V]; nil where token id and row are the same. The layers of one profile
-	// share it, and Occurrences: their size does not depend on the number of layers.
+	// Index is the row of each token id, or -1 for none [V]; nil if token id and row are equal. The layers of a profile
+	// share Index and Occurrences, so their memory does not grow with the number of layers.
 	Index []int32
-	// Start are the bounds of each row's entries [rows+1].
+	// Start contains the bounds of each row's entries [rows+1].
 	Start []int
-	// Expert and Count are the entries; the experts of a row ascend.
+	// Expert and Count are the entries. The experts of a row are in ascending order.
 	Expert []uint16
 	Count  []float32
-	// Occurrences is how often each token id occurred [V].
+	// Occurrences is the number of occurrences of each token id [V].
 	Occurrences []float32
 }
 
-// Vocabulary is the number of rows.
+// Vocabulary returns the number of token ids.
 func (c *Counts) Vocabulary() int { return len(c.Occurrences) }
 
 // Row returns the experts and counts of a token id.
@@ -43,9 +43,9 @@ func (c *Counts) Row(token int) ([]uint16, []float32) {
 	return c.Expert[begin:end], c.Count[begin:end]
 }
 
-// Equal reports whether both have the same counts of each token id, however their rows are numbered.
+// Equal reports whether both have the same counts for each token id, regardless of the row order.
 func (c Counts) Equal(d Counts) bool {
-	if alike(&c, &d) != nil || !slices.Equal(c.Occurrences, d.Occurrences) {
+	if checkShape(&c, &d) != nil || !slices.Equal(c.Occurrences, d.Occurrences) {
 		return false
 	}
 	for id := range c.Vocabulary() {
@@ -58,7 +58,7 @@ func (c Counts) Equal(d Counts) bool {
 	return true
 }
 
-// RowOccurrences returns how often the token id of each row occurred.
+// RowOccurrences returns the number of occurrences of each row's token id.
 func (c *Counts) RowOccurrences() []float32 {
 	if c.Index == nil {
 		return c.Occurrences
@@ -72,7 +72,7 @@ func (c *Counts) RowOccurrences() []float32 {
 	return of
 }
 
-// ExpertTotals are the activations of each expert over all tokens.
+// ExpertTotals returns the activations of each expert over all tokens.
 func (c *Counts) ExpertTotals() []float64 {
 	totals := make([]float64, c.Experts)
 	for i, expert := range c.Expert {
@@ -81,7 +81,7 @@ func (c *Counts) ExpertTotals() []float64 {
 	return totals
 }
 
-// CountTokens counts the listed requests, one Counts for each MoE layer.
+// CountTokens counts the activations of the listed requests and returns one Counts per MoE layer.
 func CountTokens(ctx context.Context, t *trace.Trace, requests []int) ([]Counts, error) {
 	positions, start := groupByToken(t, requests)
 	seen := Counts{Experts: t.Model.Experts, TopK: t.Model.TopK, Index: make([]int32, t.Model.Vocabulary), Occurrences: make([]float32, t.Model.Vocabulary)}
@@ -102,7 +102,7 @@ func CountTokens(ctx context.Context, t *trace.Trace, requests []int) ([]Counts,
 	return layers, err
 }
 
-// groupByToken sorts the positions of the listed requests by token id; start are the bounds of each id [V+1].
+// groupByToken sorts the positions of the listed requests by token id. start contains the bounds of each id [V+1].
 func groupByToken(t *trace.Trace, requests []int) (positions []int32, start []int) {
 	start = make([]int, t.Model.Vocabulary+1)
 	for _, r := range requests {
@@ -125,7 +125,7 @@ func groupByToken(t *trace.Trace, requests []int) (positions []int32, start []in
 	return positions, start
 }
 
-// count adds the rows of a layer.
+// count appends the rows of a layer.
 func (c *Counts) count(t *trace.Trace, layer int, positions []int32, start []int) {
 	row := make([]float32, c.Experts)
 	for id, n := range c.Occurrences {
@@ -142,7 +142,7 @@ func (c *Counts) count(t *trace.Trace, layer int, positions []int32, start []int
 	}
 }
 
-// appendRow moves the non-zero entries of a dense row to the end of the sparse rows and clears it.
+// appendRow appends the non-zero entries of a dense row to the sparse rows and clears the dense row.
 func (c *Counts) appendRow(row []float32) {
 	for expert, n := range row {
 		if n != 0 {
@@ -153,13 +153,13 @@ func (c *Counts) appendRow(row []float32) {
 	}
 }
 
-// Merge returns weightA·a + weightB·b: the union of two profiles, or an old profile faded by its age.
+// Merge returns weightA·a + weightB·b: the union of two profiles, or an old profile discounted by age.
 func Merge(a, b *Counts, weightA, weightB float32) (Counts, error) {
-	if err := alike(a, b); err != nil {
+	if err := checkShape(a, b); err != nil {
 		return Counts{}, err
 	}
 	if weightA < 0 || weightB < 0 {
-		return Counts{}, errors.New("weights of profiles cannot be negative")
+		return Counts{}, errors.New("weights of profiles must be at least 0")
 	}
 	c := Counts{Experts: a.Experts, TopK: a.TopK, Start: make([]int, a.Vocabulary()+1), Occurrences: make([]float32, a.Vocabulary())}
 	row := make([]float32, a.Experts)
@@ -171,8 +171,8 @@ func Merge(a, b *Counts, weightA, weightB float32) (Counts, error) {
 	return c, nil
 }
 
-// alike refuses counts of different models.
-func alike(a, b *Counts) error {
+// checkShape returns an error for counts of different models.
+func checkShape(a, b *Counts) error {
 	if a.Experts != b.Experts || a.TopK != b.TopK || a.Vocabulary() != b.Vocabulary() {
 		return fmt.Errorf("profiles differ: %d and %d experts, top-%d and top-%d, vocabulary %d and %d",
 			a.Experts, b.Experts, a.TopK, b.TopK, a.Vocabulary(), b.Vocabulary())
@@ -180,19 +180,19 @@ func alike(a, b *Counts) error {
 	return nil
 }
 
-// RequestCounts are the activations of whole requests over all MoE layers.
+// RequestCounts contains the activations of whole requests over all MoE layers.
 type RequestCounts struct {
 	// Layers, Experts and TopK are the shape of one row.
 	Layers, Experts, TopK int
 	// Tokens is the length of each request [R].
 	Tokens []float32
-	// Rows are the activations of each request [R][layers × experts].
+	// Rows contains the activations of each request [R][layers × experts].
 	Rows [][]float32
-	// Weight is what each request counts, which Tokens and Rows are multiplied by already [R]; nil where all count alike.
+	// Weight is the weight of each request, already multiplied into Tokens and Rows [R]; nil for weight 1.
 	Weight []float32
 }
 
-// TokenCount is how many tokens the requests have.
+// TokenCount returns the number of tokens of all requests.
 func (c *RequestCounts) TokenCount() float64 {
 	sum := 0.0
 	for _, n := range c.Tokens {
@@ -201,7 +201,7 @@ func (c *RequestCounts) TokenCount() float64 {
 	return sum
 }
 
-// Part are some of the requests.
+// Part returns the requests with the given indices.
 func (c *RequestCounts) Part(picked []int) *RequestCounts {
 	part := *c
 	part.Tokens, part.Rows, part.Weight = make([]float32, len(picked)), make([][]float32, len(picked)), nil
@@ -214,7 +214,7 @@ func (c *RequestCounts) Part(picked []int) *RequestCounts {
 	return &part
 }
 
-// CountRequests counts each of the listed requests.
+// CountRequests counts the activations of each listed request.
 func CountRequests(ctx context.Context, t *trace.Trace, requests []int) (*RequestCounts, error) {
 	c := &RequestCounts{
 		Layers: len(t.Model.Layers), Experts: t.Model.Experts, TopK: t.Model.TopK,
@@ -235,8 +235,8 @@ func CountRequests(ctx context.Context, t *trace.Trace, requests []int) (*Reques
 	return c, err
 }
 
-// Parallel calls do for 0 to n-1 on all processors and returns when all calls have; on a cancelled context it starts no
-// more calls and returns the context's error. Calls must not depend on one another's order.
+// Parallel calls do for 0 to n-1 on all processors and returns when all calls have returned. After cancellation it
+// starts no more calls and returns the context's error. The order of the calls is undefined.
 func Parallel(ctx context.Context, n int, do func(i int)) error {
 	var next atomic.Int64
 	var workers sync.WaitGroup

@@ -1,7 +1,7 @@
 package affinity
 
-// Grouped are the counts of groups of size consecutive experts; size must divide the experts. What they say of a rank that
-// holds whole groups is what the experts' counts say.
+// Grouped returns the counts of groups of size consecutive experts; size must divide the number of experts. A rank that
+// holds whole groups has the same counts in both forms.
 func (c *Counts) Grouped(size int) *Counts {
 	g := &Counts{Experts: c.Experts / size, TopK: c.TopK, Index: c.Index, Start: make([]int, 1, len(c.Start)), Occurrences: c.Occurrences}
 	row := make([]float32, g.Experts)
@@ -15,13 +15,13 @@ func (c *Counts) Grouped(size int) *Counts {
 	return g
 }
 
-// Grouped are the counts of groups of size consecutive experts.
+// Grouped returns the counts of groups of size consecutive experts.
 func (c *RequestCounts) Grouped(size int) *RequestCounts {
 	g := *c
 	g.Experts = c.Experts / size
 	g.Rows = make([][]float32, len(c.Rows))
 	for r, row := range c.Rows {
-		// Layers are multiples of size, too: a run of size entries never crosses one.
+		// The experts of a layer are a multiple of size, so a group never crosses a layer.
 		g.Rows[r] = make([]float32, len(row)/size)
 		for i, n := range row {
 			g.Rows[r][i/size] += n
@@ -30,8 +30,8 @@ func (c *RequestCounts) Grouped(size int) *RequestCounts {
 	return &g
 }
 
-// Grouped are the co-activations of groups of size consecutive experts. The diagonal, a group with itself, counts pairs of
-// its experts.
+// Grouped returns the co-activations of groups of size consecutive experts. The diagonal counts pairs of experts within
+// a group.
 func (p *Pairs) Grouped(size int) Pairs {
 	n := p.Experts / size
 	g := Pairs{n, make([]float32, n*n), make([]float32, n*n)}

@@ -5,20 +5,21 @@ import (
 	"slices"
 )
 
-// Messages weighs what an all-to-all carries that sends a token to a rank once, however many of the token's experts are
-// there: a message to each other rank that holds experts of the token, and one to each other node. The zero value stands for
-// an all-to-all that sends every activation by itself.
+// Messages is the cost of an all-to-all that sends a token to a rank once, for any number of the token's experts there:
+// one message to each other rank that holds experts of the token, and one to each other node. The zero value is an
+// all-to-all that sends every activation separately.
 type Messages struct {
-	// Rank and Node are what a message to another rank, and to another node, costs.
+	// Rank and Node are the costs of a message to another rank and to another node.
 	Rank, Node float32
-	// RanksPerNode tells which ranks share a node; at least 1 where Rank or Node is not zero.
+	// RanksPerNode is the number of consecutive ranks on a node; at least 1 if Rank or Node is not zero.
 	RanksPerNode int
 }
 
-// None reports whether activations count, not messages.
+// None reports whether activations are counted instead of messages.
 func (m Messages) None() bool { return m.Rank == 0 && m.Node == 0 }
 
-// Count turns a token's activations per rank into the cost of the messages that it would not need if it were on that rank.
+// Count converts a token's activations per rank into the cost of the messages that the token saves by being on that
+// rank.
 func (m Messages) Count(activations []float32) {
 	for node := range slices.Chunk(activations, m.RanksPerNode) {
 		onNode := float32(0)
@@ -34,9 +35,9 @@ func (m Messages) Count(activations []float32) {
 	}
 }
 
-// Expect turns the expected shares of a token's activations per rank into the expected cost of the messages that it would
-// not need, as if each of its topK experts were drawn by these shares. Forecasts are of shares whatever the objective: they
-// learn more from how many activations a rank has than from whether there is one.
+// Expect converts the expected shares of a token's activations per rank into the expected cost of saved messages,
+// assuming that each of its topK experts is drawn independently with these shares. Forecasts always predict shares, for
+// any objective: the number of activations on a rank carries more information than their presence.
 func (m Messages) Expect(shares []float32, topK int) {
 	for node := range slices.Chunk(shares, m.RanksPerNode) {
 		onNode := float32(0)
@@ -50,13 +51,14 @@ func (m Messages) Expect(shares []float32, topK int) {
 	}
 }
 
-// some is the probability that one or more of topK draws are of a share.
+// some returns the probability that at least one of topK draws has the given share.
 func some(share float32, topK int) float32 {
 	return 1 - float32(math.Pow(float64(1-min(max(share, 0), 1)), float64(topK)))
 }
 
-// Spread gives each rank of a table a part in what its node holds, by what messages to ranks and nodes cost: requests are
-// scored by sums over tokens, which tell no more than shares do. Without cost of nodes it changes nothing.
+// Spread gives each rank of a table a part of its node's score, weighted by the costs of messages to ranks and nodes.
+// Requests are scored by sums over tokens, for which shares are sufficient. Without a cost of nodes the table does not
+// change.
 func (t *RankTable) Spread(m Messages) {
 	if m.Node == 0 {
 		return

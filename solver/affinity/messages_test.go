@@ -21,7 +21,8 @@ func TestMessagesByHand(t *testing.T) {
 	}
 	shares := []float32{0.5, 0.25, 0, 0.25}
 	m.Expect(shares, 2)
-	// Two draws miss a share of .5 with probability .25, one of .25 with .5625, and a node of .75 with .0625.
+	// Two draws miss a share of .5 with probability .25, a share of .25 with .5625, and a node's share of .75 with
+	// .0625.
 	if diff := cmp.Diff([]float32{0.75 + 5*0.9375, 0.4375 + 5*0.9375, 5 * 0.4375, 0.4375 + 5*0.4375}, shares, close); diff != "" {
 		t.Error(diff)
 	}
@@ -36,8 +37,8 @@ func TestMessagesByHand(t *testing.T) {
 	}
 }
 
-// TestSampleOccurrences takes samples of both kinds of unit: the same for a seed, no token twice, and units that name what
-// shares a rank.
+// TestSampleOccurrences draws samples with both kinds of units: a seed determines the sample, no token occurs twice,
+// and tokens share a unit if they share a rank.
 func TestSampleOccurrences(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	all := affinity.SampleOccurrences(tr, tr.AllRequests(), len(tr.Tokens)+5, true, 1)
@@ -54,10 +55,10 @@ func TestSampleOccurrences(t *testing.T) {
 	for _, byRequest := range []bool{false, true} {
 		some := affinity.SampleOccurrences(tr, tr.AllRequests(), 300, byRequest, 1)
 		if diff := cmp.Diff(some, affinity.SampleOccurrences(tr, tr.AllRequests(), 300, byRequest, 1)); diff != "" {
-			t.Errorf("the same seed, another sample: %s", diff)
+			t.Errorf("the same seed yields another sample: %s", diff)
 		}
 		if math.Abs(some.Scale*300-float64(len(tr.Tokens))) > 1e-6 || some.Len() != 300 {
-			t.Errorf("%d occurrences that stand for %v each; there are %d", some.Len(), some.Scale, len(tr.Tokens))
+			t.Errorf("%d occurrences with scale %v for %d tokens", some.Len(), some.Scale, len(tr.Tokens))
 		}
 		for _, unit := range some.Unit {
 			if unit < 0 || int(unit) >= some.Units {

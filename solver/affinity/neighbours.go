@@ -10,30 +10,30 @@ import (
 	"github.com/semmoe/operator/solver/embedding"
 )
 
-// Neighbours are, for each token id that a profile has not seen, the ids most like it that it has.
+// Neighbours contains, for each token id that a profile has not seen, the most similar seen token ids.
 type Neighbours struct {
-	// Nearest holds at most neighbours ids for each token id, the nearest first; none for those that were seen, and for those
-	// whose embedding is zero.
+	// Nearest contains up to neighbours ids for each token id, nearest first. It is empty for seen ids and for ids with
+	// a zero embedding.
 	Nearest [][]int32
 }
 
 const (
-	// neighbours is how many rows stand for one that was not seen.
+	// neighbours is the number of rows that replace the row of an unseen token.
 	neighbours = 8
-	// maxCandidates bounds the work: neighbours are sought among this many of the seen tokens, the most frequent, whose rows
-	// are known best.
+	// maxCandidates bounds the work: neighbours are selected among this many of the most frequent seen tokens, which
+	// have the most reliable rows.
 	maxCandidates = 4096
-	// neighbourBlock is how many unseen tokens are compared with all seen ones together, seenBlock how many of those at a
-	// time: as many vectors of a thousand values as a second-level cache holds.
+	// neighbourBlock is the number of unseen tokens that are compared with all seen tokens together, in blocks of
+	// seenBlock tokens: as many vectors of a thousand values as fit into a second-level cache.
 	neighbourBlock = 64
 	seenBlock      = 128
 )
 
-// NearestSeen finds, by the cosine of their embeddings, the seen tokens nearest to each unseen one. occurrences are the
-// profile's [V]. It compares each pair: unseen × (seen, or maxCandidates) × Dim multiplications.
+// NearestSeen returns the seen tokens nearest to each unseen token by the cosine of their embeddings. occurrences are
+// the profile's [V]. It compares all pairs: unseen × (seen, or maxCandidates) × Dim multiplications.
 func NearestSeen(ctx context.Context, e *embedding.Table, occurrences []float32, progress func(done, total int)) (*Neighbours, error) {
 	if e.Size < 1 || e.Tokens != len(occurrences) || len(e.Values) != e.Tokens*e.Size {
-		return nil, fmt.Errorf("embeddings of %d tokens, with %d values in vectors of %d, are not those of a vocabulary of %d", e.Tokens, len(e.Values), e.Size, len(occurrences))
+		return nil, fmt.Errorf("embeddings of %d tokens with %d values in vectors of %d do not match the vocabulary of %d tokens", e.Tokens, len(e.Values), e.Size, len(occurrences))
 	}
 	var seen, unseen []int32
 	for id, n := range occurrences {
@@ -49,7 +49,7 @@ func NearestSeen(ctx context.Context, e *embedding.Table, occurrences []float32,
 	if len(seen) == 0 {
 		return found, nil
 	}
-	// The most frequent, in the order of their ids.
+	// Select the most frequent tokens, in the order of their ids.
 	slices.SortStableFunc(seen, func(a, b int32) int { return cmp.Compare(occurrences[b], occurrences[a]) })
 	seen = seen[:min(len(seen), maxCandidates)]
 	slices.Sort(seen)
@@ -68,7 +68,7 @@ func NearestSeen(ctx context.Context, e *embedding.Table, occurrences []float32,
 	return found, err
 }
 
-// norm is computed in float64, where squares neither overflow nor vanish.
+// norm returns the Euclidean norm, computed in float64 to avoid overflow and underflow of squares.
 func norm(vector []float32) float64 {
 	squares := 0.0
 	for _, v := range vector {
@@ -77,7 +77,7 @@ func norm(vector []float32) float64 {
 	return math.Sqrt(squares)
 }
 
-// unit copies the vectors of some ids, scaled to length 1 [ids, Dim], padded with zero vectors to a multiple of 4.
+// unit copies the vectors of the ids, scaled to length 1 [ids, Dim] and padded with zero vectors to a multiple of 4.
 func unit(e *embedding.Table, ids []int32) []float32 {
 	units := make([]float32, (len(ids)+3)/4*4*e.Size)
 	for i, id := range ids {
@@ -90,8 +90,8 @@ func unit(e *embedding.Table, ids []int32) []float32 {
 	return units
 }
 
-// nearest returns, for each of the first vectors, the indices of those among the first seen of known with the largest
-// products, the largest first, the lower index first among equals.
+// nearest returns, for each vector, the indices among the first seen vectors of known with the largest products, in
+// descending order. Ties go to the lower index.
 func nearest(vectors, known []float32, seen, dim int) [][]int32 {
 	rows := len(vectors) / dim
 	best := make([]topList, rows)
@@ -115,8 +115,8 @@ func nearest(vectors, known []float32, seen, dim int) [][]int32 {
 	return lists
 }
 
-// products4x4 are the products of four vectors with four others. Sixteen sums at a time make use of each value that is
-// loaded four times.
+// products4x4 returns the products of four vectors with four others. Sixteen sums at a time use each loaded value four
+// times.
 func products4x4(a, b []float32, dim int) [16]float32 {
 	a0, a1, a2, a3 := a[:dim], a[dim:][:dim], a[2*dim:][:dim], a[3*dim:][:dim]
 	b0, b1, b2, b3 := b[:dim], b[dim:][:dim], b[2*dim:][:dim], b[3*dim:][:dim]
@@ -135,7 +135,7 @@ func products4x4(a, b []float32, dim int) [16]float32 {
 	return [16]float32{s00, s01, s02, s03, s10, s11, s12, s13, s20, s21, s22, s23, s30, s31, s32, s33}
 }
 
-// topList keeps the largest values that it was offered.
+// topList keeps the largest offered values.
 type topList struct {
 	n     int
 	value [neighbours]float32

@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/solver/embedding"
 )
 
-// TestNearestSeen compares with the definition, on sizes that fill no block, whatever the number of processors.
+// TestNearestSeen compares with the definition, for sizes that fill no block, and for any number of processors.
 func TestNearestSeen(t *testing.T) {
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 5))
@@ -47,7 +47,7 @@ func TestNearestSeen(t *testing.T) {
 				t.Fatalf("seed %d, token %d: %d neighbours, want %d", seed, id, len(got.Nearest[id]), len(want))
 			}
 			for i, near := range got.Nearest[id] {
-				// Rounding may swap two that are alike.
+				// Rounding may swap two similar neighbours.
 				if occurrences[near] == 0 || math.Abs(cosine(e, int32(id), near)-cosine(e, int32(id), want[i])) > 1e-5 {
 					t.Fatalf("seed %d, token %d: neighbours %v, want %v", seed, id, got.Nearest[id], want)
 				}
@@ -79,19 +79,19 @@ func nearestByDefinition(e *embedding.Table, occurrences []float32, id int32) []
 }
 
 func TestNearestSeenRefuses(t *testing.T) {
-	if _, err := NearestSeen(t.Context(), &embedding.Table{Tokens: 3, Size: 2, Values: make([]float32, 5)}, make([]float32, 3), nil); err == nil || !strings.Contains(err.Error(), "are not those of a vocabulary of 3") {
+	if _, err := NearestSeen(t.Context(), &embedding.Table{Tokens: 3, Size: 2, Values: make([]float32, 5)}, make([]float32, 3), nil); err == nil || !strings.Contains(err.Error(), "do not match the vocabulary of 3 tokens") {
 		t.Errorf("error %v", err)
 	}
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
 	e := &embedding.Table{Tokens: 2, Size: 1, Values: []float32{1, 1}}
 	if _, err := NearestSeen(cancelled, e, []float32{1, 0}, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v; want that of the context", err)
+		t.Errorf("error %v; want the context's error", err)
 	}
 }
 
-// TestUnseenTokensTakeTheirNeighbours checks rows of both tables by hand.
-func TestUnseenTokensTakeTheirNeighbours(t *testing.T) {
+// TestUnseenTokensTakeTheirNeighbours compares rows of both tables with values computed by hand.
+func TestUnseenTokensUseNeighbours(t *testing.T) {
 	// Token 0 always activates expert 0, token 1 expert 1; tokens 2 and 3 were not seen.
 	c := Counts{Experts: 2, TopK: 1, Start: []int{0, 1, 2, 2, 2}, Expert: []uint16{0, 1}, Count: []float32{3, 1}, Occurrences: []float32{3, 1, 0, 0}}
 	hosts := []Hosts{{{0}, {1}}}

@@ -6,29 +6,30 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Occurrences are single tokens of a profile with the experts that each activated. Distinct ranks cannot be told from
-// counts: they depend on which experts occur together.
+// Occurrences contains a sample of single tokens of a profile with the experts that each activated. The number of
+// distinct ranks per token cannot be computed from counts, because it depends on which experts occur together.
 type Occurrences struct {
-	// Experts and TopK are the shape.
+	// Experts is the number of experts, TopK the activations per occurrence.
 	Experts, TopK int
-	// Layers holds the experts of each MoE layer [layers][occurrences × top-k].
+	// Layers contains the experts of each MoE layer [layers][occurrences × top-k].
 	Layers [][]uint16
-	// Unit is what shares a rank with others: the token id with attention TP, the request with attention DP, counted from 0
-	// in the order of appearance [occurrences]. Units is their number.
+	// Unit is the entity that is assigned to one rank: the token id with attention TP, the request with attention DP,
+	// numbered from 0 in order of appearance [occurrences]. Units is their number.
 	Unit  []int32
 	Units int
-	// Scale is the number of tokens of the profile that each stands for.
+	// Scale is the number of tokens of the profile per occurrence.
 	Scale float64
 }
 
-// Len is the number of occurrences.
+// Len returns the number of occurrences.
 func (o *Occurrences) Len() int { return len(o.Unit) }
 
-// maxUnits bounds the requests of a sample by requests: each needs several tokens to tell its rank.
+// maxUnits is the maximum number of requests in a sample by requests: each request needs several tokens to determine
+// its rank.
 const maxUnits = 1000
 
-// SampleOccurrences takes at most n tokens of the listed requests, evenly at random. The units are requests where byRequest
-// says so, and then those of a sample of the requests.
+// SampleOccurrences draws at most n tokens of the listed requests, uniformly at random. The units are requests if
+// byRequest is set, and then a sample of the requests.
 func SampleOccurrences(t *trace.Trace, requests []int, n int, byRequest bool, seed uint64) *Occurrences {
 	random := rand.New(rand.NewPCG(seed, 0x6f6363757272))
 	all := t.TokenCount(requests)
@@ -46,7 +47,7 @@ func SampleOccurrences(t *trace.Trace, requests []int, n int, byRequest bool, se
 	name := map[int32]int32{}
 	for r, request := range requests {
 		for p := int(t.Offsets[request]); p < int(t.Offsets[request+1]); p++ {
-			// As many as are missing of those that are left: every subset is as likely as any other.
+			// Selection sampling: every subset of the required size is equally likely.
 			take := random.IntN(left) < missing
 			left--
 			if !take {
@@ -70,7 +71,8 @@ func SampleOccurrences(t *trace.Trace, requests []int, n int, byRequest bool, se
 	return o
 }
 
-// Grouped are the occurrences in terms of groups of size consecutive experts; size must divide the experts.
+// Grouped returns the occurrences in terms of groups of size consecutive experts; size must divide the number of
+// experts.
 func (o *Occurrences) Grouped(size int) *Occurrences {
 	g := *o
 	g.Experts = o.Experts / size

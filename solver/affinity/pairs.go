@@ -6,20 +6,21 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Pairs are the co-activations of one MoE layer, occurrence by occurrence: what a forecast that sees more than the token
-// id can exploit, and token rows average away.
+// Pairs contains the co-activations of one MoE layer by occurrence. A forecast that uses more than the token id can
+// exploit this information, which the averages of token rows do not contain.
 type Pairs struct {
 	// Experts is the number of experts.
 	Experts int
-	// Together is, for each two experts, the number of occurrences of tokens that activated both, symmetric [N × N].
+	// Together is, for each pair of experts, the number of occurrences of tokens that activated both, symmetric [N ×
+	// N].
 	Together []float32
-	// Within is the same with each occurrence weighted by 1/(a-1), a being the number of occurrences of its token id; a token
-	// id that occurs once counts nothing. Σ T Tᵀ/(a-1) less Within estimates, without bias, how alike two different
-	// occurrences of a token are.
+	// Within is Together with each occurrence weighted by 1/(a-1), where a is the number of occurrences of its token
+	// id; token ids that occur once count 0. Σ T Tᵀ/(a-1) minus Within is an unbiased estimate of the similarity of two
+	// different occurrences of a token.
 	Within []float32
 }
 
-// CountPairs counts the listed requests, one Pairs for each MoE layer.
+// CountPairs counts the co-activations of the listed requests and returns one Pairs per MoE layer.
 func CountPairs(ctx context.Context, t *trace.Trace, requests []int) ([]Pairs, error) {
 	positions, start := groupByToken(t, requests)
 	layers := make([]Pairs, len(t.Model.Layers))
@@ -51,8 +52,8 @@ func (p *Pairs) add(experts []uint16, weight float32) {
 	}
 }
 
-// CountTransitions counts, for each MoE layer but the last, how often a token of the listed requests activated an expert there
-// and one in the next MoE layer [N × N].
+// CountTransitions returns, for each MoE layer but the last, how often a token of the listed requests activated one
+// expert there and another in the next MoE layer [N × N].
 func CountTransitions(ctx context.Context, t *trace.Trace, requests []int) ([][]float32, error) {
 	n := t.Model.Experts
 	layers := make([][]float32, len(t.Model.Layers)-1)

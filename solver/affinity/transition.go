@@ -7,22 +7,22 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// MaxTransitionRanks bounds the ranks of a transition table, which has a row for every two of them.
+// MaxTransitionRanks is the maximum number of ranks of a transition table, which has one row per pair of ranks.
 const MaxTransitionRanks = 128
 
-// Transitions is the papers' table of device sequences (A, A_p): where a token's experts will be, given where they were in
-// the two MoE layers before. A token's rank in a layer is the one that holds most of its experts there, the lowest among
-// equals. Before the third layer the layer before stands for both, before the second nothing is known.
+// Transitions is the papers' table of device sequences (A, A_p): the rank of a token's experts as a function of their
+// ranks in the two previous MoE layers. A token's rank in a layer is the rank that holds most of its experts, the
+// lowest one on ties. In the second layer, the first layer counts twice; in the first layer nothing is known.
 type Transitions struct {
 	// Layers (MoE layers) and Ranks are the shape.
 	Layers, Ranks int
-	// Rank is the rank to expect, Confidence the share of the token's activations on it times ScoreScale [layers, ranks in the
-	// layer before, ranks in the one before that].
+	// Rank is the expected rank. Confidence is the share of the token's activations on it times ScoreScale [layers,
+	// ranks in the previous layer, ranks in the layer before].
 	Rank, Confidence []uint16
 }
 
-// CountRankTransitions builds the table from the listed requests for a placement, given by its hosts layer by layer; nil
-// where there are more than MaxTransitionRanks ranks.
+// CountRankTransitions returns the table of the listed requests for a placement, given by its hosts in each layer, or
+// nil for more than MaxTransitionRanks ranks.
 func CountRankTransitions(ctx context.Context, t *trace.Trace, requests []int, hosts []Hosts, ranks int) (*Transitions, error) {
 	if ranks > MaxTransitionRanks {
 		return nil, nil
@@ -35,7 +35,7 @@ func CountRankTransitions(ctx context.Context, t *trace.Trace, requests []int, h
 		for _, r := range requests {
 			for p := int(t.Offsets[r]); p < int(t.Offsets[r+1]); p++ {
 				RankShares(shares, t.Row(p, l), hosts[l])
-				// The last row is the mean over all tokens, for what was never seen.
+				// The last row is the mean over all tokens, for unseen sequences.
 				for _, row := range []int{sequence(t, hosts, l, p, scratch), rows} {
 					counts[row]++
 					for rank, share := range shares {
@@ -72,13 +72,14 @@ func RankShares(dst []float32, experts []uint16, hosts Hosts) {
 	}
 }
 
-// MainRank is the rank that holds most of a token's experts, the lowest among equals. scratch has an element for each rank.
+// MainRank returns the rank that holds most of a token's experts, the lowest one on ties. scratch has one element per
+// rank.
 func MainRank(experts []uint16, hosts Hosts, scratch []float32) int {
 	RankShares(scratch, experts, hosts)
 	return slices.Index(scratch, slices.Max(scratch))
 }
 
-// sequence is the row for a position in a layer.
+// sequence returns the row of a position in a layer.
 func sequence(t *trace.Trace, hosts []Hosts, layer, position int, scratch []float32) int {
 	at := func(l int) int { return MainRank(t.Row(position, l), hosts[l], scratch) }
 	switch layer {
@@ -91,10 +92,10 @@ func sequence(t *trace.Trace, hosts []Hosts, layer, position int, scratch []floa
 	}
 }
 
-// Forecast binds both tables to the tokens of a trace and merges them by line 2 of Algorithm 3 (arXiv 2503.04398v5): the table of higher
-// confidence names the rank. The printed merge takes labels only. Here the token's scores of other ranks stay, so that a token that must move
-// for equal shards goes to its next best rank. The token table holds shares of activations, where the papers' holds shares of the rows'
-// ranks. hosts are the placement's.
+// Forecast combines both tables for the tokens of a trace by line 2 of Algorithm 3 (arXiv 2503.04398v5): the table of
+// higher confidence determines the rank. The printed merge uses labels only. Here the token's scores of other ranks
+// remain, so that a token that must move for equal shards goes to its next best rank. The token table contains shares
+// of activations, the papers' table shares of the rows' ranks. hosts are the placement's.
 func (t *Transitions) Forecast(tokens *TokenTable, hosts []Hosts, of *trace.Trace) *TransitionForecast {
 	f := &TransitionForecast{table: t, tokens: tokens, hosts: hosts, trace: of, scratch: make([][]float32, t.Layers)}
 	for l := range f.scratch {
@@ -103,7 +104,7 @@ func (t *Transitions) Forecast(tokens *TokenTable, hosts []Hosts, of *trace.Trac
 	return f
 }
 
-// TransitionForecast scores single tokens of a trace. Positions of one layer must be asked for by one goroutine at a time.
+// TransitionForecast scores single tokens of a trace. Only one goroutine at a time may score positions of one layer.
 type TransitionForecast struct {
 	table   *Transitions
 	tokens  *TokenTable
@@ -112,8 +113,8 @@ type TransitionForecast struct {
 	scratch [][]float32
 }
 
-// Score fills dst with the expected local share, on each rank, of the token at a position of the trace in a MoE layer
-// (counted among the MoE layers).
+// Score fills dst with the expected local share on each rank of the token at a position of the trace, in a MoE layer
+// (index among the MoE layers).
 func (f *TransitionForecast) Score(dst []float32, layer, position int) {
 	f.tokens.ScoreToken(dst, layer, f.trace.Tokens[position])
 	row := layer*f.table.Ranks*f.table.Ranks + sequence(f.trace, f.hosts, layer, position, f.scratch[layer])

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// TestTransitions counts by hand: four experts on two ranks, three layers, one expert for each token.
+// TestTransitions compares with a count by hand: four experts on two ranks, three layers, one expert per token.
 func TestTransitions(t *testing.T) {
 	tr := &trace.Trace{
 		Model:  trace.Model{Experts: 4, TopK: 1, Vocabulary: 3, Layers: []int{0, 1, 2}, HiddenLayers: 3},
@@ -25,7 +25,7 @@ func TestTransitions(t *testing.T) {
 	want := &Transitions{
 		Layers: 3, Ranks: 2,
 		Rank: []uint16{0, 0, 0, 0 /* layer 1 */, 1, 1, 1, 1 /* layer 2 */, 0, 0, 0, 0},
-		// A row of a layer is (rank in the layer before, rank in the one before that); what never occurred has the mean.
+		// A row of a layer is (rank in the previous layer, rank in the layer before); unseen sequences have the mean.
 		Confidence: []uint16{half, half, half, half, all, all, all, all, threeQuarters, threeQuarters, half, all},
 	}
 	if diff := cmp.Diff(want, table); diff != "" {
@@ -40,10 +40,10 @@ func TestTransitions(t *testing.T) {
 		layer, position int
 		want            []float32
 	}{
-		{0, 0, []float32{half / float32(all), 1 - half/float32(all)}}, // the sequence is no surer than the token
-		{1, 0, []float32{half / float32(all), 1}},                     // it is, and names the other rank
-		{2, 0, []float32{1, 0}},                                       // the token is
-		{2, 2, []float32{1, 1 - half/float32(all)}},                   // it is again
+		{0, 0, []float32{half / float32(all), 1 - half/float32(all)}}, // the sequence has no higher confidence than the token
+		{1, 0, []float32{half / float32(all), 1}},                     // the sequence has higher confidence and predicts the other rank
+		{2, 0, []float32{1, 0}},                                       // the token has higher confidence
+		{2, 2, []float32{1, 1 - half/float32(all)}},                   // the token has higher confidence
 	} {
 		if f.Score(dst, test.layer, test.position); !cmp.Equal(dst, test.want) {
 			t.Errorf("layer %d, position %d: scores %v, want %v", test.layer, test.position, dst, test.want)

@@ -12,7 +12,7 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// pod is a scheduler with the places of one pod, at which what arrived last is outstanding, as an evaluation has it.
+// pod is a scheduler with the places of one pod. As in an evaluation, the recent load is outstanding.
 type pod struct {
 	*dispatch.Scheduler
 	places []dispatch.Place
@@ -39,7 +39,7 @@ func scheduled(t testing.TB, o dispatch.Options) *pod {
 	return p
 }
 
-// assign serves a request.
+// assign dispatches a request and returns its rank.
 func (p *pod) assign(r dispatch.Request, prefixes ...uint64) int {
 	p.caches.Match(prefixes)
 	for rank := range p.places {
@@ -51,7 +51,7 @@ func (p *pod) assign(r dispatch.Request, prefixes ...uint64) int {
 	return d.Rank
 }
 
-// serve runs requests of one size through a scheduler.
+// serve dispatches requests of equal size.
 func serve(s *pod, scores ...[]float32) []int {
 	var ranks []int
 	for _, row := range scores {
@@ -67,11 +67,12 @@ func TestPoliciesOnFixedArrivals(t *testing.T) {
 		scores [][]float32
 		want   []int
 	}{
-		// The mask excludes ranks that have been used in the round, not the free ones.
+		// The mask excludes the ranks that have received a request in the round.
 		"masked":       {dispatch.Masked, [][]float32{low, low, low, high, high, low}, []int{2, 1, 0, 0, 1, 2}},
 		"round-robin":  {dispatch.RoundRobin, [][]float32{low, low, low, low}, []int{0, 1, 2, 0}},
 		"least-loaded": {dispatch.LeastLoaded, [][]float32{low, low, low, low}, []int{0, 1, 2, 0}},
-		// With a cap of 1 no rank is open while all are equally loaded, and the one that had a request stays closed.
+		// With a cap of 1, no rank is below the cap while all are equally loaded, and a rank with a request stays above
+		// it.
 		"price at cap 1": {dispatch.Price, [][]float32{low, low, low, high}, []int{0, 1, 2, 0}},
 		"price uncapped": {dispatch.Price, [][]float32{low, high, low, high}, []int{2, 0, 2, 0}},
 	} {
@@ -87,7 +88,7 @@ func TestPoliciesOnFixedArrivals(t *testing.T) {
 	}
 }
 
-// window recomputes, from the whole history, the load of the last 127 requests.
+// window recomputes the load of the last 127 requests from the full history.
 func window(ranks []int, tokens []int, n int) (load []int, total int) {
 	load = make([]int, n)
 	for i := max(0, len(ranks)-(dispatch.Arrivals-1)); i < len(ranks); i++ {
@@ -102,9 +103,9 @@ func TestPriceHonoursTheSlidingCap(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	s := scheduler(t, dispatch.Price, n, loadCap)
 	var ranks, tokens []int
-	refusals := 0
+	aboveCap := 0
 	for range 3000 {
-		// Nearly all requests want the same ranks.
+		// Nearly all requests prefer the same ranks.
 		scores := make([]float32, n)
 		for i := range scores {
 			scores[i] = random.Float32() / float32(1+i*i)
@@ -112,30 +113,30 @@ func TestPriceHonoursTheSlidingCap(t *testing.T) {
 		size := 1 + random.IntN(500)
 		load, total := window(ranks, tokens, n)
 		rank := s.assign(dispatch.Request{Scores: scores, Tokens: size})
-		// While fewer than 128 requests have arrived, the others count as spread evenly.
+		// While fewer than 128 requests have arrived, the missing requests are assumed to be spread evenly.
 		seen := min(len(ranks), dispatch.Arrivals-1)
 		missing := float64(dispatch.Arrivals-1-seen) * float64(total+size) / float64(seen+1)
 		limit := loadCap*(float64(total+size)+missing)/n - missing/n
 		if float64(load[rank]+size) > limit+1e-6 {
-			refusals++
+			aboveCap++
 			for other := range load {
 				if float64(load[other]+size) <= limit-1e-6 {
 					t.Fatalf("rank %d was chosen above the cap although rank %d was below it", rank, other)
 				}
 				if load[other] < load[rank] {
-					t.Fatalf("all ranks were refused: rank %d has load %d, rank %d only %d", rank, load[rank], other, load[other])
+					t.Fatalf("all ranks were above the cap: rank %d has load %d, rank %d only %d", rank, load[rank], other, load[other])
 				}
 			}
 		}
 		ranks, tokens = append(ranks, rank), append(tokens, size)
 	}
-	if refusals > 30 {
-		t.Errorf("%d of 3000 arrivals were refused by all ranks", refusals)
+	if aboveCap > 30 {
+		t.Errorf("all ranks were above the cap for %d of 3000 arrivals", aboveCap)
 	}
 }
 
 func TestPricesFollowLoad(t *testing.T) {
-	// Every request prefers rank 0 a little; without a cap, prices alone must share the load out.
+	// Every request slightly prefers rank 0; without a cap, only prices balance the load.
 	s := scheduler(t, dispatch.Price, 4, 1e9)
 	load := make([]int, 4)
 	for range 4000 {
@@ -201,7 +202,7 @@ func TestPrefixHashes(t *testing.T) {
 	}
 }
 
-// A decision, and taking note of it, allocates nothing, for one pod and for many.
+// Decide, Take, Match and Put allocate nothing, for one pod and for many.
 func TestDecidingDoesNotAllocate(t *testing.T) {
 	for _, policy := range dispatch.Policies {
 		if !policy.AtOnce() {
@@ -246,7 +247,7 @@ func TestNewSchedulerRefuses(t *testing.T) {
 		"no cap":     {func(o *dispatch.Options) { o.Cap = math.NaN() }, "cap is NaN"},
 		"weight":     {func(o *dispatch.Options) { o.Weights.Prefix = -1 }, "weight prefix is -1"},
 		"costs":      {func(o *dispatch.Options) { o.Costs.Compute = math.NaN() }, "costs are 0 and NaN"},
-		"capacities": {func(o *dispatch.Options) { o.Policy, o.Capacity = dispatch.Masked, []float64{1, 2} }, "knows no rank capacities"},
+		"capacities": {func(o *dispatch.Options) { o.Policy, o.Capacity = dispatch.Masked, []float64{1, 2} }, "does not support rank capacities"},
 	} {
 		o := dispatch.Options{Policy: dispatch.Price, Ranks: 2, Cap: 1.15, Weights: dispatch.DefaultWeights}
 		test.change(&o)
@@ -265,8 +266,8 @@ func TestParseWeights(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"speed=1": `weight "speed" is unknown`, "prefix": `weight "prefix" is not name=number`, "load=-1": "weight load is -1",
-		"load=NaN": "weight load is NaN", "load=Inf": "weight load is +Inf", ",": `weight "" is not`,
+		"speed=1": `weight "speed" is unknown`, "prefix": `weight "prefix" is invalid: the format is name=number`, "load=-1": "weight load is -1",
+		"load=NaN": "weight load is NaN", "load=Inf": "weight load is +Inf", ",": `weight "" is invalid`,
 	} {
 		if _, err := dispatch.ParseWeights(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v; want %q", text, err, want)
@@ -274,8 +275,8 @@ func TestParseWeights(t *testing.T) {
 	}
 }
 
-// The components of a decision are microseconds, as computed by hand.
-func TestDecisionIsExplained(t *testing.T) {
+// The components of a decision are in microseconds and match values computed by hand.
+func TestDecisionComponents(t *testing.T) {
 	o := dispatch.Options{
 		Policy: dispatch.Price, Ranks: 2, Cap: 2, Weights: dispatch.Weights{Affinity: 1, Prefix: .5, Load: 2}, Costs: dispatch.Costs{Exchange: 3, Compute: 5},
 	}
@@ -294,7 +295,7 @@ func TestDecisionIsExplained(t *testing.T) {
 	if want = (dispatch.Decision{Tokens: 100, Affinity: .5 * 100 * 3}); !cmp.Equal(want, got) {
 		t.Errorf("the only place: %s", cmp.Diff(want, got))
 	}
-	// 1,000 tokens are 1000 - 2·10 - 4·100 beyond what the other place allows for.
+	// 1,000 tokens are 1000 - 2·10 - 4·100 tokens more than the other place allows.
 	places[1].Cached = dispatch.Hit{}
 	s = scheduled(t, func() dispatch.Options { o := o; o.Policy = dispatch.Masked; return o }())
 	if got = s.Decide(&r, places); got.Place != 0 || got.Load != 2*5*580 {
@@ -302,8 +303,8 @@ func TestDecisionIsExplained(t *testing.T) {
 	}
 }
 
-// Without what a weight stands for, a decision does not see it.
-func TestWeightsLeaveOut(t *testing.T) {
+// A decision ignores a component with weight 0.
+func TestWeightZeroIgnoresComponent(t *testing.T) {
 	for name, test := range map[string]struct {
 		weights dispatch.Weights
 		want    int
@@ -315,12 +316,12 @@ func TestWeightsLeaveOut(t *testing.T) {
 			{Rank: 0, Outstanding: 9000}, {Rank: 1, Outstanding: 9000, Cached: dispatch.Hit{Tokens: 64, Due: 64}}, {Rank: 2},
 		})
 		if got.Place != test.want {
-			t.Errorf("%s alone: place %d, want %d", name, got.Place, test.want)
+			t.Errorf("only %s: place %d, want %d", name, got.Place, test.want)
 		}
 	}
 }
 
-// Pods of a rank differ by what they hold and have to do; equals take turns.
+// The pods of a rank differ by cached prefixes and outstanding load; equal pods are chosen round-robin.
 func TestPodsOfARank(t *testing.T) {
 	s := scheduler(t, dispatch.Price, 2, 2)
 	r := dispatch.Request{Scores: []float32{.1, .9}, Tokens: 100}
@@ -341,11 +342,12 @@ func TestPodsOfARank(t *testing.T) {
 	}
 	places[5].Cached = dispatch.Hit{Tokens: 64, Due: 64}
 	if d := s.Decide(&r, places); d.Place != 5 || d.Tokens != 36 {
-		t.Errorf("%+v was chosen, place 5 holds the prefix", d)
+		t.Errorf("%+v was chosen, place 5 has the prefix cached", d)
 	}
 }
 
-// A rank that has stopped answering gets no more than what makes it stand out, and is not the cheapest when it is back.
+// A rank that has stopped answering receives only the requests until its load is noticed, and is not the cheapest rank
+// after it recovers.
 func TestStalledRank(t *testing.T) {
 	random := rand.New(rand.NewPCG(4, 4))
 	s := scheduler(t, dispatch.Price, 4, 1.15)
@@ -376,25 +378,26 @@ func TestStalledRank(t *testing.T) {
 		back[d.Rank]++
 	}
 	if back[1] > 200 {
-		t.Errorf("the rank that is back got %v of 400 requests", back)
+		t.Errorf("the recovered rank got %v of 400 requests", back)
 	}
 }
 
-// Prompts on one rank keep all ranks of a step waiting: a place without any is worth what twice a prompt's computation takes.
-func TestPromptsWaitOnRanksOfTheirOwn(t *testing.T) {
+// Prompts on one rank delay all ranks of a step: a place without prompts is worth twice the computation time of a
+// prompt.
+func TestPromptsAreSpreadOverRanks(t *testing.T) {
 	for name, c := range map[string]struct {
-		score float32 // that of rank 0; the other's is .1
+		score float32 // of rank 0; the score of rank 1 is .1
 		next  [2]int64
 		rank  int
 		wait  float64
 	}{
-		"none waits":                         {.4, [2]int64{}, 0, 0},
-		"one waits, for little":              {1.2, [2]int64{500, 0}, 1, 0},
-		"one waits, for more than the wait":  {2.4, [2]int64{500, 0}, 0, 200},
-		"a short one waits":                  {.6, [2]int64{20, 0}, 0, 40},
-		"as many on both":                    {.4, [2]int64{500, 500}, 0, 200},
-		"the steps are long because of both": {.4, [2]int64{500, 480}, 0, 200},
-		"another has more":                   {.4, [2]int64{300, 500}, 0, 0},
+		"no prompt waits":         {.4, [2]int64{}, 0, 0},
+		"low affinity":            {1.2, [2]int64{500, 0}, 1, 0},
+		"affinity above the wait": {2.4, [2]int64{500, 0}, 0, 200},
+		"short prompt":            {.6, [2]int64{20, 0}, 0, 40},
+		"same prompts on both":    {.4, [2]int64{500, 500}, 0, 200},
+		"nearly the same on both": {.4, [2]int64{500, 480}, 0, 200},
+		"more on the other rank":  {.4, [2]int64{300, 500}, 0, 0},
 	} {
 		s := scheduled(t, dispatch.Options{Policy: dispatch.Price, Ranks: 2, Cap: 2, Weights: dispatch.Weights{Affinity: 1, Wait: 1}, Costs: dispatch.Costs{Exchange: 1, Compute: 1}})
 		r := dispatch.Request{Scores: []float32{c.score, .1}, Tokens: 150, Prompt: 100}
@@ -405,16 +408,16 @@ func TestPromptsWaitOnRanksOfTheirOwn(t *testing.T) {
 	}
 }
 
-// Without a forecast a request goes where its prompt keeps nobody waiting, of such places to the one with the fewest outstanding tokens; and to
-// none that has stopped answering.
+// Without a forecast, a request goes to a place where its prompt delays no other request, of such places to the one
+// with the fewest outstanding tokens, and not to a rank that has stopped answering.
 func TestPromptsWithoutForecast(t *testing.T) {
 	for name, c := range map[string]struct {
 		next, outstanding [3]int64
 		rank              int
 	}{
-		"as much in the next step":   {[3]int64{}, [3]int64{500, 300, 400}, 1},
-		"the least has prompts":      {[3]int64{0, 200, 0}, [3]int64{500, 300, 400}, 2},
-		"an idle rank that is stuck": {[3]int64{0, 200, 200}, [3]int64{9000, 300, 400}, 1},
+		"same next step":          {[3]int64{}, [3]int64{500, 300, 400}, 1},
+		"prompts on least-loaded": {[3]int64{0, 200, 0}, [3]int64{500, 300, 400}, 2},
+		"stalled rank":            {[3]int64{0, 200, 200}, [3]int64{9000, 300, 400}, 1},
 	} {
 		s := scheduled(t, dispatch.Options{Policy: dispatch.Price, Ranks: 3, Cap: 2, Weights: dispatch.DefaultWeights, Costs: dispatch.Costs{Exchange: 1, Compute: 1}})
 		var places []dispatch.Place
@@ -427,8 +430,8 @@ func TestPromptsWithoutForecast(t *testing.T) {
 	}
 }
 
-// Whatever the places are, a decision is one of them.
-func TestEveryPolicyTakesAPlace(t *testing.T) {
+// For any places, the decision is one of them.
+func TestEveryPolicySelectsAPlace(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))
 	for _, policy := range dispatch.Policies {
 		if !policy.AtOnce() {
@@ -466,7 +469,8 @@ func TestQueueAssignsExactly(t *testing.T) {
 	requests := []dispatch.Request{
 		{Scores: []float32{.9, .8}}, {Scores: []float32{.9, .1}}, {Scores: []float32{.9, .7}}, {Scores: []float32{.5, .4}},
 	}
-	// Greedy would give rank 0 to the first two; the optimum keeps it for those who lose most.
+	// A greedy assignment gives rank 0 to the first two requests; the optimum reserves it for those that lose most
+	// elsewhere.
 	if diff := cmp.Diff([]int{1, 0, 0, 1}, q.Assign(requests)); diff != "" {
 		t.Error(diff)
 	}
@@ -518,7 +522,7 @@ func TestStreamEvensOutOverTime(t *testing.T) {
 	}
 }
 
-// BenchmarkDecide measures a decision and taking note of it, prefixes included: 16 blocks, of which every place holds one half.
+// BenchmarkDecide measures Decide and Take including prefixes of 16 blocks, half of which every place has cached.
 func BenchmarkDecide(b *testing.B) {
 	for _, pods := range []int{1, 500} {
 		b.Run(fmt.Sprintf("%dx8", pods), func(b *testing.B) {
@@ -550,8 +554,8 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-// TestCapacities deals random scores out to ranks of unequal capacity: shares hold to within one token in a batch, over time
-// in a stream, and under the cap for requests.
+// TestCapacities assigns random scores to ranks of unequal capacity. Shares hold to within one token in a batch, over
+// time in a stream, and under the cap for requests.
 func TestCapacities(t *testing.T) {
 	random := rand.New(rand.NewPCG(9, 9))
 	capacity := []float64{2, 1, 0.5, 0.5}
@@ -563,12 +567,12 @@ func TestCapacities(t *testing.T) {
 		for i := range scores {
 			scores[i] = 0.2 * random.Float32()
 		}
-		dealt := make([]float64, 4)
+		assigned := make([]float64, 4)
 		for _, rank := range shards.Assign(scores) {
-			dealt[rank]++
+			assigned[rank]++
 		}
 		for i := range 1001 {
-			// The first half is what prices need to settle.
+			// Prices settle during the first half.
 			if rank := stream.Assign(scores[i*4 : (i+1)*4]); round >= 30 {
 				streamed[rank]++
 			}
@@ -577,8 +581,8 @@ func TestCapacities(t *testing.T) {
 			requests[scheduler.assign(dispatch.Request{Scores: scores[i*4 : (i+1)*4], Tokens: 10})]++
 		}
 		for rank, c := range capacity {
-			if want := 1001 * c / 4; math.Abs(dealt[rank]-want) > 1 {
-				t.Fatalf("rank %d has %v tokens of 1001, want %v", rank, dealt[rank], want)
+			if want := 1001 * c / 4; math.Abs(assigned[rank]-want) > 1 {
+				t.Fatalf("rank %d has %v tokens of 1001, want %v", rank, assigned[rank], want)
 			}
 		}
 	}

@@ -1,15 +1,16 @@
 package dispatch
 
-// blockIndex finds blocks by hash: open addressing with linear probing. Entries are numbers of blocks plus one; 0 is free.
+// blockIndex is a hash table of blocks with open addressing and linear probing. Entries are block indices plus one; 0
+// is free.
 type blockIndex struct {
 	entries []int32
 	used    int
 }
 
-// leastIndex is the initial number of entries, a power of two as all are.
-const leastIndex = 1 << 10
+// minIndex is the initial number of entries. All sizes are powers of two.
+const minIndex = 1 << 10
 
-// find is the number of the block of a hash, or -1.
+// find returns the index of the block with the hash, or -1.
 func (x *blockIndex) find(blocks []block, hash uint64) int {
 	if x.used == 0 {
 		return -1
@@ -23,11 +24,12 @@ func (x *blockIndex) find(blocks []block, hash uint64) int {
 	return -1
 }
 
-// insert adds a block whose hash is not there yet. At most half of the entries are used, so that probes are few.
+// insert adds a block with a hash that is not in the index. At most half of the entries are used, which keeps probes
+// short.
 func (x *blockIndex) insert(blocks []block, at int) {
 	if 2*(x.used+1) > len(x.entries) {
 		old := x.entries
-		x.entries = make([]int32, max(leastIndex, 2*len(old)))
+		x.entries = make([]int32, max(minIndex, 2*len(old)))
 		for _, entry := range old {
 			if entry != 0 {
 				x.place(blocks, entry)
@@ -47,7 +49,7 @@ func (x *blockIndex) place(blocks []block, entry int32) {
 	x.entries[i] = entry
 }
 
-// remove takes out the block of a hash that is there, and moves those up that a probe would miss.
+// remove removes the block of a hash in the index, and moves up entries that probes would no longer find.
 func (x *blockIndex) remove(blocks []block, hash uint64) {
 	mask := uint64(len(x.entries) - 1)
 	hole := hash & mask

@@ -5,32 +5,33 @@ import (
 	"strings"
 )
 
-// Policy names a way to choose ranks for requests.
+// Policy is the name of a strategy that assigns requests to ranks.
 type Policy string
 
 // The policies.
 const (
-	// Price takes the place of the highest value: affinity and reused prefix less price and load (see Decision), among ranks
-	// below the cap; prices rise with load.
+	// Price selects the place with the highest value among the ranks below the cap: affinity and reused prefix minus
+	// price and load (see Decision). Prices are Lagrangian prices that rise with load.
 	Price Policy = "price"
-	// Masked takes the best score among ranks that have not yet had a request in the present round.
+	// Masked selects the best score among the ranks that have not received a request in the current round.
 	Masked Policy = "masked"
-	// Window assigns a queue of requests exactly, the same number to each rank.
+	// Window assigns a queue of requests optimally, the same number to each rank.
 	Window Policy = "window"
-	// Late is Price for requests that may wait a little until they give nothing up by going (see Line).
+	// Late is Price with late binding: a request waits until its best place is available, for a bounded time (see
+	// Line).
 	Late Policy = "late"
-	// RoundRobin takes one rank after the other.
+	// RoundRobin selects the ranks in cyclic order.
 	RoundRobin Policy = "round-robin"
-	// LeastLoaded takes the place with the fewest outstanding tokens.
+	// LeastLoaded selects the place with the fewest outstanding tokens.
 	LeastLoaded Policy = "least-loaded"
-	// Prefix takes the place that holds most of the request's beginning, among ranks below the cap.
+	// Prefix selects the place with the longest cached prefix of the request, among the ranks below the cap.
 	Prefix Policy = "prefix"
 )
 
 // Policies lists all policies.
 var Policies = []Policy{Price, Masked, Window, Late, RoundRobin, LeastLoaded, Prefix}
 
-// ParsePolicy returns the policy of that name.
+// ParsePolicy returns the policy with the given name.
 func ParsePolicy(name string) (Policy, error) {
 	for _, p := range Policies {
 		if string(p) == name {
@@ -40,8 +41,8 @@ func ParsePolicy(name string) (Policy, error) {
 	return "", fmt.Errorf("policy %q is unknown; allowed is %s", name, strings.Trim(fmt.Sprint(Policies), "[]"))
 }
 
-// Weighs reports whether the policy can give ranks unequal shares of the load.
+// Weighs reports whether the policy supports unequal load shares of ranks.
 func (p Policy) Weighs() bool { return p == Price || p == Late || p == LeastLoaded || p == Prefix }
 
-// AtOnce reports whether the policy decides on a request when it arrives, as a Scheduler does.
+// AtOnce reports whether the policy decides on a request at its arrival, as a Scheduler does.
 func (p Policy) AtOnce() bool { return p != Window && p != Late }

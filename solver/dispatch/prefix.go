@@ -6,23 +6,23 @@ import (
 	"slices"
 )
 
-// PrefixBlock is the number of tokens by which one hashed prefix is longer than the one before.
+// PrefixBlock is the number of tokens of a hashed block: each hash covers one block more than the previous one.
 const PrefixBlock = 64
 
-// blockBytes is the same for text that is not tokenized: byte-pair tokens have about four bytes.
+// blockBytes is the block size for text that is not tokenized: byte-pair tokens have about four bytes.
 const blockBytes = 4 * PrefixBlock
 
 const (
-	// FNV-1a over 64-bit words: cheap, and good enough for hints. Text starts elsewhere than tokens, so that the one is never
-	// taken for the other.
+	// FNV-1a over 64-bit words: cheap and sufficient for hints. Text has another offset than tokens, so that their
+	// hashes never match.
 	tokenOffset, textOffset = 14695981039346656037, 9650029242287828579
 	hashPrime               = 1099511628211
 )
 
-// mix spreads what the low bits of a hash know.
+// mix distributes the entropy of the low bits over the hash.
 func mix(hash uint64) uint64 { return (hash ^ hash>>32) * 0x9e3779b97f4a7c15 }
 
-// PrefixHashes appends to dst one hash for each whole block of tokens, each covering everything from the first token on.
+// PrefixHashes appends one hash for each whole block of tokens to dst. Each hash covers all tokens from the first one.
 func PrefixHashes(dst []uint64, tokens []int32) []uint64 {
 	hash := uint64(tokenOffset)
 	for i, token := range tokens {
@@ -34,8 +34,8 @@ func PrefixHashes(dst []uint64, tokens []int32) []uint64 {
 	return dst
 }
 
-// TextPrefixHashes does the same for text of which the tokens are not known, by blocks of as many bytes as tokens of a block
-// usually have. Where texts end counts.
+// TextPrefixHashes is PrefixHashes for texts without tokens, by blocks of the typical number of bytes of a token block.
+// The boundaries of texts are part of the hash.
 func TextPrefixHashes(dst []uint64, texts []string) []uint64 {
 	hash, n := uint64(textOffset), 0
 	for _, text := range texts {
@@ -51,41 +51,42 @@ func TextPrefixHashes(dst []uint64, texts []string) []uint64 {
 }
 
 const (
-	// DefaultCacheTokens is what a place is thought to hold in its KV cache: the order of what a device of 141 GB has left for
-	// it.
+	// DefaultCacheTokens is the assumed KV cache capacity of a place: the order of magnitude that a device of 141 GB
+	// has left.
 	DefaultCacheTokens = 1 << 18
-	// maxBlocks bounds the blocks that are known over all places, about 80 bytes each.
+	// maxBlocks is the maximum number of tracked blocks over all places, at about 80 bytes each.
 	maxBlocks = 1 << 19
 )
 
-// Prefixes tells which places probably hold the beginning of a request in their KV caches, from what they were sent: for every
-// place the hashed blocks of tokens that it was given last, as many as fit its cache, and in all no more than a bound. What has not
-// been used for longest is forgotten first, of a request its end before its beginning.
+// Prefixes estimates which places have the beginning of a request in their KV caches, based on the requests sent to
+// them. It tracks, for every place, the hashed blocks of the most recent tokens that fit its cache, up to a total of
+// maxBlocks. The least recently used blocks are evicted first, and the end of a request before its beginning.
 type Prefixes struct {
 	tokens int
-	// index finds the block of a hash, blocks holds all of them, spare the unused ones.
+	// index finds the block of a hash. blocks contains all blocks, spare the free indices.
 	index  blockIndex
 	blocks []block
 	spare  []int32
-	// places are the rings of the places, vacant those that were removed; live is the number of the others.
+	// places are the rings of the places, vacant the indices of removed places, live the number of the others.
 	places []cacheRing
 	vacant []int
 	live   int
-	// hits are what the latest Match found, marks the calls that they are of.
+	// hits are the results of the latest Match, marks the call numbers of the results.
 	hits  []Hit
 	marks []uint64
 	calls uint64
-	// chain are the blocks that the latest Match found, and what its tokens up to there count.
+	// chain contains the blocks found by the latest Match, with their cumulative Due.
 	chain []chained
 }
 
-// Hit is what a place holds of a request.
+// Hit is the part of a request that a place has cached.
 type Hit struct {
-	// Tokens is how many of its first tokens.
+	// Tokens is the number of leading tokens.
 	Tokens int
-	// Due are these tokens, but for beginnings that many requests had: a token counts 1/(1+n), n being the requests that began with it
-	// and the turns, or levels of nesting, that it comes after. Who takes such a request elsewhere has it computed once more, and
-	// from then on those that follow can go there as well; of a beginning that n requests had, about n more can be expected.
+	// Due is the number of these tokens discounted by their popularity: a token counts 1/(1+n), where n is the number
+	// of requests that began with it plus the turns, or levels of nesting, before it. A popular beginning that goes to
+	// another place is computed once more there, and later requests can use that place as well. A beginning that n
+	// requests had is expected to occur in about n more.
 	Due float64
 }
 
@@ -94,18 +95,19 @@ type chained struct {
 	due   float64
 }
 
-// block is one hashed prefix with the places that hold it, ascending.
+// block is a hashed prefix with the places that hold it, in ascending order.
 type block struct {
 	hash    uint64
 	holders []holder
-	// asked is the number of requests that had it.
+	// asked is the number of requests with this prefix.
 	asked int
 }
 
-// holder is a place with the slot of its ring that the block takes.
+// holder is a place and the slot of its ring that contains the block.
 type holder struct{ place, slot int32 }
 
-// cacheRing is what one place holds, in the order of a clock: used says that the block has been asked for since the hand passed.
+// cacheRing contains the blocks of one place for clock replacement: used marks blocks that were requested since the
+// hand passed.
 type cacheRing struct {
 	slots []cacheSlot
 	hand  int
@@ -116,7 +118,7 @@ type cacheSlot struct {
 	used  bool
 }
 
-// NewPrefixes returns an empty one for places whose KV caches hold that many tokens; 0 is DefaultCacheTokens.
+// NewPrefixes returns an empty Prefixes for places with the given KV cache capacity in tokens; 0 is DefaultCacheTokens.
 func NewPrefixes(cacheTokens int) *Prefixes {
 	if cacheTokens <= 0 {
 		cacheTokens = DefaultCacheTokens
@@ -124,15 +126,15 @@ func NewPrefixes(cacheTokens int) *Prefixes {
 	return &Prefixes{tokens: cacheTokens}
 }
 
-// limit is the maximum number of blocks of one place. It counts places in steps of an eighth or less, so that it changes only some
-// hundred times, however many places there are: each time it falls, all places are visited.
+// limit returns the maximum number of blocks per place. It rounds the number of places in steps of at most an eighth,
+// so that the limit changes only a few hundred times for any number of places: each decrease visits all places.
 func (p *Prefixes) limit() int {
 	step := max(1, 1<<bits.Len(uint(p.live))>>4)
 	places := max(1, (p.live+step-1)/step*step)
 	return max(1, min(p.tokens/PrefixBlock, maxBlocks/places))
 }
 
-// Add returns the number of a new place. With more places each may hold less.
+// Add adds a place and returns its index. With more places, each may hold fewer blocks.
 func (p *Prefixes) Add() int {
 	place := len(p.places)
 	if n := len(p.vacant); n > 0 {
@@ -153,7 +155,7 @@ func (p *Prefixes) Add() int {
 	return place
 }
 
-// Remove forgets a place and all that it held. Its number may be given to a new place.
+// Remove removes a place and its blocks. The index may be reused.
 func (p *Prefixes) Remove(place int) {
 	for len(p.places[place].slots) > 0 {
 		p.shrink(place)
@@ -164,7 +166,7 @@ func (p *Prefixes) Remove(place int) {
 	p.live--
 }
 
-// Match finds what every place holds of a request; Hit tells it until the next call.
+// Match finds the cached part of a request on every place; Hit returns the results until the next call.
 func (p *Prefixes) Match(prefixes []uint64) {
 	p.calls++
 	p.chain = p.chain[:0]
@@ -174,7 +176,7 @@ func (p *Prefixes) Match(prefixes []uint64) {
 		if at < 0 {
 			break
 		}
-		if n := p.blocks[at].asked; n < asked { // some requests went another way, or had not come this far
+		if n := p.blocks[at].asked; n < asked { // some requests diverge or end here
 			asked = n
 			turns++
 		}
@@ -191,7 +193,7 @@ func (p *Prefixes) Match(prefixes []uint64) {
 	}
 }
 
-// Hit is what a place holds of the request of the latest Match.
+// Hit returns the part of the latest Match's request that the place has cached.
 func (p *Prefixes) Hit(place int) Hit {
 	if p.marks[place] != p.calls {
 		return Hit{}
@@ -199,9 +201,9 @@ func (p *Prefixes) Hit(place int) Hit {
 	return p.hits[place]
 }
 
-// Put notes that a place was given a request.
+// Put records that the request was sent to the place.
 func (p *Prefixes) Put(place int, prefixes []uint64) {
-	// The end comes first, so that it is forgotten before the beginning: without that it is worth nothing.
+	// The end is put first and evicted before the beginning; it is useless without the beginning.
 	for i := min(len(prefixes), p.limit()) - 1; i >= 0; i-- {
 		p.put(int32(place), prefixes[i])
 	}
@@ -222,7 +224,7 @@ func (p *Prefixes) put(place int32, hash uint64) {
 		slot = p.open(place)
 	} else {
 		slot = p.evict(place)
-		at = p.index.find(p.blocks, hash) // what was evicted may have moved others of the index
+		at = p.index.find(p.blocks, hash) // eviction may have moved index entries
 	}
 	if at < 0 {
 		at = p.newBlock(hash)
@@ -232,7 +234,8 @@ func (p *Prefixes) put(place int32, hash uint64) {
 	ring.slots[slot] = cacheSlot{block: int32(at)}
 }
 
-// open adds a slot to a place's ring, behind all others as the hand goes: what it points at takes the new slot, and is kept longer for it.
+// open adds a slot to a place's ring that the clock hand reaches last. The slot at the hand moves to the end of the
+// ring, which extends its life.
 func (p *Prefixes) open(place int32) (slot int) {
 	ring := &p.places[place]
 	last := len(ring.slots)
@@ -246,7 +249,7 @@ func (p *Prefixes) open(place int32) (slot int) {
 	return slot
 }
 
-// evict frees the slot of the next block that was not asked for lately.
+// evict frees the slot of the next block that was not used recently.
 func (p *Prefixes) evict(place int32) (slot int) {
 	ring := &p.places[place]
 	for ring.slots[ring.hand].used {
@@ -259,12 +262,12 @@ func (p *Prefixes) evict(place int32) (slot int) {
 	return slot
 }
 
-// shrink makes a place's ring one slot shorter.
+// shrink evicts one block and shortens the ring by its slot.
 func (p *Prefixes) shrink(place int) {
 	p.closeGap(place, p.evict(int32(place)))
 }
 
-// Forget takes back that a place was given these prefixes: it has not computed them.
+// Forget reverts a Put of the prefixes: the place did not compute them.
 func (p *Prefixes) Forget(place int, prefixes []uint64) {
 	for _, hash := range prefixes {
 		at := p.index.find(p.blocks, hash)
@@ -280,7 +283,7 @@ func (p *Prefixes) Forget(place int, prefixes []uint64) {
 	}
 }
 
-// closeGap takes a free slot from a place's ring.
+// closeGap removes a free slot from a place's ring.
 func (p *Prefixes) closeGap(place, slot int) {
 	ring := &p.places[place]
 	last := len(ring.slots) - 1
@@ -293,7 +296,7 @@ func (p *Prefixes) closeGap(place, slot int) {
 	}
 }
 
-// move puts what one slot of a place's ring holds into another.
+// move moves the content of one slot of a place's ring to another.
 func (p *Prefixes) move(place int32, from, to int) {
 	slots := p.places[place].slots
 	slots[to] = slots[from]
@@ -301,7 +304,7 @@ func (p *Prefixes) move(place int32, from, to int) {
 	p.blocks[slots[to].block].holders[i].slot = int32(to)
 }
 
-// release takes a place from a block, and forgets the block with its last holder.
+// release removes a place from a block, and the block with its last holder.
 func (p *Prefixes) release(place, at int32) {
 	b := &p.blocks[at]
 	i, _ := b.find(place)
@@ -324,7 +327,7 @@ func (p *Prefixes) newBlock(hash uint64) int {
 	return at
 }
 
-// find is where a place stands, or would stand, among the holders.
+// find returns the index of a place among the holders, or its insertion index.
 func (b *block) find(place int32) (at int, holds bool) {
 	return slices.BinarySearchFunc(b.holders, place, func(h holder, place int32) int { return int(h.place - place) })
 }

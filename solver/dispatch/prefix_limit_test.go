@@ -2,7 +2,8 @@ package dispatch
 
 import "testing"
 
-// Adding a place visits the others only where their limit falls, which is seldom: a pod with many ranks costs time in proportion to them.
+// Add visits the other places only when their limit falls, which is rare, so that adding a pod takes time proportional
+// to its ranks.
 func TestAddingPlacesIsNotQuadratic(t *testing.T) {
 	p := NewPrefixes(0)
 	falls := 0
@@ -24,8 +25,8 @@ func TestAddingPlacesIsNotQuadratic(t *testing.T) {
 	}
 }
 
-// Add leaves the other places as they are while their limit does not fall. The test gives place 0 more blocks than the limit: a visit would
-// reduce them, or fail, since the blocks are empty.
+// Add does not visit other places while their limit stays the same. The test gives place 0 more blocks than the limit.
+// A visit would evict them, or panic, since the blocks are empty.
 func TestAddVisitsPlacesOnlyWhenTheLimitFalls(t *testing.T) {
 	p := NewPrefixes(0)
 	added := 0

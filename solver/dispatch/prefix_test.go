@@ -8,7 +8,8 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// conversationHashes are those of one of few conversations, cut somewhere: many have beginnings in common.
+// conversationHashes returns the hashes of one of a few conversations, truncated at random, so that many share a
+// beginning.
 func conversationHashes(random *rand.Rand) []uint64 {
 	var tokens []int32
 	for range 1 + random.IntN(6) {
@@ -20,7 +21,7 @@ func conversationHashes(random *rand.Rand) []uint64 {
 	return dispatch.PrefixHashes(nil, tokens)
 }
 
-// While nothing is forgotten, what places are said to hold is exactly the longest beginning that they were given.
+// Without eviction, Match finds exactly the longest beginning that each place was given.
 func TestPrefixesAgreeWithALog(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	p := dispatch.NewPrefixes(0)
@@ -31,7 +32,7 @@ func TestPrefixesAgreeWithALog(t *testing.T) {
 		case n == 0 || len(live) == 0:
 			place := p.Add()
 			if _, used := given[place]; used {
-				t.Fatalf("place %d is given twice", place)
+				t.Fatalf("index %d is assigned twice", place)
 			}
 			given[place] = nil
 			live = append(live, place)
@@ -58,18 +59,18 @@ func TestPrefixesAgreeWithALog(t *testing.T) {
 				}
 				hit := p.Hit(place)
 				if hit.Tokens != want {
-					t.Fatalf("place %d is said to hold %d tokens, it was given %d", place, hit.Tokens, want)
+					t.Fatalf("place %d: match of %d tokens, want %d", place, hit.Tokens, want)
 				}
 				if hit.Due < 0 || hit.Due > float64(want)/2 {
-					t.Fatalf("%d tokens that were asked for before count %v", want, hit.Due)
+					t.Fatalf("%d tokens that were requested before have Due %v", want, hit.Due)
 				}
 			}
 		}
 	}
 }
 
-// A place forgets what it was not asked for longest, ends before beginnings, and never holds more than its cache.
-func TestPrefixesForget(t *testing.T) {
+// A place evicts the least recently used blocks, ends before beginnings, and never holds more than its cache.
+func TestPrefixesEviction(t *testing.T) {
 	const blocks = 10
 	p := dispatch.NewPrefixes(blocks * dispatch.PrefixBlock)
 	place, other := p.Add(), p.Add()
@@ -86,13 +87,13 @@ func TestPrefixesForget(t *testing.T) {
 		p.Put(place, []uint64{n})
 	}
 	if got := held(old); got != 4 {
-		t.Errorf("%d blocks are left of the oldest, want 4: its end went first", got)
+		t.Errorf("%d blocks of the oldest request remain, want 4, without its end", got)
 	}
 	if got := held(hot); got != 2 {
-		t.Errorf("%d of the 2 blocks that were asked for again are left", got)
+		t.Errorf("%d of the 2 blocks that were requested again remain", got)
 	}
 	if p.Match(old); p.Hit(other).Tokens != 6*dispatch.PrefixBlock {
-		t.Errorf("another place holds %d tokens", p.Hit(other).Tokens)
+		t.Errorf("another place has %d tokens cached", p.Hit(other).Tokens)
 	}
 	long := make([]uint64, 3*blocks)
 	for i := range long {
@@ -108,8 +109,8 @@ func TestPrefixesForget(t *testing.T) {
 	}
 }
 
-// What is taken back of a place it does not hold any more; what it was given before, and what others were, stays.
-func TestPrefixesTakenBack(t *testing.T) {
+// Forget removes the prefixes from the place but keeps earlier blocks and those of other places.
+func TestForget(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 3))
 	const places, blocks = 3, 50
 	p := dispatch.NewPrefixes(blocks * dispatch.PrefixBlock)
@@ -143,7 +144,7 @@ func TestPrefixesTakenBack(t *testing.T) {
 	}
 }
 
-// In a full cache what was put last is kept longest, however often something is taken back.
+// A full cache keeps the most recent blocks longest, regardless of calls to Forget.
 func TestPrefixesKeepTheNewest(t *testing.T) {
 	const blocks = 100
 	for _, every := range []int{2, 3, 7} {
@@ -156,16 +157,16 @@ func TestPrefixesKeepTheNewest(t *testing.T) {
 				p.Put(place, request(100_000+i))
 				p.Forget(place, request(100_000+i))
 			}
-			for back := range min(i, blocks/6) { // half of what it holds
+			for back := range min(i, blocks/6) { // half of its capacity
 				if p.Match(request(i - back)); p.Hit(place).Tokens != 3*dispatch.PrefixBlock {
-					t.Fatalf("one taken back of %d: after %d requests the last but %d is not held whole", every, i, back)
+					t.Fatalf("one of %d requests reverted: after %d requests, request -%d is not fully cached", every, i, back)
 				}
 			}
 		}
 	}
 }
 
-// Under constant eviction nothing grows without bound, and the same blocks are found by all places that hold them.
+// Under constant eviction memory is bounded, and all places that hold a block find it.
 func TestPrefixesUnderEviction(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 2))
 	const places, blocks = 5, 40
@@ -184,7 +185,7 @@ func TestPrefixesUnderEviction(t *testing.T) {
 		p.Put(place, hashes)
 		p.Match(hashes)
 		if got := p.Hit(place).Tokens; got != len(hashes)*dispatch.PrefixBlock {
-			t.Fatalf("of %d blocks that were just given %d tokens are known", len(hashes), got)
+			t.Fatalf("%d tokens of %d recent blocks are found", got, len(hashes))
 		}
 	}
 	if n := testing.AllocsPerRun(1000, func() {

@@ -2,10 +2,10 @@ package dispatch
 
 import "github.com/semmoe/operator/solver/assign"
 
-// QueuePerRank is the number of queued requests per rank that the window policy decides on at once.
-const QueuePerRank = 4
+// queuePerRank is the number of queued requests per rank that the window policy assigns together.
+const queuePerRank = 4
 
-// Queue is the window policy: it assigns queues of requests exactly.
+// Queue implements the window policy: it assigns queues of requests optimally.
 type Queue struct {
 	ranks    int
 	solver   assign.Solver
@@ -13,13 +13,13 @@ type Queue struct {
 	capacity []int
 }
 
-// NewQueue returns a queue for that many ranks.
+// NewQueue returns a queue for the given number of ranks.
 func NewQueue(ranks int) *Queue { return &Queue{ranks: ranks, capacity: make([]int, ranks)} }
 
-// Size is the number of requests that Assign is meant to be given.
-func (q *Queue) Size() int { return q.ranks * QueuePerRank }
+// Size returns the intended number of requests of an Assign call.
+func (q *Queue) Size() int { return q.ranks * queuePerRank }
 
-// Assign returns the ranks with the highest sum of scores under which no rank has more requests than its share, rounded
+// Assign returns the ranks with the highest sum of scores such that no rank gets more requests than its share, rounded
 // up. The result is valid until the next call.
 func (q *Queue) Assign(requests []Request) []int {
 	q.scores = q.scores[:0]

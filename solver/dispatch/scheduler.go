@@ -4,29 +4,30 @@ import "fmt"
 
 // Options are the settings of a Scheduler.
 type Options struct {
-	// Policy is one that decides at once; for the others see Queue and Line.
+	// Policy is a policy that decides at arrival; for the others see Queue and Line.
 	Policy Policy
 	// Ranks is the number of ranks of a pod.
 	Ranks int
-	// Cap bounds, for the policies Price and Prefix, a rank's load over the last Arrivals requests as a multiple of its share; at
-	// least 1.
+	// Cap is the maximum load of a rank over the last Arrivals requests, as a multiple of its share, for the policies
+	// Price and Prefix. The minimum is 1.
 	Cap float64
-	// Capacity are the ranks' shares of the load, in any unit; nil is equal shares. Policies that deal out equal numbers of
-	// requests know no others.
+	// Capacity contains the ranks' shares of the load, in any unit; nil means equal shares. Policies that assign equal
+	// numbers of requests accept only nil.
 	Capacity []float64
-	// Weights and Costs make the value of a place.
+	// Weights and Costs define the value of a place.
 	Weights Weights
 	Costs   Costs
-	// Patient tells, of the policy Price, that requests wait until they may go (see MayGo).
+	// Patient reduces the price step of the policy Price for requests that wait until they may go (see MayGo).
 	Patient bool
-	// First is the place that comes first of equals in the first decision: schedulers that share places are given different ones.
+	// First is the index of the place that wins ties in the first decision. Schedulers that share places get different
+	// values.
 	First int
 }
 
 func (o *Options) validate() error {
 	switch {
 	case o.Capacity != nil && !o.Policy.Weighs():
-		return fmt.Errorf("policy %s deals out equal numbers of requests; it knows no rank capacities", o.Policy)
+		return fmt.Errorf("policy %s assigns equal numbers of requests and does not support rank capacities", o.Policy)
 	case !o.Policy.AtOnce():
 		return fmt.Errorf("policy %s decides on queues of requests, not on one at a time", o.Policy)
 	case o.Ranks < 1:
@@ -43,36 +44,38 @@ func (o *Options) validate() error {
 	return err
 }
 
-// Scheduler chooses places for a stream of requests under one of the policies that decide at once. Prices and the cap are by
-// rank: the pods of a rank hold the same experts, and differ by what they have cached and outstanding.
+// Scheduler assigns a stream of requests to places under a policy that decides at arrival. Prices and the cap apply to
+// ranks: all pods hold the same experts on a rank, and differ only in cached prefixes and outstanding load.
 type Scheduler struct {
 	policy  Policy
 	cap     float64
 	weights Weights
 	costs   Costs
-	// shares are the parts of the load that ranks are to have; they sum to 1.
+	// shares are the target shares of the load by rank; they sum to 1.
 	shares []float64
 	recent *recent
-	// prices are the parts of the prices that add up what ranks have had beyond their shares, in local shares.
+	// prices are the components of the prices that integrate the ranks' load beyond their shares, in local shares.
 	prices []float64
-	// rooms, asks and values are those of the present decision, by rank: how much it has room for, its price in local shares, and
-	// what an idle place there is worth that holds nothing.
+	// rooms, asks and values belong to the current decision, by rank: the largest request below the cap, the price in
+	// local shares, and the value of an idle place there with an empty cache.
 	rooms, asks, values []float64
-	// inLine marks the ranks with a place, in the latest decision, that is not far ahead of the others in what it has yet to do.
-	inLine []bool
-	// taken marks the ranks that have had a request in the present round, takenCount how many.
+	// notAhead marks the ranks that had a place in the latest decision with an outstanding load not far ahead of the
+	// others.
+	notAhead []bool
+	// taken marks the ranks that have received a request in the current round, takenCount is their number.
 	taken      []bool
 	takenCount int
-	// turn is the next rank of RoundRobin, first the place at which the present search begins: equals take turns.
+	// turn is the next rank of RoundRobin. first is the place at which the current search begins, so that equal places
+	// are chosen round-robin.
 	turn, first int
-	// sizes over sized requests is their mean size, spreads over those that were scored the mean lead of the best rank over the mean
-	// of all ranks; prices are relative to both.
+	// sizes/sized is the mean request size. spreads/scored is the mean lead of the best rank over the mean of all
+	// ranks, over requests with scores. Prices are relative to both.
 	sizes, sized, spreads, scored float64
-	// step is the rise of prices under the cap.
+	// step is the price increment under the cap.
 	step float64
 }
 
-// NewScheduler returns a scheduler.
+// NewScheduler returns a scheduler without load, or an error if the options are invalid.
 func NewScheduler(o Options) (*Scheduler, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
@@ -84,15 +87,15 @@ func NewScheduler(o Options) (*Scheduler, error) {
 	return &Scheduler{
 		policy: o.Policy, cap: o.Cap, weights: o.Weights, costs: o.Costs, shares: sharesOf(o.Capacity, o.Ranks), recent: newRecent(o.Ranks),
 		prices: make([]float64, o.Ranks), rooms: make([]float64, o.Ranks), asks: make([]float64, o.Ranks),
-		values: make([]float64, o.Ranks), inLine: make([]bool, o.Ranks), step: step, taken: make([]bool, o.Ranks), first: o.First - 1,
+		values: make([]float64, o.Ranks), notAhead: make([]bool, o.Ranks), step: step, taken: make([]bool, o.Ranks), first: o.First - 1,
 	}, nil
 }
 
-// Load is the rank's load over the last requests, in tokens.
+// Load returns the rank's load over the last requests, in tokens.
 func (s *Scheduler) Load(rank int) int { return s.recent.load[rank] }
 
-// Decide chooses one of the places, of which there must be at least one, for a request. It changes nothing that later
-// decisions depend on but which of equals comes first: the rest is for Take.
+// Decide selects a place for a request; there must be at least one place. The only state it changes is the order of
+// equal places; Take accounts for the request.
 func (s *Scheduler) Decide(r *Request, places []Place) Decision {
 	s.begin(len(places))
 	c := newCrowd(places)
@@ -110,18 +113,18 @@ func (s *Scheduler) Decide(r *Request, places []Place) Decision {
 		at = s.mostValuable(r, places, c)
 	}
 	if s.policy == Price && r.Scores == nil && places[at].Cached.Tokens <= 0 {
-		at = s.soonest(r, places, c) // nothing speaks for a place but that it is idle
+		at = s.shortestWait(r, places, c) // without scores and prefix, only the load distinguishes places
 	}
 	return s.weigh(r, at, &places[at], c)
 }
 
-// begin readies a decision among that many places.
+// begin prepares a decision among the given number of places.
 func (s *Scheduler) begin(places int) {
 	s.first = (s.first + 1) % places
 	s.measure()
 }
 
-// Take accounts for a request at the place that was decided on. A request that is sent again counts once.
+// Take accounts for a request at its chosen place. A retried request is counted once.
 func (s *Scheduler) Take(r *Request, d *Decision) {
 	s.recent.add(d.Rank, d.Tokens)
 	switch s.policy {
@@ -141,7 +144,8 @@ func (s *Scheduler) Take(r *Request, d *Decision) {
 	}
 }
 
-// best is the place that no allowed one is better than, of equals the first in turn; -1 where none is allowed.
+// best returns the index of the best allowed place, or -1 if none is allowed. Ties are broken round-robin, starting at
+// first.
 func (s *Scheduler) best(places []Place, allowed func(i int) bool, better func(i, than int) bool) int {
 	best := -1
 	for n := range places {
@@ -156,18 +160,19 @@ func (s *Scheduler) best(places []Place, allowed func(i int) bool, better func(i
 	return best
 }
 
-// anyRank stands for all ranks.
+// anyRank matches all ranks.
 const anyRank = -1
 
-// idlestOf is the place of a rank with the fewest outstanding tokens for the rank's share.
+// idlestOf returns the place of the rank with the fewest outstanding tokens relative to the rank's share.
 func (s *Scheduler) idlestOf(rank int, places []Place) int {
 	return s.best(places,
 		func(i int) bool { return rank == anyRank || places[i].Rank == rank },
 		func(i, than int) bool { return s.idler(&places[i], &places[than]) })
 }
 
-// soonest is the place where a request waits least, and makes others wait least; of several the one with the fewest outstanding tokens.
-func (s *Scheduler) soonest(r *Request, places []Place, c crowd) int {
+// shortestWait returns the place where the request waits the shortest time and delays other requests least, and of
+// equal places the one with the fewest outstanding tokens.
+func (s *Scheduler) shortestWait(r *Request, places []Place, c crowd) int {
 	wait := func(i int) float64 { d := s.weigh(r, i, &places[i], c); return d.Load + d.Wait }
 	return s.best(places, func(int) bool { return true }, func(i, than int) bool {
 		if own, other := wait(i), wait(than); own != other {
@@ -177,13 +182,13 @@ func (s *Scheduler) soonest(r *Request, places []Place, c crowd) int {
 	})
 }
 
-// idler reports whether a place has fewer outstanding tokens than another, for the shares of their ranks.
+// idler reports whether a place has fewer outstanding tokens than another, relative to the shares of their ranks.
 func (s *Scheduler) idler(place, than *Place) bool {
 	return float64(place.Outstanding)*s.shares[than.Rank] < float64(than.Outstanding)*s.shares[place.Rank]
 }
 
-// bestFree is the rank of the best score among those that have not had a request in the round and have a place; among all
-// that have a place where no other is left.
+// bestFree returns the rank with the best score among the ranks with a place that have not received a request in this
+// round, or among all ranks with a place if all have.
 func (s *Scheduler) bestFree(r *Request, places []Place) int {
 	better := func(i, than int) bool {
 		return r.Scores != nil && r.Scores[places[i].Rank] > r.Scores[places[than].Rank]
@@ -195,7 +200,7 @@ func (s *Scheduler) bestFree(r *Request, places []Place) int {
 	return places[at].Rank
 }
 
-// nextInTurn is the next rank that has a place.
+// nextInTurn returns the next rank in cyclic order that has a place.
 func (s *Scheduler) nextInTurn(places []Place) int {
 	ranks := len(s.prices)
 	wait := func(i int) int { return (places[i].Rank - s.turn + ranks) % ranks }
@@ -203,8 +208,8 @@ func (s *Scheduler) nextInTurn(places []Place) int {
 	return places[at].Rank
 }
 
-// mostCached is the place that holds most of the request among those below the cap, then the one with the fewest outstanding
-// tokens.
+// mostCached returns the place below the cap with the longest cached prefix of the request, and of equal places the one
+// with the fewest outstanding tokens.
 func (s *Scheduler) mostCached(r *Request, places []Place) int {
 	at := s.best(places,
 		func(i int) bool { return s.open(r, &places[i]) },
@@ -220,7 +225,7 @@ func (s *Scheduler) mostCached(r *Request, places []Place) int {
 	return at
 }
 
-// measure notes what ranks have room for and cost.
+// measure updates the room and the price of each rank.
 func (s *Scheduler) measure() {
 	for rank, share := range s.shares {
 		s.rooms[rank] = s.recent.room(rank, share, s.cap)
@@ -228,14 +233,15 @@ func (s *Scheduler) measure() {
 	}
 }
 
-// open reports whether the request leaves the place's rank at or below the cap.
+// open reports whether the place's rank stays at or below the cap with the request.
 func (s *Scheduler) open(r *Request, place *Place) bool {
 	return float64(r.Tokens-cachedOf(r, place)) <= s.rooms[place.Rank]
 }
 
-// mostValuable is the place of the highest value whose rank is below the cap. Where all are above it, it is one on the rank
-// with the least load for its share. The cap is about tokens sent and does not see that a rank has stopped answering: where
-// the place is far ahead of the others in what it has yet to do, it is waived.
+// mostValuable returns the place with the highest value among the ranks below the cap. If all ranks are above the cap,
+// it selects a place on the rank with the lowest load relative to its share. The cap limits tokens sent and does not
+// detect a rank that has stopped answering. It is therefore waived if the outstanding load of the selected place is far
+// ahead of the others.
 func (s *Scheduler) mostValuable(r *Request, places []Place, c crowd) int {
 	best := s.compare(r, places, c)
 	at := best.open
@@ -250,11 +256,11 @@ func (s *Scheduler) mostValuable(r *Request, places []Place, c crowd) int {
 	return at
 }
 
-// candidates are the places of the highest value: of those below the cap, -1 where there is none, and of all.
+// candidates are the places with the highest value: open among the ranks below the cap (-1 if none), any among all.
 type candidates struct{ open, any int }
 
-// compare values all places. There may be thousands: what is the same for all places of a rank is computed once. Values are those
-// of weigh, and equal ones are told apart by outstanding tokens.
+// compare evaluates all places. There may be thousands, so terms common to all places of a rank are computed once. The
+// values equal those of weigh. Ties are broken by outstanding tokens.
 func (s *Scheduler) compare(r *Request, places []Place, c crowd) candidates {
 	length := s.weights.Affinity * s.costs.Exchange * float64(r.Tokens)
 	for i, ask := range s.asks {
@@ -262,7 +268,7 @@ func (s *Scheduler) compare(r *Request, places []Place, c crowd) candidates {
 		if r.Scores != nil {
 			s.values[i] += length * float64(r.Scores[i])
 		}
-		s.inLine[i] = false
+		s.notAhead[i] = false
 	}
 	perCached, perAhead, perLonger := s.weights.Prefix*s.costs.Compute, s.weights.Load*s.costs.Compute, s.perLonger()
 	slope, threshold := c.aheadLine(r.Tokens)
@@ -282,7 +288,7 @@ func (s *Scheduler) compare(r *Request, places []Place, c crowd) candidates {
 		if load > 0 {
 			value -= load
 		} else {
-			s.inLine[place.Rank] = true
+			s.notAhead[place.Rank] = true
 		}
 		value -= perLonger * c.longer(r, place)
 		if float64(r.Tokens-cached) <= s.rooms[place.Rank] &&
@@ -296,7 +302,8 @@ func (s *Scheduler) compare(r *Request, places []Place, c crowd) candidates {
 	return best
 }
 
-// leastServed is the rank with the least load for its share over the last requests, of those that have a place.
+// leastServed returns the rank with the lowest load over the last requests relative to its share, among the ranks with
+// a place.
 func (s *Scheduler) leastServed(places []Place) int {
 	load := func(i int) float64 { return float64(s.recent.load[places[i].Rank]) / s.shares[places[i].Rank] }
 	at := s.best(places, func(int) bool { return true }, func(i, than int) bool { return load(i) < load(than) })

@@ -8,29 +8,29 @@ import (
 	"slices"
 )
 
-// Options are what a calibration aims at.
+// Options are the design targets and simulation parameters of a calibration.
 type Options struct {
-	// FalseAlarms is the rate of false alarms per sampled request that the thresholds are made for, over all charts.
+	// FalseAlarms is the target rate of false alarms per sampled request, over all charts.
 	FalseAlarms float64
-	// Residual and Level are the relative drops that count neither for nor against drift: half of those that are to be found.
+	// Residual and Level are the reference values k, as relative drops: half of the drops to detect.
 	Residual, Level float64
-	// Novelty is the same for the share of what is new in requests: how far it is above that of the usual kind of requests with most of
-	// it, in standard deviations of the requests of a kind.
+	// Novelty is the reference value k of the novelty chart: the distance above the mean share of unseen content of the
+	// kind with most of it, in standard deviations within a kind.
 	Novelty float64
-	// Chance is the local share of tokens of which nothing is known: one over the number of ranks.
+	// Chance is the local share of tokens that the tables do not know: one over the number of ranks.
 	Chance float64
-	// Sticky is the probability, in the traffic that is simulated beside one in random order, that a request is of the same kind
-	// as the one before it.
+	// Sticky is the probability that a request has the same kind as the previous one, in the second simulated order.
+	// The first order is random.
 	Sticky float64
-	// Cap bounds a rank's load in the traffic that is simulated, as the request router does; 0 is LoadCap.
+	// Cap is the load limit of a rank in simulated traffic, as in the request router; 0 is LoadCap.
 	Cap float64
-	// Steps is the number of requests that are simulated in each order.
+	// Steps is the number of simulated requests in each order.
 	Steps int
 	Seed  uint64
 }
 
-// DefaultOptions aim at a tenth of one false alarm in a million sampled requests: what is calibrated on some documents has to hold
-// for others of their kinds.
+// DefaultOptions returns the default options. Their false alarm rate is a tenth of the promised rate of one in a
+// million sampled requests, because a calibration on some documents must hold for other documents of the same kinds.
 func DefaultOptions() Options {
 	return Options{FalseAlarms: 1e-7, Residual: 0.05, Level: 0.15, Novelty: 0.5, Sticky: 0.9, Steps: 500_000, Seed: 1}
 }
@@ -38,11 +38,11 @@ func DefaultOptions() Options {
 func (o *Options) validate(requests []Request) error {
 	switch {
 	case len(requests) < LeastRequests:
-		return fmt.Errorf("%d held-out requests; at least %d are needed to tell drift from chance", len(requests), LeastRequests)
+		return fmt.Errorf("%d held-out requests; at least %d are needed to distinguish drift from chance", len(requests), LeastRequests)
 	case !(o.FalseAlarms > 0 && o.FalseAlarms < 1):
 		return fmt.Errorf("the rate of false alarms is %v; it must be between 0 and 1", o.FalseAlarms)
-	case o.Steps < leastSteps:
-		return fmt.Errorf("steps is %d; it must be at least %d", o.Steps, leastSteps)
+	case o.Steps < minSteps:
+		return fmt.Errorf("steps is %d; it must be at least %d", o.Steps, minSteps)
 	}
 	return nil
 }
@@ -50,72 +50,73 @@ func (o *Options) validate(requests []Request) error {
 func (o *Options) orders() []Order { return []Order{{0, o.Cap, o.Seed}, {o.Sticky, o.Cap, o.Seed}} }
 
 const (
-	// LeastRequests is the number of requests below which no mean is known well enough to tell any change from chance.
+	// LeastRequests is the minimum number of requests. With fewer, the means are too uncertain to distinguish a change
+	// from chance.
 	LeastRequests = 50
-	// MaxRows bounds what a calibration reads of a trace, in rows of activations (tokens times MoE layers), however few requests that is. A
-	// row costs less than when the plan is scored on it.
+	// MaxRows is the maximum number of activation rows (tokens times MoE layers) that a calibration reads from a trace,
+	// for any number of requests. Reading a row costs less than scoring the plan on it.
 	MaxRows = 64 << 20
-	// leastSteps is the number of simulated requests below which the tail of a chart is not seen.
-	leastSteps = 1000
-	// meanSteps is the part of the steps that means are taken from, one in as many.
+	// minSteps is the minimum number of simulated requests. With fewer, the exceededBy of a chart is not observed.
+	minSteps = 1000
+	// meanSteps is the divisor of Options.Steps for simulations that only estimate means.
 	meanSteps = 10
-	// peakStream tells the random numbers of peaks from those of traffic.
+	// peakStream is the random stream of the simulation of peaks; stream 0 is traffic.
 	peakStream = 1
-	// stepsPerCheck is the number of simulated requests between two looks at whether to go on: tens of milliseconds.
+	// stepsPerCheck is the number of simulated requests between two checks for cancellation: tens of milliseconds.
 	stepsPerCheck = 100_000
 )
 
-// Calibrate finds what is to be expected of a plan's requests, and the thresholds. The requests must not be among those that the
-// plan was solved from.
+// Calibrate estimates the expected local shares of a plan's requests and sets the reference values and decision
+// intervals of the charts. The requests must not be among those that the plan was solved from.
 func Calibrate(ctx context.Context, requests []Request, o Options) (*Calibration, error) {
 	if err := o.validate(requests); err != nil {
 		return nil, err
 	}
-	served, err := serve(requests, &o)
+	weights, err := servingWeights(requests, &o)
 	if err != nil {
 		return nil, err
 	}
-	c, within, err := calibrate(ctx, requests, served, nil, &o)
-	if err != nil || requests[0].Bag == nil || within <= soon {
+	c, delay, err := calibrate(ctx, requests, weights, nil, &o)
+	if err != nil || requests[0].Bag == nil || delay <= acceptableDelay {
 		return c, err
 	}
-	text, told := learnText(requests, c.residuals(requests))
+	text, withText := fitText(requests, c.residuals(requests))
 	if text == nil {
 		return c, nil
 	}
-	reading, sooner, err := calibrate(ctx, told, served, text, &o)
-	if err == nil && sooner < within {
-		c = reading
+	textCalibration, textDelay, err := calibrate(ctx, withText, weights, text, &o)
+	if err == nil && textDelay < delay {
+		c = textCalibration
 	}
 	return c, err
 }
 
-// soon is the number of requests within which a change of twice the reference that is asked for is found soon enough by forecasts alone: to ask the
-// tokens too would let the test depend on more that other documents change.
-const soon = 50
+// acceptableDelay is a detection delay, in requests, that is short enough without a text model. A text model would make
+// the test depend on more properties that differ between documents.
+const acceptableDelay = 50
 
-// calibrate makes a calibration that reads text, or where that is nil, none. A change of twice the reference that is asked for is found
-// within about as many requests as are returned.
-func calibrate(ctx context.Context, requests []Request, served [][]float64, text *Text, o *Options) (c *Calibration, within float64, err error) {
+// calibrate makes a calibration with the given text model, or without one if text is nil. It returns the approximate
+// detection delay, in requests, of a drop of twice the requested reference value.
+func calibrate(ctx context.Context, requests []Request, weights [][]float64, text *Text, o *Options) (c *Calibration, delay float64, err error) {
 	c = &Calibration{
 		Ranks: len(requests[0].Predicted), Requests: len(requests), FalseAlarms: o.FalseAlarms, Chance: o.Chance, Text: text,
 		Residual: Chart{Reference: o.Residual}, Level: Chart{Reference: o.Level},
 	}
-	c.fit(requests, served)
-	spread, err := c.centre(requests, o)
+	c.fit(requests, weights)
+	spread, err := c.setTargetMeans(requests, o)
 	if err != nil {
 		return nil, 0, err
 	}
-	if err := c.limit(ctx, requests, o); err != nil {
+	if err := c.setCharts(ctx, requests, o); err != nil {
 		return nil, 0, err
 	}
-	if err := c.sooner(ctx, requests, o, spread); err != nil {
+	if err := c.raiseResidualReference(ctx, requests, o, spread); err != nil {
 		return nil, 0, err
 	}
-	return c, c.requestsToFind(2*o.Residual, c.Residual, spread), nil
+	return c, c.detectionDelay(2*o.Residual, c.Residual, spread), nil
 }
 
-// residuals are those of requests on their best ranks.
+// residuals returns the residual of each request on its best rank.
 func (c *Calibration) residuals(requests []Request) []float64 {
 	residuals := make([]float64, len(requests))
 	for i, r := range requests {
@@ -125,43 +126,44 @@ func (c *Calibration) residuals(requests []Request) []float64 {
 	return residuals
 }
 
-// serve is how often each rank serves each request in simulated traffic [request][rank], relative to how often the request comes. A
-// little of every rank is in it: others serve it where the best ranks are away.
-func serve(requests []Request, o *Options) ([][]float64, error) {
+// servingWeights simulates traffic and returns how often each rank serves each request, relative to the frequency of
+// the request [request][rank]. Every rank gets a small weight, because other ranks serve a request while its best ranks
+// are unavailable.
+func servingWeights(requests []Request, o *Options) ([][]float64, error) {
 	const others = 0.05
 	ranks := len(requests[0].Predicted)
-	served := make([][]float64, len(requests))
-	for i := range served {
-		served[i] = make([]float64, ranks)
+	weights := make([][]float64, len(requests))
+	for i := range weights {
+		weights[i] = make([]float64, ranks)
 	}
 	for _, order := range o.orders() {
-		traffic, err := NewTraffic(requests, order)
+		traffic, err := newSimulator(requests, order)
 		if err != nil {
 			return nil, err
 		}
 		for range o.Steps / meanSteps {
 			request, rank := traffic.next()
-			served[request][rank]++
+			weights[request][rank]++
 		}
 	}
-	for _, on := range served {
+	for _, byRank := range weights {
 		sum := 0.0
-		for _, n := range on {
+		for _, n := range byRank {
 			sum += n
 		}
-		for rank, n := range on {
-			on[rank] = others/float64(ranks) + (1-others)*n/max(sum, 1)
+		for rank, n := range byRank {
+			byRank[rank] = others/float64(ranks) + (1-others)*n/max(sum, 1)
 		}
 	}
-	return served, nil
+	return weights, nil
 }
 
-// prior is the number of requests of a cell that weigh as much as the mean of all cells like it. It is little, so that cells that a
-// request rarely comes to have a mean at all: what is shrunk of the others comes back as residuals that differ with the order of
-// requests, and the test has to be centred on the lower ones.
+// prior is the weight of the pooled mean in the mean of a cell, in requests. The weight is small and ensures that
+// rarely visited cells have a mean. Shrinkage reappears as residuals that differ between the orders of requests, and
+// the target mean has to follow the lower of them.
 const prior = 0.2
 
-// cell sums what is known of requests with one best rank on one rank, by their weight.
+// cell accumulates weighted sums over requests with one best rank on one serving rank.
 type cell struct{ weight, highest, predicted, known, pairs, local float64 }
 
 func (a *cell) add(weight float64, s Sample) {
@@ -173,35 +175,36 @@ func (a *cell) add(weight float64, s Sample) {
 	a.local += weight * s.Local
 }
 
-// fit finds the means of all cells, each shrunk to that of its like (served by the best rank or not), and slopes about them.
-// Requests count on a rank as often as it serves them: a scheduler takes those there that lose little by it. What is known of their
-// tokens counts where they have no rank: a best rank tells kinds of requests apart as well, and slopes that gain nothing cost certainty.
-func (c *Calibration) fit(requests []Request, served [][]float64) {
+// fit estimates the means of all cells, each shrunk to the pooled mean of its class (weights by the best rank or not),
+// and the slopes about these means. A request counts on a rank as often as the rank serves it: the scheduler sends
+// requests to a rank if they lose little there. Known tokens and pairs are regressors only if requests have no rank. A
+// best rank distinguishes kinds of requests equally well, and slopes without benefit add uncertainty.
+func (c *Calibration) fit(requests []Request, weights [][]float64) {
 	cells := make([]cell, c.Ranks*c.Ranks)
 	var all [2]cell
 	for i, r := range requests {
-		for rank, weight := range served[i] {
+		for rank, weight := range weights[i] {
 			s := r.sample(rank)
 			cells[s.Best*c.Ranks+rank].add(weight, s)
-			all[like(s.Best, rank)].add(weight, s)
+			all[cellClass(s.Best, rank)].add(weight, s)
 		}
 	}
 	c.Highest, c.Predicted, c.Local = make([]float64, len(cells)), make([]float64, len(cells)), make([]float64, len(cells))
 	for i, a := range cells {
-		of := all[like(i/c.Ranks, i%c.Ranks)]
-		c.Highest[i] = written((a.highest + prior*of.highest/of.weight) / (a.weight + prior))
-		c.Predicted[i] = written((a.predicted + prior*of.predicted/of.weight) / (a.weight + prior))
-		c.Local[i] = written((a.local + prior*of.local/of.weight) / (a.weight + prior))
+		pooled := all[cellClass(i/c.Ranks, i%c.Ranks)]
+		c.Highest[i] = rounded((a.highest + prior*pooled.highest/pooled.weight) / (a.weight + prior))
+		c.Predicted[i] = rounded((a.predicted + prior*pooled.predicted/pooled.weight) / (a.weight + prior))
+		c.Local[i] = rounded((a.local + prior*pooled.local/pooled.weight) / (a.weight + prior))
 	}
 	if c.Ranks == 1 {
 		c.Known = &Known{all[1].known / all[1].weight, all[1].pairs / all[1].weight}
 	}
-	c.slope(requests, served)
+	c.fitSlopes(requests, weights)
 }
 
-// written is a mean as drift.json has it, to four digits: there are ranks² of them, and it has to fit a ConfigMap. Everything else is
-// found with these means, and makes up for what is lost.
-func written(mean float64) float64 {
+// rounded rounds a mean to the four digits that drift.json contains. There are ranks² means, and they must fit into a
+// ConfigMap. All other parameters are estimated from the rounded means, which compensates the rounding.
+func rounded(mean float64) float64 {
 	const digits = 4
 	if !(mean > 0) {
 		return mean
@@ -210,11 +213,11 @@ func written(mean float64) float64 {
 	return math.Round(mean*scale) / scale
 }
 
-// slope finds the slopes by weighted least squares.
-func (c *Calibration) slope(requests []Request, served [][]float64) {
+// fitSlopes estimates the slopes by weighted least squares.
+func (c *Calibration) fitSlopes(requests []Request, weights [][]float64) {
 	var sums regression
 	for i, r := range requests {
-		for rank, weight := range served[i] {
+		for rank, weight := range weights[i] {
 			s := r.sample(rank)
 			sums.add(weight, c.aboveMeans(s), s.Local-c.Local[s.Best*c.Ranks+rank])
 		}
@@ -222,137 +225,147 @@ func (c *Calibration) slope(requests []Request, served [][]float64) {
 	c.Slopes = sums.slopes()
 }
 
-// like is which cells have something in common.
-func like(best, rank int) int {
+// cellClass returns 1 for requests on their best rank and 0 for requests on other ranks. Cells of one class share a
+// pooled mean.
+func cellClass(best, rank int) int {
 	if best == rank {
 		return 1
 	}
 	return 0
 }
 
-// centre makes the mean residual of served requests zero, and takes the mean share on best ranks, in the order in which it is lower:
-// where ranks have to be balanced against long runs of one kind, other requests of a cell are served than in a random order. In the
-// other order, by the spread that is returned, the test is slower, never more often wrong. What else is usual is that of the random order, by which plans are scored.
-func (c *Calibration) centre(requests []Request, o *Options) (spread float64, err error) {
-	offset, best, most := math.Inf(1), math.Inf(1), math.Inf(-1)
+// setTargetMeans sets Offset and Usual: the mean residual of weights requests becomes 0 in the order in which it is
+// lower, and Usual.Best is the lower of both means. In long runs of one kind, load balancing serves other requests of a
+// cell than in random order. In the order with the higher residuals, the test is slower but has no more false alarms.
+// The other means of Usual are those of the random order, which plans are scored with. The returned spread is the
+// difference of the mean residuals of both orders.
+func (c *Calibration) setTargetMeans(requests []Request, o *Options) (spread float64, err error) {
+	offset, best, maxResidual := math.Inf(1), math.Inf(1), math.Inf(-1)
 	for i, order := range o.orders() {
-		traffic, err := NewTraffic(requests, order)
+		traffic, err := newSimulator(requests, order)
 		if err != nil {
 			return 0, err
 		}
 		steps := float64(o.Steps / meanSteps)
 		residual, mean := 0.0, Usual{}
 		for range o.Steps / meanSteps {
-			s := traffic.Next()
+			s := traffic.nextSample()
 			residual += (s.Local - c.Expected(s)) / steps
 			mean.Served += s.Local / steps
 			mean.Best += c.onBest(s) / steps
 			mean.Known += s.Known / steps
 		}
-		offset, best, most = min(offset, residual), min(best, mean.Best), max(most, residual)
+		offset, best, maxResidual = min(offset, residual), min(best, mean.Best), max(maxResidual, residual)
 		if i == 0 {
 			c.Usual = mean
 		}
 	}
 	c.Offset, c.Usual = offset, Usual{Served: asShare(c.Usual.Served), Best: asShare(best), Known: asShare(c.Usual.Known)}
-	return most - offset, nil
+	return maxResidual - offset, nil
 }
 
-// asShare is a mean of shares: what is added up to it rounds, and what is expected of a best rank need not stay below all there is.
+// asShare limits a mean of shares to 0..1. The sum is rounded, and the expectation on a best rank can exceed 1.
 func asShare(mean float64) float64 { return min(max(mean, 0), 1) }
 
 const (
-	// leastReference and leastThreshold keep a chart that has never moved from alarming at the first request that is otherwise.
-	leastReference, leastThreshold = 0.02, 0.1
+	// minReference and minThreshold are lower bounds for k and h. They keep a chart that never moved in simulation from
+	// an alarm at the first deviating request.
+	minReference, minThreshold = 0.02, 0.1
 )
 
-// widths are by how much more than is asked for references may be.
-var widths = []float64{1, 1.5, 2, 3, 4, 6}
+// referenceScales are the factors by which reference values may exceed the requested ones, tried in this order.
+var referenceScales = []float64{1, 1.5, 2, 3, 4, 6}
 
-// reach is the number of requests within which a change of twice the reference is to be found.
-const reach = 1000
+// maxDetectionDelay is the maximum number of requests for the detection of a change of twice the reference value.
+const maxDetectionDelay = 1000
 
-// limit sets references and thresholds. The mean of few requests may be off by more than the reference: what usual requests give is
-// then evidence of a change, and no threshold is both safe and of use. A chart that does not find a change of twice its reference
-// within reach gets a larger one: it looks for what so few requests can tell from chance.
-func (c *Calibration) limit(ctx context.Context, requests []Request, o *Options) error {
-	var found [charts]bool
-	for _, width := range widths {
-		of := c.refer(requests, o, width, found)
-		thresholds, err := c.thresholds(ctx, requests, of, o)
+// setCharts sets the reference values k and decision intervals h. The mean of a few requests can be wrong by more than
+// the reference value; in-control requests are then evidence of a change, and no decision interval is both safe and
+// useful. A chart that does not detect a change of twice its reference value within maxDetectionDelay gets a larger
+// reference value: it detects only changes that so few requests can distinguish from chance.
+func (c *Calibration) setCharts(ctx context.Context, requests []Request, o *Options) error {
+	var done [charts]bool
+	for _, scale := range referenceScales {
+		kinds := c.setReferences(requests, o, scale, done)
+		thresholds, err := c.decisionIntervals(ctx, requests, kinds, o)
 		if err != nil {
 			return err
 		}
-		changes := [charts]float64{width * o.Residual * c.Usual.Served, width * o.Level * c.Usual.Best, width * o.Novelty * of.within[noveltyChart]}
-		for chart, set := range c.charts() {
-			if !found[chart] {
-				set.Threshold = thresholds[chart]
-				found[chart] = set.Threshold <= max(leastThreshold, reach*changes[chart])
+		changes := [charts]float64{scale * o.Residual * c.Usual.Served, scale * o.Level * c.Usual.Best, scale * o.Novelty * kinds.within[noveltyChart]}
+		for i, chart := range c.charts() {
+			if !done[i] {
+				chart.Threshold = thresholds[i]
+				done[i] = chart.Threshold <= max(minThreshold, maxDetectionDelay*changes[i])
 			}
 		}
-		if found == [charts]bool{true, true, true} {
+		if done == [charts]bool{true, true, true} {
 			break
 		}
 	}
 	return nil
 }
 
-// higher is by how much more than is asked for the reference of residuals may be for the sake of sooner alarms.
-const higher = 1.2
+// raisedReference is the factor of the raised reference value of the residual chart (raiseResidualReference).
+const raisedReference = 1.2
 
-// sooner takes a higher reference of residuals where that finds a change of twice the one asked for in fewer requests: runs of a kind
-// whose residuals are low climb less, and the threshold falls by more than what a change adds to each request. Spread is by how much
-// residuals are higher in one order of requests than in the other.
-func (c *Calibration) sooner(ctx context.Context, requests []Request, o *Options, spread float64) error {
-	asked := c.Residual
-	if asked.Reference != o.Residual {
-		return nil // it is larger already: few requests tell little
+// raiseResidualReference raises the reference value of the residual chart if that shortens the detection delay of a
+// change of twice the requested value. In runs of a kind with low residuals the chart then rises less, and the decision
+// interval shrinks by more than the increments under a change. Spread is the difference of the mean residuals of both
+// orders.
+func (c *Calibration) raiseResidualReference(ctx context.Context, requests []Request, o *Options, spread float64) error {
+	requested := c.Residual
+	if requested.Reference != o.Residual {
+		return nil // setCharts already widened the reference value because of few requests
 	}
-	thresholds, err := c.thresholds(ctx, requests, c.refer(requests, o, higher, [charts]bool{levelChart: true, noveltyChart: true}), o)
+	thresholds, err := c.decisionIntervals(ctx, requests, c.setReferences(requests, o, raisedReference, [charts]bool{levelChart: true, noveltyChart: true}), o)
 	if err != nil {
 		return err
 	}
 	c.Residual.Threshold = thresholds[residualChart]
-	if c.requestsToFind(2*o.Residual, c.Residual, spread) >= c.requestsToFind(2*o.Residual, asked, spread) {
-		c.Residual = asked
+	if c.detectionDelay(2*o.Residual, c.Residual, spread) >= c.detectionDelay(2*o.Residual, requested, spread) {
+		c.Residual = requested
 	}
 	return nil
 }
 
-// requestsToFind is about after how many requests a chart of residuals finds a drop, in the order of requests in which they are higher.
-func (c *Calibration) requestsToFind(drop float64, chart Chart, spread float64) float64 {
-	each := (drop-chart.Reference)*c.Usual.Served - spread
-	if each <= 0 {
+// detectionDelay returns the approximate number of requests until the residual chart detects a drop, in the order of
+// requests with the higher residuals.
+func (c *Calibration) detectionDelay(drop float64, chart Chart, spread float64) float64 {
+	increment := (drop-chart.Reference)*c.Usual.Served - spread
+	if increment <= 0 {
 		return math.Inf(1)
 	}
-	return chart.Threshold / each
+	return chart.Threshold / increment
 }
 
-// refer gives the charts whose threshold was not found yet references of a width, and returns what is known of the kinds under these.
-func (c *Calibration) refer(requests []Request, o *Options, width float64, found [charts]bool) *kinds {
+// setReferences scales the reference values of all charts that are not done, and returns the estimates of the kinds of
+// requests under these values.
+func (c *Calibration) setReferences(requests []Request, o *Options, scale float64, done [charts]bool) *kinds {
 	for chart, reference := range [charts]float64{residualChart: o.Residual, levelChart: o.Level} {
-		if !found[chart] {
-			c.charts()[chart].Reference = min(1, width*reference)
+		if !done[chart] {
+			c.charts()[chart].Reference = min(1, scale*reference)
 		}
 	}
-	kept := c.Novelty.Reference
-	c.Novelty.Reference = 0 // the share of what is new itself
-	of := kindsOf(c, requests)
-	if c.Novelty.Reference = kept; !found[noveltyChart] {
-		c.Novelty.Reference = of.newest(width * o.Novelty)
+	previous := c.Novelty.Reference
+	c.Novelty.Reference = 0 // evidence is then the novelty share itself
+	estimates := estimateKinds(c, requests)
+	if c.Novelty.Reference = previous; !done[noveltyChart] {
+		c.Novelty.Reference = estimates.noveltyReference(scale * o.Novelty)
 	}
-	return of
+	return estimates
 }
 
-// unseen is how many requests that are not local at all thresholds withstand, times the number of requests that they are made
-// from: what comes less often than once in as many was not seen, and a run of a kind may repeat it.
-const unseen = 200
+// toleratedOutliers is a number of requests with local share 0 that the decision interval must tolerate, times the
+// number of held-out requests: events rarer than one in the number of held-out requests were not observed, and a run of
+// one kind can repeat them.
+const toleratedOutliers = 200
 
-// thresholds are what all charts together exceed as often as is allowed, in the order of requests in which that is higher.
-func (c *Calibration) thresholds(ctx context.Context, requests []Request, of *kinds, o *Options) ([charts]float64, error) {
-	withstood := unseen / float64(len(requests))
+// decisionIntervals returns the values that the charts together exceed at the target false alarm rate, in the order of
+// requests with the higher values.
+func (c *Calibration) decisionIntervals(ctx context.Context, requests []Request, of *kinds, o *Options) ([charts]float64, error) {
+	tolerated := toleratedOutliers / float64(len(requests))
 	thresholds := [charts]float64{
-		max(leastThreshold, withstood*c.Usual.Served), max(leastThreshold, withstood*c.Usual.Best), leastThreshold,
+		max(minThreshold, tolerated*c.Usual.Served), max(minThreshold, tolerated*c.Usual.Best), minThreshold,
 	}
 	exceeding := o.FalseAlarms * float64(o.Steps) / charts
 	for _, order := range o.orders() {
@@ -361,16 +374,16 @@ func (c *Calibration) thresholds(ctx context.Context, requests []Request, of *ki
 			return thresholds, err
 		}
 		for chart := range thresholds {
-			thresholds[chart] = max(thresholds[chart], tail(peaks[chart], exceeding))
+			thresholds[chart] = max(thresholds[chart], exceededBy(peaks[chart], exceeding))
 		}
 	}
 	return thresholds, nil
 }
 
-// peaks are the highest values of each chart between times at which it is zero, in traffic as bad as is to be feared.
+// peaks simulates worst-case in-control traffic and returns the maximum of each chart between two zeros.
 func (c *Calibration) peaks(ctx context.Context, requests []Request, of *kinds, order Order, steps int) ([charts][]float64, error) {
 	var peaks [charts][]float64
-	traffic, err := NewTraffic(requests, order)
+	traffic, err := newSimulator(requests, order)
 	if err != nil {
 		return peaks, err
 	}
@@ -383,14 +396,14 @@ func (c *Calibration) peaks(ctx context.Context, requests []Request, of *kinds, 
 		request, rank := traffic.next()
 		evidence := c.evidence(requests[request].sample(rank))
 		if order.Sticky > 0 {
-			evidence = of.run(evidence, request, requests[request].Kind, random)
+			evidence = of.worstCase(evidence, request, requests[request].Kind, random)
 		} else {
 			for chart := range evidence {
-				evidence[chart] += of.worse[chart]
+				evidence[chart] += of.worstShift[chart]
 			}
 		}
 		for chart := range values {
-			values[chart] = climb(values[chart], evidence[chart])
+			values[chart] = cusum(values[chart], evidence[chart])
 			if values[chart] == 0 && peak[chart] > 0 {
 				peaks[chart] = append(peaks[chart], peak[chart])
 				peak[chart] = 0
@@ -404,19 +417,20 @@ func (c *Calibration) peaks(ctx context.Context, requests []Request, of *kinds, 
 	return peaks, nil
 }
 
-// tail is the height that as many peaks are expected to exceed: by the highest 500, or by the highest 50 where these lie further apart,
-// as they do where few kinds of requests move a chart that others leave at zero. Of few peaks twice the highest is taken.
-func tail(peaks []float64, exceeding float64) float64 {
+// exceededBy returns the height that the expected number of peaks exceeds. It extrapolates from the 500 and from the 50
+// highest peaks and returns the larger height: the highest peaks are further apart if few kinds of requests move a
+// chart that others leave at zero. With fewer than four peaks it returns twice the highest peak.
+func exceededBy(peaks []float64, exceeding float64) float64 {
 	slices.Sort(peaks)
 	if len(peaks) < 4 {
 		return 2 * peaks[len(peaks)-1]
 	}
-	return max(extrapolated(peaks, 500, exceeding), extrapolated(peaks, 50, exceeding))
+	return max(extrapolate(peaks, 500, exceeding), extrapolate(peaks, 50, exceeding))
 }
 
-// extrapolated is that height by the highest peaks, at most a quarter of them. The peaks of a random walk with negative drift have an
-// exponential tail (Siegmund 1985, chapter II).
-func extrapolated(peaks []float64, top int, exceeding float64) float64 {
+// extrapolate returns this height from the top peaks, at most a quarter of all. The peaks of a random walk with
+// negative drift have an exponential exceededBy (Siegmund 1985, chapter II).
+func extrapolate(peaks []float64, top int, exceeding float64) float64 {
 	top = min(len(peaks)/4, top)
 	level, excess := peaks[len(peaks)-1-top], 0.0
 	for _, peak := range peaks[len(peaks)-top:] {

@@ -6,89 +6,96 @@ import (
 	"slices"
 )
 
-// Sample is what one sampled request showed. A number that is not known is NaN.
+// Sample is the observation of one sampled request. Unknown numbers are NaN.
 type Sample struct {
-	// Best is the rank with the highest forecast for the request, Rank the one that served it; both are 0 where requests have no
-	// rank (attention tensor parallelism).
+	// Best is the rank with the highest forecast for the request, Rank the rank that served the request. Both are 0
+	// with attention tensor parallelism, where requests have no rank.
 	Best, Rank int
-	// Highest is the forecast local share on the best rank, Predicted on the one that served, Local the real one there.
+	// Highest is the forecast local share on the best rank, Predicted the forecast on the serving rank, Local the
+	// observed share on the serving rank.
 	Highest, Predicted, Local float64
-	// Known and Pairs are the shares of the scored tokens, and of pairs of successive ones, that the plan's tables have seen.
+	// Known and Pairs are the shares of the scored tokens, and of the pairs of successive tokens, that the plan's
+	// tables have seen.
 	Known, Pairs float64
-	// Text is what the tokens say (Text.Of) by the calibration that judges the sample; it counts for nothing where that has no Text.
+	// Text is the text term (Text.Of) under the calibration that evaluates the sample. It is ignored if the calibration
+	// has no Text.
 	Text float64
 }
 
-// novelty is the share of what is new in the request, tokens and pairs counting alike.
+// novelty returns the share of unseen content in the request: the mean of the shares of new tokens and new pairs.
 func (s *Sample) novelty() float64 { return 1 - (s.Known+s.Pairs)/2 }
 
-// Calibration is what the samples of a plan's requests are judged by. It is the content of a plan's drift.json.
+// Calibration contains the parameters of the charts of one plan. It is the content of the plan's drift.json.
 type Calibration struct {
-	// Ranks is the number of ranks; 1 where requests have none.
+	// Ranks is the number of ranks; 1 if requests have no rank.
 	Ranks int `json:"ranks"`
-	// Requests is the number of held-out requests that it was made from, FalseAlarms the rate per sampled request that the
-	// thresholds aim at, over all charts.
+	// Requests is the number of held-out requests of the calibration. FalseAlarms is the target rate of false alarms
+	// per sampled request, over all charts.
 	Requests    int     `json:"requests"`
 	FalseAlarms float64 `json:"false_alarms"`
-	// Highest, Predicted and Local are the mean forecasts on the best rank and on the serving one, and the mean real local share, [best
-	// rank × serving rank]: forecasts from a table of few tokens say too little of good ranks and too much of bad ones, and not of all
-	// kinds of requests alike.
+	// Highest and Predicted are the mean forecasts on the best rank and on the serving rank, Local is the mean observed
+	// local share, each indexed [best rank × serving rank]. The means correct forecasts from small tables, which are
+	// too low on good ranks and too high on bad ranks, by an amount that depends on the kind of request.
 	Highest   []float64 `json:"highest"`
 	Predicted []float64 `json:"predicted"`
 	Local     []float64 `json:"local"`
-	// Known are the mean shares of what is known of requests; nil where they have a rank, and in calibrations of earlier versions.
+	// Known are the mean shares of known tokens and pairs; nil if requests have ranks, and in calibrations of earlier
+	// versions.
 	Known *Known `json:"known,omitempty"`
-	// Text is what the tokens of requests say where they have no rank, and drops are found sooner by it; else nil, as in calibrations of
-	// earlier versions.
+	// Text is the text model of requests without ranks, set if it reduces the detection delay. It is nil in all other
+	// cases, also in calibrations of earlier versions.
 	Text *Text `json:"text,omitempty"`
-	// Slopes are what a request above these means adds to the expected local share, Offset what is added to all.
+	// Slopes are the coefficients of deviations from these means in the expected local share. Offset is added to every
+	// expected share.
 	Slopes Slopes  `json:"slopes"`
 	Offset float64 `json:"offset"`
-	// Chance is the local share of tokens of which nothing is known.
+	// Chance is the local share of tokens that the tables do not know.
 	Chance float64 `json:"chance"`
-	// Usual is the mean of usual traffic.
+	// Usual are the in-control means.
 	Usual Usual `json:"usual"`
-	// Residual is the test of what requests show against what is expected of them: it finds a plan that no longer fits its requests.
+	// Residual tests observed against expected local shares. It detects a plan that no longer fits its requests.
 	Residual Chart `json:"residual"`
-	// Level is the test against the mean of what they would have shown on their best ranks: it finds requests of which the plan
-	// never expected much, and takes no balancing of ranks for drift. Kinds of requests differ in it, so it needs more of them for
-	// the same drop.
+	// Level tests the local share on the best rank against the in-control mean. It detects requests for which the plan
+	// always expected a low share, and ignores load balancing. Kinds of requests differ in this share, so the chart
+	// needs more requests than Residual for the same drop.
 	Level Chart `json:"level"`
-	// Novelty is the test of the share of what is new in requests: it finds other kinds of text within few of them.
+	// Novelty tests the share of unseen content in requests. It detects other kinds of text within a few requests.
 	Novelty Chart `json:"novelty"`
 }
 
-// Known are shares of tokens, and of pairs of successive ones, that the plan's tables have seen.
+// Known are the shares of tokens, and of pairs of successive tokens, that the plan's tables have seen.
 type Known struct {
 	Tokens float64 `json:"tokens"`
 	Pairs  float64 `json:"pairs"`
 }
 
-// Usual are means over usual traffic in random order, by which plans are scored; that of Best is the lower one of both orders.
+// Usual are the in-control means: means over baseline traffic in random order, which is also the order that plans are
+// scored with. Best is the lower of the means of the random order and of runs of one kind.
 type Usual struct {
-	// Served is the local share, Best what it would have been on the best ranks, Known the share of known tokens.
+	// Served is the local share on the serving ranks, Best the local share that the best ranks would have given, Known
+	// the share of known tokens.
 	Served float64 `json:"served"`
 	Best   float64 `json:"best"`
 	Known  float64 `json:"known"`
 }
 
-// Chart is one CUSUM: it sums the evidence since the sum was last zero.
+// Chart contains the parameters of one CUSUM chart.
 type Chart struct {
-	// Reference is what counts neither for nor against drift. Residual and Level: the relative drop; Novelty: the share of what
-	// is new.
+	// Reference is the reference value k: evidence at this value moves the chart neither up nor down. Unit: a relative
+	// drop for Residual and Level, a share of unseen content for Novelty.
 	Reference float64 `json:"reference"`
-	// Threshold is the value above which traffic has drifted, in requests times share.
+	// Threshold is the decision interval h, in requests times share. A value above it is an alarm.
 	Threshold float64 `json:"threshold"`
 }
 
-// Statistic are the values of the charts. The zero value is the beginning.
+// Statistic contains the chart values. The zero value is the start of a test.
 type Statistic struct {
 	Residual float64 `json:"residual"`
 	Level    float64 `json:"level"`
 	Novelty  float64 `json:"novelty"`
 }
 
-// Expected is the local share to be expected of a request; NaN for ranks that the plan does not have.
+// Expected returns the expected local share of a request, or NaN for ranks that the plan does not have.
 func (c *Calibration) Expected(s Sample) float64 {
 	if s.Best < 0 || s.Best >= c.Ranks || s.Rank < 0 || s.Rank >= c.Ranks {
 		return math.NaN()
@@ -100,8 +107,8 @@ func (c *Calibration) Expected(s Sample) float64 {
 	return expected
 }
 
-// aboveMeans is by how much a request is above the means of its best rank and serving rank, in the order of slopes. What is known of
-// its tokens is as usual where nobody says.
+// aboveMeans returns the deviations of a request from the means of its best and serving ranks, in the order of Slopes.
+// Deviations of unknown Known and Pairs are 0.
 func (c *Calibration) aboveMeans(s Sample) (above [regressors]float64) {
 	cell := s.Best*c.Ranks + s.Rank
 	if s.Best == s.Rank {
@@ -118,55 +125,47 @@ func (c *Calibration) aboveMeans(s Sample) (above [regressors]float64) {
 	return above
 }
 
-// expectedOnBest is the local share to be expected of a request on its best rank.
+// expectedOnBest returns the expected local share of a request on its best rank.
 func (c *Calibration) expectedOnBest(s Sample) float64 {
 	s.Rank, s.Predicted = s.Best, s.Highest
 	return c.Expected(s)
 }
 
-// onBest is what a request would have shown on its best rank.
+// onBest returns the local share that a request would have had on its best rank.
 func (c *Calibration) onBest(s Sample) float64 { return s.Local - c.Expected(s) + c.expectedOnBest(s) }
 
-// charts are those of the calibration.
+// charts returns the charts in the order of the chart constants.
 func (c *Calibration) charts() [charts]*Chart {
 	return [charts]*Chart{&c.Residual, &c.Level, &c.Novelty}
 }
 
-// evidence is what a sample adds to each chart that is above zero: NaN or infinite where something is not known.
+// evidence returns the increment of each chart: positive values are evidence of drift. It is NaN or infinite if an
+// input is unknown.
 func (c *Calibration) evidence(s Sample) [charts]float64 {
 	return [charts]float64{
 		(1-c.Residual.Reference)*c.Expected(s) - s.Local, (1-c.Level.Reference)*c.Usual.Best - c.onBest(s), s.novelty() - c.Novelty.Reference,
 	}
 }
 
-// Next is the statistic after one more sample.
+// Next returns the statistic after one more sample.
 func (c *Calibration) Next(statistic Statistic, s Sample) Statistic {
 	evidence := c.evidence(s)
 	return Statistic{
-		Residual: climb(statistic.Residual, evidence[residualChart]),
-		Level:    climb(statistic.Level, evidence[levelChart]),
-		Novelty:  climb(statistic.Novelty, evidence[noveltyChart]),
+		Residual: cusum(statistic.Residual, evidence[residualChart]),
+		Level:    cusum(statistic.Level, evidence[levelChart]),
+		Novelty:  cusum(statistic.Novelty, evidence[noveltyChart]),
 	}
 }
 
-// climb is a chart's value after more evidence; what is no number is none.
-func climb(value, evidence float64) float64 {
+// cusum returns the chart value after one increment: max(0, value + evidence). NaN and infinite evidence is ignored.
+func cusum(value, evidence float64) float64 {
 	if math.IsNaN(evidence) || math.IsInf(evidence, 0) {
 		return value
 	}
 	return max(0, value+evidence)
 }
 
-// Of is the statistic after a number of samples, the oldest first.
-func (c *Calibration) Of(samples []Sample) Statistic {
-	var statistic Statistic
-	for _, s := range samples {
-		statistic = c.Next(statistic, s)
-	}
-	return statistic
-}
-
-// Ratio is the highest of the charts' values, each as a multiple of its threshold.
+// Ratio returns the highest of the chart values, each divided by its decision interval.
 func (c *Calibration) Ratio(s Statistic) float64 {
 	r := c.ratios(s)
 	return max(r[0], r[1], r[2])
@@ -176,39 +175,45 @@ func (c *Calibration) ratios(s Statistic) [3]float64 {
 	return [3]float64{s.Residual / c.Residual.Threshold, s.Level / c.Level.Threshold, s.Novelty / c.Novelty.Threshold}
 }
 
-// Drifted reports whether a statistic is an alarm: its ratio is above 1.
+// Drifted reports whether the statistic is an alarm: its ratio is above 1.
 func (c *Calibration) Drifted(s Statistic) bool { return c.Ratio(s) > 1 }
 
-// For is the calibration that looks for another relative drop than the one that it was made for: twice the reference of DefaultOptions.
+// For returns a copy of the calibration that is designed for the given relative drop, instead of twice the reference
+// values of DefaultOptions.
 func (c *Calibration) For(drop float64) *Calibration {
 	made, scaled := DefaultOptions(), *c
 	scale := drop / (2 * made.Residual)
 	scaled.Residual = c.Residual.scaled(made.Residual, scale, 1)
-	// Usual requests lose no more than what they have beyond chance: half of that is the largest reference that finds anything.
+	// A request loses at most the share that it has beyond chance. Half of that share is the largest useful reference
+	// value.
 	scaled.Level = c.Level.scaled(made.Level, scale, (1-c.Chance/max(c.Usual.Best, 1e-9))/2)
 	return &scaled
 }
 
-// scaled is a chart of local shares made for a drop of twice a reference, for one that is as many times as large. A larger one makes
-// every value smaller, and the threshold stays: there are fewer false alarms. The reference is then at most the one given, but never
-// below the chart's own. A smaller one lets chance climb higher, in inverse proportion (the peaks of a random walk with negative drift
-// fall off exponentially, by twice the drift over the variance), and the threshold with it; a chart that was widened because few
-// requests tell no less stays as it is.
-func (c Chart) scaled(made, scale, most float64) Chart {
+// scaled returns a chart of local shares for another drop. Made is the reference value of the original design, scale
+// the ratio of the drops, maxReference the maximum reference value.
+//
+// A larger drop raises the reference value, up to maxReference but never below the chart's own. Every chart value then
+// gets smaller and the decision interval stays, so false alarms become rarer. A smaller drop lowers the reference value
+// and raises the decision interval in inverse proportion, because the peaks of a random walk with negative drift have
+// an exponential tail with rate 2·drift/variance. A chart with a reference value widened because of few requests
+// keeps its values for a smaller drop.
+func (c Chart) scaled(made, scale, maxReference float64) Chart {
 	switch {
 	case scale > 1:
-		c.Reference = max(c.Reference, min(made*scale, most))
-	case c.Reference <= made*higher:
+		c.Reference = max(c.Reference, min(made*scale, maxReference))
+	case c.Reference <= made*raisedReference:
 		c.Reference *= scale
 		c.Threshold /= scale
 	}
 	return c
 }
 
-// maxRanks bounds the ranks of a calibration that was read: the square of them is its size.
+// maxRanks bounds the ranks of a calibration that is read from a file; the size of a calibration is quadratic in the
+// ranks.
 const maxRanks = 4096
 
-// Validate refuses what no held-out requests lead to: a calibration is read from a file.
+// Validate returns an error if no held-out requests can lead to these values. Calibrations are read from files.
 func (c *Calibration) Validate() error {
 	switch {
 	case c.Ranks < 1 || c.Ranks > maxRanks:

@@ -1,17 +1,23 @@
-// Package drift tells from sampled requests whether traffic has moved away from a plan.
+// Package drift detects from sampled requests whether traffic has moved away from the traffic that a plan was made for.
 //
-// It keeps three one-sided CUSUM charts (Page 1954). The first is on residuals: what a request's local share was, less what is
-// expected of a request of its forecast on its ranks. In attention data parallelism the share varies from request to request by a
-// third of its mean, and with the balance of the ranks: without the forecast as control variate a drop of a tenth takes several
-// times as many requests to find. In attention tensor parallelism what kinds of requests differ in is most of the variance of long runs,
-// and the shares of known tokens and pairs explain half of it; what its tokens are (Text) explains most of the rest.
-// Residuals do not see requests of which the plan expects little to begin with. That is left to the other two: the
-// shares themselves, as they would have been on the best ranks, and the tokens that the plan has never seen.
+// The package keeps three one-sided CUSUM charts (Page 1954). Each chart has a reference value k and a decision
+// interval h: the chart adds the evidence of a sample beyond k, never falls below zero, and raises an alarm above h.
+//
+//   - The residual chart sums the expected local share of a request minus the observed share. The expectation depends
+//     on the forecast of the request and on its ranks. With attention data parallelism, the local share varies between
+//     requests by a third of its mean, and with the load balance of the ranks. Without the forecast as control variate,
+//     detecting a drop of 10% takes several times as many requests. With attention tensor parallelism, differences
+//     between kinds of requests cause most of the variance of long runs. The shares of known tokens and pairs explain
+//     half of that variance, and the token ids (Text) explain most of the rest.
+//   - The level chart uses the local share that a request would have had on its best rank. It detects requests for
+//     which the plan expects a low share, which the residual chart cannot see.
+//   - The novelty chart uses the share of tokens that the plan has never seen.
 //
 // Invariants:
-//   - The statistic is a function of the samples in their order: whoever has the samples can compute it again.
-//   - A calibration holds for one plan and its tables. Its thresholds come from simulated traffic of held-out requests, dispatched
-//     as the request router does, in random order and in runs of one kind: a run of usual requests of one kind is no drift.
-//   - A sample that is no number is no evidence: it changes nothing.
-//   - A calibration is a function of requests and options, whatever the number of processors.
+//   - The statistic depends only on the samples and their order, so it can be recomputed from recorded samples.
+//   - A calibration is valid for one plan and its tables. Its decision intervals come from simulated traffic of
+//     held-out requests, dispatched as the request router does, in random order and in runs of one kind. A run of
+//     baseline requests of one kind is not drift.
+//   - A sample with NaN or infinite values is no evidence and leaves the charts unchanged.
+//   - A calibration depends only on requests and options, not on the number of processors.
 package drift

@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// made are requests of as many kinds as ranks: each kind has its rank, of which the forecast tells half of what is so. Without
-// ranks there is one column.
+// made returns requests of as many kinds as ranks. Each kind has a preferred rank, and the forecast predicts half of
+// its advantage. Without ranks there is one column.
 func made(n, ranks int, seed uint64) []Request {
 	random := rand.New(rand.NewPCG(seed, 7))
 	requests := make([]Request, n)
@@ -54,18 +54,18 @@ func calibrated(t *testing.T, requests []Request) *Calibration {
 
 func drawn(t *testing.T, requests []Request, n int, seed uint64) []Sample {
 	t.Helper()
-	traffic, err := NewTraffic(requests, Order{Sticky: 0.5, Seed: seed})
+	traffic, err := newSimulator(requests, Order{Sticky: 0.5, Seed: seed})
 	if err != nil {
 		t.Fatal(err)
 	}
 	samples := make([]Sample, n)
 	for i := range samples {
-		samples[i] = traffic.Next()
+		samples[i] = traffic.nextSample()
 	}
 	return samples
 }
 
-// A ConfigMap may hold 900 KiB, with the plan's other files.
+// A ConfigMap holds up to 900 KiB together with the plan's other files.
 func TestCalibrationsOfManyRanksFitAConfigMap(t *testing.T) {
 	o := options()
 	o.Steps, o.Chance = 10_000, 1./128
@@ -81,18 +81,18 @@ func TestCalibrationsOfManyRanksFitAConfigMap(t *testing.T) {
 		t.Errorf("128 ranks: %d bytes", len(text))
 	}
 	for mean, want := range map[float64]float64{0: 0, 0.123456: 0.1235, 0.00123456: 0.001235, 0.99999: 1, 1: 1} {
-		if got := written(mean); got != want {
-			t.Errorf("%v is written as %v, want %v", mean, got, want)
+		if got := rounded(mean); got != want {
+			t.Errorf("%v is rounded to %v, want %v", mean, got, want)
 		}
 	}
 }
 
-func TestUsualTrafficIsNoDriftAndDropsAreFound(t *testing.T) {
+func TestBaselineTrafficIsNoDriftAndDropsAreDetected(t *testing.T) {
 	for _, ranks := range []int{1, 4} {
 		requests := made(400, ranks, 1)
 		c := calibrated(t, requests)
 		for _, order := range c.orders() {
-			// Other requests of the same kinds than the test was made from.
+			// Other requests of the same kinds as the held-out requests.
 			alarms, err := c.Alarms(t.Context(), made(400, ranks, 2), order, 100_000)
 			if err != nil {
 				t.Fatal(err)
@@ -107,7 +107,7 @@ func TestUsualTrafficIsNoDriftAndDropsAreFound(t *testing.T) {
 					t.Fatal(err)
 				}
 				if delays[37] > 600 || delays[20] > last {
-					t.Errorf("%d ranks, %+v: a drop of %v is found after %d requests, in 95%% of runs %d", ranks, order, drop, delays[20], delays[37])
+					t.Errorf("%d ranks, %+v: a drop of %v is detected after %d requests (median), %d (95%% of runs)", ranks, order, drop, delays[20], delays[37])
 				}
 				last = delays[20]
 			}
@@ -120,24 +120,25 @@ func TestUsualTrafficIsNoDriftAndDropsAreFound(t *testing.T) {
 				t.Fatal(err)
 			}
 			if delays[37] > 25 {
-				t.Errorf("%d ranks, %+v: new text is found after %d requests", ranks, order, delays[37])
+				t.Errorf("%d ranks, %+v: new text is detected after %d requests", ranks, order, delays[37])
 			}
 		}
 	}
 }
 
-// The rarest kind is kept as often as was asked for, others no less, and all requests come equally often.
+// The rarest kind is kept with the requested probability, other kinds at least as often, and all requests are equally
+// frequent.
 func TestTraffic(t *testing.T) {
 	const steps = 500_000
 	for name, tc := range map[string]struct {
-		sizes  []int // of the kinds, the rarest last
+		sizes  []int // requests by kind, the rarest last
 		sticky float64
-		again  float64 // a request of the rarest is followed by another
+		again  float64 // probability that a request of the rarest kind is followed by another
 	}{
-		"kinds alike":        {[]int{10, 10, 10, 10, 10}, .9, .9},
-		"kinds of all sizes": {[]int{80, 15, 5}, .9, .9},
-		"a random order":     {[]int{30, 10}, 0, .25},
-		"as random has it":   {[]int{30, 10}, .2, .25},
+		"equal kinds":        {[]int{10, 10, 10, 10, 10}, .9, .9},
+		"unequal kinds":      {[]int{80, 15, 5}, .9, .9},
+		"random order":       {[]int{30, 10}, 0, .25},
+		"below random order": {[]int{30, 10}, .2, .25},
 		"one kind":           {[]int{7}, .9, 1},
 	} {
 		var requests []Request
@@ -146,7 +147,7 @@ func TestTraffic(t *testing.T) {
 				requests = append(requests, Request{Kind: kind, Tokens: 1, Predicted: []float32{0}, Local: []float64{0}})
 			}
 		}
-		traffic, err := NewTraffic(requests, Order{Sticky: tc.sticky, Seed: 3})
+		traffic, err := newSimulator(requests, Order{Sticky: tc.sticky, Seed: 3})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +166,7 @@ func TestTraffic(t *testing.T) {
 		}
 		for kind, n := range of {
 			if kept := again[kind] / n; kept < tc.again-.01 {
-				t.Errorf("%s: %v of the requests after one of kind %d are of it, want %v at least", name, kept, kind, tc.again)
+				t.Errorf("%s: %v of the requests after one of kind %d are of it, want at least %v", name, kept, kind, tc.again)
 			}
 			if got, want := n/steps, float64(tc.sizes[kind])/float64(len(requests)); math.Abs(got-want) > .02 {
 				t.Errorf("%s: %v of the requests are of kind %d, want %v", name, got, kind, want)
@@ -176,12 +177,12 @@ func TestTraffic(t *testing.T) {
 
 func (c *Calibration) orders() []Order { return []Order{{Seed: 5}, {Sticky: .9, Seed: 5}} }
 
-// Whoever has the samples has the statistic, and the same requests lead to the same calibration.
+// The statistic depends only on the samples, and the same requests yield the same calibration.
 func TestStatisticIsAFunctionOfTheSamples(t *testing.T) {
 	requests := made(100, 4, 1)
 	c := calibrated(t, requests)
 	if diff := cmp.Diff(c, calibrated(t, requests)); diff != "" {
-		t.Errorf("the same requests lead to another calibration:\n%s", diff)
+		t.Errorf("the same requests yield another calibration:\n%s", diff)
 	}
 	samples := drawn(t, requests, 500, 3)
 	for i := range samples {
@@ -190,36 +191,36 @@ func TestStatisticIsAFunctionOfTheSamples(t *testing.T) {
 	var statistic Statistic
 	for i, s := range samples {
 		statistic = c.Next(statistic, s)
-		if got := c.Of(samples[:i+1]); got != statistic {
-			t.Fatalf("after %d samples the statistic is %v, of all of them %v", i+1, statistic, got)
+		if got := statisticOf(c, samples[:i+1]); got != statistic {
+			t.Fatalf("after %d samples the statistic is %v, recomputed from all samples %v", i+1, statistic, got)
 		}
 	}
 	if statistic == (Statistic{}) {
-		t.Error("a drop has not moved the statistic")
+		t.Error("a drop did not change the statistic")
 	}
 }
 
-// A lower local share never makes the statistic lower, nor more that is new that of novelty. Less may be expected of requests with more
-// that is new, as usual ones have shown.
+// A lower local share never lowers the residual and level charts, and more unseen content never lowers the novelty
+// chart. The expected share may fall with unseen content, as it does in baseline traffic.
 func TestStatisticIsMonotone(t *testing.T) {
 	requests := made(100, 4, 1)
 	c := calibrated(t, requests)
 	random := rand.New(rand.NewPCG(5, 5))
 	for seed := range uint64(50) {
 		samples := drawn(t, requests, 100, seed)
-		before := c.Of(samples)
+		before := statisticOf(c, samples)
 		at := &samples[random.IntN(len(samples))]
 		at.Local -= random.Float64()
-		worse := c.Of(samples)
+		worse := statisticOf(c, samples)
 		at.Known -= random.Float64()
-		after := c.Of(samples)
+		after := statisticOf(c, samples)
 		if worse.Residual < before.Residual || worse.Level < before.Level || after.Novelty < before.Novelty {
-			t.Fatalf("seed %d: %v became %v by a lower share, and %v by more that is new", seed, before, worse, after)
+			t.Fatalf("seed %d: %v became %v with a lower share, and %v with more unseen content", seed, before, worse, after)
 		}
 	}
 }
 
-func TestNoNumberIsNoEvidence(t *testing.T) {
+func TestNaNIsNoEvidence(t *testing.T) {
 	requests := made(100, 4, 1)
 	c := calibrated(t, requests)
 	samples := drawn(t, requests, 50, 3)
@@ -227,20 +228,20 @@ func TestNoNumberIsNoEvidence(t *testing.T) {
 		samples[i].Local *= .8
 		samples[i].Known *= .9
 	}
-	before := c.Of(samples)
+	before := statisticOf(c, samples)
 	s := samples[0]
 	nan, inf := math.NaN(), math.Inf(1)
 	for name, tc := range map[string]struct {
 		sample Sample
-		// novelty tells that the share of what is new is known all the same.
+		// novelty reports whether the share of unseen content is known.
 		novelty bool
 	}{
 		"no local share":      {Sample{s.Best, s.Rank, s.Highest, s.Predicted, nan, nan, nan, 0}, false},
 		"infinite":            {Sample{s.Best, s.Rank, s.Highest, s.Predicted, -inf, -inf, inf, 0}, false},
 		"no forecast":         {Sample{s.Best, s.Rank, nan, nan, s.Local, nan, nan, 0}, false},
-		"rank beyond":         {Sample{s.Best, 4, s.Highest, s.Predicted, 0, nan, 1, 0}, false},
-		"best rank below":     {Sample{-1, 0, s.Highest, s.Predicted, 0, 1, nan, 0}, false},
-		"new, and not scored": {Sample{s.Best, s.Rank, nan, nan, nan, 0, 0, 0}, true},
+		"rank too high":       {Sample{s.Best, 4, s.Highest, s.Predicted, 0, nan, 1, 0}, false},
+		"negative best rank":  {Sample{-1, 0, s.Highest, s.Predicted, 0, 1, nan, 0}, false},
+		"new, without scores": {Sample{s.Best, s.Rank, nan, nan, nan, 0, 0, 0}, true},
 	} {
 		after := c.Next(before, tc.sample)
 		want := before
@@ -252,11 +253,12 @@ func TestNoNumberIsNoEvidence(t *testing.T) {
 		}
 	}
 	if got := c.Explain([]Sample{{Local: nan}}); got.Samples != 0 || got.Rest != 0 {
-		t.Errorf("no number is explained by %+v", got)
+		t.Errorf("a NaN sample is explained by %+v", got)
 	}
 }
 
-// Routers with another cap give up another share of what is local: what is usual under theirs is not beyond usual.
+// A router with another cap loses another local share to load balancing. The loss under the calibrated cap is not an
+// excess.
 func TestTrafficKeepsTheCap(t *testing.T) {
 	requests := made(400, 4, 1)
 	last := 0.0
@@ -267,25 +269,26 @@ func TestTrafficKeepsTheCap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		traffic, err := NewTraffic(requests, Order{Cap: loadCap, Seed: 9})
+		traffic, err := newSimulator(requests, Order{Cap: loadCap, Seed: 9})
 		if err != nil {
 			t.Fatal(err)
 		}
 		samples := make([]Sample, 2000)
 		for i := range samples {
-			samples[i] = traffic.Next()
+			samples[i] = traffic.nextSample()
 		}
 		if given := c.Given(samples); given > 0.003 {
-			t.Errorf("cap %v: %v is given up beyond what is usual under it", loadCap, given)
+			t.Errorf("cap %v: a loss of %v exceeds that of baseline traffic", loadCap, given)
 		}
 		if c.Usual.Served < last+0.004 {
-			t.Errorf("cap %v: the usual share is %v, and %v under a smaller one", loadCap, c.Usual.Served, last)
+			t.Errorf("cap %v: the in-control share is %v, and %v with a smaller cap", loadCap, c.Usual.Served, last)
 		}
 		last = c.Usual.Served
 	}
 }
 
-// What few requests made wider is not made wider again, nor narrower, and no chart of levels waits for less than chance gives.
+// A chart widened because of few requests is neither widened again nor narrowed, and the reference value of the level
+// chart stays below half of the share beyond chance.
 func TestCalibrationForAnotherDrop(t *testing.T) {
 	chart := func(reference, threshold float64) Chart { return Chart{Reference: reference, Threshold: threshold} }
 	for name, tc := range map[string]struct {
@@ -293,15 +296,15 @@ func TestCalibrationForAnotherDrop(t *testing.T) {
 		drop                    float64
 		wantResidual, wantLevel Chart
 	}{
-		"the same":                  {chart(.06, 2), chart(.15, 4), .1, chart(.06, 2), chart(.15, 4)},
+		"same drop":                 {chart(.06, 2), chart(.15, 4), .1, chart(.06, 2), chart(.15, 4)},
 		"larger":                    {chart(.05, 2), chart(.15, 4), .2, chart(.1, 2), chart(.3, 4)},
-		"larger, found sooner":      {chart(.06, 2), chart(.15, 4), .2, chart(.1, 2), chart(.3, 4)},
+		"larger, raised reference":  {chart(.06, 2), chart(.15, 4), .2, chart(.1, 2), chart(.3, 4)},
 		"a little larger":           {chart(.06, 2), chart(.15, 4), .11, chart(.06, 2), chart(.165, 4)},
 		"largest":                   {chart(.05, 2), chart(.15, 4), .5, chart(.25, 2), chart(.375, 4)},
-		"widened by few, larger":    {chart(.3, 20), chart(.6, 40), .5, chart(.3, 20), chart(.6, 40)},
-		"widened little, larger":    {chart(.1, 20), chart(.225, 40), .5, chart(.25, 20), chart(.375, 40)},
+		"widened, larger":           {chart(.3, 20), chart(.6, 40), .5, chart(.3, 20), chart(.6, 40)},
+		"slightly widened, larger":  {chart(.1, 20), chart(.225, 40), .5, chart(.25, 20), chart(.375, 40)},
 		"smaller":                   {chart(.06, 2), chart(.15, 4), .05, chart(.03, 4), chart(.075, 8)},
-		"widened by few, smaller":   {chart(.3, 20), chart(.6, 40), .05, chart(.3, 20), chart(.6, 40)},
+		"widened, smaller":          {chart(.3, 20), chart(.6, 40), .05, chart(.3, 20), chart(.6, 40)},
 		"one widened, both smaller": {chart(.075, 20), chart(.15, 4), .05, chart(.075, 20), chart(.075, 8)},
 	} {
 		c := &Calibration{Chance: .125, Usual: Usual{Best: .5}, Residual: tc.residual, Level: tc.level, Novelty: chart(.4, 3)}
@@ -313,7 +316,7 @@ func TestCalibrationForAnotherDrop(t *testing.T) {
 	}
 	c := &Calibration{Level: chart(.15, 4), Chance: .125}
 	if got := c.For(.5).Level; got != c.Level {
-		t.Errorf("of requests of which nothing is local the chart became %+v", got)
+		t.Errorf("with an in-control share of 0 the chart became %+v", got)
 	}
 }
 
@@ -321,10 +324,10 @@ func TestExplain(t *testing.T) {
 	requests := made(400, 4, 1)
 	c := calibrated(t, requests)
 	largest := func(causes Causes) string {
-		name, most := "", 0.0
+		name, highest := "", 0.0
 		for n, share := range map[string]float64{"new tokens": causes.NewTokens, "mix": causes.Mix, "balance": causes.Balance, "rest": causes.Rest} {
-			if share > most {
-				name, most = n, share
+			if share > highest {
+				name, highest = n, share
 			}
 		}
 		return name
@@ -340,15 +343,15 @@ func TestExplain(t *testing.T) {
 			s.Highest, s.Predicted = s.Highest-.04, s.Predicted-.04
 			return s
 		}, "new tokens"},
-		// The plan expects less of these requests wherever they are served, and is right.
+		// The plan correctly expects less of these requests on every rank.
 		"requests that fit no rank": {func(s Sample) Sample {
 			s = best(s)
 			s.Highest, s.Predicted = s.Highest-.05, s.Predicted-.05
 			s.Local = c.Expected(s)
 			return s
 		}, "mix"},
-		// Balance alone is no drift; beside one it takes its part of the drop.
-		"served elsewhere": {func(s Sample) Sample {
+		// Load balancing by itself is not drift. Together with a drop it accounts for its part of the drop.
+		"other ranks": {func(s Sample) Sample {
 			s.Rank = (s.Best + 1) % 4
 			s.Predicted = c.Predicted[s.Best*4+s.Rank]
 			s.Local = c.Expected(s) - .03
@@ -363,14 +366,14 @@ func TestExplain(t *testing.T) {
 		if got := largest(causes); got != tc.want {
 			t.Errorf("%s: the largest cause is %q, of %+v", name, got, causes)
 		}
-		if given := c.Given(samples); (given > 0.03) != (name == "served elsewhere") {
-			t.Errorf("%s: %v is given up for balance", name, given)
+		if given := c.Given(samples); (given > 0.03) != (name == "other ranks") {
+			t.Errorf("%s: %v is lost to load balancing", name, given)
 		}
 		if sum := causes.NewTokens + causes.Mix + causes.Balance + causes.Rest; math.Abs(sum-1) > 1e-9 {
 			t.Errorf("%s: the shares sum to %v", name, sum)
 		}
 	}
-	// What came before the change does not count.
+	// Samples before the change do not count.
 	samples := drawn(t, requests, 300, 9)
 	for i := range samples[200:] {
 		samples[200+i].Local *= .5
@@ -380,27 +383,28 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// Where the forecast is worth less of requests of which it knows less, drops are found sooner than without knowing that.
-func TestWhatIsKnownExplainsResiduals(t *testing.T) {
-	told := made(400, 1, 1)
-	for i := range told {
-		told[i].Local[0] += 0.6*(told[i].Known-0.9) - 0.5*(told[i].Pairs-0.35)
+// If the forecast is less reliable for requests with fewer known tokens, the shares of known tokens reduce the
+// detection delay.
+func TestKnownSharesExplainResiduals(t *testing.T) {
+	varied := made(400, 1, 1)
+	for i := range varied {
+		varied[i].Local[0] += 0.6*(varied[i].Known-0.9) - 0.5*(varied[i].Pairs-0.35)
 	}
-	untold := slices.Clone(told)
-	for i := range untold {
-		untold[i].Known, untold[i].Pairs = 0.9, 0.35
+	constant := slices.Clone(varied)
+	for i := range constant {
+		constant[i].Known, constant[i].Pairs = 0.9, 0.35
 	}
-	c := calibrated(t, told)
+	c := calibrated(t, varied)
 	if math.Abs(c.Slopes.Known-0.6) > 0.15 || math.Abs(c.Slopes.Pairs+0.5) > 0.15 {
 		t.Errorf("slopes %+v; want 0.6 by known tokens and -0.5 by known pairs", c.Slopes)
 	}
-	if with, without := found(t, c, told), found(t, calibrated(t, untold), untold); with >= without {
-		t.Errorf("a drop of a tenth is found after %d requests, and after %d by forecasts alone", with, without)
+	if with, without := medianDelay(t, c, varied), medianDelay(t, calibrated(t, constant), constant); with >= without {
+		t.Errorf("a drop of 10%% is detected after %d requests, and after %d with forecasts only", with, without)
 	}
 }
 
-// found is the median delay of a drop of a tenth.
-func found(t *testing.T, c *Calibration, requests []Request) int {
+// medianDelay returns the median detection delay of a drop of 10%.
+func medianDelay(t *testing.T, c *Calibration, requests []Request) int {
 	t.Helper()
 	delays, err := c.Delays(t.Context(), requests, Change{Drop: .1}, Order{Sticky: .9, Seed: 5}, 41, 5000)
 	if err != nil {
@@ -409,7 +413,7 @@ func found(t *testing.T, c *Calibration, requests []Request) int {
 	return delays[20]
 }
 
-// A calibration of an earlier version knows nothing of what new tokens are worth, nor what any say.
+// A calibration of an earlier version has no slopes for known shares and no text model.
 func TestEarlierCalibration(t *testing.T) {
 	c := *calibrated(t, made(100, 1, 1))
 	c.Known, c.Slopes.Known, c.Slopes.Pairs = nil, 0, 0
@@ -419,20 +423,21 @@ func TestEarlierCalibration(t *testing.T) {
 	s := Sample{Predicted: .2, Highest: .2, Known: .1, Pairs: .1}
 	expected := c.Expected(s)
 	if s.Known, s.Pairs, s.Text = 1, 1, 1; expected != c.Expected(s) {
-		t.Errorf("it expects %v of new tokens, %v of known ones that say something", expected, c.Expected(s))
+		t.Errorf("the expectation is %v with new tokens and %v with known tokens and a text term", expected, c.Expected(s))
 	}
 }
 
-// Peaks with an exponential tail tell about where it goes on, also where few of them make it: the many alone would tell a third of that.
+// Exponential tails of peaks are extrapolated correctly, also if few peaks form the tail: extrapolation from the many
+// others would yield a third of the height.
 func TestTailOfPeaks(t *testing.T) {
 	const n, exceeding = 100_000, 0.1
 	for name, tc := range map[string]struct {
-		// of as many peaks one is as many times as high.
+		// One of every `of` peaks is `times` as high.
 		of, times int
 		want      float64
 	}{
-		"all alike":          {1, 1, math.Log(n / exceeding)},
-		"a few go on longer": {1000, 8, 8 * math.Log(n/1000/exceeding)},
+		"one distribution": {1, 1, math.Log(n / exceeding)},
+		"few high peaks":   {1000, 8, 8 * math.Log(n/1000/exceeding)},
 	} {
 		for seed := range uint64(10) {
 			random := rand.New(rand.NewPCG(seed, 3))
@@ -442,12 +447,12 @@ func TestTailOfPeaks(t *testing.T) {
 					peaks[i] *= float64(tc.times)
 				}
 			}
-			if got := tail(peaks, exceeding); got < 0.5*tc.want || got > 1.5*tc.want {
+			if got := exceededBy(peaks, exceeding); got < 0.5*tc.want || got > 1.5*tc.want {
 				t.Errorf("%s, seed %d: the tail is %.1f; want about %.1f", name, seed, got, tc.want)
 			}
 		}
 	}
-	if got := tail([]float64{1, 3}, exceeding); got != 6 {
+	if got := exceededBy([]float64{1, 3}, exceeding); got != 6 {
 		t.Errorf("the tail of two peaks is %v; want twice the highest", got)
 	}
 }
@@ -458,10 +463,10 @@ func TestCalibrateRefuses(t *testing.T) {
 		change   func(*Options)
 		want     string
 	}{
-		"few requests":   {made(LeastRequests-1, 4, 1), func(*Options) {}, "49 held-out requests"},
-		"no false alarm": {made(100, 4, 1), func(o *Options) { o.FalseAlarms = 0 }, "false alarms is 0"},
-		"few steps":      {made(100, 4, 1), func(o *Options) { o.Steps = 1 }, "steps is 1"},
-		"always sticky":  {made(100, 4, 1), func(o *Options) { o.Sticky = 1 }, "sticky is 1"},
+		"few requests":  {made(LeastRequests-1, 4, 1), func(*Options) {}, "49 held-out requests"},
+		"rate of zero":  {made(100, 4, 1), func(o *Options) { o.FalseAlarms = 0 }, "false alarms is 0"},
+		"few steps":     {made(100, 4, 1), func(o *Options) { o.Steps = 1 }, "steps is 1"},
+		"always sticky": {made(100, 4, 1), func(o *Options) { o.Sticky = 1 }, "sticky is 1"},
 	} {
 		o := options()
 		tc.change(&o)
@@ -476,8 +481,8 @@ func TestCalibrateRefuses(t *testing.T) {
 	}
 }
 
-// Requests that are all alike leave charts that never move: the first other one is no alarm yet.
-func TestRequestsAllAlike(t *testing.T) {
+// Identical requests yield charts that never move. The first different request is not yet an alarm.
+func TestIdenticalRequests(t *testing.T) {
 	requests := make([]Request, 60)
 	for i := range requests {
 		requests[i] = Request{Tokens: 100, Known: 1, Pairs: 1, Predicted: []float32{.25, .25}, Local: []float64{.25, .25}}
@@ -489,7 +494,7 @@ func TestRequestsAllAlike(t *testing.T) {
 	}
 }
 
-// Where all is local and all is known, the means of many simulated requests round to more than all there is.
+// With only local and known tokens, rounding pushes the means of many simulated requests above 1.
 func TestSharesAreAtMostOne(t *testing.T) {
 	requests := make([]Request, 60)
 	for i := range requests {
@@ -504,7 +509,7 @@ func TestSharesAreAtMostOne(t *testing.T) {
 	}
 }
 
-func TestCalibrationIsItsText(t *testing.T) {
+func TestCalibrationRoundTrip(t *testing.T) {
 	c := calibrated(t, made(100, 4, 1))
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -515,7 +520,7 @@ func TestCalibrationIsItsText(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(c, &read); diff != "" {
-		t.Errorf("what was read differs:\n%s", diff)
+		t.Errorf("the decoded calibration differs:\n%s", diff)
 	}
 	for name, tc := range map[string]struct {
 		change func(*Calibration)
@@ -523,7 +528,7 @@ func TestCalibrationIsItsText(t *testing.T) {
 	}{
 		"ranks":       {func(c *Calibration) { c.Ranks = 0 }, "ranks is 0"},
 		"many ranks":  {func(c *Calibration) { c.Ranks = 1 << 20 }, "ranks is 1048576"},
-		"cells":       {func(c *Calibration) { c.Local = c.Local[1:] }, "local has 15 entries"},
+		"entries":     {func(c *Calibration) { c.Local = c.Local[1:] }, "local has 15 entries"},
 		"requests":    {func(c *Calibration) { c.Requests = 3 }, "requests is 3"},
 		"rate":        {func(c *Calibration) { c.FalseAlarms = 1 }, "false_alarms is 1"},
 		"known":       {func(c *Calibration) { c.Known = &Known{2, 1} }, "known is {2 1}"},
@@ -539,4 +544,13 @@ func TestCalibrationIsItsText(t *testing.T) {
 			t.Errorf("%s: error %v; want %q", name, err, tc.want)
 		}
 	}
+}
+
+// statisticOf returns the statistic after the samples.
+func statisticOf(c *Calibration, samples []Sample) Statistic {
+	var statistic Statistic
+	for _, s := range samples {
+		statistic = c.Next(statistic, s)
+	}
+	return statistic
 }

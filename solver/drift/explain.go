@@ -1,84 +1,90 @@
 package drift
 
-// Causes part what is missing to the usual local share. All are 0 where nothing is.
+// Causes splits the drop of the local share from the in-control mean by cause. All shares are 0 if the local share has
+// not dropped.
 type Causes struct {
-	// Usual is the local share of usual traffic, Observed that of the samples, Samples their number: those since the chart that is
-	// nearest to its threshold was last zero, which is when the change most likely came.
+	// Usual is the in-control local share, Observed the local share of the samples, Samples the number of samples. Only
+	// samples count that follow the last zero of the chart nearest to its decision interval: that zero is the most
+	// likely time of the change.
 	Usual    float64 `json:"usual"`
 	Observed float64 `json:"observed"`
 	Samples  int     `json:"samples"`
-	// NewTokens is the share of the drop that comes with tokens which the tables have not seen, as if these were as local as chance
-	// makes them; Mix that of requests of which the plan expects less, on their best ranks; Balance that of serving requests on other
-	// ranks than their best; Rest is what the forecast does not know of. They sum to 1: a part that is no drop counts for 0.
+	// NewTokens is the share of the drop caused by tokens that the tables have not seen, which are assumed as local as
+	// chance. Mix is the share of requests for which the plan expects less on their best ranks, Balance the share of
+	// serving requests on other ranks than their best, and Rest the share that the forecast does not explain. The four
+	// shares sum to 1; a component that is not a drop counts as 0.
 	NewTokens float64 `json:"new_tokens"`
 	Mix       float64 `json:"mix"`
 	Balance   float64 `json:"balance"`
 	Rest      float64 `json:"rest"`
 }
 
-// Explain tells why the local share of the samples is low; the oldest comes first.
+// Explain returns the causes of a low local share of the samples, which are ordered from oldest to newest.
 func (c *Calibration) Explain(samples []Sample) Causes {
-	var mean struct{ local, best, known, given, n float64 }
-	for _, s := range samples[c.begin(samples):] {
+	var mean struct{ local, best, known, loss, n float64 }
+	for _, s := range samples[c.changePoint(samples):] {
 		best := c.expectedOnBest(s)
-		given := c.given(s)
-		if !finite(s.Local, best, given, s.Known) {
+		loss := c.balanceLoss(s)
+		if !finite(s.Local, best, loss, s.Known) {
 			continue
 		}
 		mean.n++
 		mean.local += (s.Local - mean.local) / mean.n
 		mean.best += (best - mean.best) / mean.n
 		mean.known += (s.Known - mean.known) / mean.n
-		mean.given += (given - mean.given) / mean.n
+		mean.loss += (loss - mean.loss) / mean.n
 	}
 	causes := Causes{Usual: c.Usual.Served, Observed: mean.local, Samples: int(mean.n)}
 	drop := c.Usual.Served - mean.local
 	if mean.n == 0 || drop <= 0 {
 		return causes
 	}
-	// Tokens that were seen are as local as makes the usual mean.
+	// Share that one unit of known tokens adds over chance, such that the known share yields the in-control mean.
 	perNew := max(0, c.Usual.Served-c.Chance) / max(c.Usual.Known, 1e-9)
 	newTokens := min(max(0, (c.Usual.Known-mean.known)*perNew), drop)
 	mix := max(0, c.Usual.Best-mean.best-newTokens)
-	balance := c.beyondUsual(mean.given)
+	balance := c.excessLoss(mean.loss)
 	rest := max(0, drop-newTokens-mix-balance)
 	sum := newTokens + mix + balance + rest
 	causes.NewTokens, causes.Mix, causes.Balance, causes.Rest = newTokens/sum, mix/sum, balance/sum, rest/sum
 	return causes
 }
 
-// Given is the local share that the samples have given up, in the mean, by being served on other ranks than their best ones, beyond what usual
-// traffic does: under load requests go where they keep nobody waiting. It is 0 where that is no more.
+// Given returns the mean local share that the samples lost by being served on other ranks than their best, beyond the
+// loss of baseline traffic. Under load, requests go to ranks where they do not delay other requests. The result is 0 if
+// the loss is not above the baseline.
 func (c *Calibration) Given(samples []Sample) float64 {
 	mean, n := 0.0, 0.0
 	for _, s := range samples {
-		if given := c.given(s); finite(given) {
+		if loss := c.balanceLoss(s); finite(loss) {
 			n++
-			mean += (given - mean) / n
+			mean += (loss - mean) / n
 		}
 	}
-	return c.beyondUsual(mean)
+	return c.excessLoss(mean)
 }
 
-// given is the local share to be expected of a request on its best rank, less that on the rank that served it.
-func (c *Calibration) given(s Sample) float64 { return c.expectedOnBest(s) - c.Expected(s) }
+// balanceLoss returns the expected local share of a request on its best rank minus the expected share on its serving
+// rank.
+func (c *Calibration) balanceLoss(s Sample) float64 { return c.expectedOnBest(s) - c.Expected(s) }
 
-// beyondUsual is what is given up beyond what usual traffic gives up.
-func (c *Calibration) beyondUsual(given float64) float64 {
-	return max(0, given-(c.Usual.Best-c.Usual.Served))
+// excessLoss returns the loss by load balancing beyond that of baseline traffic.
+func (c *Calibration) excessLoss(loss float64) float64 {
+	return max(0, loss-(c.Usual.Best-c.Usual.Served))
 }
 
 func finite(values ...float64) bool {
 	for _, v := range values {
-		if v-v != 0 { // so are NaN and infinities
+		if v-v != 0 { // NaN and infinities
 			return false
 		}
 	}
 	return true
 }
 
-// begin is the first sample since the chart that is nearest to its threshold at the end was last zero.
-func (c *Calibration) begin(samples []Sample) int {
+// changePoint returns the index of the first sample after the last zero of the chart that is finally nearest to its
+// decision interval.
+func (c *Calibration) changePoint(samples []Sample) int {
 	var statistic Statistic
 	var zero [3]int
 	for i, s := range samples {

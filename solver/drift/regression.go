@@ -1,17 +1,18 @@
 package drift
 
-// Slopes are by how much the local share rises with what is known of a request before it is served.
+// Slopes are the coefficients of the expected local share on quantities known before a request is served.
 type Slopes struct {
-	// Best is by the forecast of requests on their best rank.
+	// Best is the slope on the forecast of requests that are served on their best rank.
 	Best float64 `json:"best"`
-	// Predicted and Highest are by those of requests on other ranks: the forecast there, and that on the best rank.
+	// Predicted and Highest apply to requests on other ranks: the slopes on the forecast of that rank and on the
+	// forecast of the best rank.
 	Predicted float64 `json:"predicted"`
 	Highest   float64 `json:"highest"`
-	// Known and Pairs are by the shares of known tokens and pairs where requests have no rank: what a forecast is worth depends on how
-	// much of the request it knows.
+	// Known and Pairs are the slopes on the shares of known tokens and pairs of requests without ranks: a forecast is
+	// more reliable the more of the request it covers.
 	Known float64 `json:"known"`
 	Pairs float64 `json:"pairs"`
-	// Text is by what the tokens of requests say (Calibration.Text).
+	// Text is the slope on the text term (Calibration.Text).
 	Text float64 `json:"text,omitempty"`
 }
 
@@ -22,7 +23,7 @@ func (s *Slopes) vector() [regressors]float64 {
 	return [regressors]float64{s.Best, s.Predicted, s.Highest, s.Known, s.Pairs, s.Text}
 }
 
-// regression holds the sums of a regression of y on several x, all of them about their means.
+// regression accumulates the sums of a weighted least-squares regression of y on x, all about their means.
 type regression struct {
 	xx [regressors][regressors]float64
 	xy [regressors]float64
@@ -37,13 +38,14 @@ func (r *regression) add(weight float64, x [regressors]float64, y float64) {
 	}
 }
 
-// slopes are 0 for what does not vary, or varies together with those before it. (Gauss-Jordan elimination)
+// slopes solves the normal equations by Gauss-Jordan elimination. The slope of a regressor is 0 if the regressor does
+// not vary or is collinear with earlier regressors.
 func (r *regression) slopes() Slopes {
-	const together = 1e-6
+	const collinear = 1e-6
 	xx, xy := r.xx, r.xy
 	var taken [regressors]bool
 	for i := range xx {
-		if taken[i] = xx[i][i] > together*r.xx[i][i]; !taken[i] {
+		if taken[i] = xx[i][i] > collinear*r.xx[i][i]; !taken[i] {
 			continue
 		}
 		for j := range xx {

@@ -6,30 +6,32 @@ import (
 	"slices"
 )
 
-// Text is what the tokens of a request say of its local share beyond what its forecast does: a linear function of the shares of its
-// tokens in buckets of token ids. Requests of one domain are made of the same tokens, and it is in their domains that residuals differ.
+// Text is a linear model of the local share on the token ids of a request, in addition to its forecast. Its inputs are
+// the shares of tokens in buckets of token ids. Requests of one domain contain the same tokens, and residuals differ
+// mainly between domains.
 type Text struct {
-	// Weights are local shares, one for each bucket; over the requests that they were learnt from the mean of Of is 0.
+	// Weights are local shares, one per bucket. The mean of Of over the training requests is 0.
 	Weights []float32 `json:"weights"`
 }
 
-// Buckets is the number of buckets of token ids: twice as many explain hardly more of residuals, a quarter of them a third less.
-const Buckets = 256
+// buckets is the number of buckets of token ids. Twice as many hardly explain more of the residuals, a quarter as many
+// explain a third less.
+const buckets = 256
 
-// bucketOf is a token's bucket, by multiplicative hashing (Knuth, The Art of Computer Programming 3, section 6.4): the highest bits of the
-// product with a number near the golden ratio of 32 bits.
+// bucketOf returns the bucket of a token by multiplicative hashing (Knuth, The Art of Computer Programming 3, section
+// 6.4): the highest bits of the product with a number near the golden ratio of 32 bits.
 func bucketOf(token int32) int { return int(uint32(token) * 2654435761 >> 24) }
 
-// Bag are the shares of tokens by bucket [Buckets]; all are 0 where there are none.
+// Bag returns the share of the tokens in each bucket [buckets]; all shares are 0 without tokens.
 func Bag(tokens []int32) []float32 {
-	bag := make([]float32, Buckets)
+	bag := make([]float32, buckets)
 	for _, token := range tokens {
 		bag[bucketOf(token)] += 1 / float32(len(tokens))
 	}
 	return bag
 }
 
-// Of is what the tokens of a bag say; 0 where nothing was learnt.
+// Of returns the text term of a bag, a local share. It is 0 for a nil Text and for a bag of another size.
 func (t *Text) Of(bag []float32) float64 {
 	if t == nil || len(bag) != len(t.Weights) {
 		return 0
@@ -42,8 +44,8 @@ func (t *Text) Of(bag []float32) float64 {
 }
 
 func (t *Text) validate() error {
-	if len(t.Weights) != Buckets {
-		return fmt.Errorf("text.weights has %d entries; there are %d buckets", len(t.Weights), Buckets)
+	if len(t.Weights) != buckets {
+		return fmt.Errorf("text.weights has %d entries; there are %d buckets", len(t.Weights), buckets)
 	}
 	for _, weight := range t.Weights {
 		if !finite(float64(weight)) {
@@ -53,54 +55,54 @@ func (t *Text) validate() error {
 	return nil
 }
 
-// told are the requests with what their tokens say.
-func (t *Text) told(requests []Request) []Request {
-	told := slices.Clone(requests)
-	for i := range told {
-		told[i].text = t.Of(told[i].Bag)
+// apply returns a copy of the requests with their text terms.
+func (t *Text) apply(requests []Request) []Request {
+	applied := slices.Clone(requests)
+	for i := range applied {
+		applied[i].text = t.Of(applied[i].Bag)
 	}
-	return told
+	return applied
 }
 
-// folds is in how many parts documents are parted to see what is learnt from the others.
+// folds is the number of cross-validation folds. Folds consist of whole documents.
 const folds = 10
 
 func foldOf(r Request) int { return bucketOf(int32(r.Document)) % folds }
 
-// penalties are those that are tried, relative to the mean variance of a feature over all requests.
+// penalties are the ridge penalties to try, relative to the mean variance of a feature over all requests.
 var penalties = []float64{0.03, 0.1, 0.3, 1, 3, 10}
 
-// learnText learns from residuals what tokens say, by ridge regression. Told are the requests with what is learnt from documents of other
-// folds than theirs: a test must not be judged by what it was fitted to. The penalty is the one with which that explains most; where none
-// explains anything, there is no text.
-func learnText(requests []Request, residuals []float64) (text *Text, told []Request) {
-	l := newLesson(requests, residuals)
-	least := l.unexplained(requests)
+// fitText fits a text model to residuals by ridge regression. It selects the penalty with the smallest cross-validated
+// residual sum of squares, and returns nil if no penalty improves on no model. The returned requests carry text terms
+// from models that were fitted to documents of other folds: a test must not be evaluated on its training data.
+func fitText(requests []Request, residuals []float64) (text *Text, withText []Request) {
+	l := newTextTraining(requests, residuals)
+	smallest := l.residualSumOfSquares(requests)
 	for _, relative := range penalties {
 		penalty := relative * l.all.meanVariance()
 		if penalty == 0 {
-			break // all requests have the same tokens
+			break // all requests have the same bag
 		}
-		crossed := l.crossed(penalty)
-		if left := l.unexplained(crossed); left < least {
-			least, text, told = left, l.features.text(l.all.solve(penalty)), crossed
+		fitted := l.crossFitted(penalty)
+		if sum := l.residualSumOfSquares(fitted); sum < smallest {
+			smallest, text, withText = sum, l.features.text(l.all.solve(penalty)), fitted
 		}
 	}
-	return text, told
+	return text, withText
 }
 
-// lesson is what text is learnt from: the sums of all requests, and of those of each fold.
-type lesson struct {
+// textTraining contains the regression sums of all requests and of each fold.
+type textTraining struct {
 	requests []Request
-	// residuals are about their mean.
+	// residuals are centred at their mean.
 	residuals []float64
 	features  *features
 	all       ridge
-	parts     [folds]ridge
+	folds     [folds]ridge
 }
 
-func newLesson(requests []Request, residuals []float64) *lesson {
-	l := &lesson{requests: requests, residuals: slices.Clone(residuals), features: newFeatures(requests)}
+func newTextTraining(requests []Request, residuals []float64) *textTraining {
+	l := &textTraining{requests: requests, residuals: slices.Clone(residuals), features: newFeatures(requests)}
 	mean := 0.0
 	for _, residual := range residuals {
 		mean += residual / float64(len(residuals))
@@ -109,38 +111,38 @@ func newLesson(requests []Request, residuals []float64) *lesson {
 		l.residuals[i] -= mean
 		x := l.features.of(r.Bag)
 		l.all.add(x, l.residuals[i])
-		l.parts[foldOf(r)].add(x, l.residuals[i])
+		l.folds[foldOf(r)].add(x, l.residuals[i])
 	}
 	return l
 }
 
-// crossed are the requests with what documents of other folds say of their tokens.
-func (l *lesson) crossed(penalty float64) []Request {
-	crossed := slices.Clone(l.requests)
-	for fold := range l.parts {
-		text := l.features.text(l.all.without(&l.parts[fold]).solve(penalty))
-		for i, r := range crossed {
+// crossFitted returns the requests with text terms from models of the other folds.
+func (l *textTraining) crossFitted(penalty float64) []Request {
+	fitted := slices.Clone(l.requests)
+	for fold := range l.folds {
+		text := l.features.text(l.all.without(&l.folds[fold]).solve(penalty))
+		for i, r := range fitted {
 			if foldOf(r) == fold {
-				crossed[i].text = text.Of(r.Bag)
+				fitted[i].text = text.Of(r.Bag)
 			}
 		}
 	}
-	return crossed
+	return fitted
 }
 
-// unexplained is the sum of the squares of what residuals are beyond what tokens say.
-func (l *lesson) unexplained(requests []Request) float64 {
+// residualSumOfSquares returns the sum of squares of residuals minus text terms.
+func (l *textTraining) residualSumOfSquares(requests []Request) float64 {
 	sum := 0.0
 	for i, r := range requests {
-		left := l.residuals[i] - r.text
-		sum += left * left
+		rest := l.residuals[i] - r.text
+		sum += rest * rest
 	}
 	return sum
 }
 
-// features are bags about their mean, each bucket divided by the standard deviation of a count with its mean (Poisson): without
-// that the few most frequent tokens have all the say.
-type features struct{ mean, scale [Buckets]float64 }
+// features transforms bags: centred at the mean, each bucket divided by the standard deviation of a Poisson count with
+// its mean. Without this scaling, the few most frequent tokens dominate.
+type features struct{ mean, scale [buckets]float64 }
 
 func newFeatures(requests []Request) *features {
 	var f features
@@ -165,24 +167,25 @@ func (f *features) of(bag []float32) *vector {
 	return &x
 }
 
-// text is the function of bags that slopes on features are. The constant is part of all weights: shares sum to 1.
+// text converts slopes on features into weights of bags. The constant is included in every weight, because shares sum
+// to 1.
 func (f *features) text(slopes *vector) *Text {
 	constant := 0.0
 	for i, slope := range slopes {
 		constant += slope * f.scale[i] * f.mean[i]
 	}
-	t := Text{Weights: make([]float32, Buckets)}
+	t := Text{Weights: make([]float32, buckets)}
 	for i, slope := range slopes {
 		t.Weights[i] = float32(slope*f.scale[i] - constant)
 	}
 	return &t
 }
 
-type vector [Buckets]float64
+type vector [buckets]float64
 
-// ridge holds the sums of a regression on features; of xx, which is symmetric, the lower half.
+// ridge accumulates the sums of a ridge regression on features. Only the lower triangle of the symmetric xx is used.
 type ridge struct {
-	xx [Buckets]vector
+	xx [buckets]vector
 	xy vector
 }
 
@@ -195,7 +198,7 @@ func (r *ridge) add(x *vector, y float64) {
 	}
 }
 
-// without are the sums less those of a part.
+// without returns the sums minus those of a fold.
 func (r *ridge) without(part *ridge) *ridge {
 	rest := *r
 	for i := range rest.xx {
@@ -212,10 +215,10 @@ func (r *ridge) meanVariance() float64 {
 	for i := range r.xx {
 		sum += r.xx[i][i]
 	}
-	return sum / Buckets
+	return sum / buckets
 }
 
-// solve finds the slopes by Cholesky's decomposition; a penalty above 0 keeps it from failing.
+// solve returns the slopes by Cholesky decomposition, which cannot fail with a penalty above 0.
 func (r *ridge) solve(penalty float64) *vector {
 	lower, slopes := r.xx, r.xy
 	for i := range lower {
@@ -227,7 +230,7 @@ func (r *ridge) solve(penalty float64) *vector {
 		row[i] = math.Sqrt(row[i] - dot(row[:i], row[:i]))
 		slopes[i] = (slopes[i] - dot(row[:i], slopes[:i])) / row[i]
 	}
-	for i := Buckets - 1; i >= 0; i-- {
+	for i := buckets - 1; i >= 0; i-- {
 		slopes[i] /= lower[i][i]
 		for j := range i {
 			slopes[j] -= lower[i][j] * slopes[i]

@@ -8,26 +8,27 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// Request is a request whose routing is known.
+// Request is a request with known routing.
 type Request struct {
-	// Kind is what successive requests may have in common: the domain of the text.
+	// Kind groups requests that may follow one another: the domain of the text.
 	Kind int
-	// Document is what requests may have been cut from together.
+	// Document identifies the document that the request was cut from.
 	Document int
-	// Tokens is its size, Known and Pairs the shares of its tokens and pairs of successive ones that the plan's tables have seen.
+	// Tokens is the number of tokens. Known and Pairs are the shares of its tokens and of its pairs of successive
+	// tokens that the plan's tables have seen.
 	Tokens       int
 	Known, Pairs float64
-	// Bag are its tokens by bucket (Bag); nil where requests have a rank.
+	// Bag contains the shares of its tokens by bucket (see the function Bag); nil if requests have ranks.
 	Bag []float32
-	// Predicted and Local are the forecast and the real local share, by rank; of one element where requests have no rank
-	// (attention tensor parallelism).
+	// Predicted and Local are the forecast and the actual local share, by rank. They have one element if requests have
+	// no rank (attention tensor parallelism).
 	Predicted []float32
 	Local     []float64
-	// text is what its tokens say.
+	// text is the text term of the request (Text.Of).
 	text float64
 }
 
-// best is the rank with the highest forecast.
+// best returns the rank with the highest forecast.
 func (r *Request) best() int {
 	best := 0
 	for rank, predicted := range r.Predicted {
@@ -38,7 +39,7 @@ func (r *Request) best() int {
 	return best
 }
 
-// sample is what the request shows on a rank.
+// sample returns the sample of the request when it is served by the rank.
 func (r *Request) sample(rank int) Sample {
 	best := r.best()
 	return Sample{
@@ -47,47 +48,51 @@ func (r *Request) sample(rank int) Sample {
 	}
 }
 
-// Order is how simulated requests follow one another.
+// Order describes the sequence of simulated requests.
 type Order struct {
-	// Sticky is the probability that a request is of the same kind as the one before it where that is of the rarest kind; others are kept a
-	// little more often. 0 is a random order, and so is what that has by itself.
+	// Sticky is the probability that a request of the rarest kind is followed by another of that kind. Larger kinds are
+	// kept slightly more often. 0, and any value below the probability in random order, is random order.
 	Sticky float64
-	// Cap bounds a rank's share of the last requests, as the request router's does; 0 is LoadCap.
+	// Cap is the maximum share of recent requests on a rank, relative to an equal share, as in the request router; 0 is
+	// LoadCap.
 	Cap  float64
 	Seed uint64
 }
 
-// Traffic is an endless stream of requests, dispatched over ranks by price. Requests and order determine it.
-type Traffic struct {
+// simulator is an endless stream of requests, dispatched to ranks by price. The stream is determined by requests and
+// order.
+type simulator struct {
 	requests []Request
 	kinds    map[int][]int
 	sticky   float64
-	// stay is the probability that the next request is drawn from the kind of the one before it, instead of from all.
+	// stay is the probability that the next request is drawn from the kind of the previous request instead of from all
+	// requests.
 	stay   float64
 	random *rand.Rand
 	now    int
-	// scheduler is nil where requests have no rank; places are idle ones of every rank.
+	// scheduler is nil if requests have no rank. places contains one idle place per rank.
 	scheduler *dispatch.Scheduler
 	places    []dispatch.Place
 }
 
-// LoadCap is the bound of a request router that is not told another.
+// LoadCap is the default load limit of the request router.
 const LoadCap = 1.15
 
-// NewTraffic draws from the requests with replacement.
-func NewTraffic(requests []Request, order Order) (*Traffic, error) {
+// newSimulator returns traffic that is drawn from the requests with replacement.
+func newSimulator(requests []Request, order Order) (*simulator, error) {
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("there are no requests to draw from")
 	}
 	if !(order.Sticky >= 0 && order.Sticky < 1) {
 		return nil, fmt.Errorf("sticky is %v; it must be from 0 to below 1", order.Sticky)
 	}
-	t := &Traffic{sticky: order.Sticky, random: rand.New(rand.NewPCG(order.Seed, 0))}
+	t := &simulator{sticky: order.Sticky, random: rand.New(rand.NewPCG(order.Seed, 0))}
 	if ranks := len(requests[0].Predicted); ranks > 1 {
 		var err error
-		// Nothing is cached and no rank is far ahead: affinity alone has a cost, in any unit.
+		// The cache is empty and no rank is far ahead, so only affinity has a cost, in an arbitrary unit.
 		if t.scheduler, err = dispatch.NewScheduler(dispatch.Options{
-			Policy: dispatch.Price, Ranks: ranks, Cap: cmp.Or(order.Cap, LoadCap), Weights: dispatch.Weights{Affinity: 1}, Costs: dispatch.Costs{Exchange: 1},
+			Policy: dispatch.Price, Ranks: ranks, Cap: cmp.Or(order.Cap, LoadCap),
+			Weights: dispatch.Weights{Affinity: 1}, Costs: dispatch.Costs{Exchange: 1},
 		}); err != nil {
 			return nil, err
 		}
@@ -95,23 +100,24 @@ func NewTraffic(requests []Request, order Order) (*Traffic, error) {
 			t.places = append(t.places, dispatch.Place{Rank: rank})
 		}
 	}
-	t.Switch(requests)
+	t.replaceRequests(requests)
 	return t, nil
 }
 
-// Switch goes on with other requests, of which there must be at least one, on the same ranks.
-func (t *Traffic) Switch(requests []Request) {
+// replaceRequests continues the stream with other requests on the same ranks. There must be at least one request.
+func (t *simulator) replaceRequests(requests []Request) {
 	t.requests, t.kinds = requests, map[int][]int{}
 	for i, r := range requests {
 		t.kinds[r.Kind] = append(t.kinds[r.Kind], i)
 	}
-	t.stay = stay(t.sticky, t.kinds, len(requests))
+	t.stay = stayProbability(t.sticky, t.kinds, len(requests))
 	t.now = t.random.IntN(len(requests))
 }
 
-// stay is how often a kind must be kept for the next request to be of it with the probability that is wanted: what is drawn from all may be
-// of that kind again, the rarest least often. All requests come equally often then, as in a random order.
-func stay(wanted float64, kinds map[int][]int, requests int) float64 {
+// stayProbability returns the probability of drawing from the same kind, such that the next request has the same kind
+// with probability wanted. A draw from all requests may also yield the same kind, least often the rarest one. All
+// requests remain equally frequent, as in random order.
+func stayProbability(wanted float64, kinds map[int][]int, requests int) float64 {
 	rarest := requests
 	for _, same := range kinds {
 		rarest = min(rarest, len(same))
@@ -123,14 +129,14 @@ func stay(wanted float64, kinds map[int][]int, requests int) float64 {
 	return (wanted - again) / (1 - again)
 }
 
-// Next is the sample of the next request.
-func (t *Traffic) Next() Sample {
+// nextSample returns the sample of the next request.
+func (t *simulator) nextSample() Sample {
 	r, rank := t.next()
 	return t.requests[r].sample(rank)
 }
 
-// next is the index of the next request, and the rank that serves it.
-func (t *Traffic) next() (request, rank int) {
+// next returns the index of the next request and the rank that serves it.
+func (t *simulator) next() (request, rank int) {
 	if t.random.Float64() < t.stay {
 		same := t.kinds[t.requests[t.now].Kind]
 		t.now = same[t.random.IntN(len(same))]
@@ -140,13 +146,13 @@ func (t *Traffic) next() (request, rank int) {
 	return t.now, t.rank(&t.requests[t.now])
 }
 
-// rank is where the request is served.
-func (t *Traffic) rank(r *Request) int {
+// rank assigns the request to a rank.
+func (t *simulator) rank(r *Request) int {
 	if t.scheduler == nil {
 		return 0
 	}
-	asked := dispatch.Request{Scores: r.Predicted, Tokens: r.Tokens}
-	d := t.scheduler.Decide(&asked, t.places)
-	t.scheduler.Take(&asked, &d)
+	request := dispatch.Request{Scores: r.Predicted, Tokens: r.Tokens}
+	d := t.scheduler.Decide(&request, t.places)
+	t.scheduler.Take(&request, &d)
 	return d.Rank
 }

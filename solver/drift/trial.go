@@ -5,28 +5,29 @@ import (
 	"slices"
 )
 
-// Change is what happens to traffic.
+// Change describes a change of traffic.
 type Change struct {
-	// Drop lowers the local share of every request, in proportion.
+	// Drop is the relative reduction of the local share of every request.
 	Drop float64
-	// To are the requests that come instead; nil for the same ones.
+	// To are the requests that replace the current requests; nil keeps them.
 	To []Request
 }
 
-// Delays are the numbers of sampled requests between a change and the alarm, ascending, in a number of runs, each of them begun
-// with undisturbed traffic; limit stands for an alarm that does not come before as many.
+// Delays simulates runs of traffic with a change and returns the detection delay of each run, ascending, in sampled
+// requests from the change to the alarm. Each run starts with traffic without the change. A run without an alarm has
+// the delay limit.
 func (c *Calibration) Delays(ctx context.Context, requests []Request, change Change, order Order, runs, limit int) ([]int, error) {
-	delays, requests := make([]int, runs), together(c.Text.told(requests))
+	delays, requests := make([]int, runs), mergeRareKinds(c.Text.apply(requests))
 	if change.To != nil {
-		change.To = c.Text.told(change.To)
+		change.To = c.Text.apply(change.To)
 	}
 	for run := range delays {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		of := order
-		of.Seed += uint64(run)
-		traffic, err := NewTraffic(requests, of)
+		runOrder := order
+		runOrder.Seed += uint64(run)
+		traffic, err := newSimulator(requests, runOrder)
 		if err != nil {
 			return nil, err
 		}
@@ -36,22 +37,23 @@ func (c *Calibration) Delays(ctx context.Context, requests []Request, change Cha
 	return delays, nil
 }
 
-// undisturbed is the number of requests before a change: prices and statistic are then as they usually are.
-const undisturbed = 300
+// warmupRequests is the number of requests before the change, after which prices and statistic are in their steady
+// state.
+const warmupRequests = 300
 
-// delay is that of one run.
-func (c *Calibration) delay(traffic *Traffic, change Change, limit int) int {
+// delay returns the detection delay of one run.
+func (c *Calibration) delay(traffic *simulator, change Change, limit int) int {
 	var statistic Statistic
-	for range undisturbed {
-		if statistic = c.Next(statistic, traffic.Next()); c.Drifted(statistic) {
-			statistic = Statistic{} // a false alarm finds no change
+	for range warmupRequests {
+		if statistic = c.Next(statistic, traffic.nextSample()); c.Drifted(statistic) {
+			statistic = Statistic{} // a false alarm before the change is not a detection
 		}
 	}
 	if change.To != nil {
-		traffic.Switch(change.To)
+		traffic.replaceRequests(change.To)
 	}
 	for delay := range limit {
-		s := traffic.Next()
+		s := traffic.nextSample()
 		s.Local *= 1 - change.Drop
 		if statistic = c.Next(statistic, s); c.Drifted(statistic) {
 			return delay + 1
@@ -60,9 +62,10 @@ func (c *Calibration) delay(traffic *Traffic, change Change, limit int) int {
 	return limit
 }
 
-// Alarms counts the alarms in a number of undisturbed requests; the statistic begins anew after each.
+// Alarms counts the false alarms in the given number of simulated requests without a change. The statistic restarts at
+// zero after each alarm.
 func (c *Calibration) Alarms(ctx context.Context, requests []Request, order Order, steps int) (int, error) {
-	traffic, err := NewTraffic(together(c.Text.told(requests)), order)
+	traffic, err := newSimulator(mergeRareKinds(c.Text.apply(requests)), order)
 	if err != nil {
 		return 0, err
 	}
@@ -72,7 +75,7 @@ func (c *Calibration) Alarms(ctx context.Context, requests []Request, order Orde
 		if i%stepsPerCheck == 0 && ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
-		if statistic = c.Next(statistic, traffic.Next()); c.Drifted(statistic) {
+		if statistic = c.Next(statistic, traffic.nextSample()); c.Drifted(statistic) {
 			alarms++
 			statistic = Statistic{}
 		}

@@ -1,5 +1,5 @@
-// Package embedding turns prompts into points, from the embeddings of their tokens, and parts points into clusters: requests
-// told apart by what they are about, without any routing.
+// Package embedding maps prompts to points, based on the embeddings of their tokens, and divides points into clusters:
+// requests are distinguished by topic, without routing data.
 //
-// Invariant: everything random takes a seed and gives the same result on every machine.
+// Invariant: all random functions take a seed and return the same result on every machine.
 package embedding

@@ -19,7 +19,7 @@ func TestPrompt(t *testing.T) {
 	}
 }
 
-// TestProjectionKeepsDistances compares the distances of random bags with those of their projections.
+// TestProjectionKeepsDistances compares the distances of random bags with the distances of their projections.
 func TestProjectionKeepsDistances(t *testing.T) {
 	const vocabulary = 500
 	random := rand.New(rand.NewPCG(1, 1))
@@ -74,7 +74,7 @@ func TestKMeansFindsPlantedClusters(t *testing.T) {
 			t.Fatalf("point %d of cluster %d is in %d", i, i%3, name)
 		}
 	}
-	// As many clusters as different points, and fewer points than clusters, are no special cases.
+	// More clusters than distinct points.
 	if c := embedding.KMeans([][]float32{{1, 0}, {1, 0}}, 5, 1); c.Nearest([]float32{1, 0}) < 0 {
 		t.Error("no cluster")
 	}

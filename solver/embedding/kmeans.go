@@ -3,30 +3,30 @@ package embedding
 import "math/rand/v2"
 
 const (
-	// kmeansStarts is the number of starts, of which the one with the smallest sum of squared distances is taken; kmeansRounds
-	// bounds the rounds of each.
+	// kmeansStarts is the number of starts, of which the smallest sum of squared distances wins. kmeansRounds is the
+	// maximum number of rounds per start.
 	kmeansStarts = 4
 	kmeansRounds = 50
 )
 
-// Clusters are the centres of k-means.
+// Clusters contains the centres of k-means.
 type Clusters struct{ centres [][]float32 }
 
-// KMeans clusters points around at most k centres (Lloyd), the first ones drawn far apart (k-means++).
+// KMeans clusters points around at most k centres (Lloyd), with initial centres drawn by k-means++.
 func KMeans(points [][]float32, k int, seed uint64) *Clusters {
 	var best *Clusters
-	least := 0.0
+	smallest := 0.0
 	for start := range kmeansStarts {
 		c, sum := lloyd(points, k, rand.New(rand.NewPCG(seed, uint64(start))))
-		if best == nil || sum < least {
-			best, least = c, sum
+		if best == nil || sum < smallest {
+			best, smallest = c, sum
 		}
 	}
 	return best
 }
 
 func lloyd(points [][]float32, k int, random *rand.Rand) (*Clusters, float64) {
-	c := farApart(points, min(k, len(points)), random)
+	c := initialCentres(points, min(k, len(points)), random)
 	last := -1.0
 	for range kmeansRounds {
 		sums, counts, sum := make([][]float32, len(c.centres)), make([]float32, len(c.centres)), 0.0
@@ -54,8 +54,9 @@ func lloyd(points [][]float32, k int, random *rand.Rand) (*Clusters, float64) {
 	return c, last
 }
 
-// farApart draws points as centres, each with a probability that grows with the square of its distance to those before.
-func farApart(points [][]float32, k int, random *rand.Rand) *Clusters {
+// initialCentres draws points as centres (k-means++): the probability of a point is proportional to the squared
+// distance to its nearest centre.
+func initialCentres(points [][]float32, k int, random *rand.Rand) *Clusters {
 	c := &Clusters{}
 	pick := random.IntN(len(points))
 	for {
@@ -75,22 +76,22 @@ func farApart(points [][]float32, k int, random *rand.Rand) *Clusters {
 	}
 }
 
-// Nearest is the index of the centre that is nearest to a point.
+// Nearest returns the index of the centre nearest to a point.
 func (c *Clusters) Nearest(point []float32) int {
 	nearest, _ := c.nearest(point)
 	return nearest
 }
 
-func (c *Clusters) nearest(point []float32) (at int, least float64) {
+func (c *Clusters) nearest(point []float32) (at int, smallest float64) {
 	for j, centre := range c.centres {
 		distance := 0.0
 		for i, v := range point {
 			d := float64(v - centre[i])
 			distance += d * d
 		}
-		if j == 0 || distance < least {
-			at, least = j, distance
+		if j == 0 || distance < smallest {
+			at, smallest = j, distance
 		}
 	}
-	return at, least
+	return at, smallest
 }

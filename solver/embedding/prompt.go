@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 )
 
-// Table is a vector for each token id.
+// Table contains a vector for each token id.
 type Table struct {
 	// Tokens and Size are the shape.
 	Tokens, Size int
@@ -13,18 +13,19 @@ type Table struct {
 	Values []float32
 }
 
-// Vector is that of one token id.
+// Vector returns the vector of a token id.
 func (t *Table) Vector(id int32) []float32 { return t.Values[int(id)*t.Size : (int(id)+1)*t.Size] }
 
-// Projection is a table of random signs: the mean over a prompt's tokens is then the bag of its words, reduced by a random projection
-// that keeps the distances between bags up to a small error (Johnson and Lindenstrauss). It needs no model.
+// Projection is a table of random signs. The mean over a prompt's tokens is the prompt's bag of words under a random
+// projection, which preserves the distances between bags up to a small error (Johnson and Lindenstrauss). It needs no
+// model.
 type Projection struct {
 	tokens, size int
-	// signs has a bit for each value of the vectors [tokens × size], set where the value is negative.
+	// signs has one bit per value of the vectors [tokens × size], set for negative values.
 	signs []uint64
 }
 
-// Projected returns the projection of that many token ids.
+// Projected returns a projection for the given number of token ids.
 func Projected(tokens, size int, seed uint64) *Projection {
 	p := &Projection{tokens: tokens, size: size, signs: make([]uint64, (tokens*size+63)/64)}
 	random := rand.New(rand.NewPCG(seed, 0x70726f6a656374))
@@ -34,7 +35,7 @@ func Projected(tokens, size int, seed uint64) *Projection {
 	return p
 }
 
-// Prompt is Table.Prompt for vectors of length 1.
+// Prompt is Table.Prompt for the projection's vectors, which have length 1.
 func (p *Projection) Prompt(tokens []int32) []float32 {
 	step := float32(1 / math.Sqrt(float64(p.size)))
 	return prompt(tokens, p.tokens, p.size, func(point []float32, id int32) {
@@ -49,7 +50,7 @@ func (p *Projection) Prompt(tokens []int32) []float32 {
 	})
 }
 
-// prompt is the mean over tokens of what add adds for each; token ids beyond the vocabulary do not count.
+// prompt returns the mean of the contributions of add over the tokens; token ids beyond the vocabulary are ignored.
 func prompt(tokens []int32, vocabulary, size int, add func(point []float32, id int32)) []float32 {
 	point := make([]float32, size)
 	counted := float32(0)
@@ -65,7 +66,7 @@ func prompt(tokens []int32, vocabulary, size int, add func(point []float32, id i
 	return point
 }
 
-// Prompt is the mean of the vectors of a prompt's tokens; token ids beyond the table do not count.
+// Prompt returns the mean of the vectors of a prompt's tokens; token ids beyond the table are ignored.
 func (t *Table) Prompt(tokens []int32) []float32 {
 	return prompt(tokens, t.Tokens, t.Size, func(point []float32, id int32) {
 		for i, v := range t.Vector(id) {
@@ -74,10 +75,10 @@ func (t *Table) Prompt(tokens []int32) []float32 {
 	})
 }
 
-// Space compares prompts by direction, seen from the mean prompt: words that every prompt has say nothing.
+// Space compares prompts by their direction from the mean prompt, so that words in all prompts have no influence.
 type Space struct{ mean []float32 }
 
-// NewSpace is the space around the mean of points.
+// NewSpace returns the space around the mean of points.
 func NewSpace(points [][]float32) *Space {
 	s := &Space{make([]float32, len(points[0]))}
 	for _, point := range points {
@@ -88,7 +89,7 @@ func NewSpace(points [][]float32) *Space {
 	return s
 }
 
-// Direction is the unit vector from the mean to a point; that of the mean is zero.
+// Direction returns the unit vector from the mean to a point, or the zero vector for the mean.
 func (s *Space) Direction(point []float32) []float32 {
 	direction, squares := make([]float32, len(point)), 0.0
 	for i, v := range point {

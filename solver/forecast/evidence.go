@@ -8,33 +8,35 @@ import (
 const (
 	slowDecay = 0.97
 	fastDecay = 0.7
-	// least keeps logarithms of shares finite.
-	least = 1e-3
-	// sameTokenPrior is the number of occurrences that a token's row weighs against its occurrences in the same request.
+	// minShare keeps logarithms of shares finite.
+	minShare = 1e-3
+	// sameTokenPrior is the weight of a token's row relative to its occurrences in the same request, in occurrences.
 	sameTokenPrior = 2
 )
 
-// rows are the tables of one layer, in whatever form: as stored, or as counted without one document.
+// rows provides the tables of one layer, as stored or as counted without one document.
 type rows interface {
 	// token fills dst with the shares per rank of a token id and returns its level.
 	token(dst []float32, id int32) int
-	// pair does so for the token at an index of the request together with the one before; level 0 says that it is unknown.
+	// pair fills dst with the shares per rank of the token at an index of the request together with the previous token.
+	// Level 0 means unknown.
 	pair(dst []float32, index int) int
 }
 
-// request is what a forecast may look at: the tokens of one request and, with history, their routes as counts per rank.
+// request contains the input of a forecast: the tokens of one request and, with history, their routes as shares per
+// rank.
 type request struct {
 	tokens []int32
-	// routed are the shares of the layer's activations per rank at each index [tokens × ranks]; those at an index are used
-	// for later indices only.
+	// routed are the shares of the layer's activations per rank at each index [tokens × ranks]. The shares at an index
+	// are used for later indices only.
 	routed []float32
 }
 
-// evidence holds the vectors of one request in one layer.
+// evidence contains the vectors of one request in one layer.
 type evidence struct {
 	ranks int
-	// logs are logarithms of shares [tokens, sources, ranks]; weight is the index of each source's weight, or -1 where the
-	// source has nothing to say [tokens, sources].
+	// logs are logarithms of shares [tokens, sources, ranks]. weight is the index of each source's weight, or -1 if the
+	// source has no information [tokens, sources].
 	logs   []float32
 	weight []int16
 
@@ -111,7 +113,7 @@ func (e *evidence) put(i, source int, shares []float32, level int, known bool) {
 	scale := 1 / max(total, 1e-9)
 	logs := e.logs[(i*sources+source)*e.ranks : (i*sources+source+1)*e.ranks]
 	for rank, s := range shares {
-		logs[rank] = float32(math.Log(float64(s*scale + least)))
+		logs[rank] = float32(math.Log(float64(s*scale + minShare)))
 	}
 }
 
@@ -121,7 +123,7 @@ func decayInto(sum, row []float32, decay float32) {
 	}
 }
 
-// putSameToken merges the token's row, which is in e.row, with its routes so far in the request.
+// putSameToken merges the token's row, which is in e.row, with its previous routes in the request.
 func (e *evidence) putSameToken(i int, id int32) {
 	before := e.seen[id]
 	if before == nil {
@@ -133,7 +135,7 @@ func (e *evidence) putSameToken(i int, id int32) {
 	e.put(i, sameToken, e.row, level(before.n), true)
 }
 
-// remember adds the routes of a position to what later positions know.
+// remember adds the routes of a position to the history of later positions.
 func (e *evidence) remember(id int32, routed []float32) {
 	decayInto(e.slowRouted, routed, slowDecay)
 	decayInto(e.fastRouted, routed, fastDecay)

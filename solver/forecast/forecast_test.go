@@ -26,7 +26,7 @@ func hosts(tr *trace.Trace) []affinity.Hosts {
 	return list
 }
 
-// trained returns a model of the first half of the requests and the token table that belongs to it.
+// trained returns a model of the first half of the requests and its token table.
 func trained(t *testing.T, tr *trace.Trace, history bool) (*forecast.Model, *affinity.TokenTable) {
 	t.Helper()
 	train := tr.AllRequests()[:tr.Requests()/2]
@@ -51,8 +51,8 @@ func score(m *forecast.Model, table *affinity.TokenTable, tr *trace.Trace, layer
 	return dst
 }
 
-// change returns a copy of a trace in which every route, and every token if so asked, of the given positions and layers is
-// another one.
+// change returns a copy of a trace in which every route, and with tokens every token, of the selected positions and
+// layers is different.
 func change(tr *trace.Trace, tokens bool, which func(position, layer int) bool) *trace.Trace {
 	c := *tr
 	c.Tokens, c.Experts = slices.Clone(tr.Tokens), slices.Clone(tr.Experts)
@@ -72,9 +72,9 @@ func change(tr *trace.Trace, tokens bool, which func(position, layer int) bool) 
 	return &c
 }
 
-// TestNothingUnknownIsUsed changes everything that a forecast must not know, and sees no score move; what it may know
-// must move scores, or the test would prove nothing.
-func TestNothingUnknownIsUsed(t *testing.T) {
+// TestNothingUnknownIsUsed changes all information that a forecast must not use and expects unchanged scores. Changes
+// of information that it may use must change scores, as a control.
+func TestOnlyAvailableInformationIsUsed(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 2)
 	request := tr.Requests() - 1
 	for tr.Length(request) < 12 {
@@ -91,14 +91,14 @@ func TestNothingUnknownIsUsed(t *testing.T) {
 			prefill bool
 			decode  bool
 		}{
-			"the routes of the layer itself":  {false, func(p, l int) bool { return p == position && l == layer }, false, false},
-			"the routes of later layers":      {false, func(p, l int) bool { return p == position && l > layer }, false, false},
-			"the routes of later positions":   {false, func(p, _ int) bool { return p > position }, false, false},
-			"other requests":                  {true, func(p, _ int) bool { return p < first || p > last }, false, false},
-			"later tokens":                    {true, func(p, _ int) bool { return p > position && p <= last }, true, false},
-			"the routes of earlier layers":    {false, func(p, l int) bool { return p == position && l < layer }, true, true},
-			"earlier tokens":                  {true, func(p, _ int) bool { return p < position && p >= first }, true, true},
-			"the routes of earlier positions": {false, func(p, l int) bool { return p < position && p >= first && l == layer }, false, true},
+			"routes of the layer":         {false, func(p, l int) bool { return p == position && l == layer }, false, false},
+			"routes of later layers":      {false, func(p, l int) bool { return p == position && l > layer }, false, false},
+			"routes of later positions":   {false, func(p, _ int) bool { return p > position }, false, false},
+			"other requests":              {true, func(p, _ int) bool { return p < first || p > last }, false, false},
+			"later tokens":                {true, func(p, _ int) bool { return p > position && p <= last }, true, false},
+			"routes of earlier layers":    {false, func(p, l int) bool { return p == position && l < layer }, true, true},
+			"earlier tokens":              {true, func(p, _ int) bool { return p < position && p >= first }, true, true},
+			"routes of earlier positions": {false, func(p, l int) bool { return p < position && p >= first && l == layer }, false, true},
 		} {
 			expected := test.prefill
 			if history {
@@ -106,13 +106,13 @@ func TestNothingUnknownIsUsed(t *testing.T) {
 			}
 			got := score(m, table, change(tr, test.tokens, test.which), layer, position)
 			if moved := !slices.Equal(want, got); moved != expected {
-				t.Errorf("history %v: %s: the score moves: %v, want %v", history, name, moved, expected)
+				t.Errorf("history %v: %s: score changed: %v, want %v", history, name, moved, expected)
 			}
 		}
 	}
 }
 
-// TestScoresAreShares also asks for positions in any order.
+// TestScoresAreShares also scores positions in arbitrary order.
 func TestScoresAreShares(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 3)
 	m, table := trained(t, tr, true)
@@ -132,14 +132,14 @@ func TestScoresAreShares(t *testing.T) {
 			t.Fatalf("the scores %v sum to %v", dst, sum)
 		}
 		if i%97 == 0 && !slices.Equal(dst, score(m, table, tr, i%m.Layers, position)) {
-			t.Fatalf("position %d scores otherwise when asked for by itself", position)
+			t.Fatalf("position %d has a different score when scored separately", position)
 		}
 	}
 }
 
-// TestLayersThatAreDoneHoldNothing asks for a long request layer by layer. What remains is less than the scores of one layer, and what a
-// layer is scored from, many times as much, was taken by all layers in turn.
-func TestLayersThatAreDoneHoldNothing(t *testing.T) {
+// TestFinishedLayersFreeScores scores a long request layer by layer. Afterwards less memory than the scores of one
+// layer remains. The intermediate data of a layer, many times as much, was shared by all layers in sequence.
+func TestFinishedLayersFreeScores(t *testing.T) {
 	shape := tracetest.Small
 	shape.Layers = 12
 	m, table := trained(t, tracetest.Generate(shape, 3), true)
@@ -148,7 +148,7 @@ func TestLayersThatAreDoneHoldNothing(t *testing.T) {
 	f, dst := m.Bind(table, hosts(long), long), make([]float32, ranks)
 	held := func() int64 {
 		var now runtime.MemStats
-		for range 3 { // a pool is emptied by the second
+		for range 3 { // the second collection empties a pool
 			runtime.GC()
 		}
 		runtime.ReadMemStats(&now)
@@ -161,13 +161,13 @@ func TestLayersThatAreDoneHoldNothing(t *testing.T) {
 		}
 	}
 	if more, layer := held()-before, int64(4*ranks*len(long.Tokens)); more > layer {
-		t.Errorf("%d bytes are held for layers that are done; the scores of one are %d", more, layer)
+		t.Errorf("%d bytes remain for finished layers; the scores of one layer have %d", more, layer)
 	}
 	f.Score(dst, 0, 0)
 }
 
-// TestScoresAreCalibrated compares the scores of positions that were not trained on with what happened there: what is
-// known beyond the token must bring forecasts closer to it.
+// TestScoresAreCalibrated compares the scores of positions outside the training data with the actual shares:
+// information beyond the token must reduce the error.
 func TestScoresAreCalibrated(t *testing.T) {
 	tr, err := trace.Open(t.Context(), "../testdata/tiny-32e-top4.safetensors.zst")
 	if err != nil {
@@ -220,7 +220,7 @@ func TestUnknownTokensAreScored(t *testing.T) {
 	other := *tr
 	other.Tokens = slices.Clone(tr.Tokens)
 	for p := range other.Tokens {
-		other.Tokens[p] += int32(m.Vocabulary) // beyond every table
+		other.Tokens[p] += int32(m.Vocabulary) // beyond all tables
 	}
 	for _, s := range score(m, table, &other, 2, len(other.Tokens)-1) {
 		if !(s > 0 && s < 1) {

@@ -9,27 +9,31 @@ import (
 )
 
 const (
-	// rawSlope makes chances of margins where no profile has told anything: an expert that is twice as probable as the last
-	// one to be activated is activated in four of five cases.
+	// rawSlope is the slope of probabilities in margins without training: an expert twice as probable as the last
+	// activated one is activated in four of five cases.
 	rawSlope = 2
-	// leastMargin stands for every expert that is far from being activated, those that are not kept among them.
-	leastMargin = -4
+	// minMargin is the margin of every expert that is far from being activated, including experts that are not
+	// recorded.
+	minMargin = -4
 )
 
-// LookAhead forecasts a token's experts from what the layer's gate says before attention: each expert's margin (the
-// logarithm of its probability over that between the last expert to be activated and the first not to be) becomes a chance
-// by a logistic function, corrected by small linear maps from the margins of the most probable experts and from the experts
-// that the token activated in the MoE layer before. It knows experts, not ranks: it fits every placement.
+// LookAhead predicts a token's experts from the output of the layer's gate before attention. The margin of an expert is
+// the logarithm of its probability relative to the threshold between the last activated and the first non-activated
+// expert. A logistic function converts margins into chances. Small linear maps correct them, from the margins of the
+// most probable experts and from the experts that the token activated in the previous MoE layer. The model predicts
+// experts, not ranks, so it fits every placement.
 type LookAhead struct {
-	// Layers (MoE layers), Experts and TopK are the model's; Width is how many of the most probable experts are looked at.
+	// Layers (MoE layers), Experts and TopK are the model's shape. Width is the number of most probable experts used as
+	// input.
 	Layers, Experts, TopK, Width int
-	// Slope weighs an expert's own margin [layers], Bias is what is added for an expert [layers, experts], Gate what each of
-	// the Width most probable experts adds to all experts, times its margin above leastMargin, Earlier what each expert of the
-	// MoE layer before adds [layers, experts, experts]. A raw look-ahead has a Slope alone.
+	// Slope is the weight of an expert's own margin [layers], Bias a constant per expert [layers, experts]. Gate is the
+	// contribution of each of the Width most probable experts to all experts, times its margin above minMargin, and
+	// Earlier the contribution of each expert of the previous MoE layer [layers, experts, experts]. A raw look-ahead
+	// has only Slope.
 	Slope, Bias, Gate, Earlier []float32
 }
 
-// RawLookAhead is a look-ahead without any correction.
+// RawLookAhead returns a look-ahead without corrections.
 func RawLookAhead(m *trace.Model) *LookAhead {
 	l := &LookAhead{Layers: len(m.Layers), Experts: m.Experts, TopK: m.TopK, Width: min(m.TopK+1, m.Experts), Slope: make([]float32, len(m.Layers))}
 	for i := range l.Slope {
@@ -38,17 +42,17 @@ func RawLookAhead(m *trace.Model) *LookAhead {
 	return l
 }
 
-// Raw reports whether the look-ahead is without corrections.
+// Raw reports whether the look-ahead has no corrections.
 func (m *LookAhead) Raw() bool { return m.Bias == nil }
 
-// Validate checks the shapes against one another.
+// Validate checks that the shapes are consistent and the weights finite.
 func (m *LookAhead) Validate() error {
 	square := m.Layers * m.Experts * m.Experts
 	switch {
 	case m.Layers < 1 || m.TopK < 1 || m.TopK > m.Experts || m.Width < m.TopK || m.Width > m.Experts:
 		return fmt.Errorf("the look-ahead is for %d layers and %d most probable of %d experts, top-%d", m.Layers, m.Width, m.Experts, m.TopK)
 	case len(m.Slope) != m.Layers || !m.Raw() && (len(m.Bias) != m.Layers*m.Experts || len(m.Gate) != square || len(m.Earlier) != square):
-		return fmt.Errorf("the look-ahead's weights do not fit %d layers and %d experts", m.Layers, m.Experts)
+		return fmt.Errorf("the look-ahead's weights do not match %d layers and %d experts", m.Layers, m.Experts)
 	}
 	for _, values := range [][]float32{m.Slope, m.Bias, m.Gate, m.Earlier} {
 		for _, v := range values {
@@ -60,13 +64,13 @@ func (m *LookAhead) Validate() error {
 	return nil
 }
 
-// Fits checks that a trace has what the look-ahead looks at.
+// Fits returns an error if the trace lacks the input of the look-ahead.
 func (m *LookAhead) Fits(t *trace.Trace) error {
 	switch {
 	case t.LookAhead == nil:
-		return fmt.Errorf("the trace has no look-ahead (tensor lookahead_experts): semmoe lookahead adds it")
+		return fmt.Errorf("the trace has no look-ahead (tensor lookahead_experts); add it with semmoe lookahead")
 	case t.LookAhead.Width < m.Width:
-		return fmt.Errorf("the trace keeps %d experts of each look-ahead (tensor lookahead_experts); the forecast needs %d", t.LookAhead.Width, m.Width)
+		return fmt.Errorf("the trace has %d experts per look-ahead (tensor lookahead_experts); the forecast needs %d", t.LookAhead.Width, m.Width)
 	case m.Layers != len(t.Model.Layers) || m.Experts != t.Model.Experts || m.TopK != t.Model.TopK:
 		return fmt.Errorf("the look-ahead is for %d layers and top-%d of %d experts, the trace has %d layers and top-%d of %d",
 			m.Layers, m.TopK, m.Experts, len(t.Model.Layers), t.Model.TopK, t.Model.Experts)
@@ -74,16 +78,16 @@ func (m *LookAhead) Fits(t *trace.Trace) error {
 	return nil
 }
 
-// Observation is what is known of a token when a layer's look-ahead has run.
+// Observation contains the information about a token after a layer's look-ahead has run.
 type Observation struct {
-	// Experts are at least Width experts, the most probable first, and Scores their probabilities times
+	// Experts are at least Width experts, the most probable first. Scores are their probabilities times
 	// trace.LookAheadScale.
 	Experts, Scores []uint16
-	// Earlier are the experts that the token activated in the MoE layer before; none in the first.
+	// Earlier are the experts that the token activated in the previous MoE layer; none in the first layer.
 	Earlier []uint16
 }
 
-// Ranks scores ranks in one layer of a placement. It has memory of its own, and serves one goroutine.
+// Ranks scores ranks in one layer of a placement. It has internal buffers and must be used by one goroutine only.
 type Ranks struct {
 	model *LookAhead
 	layer int
@@ -92,7 +96,7 @@ type Ranks struct {
 	chance []float32
 }
 
-// Ranks binds the look-ahead to the hosts of a layer's experts.
+// Ranks returns the scores of the look-ahead for the hosts of a layer's experts.
 func (m *LookAhead) Ranks(layer int, hosts affinity.Hosts) *Ranks {
 	return &Ranks{model: m, layer: layer, hosts: hosts, inputs: newInputs(m.Experts), chance: make([]float32, m.Experts)}
 }
@@ -115,7 +119,7 @@ func (r *Ranks) Score(dst []float32, o Observation) {
 	}
 }
 
-// lookAheadWeights are those of one layer; slope is one number that training may change.
+// lookAheadWeights are the weights of one layer. slope points to a number that training changes.
 type lookAheadWeights struct {
 	slope               *float32
 	bias, gate, earlier []float32
@@ -130,11 +134,11 @@ func (m *LookAhead) layer(l int) lookAheadWeights {
 	return w
 }
 
-// inputs are what a layer's weights are multiplied with.
+// inputs are the regressors of a layer's weights.
 type inputs struct {
-	// margin is that of every expert [experts].
+	// margin contains the margin of every expert [experts].
 	margin []float32
-	// probable are the most probable experts and value their margins above leastMargin, as a share of it.
+	// probable are the most probable experts, value their margins above minMargin as a share of -minMargin.
 	probable []uint16
 	value    []float32
 	earlier  []uint16
@@ -148,20 +152,20 @@ func (in *inputs) observe(m *LookAhead, o Observation) {
 		threshold = (threshold + logScore(o.Scores[m.TopK])) / 2
 	}
 	for expert := range in.margin {
-		in.margin[expert] = leastMargin
+		in.margin[expert] = minMargin
 	}
 	in.probable, in.value, in.earlier = o.Experts[:m.Width], in.value[:0], o.Earlier
 	for i, expert := range in.probable {
-		margin := max(logScore(o.Scores[i])-threshold, leastMargin)
+		margin := max(logScore(o.Scores[i])-threshold, minMargin)
 		in.margin[expert] = margin
-		in.value = append(in.value, margin/-leastMargin+1)
+		in.value = append(in.value, margin/-minMargin+1)
 	}
 }
 
-// logScore is finite for a score of 0.
+// logScore returns the logarithm of score + 1, which is finite for a score of 0.
 func logScore(score uint16) float32 { return float32(math.Log(float64(score) + 1)) }
 
-// chances fills dst with each expert's chance to be activated.
+// chances fills dst with the probability that each expert is activated.
 func (w *lookAheadWeights) chances(dst []float32, in *inputs) {
 	for expert, margin := range in.margin {
 		dst[expert] = *w.slope * margin
@@ -181,13 +185,13 @@ func (w *lookAheadWeights) chances(dst []float32, in *inputs) {
 	}
 }
 
-// LookAheadForecast scores the tokens of a trace. Positions of one layer must be asked for by one goroutine at a time.
+// LookAheadForecast scores the tokens of a trace. Only one goroutine at a time may score positions of one layer.
 type LookAheadForecast struct {
 	trace *trace.Trace
 	ranks []*Ranks
 }
 
-// Bind readies the look-ahead for a trace that Fits has found to fit. hosts are the placement's, layer by layer.
+// Bind returns the scores of the look-ahead for a trace accepted by Fits. hosts are the placement's, by layer.
 func (m *LookAhead) Bind(hosts []affinity.Hosts, of *trace.Trace) *LookAheadForecast {
 	f := &LookAheadForecast{trace: of}
 	for l := range m.Layers {
@@ -196,13 +200,13 @@ func (m *LookAhead) Bind(hosts []affinity.Hosts, of *trace.Trace) *LookAheadFore
 	return f
 }
 
-// Score fills dst with the expected local share, on each rank, of the token at a position of the trace in a MoE layer
-// (counted among the MoE layers).
+// Score fills dst with the expected local share on each rank of the token at a position of the trace, in a MoE layer
+// (index among the MoE layers).
 func (f *LookAheadForecast) Score(dst []float32, layer, position int) {
 	f.ranks[layer].Score(dst, observation(f.trace, layer, position))
 }
 
-// observation is what the trace tells of a position before a layer's gate has run.
+// observation returns the information of the trace about a position before a layer's gate has run.
 func observation(t *trace.Trace, layer, position int) Observation {
 	var o Observation
 	o.Experts, o.Scores = t.LookAheadRow(position, layer)

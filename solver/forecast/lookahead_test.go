@@ -14,7 +14,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// foreseen is a trace whose look-ahead misses that percentage of the real experts.
+// foreseen returns a trace with a look-ahead that misses the given percentage of the actual experts.
 func foreseen(seed uint64, missPercent int) *trace.Trace {
 	tr := tracetest.Generate(tracetest.Small, seed)
 	tracetest.AddLookAhead(tr, 5, missPercent, seed)
@@ -33,13 +33,13 @@ func trainedLookAhead(t *testing.T, tr *trace.Trace) *forecast.LookAhead {
 	return m
 }
 
-// TestLookAheadMargins fixes raw scores: of two experts, the first is four times as probable as the threshold between the
-// second and the third.
+// TestLookAheadMargins checks raw scores: of two experts, the first is four times as probable as the threshold between
+// the second and the third.
 func TestLookAheadMargins(t *testing.T) {
 	m := forecast.RawLookAhead(&trace.Model{Experts: 4, TopK: 2, Layers: []int{0}})
 	r := m.Ranks(0, [][]int{{0}, {0}, {1}, {1, 0}})
 	dst := make([]float32, 2)
-	// Scores are one less than powers of two: their logarithms are taken of one more.
+	// Scores are one less than powers of two, because logScore adds one.
 	r.Score(dst, forecast.Observation{Experts: []uint16{2, 0, 3}, Scores: []uint16{1<<14 - 1, 1<<12 - 1, 1<<12 - 1}})
 	chance := func(margin float64) float64 { return 1 / (1 + math.Exp(-2*margin)) }
 	two, none := chance(math.Log(4)), chance(-4)
@@ -52,7 +52,7 @@ func TestLookAheadMargins(t *testing.T) {
 	}
 }
 
-// TestLookAheadLearns trains on look-aheads that always mistake one expert for another: the correction undoes it.
+// TestLookAheadLearns trains on look-aheads that always confuse two experts; the correction reverts the confusion.
 func TestLookAheadLearns(t *testing.T) {
 	tr := foreseen(1, 0)
 	for i, expert := range tr.LookAhead.Experts {
@@ -81,8 +81,9 @@ func TestLookAheadLearns(t *testing.T) {
 	}
 }
 
-// TestLookAheadUsesNothingUnknown changes everything that a look-ahead must not see, and what it may.
-func TestLookAheadUsesNothingUnknown(t *testing.T) {
+// TestLookAheadUsesOnlyAvailableInformation changes all information that a look-ahead must not use, and information
+// that it may use.
+func TestLookAheadUsesOnlyAvailableInformation(t *testing.T) {
 	tr := foreseen(2, 20)
 	position, layer := len(tr.Tokens)/2, 1
 	for name, m := range map[string]*forecast.LookAhead{"raw": forecast.RawLookAhead(&tr.Model), "corrected": trainedLookAhead(t, tr)} {
@@ -93,11 +94,11 @@ func TestLookAheadUsesNothingUnknown(t *testing.T) {
 		}
 		want := score(tr)
 		if moved := !slices.Equal(want, score(change(tr, true, func(p, l int) bool { return p != position || l != layer-1 }))); moved {
-			t.Errorf("%s: the score hangs on tokens, other positions, or routes of this layer or later ones", name)
+			t.Errorf("%s: the score depends on tokens, other positions, or routes of this or later layers", name)
 		}
 		moved := !slices.Equal(want, score(change(tr, false, func(p, l int) bool { return p == position && l == layer-1 })))
 		if moved != (name == "corrected") {
-			t.Errorf("%s: the score moves with the routes of the layer before: %v", name, moved)
+			t.Errorf("%s: the score depends on the routes of the previous layer: %v", name, moved)
 		}
 		other := *tr
 		other.LookAhead = &trace.LookAhead{Width: tr.LookAhead.Width, Experts: slices.Clone(tr.LookAhead.Experts), Scores: tr.LookAhead.Scores}
@@ -106,7 +107,7 @@ func TestLookAheadUsesNothingUnknown(t *testing.T) {
 			experts[i] = (experts[i] + 5) % uint16(tr.Model.Experts)
 		}
 		if slices.Equal(want, score(&other)) {
-			t.Errorf("%s: the score does not move with the look-ahead", name)
+			t.Errorf("%s: the score does not depend on the look-ahead", name)
 		}
 	}
 }
@@ -131,7 +132,7 @@ func TestLookAheadRefuses(t *testing.T) {
 		want   string
 	}{
 		"none":     {func(t *trace.Trace) { t.LookAhead = nil }, "no look-ahead"},
-		"narrow":   {func(t *trace.Trace) { t.LookAhead = &trace.LookAhead{Width: 2} }, "keeps 2 experts of each look-ahead"},
+		"narrow":   {func(t *trace.Trace) { t.LookAhead = &trace.LookAhead{Width: 2} }, "has 2 experts per look-ahead"},
 		"layers":   {func(t *trace.Trace) { t.Model.Layers = t.Model.Layers[1:] }, "the trace has 2 layers"},
 		"activate": {func(t *trace.Trace) { t.Model.TopK = 1 }, "top-1 of 16"},
 	} {
@@ -143,7 +144,7 @@ func TestLookAheadRefuses(t *testing.T) {
 	}
 	plain := *tr
 	plain.LookAhead = nil
-	if _, err := forecast.TrainLookAhead(t.Context(), &plain, plain.AllRequests(), 1, nil); err == nil || !strings.Contains(err.Error(), "semmoe lookahead adds it") {
+	if _, err := forecast.TrainLookAhead(t.Context(), &plain, plain.AllRequests(), 1, nil); err == nil || !strings.Contains(err.Error(), "add it with semmoe lookahead") {
 		t.Errorf("error %v", err)
 	}
 }

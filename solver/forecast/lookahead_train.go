@@ -9,19 +9,21 @@ import (
 )
 
 const (
-	// lookAheadRate is the first step of a weight.
+	// lookAheadRate is the first step size of a weight.
 	lookAheadRate = 0.1
-	// leastGradient is the error of a chance below which nothing is learnt: most experts are far from being activated, and
-	// are known to be.
-	leastGradient = 2e-3
-	// maxLookAheadWork bounds the samples of a layer times the experts: above it a sample of the requests is trained on.
+	// minGradient is the minimum error of a probability that is learnt from: most experts are far from being activated,
+	// and predicted so.
+	minGradient = 2e-3
+	// maxLookAheadWork is the maximum number of samples of a layer times the experts; above it, training uses a sample
+	// of the requests.
 	maxLookAheadWork = 1 << 24
-	// cancelEvery is the number of samples after which training looks whether it has been cancelled.
+	// cancelEvery is the number of samples between two checks for cancellation.
 	cancelEvery = 1 << 12
 )
 
-// TrainLookAhead fits the correction of a look-ahead to the listed requests, which must have one. It descends the log loss
-// of each expert's chance, sample by sample, with steps per weight that shrink with the gradients seen.
+// TrainLookAhead fits the corrections of a look-ahead to the listed requests of a trace with a look-ahead. It
+// minimises the log loss of each expert's probability by stochastic gradient descent with a step size per weight
+// (AdaGrad).
 func TrainLookAhead(ctx context.Context, t *trace.Trace, requests []int, seed uint64, progress func(done, total int)) (*LookAhead, error) {
 	m := RawLookAhead(&t.Model)
 	if err := m.Fits(t); err != nil {
@@ -81,7 +83,7 @@ func (r *lookAheadTrainer) train(ctx context.Context, positions []int32, seed ui
 	}
 }
 
-// learn follows the gradient of one sample's loss.
+// learn takes one gradient step on the loss of one sample.
 func (r *lookAheadTrainer) learn(position int) {
 	r.observe(r.model, observation(r.trace, r.layer, position))
 	r.w.chances(r.chance, &r.inputs)
@@ -92,7 +94,7 @@ func (r *lookAheadTrainer) learn(position int) {
 	slope := float32(0)
 	for expert, g := range r.chance {
 		slope += g * r.margin[expert]
-		if g < leastGradient && g > -leastGradient {
+		if g < minGradient && g > -minGradient {
 			continue
 		}
 		r.step(&r.w.bias[expert], &r.squares.bias[expert], g)

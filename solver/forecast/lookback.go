@@ -8,48 +8,51 @@ import (
 )
 
 const (
-	// mostLookBack is the longest sequence of earlier MoE layers that is looked at: longer ones are too rare to be counted.
-	mostLookBack = 4
-	// MaxLookBackRanks bounds the ranks of a look-back, and its square the factors of a layer, so that the table of the longest
-	// sequences stays small enough for a processor's cache beside the engine's work: 256 KiB.
+	// maxLookBack is the maximum length of a sequence of earlier MoE layers; longer sequences are too rare to be
+	// counted.
+	maxLookBack = 4
+	// MaxLookBackRanks is the maximum number of ranks of a look-back. Its square bounds the factors of a layer, so that
+	// the table of the longest sequences fits into a processor cache next to the engine's work: 256 KiB.
 	MaxLookBackRanks = 1 << 8
-	// largestFactor keeps products of shares and factors far from the bounds of single precision.
+	// largestFactor keeps products of shares and factors within single precision.
 	largestFactor = 1e4
 )
 
-// LookBack corrects a token's shares by the ranks that held most of its experts in the MoE layers before: the papers' table of device
-// sequences (Sem-MoE, Algorithm 3), with whole distributions in the place of the best rank, and for any number of layers. A token's
-// score of a rank is its share times the sequence's factor; what all ranks have together stays as it was.
+// LookBack corrects a token's shares by the ranks that held most of its experts in the previous MoE layers. It is the
+// papers' table of device sequences (Sem-MoE, Algorithm 3), with whole distributions instead of the best rank, for any
+// number of layers. A token's score of a rank is its share times the sequence's factor; the sum over all ranks is
+// unchanged.
 //
-// A factor is how much larger the rank's share is after the sequence than on average, to the power of a weight that each layer
-// learns. A sequence that the profile lacks is judged by its nearest layers, and with none of these all factors are 1.
+// A factor is the ratio of the rank's share after the sequence to its average share, raised to a weight that is learnt
+// per layer. Sequences missing in the profile use their nearest layers, and if these are missing as well, all factors
+// are 1.
 type LookBack struct {
-	// Layers (MoE layers) and Ranks are the shape, Depth the number of layers of a sequence.
+	// Layers (MoE layers) and Ranks are the shape, Depth is the number of layers of a sequence.
 	Layers, Ranks, Depth int
-	// Factor [layers, ranks^Depth, ranks]. A sequence is a number to the base Ranks whose first digit is the rank in the layer
-	// before; layers that there are none of have the digit 0.
+	// Factor is indexed [layers, ranks^Depth, ranks]. A sequence is a number to the base Ranks; its first digit is the
+	// rank in the previous layer; digits of layers that do not exist are 0.
 	Factor []float32
 }
 
-// LookBackDepth is the number of earlier layers that a look-back sees for a number of ranks: as many as a table has room for, at most 4,
-// and 0 above MaxLookBackRanks.
+// LookBackDepth returns the number of earlier layers in a look-back for a number of ranks: as many as fit in a table,
+// at most 4, and 0 above MaxLookBackRanks.
 func LookBackDepth(ranks int) int {
 	depth := 0
-	for factors := ranks * ranks; depth < mostLookBack && factors <= MaxLookBackRanks*MaxLookBackRanks; factors *= ranks {
+	for factors := ranks * ranks; depth < maxLookBack && factors <= MaxLookBackRanks*MaxLookBackRanks; factors *= ranks {
 		depth++
 	}
 	return depth
 }
 
-// checkDepth refuses a table that is too large.
+// checkDepth returns an error for a table that is too large.
 func checkDepth(depth, ranks int) error {
-	if most := LookBackDepth(ranks); depth < 1 || depth > most {
-		return fmt.Errorf("the look-back is %d layers for %d ranks; allowed is 1 to %d", depth, ranks, most)
+	if maxDepth := LookBackDepth(ranks); depth < 1 || depth > maxDepth {
+		return fmt.Errorf("the look-back is %d layers for %d ranks; allowed is 1 to %d", depth, ranks, maxDepth)
 	}
 	return nil
 }
 
-// Sequences is the number of sequences of a layer.
+// Sequences returns the number of sequences of a layer.
 func (m *LookBack) Sequences() int { return power(m.Ranks, m.Depth) }
 
 func power(base, exponent int) int {
@@ -60,7 +63,7 @@ func power(base, exponent int) int {
 	return product
 }
 
-// Validate checks the shape, and that the factors are such as training makes them.
+// Validate checks the shape and the range of the factors.
 func (m *LookBack) Validate() error {
 	if err := checkDepth(m.Depth, m.Ranks); err != nil {
 		return err
@@ -76,7 +79,8 @@ func (m *LookBack) Validate() error {
 	return nil
 }
 
-// sequence is the number of a sequence of that length, given the rank in the layer that is back layers earlier (1 to length).
+// sequence returns the number of a sequence of the given length; rank returns the rank in the layer that is back layers
+// earlier (1 to length).
 func sequence(ranks, length int, rank func(back int) int) int {
 	number := 0
 	for back := 1; back <= length; back++ {
@@ -85,7 +89,8 @@ func sequence(ranks, length int, rank func(back int) int) int {
 	return number
 }
 
-// apply multiplies a token's shares by the factors of a sequence, and scales them to what they were together; a share is at most 1.
+// apply multiplies a token's shares by the factors of a sequence and rescales them to their previous sum; a share is at
+// most 1.
 func (m *LookBack) apply(shares []float32, layer, sequence int) {
 	at := (layer*m.Sequences() + sequence) * m.Ranks
 	before, after := float32(0), float32(0)
@@ -102,7 +107,7 @@ func (m *LookBack) apply(shares []float32, layer, sequence int) {
 	}
 }
 
-// LookBackForecast scores the tokens of a trace. Positions of one layer must be asked for by one goroutine at a time.
+// LookBackForecast scores the tokens of a trace. Only one goroutine at a time may score positions of one layer.
 type LookBackForecast struct {
 	model   *LookBack
 	tokens  *affinity.TokenTable
@@ -111,7 +116,7 @@ type LookBackForecast struct {
 	scratch [][]float32
 }
 
-// Bind readies the look-back for a trace. hosts are the placement's, layer by layer: they turn routes into ranks.
+// Bind returns the scores of the look-back for a trace. hosts are the placement's, by layer; they map routes to ranks.
 func (m *LookBack) Bind(tokens *affinity.TokenTable, hosts []affinity.Hosts, of *trace.Trace) *LookBackForecast {
 	f := &LookBackForecast{model: m, tokens: tokens, hosts: hosts, trace: of, scratch: make([][]float32, m.Layers)}
 	for l := range f.scratch {
@@ -120,8 +125,8 @@ func (m *LookBack) Bind(tokens *affinity.TokenTable, hosts []affinity.Hosts, of 
 	return f
 }
 
-// Score fills dst with the expected local share, on each rank, of the token at a position of the trace in a MoE layer
-// (counted among the MoE layers).
+// Score fills dst with the expected local share on each rank of the token at a position of the trace, in a MoE layer
+// (index among the MoE layers).
 func (f *LookBackForecast) Score(dst []float32, layer, position int) {
 	f.tokens.ScoreToken(dst, layer, f.trace.Tokens[position])
 	length := min(f.model.Depth, layer)

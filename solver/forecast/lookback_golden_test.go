@@ -16,7 +16,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden file of the Python consumer anew")
 
-// lookBackGolden is what the tests of the token-shuffle consumer compare its look-back with; arrays as in tables.safetensors.
+// lookBackGolden is the expected output of the look-back in the tests of the token-shuffle consumer; arrays as in
+// tables.safetensors.
 type lookBackGolden struct {
 	Ranks      int          `json:"ranks"`
 	Depth      int          `json:"depth"`
@@ -31,12 +32,12 @@ type lookBackGolden struct {
 	Scores     [][][]int    `json:"scores"`  // [layers][tokens][ranks], shares times affinity.ScoreScale
 }
 
-// TestLookBackGolden holds the file that the Python consumer is tested by to what the look-back says.
+// TestLookBackGolden compares the golden file of the Python consumer's tests with the output of the look-back.
 func TestLookBackGolden(t *testing.T) {
 	const path, asked = "../../docs/integrations/torch/tests/lookback.json", 64
 	tr := tracetest.Generate(tracetest.Small, 7)
 	_, tokens := trainedLookBack(t, tr, 2)
-	// Trained factors of so small a trace are all but 1.
+	// The trained factors of such a small trace are almost 1.
 	m, random := &forecast.LookBack{Layers: tokens.Layers, Ranks: ranks, Depth: 2, Factor: make([]float32, tokens.Layers*ranks*ranks*ranks)}, rand.New(rand.NewPCG(7, 0))
 	for i := range m.Factor {
 		m.Factor[i] = float32(1+random.IntN(64)) / 16
@@ -75,6 +76,6 @@ func TestLookBackGolden(t *testing.T) {
 		}
 	}
 	if want, err := os.ReadFile(path); err != nil || !bytes.Equal(want, text) {
-		t.Errorf("%s is not what the look-back says, error %v: go test ./solver/forecast -run LookBackGolden -args -update", path, err)
+		t.Errorf("%s differs from the output of the look-back, error %v: run go test ./solver/forecast -run LookBackGolden -args -update", path, err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// trainedLookBack returns a look-back of the first half of the requests and the token table that belongs to it.
+// trainedLookBack returns a look-back of the first half of the requests and its token table.
 func trainedLookBack(t *testing.T, tr *trace.Trace, depth int) (*forecast.LookBack, *affinity.TokenTable) {
 	t.Helper()
 	train := tr.AllRequests()[:tr.Requests()/2]
@@ -33,12 +33,13 @@ func trainedLookBack(t *testing.T, tr *trace.Trace, depth int) (*forecast.LookBa
 	return m, affinity.NewTokenTable(counts, hosts(tr), ranks, ranks, affinity.Estimator{Shrinkage: 1})
 }
 
-// scorer is a forecast that is bound to a trace.
+// scorer is a forecast bound to a trace.
 type scorer interface {
 	Score(dst []float32, layer, position int)
 }
 
-// localShare is the share of activations in the second half of the requests that are local when every token goes to its best rank.
+// localShare returns the share of local activations in the second half of the requests if every token goes to its best
+// rank.
 func localShare(tr *trace.Trace, f scorer) float64 {
 	h, dst, routed, sum, n := hosts(tr), make([]float32, ranks), make([]float32, ranks), 0.0, 0
 	for p := int(tr.Offsets[tr.Requests()/2]); p < len(tr.Tokens); p++ {
@@ -52,7 +53,8 @@ func localShare(tr *trace.Trace, f scorer) float64 {
 	return sum / float64(n)
 }
 
-// TestLookBackBeatsTheMerge compares it on real routes with the token table, and with the papers' merge of the same evidence.
+// TestLookBackBeatsTheMerge compares the look-back on real routes with the token table, and with the papers' merge of
+// the same evidence.
 func TestLookBackBeatsTheMerge(t *testing.T) {
 	tr, err := trace.Open(t.Context(), "../testdata/tiny-32e-top4.safetensors.zst")
 	if err != nil {
@@ -67,12 +69,12 @@ func TestLookBackBeatsTheMerge(t *testing.T) {
 	for _, depth := range []int{2, 3} {
 		m, _ := trainedLookBack(t, tr, depth)
 		if got := localShare(tr, m.Bind(tokens, hosts(tr), tr)); got < merged || got <= table {
-			t.Errorf("%d layers: %.4f of activations are local; %.4f by the papers' merge, %.4f by token id", depth, got, merged, table)
+			t.Errorf("%d layers: local share %.4f; %.4f with the papers' merge, %.4f with token ids", depth, got, merged, table)
 		}
 	}
 }
 
-// TestLookBackScoresAreShares also asks for positions in any order.
+// TestLookBackScoresAreShares also scores positions in arbitrary order.
 func TestLookBackScoresAreShares(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 3)
 	for depth := 1; depth <= forecast.LookBackDepth(ranks); depth++ {
@@ -94,8 +96,8 @@ func TestLookBackScoresAreShares(t *testing.T) {
 	}
 }
 
-// TestLookBackWithoutEvidence asks for the token's row where nothing is known: in the first layer, and everywhere after a profile of a
-// single document, of which nothing is left to judge sequences by.
+// TestLookBackWithoutEvidence expects the token's row where nothing is known: in the first layer, and everywhere with a
+// profile of a single document, for which no other document remains to evaluate sequences.
 func TestLookBackWithoutEvidence(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 4)
 	m, tokens := trainedLookBack(t, tr, 2)
@@ -118,7 +120,8 @@ func TestLookBackWithoutEvidence(t *testing.T) {
 	}
 }
 
-// TestLookBackSequences fixes by hand which factors a token's shares meet: two ranks, three layers, sequences of two.
+// TestLookBackSequences checks by hand which factors apply to a token's shares: two ranks, three layers, sequences of
+// two.
 func TestLookBackSequences(t *testing.T) {
 	tr := &trace.Trace{
 		Model:  trace.Model{Experts: 2, TopK: 1, Vocabulary: 1, Layers: []int{0, 1, 2}, HiddenLayers: 3},
@@ -129,7 +132,7 @@ func TestLookBackSequences(t *testing.T) {
 	tokens := &affinity.TokenTable{Layers: 3, Vocabulary: 1, Best: 1, Ranks: 2, Rank: make([]uint16, 3), Score: []uint16{half, half, half}}
 	m := &forecast.LookBack{Layers: 3, Ranks: 2, Depth: 2, Factor: slices.Repeat([]float32{1}, 24)}
 	m.Factor[0] = 3    // layer 0
-	m.Factor[8+1] = 3  // layer 1: rank 0 in layer 0, none before
+	m.Factor[8+1] = 3  // layer 1: rank 0 in layer 0, no earlier layer
 	m.Factor[16+4] = 7 // layer 2: rank 1 in layer 1, rank 0 in layer 0
 	dst := make([]float32, 2)
 	for layer, want := range []float64{0.75, 0.25, 0.875} {
@@ -140,8 +143,9 @@ func TestLookBackSequences(t *testing.T) {
 	}
 }
 
-// TestLookBackUsesNothingUnknown changes everything that a look-back must not see, and what it may.
-func TestLookBackUsesNothingUnknown(t *testing.T) {
+// TestLookBackUsesOnlyAvailableInformation changes all information that a look-back must not use, and information that
+// it may use.
+func TestLookBackUsesOnlyAvailableInformation(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 2)
 	m, tokens := trainedLookBack(t, tr, 2)
 	position, layer := len(tr.Tokens)/2, 2
@@ -152,13 +156,13 @@ func TestLookBackUsesNothingUnknown(t *testing.T) {
 	}
 	want := score(tr)
 	if got := score(change(tr, true, func(p, _ int) bool { return p != position })); !slices.Equal(want, got) {
-		t.Error("the score hangs on other positions")
+		t.Error("the score depends on other positions")
 	}
 	if got := score(change(tr, false, func(p, l int) bool { return p == position && l >= layer })); !slices.Equal(want, got) {
-		t.Error("the score hangs on routes of the layer itself")
+		t.Error("the score depends on routes of the layer")
 	}
 	if got := score(change(tr, false, func(p, l int) bool { return p == position && l < layer })); slices.Equal(want, got) {
-		t.Error("the score does not move with the routes of earlier layers")
+		t.Error("the score does not depend on the routes of earlier layers")
 	}
 }
 
@@ -195,7 +199,7 @@ func TestLookBackRefuses(t *testing.T) {
 	}{
 		"depth":    {func(m *forecast.LookBack) { m.Depth = 0 }, "the look-back is 0 layers for 4 ranks; allowed is 1 to 4"},
 		"length":   {func(m *forecast.LookBack) { m.Factor = m.Factor[1:] }, "the look-back has 47 factors; 3 layers of 4 ranks need 48"},
-		"nothing":  {func(m *forecast.LookBack) { m.Factor[3] = 0 }, "a factor of the look-back is 0"},
+		"zero":     {func(m *forecast.LookBack) { m.Factor[3] = 0 }, "a factor of the look-back is 0"},
 		"infinite": {func(m *forecast.LookBack) { m.Factor[3] = float32(math.Inf(1)) }, "a factor of the look-back is +Inf"},
 		"NaN":      {func(m *forecast.LookBack) { m.Factor[3] = float32(math.NaN()) }, "a factor of the look-back is NaN"},
 	} {

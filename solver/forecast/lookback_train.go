@@ -11,20 +11,24 @@ import (
 )
 
 const (
-	// sequenceShrinkage pulls what follows a sequence towards what follows without its farthest layer, like this many occurrences.
+	// sequenceShrinkage is the weight, in occurrences, of the distribution after the sequence without its farthest
+	// layer, towards which the distribution after a sequence is shrunk.
 	sequenceShrinkage = 4
-	// maxLookBackSamples and maxLookBackCells (samples × ranks) bound time and memory of a layer's fit of a single weight.
+	// maxLookBackSamples and maxLookBackCells (samples × ranks) bound time and memory of fitting the weight of a layer.
 	maxLookBackSamples = 1 << 15
 	maxLookBackCells   = 1 << 22
-	// largestLookBackWeight is the largest weight of a layer; where a sequence tells what the token tells too, it is below 1.
+	// largestLookBackWeight is the maximum weight of a layer; a weight is below 1 if the sequence and the token carry
+	// the same information.
 	largestLookBackWeight = 2
-	// weightPenalty keeps a weight near 0 where next to nothing speaks for another: half of its square is what a weight costs.
+	// weightPenalty keeps a weight near 0 without sufficient evidence: the penalty is half of its square.
 	weightPenalty = 1
-	// newtonSteps is the number of steps to a weight; the likelihood is concave in it, and six digits take five of them.
+	// newtonSteps is the number of Newton steps; the log-likelihood is concave in the weight, and six digits take five
+	// steps.
 	newtonSteps = 8
 )
 
-// TrainLookBack builds a look-back of that depth on the listed requests for a placement, given by its hosts layer by layer.
+// TrainLookBack fits a look-back of the given depth to the listed requests for a placement, given by its hosts in each
+// layer.
 func TrainLookBack(ctx context.Context, t *trace.Trace, requests []int, hosts []affinity.Hosts, ranks, depth int, seed uint64, progress func(done, total int)) (*LookBack, error) {
 	if err := checkDepth(depth, ranks); err != nil {
 		return nil, err
@@ -42,14 +46,14 @@ func TrainLookBack(ctx context.Context, t *trace.Trace, requests []int, hosts []
 	return m, err
 }
 
-// sequenceRows are the rows of token ids and of sequences of ranks in one layer, as sums over positions.
+// sequenceRows contains the rows of token ids and of sequences of ranks in one layer, as sums over positions.
 type sequenceRows struct {
 	tokenRows
 	layer int
-	// routes are the ranks of every position in every layer; length is how many layers before this one are looked at.
+	// routes are the ranks of every position in every layer, length is the number of previous layers used.
 	routes [][]uint16
 	length int
-	// sum are the shares per rank of all positions after a sequence, and n their number, for each length from 1 on
+	// sum are the shares per rank summed over all positions after a sequence, n their number, for each length from 1 on
 	// [length][sequences × ranks].
 	sum, n [][]float32
 }
@@ -66,7 +70,7 @@ func newSequenceRows(c *corpus, routes [][]uint16, hosts affinity.Hosts, ranks, 
 	return r
 }
 
-// count adds a document to the sums (sign 1) or takes it out (sign -1).
+// count adds a document to the sums (sign 1) or removes it (sign -1).
 func (r *sequenceRows) count(document []int, sign float32) {
 	r.tokenRows.count(document, sign)
 	r.countSequences(document, sign)
@@ -83,12 +87,12 @@ func (r *sequenceRows) countSequences(document []int, sign float32) {
 	})
 }
 
-// sequence is the one before a position.
+// sequence returns the number of the sequence before a position.
 func (r *sequenceRows) sequence(position int) int {
 	return sequence(r.ranks, r.length, func(back int) int { return int(r.routes[r.layer-back][position]) })
 }
 
-// shares fills dst with the shares per rank after a sequence of that length.
+// shares fills dst with the shares per rank after a sequence of the given length.
 func (r *sequenceRows) shares(dst []float32, length, number int) {
 	if length == 0 {
 		copy(dst, r.prior)
@@ -101,7 +105,7 @@ func (r *sequenceRows) shares(dst []float32, length, number int) {
 	}
 }
 
-// ratios fills dst with the logarithm of how much larger the shares are after a sequence than on average.
+// ratios fills dst with the logarithm of the ratio of the shares after a sequence to the average shares.
 func (r *sequenceRows) ratios(dst []float32, number int) {
 	r.shares(dst, r.length, number)
 	for rank, prior := range r.prior {
@@ -113,15 +117,15 @@ func (r *sequenceRows) ratios(dst []float32, number int) {
 	}
 }
 
-// sequenceSamples are the token's shares and the sequence's ratios of positions of documents that were not counted
-// [samples, ranks], and for each the mean ratio by the activations that it had.
+// sequenceSamples contains, for positions of documents that are not in the counts, the token's shares and the
+// sequence's ratios [samples, ranks], and the mean ratio over the activations of each position.
 type sequenceSamples struct {
 	ranks          int
 	shares, ratios []float32
 	mean           []float64
 }
 
-// gather collects samples with each document's own counts taken out of the rows.
+// gather collects samples with each document's own counts removed from the rows.
 func (r *sequenceRows) gather(seed uint64) *sequenceSamples {
 	random := rand.New(rand.NewPCG(seed, 0x6c6f6f6b6261636b^uint64(r.layer)))
 	s := &sequenceSamples{ranks: r.ranks}
@@ -146,8 +150,8 @@ func (r *sequenceRows) gather(seed uint64) *sequenceSamples {
 	return s
 }
 
-// fit is the layer's weight: the one under which what the samples activated is the most likely, by Newton's method. It is 0 where the
-// profile is a single document, of which nothing is left to judge by.
+// fit returns the layer's maximum-likelihood weight by Newton's method. It is 0 if the profile is a single document,
+// because no other document remains for the evaluation.
 func (r *sequenceRows) fit(seed uint64) float64 {
 	if r.length == 0 {
 		return 0
@@ -161,7 +165,7 @@ func (r *sequenceRows) fit(seed uint64) float64 {
 	return weight
 }
 
-// likelihood returns the slope of the logarithm of the likelihood at a weight, and how fast it falls.
+// likelihood returns the slope and the negative curvature of the log-likelihood at a weight.
 func (s *sequenceSamples) likelihood(weight float64) (slope, curvature float64) {
 	for i, observed := range s.mean {
 		total, mean, square := 0.0, 0.0, 0.0
@@ -183,7 +187,8 @@ func (s *sequenceSamples) likelihood(weight float64) (slope, curvature float64) 
 	return slope, curvature
 }
 
-// store writes the layer's factors. In the first layers, which see fewer layers than a sequence has, the digits beyond do not matter.
+// store writes the layer's factors. In the first layers, which have fewer previous layers than the length of a
+// sequence, the remaining digits are ignored.
 func (r *sequenceRows) store(m *LookBack, weight float64) {
 	beyond := power(r.ranks, m.Depth-r.length)
 	for number := range m.Sequences() {

@@ -9,7 +9,7 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// lookBack is how many earlier MoE layers a layer's forecast looks at.
+// lookBack is the number of earlier MoE layers used by a layer's forecast.
 const lookBack = 4
 
 // Sources of evidence: one vector of shares per rank each.
@@ -18,9 +18,9 @@ const (
 	pairSource
 	slowContext
 	fastContext
-	// promptSource is the mean over the whole prompt; without history only.
+	// promptSource is the mean over the whole prompt, without history only.
 	promptSource
-	// slowHistory, fastHistory and sameToken are routes of earlier positions; with history only.
+	// slowHistory, fastHistory and sameToken are routes of earlier positions, with history only.
 	slowHistory
 	fastHistory
 	sameToken
@@ -30,42 +30,43 @@ const (
 // largestWeight keeps sums of weighted evidence finite.
 const largestWeight = 1e6
 
-// levels is the number of weights of a source: how much a source is worth depends on how much it has seen.
+// levels is the number of weights of a source: the value of a source depends on its number of occurrences.
 const levels = 12
 
-// level is the index of the weight for evidence from n occurrences.
+// level returns the index of the weight for evidence from n occurrences.
 func level(n int) int { return min(bits.Len(uint(n)), levels-1) }
 
 // VectorWeights is the number of weights of sources per layer.
 const VectorWeights = sources * levels
 
-// Model scores the ranks for single tokens. Its token rows are those of a plan's token table, which is kept beside it.
+// Model scores the ranks for single tokens. It uses the token rows of a plan's token table, which is stored separately.
 type Model struct {
-	// History says that routes of earlier positions are known, and later tokens are not: the forecast for decoding.
+	// History selects the forecast for decoding: routes of earlier positions are known, and later tokens are not.
 	History bool
 	// Ranks, Layers (MoE layers), Experts, TopK and Vocabulary are the shape.
 	Ranks, Layers, Experts, TopK, Vocabulary int
-	// TokenLevel is how often each token id occurred: the bit length of the count [V].
+	// TokenLevel is the bit length of the number of occurrences of each token id [V].
 	TokenLevel []uint8
-	// PairStart are the bounds of each token id's pairs [V+1]; PairPrevious are the ids before it, ascending, PairLevel how
-	// often the pair occurred, PairScore the shares per rank times affinity.ScoreScale [layers, pairs, ranks].
+	// PairStart contains the bounds of each token id's pairs [V+1]. PairPrevious contains the previous ids of the
+	// pairs, ascending, PairLevel the bit length of the number of occurrences, PairScore the shares per rank times
+	// affinity.ScoreScale [layers, pairs, ranks].
 	PairStart    []int32
 	PairPrevious []int32
 	PairLevel    []uint8
 	PairScore    []uint16
-	// Vector are the weights of the sources [layers, VectorWeights], Bias the scores of no evidence [layers, ranks], Expert
-	// what an expert of an earlier layer adds [layers, ExpertRows, ranks].
+	// Vector contains the weights of the sources [layers, VectorWeights], Bias the scores without evidence [layers,
+	// ranks], Expert the contribution of an expert of an earlier layer [layers, ExpertRows, ranks].
 	Vector, Bias, Expert []float32
 }
 
-// ExpertRows is the number of rows of a layer in Expert: one for each earlier layer, each place in the order of gate
-// weights, and each expert.
+// ExpertRows returns the number of rows of a layer in Expert: one per earlier layer, distinguished position in the
+// order of gate weights, and expert.
 func ExpertRows(topK, experts int) int { return lookBack * places(topK) * experts }
 
-// places is how many places in the order of gate weights are told apart.
+// places returns the number of distinguished positions in the order of gate weights.
 func places(topK int) int { return min(topK, 3) }
 
-// expertRow is the row for the k'th expert of the layer that is back layers earlier (1 to lookBack).
+// expertRow returns the row of the k-th expert of the layer that is back layers earlier (1 to lookBack).
 func (m *Model) expertRow(back, k, expert int) int {
 	n := places(m.TopK)
 	place := 0
@@ -78,7 +79,7 @@ func (m *Model) expertRow(back, k, expert int) int {
 	return ((back-1)*n+min(place, n-1))*m.Experts + expert
 }
 
-// Pairs is the number of stored pairs.
+// Pairs returns the number of stored pairs.
 func (m *Model) Pairs() int { return len(m.PairPrevious) }
 
 // pair returns the index of a pair of token ids, or -1.
@@ -94,18 +95,18 @@ func (m *Model) pair(previous, token int32) int {
 	return int(begin) + i
 }
 
-// Validate checks shapes and indices against one another and against the token table.
+// Validate checks that shapes and indices are consistent with one another and with the token table.
 func (m *Model) Validate(tokens *affinity.TokenTable) error {
 	pairs := m.Pairs()
 	switch {
 	case tokens == nil || tokens.Ranks != m.Ranks || tokens.Layers != m.Layers || tokens.Vocabulary != m.Vocabulary:
-		return fmt.Errorf("the forecast does not fit the token table")
+		return fmt.Errorf("the forecast does not match the token table")
 	case m.Ranks < 1 || m.Experts < 1 || m.TopK < 1 || m.Layers < 1 || m.TopK > m.Experts:
 		return fmt.Errorf("the forecast is for %d layers, %d ranks and top-%d of %d experts", m.Layers, m.Ranks, m.TopK, m.Experts)
 	case len(m.TokenLevel) != m.Vocabulary || len(m.PairStart) != m.Vocabulary+1 || len(m.PairLevel) != pairs || len(m.PairScore) != m.Layers*pairs*m.Ranks:
-		return fmt.Errorf("the forecast's tables do not fit a vocabulary of %d and %d pairs", m.Vocabulary, pairs)
+		return fmt.Errorf("the forecast's tables do not match a vocabulary of %d and %d pairs", m.Vocabulary, pairs)
 	case len(m.Vector) != m.Layers*VectorWeights || len(m.Bias) != m.Layers*m.Ranks || len(m.Expert) != m.Layers*ExpertRows(m.TopK, m.Experts)*m.Ranks:
-		return fmt.Errorf("the forecast's weights do not fit %d layers, %d experts and %d ranks", m.Layers, m.Experts, m.Ranks)
+		return fmt.Errorf("the forecast's weights do not match %d layers, %d experts and %d ranks", m.Layers, m.Experts, m.Ranks)
 	case m.PairStart[0] != 0 || int(m.PairStart[m.Vocabulary]) != pairs || !slices.IsSorted(m.PairStart):
 		return fmt.Errorf("the bounds of the forecast's pairs do not ascend from 0 to %d", pairs)
 	}
@@ -123,7 +124,7 @@ func (m *Model) Validate(tokens *affinity.TokenTable) error {
 		row := m.PairPrevious[m.PairStart[token]:m.PairStart[token+1]]
 		for i, previous := range row {
 			if previous < 0 || i > 0 && previous <= row[i-1] {
-				return fmt.Errorf("the pairs of token %d do not ascend", token)
+				return fmt.Errorf("the pairs of token %d are not in ascending order", token)
 			}
 		}
 	}

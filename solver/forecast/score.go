@@ -9,38 +9,38 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Forecast scores the tokens of a trace. Positions of one layer must be asked for by one goroutine at a time.
+// Forecast scores the tokens of a trace. Only one goroutine at a time may score positions of one layer.
 type Forecast struct {
 	model  *Model
 	tokens *affinity.TokenTable
 	hosts  []affinity.Hosts
 	trace  *trace.Trace
 	layers []layerScores
-	// scratch are *scratch, of which there are as many as requests are scored at once.
+	// scratch contains values of type *scratch, one per concurrently scored request.
 	scratch sync.Pool
 }
 
-// layerScores are the scores of the request that was asked for last in a layer, until its last position has been.
+// layerScores contains the scores of the most recent request of a layer, until its last position has been scored.
 type layerScores struct {
 	begin, end int
 	scores     []float32
 }
 
-// scratch is what a request is scored from: many times as much as its scores.
+// scratch contains the intermediate data of scoring a request, many times the size of its scores.
 type scratch struct {
 	evidence *evidence
 	routed   []float32
 }
 
-// Bind readies the model for a trace. hosts are the placement's, layer by layer: they turn routes into ranks.
+// Bind returns the scores of the model for a trace. hosts are the placement's, by layer; they map routes to ranks.
 func (m *Model) Bind(tokens *affinity.TokenTable, hosts []affinity.Hosts, of *trace.Trace) *Forecast {
 	f := &Forecast{model: m, tokens: tokens, hosts: hosts, trace: of, layers: make([]layerScores, m.Layers)}
 	f.scratch.New = func() any { return &scratch{evidence: newEvidence(m.Ranks)} }
 	return f
 }
 
-// Score fills dst with the expected local share, on each rank, of the token at a position of the trace in a MoE layer
-// (counted among the MoE layers).
+// Score fills dst with the expected local share on each rank of the token at a position of the trace, in a MoE layer
+// (index among the MoE layers).
 func (f *Forecast) Score(dst []float32, layer, position int) {
 	l := &f.layers[layer]
 	if position < l.begin || position >= l.end {
@@ -49,11 +49,11 @@ func (f *Forecast) Score(dst []float32, layer, position int) {
 	at := (position - l.begin) * f.model.Ranks
 	copy(dst, l.scores[at:at+f.model.Ranks])
 	if position == l.end-1 {
-		*l = layerScores{} // positions are asked for in order, layer by layer: no layer holds on to a long request
+		*l = layerScores{} // positions are scored in order, layer by layer; a finished layer frees its scores
 	}
 }
 
-// scoreRequest scores all tokens of the request that a position belongs to.
+// scoreRequest scores all tokens of the request that contains the position.
 func (f *Forecast) scoreRequest(layer, position int) {
 	t, m, l := f.trace, f.model, &f.layers[layer]
 	by := f.scratch.Get().(*scratch)
@@ -78,7 +78,7 @@ func (f *Forecast) scoreRequest(layer, position int) {
 	}
 }
 
-// routedShares are the shares of the activations of positions begin to end per rank.
+// routedShares returns the shares per rank of the activations of positions begin to end.
 func routedShares(dst []float32, t *trace.Trace, hosts affinity.Hosts, ranks, layer, begin, end int) []float32 {
 	n := (end - begin) * ranks
 	if cap(dst) < n {
@@ -102,7 +102,7 @@ func routedShares(dst []float32, t *trace.Trace, hosts affinity.Hosts, ranks, la
 	return dst
 }
 
-// earlierExperts appends the rows of Expert that a position selects in a layer.
+// earlierExperts appends the rows of Expert that apply to a position in a layer.
 func (m *Model) earlierExperts(dst []int32, t *trace.Trace, layer, position int) []int32 {
 	for back := 1; back <= min(lookBack, layer); back++ {
 		for k, expert := range t.Row(position, layer-back) {
@@ -143,7 +143,7 @@ func (s *storedRows) pair(dst []float32, index int) int {
 	return int(s.model.PairLevel[pair])
 }
 
-// weights are those of one layer.
+// weights contains the weights of one layer.
 type weights struct {
 	ranks                int
 	vector, bias, expert []float32

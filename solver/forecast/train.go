@@ -11,23 +11,23 @@ import (
 )
 
 const (
-	// shrinkage pulls a token's row towards the prior like this many occurrences would, pairShrinkage a pair's row towards
-	// its token's.
+	// shrinkage is the weight of the prior in a token's row, pairShrinkage the weight of the token's row in a pair's
+	// row, in occurrences.
 	shrinkage     = 1
 	pairShrinkage = 2
-	// leastPairs is how often a pair must occur to be stored.
-	leastPairs = 2
-	// passes is the number of passes over the samples, rate the first step of a weight; steps shrink as gradients add up,
-	// and linearly to nothing over the passes.
+	// minPairs is the minimum number of occurrences of a stored pair.
+	minPairs = 2
+	// passes is the number of passes over the samples. rate is the first step size of a weight. Steps shrink with
+	// accumulated gradients, and linearly to 0 over the passes.
 	passes = 4
 	rate   = 0.12
-	// maxSamples and maxCells (samples × ranks) bound time and memory of training: above them whole documents are left out of the
-	// samples, not of the tables.
+	// maxSamples and maxCells (samples × ranks) bound time and memory of training. Above them, whole documents are
+	// omitted from the samples, but not from the tables.
 	maxSamples = 200_000
 	maxCells   = 16 * maxSamples
 )
 
-// Train builds a model on the listed requests for a placement, given by its hosts layer by layer.
+// Train fits a model to the listed requests for a placement, given by its hosts in each layer.
 func Train(ctx context.Context, t *trace.Trace, requests []int, hosts []affinity.Hosts, ranks int, history bool, seed uint64, progress func(done, total int)) (*Model, error) {
 	m := &Model{
 		History: history, Ranks: ranks, Layers: len(t.Model.Layers), Experts: t.Model.Experts, TopK: t.Model.TopK, Vocabulary: t.Model.Vocabulary,
@@ -48,7 +48,7 @@ func Train(ctx context.Context, t *trace.Trace, requests []int, hosts []affinity
 	return m, err
 }
 
-// corpus is the profile: its documents with their positions.
+// corpus contains the documents of the profile with their positions.
 type corpus struct {
 	trace     *trace.Trace
 	documents [][]int
@@ -100,7 +100,7 @@ func (m *Model) countPairs(c *corpus) {
 	}
 	var kept [][2]int32
 	for pair, n := range pairs {
-		if n >= leastPairs {
+		if n >= minPairs {
 			kept = append(kept, pair)
 		}
 	}
@@ -125,7 +125,7 @@ func (m *Model) countPairs(c *corpus) {
 	}
 }
 
-// tokenRows are the rows of token ids in one layer as sums over positions, from which documents can be taken out.
+// tokenRows contains the rows of token ids in one layer as sums over positions, from which documents can be removed.
 type tokenRows struct {
 	corpus *corpus
 	ranks  int
@@ -133,7 +133,7 @@ type tokenRows struct {
 	routed []float32
 	// tokenSum are their sums by token id, tokenCount the numbers of occurrences.
 	tokenSum, tokenCount []float32
-	// prior is the mean over all positions, which stays as it is when documents are taken out.
+	// prior is the mean over all positions. It does not change when documents are removed.
 	prior []float32
 }
 
@@ -157,10 +157,10 @@ func newTokenRows(c *corpus, hosts affinity.Hosts, ranks, layer int) *tokenRows 
 	return r
 }
 
-// position are the shares per rank of a position's activations.
+// position returns the shares per rank of a position's activations.
 func (r *tokenRows) position(p int) []float32 { return r.routed[p*r.ranks : (p+1)*r.ranks] }
 
-// count adds a document to the sums (sign 1) or takes it out (sign -1).
+// count adds a document to the sums (sign 1) or removes it (sign -1).
 func (r *tokenRows) count(document []int, sign float32) {
 	r.corpus.each(document, func(p, _ int) {
 		id := int(r.corpus.trace.Tokens[p])
@@ -184,13 +184,13 @@ func (r *tokenRows) token(dst []float32, id int32) int {
 	return level(int(n))
 }
 
-// countedRows are the tables of one layer of a Model.
+// countedRows contains the tables of one layer of a Model as sums.
 type countedRows struct {
 	tokenRows
 	model *Model
-	// pairSum and pairCount are the sums of pairs.
+	// pairSum and pairCount are the sums and numbers of occurrences of pairs.
 	pairSum, pairCount []float32
-	// begin is the first position of the request that is looked at.
+	// begin is the first position of the current request.
 	begin int
 	base  []float32
 }
@@ -241,7 +241,7 @@ func (r *countedRows) pairShares(dst []float32, pair int) {
 	}
 }
 
-// storePairs writes the pairs' rows as a plan stores them.
+// storePairs writes the pairs' rows in the form of a plan.
 func (m *Model) storePairs(r *countedRows, layer int) {
 	shares := make([]float32, m.Ranks)
 	for id := range int32(m.Vocabulary) {
@@ -256,13 +256,13 @@ func (m *Model) storePairs(r *countedRows, layer int) {
 	}
 }
 
-// samples are the evidence and outcome of every trained position.
+// samples contains the evidence of every training position.
 type samples struct {
 	evidence
 	positions []int32
 }
 
-// trainLayer fills the weights of one layer.
+// trainLayer fits the weights of one layer.
 func trainLayer(ctx context.Context, m *Model, r *countedRows, layer int, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 0x666f726563617374^uint64(layer)))
 	s := gatherSamples(m, r, random)
@@ -298,7 +298,7 @@ func trainLayer(ctx context.Context, m *Model, r *countedRows, layer int, seed u
 	}
 }
 
-// gatherSamples collects the evidence of every document with its own counts taken out of the tables.
+// gatherSamples collects the evidence of every document with its own counts removed from the tables.
 func gatherSamples(m *Model, r *countedRows, random *rand.Rand) *samples {
 	s := &samples{evidence: *newEvidence(m.Ranks)}
 	one := newEvidence(m.Ranks)
@@ -324,7 +324,8 @@ func gatherSamples(m *Model, r *countedRows, random *rand.Rand) *samples {
 	return s
 }
 
-// optimiser is stochastic gradient descent with a step per weight that shrinks with the gradients seen (AdaGrad).
+// optimiser is stochastic gradient descent with a step size per weight that shrinks with accumulated gradients
+// (AdaGrad).
 type optimiser struct {
 	w                    weights
 	vector, bias, expert []float32
@@ -335,7 +336,7 @@ func newOptimiser(w weights) *optimiser {
 	return &optimiser{w, make([]float32, len(w.vector)), make([]float32, len(w.bias)), make([]float32, len(w.expert)), rate}
 }
 
-// descend follows one sample's gradient with respect to the scores before the softmax.
+// descend takes one step along a sample's gradient with respect to the scores before the softmax.
 func (o *optimiser) descend(gradient []float32, e *evidence, i int, expertRows []int32) {
 	for rank, g := range gradient {
 		o.step(&o.w.bias[rank], &o.bias[rank], g)
@@ -366,5 +367,5 @@ func (o *optimiser) step(weight, squares *float32, g float32) {
 	*weight -= o.rate * g * rsqrt(*squares)
 }
 
-// rsqrt is 1/√x; the constant keeps the first steps short.
+// rsqrt returns 1/√x; a constant added to x limits the first steps.
 func rsqrt(x float32) float32 { return float32(1 / math.Sqrt(float64(x)+0.1)) }

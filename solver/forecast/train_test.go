@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// TestSamplesAreBoundedOnManyRanks trains on more positions than samples of 256 ranks there is memory for.
+// TestSamplesAreBoundedOnManyRanks trains on more positions than the sample limit for 256 ranks.
 func TestSamplesAreBoundedOnManyRanks(t *testing.T) {
 	const ranks, most = 256, maxCells / 256
 	shape := tracetest.Shape{Experts: ranks, TopK: 1, Layers: 1, Vocabulary: 50, Domains: 2, DocumentsPerDomain: 8, RequestsPerDocument: 1, TokensPerRequest: 1000}
@@ -23,6 +23,6 @@ func TestSamplesAreBoundedOnManyRanks(t *testing.T) {
 		longest = max(longest, tr.Length(r))
 	}
 	if n := len(s.positions); n < most || n >= most+longest || n >= len(tr.Tokens) {
-		t.Errorf("%d samples of %d positions on %d ranks; about %d are wanted", n, len(tr.Tokens), ranks, most)
+		t.Errorf("%d samples of %d positions on %d ranks; want about %d", n, len(tr.Tokens), ranks, most)
 	}
 }

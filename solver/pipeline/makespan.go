@@ -2,11 +2,11 @@ package pipeline
 
 import "math"
 
-// ClosedForm is the makespan of the order ASAS, exactly.
+// ClosedForm returns the exact makespan of the order ASAS.
 //
-// With P the attention group's time for a micro-batch, Q the time after which the next micro-batch can follow and Y that of one
-// micro-batch through all stages, a layer begins max(r1 Q, Y, P) after the one before. (The paper's wording suggests max(r1 P, Y),
-// which is right only where the attention group is the bottleneck.)
+// P is the attention group's time for a micro-batch, Q the time after which the next micro-batch can follow, and Y the
+// time of one micro-batch through all stages. A layer begins max(r1 Q, Y, P) after the previous one. (The paper's
+// wording suggests max(r1 P, Y), which is correct only if the attention group is the bottleneck.)
 func ClosedForm(d Durations, s Sizes) float64 {
 	own, through := d.own(), d.through(s.Chunks)
 	next := max(own, float64(s.Chunks)*d.slowest())
@@ -14,16 +14,17 @@ func ClosedForm(d Durations, s Sizes) float64 {
 	return float64(s.Layers-1)*layer + max(through, own) + float64(s.MicroBatches-1)*next
 }
 
-// lateBound is a time below which the order AASS does not come, and that it nearly always takes: a layer begins after the one before has
-// given each resource its work, or the first micro-batch has been through it.
+// lateBound returns a lower bound of the makespan of the order AASS, which is nearly always tight: a layer begins after
+// the previous layer has given each resource its work, or after the first micro-batch has passed through it.
 func lateBound(d Durations, s Sizes) float64 {
 	batches, through := float64(s.MicroBatches), d.through(s.Chunks)
 	next := max(d.Attention, float64(s.Chunks)*d.slowest())
 	return float64(s.Layers-1)*max(batches*d.own(), batches*next, through) + max(through+(batches-1)*next, batches*d.own())
 }
 
-// Bound is a time below which no order of the attention group's tasks comes: each resource must do all of its work, between the
-// shortest way to its first task and from its last, and each micro-batch must go through all layers.
+// Bound returns a lower bound of the makespan over all orders of the attention group's tasks: each resource must do all
+// of its work, between the shortest path to its first task and the shortest path from its last task, and each
+// micro-batch must pass through all layers.
 func Bound(d Durations, s Sizes) float64 {
 	layers, batches, chunks := float64(s.Layers), float64(s.MicroBatches), float64(s.Chunks)
 	all := layers * batches * chunks
@@ -31,7 +32,7 @@ func Bound(d Durations, s Sizes) float64 {
 	through := d.through(s.Chunks)
 	return max(
 		layers*batches*d.own(),
-		// The last attention of all follows every other one, and the shared experts of all layers but the last.
+		// The last attention task follows every other one, and the shared experts of all layers but the last.
 		layers*batches*d.own()-batches*d.Shared+through-d.Attention,
 		all*d.Dispatch+around-d.Dispatch,
 		all*d.Experts+around-d.Experts,
@@ -40,22 +41,23 @@ func Bound(d Durations, s Sizes) float64 {
 	)
 }
 
-// evaluator computes makespans of any order in time proportional to layers and micro-batches, but not to chunks. It can be used again.
+// evaluator computes makespans of arbitrary orders in time proportional to layers and micro-batches, but not to chunks.
+// It is reusable.
 type evaluator struct {
-	// Of each micro-batch: when its attention ended, its shared experts ended, and its last chunk came back; and whether its shared
-	// experts are still to be done.
+	// The end times, per micro-batch, of its attention, its shared experts and its last chunk, and whether its shared
+	// experts are pending.
 	attended, shared, back []float64
 	pending                []bool
-	// before is the state a layer ago.
+	// before is the state one layer earlier.
 	before []float64
-	// When the resources are free.
+	// The times at which the resources become idle.
 	group, dispatch, experts, combine float64
 }
 
-// makespan is that of an order.
+// makespan returns the makespan of an order.
 //
-// The chunks of a micro-batch are equal, so that a stage with durations x and y before and after it ends its last chunk after the longest
-// of few paths: max-plus sums of equal terms are greatest at one end of the range.
+// The chunks of a micro-batch are equal. The end of the last chunk of a stage is therefore the longest of a few paths:
+// max-plus sums of equal terms have their maximum at one end of the range.
 func (e *evaluator) makespan(d Durations, s Sizes, o Order) float64 {
 	e.reset(s.MicroBatches)
 	for layer := range s.Layers {
@@ -67,7 +69,8 @@ func (e *evaluator) makespan(d Durations, s Sizes, o Order) float64 {
 			}
 		}
 		if by, same := e.shift(); same && layer > 0 {
-			// The state is that of the layer before, later: as the times depend on differences alone, each further layer adds as much.
+			// The state equals the previous layer's state, shifted in time. Times depend only on differences, so each
+			// further layer adds the same shift.
 			e.advance(by * float64(s.Layers-1-layer))
 			break
 		}
@@ -95,7 +98,7 @@ func (e *evaluator) reset(microBatches int) {
 	e.group, e.dispatch, e.experts, e.combine = 0, 0, 0, 0
 }
 
-// attention does the attention of micro-batch i, and all that its chunks need.
+// attention executes the attention of micro-batch i and all tasks of its chunks.
 func (e *evaluator) attention(d Durations, chunks float64, i int) {
 	e.group = max(e.group, e.back[i], e.shared[i]) + d.Attention
 	e.attended[i], e.pending[i] = e.group, true
@@ -116,7 +119,7 @@ func (e *evaluator) sharedExperts(d Durations, i int) {
 	e.shared[i], e.pending[i] = e.group, false
 }
 
-// shift tells by how much the state is later than at the last call, and whether all of it is by the same.
+// shift returns the time shift of the state since the last call, and whether the whole state has the same shift.
 func (e *evaluator) shift() (by float64, same bool) {
 	const rounding = 1e-13
 	by, same = e.group-e.before[0], true
@@ -133,7 +136,7 @@ func (e *evaluator) shift() (by float64, same bool) {
 	}
 	for i := range e.back {
 		compare(e.back[i])
-		// What shared experts still to be done wait for is the attention's end, what attention waits for is theirs.
+		// Pending shared experts wait for the end of attention; attention waits for the end of shared experts.
 		if e.pending[i] {
 			compare(e.attended[i])
 		} else {
@@ -150,9 +153,4 @@ func (e *evaluator) advance(by float64) {
 			times[i] += by
 		}
 	}
-}
-
-// Makespan is the time from the first attention to the end of the last task of an order.
-func Makespan(d Durations, s Sizes, o Order) float64 {
-	return new(evaluator).makespan(d, s, o)
 }

@@ -16,7 +16,7 @@ var (
 	searchInstances   = flag.Int("search-instances", 100, "random problems whose search is compared with brute force")
 )
 
-// instances are a tenth where the tests are to be short: the race detector makes arithmetic ten times slower.
+// instances returns n, or a tenth in short tests: the race detector makes arithmetic ten times slower.
 func instances(n int) int {
 	if testing.Short() {
 		return max(1, n/10)
@@ -24,7 +24,7 @@ func instances(n int) int {
 	return n
 }
 
-// randomDurations have all sorts of bottlenecks; sometimes some are equal, and sometimes there are no shared experts.
+// randomDurations returns durations with varying bottlenecks; some may be equal, and there may be no shared experts.
 func randomDurations(r *rand.Rand) Durations {
 	draw := func() float64 { return math.Exp(4 * r.Float64()) }
 	d := Durations{Attention: draw(), Shared: draw(), Dispatch: draw(), Experts: draw(), Combine: draw()}
@@ -43,7 +43,7 @@ func randomDurations(r *rand.Rand) Durations {
 
 func randomSizes(r *rand.Rand) Sizes { return Sizes{1 + r.IntN(8), 1 + r.IntN(6), 1 + r.IntN(8)} }
 
-// randomOrder is any.
+// randomOrder returns a random order.
 func randomOrder(r *rand.Rand, microBatches int) Order {
 	o := AASS(microBatches)
 	r.Shuffle(len(o), func(i, j int) { o[i], o[j] = o[j], o[i] })
@@ -52,7 +52,7 @@ func randomOrder(r *rand.Rand, microBatches int) Order {
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(math.Abs(a), math.Abs(b)) }
 
-func TestMakespansAreTheSimulators(t *testing.T) {
+func TestMakespansMatchTheSimulator(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var e evaluator
 	names := map[string]int{}
@@ -65,10 +65,10 @@ func TestMakespansAreTheSimulators(t *testing.T) {
 			}
 			names[o.Name()]++
 			if got := e.makespan(d, s, o); !near(got, schedule.Makespan) {
-				t.Fatalf("%+v %+v %v: the recurrence says %v, the simulator %v", d, s, o, got, schedule.Makespan)
+				t.Fatalf("%+v %+v %v: recurrence %v, simulator %v", d, s, o, got, schedule.Makespan)
 			}
 			if o.Name() == "ASAS" && !near(ClosedForm(d, s), schedule.Makespan) {
-				t.Fatalf("%+v %+v: the closed form says %v, the simulator %v", d, s, ClosedForm(d, s), schedule.Makespan)
+				t.Fatalf("%+v %+v: closed form %v, simulator %v", d, s, ClosedForm(d, s), schedule.Makespan)
 			}
 			if bound := lateBound(d, s); o.Name() == "AASS" && bound > schedule.Makespan*(1+1e-9) {
 				t.Fatalf("%+v %+v: the bound on AASS, %v, is above its makespan %v", d, s, bound, schedule.Makespan)
@@ -79,11 +79,11 @@ func TestMakespansAreTheSimulators(t *testing.T) {
 		}
 	}
 	if names["ASAS"] < instances(*scheduleInstances) || names["AASS"] == 0 || names["climbed"] == 0 {
-		t.Errorf("orders that were looked at: %v", names)
+		t.Errorf("tested orders: %v", names)
 	}
 }
 
-// Of many layers most are not computed one by one.
+// With many layers, most are not computed individually.
 func TestMakespanOfManyLayers(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range instances(100) {
@@ -94,14 +94,14 @@ func TestMakespanOfManyLayers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := Makespan(d, s, o); !near(got, schedule.Makespan) {
-				t.Fatalf("%+v %+v %v: the recurrence says %v, the simulator %v", d, s, o, got, schedule.Makespan)
+			if got := makespanOf(d, s, o); !near(got, schedule.Makespan) {
+				t.Fatalf("%+v %+v %v: recurrence %v, simulator %v", d, s, o, got, schedule.Makespan)
 			}
 		}
 	}
 }
 
-// The simulator's own rules: one task at a time on a resource, and every task after those that it waits for.
+// The rules of the simulator: one task at a time on a resource, and every task after its prerequisites.
 func TestSimulatorKeepsTheRules(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range instances(200) {
@@ -112,10 +112,10 @@ func TestSimulatorKeepsTheRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want := s.Layers * s.MicroBatches * (2 + 3*s.Chunks); len(schedule.Tasks) != want {
-			t.Fatalf("%+v: %d tasks; wanted are %d", s, len(schedule.Tasks), want)
+			t.Fatalf("%+v: %d tasks; want %d", s, len(schedule.Tasks), want)
 		}
 		free := [resources]float64{}
-		ends := map[Task]float64{} // by the task without its times
+		ends := map[Task]float64{} // keyed by the task without times
 		key := func(on Resource, shared bool, layer, batch, chunk int) Task {
 			return Task{On: on, Shared: shared, Layer: layer, MicroBatch: batch, Chunk: chunk}
 		}
@@ -162,7 +162,7 @@ func TestSimulateRefuses(t *testing.T) {
 		"has 3 tasks":        {Sizes{1, 1, 1}, Order{1, 0, ^0}},
 	} {
 		if _, err := Simulate(Durations{1, 1, 1, 1, 1}, c.sizes, c.order); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("wanted is an error with %q; got %v", want, err)
+			t.Errorf("error %v; want %q", err, want)
 		}
 	}
 }
@@ -170,15 +170,15 @@ func TestSimulateRefuses(t *testing.T) {
 func TestOrdersHaveNames(t *testing.T) {
 	for want, o := range map[string]Order{"A0 S0 A1 S1": ASAS(2), "A0 A1 S0 S1": AASS(2), "A0 S1' A1 S0": {0, ^1, 1, ^0}} {
 		if got := o.String(); got != want {
-			t.Errorf("order %v is written %q; wanted is %q", []Step(o), got, want)
+			t.Errorf("order %v has the text %q; want %q", []Step(o), got, want)
 		}
 	}
 	if names := []string{ASAS(2).Name(), AASS(2).Name(), (Order{0, ^1, 1, ^0}).Name()}; !slices.Equal(names, []string{"ASAS", "AASS", "climbed"}) {
-		t.Errorf("the orders are called %v", names)
+		t.Errorf("order names %v", names)
 	}
 }
 
-// randomProblem has times with start-up costs and floors, and chunks that can be sent in up to three ways.
+// randomProblem returns a problem with start-up costs and minimum durations, and up to three ways to send chunks.
 func randomProblem(r *rand.Rand) *Problem {
 	draw := func() float64 { return math.Exp(3 * r.Float64()) }
 	time := func(unit float64) func(float64) float64 {
@@ -207,16 +207,16 @@ func randomProblem(r *rand.Rand) *Problem {
 	return p
 }
 
-// bruteForce is the throughput of the best of all sizes in ASAS and AASS.
+// bruteForce returns the maximum throughput over all sizes with ASAS and AASS.
 func bruteForce(p *Problem) float64 {
 	best := 0.0
 	for i := range p.Splits {
 		split := &p.Splits[i]
 		for samples := 1; samples <= split.Samples; samples++ {
 			for batches := 1; batches*samples <= split.Samples; batches++ {
-				for chunks := 1; chunks <= p.mostChunks(split, samples); chunks++ {
+				for chunks := 1; chunks <= p.maxChunks(split, samples); chunks++ {
 					for _, o := range []Order{ASAS(batches), AASS(batches)} {
-						time := Makespan(p.durations(split, samples, chunks), Sizes{p.Layers, batches, chunks}, o)
+						time := makespanOf(p.durations(split, samples, chunks), Sizes{p.Layers, batches, chunks}, o)
 						best = max(best, 1e6*float64(batches*samples*split.AttentionRanks*p.Sequence)/time)
 					}
 				}
@@ -226,7 +226,7 @@ func bruteForce(p *Problem) float64 {
 	return best
 }
 
-func TestSearchIsBruteForce(t *testing.T) {
+func TestSearchMatchesBruteForce(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	climbed := 0
 	for range *searchInstances {
@@ -245,16 +245,16 @@ func TestSearchIsBruteForce(t *testing.T) {
 			climbed++
 		}
 		if result.Plan.TokensPerSecond < want*(1-1e-9) {
-			t.Fatalf("%+v: after climbing %v tokens/s, before %v", p, result.Plan.TokensPerSecond, want)
+			t.Fatalf("%+v: %v tokens/s after the local search, %v before", p, result.Plan.TokensPerSecond, want)
 		}
 	}
 	t.Logf("%d of %d best orders are neither ASAS nor AASS", climbed, *searchInstances)
 	if climbed == 0 {
-		t.Error("no order was climbed to")
+		t.Error("the local search found no other order")
 	}
 }
 
-// The climb finds the best of all orders in which attention goes by micro-batch, nearly always.
+// The local search nearly always finds the best order among those with attention in the order of micro-batches.
 func TestClimbIsNearTheBestOrder(t *testing.T) {
 	r := rand.New(rand.NewPCG(13, 14))
 	better, reached := 0, 0
@@ -262,33 +262,33 @@ func TestClimbIsNearTheBestOrder(t *testing.T) {
 		d, s := randomDurations(r), Sizes{2 + r.IntN(7), 2 + r.IntN(2), 1 + r.IntN(4)}
 		d.Shared = max(d.Shared, 1)
 		p := Plan{Durations: d, Sizes: s, Order: ASAS(s.MicroBatches), Makespan: ClosedForm(d, s), TokensPerSecond: 1}
-		asas, aass := p.Makespan, Makespan(d, s, AASS(s.MicroBatches))
+		asas, aass := p.Makespan, makespanOf(d, s, AASS(s.MicroBatches))
 		(&searcher{}).climb(&p)
-		if got := Makespan(d, s, p.Order); got != p.Makespan && !near(got, p.Makespan) || !near(p.TokensPerSecond, asas/p.Makespan) {
-			t.Fatalf("%+v %+v: the climb says %v and %v, the recurrence %v", d, s, p.Makespan, p.TokensPerSecond, got)
+		if got := makespanOf(d, s, p.Order); got != p.Makespan && !near(got, p.Makespan) || !near(p.TokensPerSecond, asas/p.Makespan) {
+			t.Fatalf("%+v %+v: local search %v and %v, recurrence %v", d, s, p.Makespan, p.TokensPerSecond, got)
 		}
-		least := min(asas, aass)
-		if p.Makespan > least*(1+2*worthwhile) {
-			t.Fatalf("%+v %+v: the climb goes down, from %v to %v", d, s, least, p.Makespan)
+		shortest := min(asas, aass)
+		if p.Makespan > shortest*(1+2*worthwhile) {
+			t.Fatalf("%+v %+v: the local search increases the makespan from %v to %v", d, s, shortest, p.Makespan)
 		}
-		forEachOrder(s.MicroBatches, func(o Order) { least = min(least, Makespan(d, s, o)) })
-		if least < min(asas, aass)*(1-worthwhile) {
+		forEachOrder(s.MicroBatches, func(o Order) { shortest = min(shortest, makespanOf(d, s, o)) })
+		if shortest < min(asas, aass)*(1-worthwhile) {
 			better++
 			if p.Makespan < min(asas, aass)*(1-worthwhile) {
 				reached++
 			}
 		}
-		if p.Makespan > least*1.03 {
-			t.Errorf("%+v %+v: the climb ends at %v, the best is %v", d, s, p.Makespan, least)
+		if p.Makespan > shortest*1.03 {
+			t.Errorf("%+v %+v: the local search ends at %v, the best order has %v", d, s, p.Makespan, shortest)
 		}
 	}
 	t.Logf("of 120 instances %d have an order better than ASAS and AASS; one was found for %d", better, reached)
 	if better == 0 || reached*2 < better {
-		t.Errorf("of %d better orders %d were found", better, reached)
+		t.Errorf("%d better orders, of which %d were found", better, reached)
 	}
 }
 
-// forEachOrder gives all orders in which attention goes by micro-batch.
+// forEachOrder calls f for all orders with attention in the order of micro-batches.
 func forEachOrder(microBatches int, f func(Order)) {
 	var extend func(o Order, attention int, left []Step)
 	extend = func(o Order, attention int, left []Step) {
@@ -310,7 +310,7 @@ func forEachOrder(microBatches int, f func(Order)) {
 	extend(make(Order, 0, 2*microBatches), 0, shared)
 }
 
-// checkResult: a plan is what the simulator makes of it, not below its baselines, and not above the bound.
+// checkResult compares plans with the simulator, with their baselines, and with the bound.
 func checkResult(t *testing.T, p *Problem, r *Result) {
 	t.Helper()
 	for name, plan := range map[string]Plan{"plan": r.Plan, "naive": r.Naive, "pppipe": r.PPPipe} {
@@ -320,7 +320,7 @@ func checkResult(t *testing.T, p *Problem, r *Result) {
 		}
 		tokens := float64(plan.Sizes.MicroBatches * plan.Samples * plan.AttentionRanks * p.Sequence)
 		if !near(plan.Makespan, schedule.Makespan) || math.Abs(plan.TokensPerSecond/(1e6*tokens/schedule.Makespan)-1) > 1e-9 {
-			t.Fatalf("%s %+v: the simulator says %v", name, plan, schedule.Makespan)
+			t.Fatalf("%s %+v: simulator %v", name, plan, schedule.Makespan)
 		}
 		if !near(plan.TokensPerExpert*float64(plan.Sizes.Chunks*p.Experts), float64(plan.AttentionRanks*plan.Samples*p.Sequence*p.TopK)) {
 			t.Fatalf("%s %+v: tokens are lost", name, plan)
@@ -335,7 +335,7 @@ func checkResult(t *testing.T, p *Problem, r *Result) {
 	}
 }
 
-// The bound on micro-batches is kept, also where another number of samples would need more.
+// The maximum number of micro-batches holds, also if a different number of samples would need more.
 func TestSearchBoundsMicroBatches(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	for range 50 {
@@ -346,7 +346,7 @@ func TestSearchBoundsMicroBatches(t *testing.T) {
 			t.Fatal(err)
 		}
 		if result.Plan.Sizes.MicroBatches > p.MicroBatches || result.PPPipe.Sizes.MicroBatches > p.MicroBatches {
-			t.Fatalf("%d and %d micro-batches; allowed are %d", result.Plan.Sizes.MicroBatches, result.PPPipe.Sizes.MicroBatches, p.MicroBatches)
+			t.Fatalf("%d and %d micro-batches; the maximum is %d", result.Plan.Sizes.MicroBatches, result.PPPipe.Sizes.MicroBatches, p.MicroBatches)
 		}
 		checkResult(t, p, result)
 	}
@@ -360,20 +360,21 @@ func TestSearchRefuses(t *testing.T) {
 		"number of splits: 0":               func(p *Problem) { p.Splits = nil },
 		"micro-batches: at most -1":         func(p *Problem) { p.MicroBatches = -1 },
 		"room for 0 samples":                func(p *Problem) { p.Splits[0].Samples = 0 },
-		"lacks a time":                      func(p *Problem) { p.Splits[0].Combine = nil },
+		"lacks a time function":             func(p *Problem) { p.Splits[0].Combine = nil },
 		"split 0: the times of one sample":  func(p *Problem) { p.Splits[0].Attention = func(float64) float64 { return math.NaN() } },
 		"attention and a stage of the chun": func(p *Problem) { p.Splits[0].Dispatch = Ways{func(float64) float64 { return math.Inf(1) }} },
 	} {
 		p := randomProblem(rand.New(rand.NewPCG(11, 12)))
 		change(p)
 		if _, err := Search(p); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("wanted is an error with %q; got %v", want, err)
+			t.Errorf("error %v; want %q", err, want)
 		}
 	}
 }
 
-// large is a problem of the size of DeepSeek-V3: 61 layers, 256 experts, all splits of 16 ranks. Times have a start and a part that grows with
-// load, drawn anew for each. Chunks are sent in one way, or in one more that starts later and is faster.
+// large returns a problem of the size of DeepSeek-V3: 61 layers, 256 experts, all splits of 16 ranks. Durations have a
+// random start-up time and a random part proportional to the load. Chunks are sent in one way, or also in a second way
+// that starts later and is faster.
 func large(r *rand.Rand, ways int) *Problem {
 	draw := func() float64 { return math.Exp(2*r.Float64() - 1) }
 	p := &Problem{Layers: 61, Experts: 256, TopK: 8, Sequence: 512 << r.IntN(5)}
@@ -398,7 +399,7 @@ func large(r *rand.Rand, ways int) *Problem {
 	return p
 }
 
-// BenchmarkSearch solves problems of 61 layers, and reports the time that one in a hundred exceeds.
+// BenchmarkSearch solves problems of 61 layers, and reports the 99th percentile of the time.
 func BenchmarkSearch(b *testing.B) {
 	for _, ways := range []int{1, 2} {
 		b.Run(fmt.Sprintf("ways=%d", ways), func(b *testing.B) {
@@ -418,4 +419,9 @@ func BenchmarkSearch(b *testing.B) {
 			b.ReportMetric(float64(times[len(times)*99/100].Microseconds())/1e3, "p99-ms")
 		})
 	}
+}
+
+// makespanOf returns the makespan of an order by the recurrence.
+func makespanOf(d Durations, s Sizes, o Order) float64 {
+	return new(evaluator).makespan(d, s, o)
 }

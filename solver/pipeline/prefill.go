@@ -2,15 +2,16 @@ package pipeline
 
 import "github.com/semmoe/operator/solver/cost/hardware"
 
-// Pass is one pass of prompts through a model whose ranks have attention and experts both.
+// Pass is one pass of prompts through a model on ranks that have both attention and experts.
 type Pass struct {
-	// Ranks share Tokens tokens, which are those of prompts of Sequence tokens.
+	// Ranks is the number of ranks, Tokens the number of tokens over all ranks, in prompts of Sequence tokens.
 	Ranks, Tokens, Sequence int
-	// TensorParallel ranks share the heads and the widths of every token; else each has prompts of its own.
+	// TensorParallel means that the ranks share the heads and the widths of every token. Without it, each rank has its
+	// own prompts.
 	TensorParallel bool
 }
 
-// PassesOfPrompt is the number of passes that a prompt takes: more than one where a pass has no room for the whole of it.
+// PassesOfPrompt returns the number of passes per prompt: more than one if a prompt is longer than a pass.
 func (p Pass) PassesOfPrompt() int {
 	room := p.Tokens
 	if !p.TensorParallel {
@@ -19,11 +20,12 @@ func (p Pass) PassesOfPrompt() int {
 	return (p.Sequence + room - 1) / room
 }
 
-// OutsideExperts is the time in microseconds of a pass but for routed experts and their exchanges: attention with its projections, shared experts,
-// layers without experts, and with tensor parallelism the collectives around attention. Embeddings, norms and sampling are left out.
+// OutsideExperts returns the time of a pass in microseconds without routed experts and their exchanges: attention with
+// its projections, shared experts, layers without experts, and with tensor parallelism the collectives around
+// attention. Embeddings, norms and sampling are omitted.
 func (s *Shape) OutsideExperts(h *hardware.Profile, p Pass) float64 {
 	ranks, tokens := float64(p.Ranks), float64(p.Tokens)
-	// parts is how many ranks share a matrix, rows are the tokens of each.
+	// parts is the number of ranks that share a matrix, rows the number of tokens per rank.
 	parts, rows, exchange := 1.0, tokens/ranks, 0.0
 	if p.TensorParallel {
 		const bf16 = 2

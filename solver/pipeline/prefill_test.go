@@ -36,18 +36,18 @@ func TestOutsideExpertsByHand(t *testing.T) {
 		us      float64
 		prompts int
 	}{
-		"prompts of its own": {Pass{Ranks: 4, Tokens: 8000, Sequence: 1000}, own, 1},
-		"shared heads":       {Pass{Ranks: 4, Tokens: 8000, Sequence: 1000, TensorParallel: true}, all, 1},
+		"own prompts":  {Pass{Ranks: 4, Tokens: 8000, Sequence: 1000}, own, 1},
+		"shared heads": {Pass{Ranks: 4, Tokens: 8000, Sequence: 1000, TensorParallel: true}, all, 1},
 	} {
 		if got := s.OutsideExperts(h, c.pass); math.Abs(got/c.us-1) > 1e-9 || c.pass.PassesOfPrompt() != c.prompts {
-			t.Errorf("%s: %v µs, %d passes; wanted are %v, %d", name, got, c.pass.PassesOfPrompt(), c.us, c.prompts)
+			t.Errorf("%s: %v µs, %d passes; want %v, %d", name, got, c.pass.PassesOfPrompt(), c.us, c.prompts)
 		}
 	}
 	for want, pass := range map[int]Pass{
 		4: {Ranks: 4, Tokens: 1000, Sequence: 1000}, 2: {Ranks: 4, Tokens: 999, Sequence: 1000, TensorParallel: true}, 1000: {Ranks: 4, Tokens: 2, Sequence: 1000},
 	} {
 		if got := pass.PassesOfPrompt(); got != want {
-			t.Errorf("%+v: a prompt takes %d passes; wanted are %d", pass, got, want)
+			t.Errorf("%+v: a prompt takes %d passes; want %d", pass, got, want)
 		}
 	}
 }

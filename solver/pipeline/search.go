@@ -5,60 +5,63 @@ import (
 	"slices"
 )
 
-// Plan is a schedule with its sizes and what is expected of it.
+// Plan is a schedule with its sizes and its expected performance.
 type Plan struct {
 	AttentionRanks int `json:"attention_ranks"`
 	ExpertRanks    int `json:"expert_ranks"`
-	// Samples is that of a micro-batch of one attention rank (m_a), TokensPerExpert that of a chunk in the mean (m_e).
+	// Samples is the number of samples of a micro-batch on one attention rank (m_a), TokensPerExpert the mean number of
+	// tokens per expert in a chunk (m_e).
 	Samples         int       `json:"samples_per_micro_batch"`
 	TokensPerExpert float64   `json:"tokens_per_expert"`
 	Sizes           Sizes     `json:"sizes"`
 	Order           Order     `json:"order"`
 	OrderName       string    `json:"order_name"`
 	Durations       Durations `json:"durations"`
-	// Makespan is the time of all layers for what the attention group holds at once, TokensPerSecond what that comes to.
+	// Makespan is the time of all layers for the samples of the attention group, TokensPerSecond the resulting
+	// throughput.
 	Makespan        float64 `json:"makespan_us"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
 }
 
-// Result is what Search finds, beside what it is to be compared with.
+// Result is the plan found by Search with its baselines.
 type Result struct {
 	Plan Plan `json:"plan"`
-	// Naive has one micro-batch and one chunk: attention and experts take turns. PPPipe has micro-batches alone, and shared experts as a
-	// part of attention. Both have the split, and PPPipe the number of micro-batches, that suit them best.
+	// Naive has one micro-batch and one chunk: attention and experts alternate. PPPipe has only micro-batches, and
+	// shared experts as a part of attention. Both use their best split, and PPPipe its best number of micro-batches.
 	Naive  Plan `json:"naive"`
 	PPPipe Plan `json:"pppipe"`
-	// BoundTokensPerSecond is what no order reaches with any split and sizes; Gap is what the plan lacks to it, in parts of the bound.
+	// BoundTokensPerSecond is an upper bound of the throughput over all orders, splits and sizes. Gap is the relative
+	// distance of the plan to the bound.
 	BoundTokensPerSecond float64 `json:"bound_tokens_per_second"`
 	Gap                  float64 `json:"gap"`
 }
 
-// candidate is a split and a number of micro-batches, with the largest samples that leave room for as many.
+// candidate is a split and a number of micro-batches, with the maximum number of samples per micro-batch.
 type candidate struct {
 	split                 *Split
 	samples, microBatches int
-	// oneWay is the split with one of the ways to dispatch, and to combine.
+	// oneWay is the split with one way to dispatch and one way to combine.
 	oneWay *Split
-	// bound is the throughput, in tokens per microsecond, that no order reaches with any number of chunks.
+	// bound is an upper bound of the throughput, in tokens per microsecond, over all orders and numbers of chunks.
 	bound float64
 }
 
-// searcher holds what a search needs again and again.
+// searcher contains the reusable state of a search.
 type searcher struct {
 	problem *Problem
 	evaluator
 }
 
-// Search finds the split, micro-batches, chunks and order of the highest throughput.
+// Search finds the split, micro-batches, chunks and order with the highest throughput.
 //
-// It looks at few of all sizes. Throughput grows with the samples of a micro-batch, so that for each number of micro-batches the largest
-// that fit are enough. A makespan is convex in the number of chunks, as the longest of sums of convex terms, so that a binary search finds
-// the best. The order ASAS has a closed form; AASS is computed only where bounds allow it to win. With the winner's
-// sizes other orders are then tried, as long as one is faster.
+// It evaluates few of all sizes. Throughput grows with the samples of a micro-batch, so the maximum number of samples
+// is sufficient for each number of micro-batches. A makespan is convex in the number of chunks, as the maximum of sums
+// of convex terms, so binary search finds the optimum. The order ASAS has a closed form; AASS is computed only if
+// bounds allow it to win. With the winner's sizes, a local search then tries other orders.
 //
-// Where chunks can be sent in several ways, none of that is true of the fastest of them, which need not be convex, but of each. So each pair of ways is
-// searched by itself, and the best of all is the best: a makespan does not fall when a task takes longer, so that of any sizes it is the least
-// of those with one pair of ways, one of which takes what the fastest take, and the others no less.
+// With several ways to send chunks, these properties hold for each way, but not for the fastest of them: its time
+// need not be convex. Each pair of ways is therefore searched separately, and the best result is optimal: a makespan
+// does not decrease when a task takes longer, so for any sizes it is the minimum over the pairs of ways.
 func Search(p *Problem) (*Result, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -77,7 +80,7 @@ func Search(p *Problem) (*Result, error) {
 	return r, nil
 }
 
-// candidates are all, without their bounds.
+// candidates returns all candidates, without bounds.
 func (s *searcher) candidates() []candidate {
 	var list []candidate
 	for i := range s.problem.Splits {
@@ -86,7 +89,7 @@ func (s *searcher) candidates() []candidate {
 		for batches := 1; batches <= min(split.Samples, s.problem.microBatches()); batches++ {
 			samples := split.Samples / batches
 			if batches < s.problem.microBatches() && split.Samples/(batches+1) == samples {
-				continue // one more with the same samples is better
+				continue // one more micro-batch with the same samples is better
 			}
 			for way := range oneWay {
 				list = append(list, candidate{split: split, samples: samples, microBatches: batches, oneWay: &oneWay[way]})
@@ -96,41 +99,43 @@ func (s *searcher) candidates() []candidate {
 	return list
 }
 
-// promising are the candidates that can reach a throughput, in tokens per second, by falling bound. There must be a schedule that reaches it, such as PPPipe's.
+// promising returns the candidates with bounds at or above the throughput in tokens per second, by descending bound.
+// Some schedule, such as PPPipe's, must reach this throughput.
 func (s *searcher) promising(candidates []candidate, throughput float64) []candidate {
 	var list []candidate
 	for _, c := range candidates {
 		if 1e6*s.tokens(&c)/s.busiest(&c) < throughput*(1-worthwhile) {
 			continue
 		}
-		_, least := s.leastChunks(&c, Bound)
-		c.bound = s.tokens(&c) / least
+		_, shortest := s.fastestChunks(&c, Bound)
+		c.bound = s.tokens(&c) / shortest
 		list = append(list, c)
 	}
 	slices.SortStableFunc(list, func(a, b candidate) int { return cmp.Compare(b.bound, a.bound) })
 	return list
 }
 
-// busiest is a time that no number of chunks comes below: the work of the busiest resource if no micro-batch is cut. Cut it takes no less, as each chunk
-// starts anew.
+// busiest returns a lower bound of the time over all numbers of chunks: the work of the busiest resource with whole
+// micro-batches. Chunks take no less time, because each has its own start-up time.
 func (s *searcher) busiest(c *candidate) float64 {
 	d := s.problem.durations(c.oneWay, c.samples, 1)
 	return float64(s.problem.Layers) * float64(c.microBatches) * max(d.own(), d.slowest())
 }
 
-// tokens is what the attention group holds at once.
+// tokens returns the number of tokens of all samples of the attention group.
 func (s *searcher) tokens(c *candidate) float64 {
 	return float64(c.microBatches) * float64(c.samples) * float64(c.split.AttentionRanks) * float64(s.problem.Sequence)
 }
 
-// leastChunks finds the number of chunks, sent in a candidate's ways, with the least of a time that is convex in them; of equal ones the fewest.
-func (s *searcher) leastChunks(c *candidate, time func(Durations, Sizes) float64) (chunks int, least float64) {
+// fastestChunks returns the number of chunks that minimises a time that is convex in it, for the candidate's ways to
+// send chunks, and the minimum. Ties go to the lower number.
+func (s *searcher) fastestChunks(c *candidate, time func(Durations, Sizes) float64) (chunks int, shortest float64) {
 	at := func(chunks int) float64 {
 		return time(s.problem.durations(c.oneWay, c.samples, chunks), Sizes{s.problem.Layers, c.microBatches, chunks})
 	}
-	// Rounding must not make a flat stretch, which convexity allows at the minimum alone, look like a fall.
+	// Rounding errors must not turn a flat range, which convexity allows only at the minimum, into a decrease.
 	const rounding = 1e-12
-	low, high := 1, s.problem.mostChunks(c.split, c.samples)
+	low, high := 1, s.problem.maxChunks(c.split, c.samples)
 	for low < high {
 		middle := low + (high-low)/2
 		if here := at(middle); at(middle+1) >= here*(1-rounding) {
@@ -142,15 +147,15 @@ func (s *searcher) leastChunks(c *candidate, time func(Durations, Sizes) float64
 	return low, at(low)
 }
 
-// worthwhile is the part by which another schedule must be faster to be taken, so that rounding decides nothing.
+// worthwhile is the minimum relative improvement of an alternative schedule, so that rounding does not decide.
 const worthwhile = 1e-9
 
-// best is the best of ASAS and AASS over all candidates.
+// best returns the best plan of the orders ASAS and AASS over all candidates.
 func (s *searcher) best(candidates []candidate) Plan {
 	var best Plan
 	try := func(c *candidate, order func(int) Order, time func(Durations, Sizes) float64) {
-		chunks, least := s.leastChunks(c, time)
-		if throughput := 1e6 * s.tokens(c) / least; throughput > best.TokensPerSecond*(1+worthwhile) {
+		chunks, shortest := s.fastestChunks(c, time)
+		if throughput := 1e6 * s.tokens(c) / shortest; throughput > best.TokensPerSecond*(1+worthwhile) {
 			best = s.plan(c, chunks, order(c.microBatches), time)
 		}
 	}
@@ -166,7 +171,7 @@ func (s *searcher) best(candidates []candidate) Plan {
 		if hopeless(c) {
 			break
 		}
-		if _, least := s.leastChunks(c, lateBound); 1e6*s.tokens(c)/least <= best.TokensPerSecond*(1+worthwhile) {
+		if _, shortest := s.fastestChunks(c, lateBound); 1e6*s.tokens(c)/shortest <= best.TokensPerSecond*(1+worthwhile) {
 			continue
 		}
 		order := AASS(c.microBatches)
@@ -175,7 +180,7 @@ func (s *searcher) best(candidates []candidate) Plan {
 	return best
 }
 
-// plan is that of a candidate's sizes, each chunk sent in the way that is fastest.
+// plan returns the plan of a candidate's sizes, with the fastest way for each chunk.
 func (s *searcher) plan(c *candidate, chunks int, o Order, time func(Durations, Sizes) float64) Plan {
 	sizes := Sizes{s.problem.Layers, c.microBatches, chunks}
 	durations := s.problem.durations(c.split, c.samples, chunks)
@@ -187,11 +192,13 @@ func (s *searcher) plan(c *candidate, chunks int, o Order, time func(Durations, 
 	}
 }
 
-// maxSteps bounds the climb: the steps of the attention group that are looked at, over all orders tried. It is about a millisecond.
+// maxSteps is the work limit of the local search: the evaluated steps of the attention group over all orders. It takes
+// about a millisecond.
 const maxSteps = 300_000
 
-// climb seeks an order that is faster than the plan's, from ASAS and from AASS: the shared experts of a micro-batch move to wherever that is
-// faster, until nothing is. (Swaps of neighbours alone hardly ever find a way: most change nothing.)
+// climb improves the plan's order by local search, from ASAS and from AASS: it moves the shared experts of a
+// micro-batch to the fastest position, until no move improves the makespan. (Swaps of adjacent steps hardly ever
+// improve it: most change nothing.)
 func (s *searcher) climb(p *Plan) {
 	if p.Durations.Shared == 0 {
 		return
@@ -199,23 +206,24 @@ func (s *searcher) climb(p *Plan) {
 	bound := Bound(p.Durations, p.Sizes) * (1 + worthwhile)
 	budget := maxSteps
 	for _, order := range []Order{ASAS(p.Sizes.MicroBatches), AASS(p.Sizes.MicroBatches)} {
-		least := s.makespan(p.Durations, p.Sizes, order)
-		for faster := true; faster && least > bound && budget > 0; {
+		shortest := s.makespan(p.Durations, p.Sizes, order)
+		for faster := true; faster && shortest > bound && budget > 0; {
 			faster = false
 			for i := range p.Sizes.MicroBatches {
-				if moved, time := s.move(p, order, i, least, &budget); moved != nil {
-					order, least, faster = moved, time, true
+				if moved, time := s.move(p, order, i, shortest, &budget); moved != nil {
+					order, shortest, faster = moved, time, true
 				}
 			}
 		}
-		if least < p.Makespan*(1-worthwhile) {
-			p.TokensPerSecond *= p.Makespan / least
-			p.Makespan, p.Order, p.OrderName = least, order, order.Name()
+		if shortest < p.Makespan*(1-worthwhile) {
+			p.TokensPerSecond *= p.Makespan / shortest
+			p.Makespan, p.Order, p.OrderName = shortest, order, order.Name()
 		}
 	}
 }
 
-// move finds the best place for the shared experts of micro-batch i, if it is faster than a time.
+// move returns the order with the best position of the shared experts of micro-batch i and its makespan, or nil if no
+// position is faster than the given time.
 func (s *searcher) move(p *Plan, o Order, i int, than float64, budget *int) (best Order, time float64) {
 	tried := slices.Clone(o)
 	at := slices.Index(tried, ^Step(i))
@@ -223,7 +231,7 @@ func (s *searcher) move(p *Plan, o Order, i int, than float64, budget *int) (bes
 	for at := range tried {
 		copy(tried[at+1:], tried[at:len(tried)-1])
 		tried[at] = ^Step(i)
-		if *budget -= len(o) * min(p.Sizes.Layers, 8); *budget < 0 { // a makespan takes few layers, as a rule: see shift
+		if *budget -= len(o) * min(p.Sizes.Layers, 8); *budget < 0 { // a makespan usually evaluates few layers: see shift
 			return best, time
 		}
 		if t := s.makespan(p.Durations, p.Sizes, tried); t < than*(1-worthwhile) {
@@ -234,7 +242,7 @@ func (s *searcher) move(p *Plan, o Order, i int, than float64, budget *int) (bes
 	return best, time
 }
 
-// naive is the best split with one micro-batch and one chunk.
+// naive returns the best split with one micro-batch and one chunk.
 func (s *searcher) naive() Plan {
 	var best Plan
 	for i := range s.problem.Splits {
@@ -247,7 +255,7 @@ func (s *searcher) naive() Plan {
 	return best
 }
 
-// pppipe is the best of micro-batches alone, shared experts being a part of attention.
+// pppipe returns the best plan with micro-batches only, where shared experts are a part of attention.
 func (s *searcher) pppipe(candidates []candidate) Plan {
 	together := func(d Durations) Durations {
 		d.Attention, d.Shared = d.own(), 0

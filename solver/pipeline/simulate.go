@@ -7,10 +7,10 @@ import (
 	"slices"
 )
 
-// Resource is what does one task at a time.
+// Resource is a resource that executes one task at a time.
 type Resource int
 
-// The attention group does attention and shared experts, the links and the expert group chunks.
+// The attention group executes attention and shared experts; the links and the expert group execute chunks.
 const (
 	AttentionGroup Resource = iota
 	DispatchLink
@@ -23,12 +23,12 @@ func (r Resource) String() string {
 	return [...]string{"attention group", "to experts", "expert group", "back"}[r]
 }
 
-// Task is a piece of work and when it was done.
+// Task is a unit of work with its start and end.
 type Task struct {
 	On Resource `json:"on"`
-	// Shared tells shared experts from attention, both of which are on the attention group.
+	// Shared distinguishes shared experts from attention, both of which run on the attention group.
 	Shared bool `json:"shared,omitempty"`
-	// Layer, MicroBatch and Chunk count from 0; Chunk is 0 on the attention group.
+	// Layer, MicroBatch and Chunk are 0-based; Chunk is 0 on the attention group.
 	Layer      int     `json:"layer"`
 	MicroBatch int     `json:"micro_batch"`
 	Chunk      int     `json:"chunk"`
@@ -36,7 +36,7 @@ type Task struct {
 	End        float64 `json:"end_us"`
 }
 
-// Schedule is an order carried out.
+// Schedule is the timeline of an executed order.
 type Schedule struct {
 	Sizes     Sizes     `json:"sizes"`
 	Durations Durations `json:"durations"`
@@ -46,10 +46,10 @@ type Schedule struct {
 	Makespan float64 `json:"makespan_us"`
 }
 
-// maxTasks bounds what a simulation holds in memory: 16 million tasks are about 2 GB.
+// maxTasks is the maximum number of tasks of a simulation: 16 million tasks use about 2 GB.
 const maxTasks = 1 << 24
 
-// Check refuses what cannot be carried out.
+// Check returns an error for sizes that cannot be simulated.
 func (s Sizes) Check() error {
 	if s.Layers < 1 || s.MicroBatches < 1 || s.Chunks < 1 {
 		return fmt.Errorf("there are %d layers, %d micro-batches and %d chunks; all must be at least 1", s.Layers, s.MicroBatches, s.Chunks)
@@ -60,7 +60,7 @@ func (s Sizes) Check() error {
 	return nil
 }
 
-// Check refuses an order that does not have each task of a layer once.
+// Check returns an error for an order that does not contain each task of a layer exactly once.
 func (o Order) Check(microBatches int) error {
 	if len(o) != 2*microBatches {
 		return fmt.Errorf("the order has %d tasks; %d micro-batches have %d", len(o), microBatches, 2*microBatches)
@@ -73,9 +73,9 @@ func (o Order) Check(microBatches int) error {
 	return nil
 }
 
-// Simulate carries out an order by discrete events: when a task ends, those that it was the last to wait for become ready, and every idle
-// resource takes up what has been ready longest, the attention group only its next task in the order. It is what closed form and
-// recurrence are tested against.
+// Simulate executes an order by discrete-event simulation. When a task ends, the tasks that waited only for it become
+// ready, and every idle resource starts its oldest ready task; the attention group only starts its next task in the
+// order. Closed form and recurrence are tested against the simulator.
 func Simulate(d Durations, s Sizes, o Order) (*Schedule, error) {
 	if err := s.Check(); err != nil {
 		return nil, err
@@ -99,11 +99,12 @@ type run struct {
 	durations Durations
 	sizes     Sizes
 	now       float64
-	// agenda are the attention group's tasks still to do, in order; queues are the ready tasks of the other resources.
+	// agenda contains the attention group's remaining tasks in order, queues the ready tasks of the other resources.
 	agenda []Task
 	queues [resources][]Task
 	busy   [resources]bool
-	// missing is what the attention of a layer and micro-batch still waits for: the chunks and the shared experts of the layer before.
+	// missing is the number of unfinished prerequisites of the attention of a layer and micro-batch: the chunks and the
+	// shared experts of the previous layer.
 	missing  []int
 	running  ending
 	finished []Task
@@ -117,10 +118,11 @@ func newRun(d Durations, s Sizes, o Order) *run {
 	return r
 }
 
-// agenda is an order written out for all layers.
+// agenda expands an order over all layers.
 func agenda(s Sizes, o Order) []Task {
 	var list []Task
-	// attended counts the layers whose attention is listed already, for each micro-batch: shared experts are those of the last.
+	// attended is the number of layers with listed attention, per micro-batch: shared experts belong to the last of
+	// them.
 	attended := make([]int, s.MicroBatches)
 	shared := make([]int, s.MicroBatches)
 	add := func(step Step) {
@@ -132,7 +134,7 @@ func agenda(s Sizes, o Order) []Task {
 			attended[step]++
 		}
 	}
-	for range s.Layers + 1 { // once more for shared experts that lag
+	for range s.Layers + 1 { // one more round for the last shared experts
 		for _, step := range o {
 			add(step)
 		}
@@ -151,7 +153,7 @@ func (r *run) idle() bool {
 	return true
 }
 
-// step lets idle resources take up work, and goes on to the next end of a task.
+// step starts ready tasks on idle resources and advances to the next end of a task.
 func (r *run) step() {
 	if !r.busy[AttentionGroup] && len(r.agenda) > 0 && r.ready(r.agenda[0]) {
 		r.start(r.agenda[0])
@@ -170,7 +172,8 @@ func (r *run) step() {
 	r.follow(ended)
 }
 
-// ready: shared experts follow their attention on the same resource, and so wait for nothing else.
+// ready reports whether a task may start. Shared experts only wait for their attention, which precedes them on the same
+// resource.
 func (r *run) ready(t Task) bool {
 	return t.Shared || r.missing[t.Layer*r.sizes.MicroBatches+t.MicroBatch] == 0
 }
@@ -195,7 +198,7 @@ func (r *run) duration(t Task) float64 {
 	return r.durations.Combine
 }
 
-// follow makes ready what has waited for a task.
+// follow marks the successors of a task as ready.
 func (r *run) follow(t Task) {
 	if t.On == CombineLink || t.Shared {
 		if t.Layer+1 < r.sizes.Layers {
@@ -214,7 +217,7 @@ func (r *run) follow(t Task) {
 	}
 }
 
-// ending are the running tasks, the first to end on top; equal ends go by resource, of which each has one task at most.
+// ending is a heap of the running tasks by end time. Ties are broken by resource, each of which runs at most one task.
 type ending []Task
 
 func (e ending) Len() int      { return len(e) }

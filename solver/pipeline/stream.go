@@ -8,37 +8,40 @@ import (
 	"slices"
 )
 
-// Batches are those of a stream that have samples of one length: what is sought for one of them, and how many there are. Each has as many
-// samples as fit.
+// Batches are the batches of a stream with one sample length: their schedule problem and their number. Each batch has
+// the maximum number of samples.
 type Batches struct {
 	Problem *Problem
 	Count   int
 }
 
-// Stream is what batches of different lengths take together. Groups have ranks for good, while micro-batches, chunks and order can follow
-// the length of each batch, or stay.
+// Stream compares schedules for batches of different lengths. The division of ranks into groups is constant, while
+// micro-batches, chunks and order can be adapted to the length of each batch, or stay constant.
 type Stream struct {
-	// Batches is their number, Lengths that of different lengths, MeanSequence the mean length of a batch.
+	// Batches is the number of batches, Lengths the number of different lengths, MeanSequence the mean length of a
+	// batch.
 	Batches      int     `json:"batches"`
 	Lengths      int     `json:"lengths"`
 	MeanSequence float64 `json:"mean_sequence"`
-	// Adaptive has a schedule for each length, all with the groups that suit the stream best. Fixed is the one schedule, of those for each length, that
-	// suits the whole stream best, and Mean the one for the length that is nearest to the mean.
+	// Adaptive has one schedule per length, all with the groups that are best for the stream. Fixed is the schedule,
+	// among those of each length, that is best for the whole stream. Mean is the schedule of the length nearest to the
+	// mean.
 	Adaptive StreamSchedule `json:"adaptive"`
 	Fixed    StreamSchedule `json:"fixed"`
 	Mean     StreamSchedule `json:"mean"`
 }
 
-// StreamSchedule is one way to process a stream.
+// StreamSchedule is a schedule for a stream.
 type StreamSchedule struct {
 	AttentionRanks int `json:"attention_ranks"`
 	ExpertRanks    int `json:"expert_ranks"`
-	// Sequence is the length that the schedule was found for; 0 where each batch has its own.
+	// Sequence is the length that the schedule was optimised for; 0 if each batch has its own schedule.
 	Sequence        int     `json:"sequence,omitempty"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
 }
 
-// SearchStream compares schedules that follow the lengths of a stream with those that do not. All problems must have the same splits.
+// SearchStream compares schedules that adapt to the lengths of a stream with constant schedules. All problems must have
+// the same splits.
 func SearchStream(ctx context.Context, stream []Batches) (*Stream, error) {
 	if len(stream) == 0 {
 		return nil, fmt.Errorf("the stream has no batch")
@@ -67,7 +70,7 @@ func SearchStream(ctx context.Context, stream []Batches) (*Stream, error) {
 	return r, r.fix(ctx, stream, plans)
 }
 
-// searchOne finds the schedule for one length.
+// searchOne returns the schedule for one length.
 func searchOne(ctx context.Context, p *Problem) (*Plan, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -79,7 +82,7 @@ func searchOne(ctx context.Context, p *Problem) (*Plan, error) {
 	return &result.Plan, nil
 }
 
-// adapt tries the groups of each length's schedule for all lengths.
+// adapt evaluates the groups of each length's schedule for all lengths.
 func (r *Stream) adapt(ctx context.Context, stream []Batches, plans []Plan) error {
 	tried := map[int]bool{}
 	for _, of := range plans {
@@ -109,7 +112,7 @@ func (r *Stream) adapt(ctx context.Context, stream []Batches, plans []Plan) erro
 	return nil
 }
 
-// fix tries each length's schedule for all lengths.
+// fix evaluates each length's schedule for all lengths.
 func (r *Stream) fix(ctx context.Context, stream []Batches, plans []Plan) error {
 	nearest := slices.MinFunc(stream, func(a, b Batches) int {
 		return cmp.Compare(math.Abs(float64(a.Problem.Sequence)-r.MeanSequence), math.Abs(float64(b.Problem.Sequence)-r.MeanSequence))
@@ -134,8 +137,8 @@ func (r *Stream) fix(ctx context.Context, stream []Batches, plans []Plan) error 
 	return nil
 }
 
-// throughputOf is that of a stream whose batches have the plans given, in tokens per second. A batch takes as long as its samples at the plan's
-// throughput, also where these do not divide by its micro-batches.
+// throughputOf returns the throughput of a stream with the given plans, in tokens per second. The time of a batch is
+// its samples divided by the plan's throughput, also if the samples do not divide into its micro-batches.
 func throughputOf(stream []Batches, plan func(i int, p *Problem) (*Plan, error)) (float64, error) {
 	tokens, seconds := 0.0, 0.0
 	for i, b := range stream {
@@ -147,7 +150,7 @@ func throughputOf(stream []Batches, plan func(i int, p *Problem) (*Plan, error))
 		if err != nil {
 			return 0, err
 		}
-		// The batch is the same whatever the groups: what a rank holds, times all ranks.
+		// The size of a batch does not depend on the groups: the samples of a rank times all ranks.
 		batch := float64(b.Count) * float64(split.Samples) * float64(split.AttentionRanks+split.ExpertRanks) * float64(b.Problem.Sequence)
 		tokens += batch
 		seconds += batch / p.TokensPerSecond
@@ -155,7 +158,7 @@ func throughputOf(stream []Batches, plan func(i int, p *Problem) (*Plan, error))
 	return tokens / seconds, nil
 }
 
-// split is the one with a plan's groups.
+// split returns the split with a plan's groups.
 func (p *Problem) split(plan *Plan) (*Split, error) {
 	for i := range p.Splits {
 		if s := &p.Splits[i]; s.AttentionRanks == plan.AttentionRanks && s.ExpertRanks == plan.ExpertRanks {
@@ -165,8 +168,9 @@ func (p *Problem) split(plan *Plan) (*Split, error) {
 	return nil, fmt.Errorf("sequence %d: there is no split of %d attention and %d expert ranks", p.Sequence, plan.AttentionRanks, plan.ExpertRanks)
 }
 
-// Keep is what becomes of a schedule at another length than it was found for: groups, micro-batches, chunks and order stay, and a micro-batch has as
-// many samples as fit. Where fewer fit than there are micro-batches, or a chunk would have less than a token for each expert, there are fewer.
+// Keep applies a schedule to another length: groups, micro-batches, chunks and order stay, and a micro-batch has the
+// maximum number of samples. There are fewer micro-batches if fewer samples fit, and fewer chunks if a chunk would have
+// less than one token per expert.
 func Keep(p *Problem, old *Plan) (*Plan, error) {
 	split, err := p.split(old)
 	if err != nil {
@@ -178,7 +182,7 @@ func Keep(p *Problem, old *Plan) (*Plan, error) {
 	}
 	s := &searcher{problem: p}
 	c := candidate{split: split, samples: split.Samples / batches, microBatches: batches}
-	chunks := min(old.Sizes.Chunks, p.mostChunks(split, c.samples))
+	chunks := min(old.Sizes.Chunks, p.maxChunks(split, c.samples))
 	kept := s.plan(&c, chunks, order, func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) })
 	return &kept, nil
 }

@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// backbones are the two models of FinDEP's measurements.
+// backbones returns the two models of FinDEP's measurements.
 func backbones(t *testing.T) map[string]*Shape {
 	return map[string]*Shape{"DeepSeek-V2": latent(t), "Qwen3-235B-A22B": groupedQueries(t)}
 }
 
-// sized is the best plan of ASAS and AASS with given samples and micro-batches, as the simulator has it.
+// sized returns the best simulated plan of ASAS and AASS with the given samples and micro-batches.
 func sized(t *testing.T, p *Problem, split *Split, samples, batches int) *Plan {
 	t.Helper()
 	s := &searcher{problem: p}
@@ -21,14 +21,14 @@ func sized(t *testing.T, p *Problem, split *Split, samples, batches int) *Plan {
 	var best Plan
 	for _, order := range []Order{ASAS(batches), AASS(batches)} {
 		time := func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) }
-		chunks, least := s.leastChunks(&c, time)
+		chunks, least := s.fastestChunks(&c, time)
 		plan := s.plan(&c, chunks, order, time)
 		schedule, err := Simulate(plan.Durations, plan.Sizes, plan.Order)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !near(least, schedule.Makespan) {
-			t.Fatalf("%+v: the simulator says %v", plan, schedule.Makespan)
+			t.Fatalf("%+v: simulator %v", plan, schedule.Makespan)
 		}
 		if plan.TokensPerSecond > best.TokensPerSecond {
 			best = plan
@@ -37,8 +37,8 @@ func sized(t *testing.T, p *Problem, split *Split, samples, batches int) *Plan {
 	return &best
 }
 
-// Throughput does not fall as micro-batches have more samples, nor as there are more of them: the search leaves out all others by that
-// (FinDEP's Tables 3 and 4).
+// Throughput does not decrease with more samples per micro-batch, or with more micro-batches. The search omits other
+// sizes for this reason (FinDEP's Tables 3 and 4).
 func TestThroughputGrowsWithSamplesAndMicroBatches(t *testing.T) {
 	lengths := []int{1024, 2048, 4096}
 	if testing.Short() {
@@ -63,7 +63,7 @@ func TestThroughputGrowsWithSamplesAndMicroBatches(t *testing.T) {
 				for i, batches := range []int{1, 2, 3, 4, 8} {
 					got := sized(t, p, split, samples, batches).TokensPerSecond
 					if got < before*(1-1e-9) || got < above[i]*(1-1e-9) {
-						t.Errorf("%s, %d tokens: %d micro-batches of %d samples reach %v tokens/s, fewer %v, with fewer samples %v", name, sequence, batches, samples, got, before, above[i])
+						t.Errorf("%s, %d tokens: %d micro-batches of %d samples reach %v tokens/s; fewer micro-batches %v, fewer samples %v", name, sequence, batches, samples, got, before, above[i])
 					}
 					before, above[i] = got, got
 					line += fmt.Sprintf(" | %.0f", got)
@@ -75,7 +75,7 @@ func TestThroughputGrowsWithSamplesAndMicroBatches(t *testing.T) {
 	}
 }
 
-// The same for random times, and all sizes up to a few.
+// The same holds for random durations and all sizes up to a few.
 func TestThroughputGrowsForRandomTimes(t *testing.T) {
 	r := rand.New(rand.NewPCG(17, 18))
 	for range instances(200) {
@@ -86,7 +86,7 @@ func TestThroughputGrowsForRandomTimes(t *testing.T) {
 			c := candidate{split: split, oneWay: split, samples: samples, microBatches: batches}
 			least := math.Inf(1)
 			for _, order := range []Order{ASAS(batches), AASS(batches)} {
-				_, time := s.leastChunks(&c, func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) })
+				_, time := s.fastestChunks(&c, func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) })
 				least = min(least, time)
 			}
 			return s.tokens(&c) / least
@@ -95,18 +95,18 @@ func TestThroughputGrowsForRandomTimes(t *testing.T) {
 			for batches := 1; batches <= 4; batches++ {
 				got := reached(samples, batches)
 				if more := reached(samples, batches+1); more < got*(1-1e-9) {
-					t.Fatalf("%+v: %d micro-batches of %d samples reach %v, one more %v", p, batches, samples, got, more)
+					t.Fatalf("%+v: %d micro-batches of %d samples reach %v, one more micro-batch %v", p, batches, samples, got, more)
 				}
 				if more := reached(2*samples, batches); more < got*(1-1e-9) {
-					t.Fatalf("%+v: %d micro-batches of %d samples reach %v, of twice as many %v", p, batches, samples, got, more)
+					t.Fatalf("%+v: %d micro-batches of %d samples reach %v, twice as many samples %v", p, batches, samples, got, more)
 				}
 			}
 		}
 	}
 }
 
-// By hand: attention to 30, dispatch to 42, experts to 56, combine to 68, which is exposed from 30 to 42 and from 56 to 68, but where shared experts
-// are at work.
+// By hand: attention ends at 30, dispatch at 42, experts at 56, combine at 68. Exposed are 30 to 42 and 56 to 68,
+// except while shared experts run.
 func TestExposedByHand(t *testing.T) {
 	for _, c := range []struct {
 		durations Durations
@@ -117,7 +117,7 @@ func TestExposedByHand(t *testing.T) {
 		{Durations{30, 0, 12, 14, 12}, Sizes{5, 1, 1}, 120},
 		{Durations{30, 5, 12, 14, 12}, Sizes{1, 1, 1}, 19},
 		{Durations{30, 40, 12, 14, 12}, Sizes{1, 1, 1}, 0},
-		{Durations{30, 0, 12, 14, 12}, Sizes{1, 2, 1}, 24}, // from 60 to 72, beside the first combine, and the last combine
+		{Durations{30, 0, 12, 14, 12}, Sizes{1, 2, 1}, 24}, // 60 to 72, during the first combine, and the last combine
 		{Durations{10, 0, 4, 8, 4}, Sizes{1, 1, 2}, 8},     // the first dispatch and the last combine
 	} {
 		s, err := Simulate(c.durations, c.sizes, ASAS(c.sizes.MicroBatches))
@@ -125,12 +125,12 @@ func TestExposedByHand(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := s.Exposed(); !near(got, c.want) {
-			t.Errorf("%+v %+v: %v µs are exposed; wanted are %v", c.durations, c.sizes, got, c.want)
+			t.Errorf("%+v %+v: %v µs are exposed; want %v", c.durations, c.sizes, got, c.want)
 		}
 	}
 }
 
-// What is exposed is what neither group is busy for, and no more than the links are.
+// The exposed time is at most the time without work of either group, and at most the busy time of the links.
 func TestExposedOfRandomSchedules(t *testing.T) {
 	r := rand.New(rand.NewPCG(19, 20))
 	for range instances(300) {
@@ -145,14 +145,14 @@ func TestExposedOfRandomSchedules(t *testing.T) {
 		if got < -1e-9 || got > links*(1+1e-9) || got > s.Makespan*(1+1e-9)-computed {
 			t.Fatalf("%+v %+v: %v µs are exposed, links are busy for %v, one of the groups for at least %v of %v", d, sizes, got, links, computed, s.Makespan)
 		}
-		// Some task is always under way, so that the rest of the makespan is computed in.
+		// Some task runs at any time, so the groups compute in the rest of the makespan.
 		if covered := s.covered(func(Resource) bool { return true }); !near(covered, s.Makespan) {
-			t.Fatalf("%+v %+v: something is done in %v of %v µs", d, sizes, covered, s.Makespan)
+			t.Fatalf("%+v %+v: tasks run during %v of %v µs", d, sizes, covered, s.Makespan)
 		}
 	}
 }
 
-// FinDEP's Table 7: the schedule leaves no more of its exchanges exposed than none does.
+// FinDEP's Table 7: the schedule exposes no more of its exchanges than no schedule.
 func TestSchedulesHideExchanges(t *testing.T) {
 	for name, shape := range backbones(t) {
 		for _, sequence := range []int{1024, 4096, 8192} {
@@ -176,13 +176,13 @@ func TestSchedulesHideExchanges(t *testing.T) {
 			}
 			t.Logf("%s, %d tokens: %.2f%% exposed, PPPipe %.2f%%, naive %.2f%%", name, sequence, 100*shares[0], 100*shares[1], 100*shares[2])
 			if shares[0] > shares[2] || shares[1] > shares[2] || shares[2] <= 0 {
-				t.Errorf("%s, %d tokens: exposed are %v with the schedule, %v with PPPipe, %v without", name, sequence, shares[0], shares[1], shares[2])
+				t.Errorf("%s, %d tokens: exposed: %v with the schedule, %v with PPPipe, %v without a schedule", name, sequence, shares[0], shares[1], shares[2])
 			}
 		}
 	}
 }
 
-// streamOf has batches of the backbone by length.
+// streamOf returns batches of the backbone by length.
 func streamOf(t *testing.T, shape *Shape, counts map[int]int) []Batches {
 	t.Helper()
 	var stream []Batches
@@ -201,8 +201,8 @@ func streamOf(t *testing.T, shape *Shape, counts map[int]int) []Batches {
 	return stream
 }
 
-// A schedule for each length is never behind one for all (FinDEP's Table 6).
-func TestAdaptiveIsNotBehindFixed(t *testing.T) {
+// One schedule per length is never slower than one for all lengths (FinDEP's Table 6).
+func TestAdaptiveIsAtLeastFixed(t *testing.T) {
 	for name, shape := range backbones(t) {
 		s, err := SearchStream(t.Context(), streamOf(t, shape, map[int]int{512: 10, 1024: 8, 2048: 6, 4096: 3, 8192: 1}))
 		if err != nil {
@@ -225,12 +225,12 @@ func TestAdaptiveIsNotBehindFixed(t *testing.T) {
 	}
 }
 
-// A schedule that is kept at its own length is itself; at another one it is what the simulator makes of it.
+// A schedule kept at its own length is unchanged; at another length it matches the simulator.
 func TestKeep(t *testing.T) {
 	r := rand.New(rand.NewPCG(21, 22))
 	for range instances(100) {
 		p := randomProblem(r)
-		p.Splits = p.Splits[:1] // others may have groups of the same sizes
+		p.Splits = p.Splits[:1] // other splits may have groups of the same sizes
 		found, err := Search(p)
 		if err != nil {
 			t.Fatal(err)
@@ -252,7 +252,7 @@ func TestKeep(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !near(kept.Makespan, schedule.Makespan) || kept.AttentionRanks != found.Plan.AttentionRanks || kept.Sizes.Chunks > found.Plan.Sizes.Chunks {
-			t.Fatalf("%+v becomes %+v; the simulator says %v", found.Plan, kept, schedule.Makespan)
+			t.Fatalf("%+v becomes %+v; simulator %v", found.Plan, kept, schedule.Makespan)
 		}
 	}
 }

@@ -5,16 +5,16 @@ import (
 	"github.com/semmoe/operator/solver/pipeline"
 )
 
-// sequence is what a step computes of a request: query tokens, after past ones.
+// sequence is the work of a step for one request: query tokens after past tokens.
 type sequence struct{ query, past int }
 
-// dense are the times of what is not a matter of experts, on a rank, in one layer.
+// dense computes the times of attention and dense blocks on a rank in one layer.
 type dense struct {
 	shape   *pipeline.Shape
 	profile *hardware.Profile
-	// ranks share the heads of a sequence: 1 with data parallelism.
+	// ranks is the number of ranks that share the heads of a sequence: 1 with data parallelism.
 	ranks float64
-	// projections are the weights of attention's matrices.
+	// projections are the weights of the attention matrices.
 	projections []float64
 }
 
@@ -22,8 +22,8 @@ func newDense(s *pipeline.Shape, p *hardware.Profile, ranks int) *dense {
 	return &dense{shape: s, profile: p, ranks: float64(ranks), projections: s.Projections()}
 }
 
-// attention is the time of a batch: its projections, and for each sequence the longer of computing and of reading keys and values. Memory is
-// read as fast as by dense products.
+// attention returns the time of a batch: its projections, and for each sequence the longer of computing and reading
+// keys and values. Memory is read at the rate of dense products.
 func (d *dense) attention(batch []sequence) float64 {
 	if len(batch) == 0 {
 		return 0
@@ -39,7 +39,7 @@ func (d *dense) attention(batch []sequence) float64 {
 	return us
 }
 
-// work is that of a rank: queries see all tokens before them.
+// work returns the attention work of a rank: queries attend to all previous tokens.
 func (d *dense) work(s sequence) hardware.AttentionWork {
 	const multiplyAndAdd = 2
 	seen := float64(s.past) + float64(s.query)/2
@@ -49,12 +49,13 @@ func (d *dense) work(s sequence) hardware.AttentionWork {
 	}
 }
 
-// cacheBytes are what a rank reads of keys and values: with tensor parallelism its heads', where there are as many, and all of compressed ones.
+// cacheBytes returns the bytes of keys and values that a rank reads: with tensor parallelism those of its heads if
+// there are enough heads, and all of compressed keys and values.
 func (d *dense) cacheBytes(s sequence) float64 {
 	return float64(s.past+s.query) * d.shape.CacheWidth() * bf16 / float64(d.shape.CacheParts(int(d.ranks)))
 }
 
-// forward is the time of a feed-forward block of that width.
+// forward returns the time of a feed-forward block of the given width.
 func (d *dense) forward(width, tokens float64) float64 {
 	if width == 0 || tokens == 0 {
 		return 0

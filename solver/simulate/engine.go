@@ -15,13 +15,13 @@ type engine struct {
 	trace   *trace.Trace
 	method  *Method
 	options *Options
-	// expected is the output that a router takes a request to have.
+	// expected is the number of output tokens that a router assumes for a request.
 	expected int
 	step     *stepper
 	lanes    []*lane
-	// scheduler sends requests to ranks, which are its places (attention DP).
+	// scheduler assigns requests to ranks, which are its places (attention DP).
 	scheduler *dispatch.Scheduler
-	// holder is in its place where requests may wait for a rank.
+	// holder replaces scheduler if requests may wait for a rank.
 	holder *holder
 	places []dispatch.Place
 	scores []float32
@@ -45,13 +45,13 @@ func newEngine(t *trace.Trace, m *Method, requests []Request, o *Options) (*engi
 	return e, e.restart()
 }
 
-// restart empties the engine.
+// restart resets the engine to its initial state.
 func (e *engine) restart() error {
 	lanes := e.options.Lanes()
 	e.now, e.lanes = 0, nil
 	for range lanes {
 		e.lanes = append(e.lanes, &lane{
-			free: e.options.CacheTokens / lanes, stepTokens: e.options.StepTokens / lanes, mostRunning: e.options.Running / lanes,
+			free: e.options.CacheTokens / lanes, stepTokens: e.options.StepTokens / lanes, maxRunning: e.options.Running / lanes,
 		})
 	}
 	if e.options.Attention != placement.DataParallel {
@@ -70,15 +70,15 @@ func (e *engine) restart() error {
 	return err
 }
 
-// run serves requests that arrive at a rate, in requests per second, and returns when the last has ended.
+// run serves requests that arrive at a rate, in requests per second, and returns when the last one has ended.
 func (e *engine) run(ctx context.Context, requests []Request, rate float64) error {
 	const second = 1e6
 	all := make([]served, len(requests))
 	for i := range requests {
 		all[i] = served{Request: &requests[i], arrival: requests[i].Arrival / rate * second}
 	}
-	const warming = 4 // a quarter
-	e.record.from = all[len(all)/warming].arrival
+	const warmup = 4 // the first quarter
+	e.record.from = all[len(all)/warmup].arrival
 	for ended, next := 0, 0; ended < len(all); {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -89,7 +89,7 @@ func (e *engine) run(ctx context.Context, requests []Request, rate float64) erro
 			tokens += l.batch()
 		}
 		if tokens == 0 {
-			e.now = math.Inf(1) // a lane with requests has tokens: what is left has yet to come, or waits for a rank
+			e.now = math.Inf(1) // all lanes are empty: the remaining requests have not arrived or wait for a rank
 			if next < len(all) {
 				e.now = all[next].arrival
 			}
@@ -100,14 +100,15 @@ func (e *engine) run(ctx context.Context, requests []Request, rate float64) erro
 		}
 		stages := e.step.time(e.lanes)
 		e.now += stages.Total()
-		next = e.arrive(all, next) // a router does not know how the present step ends when it sends them
+		next = e.arrive(all, next) // the router does not know the result of the current step yet
 		ended += e.finish()
 		e.record.step(stages, tokens, e.now)
 	}
 	return nil
 }
 
-// arrive sends the requests, from one on, that have come by now, and returns the first that has not.
+// arrive dispatches the requests from index next on that have arrived by now, and returns the index of the first that
+// has not.
 func (e *engine) arrive(all []served, next int) int {
 	for ; next < len(all) && all[next].arrival <= e.now; next++ {
 		if e.holder != nil {
@@ -122,22 +123,22 @@ func (e *engine) arrive(all []served, next int) int {
 	return next
 }
 
-// finish ends a step, and returns the number of requests that end with it. Where it has begun or ended an answer, a router knows that it is over,
-// and that the prompts which it has sent so far are in the next one.
+// finish ends a step and returns the number of requests that end with it. If the step starts or ends a response, the
+// router learns that the step is over, and that the prompts sent so far are in the next step.
 func (e *engine) finish() (ended int) {
-	told := false
+	observed := false
 	for _, l := range e.lanes {
 		l.finish(e.now, func(s *served) {
 			e.record.token(s, e.now)
-			told = told || s.produced == 1
+			observed = observed || s.produced == 1
 		}, func(s *served) {
 			l.outstanding -= e.size(s)
 			e.record.end(s, e.now)
-			told = true
+			observed = true
 			ended++
 		})
 	}
-	if told {
+	if observed {
 		for _, l := range e.lanes {
 			l.next = 0
 		}
@@ -145,43 +146,43 @@ func (e *engine) finish() (ended int) {
 	return ended
 }
 
-// send gives a request to a lane.
+// send assigns a request to a lane.
 func (e *engine) send(s *served) {
 	at := 0
 	if e.scheduler != nil {
-		asked := e.ask(s, e.scores)
-		d := e.scheduler.Decide(&asked, e.look())
-		e.scheduler.Take(&asked, &d)
+		request := e.dispatchRequest(s, e.scores)
+		d := e.scheduler.Decide(&request, e.currentPlaces())
+		e.scheduler.Take(&request, &d)
 		at = d.Rank
 	}
-	e.give(s, at)
+	e.enqueue(s, at)
 }
 
-// ask is what a router asks of a request; its scores are put into a slice of one for each lane.
-func (e *engine) ask(s *served, scores []float32) dispatch.Request {
-	asked := dispatch.Request{Tokens: int(e.size(s)), Prompt: s.Prompt}
+// dispatchRequest returns the request as the router sees it, with scores in the given slice of one score per lane.
+func (e *engine) dispatchRequest(s *served, scores []float32) dispatch.Request {
+	request := dispatch.Request{Tokens: int(e.size(s)), Prompt: s.Prompt}
 	if e.method.Requests != nil {
 		e.method.Requests.ScoreFirst(scores, s.Source, min(s.Prompt, e.trace.Length(s.Source)))
-		asked.Scores = scores
+		request.Scores = scores
 	}
-	return asked
+	return request
 }
 
-// look lists the lanes as a router sees them. The list is valid until the next call.
-func (e *engine) look() []dispatch.Place {
+// currentPlaces returns the lanes as the router sees them. The list is valid until the next call.
+func (e *engine) currentPlaces() []dispatch.Place {
 	for rank, l := range e.lanes {
 		e.places[rank] = dispatch.Place{Rank: rank, Outstanding: l.outstanding, Next: l.next}
 	}
 	return e.places
 }
 
-// give puts a request into a lane.
-func (e *engine) give(s *served, at int) {
+// enqueue adds a request to a lane.
+func (e *engine) enqueue(s *served, at int) {
 	l := e.lanes[at]
 	l.waiting = append(l.waiting, s)
 	l.outstanding += e.size(s)
 	l.next += int64(s.Prompt)
 }
 
-// size is what a router takes a request to need.
+// size returns the number of tokens that the router assumes for a request.
 func (e *engine) size(s *served) int64 { return int64(s.Prompt + e.expected) }

@@ -1,36 +1,37 @@
 package simulate
 
-// served is a request on its way.
+// served is a request in service.
 type served struct {
 	*Request
 	// arrival is in microseconds.
 	arrival float64
-	// computed tokens have gone through the model, produced ones are those of the output; first and last are when the first and the latest of
-	// these were there.
+	// computed is the number of tokens that have passed through the model, produced the number of output tokens. first
+	// and last are the times of the first and the latest output token.
 	computed, produced int
 	first, last        float64
-	// query is what the present step computes.
+	// query is the number of tokens in the current step.
 	query int
 }
 
-// room is what the cache keeps for a request.
+// room returns the number of tokens that the cache reserves for a request.
 func (s *served) room() int { return s.Prompt + s.Output }
 
-// lane is a batch of its own: of a rank (attention DP), or of all (TP).
+// lane is a separate batch: of one rank (attention DP), or of all ranks (TP).
 type lane struct {
 	waiting, running []*served
-	// free is the room of the cache.
+	// free is the free capacity of the cache, in tokens.
 	free int
-	// stepTokens and mostRunning are its bounds.
-	stepTokens, mostRunning int
-	// outstanding are the tokens of its requests that have not ended, with what a router expects of their outputs.
+	// stepTokens and maxRunning are the limits of a step's tokens and of running requests.
+	stepTokens, maxRunning int
+	// outstanding is the number of tokens of its unfinished requests, including the assumed output.
 	outstanding int64
-	// next are the tokens of the prompts that a router knows to be in the next step: those that it has sent since a step last answered one.
+	// next is the number of prompt tokens that the router knows to be in the next step: those sent since a step last
+	// produced a response.
 	next int64
 }
 
-// batch decides on what a step computes: a token of each request whose output has begun, and then prompts, in the order of their arrival, in
-// parts that fit what is left of the step. It returns the number of tokens.
+// batch selects the tokens of a step: one for each request in decoding, then prompts in order of arrival, in chunks
+// that fit the rest of the step. It returns the number of tokens.
 func (l *lane) batch() int {
 	left := l.stepTokens
 	for _, s := range l.running {
@@ -46,7 +47,7 @@ func (l *lane) batch() int {
 			left -= s.query
 		}
 	}
-	for left > 0 && len(l.waiting) > 0 && len(l.running) < l.mostRunning && l.waiting[0].room() <= l.free {
+	for left > 0 && len(l.waiting) > 0 && len(l.running) < l.maxRunning && l.waiting[0].room() <= l.free {
 		s := l.waiting[0]
 		l.waiting = l.waiting[1:]
 		l.free -= s.room()
@@ -57,7 +58,7 @@ func (l *lane) batch() int {
 	return l.stepTokens - left
 }
 
-// finish notes at the end of a step what it has computed, and tells of each token that is there, and each request that has ended.
+// finish records the results of a step and calls token for each new token, and end for each request that has ended.
 func (l *lane) finish(now float64, token func(*served), end func(*served)) {
 	kept := l.running[:0]
 	for _, s := range l.running {

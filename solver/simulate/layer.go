@@ -6,19 +6,20 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// Counts are what a MoE layer does with a batch.
+// Counts contains the work of a MoE layer for a batch.
 type Counts struct {
-	// Tokens are those of each rank [ranks].
+	// Tokens is the number of tokens of each rank [ranks].
 	Tokens []int
-	// Rows are pairs of a token and an expert of it, by the token's rank and the one that computes the expert [from × to]; Distinct are the
-	// tokens among them: with several experts on a rank it counts once.
+	// Rows is the number of pairs of a token and one of its experts, by the token's rank and the rank that computes the
+	// expert [from × to]. Distinct is the number of distinct tokens among them: a token with several experts on a rank
+	// counts once.
 	Rows, Distinct []int
-	// Experts are the rows of each slot [ranks × slots].
+	// Experts is the number of rows of each slot [ranks × slots].
 	Experts []int
 }
 
-// NewCounts are those of nothing.
-func NewCounts(ranks, slotsPerRank int) *Counts {
+// newCounts returns empty counts.
+func newCounts(ranks, slotsPerRank int) *Counts {
 	return &Counts{
 		Tokens: make([]int, ranks), Rows: make([]int, ranks*ranks), Distinct: make([]int, ranks*ranks), Experts: make([]int, ranks*slotsPerRank),
 	}
@@ -31,64 +32,75 @@ func (c *Counts) clear() {
 	clear(c.Experts)
 }
 
-// Messages says what ranks send each other.
+// Messages is the unit of communication between ranks.
 type Messages string
 
 // The messages.
 const (
-	// PerActivation sends a token once for each of its experts, and brings each one's output back.
+	// PerActivation sends a token once for each of its experts, and returns the output of each expert.
 	PerActivation Messages = "activation"
-	// PerRank sends a token once to each rank that has experts of it, which adds their outputs up before they come back.
+	// PerRank sends a token once to each rank with experts of the token. The rank sums their outputs and returns the
+	// sum.
 	PerRank Messages = "rank"
 )
 
-// Layer is what of a MoE layer its time depends on.
+// Layer contains the properties of a MoE layer that determine its time.
 type Layer struct {
-	// Hidden is the width of the residual stream, ExpertSize that of an expert, Experts the number of routed experts.
+	// Hidden is the width of the residual stream, ExpertSize the width of an expert, Experts the number of routed
+	// experts.
 	Hidden, ExpertSize, Experts int
-	// Messages says what is exchanged; DispatchBytes are the bytes of a value on its way to an expert, 2 with bf16; it comes back in bf16.
+	// Messages is the unit of communication. DispatchBytes is the size of a value sent to an expert, 2 with bf16;
+	// values return in bf16.
 	Messages      Messages
 	DispatchBytes float64
-	// Kernels are what is run beside exchanges and products.
+	// Kernels are the kernels in addition to exchanges and products.
 	Kernels Kernels
 }
 
-// Kernels are what a rank runs beside exchanges and products.
+// Kernels describes the kernels that a rank runs in addition to exchanges and products.
 type Kernels struct {
-	// Choose is the time of choosing experts, by the number of scores of the rank's tokens; without a rate there is none.
+	// Choose is the time of selecting experts as a function of the number of scores of the rank's tokens; a rate of 0
+	// means none.
 	Choose hardware.Line
-	// Sent is how many times the hidden values of a row are read or written before it is sent.
+	// Sent is the number of times that the hidden values of a row are read or written before the row is sent.
 	Sent float64
-	// Hidden and Expert are how many times the hidden values of a row, and those within its expert, are read or written between the products.
+	// Hidden and Expert are the numbers of times that the hidden values of a row, and the values within its expert, are
+	// read or written between the products.
 	Hidden, Expert float64
-	// Sums are those of results, for each message on the rank of the experts, and for each token at home, in two kernels beyond the exchange.
+	// Sums means that results are summed, for each message on the rank of the experts and for each token on its own
+	// rank, in two kernels in addition to the exchange.
 	Sums bool
 }
 
-// EngineKernels are those of engines: rows are gathered to be sent, and again to be sorted by expert, one kernel reads gate and up projection
-// and writes their product, and results are summed. Experts are chosen in the kernel of the scores.
+// EngineKernels are the kernels of inference engines: rows are gathered to be sent, and again to be sorted by expert;
+// one kernel reads gate and up projection and writes their product; results are summed. Experts are selected in the
+// kernel of the scores.
 var EngineKernels = Kernels{Sent: 2, Hidden: 2, Expert: 3, Sums: true}
 
 const (
 	bf16 = 2
-	// gathering and strided are how fast rows are moved, over the rate at which grouped products read weights: in kernels that gather or sum
-	// rows, which is what plain copies reached on the same GPUs, and in those of tensor operations between products, which is what brings layers
-	// measured on two H200 nearest (see TestMeasuredRoutes and TestMeasuredPieces).
+	// gathering and strided are the rates of moving rows, relative to the rate at which grouped products read weights.
+	// gathering applies to kernels that gather or sum rows; it is the rate of plain copies on the same GPUs. strided
+	// applies to tensor operations between products; it is fitted to layers measured on two H200 (see
+	// TestMeasuredRoutes and TestMeasuredPieces).
 	gathering, strided = 1.3, 0.65
-	// tileRows are the rows that a grouped product computes at once: an expert's last tile is seldom full.
+	// tileRows is the number of rows that a grouped product computes together; the last tile of an expert is usually
+	// not full.
 	tileRows = 128
 )
 
-// LayerTime is the time of a MoE layer by its stages, in microseconds, each that of the slowest rank.
+// LayerTime is the time of a MoE layer by stage, in microseconds, on the slowest rank of each stage.
 type LayerTime struct {
-	// Gate is the choice of experts, Dispatch the exchange to them, Products what they compute, Combine the exchange back.
+	// Gate is the selection of experts, Dispatch the exchange to them, Products their computation, Combine the exchange
+	// back.
 	Gate, Dispatch, Products, Combine float64
 }
 
-// Total is the sum of the stages.
+// Total returns the sum of the stages.
 func (t LayerTime) Total() float64 { return t.Gate + t.Dispatch + t.Products + t.Combine }
 
-// Time is that of the layer on machines, for what it does: a pure function, which steps of the simulation are made of. With one rank nothing is exchanged.
+// Time returns the time of the layer for the given counts. It is a pure function and the unit of a simulation step. A
+// single rank exchanges nothing.
 func (l *Layer) Time(p *hardware.Profile, t *Topology, c *Counts) LayerTime {
 	us := LayerTime{Gate: l.gate(p, slices.Max(c.Tokens))}
 	slots := len(c.Experts) / t.Ranks
@@ -105,7 +117,7 @@ func (l *Layer) Time(p *hardware.Profile, t *Topology, c *Counts) LayerTime {
 	gathered, summed := l.moved(t.Ranks, messages, c)
 	speed := gathering * p.Grouped.BytesPerMicrosecond
 	us.Dispatch = gathered/speed + t.Exchange(messages, float64(l.Hidden)*l.DispatchBytes)
-	// What was sent comes back: the busiest sender is now the busiest receiver.
+	// The same messages return: the busiest sender is now the busiest receiver.
 	us.Combine = summed/speed + t.Exchange(messages, float64(l.Hidden)*bf16)
 	if l.Kernels.Sums {
 		us.Combine += 2 * p.Dense.Start
@@ -113,7 +125,7 @@ func (l *Layer) Time(p *hardware.Profile, t *Topology, c *Counts) LayerTime {
 	return us
 }
 
-// gate is the time of the scores of a rank's tokens, and of choosing by them.
+// gate returns the time of scoring a rank's tokens and selecting their experts.
 func (l *Layer) gate(p *hardware.Profile, tokens int) float64 {
 	us := p.Dense.Microseconds(float64(l.Hidden*l.Experts), float64(tokens))
 	if l.Kernels.Choose.PerMicrosecond > 0 {
@@ -122,8 +134,9 @@ func (l *Layer) gate(p *hardware.Profile, tokens int) float64 {
 	return us
 }
 
-// moved are the bytes that the busiest rank reads and writes before it sends rows, and to sum results: of rows into messages where the experts are,
-// and of messages, those to itself among them, into tokens at home.
+// moved returns the bytes that the busiest rank reads and writes to gather rows before sending, and to sum results:
+// rows into messages on the rank of the experts, and messages, including those to itself, into tokens on their own
+// rank.
 func (l *Layer) moved(ranks int, messages []int, c *Counts) (gathered, summed float64) {
 	row := float64(l.Hidden) * bf16
 	for rank := range ranks {
@@ -141,8 +154,9 @@ func (l *Layer) moved(ranks int, messages []int, c *Counts) (gathered, summed fl
 	return gathered, summed
 }
 
-// products are the times of a rank's experts: gate and up projections in one grouped kernel, the down projections in another, and the kernels
-// between. Only experts with rows are read, and a tile that is not full takes as long as one that is.
+// products returns the time of a rank's experts: gate and up projections in one grouped kernel, down projections in
+// another, and the kernels between. Only experts with rows are read, and a partially filled tile takes as long as a
+// full one.
 func (l *Layer) products(p *hardware.Profile, experts []int) float64 {
 	rows, padded, active := 0, 0, 0
 	for _, n := range experts {

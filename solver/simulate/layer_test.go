@@ -14,7 +14,8 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// plain is a profile whose times can be added up on paper: reading and moving cost nothing, a product of a million weights and rows takes 2 µs.
+// plain returns a profile for computation by hand: reading and moving cost nothing, a product of a million weights and
+// rows takes 2 µs.
 func plain() *hardware.Profile {
 	gemm := func(start float64) hardware.GEMM {
 		return hardware.GEMM{Start: start, BytesPerMicrosecond: 1e15, FlopsPerMicrosecond: 1e6}
@@ -26,7 +27,7 @@ func plain() *hardware.Profile {
 	}
 }
 
-// straight is an exchange without large ones of their own.
+// straight returns an exchange without separate parameters for large messages.
 func straight(start, rate float64) hardware.Exchange {
 	return hardware.Exchange{Line: hardware.Line{Start: start, PerMicrosecond: rate}}
 }
@@ -48,7 +49,8 @@ func TestLayerByHand(t *testing.T) {
 		dispatchBytes     float64
 		dispatch, combine float64
 	}{
-		// The busiest rank sends 3 rows of 50 values: 300 bytes in bf16, at 100 a microsecond. Two kernels that sum take 3 µs each.
+		// The busiest rank sends 3 rows of 50 values: 300 bytes in bf16, at 100 bytes/µs. Two kernels that sum take 3
+		// µs each.
 		{PerActivation, 2, 10 + 3, 10 + 3 + 6},
 		{PerActivation, 1, 10 + 1.5, 10 + 3 + 6},
 		// Two of its tokens go to the other rank, one of them for both experts.
@@ -63,12 +65,12 @@ func TestLayerByHand(t *testing.T) {
 			Combine:  c.combine,
 		}
 		if !near(got.Gate, want.Gate) || !near(got.Dispatch, want.Dispatch) || !near(got.Products, want.Products) || !near(got.Combine, want.Combine) {
-			t.Errorf("%s, %v bytes: %+v; wanted is %+v", c.messages, c.dispatchBytes, got, want)
+			t.Errorf("%s, %v bytes: %+v; want %+v", c.messages, c.dispatchBytes, got, want)
 		}
 	}
 }
 
-// A rank on which no expert has a row computes nothing, and a single rank exchanges nothing.
+// A rank without rows computes nothing, and a single rank exchanges nothing.
 func TestLayerOfOneRank(t *testing.T) {
 	layer, topology := Layer{Hidden: 50, ExpertSize: 40, Experts: 4, Messages: PerActivation, DispatchBytes: 2}, OneNode(1, plain())
 	got := layer.Time(plain(), &topology, &Counts{Tokens: []int{1}, Rows: []int{2}, Distinct: []int{1}, Experts: []int{1, 0, 1, 0}})
@@ -80,7 +82,7 @@ func TestLayerOfOneRank(t *testing.T) {
 	}
 }
 
-// Moving costs what is moved over the rate of the kernels that move it.
+// The time of moving rows is the moved bytes divided by the rate of the kernels.
 func TestMovesByHand(t *testing.T) {
 	p := plain()
 	layer, topology := Layer{Hidden: 50, ExpertSize: 40, Experts: 4, Messages: PerActivation, DispatchBytes: 2}, OneNode(2, p)
@@ -95,12 +97,12 @@ func TestMovesByHand(t *testing.T) {
 		Combine:  2*p.Dense.Start + (3+3+4+2)*100/(gathering*1e3), // rank 0: 3 rows into 3 messages, and 4 of these into 2 tokens
 	}
 	if !near(got.Gate-without.Gate, want.Gate) || !near(got.Dispatch-without.Dispatch, want.Dispatch) || !near(got.Products-without.Products, want.Products) || !near(got.Combine-without.Combine, want.Combine) {
-		t.Errorf("%+v, without moves %+v; wanted are %+v more", got, without, want)
+		t.Errorf("%+v, without moves %+v; want a difference of %+v", got, without, want)
 	}
 }
 
 func TestExchangeByHand(t *testing.T) {
-	// Ranks 0 and 1 are an island, 2 and 3 another. 0 sends 4 messages to 1, 1 to 2 and 2 to 3; 3 sends 5 to 2.
+	// Ranks 0 and 1 form an island, 2 and 3 another. 0 sends 4 messages to 1, 1 to 2 and 2 to 3; 3 sends 5 to 2.
 	messages := make([]int, 16)
 	messages[0*4+1], messages[0*4+2], messages[0*4+3], messages[3*4+2], messages[1*4+1] = 4, 1, 2, 5, 100
 	inside, across := straight(1, 10), straight(2, 1)
@@ -114,7 +116,7 @@ func TestExchangeByHand(t *testing.T) {
 	} {
 		topology := Topology{Ranks: 4, Links: c.links}
 		if got := topology.Exchange(messages, 20); !near(got, c.want) {
-			t.Errorf("%s: %v µs; wanted are %v", name, got, c.want)
+			t.Errorf("%s: %v µs; want %v", name, got, c.want)
 		}
 	}
 }
@@ -152,7 +154,8 @@ func TestTopologies(t *testing.T) {
 	}
 }
 
-// measuredLayers are of test/gpu/pipelined_moe.py: uncut layers, whose routing is balanced, and exchanges of pieces of them.
+// measuredLayers are measurements of test/gpu/pipelined_moe.py: uncut layers with balanced routing, and exchanges of
+// their pieces.
 type measuredLayers struct {
 	Models map[string]struct {
 		Hidden, Inter, Experts, TopK int
@@ -171,7 +174,7 @@ type measuredLayers struct {
 	} `json:"pieces"`
 }
 
-// exchange is the line of least squares of relative errors through the exchanges of all models but one.
+// exchange fits a line to the exchanges of all models but one, by least squares of relative errors.
 func (m *measuredLayers) exchange(but string) hardware.Exchange {
 	var one, work, us, works, both float64
 	for _, p := range m.Pieces {
@@ -185,9 +188,10 @@ func (m *measuredLayers) exchange(but string) hardware.Exchange {
 	return straight((us-slope*work)/one, 1/slope)
 }
 
-// TestMeasuredPieces holds predicted layers against those measured on two H200: products as in the built-in profile, which other runs were fitted to, and
-// exchanges as those of the two other models. Mixtral's experts are three times as large as any that the profile was fitted to: with 256 tokens a
-// rank, when weights are only read, its layer is 20% faster than predicted.
+// TestMeasuredPieces compares predicted layers with layers measured on two H200. Products use the built-in profile,
+// which was fitted to other runs, and exchanges are fitted to the two other models. Mixtral's experts are three times
+// as large as any in the fit of the profile: with 256 tokens per rank, where only weights are read, its layer is 20%
+// faster than predicted.
 func TestMeasuredPieces(t *testing.T) {
 	text, err := os.ReadFile("../pipeline/testdata/pipelined-moe-h200x2.json")
 	if err != nil {
@@ -210,7 +214,7 @@ func TestMeasuredPieces(t *testing.T) {
 		model := m.Models[measured.Model]
 		const ranks = 2
 		experts := model.Experts / ranks
-		c := NewCounts(ranks, experts)
+		c := newCounts(ranks, experts)
 		for slot := range c.Experts {
 			c.Experts[slot] = measured.Tokens * model.TopK * ranks / model.Experts
 		}
@@ -227,7 +231,7 @@ func TestMeasuredPieces(t *testing.T) {
 			allowed = 0.25
 		}
 		if math.Abs(e) > allowed {
-			t.Errorf("%s, %d tokens a rank: %.0f µs, measured are %.0f: %+.1f%%", measured.Model, measured.Tokens, us.Total()-us.Gate, measured.Us, 100*e)
+			t.Errorf("%s, %d tokens a rank: %.0f µs, measured %.0f: %+.1f%%", measured.Model, measured.Tokens, us.Total()-us.Gate, measured.Us, 100*e)
 		}
 	}
 	slices.Sort(errors)
@@ -238,7 +242,7 @@ func TestMeasuredPieces(t *testing.T) {
 
 //go:generate go run ../../cmd/semmoe fit --measurements testdata/calibration-h200x2.json --name h200x2 --out testdata/h200x2.json
 
-// measuredRoutes are of test/gpu/moe_layer.py, which says what they are: layers with real routes.
+// measuredRoutes are measurements of test/gpu/moe_layer.py, which describes them: layers with real routes.
 type measuredRoutes struct {
 	Models map[string]struct {
 		Hidden, Inter, Experts, TopK int
@@ -260,10 +264,10 @@ type measuredLayer struct {
 	Gather                  float64 `json:"sag_us"`
 }
 
-// moe is the time of the gate, the exchanges and the products: of what placement and dispatch change, and the gate.
+// moe returns the time of the gate, the exchanges and the products.
 func (l *measuredLayer) moe() float64 { return l.Microseconds - l.Order - l.Scatter - l.Gather }
 
-// readMeasured reads layers that were measured on two H200, and the profile of that machine, which has seen no routes.
+// readMeasured reads layers measured on two H200, and the profile of that machine, which was fitted without routes.
 func readMeasured(t *testing.T, file string) (*measuredRoutes, *hardware.Profile) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", file))
@@ -284,13 +288,14 @@ func readMeasured(t *testing.T, file string) (*measuredRoutes, *hardware.Profile
 	return m, p
 }
 
-// TestMeasuredRoutes compares predicted layers with those measured on two H200, with real routes of two models, 32 to 32,768 tokens a rank, experts and
-// tokens dispatched in seven ways, and a row sent for each expert or for each rank. The collectives around the layer, and the order of tokens, are
-// not of it.
+// TestMeasuredRoutes compares predicted layers with layers measured on two H200: real routes of two models, 32 to
+// 32,768 tokens per rank, seven methods of placement and dispatch, and one row per expert or per rank. The collectives
+// around the layer and the reordering of tokens are excluded.
 func TestMeasuredRoutes(t *testing.T) {
 	for _, file := range []string{"moe-layer-h200x2.json", "moe-layer-plans-h200x2.json"} {
 		m, p := readMeasured(t, file)
-		// Scores are made floating-point numbers of 32 bits, weighted and sorted: three kernels and the rate are fitted to the first file.
+		// Scores are converted to 32-bit floating-point numbers, weighted and sorted: three kernels; the rate is fitted
+		// to the first file.
 		kernels := EngineKernels
 		kernels.Choose, kernels.Expert = hardware.Line{Start: 21, PerMicrosecond: 1 / 6e-5}, 5
 		var errors []float64
@@ -306,7 +311,7 @@ func TestMeasuredRoutes(t *testing.T) {
 			e := us.Total()/c.moe() - 1
 			errors = append(errors, math.Abs(e))
 			if math.Abs(e) > 0.1 {
-				t.Errorf("%s, %d tokens a rank, %s, %s: %+v, %.0f µs in all, measured are %.0f: %+.1f%%", c.Model, c.Tokens, c.Method, c.Exchange, us, us.Total(), c.moe(), 100*e)
+				t.Errorf("%s, %d tokens a rank, %s, %s: %+v, %.0f µs in total, measured %.0f: %+.1f%%", c.Model, c.Tokens, c.Method, c.Exchange, us, us.Total(), c.moe(), 100*e)
 			}
 		}
 		slices.Sort(errors)
@@ -318,8 +323,9 @@ func TestMeasuredRoutes(t *testing.T) {
 	}
 }
 
-// TestPlansAreOrderedAsMeasured compares the model by which plans are judged with layers measured under different plans: of any two that differ by more
-// than 3%, it says which one is faster. It has the exchanges and the products alone, and no kernel around them: it orders, and is low.
+// TestPlansAreOrderedAsMeasured compares the model that ranks plans with layers measured under different plans: of any
+// two layers that differ by more than 3%, it must predict the faster one. The model contains only exchanges and
+// products, so it underestimates times but orders plans.
 func TestPlansAreOrderedAsMeasured(t *testing.T) {
 	m, p := readMeasured(t, "moe-layer-plans-h200x2.json")
 	type batch struct {
@@ -376,6 +382,6 @@ func TestPlansAreOrderedAsMeasured(t *testing.T) {
 	}
 	t.Logf("%d of %d pairs are in the right order", right, pairs)
 	if pairs < 100 || right*100 < pairs*95 {
-		t.Errorf("%d of %d pairs are in the right order; want 95 of 100", right, pairs)
+		t.Errorf("%d of %d pairs are in the correct order; want 95%%", right, pairs)
 	}
 }

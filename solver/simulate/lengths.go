@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Lengths are those of prompts or outputs, in tokens.
+// Lengths is a distribution of the number of tokens of prompts or outputs.
 type Lengths struct {
 	kind string
 	a, b float64
@@ -23,16 +23,16 @@ const (
 	lognormalLengths   = "lognormal"
 )
 
-// mostTokens bounds a drawn length: a tail without end would have one request decide a run.
-const mostTokens = 1 << 17
+// maxTokens is the maximum drawn length: with an unlimited tail, a single request would dominate a run.
+const maxTokens = 1 << 17
 
-// LengthsUsage says what ParseLengths reads.
-const LengthsUsage = "trace (as recorded), N, uniform:LEAST:MOST, exp:MEAN or lognormal:MEDIAN:SIGMA"
+// LengthsUsage describes the syntax of ParseLengths.
+const LengthsUsage = "trace (as recorded), N, uniform:MIN:MAX, exp:MEAN or lognormal:MEDIAN:SIGMA"
 
-// Recorded are the lengths of the trace's requests.
+// Recorded uses the lengths of the trace's requests.
 var Recorded = Lengths{kind: recordedLengths}
 
-// ParseLengths reads a distribution.
+// ParseLengths parses a distribution (see LengthsUsage).
 func ParseLengths(text string) (Lengths, error) {
 	if text == recordedLengths {
 		return Recorded, nil
@@ -44,8 +44,8 @@ func ParseLengths(text string) (Lengths, error) {
 	numbers := make([]float64, len(words)-1)
 	for i, word := range words[1:] {
 		var err error
-		if numbers[i], err = strconv.ParseFloat(word, 64); err != nil || math.IsNaN(numbers[i]) || numbers[i] > mostTokens {
-			return Lengths{}, fmt.Errorf("%q in lengths %q must be a number of at most %d", word, text, mostTokens)
+		if numbers[i], err = strconv.ParseFloat(word, 64); err != nil || math.IsNaN(numbers[i]) || numbers[i] > maxTokens {
+			return Lengths{}, fmt.Errorf("%q in lengths %q must be a number of at most %d", word, text, maxTokens)
 		}
 	}
 	l := Lengths{kind: words[0], a: numbers[0]}
@@ -59,10 +59,10 @@ func ParseLengths(text string) (Lengths, error) {
 		l.b = numbers[1]
 		return l, nil
 	}
-	return Lengths{}, fmt.Errorf("lengths %q are not %s; numbers must be at least 1, SIGMA 0 to 4", text, LengthsUsage)
+	return Lengths{}, fmt.Errorf("lengths %q are invalid: allowed is %s, with numbers of at least 1 and SIGMA from 0 to 4", text, LengthsUsage)
 }
 
-// draw is one length, at least 1; recorded is that of the trace's request.
+// draw returns one length, at least 1; recorded is the length of the trace's request.
 func (l Lengths) draw(random *rand.Rand, recorded int) int {
 	n := l.a
 	switch l.kind {
@@ -71,10 +71,10 @@ func (l Lengths) draw(random *rand.Rand, recorded int) int {
 	case uniformLengths:
 		n = l.a + float64(random.IntN(int(l.b-l.a)+1))
 	case exponentialLengths:
-		// Rounded up, the mean is above that of what is rounded by about a half.
+		// Rounding up raises the mean by about 0.5.
 		n = math.Ceil(random.ExpFloat64() * max(l.a-0.5, 0.5))
 	case lognormalLengths:
 		n = math.Round(l.a * math.Exp(l.b*random.NormFloat64()))
 	}
-	return int(min(max(n, 1), mostTokens))
+	return int(min(max(n, 1), maxTokens))
 }

@@ -8,13 +8,15 @@ import (
 
 // Method is a way to place experts and to dispatch requests or tokens.
 type Method struct {
-	// Name is for people.
+	// Name is the display name.
 	Name string
-	// Placement says where experts are.
+	// Placement assigns experts to ranks.
 	Placement *placement.Placement
-	// Policy sends requests to ranks (attention DP), by the scores of Requests where it looks at scores; they see the prompt alone.
+	// Policy assigns requests to ranks (attention DP), based on the scores of Requests if the policy uses scores.
+	// Scores depend on the prompt only.
 	Policy   dispatch.Policy
 	Requests cost.PartialForecast
-	// Tokens scores the tokens of a batch, which is cut into equal shards by the scores (attention TP); nil deals them out in turn.
+	// Tokens scores the tokens of a batch, which is divided into equal shards by the scores (attention TP); nil assigns
+	// tokens round-robin.
 	Tokens cost.TokenForecast
 }

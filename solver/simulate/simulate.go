@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Run serves requests by a method, arriving at a rate in requests per second.
+// Run serves requests that arrive at a rate, in requests per second, by a method.
 func Run(ctx context.Context, t *trace.Trace, m *Method, requests []Request, rate float64, objective Objective, o *Options) (*Result, error) {
 	if !(rate > 0) || math.IsInf(rate, 0) {
 		return nil, fmt.Errorf("the rate is %v requests per second; it must be above 0", rate)
@@ -26,10 +26,10 @@ func Run(ctx context.Context, t *trace.Trace, m *Method, requests []Request, rat
 	return e.record.result(rate, objective, e.step), nil
 }
 
-// lightRequests is how many requests the latency at light load is the mean of.
+// lightRequests is the number of requests for the latency at light load.
 const lightRequests = 64
 
-// LightLoad is the mean latency of requests that are served one after the other, each alone: the first 64.
+// LightLoad returns the mean latency of the first 64 requests, served one at a time.
 func LightLoad(ctx context.Context, t *trace.Trace, m *Method, requests []Request, o *Options) (Objective, error) {
 	e, err := newEngine(t, m, requests, o)
 	if err != nil {
@@ -45,22 +45,23 @@ func LightLoad(ctx context.Context, t *trace.Trace, m *Method, requests []Reques
 	return Objective{TTFT: x.TTFT.Mean, TPOT: x.TPOT.Mean}, nil
 }
 
-// Goal is what a service promises.
+// Goal is a service level objective.
 type Goal struct {
-	// Scale times the latency at light load of the first method is the objective.
+	// Scale is the objective as a multiple of the latency at light load of the first method.
 	Scale float64
-	// Share of the requests must be within it.
+	// Share is the share of requests that must meet the objective.
 	Share float64
 }
 
-// DefaultGoal is that of the papers: five times the latency at light load, for 90% of the requests.
+// DefaultGoal is the goal in publications: five times the latency at light load, for 90% of the requests.
 var DefaultGoal = Goal{Scale: 5, Share: 0.9}
 
-// Curve is one method over rates.
+// Curve contains the results of one method over rates.
 type Curve struct {
 	Method string `json:"method"`
-	// Goodput is the highest rate that was tried at which the goal's share of requests is within the objective, in requests per second,
-	// found to within 1%; 0 where no rate is, or where every rate is, as with few requests: then it is Unbounded. Served is what it was there.
+	// Goodput is the highest tested rate, in requests per second and within 1%, at which the goal's share of requests
+	// meets the objective. It is 0 if no rate does, or if every rate does, which happens with few requests; then
+	// Unbounded is set. Served is the result at the goodput.
 	Goodput   float64 `json:"goodput"`
 	Unbounded bool    `json:"unbounded,omitempty"`
 	Served    *Result `json:"at_goodput,omitempty"`
@@ -70,23 +71,23 @@ type Curve struct {
 
 // Report compares methods.
 type Report struct {
-	// Light is the latency at light load of the first method, Objective what was asked for.
+	// Light is the latency at light load of the first method, Objective the resulting objective.
 	Light     Objective `json:"light_load"`
 	Objective Objective `json:"slo"`
 	Curves    []Curve   `json:"methods"`
 }
 
-// Compare serves the same requests by every method, at the given rates, and finds each one's goodput. The first method is what the others are
-// compared with. Without rates they are parts and multiples of its goodput. Where it has none, as with few requests, they are parts and multiples
-// of the rate at which one request per rank is in service at light load.
+// Compare serves the same requests by every method at the given rates and finds the goodput of each method. The first
+// method is the baseline. Without rates, it uses fractions and multiples of the baseline's goodput, or, if that is 0 as
+// with few requests, of the rate at which one request per rank is in service at light load.
 func Compare(ctx context.Context, t *trace.Trace, methods []Method, requests []Request, rates []float64, g Goal, o *Options) (*Report, error) {
 	if len(methods) == 0 {
 		return nil, errors.New("there is no method to compare")
 	}
 	if !(g.Scale > 0) || !(g.Share > 0 && g.Share <= 1) {
-		return nil, fmt.Errorf("%v of the requests within %v times the latency at light load; the first must be above 0 and at most 1, the second above 0", g.Share, g.Scale)
+		return nil, fmt.Errorf("the goal is %v of the requests within %v times the latency at light load; the share must be above 0 and at most 1, the factor above 0", g.Share, g.Scale)
 	}
-	methods, err := remembered(ctx, t, methods, requests, o)
+	methods, err := withCachedScores(ctx, t, methods, requests, o)
 	if err != nil {
 		return nil, err
 	}
@@ -121,8 +122,8 @@ func Compare(ctx context.Context, t *trace.Trace, methods []Method, requests []R
 	return r, errors.Join(append(failures, err)...)
 }
 
-// remembered are the methods with forecasts that remember what they have scored.
-func remembered(ctx context.Context, t *trace.Trace, methods []Method, requests []Request, o *Options) ([]Method, error) {
+// withCachedScores returns the methods with cached forecasts.
+func withCachedScores(ctx context.Context, t *trace.Trace, methods []Method, requests []Request, o *Options) ([]Method, error) {
 	methods = slices.Clone(methods)
 	for i := range methods {
 		if methods[i].Tokens == nil {
@@ -132,14 +133,15 @@ func remembered(ctx context.Context, t *trace.Trace, methods []Method, requests 
 			return nil, err
 		}
 		var err error
-		if methods[i].Tokens, err = remember(ctx, t, methods[i].Tokens, requests, o.Topology.Ranks); err != nil {
+		if methods[i].Tokens, err = cacheScores(ctx, t, methods[i].Tokens, requests, o.Topology.Ranks); err != nil {
 			return nil, err
 		}
 	}
 	return methods, nil
 }
 
-// around returns parts and multiples of a rate, to three digits. Around the goodput of the first method, methods differ.
+// around returns fractions and multiples of a rate, to three digits. Methods differ most around the goodput of the
+// first method.
 func around(rate float64) []float64 {
 	var rates []float64
 	unit := math.Pow(10, math.Floor(math.Log10(rate))-2)
@@ -149,7 +151,7 @@ func around(rate float64) []float64 {
 	return slices.Compact(rates)
 }
 
-// search is for a method's goodput.
+// search contains the input of the search for a method's goodput.
 type search struct {
 	trace     *trace.Trace
 	method    *Method
@@ -160,15 +162,15 @@ type search struct {
 }
 
 const (
-	// leastRate is that below which no goodput is looked for, mostRate that above which it is not, in requests per second.
-	leastRate, mostRate = 1.0 / 1024, 1 << 30
-	// ratePrecision is to which ratio of two rates a goodput is found.
+	// minRate and maxRate bound the search for the goodput, in requests per second.
+	minRate, maxRate = 1.0 / 1024, 1 << 30
+	// ratePrecision is the precision of a goodput, as a ratio of two rates.
 	ratePrecision = 1.01
-	// nearby is the first step away from a rate that the goodput is thought to be near to.
+	// nearby is the first step of a search that starts near the expected goodput.
 	nearby = 1.03
 )
 
-// serve fills in the results at given rates. Forecasts are asked by one goroutine at a time.
+// serve adds the results at the given rates. Only one goroutine at a time may use the forecasts of a method.
 func (c *Curve) serve(ctx context.Context, s *search, rates []float64) error {
 	for _, rate := range rates {
 		x, err := Run(ctx, s.trace, s.method, s.requests, rate, s.objective, s.options)
@@ -180,8 +182,8 @@ func (c *Curve) serve(ctx context.Context, s *search, rates []float64) error {
 	return nil
 }
 
-// goodput goes from a rate, by a factor and then by ever larger ones, to where the goal is no longer kept, or no longer missed, and parts the
-// interval between.
+// goodput searches from a rate, by a factor and then by growing factors, for rates at which the goal is met and missed,
+// and bisects the interval between them.
 func (c *Curve) goodput(ctx context.Context, s *search, rate, factor float64) error {
 	keeps := func(rate float64) (bool, error) {
 		x, err := Run(ctx, s.trace, s.method, s.requests, rate, s.objective, s.options)
@@ -191,34 +193,34 @@ func (c *Curve) goodput(ctx context.Context, s *search, rate, factor float64) er
 		c.Goodput, c.Served = rate, x
 		return true, nil
 	}
-	kept, missed := 0.0, 0.0
-	for kept == 0 || missed == 0 {
+	met, missed := 0.0, 0.0
+	for met == 0 || missed == 0 {
 		ok, err := keeps(rate)
 		if err != nil {
 			return err
 		}
 		if ok {
-			kept, rate = rate, rate*factor
+			met, rate = rate, rate*factor
 		} else {
 			missed, rate = rate, rate/factor
 		}
-		if rate < leastRate {
+		if rate < minRate {
 			return nil
 		}
-		if rate > mostRate { // all requests have come at once
+		if rate > maxRate { // all requests arrive together
 			c.Goodput, c.Served, c.Unbounded = 0, nil, true
 			return nil
 		}
 		factor = min(factor*factor, 16)
 	}
-	for missed/kept > ratePrecision {
-		middle := math.Sqrt(kept * missed)
+	for missed/met > ratePrecision {
+		middle := math.Sqrt(met * missed)
 		ok, err := keeps(middle)
 		if err != nil {
 			return err
 		}
 		if ok {
-			kept = middle
+			met = middle
 		} else {
 			missed = middle
 		}

@@ -21,7 +21,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// small has a dense layer and three MoE layers, as the generated trace.
+// small returns a shape with a dense layer and three MoE layers, as in the generated trace.
 func small(tr *trace.Trace) pipeline.Shape {
 	return pipeline.Shape{
 		HiddenLayers: 4, MoELayers: 3, Experts: tr.Model.Experts, TopK: tr.Model.TopK, Hidden: 64, ExpertSize: 32, SharedSize: 16, DenseSize: 128,
@@ -53,8 +53,8 @@ func draw(t *testing.T, tr *trace.Trace, count int) []Request {
 	return requests
 }
 
-// unhurried takes 1,000 µs for each of all layers' attention, and next to nothing for anything else.
-func unhurried() *hardware.Profile {
+// attentionOnly returns a profile with 1,000 µs for the attention of all layers, and almost nothing for other work.
+func attentionOnly() *hardware.Profile {
 	p := plain()
 	fast := hardware.GEMM{BytesPerMicrosecond: 1e15, FlopsPerMicrosecond: 1e15}
 	p.Grouped, p.Dense = fast, fast
@@ -63,10 +63,11 @@ func unhurried() *hardware.Profile {
 	return p
 }
 
-// Steps of 4 ms: a prompt of 10 tokens takes three of them with 4 tokens a step, and the next request's prompt begins in what is left of the third.
+// Steps of 4 ms with 4 tokens each: a prompt of 10 tokens takes three steps, and the next request's prompt begins in
+// the rest of the third.
 func TestServingByHand(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
-	o := testOptions(tr, placement.TensorParallel, 1, unhurried())
+	o := testOptions(tr, placement.TensorParallel, 1, attentionOnly())
 	o.StepTokens = 4
 	requests := []Request{{Source: 0, Prompt: 10, Output: 3}, {Source: 1, Prompt: 3, Output: 1, Arrival: 0.001}, {Source: 2, Prompt: 1, Output: 2, Arrival: 1}}
 	e, err := newEngine(tr, vanilla(tr, 1), requests, o)
@@ -76,11 +77,12 @@ func TestServingByHand(t *testing.T) {
 	if err := e.run(t.Context(), requests, 1); err != nil {
 		t.Fatal(err)
 	}
-	// The first request: tokens at 12, 16 and 20 ms. The second came at 1 ms, has 2 tokens in the third step and 1 in the fourth. The third is alone.
+	// The first request has tokens at 12, 16 and 20 ms. The second arrives at 1 ms and has 2 tokens in the third step
+	// and 1 in the fourth. The third is alone.
 	r := e.record
 	for i, want := range []struct{ first, each float64 }{{15e3, -1}, {12e3, 4e3}, {4e3, 4e3}} {
 		if math.Abs(r.first[i]-want.first) > 1 || math.Abs(r.each[i]-want.each) > 1 {
-			t.Errorf("request %d to end: first token after %v µs, then %v each; wanted are %v and %v", i, r.first[i], r.each[i], want.first, want.each)
+			t.Errorf("request %d by end: first token after %v µs, then %v each; want %v and %v", i, r.first[i], r.each[i], want.first, want.each)
 		}
 	}
 	x := r.result(1, Objective{TTFT: 12.5, TPOT: 5}, e.step)
@@ -88,14 +90,14 @@ func TestServingByHand(t *testing.T) {
 		t.Errorf("%+v", x)
 	}
 	if want := (12.0 + 3 + 2) / 7; math.Abs(x.StepTokens-want) > 1e-9 { // 4, 4, 4 tokens, then 2 (1 of each), 1, and 1, 1
-		t.Errorf("%v tokens a step; wanted are %v", x.StepTokens, want)
+		t.Errorf("%v tokens per step; want %v", x.StepTokens, want)
 	}
 }
 
-// A cache that holds one request at a time serves them one after the other.
-func TestCacheLimitsWhatIsServed(t *testing.T) {
+// A cache for one request serves requests sequentially.
+func TestCacheLimitsConcurrency(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
-	o := testOptions(tr, placement.TensorParallel, 1, unhurried())
+	o := testOptions(tr, placement.TensorParallel, 1, attentionOnly())
 	o.CacheTokens = 10
 	requests := []Request{{Prompt: 5, Output: 3}, {Prompt: 5, Output: 3}}
 	e, err := newEngine(tr, vanilla(tr, 1), requests, o)
@@ -114,7 +116,8 @@ func TestCacheLimitsWhatIsServed(t *testing.T) {
 	}
 }
 
-// Alone, a request's first token takes the sum of the stages of its prompt, which are added up here from the shape.
+// At light load, a request's first token takes the sum of the stages of its prompt, which the test computes from the
+// shape.
 func TestLightLoadIsTheSumOfStages(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	p := plain()
@@ -125,7 +128,7 @@ func TestLightLoadIsTheSumOfStages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const flop = 1 / 1e6 // a microsecond for a million
+	const flop = 1 / 1e6 // 1 µs per million
 	projections := 4 * (3 + 64*64*2*flop)
 	attention := 7 + projections + 2*0.5*4*(16+16)*flop
 	forward := func(width float64) float64 { return 2*3 + 3*64*width*2*flop }
@@ -143,11 +146,12 @@ func TestLightLoadIsTheSumOfStages(t *testing.T) {
 		want += 2*5 + 128*float64(slices.Max(rows[:]))*6*64*32*flop // products
 	}
 	if math.Abs(got.TTFT-want/1e3) > 1e-9*want || got.TPOT != 0 {
-		t.Errorf("%+v; wanted are %v ms", got, want/1e3)
+		t.Errorf("%+v; want %v ms", got, want/1e3)
 	}
 }
 
-// Every token is computed once in each layer, its rows are where its experts are, and every request ends, whatever the mode and the limits are.
+// Every token is computed once in each layer, its rows go to the ranks of its experts, and every request ends, for all
+// modes and limits.
 func TestConservation(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	requests := draw(t, tr, 150)
@@ -186,25 +190,25 @@ func TestConservation(t *testing.T) {
 				t.Fatal(err)
 			}
 			if e.record.stepTokens != tokens || e.step.rows != tokens*3*tr.Model.TopK || len(e.record.first) != len(requests)-len(requests)/4 {
-				t.Errorf("%d tokens, %d rows, %d requests that count; wanted are %d, %d and three quarters of %d", e.record.stepTokens, e.step.rows, len(e.record.first), tokens, tokens*3*tr.Model.TopK, len(requests))
+				t.Errorf("%d tokens, %d rows, %d measured requests; want %d, %d and three quarters of %d", e.record.stepTokens, e.step.rows, len(e.record.first), tokens, tokens*3*tr.Model.TopK, len(requests))
 			}
 			for rank, l := range e.lanes {
 				if len(l.waiting)+len(l.running) != 0 || l.free != o.CacheTokens/len(e.lanes) || l.outstanding != 0 {
-					t.Errorf("lane %d is left with %d waiting, %d running, room for %d, %d outstanding", rank, len(l.waiting), len(l.running), l.free, l.outstanding)
+					t.Errorf("lane %d ends with %d waiting, %d running, room for %d, %d outstanding", rank, len(l.waiting), len(l.running), l.free, l.outstanding)
 				}
 			}
 		})
 	}
 }
 
-// The counts of a step are those of its tokens, one by one.
+// The counts of a step equal a count token by token.
 func TestCountsOfCopies(t *testing.T) {
 	// Experts 0 and 1 on rank 0, 1 and 2 on rank 1, 2 and 3 on rank 2, 3 and 0 on rank 3; two nodes.
 	p := &placement.Placement{Ranks: 4, Experts: 4, SlotsPerRank: 2, Layers: []placement.Layer{{Slots: []int{0, 1, 1, 2, 2, 3, 3, 0}}}}
-	r, c := newRoutes(p, 0, 2), NewCounts(4, 2)
-	r.add(c, []uint16{0, 1}, 0) // both at home
-	r.add(c, []uint16{2, 3}, 0) // 2 on the node's other rank; 3 is far, and is rank 2's in the even turn
-	r.add(c, []uint16{3, 2}, 0) // 3 is rank 3's in the odd turn
+	r, c := newRoutes(p, 0, 2), newCounts(4, 2)
+	r.add(c, []uint16{0, 1}, 0) // both local
+	r.add(c, []uint16{2, 3}, 0) // 2 on the node's other rank; 3 is remote, on rank 2 in the even turn
+	r.add(c, []uint16{3, 2}, 0) // 3 on rank 3 in the odd turn
 	want := &Counts{
 		Tokens: []int{3, 0, 0, 0}, Rows: []int{2, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, Distinct: []int{1, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
 		Experts: []int{1, 1, 0, 2, 0, 1, 1, 0},
@@ -214,7 +218,7 @@ func TestCountsOfCopies(t *testing.T) {
 	}
 }
 
-// Ranks share the widths of the blocks that all of them compute for all tokens, and the tokens of those that each computes for its own.
+// Ranks share the widths of blocks for which all of them have all tokens, and the tokens of other blocks.
 func TestDenseBlocksAreShared(t *testing.T) {
 	tr, p := tracetest.Generate(tracetest.Small, 1), plain()
 	const tokens, ranks = 64, 4
@@ -231,12 +235,12 @@ func TestDenseBlocksAreShared(t *testing.T) {
 		o := testOptions(tr, c.attention, ranks, p)
 		o.Collective = c.collective
 		if got := newStepper(tr, vanilla(tr, ranks), o).denseTime(tokens); math.Abs(got/c.want-1) > 1e-9 {
-			t.Errorf("%s: %v µs; wanted are %v", name, got, c.want)
+			t.Errorf("%s: %v µs; want %v", name, got, c.want)
 		}
 	}
 }
 
-// With more load requests wait longer and fewer keep the objective; what is served a second grows until it can grow no more.
+// With higher load, latencies rise and fewer requests meet the objective; the throughput grows up to a maximum.
 func TestSaturation(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	requests := draw(t, tr, 200)
@@ -254,15 +258,15 @@ func TestSaturation(t *testing.T) {
 				t.Fatal(err)
 			}
 			if before != nil && (x.Within > before.Within+0.02 || x.TTFT.Mean < before.TTFT.Mean*0.98 || x.Tokens < before.Tokens*0.98) {
-				t.Errorf("attention %s: at %v a second %+v, at %v %+v", attention, rate, x, before.Rate, before)
+				t.Errorf("attention %s: at rate %v %+v, at rate %v %+v", attention, rate, x, before.Rate, before)
 			}
 			if before == nil && x.Within < 1 {
-				t.Errorf("attention %s: at light load only %v are within the objective", attention, x.Within)
+				t.Errorf("attention %s: at light load only a share of %v meets the objective", attention, x.Within)
 			}
 			before = x
 		}
 		if before.Within > 0.5 {
-			t.Errorf("attention %s: %v are within the objective at 10⁵ requests a second", attention, before.Within)
+			t.Errorf("attention %s: a share of %v meets the objective at 10⁵ requests per second", attention, before.Within)
 		}
 	}
 }
@@ -319,9 +323,9 @@ func TestCompareIsRepeatable(t *testing.T) {
 	}
 }
 
-// Where the objective is kept however fast requests come, no rate is the highest, and no method is ahead. Rates without a goodput are those
-// around light load.
-func TestNoRateIsTooHigh(t *testing.T) {
+// If all rates meet the objective, the goodput is unbounded for every method. The default rates are then around the
+// rate at light load.
+func TestUnboundedGoodput(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	goal := DefaultGoal
 	goal.Scale = 1e6
@@ -361,14 +365,14 @@ func TestLengths(t *testing.T) {
 		}
 		for _, mean := range []float64{float64(prompts) / count, float64(outputs) / count} {
 			if math.Abs(mean/want-1) > 0.03 {
-				t.Errorf("%s: the mean is %v; wanted is %v", text, mean, want)
+				t.Errorf("%s: the mean is %v; want %v", text, mean, want)
 			}
 		}
 		if rate := count / requests[count-1].Arrival; math.Abs(rate-1) > 0.05 {
-			t.Errorf("%v requests a second arrive", rate)
+			t.Errorf("the arrival rate is %v", rate)
 		}
 	}
-	// All requests of the trace come once before any comes again.
+	// All requests of the trace are drawn once before any is drawn again.
 	seen := map[int]int{}
 	for _, r := range draw(t, tr, 2*tr.Requests()) {
 		seen[r.Source]++
@@ -389,15 +393,15 @@ func TestRefuses(t *testing.T) {
 		"is for 2 ranks; there are":  func(_ *Options, m *Method) { *m = *vanilla(tr, 2) },
 		"attention is \"\"":          func(o *Options, _ *Method) { o.Attention = "" },
 		"a step of 3 tokens":         func(o *Options, _ *Method) { o.StepTokens = 3 },
-		"the links join 0 of 4":      func(o *Options, _ *Method) { o.Topology.Links = nil },
-		"values of 0 bytes":          func(o *Options, _ *Method) { o.DispatchBytes = 0 },
+		"the links connect 0 of 4":   func(o *Options, _ *Method) { o.Topology.Links = nil },
+		"values have 0 bytes":        func(o *Options, _ *Method) { o.DispatchBytes = 0 },
 		"policy window decides":      func(_ *Options, m *Method) { m.Policy = dispatch.Window },
 		"the placement has 16 exper": func(_ *Options, m *Method) { m.Placement.Layers = m.Placement.Layers[:1] },
 	} {
 		o, m := testOptions(tr, placement.DataParallel, 4, plain()), vanilla(tr, 4)
 		change(o, m)
 		if _, err := Run(t.Context(), tr, m, requests, 1, Objective{}, o); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("wanted is an error with %q, not %v", want, err)
+			t.Errorf("error %[2]v; want %[1]q", want, err)
 		}
 	}
 	o, m := testOptions(tr, placement.DataParallel, 4, plain()), vanilla(tr, 4)
@@ -422,7 +426,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// numbered scores a token by where it stands, and counts how often it is asked.
+// numbered scores a token by its position and counts its calls.
 type numbered struct{ asked *atomic.Int64 }
 
 func (n numbered) Score(dst []float32, layer, position int) {
@@ -432,16 +436,16 @@ func (n numbered) Score(dst []float32, layer, position int) {
 	}
 }
 
-func TestForecastsAreRemembered(t *testing.T) {
+func TestForecastsAreCached(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	asked := &atomic.Int64{}
 	requests := []Request{{Source: 3}, {Source: 1}, {Source: 3}}
-	f, err := remember(t.Context(), tr, numbered{asked}, requests, 2)
+	f, err := cacheScores(t.Context(), tr, numbered{asked}, requests, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := int64(3 * (tr.Length(1) + tr.Length(3))); asked.Load() != want {
-		t.Errorf("%d scores are asked for; wanted are %d", asked.Load(), want)
+		t.Errorf("%d scores computed; want %d", asked.Load(), want)
 	}
 	got := make([]float32, 2)
 	for _, r := range []int{1, 3} {

@@ -6,27 +6,28 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// Link is a class of links: what two ranks exchange over that share a group of this size, and none of a smaller class.
+// Link is a class of links: it carries the exchange between two ranks in the same group of this class but in different
+// groups of the smaller classes.
 type Link struct {
-	// Name is for people.
+	// Name is the display name.
 	Name string
-	// RanksPerGroup is the number of consecutive ranks that the links of the class join.
+	// RanksPerGroup is the number of consecutive ranks connected by the class.
 	RanksPerGroup int
-	// Exchange is by the bytes that the busiest rank sends or receives over the class.
+	// Exchange is the time as a function of the bytes that the busiest rank sends or receives over the class.
 	Exchange hardware.Exchange
 }
 
-// Topology is how ranks are joined.
+// Topology describes the connections of ranks.
 type Topology struct {
-	// Name is for people.
+	// Name is the display name.
 	Name string
 	// Ranks is the number of ranks.
 	Ranks int
-	// Links are the classes, from the smallest group to the one that joins all ranks.
+	// Links are the classes, from the smallest group to the class that connects all ranks.
 	Links []Link
 }
 
-// Check names what cannot be.
+// Check returns an error for an invalid topology.
 func (t *Topology) Check() error {
 	if t.Ranks < 1 {
 		return fmt.Errorf("%d ranks; at least 1 is needed", t.Ranks)
@@ -34,7 +35,7 @@ func (t *Topology) Check() error {
 	before := 0
 	for _, l := range t.Links {
 		if l.RanksPerGroup <= before || before > 0 && l.RanksPerGroup%before != 0 {
-			return fmt.Errorf("links %q join %d ranks; they must join a multiple of the %d that those before them join", l.Name, l.RanksPerGroup, before)
+			return fmt.Errorf("links %q connect %d ranks; the number must be a larger multiple of the previous %d", l.Name, l.RanksPerGroup, before)
 		}
 		if err := l.Exchange.Check(); err != nil {
 			return fmt.Errorf("links %q: %w", l.Name, err)
@@ -42,25 +43,27 @@ func (t *Topology) Check() error {
 		before = l.RanksPerGroup
 	}
 	if before < t.Ranks {
-		return fmt.Errorf("the links join %d of %d ranks; the last ones must join all", before, t.Ranks)
+		return fmt.Errorf("the links connect %d of %d ranks; the last class must connect all", before, t.Ranks)
 	}
 	return nil
 }
 
-// OneNode has all ranks on one node, joined as those that the profile was measured on.
+// OneNode returns a topology with all ranks on one node, connected as in the profile.
 func OneNode(ranks int, p *hardware.Profile) Topology {
 	return Topology{Name: "one node", Ranks: ranks, Links: []Link{{"node", ranks, p.AllToAll}}}
 }
 
 const (
-	// IslandRanks GPUs of a server without NVLink share a PCIe root: a rank exchanges 63 GB/s within it, which is PCIe 5.0 with 16 lanes, and
-	// 20.8 GB/s with those beyond it. The second is what such servers are said to reach; nothing here has measured either.
+	// IslandRanks is the number of GPUs of a server without NVLink that share a PCIe root. A rank exchanges 63 GB/s
+	// within the root, which is PCIe 5.0 with 16 lanes, and 20.8 GB/s beyond it, the published rate of such servers.
+	// Neither rate was measured in this project.
 	IslandRanks = 4
 	// islandRate and crossingRate are in bytes per microsecond.
 	islandRate, crossingRate = 63e3, 20.8e3
 )
 
-// Islands has islands of 4 ranks on PCIe. An exchange without bytes takes as long as on the profile's machines: it has not been measured on these.
+// Islands returns a topology with PCIe islands of 4 ranks. The start-up time of an exchange is the profile's, because
+// it was not measured on islands.
 func Islands(ranks int, p *hardware.Profile) Topology {
 	t := Topology{Name: "PCIe islands", Ranks: ranks, Links: []Link{{"island", IslandRanks, nominal(p, islandRate)}}}
 	if ranks > IslandRanks {
@@ -69,11 +72,12 @@ func Islands(ranks int, p *hardware.Profile) Topology {
 	return t
 }
 
-// adapterRate is that of a 400 Gb/s adapter for each rank, at its nominal rate, in bytes per microsecond: dispatch kernels have been measured at
-// 43 to 58 GB/s over such.
+// adapterRate is the nominal rate of a 400 Gb/s adapter per rank, in bytes per microsecond. Dispatch kernels have been
+// measured at 43 to 58 GB/s over such adapters.
 const adapterRate = 50e3
 
-// Nodes has nodes of as many ranks, joined as those of the profile, with a 400 Gb/s adapter for each rank between them.
+// Nodes returns a topology with nodes of the given number of ranks, connected as in the profile, and with a 400 Gb/s
+// adapter per rank between nodes.
 func Nodes(ranks, ranksPerNode int, p *hardware.Profile) Topology {
 	t := Topology{Name: "nodes", Ranks: ranks, Links: []Link{{"node", ranksPerNode, p.AllToAll}}}
 	if ranks > ranksPerNode {
@@ -82,15 +86,15 @@ func Nodes(ranks, ranksPerNode int, p *hardware.Profile) Topology {
 	return t
 }
 
-// nominal is an exchange at a rate that was not measured, and that starts as the profile's.
+// nominal returns an exchange at a rate that was not measured, with the profile's start-up time.
 func nominal(p *hardware.Profile, rate float64) hardware.Exchange {
 	return hardware.Exchange{Line: hardware.Line{Start: p.AllToAll.Start, PerMicrosecond: rate}}
 }
 
-// groupsOf is the number of ranks, rounded up to whole groups.
+// groupsOf returns the number of ranks, rounded up to whole groups.
 func groupsOf(size, ranks int) int { return (ranks + size - 1) / size * size }
 
-// slowest is the exchange over the class of links with the lowest rate.
+// slowest returns the exchange of the class of links with the lowest rate.
 func (t *Topology) slowest() *hardware.Exchange {
 	slow := &t.Links[0].Exchange
 	for i := range t.Links[1:] {
@@ -101,9 +105,9 @@ func (t *Topology) slowest() *hardware.Exchange {
 	return slow
 }
 
-// Exchange is the time of an all-to-all in which ranks send each other that many messages [from × to] of as many bytes each: of the
-// slowest class of links, whose time is that of the rank which sends or receives most over them. Classes work at the same time, and
-// all of them start. What stays on a rank costs nothing here.
+// Exchange returns the time of an all-to-all with the given numbers of messages [from × to] and bytes per message. It
+// is the time of the slowest class of links, which is the time of the rank that sends or receives most over it. Classes
+// work concurrently, and all of them have their start-up time. Messages within a rank are free.
 func (t *Topology) Exchange(messages []int, bytes float64) float64 {
 	slowest := 0.0
 	for class, link := range t.Links {
@@ -112,9 +116,9 @@ func (t *Topology) Exchange(messages []int, bytes float64) float64 {
 	return slowest
 }
 
-// busiest is the largest number of messages that a rank sends or receives over a class of links.
+// busiest returns the largest number of messages that a rank sends or receives over a class of links.
 func (t *Topology) busiest(messages []int, class int) int {
-	most := 0
+	highest := 0
 	group := t.Links[class].RanksPerGroup
 	inner := 1
 	if class > 0 {
@@ -130,7 +134,7 @@ func (t *Topology) busiest(messages []int, class int) int {
 			sent += messages[rank*t.Ranks+other]
 			received += messages[other*t.Ranks+rank]
 		}
-		most = max(most, sent, received)
+		highest = max(highest, sent, received)
 	}
-	return most
+	return highest
 }

@@ -7,26 +7,27 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Streams of random numbers that must not depend on one another: more requests leave those before them as they are.
+// Independent streams of random numbers: additional requests do not change earlier ones.
 const (
 	arrivalStream = 0x6172726976
 	promptStream  = 0x70726f6d7074
 	outputStream  = 0x6f7574707574
 )
 
-// Workload says which requests are served.
+// Workload describes the requests to serve.
 type Workload struct {
-	// Sources are the requests of the trace that are drawn from, in seeded order; when all have been, they are drawn again.
+	// Sources are the requests of the trace to draw from, in seeded order. When all have been drawn, they are drawn
+	// again.
 	Sources []int
 	// Count is the number of requests.
 	Count int
-	// Prompts and Outputs are their lengths.
+	// Prompts and Outputs are the distributions of lengths.
 	Prompts, Outputs Lengths
 	Seed             uint64
 }
 
-// Request is one that is served. Its tokens are those of a request of the trace, and again from the first where it is longer: what a prompt and
-// its answer activate is that of the same text.
+// Request is a request to serve. Its tokens are those of a request of the trace, repeated from the first if it is
+// longer: a prompt and its output activate the experts of the same text.
 type Request struct {
 	// Source is the request of the trace.
 	Source int
@@ -36,10 +37,10 @@ type Request struct {
 	Arrival float64
 }
 
-// Tokens is the number of tokens that go through the model: the last one of the output does not.
+// Tokens returns the number of tokens that pass through the model: the last output token does not.
 func (r *Request) Tokens() int { return r.Prompt + r.Output - 1 }
 
-// Draw returns the requests in the order of their arrival, with exponential times between two.
+// Draw returns the requests in order of arrival, with exponential times between arrivals.
 func (w *Workload) Draw(t *trace.Trace) ([]Request, error) {
 	switch {
 	case w.Count < 1:
@@ -47,7 +48,7 @@ func (w *Workload) Draw(t *trace.Trace) ([]Request, error) {
 	case len(w.Sources) == 0:
 		return nil, fmt.Errorf("there is no request of the trace to draw from")
 	case w.Outputs == Recorded:
-		return nil, fmt.Errorf("lengths of outputs are %q; a trace does not tell where an output begins: give a distribution", recordedLengths)
+		return nil, fmt.Errorf("lengths of outputs are %q, but a trace does not mark the beginning of an output; set a distribution", recordedLengths)
 	}
 	arrivals, prompts, outputs := rand.New(rand.NewPCG(w.Seed, arrivalStream)), rand.New(rand.NewPCG(w.Seed, promptStream)), rand.New(rand.NewPCG(w.Seed, outputStream))
 	requests, order, now := make([]Request, w.Count), []int(nil), 0.0

@@ -6,9 +6,9 @@ import (
 	"github.com/semmoe/operator/solver/modelconfig"
 )
 
-// TextConfig is the part of Config that tells of the language model's layers: Config itself, or what it has of the language model where
-// that of a multimodal wrapper leaves num_hidden_layers to it. It is empty where Config is, and has null where Config has what is no
-// JSON (see modelconfig.Strict).
+// TextConfig returns the part of Config that describes the layers of the language model: Config itself, or the nested
+// language model configuration if a multimodal wrapper does not set num_hidden_layers. It is empty if Config is empty,
+// and contains null in place of values that are not valid JSON (see modelconfig.Strict).
 func (m *Model) TextConfig() string {
 	text := modelconfig.Strict([]byte(m.Config))
 	for {

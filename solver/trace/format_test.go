@@ -40,7 +40,7 @@ func TestReadRealTrace(t *testing.T) {
 	}
 }
 
-func TestDigestIsThatOfThePlainFile(t *testing.T) {
+func TestDigestIgnoresCompression(t *testing.T) {
 	original := tracetest.Generate(tracetest.Small, 1)
 	var digests [][32]byte
 	for _, name := range []string{"a.safetensors", "a.safetensors.zst"} {
@@ -59,7 +59,7 @@ func TestDigestIsThatOfThePlainFile(t *testing.T) {
 	}
 }
 
-// edited returns a small trace file after a change of its header.
+// edited returns a small trace file with a changed header.
 func edited(t *testing.T, change func(header, metadata map[string]any)) []byte {
 	t.Helper()
 	var plain bytes.Buffer
@@ -101,7 +101,7 @@ func TestReadRefusesBadHeaders(t *testing.T) {
 			domain["shape"] = append(domain["shape"].([]any), 1, 1)
 			h["lookahead_experts"] = domain
 			delete(h, "request_domain")
-		}, "come together"},
+		}, "must both be present"},
 		"hole":                  {func(h, _ map[string]any) { delete(h, "request_document") }, "begins at byte"},
 		"no metadata":           {func(h, _ map[string]any) { delete(h, "__metadata__") }, "num_experts is missing"},
 		"metadata no number":    {metadata("vocab_size", "many"), `vocab_size is "many"`},
@@ -116,7 +116,7 @@ func TestReadRefusesBadHeaders(t *testing.T) {
 		"layer beyond model":    {metadata("moe_layers", "[1,2,9]"), "between 0 and 3"},
 		"config no JSON":        {metadata("model_config", "{"), "model_config is not the JSON"},
 		"domains no list":       {metadata("domains", "{}"), "domains is not a JSON list"},
-		"too many domains":      {metadata("domains", `["a"`+strings.Repeat(`,"b"`, 256)+"]"), "domains names 257 kinds of text; request_domain, U8, can tell 256"},
+		"too many domains":      {metadata("domains", `["a"`+strings.Repeat(`,"b"`, 256)+"]"), "domains has 257 entries; the type U8 of request_domain allows 256"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := trace.Read(bytes.NewReader(edited(t, test.change)), trace.MaxBytes)
@@ -144,7 +144,7 @@ func TestReadRefusesDamagedFiles(t *testing.T) {
 		"huge header":          {binary.LittleEndian.AppendUint64(nil, 1<<40), trace.MaxBytes, "not a safetensors file"},
 		"compressed, cut":      {compressed[:len(compressed)/2], trace.MaxBytes, ""},
 		"compressed, damaged":  {flipped, trace.MaxBytes, ""},
-		"compressed, too long": {compressed, 1000, "at most 1000 are read"},
+		"compressed, too long": {compressed, 1000, "the maximum is 1000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := trace.Read(bytes.NewReader(test.content), test.limit)
@@ -155,7 +155,8 @@ func TestReadRefusesDamagedFiles(t *testing.T) {
 	}
 }
 
-// Solving counts by token ID, by pair of experts, and by request and expert, whatever the requests contain.
+// Solving allocates counts by token id, by pair of experts, and by request and expert, independent of the content of
+// the requests.
 func TestReadRefusesManyCounts(t *testing.T) {
 	small := tracetest.Generate(tracetest.Small, 1)
 	for name, test := range map[string]struct {
@@ -186,8 +187,8 @@ func TestReadRefusesManyCounts(t *testing.T) {
 	}
 }
 
-// A small compressed file can hold gigabytes: reading stops far below.
-func TestReadRefusesWhatExpandsFar(t *testing.T) {
+// A small compressed file can contain gigabytes; reading stops far below.
+func TestReadRefusesLargeExpansion(t *testing.T) {
 	const tokens, width = 1 << 22, 3 * 2
 	header := fmt.Sprintf(`{"__metadata__":{"num_experts":"16","num_experts_per_tok":"2","num_moe_layers":"3","vocab_size":"200"},`+
 		`"request_offsets":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},"request_document":{"dtype":"I32","shape":[1],"data_offsets":[16,20]},`+
@@ -218,7 +219,7 @@ func TestReadRefusesWhatExpandsFar(t *testing.T) {
 	}
 }
 
-func TestOpenRefusesWhatIsNoRegularFile(t *testing.T) {
+func TestOpenRefusesIrregularFiles(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
@@ -242,22 +243,22 @@ func (r failingReader) Read(p []byte) (int, error) {
 	return r.content.Read(p)
 }
 
-func TestFailureToReadIsNoFaultOfTheTrace(t *testing.T) {
+func TestReadErrorIsNotInvalid(t *testing.T) {
 	compressed, err := os.ReadFile(sample)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = trace.Read(failingReader{bytes.NewReader(compressed[:len(compressed)/2])}, trace.MaxBytes)
 	if err == nil || trace.IsInvalid(err) {
-		t.Errorf("error %v; want one that is no *InvalidError", err)
+		t.Errorf("error %v; want an error other than *InvalidError", err)
 	}
 }
 
 func TestLayersFromModelConfig(t *testing.T) {
 	for name, test := range map[string]struct {
-		config string
-		want   []int
-		fault  string
+		config  string
+		want    []int
+		message string
 	}{
 		"none":           {``, []int{0, 1, 2}, ""},
 		"last layers":    {`{"num_hidden_layers":5}`, []int{2, 3, 4}, ""},
@@ -271,7 +272,7 @@ func TestLayersFromModelConfig(t *testing.T) {
 		"of InternVL":    {`{"llm_config":{"num_hidden_layers":4,"first_k_dense_replace":1}}`, []int{1, 2, 3}, ""},
 		"of DeepSeek":    {`{"num_hidden_layers":null,"language_config":{"num_hidden_layers":4,"first_k_dense_replace":1}}`, []int{1, 2, 3}, ""},
 		"of Python":      {`{"num_hidden_layers":5,"time_step_limit":[0.0,Infinity],"min":-Infinity,"nan":NaN}`, []int{2, 3, 4}, ""},
-		"beside a text":  {`{"num_hidden_layers":4,"text_config":{"num_hidden_layers":9}}`, []int{1, 2, 3}, ""},
+		"both set":       {`{"num_hidden_layers":4,"text_config":{"num_hidden_layers":9}}`, []int{1, 2, 3}, ""},
 		"no wrapper":     {`{"num_hidden_layers":4,"text_config":null}`, []int{1, 2, 3}, ""},
 		"wrong number":   {`{"num_hidden_layers":5,"first_k_dense_replace":1}`, nil, "describes 4 MoE layers"},
 		"too many":       {`{"num_hidden_layers":2}`, nil, "2 layers in all"},
@@ -286,9 +287,9 @@ func TestLayersFromModelConfig(t *testing.T) {
 				metadata["model_config"] = test.config
 			})
 			got, err := trace.Read(bytes.NewReader(content), trace.MaxBytes)
-			if test.fault != "" {
-				if !trace.IsInvalid(err) || !strings.Contains(err.Error(), test.fault) {
-					t.Errorf("error %v; want %q", err, test.fault)
+			if test.message != "" {
+				if !trace.IsInvalid(err) || !strings.Contains(err.Error(), test.message) {
+					t.Errorf("error %v; want %q", err, test.message)
 				}
 				return
 			}

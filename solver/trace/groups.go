@@ -2,15 +2,15 @@ package trace
 
 import "encoding/json"
 
-// defaultGroups are what the code of a model takes n_group to be where its config has none.
+// defaultGroups are the defaults of n_group in the code of a model type.
 var defaultGroups = map[string]int{"deepseek_v3": 8}
 
-// Groups is the number of groups of consecutive experts that the model's gate chooses among before it chooses experts: n_group
-// of the model's config (see TextConfig), or the model type's default. Errors are *InvalidError: a trace without a config
-// does not tell.
+// Groups returns the number of groups of consecutive experts that the model's gate selects before it selects experts:
+// n_group of the model's config (see TextConfig), or the model type's default. Errors are *InvalidError, for example if
+// the trace has no config.
 func (m *Model) Groups() (int, error) {
 	if m.Config == "" {
-		return 0, invalidf("__metadata__: model_config is missing in the trace: it would tell the groups that the gate chooses among")
+		return 0, invalidf("__metadata__: model_config is missing in the trace; it is required to determine the expert groups of the gate")
 	}
 	var config struct {
 		Type   string `json:"model_type"`

@@ -15,11 +15,11 @@ func TestGroups(t *testing.T) {
 	}{
 		"groups":           {`{"n_group": 8}`, 8, ""},
 		"no groups":        {`{"n_group": null}`, 1, ""},
-		"silent":           {`{}`, 1, ""},
+		"no n_group":       {`{}`, 1, ""},
 		"in a wrapper":     {`{"text_config": {"n_group": 4}}`, 4, ""},
 		"in language":      {`{"language_config": {"n_group": 4}}`, 4, ""},
 		"of Python":        {`{"n_group": 8, "limit": Infinity}`, 8, ""},
-		"wrapped, silent":  {`{"text_config": {"model_type": "deepseek_v3"}}`, 8, ""},
+		"wrapped default":  {`{"text_config": {"model_type": "deepseek_v3"}}`, 8, ""},
 		"no config":        {"", 0, "model_config is missing in the trace"},
 		"no divisor":       {`{"n_group": 5}`, 0, "n_group is 5; it must divide the 16 experts"},
 		"no group":         {`{"n_group": 0}`, 0, "n_group is 0"},
@@ -35,7 +35,7 @@ func TestGroups(t *testing.T) {
 			t.Errorf("%s: error %v; want %q", name, err, test.want)
 		}
 	}
-	// The code of this model has groups where its config is silent.
+	// The code of this model type has groups by default.
 	m := trace.Model{Type: "deepseek_v3", Experts: 16, Config: "{}"}
 	if groups, err := m.Groups(); groups != 8 || err != nil {
 		t.Errorf("deepseek_v3 without n_group: %d groups, %v; want 8", groups, err)

@@ -10,7 +10,7 @@ import (
 	"strconv"
 )
 
-// Limits of a trace: far above any model, low enough that no product of them overflows.
+// Limits of a trace: far above any known model, and low enough that no product of them overflows.
 const (
 	maxHeaderBytes = 16 << 20
 	maxExperts     = 1 << 16
@@ -20,28 +20,29 @@ const (
 	maxDomains     = 1 << 8
 )
 
-// MaxTokenLayers is the limit on the token ids of a vocabulary times the MoE layers: counts and tables have about 12 bytes for each id of
-// each layer, whether a token has the id or not. The largest known model has 14 million.
+// MaxTokenLayers is the maximum of vocabulary size times MoE layers: counts and tables have about 12 bytes per token id
+// and layer, for unseen token ids too. The largest known model has 14 million.
 const MaxTokenLayers = 1 << 25
 
-// Limits on the counts, of 4 bytes each, that solving allocates for a trace (see counts). Every trace may have minCounts, which every
-// known model needs less than with few requests, and activationCounts for each of its activations. Requests of 7 tokens stay below activationCounts in
-// the sparsest known model (10 of 512 experts).
+// Limits on the counts, of 4 bytes each, that solving allocates for a trace (see counts). A trace may use minCounts,
+// which is enough for every known model with few requests, plus activationCounts per activation. Requests of 7 tokens
+// stay below activationCounts in the sparsest known model (10 of 512 experts).
 const (
 	minCounts        = 96 << 20
 	activationCounts = 8
-	// boundCounts is the number of counts by pair of experts in the bounds of an evaluation: five matrices of float64 for each of two
-	// layers at a time.
+	// boundCounts is the number of counts per pair of experts in the bounds of an evaluation: five float64 matrices for
+	// each of two layers at a time.
 	boundCounts = 20
 )
 
-// counts returns how many 4-byte counts solving allocates for a number of requests, whatever the requests contain: by token ID and layer
-// (three in a table of scores), by pair of experts (two numbers in a layer, one between layers, and boundCounts), and by request and expert.
+// counts returns the number of 4-byte counts that solving allocates for the given number of requests, independent of
+// their content: by token id and layer (three in a table of scores), by pair of experts (two numbers in a layer, one
+// between layers, and boundCounts), and by request and expert.
 func (m *Model) counts(requests int) int {
 	return boundCounts*m.Experts*m.Experts + len(m.Layers)*(3*m.Vocabulary+3*m.Experts*m.Experts+requests*m.Experts)
 }
 
-// tensor is one entry of the safetensors header; begin and end are bytes after the header.
+// tensor is one entry of the safetensors header; begin and end are byte offsets after the header.
 type tensor struct {
 	name       string
 	dtype      string
@@ -62,7 +63,7 @@ var dtypeBytes = map[string]uint64{
 	"U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }
 
-// parseHeader returns the tensors in the order of their data, and the metadata.
+// parseHeader returns the tensors, in the order of their data, and the metadata.
 func parseHeader(text []byte) ([]tensor, map[string]string, error) {
 	var entries map[string]json.RawMessage
 	if err := json.Unmarshal(text, &entries); err != nil {
@@ -127,14 +128,14 @@ func parseTensor(name string, entry json.RawMessage) (tensor, error) {
 	return t, nil
 }
 
-// tensorSpec is what the format allows for one tensor.
+// tensorSpec is the format of one tensor.
 type tensorSpec struct {
 	dtypes   []string
 	rank     int
 	optional bool
 }
 
-// The two tensors of a look-ahead: a trace has both or neither.
+// The two tensors of a look-ahead; a trace has both or neither.
 const (
 	lookAheadExperts = "lookahead_experts"
 	lookAheadScores  = "lookahead_scores"
@@ -171,12 +172,12 @@ func checkTensors(tensors []tensor) error {
 		}
 	}
 	if found[lookAheadExperts] != found[lookAheadScores] {
-		return invalidf("tensors %q and %q come together: one of them is missing", lookAheadExperts, lookAheadScores)
+		return invalidf("tensors %q and %q must both be present or both be absent", lookAheadExperts, lookAheadScores)
 	}
 	return nil
 }
 
-// parseModel reads the metadata; shape is that of routed_experts.
+// parseModel reads the metadata; shape is the shape of routed_experts.
 func parseModel(metadata map[string]string, shape []int64) (Model, error) {
 	m := Model{Type: metadata["model_type"], Config: metadata["model_config"], Digest: metadata["model_digest"]}
 	numbers := map[string]int{}
@@ -203,7 +204,7 @@ func parseModel(metadata map[string]string, shape []int64) (Model, error) {
 			return m, invalidf("__metadata__: domains is not a JSON list of strings: %v", err)
 		}
 		if len(m.Domains) > maxDomains {
-			return m, invalidf("__metadata__: domains names %d kinds of text; request_domain, U8, can tell %d", len(m.Domains), maxDomains)
+			return m, invalidf("__metadata__: domains has %d entries; the type U8 of request_domain allows %d", len(m.Domains), maxDomains)
 		}
 	}
 	if err := m.placeLayers(metadata["moe_layers"], int(shape[1])); err != nil {
@@ -212,7 +213,7 @@ func parseModel(metadata map[string]string, shape []int64) (Model, error) {
 	return m, m.validate()
 }
 
-// layerConfig is the part of a checkpoint's config.json that tells dense layers from MoE layers.
+// layerConfig is the part of a checkpoint's config.json that distinguishes dense layers from MoE layers.
 type layerConfig struct {
 	HiddenLayers int              `json:"num_hidden_layers"`
 	HiddenSize   int              `json:"hidden_size"`
@@ -222,7 +223,8 @@ type layerConfig struct {
 	SparseStep   *int             `json:"decoder_sparse_step"`
 }
 
-// placeLayers sets Layers, HiddenLayers and HiddenSize from the list in the metadata or from the model's config (see TextConfig).
+// placeLayers sets Layers, HiddenLayers and HiddenSize from the list in the metadata or from the model's config (see
+// TextConfig).
 func (m *Model) placeLayers(list string, count int) error {
 	var config layerConfig
 	if m.Config != "" {
@@ -249,13 +251,13 @@ func (m *Model) placeLayers(list string, count int) error {
 	if m.HiddenLayers == 0 {
 		m.HiddenLayers = count
 	}
-	if config.tellsLayers() {
+	if config.describesLayers() {
 		layers, err := config.moeLayers()
 		if err != nil {
 			return err
 		}
 		if len(layers) != count {
-			return invalidf("model_config describes %d MoE layers %v; num_moe_layers is %d: name them in moe_layers", len(layers), layers, count)
+			return invalidf("model_config describes %d MoE layers %v; num_moe_layers is %d: list them in moe_layers", len(layers), layers, count)
 		}
 		m.Layers = layers
 		return nil
@@ -269,7 +271,7 @@ func (m *Model) placeLayers(list string, count int) error {
 	return nil
 }
 
-func (c *layerConfig) tellsLayers() bool {
+func (c *layerConfig) describesLayers() bool {
 	return c.HiddenLayers > 0 && (c.FirstDense != nil || c.Frequency != nil || c.SparseStep != nil || len(c.DenseOnly) > 0)
 }
 

@@ -2,35 +2,37 @@ package trace
 
 import "slices"
 
-// LookAheadScale turns a stored look-ahead score into a probability: probability = stored / LookAheadScale.
+// LookAheadScale is the quantisation of look-ahead scores: probability = stored score / LookAheadScale.
 const LookAheadScale = 1<<16 - 1
 
-// MaxLookAhead bounds the experts that a trace keeps of each look-ahead.
+// MaxLookAhead is the maximum number of experts per look-ahead.
 const MaxLookAhead = 256
 
-// LookAheadWidth is how many experts of each look-ahead are worth keeping for a gate that activates topK of experts: beyond
-// four times as many a forecast gains next to nothing.
+// LookAheadWidth returns the number of experts of each look-ahead worth recording for a gate that activates topK of
+// experts: beyond four times topK, a forecast gains almost nothing.
 func LookAheadWidth(topK, experts int) int { return min(4*topK, experts, MaxLookAhead) }
 
-// LookAhead is what the gates say one step early: each layer's own norm and gate, applied to the residual stream before
-// the layer's attention has been added to it. It is known before the tokens of the layer are dispatched.
+// LookAhead is the prediction of the gates one step early: each layer's own norm and gate, applied to the residual
+// stream before the layer's attention has been added. It is available before the tokens of the layer are dispatched.
 type LookAhead struct {
-	// Width is the number of experts that are kept of each token and layer.
+	// Width is the number of recorded experts per token and layer.
 	Width int
-	// Experts are expert ids [T, MoE layers, Width], the most probable first; Scores their probabilities among all experts,
-	// times LookAheadScale.
+	// Experts are expert ids [T, MoE layers, Width], the most probable first. Scores are their probabilities among all
+	// experts, times LookAheadScale.
 	Experts []uint16
 	Scores  []uint16
 }
 
-// LookAheadRow returns the experts and scores of the token at a position of Tokens in the layer'th MoE layer.
+// LookAheadRow returns the experts and scores of the token at a position of Tokens, in the MoE layer with the given
+// index.
 func (t *Trace) LookAheadRow(position, layer int) (experts, scores []uint16) {
 	w := t.LookAhead.Width
 	begin := (position*len(t.Model.Layers) + layer) * w
 	return t.LookAhead.Experts[begin : begin+w : begin+w], t.LookAhead.Scores[begin : begin+w : begin+w]
 }
 
-// LookAheadOverlap is the share of all activations whose expert is among the TopK most probable of the look-ahead.
+// LookAheadOverlap returns the share of all activations of experts among the TopK most probable experts of the
+// look-ahead.
 func (t *Trace) LookAheadOverlap() float64 {
 	same := 0
 	for position := range t.Tokens {
@@ -46,7 +48,7 @@ func (t *Trace) LookAheadOverlap() float64 {
 	return float64(same) / float64(len(t.Experts))
 }
 
-// appendPositions copies the positions from begin to end of another trace's look-ahead.
+// appendPositions appends the positions from begin to end of another trace's look-ahead.
 func (a *LookAhead) appendPositions(from *LookAhead, begin, end, layers int) {
 	width := layers * a.Width
 	a.Experts = append(a.Experts, from.Experts[begin*width:end*width]...)
@@ -55,8 +57,8 @@ func (a *LookAhead) appendPositions(from *LookAhead, begin, end, layers int) {
 
 func (a *LookAhead) validate(t *Trace) error {
 	layers := len(t.Model.Layers)
-	if most := min(t.Model.Experts, MaxLookAhead); a.Width < 1 || a.Width > most {
-		return invalidf("lookahead_experts keeps %d experts of each token and layer; allowed is 1 to %d", a.Width, most)
+	if maxWidth := min(t.Model.Experts, MaxLookAhead); a.Width < 1 || a.Width > maxWidth {
+		return invalidf("lookahead_experts keeps %d experts of each token and layer; allowed is 1 to %d", a.Width, maxWidth)
 	}
 	if want := len(t.Tokens) * layers * a.Width; len(a.Experts) != want || len(a.Scores) != want {
 		return invalidf("lookahead_experts has %d entries and lookahead_scores %d; %d tokens, %d MoE layers and %d experts need %d",

@@ -18,24 +18,25 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// MaxBytes is the default bound on the uncompressed size of a trace: a small compressed file cannot fill the memory.
+// MaxBytes is the default limit on the uncompressed size of a trace, which keeps a small compressed file from filling
+// the memory.
 const MaxBytes = 32 << 30
 
-// The uncompressed size of a compressed trace is at most minExpanded plus maxRatio times its compressed size. Real
-// traces expand 1 to 4 times, generated ones of few distinct rows hundreds of times.
+// The maximum uncompressed size of a compressed trace is minExpanded plus maxRatio times its compressed size. Real
+// traces expand 1 to 4 times, generated traces with few distinct rows hundreds of times.
 const (
 	minExpanded = 32 << 20
 	maxRatio    = 200
 )
 
-// expertsTensor holds the experts of a trace.
+// expertsTensor is the name of the tensor of activated experts.
 const expertsTensor = "routed_experts"
 
-// zstdMagic begins every zstd frame.
+// zstdMagic is the beginning of every zstd frame.
 var zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
 
-// Open reads the trace in a file, plain or zstd-compressed; the content decides, not the name. A fault of the file is
-// an *InvalidError that names the file.
+// Open reads the trace in a file, plain or zstd-compressed; the format is detected from the content, not from the name.
+// For an invalid file it returns an *InvalidError with the path.
 func Open(ctx context.Context, path string) (*Trace, error) {
 	file, err := openRegular(path)
 	if err != nil {
@@ -52,8 +53,9 @@ func Open(ctx context.Context, path string) (*Trace, error) {
 	return t, nil
 }
 
-// openRegular opens a file for reading. It refuses named pipes, sockets and devices before it opens the path: they block their reader. Package
-// internal/regularfile has the same check, with messages for the files of the operator; this package imports nothing of the operator.
+// openRegular opens a file for reading. It refuses named pipes, sockets and devices before it opens the path, because
+// they block their reader. Package internal/regularfile has the same check, with messages for the files of the
+// operator; this package does not import packages of the operator.
 func openRegular(path string) (*os.File, error) {
 	check := func(info fs.FileInfo, err error) error {
 		switch {
@@ -98,7 +100,7 @@ func Read(r io.Reader, maxBytes int64) (*Trace, error) {
 	return read(r, func(plain io.Reader) (*Trace, error) { return readPlain(plain, maxBytes) })
 }
 
-// ReadModel reads what a trace, plain or zstd-compressed, tells of the model, and nothing behind that.
+// ReadModel reads the model description of a trace, plain or zstd-compressed, without the data that follows.
 func ReadModel(r io.Reader) (Model, error) {
 	return read(r, func(plain io.Reader) (Model, error) {
 		tensors, metadata, err := newStream(plain).tensors()
@@ -106,11 +108,11 @@ func ReadModel(r io.Reader) (Model, error) {
 			return Model{}, err
 		}
 		experts := slices.IndexFunc(tensors, func(t tensor) bool { return t.name == expertsTensor })
-		return parseModel(metadata, tensors[experts].shape) // it is there, or tensors had complained
+		return parseModel(metadata, tensors[experts].shape) // checkTensors ensures that the tensor exists
 	})
 }
 
-// read has what is plain or zstd-compressed read as plain.
+// read decompresses zstd input and passes the plain input to readPlain.
 func read[T any](r io.Reader, readPlain func(io.Reader) (T, error)) (T, error) {
 	var none T
 	input := &recordingReader{Reader: r}
@@ -122,20 +124,21 @@ func read[T any](r io.Reader, readPlain func(io.Reader) (T, error)) (T, error) {
 	if !bytes.Equal(magic, zstdMagic) {
 		return readPlain(source)
 	}
-	// One goroutine: the decoder must not read the source behind our back.
+	// One goroutine: the decoder must not read the source concurrently.
 	decoder, err := zstd.NewReader(source, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
 	if err != nil {
 		return none, err
 	}
 	defer decoder.Close()
 	content, err := readPlain(&expansionReader{decoder: decoder, compressed: input})
-	if err != nil && !IsInvalid(err) && input.fault == nil {
+	if err != nil && !IsInvalid(err) && input.err == nil {
 		return none, invalidf("zstd data is damaged: %v", err)
 	}
 	return content, err
 }
 
-// expansionReader refuses data that decompresses to far more than its size: a small file must not fill the memory.
+// expansionReader returns an error if data decompresses to far more than its size: a small file must not fill the
+// memory.
 type expansionReader struct {
 	decoder    io.Reader
 	compressed *recordingReader
@@ -151,23 +154,23 @@ func (r *expansionReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// recordingReader counts bytes, and remembers that reading itself failed: every other error of a decoder is a fault of the data.
+// recordingReader counts bytes and records read errors. Every other error of a decoder means damaged data.
 type recordingReader struct {
 	io.Reader
 	bytes int64
-	fault error
+	err   error
 }
 
 func (r *recordingReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
 	r.bytes += int64(n)
 	if err != nil && !errors.Is(err, io.EOF) {
-		r.fault = err
+		r.err = err
 	}
 	return n, err
 }
 
-// stream reads forward only, hashes what it reads, and turns an early end into an error that says where.
+// stream reads forward only, hashes the data, and reports the location of an unexpected end.
 type stream struct {
 	r      io.Reader
 	digest hash.Hash
@@ -190,7 +193,7 @@ func newStream(r io.Reader) *stream {
 	return &stream{r: r, digest: sha256.New(), buffer: make([]byte, 64<<10)}
 }
 
-// tensors reads the header: the tensors of a routing trace, and its metadata.
+// tensors reads the header and returns the tensors of a routing trace and its metadata.
 func (s *stream) tensors() ([]tensor, map[string]string, error) {
 	text, err := s.header()
 	if err != nil {
@@ -210,7 +213,7 @@ func readPlain(r io.Reader, maxBytes int64) (*Trace, error) {
 		return nil, err
 	}
 	if size := tensors[len(tensors)-1].end; size > maxBytes {
-		return nil, invalidf("holds %d bytes of data; at most %d are read", size, maxBytes)
+		return nil, invalidf("contains %d bytes of data; the maximum is %d", size, maxBytes)
 	}
 	t := &Trace{}
 	for _, entry := range tensors {
@@ -221,7 +224,7 @@ func readPlain(r io.Reader, maxBytes int64) (*Trace, error) {
 			}
 		case lookAheadExperts:
 			if entry.shape[2] < 1 || entry.shape[2] > MaxLookAhead {
-				return nil, invalidf("tensor %q has shape %v; it must keep 1 to %d experts of each token and layer", entry.name, entry.shape, MaxLookAhead)
+				return nil, invalidf("tensor %q has shape %v; it must have 1 to %d experts per token and layer", entry.name, entry.shape, MaxLookAhead)
 			}
 			t.LookAhead = &LookAhead{Width: int(entry.shape[2])}
 		}
@@ -282,8 +285,8 @@ func (t *Trace) decode(s *stream, entry tensor) (err error) {
 	return err
 }
 
-// decodeTensor reads a tensor of integers into a slice; a slice of struct{} skips it. The slice grows with the data, so
-// that a header cannot make it large.
+// decodeTensor reads a tensor of integers into a slice; a slice of struct{} skips the tensor. The slice grows with the
+// data, so that a header cannot cause a large allocation.
 func decodeTensor[T int32 | int64 | uint8 | uint16 | struct{}](s *stream, entry tensor) ([]T, error) {
 	const firstAllocation = 1 << 22
 	var values []T

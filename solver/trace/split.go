@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// Streams of random numbers that must not depend on one another.
+// Independent streams of random numbers.
 const (
 	splitStream  = 0x73706c6974
 	sampleStream = 0x73616d706c
 )
 
-// Split parts the requests into train and test, both ascending. Within each domain (all requests are one domain where
-// the trace has none) whole documents are taken in seeded order until trainPercent of the domain's requests are train;
-// no document is on both sides, and a domain's last document always stays in test. Where no domain has two documents,
-// the documents of all domains are split as one.
+// Split divides the requests into train and test requests, both ascending. Within each domain, it assigns whole
+// documents in seeded order to train until trainPercent of the domain's requests are train. Without domains, all
+// requests form one domain. No document is in both sets, and the last document of a domain always stays in test. If no
+// domain has two documents, the documents of all domains are split together.
 func Split(t *Trace, trainPercent int, seed uint64) (train, test []int, err error) {
 	if trainPercent < 1 || trainPercent > 99 {
 		return nil, nil, invalidf("train percent is %d; allowed is 1 to 99", trainPercent)
@@ -80,7 +80,7 @@ func takeTrain(documents []document, percent int, seed uint64) []int {
 		for _, d := range list {
 			total += len(d.requests)
 		}
-		// A stream per domain: the order of one domain does not depend on what the others hold.
+		// One stream per domain: the order of one domain does not depend on the content of the others.
 		order := rand.New(rand.NewPCG(seed, splitStream+uint64(domain))).Perm(len(list))
 		taken := 0
 		for _, i := range order[:len(order)-1] {
@@ -101,7 +101,8 @@ func Shuffled(requests []int, seed uint64) []int {
 	return order
 }
 
-// Sample picks whole requests in seeded order until they hold at least the given number of tokens; the result ascends.
+// Sample selects whole requests in seeded order until they have at least the given number of tokens. The result is
+// ascending.
 func Sample(t *Trace, requests []int, tokens int, seed uint64) []int {
 	var picked []int
 	for _, r := range Shuffled(requests, seed) {

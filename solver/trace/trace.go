@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// InvalidError is a fault of the trace itself: reading it again cannot help.
+// InvalidError reports an invalid trace; reading it again cannot help.
 type InvalidError struct{ message string }
 
 func (e *InvalidError) Error() string { return e.message }
@@ -21,51 +21,52 @@ func IsInvalid(err error) bool {
 	return errors.As(err, &invalid)
 }
 
-// Model is what a trace tells about the model that it was recorded from.
+// Model describes the model that a trace was recorded from.
 type Model struct {
 	// Type is the checkpoint's model_type; it may be empty.
 	Type string
-	// Experts is the number of routed experts per layer, TopK how many of them a token activates.
+	// Experts is the number of routed experts per layer, TopK the number that a token activates.
 	Experts, TopK int
 	// Vocabulary is the number of token ids.
 	Vocabulary int
-	// Layers holds the model's layer index of each MoE layer, ascending.
+	// Layers contains the model's layer index of each MoE layer, ascending.
 	Layers []int
-	// HiddenLayers counts the model's layers, dense ones included.
+	// HiddenLayers is the number of the model's layers, including dense layers.
 	HiddenLayers int
-	// HiddenSize is the width of the residual stream; 0 where the trace does not tell.
+	// HiddenSize is the width of the residual stream; 0 if the trace does not contain it.
 	HiddenSize int
-	// Config is the model's config.json as text; it may be empty. TextConfig is the part that tells of layers.
+	// Config is the model's config.json as text; it may be empty. TextConfig returns the part that describes the
+	// layers.
 	Config string
 	// Digest identifies the checkpoint; it may be empty.
 	Digest string
-	// Domains names the values of Trace.Domains; it may be empty.
+	// Domains contains the names of the values of Trace.Domains; it may be empty.
 	Domains []string
 }
 
 // Trace is a set of requests with the experts that their tokens activated.
 type Trace struct {
 	Model Model
-	// Tokens are token ids, request after request [T].
+	// Tokens are token ids, request by request [T].
 	Tokens []int32
 	// Offsets are the bounds of the requests in Tokens [R+1].
 	Offsets []int64
-	// Documents names the document that each request was cut from [R].
+	// Documents is the document that each request was cut from [R].
 	Documents []int32
 	// Domains is the kind of text of each request [R], or nil.
 	Domains []uint8
 	// Experts are expert ids [T, MoE layers, TopK], sorted by gate weight within a token and layer.
 	Experts []uint16
-	// LookAhead is what each layer's gate says before the layer's attention has run, or nil.
+	// LookAhead contains the predictions of each layer's gate before the layer's attention has run, or nil.
 	LookAhead *LookAhead
 	// Digest is the sha256 of the uncompressed file that the trace was read from.
 	Digest [sha256.Size]byte
 }
 
-// Requests is the number of requests.
+// Requests returns the number of requests.
 func (t *Trace) Requests() int { return len(t.Offsets) - 1 }
 
-// Length is the number of tokens of a request.
+// Length returns the number of tokens of a request.
 func (t *Trace) Length(request int) int { return int(t.Offsets[request+1] - t.Offsets[request]) }
 
 // Request returns the token ids of a request.
@@ -73,14 +74,14 @@ func (t *Trace) Request(request int) []int32 {
 	return t.Tokens[t.Offsets[request]:t.Offsets[request+1]]
 }
 
-// Row returns the experts that the token at a position of Tokens activated in the layer'th MoE layer.
+// Row returns the experts that the token at a position of Tokens activated in the MoE layer with the given index.
 func (t *Trace) Row(position, layer int) []uint16 {
 	k := t.Model.TopK
 	begin := (position*len(t.Model.Layers) + layer) * k
 	return t.Experts[begin : begin+k : begin+k]
 }
 
-// AllRequests lists every request.
+// AllRequests returns the indices of all requests.
 func (t *Trace) AllRequests() []int {
 	all := make([]int, t.Requests())
 	for r := range all {
@@ -89,7 +90,7 @@ func (t *Trace) AllRequests() []int {
 	return all
 }
 
-// TokenCount is the number of tokens of the listed requests.
+// TokenCount returns the number of tokens of the listed requests.
 func (t *Trace) TokenCount(requests []int) int {
 	n := 0
 	for _, r := range requests {
@@ -98,7 +99,7 @@ func (t *Trace) TokenCount(requests []int) int {
 	return n
 }
 
-// Subset copies the listed requests into a trace of their own, in the order listed.
+// Subset copies the listed requests, in the given order, into a new trace.
 func (t *Trace) Subset(requests []int) *Trace {
 	tokens := t.TokenCount(requests)
 	width := len(t.Model.Layers) * t.Model.TopK
@@ -128,7 +129,7 @@ func (t *Trace) Subset(requests []int) *Trace {
 	return s
 }
 
-// Validate checks what Read promises; Write refuses a trace that fails it.
+// Validate checks the invariants that Read guarantees; Write refuses a trace that violates them.
 func (t *Trace) Validate() error {
 	if err := t.Model.validate(); err != nil {
 		return err
@@ -193,13 +194,13 @@ func (t *Trace) validateRequests() error {
 	}
 	for r := range requests {
 		if t.Offsets[r+1] <= t.Offsets[r] {
-			return invalidf("request_offsets: request %d goes from %d to %d; offsets must ascend and requests hold at least one token",
+			return invalidf("request_offsets: request %d goes from %d to %d; offsets must ascend and requests must have at least one token",
 				r, t.Offsets[r], t.Offsets[r+1])
 		}
 	}
 	for r, domain := range t.Domains {
 		if len(t.Model.Domains) > 0 && int(domain) >= len(t.Model.Domains) {
-			return invalidf("request_domain: request %d has domain %d; domains names 0 to %d", r, domain, len(t.Model.Domains)-1)
+			return invalidf("request_domain: request %d has domain %d; allowed is 0 to %d", r, domain, len(t.Model.Domains)-1)
 		}
 	}
 	return nil

@@ -14,7 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// random is a valid trace of some documents, with domains where the seed is even and a look-ahead in every second of those.
+// random returns a valid trace of some documents, with domains for even seeds and a look-ahead for every second even
+// seed.
 func random(seed uint64) *Trace {
 	r := rand.New(rand.NewPCG(seed, 7))
 	t := &Trace{
@@ -90,7 +91,7 @@ func TestRoundTrip(t *testing.T) {
 				t.Fatalf("seed %d, %s (-want +got):\n%s", seed, name, diff)
 			}
 			if files, _ := os.ReadDir(filepath.Dir(path)); len(files) != 1 {
-				t.Fatalf("%d files are left", len(files))
+				t.Fatalf("%d files remain", len(files))
 			}
 		}
 		if !bytes.Equal(encode(t, want), encode(t, want)) {
@@ -99,11 +100,12 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// A file that is cut off anywhere is refused as such, and never read in part. The short form tries one length in seven.
+// A file truncated at any length is reported as truncated and never read in part. The short form tries one length in
+// seven.
 func TestTruncated(t *testing.T) {
 	whole, stride := encode(t, random(2)), 1
 	if testing.Short() {
-		stride = 7 // prime: cuts fall everywhere in an element
+		stride = 7 // prime: cuts occur at every offset of an element
 	}
 	for length := 0; length < len(whole); length += stride {
 		_, err := Read(bytes.NewReader(whole[:length]), MaxBytes)
@@ -114,12 +116,12 @@ func TestTruncated(t *testing.T) {
 	if _, err := Read(bytes.NewReader(append(bytes.Clone(whole), 0)), MaxBytes); err == nil || !strings.Contains(err.Error(), "extra bytes") {
 		t.Errorf("a byte too many: %v", err)
 	}
-	if _, err := Read(bytes.NewReader(whole), 10); err == nil || !strings.Contains(err.Error(), "at most 10 are read") {
+	if _, err := Read(bytes.NewReader(whole), 10); err == nil || !strings.Contains(err.Error(), "the maximum is 10") {
 		t.Errorf("above the bound: %v", err)
 	}
 }
 
-func TestAbsurdTraces(t *testing.T) {
+func TestInvalidTraces(t *testing.T) {
 	cases := map[string]struct {
 		change  func(*Trace)
 		message string
@@ -129,7 +131,7 @@ func TestAbsurdTraces(t *testing.T) {
 		"token out of range":  {func(t *Trace) { t.Tokens[3] = int32(t.Model.Vocabulary) }, "input_ids: token 3 has id"},
 		"negative token":      {func(t *Trace) { t.Tokens[3] = -1 }, "input_ids: token 3 has id -1"},
 		"unsorted offsets":    {func(t *Trace) { t.Offsets[1] = t.Offsets[2] + 1 }, "offsets must ascend"},
-		"an empty request":    {func(t *Trace) { t.Offsets[1] = 0 }, "requests hold at least one token"},
+		"an empty request":    {func(t *Trace) { t.Offsets[1] = 0 }, "requests must have at least one token"},
 		"no request":          {func(t *Trace) { t.Offsets = []int64{0} }, "the trace has no request"},
 		"offsets too short":   {func(t *Trace) { t.Offsets[len(t.Offsets)-1]-- }, "the last offset is"},
 		"documents too few":   {func(t *Trace) { t.Documents = t.Documents[1:] }, "request_document has"},
@@ -154,7 +156,7 @@ func TestAbsurdTraces(t *testing.T) {
 	}
 }
 
-// Whatever the bytes, reading ends with a trace that holds what it promises, or with an error.
+// For any bytes, Read returns a valid trace or an error.
 func FuzzRead(f *testing.F) {
 	var plain bytes.Buffer
 	if err := Write(&plain, random(2)); err != nil {
@@ -175,8 +177,8 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// No document is on both sides, every request is on one, at least the asked share of each domain's requests is train
-// unless that would take its last document, and the split follows from the seed.
+// No document is in both sets, every request is in one, at least the requested share of each domain's requests is train
+// unless that would take its last document, and the seed determines the split.
 func TestSplit(t *testing.T) {
 	for seed := range uint64(200) {
 		trace := random(seed)
@@ -194,14 +196,14 @@ func TestSplit(t *testing.T) {
 					t.Fatalf("seed %d: %s is not ascending", seed, name)
 				}
 				if other, known := side[trace.Documents[r]]; known && other != name {
-					t.Fatalf("seed %d: document %d is on both sides", seed, trace.Documents[r])
+					t.Fatalf("seed %d: document %d is in both sets", seed, trace.Documents[r])
 				}
 				side[trace.Documents[r]] = name
 			}
 		}
 		againTrain, againTest, _ := Split(trace, 20, seed)
 		if !cmp.Equal(train, againTrain) || !cmp.Equal(test, againTest) {
-			t.Fatalf("seed %d gives two splits", seed)
+			t.Fatalf("seed %d yields two splits", seed)
 		}
 		if 100*len(train) < 20*trace.Requests() && trace.Domains == nil {
 			t.Fatalf("seed %d: %d of %d requests are train, want at least 20%%", seed, len(train), trace.Requests())

@@ -8,23 +8,23 @@ import (
 	"strings"
 )
 
-// Workload says how the requests of a trace are put together to those that are served.
+// Workload is a way to compose the served requests from the requests of a trace.
 type Workload string
 
 // The workloads.
 const (
-	// Recorded are the requests as they are.
+	// Recorded serves the requests as recorded.
 	Recorded Workload = "recorded"
-	// SharedPrefix are groups of requests that begin with the same system prompt.
+	// SharedPrefix serves groups of requests that begin with the same system prompt.
 	SharedPrefix Workload = "shared-prefix"
-	// MultiTurn are conversations: every turn begins with all of the turn before.
+	// MultiTurn serves conversations: every turn begins with the whole previous turn.
 	MultiTurn Workload = "multi-turn"
 )
 
 // Workloads lists all workloads.
 var Workloads = []Workload{Recorded, SharedPrefix, MultiTurn}
 
-// ParseWorkload returns the workload of that name.
+// ParseWorkload returns the workload with the given name.
 func ParseWorkload(name string) (Workload, error) {
 	for _, w := range Workloads {
 		if string(w) == name {
@@ -38,28 +38,29 @@ func ParseWorkload(name string) (Workload, error) {
 const workloadStream = 0x776f726b
 
 const (
-	// leastPrompt and mostPrompt bound a system prompt, in tokens.
-	leastPrompt, mostPrompt = 256, 1024
-	// leastGroup and mostGroup bound the number of requests that share one.
-	leastGroup, mostGroup = 8, 32
-	// leastTurn and mostTurn bound what a turn adds to its conversation, in tokens: what is asked and what is answered.
-	leastTurn, mostTurn = 128, 256
-	// mostConversation bounds the tokens of a conversation: a longer document is several.
-	mostConversation = 2048
-	// turnPause is how many other conversations begin, in the mean, between two turns of one.
+	// minPrompt and maxPrompt bound a system prompt, in tokens.
+	minPrompt, maxPrompt = 256, 1024
+	// minGroup and maxGroup bound the number of requests with a common system prompt.
+	minGroup, maxGroup = 8, 32
+	// minTurn and maxTurn bound the tokens that a turn adds to its conversation: question and answer.
+	minTurn, maxTurn = 128, 256
+	// maxConversation is the maximum number of tokens of a conversation; a longer document becomes several
+	// conversations.
+	maxConversation = 2048
+	// turnPause is the mean number of other conversations that begin between two turns of one conversation.
 	turnPause = 16
 )
 
-// Build returns the trace of a workload made of the listed requests, and the requests of it that are served: all. Tokens keep the
-// experts that were recorded for them, and a request keeps its domain.
+// Build returns the trace of a workload made of the listed requests, and its requests to serve: all of them. Tokens
+// keep their recorded experts, and a request keeps its domain.
 //
-// SharedPrefix: the requests of a domain, in seeded order, are parted into groups of 8 to 32. The first few of a group, cut to 256
-// to 1,024 tokens, are its system prompt, which stands before each of the others.
+// SharedPrefix: the requests of a domain, in seeded order, are divided into groups of 8 to 32. The first few requests
+// of a group, cut to 256 to 1,024 tokens, form its system prompt, which precedes each of the other requests.
 //
-// MultiTurn: the requests of a document, one after the other, are a conversation; after 2,048 tokens another begins, within a request
-// that is longer. It is cut
-// into turns of 128 to 256 tokens, what is asked and what is answered; a turn is everything from the beginning of the conversation to
-// the turn's end. The turns of a conversation follow one another and have a document number of their own.
+// MultiTurn: the requests of a document, concatenated, form a conversation. After 2,048 tokens another conversation
+// begins, also within a longer request. A conversation is cut into turns of 128 to 256 tokens, question and answer. A
+// turn is everything from the beginning of the conversation to the end of the turn. The turns of a conversation are
+// consecutive requests with a separate document number.
 func (w Workload) Build(t *Trace, requests []int, seed uint64) (*Trace, []int) {
 	if w == Recorded {
 		return t, requests
@@ -73,16 +74,16 @@ func (w Workload) Build(t *Trace, requests []int, seed uint64) (*Trace, []int) {
 	return b.to, b.to.AllRequests()
 }
 
-// builder puts a trace together from pieces of another.
+// builder composes a trace from spans of another trace.
 type builder struct {
 	from, to *Trace
 	random   *rand.Rand
 }
 
-// span are positions of the trace.
+// span is a range of positions of the trace.
 type span struct{ begin, end int64 }
 
-// add appends a request that is made of spans.
+// add appends a request that consists of spans, with the domain of the request like.
 func (b *builder) add(document int32, like int, spans ...span) {
 	width := int64(len(b.from.Model.Layers) * b.from.Model.TopK)
 	for _, s := range spans {
@@ -96,7 +97,7 @@ func (b *builder) add(document int32, like int, spans ...span) {
 	}
 }
 
-// conversations makes those of all documents.
+// conversations adds the conversations of all documents.
 func (b *builder) conversations(requests []int) {
 	conversation := int32(0)
 	for _, document := range b.from.Subset(requests).documents() {
@@ -106,7 +107,7 @@ func (b *builder) conversations(requests []int) {
 			r := requests[i]
 			for _, piece := range b.pieces(r) {
 				n := piece.end - piece.begin
-				if tokens > 0 && tokens+n > mostConversation {
+				if tokens > 0 && tokens+n > maxConversation {
 					b.conversation(conversation, first, spans)
 					conversation++
 					spans, tokens = nil, 0
@@ -123,24 +124,24 @@ func (b *builder) conversations(requests []int) {
 	}
 }
 
-// pieces are a request's span, cut where it is longer than a conversation may be: turns repeat what was said, so that their tokens grow
-// with its square.
+// pieces returns the span of a request, cut at the maximum length of a conversation: turns repeat all previous tokens,
+// so their total grows quadratically with the length.
 func (b *builder) pieces(request int) (pieces []span) {
 	end := b.from.Offsets[request+1]
-	for begin := b.from.Offsets[request]; begin < end; begin += mostConversation {
-		pieces = append(pieces, span{begin, min(begin+mostConversation, end)})
+	for begin := b.from.Offsets[request]; begin < end; begin += maxConversation {
+		pieces = append(pieces, span{begin, min(begin+maxConversation, end)})
 	}
 	return pieces
 }
 
-// conversation adds the turns of one, which is made of whole spans.
+// conversation adds the turns of one conversation, which consists of whole spans.
 func (b *builder) conversation(number int32, first int, spans []span) {
 	said := []span{}
 	left := int64(0)
 	for i, s := range spans {
 		for s.begin < s.end {
 			if left == 0 {
-				left = int64(leastTurn + b.random.IntN(mostTurn-leastTurn+1))
+				left = int64(minTurn + b.random.IntN(maxTurn-minTurn+1))
 			}
 			n := min(left, s.end-s.begin)
 			said = append(said, span{s.begin, s.begin + n})
@@ -166,7 +167,7 @@ func (b *builder) groups(requests []int) {
 		list := byDomain[domain]
 		b.random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 		for len(list) > 0 {
-			n := min(leastGroup+b.random.IntN(mostGroup-leastGroup+1), len(list))
+			n := min(minGroup+b.random.IntN(maxGroup-minGroup+1), len(list))
 			b.group(group, list[:n])
 			list = list[n:]
 			group++
@@ -174,9 +175,9 @@ func (b *builder) groups(requests []int) {
 	}
 }
 
-// group adds the requests of a group but those that its system prompt is made of; one request alone is added as it is.
+// group adds the requests of a group except those that form its system prompt. A single request is added unchanged.
 func (b *builder) group(document int32, list []int) {
-	left := int64(leastPrompt + b.random.IntN(mostPrompt-leastPrompt+1))
+	left := int64(minPrompt + b.random.IntN(maxPrompt-minPrompt+1))
 	var prompt []span
 	for len(list) > 1 && left > 0 {
 		begin := b.from.Offsets[list[0]]
@@ -190,14 +191,14 @@ func (b *builder) group(document int32, list []int) {
 	}
 }
 
-// Arrivals returns the requests of the workload's trace in a seeded order of arrival: any for most, and conversations that begin
-// in any order, between two turns of which some 16 others begin.
+// Arrivals returns the requests of the workload's trace in a seeded order of arrival. The order is random for most
+// workloads. Conversations begin in random order, and about 16 other conversations begin between two turns.
 func (w Workload) Arrivals(t *Trace, requests []int, seed uint64) []int {
 	order := Shuffled(requests, seed)
 	if w != MultiTurn {
 		return order
 	}
-	// A conversation begins when the first of its turns comes in the shuffled order.
+	// A conversation begins at the position of its first turn in the shuffled order.
 	begin := map[int32]float64{}
 	for _, r := range order {
 		if _, known := begin[t.Documents[r]]; !known {

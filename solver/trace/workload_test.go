@@ -9,14 +9,15 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// long is a trace whose documents make conversations of several turns, some longer than a conversation may be.
+// long returns a trace with documents that yield conversations of several turns, some longer than the maximum of a
+// conversation.
 func long() *trace.Trace {
 	return tracetest.Generate(tracetest.Shape{
 		Experts: 8, TopK: 2, Layers: 2, Vocabulary: 500, Domains: 3, DocumentsPerDomain: 12, RequestsPerDocument: 4, TokensPerRequest: 700,
 	}, 1)
 }
 
-func TestWorkloadsAreTracesOfTheirOwn(t *testing.T) {
+func TestWorkloadsBuildValidTraces(t *testing.T) {
 	from := long()
 	requests := from.AllRequests()[5:]
 	for _, w := range trace.Workloads {
@@ -24,10 +25,10 @@ func TestWorkloadsAreTracesOfTheirOwn(t *testing.T) {
 		again, _ := w.Build(from, requests, 7)
 		other, _ := w.Build(from, requests, 8)
 		if !slices.Equal(built.Tokens, again.Tokens) || !slices.Equal(built.Offsets, again.Offsets) {
-			t.Errorf("%s: the same seed makes two traces", w)
+			t.Errorf("%s: the same seed yields two traces", w)
 		}
 		if w != trace.Recorded && slices.Equal(built.Offsets, other.Offsets) {
-			t.Errorf("%s: two seeds make the same trace", w)
+			t.Errorf("%s: two seeds yield the same trace", w)
 		}
 		if err := built.Validate(); err != nil {
 			t.Errorf("%s: %v", w, err)
@@ -42,7 +43,7 @@ func TestWorkloadsAreTracesOfTheirOwn(t *testing.T) {
 		for seed := range uint64(3) {
 			order := w.Arrivals(built, served, seed)
 			if sorted := slices.Sorted(slices.Values(order)); !slices.Equal(sorted, slices.Sorted(slices.Values(served))) {
-				t.Errorf("%s: arrivals are not the requests that are served", w)
+				t.Errorf("%s: arrivals differ from the served requests", w)
 			}
 			if !slices.Equal(order, w.Arrivals(built, served, seed)) {
 				t.Errorf("%s: two orders for one seed", w)
@@ -51,7 +52,7 @@ func TestWorkloadsAreTracesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// A turn begins with all of the turn before, adds 128 to 256 tokens, and arrives after it.
+// A turn begins with the whole previous turn, adds 128 to 256 tokens, and arrives after it.
 func TestMultiTurn(t *testing.T) {
 	single := tracetest.Generate(tracetest.Shape{
 		Experts: 8, TopK: 2, Layers: 2, Vocabulary: 500, Domains: 2, DocumentsPerDomain: 3, RequestsPerDocument: 2, TokensPerRequest: 9000,
@@ -76,11 +77,11 @@ func checkMultiTurn(t *testing.T, from *trace.Trace) {
 			turns++
 			before := built.Request(r - 1)
 			if !slices.Equal(before, built.Request(r)[:len(before)]) {
-				t.Fatalf("turn %d does not begin with the turn before", r)
+				t.Fatalf("turn %d does not begin with the previous turn", r)
 			}
 			added -= len(before)
 			if at[r] < at[r-1] {
-				t.Fatalf("turn %d arrives before the turn before", r)
+				t.Fatalf("turn %d arrives before the previous turn", r)
 			}
 		}
 		if added > 256 || added < 128 && !last {
@@ -94,11 +95,11 @@ func checkMultiTurn(t *testing.T, from *trace.Trace) {
 		}
 	}
 	if want := from.TokenCount(requests); said != want || turns == 0 {
-		t.Errorf("conversations have %d tokens in all, want those of the requests, %d", said, want)
+		t.Errorf("conversations have %d tokens, want %d as in the requests", said, want)
 	}
 }
 
-// Requests of a group begin with the same 256 to 1,024 tokens and end with those of one request of their domain.
+// Requests of a group begin with the same 256 to 1,024 tokens and end with a recorded request of their domain.
 func TestSharedPrefix(t *testing.T) {
 	from := long()
 	built, _ := trace.SharedPrefix.Build(from, from.AllRequests(), 3)

@@ -13,7 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Create writes a trace to a file, as WriteAs does.
+// Create writes a trace to a file in the format of WriteAs.
 func Create(path string, t *Trace) error {
 	file, err := os.Create(path)
 	if err != nil {
@@ -22,7 +22,7 @@ func Create(path string, t *Trace) error {
 	return errors.Join(WriteAs(file, path, t), file.Close())
 }
 
-// WriteAs writes a trace as a file of that name holds it: compressed where the name ends in .zst.
+// WriteAs writes a trace in the format of a file name: zstd-compressed if the name ends in .zst.
 func WriteAs(w io.Writer, name string, t *Trace) error {
 	if strings.HasSuffix(name, ".zst") {
 		return writeCompressed(w, t)
@@ -42,8 +42,8 @@ func writeCompressed(w io.Writer, t *Trace) error {
 	return encoder.Close()
 }
 
-// Write writes a trace as plain safetensors, with the narrowest integers that hold its ids. The bytes depend on the
-// trace alone.
+// Write writes a trace as plain safetensors, with the narrowest integer types for its ids. The bytes depend on the
+// trace only.
 func Write(w io.Writer, t *Trace) error {
 	if err := t.Validate(); err != nil {
 		return err

@@ -1,15 +1,16 @@
 package statistics
 
-// Partners says how far experts keep to few others.
+// Partners describes how concentrated the partners of experts are.
 type Partners struct {
-	// Share is the share of an expert's pairs that are with its most frequent partners, mean over experts by their pairs; as many
-	// partners count as would share its rank. Uniform is what it would be if all partners were equally frequent.
+	// Share is the share of an expert's pairs with its most frequent partners, averaged over experts by their pairs.
+	// The number of partners is the number that would share its rank. Uniform is the value for equally frequent
+	// partners.
 	Share   float64 `json:"share"`
 	Uniform float64 `json:"uniform"`
 }
 
-// Coactivation is for the experts that a token activates together in a layer [N × N], the diagonal left out; a rank has size
-// experts (Occult, GRACE-MoE).
+// Coactivation returns the partners among the experts that a token activates together in a layer [N × N], without the
+// diagonal. A rank has size experts (Occult, GRACE-MoE).
 func Coactivation(together []float32, experts, size int) Partners {
 	p := partners(experts, size-1, func(e, f int) float64 {
 		if e == f {
@@ -21,14 +22,15 @@ func Coactivation(together []float32, experts, size int) Partners {
 	return p
 }
 
-// Transition is for an expert and those that the same token activates in the next MoE layer [N × N] (ExFlow, MoETuner).
+// Transition returns the partners of an expert among the experts that the same token activates in the next MoE layer [N
+// × N] (ExFlow, MoETuner).
 func Transition(counts []float32, experts, size int) Partners {
 	p := partners(experts, size, func(e, f int) float64 { return float64(counts[e*experts+f]) })
 	p.Uniform = float64(size) / float64(experts)
 	return p
 }
 
-func partners(experts, most int, pairs func(e, f int) float64) Partners {
+func partners(experts, count int, pairs func(e, f int) float64) Partners {
 	kept, total := 0.0, 0.0
 	row := make([]float64, experts)
 	for e := range experts {
@@ -36,7 +38,7 @@ func partners(experts, most int, pairs func(e, f int) float64) Partners {
 			row[f] = pairs(e, f)
 			total += row[f]
 		}
-		kept += largest(row, most)
+		kept += largest(row, count)
 	}
 	return Partners{Share: kept / max(total, 1)}
 }

@@ -5,18 +5,18 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Guess scores a guess of the rank that has most of a token's experts in a layer.
+// Guess is the quality of a prediction of the rank that holds most of a token's experts in a layer.
 type Guess struct {
-	// Confidence is the share of the guess among what was seen in the profile, mean over the occurrences there: what the guess
-	// promises. Accuracy is the share of test occurrences for which it is right; where nothing was seen it is wrong.
+	// Confidence is the share of the predicted rank in the profile, averaged over its occurrences: the expected
+	// accuracy. Accuracy is the share of correct predictions among test occurrences; unseen keys count as wrong.
 	Confidence float64 `json:"confidence"`
 	Accuracy   float64 `json:"accuracy"`
-	// Known is the share of test occurrences for which something was seen.
+	// Known is the share of test occurrences with a key in the profile.
 	Known float64 `json:"known"`
 }
 
-// Routes are, for every position of a trace and MoE layer, the rank that has most of the token's experts [layers][T]; the lowest
-// of equal ones.
+// Routes returns, for every MoE layer and position of a trace, the rank that holds most of the token's experts
+// [layers][T], the lowest one on ties.
 func Routes(t *trace.Trace, hosts []affinity.Hosts, ranks int) [][]uint16 {
 	routes := make([][]uint16, len(hosts))
 	on := make([]int, ranks)
@@ -41,8 +41,9 @@ func Routes(t *trace.Trace, hosts []affinity.Hosts, ranks int) [][]uint16 {
 	return routes
 }
 
-// LookBack guesses the rank in a layer from those in the n layers before, by the most frequent successor of the same sequence in
-// the train requests (Sem-MoE's transition table, which looks back 2 layers). layer must be at least n, n at most 5.
+// LookBack predicts the rank in a layer from the ranks in the n previous layers, by the most frequent successor of the
+// same sequence in the train requests (Sem-MoE's transition table, which looks back 2 layers). layer must be at least
+// n, and n at most 5.
 func LookBack(t *trace.Trace, train, test []int, routes [][]uint16, layer, n, ranks int) Guess {
 	return guess(t, train, test, routes[layer], ranks, func(position int) uint64 {
 		key := uint64(0)
@@ -53,12 +54,12 @@ func LookBack(t *trace.Trace, train, test []int, routes [][]uint16, layer, n, ra
 	})
 }
 
-// ByToken guesses the rank from the token id alone: the accuracy of the paper's token table.
+// ByToken predicts the rank from the token id only: the accuracy of the paper's token table.
 func ByToken(t *trace.Trace, train, test []int, routes []uint16, ranks int) Guess {
 	return guess(t, train, test, routes, ranks, func(position int) uint64 { return uint64(t.Tokens[position]) })
 }
 
-// guess learns the most frequent rank of each key, the lowest of equal ones.
+// guess learns the most frequent rank of each key, the lowest one on ties.
 func guess(t *trace.Trace, train, test []int, routes []uint16, ranks int, key func(position int) uint64) Guess {
 	seen := map[uint64][]int{}
 	occurrences := 0

@@ -14,13 +14,14 @@ import (
 
 var about = cmpopts.EquateApprox(0, 1e-9)
 
-// byHand is a trace of three requests over four experts, top-2, in two MoE layers; the first two are to learn from.
+// byHand returns a trace of three requests over four experts, top-2, in two MoE layers. The first two requests are the
+// train requests.
 func byHand(t *testing.T) (*trace.Trace, []affinity.Counts) {
 	t.Helper()
 	tr := &trace.Trace{
 		Model:  trace.Model{Experts: 4, TopK: 2, Vocabulary: 4, Layers: []int{0, 1}, HiddenLayers: 2},
 		Tokens: []int32{0, 0, 1, 0, 0, 1, 2}, Offsets: []int64{0, 2, 4, 7}, Documents: []int32{0, 1, 2},
-		// Position by position, layer 0 and then layer 1.
+		// By position, layer 0 and then layer 1.
 		Experts: []uint16{0, 1, 2, 3, 0, 1, 2, 3, 2, 3, 0, 1, 0, 2, 0, 1, 0, 1, 2, 3, 2, 0, 0, 1, 1, 3, 2, 3},
 	}
 	if err := tr.Validate(); err != nil {
@@ -33,8 +34,8 @@ func byHand(t *testing.T) (*trace.Trace, []affinity.Counts) {
 	return tr, counts
 }
 
-// In layer 0 the profile has token 0 on experts 0 (3 times), 1 (2) and 2 (1), and token 1 on 2 and 3, once each. The test
-// occurrences are token 0 on {0,1}: 2 hits; token 1 on {2,0}: 1 hit; token 2, unseen, on {1,3}.
+// In layer 0 the profile has token 0 on experts 0 (3 times), 1 (2) and 2 (1), and token 1 on 2 and 3, once each. The
+// test occurrences are token 0 on {0,1}: 2 hits; token 1 on {2,0}: 1 hit; the unseen token 2 on {1,3}.
 func TestStaticTopK(t *testing.T) {
 	tr, counts := byHand(t)
 	got := statistics.StaticTopK(tr, []int{2}, 0, &counts[0])
@@ -59,7 +60,7 @@ func TestKurtosis(t *testing.T) {
 		experts int
 		want    float64
 	}{
-		"all alike":    {[]float32{2, 2, 2, 2}, 4, 0},
+		"uniform":      {[]float32{2, 2, 2, 2}, 4, 0},
 		"one of four":  {[]float32{1}, 4, 7. / 3},   // deviations 3/4 and three times 1/4: 4·(84/256)/(12/16)²
 		"one of 64":    {[]float32{5}, 64, 62.0159}, // n - 2 + 1/(n-1)
 		"half of four": {[]float32{3, 3}, 4, 1},
@@ -70,8 +71,9 @@ func TestKurtosis(t *testing.T) {
 	}
 }
 
-// Token 0 has 6 activations, 5 of them of experts 0 and 1; token 1 has 2, both of its two experts. The rest is one activation of
-// expert 2. Deviations of token 0's row (3,2,1,0) are 1.5, .5, .5, 1.5: 4·10.25/25; those of token 1's are 1/2 each.
+// Token 0 has 6 activations, 5 of them of experts 0 and 1; token 1 has 2, both of its two experts. The rest is one
+// activation of expert 2. Deviations of token 0's row (3,2,1,0) are 1.5, .5, .5, 1.5: 4·10.25/25; deviations of token
+// 1's row are 1/2 each.
 func TestConcentrations(t *testing.T) {
 	_, counts := byHand(t)
 	want := statistics.Concentration{Kurtosis: (3*1.64 + 1) / 4, Above8: 0, Covered: 7. / 8, RestHotness: 1, RestUniform: 0.5}
@@ -80,7 +82,8 @@ func TestConcentrations(t *testing.T) {
 	}
 }
 
-// With ranks of two experts one partner counts. Expert 0 was twice with 1 and once with 2, and so on; the diagonal does not count.
+// Ranks of two experts have one partner per expert. Expert 0 was activated twice with 1 and once with 2, and so on. The
+// diagonal does not count.
 func TestCoactivation(t *testing.T) {
 	together := []float32{
 		3, 2, 1, 0,
@@ -101,8 +104,9 @@ func TestCoactivation(t *testing.T) {
 	}
 }
 
-// Ranks hold experts {0,1} and {2,3}. In layer 0 the profile goes to ranks 0, 0, 1, 0 (experts 0 and 2 tie, the lower wins), in layer
-// 1 to 1, 1, 0, 0. Rank 0 is followed by 1, 1, 0 and rank 1 by 0. The test goes 0, 0, 0 and then 1, 0, 1: 2 of 3 are right.
+// Ranks hold experts {0,1} and {2,3}. In layer 0 the profile goes to ranks 0, 0, 1, 0 (experts 0 and 2 tie, the lower
+// rank wins), in layer 1 to 1, 1, 0, 0. Rank 0 is followed by 1, 1, 0 and rank 1 by 0. The test goes 0, 0, 0 and then
+// 1, 0, 1: 2 of 3 predictions are correct.
 func TestRoutes(t *testing.T) {
 	tr, _ := byHand(t)
 	hosts := affinity.Hosts{{0}, {0}, {1}, {1}}
@@ -115,7 +119,8 @@ func TestRoutes(t *testing.T) {
 	if diff := cmp.Diff(want, statistics.LookBack(tr, train, test, routes, 1, 1, 2), about); diff != "" {
 		t.Error(diff)
 	}
-	// Token 0 goes to rank 1 twice of three times, token 1 to rank 0; the test has them on 1 and 0, and an unseen one.
+	// Token 0 goes to rank 1 in two of three cases, token 1 to rank 0. The test has these tokens on 1 and 0, and an
+	// unseen token.
 	want = statistics.Guess{Confidence: 3. / 4, Accuracy: 2. / 3, Known: 2. / 3}
 	if diff := cmp.Diff(want, statistics.ByToken(tr, train, test, routes[1], 2), about); diff != "" {
 		t.Error(diff)

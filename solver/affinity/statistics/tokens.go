@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Prediction scores sets of experts that were predicted for occurrences of tokens.
+// Prediction is the quality of predicted sets of experts for occurrences of tokens.
 type Prediction struct {
 	// Precision is hits / predicted experts, Recall hits / activated experts, F1 their harmonic mean.
 	Precision float64 `json:"precision"`
@@ -16,9 +16,9 @@ type Prediction struct {
 	F1        float64 `json:"f1"`
 }
 
-// StaticTopK predicts, for every occurrence of a token in the listed requests, the top-k experts that its id activated most in
-// the profile (Sem-MoE, section 2: static top-k prediction). For a token id that the profile has not seen nothing is predicted:
-// it costs recall, not precision.
+// StaticTopK predicts, for every occurrence of a token in the listed requests, the top-k experts that its id activated
+// most in the profile (Sem-MoE, section 2: static top-k prediction). Unseen token ids get no prediction, which lowers
+// recall but not precision.
 func StaticTopK(t *trace.Trace, requests []int, layer int, c *affinity.Counts) Prediction {
 	sets := make([][]uint16, c.Vocabulary())
 	for id := range sets {
@@ -41,7 +41,8 @@ func StaticTopK(t *trace.Trace, requests []int, layer int, c *affinity.Counts) P
 	return p
 }
 
-// Hottest are the top-k experts that a token id activated most, the lower id first among equals; none for an unseen id.
+// Hottest returns the top-k experts that a token id activated most, the lower id first on ties, or none for an unseen
+// id.
 func Hottest(c *affinity.Counts, token int) []uint16 {
 	experts, counts := c.Row(token)
 	order := make([]int, len(experts))
@@ -56,21 +57,22 @@ func Hottest(c *affinity.Counts, token int) []uint16 {
 	return hottest
 }
 
-// Concentration says how unevenly token ids use experts, and how much of that the most used experts of each id cover.
+// Concentration describes how unevenly token ids use experts, and the share covered by the most used experts of each
+// id.
 type Concentration struct {
-	// Kurtosis is the mean over occurrences of that of their token id's row (see Kurtosis), Above8 the share of occurrences with
-	// more than 8: publications take that for a sign of predictability.
+	// Kurtosis is the mean kurtosis of the rows of token ids, weighted by occurrences (see the function Kurtosis).
+	// Above8 is the share of occurrences with more than 8, which publications consider a sign of predictability.
 	Kurtosis float64 `json:"kurtosis"`
 	Above8   float64 `json:"kurtosis_above_8"`
-	// Covered is the share of the profile's activations that are of the top-k experts that their token id activated most.
+	// Covered is the share of the profile's activations that go to the top-k experts of their token id.
 	Covered float64 `json:"covered"`
-	// RestHotness is, of the other activations, the share of the top-k experts that have most of them; RestUniform is what it
-	// would be if they were spread evenly: top-k / experts.
+	// RestHotness is the share of the k most used experts among the other activations. RestUniform is its value for
+	// evenly distributed activations: top-k / experts.
 	RestHotness float64 `json:"rest_hotness"`
 	RestUniform float64 `json:"rest_uniform"`
 }
 
-// Concentrations describes the profile of a layer.
+// Concentrations returns the concentration of a layer's profile.
 func Concentrations(c *affinity.Counts) Concentration {
 	out := Concentration{RestUniform: float64(c.TopK) / float64(c.Experts)}
 	rest := make([]float64, c.Experts)
@@ -80,16 +82,16 @@ func Concentrations(c *affinity.Counts) Concentration {
 		if len(experts) == 0 {
 			continue
 		}
-		kurtosis := Kurtosis(counts, c.Experts)
+		k := Kurtosis(counts, c.Experts)
 		occurrences += float64(n)
-		out.Kurtosis += float64(n) * kurtosis
-		if kurtosis > 8 {
+		out.Kurtosis += float64(n) * k
+		if k > 8 {
 			out.Above8 += float64(n)
 		}
-		hottest := Hottest(c, id)
+		top := Hottest(c, id)
 		for i, expert := range experts {
 			total += float64(counts[i])
-			if slices.Contains(hottest, expert) {
+			if slices.Contains(top, expert) {
 				covered += float64(counts[i])
 			} else {
 				rest[expert] += float64(counts[i])
@@ -103,8 +105,8 @@ func Concentrations(c *affinity.Counts) Concentration {
 	return out
 }
 
-// Kurtosis is the fourth standardised moment (Pearson's: 3 for a normal distribution) of a row over all experts, those that it
-// does not activate included; 0 where all are activated equally often.
+// Kurtosis returns the fourth standardised moment (Pearson's: 3 for a normal distribution) of a row over all experts,
+// including experts without activations. It is 0 if all experts are activated equally often.
 func Kurtosis(counts []float32, experts int) float64 {
 	n, mean := float64(experts), 0.0
 	for _, x := range counts {
@@ -123,14 +125,15 @@ func Kurtosis(counts []float32, experts int) float64 {
 	return fourth * n / (second * second)
 }
 
-// Seen says how much of the listed requests the profile knows.
+// Seen contains the shares of the listed requests that occur in the profile.
 type Seen struct {
-	// Once is the share of occurrences whose token id occurs in the profile, Often that of those that occur there five times.
+	// Once is the share of occurrences with a token id that occurs in the profile, Often the share with a token id that
+	// occurs there at least five times.
 	Once  float64 `json:"once"`
 	Often float64 `json:"five_times"`
 }
 
-// SeenTokens counts the listed requests against a profile.
+// SeenTokens compares the listed requests with a profile.
 func SeenTokens(t *trace.Trace, requests []int, c *affinity.Counts) Seen {
 	once, often, all := 0, 0, 0
 	each(t, requests, func(position int) {
@@ -157,7 +160,7 @@ func each(t *trace.Trace, requests []int, do func(position int)) {
 
 func ratio(part, whole int) float64 { return float64(part) / float64(max(whole, 1)) }
 
-// largest is the sum of the n largest values.
+// largest returns the sum of the n largest values.
 func largest(values []float64, n int) float64 {
 	sorted, sum := slices.Clone(values), 0.0
 	slices.Sort(sorted)

@@ -7,27 +7,28 @@ import (
 )
 
 const (
-	// leastPrice and priceDoublings are the prices of imbalance that are tried: what one unit of it costs, in local activation rate.
-	leastPrice, priceDoublings = 1.0 / 96, 5
-	// boundSteps is the number of subgradient steps for each, and boundStride the first one's relative change of a weight for a load of
-	// twice the mean. The last half of the steps lowers the bound by some .0001.
+	// minPrice and priceDoublings define the prices of imbalance to try, in local activation rate per unit of
+	// imbalance.
+	minPrice, priceDoublings = 1.0 / 96, 5
+	// boundSteps is the number of subgradient steps per price. boundStride is the relative change of a weight in the
+	// first step, for a load of twice the mean. The second half of the steps lowers the bound by about .0001.
 	boundSteps, boundStride = 1000, 0.4
 )
 
-// Bound is a local activation rate that no assignment exceeds whose window imbalance is at most limit, not even one that splits
-// requests: weak duality, whatever the prices.
+// Bound returns an upper bound on the local activation rate of any assignment with a window imbalance of at most limit,
+// including assignments that split requests. It holds by weak duality for any prices.
 func (r *Run) Bound(limit float64) float64 { return r.bound(limit, newWindows(r, dispatch.Arrivals)) }
 
 func (r *Run) bound(limit float64, w windows) float64 {
 	best := math.Inf(1)
 	for doubling := range priceDoublings {
-		best = min(best, newDual(r, w, math.Ldexp(leastPrice, doubling)).lower(limit))
+		best = min(best, newDual(r, w, math.Ldexp(minPrice, doubling)).lower(limit))
 	}
 	return best
 }
 
-// dual relaxes the limit. A window's highest load is at least any weighted mean of its ranks' loads, so that for weights that sum to 1
-// over the ranks of each window
+// dual is the Lagrangian relaxation of the limit. A window's highest load is at least any weighted mean of its ranks'
+// loads, so for weights that sum to 1 over the ranks of each window
 //
 //	LAR ≤ price × limit + Σ over requests of tokens/total × max over ranks of (local − price × total × Σ over its windows of weight)
 //
@@ -36,10 +37,10 @@ type dual struct {
 	run     *Run
 	windows windows
 	price   float64
-	// weights [windows][ranks].
+	// weights are indexed [windows][ranks].
 	weights [][]float64
-	// sums are the weighted prices of all windows before each, loads what ranks gain and lose in load from one window to the next
-	// when every request takes its best rank [windows + 1][ranks].
+	// sums are the cumulative weighted prices before each window. loads are the changes of the ranks' loads from one
+	// window to the next if every request takes its best rank [windows + 1][ranks].
 	sums, loads [][]float64
 }
 
@@ -56,7 +57,7 @@ func newDual(r *Run, w windows, price float64) *dual {
 	return d
 }
 
-// lower is the lowest bound found.
+// lower runs the subgradient steps and returns the lowest bound found.
 func (d *dual) lower(limit float64) float64 {
 	best := math.Inf(1)
 	for step := range boundSteps {
@@ -66,7 +67,7 @@ func (d *dual) lower(limit float64) float64 {
 	return best
 }
 
-// value is the bound by the present weights; it leaves the loads that go with it.
+// value returns the bound of the current weights and updates the corresponding loads.
 func (d *dual) value(limit float64) float64 {
 	total := d.run.total()
 	for w, weight := range d.windows.weights {
@@ -80,21 +81,21 @@ func (d *dual) value(limit float64) float64 {
 	value := 0.0
 	for i, local := range d.run.Local {
 		first, end := d.windows.of(i)
-		best, most := 0, math.Inf(-1)
+		best, highest := 0, math.Inf(-1)
 		for rank, share := range local {
-			if x := share - d.sums[end][rank] + d.sums[first][rank]; x > most {
-				best, most = rank, x
+			if x := share - d.sums[end][rank] + d.sums[first][rank]; x > highest {
+				best, highest = rank, x
 			}
 		}
 		tokens := float64(d.run.Tokens[i])
-		value += tokens * most
+		value += tokens * highest
 		d.loads[first][best] += tokens
 		d.loads[end][best] -= tokens
 	}
 	return value/total + d.price*limit
 }
 
-// follow raises the weights of ranks whose load is above a window's mean.
+// follow raises the weights of ranks with a load above a window's mean.
 func (d *dual) follow(stride float64) {
 	loads := make([]float64, d.run.ranks())
 	for w, weight := range d.windows.weights {
@@ -102,7 +103,7 @@ func (d *dual) follow(stride float64) {
 		for rank, change := range d.loads[w] {
 			loads[rank] += change
 			excess := loads[rank]*weight*float64(len(d.windows.weights)) - 1
-			// A weight that reached 0 would never come back.
+			// A weight of 0 would stay 0.
 			d.weights[w][rank] = max(d.weights[w][rank], 1e-7) * math.Exp(stride*excess)
 			sum += d.weights[w][rank]
 		}

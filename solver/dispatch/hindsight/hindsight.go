@@ -1,7 +1,7 @@
-// Package hindsight says what dispatch under a limit of the window imbalance could have reached, had it known every arrival and the
-// routes of every request beforehand: a bound that no dispatcher exceeds, and an assignment that comes near it.
+// Package hindsight computes what dispatch under a limit of the window imbalance could have reached with prior
+// knowledge of all arrivals and routes: an upper bound for every dispatcher, and an assignment close to the bound.
 //
-// What a dispatcher that decides at once can reach lies below both, and how far is not said here.
+// A dispatcher that decides at arrival stays below both; the package does not say by how much.
 package hindsight
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// Run is a placement's requests in their order of arrival.
+// Run contains the requests of a placement in order of arrival.
 type Run struct {
 	// Local is the share of each request's activations that is local on each rank [requests][ranks].
 	Local [][]float64
@@ -18,10 +18,10 @@ type Run struct {
 	Tokens []int
 }
 
-// ranks is their number.
+// ranks returns the number of ranks.
 func (r *Run) ranks() int { return len(r.Local[0]) }
 
-// total is the number of tokens of all requests.
+// total returns the number of tokens of all requests.
 func (r *Run) total() float64 {
 	total := 0
 	for _, n := range r.Tokens {
@@ -30,7 +30,7 @@ func (r *Run) total() float64 {
 	return float64(total)
 }
 
-// LAR is the local activation rate of an assignment to ranks.
+// LAR returns the local activation rate of an assignment to ranks.
 func (r *Run) LAR(own []int) float64 {
 	local := 0.0
 	for i, rank := range own {
@@ -39,8 +39,8 @@ func (r *Run) LAR(own []int) float64 {
 	return local / r.total()
 }
 
-// Imbalance is the window imbalance of an assignment: max over mean of the ranks' tokens in the last dispatch.Arrivals requests, mean
-// over all arrivals from the first full window on. Fewer requests are one window.
+// Imbalance returns the window imbalance of an assignment: the maximum over the mean of the ranks' tokens in the last
+// dispatch.Arrivals requests, averaged over all arrivals from the first full window on. Fewer requests form one window.
 func (r *Run) Imbalance(own []int) float64 {
 	s := newState(r, newWindows(r, dispatch.Arrivals), slices.Clone(own))
 	return s.imbalance
@@ -48,9 +48,9 @@ func (r *Run) Imbalance(own []int) float64 {
 
 // windows are the sets of consecutive requests over which load is measured.
 type windows struct {
-	// size is the number of requests of a window, which begins with the request of its index.
+	// size is the number of requests of a window. Window i begins with request i.
 	size int
-	// weights are what one more token on its fullest rank adds to the mean imbalance, for each window.
+	// weights are the increase of the mean imbalance per additional token on the fullest rank, for each window.
 	weights []float64
 }
 
@@ -69,7 +69,7 @@ func newWindows(r *Run, size int) windows {
 	return w
 }
 
-// of are the windows that hold a request: those from first to before end.
+// of returns the windows that contain a request, from first to before end.
 func (w *windows) of(request int) (first, end int) {
 	return max(0, request-w.size+1), min(request+1, len(w.weights))
 }

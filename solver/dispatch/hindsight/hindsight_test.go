@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// randomRun is a run of requests that each prefer some rank.
+// randomRun returns a run of requests that each prefer some rank.
 func randomRun(requests, ranks int, random *rand.Rand) *Run {
 	r := &Run{}
 	for range requests {
@@ -25,7 +25,8 @@ func randomRun(requests, ranks int, random *rand.Rand) *Run {
 	return r
 }
 
-// optimum is the highest local activation rate of all assignments within the limit, by enumeration; -Inf where there is none.
+// optimum enumerates all assignments and returns the highest local activation rate within the limit, or -Inf if no
+// assignment satisfies the limit.
 func optimum(r *Run, w windows, limit float64) float64 {
 	best, own := math.Inf(-1), make([]int, len(r.Tokens))
 	for {
@@ -85,19 +86,19 @@ func TestLongRun(t *testing.T) {
 	if !found {
 		t.Fatal("found none")
 	}
-	inTurn := make([]int, len(own))
-	for i := range inTurn {
-		inTurn[i] = i % 4
+	roundRobin := make([]int, len(own))
+	for i := range roundRobin {
+		roundRobin[i] = i % 4
 	}
-	if lar, least, bound := r.LAR(own), r.LAR(inTurn), r.Bound(limit); lar > bound || lar < least+0.8*(bound-least) {
-		t.Errorf("the search reached %v; in turn requests have %v, and the bound is %v", lar, least, bound)
+	if lar, base, bound := r.LAR(own), r.LAR(roundRobin), r.Bound(limit); lar > bound || lar < base+0.8*(bound-base) {
+		t.Errorf("the search reached %v; round-robin reaches %v, and the bound is %v", lar, base, bound)
 	}
 	if imbalance := r.Imbalance(own); imbalance > limit+1e-9 {
 		t.Errorf("imbalance %v, above the limit %v", imbalance, limit)
 	}
 }
 
-// TestMovesKeepCount holds what moves add up to a count from nothing.
+// TestMovesKeepCount compares the incremental sums after moves with a full recomputation.
 func TestMovesKeepCount(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	r := randomRun(50, 5, random)
@@ -108,6 +109,6 @@ func TestMovesKeepCount(t *testing.T) {
 	}
 	fresh := newState(r, w, s.own)
 	if math.Abs(s.imbalance-fresh.imbalance) > 1e-9 || math.Abs(s.local-fresh.local) > 1e-9 {
-		t.Errorf("moves have led to %v, %v; counted anew it is %v, %v", s.local, s.imbalance, fresh.local, fresh.imbalance)
+		t.Errorf("after moves: %v, %v; recomputed: %v, %v", s.local, s.imbalance, fresh.local, fresh.imbalance)
 	}
 }

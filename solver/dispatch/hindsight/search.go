@@ -9,17 +9,18 @@ import (
 )
 
 const (
-	// hot and cold are the first and the last temperature, in local shares of a request of mean size.
+	// hot and cold are the initial and final temperature, in local shares of a request of mean size.
 	hot, cold = 0.05, 0.0007
-	// near is how far apart in arrival two requests may be that exchange their ranks: both are in most windows of either.
+	// near is the maximum distance in arrival of two requests that exchange their ranks: both are in most windows of
+	// either.
 	near = 100
-	// firstPrice is what imbalance costs at first, in local activation rate; in each sweep it follows the excess over the limit by
-	// priceStride.
+	// firstPrice is the initial price of imbalance, in local activation rate. After each sweep, the price follows the
+	// excess over the limit with the rate priceStride.
 	firstPrice, priceStride = 0.1, 0.5
 )
 
-// Search looks for the assignment of the highest local activation rate among those whose window imbalance is at most limit, by annealing
-// with as many moves for each request as there are sweeps. It reports whether there is any.
+// Search searches for the assignment with the highest local activation rate and a window imbalance of at most limit, by
+// simulated annealing with one move per request and sweep. It reports whether it found one.
 func (r *Run) Search(limit float64, sweeps int, seed uint64) (own []int, found bool) {
 	return r.search(limit, newWindows(r, dispatch.Arrivals), sweeps, rand.New(rand.NewPCG(seed, 0x68696e64)))
 }
@@ -32,14 +33,14 @@ func (r *Run) search(limit float64, w windows, sweeps int, random *rand.Rand) (b
 	}
 	s := newState(r, w, own)
 	s.price = firstPrice
-	most := math.Inf(-1)
+	highest := math.Inf(-1)
 	for sweep := range sweeps {
 		temperature := hot * math.Pow(cold/hot, float64(sweep)/float64(sweeps)) / float64(n)
 		for range n {
 			s.propose(temperature, random)
 		}
-		if s.imbalance <= limit && s.local > most {
-			best, most, found = append(best[:0], s.own...), s.local, true
+		if s.imbalance <= limit && s.local > highest {
+			best, highest, found = append(best[:0], s.own...), s.local, true
 		}
 		s.price *= math.Exp(priceStride * (s.imbalance - limit))
 	}
@@ -53,7 +54,7 @@ type state struct {
 	own     []int
 	total   float64
 	price   float64
-	// loads are the tokens of each rank in each window [windows × ranks], highest the most of a window.
+	// loads are the tokens of each rank in each window [windows × ranks], highest the maximum of each window.
 	loads, highest []int
 	// local is the local activation rate, imbalance the window imbalance.
 	local, imbalance float64
@@ -82,7 +83,8 @@ func (s *state) loadsOf(window int) []int {
 	return s.loads[window*ranks : (window+1)*ranks]
 }
 
-// propose moves a request to another rank, or lets two exchange theirs, and takes that back where it is not worth it.
+// propose moves a request to another rank or exchanges the ranks of two requests, and reverts the move if it is not
+// accepted.
 func (s *state) propose(temperature float64, random *rand.Rand) {
 	i, j := random.IntN(len(s.own)), -1
 	from, to := s.own[i], random.IntN(s.run.ranks())

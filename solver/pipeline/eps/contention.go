@@ -5,35 +5,31 @@ import (
 	"math"
 )
 
-// Contention is by how much kernels slow each other down while they overlap, as measured on GPUs that exchange with their own
-// multiprocessors: 0.5 is half as long again.
+// Contention is the relative slowdown of overlapping kernels, as measured on GPUs with exchanges on their own
+// multiprocessors: 0.5 means 1.5 times the duration.
 type Contention struct {
-	// Experts is of products beside an exchange, Exchange of an exchange beside products, Link of two exchanges at once.
+	// Experts is the slowdown of products during an exchange, Exchange the slowdown of an exchange during products,
+	// Link the slowdown of two concurrent exchanges.
 	Experts, Exchange, Link float64
 }
 
-// H200 is what H200 that exchange over NVLink were measured to have: FitContention of the layers in testdata/pipelined-moe-h200x2.json of package
-// pipeline.
+// H200 is the contention of H200 GPUs that exchange over NVLink, fitted to the layers in
+// testdata/pipelined-moe-h200x2.json of package pipeline (see TestBuiltInContention).
 var H200 = Contention{Experts: 0.231, Exchange: 0.797, Link: 0.551}
 
-// Piece is what the stages of one of N equal pieces of a layer take by themselves.
+// Piece contains the durations of the stages of one of N equal pieces of a layer, without overlap.
 type Piece struct{ Dispatch, Experts, Combine float64 }
 
-// Cut is a layer in pieces.
+// Cut is a layer divided into pieces.
 type Cut struct {
 	Pieces int
 	Piece  Piece
-	// OneLink says that exchanges take turns, in the order D1 D2 C1 D3 C2 …; else dispatches and combines have a stream each.
+	// OneLink means that exchanges are sequential, in the order D1 D2 C1 D3 C2 …. Without it, dispatches and combines
+	// have separate streams.
 	OneLink bool
 }
 
-// Measured is what a layer was measured to take.
-type Measured struct {
-	Cut  Cut
-	Time float64
-}
-
-// task is a stage of a piece. Those of a stream are done in order.
+// task is a stage of a piece. The tasks of a stream run in order.
 type task struct {
 	stage, piece int
 	left         float64
@@ -45,7 +41,7 @@ const (
 	combining
 )
 
-// streams are the tasks of a layer in the order in which each stream has them; the last stream computes.
+// streams returns the tasks of a layer by stream, in order; the last stream computes.
 func (c Cut) streams() [][]task {
 	var exchanges, dispatches, combines, products []task
 	for piece := range c.Pieces {
@@ -62,7 +58,7 @@ func (c Cut) streams() [][]task {
 	return [][]task{dispatches, combines, products}
 }
 
-// Time is that of a layer. What overlaps goes on at the lower rates until one of it ends.
+// Time returns the duration of a layer. Overlapping tasks run at reduced rates until one of them ends.
 func (c Contention) Time(cut Cut) float64 {
 	streams := cut.streams()
 	finished := make([][combining + 1]bool, cut.Pieces)
@@ -105,7 +101,8 @@ func (c Contention) Time(cut Cut) float64 {
 	}
 }
 
-// slowness is how much longer a kernel takes while so many exchanges, and products or none, are under way with it.
+// slowness returns the relative duration of a kernel while the given number of exchanges, and products if working is
+// set, are running.
 func (c Contention) slowness(product bool, exchanging int, working bool) float64 {
 	s := 1.0
 	switch {
@@ -120,71 +117,28 @@ func (c Contention) slowness(product bool, exchanging int, working bool) float64
 	return s
 }
 
-// Margin is by how much a cut must be faster than the uncut layer, by the model, to be chosen: the model's own error, in the median.
+// Margin is the minimum relative improvement of a cut over the uncut layer in the model: the model's median error.
 const Margin = 0.05
 
-// Choose is the number of pieces of the fastest of several cuts of one layer; of equal ones the fewest. One of them must be uncut, and is
-// chosen where no other is faster by the margin.
+// Choose returns the number of pieces of the fastest of several cuts of one layer; ties go to the lower number. One of
+// the cuts must be uncut. It is chosen if no other cut is faster by Margin.
 func (c Contention) Choose(cuts []Cut) (int, error) {
-	var uncut, least float64
+	var uncut, shortest float64
 	best := 0
 	for _, cut := range cuts {
 		time := c.Time(cut)
 		if cut.Pieces == 1 {
 			uncut = time
 		}
-		if best == 0 || time < least || time == least && cut.Pieces < best {
-			best, least = cut.Pieces, time
+		if best == 0 || time < shortest || time == shortest && cut.Pieces < best {
+			best, shortest = cut.Pieces, time
 		}
 	}
 	switch {
 	case uncut == 0:
-		return 0, fmt.Errorf("the layer in one piece is not among the %d cuts", len(cuts))
-	case uncut < (1+Margin)*least:
+		return 0, fmt.Errorf("the %d cuts do not include the layer in one piece", len(cuts))
+	case uncut < (1+Margin)*shortest:
 		return 1, nil
 	}
 	return best, nil
-}
-
-// FitContention finds the contention that explains measured layers best: of the least mean square of relative errors' logarithms, by
-// descent along each number in turn, in steps that become smaller.
-func FitContention(measured []Measured) (Contention, error) {
-	cut := 0
-	for i, m := range measured {
-		if m.Cut.Pieces < 1 || !(m.Time > 0) || !(m.Cut.Piece.Dispatch > 0) || !(m.Cut.Piece.Experts > 0) || !(m.Cut.Piece.Combine > 0) {
-			return Contention{}, fmt.Errorf("layer %d is %+v; all must be above 0", i, m)
-		}
-		if m.Cut.Pieces > 1 {
-			cut++
-		}
-	}
-	if cut < 6 {
-		return Contention{}, fmt.Errorf("there are %d layers in more than one piece; at least 6 are needed", cut)
-	}
-	loss := func(values [3]float64) float64 {
-		sum, c := 0.0, Contention{values[0], values[1], values[2]}
-		for _, m := range measured {
-			e := math.Log(c.Time(m.Cut) / m.Time)
-			sum += e * e
-		}
-		return sum
-	}
-	values := [3]float64{0.2, 0.5, 0.5}
-	least := loss(values)
-	for step := 0.25; step > 0.002; {
-		improved := false
-		for i := range values {
-			for _, change := range []float64{step, -step} {
-				next := values
-				next[i] = max(0, next[i]+change)
-				if l := loss(next); l < least {
-					values, least, improved = next, l, true
-				}
-			}
-		}
-		if !improved {
-			step /= 2
-		}
-	}
-	return Contention{values[0], values[1], values[2]}, nil
 }

@@ -1,6 +1,7 @@
-// Package eps has the formulas of EPS-MoE (arXiv 2410.12247): a rank's experts are worked off in N groups, so that the exchange of one group goes
-// on beside the products of another. Times are in microseconds unless said.
+// Package eps contains the formulas of EPS-MoE (arXiv 2410.12247): a rank processes its experts in N groups, so that
+// the exchange of one group overlaps with the products of another. Times are in microseconds.
 //
-// All of it is arithmetic on given times: none of them is measured here. The paper's formulas take it that kernels that overlap do not slow
-// each other down. Contention is of those that do: it is fitted to layers measured in pieces, and chooses by that.
+// All formulas take measured times as input. The paper's formulas assume that overlapping kernels do not slow each
+// other down. Contention models the slowdown: it is fitted to layers measured in pieces, and chooses the number of
+// pieces.
 package eps

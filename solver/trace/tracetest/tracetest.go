@@ -1,6 +1,6 @@
 // Package tracetest generates routing traces for tests: token ids with Zipf frequencies, requests of several kinds of
-// text, and experts that come in clusters which tokens and kinds of text prefer. It is evidence that code works, not of
-// what it is worth on a real model.
+// text, and experts in clusters that tokens and kinds of text prefer. Results on these traces show that code works, not
+// its benefit on a real model.
 package tracetest
 
 import (
@@ -10,19 +10,19 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Shape says how large a generated trace is; every field but Groups must be at least 1.
+// Shape is the size of a generated trace; every field except Groups must be at least 1.
 type Shape struct {
 	Experts, TopK, Layers, Vocabulary     int
 	Domains, DocumentsPerDomain           int
 	RequestsPerDocument, TokensPerRequest int
-	// Noise is the percentage of activations that are drawn without regard to token and domain.
+	// Noise is the percentage of activations that are drawn independently of token and domain.
 	Noise int
-	// Groups, where above 1, is the number of groups of consecutive experts of a gate that first chooses two of them; half a
-	// group must have TopK experts.
+	// Groups is the number of groups of consecutive experts of a gate that first selects two groups; 0 and 1 mean no
+	// groups. Half a group must have at least TopK experts.
 	Groups int
 }
 
-// Small is a trace that every algorithm handles in milliseconds.
+// Small is the shape of a trace that every algorithm handles in milliseconds.
 var Small = Shape{
 	Experts: 16, TopK: 2, Layers: 3, Vocabulary: 200, Domains: 4, DocumentsPerDomain: 6, RequestsPerDocument: 2, TokensPerRequest: 40, Noise: 30,
 }
@@ -62,8 +62,8 @@ type generator struct {
 	shape  Shape
 	random *rand.Rand
 	zipf   *rand.Zipf
-	// order is, per layer, the experts so that neighbours form a cluster; home is, per layer, where a token or a domain
-	// finds its cluster.
+	// order is, per layer, a permutation of the experts in which adjacent experts form a cluster. tokenHome and
+	// domainHome are, per layer, the position of the cluster of a token or a domain.
 	order                 [][]int
 	tokenHome, domainHome [][]int
 	taken                 []bool
@@ -93,7 +93,7 @@ func (g *generator) request(t *trace.Trace, domain int) {
 	for range 1 + g.random.IntN(2*g.shape.TokensPerRequest) {
 		token := int(g.zipf.Uint64())
 		if own := token - token%g.shape.Domains + domain; g.shape.Groups > 1 && own < g.shape.Vocabulary {
-			// A kind of text has tokens of its own: requests are sent by what their tokens tell.
+			// A kind of text has specific tokens, because requests are dispatched by their tokens.
 			token = own
 		}
 		t.Tokens = append(t.Tokens, int32(token))
@@ -128,7 +128,7 @@ func (g *generator) route(layer, token, domain int) []uint16 {
 	return experts
 }
 
-// routeInGroups chooses the groups of the token's and the domain's homes, and in each of them experts that are alike.
+// routeInGroups selects the groups of the token's and the domain's homes, and similar experts within each group.
 func (g *generator) routeInGroups(layer, token, domain int) []uint16 {
 	size := g.shape.Experts / g.shape.Groups
 	homes := [2]int{g.tokenHome[layer][token], g.domainHome[layer][domain]}
@@ -142,7 +142,7 @@ func (g *generator) routeInGroups(layer, token, domain int) []uint16 {
 		home := homes[g.random.IntN(2)]
 		place := g.random.IntN(size)
 		if g.random.IntN(100) >= g.shape.Noise {
-			// Alike are every other expert: runs of a group's experts cut all such clusters.
+			// Every other expert is similar: runs of a group's experts cut all such clusters.
 			place = (place/2*2 + home%2) % size
 		}
 		if expert := home/size*size + place; !g.taken[expert] {
@@ -153,8 +153,8 @@ func (g *generator) routeInGroups(layer, token, domain int) []uint16 {
 	return experts
 }
 
-// AddLookAhead gives a trace a look-ahead of the given width: the real experts, of which that percentage are replaced by
-// others, and then further experts. Scores halve from one to the next.
+// AddLookAhead adds a look-ahead of the given width to a trace: the actual experts, of which missPercent are replaced,
+// followed by further experts. Scores halve from one expert to the next.
 func AddLookAhead(t *trace.Trace, width, missPercent int, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	t.LookAhead = &trace.LookAhead{Width: width}

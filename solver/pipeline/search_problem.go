@@ -5,27 +5,28 @@ import (
 	"math"
 )
 
-// Split is a way to part the ranks into an attention group and an expert group, and what tasks take there.
+// Split is a division of the ranks into an attention group and an expert group, with the times of the tasks there.
 type Split struct {
 	// AttentionRanks and ExpertRanks are the sizes of the groups (ag, eg).
 	AttentionRanks, ExpertRanks int
-	// Samples is how many a rank of the attention group can hold at once, all of its micro-batches together.
+	// Samples is the maximum number of samples on a rank of the attention group, over all of its micro-batches.
 	Samples int
-	// Attention and Shared are the times of as many samples on a rank of the attention group, in microseconds; Shared is nil without shared
-	// experts. Dispatch, Experts and Combine are those of a chunk with as many tokens for each expert, in the mean.
+	// Attention and Shared are the times on a rank of the attention group, in microseconds, as functions of the number
+	// of samples; Shared is nil without shared experts. Dispatch, Experts and Combine are the times of a chunk as
+	// functions of the mean number of tokens per expert.
 	//
-	// All must be convex, must not decrease, and must not be below 0 at 0, as start-up time plus work is, or the longest of several
-	// such; of the ways to send a chunk, each must. The search rests on it.
+	// All functions must be convex, non-decreasing and at least 0 at 0, such as a start-up time plus work, or a maximum
+	// of such functions. Of several ways to send a chunk, each must satisfy this. The search relies on it.
 	Attention, Shared func(samples float64) float64
 	Experts           func(tokensPerExpert float64) float64
 	Dispatch, Combine Ways
 }
 
-// Ways are the times of a chunk with as many tokens for each expert, in microseconds, by the ways to send it. It takes the one that is fastest for its
-// size.
+// Ways are alternative ways to send a chunk: their times in microseconds as functions of the mean number of tokens per
+// expert. A chunk uses the fastest way for its size.
 type Ways []func(tokensPerExpert float64) float64
 
-// fastest is the time of a chunk.
+// fastest returns the time of a chunk.
 func (w Ways) fastest(tokensPerExpert float64) float64 {
 	us := math.Inf(1)
 	for _, way := range w {
@@ -34,33 +35,34 @@ func (w Ways) fastest(tokensPerExpert float64) float64 {
 	return us
 }
 
-// Problem is what a schedule is sought for.
+// Problem is the input of the schedule search.
 type Problem struct {
-	// Layers is the number of MoE layers, Experts that of the routed experts of one, TopK how many of these a token activates.
+	// Layers is the number of MoE layers, Experts the number of routed experts per layer, TopK the number that a token
+	// activates.
 	Layers, Experts, TopK int
 	// Sequence is the number of tokens of a sample.
 	Sequence int
-	// MicroBatches bounds those of a rank; 0 is DefaultMicroBatches.
+	// MicroBatches is the maximum number of micro-batches per rank; 0 is DefaultMicroBatches.
 	MicroBatches int
-	// Splits are the choices of groups.
+	// Splits are the possible divisions into groups.
 	Splits []Split
 }
 
-// DefaultMicroBatches bounds micro-batches where nothing else is said: each needs a buffer and a launch of every kernel.
+// DefaultMicroBatches is the default maximum number of micro-batches: each needs a buffer and a launch of every kernel.
 const DefaultMicroBatches = 32
 
-// Check names what cannot be.
+// Check returns an error for an invalid problem.
 func (p *Problem) Check() error {
 	for _, field := range []struct {
 		name  string
 		value int
-		most  int
+		max   int
 	}{
 		{"layers", p.Layers, 1 << 12}, {"experts", p.Experts, 1 << 16}, {"experts of a token", p.TopK, p.Experts}, {"sequence length", p.Sequence, 1 << 24},
 		{"number of splits", len(p.Splits), 1 << 16},
 	} {
-		if field.value < 1 || field.value > field.most {
-			return fmt.Errorf("%s: %d; allowed is 1 to %d", field.name, field.value, field.most)
+		if field.value < 1 || field.value > field.max {
+			return fmt.Errorf("%s: %d; allowed is 1 to %d", field.name, field.value, field.max)
 		}
 	}
 	if p.MicroBatches < 0 || p.MicroBatches > 1<<12 {
@@ -72,7 +74,7 @@ func (p *Problem) Check() error {
 				i, split.AttentionRanks, split.ExpertRanks, split.Samples)
 		}
 		if split.Attention == nil || len(split.Dispatch) == 0 || split.Experts == nil || len(split.Combine) == 0 {
-			return fmt.Errorf("split %d lacks a time: only that of shared experts may be missing", i)
+			return fmt.Errorf("split %d lacks a time function; only Shared is optional", i)
 		}
 		if d := p.durations(&split, 1, 1); !d.possible() {
 			return fmt.Errorf("split %d: the times of one sample are %+v; attention and a stage of the chunks must be above 0", i, d)
@@ -81,7 +83,7 @@ func (p *Problem) Check() error {
 	return nil
 }
 
-// possible is whether all are times, and no throughput is without bound.
+// possible reports whether all durations are finite and non-negative, and the throughput is bounded.
 func (d Durations) possible() bool {
 	for _, v := range []float64{d.Attention, d.Shared, d.Dispatch, d.Experts, d.Combine} {
 		if !(v >= 0) || math.IsInf(v, 0) {
@@ -91,7 +93,7 @@ func (d Durations) possible() bool {
 	return d.Attention > 0 && d.slowest() > 0
 }
 
-// microBatches is the bound of their number.
+// microBatches returns the maximum number of micro-batches.
 func (p *Problem) microBatches() int {
 	if p.MicroBatches == 0 {
 		return DefaultMicroBatches
@@ -99,7 +101,7 @@ func (p *Problem) microBatches() int {
 	return p.MicroBatches
 }
 
-// sentOneWay are the splits with one way to dispatch and one to combine: a split for each pair of ways.
+// sentOneWay returns one split per pair of a way to dispatch and a way to combine.
 func (s *Split) sentOneWay() []Split {
 	list := make([]Split, 0, len(s.Dispatch)*len(s.Combine))
 	for d := range s.Dispatch {
@@ -112,18 +114,18 @@ func (s *Split) sentOneWay() []Split {
 	return list
 }
 
-// tokensPerExpert is what an expert gets, in the mean, of a micro-batch of all attention ranks.
+// tokensPerExpert returns the mean number of tokens per expert in a micro-batch of all attention ranks.
 func (p *Problem) tokensPerExpert(split *Split, samples int) float64 {
 	return float64(split.AttentionRanks) * float64(samples) * float64(p.Sequence) * float64(p.TopK) / float64(p.Experts)
 }
 
-// mostChunks is the number of chunks with a token for each expert, in the mean: smaller ones have less than one.
-func (p *Problem) mostChunks(split *Split, samples int) int {
+// maxChunks returns the number of chunks with a mean of one token per expert.
+func (p *Problem) maxChunks(split *Split, samples int) int {
 	return int(min(max(1, p.tokensPerExpert(split, samples)), 1<<20))
 }
 
-// durations are those of a micro-batch of that many samples for each attention rank. Chunks are equal: they are cut from the tokens of all
-// attention ranks, which are so many that one more or less does not matter, and tokens for an expert are a mean in any case.
+// durations returns the durations of a micro-batch with the given number of samples per attention rank. Chunks are
+// assumed equal: they are cut from the tokens of all attention ranks, where a difference of one token is negligible.
 func (p *Problem) durations(split *Split, samples, chunks int) Durations {
 	tokens := p.tokensPerExpert(split, samples) / float64(chunks)
 	d := Durations{

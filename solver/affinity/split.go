@@ -5,8 +5,8 @@ import (
 	"math/rand/v2"
 )
 
-// PartLayers deals the occurrences of every token id to two sides, the given percentage to the first, by chance: what counts can be
-// split by, as they do not tell of which documents they are. Both sides keep the activations of whole occurrences.
+// PartLayers randomly assigns the occurrences of every token id to two sets, the given percentage to the first. It is
+// the way to split counts, which do not identify documents. Both sets contain the activations of whole occurrences.
 func PartLayers(ctx context.Context, layers []Counts, percent int, seed uint64) (first, second []Counts, err error) {
 	if len(layers) == 0 {
 		return nil, nil, nil
@@ -27,7 +27,7 @@ func PartLayers(ctx context.Context, layers []Counts, percent int, seed uint64) 
 	return first, second, err
 }
 
-// part draws the activations of some occurrences of each token id without putting them back.
+// part draws the activations of some occurrences of each token id without replacement.
 func (c *Counts) part(taken []int, random *rand.Rand) (first, second Counts) {
 	sides := [2]Counts{}
 	for i := range sides {
@@ -48,7 +48,7 @@ func (c *Counts) part(taken []int, random *rand.Rand) (first, second Counts) {
 	return sides[0], sides[1]
 }
 
-// draw moves that many activations of a token id from rest to row, each as likely as the others.
+// draw moves wanted activations of a token id from rest to row, uniformly at random.
 func (c *Counts) draw(row, rest []float32, id, wanted int, random *rand.Rand) {
 	experts, counts := c.Row(id)
 	left := 0

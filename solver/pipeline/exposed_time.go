@@ -1,13 +1,13 @@
 package pipeline
 
-// Exposed is the time, in microseconds, in which something travels and nobody computes: neither the attention group nor the expert group
-// has a task, and a link has. It is what a schedule has not hidden of the exchanges.
+// Exposed returns the time, in microseconds, during which a link has a task but neither the attention group nor the
+// expert group has one: the part of the exchanges that the schedule does not hide.
 func (s *Schedule) Exposed() float64 {
 	computed := s.covered(func(on Resource) bool { return on == AttentionGroup || on == ExpertGroup })
 	return s.covered(func(Resource) bool { return true }) - computed
 }
 
-// covered is the time in which at least one of some resources is busy. Tasks are sorted by their start.
+// covered returns the time during which at least one of the selected resources is busy. Tasks are sorted by start.
 func (s *Schedule) covered(of func(on Resource) bool) float64 {
 	sum, end := 0.0, 0.0
 	for i := range s.Tasks {
@@ -20,11 +20,11 @@ func (s *Schedule) covered(of func(on Resource) bool) float64 {
 	return sum
 }
 
-// exposedTasks bounds what is simulated for a share: a quarter of a million tasks take a fraction of a second.
+// exposedTasks is the maximum number of simulated tasks: a quarter of a million tasks take a fraction of a second.
 const exposedTasks = 1 << 18
 
-// ExposedShare is the part of the makespan in which exchanges are exposed. It is that of all layers, or of as many of the first as
-// have exposedTasks tasks: layers are alike.
+// ExposedShare returns the share of the makespan with exposed exchanges. It simulates all layers, or as many of the
+// first layers as have exposedTasks tasks: layers are similar.
 func (p *Plan) ExposedShare() (float64, error) {
 	sizes := p.Sizes
 	ofLayer := float64(sizes.MicroBatches) * (2 + 3*float64(sizes.Chunks))

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// wellFormed reads a drawing to its end, and counts its elements.
+// wellFormed parses a drawing and counts its elements.
 func wellFormed(t *testing.T, svg []byte) map[string]int {
 	t.Helper()
 	elements := map[string]int{}
@@ -35,22 +35,22 @@ func TestGanttDrawsEveryTask(t *testing.T) {
 	}
 	svg := Gantt(s, "a <schedule> & more", 3, 3)
 	if got := wellFormed(t, svg)["g"]; got != len(s.Tasks) {
-		t.Errorf("%d bars are drawn; there are %d tasks", got, len(s.Tasks))
+		t.Errorf("%d bars are drawn for %d tasks", got, len(s.Tasks))
 	}
 	for _, want := range []string{
 		"a &lt;schedule&gt; &amp; more", "attention of micro-batch 0, layer 0: 0.0 to 30.0 µs", "experts of micro-batch 1, layer 2, chunk 1:", "The first 3 of 3 layers",
 		"prefers-color-scheme: dark", "shared experts", fmt.Sprintf("Busy: attention group %.0f%%.", 100*3*2*40/s.Makespan),
 	} {
 		if !strings.Contains(string(svg), want) {
-			t.Errorf("the drawing does not have %q", want)
+			t.Errorf("the drawing does not contain %q", want)
 		}
 	}
 	if bytes.Contains(svg, []byte("<script")) || bytes.Contains(svg, []byte("href")) {
-		t.Error("the drawing loads or runs something")
+		t.Error("the drawing contains scripts or external resources")
 	}
 }
 
-// What cannot be told apart is one bar, and what comes after the layers that are shown is cut off.
+// Chunks too narrow to distinguish are merged into one bar, and tasks after the drawn layers are cut off.
 func TestGanttStaysSmall(t *testing.T) {
 	s, err := Simulate(Durations{3000, 0, 1, 2, 1}, Sizes{8, 2, 2000}, ASAS(2))
 	if err != nil {
@@ -66,12 +66,12 @@ func TestGanttStaysSmall(t *testing.T) {
 		}
 	}
 	if !strings.Contains(string(svg), "chunks 0 to 1999") {
-		t.Error("no chunks were joined")
+		t.Error("no chunks were merged")
 	}
 }
 
-// A drawing tells of all layers, of which no more are simulated than it takes.
-func TestDrawTellsOfAllLayers(t *testing.T) {
+// The description mentions the number of all layers, though only the required layers are simulated.
+func TestDrawDescribesAllLayers(t *testing.T) {
 	for _, c := range []struct {
 		of, drawn int
 		want      string
@@ -79,7 +79,7 @@ func TestDrawTellsOfAllLayers(t *testing.T) {
 		p := Plan{Durations: Durations{30, 10, 12, 14, 12}, Sizes: Sizes{c.of, 2, 2}, Order: AASS(2), OrderName: "AASS"}
 		svg, err := p.Draw(1024, c.drawn)
 		if err != nil || !bytes.Contains(svg, []byte(c.want)) {
-			t.Errorf("%d of %d layers: the drawing does not have %q: %v", c.drawn, c.of, c.want, err)
+			t.Errorf("%d of %d layers: the drawing does not contain %q: %v", c.drawn, c.of, c.want, err)
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// Waiting pays while as many requests come within the time as may stand in line.
+// Waiting pays while at least as many requests arrive within the maximum wait as the queue holds.
 func TestPace(t *testing.T) {
 	p := dispatch.NewPace(4, 100*time.Millisecond)
 	for _, step := range []struct {

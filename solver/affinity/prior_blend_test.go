@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-func TestBlendLiesBetweenItsParts(t *testing.T) {
+func TestBlendIsBoundedByItsParts(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	recent, prior := count(t, tr, []int{0, 1, 2})[0], count(t, tr, []int{3, 4, 5, 6, 7})[0]
 	blend := func(trust affinity.Trust) affinity.Counts {
@@ -71,8 +71,8 @@ func TestFade(t *testing.T) {
 	}
 }
 
-// TestTrustFollowsTheTraffic has a prior of the same traffic, which is worth as much as recent counts, and one of tokens whose
-// experts are others.
+// TestTrustFollowsTheTraffic has a prior of the same traffic, which is as good as recent counts, and one of other
+// experts per token.
 func TestTrustFollowsTheTraffic(t *testing.T) {
 	shape := tracetest.Small
 	shape.DocumentsPerDomain = 30
@@ -89,14 +89,14 @@ func TestTrustFollowsTheTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	if same < 64 || other > 8 {
-		t.Errorf("trust %v in counts of the same traffic, %v in those of another model", same, other)
+		t.Errorf("trust %v in counts of the same traffic, %v in counts of another model", same, other)
 	}
 	if _, err := affinity.FitTrust(t.Context(), first, second[:1], prior); err == nil {
 		t.Error("halves of different layers were accepted")
 	}
 }
 
-// every lists every third of n requests.
+// every returns every third of n requests.
 func every(from, n int) (requests []int) {
 	for r := from; r < n; r += 3 {
 		requests = append(requests, r)
@@ -119,7 +119,7 @@ func TestMergedRequestsCountByWeight(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(a.Rows) != 2 || len(merged.Rows) != 3 || merged.Tokens[2] != b.Tokens[0]/2 {
-		t.Fatalf("%d requests of %d; %v", len(merged.Rows), len(a.Rows), merged.Tokens)
+		t.Fatalf("%d merged requests of %d and %v tokens", len(merged.Rows), len(a.Rows), merged.Tokens)
 	}
 	for i, n := range b.Rows[0] {
 		if merged.Rows[2][i] != n/2 {
@@ -132,7 +132,7 @@ func TestMergedRequestsCountByWeight(t *testing.T) {
 	}
 }
 
-// TestThinnedRequests has a few requests of full weight among many that count a hundredth.
+// TestThinnedRequests has a few requests of full weight among many of weight 0.01.
 func TestThinnedRequests(t *testing.T) {
 	requests := func(n int, tokens float32) *affinity.RequestCounts {
 		c := &affinity.RequestCounts{Layers: 1, Experts: 2, TopK: 1}
@@ -152,7 +152,7 @@ func TestThinnedRequests(t *testing.T) {
 		}
 		for r := range 20 {
 			if thin.Tokens[r] != 5 || thin.Weight[r] != 1 {
-				t.Errorf("%d requests: one of full weight counts %v of 5 tokens, weight %v", n, thin.Tokens[r], thin.Weight[r])
+				t.Errorf("%d requests: a request of full weight has %v of 5 tokens, weight %v", n, thin.Tokens[r], thin.Weight[r])
 			}
 		}
 		light := 0.0
@@ -163,15 +163,15 @@ func TestThinnedRequests(t *testing.T) {
 			light += float64(row[0])
 		}
 		if math.Abs(light-100) > 10 {
-			t.Errorf("%d requests: the others count %v tokens of 100", n, light)
+			t.Errorf("%d requests: the others have %v tokens of 100", n, light)
 		}
 	}
 	if alike := requests(10, 1).Thinned(rand.New(rand.NewPCG(1, 1)).Perm(10), 4); len(alike.Rows) != 4 {
-		t.Errorf("%d of 10 requests that count alike; 4 are wanted", len(alike.Rows))
+		t.Errorf("%d of 10 requests of equal weight; want 4", len(alike.Rows))
 	}
 }
 
-// Both parts of counts are counts of whole occurrences, and together what was parted.
+// Both parts contain counts of whole occurrences, and their sum equals the original counts.
 func TestPartsAddUp(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	whole := count(t, tr, tr.AllRequests())

@@ -8,16 +8,16 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Stages are the time of steps by what it is spent on, in microseconds.
+// Stages are the times of a step by stage, in microseconds.
 type Stages struct {
-	// Attention has its projections, Dense the shared experts and the layers without experts, Collectives what ranks of attention TP
-	// reduce, scatter and gather.
+	// Attention includes its projections. Dense is the time of shared experts and of layers without experts,
+	// Collectives the time of reduce, scatter and gather with attention TP.
 	Attention, Dense, Collectives float64
 	// Experts are the stages of the MoE layers.
 	Experts LayerTime
 }
 
-// Total is their sum.
+// Total returns the sum of the stages.
 func (s *Stages) Total() float64 { return s.Attention + s.Dense + s.Collectives + s.Experts.Total() }
 
 func (s *Stages) add(x Stages) {
@@ -34,7 +34,7 @@ func (t *LayerTime) add(x LayerTime, weight float64) {
 	t.Combine += weight * x.Combine
 }
 
-// stepper times steps.
+// stepper computes the times of steps.
 type stepper struct {
 	trace   *trace.Trace
 	options *Options
@@ -43,12 +43,12 @@ type stepper struct {
 	layer   Layer
 	routes  []*routes
 	counts  *Counts
-	// positions are those of the step's tokens in the trace, owners their ranks; scores [tokens × ranks].
+	// positions are the positions of the step's tokens in the trace, owners their ranks; scores are [tokens × ranks].
 	positions, owners []int
 	scores            []float32
 	shards            *dispatch.Shards
 	batch             []sequence
-	// rows and local count the activations of all steps, and those whose expert was on the token's rank.
+	// rows is the number of activations in all steps, local the number of activations of experts on the token's rank.
 	rows, local int
 }
 
@@ -58,7 +58,7 @@ func newStepper(t *trace.Trace, m *Method, o *Options) *stepper {
 		share = o.Topology.Ranks
 	}
 	s := &stepper{
-		trace: t, options: o, method: m, dense: newDense(&o.Shape, o.Profile, share), layer: o.layer(), counts: NewCounts(m.Placement.Ranks, m.Placement.SlotsPerRank),
+		trace: t, options: o, method: m, dense: newDense(&o.Shape, o.Profile, share), layer: o.layer(), counts: newCounts(m.Placement.Ranks, m.Placement.SlotsPerRank),
 		shards: dispatch.NewShards(m.Placement.Ranks),
 	}
 	for l := range m.Placement.Layers {
@@ -67,29 +67,29 @@ func newStepper(t *trace.Trace, m *Method, o *Options) *stepper {
 	return s
 }
 
-// time is that of a step over all lanes, each of which waits for the slowest.
+// time returns the time of a step over all lanes, each of which waits for the slowest lane.
 func (s *stepper) time(lanes []*lane) Stages {
 	var us Stages
 	s.positions, s.owners = s.positions[:0], s.owners[:0]
-	most := 0
+	maxTokens := 0
 	for rank, l := range lanes {
 		before := len(s.positions)
 		us.Attention = max(us.Attention, s.attention(l, rank))
-		most = max(most, len(s.positions)-before)
+		maxTokens = max(maxTokens, len(s.positions)-before)
 	}
 	shape := &s.options.Shape
 	for l, routes := range s.routes {
 		us.Experts.add(s.moe(l, routes), float64(shape.MoELayers)/float64(len(s.routes)))
 	}
 	us.Attention *= float64(shape.HiddenLayers)
-	us.Dense = s.denseTime(most)
+	us.Dense = s.denseTime(maxTokens)
 	if len(lanes) == 1 && s.options.Topology.Ranks > 1 {
 		us.Collectives = s.collectives(len(s.positions))
 	}
 	return us
 }
 
-// attention is the time of a lane in one layer. It notes the lane's tokens.
+// attention returns the time of a lane in one layer, and records the lane's tokens.
 func (s *stepper) attention(l *lane, rank int) float64 {
 	s.batch = s.batch[:0]
 	for _, r := range l.running {
@@ -105,8 +105,8 @@ func (s *stepper) attention(l *lane, rank int) float64 {
 	return s.dense.attention(s.batch)
 }
 
-// denseTime is that of the shared experts and of the layers without experts. With attention TP ranks share the width of what they have all
-// tokens for, and after a reduce-scatter the tokens of the shared experts.
+// denseTime returns the time of the shared experts and of the layers without experts. With attention TP, ranks share
+// the width of blocks for which they have all tokens, and after a reduce-scatter the tokens of the shared experts.
 func (s *stepper) denseTime(tokens int) float64 {
 	shape := &s.options.Shape
 	shared, sharedWidth, width := float64(tokens), float64(shape.SharedSize), float64(shape.DenseSize)
@@ -122,7 +122,8 @@ func (s *stepper) denseTime(tokens int) float64 {
 	return float64(shape.MoELayers)*s.dense.forward(sharedWidth, shared) + float64(shape.HiddenLayers-shape.MoELayers)*s.dense.forward(width, float64(tokens))
 }
 
-// collectives are those of all layers: after attention, and after the experts or the dense block. The profile's are scaled to the slowest links.
+// collectives returns the time of the collectives of all layers: after attention, and after the experts or the dense
+// block. The profile's times are scaled to the slowest links.
 func (s *stepper) collectives(tokens int) float64 {
 	shape, p := &s.options.Shape, s.options.Profile
 	slower := p.AllToAll.Rate() / s.options.Topology.slowest().Rate()
@@ -135,7 +136,7 @@ func (s *stepper) collectives(tokens int) float64 {
 	return float64(shape.MoELayers)*moe + float64(shape.HiddenLayers-shape.MoELayers)*2*reduced
 }
 
-// moe is the time of the step's tokens in one MoE layer of the trace.
+// moe returns the time of the step's tokens in one MoE layer of the trace.
 func (s *stepper) moe(layer int, routes *routes) LayerTime {
 	s.counts.clear()
 	if s.options.Attention == placement.TensorParallel {
@@ -152,7 +153,7 @@ func (s *stepper) moe(layer int, routes *routes) LayerTime {
 		s.local += s.counts.Rows[from*ranks+from]
 	}
 	if s.options.allReduced() {
-		// Every rank has all tokens: it chooses their experts, and computes its own.
+		// Every rank has all tokens: it selects their experts and computes its own experts.
 		for rank := range s.counts.Tokens {
 			s.counts.Tokens[rank] = len(s.positions)
 		}
@@ -163,7 +164,7 @@ func (s *stepper) moe(layer int, routes *routes) LayerTime {
 	return s.layer.Time(s.options.Profile, &s.options.Topology, s.counts)
 }
 
-// assign parts the tokens of the batch into equal shards (attention TP).
+// assign divides the tokens of the batch into equal shards (attention TP).
 func (s *stepper) assign(layer int) {
 	ranks := s.options.Topology.Ranks
 	if s.method.Tokens == nil || s.options.Collective == AllReduce {

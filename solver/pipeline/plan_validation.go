@@ -2,7 +2,7 @@ package pipeline
 
 import "fmt"
 
-// Check refuses a plan that was not made by Search: one that cannot be carried out.
+// Check returns an error for a plan that cannot be executed. Plans of Search always pass.
 func (p *Plan) Check() error {
 	if p.AttentionRanks < 1 || p.ExpertRanks < 1 || p.Samples < 1 {
 		return fmt.Errorf("there are %d attention ranks, %d expert ranks and %d samples of a micro-batch; all must be at least 1", p.AttentionRanks, p.ExpertRanks, p.Samples)

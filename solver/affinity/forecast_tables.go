@@ -8,43 +8,43 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// ScoreScale turns a stored score into a share: share = stored / ScoreScale.
+// ScoreScale is the quantisation of shares: share = stored score / ScoreScale.
 const ScoreScale = math.MaxUint16
 
-// Hosts lists, for each expert of one layer, the ranks that hold a copy of it.
+// Hosts contains, for each expert of one layer, the ranks that hold a copy of it.
 type Hosts [][]int
 
-// RankTable scores the ranks for a token id in attention data parallelism: the expected local share of the token's
-// activations, over all MoE layers, if its request is served by that rank. A row of a token id that the profile has
-// not seen is the prior, the mean over all tokens.
+// RankTable scores the ranks for a token id with attention data parallelism: the expected local share of the token's
+// activations, over all MoE layers, if the rank serves its request. The row of an unseen token id is the prior, the
+// mean over all tokens.
 type RankTable struct {
 	// Ranks is the number of ranks.
 	Ranks int
-	// Score are shares times ScoreScale [V, ranks].
+	// Score contains shares times ScoreScale [V, ranks].
 	Score []uint16
 }
 
-// TokenTable scores the ranks for a token id in attention tensor parallelism, layer by layer; only the best ranks of
-// each token are stored.
+// TokenTable scores the ranks for a token id with attention tensor parallelism, by layer. It stores only the best ranks
+// of each token.
 type TokenTable struct {
-	// Layers, Vocabulary and Best are the shape: Best ranks are kept for each layer and token id.
+	// Layers, Vocabulary and Best are the shape: Best ranks are stored for each layer and token id.
 	Layers, Vocabulary, Best int
 	// Ranks is the number of ranks.
 	Ranks int
-	// Rank are the best ranks, best first; Score their shares times ScoreScale [layers, V, best].
+	// Rank contains the best ranks in descending order, Score their shares times ScoreScale [layers, V, best].
 	Rank  []uint16
 	Score []uint16
 }
 
-// Estimator says how counts become shares: (counts + Shrinkage occurrences of the prior) / (occurrences + Shrinkage).
-// Shrinkage 0 trusts the counts as they are. A token that was not seen gets the mean of its neighbours' shares where it has
-// any, else the prior.
+// Estimator converts counts into shares: (counts + Shrinkage occurrences of the prior) / (occurrences + Shrinkage).
+// With Shrinkage 0 the shares are the relative frequencies. An unseen token gets the mean of its neighbours' shares, or
+// the prior if it has none.
 type Estimator struct {
 	Shrinkage  float32
 	Neighbours *Neighbours
 }
 
-// rankShares fills dst with the expected local share per rank of one token id, given the prior's shares.
+// rankShares fills dst with the expected local share of one token id per rank, given the prior's shares.
 func (e Estimator) rankShares(dst []float32, c *Counts, token int, hosts Hosts, prior []float32) {
 	if c.Occurrences[token] > 0 || e.Neighbours == nil || len(e.Neighbours.Nearest[token]) == 0 {
 		e.ownShares(dst, c, token, hosts, prior)
@@ -61,7 +61,7 @@ func (e Estimator) rankShares(dst []float32, c *Counts, token int, hosts Hosts, 
 	copy(dst, sum)
 }
 
-// ownShares are those of a token by its own counts.
+// ownShares fills dst with the shares by the token's own counts.
 func (e Estimator) ownShares(dst []float32, c *Counts, token int, hosts Hosts, prior []float32) {
 	total := c.Occurrences[token] + e.Shrinkage
 	if total == 0 {
@@ -80,7 +80,7 @@ func (e Estimator) ownShares(dst []float32, c *Counts, token int, hosts Hosts, p
 	}
 }
 
-// priorShares are the shares of a token about which nothing is known.
+// priorShares returns the shares of a token without information.
 func priorShares(c *Counts, hosts Hosts, ranks int) []float32 {
 	prior := make([]float32, ranks)
 	sum := 0.0
@@ -103,7 +103,7 @@ func quantise(share float32) uint16 {
 	return uint16(math.Round(float64(min(max(share, 0), 1)) * ScoreScale))
 }
 
-// NewRankTable builds the table of attention data parallelism from the counts of every layer.
+// NewRankTable returns the table for attention data parallelism from the counts of every layer.
 func NewRankTable(layers []Counts, hosts []Hosts, ranks int, estimator Estimator) *RankTable {
 	vocabulary := layers[0].Vocabulary()
 	table := &RankTable{Ranks: ranks, Score: make([]uint16, vocabulary*ranks)}
@@ -127,21 +127,21 @@ func NewRankTable(layers []Counts, hosts []Hosts, ranks int, estimator Estimator
 	return table
 }
 
-// Vocabulary is the number of token ids.
+// Vocabulary returns the number of token ids.
 func (t *RankTable) Vocabulary() int { return len(t.Score) / t.Ranks }
 
 const (
-	// scoreBlock is how many ranks are summed at a time, in registers.
+	// scoreBlock is the number of ranks that are summed together in registers.
 	scoreBlock = 8
-	// scoreRun is how many tokens are summed for some ranks before the next ones, whose scores stand beside them: few enough
-	// for them to stay in the processor's nearest cache, enough for it to fetch many of them at a time. scoreRanks is how
-	// many ranks these are together.
+	// scoreRun is the number of tokens that are summed for one group of scoreRanks ranks before the next group, with
+	// scores are adjacent in memory: few enough for the nearest processor cache, and enough for the processor to fetch
+	// many at a time.
 	scoreRun   = 128
 	scoreRanks = 8 * scoreBlock
 )
 
-// ScoreTokens fills dst with the mean share per rank over the tokens of a request. A token id beyond the table counts
-// as one that has no share anywhere.
+// ScoreTokens fills dst with the mean share per rank over the tokens of a request. Token ids beyond the table have
+// share 0 on every rank.
 func (t *RankTable) ScoreTokens(dst []float32, tokens []int32) {
 	var rows [scoreRun]int
 	var sums [scoreRanks]uint64
@@ -157,11 +157,11 @@ func (t *RankTable) ScoreTokens(dst []float32, tokens []int32) {
 	}
 }
 
-// rows are the places of the scores of a rank for a run of tokens; those beyond the table are left out.
+// rows returns the offsets of the scores of a rank for a run of tokens, without tokens beyond the table.
 func (t *RankTable) rows(buffer *[scoreRun]int, rank int, run []int32) []int {
 	n := 0
 	for _, token := range run {
-		// A negative id lies beyond the table as well.
+		// Negative ids are beyond the table as well.
 		if at := uint64(uint32(token)) * uint64(t.Ranks); at < uint64(len(t.Score)) {
 			buffer[n] = int(at) + rank
 			n++
@@ -170,7 +170,7 @@ func (t *RankTable) rows(buffer *[scoreRun]int, rank int, run []int32) []int {
 	return buffer[:n]
 }
 
-// addRun adds the scores of some ranks over a run of tokens, given where those of the first rank are.
+// addRun adds the scores of consecutive ranks over a run of tokens, given the offsets of the first rank's scores.
 func (t *RankTable) addRun(sums []uint64, rows []int) {
 	rank := 0
 	for ; rank+scoreBlock <= len(sums); rank += scoreBlock {
@@ -183,8 +183,8 @@ func (t *RankTable) addRun(sums []uint64, rows []int) {
 	}
 }
 
-// addBlock adds the scores of scoreBlock ranks over a run of tokens. Four scores are read as one word (the compiler makes
-// one load of them), and added as two pairs with room for scoreRun of them.
+// addBlock adds the scores of scoreBlock ranks over a run of tokens. Four scores are read as one word (the compiler
+// emits one load), and added as two pairs of 32-bit sums, which cannot overflow within scoreRun tokens.
 func addBlock(sums *[scoreBlock]uint64, scores []uint16, rows []int) {
 	const pair = 0x0000ffff_0000ffff
 	var even0, odd0, even1, odd1 uint64
@@ -204,7 +204,7 @@ func addBlock(sums *[scoreBlock]uint64, scores []uint16, rows []int) {
 	}
 }
 
-// Forecast binds the table to the requests of a trace.
+// Forecast returns the table's scores of the requests of a trace.
 func (t *RankTable) Forecast(of *trace.Trace) RequestForecast { return RequestForecast{t, of} }
 
 // RequestForecast scores whole requests of a trace.
@@ -218,12 +218,12 @@ func (f RequestForecast) Score(dst []float32, request int) {
 	f.table.ScoreTokens(dst, f.trace.Request(request))
 }
 
-// ScoreFirst does the same by the first tokens of the request alone.
+// ScoreFirst fills dst with the expected local share on each rank by the first tokens of the request only.
 func (f RequestForecast) ScoreFirst(dst []float32, request, tokens int) {
 	f.table.ScoreTokens(dst, f.trace.Request(request)[:tokens])
 }
 
-// NewTokenTable builds the table of attention tensor parallelism; best is how many ranks are kept of each token.
+// NewTokenTable returns the table for attention tensor parallelism with the best ranks of each token.
 func NewTokenTable(layers []Counts, hosts []Hosts, ranks, best int, estimator Estimator) *TokenTable {
 	vocabulary := layers[0].Vocabulary()
 	best = min(best, ranks)
@@ -234,7 +234,7 @@ func NewTokenTable(layers []Counts, hosts []Hosts, ranks, best int, estimator Es
 	shares, order := make([]float32, ranks), make([]int, ranks)
 	for l := range layers {
 		prior := priorShares(&layers[l], hosts[l], ranks)
-		unseen := -1 // the offset of the first token id without a row and without neighbours: all others have its scores
+		unseen := -1 // offset of the first token id without a row and without neighbours; all such ids have equal scores
 		for token := range vocabulary {
 			at := (l*vocabulary + token) * best
 			if layers[l].Occurrences[token] == 0 && estimator.Neighbours == nil {
@@ -258,8 +258,8 @@ func NewTokenTable(layers []Counts, hosts []Hosts, ranks, best int, estimator Es
 	return table
 }
 
-// ScoreToken fills dst with the expected local share per rank of a token id in a layer. What the stored ranks leave of
-// the whole is spread evenly over the others; a token id beyond the table scores all ranks alike.
+// ScoreToken fills dst with the expected local share per rank of a token id in a layer. The remainder of the stored
+// ranks is distributed evenly over the others. A token id beyond the table has equal scores on all ranks.
 func (t *TokenTable) ScoreToken(dst []float32, layer int, token int32) {
 	if token < 0 || int(token) >= t.Vocabulary {
 		for i := range dst {
@@ -284,17 +284,17 @@ func (t *TokenTable) ScoreToken(dst []float32, layer int, token int32) {
 	}
 }
 
-// Forecast binds the table to the tokens of a trace.
+// Forecast returns the table's scores of the tokens of a trace.
 func (t *TokenTable) Forecast(of *trace.Trace) TokenForecast { return TokenForecast{t, of} }
 
-// TokenForecast scores single tokens of a trace by their id alone.
+// TokenForecast scores single tokens of a trace by their id only.
 type TokenForecast struct {
 	table *TokenTable
 	trace *trace.Trace
 }
 
-// Score fills dst with the expected local share, on each rank, of the token at a position of the trace in a MoE layer
-// (counted among the MoE layers).
+// Score fills dst with the expected local share on each rank of the token at a position of the trace, in a MoE layer
+// (index among the MoE layers).
 func (f TokenForecast) Score(dst []float32, layer, position int) {
 	f.table.ScoreToken(dst, layer, f.trace.Tokens[position])
 }

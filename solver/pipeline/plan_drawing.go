@@ -2,8 +2,8 @@ package pipeline
 
 import "fmt"
 
-// Draw draws the first layers of a plan for samples of a length. It simulates one layer more than is drawn: what comes after does not change
-// the first ones.
+// Draw returns an SVG drawing of the first layers of a plan for samples of the given length. It simulates one more
+// layer than it draws: later layers do not change the first ones.
 func (p *Plan) Draw(sequence, layers int) ([]byte, error) {
 	sizes := p.Sizes
 	sizes.Layers = min(sizes.Layers, layers+1)

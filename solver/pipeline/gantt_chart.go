@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The drawing's own units.
+// Dimensions of the drawing, in user units.
 const (
 	ganttWidth, ganttLeft, ganttRight = 1200, 130, 20
 	ganttTop, ganttRow, ganttBar      = 96, 56, 40
@@ -34,7 +34,7 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", san
 .tick { text-anchor: middle; } .row { text-anchor: end; }
 `
 
-// kind is the class of a task in the drawing, letter what it is called there.
+// kind returns the CSS class of a task and its letter in the drawing.
 func (t *Task) kind() (class, letter string) {
 	switch {
 	case t.Shared:
@@ -49,14 +49,14 @@ func (t *Task) kind() (class, letter string) {
 	return "combine", "C"
 }
 
-// bar is what is drawn of one task, or of several chunks of a micro-batch that are too narrow to be told apart.
+// bar is a rectangle for one task, or for several chunks of a micro-batch that are too narrow to distinguish.
 type bar struct {
 	Task
 	chunks int
 }
 
-// Gantt draws the first layers of a schedule, one for so many in all, as SVG: a row for each resource, time to the right. The drawing loads
-// nothing and runs nothing.
+// Gantt draws the first layers of a schedule as SVG: one row per resource, time to the right. all is the number of
+// layers in the description. The drawing contains no scripts and no external resources.
 func Gantt(s *Schedule, title string, layers, all int) []byte {
 	end := 0.0
 	for i := range s.Tasks {
@@ -68,7 +68,7 @@ func Gantt(s *Schedule, title string, layers, all int) []byte {
 	bottom := ganttTop + int(resources)*ganttRow
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="t d">`+"\n", ganttWidth, bottom+50)
-	fmt.Fprintf(&b, "<title id=\"t\">%s</title>\n<desc id=\"d\">%s</desc>\n<style>%s</style>\n", escape(title), escape(ganttWords(s, layers, all, end)), ganttStyle)
+	fmt.Fprintf(&b, "<title id=\"t\">%s</title>\n<desc id=\"d\">%s</desc>\n<style>%s</style>\n", escape(title), escape(ganttDescription(s, layers, all, end)), ganttStyle)
 	fmt.Fprintf(&b, "<rect class=\"paper\" width=\"%d\" height=\"%d\"/>\n<text class=\"title\" x=\"20\" y=\"30\">%s</text>\n", ganttWidth, bottom+50, escape(title))
 	writeLegend(&b, s.Durations.Shared > 0)
 	writeAxis(&b, end, perUnit, bottom)
@@ -82,8 +82,8 @@ func Gantt(s *Schedule, title string, layers, all int) []byte {
 	return []byte(b.String())
 }
 
-// ganttWords say what is to be seen.
-func ganttWords(s *Schedule, layers, all int, end float64) string {
+// ganttDescription returns the text alternative of the drawing.
+func ganttDescription(s *Schedule, layers, all int, end float64) string {
 	busy := [resources]float64{}
 	for i := range s.Tasks {
 		t := &s.Tasks[i]
@@ -97,7 +97,7 @@ func ganttWords(s *Schedule, layers, all int, end float64) string {
 	return words
 }
 
-// bars are the tasks that begin before an end. Chunks below a width are joined to the one before where that ends as they begin.
+// bars returns the tasks that begin before end. Chunks narrower than narrow are merged with an adjacent previous chunk.
 func bars(s *Schedule, end, narrow float64) []bar {
 	var list []bar
 	last := [resources]int{-1, -1, -1, -1}
@@ -159,7 +159,7 @@ func writeLegend(b *strings.Builder, shared bool) {
 	fmt.Fprintf(b, "<text class=\"soft\" x=\"%d\" y=\"64\">the number is the micro-batch</text>\n", x)
 }
 
-// writeAxis has lines at round times, in µs or ms.
+// writeAxis draws lines at round times, in µs or ms.
 func writeAxis(b *strings.Builder, end, perUnit float64, bottom int) {
 	unit, name := 1.0, "µs"
 	if end >= 5000 {
@@ -181,6 +181,6 @@ func writeAxis(b *strings.Builder, end, perUnit float64, bottom int) {
 
 func escape(text string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(text)) // a Builder takes everything
+	_ = xml.EscapeText(&b, []byte(text)) // a Builder never fails
 	return b.String()
 }

@@ -2,15 +2,16 @@ package simulate
 
 import "github.com/semmoe/operator/solver/placement"
 
-// routes find the slots that compute a token's experts in one MoE layer.
+// routes maps a token's experts to the slots that compute them in one MoE layer.
 type routes struct {
-	// slots are those that hold a copy of each expert, ascending; home is the only one where there is one, else -1.
+	// slots are the slots with a copy of each expert, ascending. home is the only slot of an expert with one copy, and
+	// -1 for experts with several copies.
 	slots [][]int
 	home  []int
 	// rankOf is the rank of each slot, nodeOf the node of each rank.
 	rankOf, nodeOf []int
-	// turn is the number of the present token: it deals distant experts with several copies out to them, and marks the ranks [ranks] that
-	// the token has been counted for.
+	// turn is the number of the current token. It distributes tokens round-robin over the copies of remote experts, and
+	// marks the ranks [ranks] for which the token has been counted.
 	turn  int
 	marks []int
 }
@@ -33,7 +34,8 @@ func newRoutes(p *placement.Placement, layer, ranksPerNode int) *routes {
 	return r
 }
 
-// nearest is the slot that computes an expert with several copies for a token on a rank: the rank's own, else one on its node, else each in turn.
+// nearest returns the slot that computes an expert with several copies for a token on a rank: on the same rank, else on
+// the same node, else round-robin.
 func (r *routes) nearest(expert, own int) int {
 	near := -1
 	for _, slot := range r.slots[expert] {

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// Tokens is how many occurrences of tokens are counted.
+// Tokens returns the number of counted token occurrences.
 func (c *Counts) Tokens() float64 {
 	sum := 0.0
 	for _, n := range c.Occurrences {
@@ -17,8 +17,8 @@ func (c *Counts) Tokens() float64 {
 	return sum
 }
 
-// Fade is the weight at which prior tokens weigh together as much as the given percentage of recent ones, and at most as much as
-// they are.
+// Fade returns the weight at which the prior tokens together weigh the given percentage of the recent tokens, but at
+// most 1.
 func Fade(recent, prior, percent float64) float32 {
 	if prior <= 0 {
 		return 0
@@ -26,7 +26,7 @@ func Fade(recent, prior, percent float64) float32 {
 	return float32(min(recent*percent/100/prior, 1))
 }
 
-// MergeLayers is Merge for every layer.
+// MergeLayers applies Merge to every layer.
 func MergeLayers(a, b []Counts, weightA, weightB float32) ([]Counts, error) {
 	if len(a) != len(b) {
 		return nil, fmt.Errorf("profiles differ: %d and %d MoE layers", len(a), len(b))
@@ -41,7 +41,8 @@ func MergeLayers(a, b []Counts, weightA, weightB float32) ([]Counts, error) {
 	return merged, nil
 }
 
-// Merge returns the requests of both, those of b with a weight: a request that counts half has half of its tokens and activations.
+// Merge returns the requests of both, with a weight for those of b: a request of weight 0.5 has half of its tokens and
+// activations.
 func (c *RequestCounts) Merge(b *RequestCounts, weight float32) (*RequestCounts, error) {
 	if c.Layers != b.Layers || c.Experts != b.Experts || c.TopK != b.TopK {
 		return nil, fmt.Errorf("profiles differ: %d and %d MoE layers, %d and %d experts, top-%d and top-%d",
@@ -76,14 +77,15 @@ func scaled(row []float32, by float32) []float32 {
 	return to
 }
 
-// Thinned are about n of the requests, which must be fewer than all: each is the rarer among them the less it counts, and counts for
-// its like that are left out. Those that count most are all kept, as they are. Among like ones the order decides.
+// Thinned returns about n of the requests, fewer than all, by systematic sampling in the given order. The probability
+// of a request is proportional to its weight, and a selected request also represents the omitted ones. The requests of
+// the highest weights are all selected with unchanged weight.
 func (c *RequestCounts) Thinned(order []int, n int) *RequestCounts {
-	least := c.leastWeight(n)
+	minWeight := c.thinnedWeight(n)
 	var picked []int
 	due := 0.5
 	for _, r := range order {
-		due += min(float64(c.weight(r))/least, 1)
+		due += min(float64(c.weight(r))/minWeight, 1)
 		if due >= 1 {
 			due--
 			picked = append(picked, r)
@@ -92,22 +94,22 @@ func (c *RequestCounts) Thinned(order []int, n int) *RequestCounts {
 	slices.Sort(picked)
 	part := c.Part(picked)
 	for i, weight := range part.Weight {
-		if by := float32(least) / weight; by > 1 {
-			part.Tokens[i], part.Rows[i], part.Weight[i] = by*part.Tokens[i], scaled(part.Rows[i], by), float32(least)
+		if by := float32(minWeight) / weight; by > 1 {
+			part.Tokens[i], part.Rows[i], part.Weight[i] = by*part.Tokens[i], scaled(part.Rows[i], by), float32(minWeight)
 		}
 	}
 	return part
 }
 
-// leastWeight is what a request must count for n of them to count what all do.
-func (c *RequestCounts) leastWeight(n int) float64 {
+// thinnedWeight returns the weight of a selected request such that n requests have the total weight of all.
+func (c *RequestCounts) thinnedWeight(n int) float64 {
 	weights, total := make([]float64, len(c.Rows)), 0.0
 	for r := range weights {
 		weights[r] = float64(c.weight(r))
 		total += weights[r]
 	}
 	slices.SortFunc(weights, func(a, b float64) int { return cmp.Compare(b, a) })
-	// Those that count more are kept in any case: fewer are left to choose among for the others.
+	// Requests above this weight are all selected, which leaves fewer selections for the others.
 	for _, weight := range weights {
 		if n == 1 || weight <= total/float64(n) {
 			break
@@ -118,12 +120,13 @@ func (c *RequestCounts) leastWeight(n int) float64 {
 	return total / float64(n)
 }
 
-// Trust is how many occurrences a prior profile's row of a token id weighs at most, however often that was seen there: what a
-// token activates has moved since by about as much as that many occurrences leave open. 0 leaves the prior out, +Inf takes
-// its counts as if they were recent.
+// Trust is the maximum weight of a prior profile's row of a token id, in occurrences: the experts of a token have
+// drifted since by about the standard error of this many occurrences. 0 ignores the prior, +Inf treats its counts as
+// recent.
 type Trust float64
 
-// weight is what n prior occurrences of a token weigh: chance among n and the move since add up, as variances do.
+// weight returns the weight of n prior occurrences of a token: the sampling variance of n occurrences and the variance
+// of the drift add up.
 func (t Trust) weight(n float32) float32 {
 	if n == 0 || t == 0 {
 		return 0
@@ -131,10 +134,10 @@ func (t Trust) weight(n float32) float32 {
 	return float32(1 / (1/float64(n) + 1/float64(t)))
 }
 
-// Blend adds each token's row of a prior profile to the recent one by trust: a hierarchical prior, where the recent counts decide
-// what is frequent now and old rows speak for tokens that are rare now.
+// Blend adds each token's row of a prior profile to the recent row, weighted by trust. This is a hierarchical prior:
+// recent counts determine the rows of tokens that are frequent now, prior rows those of tokens that are rare now.
 func Blend(recent, prior *Counts, trust Trust) (Counts, error) {
-	if err := alike(recent, prior); err != nil {
+	if err := checkShape(recent, prior); err != nil {
 		return Counts{}, err
 	}
 	c := Counts{Experts: recent.Experts, TopK: recent.TopK, Start: make([]int, recent.Vocabulary()+1), Occurrences: make([]float32, recent.Vocabulary())}
@@ -150,7 +153,7 @@ func Blend(recent, prior *Counts, trust Trust) (Counts, error) {
 	return c, nil
 }
 
-// BlendLayers is Blend for every layer.
+// BlendLayers applies Blend to every layer.
 func BlendLayers(recent, prior []Counts, trust Trust) ([]Counts, error) {
 	if len(recent) != len(prior) {
 		return nil, fmt.Errorf("profiles differ: %d and %d MoE layers", len(recent), len(prior))
@@ -165,7 +168,7 @@ func BlendLayers(recent, prior []Counts, trust Trust) ([]Counts, error) {
 	return blended, nil
 }
 
-// addRow adds a token's counts to a dense row, and returns the occurrences that they are of.
+// addRow adds a token's weighted counts to a dense row and returns its weighted occurrences.
 func (c *Counts) addRow(row []float32, token int, weight float32) float32 {
 	experts, counts := c.Row(token)
 	for i, expert := range experts {
@@ -174,19 +177,19 @@ func (c *Counts) addRow(row []float32, token int, weight float32) float32 {
 	return weight * c.Occurrences[token]
 }
 
-// trusts are the ones that FitTrust chooses among.
+// trusts are the candidates of FitTrust.
 var trusts = []Trust{0, 0.5, 1, 2, 4, 8, 16, 64, 256, Trust(math.Inf(1))}
 
-// FitTrust chooses how far a prior profile is to be trusted: the one that forecasts best what tokens activate in one half of the
-// recent counts from the other half and the prior, and the other way round. The halves must not share documents. Where the
-// kinds of text are as they were, it is +Inf.
+// FitTrust selects the trust in a prior profile by two-fold cross-validation: the trust with which one half of the
+// recent counts and the prior best predict the activations of the other half. The halves must not share documents. If
+// the mix of text has not changed, the result is +Inf.
 func FitTrust(ctx context.Context, first, second, prior []Counts) (Trust, error) {
 	for l := range prior {
 		for _, half := range [][]Counts{first, second} {
 			if len(half) != len(prior) {
 				return 0, fmt.Errorf("profiles differ: %d and %d MoE layers", len(half), len(prior))
 			}
-			if err := alike(&half[l], &prior[l]); err != nil {
+			if err := checkShape(&half[l], &prior[l]); err != nil {
 				return 0, err
 			}
 		}
@@ -200,27 +203,27 @@ func FitTrust(ctx context.Context, first, second, prior []Counts) (Trust, error)
 	if err != nil {
 		return 0, err
 	}
-	best, least := 0, math.Inf(1)
+	best, minWeight := 0, math.Inf(1)
 	for i := range trusts {
 		sum := 0.0
 		for _, e := range errorsOf {
 			sum += e[i]
 		}
-		if sum < least {
-			best, least = i, sum
+		if sum < minWeight {
+			best, minWeight = i, sum
 		}
 	}
 	return trusts[best], nil
 }
 
-// addErrors adds, for each trust, the squared error of the shares forecast from the known half over the occurrences of the other,
-// less what is the same for all of them.
+// addErrors adds, for each trust, the squared error of the predicted shares over the occurrences of the other half, up
+// to a constant that is equal for all trusts.
 func addErrors(sums []float64, known, other, prior *Counts) {
 	mean, total := known.ExpertTotals(), max(known.Tokens(), 1)
 	row, old := make([]float32, known.Experts), make([]float32, known.Experts)
 	for id, n := range other.Occurrences {
 		if n == 0 || prior.Occurrences[id] == 0 {
-			continue // all trusts forecast the same
+			continue // all trusts predict the same shares
 		}
 		clear(row)
 		clear(old)
@@ -246,5 +249,5 @@ func addErrors(sums []float64, known, other, prior *Counts) {
 	}
 }
 
-// fitShrinkage is how many occurrences of the mean token are added to those of each, as tables do.
+// fitShrinkage is the number of occurrences of the mean token that are added to each token, as in tables.
 const fitShrinkage = 1

@@ -11,32 +11,34 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Shape is what of a model its schedule depends on.
+// Shape contains the properties of a model that determine its schedule.
 type Shape struct {
-	// HiddenLayers counts all layers, MoELayers those with routed experts: these are scheduled.
+	// HiddenLayers is the number of all layers, MoELayers the number of layers with routed experts, which are
+	// scheduled.
 	HiddenLayers int `json:"hidden_layers"`
 	MoELayers    int `json:"moe_layers"`
-	// TopK of Experts are activated by a token; each is Hidden × ExpertSize, thrice. SharedSize is the width of the shared experts
-	// together, 0 without any; DenseSize that of layers without experts.
+	// A token activates TopK of Experts. Each expert has three matrices of Hidden × ExpertSize. SharedSize is the total
+	// width of the shared experts, 0 if there are none; DenseSize is the width of layers without experts.
 	Experts    int `json:"experts"`
 	TopK       int `json:"top_k"`
 	Hidden     int `json:"hidden_size"`
 	ExpertSize int `json:"expert_size"`
 	SharedSize int `json:"shared_size"`
 	DenseSize  int `json:"dense_size"`
-	// Heads of queries share KVHeads of keys and values (MHA: as many; GQA: fewer). QueryDim is a head's size in queries and keys.
+	// Heads is the number of query heads, KVHeads the number of heads of keys and values (equal with MHA, fewer with GQA).
+	// QueryDim is the size of a head in queries and keys, ValueDim in values.
 	Heads    int `json:"heads"`
 	KVHeads  int `json:"kv_heads"`
 	QueryDim int `json:"query_dim"`
 	ValueDim int `json:"value_dim"`
-	// KVRank is above 0 with latent attention (MLA): the width that keys and values are compressed to, beside RopeDim for positions. QueryRank is
-	// that of queries, 0 where they are not compressed.
+	// KVRank is above 0 with latent attention (MLA): the width of compressed keys and values, in addition to RopeDim for
+	// positions. QueryRank is the width of compressed queries, 0 without compression.
 	KVRank    int `json:"kv_rank"`
 	QueryRank int `json:"query_rank"`
 	RopeDim   int `json:"rope_dim"`
 }
 
-// ReadSizes takes widths and heads from a model's config.json; layers and experts are for the caller to set.
+// ReadSizes sets widths and heads from a model's config.json; the caller sets layers and experts.
 func (s *Shape) ReadSizes(config []byte) error {
 	var c struct {
 		Heads           int              `json:"num_attention_heads"`
@@ -71,7 +73,8 @@ func (s *Shape) ReadSizes(config []byte) error {
 	return nil
 }
 
-// ShapeOf is that of the model that a trace was recorded from, as far as the trace tells: it may have to be completed.
+// ShapeOf returns the shape of the model that a trace was recorded from. Fields that the trace does not contain are 0
+// and must be set by the caller.
 func ShapeOf(m *trace.Model) (Shape, error) {
 	s := Shape{HiddenLayers: m.HiddenLayers, MoELayers: len(m.Layers), Experts: m.Experts, TopK: m.TopK, Hidden: m.HiddenSize}
 	if m.Config == "" {
@@ -80,18 +83,18 @@ func ShapeOf(m *trace.Model) (Shape, error) {
 	return s, s.ReadSizes([]byte(m.TextConfig()))
 }
 
-// Check names what cannot be.
+// Check returns an error for an invalid shape.
 func (s *Shape) Check() error {
 	for _, field := range []struct {
-		name        string
-		value, most int
+		name       string
+		value, max int
 	}{
 		{"hidden layers", s.HiddenLayers, 1 << 12}, {"MoE layers", s.MoELayers, s.HiddenLayers}, {"experts", s.Experts, 1 << 16}, {"experts of a token", s.TopK, s.Experts},
 		{"hidden size", s.Hidden, 1 << 20}, {"size of an expert", s.ExpertSize, 1 << 20}, {"attention heads", s.Heads, 1 << 12}, {"heads of keys and values", s.KVHeads, s.Heads},
 		{"head size of queries", s.QueryDim, 1 << 14}, {"head size of values", s.ValueDim, 1 << 14},
 	} {
-		if field.value < 1 || field.value > field.most {
-			return fmt.Errorf("%s: %d; allowed is 1 to %d", field.name, field.value, field.most)
+		if field.value < 1 || field.value > field.max {
+			return fmt.Errorf("%s: %d; allowed is 1 to %d", field.name, field.value, field.max)
 		}
 	}
 	for _, field := range []struct {
@@ -110,7 +113,7 @@ func (s *Shape) Check() error {
 	return nil
 }
 
-// Projections are the weights of attention's matrices.
+// Projections returns the number of weights of each attention matrix.
 func (s *Shape) Projections() []float64 {
 	hidden, heads := float64(s.Hidden), float64(s.Heads)
 	queries := []float64{hidden * heads * float64(s.QueryDim)}
@@ -127,7 +130,7 @@ func (s *Shape) Projections() []float64 {
 	return append(queries, hidden*(rank+float64(s.RopeDim)), rank*heads*float64(s.QueryDim-s.RopeDim+s.ValueDim), output)
 }
 
-// CacheWidth is the number of values that a token leaves in the KV cache of a layer.
+// CacheWidth returns the number of values per token in the KV cache of a layer.
 func (s *Shape) CacheWidth() float64 {
 	if s.KVRank > 0 {
 		return float64(s.KVRank + s.RopeDim)
@@ -135,8 +138,8 @@ func (s *Shape) CacheWidth() float64 {
 	return float64(s.KVHeads * (s.QueryDim + s.ValueDim))
 }
 
-// CacheParts is the number of parts that the KV cache is in with attention tensor parallelism: ranks have heads of their own where there are
-// as many, and each has all of compressed keys and values.
+// CacheParts returns the number of parts of the KV cache with attention tensor parallelism: at most one per KV head,
+// and one with compressed keys and values, which every rank stores completely.
 func (s *Shape) CacheParts(ranks int) int {
 	if s.KVRank > 0 {
 		return 1
@@ -144,34 +147,34 @@ func (s *Shape) CacheParts(ranks int) int {
 	return min(ranks, s.KVHeads)
 }
 
-// Serving is how a model is served.
+// Serving contains the parameters of serving a model.
 type Serving struct {
-	// Ranks are parted into attention group and expert group.
+	// Ranks is the number of ranks to divide into attention group and expert group.
 	Ranks int
-	// Sequence is the number of tokens of a sample, all of which are processed at once; Samples bounds those that a rank of the attention
-	// group holds, 0 being as many as its memory.
+	// Sequence is the number of tokens of a sample, all processed together. Samples is the maximum number of samples on
+	// a rank of the attention group; 0 means as many as its memory holds.
 	Sequence, Samples int
-	// MemoryBytes is what a rank has for weights and KV cache. WeightBytes is the size of a weight of an expert, DispatchBytes of what
-	// is sent of an activation: 2 with bf16, 1 with FP8, whose scales are left out.
+	// MemoryBytes is the memory of a rank for weights and KV cache. WeightBytes is the size of an expert weight,
+	// DispatchBytes the size of a dispatched activation value: 2 with bf16, 1 with FP8, without scales.
 	MemoryBytes                float64
 	WeightBytes, DispatchBytes float64
-	// MicroBatches bounds their number; 0 is DefaultMicroBatches.
+	// MicroBatches is the maximum number of micro-batches; 0 is DefaultMicroBatches.
 	MicroBatches int
 }
 
-// ErrNoRoom is that no split of the ranks has the memory for the model.
-var ErrNoRoom = errors.New("no split of the ranks has room for the model and a sample")
+// ErrNoRoom reports that no split of the ranks has enough memory for the model.
+var ErrNoRoom = errors.New("no split of the ranks has enough memory for the model and a sample")
 
 const bf16 = 2
 
-// Problem is the schedule to be sought for a model on machines: what tasks take comes from the hardware's profile, and how the ranks may be split
-// from their memory.
+// Problem returns the schedule problem of a model on given hardware: the times of tasks come from the hardware profile,
+// the possible splits from the memory of the ranks.
 func (s *Shape) Problem(p *hardware.Profile, v Serving) (*Problem, error) {
 	if err := s.Check(); err != nil {
 		return nil, err
 	}
 	if v.Ranks < 2 || v.Ranks > 1<<12 {
-		return nil, fmt.Errorf("ranks: %d; allowed is 2 to %d, as attention and experts have ranks of their own", v.Ranks, 1<<12)
+		return nil, fmt.Errorf("ranks: %d; allowed is 2 to %d, because attention and experts use separate ranks", v.Ranks, 1<<12)
 	}
 	if v.Sequence < 1 || v.Samples < 0 {
 		return nil, fmt.Errorf("%d samples of %d tokens; samples must be at least 0, tokens at least 1", v.Samples, v.Sequence)
@@ -198,7 +201,8 @@ func (s *Shape) Problem(p *hardware.Profile, v Serving) (*Problem, error) {
 	return problem, nil
 }
 
-// samples are those that a rank of the attention group holds: beside attention, shared experts and dense layers there is their KV cache.
+// samples returns the maximum number of samples on a rank of the attention group. Its memory also contains attention,
+// shared experts and dense layers.
 func (s *Shape) samples(v Serving) int {
 	weights := 0.0
 	for _, w := range s.Projections() {
@@ -214,7 +218,7 @@ func (s *Shape) samples(v Serving) int {
 	return room
 }
 
-// perRank is the number of experts of the fullest rank.
+// perRank returns the number of experts on the fullest rank.
 func (s *Shape) perRank(ranks int) float64 { return float64((s.Experts + ranks - 1) / ranks) }
 
 func (s *Shape) expertBytes(ranks int, v Serving) float64 {
@@ -226,7 +230,8 @@ func (s *Shape) split(p *hardware.Profile, v Serving, attention, experts, sample
 	projections, held, hidden := s.Projections(), s.perRank(experts), float64(s.Hidden)
 	sequence, expert, shared := float64(v.Sequence), hidden*float64(s.ExpertSize), hidden*float64(s.SharedSize)
 	link := p.Between(attention, experts)
-	// All activations pass the smaller group's links: of the attention ranks when they are fewer, else of the fullest expert rank.
+	// All activations pass the links of the smaller group: of the attention ranks if there are fewer, or of the fullest
+	// expert rank.
 	activations := max(float64(s.Experts)/float64(attention), held)
 	split := Split{
 		AttentionRanks: attention, ExpertRanks: experts, Samples: samples,
@@ -251,7 +256,7 @@ func (s *Shape) split(p *hardware.Profile, v Serving, attention, experts, sample
 	return split
 }
 
-// waysOf are the ways to send a chunk, which has as many bytes for each token of an expert.
+// waysOf returns the ways to send a chunk with the given number of bytes per token of an expert.
 func waysOf(link *hardware.Exchange, bytes float64) Ways {
 	var ways Ways
 	for _, line := range link.Lines() {

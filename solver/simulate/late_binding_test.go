@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// favourite is a forecast by the kind of text alone, of which some are as good as others.
+// favourite is a forecast based only on the kind of text, with ties.
 type favourite struct{ trace *trace.Trace }
 
 func (f favourite) Score(dst []float32, request int) { f.ScoreFirst(dst, request, 1) }
@@ -20,12 +20,14 @@ func (f favourite) ScoreFirst(dst []float32, request, _ int) {
 	dst[int(f.trace.Domains[request])%len(dst)] = 1
 }
 
-// Requests that may wait reach the ranks of their experts more often. Where few come, none waits, and none waits longer than it may.
+// Requests that may wait reach the ranks of their experts more often. At a low arrival rate no request waits, and no
+// request waits longer than the maximum.
 func TestHold(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	requests := draw(t, tr, 600)
 	const hold = time.Second
-	// serve has requests come that often, in seconds, and tells how many of them are on the ranks of their kind, and how many waited.
+	// serve simulates arrivals with the given gap in seconds. It returns how many requests are on the ranks of their
+	// kind, and how often requests waited.
 	serve := func(hold time.Duration, gap float64) (home, waited int) {
 		o, m := testOptions(tr, placement.DataParallel, 4, plain()), vanilla(tr, 4)
 		o.Hold, o.Cap, m.Policy, m.Requests = hold, 1.03, dispatch.Price, favourite{tr}
@@ -34,9 +36,9 @@ func TestHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		if holds := e.holder != nil; holds != (hold > 0) {
-			t.Fatalf("hold %v: requests wait: %t", hold, holds)
+			t.Fatalf("hold %v: waiting enabled: %t", hold, holds)
 		}
-		given := func() (n int) {
+		assigned := func() (n int) {
 			for _, l := range e.lanes {
 				n += len(l.waiting)
 			}
@@ -49,16 +51,16 @@ func TestHold(t *testing.T) {
 		for next := 0; next < len(all); {
 			e.now = all[next].arrival
 			next = e.arrive(all, next)
-			waited += next - given()
+			waited += next - assigned()
 		}
 		if hold > 0 {
 			if ends := e.holder.ends(); ends < e.now {
-				t.Errorf("a request should have gone %v µs ago", e.now-ends)
+				t.Errorf("the maximum wait of a request ended %v µs ago", e.now-ends)
 			}
 			e.holder.release(e.now + float64(hold.Microseconds()))
 		}
-		if given() != len(all) {
-			t.Errorf("%d of %d requests are served", given(), len(all))
+		if assigned() != len(all) {
+			t.Errorf("%d of %d requests are assigned", assigned(), len(all))
 		}
 		for rank, l := range e.lanes {
 			for _, s := range l.waiting {
@@ -71,11 +73,11 @@ func TestHold(t *testing.T) {
 	}
 	const busy, quiet = 0.01, 0.3
 	atOnce, _ := serve(0, busy)
-	held, waited := serve(hold, busy)
-	if held <= atOnce || waited == 0 {
-		t.Errorf("%d requests are where they belong where they may wait, %d where not; %d times one waited", held, atOnce, waited)
+	homeWaiting, waited := serve(hold, busy)
+	if homeWaiting <= atOnce || waited == 0 {
+		t.Errorf("%d requests are on their rank with waiting, %d without; requests waited %d times", homeWaiting, atOnce, waited)
 	}
 	if _, waited := serve(hold, quiet); waited != 0 {
-		t.Errorf("%d times a request waited, although four take longer than it may", waited)
+		t.Errorf("requests waited %d times, although the gaps are too long for waiting", waited)
 	}
 }

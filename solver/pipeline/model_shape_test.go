@@ -10,8 +10,8 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// Two models in the paper's sizes: DeepSeek-V2 with latent attention and shared experts, Qwen3-235B-A22B with grouped queries and none; and
-// a small one whose heads all have keys of their own.
+// Two models with the sizes of the paper: DeepSeek-V2 with latent attention and shared experts, Qwen3-235B-A22B with
+// grouped queries and no shared experts; and a small model with separate keys for all heads.
 const (
 	latentConfig = `{"num_attention_heads": 128, "num_key_value_heads": 128, "n_shared_experts": 2, "intermediate_size": 12288, "moe_intermediate_size": 1536,
 		"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}`
@@ -30,7 +30,7 @@ func shapeOf(t *testing.T, s Shape, config string) *Shape {
 	return &s
 }
 
-// Of sizes in a list the first counts; what cannot be read is refused.
+// The first size of a list is used; unreadable sizes yield an error.
 func TestListsOfSizes(t *testing.T) {
 	var s Shape
 	if err := s.ReadSizes([]byte(`{"intermediate_size":[40,40],"moe_intermediate_size":[6,3]}`)); err != nil || s.ExpertSize != 6 || s.DenseSize != 40 {
@@ -67,11 +67,11 @@ func TestShapesByHand(t *testing.T) {
 			sum += w
 		}
 		if sum != c.projections || c.shape.CacheWidth() != c.cache || c.shape.SharedSize != c.shared {
-			t.Errorf("%s: %v weights of attention, %v values in the cache, shared experts of %d; wanted are %v, %v and %d", name, sum, c.shape.CacheWidth(), c.shape.SharedSize,
+			t.Errorf("%s: %v weights of attention, %v values in the cache, shared experts of %d; want %v, %v and %d", name, sum, c.shape.CacheWidth(), c.shape.SharedSize,
 				c.projections, c.cache, c.shared)
 		}
 		if got := c.shape.expertBytes(4, Serving{WeightBytes: 2}); got != c.experts {
-			t.Errorf("%s: experts need %v bytes on four ranks; wanted are %v", name, got, c.experts)
+			t.Errorf("%s: experts need %v bytes on four ranks; want %v", name, got, c.experts)
 		}
 	}
 }
@@ -89,7 +89,7 @@ func profile(t *testing.T) *hardware.Profile {
 	return p
 }
 
-// bent is a profile with large exchanges of their own, and rows of attention that cost.
+// bent returns a profile with separate parameters of large exchanges, and with costs per row of attention.
 func bent(t *testing.T) *hardware.Profile {
 	p := profile(t)
 	p.AllToAll.Line, p.AllToAll.Large = hardware.Line{Start: 13, PerMicrosecond: 225e3}, &hardware.Line{Start: 40, PerMicrosecond: 318e3}
@@ -97,7 +97,7 @@ func bent(t *testing.T) *hardware.Profile {
 	return p
 }
 
-// On real shapes: what Search promises holds, and the times are as its search needs them.
+// With real shapes, the guarantees of Search hold, and the times satisfy its preconditions.
 func TestRealShapes(t *testing.T) {
 	for name, shape := range map[string]*Shape{"latent": latent(t), "grouped": groupedQueries(t)} {
 		for _, h := range []*hardware.Profile{profile(t), bent(t)} {
@@ -127,22 +127,23 @@ func TestRealShapes(t *testing.T) {
 	}
 }
 
-// checkTimes: each time, and each way to send a chunk, is convex and grows less than its load; there are as many ways as the profile has lines.
+// checkTimes checks that each time, and each way to send a chunk, is convex and grows less than its load, and that
+// there are as many ways as the profile has lines.
 func checkTimes(t *testing.T, name string, h *hardware.Profile, split *Split) {
 	t.Helper()
 	if lines := len(h.AllToAll.Lines()); len(split.Dispatch) != lines || len(split.Combine) != lines {
-		t.Fatalf("%s: %d ways to dispatch, %d to combine, by %d lines", name, len(split.Dispatch), len(split.Combine), lines)
+		t.Fatalf("%s: %d ways to dispatch, %d to combine, want %d", name, len(split.Dispatch), len(split.Combine), lines)
 	}
 	for _, time := range slices.Concat(split.Dispatch, split.Combine, Ways{split.Attention, split.Experts}) {
 		for x := 1.0; x < 1e5; x *= 2 {
 			if a, b, c := time(x), time(2*x), time(3*x); a > b*(1+1e-12) || 2*b > (a+c)*(1+1e-9) || b > 2*a*(1+1e-12) {
-				t.Fatalf("%s: times %v, %v, %v of loads %v times 1, 2, 3", name, a, b, c, x)
+				t.Fatalf("%s: times %v, %v, %v for 1, 2 and 3 times the load %v", name, a, b, c, x)
 			}
 		}
 	}
 }
 
-// Fewer bytes on the way to the experts take less time; the way back stays.
+// Smaller activations reduce the dispatch time; the combine time stays the same.
 func TestDispatchInFewerBytes(t *testing.T) {
 	v := serving()
 	p16, err := latent(t).Problem(profile(t), v)
@@ -156,7 +157,7 @@ func TestDispatchInFewerBytes(t *testing.T) {
 	}
 	a, b, start := p16.Splits[0], p8.Splits[0], profile(t).AllToAll.Start
 	if got := (b.Dispatch.fastest(1e4) - start) / (a.Dispatch.fastest(1e4) - start); math.Abs(got-0.5) > 1e-9 || a.Combine.fastest(1e4) != b.Combine.fastest(1e4) {
-		t.Errorf("FP8 takes %v of the time; there and back %v and %v", got, a.Combine.fastest(1e4), b.Combine.fastest(1e4))
+		t.Errorf("FP8 takes %v of the dispatch time; combine %v and %v", got, a.Combine.fastest(1e4), b.Combine.fastest(1e4))
 	}
 }
 
@@ -183,7 +184,7 @@ func TestProblemRefuses(t *testing.T) {
 		v := serving()
 		change(&v)
 		if _, err := latent(t).Problem(profile(t), v); !errors.Is(err, ErrNoRoom) || !strings.Contains(err.Error(), want) {
-			t.Errorf("wanted is that there is no room, with %q; got %v", want, err)
+			t.Errorf("error %v; want ErrNoRoom with %q", err, want)
 		}
 	}
 }

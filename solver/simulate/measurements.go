@@ -5,13 +5,14 @@ import (
 	"slices"
 )
 
-// Objective is the latency that a request is to have, in milliseconds: to its first token, and from token to token in the mean.
+// Objective is the target latency of a request in milliseconds: to its first token, and the mean time per further
+// token.
 type Objective struct {
 	TTFT float64 `json:"ttft_ms"`
 	TPOT float64 `json:"tpot_ms"`
 }
 
-// Latency is that of requests in milliseconds.
+// Latency summarises the latencies of requests in milliseconds.
 type Latency struct {
 	Mean float64 `json:"mean_ms"`
 	P50  float64 `json:"p50_ms"`
@@ -19,32 +20,32 @@ type Latency struct {
 	P99  float64 `json:"p99_ms"`
 }
 
-// Result is how requests were served at a rate.
+// Result describes the service at one arrival rate.
 type Result struct {
-	// Rate is that of the arrivals, in requests per second.
+	// Rate is the arrival rate, in requests per second.
 	Rate float64 `json:"rate"`
 	// Within is the share of the requests within the objective.
 	Within float64 `json:"within_slo"`
-	// Seconds are those that count: the first quarter of the requests fills the engine, and is left out of all but Step, and when all have
-	// their first tokens they are over, as the engine empties. Requests that end in them and tokens that are computed are per second;
-	// OutputTokens are those of outputs.
+	// Seconds is the length of the measured interval. It begins after the first quarter of the requests, which fills
+	// the engine and is excluded from all fields but Step, and ends when all requests have their first token, after
+	// which the engine drains. Requests (completed), Tokens (computed) and OutputTokens are rates per second.
 	Seconds      float64 `json:"seconds"`
 	Requests     float64 `json:"requests_per_second"`
 	Tokens       float64 `json:"tokens_per_second"`
 	OutputTokens float64 `json:"output_tokens_per_second"`
-	// TTFT is the time to a request's first token, TPOT the mean time between two of its tokens, of requests with more than one.
+	// TTFT is the time to first token, TPOT the mean time per output token of requests with more than one token.
 	TTFT Latency `json:"ttft"`
 	TPOT Latency `json:"tpot"`
-	// TBT90 is the 90th percentile of the times between two tokens, over all of them.
+	// TBT90 is the 90th percentile of the times between two tokens, over all tokens.
 	TBT90 float64 `json:"tbt_p90_ms"`
-	// LAR is the local activation rate of all that was computed; nil where no tokens are dispatched (AllReduce).
+	// LAR is the local activation rate of all computed tokens; nil if no tokens are dispatched (AllReduce).
 	LAR *float64 `json:"lar"`
-	// StepTokens is the mean number of tokens of a step over all ranks; Step is its mean time.
+	// StepTokens is the mean number of tokens of a step over all ranks, Step its mean time.
 	StepTokens float64   `json:"step_tokens"`
 	Step       StepTimes `json:"step"`
 }
 
-// StepTimes are the stages of a mean step, in milliseconds.
+// StepTimes are the stages of the mean step, in milliseconds.
 type StepTimes struct {
 	Attention   float64 `json:"attention_ms"`
 	Dense       float64 `json:"dense_ms"`
@@ -55,19 +56,20 @@ type StepTimes struct {
 	Combine     float64 `json:"combine_ms"`
 }
 
-// Total is the time of the step.
+// Total returns the time of the step.
 func (s *StepTimes) Total() float64 {
 	return s.Attention + s.Dense + s.Collectives + s.Gate + s.Dispatch + s.Products + s.Combine
 }
 
-// record notes what happens to requests. Times are in microseconds.
+// record collects measurements. Times are in microseconds.
 type record struct {
-	// from is when the time that counts begins.
+	// from is the start of the measured interval.
 	from float64
-	// first, each and between are of requests that count: times to the first token, mean times between tokens (-1 where there is one token), and all
-	// of the latter.
+	// first, each and between belong to measured requests: times to first token, mean times between tokens (-1 for a
+	// single token), and all times between tokens.
 	first, each, between []float64
-	// done is what has been done in the time that counts, full the same up to the latest first token of a request, which starting tells of.
+	// done is the work in the measured interval. full is its value at the latest first token of a request, which
+	// starting signals.
 	done, full work
 	starting   bool
 	// stages and stepTokens are of all steps.
@@ -75,7 +77,7 @@ type record struct {
 	stages            Stages
 }
 
-// work are numbers of requests that have ended, of computed tokens and of tokens of outputs, up to a time.
+// work contains the numbers of completed requests, computed tokens and output tokens up to a time.
 type work struct {
 	requests, tokens, outputs int
 	until                     float64
@@ -83,7 +85,7 @@ type work struct {
 
 func (r *record) counts(now float64) bool { return now >= r.from }
 
-// step notes a step that has ended, and whose tokens and requests have been noted.
+// step records a finished step, after its tokens and requests.
 func (r *record) step(us Stages, tokens int, now float64) {
 	r.stages.add(us)
 	r.stepTokens += tokens
@@ -97,7 +99,7 @@ func (r *record) step(us Stages, tokens int, now float64) {
 	}
 }
 
-// token notes the latest token of a request, before the request's own time of it is set.
+// token records a new token of a request, before the request's last is updated.
 func (r *record) token(s *served, now float64) {
 	if r.counts(now) {
 		r.done.outputs++
@@ -126,7 +128,7 @@ func (r *record) end(s *served, now float64) {
 
 const millisecond = 1e3
 
-// result is that of all requests; step has counted their activations.
+// result returns the result of all requests; s contains the counts of their activations.
 func (r *record) result(rate float64, objective Objective, s *stepper) *Result {
 	x := &Result{
 		Rate: rate, Seconds: (r.full.until - r.from) / (1e3 * millisecond),
@@ -161,7 +163,7 @@ func (r *record) meanStep() StepTimes {
 	}
 }
 
-// latency summarises times; it sorts them. Percentiles are times that there were: the nearest rank. Without times all are 0.
+// latency summarises times and sorts them. Percentiles use the nearest-rank method. Without times all fields are 0.
 func latency(us []float64) Latency {
 	if len(us) == 0 {
 		return Latency{}

@@ -2,10 +2,10 @@ package dispatch
 
 import "math"
 
-// Arrivals is the number of most recent requests over which load is measured.
+// Arrivals is the number of recent requests over which load is measured.
 const Arrivals = 128
 
-// recent holds the load of the requests before the one to be decided: at most Arrivals-1.
+// recent contains the load of the requests before the current one, at most Arrivals-1.
 type recent struct {
 	ranks, tokens [Arrivals]int
 	next, count   int
@@ -23,23 +23,24 @@ func (r *recent) add(rank, tokens int) {
 	if r.count++; r.count < Arrivals {
 		return
 	}
-	oldest := r.next // the ring is full: what comes next in it came first
+	oldest := r.next // the ring is full, so the next entry is the oldest
 	r.load[r.ranks[oldest]] -= r.tokens[oldest]
 	r.total -= r.tokens[oldest]
 	r.count--
 }
 
-// fillUp is the share of a window's missing requests that counts as spread evenly: more locality at the start for less balance.
+// fillUp is the share of a window's missing requests that is assumed to be spread evenly: more locality at the start
+// for less balance.
 const fillUp = 0.75
 
-// missing is the number of requests that stand for those that a full window would hold besides those seen and the next one, over
-// the number of these. Without them the first requests would find every rank above the cap, and be placed by load alone.
+// missing returns the assumed number of missing requests of a full window per request seen, including the next one.
+// Without this assumption, the first requests would find every rank above the cap and be placed by load only.
 func (r *recent) missing() float64 {
 	return fillUp * float64(Arrivals-1-r.count) / float64(r.count+1)
 }
 
-// room is the largest request that leaves a rank at or below the cap, a multiple of its share of the load over the last
-// requests, this one included. A rank that has all of the load has room for any.
+// room returns the largest request that keeps a rank at or below the cap, which is a multiple of its share of the load
+// over the last requests including this one. It is infinite for a rank with a fair share of all of the load.
 func (r *recent) room(rank int, share, loadCap float64) float64 {
 	fill := r.missing()
 	fair := loadCap * share * (1 + fill)
@@ -50,7 +51,7 @@ func (r *recent) room(rank int, share, loadCap float64) float64 {
 	return (fair*float64(r.total) - fill*share*float64(r.total) - float64(r.load[rank])) / perToken
 }
 
-// excess is the rank's load over its share of the load of a full window, less 1.
+// excess returns the rank's load relative to its share of the load of a full window, minus 1.
 func (r *recent) excess(rank int, share float64) float64 {
 	if r.total == 0 {
 		return 0

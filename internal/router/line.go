@@ -7,14 +7,14 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// waiting is what is known of a request in line. The request itself belongs to the goroutine that waits.
+// waiting describes a queued request. The request itself belongs to the goroutine that waits.
 type waiting struct {
 	asked    dispatch.Request
 	prefixes []uint64
 	allowed  filter
 }
 
-// leave takes a request out of line, and counts how long it has stood there. The lock must be held.
+// leave removes a request from the wait queue and records its waiting time. The lock must be held.
 func (p *Pool) leave(r *request, now time.Time) {
 	if r.standing != nil {
 		p.spent.AddWait(r.standing.Leave(now))
@@ -22,15 +22,16 @@ func (p *Pool) leave(r *request, now time.Time) {
 	}
 }
 
-// giveUp is leave for a request that nobody waits for any more.
+// giveUp removes a request from the wait queue when its goroutine stops waiting.
 func (p *Pool) giveUp(r *request) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.leave(r, p.now())
 }
 
-// waits reports whether a request stands in line for the ranks of a plan, and has it do so where it gave something up by going now. One that
-// is sent again has its rank. With several plans none waits: they are compared, and the one with more requests gained more by waiting.
+// waits reports whether a request waits for the ranks of a plan. It enqueues the request if going now would give up a
+// better rank. A request that is sent again keeps its rank and does not wait. With several plans no request waits:
+// plans are compared, and waiting favors the plan with more requests.
 func (p *Pool) waits(g *group, plan *scheduled, r *request, allowed filter) bool {
 	if plan.line == nil || len(p.groups) > 1 || !r.patient || r.forecast.scores == nil || r.scheduler != nil {
 		return false
@@ -53,7 +54,7 @@ func (p *Pool) waits(g *group, plan *scheduled, r *request, allowed filter) bool
 	return !s.Must
 }
 
-// mayGo is dispatch.Scheduler.MayGo for a request in line. Where nothing may be chosen there is nothing to wait for.
+// mayGo is dispatch.Scheduler.MayGo for a queued request. If no place is available, it reports true.
 func (p *Pool) mayGo(g *group, plan *scheduled, w *waiting) bool {
 	if !p.gather(g, w.allowed, plan.layout.Ranks) {
 		return true
@@ -62,11 +63,11 @@ func (p *Pool) mayGo(g *group, plan *scheduled, w *waiting) bool {
 	return plan.scheduler.MayGo(&w.asked, p.places)
 }
 
-// mostLooked bounds the places that are looked at, whenever one is taken, for those in line: that takes some hundred microseconds, and with
-// up to a thousand places it is all in line.
+// mostLooked bounds the places that are evaluated for queued requests whenever a place is reserved. The bound takes
+// some hundred microseconds, and covers the whole queue for up to a thousand places.
 const mostLooked = 1 << 14
 
-// callNext calls the first request in line that gives up nothing any more, if there is one: another has just taken a place.
+// callNext wakes the first queued request that gives up nothing by going now. It is called after a place was reserved.
 func (p *Pool) callNext(g *group, plan *scheduled, now time.Time) {
 	if plan.line != nil && plan.line.Len() > 0 {
 		plan.line.CallNext(1+mostLooked/max(1, len(p.places)), func(w waiting) bool {

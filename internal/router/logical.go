@@ -9,13 +9,14 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// tellsLogical reports whether the experts that a backend reports can be told by their logical ids. Those of a permuted
-// checkpoint can with the plan that it was made by, and the model's shape.
+// tellsLogical reports whether the experts that a backend reports can be converted to logical ids. A permuted
+// checkpoint requires the plan that it was made with and the shape of the model.
 func tellsLogical(b discovery.Backend, l *plans.Layout) bool {
 	return !b.Permuted || l != nil && b.Shape != nil && l.Renumbers(*b.Shape)
 }
 
-// logicalExperts decodes what the lease's backend reports, and renumbers it where its checkpoint is permuted.
+// logicalExperts decodes the experts that the backend of the lease reports. It renumbers them if the checkpoint is
+// permuted.
 func (l *Lease) logicalExperts(engine engine.RoutedExperts, text string) ([]int32, error) {
 	shape := l.Backend.Shape
 	if shape == nil || !tellsLogical(l.Backend, l.layout) {
@@ -31,14 +32,15 @@ func (l *Lease) logicalExperts(engine engine.RoutedExperts, text string) ([]int3
 	return experts, nil
 }
 
-// translator tells a client the routed experts that it has asked for by their logical ids: it must not see that its
-// answer came from a permuted checkpoint.
+// translator converts the routed experts that a client requested to logical ids, so that responses do not depend on
+// whether the checkpoint is permuted.
 type translator struct {
 	engine engine.RoutedExperts
 	lease  *Lease
 }
 
-// wrap has the routed experts renumbered as they pass, wherever the engine puts them: those of a long prompt take hundreds of megabytes.
+// wrap renumbers the routed experts while the response is streamed, at every path that the engine uses. The experts of
+// a long prompt take hundreds of megabytes.
 func (t *translator) wrap(response *http.Response) error {
 	return wire.EditTexts(response, t.engine.ResponsePaths, t.renumber)
 }

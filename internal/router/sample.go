@@ -16,35 +16,37 @@ import (
 // HeaderRequestID identifies a request; the router gives one to a request that has none.
 const HeaderRequestID = "X-Request-Id"
 
-// sampled reports whether a request with a random number is in the sample. The number is the router's own, so that neither the load nor
-// the rank nor the client biases the sample.
+// sampled reports whether a request with this random number is in the sample. The router draws the number, so neither
+// load nor rank nor client biases the sample.
 func sampled(lot uint64, percent int) bool { return lot%100 < uint64(percent) }
 
 const (
-	// longAnswer is how many bytes the routed experts of a sampled request may take: in base64 a prompt of 128 Ki tokens has hundreds of
-	// megabytes of them. All of an answer is held until it is counted, about two and a half times over.
+	// longAnswer is the maximum size of the routed experts of a sampled request. A prompt of 128 Ki tokens has hundreds
+	// of megabytes of them in base64. The router holds a complete response in memory until it is counted, about 2.5
+	// times its size.
 	longAnswer = 64 << 20
-	// heldAtOnce bounds what they may take of all sampled requests that run: with what is made of them less than a router's memory.
+	// heldAtOnce is the maximum size of the routed experts of all sampled requests in flight. With the decoded data
+	// they stay below the memory limit of a router.
 	heldAtOnce = 128 << 20
 )
 
-// answerBytes is about how many bytes an engine takes to tell the experts of a request, a prompt's with each of its answers: in base64
-// four for three bytes, and four bytes for each token, layer and expert.
+// answerBytes estimates the size of the routed experts in a response, in bytes. Each answer repeats the experts of the
+// prompt. In base64, each token, layer and expert takes 4 bytes * 4/3.
 func answerBytes(r *request, lease *Lease) int64 {
 	shape, tokens := lease.Backend.Shape, r.tokens
-	if shape == nil { // they cannot be counted
+	if shape == nil { // the response cannot be decoded
 		return 0
 	}
 	if lease.scored {
 		tokens = r.forecast.tokens
 	}
 	told := (tokens-r.output)*r.copies + min(r.output, r.answers*r.usual)
-	// A byte for each would be too much already; the product of what a client may claim has no room for more.
+	// The minimum prevents an overflow: clients control the factors. One byte per token would exceed the limit already.
 	return min(told, longAnswer) * int64(shape.Layers*shape.ExpertsPerToken) * 16 / 3
 }
 
-// hold keeps so much memory in all for a sampled request until its lease is released; it reports false, and keeps no more, where that is
-// too much, or others have too much of it.
+// hold reserves memory for a sampled request until its lease is released; bytes is the total of the request. It reports
+// false and reserves nothing more if the total exceeds the limit of a request or of all requests.
 func (o *Observations) hold(l *Lease, bytes int64) bool {
 	more := max(0, bytes-l.held)
 	if bytes > longAnswer {
@@ -57,7 +59,7 @@ func (o *Observations) hold(l *Lease, bytes int64) bool {
 	return true
 }
 
-// keep keeps so much more memory for a request, whoever has the rest. It returns what is kept for all.
+// keep adds to the memory reserved for a request without a check. It returns the total of all requests.
 func (o *Observations) keep(l *Lease, more int64) int64 {
 	l.held += more
 	l.unhold = func() {
@@ -67,24 +69,24 @@ func (o *Observations) keep(l *Lease, more int64) int64 {
 	return o.held.Add(more)
 }
 
-// look is what the router does to know the experts of a request to a pod.
+// look is the capture state of a request: what the router does to get its routed experts.
 type look struct {
-	// sampled tells that the experts are counted, strips that the response may have some that are not the client's: those that
-	// were asked for, or that the engine tells unasked.
+	// sampled is true if the experts are counted. strips is true if the response may contain experts that the client
+	// did not request, because the router requested them or the engine always sends them.
 	sampled, strips bool
-	// asks tells that the body was changed to ask for them.
+	// asks is true if the router changed the body to request the experts.
 	asks bool
-	// long tells that they would take too much memory: such a request is not in the population that the sample is drawn from.
+	// long is true if the experts would take too much memory. Such a request is not in the population of the sample.
 	long bool
 }
 
-// refused tells that a pod may have refused a request for what the router has put into its body: one that was started before its
-// deployment was to be sampled cannot tell, and may say so.
+// refused reports whether a pod may have rejected a request because of the router's change to its body. A pod that was
+// started before sampling was enabled cannot report experts and may reject the field.
 func (l look) refused(response *http.Response) bool {
 	return l.asks && (response.StatusCode == http.StatusBadRequest || response.StatusCode == http.StatusUnprocessableEntity)
 }
 
-// look asks the engine for the routed experts of a request that is sampled on the lease's pod.
+// look requests the routed experts from the engine if the request is sampled on the pod of the lease.
 func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ look) {
 	engine := lease.Backend.Adapter(s.engine).RoutedExperts
 	if engine.Decode == nil || !r.reportsExperts {
@@ -97,17 +99,17 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 		return body, look{long: long}
 	}
 	asked, ok := wire.Ask(body, engine.RequestField)
-	ok = ok || engine.Unasked && !r.asksExperts // whoever declines is told them as well
-	// The changed body is one more beside the client's, and gone when the answer comes.
+	ok = ok || engine.Unasked && !r.asksExperts // an engine that sends experts unasked sends them to clients that decline them too
+	// The changed body is a copy in addition to the client's body. It is released when the response arrives.
 	chosen = chosen && ok && s.observations.hold(lease, max(size, int64(len(asked))))
 	if !chosen {
-		asked = body // an engine that answers unasked is asked all the same: with the plug-in for vLLM it answers only then
+		asked = body // the changed body is sent anyway: vLLM with the plug-in sends experts only if the field is set
 	}
 	return asked, look{sampled: chosen, strips: chosen || ok && engine.Unasked, asks: chosen && !engine.Unasked, long: long}
 }
 
-// measured is what is done with an answer that tells its size: an answer that does not fit into the memory for samples is neither counted
-// nor read, and its client gets it as it is.
+// measured checks the size of a response that declares its length. A response that does not fit into the memory for
+// samples is neither counted nor read. The client gets it unchanged.
 func (s *sender) measured(response *http.Response, lease *Lease, done look) look {
 	if length := wire.Length(response); done.strips && !wire.IsStream(response) && !s.observations.hold(lease, length) {
 		done.long = done.long || done.sampled
@@ -117,8 +119,8 @@ func (s *sender) measured(response *http.Response, lease *Lease, done look) look
 	return done
 }
 
-// survey counts an answered request among those that the sample is drawn from, and has its time compared with that of
-// others.
+// survey counts an answered request in the population of the sample. It also records the response time to measure the
+// cost of capture.
 func (s *sender) survey(response *http.Response, r *request, lease *Lease, look look, sent time.Time) {
 	engine := lease.Backend.Adapter(s.engine).RoutedExperts
 	if engine.Decode == nil || !r.reportsExperts || r.asksExperts || r.shifted || lease.spread || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
@@ -141,22 +143,22 @@ func (s *sender) survey(response *http.Response, r *request, lease *Lease, look 
 	}
 }
 
-// meter takes the routed experts out of a response that the client did not ask them for, and counts them.
+// meter removes routed experts that the client did not request from a response, and counts them.
 type meter struct {
 	engine       engine.RoutedExperts
 	observations *Observations
 	lease        *Lease
-	// request is what was sent: its forecast is observed, and its prompt is what live samples need.
+	// request is the request that was sent. Its forecast is observed, and live samples need its prompt.
 	request *request
-	// sampled tells that they are counted; those of other responses are only taken out.
+	// sampled is true if the experts are counted. Experts in other responses are removed only.
 	sampled bool
 
-	// tokens is what the response tells of its tokens, experts the decoded experts.
+	// tokens contains the token counts and ids of the response, experts the decoded experts.
 	tokens  wire.Told
 	experts []int32
 }
 
-// wrap makes the response the client's: without the routed experts, and without an event that carries nothing else.
+// wrap removes the routed experts from the response, and every event that carries nothing else.
 func (m *meter) wrap(response *http.Response) error {
 	if m.engine.UnstreamedOnly && wire.IsStream(response) {
 		return nil
@@ -178,20 +180,20 @@ func (m *meter) wrap(response *http.Response) error {
 	if err := wire.Rewrite(response, edit, func() { m.count(found) }, answerRoom{m}); err != nil {
 		return err
 	}
-	if m.sampled { // and, where it is a stream, not given up before its end
+	if m.sampled { // a stream counts only if it is read to its end
 		response.Body = &endedBody{ReadCloser: response.Body, end: func() { m.observations.aside(m.countTokens) }}
 	}
 	return nil
 }
 
-// answerRoom is the memory in which a meter's answer is held.
+// answerRoom reserves the memory for the response of a meter.
 type answerRoom struct{ *meter }
 
 func (r answerRoom) Hold(bytes int64) bool { return r.observations.hold(r.lease, bytes) }
 
 func (r answerRoom) Release() { r.observations.keep(r.lease, -r.lease.held) }
 
-// GiveUp counts a sample that failed: by then the request counts among those that are sampled.
+// GiveUp counts a failed sample: the request was already counted as sampled.
 func (r answerRoom) GiveUp() {
 	r.observations.givenUp.Inc()
 	if r.sampled {
@@ -200,8 +202,8 @@ func (r answerRoom) GiveUp() {
 	r.sampled = false
 }
 
-// take cuts the routed experts out of JSON, wherever the engine puts them. Of several answers to a request, which all
-// begin with its prompt, the first one's are found: a part of data, nil where there are none.
+// take removes the routed experts from JSON data, at every path that the engine uses. Several answers to one request
+// start with the same prompt; found is the value of the first answer. It is a part of data, or nil if there is none.
 func (m *meter) take(data []byte) (found, rest []byte) {
 	for _, path := range m.engine.ResponsePaths {
 		values, without := wire.CutMembers(data, path)
@@ -218,7 +220,8 @@ func (m *meter) take(data []byte) (found, rest []byte) {
 	return found, data
 }
 
-// count counts what a response told; an answer that cannot be read is counted as a failed sample, and harms nobody.
+// count records the experts of a response. An unreadable value counts as a failed sample and does not affect the
+// client.
 func (m *meter) count(text string) {
 	if !m.sampled {
 		return
@@ -231,12 +234,14 @@ func (m *meter) count(text string) {
 	m.observations.add(observation)
 }
 
-// errRankUnknown is for an answer that another rank than the chosen one may have served: nothing is known about where its experts are.
+// errRankUnknown is returned if another rank than the chosen one may have served the request. The location of the experts
+// is then unknown.
 var errRankUnknown = errors.New("the rank that served the request is not known")
 
-var errNotTold = errors.New("the response, or what is known of its pod, does not tell")
+var errNotTold = errors.New("the response or the metadata of its pod is incomplete")
 
-// observe counts by the placement that the pod serves under: a pod whose plan is not at hand cannot be counted at all.
+// observe computes the observation for the placement that the pod serves under. It fails if the plan of the pod is not
+// loaded.
 func (m *meter) observe(text string) (lar.Observation, error) {
 	backend := m.lease.Backend
 	if text == "" || backend.Shape == nil || m.lease.Rank == discovery.NoRank {
@@ -268,7 +273,7 @@ func (m *meter) observe(text string) (lar.Observation, error) {
 	return observation, nil
 }
 
-// locality tells which experts are local to the lease's rank. The backend's shape must be known.
+// locality returns which experts are local to the rank of the lease. The shape of the backend must be known.
 func (l *Lease) locality() (lar.Locality, error) {
 	switch {
 	case l.Backend.PlanDigest == "":
@@ -277,7 +282,7 @@ func (l *Lease) locality() (lar.Locality, error) {
 		return lar.Locality{}, errNotTold
 	}
 	local, err := l.layout.Locality(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
-	// The engine has its rule whatever rule the plan was solved for.
+	// The engine applies its own copy rule, whatever rule the plan was solved for.
 	if own := l.Backend.Adapter(nil); own != nil {
 		local.CopyRule = own.CopyRule
 	}

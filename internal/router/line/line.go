@@ -7,38 +7,39 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// Line are the requests that wait for the ranks of a plan, with what is known of each.
+// Line is a queue of requests that wait for the ranks of a plan. Known is the data of each request.
 type Line[Known any] struct {
 	size int
-	// waiting stand in the order in which they came; from is where among them the next are looked at, if all would be too many.
+	// waiting contains the entries in order of arrival. from is the index of the next entry to evaluate if a call
+	// evaluates only some of them.
 	waiting []*Standing[Known]
 	from    int
-	// pace is that of all requests, the latest of which came at last.
+	// pace measures the arrival rate. last is the time of the latest arrival.
 	pace dispatch.Pace
 	last time.Time
-	// arrived is how many requests have come.
+	// arrived is the number of arrivals.
 	arrived int
 }
 
-// Standing is a request in line.
+// Standing is an entry of the queue.
 type Standing[Known any] struct {
 	Known Known
-	// Must tells that it has to go, whatever it gives up.
+	// Must is true if the request has to go now, whatever it gives up.
 	Must  bool
 	in    *Line[Known]
 	since time.Time
-	// arrival is how many requests had come to the line when the request did.
+	// arrival is the value of arrived when the request was enqueued.
 	arrival int
 	turn    chan struct{}
 }
 
-// New returns a line that is full with that many requests, at least 1, each of which waits at most as long as hold.
+// New returns a queue for at most size requests, at least 1, each of which waits at most hold.
 func New[Known any](size int, hold time.Duration) *Line[Known] {
 	return &Line[Known]{size: size, pace: dispatch.NewPace(size, hold)}
 }
 
-// Come notes that a request has come, and reports whether it may wait (see dispatch.Pace). Where enough have come after the first request
-// in the line (see dispatch.MustGo), that must go, and is called.
+// Come records an arrival and reports whether the request may wait (see dispatch.Pace). If enough requests have arrived
+// since the first entry (see dispatch.MustGo), the first entry must go and is woken.
 func (l *Line[Known]) Come(now time.Time) bool {
 	l.arrived++
 	l.hurry()
@@ -47,8 +48,8 @@ func (l *Line[Known]) Come(now time.Time) bool {
 	return l.pace.Come(after)
 }
 
-// Stand puts a request at the end of the line, unless it is in the line already; it leaves any other line. Where the line is full then, or
-// still is when one has left, the first one must go, and is called.
+// Stand appends an entry to the queue, unless it is already in it; the entry leaves any other queue. If the queue is
+// then full, the first entry must go and is woken.
 func (l *Line[Known]) Stand(s *Standing[Known], now time.Time) {
 	if s.in != l {
 		if s.in == nil {
@@ -61,7 +62,7 @@ func (l *Line[Known]) Stand(s *Standing[Known], now time.Time) {
 	l.hurry()
 }
 
-// hurry has the first one go where dispatch.MustGo demands it.
+// hurry marks and wakes the first entry if dispatch.MustGo requires it.
 func (l *Line[Known]) hurry() {
 	if len(l.waiting) > 0 && dispatch.MustGo(len(l.waiting), l.arrived-l.waiting[0].arrival, l.size) {
 		l.waiting[0].Must = true
@@ -69,15 +70,16 @@ func (l *Line[Known]) hurry() {
 	}
 }
 
-// Len is the number of requests in line.
+// Len returns the number of entries.
 func (l *Line[Known]) Len() int { return len(l.waiting) }
 
-// CallNext calls the first request that may go, of at most that many that are looked at; others have their turn at the next call.
-func (l *Line[Known]) CallNext(most int, mayGo func(Known) bool) {
-	if most >= len(l.waiting) {
-		most, l.from = len(l.waiting), 0
+// CallNext wakes the first entry that may go, and evaluates at most max entries. The next call continues with the
+// entries that were not evaluated.
+func (l *Line[Known]) CallNext(max int, mayGo func(Known) bool) {
+	if max >= len(l.waiting) {
+		max, l.from = len(l.waiting), 0
 	}
-	for range most {
+	for range max {
 		s := l.waiting[l.from%len(l.waiting)]
 		if l.from++; mayGo(s.Known) {
 			s.Call()
@@ -86,15 +88,15 @@ func (l *Line[Known]) CallNext(most int, mayGo func(Known) bool) {
 	}
 }
 
-// Call lets a request try again.
+// Call wakes the request for another attempt.
 func (s *Standing[Known]) Call() {
 	select {
 	case s.turn <- struct{}{}:
-	default: // it has not yet heard of the call before
+	default: // the previous wake-up is still pending
 	}
 }
 
-// Turn has an element when the request is to try again; never where it is nil.
+// Turn receives when the request is to try again; it never receives if s is nil.
 func (s *Standing[Known]) Turn() <-chan struct{} {
 	if s == nil {
 		return nil
@@ -102,7 +104,7 @@ func (s *Standing[Known]) Turn() <-chan struct{} {
 	return s.turn
 }
 
-// Leave takes the request out of line, and tells how long it has stood there.
+// Leave removes the entry from its queue and returns how long it has waited.
 func (s *Standing[Known]) Leave(now time.Time) time.Duration {
 	s.leave()
 	return now.Sub(s.since)
@@ -111,6 +113,6 @@ func (s *Standing[Known]) Leave(now time.Time) time.Duration {
 func (s *Standing[Known]) leave() {
 	if s.in != nil {
 		s.in.waiting = slices.DeleteFunc(s.in.waiting, func(other *Standing[Known]) bool { return other == s })
-		s.in.hurry() // more may have come before it went
+		s.in.hurry() // more requests may have arrived before the entry left
 	}
 }

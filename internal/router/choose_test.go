@@ -369,11 +369,11 @@ func poolWith(t *testing.T, change func(o *PoolOptions)) *Pool {
 
 func TestPoolOptionsAreChecked(t *testing.T) {
 	for want, change := range map[string]func(o *PoolOptions){
-		`pending limit per rank is -1`: func(o *PoolOptions) { o.PendingLimitPerRank = -1 },
-		`cache tokens per rank is 0`:   func(o *PoolOptions) { o.CacheTokensPerRank = 0 },
-		`policy window decides on`:     func(o *PoolOptions) { o.Policy = dispatch.Window },
-		`cap is 0.5`:                   func(o *PoolOptions) { o.Cap = .5 },
-		`weight load is -1`:            func(o *PoolOptions) { o.Weights.Load = -1 },
+		`pendingLimitPerRank: -1 is invalid`: func(o *PoolOptions) { o.PendingLimitPerRank = -1 },
+		`cacheTokensPerRank: 0 is invalid`:   func(o *PoolOptions) { o.CacheTokensPerRank = 0 },
+		`policy window decides on`:           func(o *PoolOptions) { o.Policy = dispatch.Window },
+		`cap is 0.5`:                         func(o *PoolOptions) { o.Cap = .5 },
+		`weight load is -1`:                  func(o *PoolOptions) { o.Weights.Load = -1 },
 	} {
 		options := DefaultPoolOptions()
 		change(&options)

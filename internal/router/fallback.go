@@ -23,10 +23,10 @@ func (c candidate) compare(other candidate) int {
 		cmp.Compare(c.on.outstanding[c.rank], other.on.outstanding[other.rank]), cmp.Compare(c.tie, other.tie))
 }
 
-// fallbacks returns at most max endpoints that can take the request of the lease, best first: the same rank of other
+// fallbacks returns at most limit endpoints that can take the request of the lease, best first: the same rank of other
 // pods, then other ranks. They serve under the same plan and accept the same headers, because a gateway that forwards
 // the request to a fallback does not ask the picker again.
-func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
+func (p *Pool) fallbacks(l *Lease, r *request, limit int) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	allowed := filter{eligible: r.eligible, lacking: r.lacking, now: p.now()}
@@ -39,7 +39,7 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 	if !l.spread {
 		allowed.pins = func(b *backend) bool { return p.pins(b, r) }
 	}
-	best := make([]candidate, 0, most+1)
+	best := make([]candidate, 0, limit+1)
 	for _, g := range p.groups {
 		if g.plan != l.Backend.PlanDigest {
 			continue
@@ -58,9 +58,9 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 				if !chosen {
 					next.otherRank = 1
 				}
-				if at, _ := slices.BinarySearchFunc(best, next, candidate.compare); at < most {
+				if at, _ := slices.BinarySearchFunc(best, next, candidate.compare); at < limit {
 					best = slices.Insert(best, at, next)
-					best = best[:min(most, len(best))]
+					best = best[:min(limit, len(best))]
 				}
 			}
 		}

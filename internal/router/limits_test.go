@@ -322,7 +322,7 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 			}
 			router, pool := limitedRouter(t, ProxyOptions{EndpointWait: 10 * time.Second}, pods...)
 			response, body := post(t, router.URL+"/v1/completions", `{"prompt":"x"}`)
-			if response.StatusCode != http.StatusBadGateway || !strings.Contains(body, "could not be passed on") || calls.Load() != attemptsOnceSent {
+			if response.StatusCode != http.StatusBadGateway || !strings.Contains(body, "could not be forwarded") || calls.Load() != attemptsOnceSent {
 				t.Errorf("%s after %d attempts: %s", response.Status, calls.Load(), body)
 			}
 			eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })

@@ -230,9 +230,9 @@ func TestNobodyWaitsInQuietTimes(t *testing.T) {
 
 func TestHoldIsChecked(t *testing.T) {
 	for want, change := range map[string]func(*PoolOptions){
-		"hold is -1ns; allowed is 0 to 1s":      func(o *PoolOptions) { o.Hold = -1 },
-		"hold is 2s; allowed is 0 to 1s":        func(o *PoolOptions) { o.Hold = 2 * time.Second },
-		"requests wait with policy price alone": func(o *PoolOptions) { o.Hold, o.Policy = time.Second, dispatch.Masked },
+		"hold: -1ns is invalid: it must be 0 to 1s": func(o *PoolOptions) { o.Hold = -1 },
+		"hold: 2s is invalid: it must be 0 to 1s":   func(o *PoolOptions) { o.Hold = 2 * time.Second },
+		"waiting requires policy price, not":        func(o *PoolOptions) { o.Hold, o.Policy = time.Second, dispatch.Masked },
 	} {
 		o := DefaultPoolOptions()
 		change(&o)

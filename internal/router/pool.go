@@ -24,9 +24,9 @@ const (
 	// long enough to avoid a failed connection for each request, and short enough that a false ejection has little
 	// effect.
 	ejection = time.Second
-	// failuresInARow is the number of consecutive inference requests that a backend may answer with 5xx before it is
-	// ejected. Each further failure doubles the ejection time, at most longerEjections times: up to 8 s. The bound
-	// leaves a failing canary enough requests for its evaluation.
+	// failuresInARow is the number of consecutive inference requests answered with 5xx after which a backend is ejected.
+	// Each further failure doubles the ejection time, at most longerEjections times: up to 8 s. The bound leaves a
+	// failing canary enough requests for its evaluation.
 	failuresInARow, longerEjections = 2, 3
 )
 

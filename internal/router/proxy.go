@@ -544,6 +544,6 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 		fail(http.StatusTooManyRequests, wire.RateLimited, err.Error()+": try again later")
 	default:
 		log.Error(err, "Request failed")
-		fail(http.StatusBadGateway, wire.BadGateway, "the request could not be passed on to a serving pod")
+		fail(http.StatusBadGateway, wire.BadGateway, "the request could not be forwarded to a serving pod")
 	}
 }

@@ -131,7 +131,7 @@ func TestUnreadableSteps(t *testing.T) {
 	for name, tc := range map[string]struct{ engine, text, want string }{
 		"absent":        {"VLLM", "vllm:prompt_tokens_total{engine=\"0\"} 1\n", "no vllm:iteration_tokens_total"},
 		"other engine":  {"SGLang", good, "no sglang:cuda_graph_passes_total"},
-		"not a number":  {"VLLM", strings.Replace(good, "} 800\n", "} NaN\n", 1), "a value is no number"},
+		"not a number":  {"VLLM", strings.Replace(good, "} 800\n", "} NaN\n", 1), "a value is not a number"},
 		"infinite":      {"VLLM", strings.Replace(good, "} 9600\n", "} +Inf\n", 1), "infinite, or too large"},
 		"negative":      {"VLLM", strings.Replace(good, "} 9600\n", "} -1\n", 1), "a value is negative"},
 		"decreasing":    {"VLLM", strings.Replace(good, `le="4096.0",model_name="m,{}\""} 800`, `le="4096.0",model_name="m,{}\""} 7`, 1), "fewer steps up to a larger bound"},
@@ -140,7 +140,7 @@ func TestUnreadableSteps(t *testing.T) {
 		"no value":      {"VLLM", strings.Replace(good, "} 9600\n", "}\n", 1), "no value"},
 		"broken labels": {"VLLM", strings.Replace(good, `engine="0"`, `engine=0`, 1), "cannot be read"},
 		"many ranks":    {"VLLM", ofVLLM(0, make([][5]float64, maxRanks+1)...), "more than 1024 ranks"},
-		"SGLang's NaN":  {"SGLang", strings.Replace(ofSGLang([4]float64{5, 50, 0, 0}), "} 50\n", "} NaN\n", 1), "a value is no number"},
+		"SGLang's NaN":  {"SGLang", strings.Replace(ofSGLang([4]float64{5, 50, 0, 0}), "} 50\n", "} NaN\n", 1), "a value is not a number"},
 	} {
 		got := parse(strings.NewReader(tc.text), stepMetrics(t, tc.engine))
 		if got.steps != nil || got.stepsErr == nil || !strings.Contains(got.stepsErr.Error(), tc.want) {
@@ -197,7 +197,7 @@ func TestPollSteps(t *testing.T) {
 	if got := poll(ofVLLM(0, [5]float64{0, 800, 0, 100, 9600 + 100*8192})); len(got) != 1 || math.Abs(got[0].Steps-500) > 1 || math.Abs(got[0].Sizes[7]-8192) > 1 {
 		t.Errorf("after a half-life: %+v", got)
 	}
-	for text, want := range map[string]string{"": "/metrics cannot be read", "vllm:a 1\n": "no vllm:iteration_tokens_total"} {
+	for text, want := range map[string]string{"": "failed to read /metrics", "vllm:a 1\n": "no vllm:iteration_tokens_total"} {
 		if got := poll(text); len(got) != 1 || got[0].Sizes != nil || !strings.Contains(got[0].Problem, want) {
 			t.Errorf("%q: %+v, want the problem %q", text, got, want)
 		}

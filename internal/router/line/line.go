@@ -73,13 +73,13 @@ func (l *Line[Known]) hurry() {
 // Len returns the number of entries.
 func (l *Line[Known]) Len() int { return len(l.waiting) }
 
-// CallNext wakes the first entry that may go, and evaluates at most max entries. The next call continues with the
+// CallNext wakes the first entry that may go, and evaluates at most limit entries. The next call continues with the
 // entries that were not evaluated.
-func (l *Line[Known]) CallNext(max int, mayGo func(Known) bool) {
-	if max >= len(l.waiting) {
-		max, l.from = len(l.waiting), 0
+func (l *Line[Known]) CallNext(limit int, mayGo func(Known) bool) {
+	if limit >= len(l.waiting) {
+		limit, l.from = len(l.waiting), 0
 	}
-	for range max {
+	for range limit {
 		s := l.waiting[l.from%len(l.waiting)]
 		if l.from++; mayGo(s.Known) {
 			s.Call()

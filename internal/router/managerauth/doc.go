@@ -5,6 +5,6 @@
 //
 // Invariants:
 //   - The private keys of the authority and of a manager's certificate stay with the managers.
-//   - A manager does not verify the certificate of a router, which is self-signed. The manager sends no secret, and TLS binds the proof of
-//     its key to the connection. So an interceptor can answer a manager, but cannot read from a router.
+//   - A manager does not verify the certificate of a router, which is self-signed. The manager sends no secret, and TLS binds
+//     the proof of its key to the connection. An interceptor can therefore answer a manager, but cannot read from a router.
 package managerauth

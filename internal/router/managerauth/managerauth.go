@@ -24,9 +24,9 @@ const (
 	handshakeTimeout = 5 * time.Second
 )
 
-// Identity is how a manager authenticates to request routers.
+// Identity authenticates a manager to request routers.
 type Identity struct {
-	// Authority holds the certificates, as PEM, with which routers verify the managers.
+	// Authority contains the PEM certificates with which routers verify the managers.
 	Authority string
 	// HTTP sends requests to routers with a client certificate.
 	HTTP *http.Client

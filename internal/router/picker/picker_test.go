@@ -179,7 +179,7 @@ func TestRefuses(t *testing.T) {
 		"no endpoint for a body": {err: ErrNoEndpoint, body: []byte("{}"), code: 503, kind: "service_unavailable", message: "no endpoint", retryAfter: "5"},
 		"all full":               {err: ErrAllFull, body: []byte("{}"), code: 429, kind: "rate_limit_exceeded", message: "all endpoints are full", retryAfter: "1"},
 		"no route":               {err: ErrNoRoute, end: true, code: 404, kind: "not_found", message: "not found"},
-		"another error":          {err: errors.New("secret"), end: true, code: 502, kind: "bad_gateway", message: "the request could not be passed on to a serving pod"},
+		"another error":          {err: errors.New("secret"), end: true, code: 502, kind: "bad_gateway", message: "the request could not be forwarded to a serving pod"},
 		"too large, by header":   {header: map[string]string{"content-length": large}, code: 413, kind: "invalid_request_error", message: "request body too large: at most 1048576 bytes are accepted"},
 		"too large":              {body: make([]byte, maxBody+1), code: 413, kind: "invalid_request_error", message: "request body too large: at most 1048576 bytes are accepted"},
 	}

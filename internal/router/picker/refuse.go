@@ -15,8 +15,7 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// refusals are the answers to requests that get no endpoint; kind is the type of an error in OpenAI's shape, and retryAfter
-// is in seconds.
+// refusals maps errors to responses. kind is the error type of the OpenAI format. retryAfter is in seconds.
 var refusals = []struct {
 	err        error
 	code       int
@@ -34,10 +33,10 @@ var refusals = []struct {
 	{errHeaderTooLarge, http.StatusRequestHeaderFieldsTooLarge, "invalid_request_error", 0},
 }
 
-// errRefused tells that the exchange has ended with an answer of this server's.
+// errRefused is returned after an immediate response, which ends the exchange.
 var errRefused = errors.New("refused")
 
-// refuse answers in place of an endpoint. Where the stream has ended there is nobody to answer.
+// refuse sends an immediate response instead of an endpoint. It sends nothing if the stream has ended.
 func (x *exchange) refuse(err error) error {
 	if x.stream.Context().Err() != nil {
 		return x.stream.Context().Err()
@@ -45,7 +44,7 @@ func (x *exchange) refuse(err error) error {
 	if _, ofStream := status.FromError(err); ofStream || errors.Is(err, io.ErrUnexpectedEOF) {
 		return err
 	}
-	code, kind, message, retryAfter := http.StatusBadGateway, "bad_gateway", "the request could not be passed on to a serving pod", 0
+	code, kind, message, retryAfter := http.StatusBadGateway, "bad_gateway", "the request could not be forwarded to a serving pod", 0
 	for _, refusal := range refusals {
 		if errors.Is(err, refusal.err) {
 			code, kind, message, retryAfter = refusal.code, refusal.kind, err.Error(), refusal.retryAfter
@@ -58,7 +57,7 @@ func (x *exchange) refuse(err error) error {
 	return errRefused
 }
 
-// immediate is an answer to a request for a path, in the shape of its API.
+// immediate returns an immediate response to a request for a path, in the format of its API.
 func immediate(path string, code int, kind, message string, retryAfter int) *extprocv3.ProcessingResponse {
 	headers := []*corev3.HeaderValueOption{setHeader("content-type", "application/json")}
 	if retryAfter > 0 {

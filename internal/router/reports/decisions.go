@@ -8,16 +8,17 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// Spent sums what decisions were made by: the components of dispatch.Decision in microseconds, and tokens.
+// Spent sums the components of dispatch.Decision over all decisions, in microseconds, and tokens.
 type Spent struct {
 	Affinity, Prefix, Price, Load, Wait float64
-	// Cached are the tokens that places were thought to hold, Tokens all those of the requests.
+	// Cached is the number of tokens that the chosen places were assumed to have cached. Tokens is the number of all
+	// tokens of the requests.
 	Cached, Tokens float64
-	// Waits are the requests that have stood in line, Waited is how long, in seconds.
+	// Waits is the number of requests that have queued. Waited is their total waiting time in seconds.
 	Waits, Waited float64
 }
 
-// AddWait counts a request that has stood in line for some time.
+// AddWait counts a request that has queued for some time.
 func (s *Spent) AddWait(waited time.Duration) {
 	if waited > 0 {
 		s.Waits++
@@ -25,7 +26,7 @@ func (s *Spent) AddWait(waited time.Duration) {
 	}
 }
 
-// Add counts a decision on a request of that many tokens.
+// Add counts the decision on a request with this number of tokens.
 func (s *Spent) Add(d *dispatch.Decision, tokens int) {
 	s.Affinity += d.Affinity
 	s.Prefix += d.Prefix
@@ -38,7 +39,8 @@ func (s *Spent) Add(d *dispatch.Decision, tokens int) {
 
 const microsecondsPerSecond = 1e6
 
-// Decisions tell what spoke for the places that were chosen. Prices can be below 0, so that what they come to is a gauge, as all are.
+// Decisions returns collectors for the score components of the chosen places. They are gauges because prices can be
+// negative.
 func Decisions(spent func() Spent) []prometheus.Collector {
 	var all []prometheus.Collector
 	for component, of := range map[string]func(Spent) float64{

@@ -5,18 +5,18 @@ import (
 	"io"
 )
 
-// refusalBytes is how much of a refusal is read to learn its reason.
+// refusalBytes is the maximum size of a rejection that is read to determine its reason.
 const refusalBytes = 4 << 10
 
-// SaysFull tells that an engine refuses a request because too many wait. Engines say that with the status of one that loads or
-// drains, and in words: SGLang's are "The request queue is full."
+// SaysFull reports whether an engine rejects a request because its queue is full. Engines report a full queue with the
+// status of a loading or draining engine. Only the text differs: SGLang's is "The request queue is full."
 func SaysFull(refusal io.Reader) bool {
-	text, _ := io.ReadAll(io.LimitReader(refusal, refusalBytes)) // what has come says enough
+	text, _ := io.ReadAll(io.LimitReader(refusal, refusalBytes)) // a partial text is sufficient
 	return bytes.Contains(bytes.ToLower(text), []byte("queue is full"))
 }
 
-// SaysNotFound reports whether an answer is the one that the web frameworks of engines give for a route that they do not have: FastAPI's
-// {"detail":"Not Found"}, or the same words as the message of an error. For a model that an engine does not have it has other words.
+// SaysNotFound reports whether a response is the answer of an engine's web framework for an unknown route: FastAPI's
+// {"detail":"Not Found"}, or the same words as an error message. The answer for an unknown model has a different text.
 func SaysNotFound(answer []byte) bool {
 	b := ParseBody(answer)
 	for _, text := range [][]byte{b.get("detail"), b.get("message"), ParseBody(b.get("error")).get("message")} {

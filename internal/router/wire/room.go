@@ -5,26 +5,27 @@ import (
 	"net/http"
 )
 
-// Room is the memory in which a response may be held until it is edited.
+// Room is the memory budget for a response that is buffered until it is edited.
 type Room interface {
-	// Hold asks for so many bytes in all of the response. It reports false, and changes nothing, where there is no room for them.
+	// Hold requests memory for bytes in total. It reports false and changes nothing if the budget is exhausted.
 	Hold(bytes int64) bool
-	// GiveUp is called where there was no room: nothing of the response is edited from then on.
+	// GiveUp is called when the budget is exhausted: the rest of the response is not edited.
 	GiveUp()
-	// Release gives all of the room back, once what was held has been passed on.
+	// Release returns the memory once the buffered data has been forwarded.
 	Release()
 }
 
 const (
-	// firstPart and longestPart are the sizes of what is held of a response of unknown length: parts are not moved when more comes.
+	// firstPart and longestPart are the buffer sizes for a response of unknown length. A list of parts avoids copies
+	// when more data arrives.
 	firstPart, longestPart = 4 << 10, 256 << 10
 )
 
-// readWithin reads a response as far as there is room, and reports whether that is all of it. Bytes count as they come, whatever the header
-// says of their number.
+// readWithin reads a response within the budget, and reports whether it is complete. It counts the bytes that arrive,
+// whatever length the header declares.
 func readWithin(response *http.Response, room Room) (parts [][]byte, whole bool, err error) {
 	held := int64(0)
-	// One byte more than its length meets the end of a response, which is then in one part.
+	// One byte more than the declared length reaches the end of the response, which then fits in one part.
 	size := max(Length(response)+1, firstPart)
 	if size > longestPart && !room.Hold(size) {
 		size = longestPart
@@ -50,11 +51,11 @@ func readWithin(response *http.Response, room Room) (parts [][]byte, whole bool,
 	}
 }
 
-// passedOn is a response of which parts were held.
+// passedOn is a response that was partly buffered and is forwarded unchanged.
 type passedOn struct {
 	parts [][]byte
 	rest  io.ReadCloser
-	// passed is called once none of the parts is held any more; nil after that.
+	// passed is called once when no part is buffered any more; nil after that.
 	passed func()
 }
 

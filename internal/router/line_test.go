@@ -11,7 +11,8 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// holding is a pool of one pod that serves under a plan on four ranks, in which requests wait, and whose clock stands still.
+// holding returns a pool with the wait queue enabled and one pod that serves under a plan on four ranks. The clock is
+// stopped.
 func holding(t *testing.T, hold time.Duration) (*Pool, *time.Time) {
 	t.Helper()
 	p, _ := solved(t)
@@ -23,13 +24,13 @@ func holding(t *testing.T, hold time.Duration) (*Pool, *time.Time) {
 	return pool, &now
 }
 
-// served is what comes of requests that arrive one after the other.
+// served contains the results of a sequence of requests.
 type served struct {
 	forecast, imbalance float64
 	stood               int
 }
 
-// play has requests arrive at a pool. Those that stand in line try again when they are called, and at the end have no patience left.
+// play sends requests to a pool. Queued requests try again when they are woken. At the end their waiting time is over.
 func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 	t.Helper()
 	var even balance.Window
@@ -94,7 +95,8 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 	return all
 }
 
-// Requests that may wait come nearer to their experts, and ranks get as even loads; nobody is left in line.
+// TestHoldBringsRequestsToTheirExperts checks that waiting increases the local share of requests, keeps the loads even,
+// and leaves no request in the queue.
 func TestHoldBringsRequestsToTheirExperts(t *testing.T) {
 	const requests = 1500
 	none, _ := holding(t, 0)
@@ -105,13 +107,13 @@ func TestHoldBringsRequestsToTheirExperts(t *testing.T) {
 	if atOnce.stood != 0 || held.stood == 0 || held.stood == requests {
 		t.Errorf("%d and %d of %d requests stood in line", atOnce.stood, held.stood, requests)
 	}
-	// It gains 14 to 20%; where who stands in line was judged without the forecast, at most 5%.
+	// The gain is 14 to 20%. It would be at most 5% if the forecast were ignored for queued requests.
 	if held.forecast < 1.09*atOnce.forecast || held.imbalance > atOnce.imbalance+0.005 {
 		t.Errorf("with requests that wait %+v, without %+v", held, atOnce)
 	}
 }
 
-// standsInLine has requests arrive until one stands in line.
+// standsInLine sends requests until one is queued.
 func standsInLine(t *testing.T, pool *Pool) *request {
 	t.Helper()
 	for _, r := range samplePrompts(2000) {
@@ -126,7 +128,7 @@ func standsInLine(t *testing.T, pool *Pool) *request {
 	return nil
 }
 
-// inLine counts those who stand in line.
+// inLine returns the number of queued requests.
 func inLine(pool *Pool) (n int) {
 	pool.mu.Lock()
 	defer pool.mu.Unlock()
@@ -136,7 +138,7 @@ func inLine(pool *Pool) (n int) {
 	return n
 }
 
-// Nobody waits longer than he may, and who waited is counted.
+// TestHoldEnds checks that no request waits longer than the maximum, and that waiting is counted.
 func TestHoldEnds(t *testing.T) {
 	const hold = 20 * time.Millisecond
 	pool, now := holding(t, hold)
@@ -152,7 +154,7 @@ func TestHoldEnds(t *testing.T) {
 	}
 }
 
-// A client that goes leaves the line.
+// TestHoldEndsWithItsClient checks that a request whose client disconnects leaves the queue.
 func TestHoldEndsWithItsClient(t *testing.T) {
 	pool, _ := holding(t, time.Second)
 	r := standsInLine(t, pool)
@@ -163,7 +165,8 @@ func TestHoldEndsWithItsClient(t *testing.T) {
 	}
 }
 
-// Whoever may wait for pods less long than for a rank is served when that time is over.
+// TestHoldEndsInTime checks that a request whose deadline for pods is shorter than the maximum waiting time is served
+// at the deadline.
 func TestHoldEndsInTime(t *testing.T) {
 	pool, _ := holding(t, time.Second)
 	r := standsInLine(t, pool)
@@ -174,7 +177,7 @@ func TestHoldEndsInTime(t *testing.T) {
 	}
 }
 
-// When the plan is brought anew, or goes, those who wait for its ranks try again, or have their time.
+// TestHoldSurvivesItsPlan checks that queued requests try again or time out when their plan is loaded again or removed.
 func TestHoldSurvivesItsPlan(t *testing.T) {
 	pool, _ := holding(t, 50*time.Millisecond)
 	p, _ := solved(t)
@@ -193,12 +196,13 @@ func TestHoldSurvivesItsPlan(t *testing.T) {
 	}
 }
 
-// While a plan is compared with another none waits for either, else the one with more requests would have more local by that alone.
-func TestNobodyWaitsWhilePlansAreCompared(t *testing.T) {
+// TestNoWaitWhilePlansAreCompared checks that requests do not wait while two plans serve, because waiting would favor
+// the plan with more requests.
+func TestNoWaitWhilePlansAreCompared(t *testing.T) {
 	pool, _ := holding(t, time.Second)
 	p, _ := solved(t)
 	alone, compared := backendsOf(p.Artifact.Digest, 9, 4, "p"), backendsOf("canary", 1, 4, "canary")
-	pool.AddLayout(plans.New("canary", p.Plan, p.layout.Tokenizer)) // the same plan by another name
+	pool.AddLayout(plans.New("canary", p.Plan, p.layout.Tokenizer)) // the same plan with another digest
 	pool.Set(alone)
 	r := standsInLine(t, pool)
 	pool.Set(append(alone, compared...))
@@ -214,8 +218,8 @@ func TestNobodyWaitsWhilePlansAreCompared(t *testing.T) {
 	standsInLine(t, pool)
 }
 
-// Where few requests come, none waits: the others of a line would not come in time.
-func TestNobodyWaitsInQuietTimes(t *testing.T) {
+// TestNoWaitAtLowLoad checks that requests do not wait at a low arrival rate: the queue would not fill in time.
+func TestNoWaitAtLowLoad(t *testing.T) {
 	pool, now := holding(t, 100*time.Millisecond)
 	for _, r := range samplePrompts(500) {
 		*now = now.Add(30 * time.Millisecond) // four of them take longer

@@ -26,7 +26,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// countedShape is the small checkpoint's, with what counting tokens needs.
+// countedShape returns the shape of the small checkpoint with the fields for counting tokens.
 func countedShape() lar.Shape {
 	shape := planstest.Shape
 	shape.Vocabulary, shape.Hidden = 4096, 128
@@ -41,14 +41,14 @@ func askFor(t *testing.T, observations *Observations, path string) (int, []byte)
 	return recorder.Code, recorder.Body.Bytes()
 }
 
-// sequence is what was sampled of one request: its tokens, and the experts of each.
+// sequence contains the sampled tokens of a request and the experts of each token.
 type sequence struct {
 	Tokens  []int32
 	Experts []uint16
 }
 
-// Live counts are those of the tokens that the engine computed, as far as their ids are known; sequences are kept on demand
-// alone.
+// TestLiveSamplesOfTheEngine checks that live counts match the tokens that the engine computed and whose ids are known,
+// and that sequences are kept only if configured.
 func TestLiveSamplesOfTheEngine(t *testing.T) {
 	p, _ := solved(t)
 	address := startReferenceEngine(t, string(p.Artifact.Files["engine/sglang.json"]))
@@ -76,7 +76,7 @@ func TestLiveSamplesOfTheEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the engine itself tells of the prompt and four more tokens, the last of which it does not run.
+	// The engine's own report for the prompt and four more tokens, the last of which it does not run.
 	asked, err := json.Marshal(adapter.Generation.Body(ids, 4))
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestLiveSamplesOfTheEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Each layer is an MoE layer, so that what the engine tells of the first tokens is what they activated.
+	// All layers are MoE layers, so the reported experts of the first tokens are exactly the activated ones.
 	first := func(tokens []int32) (s sequence) {
 		s.Tokens = tokens
 		for _, expert := range experts[:len(tokens)*shape.Layers*shape.ExpertsPerToken] {
@@ -203,7 +203,8 @@ func TestKnownIDs(t *testing.T) {
 	}
 }
 
-// No client waits for the tokens of its answer to be counted, until so many are being counted that what they hold has to be bounded.
+// TestCountsAside checks that counting tokens does not delay a client until too many counts run at the same time and
+// their memory must be bounded.
 func TestCountsAside(t *testing.T) {
 	observations := newObservations(prometheus.NewRegistry(), ProxyOptions{}, NewPool())
 	release := make(chan struct{})

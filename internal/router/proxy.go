@@ -538,10 +538,10 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 		fail(http.StatusBadRequest, wire.InvalidRequest, err.Error())
 	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
 		w.Header().Set("Retry-After", "5")
-		fail(http.StatusServiceUnavailable, wire.Unavailable, err.Error()+": try again later")
+		fail(http.StatusServiceUnavailable, wire.Unavailable, err.Error()+"; retry later")
 	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull), errors.Is(err, client.ErrNoRoom):
 		w.Header().Set("Retry-After", "1")
-		fail(http.StatusTooManyRequests, wire.RateLimited, err.Error()+": try again later")
+		fail(http.StatusTooManyRequests, wire.RateLimited, err.Error()+"; retry later")
 	default:
 		log.Error(err, "Request failed")
 		fail(http.StatusBadGateway, wire.BadGateway, "the request could not be forwarded to a serving pod")

@@ -11,15 +11,16 @@ import (
 	"github.com/semmoe/operator/internal/httpserver"
 )
 
-// What a body takes counts from when it comes until it is dropped; one for which there is no room leaves nothing.
+// TestBodies checks that the memory of a body counts from its arrival until it is dropped, and that a body that does
+// not fit leaves nothing.
 func TestBodies(t *testing.T) {
 	const most = 1 << 20
 	broken := errors.New("broken")
 	for name, tc := range map[string]struct {
 		size   int
 		length int64
-		held   int64 // by others
-		end    error // in place of the end
+		held   int64 // by other requests
+		end    error // instead of io.EOF
 		want   error
 	}{
 		"empty":                         {},
@@ -67,7 +68,7 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// A body of known length takes that much and what is read of its prompt, no more.
+// TestLargeBody checks that a body of known length takes its length and the memory of its parsed prompt, and no more.
 func TestLargeBody(t *testing.T) {
 	const size = 8 << 20
 	bodies := NewMemory(32 << 20)
@@ -82,8 +83,8 @@ func TestLargeBody(t *testing.T) {
 	}
 }
 
-// Where nothing else is held there is room for every body that is accepted, whether or not its length is known, and one that is too large is
-// told so.
+// TestRoomForTheLargestBody checks that an otherwise empty memory budget fits every accepted body, with and without a
+// declared length, and that a body that is too large gets that error.
 func TestRoomForTheLargestBody(t *testing.T) {
 	for _, largest := range []int64{0, 1, 255, 511, 512, 513, 1000, 1023, 1024, trustedBytes, 100_000, promptBytes - 1, promptBytes, 3<<20 - 1, 3 << 20} {
 		for _, size := range []int64{largest / 2, largest - 1, largest, largest + 1, 2 * largest} {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FuzzRoutes looks any path up. A route that is found is one of the table, clean, and the end of the path. The path itself is for the
-// route, or has a few segments before the route.
+// FuzzRoutes looks up arbitrary paths. A route that is found is in the table, clean, and the end of the path. The path
+// equals the route, or has a few segments before it.
 func FuzzRoutes(f *testing.F) {
 	routes := NewRoutes(map[string][]string{
 		http.MethodGet:  {"/v1/models", "/v1/models/{model...}"},

@@ -61,7 +61,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// answers are the texts of pods by their addresses; a pod without one cannot be reached.
+// answers contains the metrics of pods by address; a pod without an entry is unreachable.
 type answers map[string]string
 
 func (a answers) RoundTrip(request *http.Request) (*http.Response, error) {

@@ -12,7 +12,7 @@ import (
 
 type standing = line.Standing[string]
 
-// called reports whether a request has been called since it was last asked.
+// called reports whether a request was woken since the last call.
 func called(s *standing) bool {
 	select {
 	case <-s.Turn():
@@ -22,7 +22,8 @@ func called(s *standing) bool {
 	}
 }
 
-// The first is called when the line is full, and again when another comes before it has gone.
+// TestFullLine checks that the first entry is woken when the queue is full, and again if another request arrives before
+// it has left.
 func TestFullLine(t *testing.T) {
 	now := time.Now()
 	l := line.New[string](3, time.Second)
@@ -40,7 +41,7 @@ func TestFullLine(t *testing.T) {
 	if waited := a.Leave(now.Add(time.Second)); waited != time.Second || l.Len() != 2 {
 		t.Errorf("waited %v; %d are left", waited, l.Len())
 	}
-	a.Leave(now) // who has left is not in line
+	a.Leave(now) // an entry that has left is not in the queue
 	other := line.New[string](3, time.Second)
 	if other.Stand(b, now.Add(time.Minute)); l.Len() != 1 || other.Len() != 1 {
 		t.Errorf("%d and %d in line; a request stands in one line", l.Len(), other.Len())
@@ -50,7 +51,8 @@ func TestFullLine(t *testing.T) {
 	}
 }
 
-// Several may come before the first has gone: then as many go as the line is too long by, one after the other.
+// TestLineOfABurst checks a burst of arrivals before the first entry has left: the excess entries are then woken one
+// after another.
 func TestLineOfABurst(t *testing.T) {
 	now := time.Now()
 	l := line.New[string](3, time.Second)
@@ -69,7 +71,8 @@ func TestLineOfABurst(t *testing.T) {
 	}
 }
 
-// The first that may go is called; where not all are looked at, the others are next.
+// TestCallNext checks that the first entry that may go is woken, and that the next call continues with the entries that
+// were not evaluated.
 func TestCallNext(t *testing.T) {
 	now := time.Now()
 	l := line.New[string](10, time.Second)
@@ -104,11 +107,11 @@ func TestCallNext(t *testing.T) {
 	}
 }
 
-// The time since the request before is what counts.
+// TestCome checks that the time since the previous arrival determines whether a request may wait.
 func TestCome(t *testing.T) {
 	now := time.Now()
 	l := line.New[string](4, 100*time.Millisecond)
-	for range 20 { // the mean settles
+	for range 20 { // the mean converges
 		now = now.Add(20 * time.Millisecond)
 		l.Come(now)
 	}
@@ -117,7 +120,8 @@ func TestCome(t *testing.T) {
 	}
 }
 
-// Whatever comes, and whoever else may go: at most dispatch.OvertakeFactor times the size requests come after one that waits.
+// TestBoundsOvertaking checks that at most dispatch.OvertakeFactor times the size requests arrive after a waiting
+// request, in any order of events.
 func TestBoundsOvertaking(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))
 	for range 200 {
@@ -129,13 +133,13 @@ func TestBoundsOvertaking(t *testing.T) {
 		for arrived := 1; arrived <= 300; arrived++ {
 			now = now.Add(time.Duration(random.IntN(20)) * time.Millisecond)
 			l.Come(now)
-			if random.IntN(3) > 0 { // others go at once
+			if random.IntN(3) > 0 { // other requests go immediately
 				s := &standing{}
 				came[s] = arrived
 				waiting = append(waiting, s)
 				l.Stand(s, now)
 			}
-			// A random one that is not the first finds its rank free.
+			// A random entry other than the first finds its rank free.
 			if len(waiting) > 1 && random.Float64() < goes {
 				i := 1 + random.IntN(len(waiting)-1)
 				waiting[i].Leave(now)

@@ -28,16 +28,16 @@ import (
 
 const maxBody = 1 << 20
 
-// Whatever the pieces in which a body comes, it is picked for as a whole, and returned as it was, or as the Picker has
-// changed it, in chunks that a gateway takes.
-func TestPicksOnceTheBodyIsKnown(t *testing.T) {
+// TestPicksOnceTheBodyIsComplete checks that a pick uses the complete body, for any chunk size. The body is returned
+// unchanged, or as the Picker has changed it, in chunks that a gateway accepts.
+func TestPicksOnceTheBodyIsComplete(t *testing.T) {
 	changed := randomBytes(100_001)
 	cases := map[string]struct {
 		body     []byte
 		chunk    int
 		trailers bool
 		changed  []byte
-		untold   bool // the gateway does not tell its modes
+		untold   bool // the gateway does not send its modes
 	}{
 		"one chunk":               {body: []byte(`{"prompt":"x"}`), chunk: 1000},
 		"a byte each":             {body: randomBytes(3000), chunk: 1},
@@ -76,7 +76,7 @@ func TestPicksOnceTheBodyIsKnown(t *testing.T) {
 				t.Errorf("the header is changed by %v", change)
 			}
 			bytesWanted := -1
-			if tc.trailers { // no chunk says that it is the last
+			if tc.trailers { // no chunk is marked as the last one
 				bytesWanted = len(want)
 			}
 			if got, ended := s.Body(bytesWanted); !bytes.Equal(got, want) || ended == tc.trailers {
@@ -99,7 +99,8 @@ func TestPicksOnceTheBodyIsKnown(t *testing.T) {
 	}
 }
 
-// A request without a body needs nothing more; a value that a gateway gives as text counts as well.
+// TestPicksWithoutABody checks that a request without a body needs no further message, and that header values in text
+// form are accepted.
 func TestPicksWithoutABody(t *testing.T) {
 	c := &chooser{}
 	s := open(t, c, gatewaytest.FullDuplex)
@@ -215,8 +216,9 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// Wherever a client leaves, or a gateway ends the stream, everything is given back and the request is counted.
-func TestGivesBackWhateverHappens(t *testing.T) {
+// TestReleasesEverything checks that everything is released and the request is counted, wherever a client disconnects
+// or a gateway ends the stream.
+func TestReleasesEverything(t *testing.T) {
 	stages := []struct {
 		name     string
 		play     func(*gatewaytest.Stream)
@@ -284,7 +286,8 @@ func TestGivesBackWhateverHappens(t *testing.T) {
 	})
 }
 
-// A gateway may answer a request itself before the body has come. Nothing is picked, and its answer passes.
+// TestTheGatewayAnswersFirst checks that a gateway may answer a request before the body is complete. Nothing is picked,
+// and the response is forwarded.
 func TestTheGatewayAnswersFirst(t *testing.T) {
 	c := &chooser{}
 	s := open(t, c, gatewaytest.FullDuplex)
@@ -308,7 +311,8 @@ func TestTheGatewayAnswersFirst(t *testing.T) {
 	c.ended(t, 0, 408)
 }
 
-// In the other modes a gateway gets what it can take: endpoints always, another body where it gives the whole one.
+// TestOtherBodyModes checks that in other modes, a gateway always gets endpoints, and a changed body if it sends the
+// complete one.
 func TestOtherBodyModes(t *testing.T) {
 	const none, streamed, buffered, partial = processingv3.ProcessingMode_NONE, processingv3.ProcessingMode_STREAMED, processingv3.ProcessingMode_BUFFERED, processingv3.ProcessingMode_BUFFERED_PARTIAL
 	shorter := func(r *http.Response) error {
@@ -490,7 +494,7 @@ func TestHealth(t *testing.T) {
 	check("draining", healthpb.HealthCheckResponse_NOT_SERVING)
 }
 
-// A stream that runs may finish after Shutdown; one that does not is broken off when the time is over.
+// TestShutdown checks that a running stream may finish after Shutdown, and is aborted if it takes too long.
 func TestShutdown(t *testing.T) {
 	for _, finishes := range []bool{true, false} {
 		t.Run(fmt.Sprint("finishes ", finishes), func(t *testing.T) {
@@ -524,7 +528,8 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// One request of 4 KB and an answer of 20 events, over TLS: what both sides of the protocol cost together.
+// BenchmarkExchange measures one request of 4 KB and a response of 20 events over TLS, including both sides of the
+// protocol.
 func BenchmarkExchange(b *testing.B) {
 	config, err := TLSConfig("", "", "")
 	if err != nil {
@@ -570,7 +575,7 @@ func BenchmarkExchange(b *testing.B) {
 	connection.Close()
 }
 
-// A server that is told to end before it has begun has ended as it should.
+// TestShutdownBeforeServe checks that a server that is shut down before it serves ends without an error.
 func TestShutdownBeforeServe(t *testing.T) {
 	config, err := TLSConfig("", "", "")
 	if err != nil {

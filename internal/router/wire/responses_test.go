@@ -28,7 +28,7 @@ func TestWithoutStore(t *testing.T) {
 	}
 }
 
-// Errors have the shape of the API that the path belongs to.
+// TestWriteError checks that errors have the format of the API that the path belongs to.
 func TestWriteError(t *testing.T) {
 	for _, tc := range []struct {
 		path       string
@@ -52,7 +52,7 @@ func TestWriteError(t *testing.T) {
 	}
 }
 
-// What engines answer for a route that they lack, and for a model that they lack.
+// TestSaysNotFound uses the responses of engines for an unknown route and for an unknown model.
 func TestSaysNotFound(t *testing.T) {
 	for answer, want := range map[string]bool{
 		`{"detail":"Not Found"}`: true, // FastAPI: TensorRT-LLM

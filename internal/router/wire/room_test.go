@@ -11,7 +11,7 @@ import (
 	"testing/iotest"
 )
 
-// room is the memory of one response.
+// room is the memory budget of one response.
 type room struct {
 	most, held int64
 	gaveUp     int
@@ -29,8 +29,8 @@ func (r *room) GiveUp() { r.gaveUp++ }
 
 func (r *room) Release() { r.held = 0 }
 
-// A response is edited where there is room for all of it, by what comes and not by what its header says. Else every byte of it is passed on as
-// it is, and the room is given back.
+// TestRewriteWithinRoom checks that a response is edited if the budget fits the bytes that arrive, whatever length its
+// header declares. Otherwise it is forwarded unchanged, and the memory is released.
 func TestRewriteWithinRoom(t *testing.T) {
 	const most = 300 << 10
 	for name, tc := range map[string]struct {
@@ -73,7 +73,8 @@ func TestRewriteWithinRoom(t *testing.T) {
 	}
 }
 
-// A response that breaks off while it is held is an error, not a short response.
+// TestRewriteOfABrokenResponse checks that a response that breaks off while it is buffered is an error, not a short
+// response.
 func TestRewriteOfABrokenResponse(t *testing.T) {
 	broken := errors.New("broken")
 	response := &http.Response{Header: http.Header{}, Body: io.NopCloser(io.MultiReader(strings.NewReader("begun"), iotest.ErrReader(broken)))}
@@ -82,7 +83,8 @@ func TestRewriteOfABrokenResponse(t *testing.T) {
 	}
 }
 
-// A line of a stream for which there is no room passes as it is, and so does all after it.
+// TestRewriteOfALineWithoutEnd checks that a line of a stream that exceeds the budget is forwarded unchanged, and so is
+// the rest of the stream.
 func TestRewriteOfALineWithoutEnd(t *testing.T) {
 	long := "data: " + strings.Repeat("x", 1<<20)
 	body := "data: 1\n\n" + long + "\n\ndata: 2\n\n"

@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What a response tells of its tokens is read wherever the engine puts it; the last event counts.
+// TestTold checks that the token counts are read from every path that engines use, and that the last event counts.
 func TestTold(t *testing.T) {
 	var told Told
 	for _, tc := range []struct {

@@ -112,7 +112,7 @@ func podHash(name string) uint64 {
 	return hash ^ hash>>31
 }
 
-// timed records the time of a response when it has been read to its end. It ignores responses whose client disconnects.
+// timed records the time of a response when it has been read to its end. It ignores responses to clients that disconnect.
 func (o *Observations) timed(response *http.Response, sent time.Time, asked bool, tokens int64) {
 	response.Body = &endedBody{ReadCloser: response.Body, end: func() {
 		o.mu.Lock()

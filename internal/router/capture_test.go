@@ -46,7 +46,7 @@ func fill(c *captureWatch, now time.Time, ratio float64) {
 	}
 }
 
-// TestNarrowsSample checks that capture whose cost is too high limits the sample for an hour after the last evaluation.
+// TestNarrowsSample checks that too high a cost of capture limits the sample for an hour after the last evaluation.
 // A cost that is uncertain or below the bound does not.
 func TestNarrowsSample(t *testing.T) {
 	start := time.Unix(1_700_000_000, 0)
@@ -304,7 +304,7 @@ func gauges(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	return values
 }
 
-// TestPopulationThroughAGateway checks that requests whose response a gateway does not let the picker change are not in
+// TestPopulationThroughAGateway checks that requests with a response that the gateway does not let the picker change are not in
 // the population. Other requests are sampled and timed like requests of the proxy.
 func TestPopulationThroughAGateway(t *testing.T) {
 	pool := NewPool()

@@ -74,7 +74,7 @@ type filter struct {
 	eligible func(endpoint string) bool
 	now      time.Time
 	ejected  bool
-	// told excludes backends whose reported experts cannot be converted to logical ids with these plans. It is nil if
+	// logicalPlans excludes backends with reported experts that cannot be converted to logical ids with these plans. It is nil if
 	// the client does not request experts.
 	told map[string]*scheduled
 	// lacking contains the engine types that lack the route of the request.
@@ -200,7 +200,7 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter, unpin
 }
 
 // bySchedule selects a place with the policy. If the plan is loaded and pods have its number of ranks, it uses these
-// pods and the forecast of the request, if there is one. Otherwise it uses any place of the group.
+// pods and the forecast of the request, if there is one. If not, it uses any place of the group.
 func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter, lease *Lease) place {
 	scheduler, asked := g.scheduler, r.ask(plan)
 	planned := plan != nil && p.gather(g, allowed, plan.layout.Ranks)

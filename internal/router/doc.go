@@ -24,7 +24,7 @@
 //     response has contradicted it.
 //   - Serving requires neither the API server nor the operator nor the artifact store. The last known endpoints and plans
 //     are kept in memory and in a directory, from which a restarted router starts.
-//   - Experts are reported and counted by logical id, whatever their order in the checkpoint of a pod.
+//   - Experts are reported and counted by logical id, regardless of their order in the checkpoint of a pod.
 //   - Observations and live samples are served only to clients with a certificate of the managers' authority.
 //   - Only inference routes are proxied. Administrative routes of an engine are unreachable.
 package router

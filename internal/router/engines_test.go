@@ -83,7 +83,7 @@ func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 	}
 }
 
-// TestUsesTheAdapterOfEachPod checks that the router uses the API of the engine of each pod, whatever engine the router
+// TestUsesTheAdapterOfEachPod checks that the router uses the API of the engine of each pod, regardless of the engine that the router
 // is configured for, as during a rollout of another engine. An engine that reports experts unasked is asked too: vLLM
 // with the plug-in of integrations/vllm reports them only then.
 func TestUsesTheAdapterOfEachPod(t *testing.T) {
@@ -120,7 +120,7 @@ func TestUsesTheAdapterOfEachPod(t *testing.T) {
 	}
 }
 
-// TestUnderstandsTheFieldsOfAllEngines checks that a client may use the field names of any engine, whatever engine the
+// TestUnderstandsTheFieldsOfAllEngines checks that a client may use the field names of any engine, regardless of the engine that the
 // router is configured for.
 func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 	for _, configured := range registry.All() {
@@ -141,7 +141,7 @@ func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 	}
 }
 
-// TestRespectsDeclinedExperts checks that a client that declines the experts gets none, whatever its engine reports.
+// TestRespectsDeclinedExperts checks that a client that declines the experts gets none, regardless of what its engine reports.
 func TestRespectsDeclinedExperts(t *testing.T) {
 	for _, value := range []string{"false", "null"} {
 		backend := newEngine(t, "p", 4, func(w http.ResponseWriter, _ *http.Request) {
@@ -236,7 +236,7 @@ func observeVLLM(t *testing.T, onlyAsked bool) {
 	}
 }
 
-// TestObservesABatch checks a batch on SGLang's native route, whose response is an array: experts are removed from each
+// TestObservesABatch checks a batch on SGLang's native route, which has an array as response: experts are removed from each
 // element, and those of the first are counted.
 func TestObservesABatch(t *testing.T) {
 	var raw []byte
@@ -258,8 +258,8 @@ func TestObservesABatch(t *testing.T) {
 	}
 }
 
-// TestDoesNotAskEnginesWithoutRoutedExperts checks that an engine that cannot report experts is not asked, whatever the
-// percentage is.
+// TestDoesNotAskEnginesWithoutRoutedExperts checks that an engine that cannot report experts is not asked, regardless of the
+// percentage.
 func TestDoesNotAskEnginesWithoutRoutedExperts(t *testing.T) {
 	backend := newEngine(t, "a", 0, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -356,7 +356,7 @@ func countedTokens(t *testing.T, registry *prometheus.Registry) (sum float64) {
 	return sum
 }
 
-// TestSamplesNoShiftedRows checks that a request whose client excludes the experts of the first tokens is neither
+// TestSamplesNoShiftedRows checks that a request that excludes the experts of the first tokens is neither
 // sampled nor eligible, and is not changed.
 func TestSamplesNoShiftedRows(t *testing.T) {
 	for engineType, body := range map[string]string{
@@ -408,7 +408,7 @@ func TestSamplesNoLongRequests(t *testing.T) {
 }
 
 // TestSamplesLongAnswersWithinMemory checks that a response that is far longer than expected is counted if the memory
-// suffices, and is otherwise not sampled.
+// suffices, and is not sampled if not.
 func TestSamplesLongAnswersWithinMemory(t *testing.T) {
 	for _, engineType := range []string{"SGLang", "VLLM"} {
 		for _, free := range []int64{1 << 20, 2 << 10} {
@@ -528,7 +528,7 @@ func TestSamplesWithinBoundedMemory(t *testing.T) {
 	}
 }
 
-// TestUncountedExpertsAreBufferedOnce checks that a response whose experts are not counted is buffered once, whatever
+// TestUncountedExpertsAreBufferedOnce checks that a response with experts that are not counted is buffered once, regardless of
 // their number.
 func TestUncountedExpertsAreBufferedOnce(t *testing.T) {
 	routing := strings.Repeat("A", 8<<20)

@@ -157,7 +157,7 @@ func TestChunkedBodies(t *testing.T) {
 	}
 }
 
-// TestBodiesThatTakeAllMemory checks that bodies are kept until a response begins, and that clients are told to retry
+// TestBodiesThatTakeAllMemory checks that bodies are kept until a response begins, and that clients are asked to retry
 // while all request memory is in use.
 func TestBodiesThatTakeAllMemory(t *testing.T) {
 	arrived, answer := make(chan struct{}, 1), make(chan struct{})
@@ -199,7 +199,7 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 	if response, text := post(t, router.URL+"/generate", body); response.StatusCode != http.StatusOK {
 		t.Errorf("%s: %s", response.Status, text)
 	}
-	// The body is always released, whatever the result of the request.
+	// The body is always released, regardless of the result of the request.
 	for _, path := range []string{"/generate", "/v1/models"} {
 		post(t, router.URL+path, strings.Repeat("x", 1<<16+1))
 	}
@@ -517,7 +517,7 @@ func TestRoutingKey(t *testing.T) {
 	}
 }
 
-// TestLeaksNothing checks that requests leave no resources behind, whatever their outcome.
+// TestLeaksNothing checks that requests leave no resources behind, regardless of their outcome.
 func TestLeaksNothing(t *testing.T) {
 	good := newEngine(t, "good", 2, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")

@@ -154,7 +154,7 @@ func TestHoldEnds(t *testing.T) {
 	}
 }
 
-// TestHoldEndsWithItsClient checks that a request whose client disconnects leaves the queue.
+// TestHoldEndsWithItsClient checks that a request leaves the queue when its client disconnects.
 func TestHoldEndsWithItsClient(t *testing.T) {
 	pool, _ := holding(t, time.Second)
 	r := standsInLine(t, pool)
@@ -165,7 +165,7 @@ func TestHoldEndsWithItsClient(t *testing.T) {
 	}
 }
 
-// TestHoldEndsInTime checks that a request whose deadline for pods is shorter than the maximum waiting time is served
+// TestHoldEndsInTime checks that a request with a deadline for pods that is shorter than the maximum waiting time is served
 // at the deadline.
 func TestHoldEndsInTime(t *testing.T) {
 	pool, _ := holding(t, time.Second)

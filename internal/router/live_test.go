@@ -47,7 +47,7 @@ type sequence struct {
 	Experts []uint16
 }
 
-// TestLiveSamplesOfTheEngine checks that live counts match the tokens that the engine computed and whose ids are known,
+// TestLiveSamplesOfTheEngine checks that live counts match the tokens that the engine computed and that have known ids,
 // and that sequences are kept only if configured.
 func TestLiveSamplesOfTheEngine(t *testing.T) {
 	p, _ := solved(t)

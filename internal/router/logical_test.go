@@ -211,7 +211,7 @@ func TestTakeOfABatch(t *testing.T) {
 }
 
 // TestExpertRequestsWhileThePlanIsPending checks that while the plan of a permuted pod is not loaded, clients that
-// request routed experts are served by another pod or told to retry. A waiting request is served when the plan is
+// request routed experts are served by another pod or asked to retry. A waiting request is served when the plan is
 // loaded.
 func TestExpertRequestsWhileThePlanIsPending(t *testing.T) {
 	handler := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{}`) }

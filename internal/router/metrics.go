@@ -52,7 +52,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 14),
 		}),
 	}
-	// Series that alerts or dashboards use start at 0. Otherwise their first increment would be invisible.
+	// Series that alerts or dashboards start at 0, because a series that starts at 1 hides its first increment.
 	for _, code := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
 		m.requests.WithLabelValues(strconv.Itoa(code))
 	}
@@ -79,7 +79,7 @@ func plansGauge(state string, count func() int) prometheus.Collector {
 	}, func() float64 { return float64(count()) })
 }
 
-// tablesCollector exports the plan whose tables score requests, for each plan that engine pods name: nearly always one
+// tablesCollector exports the plan that provides the tables for scoring, for each plan that engine pods name: nearly always one
 // or two.
 type tablesCollector struct{ pool *Pool }
 

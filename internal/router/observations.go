@@ -137,7 +137,7 @@ func (o *Observations) aside(count func()) {
 	}
 }
 
-// addStreamed counts a request whose experts the engine does not report because the response is streamed.
+// addStreamed counts a request without reported experts because the response is streamed.
 func (o *Observations) addStreamed() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -222,7 +222,7 @@ func TestGatewayAndProxyAreEquivalent(t *testing.T) {
 			}
 			want := 0
 			if percent == 100 {
-				want = len(requests) - 1 // all except the request whose client requests experts itself
+				want = len(requests) - 1 // all except the request that itself requests experts
 			}
 			if len(wanted.recent()) != want || len(observed.recent()) != 3*want {
 				t.Fatalf("%d observations through the gateway, %d of the proxy; want %d and %d", len(observed.recent()), len(wanted.recent()), 3*want, want)
@@ -345,7 +345,7 @@ func podOf(endpoint string) string {
 	return pod
 }
 
-// TestGatewayClientDisconnects checks that no load remains, at whatever point a client disconnects.
+// TestGatewayClientDisconnects checks that no load remains when a client disconnects at any point.
 func TestGatewayClientDisconnects(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	p, _ := solved(t)

@@ -190,7 +190,7 @@ type pinCheck struct {
 }
 
 // duePinChecks returns the backends to be checked now and marks them as busy. wait is the time until another check is
-// due or a hold ends. Backends whose hold has ended get requests.
+// due or a hold ends. Backends get requests after their hold.
 func (p *Pool) duePinChecks() (due []pinCheck, wait time.Duration, changed <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 )
 
-// pin states whether the engine reads the rank of requests to a route, for a backend whose ranks share an address.
+// pin states whether the engine reads the rank of requests to a route, for a backend with ranks that share an address.
 type pin string
 
 const (
@@ -34,7 +34,7 @@ var allPins = []pin{pinUnchecked, pinObeyed, pinUnproven, pinIgnored, pinContrad
 // sharesAddress reports whether the ranks of a backend share an address.
 func (b *backend) sharesAddress() bool { return b.Ranks > 0 && len(b.RankAddresses) == 0 }
 
-// pinOf returns the state of a route of a backend whose ranks share an address. Without a pinChecker, the engine is
+// pinOf returns the state of a route of a backend with ranks that share an address. Without a pinChecker, the engine is
 // trusted. The lock must be held.
 func (p *Pool) pinOf(b *backend, route string) pin {
 	fallback := pinObeyed
@@ -80,7 +80,7 @@ func (l *Lease) contradict() bool {
 	return true
 }
 
-// countPins counts the backends whose ranks share an address, by revision, route and pin state.
+// countPins counts the backends with ranks that share an address, by revision, route and pin state.
 func (p *Pool) countPins() map[pinCount]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -130,7 +130,7 @@ func (p *Pool) ignoredRanks() []lar.IgnoredRank {
 type pinsCollector struct{ pool *Pool }
 
 var pinsMetric = prometheus.NewDesc("semmoe_router_pinned_pods",
-	"Engine pods whose ranks share an address, by route and by what is known of the rank of requests: unchecked, obeyed, unproven, ignored or contradicted.",
+	"Engine pods with ranks that share an address, by route and by what is known of the rank of requests: unchecked, obeyed, unproven, ignored or contradicted.",
 	[]string{"route", "pin"}, nil)
 
 func (c pinsCollector) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- pinsMetric }

@@ -25,7 +25,7 @@ import (
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
-// checkedPool returns a pool whose backends are checked until the test ends. It returns when no backend is on hold.
+// checkedPool returns a pool that checks its backends until the test ends. It returns when no backend is on hold.
 func checkedPool(t *testing.T, backends ...discovery.Backend) *Pool {
 	t.Helper()
 	pool, checker := runningCheck(t, time.Now)
@@ -340,7 +340,7 @@ func TestNewBackendsAreCheckedFirst(t *testing.T) {
 	}
 }
 
-// TestUnpinnedLoadIsSpread checks that the load of a request whose rank the engine picks is spread over the ranks of
+// TestUnpinnedLoadIsSpread checks that the load of a request to an unpinned rank is spread over the ranks of
 // its pod, and is removed completely.
 func TestUnpinnedLoadIsSpread(t *testing.T) {
 	pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 4}, discovery.Backend{Pod: "b", Address: "b:1", Ranks: 4})
@@ -383,7 +383,7 @@ func TestUnpinnedLoadIsSpread(t *testing.T) {
 	}
 }
 
-// TestMissingRoutesAreNotChecked checks that a pod whose engine lacks a route is not checked again because of it, and
+// TestMissingRoutesAreNotChecked checks that a pod with an engine that lacks a route is not checked again because of it, and
 // is not counted for it.
 func TestMissingRoutesAreNotChecked(t *testing.T) {
 	engine := &double{refuses: pinnedRoutes, serve: func(asked int) int { return asked }}

@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/router/plans"
 )
 
-// TestNamesThePlan checks that a response names exactly the plan whose forecast selected the rank.
+// TestNamesThePlan checks that a response names exactly the plan that selected the rank.
 func TestNamesThePlan(t *testing.T) {
 	p, _ := solved(t)
 	engine := newEngine(t, "a", 4, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(HeaderPlan, "the engine's own") })

@@ -329,7 +329,7 @@ func (p *Pool) UseTables(plan, tables string) error {
 	return err
 }
 
-// Tables returns the digest of the plan whose tables score requests, by the digest of the plan that backends name. It
+// Tables returns the digest of the plan that provides the scoring tables, by the digest of the plan that backends name. It
 // omits plans that are not loaded.
 func (p *Pool) Tables() map[string]string {
 	p.mu.Lock()

@@ -77,7 +77,7 @@ func TestPendingLimitWithAnEjectedPod(t *testing.T) {
 }
 
 // TestPodsWithoutRanksGetTheirShare checks that pods without ranks get as many requests as pods with ranks and as many
-// devices. Otherwise, while one engine replaces another, the last pods of the old one or the first pods of the new one
+// devices. Without this rule, while one engine replaces another, the last pods of the old one or the first pods of the new one
 // would get most requests.
 func TestPodsWithoutRanksGetTheirShare(t *testing.T) {
 	for _, plan := range []string{"", "p"} {

@@ -37,7 +37,7 @@ const (
 	HeaderPod = "X-Semmoe-Pod"
 	// HeaderRank is the rank that served the request. It is absent if the rank is not known.
 	HeaderRank = "X-Semmoe-Rank"
-	// HeaderPlan is the short digest of the plan whose tables scored the rank. It is absent if the rank was chosen by
+	// HeaderPlan is the short digest of the plan that scored the rank. It is absent if the rank was chosen by
 	// load.
 	HeaderPlan = "X-Semmoe-Plan"
 )
@@ -50,7 +50,7 @@ type ProxyOptions struct {
 	RankHeader string
 	// RankRoutes lists the routes on which the engine ignores the header.
 	RankRoutes engine.RankRoutes
-	// RoutingKeyHeader tells the engine which waiting requests to batch. It is empty if the engine takes no such hint.
+	// RoutingKeyHeader groups the waiting requests that the engine should batch. It is empty if the engine takes no such hint.
 	RoutingKeyHeader string
 	// MaxBodyBytes is the maximum size of a request body. The body stays in memory until a response begins, because the
 	// request may have to be sent again.
@@ -109,7 +109,7 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme = "http"
 			r.Out.URL.Host = "engine"  // replaced for each attempt
-			r.Out.Header.Del("Expect") // the body was read before, so the client was already told to continue
+			r.Out.Header.Del("Expect") // the body was read before, so the client has already got 100 Continue
 			// No route can be upgraded. A client may offer HTTP/2 with every request, and some engines then read no
 			// body.
 			for _, name := range append([]string{"Connection", "Upgrade", "Http2-Settings"}, rankHeaders(r.Out.Header)...) {
@@ -117,7 +117,7 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 			}
 			r.SetXForwarded()
 		},
-		// ReverseProxy flushes streams and responses of unknown length after each event, whatever FlushInterval is.
+		// ReverseProxy flushes streams and responses of unknown length after each event, regardless of FlushInterval.
 		Transport:  sender,
 		BufferPool: &client.CopyBuffers{},
 		// A broken stream is visible to the client. Here it is logged at debug level only.
@@ -344,8 +344,8 @@ func (s *sender) account(r *request, lease *Lease) {
 	}
 }
 
-// tries records the failed attempts of the current round. In a round each pod gets the request once. A pod whose ranks
-// have separate queues gets it a second time if the queue of the first rank is full.
+// tries records the failed attempts of the current round. In a round each pod gets the request once. A pod with separate queues
+// per rank gets it a second time if the queue of the first rank is full.
 type tries struct {
 	places map[string]bool
 	// full contains the endpoints that serve requests but have a full queue.

@@ -368,7 +368,7 @@ func TestEstimateTokens(t *testing.T) {
 	}
 }
 
-// TestLoadOfImages checks that an image counts with a fixed number of tokens, whatever its size in bytes, with and
+// TestLoadOfImages checks that an image counts with a fixed number of tokens, regardless of its size in bytes, with and
 // without text.
 func TestLoadOfImages(t *testing.T) {
 	const text = `{"messages":[{"content":[{"type":"text","text":"what is this"}%s]}],"max_tokens":0}`
@@ -479,7 +479,7 @@ func TestSendsToThePortOfTheRank(t *testing.T) {
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
 }
 
-// TestAllFull checks that clients are told to retry immediately while all ranks are at their limit of pending requests,
+// TestAllFull checks that clients are asked to retry immediately while all ranks are at their limit of pending requests,
 // and are served when one has ended.
 func TestAllFull(t *testing.T) {
 	release := make(chan struct{})

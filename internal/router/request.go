@@ -39,7 +39,7 @@ type request struct {
 	inference, reportsExperts bool
 	// lacking contains the engine types that lack the route of the request.
 	lacking map[string]bool
-	// pins reports whether the request can be pinned to a rank of a backend whose ranks share an endpoint; nil means
+	// pins reports whether the request can be pinned to a rank of a backend with ranks that share an endpoint; nil means
 	// always.
 	pins func(discovery.Backend) bool
 	// writable reports whether a member can be added to the body.
@@ -56,7 +56,7 @@ type request struct {
 	// forecast is the latest forecast. It is reused when the request is sent again to pods of the same plan.
 	forecast forecast
 	// prefixes are the prefix hashes of the text (dispatch.TextPrefixHashes), once hashed is true. They are used for
-	// pods with whose plan the text cannot be tokenized.
+	// pods if the text cannot be tokenized with their plan.
 	prefixes []uint64
 	hashed   bool
 	// scheduler has chosen the place, at rank. The request counts in that scheduler once, however often it is sent.
@@ -67,7 +67,7 @@ type request struct {
 	standing *line.Standing[waiting]
 	// refused is the reason why the last attempt to reserve a place failed; nil if no place exists.
 	refused error
-	// failedBy lists the revisions whose pods have failed to serve the request.
+	// failedBy lists the revisions with pods that have failed to serve the request.
 	failedBy []string
 }
 

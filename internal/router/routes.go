@@ -26,7 +26,7 @@ var routes = client.NewRoutes(map[string][]string{
 	http.MethodDelete: {"/v1/responses/{id}"},
 })
 
-// inferenceRoute is a route whose tokens activate experts.
+// inferenceRoute is a route with tokens that activate experts.
 type inferenceRoute struct {
 	// smallest is the smallest request, which pin checks send. A %s in it is replaced by the model name as JSON. It is
 	// empty if no engine reads a rank on the route.

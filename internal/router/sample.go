@@ -282,7 +282,7 @@ func (l *Lease) locality() (lar.Locality, error) {
 		return lar.Locality{}, errNotTold
 	}
 	local, err := l.layout.Locality(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
-	// The engine applies its own copy rule, whatever rule the plan was solved for.
+	// The engine applies its own copy rule, regardless of the rule of the plan.
 	if own := l.Backend.Adapter(nil); own != nil {
 		local.CopyRule = own.CopyRule
 	}

@@ -202,7 +202,7 @@ func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [
 	return counts, all
 }
 
-// told returns what an engine reports for tokens of a trace [tokens, layers, experts per token].
+// reportedExperts returns what an engine reports for tokens of a trace [tokens, layers, experts per token].
 func told(recorded *trace.Trace, begin, end int) []int32 {
 	m := recorded.Model
 	experts := make([]int32, (end-begin)*m.HiddenLayers*m.TopK)

@@ -35,7 +35,7 @@ type Options struct {
 	Namespace, Selector string
 	// SnapshotDir stores the last known endpoints and the plans.
 	SnapshotDir string
-	// TablesFile maps plans to the plans whose tables replace their own (see plans.WatchTables). If it is empty, every
+	// TablesFile maps plans to the plans that provide replacement tables (see plans.WatchTables). If it is empty, every
 	// plan uses its own tables.
 	TablesFile string
 	// DefaultPlan is the full digest of the plan of pods that name none; empty if such pods have no plan.

@@ -111,7 +111,7 @@ func TestServesFromStoredState(t *testing.T) {
 		response.Body.Close()
 		return response.StatusCode == http.StatusServiceUnavailable
 	})
-	// A client that has not seen the change yet is served, and told that the connection closes.
+	// A client that has not seen the change yet is served, and gets Connection: close.
 	client := &http.Client{Transport: &http.Transport{}}
 	if response, err := client.Post(service+"/v1/completions", "application/json", strings.NewReader("{}")); err != nil {
 		t.Error(err)
@@ -218,7 +218,7 @@ func TestIsNotReadyWithoutEndpoints(t *testing.T) {
 	}
 }
 
-// TestDrainingIsPermanent checks that a draining router never becomes ready again, whatever it discovers.
+// TestDrainingIsPermanent checks that a draining router never becomes ready again, regardless of what it discovers.
 func TestDrainingIsPermanent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	is := false

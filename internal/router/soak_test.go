@@ -106,7 +106,7 @@ type faultRun struct {
 	random  *rand.Rand
 	engines []*faultyEngine
 	made    int
-	// harmed contains requests whose response an engine has damaged; their clients may see errors.
+	// harmed contains requests with a response that an engine has damaged; their clients may see errors.
 	harmed map[string]bool
 
 	whole, streams, scored, refused, broken, left, checked atomic.Int64
@@ -212,7 +212,7 @@ func (run *faultRun) kill() {
 	}
 }
 
-// tell sets the current pods in the router.
+// setPods sets the current pods in the router.
 func (run *faultRun) tell() {
 	run.mu.Lock()
 	defer run.mu.Unlock()

@@ -89,7 +89,7 @@ func tokenizingRouter(t *testing.T, engine discovery.Backend, layout *plans.Layo
 	}
 }
 
-// TestEngineTokenizesOnItsOwnRoute checks that each engine is asked on its own tokenize route, whatever route the
+// TestEngineTokenizesOnItsOwnRoute checks that each engine is asked on its own tokenize route, regardless of the route that the
 // router is configured with.
 func TestEngineTokenizesOnItsOwnRoute(t *testing.T) {
 	p, _ := solved(t)
@@ -121,7 +121,7 @@ func TestUnresponsiveTokenizer(t *testing.T) {
 	engine := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/tell" {
 			asked.Add(1)
-			_, _ = io.Copy(io.Discard, r.Body) // otherwise the server does not detect the disconnect
+			_, _ = io.Copy(io.Discard, r.Body) // without this, the server does not detect the disconnect
 			<-r.Context().Done()
 		}
 	})

@@ -10,7 +10,7 @@ func (m *meter) countTokens() {
 	m.observations.live.Add(m.lease.Backend.ModelDigest, shape, m.knownIDs(known), m.experts)
 }
 
-// knownIDs returns the ids of the first tokens whose experts the response reports; rows is the number of reported
+// knownIDs returns the ids of the first tokens with reported experts; rows is the number of reported
 // tokens. The prompt ids are known if their number equals the prompt length that the engine reports. A chat template, a
 // prepended token or a different tokenizer of the engine changes that length. If rows is not the number of all tokens
 // (an engine does not run the last one), the first row may belong to a later token; knownIDs then returns nil. The ids

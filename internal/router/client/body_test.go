@@ -83,7 +83,7 @@ func TestLargeBody(t *testing.T) {
 	}
 }
 
-// TestRoomForTheLargestBody checks that an otherwise empty memory budget fits every accepted body, with and without a
+// TestRoomForTheLargestBody checks that an empty memory budget fits every accepted body, with and without a
 // declared length, and that a body that is too large gets that error.
 func TestRoomForTheLargestBody(t *testing.T) {
 	for _, largest := range []int64{0, 1, 255, 511, 512, 513, 1000, 1023, 1024, trustedBytes, 100_000, promptBytes - 1, promptBytes, 3<<20 - 1, 3 << 20} {

@@ -32,7 +32,7 @@ type Limits struct {
 type bodyKey struct{}
 
 // WithBody reads the body of a request before the request is handled, so that a slow client costs only its connection.
-// fail answers a request whose body was not read.
+// fail answers a request if its body was not read.
 func WithBody(next http.Handler, limits Limits, fail func(http.ResponseWriter, *http.Request, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := readBody(w, r, limits)
@@ -87,7 +87,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limits Limits) (*Body, err
 }
 
 // Writer records the status code of a response. It aborts a response that the client does not read for too long:
-// otherwise the engine would generate it to the end and hold its memory.
+// without the limit, the engine would generate it to the end and hold its memory.
 type Writer struct {
 	http.ResponseWriter
 	code     int

@@ -100,7 +100,7 @@ func (p *Poller) Poll(ctx context.Context) {
 }
 
 // Counts returns the activations of each pod between the oldest and the newest reading in the window. It omits pods
-// whose newest reading is older than two periods.
+// with a newest reading older than two periods.
 func (p *Poller) Counts() []lar.EngineCounts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,7 +121,7 @@ func (p *Poller) Counts() []lar.EngineCounts {
 	return counts
 }
 
-// Steps returns the distribution of tokens per step of each pod whose engine counts steps. It omits pods whose newest
+// Steps returns the distribution of tokens per step of each pod with an engine that counts steps. It omits pods if their newest
 // reading is older than two periods.
 func (p *Poller) Steps() []stepsizes.Pod {
 	p.mu.Lock()

@@ -232,7 +232,7 @@ func sizesIn(buckets, before []bucket, tokens float64) (counted []stepsOf, _ err
 	return counted, nil
 }
 
-// errRestarted is returned for an engine whose counters were reset.
+// errRestarted is returned after a reset of the engine's counters.
 var errRestarted = errors.New("the engine was restarted")
 
 // stepsOf is a group of steps of one rank with a similar number of tokens, and the bounds of that number.

@@ -48,7 +48,7 @@ type Window struct {
 	now    func() time.Time
 
 	mu sync.Mutex
-	// model and shape describe the model whose activations are counted. last is the time of its latest activations.
+	// model and shape describe the counted model. last is the time of its latest activations.
 	model string
 	shape lar.Shape
 	last  time.Time

@@ -98,7 +98,7 @@ func TestFewActivationsAreNotReported(t *testing.T) {
 	if n := testutil.CollectAndCount(w); n == 0 {
 		t.Error("enough activations are not reported")
 	}
-	// A token whose layer names an expert twice was never recorded.
+	// A token with an expert twice in one layer was never recorded.
 	two := lar.Shape{Layers: 1, MoELayers: []int{0}, Experts: 2, ExpertsPerToken: 2}
 	w, _ = clock(1)
 	for range 10 * minMean {

@@ -2,7 +2,7 @@
 // use dispatch.Line instead.
 //
 // Invariants:
-//   - A queued request waits until it is woken or its caller stops waiting. The queue has no timers of its own.
+//   - A queued request waits until it is woken or its caller stops waiting. The queue has no timers.
 //   - At most dispatch.OvertakeFactor times the size of the queue requests overtake a queued request (dispatch.MustGo).
 //   - Requests are queued in order of arrival, each in one queue at a time.
 //   - A queue is not safe for concurrent use, except Turn: the caller holds a lock.

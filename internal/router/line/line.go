@@ -24,7 +24,7 @@ type Line[Known any] struct {
 // Standing is an entry of the queue.
 type Standing[Known any] struct {
 	Known Known
-	// Must is true if the request has to go now, whatever it gives up.
+	// Must is true if the request has to go now, even to a worse rank.
 	Must  bool
 	in    *Line[Known]
 	since time.Time

@@ -125,7 +125,7 @@ func (k *Keeper) Add(digest string, shape lar.Shape, ids, experts []int32) {
 	k.uncounted.Add(float64(all - counted))
 }
 
-// routedRows returns the tokens whose experts are all valid and distinct within each layer. whole is true if this holds
+// routedRows returns the tokens with experts that are all valid and distinct within each layer. whole is true if this holds
 // for all ids. A row that names an expert twice was never recorded: it is memory that the engine has not filled.
 func routedRows(shape lar.Shape, ids, experts []int32) (rows sequence, whole bool) {
 	whole = true
@@ -217,7 +217,7 @@ func (k *Keeper) generations(since time.Time) (told []*counts.Counts, from time.
 	return []*counts.Counts{k.previous, k.current}, k.since
 }
 
-// told returns a copy of the counts of the generations that began at or after since, and their start; nil if there are
+// countsSince returns a copy of the counts of the generations that began at or after since, and their start; nil if there are
 // none.
 func (k *Keeper) told(since time.Time) (*counts.Counts, time.Time, error) {
 	k.mu.Lock()
@@ -235,7 +235,7 @@ func (k *Keeper) told(since time.Time) (*counts.Counts, time.Time, error) {
 	return sum, from, nil
 }
 
-// countedSince returns the number of tokens that told would return.
+// countedSince returns the number of tokens that countsSince would return.
 func (k *Keeper) countedSince(since time.Time) (tokens int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -375,7 +375,7 @@ func (k *Keeper) ServeSequences(w http.ResponseWriter, r *http.Request) {
 			w.Header().Del(HeaderTokens)
 			wire.WriteError(w, r.URL.Path, http.StatusInternalServerError, wire.Internal, err.Error())
 		case err == nil:
-			_ = encoder.Close() // whoever asked has gone
+			_ = encoder.Close() // the client has disconnected
 		}
 	}
 }

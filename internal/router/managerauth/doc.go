@@ -1,6 +1,6 @@
 // Package managerauth authenticates managers to request routers with client certificates.
 //
-// The managers share a certificate authority in a Secret of their own namespace. A router has only the certificates of that
+// The managers share a certificate authority in a Secret in the namespace of the managers. A router has only the certificates of that
 // authority. It needs no Secret, no token, and no answer of the API server.
 //
 // Invariants:

@@ -12,7 +12,7 @@ import (
 )
 
 // TestBodiesThatTakeAllMemory checks that bodies are kept until a response begins, and that clients of a gateway are
-// told to retry while all request memory is in use.
+// asked to retry while all request memory is in use.
 func TestBodiesThatTakeAllMemory(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	for name, mode := range map[string]processingv3.ProcessingMode_BodySendMode{

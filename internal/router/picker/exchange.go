@@ -343,7 +343,7 @@ func (x *exchange) modify(response *http.Response, served string) (*extprocv3.He
 	return difference(before, response.Header), nil
 }
 
-// responseHeader answers the header of a response that has no body, or whose body cannot be changed.
+// responseHeader answers the header of a response that has no body, or a body that cannot be changed.
 func (x *exchange) responseHeader(response *http.Response, served string) error {
 	mutation, err := x.modify(response, served)
 	if err != nil {
@@ -375,7 +375,7 @@ func (x *exchange) responseInChunks(response *http.Response, served string) erro
 	return sink.end(source.trailers)
 }
 
-// responseInOne handles a response whose body arrives in one message.
+// responseInOne handles a response with a body in one message.
 func (x *exchange) responseInOne(response *http.Response, served string) error {
 	defer x.release()
 	if err := x.stream.Send(responseHeaders(nil)); err != nil {

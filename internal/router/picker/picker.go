@@ -41,7 +41,7 @@ type Request struct {
 	Header       http.Header
 	// Body is the complete body; nil if there is none or the gateway does not send it.
 	Body []byte
-	// BodyFixed is true if the endpoint gets the body unchanged, whatever Decision.Body is.
+	// BodyFixed is true if the endpoint gets the body unchanged and Decision.Body is ignored.
 	BodyFixed bool
 	// ResponseFixed is true if the client gets the response body unchanged: Exchange.ModifyResponse then sees an empty
 	// body.

@@ -44,7 +44,7 @@ type Pool interface {
 // ErrNotLoaded is returned if a plan is not in the pool.
 var ErrNotLoaded = errors.New("not loaded yet")
 
-// Keeper keeps the plans that backends name on disk and in the pool, and the plans whose tables replace theirs. It is
+// Keeper keeps the plans that backends name on disk and in the pool, and the plans that provide replacement tables. It is
 // safe for concurrent use.
 type Keeper struct {
 	dir   string
@@ -57,7 +57,7 @@ type Keeper struct {
 	mu sync.Mutex
 	// named contains the digests that backends name.
 	named map[string]bool
-	// tables maps the digest of a plan to the plan whose tables it should use; told is true once SetTables was called.
+	// tables maps the digest of a plan to the plan that provides its tables; tablesSet is true once SetTables was called.
 	// using contains the replacement tables that were used last, which stay in use until the desired tables are usable.
 	// refused contains the tables that do not fit a plan.
 	tables, using, refused map[string]string
@@ -82,7 +82,7 @@ func NewKeeper(dir string, fetch Fetch, pool Pool) *Keeper {
 	}
 }
 
-// Want sets the backends whose plans are needed.
+// Want sets the backends that need plans.
 func (k *Keeper) Want(backends []discovery.Backend) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -96,7 +96,7 @@ func (k *Keeper) Want(backends []discovery.Backend) {
 	k.review()
 }
 
-// SetTables sets, by plan digest, the plans whose tables replace the own tables once they are loaded and fit.
+// SetTables sets, by plan digest, the plans that provide replacement tables, which are used once they are loaded and fit.
 func (k *Keeper) SetTables(tables map[string]string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -142,7 +142,7 @@ type need struct {
 	tablesOnly bool
 }
 
-// due returns the needed plans and the digests whose grace period is over. It forgets the expired digests.
+// due returns the needed plans and the digests with an expired grace period. It forgets the expired digests.
 func (k *Keeper) due() (needs []need, expired []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

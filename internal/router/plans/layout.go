@@ -48,8 +48,8 @@ type Layout struct {
 	table *affinity.RankTable
 	// seen describes the training data of the table; nil for plans of earlier versions, which do not contain it.
 	seen *affinity.Seen
-	// Tokenizer is nil if the checkpoint has no readable tokenizer. Then only token ids can be scored, and texts whose
-	// token ids an engine returns.
+	// Tokenizer is nil if the checkpoint has no readable tokenizer. Then only token ids can be scored, and texts if an
+	// engine returns their token ids.
 	Tokenizer *tokenizer.Tokenizer
 }
 

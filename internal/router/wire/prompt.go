@@ -83,7 +83,7 @@ func (p *Prompt) addTools(list []byte) {
 	p.More += (len(list) - cut) / BytesPerToken
 }
 
-// ToolIDs returns pseudo token ids for the tools, whose tokens are not known: one id per BytesPerToken bytes of their
+// ToolIDs returns pseudo token ids for the tools, which have unknown tokens: one id per BytesPerToken bytes of their
 // text.
 func (p *Prompt) ToolIDs() []int32 {
 	ids := make([]int32, len(p.Tools)/BytesPerToken)

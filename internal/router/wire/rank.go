@@ -9,7 +9,7 @@ import (
 	"github.com/semmoe/operator/internal/jsonscan"
 )
 
-// nested are the members of a request whose own members may choose a rank: containers of engine options. Other members
+// nested are the members of a request that contain members which may choose a rank: containers of engine options. Other members
 // hold content, such as messages and tool schemas, which may mention a rank for another purpose.
 var nested = map[string]bool{
 	"sampling_params": true, "extra_body": true, "extra_args": true, "vllm_xargs": true, "kv_transfer_params": true, "nvext": true,

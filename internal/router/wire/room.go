@@ -22,7 +22,7 @@ const (
 )
 
 // readWithin reads a response within the budget, and reports whether it is complete. It counts the bytes that arrive,
-// whatever length the header declares.
+// regardless of the declared length.
 func readWithin(response *http.Response, room Room) (parts [][]byte, whole bool, err error) {
 	held := int64(0)
 	// One byte more than the declared length reaches the end of the response, which then fits in one part.

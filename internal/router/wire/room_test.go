@@ -29,8 +29,8 @@ func (r *room) GiveUp() { r.gaveUp++ }
 
 func (r *room) Release() { r.held = 0 }
 
-// TestRewriteWithinRoom checks that a response is edited if the budget fits the bytes that arrive, whatever length its
-// header declares. Otherwise it is forwarded unchanged, and the memory is released.
+// TestRewriteWithinRoom checks that a response is edited if the budget fits the bytes that arrive, regardless of the length that its
+// header declares. If not, it is forwarded unchanged, and the memory is released.
 func TestRewriteWithinRoom(t *testing.T) {
 	const most = 300 << 10
 	for name, tc := range map[string]struct {

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 )
 
-// Told contains the token counts and ids that a response reports.
+// Usage contains the token counts and ids that a response reports.
 type Told struct {
 	// Prompt and Completion are the numbers of tokens.
 	Prompt, Completion int

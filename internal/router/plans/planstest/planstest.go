@@ -27,7 +27,7 @@ var (
 // Shape is the shape of the small model.
 var Shape = lar.Shape{Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4}
 
-// inModule returns a path below the root of the module, whatever the working directory of the test is.
+// inModule returns a path below the root of the module, regardless of the working directory of the test.
 func inModule(path string) string {
 	dir, err := os.Getwd()
 	for ; err == nil; dir = filepath.Dir(dir) {

@@ -170,8 +170,8 @@ func TestFailingPodAttractsNoRequests(t *testing.T) {
 					failed++
 				}
 			}
-			if failed > failuresInARow {
-				t.Errorf("%d of %d requests failed, want %d at most", failed, requests, failuresInARow)
+			if failed > failuresToEject {
+				t.Errorf("%d of %d requests failed, want %d at most", failed, requests, failuresToEject)
 			}
 			// A failing pod gets the requests if it is the only one.
 			pool.Set(pods[:1])

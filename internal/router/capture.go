@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	// dearCapture is the ratio of times per token above which capture is too expensive to run on every pod.
-	dearCapture = 1.05
-	// narrowTime is the time for which only one pod per plan is sampled after capture was last found too expensive.
-	narrowTime = time.Hour
-	// lookPeriod is the time between two evaluations of the cost. Fewer evaluations cause fewer false alarms.
-	lookPeriod = time.Minute
+	// maxCaptureCost is the ratio of times per token above which capture is too expensive to run on every pod.
+	maxCaptureCost = 1.05
+	// narrowPeriod is the time for which only one pod per plan is sampled after capture was last found too expensive.
+	narrowPeriod = time.Hour
+	// costCheckPeriod is the time between two evaluations of the cost. Fewer evaluations cause fewer false alarms.
+	costCheckPeriod = time.Minute
 	// costBucket and costBuckets define the measurement window of the cost: one hour.
 	costBucket  = 5 * time.Minute
 	costBuckets = 12
@@ -27,8 +27,8 @@ type captureWatch struct {
 	// compares is true if the cost can be measured: the engine reports experts only for requests that ask for them.
 	compares bool
 	buckets  []timedCost // the oldest first
-	// nextLook is the time of the next evaluation. Until narrowUntil, one pod per plan is sampled.
-	nextLook, narrowUntil time.Time
+	// nextCheck is the time of the next evaluation. Until narrowUntil, one pod per plan is sampled.
+	nextCheck, narrowUntil time.Time
 }
 
 type timedCost struct {
@@ -48,12 +48,12 @@ func (c *captureWatch) add(now time.Time, asked bool, took time.Duration, tokens
 		into = &c.buckets[len(c.buckets)-1].Asked
 	}
 	into.Add(took.Seconds(), float64(tokens))
-	if now.Before(c.nextLook) {
+	if now.Before(c.nextCheck) {
 		return
 	}
-	c.nextLook = now.Add(lookPeriod)
-	if cost := c.cost(now); cost.Above(dearCapture) {
-		c.narrowUntil = now.Add(narrowTime)
+	c.nextCheck = now.Add(costCheckPeriod)
+	if cost := c.cost(now); cost.Above(maxCaptureCost) {
+		c.narrowUntil = now.Add(narrowPeriod)
 	}
 }
 
@@ -112,7 +112,8 @@ func podHash(name string) uint64 {
 	return hash ^ hash>>31
 }
 
-// timed records the time of a response when it has been read to its end. It ignores responses to clients that disconnect.
+// timed records the time of a response when it has been read to its end. It ignores responses to clients that
+// disconnect.
 func (o *Observations) timed(response *http.Response, sent time.Time, asked bool, tokens int64) {
 	response.Body = &endedBody{ReadCloser: response.Body, end: func() {
 		o.mu.Lock()

@@ -59,21 +59,21 @@ func TestNarrowsSample(t *testing.T) {
 		if c.narrowed(start) {
 			t.Errorf("%s: narrowed by the first request", name)
 		}
-		fill(&c, start.Add(lookPeriod), tc.ratio)
-		if c.narrowed(start.Add(lookPeriod)) != tc.narrow {
+		fill(&c, start.Add(costCheckPeriod), tc.ratio)
+		if c.narrowed(start.Add(costCheckPeriod)) != tc.narrow {
 			t.Errorf("%s: narrowed is %v", name, !tc.narrow)
 		}
 	}
 	var c captureWatch
 	fill(&c, start, 2)
-	last := start.Add(lookPeriod)
+	last := start.Add(costCheckPeriod)
 	c.add(last, false, time.Second, 100)
-	for at := last; at.Before(last.Add(narrowTime)); at = at.Add(time.Minute) {
+	for at := last; at.Before(last.Add(narrowPeriod)); at = at.Add(time.Minute) {
 		if !c.narrowed(at) {
 			t.Fatalf("widened after %v", at.Sub(last))
 		}
 	}
-	if c.narrowed(last.Add(narrowTime)) {
+	if c.narrowed(last.Add(narrowPeriod)) {
 		t.Error("narrowed for ever")
 	}
 	// Measurements older than an hour are dropped.
@@ -304,8 +304,8 @@ func gauges(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	return values
 }
 
-// TestPopulationThroughAGateway checks that requests with a response that the gateway does not let the picker change are not in
-// the population. Other requests are sampled and timed like requests of the proxy.
+// TestPopulationThroughAGateway checks that requests with a response that the gateway does not let the picker change
+// are not in the population. Other requests are sampled and timed like requests of the proxy.
 func TestPopulationThroughAGateway(t *testing.T) {
 	pool := NewPool()
 	pool.Set([]discovery.Backend{{Pod: "a", Address: "10.0.0.1:8000", Ranks: 4, Revision: "r", Shape: &planstest.Shape}})

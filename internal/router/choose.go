@@ -30,18 +30,18 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		allowed.limit = p.options.PendingLimitPerRank
 	}
 	if r.asksExperts {
-		allowed.told = p.plans
+		allowed.logicalPlans = p.plans
 	}
-	g := p.chooseGroup(r.lot, allowed)
+	g := p.chooseGroup(r.planRandom, allowed)
 	if g == nil {
 		// Ejected backends are used only if there is no other backend or all others are full.
 		allowed.ejected = true
-		g = p.chooseGroup(r.lot, allowed)
+		g = p.chooseGroup(r.planRandom, allowed)
 	}
 	if g == nil {
-		if allowed.limit = 0; p.chooseGroup(r.lot, allowed) != nil {
+		if allowed.limit = 0; p.chooseGroup(r.planRandom, allowed) != nil {
 			r.refused = errAllFull
-		} else if allowed.lacking = nil; r.lacking != nil && p.chooseGroup(r.lot, allowed) != nil {
+		} else if allowed.lacking = nil; r.lacking != nil && p.chooseGroup(r.planRandom, allowed) != nil {
 			r.refused = errLacksRoute
 		}
 		return nil, false, missing{}
@@ -55,7 +55,7 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		if !r.hashed && (plan == nil || r.forecast.prefixes == nil) {
 			return nil, false, missing{text: true}
 		}
-		if plan != nil && !unpinned && p.waits(g, plan, r, allowed) {
+		if plan != nil && !unpinned && p.mustWait(g, plan, r, allowed) {
 			return nil, false, missing{}
 		}
 	}
@@ -74,9 +74,9 @@ type filter struct {
 	eligible func(endpoint string) bool
 	now      time.Time
 	ejected  bool
-	// logicalPlans excludes backends with reported experts that cannot be converted to logical ids with these plans. It is nil if
-	// the client does not request experts.
-	told map[string]*scheduled
+	// logicalPlans excludes backends with reported experts that cannot be converted to logical ids with these plans. It
+	// is nil if the client does not request experts.
+	logicalPlans map[string]*scheduled
 	// lacking contains the engine types that lack the route of the request.
 	lacking map[string]bool
 	// limit is the number of pending requests at which a rank is full; 0 means no limit.
@@ -86,12 +86,12 @@ type filter struct {
 }
 
 func (f filter) admits(b *backend) bool {
-	if f.told != nil {
+	if f.logicalPlans != nil {
 		var layout *plans.Layout
-		if plan := f.told[b.PlanDigest]; plan != nil {
+		if plan := f.logicalPlans[b.PlanDigest]; plan != nil {
 			layout = plan.layout
 		}
-		if !tellsLogical(b.Backend, layout) {
+		if !reportsLogicalExperts(b.Backend, layout) {
 			return false
 		}
 	}
@@ -132,7 +132,7 @@ func (g *group) ranks(allowed filter) uint64 {
 // chooseGroup selects a group by a random number, weighted by the number of ranks. During a rollout, the old and the
 // new plan therefore get a fair sample of the same requests. Clients cannot choose. It returns nil if no backend is
 // admitted.
-func (p *Pool) chooseGroup(lot uint64, allowed filter) *group {
+func (p *Pool) chooseGroup(planRandom uint64, allowed filter) *group {
 	var few [8]uint64 // plans at a time: nearly always one or two
 	ranks, total := few[:0], uint64(0)
 	for _, g := range p.groups {
@@ -142,7 +142,7 @@ func (p *Pool) chooseGroup(lot uint64, allowed filter) *group {
 	if total == 0 {
 		return nil
 	}
-	at := lot % total
+	at := planRandom % total
 	for i, g := range p.groups {
 		if at < ranks[i] {
 			return g
@@ -194,7 +194,7 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter, unpin
 	p.leave(r, allowed.now)
 	if plan != nil {
 		lease.layout = plan.layout
-		p.callNext(g, plan, allowed.now)
+		p.wakeNext(g, plan, allowed.now)
 	}
 	return lease
 }
@@ -222,11 +222,11 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	if !again {
 		scheduler.Take(&asked, &d)
 		r.scheduler, r.rank = scheduler, d.Rank
-		p.spent.Add(&d, asked.Tokens)
+		p.decisionSums.Add(&d, asked.Tokens)
 	}
 	at := p.at[d.Place]
 	lease.on, lease.place = at.on, at.rank
-	lease.give(prefixes)
+	lease.recordCached(prefixes)
 	lease.tokens = int64(d.Tokens)
 	switch {
 	case asked.Scores != nil:

@@ -36,7 +36,7 @@ func TestGroupsAreAFairSample(t *testing.T) {
 	chosen, asked := map[string]int{}, map[string]int{}
 	random := rand.New(rand.NewPCG(1, 1))
 	for i := range requests {
-		r := &request{id: fmt.Sprintf("request-%d", i), lot: random.Uint64(), tokens: 1, inference: true}
+		r := &request{id: fmt.Sprintf("request-%d", i), planRandom: random.Uint64(), tokens: 1, inference: true}
 		lease, _ := pool.acquire(r, nil)
 		lease.Release()
 		chosen[lease.Backend.PlanDigest]++
@@ -69,7 +69,7 @@ func TestGroupsWithoutPods(t *testing.T) {
 	pool.Set(append(backendsOf("a", 1, 4, "a"), backendsOf("b", 1, 4, "b")...))
 	inA := 0
 	for i := range 100 {
-		r := &request{id: fmt.Sprint(i), lot: uint64(i), tokens: 1, inference: true}
+		r := &request{id: fmt.Sprint(i), planRandom: uint64(i), tokens: 1, inference: true}
 		if lease, ok := pool.acquire(r, map[string]bool{"a-0:1": true}); !ok || lease.Backend.Pod != "b-0" {
 			t.Fatalf("request %d goes to %+v although a-0 was tried", i, lease)
 		}
@@ -427,7 +427,7 @@ func TestPrefixesWithoutAPlan(t *testing.T) {
 				}
 				again.Release()
 			}
-			if spent := pool.Spent(); spent.Cached == 0 || spent.Prefix == 0 && policy == dispatch.Price {
+			if spent := pool.DecisionSums(); spent.Cached == 0 || spent.Prefix == 0 && policy == dispatch.Price {
 				t.Errorf("%s: decisions sum up to %+v", policy, spent)
 			}
 			// A pod that was removed and added again has an empty cache, and the caches of other pods are kept.
@@ -468,7 +468,7 @@ func TestPrefixesByTokens(t *testing.T) {
 	if moved > len(requests)/10 {
 		t.Errorf("%d of %d conversations moved", moved, len(requests))
 	}
-	if spent := pool.Spent(); spent.Cached < spent.Tokens/4 {
+	if spent := pool.DecisionSums(); spent.Cached < spent.Tokens/4 {
 		t.Errorf("%.0f of %.0f tokens were cached", spent.Cached, spent.Tokens)
 	}
 }
@@ -543,13 +543,13 @@ func TestSentAgainCountsOnce(t *testing.T) {
 		pool.AddLayout(p.layout)
 		r := completion("r", "some text")
 		first, _ := pool.acquire(r, nil)
-		spent := pool.Spent()
+		spent := pool.DecisionSums()
 		load := r.scheduler.Load(first.Rank)
 		first.Release()
 		again, _ := pool.acquire(r, map[string]bool{first.Backend.Address: true})
-		if again.Rank != first.Rank || pool.Spent() != spent || r.scheduler.Load(first.Rank) != load {
+		if again.Rank != first.Rank || pool.DecisionSums() != spent || r.scheduler.Load(first.Rank) != load {
 			t.Errorf("%s: from rank %d to %d, load %d and then %d, %+v and then %+v",
-				name, first.Rank, again.Rank, load, r.scheduler.Load(first.Rank), spent, pool.Spent())
+				name, first.Rank, again.Rank, load, r.scheduler.Load(first.Rank), spent, pool.DecisionSums())
 		}
 	}
 }

@@ -83,9 +83,9 @@ func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 	}
 }
 
-// TestUsesTheAdapterOfEachPod checks that the router uses the API of the engine of each pod, regardless of the engine that the router
-// is configured for, as during a rollout of another engine. An engine that reports experts unasked is asked too: vLLM
-// with the plug-in of integrations/vllm reports them only then.
+// TestUsesTheAdapterOfEachPod checks that the router uses the API of the engine of each pod, regardless of the engine
+// that the router is configured for, as during a rollout of another engine. An engine that reports experts unasked is
+// asked too: vLLM with the plug-in of integrations/vllm reports them only then.
 func TestUsesTheAdapterOfEachPod(t *testing.T) {
 	for _, configured := range registry.All() {
 		for _, own := range []string{"SGLang", "VLLM", "TensorRTLLM"} {
@@ -120,8 +120,8 @@ func TestUsesTheAdapterOfEachPod(t *testing.T) {
 	}
 }
 
-// TestUnderstandsTheFieldsOfAllEngines checks that a client may use the field names of any engine, regardless of the engine that the
-// router is configured for.
+// TestUnderstandsTheFieldsOfAllEngines checks that a client may use the field names of any engine, regardless of the
+// engine that the router is configured for.
 func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 	for _, configured := range registry.All() {
 		s := newSender(NewPool(), prometheus.NewRegistry(), ProxyOptions{RankHeader: configured.RankHeader, RoutedExperts: configured.RoutedExperts, SamplePercent: 100})
@@ -141,7 +141,8 @@ func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 	}
 }
 
-// TestRespectsDeclinedExperts checks that a client that declines the experts gets none, regardless of what its engine reports.
+// TestRespectsDeclinedExperts checks that a client that declines the experts gets none, regardless of what its engine
+// reports.
 func TestRespectsDeclinedExperts(t *testing.T) {
 	for _, value := range []string{"false", "null"} {
 		backend := newEngine(t, "p", 4, func(w http.ResponseWriter, _ *http.Request) {
@@ -236,8 +237,8 @@ func observeVLLM(t *testing.T, onlyAsked bool) {
 	}
 }
 
-// TestObservesABatch checks a batch on SGLang's native route, which has an array as response: experts are removed from each
-// element, and those of the first are counted.
+// TestObservesABatch checks a batch on SGLang's native route, which has an array as response: experts are removed from
+// each element, and those of the first are counted.
 func TestObservesABatch(t *testing.T) {
 	var raw []byte
 	for i := range uint32(4 * 4) {
@@ -258,8 +259,8 @@ func TestObservesABatch(t *testing.T) {
 	}
 }
 
-// TestDoesNotAskEnginesWithoutRoutedExperts checks that an engine that cannot report experts is not asked, regardless of the
-// percentage.
+// TestDoesNotAskEnginesWithoutRoutedExperts checks that an engine that cannot report experts is not asked, regardless
+// of the percentage.
 func TestDoesNotAskEnginesWithoutRoutedExperts(t *testing.T) {
 	backend := newEngine(t, "a", 0, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -296,7 +297,7 @@ func TestRetriesWithoutCapture(t *testing.T) {
 			var sent atomic.Int32
 			var observations *Observations
 			backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
-				if held := observations.held.Load(); sent.Add(1) == 2 && held != 0 {
+				if held := observations.reserved.Load(); sent.Add(1) == 2 && held != 0 {
 					t.Errorf("%d bytes are held for what is not sampled", held)
 				}
 				body, err := io.ReadAll(r.Body)
@@ -414,7 +415,7 @@ func TestSamplesLongAnswersWithinMemory(t *testing.T) {
 		for _, free := range []int64{1 << 20, 2 << 10} {
 			var observations *Observations
 			backend := newEngine(t, "a", 4, func(w http.ResponseWriter, _ *http.Request) {
-				observations.held.Add(heldAtOnce - free) // reserved by other requests
+				observations.reserved.Add(maxReservedBytes - free) // reserved by other requests
 				answer := fmt.Sprintf(`{"text":%q,"choices":[{"routed_experts":%[2]q}],"sglext":{"routed_experts":%[2]q},"usage":{}}`, strings.Repeat("a", 100<<10), vllmRouting())
 				w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
 				io.WriteString(w, answer) //nolint:errcheck // the client verifies the body
@@ -431,7 +432,7 @@ func TestSamplesLongAnswersWithinMemory(t *testing.T) {
 			if fits != (p.Sampled == 1 && p.Long == 0) || fits == (p.Sampled == 0 && p.Eligible == 0 && p.Long == 1) {
 				t.Errorf("%s, %d bytes are free: %+v", engineType, free, p)
 			}
-			eventually(t, "nothing is held", func() bool { return o.held.Load() == heldAtOnce-free })
+			eventually(t, "nothing is held", func() bool { return o.reserved.Load() == maxReservedBytes-free })
 		}
 	}
 }
@@ -450,10 +451,10 @@ func TestExpertBytes(t *testing.T) {
 		"three answers":        {"/v1/completions", `{"prompt":"` + text + `","max_tokens":500,"n":3}`, 3 * 1500},
 		"three of SGLang's":    {"/generate", `{"text":"` + text + `","sampling_params":{"max_new_tokens":500,"n":3}}`, 3 * 1500},
 		"two prompts":          {"/generate", `{"text":["` + text + `","` + text + `"],"sampling_params":{"max_new_tokens":9000,"n":2}}`, 4 * (1000 + 4096)},
-		"more than is counted": {"/v1/completions", `{"prompt":"` + text + `","n":1000000}`, longAnswer - 1},
+		"more than is counted": {"/v1/completions", `{"prompt":"` + text + `","n":1000000}`, maxExpertBytes - 1},
 	} {
 		shape := planstest.Shape
-		got := answerBytes(newRequest(tc.path, "", []byte(tc.body)), &Lease{Backend: discovery.Backend{Shape: &shape}}) * 3 / 16 / int64(shape.Layers*shape.ExpertsPerToken)
+		got := expertBytes(newRequest(tc.path, "", []byte(tc.body)), &Lease{Backend: discovery.Backend{Shape: &shape}}) * 3 / 16 / int64(shape.Layers*shape.ExpertsPerToken)
 		if got < tc.rows || got > tc.rows+tc.rows/20 {
 			t.Errorf("%s: %d rows, want %d", name, got, tc.rows)
 		}
@@ -467,69 +468,69 @@ func TestSamplesWithinBoundedMemory(t *testing.T) {
 		pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 4, Shape: &planstest.Shape})
 		s := newSender(pool, prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, RoutedExperts: adapterOf(t, engineType).RoutedExperts, SamplePercent: 100})
 		body := []byte(`{"prompt":"` + strings.Repeat("abc ", 600_000) + `"}`) // 51 MB
-		begin := func() (*request, *Lease, look) {
+		begin := func() (*request, *Lease, capture) {
 			r := s.read(t.Context(), "/v1/completions", "id", body)
 			lease, ok := pool.acquire(r, nil)
 			if !ok {
 				t.Fatal("no rank is left")
 			}
-			_, look := s.look(r, body, lease)
-			return r, lease, look
+			_, capture := s.requestExperts(r, body, lease)
+			return r, lease, capture
 		}
 		var leases []*Lease
 		for i := range 6 {
-			_, lease, look := begin()
-			if leases = append(leases, lease); look.sampled != (i < 2) || look.long {
-				t.Errorf("%s: request %d: %+v", engineType, i, look)
+			_, lease, capture := begin()
+			if leases = append(leases, lease); capture.sampled != (i < 2) || capture.long {
+				t.Errorf("%s: request %d: %+v", engineType, i, capture)
 			}
 		}
 		leases[0].Release()
 		leases[0].Release()
 		for i := range 2 {
-			_, lease, look := begin()
-			if leases = append(leases, lease); look.sampled != (i == 0) {
-				t.Errorf("%s: request %d after one has ended: %+v", engineType, i, look)
+			_, lease, capture := begin()
+			if leases = append(leases, lease); capture.sampled != (i == 0) {
+				t.Errorf("%s: request %d after one has ended: %+v", engineType, i, capture)
 			}
 		}
 		for _, lease := range leases {
 			lease.Release()
 		}
-		if held := s.observations.held.Load(); held != 0 {
+		if held := s.observations.reserved.Load(); held != 0 {
 			t.Errorf("%s: %d bytes are held for nobody", engineType, held)
 		}
 		// A response that declares its length reserves that much.
-		_, lease, look := begin()
+		_, lease, capture := begin()
 		for size, sampled := range map[string]bool{"": true, "1000": true, fmt.Sprint(60 << 20): true, fmt.Sprint(65 << 20): false} {
-			if got := s.measured(&http.Response{Header: http.Header{"Content-Length": {size}}}, lease, look); got.sampled != sampled || got.long == sampled {
+			if got := s.limitCapture(&http.Response{Header: http.Header{"Content-Length": {size}}}, lease, capture); got.sampled != sampled || got.long == sampled {
 				t.Errorf("%s: an answer of %s bytes: %+v", engineType, size, got)
 			}
 		}
-		if held := s.observations.held.Load(); held != 60<<20 { // nothing is reserved for a response that does not fit
+		if held := s.observations.reserved.Load(); held != 60<<20 { // nothing is reserved for a response that does not fit
 			t.Errorf("%s: %d bytes are held, want %d", engineType, held, 60<<20)
 		}
 		lease.Release()
 		body = []byte(`{"prompt":"x","` + s.options.RoutedExperts.RequestField + `":true}`)
-		_, lease, look = begin()
-		if held := s.observations.held.Load(); look.sampled || held != 0 {
-			t.Errorf("%s: %d bytes are held for what the client asks for itself: %+v", engineType, held, look)
+		_, lease, capture = begin()
+		if held := s.observations.reserved.Load(); capture.sampled || held != 0 {
+			t.Errorf("%s: %d bytes are held for what the client asks for itself: %+v", engineType, held, capture)
 		}
 		lease.Release()
 		body = []byte(`{"prompt":"x"}`)
-		r, lease, look := begin()
+		r, lease, capture := begin()
 		stream := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: http.NoBody}
-		s.survey(stream, r, lease, look, time.Now())
-		if held := s.observations.held.Load(); (held == 0) != (engineType == "VLLM") {
+		s.countEligible(stream, r, lease, capture, time.Now())
+		if held := s.observations.reserved.Load(); (held == 0) != (engineType == "VLLM") {
 			t.Errorf("%s: %d bytes are held for a stream", engineType, held)
 		}
 		lease.Release()
-		if held := s.observations.held.Load(); held != 0 {
+		if held := s.observations.reserved.Load(); held != 0 {
 			t.Errorf("%s: %d bytes are held after a stream", engineType, held)
 		}
 	}
 }
 
-// TestUncountedExpertsAreBufferedOnce checks that a response with experts that are not counted is buffered once, regardless of
-// their number.
+// TestUncountedExpertsAreBufferedOnce checks that a response with experts that are not counted is buffered once,
+// regardless of their number.
 func TestUncountedExpertsAreBufferedOnce(t *testing.T) {
 	routing := strings.Repeat("A", 8<<20)
 	answer := fmt.Sprintf(`{"choices":[{"index":0,"routed_experts":%q},{"index":1,"routed_experts":%q}]}`, routing, routing)
@@ -539,7 +540,7 @@ func TestUncountedExpertsAreBufferedOnce(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if err := (&meter{engine: adapterOf(t, "VLLM").RoutedExperts, observations: &Observations{}, lease: &Lease{}}).wrap(response); err != nil {
+	if err := (&responseCapture{engine: adapterOf(t, "VLLM").RoutedExperts, observations: &Observations{}, lease: &Lease{}}).wrap(response); err != nil {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)

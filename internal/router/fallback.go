@@ -34,7 +34,7 @@ func (p *Pool) fallbacks(l *Lease, r *request, limit int) []string {
 		allowed.limit = p.options.PendingLimitPerRank
 	}
 	if r.asksExperts {
-		allowed.told = p.plans
+		allowed.logicalPlans = p.plans
 	}
 	if !l.spread {
 		allowed.pins = func(b *backend) bool { return p.pins(b, r) }
@@ -97,11 +97,11 @@ func (l *Lease) move(endpoint string) {
 	l.scored = l.scored && layout != nil && layout.Digest == l.layout.Digest && to.rank != discovery.NoRank
 	l.on, l.Backend, l.Rank, l.layout = to.on, to.on.Backend, to.rank, layout
 	l.pool.prefixes.Match(l.prefixes)
-	l.give(l.prefixes)
+	l.recordCached(l.prefixes)
 }
 
-// heard records that the pod of the lease answers.
-func (l *Lease) heard() {
+// markAnswering records that the pod of the lease answers.
+func (l *Lease) markAnswering() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
 	l.on.answered = l.pool.now()

@@ -39,12 +39,12 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 	try := func(r *request) bool {
 		lease, ok := pool.acquire(r, nil)
 		if !ok {
-			if r.standing == nil {
+			if r.queued == nil {
 				t.Fatalf("request %s: no place, and not in line", r.id)
 			}
 			return false
 		}
-		if r.standing != nil || !lease.scored {
+		if r.queued != nil || !lease.scored {
 			t.Fatalf("request %s: %+v stands in line", r.id, lease)
 		}
 		all.forecast += r.forecast.on(lease.Rank).Predicted
@@ -60,7 +60,7 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 	called := func() bool {
 		for i, r := range line {
 			select {
-			case <-r.standing.Turn():
+			case <-r.queued.Woken():
 				if try(r) {
 					line = append(line[:i:i], line[i+1:]...)
 					return true
@@ -71,7 +71,7 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 		return false
 	}
 	for _, r := range requests {
-		r.patient = true
+		r.mayWait = true
 		if !try(r) {
 			all.stood++
 			line = append(line, r)
@@ -83,7 +83,7 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 		}
 	}
 	for _, r := range line {
-		if r.patient = false; !try(r) {
+		if r.mayWait = false; !try(r) {
 			t.Fatal("a request without patience stands in line")
 		}
 	}
@@ -117,7 +117,7 @@ func TestHoldBringsRequestsToTheirExperts(t *testing.T) {
 func standsInLine(t *testing.T, pool *Pool) *request {
 	t.Helper()
 	for _, r := range samplePrompts(2000) {
-		r.patient = true
+		r.mayWait = true
 		lease, ok := pool.acquire(r, nil)
 		if !ok {
 			return r
@@ -133,7 +133,7 @@ func inLine(pool *Pool) (n int) {
 	pool.mu.Lock()
 	defer pool.mu.Unlock()
 	for _, plan := range pool.plans {
-		n += plan.line.Len()
+		n += plan.queue.Len()
 	}
 	return n
 }
@@ -149,7 +149,7 @@ func TestHoldEnds(t *testing.T) {
 	if !ok || time.Since(began) < hold || inLine(pool) != 0 {
 		t.Fatalf("lease %+v after %v, %d in line", lease, time.Since(began), inLine(pool))
 	}
-	if spent := pool.Spent(); spent.Waits != 1 || spent.Waited != hold.Seconds() {
+	if spent := pool.DecisionSums(); spent.Waits != 1 || spent.Waited != hold.Seconds() {
 		t.Errorf("%v requests waited %v s", spent.Waits, spent.Waited)
 	}
 }
@@ -165,8 +165,8 @@ func TestHoldEndsWithItsClient(t *testing.T) {
 	}
 }
 
-// TestHoldEndsInTime checks that a request with a deadline for pods that is shorter than the maximum waiting time is served
-// at the deadline.
+// TestHoldEndsInTime checks that a request with a deadline for pods that is shorter than the maximum waiting time is
+// served at the deadline.
 func TestHoldEndsInTime(t *testing.T) {
 	pool, _ := holding(t, time.Second)
 	r := standsInLine(t, pool)
@@ -189,8 +189,8 @@ func TestHoldSurvivesItsPlan(t *testing.T) {
 		r := standsInLine(t, pool)
 		change()
 		lease, ok := pool.wait(t.Context(), r, nil)
-		if !ok || r.standing != nil || inLine(pool) != 0 {
-			t.Fatalf("%s: lease %+v, standing %+v, %d in line", name, lease, r.standing, inLine(pool))
+		if !ok || r.queued != nil || inLine(pool) != 0 {
+			t.Fatalf("%s: lease %+v, standing %+v, %d in line", name, lease, r.queued, inLine(pool))
 		}
 		lease.Release()
 	}
@@ -207,9 +207,9 @@ func TestNoWaitWhilePlansAreCompared(t *testing.T) {
 	r := standsInLine(t, pool)
 	pool.Set(append(alone, compared...))
 	for _, r := range append([]*request{r}, samplePrompts(500)...) {
-		r.patient = true
+		r.mayWait = true
 		lease, ok := pool.acquire(r, nil)
-		if !ok || r.standing != nil {
+		if !ok || r.queued != nil {
 			t.Fatal("a request waits while there is a canary")
 		}
 		lease.Release()
@@ -223,7 +223,7 @@ func TestNoWaitAtLowLoad(t *testing.T) {
 	pool, now := holding(t, 100*time.Millisecond)
 	for _, r := range samplePrompts(500) {
 		*now = now.Add(30 * time.Millisecond) // four of them take longer
-		r.patient = true
+		r.mayWait = true
 		lease, ok := pool.acquire(r, nil)
 		if !ok {
 			t.Fatal("a request waits")

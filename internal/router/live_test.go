@@ -174,30 +174,30 @@ func TestKnownIDs(t *testing.T) {
 	ids := request{prompt: wire.PromptOfIDs([]byte(`[5,6,7]`))}
 	for name, tc := range map[string]struct {
 		request request
-		told    wire.Told
+		told    wire.Usage
 		rows    int
 		want    []int32
 	}{
-		"prompt alone":              {ids, wire.Told{Prompt: 3, Completion: 4}, 6, prompt},
-		"with the answer":           {ids, wire.Told{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 6, []int32{5, 6, 7, 8, 9, 10}},
-		"all of the answer":         {ids, wire.Told{Prompt: 3, Completion: 2, Output: []int32{8, 9}}, 5, []int32{5, 6, 7, 8, 9}},
-		"part of the answer's ids":  {ids, wire.Told{Prompt: 3, Completion: 4, Output: []int32{11}}, 6, prompt},
-		"more rows than tokens":     {ids, wire.Told{Prompt: 3, Completion: 2, Output: []int32{8, 9}}, 6, nil},
-		"fewer rows than tokens":    {ids, wire.Told{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 5, nil},
-		"another number of tokens":  {ids, wire.Told{Prompt: 4, Completion: 4}, 6, nil},
-		"not told":                  {ids, wire.Told{}, 6, nil},
-		"part of the prompt's rows": {ids, wire.Told{Prompt: 3, Completion: 4}, 2, nil},
-		"a batch of ids":            {request{prompt: wire.PromptOfIDs([]byte(`[[5,6],[7]]`))}, wire.Told{Prompt: 3}, 6, nil},
-		"a batch of texts":          {request{prompt: wire.Prompt{Texts: []string{"a", "b"}}}, wire.Told{Prompt: 2}, 6, nil},
-		"a long prompt":             {request{prompt: wire.Prompt{IDs: prompt, More: 1}}, wire.Told{Prompt: 3}, 6, nil},
-		"text":                      {request{prompt: wire.Prompt{Texts: []string{"func main"}}}, wire.Told{Prompt: len(p.layout.Tokenizer.Encode("func main"))}, 9, p.layout.Tokenizer.Encode("func main")},
+		"prompt alone":              {ids, wire.Usage{Prompt: 3, Completion: 4}, 6, prompt},
+		"with the answer":           {ids, wire.Usage{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 6, []int32{5, 6, 7, 8, 9, 10}},
+		"all of the answer":         {ids, wire.Usage{Prompt: 3, Completion: 2, Output: []int32{8, 9}}, 5, []int32{5, 6, 7, 8, 9}},
+		"part of the answer's ids":  {ids, wire.Usage{Prompt: 3, Completion: 4, Output: []int32{11}}, 6, prompt},
+		"more rows than tokens":     {ids, wire.Usage{Prompt: 3, Completion: 2, Output: []int32{8, 9}}, 6, nil},
+		"fewer rows than tokens":    {ids, wire.Usage{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 5, nil},
+		"another number of tokens":  {ids, wire.Usage{Prompt: 4, Completion: 4}, 6, nil},
+		"not told":                  {ids, wire.Usage{}, 6, nil},
+		"part of the prompt's rows": {ids, wire.Usage{Prompt: 3, Completion: 4}, 2, nil},
+		"a batch of ids":            {request{prompt: wire.PromptOfIDs([]byte(`[[5,6],[7]]`))}, wire.Usage{Prompt: 3}, 6, nil},
+		"a batch of texts":          {request{prompt: wire.Prompt{Texts: []string{"a", "b"}}}, wire.Usage{Prompt: 2}, 6, nil},
+		"a long prompt":             {request{prompt: wire.Prompt{IDs: prompt, More: 1}}, wire.Usage{Prompt: 3}, 6, nil},
+		"text":                      {request{prompt: wire.Prompt{Texts: []string{"func main"}}}, wire.Usage{Prompt: len(p.layout.Tokenizer.Encode("func main"))}, 9, p.layout.Tokenizer.Encode("func main")},
 	} {
-		m := meter{lease: &Lease{layout: p.layout}, request: &tc.request, tokens: tc.told}
+		m := responseCapture{lease: &Lease{layout: p.layout}, request: &tc.request, tokens: tc.logicalPlans}
 		if diff := cmp.Diff(tc.want, m.knownIDs(tc.rows)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	m := meter{lease: &Lease{}, request: &request{prompt: wire.Prompt{Texts: []string{"x"}}}, tokens: wire.Told{Prompt: 1}}
+	m := responseCapture{lease: &Lease{}, request: &request{prompt: wire.Prompt{Texts: []string{"x"}}}, tokens: wire.Usage{Prompt: 1}}
 	if got := m.knownIDs(5); got != nil {
 		t.Errorf("without a tokenizer a text has the ids %v", got)
 	}
@@ -211,10 +211,10 @@ func TestCountsAside(t *testing.T) {
 	var counted atomic.Int32
 	slots := cap(observations.counting)
 	for range slots {
-		observations.aside(func() { <-release; counted.Add(1) })
+		observations.countAsync(func() { <-release; counted.Add(1) })
 	}
 	done := false
-	observations.aside(func() { done = true })
+	observations.countAsync(func() { done = true })
 	if !done || counted.Load() != 0 {
 		t.Errorf("with %d counts being made, the next one is made: %t; %d have ended", slots, done, counted.Load())
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// tellsLogical reports whether the experts that a backend reports can be converted to logical ids. A permuted
+// reportsLogicalExperts reports whether the experts that a backend reports can be converted to logical ids. A permuted
 // checkpoint requires the plan that it was made with and the shape of the model.
-func tellsLogical(b discovery.Backend, l *plans.Layout) bool {
+func reportsLogicalExperts(b discovery.Backend, l *plans.Layout) bool {
 	return !b.Permuted || l != nil && b.Shape != nil && l.Renumbers(*b.Shape)
 }
 
@@ -19,8 +19,8 @@ func tellsLogical(b discovery.Backend, l *plans.Layout) bool {
 // permuted.
 func (l *Lease) logicalExperts(engine engine.RoutedExperts, text string) ([]int32, error) {
 	shape := l.Backend.Shape
-	if shape == nil || !tellsLogical(l.Backend, l.layout) {
-		return nil, errNotTold
+	if shape == nil || !reportsLogicalExperts(l.Backend, l.layout) {
+		return nil, errExpertsUnavailable
 	}
 	experts, err := engine.Decode(text, shape.Layers, shape.ExpertsPerToken)
 	if err != nil {
@@ -47,8 +47,8 @@ func (t *translator) wrap(response *http.Response) error {
 
 func (t *translator) renumber() (wire.TextEditor, error) {
 	backend, layout := t.lease.Backend, t.lease.layout
-	if backend.Shape == nil || !tellsLogical(backend, layout) {
-		return nil, errNotTold
+	if backend.Shape == nil || !reportsLogicalExperts(backend, layout) {
+		return nil, errExpertsUnavailable
 	}
 	return t.engine.Renumber(backend.Shape.Layers, backend.Shape.ExpertsPerToken, layout.Logical), nil
 }

@@ -60,7 +60,7 @@ func TestTellsLogical(t *testing.T) {
 		"another shape":    {discovery.Backend{Permuted: true, Shape: &other}, l, false},
 		"redundant copies": {discovery.Backend{Permuted: true, Shape: &permutedShape}, permutedLayout(3, 0, 1, 2, 0, 3, 1), false},
 	} {
-		if got := tellsLogical(tc.backend, tc.layout); got != tc.want {
+		if got := reportsLogicalExperts(tc.backend, tc.layout); got != tc.want {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}
@@ -203,7 +203,7 @@ func TestUnreadableExpertsAreNotForwarded(t *testing.T) {
 // TestTakeOfABatch checks that requested experts are removed from every element of a batch response, and that those of
 // the first element are counted.
 func TestTakeOfABatch(t *testing.T) {
-	m := &meter{engine: engine.RoutedExperts{ResponsePaths: [][]string{{"m", "e"}}}}
+	m := &responseCapture{engine: engine.RoutedExperts{ResponsePaths: [][]string{{"m", "e"}}}}
 	found, rest := m.take([]byte(`[{"m":{"e":"a","x":1}}, {"m":{"e":"b"}},{}]`))
 	if string(found) != `"a"` || string(rest) != `[{"m":{"x":1}}, {},{}]` {
 		t.Errorf("found %q, left %s", found, rest)

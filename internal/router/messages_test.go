@@ -29,9 +29,9 @@ func checkedProxy(t *testing.T, address string) (string, *Observations) {
 	return proxyServer(t, pool, ProxyOptions{RoutedExperts: adapterOf(t, "SGLang").RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
 }
 
-// TestMessages checks that Messages requests go to the rank that the router reports, regardless of what the client asks for, and
-// are answered like chat completions of the same conversation, with and without streaming. They are not sampled because
-// their responses contain no experts.
+// TestMessages checks that Messages requests go to the rank that the router reports, regardless of what the client asks
+// for, and are answered like chat completions of the same conversation, with and without streaming. They are not
+// sampled because their responses contain no experts.
 func TestMessages(t *testing.T) {
 	address := startReferenceEngine(t, locality.Trivial)
 	url, observed := checkedProxy(t, address)

@@ -67,7 +67,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 	}, func() float64 { return float64(pool.Len()) }),
 		plansGauge("loaded", func() int { loaded, _ := pool.Plans(); return loaded }),
 		plansGauge("pending", func() int { _, pending := pool.Plans(); return pending }))
-	registry.MustRegister(reports.Decisions(pool.Spent)...)
+	registry.MustRegister(reports.Decisions(pool.DecisionSums)...)
 	registry.MustRegister(tablesCollector{pool}, pinsCollector{pool})
 	return m
 }
@@ -79,8 +79,8 @@ func plansGauge(state string, count func() int) prometheus.Collector {
 	}, func() float64 { return float64(count()) })
 }
 
-// tablesCollector exports the plan that provides the tables for scoring, for each plan that engine pods name: nearly always one
-// or two.
+// tablesCollector exports the plan that provides the tables for scoring, for each plan that engine pods name: nearly
+// always one or two.
 type tablesCollector struct{ pool *Pool }
 
 var tablesMetric = prometheus.NewDesc("semmoe_router_tables_info", "1 for each plan that engine pods name and that is loaded, with the plan whose tables score its requests: its own, or one with newer tables for the same layout.",

@@ -56,8 +56,8 @@ type Observations struct {
 	live *livesamples.Keeper
 	// counting limits the concurrent counts in the background (see aside).
 	counting chan struct{}
-	// held is the memory reserved for the routed experts of the sampled requests in flight, in bytes.
-	held atomic.Int64
+	// reserved is the memory reserved for the routed experts of the sampled requests in flight, in bytes.
+	reserved atomic.Int64
 
 	activations *prometheus.CounterVec
 	failures    prometheus.Counter
@@ -123,9 +123,9 @@ func (o *Observations) add(observation lar.Observation) {
 	o.next = (o.next + 1) % ringSize
 }
 
-// aside runs a count in the background, so that the client gets the end of its response without delay. If too many
+// countAsync runs a count in the background, so that the client gets the end of its response without delay. If too many
 // counts run already, aside blocks instead: each count holds a large response in memory.
-func (o *Observations) aside(count func()) {
+func (o *Observations) countAsync(count func()) {
 	select {
 	case o.counting <- struct{}{}:
 		go func() {

@@ -73,7 +73,7 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	body := in.Body
 	// The router does not request experts that it cannot remove from the response.
 	if p.changes = !in.BodyFixed && !in.ResponseFixed; p.changes {
-		body, p.look = e.core.look(r, body, lease)
+		body, p.capture = e.core.requestExperts(r, body, lease)
 	}
 	p.decision = picker.Decision{
 		Endpoints:     append([]string{lease.endpoint()}, e.core.pool.fallbacks(lease, r, e.fallbacks)...),
@@ -88,7 +88,7 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	if name, value := e.core.routingKey(in.Header, r, lease); name != "" {
 		p.decision.SetHeaders[name] = value
 	}
-	if p.look.strips || r.asksExperts { // the router cannot read a compressed response
+	if p.capture.strips || r.asksExperts { // the router cannot read a compressed response
 		p.decision.RemoveHeaders = append(p.decision.RemoveHeaders, "Accept-Encoding")
 	}
 	p.sent = e.core.observations.now()
@@ -126,7 +126,7 @@ func (e *endpointPicker) take(r *request, untranslated bool) (*Lease, error) {
 		case !ok && r.refused != nil:
 			return nil, fmt.Errorf("%w: %w", picker.ErrAllFull, r.refused)
 		case !ok && r.asksExperts:
-			return nil, fmt.Errorf("%w: %w", picker.ErrNoEndpoint, errNoTeller)
+			return nil, fmt.Errorf("%w: %w", picker.ErrNoEndpoint, errNoRoutedExperts)
 		case !ok:
 			return nil, fmt.Errorf("%w: %w", picker.ErrNoEndpoint, errNoBackend)
 		case !untranslated || !r.asksExperts || !lease.Backend.Permuted:
@@ -145,7 +145,7 @@ type pickedRank struct {
 	decision picker.Decision
 	// changes is true if request and response can be changed; only then is look set.
 	changes       bool
-	look          look
+	capture       capture
 	arrived, sent time.Time
 	// body is the response body until it has ended; nil before the response.
 	body *servedBody
@@ -164,29 +164,29 @@ func (p *pickedRank) Release() {
 func (p *pickedRank) ModifyResponse(served string, response *http.Response) error {
 	p.core.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
 	p.decision.Body = nil // the gateway has received it
-	p.look = p.core.measured(response, p.lease, p.look)
-	p.request.answered(p.look)
+	p.capture = p.core.limitCapture(response, p.lease, p.capture)
+	p.request.answered(p.capture)
 	if served != "" && served != p.lease.endpoint() {
 		p.core.metrics.retries.WithLabelValues(retryFallback).Inc()
 		p.core.failed(p.request, p.lease)
 		p.lease.move(served)
 	}
 	if response.StatusCode < http.StatusInternalServerError { // the gateway itself may have sent a 5xx
-		p.lease.heard()
+		p.lease.markAnswering()
 	}
 	// A 503 may come from a pod, or from a gateway that has reached no pod.
 	if response.StatusCode != http.StatusServiceUnavailable {
-		p.core.account(p.request, p.lease)
+		p.core.recordLoad(p.request, p.lease)
 	}
 	p.lease.mark(response.Header)
 	response.Header.Set(HeaderRequestID, p.request.id)
 	// If the response breaks off, the gateway does not report whether the pod or the client has disconnected.
-	p.body = p.core.follow(func() bool { return true }, response, p.request, p.lease, p.sent)
+	p.body = p.core.trackResponse(func() bool { return true }, response, p.request, p.lease, p.sent)
 	if p.changes {
-		clarify(response, p.request.path)
-		p.core.survey(response, p.request, p.lease, p.look, p.sent)
+		explainNotFound(response, p.request.path)
+		p.core.countEligible(response, p.request, p.lease, p.capture, p.sent)
 	}
-	if err := p.core.rewrite(response, p.request, p.lease, p.look); err != nil {
+	if err := p.core.rewrite(response, p.request, p.lease, p.capture); err != nil {
 		return fmt.Errorf("failed to read the engine's response: %w", err)
 	}
 	return nil

@@ -78,7 +78,7 @@ func (c *pinChecker) run(ctx context.Context) error {
 // settle waits until no backend of the pool is on hold, or until the context ends.
 func (c *pinChecker) settle(ctx context.Context) {
 	for {
-		held, changed := c.pool.heldForPins()
+		held, changed := c.pool.pinsOnHold()
 		if !held {
 			return
 		}
@@ -246,8 +246,8 @@ func (p *Pool) endPinCheck(b *backend, found map[string]pin) {
 	p.notify()
 }
 
-// heldForPins reports whether a backend is on hold while it is checked. The channel is closed at the next change.
-func (p *Pool) heldForPins() (held bool, changed <-chan struct{}) {
+// pinsOnHold reports whether a backend is on hold while it is checked. The channel is closed at the next change.
+func (p *Pool) pinsOnHold() (held bool, changed <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, g := range p.groups {

@@ -307,7 +307,7 @@ func TestNewBackendsAreCheckedFirst(t *testing.T) {
 	pool, checker := runningCheck(t, func() time.Time { mu.Lock(); defer mu.Unlock(); return now })
 	url, _ := proxyServer(t, pool, ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: 10 * time.Second})
 	pool.Set([]discovery.Backend{backend})
-	if held, _ := pool.heldForPins(); !held {
+	if held, _ := pool.pinsOnHold(); !held {
 		t.Fatal("the backend is not held back")
 	}
 	answered := make(chan string)
@@ -383,8 +383,8 @@ func TestUnpinnedLoadIsSpread(t *testing.T) {
 	}
 }
 
-// TestMissingRoutesAreNotChecked checks that a pod with an engine that lacks a route is not checked again because of it, and
-// is not counted for it.
+// TestMissingRoutesAreNotChecked checks that a pod with an engine that lacks a route is not checked again because of
+// it, and is not counted for it.
 func TestMissingRoutesAreNotChecked(t *testing.T) {
 	engine := &double{refuses: pinnedRoutes, serve: func(asked int) int { return asked }}
 	var asked sync.Map

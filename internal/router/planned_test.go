@@ -146,7 +146,7 @@ func plansChangeUnderLoad(t *testing.T, hold time.Duration) {
 		t.Errorf("%d requests were scored, %d not: the test shows nothing", scored.Load(), unscored.Load())
 	}
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
-	if held := pool.Spent().Waits; held > 0 != (hold > 0) {
+	if held := pool.DecisionSums().Waits; held > 0 != (hold > 0) {
 		t.Errorf("%v requests waited for a rank", held)
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/router/discovery"
-	"github.com/semmoe/operator/internal/router/line"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/reports"
+	"github.com/semmoe/operator/internal/router/waitqueue"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/dispatch"
@@ -24,10 +24,10 @@ const (
 	// long enough to avoid a failed connection for each request, and short enough that a false ejection has little
 	// effect.
 	ejection = time.Second
-	// failuresInARow is the number of consecutive inference requests answered with 5xx after which a backend is ejected.
-	// Each further failure doubles the ejection time, at most longerEjections times: up to 8 s. The bound leaves a
-	// failing canary enough requests for its evaluation.
-	failuresInARow, longerEjections = 2, 3
+	// failuresToEject is the number of consecutive inference requests answered with 5xx after which a backend is
+	// ejected. Each further failure doubles the ejection time, at most maxEjectionDoublings times: up to 8 s. The bound
+	// leaves a failing canary enough requests for its evaluation.
+	failuresToEject, maxEjectionDoublings = 2, 3
 )
 
 // PoolOptions configures a pool. The zero value means DefaultPoolOptions.
@@ -88,9 +88,9 @@ type Pool struct {
 	departed map[identity]*backend
 	plans    map[string]*scheduled // by digest
 	options  PoolOptions
-	// prefixes records the cached prefixes of the places. spent sums the score terms of the decisions.
-	prefixes *dispatch.Prefixes
-	spent    reports.Spent
+	// prefixes records the cached prefixes of the places. decisionSums sums the score terms of the decisions.
+	prefixes     *dispatch.Prefixes
+	decisionSums reports.DecisionSums
 	// places and at describe the candidates of the current decision.
 	places  []dispatch.Place
 	at      []place
@@ -106,7 +106,7 @@ type group struct {
 	backends []*backend
 	// maxRanks is the largest number of ranks of the backends. scheduler serves requests without a forecast, for that
 	// number.
-	most      int
+	maxRanks  int
 	scheduler *dispatch.Scheduler
 }
 
@@ -156,7 +156,7 @@ type scheduled struct {
 	own, layout *plans.Layout
 	scheduler   *dispatch.Scheduler
 	// queue is nil if requests do not wait.
-	line *line.Line[waiting]
+	queue *waitqueue.Queue[waiting]
 }
 
 // NewPool returns an empty pool with the default options.
@@ -205,17 +205,17 @@ func (p *Pool) Set(backends []discovery.Backend) {
 		}
 		next := p.takeOver(old, b)
 		g.backends = append(g.backends, next)
-		g.most = max(g.most, len(next.outstanding))
+		g.maxRanks = max(g.maxRanks, len(next.outstanding))
 	}
 	p.departed = old
 	for _, gone := range old {
 		p.dropIdle(gone)
 	}
 	for _, g := range p.groups {
-		if was := oldGroups[g.plan]; was != nil && was.most == g.most {
+		if was := oldGroups[g.plan]; was != nil && was.maxRanks == g.maxRanks {
 			g.scheduler = was.scheduler
 		} else {
-			g.scheduler = p.mustSchedule(g.most, shapeOf(g.backends[0].Backend), defaultMachines())
+			g.scheduler = p.mustSchedule(g.maxRanks, shapeOf(g.backends[0].Backend), defaultMachines())
 		}
 	}
 	slices.SortFunc(p.groups, func(a, b *group) int { return cmp.Compare(a.plan, b.plan) })
@@ -296,7 +296,7 @@ func (p *Pool) AddLayout(l *plans.Layout) {
 	defer p.mu.Unlock()
 	plan := &scheduled{own: l, layout: l, scheduler: scheduler}
 	if p.options.Hold > 0 {
-		plan.line = line.New[waiting](l.Ranks, p.options.Hold)
+		plan.queue = waitqueue.New[waiting](l.Ranks, p.options.Hold)
 	}
 	p.plans[l.Digest] = plan
 	p.notify() // a request for routed experts may have waited for it
@@ -329,8 +329,8 @@ func (p *Pool) UseTables(plan, tables string) error {
 	return err
 }
 
-// Tables returns the digest of the plan that provides the scoring tables, by the digest of the plan that backends name. It
-// omits plans that are not loaded.
+// Tables returns the digest of the plan that provides the scoring tables, by the digest of the plan that backends name.
+// It omits plans that are not loaded.
 func (p *Pool) Tables() map[string]string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -343,11 +343,11 @@ func (p *Pool) Tables() map[string]string {
 	return tables
 }
 
-// Spent returns a copy of the sums of the score terms of the decisions.
-func (p *Pool) Spent() reports.Spent {
+// DecisionSums returns a copy of the sums of the score terms of the decisions.
+func (p *Pool) DecisionSums() reports.DecisionSums {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.spent
+	return p.decisionSums
 }
 
 // backends returns the backends.
@@ -425,11 +425,11 @@ type Lease struct {
 	// prefixes are the hashed prefixes of the request. given are the ones that this request adds to the cache of the
 	// place.
 	prefixes, given []uint64
-	// held is the memory reserved for the routed experts of the response, in bytes. unhold releases it; nil if nothing
-	// was reserved.
-	held   int64
-	unhold func()
-	once   sync.Once
+	// reserved is the memory reserved for the routed experts of the response, in bytes. releaseReserved releases it;
+	// nil if nothing was reserved.
+	reserved        int64
+	releaseReserved func()
+	once            sync.Once
 }
 
 // endpoint returns host:port of the rank.
@@ -459,7 +459,7 @@ func (p *Pool) acquire(r *request, tried map[string]bool) (*Lease, bool) {
 // wait acquires a rank like acquire. If there is no backend, it waits for one until the context ends. If the request
 // may queue, it also waits for a suitable rank. It does not wait if all ranks are full: the client retries.
 func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Lease, bool) {
-	defer p.giveUp(r)
+	defer p.leaveQueue(r)
 	var patience <-chan time.Time
 	if p.options.Hold > 0 {
 		timer := time.NewTimer(p.options.Hold)
@@ -478,15 +478,15 @@ func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Le
 		}
 		select {
 		case <-ctx.Done():
-			if r.standing == nil || ctx.Err() != context.DeadlineExceeded {
+			if r.queued == nil || ctx.Err() != context.DeadlineExceeded {
 				return nil, false
 			}
-			r.patient = false // a place is free, but not the one that the request waits for
+			r.mayWait = false // a place is free, but not the one that the request waits for
 			return p.acquire(r, tried)
 		case <-changed:
-		case <-r.standing.Turn():
+		case <-r.queued.Woken():
 		case <-patience:
-			r.patient = false
+			r.mayWait = false
 		}
 	}
 }
@@ -494,8 +494,8 @@ func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Le
 // Release releases the place. Further calls do nothing.
 func (l *Lease) Release() {
 	l.once.Do(func() {
-		if l.unhold != nil {
-			l.unhold()
+		if l.releaseReserved != nil {
+			l.releaseReserved()
 		}
 		l.pool.mu.Lock()
 		defer l.pool.mu.Unlock()
@@ -555,10 +555,10 @@ func (l *Lease) eject(pause time.Duration) {
 	}
 }
 
-// judge records whether the backend of the lease serves inference requests. A backend that fails requests immediately
-// would look idle and attract all of them, but the request itself may be the cause. Failures of requests that were sent
-// before the end of the backend's ejection do not count.
-func (l *Lease) judge(serves bool) {
+// recordOutcome records whether the backend of the lease serves inference requests. A backend that fails requests
+// immediately would look idle and attract all of them, but the request itself may be the cause. Failures of requests
+// that were sent before the end of the backend's ejection do not count.
+func (l *Lease) recordOutcome(serves bool) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
 	switch {
@@ -567,15 +567,15 @@ func (l *Lease) judge(serves bool) {
 	case l.taken.Before(l.on.ejectedUntil):
 	default:
 		l.on.failures++
-		if more := l.on.failures - failuresInARow; more >= 0 {
-			l.eject(ejection << min(more, longerEjections))
+		if more := l.on.failures - failuresToEject; more >= 0 {
+			l.eject(ejection << min(more, maxEjectionDoublings))
 		}
 	}
 }
 
-// give records that the place of the lease caches the request. It must follow a Match of the pool's prefixes for the
-// same request. The lock must be held.
-func (l *Lease) give(prefixes []uint64) {
+// recordCached records that the place of the lease caches the request. It must follow a Match of the pool's prefixes
+// for the same request. The lock must be held.
+func (l *Lease) recordCached(prefixes []uint64) {
 	l.prefixes = prefixes
 	if len(prefixes) == 0 || l.place >= len(l.on.caches) {
 		return

@@ -77,8 +77,8 @@ func TestPendingLimitWithAnEjectedPod(t *testing.T) {
 }
 
 // TestPodsWithoutRanksGetTheirShare checks that pods without ranks get as many requests as pods with ranks and as many
-// devices. Without this rule, while one engine replaces another, the last pods of the old one or the first pods of the new one
-// would get most requests.
+// devices. Without this rule, while one engine replaces another, the last pods of the old one or the first pods of the
+// new one would get most requests.
 func TestPodsWithoutRanksGetTheirShare(t *testing.T) {
 	for _, plan := range []string{"", "p"} {
 		pool := NewPool()
@@ -219,12 +219,12 @@ func TestBackendThatFails(t *testing.T) {
 	pool := NewPool()
 	pool.now = func() time.Time { return now }
 	pool.Set([]discovery.Backend{{Pod: "a", Address: "a:1", Ranks: 1}})
-	judge := func(took time.Duration, serves bool) *backend {
+	recordOutcome := func(took time.Duration, serves bool) *backend {
 		now = now.Add(-took)
 		lease, _ := pool.acquire(completion("x", "x"), nil)
 		defer lease.Release()
 		now = now.Add(took)
-		lease.judge(serves)
+		lease.recordOutcome(serves)
 		return lease.on
 	}
 	for i, step := range []struct {
@@ -246,14 +246,14 @@ func TestBackendThatFails(t *testing.T) {
 		{7 * time.Second, 0, false, 0}, {0, 0, false, time.Second},
 	} {
 		now = now.Add(step.after)
-		if got := max(0, judge(step.took, step.serves).ejectedUntil.Sub(now)); got != step.pause {
+		if got := max(0, recordOutcome(step.took, step.serves).ejectedUntil.Sub(now)); got != step.pause {
 			t.Errorf("step %d: it is kept away from for %v, want %v", i, got, step.pause)
 		}
 	}
 	now = now.Add(time.Hour)
-	on := judge(0, true)
+	on := recordOutcome(0, true)
 	on.failures = 1 << 20
-	judge(0, false)
+	recordOutcome(0, false)
 	lease, _ := pool.acquire(completion("x", "x"), nil)
 	lease.Eject()
 	if got := on.ejectedUntil.Sub(now); got != 8*time.Second {
@@ -281,7 +281,7 @@ func TestCachesWhatIsServed(t *testing.T) {
 		then   func(*Pool, *Lease)
 		of, by int // expected cached blocks of a and b at the end
 	}{
-		"served":             {func(_ *Pool, l *Lease) { l.judge(true) }, long, 0},
+		"served":             {func(_ *Pool, l *Lease) { l.recordOutcome(true) }, long, 0},
 		"failed":             {func(_ *Pool, l *Lease) { l.Unserved(); l.Unserved() }, short, 0},
 		"served by another":  {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1") }, short, long},
 		"failed by another":  {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1"); l.Unserved() }, short, 0},

@@ -50,7 +50,8 @@ type ProxyOptions struct {
 	RankHeader string
 	// RankRoutes lists the routes on which the engine ignores the header.
 	RankRoutes engine.RankRoutes
-	// RoutingKeyHeader groups the waiting requests that the engine should batch. It is empty if the engine takes no such hint.
+	// RoutingKeyHeader groups the waiting requests that the engine should batch. It is empty if the engine takes no
+	// such hint.
 	RoutingKeyHeader string
 	// MaxBodyBytes is the maximum size of a request body. The body stays in memory until a response begins, because the
 	// request may have to be sent again.
@@ -169,12 +170,12 @@ func (m *metrics) count(next http.Handler, timeout time.Duration) http.Handler {
 }
 
 var (
-	errNoBackend  = errors.New("no serving pod is ready")
-	errNoTeller   = errors.New("no ready pod can return routed experts with logical expert IDs")
-	errUnanswered = errors.New("the request was sent to serving pods, and none of them answered")
-	errRankChosen = errors.New("the request body is invalid: it must be JSON, and must not choose a data-parallel rank")
-	errCompressed = errors.New("the request body is invalid: it must not be compressed")
-	errQueueFull  = errors.New("the request queues of the serving pods are full")
+	errNoBackend       = errors.New("no serving pod is ready")
+	errNoRoutedExperts = errors.New("no ready pod can return routed experts with logical expert IDs")
+	errUnanswered      = errors.New("the request was sent to serving pods, and none of them answered")
+	errRankChosen      = errors.New("the request body is invalid: it must be JSON, and must not choose a data-parallel rank")
+	errCompressed      = errors.New("the request body is invalid: it must not be compressed")
+	errQueueFull       = errors.New("the request queues of the serving pods are full")
 )
 
 // attemptsOnceSent is the maximum number of pods that receive a request if each of them breaks the connection. The
@@ -235,9 +236,9 @@ func (s *sender) read(ctx context.Context, path, id string, body []byte) *reques
 	r := newRequest(path, id, body)
 	r.tokenize = s.tokenizer.For(ctx)
 	r.lacking = lacking[path]
-	r.shifted = r.reportsExperts && wire.Asks(body, startFields)
+	r.shifted = r.reportsExperts && wire.RequestsAny(body, startFields)
 	r.sampled = r.reportsExperts && !r.shifted && sampled(rand.Uint64(), s.options.SamplePercent)
-	r.asksExperts = r.reportsExperts && wire.Asks(body, requestFields)
+	r.asksExperts = r.reportsExperts && wire.RequestsAny(body, requestFields)
 	r.writable = wire.IsObject(body)
 	route, infers := inference[path]
 	neverPinned := infers && route.smallest == ""
@@ -268,21 +269,21 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		case !ok && request.refused != nil:
 			return nil, request.refused
 		case !ok && request.asksExperts:
-			return nil, errNoTeller
+			return nil, errNoRoutedExperts
 		case !ok:
 			return nil, errNoBackend
 		}
-		response, look, began, err := s.attempt(in, body.Bytes(), request, lease)
+		response, capture, began, err := s.attempt(in, body.Bytes(), request, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			body.Drop() // no further attempt follows, and the response may take minutes
-			clarify(response, request.path)
-			look = s.measured(response, lease, look)
-			request.answered(look)
+			explainNotFound(response, request.path)
+			capture = s.limitCapture(response, lease, capture)
+			request.answered(capture)
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
-			s.account(request, lease)
-			s.follow(func() bool { return in.Context().Err() != nil }, response, request, lease, began)
-			s.survey(response, request, lease, look, began)
-			if err := s.rewrite(response, request, lease, look); err != nil {
+			s.recordLoad(request, lease)
+			s.trackResponse(func() bool { return in.Context().Err() != nil }, response, request, lease, began)
+			s.countEligible(response, request, lease, capture, began)
+			if err := s.rewrite(response, request, lease, capture); err != nil {
 				response.Body.Close()
 				return nil, fmt.Errorf("read the engine's response: %w", err)
 			}
@@ -291,7 +292,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		}
 		full := false
 		if response != nil {
-			full = wire.SaysFull(response.Body)
+			full = wire.IsQueueFull(response.Body)
 			response.Body.Close()
 		}
 		if in.Context().Err() != nil {
@@ -321,18 +322,18 @@ func isDial(err error) bool {
 
 // rewrite processes the routed experts in a response. Experts that the router requested are removed and counted.
 // Experts that the client requested are converted to logical ids.
-func (s *sender) rewrite(response *http.Response, r *request, lease *Lease, look look) error {
+func (s *sender) rewrite(response *http.Response, r *request, lease *Lease, capture capture) error {
 	switch {
-	case look.strips && response.StatusCode == http.StatusOK:
-		return (&meter{engine: lease.Backend.Adapter(s.engine).RoutedExperts, observations: s.observations, lease: lease, request: r, sampled: look.sampled}).wrap(response)
+	case capture.strips && response.StatusCode == http.StatusOK:
+		return (&responseCapture{engine: lease.Backend.Adapter(s.engine).RoutedExperts, observations: s.observations, lease: lease, request: r, sampled: capture.sampled}).wrap(response)
 	case r.asksExperts && lease.Backend.Permuted:
 		return (&translator{engine: lease.Backend.Adapter(s.engine).RoutedExperts, lease: lease}).wrap(response)
 	}
 	return nil
 }
 
-// account records the load of a request that an engine answers.
-func (s *sender) account(r *request, lease *Lease) {
+// recordLoad records the load of a request that an engine answers.
+func (s *sender) recordLoad(r *request, lease *Lease) {
 	if !r.inference {
 		return
 	}
@@ -344,8 +345,8 @@ func (s *sender) account(r *request, lease *Lease) {
 	}
 }
 
-// tries records the failed attempts of the current round. In a round each pod gets the request once. A pod with separate queues
-// per rank gets it a second time if the queue of the first rank is full.
+// tries records the failed attempts of the current round. In a round each pod gets the request once. A pod with
+// separate queues per rank gets it a second time if the queue of the first rank is full.
 type tries struct {
 	places map[string]bool
 	// full contains the endpoints that serve requests but have a full queue.
@@ -371,7 +372,7 @@ func (t *tries) add(lease *Lease, full bool) {
 // an unreachable pod may have just been deleted, and its successor may be starting. It fails at the deadline. It fails
 // at once if pods have full queues, because polling them would add to their load.
 func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tries *tries) (*Lease, bool) {
-	r.patient = len(tries.places) == 0
+	r.mayWait = len(tries.places) == 0
 	if lease, ok := s.pool.acquire(r, tries.places); ok {
 		return lease, true
 	}
@@ -402,19 +403,19 @@ func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tr
 // attempt sends a request to the place of its lease. It returns the capture state and the time of sending. A request
 // that may have been rejected because of the capture is sent once more with the client's body, and counts as if it had
 // been sent unchanged.
-func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease) (_ *http.Response, _ look, sent time.Time, _ error) {
-	asked, done := s.look(r, body, lease)
+func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease) (_ *http.Response, _ capture, sent time.Time, _ error) {
+	asked, done := s.requestExperts(r, body, lease)
 	sent = s.observations.now()
 	response, err := s.send(in, asked, r, lease)
 	if err == nil && done.refused(response) {
 		response.Body.Close()
-		lease.unhold()
-		done, sent = look{}, s.observations.now()
+		lease.releaseReserved()
+		done, sent = capture{}, s.observations.now()
 		response, err = s.send(in, body, r, lease)
 	}
 	if err != nil {
 		lease.Release()
-		return nil, look{}, sent, err
+		return nil, capture{}, sent, err
 	}
 	lease.mark(response.Header)
 	response.Body = &leasedBody{ReadCloser: response.Body, lease: lease}
@@ -536,10 +537,10 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 		w.WriteHeader(499)
 	case errors.Is(err, client.ErrBodyBroken):
 		fail(http.StatusBadRequest, wire.InvalidRequest, err.Error())
-	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
+	case errors.Is(err, errNoBackend), errors.Is(err, errNoRoutedExperts):
 		w.Header().Set("Retry-After", "5")
 		fail(http.StatusServiceUnavailable, wire.Unavailable, err.Error()+"; retry later")
-	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull), errors.Is(err, client.ErrNoRoom):
+	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull), errors.Is(err, client.ErrNoMemory):
 		w.Header().Set("Retry-After", "1")
 		fail(http.StatusTooManyRequests, wire.RateLimited, err.Error()+"; retry later")
 	default:

@@ -479,8 +479,8 @@ func TestSendsToThePortOfTheRank(t *testing.T) {
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
 }
 
-// TestAllFull checks that clients are asked to retry immediately while all ranks are at their limit of pending requests,
-// and are served when one has ended.
+// TestAllFull checks that clients are asked to retry immediately while all ranks are at their limit of pending
+// requests, and are served when one has ended.
 func TestAllFull(t *testing.T) {
 	release := make(chan struct{})
 	serving := make(chan struct{}, 2)

@@ -7,8 +7,8 @@ import (
 
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
-	"github.com/semmoe/operator/internal/router/line"
 	"github.com/semmoe/operator/internal/router/plans"
+	"github.com/semmoe/operator/internal/router/waitqueue"
 	"github.com/semmoe/operator/internal/router/wire"
 	"github.com/semmoe/operator/solver/dispatch"
 )
@@ -20,15 +20,15 @@ type request struct {
 	path string
 	// route is the path of an inference request; empty for others.
 	route string
-	// lot is the random number that selects the plan. It stays the same when the request is sent again.
-	lot uint64
+	// planRandom is the random number that selects the plan. It stays the same when the request is sent again.
+	planRandom uint64
 	// output is the expected number of generated tokens. tokens is the total load, estimated from the length of the
 	// request.
 	output, tokens int64
 	// answers is the number of answers to the request. copies is the number of answers that contain the prompt.
 	answers, copies int64
-	// usual is the expected maximum number of tokens of one answer.
-	usual int64
+	// answerTokens is the expected maximum number of tokens of one answer.
+	answerTokens int64
 	// sampled is true if the routed experts are requested, provided that the pod is sampled.
 	sampled bool
 	// shifted is true if the client excludes the first tokens from the reported experts. Such a request is not in the
@@ -39,8 +39,8 @@ type request struct {
 	inference, reportsExperts bool
 	// lacking contains the engine types that lack the route of the request.
 	lacking map[string]bool
-	// pins reports whether the request can be pinned to a rank of a backend with ranks that share an endpoint; nil means
-	// always.
+	// pins reports whether the request can be pinned to a rank of a backend with ranks that share an endpoint; nil
+	// means always.
 	pins func(discovery.Backend) bool
 	// writable reports whether a member can be added to the body.
 	writable bool
@@ -62,9 +62,9 @@ type request struct {
 	// scheduler has chosen the place, at rank. The request counts in that scheduler once, however often it is sent.
 	scheduler *dispatch.Scheduler
 	rank      int
-	// patient is true if the request may queue for a rank. standing is its entry in the queue.
-	patient  bool
-	standing *line.Standing[waiting]
+	// mayWait is true if the request may queue for a rank. queued is its entry in the queue.
+	mayWait bool
+	queued  *waitqueue.Entry[waiting]
 	// refused is the reason why the last attempt to reserve a place failed; nil if no place exists.
 	refused error
 	// failedBy lists the revisions with pods that have failed to serve the request.
@@ -91,7 +91,7 @@ type forecast struct {
 
 // newRequest parses a request body of any content.
 func newRequest(path, id string, data []byte) *request {
-	r := &request{id: id, path: path, lot: rand.Uint64(), tokens: 1}
+	r := &request{id: id, path: path, planRandom: rand.Uint64(), tokens: 1}
 	var route inferenceRoute
 	if route, r.inference = inference[path]; !r.inference {
 		return r
@@ -101,7 +101,7 @@ func newRequest(path, id string, data []byte) *request {
 	b := wire.ParseBody(data)
 	r.answers, r.copies = b.Answers(path)
 	r.output = b.Output(r.answers)
-	r.usual = b.Usual()
+	r.answerTokens = b.ExpectedAnswerTokens()
 	r.prompt = wire.PromptOf(path, b)
 	media := r.prompt.Media
 	r.tokens = int64((len(data)-media.Bytes)/wire.BytesPerToken) + media.Tokens() + r.output + 1
@@ -113,7 +113,7 @@ func newRequest(path, id string, data []byte) *request {
 func (r *request) promptEstimate() int64 { return max(0, r.tokens-r.output-1) }
 
 // answered releases the prompt once a response has begun. The prompt is needed only to count experts.
-func (r *request) answered(done look) {
+func (r *request) answered(done capture) {
 	if !done.sampled {
 		r.prompt = wire.Prompt{}
 	}
@@ -125,9 +125,9 @@ func (r *request) score(l *plans.Layout) {
 	from := r.prompt
 	var ids []int32
 	if f.scores, f.prefixes, ids, f.unscored = l.Score(from); f.unscored == plans.NoTokenizer && r.tokenize != nil {
-		if told := r.tokenize(l.Digest, r.prompt.Texts); !told.Empty() {
-			told.Tools = from.Tools
-			from = told
+		if prompt := r.tokenize(l.Digest, r.prompt.Texts); !prompt.Empty() {
+			prompt.Tools = from.Tools
+			from = prompt
 			f.scores, f.prefixes, ids, f.unscored = l.Score(from)
 		}
 	}

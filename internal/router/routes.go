@@ -90,14 +90,14 @@ func lacksRoute(path string) string { return fmt.Sprintf("%v: POST %s", errLacks
 // maxNotFoundBytes bounds the size of a "not found" response.
 const maxNotFoundBytes = 4 << 10
 
-// clarify replaces the response of an engine release that lacks a route. The web framework of the engine answers only
-// that something was not found.
-func clarify(response *http.Response, path string) {
+// explainNotFound replaces the response of an engine release that lacks a route. The web framework of the engine
+// answers only that something was not found.
+func explainNotFound(response *http.Response, path string) {
 	if _, infers := inference[path]; response.StatusCode != http.StatusNotFound || !infers && !slices.Contains(posts, path) {
 		return
 	}
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxNotFoundBytes))
-	if err != nil || !wire.SaysNotFound(text) {
+	if err != nil || !wire.IsNotFoundResponse(text) {
 		response.Body = struct {
 			io.Reader
 			io.Closer

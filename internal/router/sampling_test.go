@@ -191,7 +191,7 @@ func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [
 		if err != nil {
 			t.Fatal(err)
 		}
-		count, err := lar.CountActivations(told(recorded, begin, end), shape, at)
+		count, err := lar.CountActivations(reportedExperts(recorded, begin, end), shape, at)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +203,7 @@ func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [
 }
 
 // reportedExperts returns what an engine reports for tokens of a trace [tokens, layers, experts per token].
-func told(recorded *trace.Trace, begin, end int) []int32 {
+func reportedExperts(recorded *trace.Trace, begin, end int) []int32 {
 	m := recorded.Model
 	experts := make([]int32, (end-begin)*m.HiddenLayers*m.TopK)
 	for position := begin; position < end; position++ {

@@ -11,13 +11,13 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// follow records how a pod serves an inference request: immediately if the pod rejects it, or at the end of the
+// trackResponse records how a pod serves an inference request: immediately if the pod rejects it, or at the end of the
 // response body. It returns the body, which the caller must end if it is not closed; nil if nothing must be ended. A
 // response that breaks off counts as a failure of the pod, unless gone reports that the client may have disconnected.
-func (s *sender) follow(gone func() bool, response *http.Response, r *request, lease *Lease, sent time.Time) *servedBody {
+func (s *sender) trackResponse(gone func() bool, response *http.Response, r *request, lease *Lease, sent time.Time) *servedBody {
 	serves := response.StatusCode < http.StatusInternalServerError
 	if r.inference {
-		lease.judge(serves)
+		lease.recordOutcome(serves)
 	}
 	switch {
 	case !r.inference:

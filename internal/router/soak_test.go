@@ -140,7 +140,7 @@ func newFaultRun(t *testing.T, seed uint64) *faultRun {
 	for range 3 {
 		run.add()
 	}
-	run.tell()
+	run.setPods()
 	return run
 }
 
@@ -165,14 +165,14 @@ func (run *faultRun) change(stop chan struct{}) {
 			case <-stop:
 			case <-time.After(2 * endpointWait):
 			}
-			run.tell()
+			run.setPods()
 		case what < 2:
 			run.add()
-			run.tell()
+			run.setPods()
 		case what < 4: // the pod dies, and the router learns of it later, if ever
 			run.kill()
 		case what < 7:
-			run.tell()
+			run.setPods()
 		case what < 9:
 			run.pool.AddLayout(layout)
 		default:
@@ -213,7 +213,7 @@ func (run *faultRun) kill() {
 }
 
 // setPods sets the current pods in the router.
-func (run *faultRun) tell() {
+func (run *faultRun) setPods() {
 	run.mu.Lock()
 	defer run.mu.Unlock()
 	var backends []discovery.Backend

@@ -89,8 +89,8 @@ func tokenizingRouter(t *testing.T, engine discovery.Backend, layout *plans.Layo
 	}
 }
 
-// TestEngineTokenizesOnItsOwnRoute checks that each engine is asked on its own tokenize route, regardless of the route that the
-// router is configured with.
+// TestEngineTokenizesOnItsOwnRoute checks that each engine is asked on its own tokenize route, regardless of the route
+// that the router is configured with.
 func TestEngineTokenizesOnItsOwnRoute(t *testing.T) {
 	p, _ := solved(t)
 	layout := *p.layout

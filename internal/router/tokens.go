@@ -1,7 +1,7 @@
 package router
 
 // countTokens adds the tokens of a counted response to the live samples, if their ids are known.
-func (m *meter) countTokens() {
+func (m *responseCapture) countTokens() {
 	if m.experts == nil || m.request == nil {
 		return
 	}
@@ -15,7 +15,7 @@ func (m *meter) countTokens() {
 // prepended token or a different tokenizer of the engine changes that length. If rows is not the number of all tokens
 // (an engine does not run the last one), the first row may belong to a later token; knownIDs then returns nil. The ids
 // of the answer are known if the engine reports all of them.
-func (m *meter) knownIDs(rows int) []int32 {
+func (m *responseCapture) knownIDs(rows int) []int32 {
 	ids := m.promptIDs()
 	if len(ids) == 0 || len(ids) != m.tokens.Prompt || len(ids) > rows {
 		return nil
@@ -30,7 +30,7 @@ func (m *meter) knownIDs(rows int) []int32 {
 }
 
 // promptIDs returns the token ids of a request with one complete prompt; nil for other requests.
-func (m *meter) promptIDs() []int32 {
+func (m *responseCapture) promptIDs() []int32 {
 	p := m.request.prompt
 	switch {
 	case p.More > 0:

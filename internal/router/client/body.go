@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// ErrNoRoom is returned if a body was not read because other requests use all request memory.
-var ErrNoRoom = httpserver.ErrNoMemory
+// ErrNoMemory is returned if a body was not read because other requests use all request memory.
+var ErrNoMemory = httpserver.ErrNoMemory
 
 const (
 	// DefaultMemory bounds the memory of all requests. Together with the memory for routed experts (128 MiB, and about
@@ -28,13 +28,13 @@ const promptBytes = wire.ReadTokens * wire.BytesPerToken
 // NewMemory returns the memory budget for requests with a maximum body size: the default, or more if one body would not
 // fit.
 func NewMemory(maxBody int64) *httpserver.Memory {
-	room := roomFor(maxBody)
+	room := memoryFor(maxBody)
 	return &httpserver.Memory{Max: max(DefaultMemory, room), MaxArriving: max(DefaultArriving, room)}
 }
 
-// roomFor returns the maximum memory of a body while it is read. The length may not be known before the end, so a body
-// of size bytes may be copied to a buffer that is one byte larger.
-func roomFor(size int64) int64 { return taken(size) + taken(size+1) }
+// memoryFor returns the maximum memory of a body while it is read. The length may not be known before the end, so a
+// body of size bytes may be copied to a buffer that is one byte larger.
+func memoryFor(size int64) int64 { return taken(size) + taken(size+1) }
 
 // taken returns the memory of a body of this size, including its parsed prompt.
 func taken(bytes int64) int64 { return bytes + min(bytes, promptBytes) }
@@ -64,8 +64,9 @@ func Keep(memory *httpserver.Memory, data []byte) (*Body, error) {
 	return body, nil
 }
 
-// trustedBytes is the maximum memory that is allocated for a declared body length before any of the body has arrived.
-const trustedBytes = 64 << 10
+// maxPreallocated is the maximum memory that is allocated for a declared body length before any of the body has
+// arrived.
+const maxPreallocated = 64 << 10
 
 // Read reads a body like io.ReadAll, but at most one byte more than largest; a body of that length is too large. length
 // is -1 if it is not known. A body counts as it arrives: a client that only declares a length does not block others. If
@@ -73,7 +74,7 @@ const trustedBytes = 64 << 10
 func Read(memory *httpserver.Memory, from io.Reader, length, largest int64, interrupt func()) (*Body, error) {
 	body := &Body{share: memory.Open(interrupt)}
 	if !memory.HasRoom(length) {
-		return nil, fmt.Errorf("%w: all requests may take %d bytes", ErrNoRoom, memory.Max)
+		return nil, fmt.Errorf("%w: all requests may take %d bytes", ErrNoMemory, memory.Max)
 	}
 	var err error
 	for err == nil && int64(len(body.data)) <= largest {
@@ -100,7 +101,7 @@ func Read(memory *httpserver.Memory, from io.Reader, length, largest int64, inte
 func nextSize(size, length int64) int64 {
 	switch {
 	case size == 0:
-		return max(512, min(length, trustedBytes)+1)
+		return max(512, min(length, maxPreallocated)+1)
 	case size <= length:
 		return min(2*size, length+1)
 	}

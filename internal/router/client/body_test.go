@@ -28,10 +28,10 @@ func TestBodies(t *testing.T) {
 		"of unknown length":             {size: 200_000, length: -1},
 		"small, of unknown length":      {size: 511, length: -1},
 		"longer than its header says":   {size: 1000, length: 10},
-		"too much":                      {size: 800_000, length: -1, want: ErrNoRoom},
-		"too much beside others":        {size: 100_000, length: -1, held: most - 200_000, want: ErrNoRoom},
-		"too much by its header":        {length: 100_000, held: most - 90_000, end: broken, want: ErrNoRoom},
-		"no room at all":                {size: 1, length: 1, held: most, want: ErrNoRoom},
+		"too much":                      {size: 800_000, length: -1, want: ErrNoMemory},
+		"too much beside others":        {size: 100_000, length: -1, held: most - 200_000, want: ErrNoMemory},
+		"too much by its header":        {length: 100_000, held: most - 90_000, end: broken, want: ErrNoMemory},
+		"no room at all":                {size: 1, length: 1, held: most, want: ErrNoMemory},
 		"promised, and not sent so far": {size: 10, length: 400_000, held: most - 500_000},
 		"breaks off":                    {size: 100_000, length: 200_000, end: broken, want: broken},
 	} {
@@ -56,7 +56,7 @@ func TestBodies(t *testing.T) {
 				}
 				return
 			}
-			if got := bodies.Held() - tc.held; !bytes.Equal(body.Bytes(), sent) || got < int64(2*tc.size) || got > int64(max(4*tc.size, 2*(trustedBytes+1))) {
+			if got := bodies.Held() - tc.held; !bytes.Equal(body.Bytes(), sent) || got < int64(2*tc.size) || got > int64(max(4*tc.size, 2*(maxPreallocated+1))) {
 				t.Errorf("%d bytes came, %d are held for them", len(body.Bytes()), got)
 			}
 			body.Drop()
@@ -86,13 +86,13 @@ func TestLargeBody(t *testing.T) {
 // TestRoomForTheLargestBody checks that an empty memory budget fits every accepted body, with and without a
 // declared length, and that a body that is too large gets that error.
 func TestRoomForTheLargestBody(t *testing.T) {
-	for _, largest := range []int64{0, 1, 255, 511, 512, 513, 1000, 1023, 1024, trustedBytes, 100_000, promptBytes - 1, promptBytes, 3<<20 - 1, 3 << 20} {
+	for _, largest := range []int64{0, 1, 255, 511, 512, 513, 1000, 1023, 1024, maxPreallocated, 100_000, promptBytes - 1, promptBytes, 3<<20 - 1, 3 << 20} {
 		for _, size := range []int64{largest / 2, largest - 1, largest, largest + 1, 2 * largest} {
 			for _, length := range []int64{-1, 0, size / 2, size} {
 				if size < 0 {
 					continue
 				}
-				bodies := &httpserver.Memory{Max: roomFor(largest)}
+				bodies := &httpserver.Memory{Max: memoryFor(largest)}
 				body, err := Read(bodies, bytes.NewReader(make([]byte, size)), length, largest, func() {})
 				if err != nil {
 					t.Errorf("%d of at most %d bytes, said to be %d: %v", size, largest, length, err)

@@ -73,7 +73,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limits Limits) (*Body, err
 	interrupt := func() { connection.SetReadDeadline(time.Unix(1, 0)) } //nolint:errcheck // as above
 	body, err := Read(limits.Memory, r.Body, r.ContentLength, limits.MaxBodyBytes, interrupt)
 	switch {
-	case errors.Is(err, ErrNoRoom):
+	case errors.Is(err, ErrNoMemory):
 		return nil, err
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, fmt.Errorf("%w: it must arrive within %v", ErrBodyTooSlow, limits.Timeout)

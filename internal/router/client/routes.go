@@ -35,10 +35,10 @@ func (t Routes) Has(r *http.Request) bool {
 }
 
 const (
-	// longestPath and mostCut bound the work of In for a path, which a client chooses: In parses each suffix of the
-	// path. mostCut is the maximum number of segments in front of a route.
-	longestPath = 4 << 10
-	mostCut     = 8
+	// maxPathBytes and maxPrefixSegments bound the work of In for a path, which a client chooses: In parses each suffix
+	// of the path. maxPrefixSegments is the maximum number of segments in front of a route.
+	maxPathBytes      = 4 << 10
+	maxPrefixSegments = 8
 )
 
 // others are engine routes that end like a route of the service but take other requests: vLLM's for token ids, and
@@ -49,7 +49,7 @@ var others = map[string]bool{"/inference/v1/generate": true, "/api/generate": tr
 // removes its prefix. A path that a server may interpret differently has no route. A path with a # has none either,
 // because a server may cut it off there.
 func (t Routes) In(method, escaped string) (route string, ok bool) {
-	if len(escaped) > longestPath || strings.Contains(escaped, "#") {
+	if len(escaped) > maxPathBytes || strings.Contains(escaped, "#") {
 		return "", false
 	}
 	whole, err := url.ParseRequestURI(escaped)
@@ -57,7 +57,7 @@ func (t Routes) In(method, escaped string) (route string, ok bool) {
 		return "", false
 	}
 	end := escaped
-	for range mostCut + 1 {
+	for range maxPrefixSegments + 1 {
 		target, err := url.ParseRequestURI(end)
 		switch {
 		case err == nil && t.Has(&http.Request{Method: method, URL: target}):

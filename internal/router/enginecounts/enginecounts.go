@@ -121,22 +121,22 @@ func (p *Poller) Counts() []lar.EngineCounts {
 	return counts
 }
 
-// Steps returns the distribution of tokens per step of each pod with an engine that counts steps. It omits pods if their newest
-// reading is older than two periods.
+// Steps returns the distribution of tokens per step of each pod with an engine that counts steps. It omits pods if
+// their newest reading is older than two periods.
 func (p *Poller) Steps() []stepsizes.Pod {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var pods []stepsizes.Pod
 	for name, pod := range p.pods {
 		s := &pod.steps
-		told := stepsizes.Pod{Pod: name, Revision: pod.revision, Problem: s.problem}
+		reported := stepsizes.Pod{Pod: name, Revision: pod.revision, Problem: s.problem}
 		if s.problem == "" && (s.last == nil || p.Now().Sub(s.at).Abs() > 2*Period) {
 			continue
 		}
 		if s.problem == "" {
-			told.Sizes, told.Steps, told.PrefillShare = s.histogram.Sizes(), min(s.histogram.Steps(), stepsizes.MaxSteps), s.histogram.PrefillShare()
+			reported.Sizes, reported.Steps, reported.PrefillShare = s.histogram.Sizes(), min(s.histogram.Steps(), stepsizes.MaxSteps), s.histogram.PrefillShare()
 		}
-		pods = append(pods, told)
+		pods = append(pods, reported)
 	}
 	return pods
 }

@@ -171,8 +171,8 @@ func FuzzSteps(f *testing.F) {
 	})
 }
 
-// TestPollSteps checks that a pod has a distribution while its counters are readable, and the reason if they are not. Older
-// steps weigh less.
+// TestPollSteps checks that a pod has a distribution while its counters are readable, and the reason if they are not.
+// Older steps weigh less.
 func TestPollSteps(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	pods := answers{}

@@ -42,7 +42,8 @@ var (
 		[]string{"group"}, nil)
 )
 
-// Window counts the activations of each expert, of one model at a time. It is a prometheus.Collector, and safe for concurrent use.
+// Window counts the activations of each expert, of one model at a time. It is a prometheus.Collector, and safe for
+// concurrent use.
 type Window struct {
 	series int
 	now    func() time.Time

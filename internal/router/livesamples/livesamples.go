@@ -48,11 +48,11 @@ const (
 	// after a drift from the traffic before it. Fewer tokens would not be significant.
 	generation       = 10 * time.Minute
 	generationTokens = 50000
-	longest          = 12 * time.Hour
+	maxAge           = 12 * time.Hour
 	// maxPairs is the maximum number of distinct (token, expert) pairs of a generation, at most 18 bytes each.
-	mostPairs = 2 << 20
+	maxPairs = 2 << 20
 	// maxIDs is the maximum number of expert ids of all kept sequences, 2 bytes each.
-	mostIDs = 16 << 20
+	maxIDs = 16 << 20
 	// silence is the time without samples of the current model after which another model is counted. During a rollout
 	// of a model, two models serve.
 	silence = 10 * time.Minute
@@ -125,8 +125,8 @@ func (k *Keeper) Add(digest string, shape lar.Shape, ids, experts []int32) {
 	k.uncounted.Add(float64(all - counted))
 }
 
-// routedRows returns the tokens with experts that are all valid and distinct within each layer. whole is true if this holds
-// for all ids. A row that names an expert twice was never recorded: it is memory that the engine has not filled.
+// routedRows returns the tokens with experts that are all valid and distinct within each layer. whole is true if this
+// holds for all ids. A row that names an expert twice was never recorded: it is memory that the engine has not filled.
 func routedRows(shape lar.Shape, ids, experts []int32) (rows sequence, whole bool) {
 	whole = true
 	width := shape.Layers * shape.ExpertsPerToken
@@ -157,7 +157,7 @@ func (k *Keeper) keep(model counts.Model, layers int, rows sequence, whole bool)
 	}
 	defer k.mu.Unlock()
 	begin := k.now()
-	if begin.Before(k.idle) || !k.turnTo(model, layers, begin) {
+	if begin.Before(k.idle) || !k.switchModel(model, layers, begin) {
 		return false
 	}
 	k.current.Add(rows.tokens, rows.experts)
@@ -172,17 +172,17 @@ func (k *Keeper) keep(model counts.Model, layers int, rows sequence, whole bool)
 	return true
 }
 
-// turnTo prepares the counts for a request to a model. It reports false if another model is being counted.
-func (k *Keeper) turnTo(model counts.Model, layers int, now time.Time) bool {
+// switchModel prepares the counts for a request to a model. It reports false if another model is being counted.
+func (k *Keeper) switchModel(model counts.Model, layers int, now time.Time) bool {
 	switch same := reflect.DeepEqual(k.model, model); {
 	case k.current == nil || !same && now.Sub(k.last) >= silence:
 		k.model, k.layers, k.previous, k.sequences, k.ids = model, layers, nil, nil, 0
-		k.current, k.began, k.since = counts.NewBounded(model, mostPairs), now, now
+		k.current, k.began, k.since = counts.NewBounded(model, maxPairs), now, now
 	case !same:
 		return false
 	case k.complete(now.Sub(k.began)):
 		k.previous, k.since = k.current, k.began
-		k.current, k.began = counts.NewBounded(model, mostPairs), now
+		k.current, k.began = counts.NewBounded(model, maxPairs), now
 	}
 	k.last = now
 	return true
@@ -190,24 +190,24 @@ func (k *Keeper) turnTo(model counts.Model, layers int, now time.Time) bool {
 
 // complete reports whether a generation of this age has ended.
 func (k *Keeper) complete(age time.Duration) bool {
-	return age >= generation && k.current.Tokens() >= generationTokens || age >= longest
+	return age >= generation && k.current.Tokens() >= generationTokens || age >= maxAge
 }
 
 // keepSequence appends a sequence and drops the oldest sequences beyond maxIDs.
 func (k *Keeper) keepSequence(s sequence) {
-	if k.kind != Sequences || len(s.experts) > mostIDs {
+	if k.kind != Sequences || len(s.experts) > maxIDs {
 		return
 	}
 	k.sequences = append(k.sequences, s)
 	k.ids += len(s.experts)
-	for k.ids > mostIDs {
+	for k.ids > maxIDs {
 		k.ids -= len(k.sequences[0].experts)
 		k.sequences = k.sequences[1:]
 	}
 }
 
 // generations returns the generations that began at or after since, and the start of the first one.
-func (k *Keeper) generations(since time.Time) (told []*counts.Counts, from time.Time) {
+func (k *Keeper) generations(since time.Time) (list []*counts.Counts, from time.Time) {
 	if k.current == nil || k.began.Before(since) {
 		return nil, time.Time{}
 	}
@@ -217,9 +217,9 @@ func (k *Keeper) generations(since time.Time) (told []*counts.Counts, from time.
 	return []*counts.Counts{k.previous, k.current}, k.since
 }
 
-// countsSince returns a copy of the counts of the generations that began at or after since, and their start; nil if there are
-// none.
-func (k *Keeper) told(since time.Time) (*counts.Counts, time.Time, error) {
+// countsSince returns a copy of the counts of the generations that began at or after since, and their start; nil if
+// there are none.
+func (k *Keeper) countsSince(since time.Time) (*counts.Counts, time.Time, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	generations, from := k.generations(since)
@@ -246,16 +246,16 @@ func (k *Keeper) countedSince(since time.Time) (tokens int64) {
 	return tokens
 }
 
-// keptSince returns the kept sequences that were sampled at or after since. The lock must be held.
-func (k *Keeper) keptSince(since time.Time) []sequence {
+// sequencesSince returns the kept sequences that were sampled at or after since. The lock must be held.
+func (k *Keeper) sequencesSince(since time.Time) []sequence {
 	return k.sequences[sort.Search(len(k.sequences), func(i int) bool { return !k.sequences[i].at.Before(since) }):]
 }
 
-// keptSizes returns the numbers of requests and tokens that trace would return.
-func (k *Keeper) keptSizes(since time.Time) (requests int, tokens int64) {
+// sequenceSizes returns the numbers of requests and tokens that trace would return.
+func (k *Keeper) sequenceSizes(since time.Time) (requests int, tokens int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	kept := k.keptSince(since)
+	kept := k.sequencesSince(since)
 	for _, s := range kept {
 		tokens += int64(len(s.tokens))
 	}
@@ -267,7 +267,7 @@ func (k *Keeper) keptSizes(since time.Time) (requests int, tokens int64) {
 func (k *Keeper) trace(since time.Time) *trace.Trace {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	kept := k.keptSince(since)
+	kept := k.sequencesSince(since)
 	if len(kept) == 0 {
 		return nil
 	}
@@ -327,7 +327,7 @@ func (k *Keeper) ServeCounts(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(HeaderTokens, strconv.FormatInt(k.countedSince(from), 10))
 		return
 	}
-	switch sum, began, err := k.told(from); {
+	switch sum, began, err := k.countsSince(from); {
 	case err != nil:
 		wire.WriteError(w, r.URL.Path, http.StatusInternalServerError, wire.Internal, err.Error())
 	case sum == nil:
@@ -352,7 +352,7 @@ func (k *Keeper) ServeSequences(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.Method == http.MethodHead {
-		requests, tokens := k.keptSizes(from)
+		requests, tokens := k.sequenceSizes(from)
 		w.Header().Set(HeaderRequests, strconv.Itoa(requests))
 		w.Header().Set(HeaderTokens, strconv.FormatInt(tokens, 10))
 		return

@@ -70,7 +70,7 @@ func TestBounds(t *testing.T) {
 		k.Add(digest, shape, tokens, slices.Repeat([]int32{0, 1}, len(tokens)))
 	}
 	tokens := func() int64 {
-		sum, _, err := k.told(time.Time{})
+		sum, _, err := k.countsSince(time.Time{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,9 +81,9 @@ func TestBounds(t *testing.T) {
 	if got := tokens(); got != 2 || testutil.ToFloat64(k.uncounted) != 1 {
 		t.Errorf("%d tokens of the first model are counted", got)
 	}
-	now = now.Add(longest)
+	now = now.Add(maxAge)
 	add("a", 1)
-	now = now.Add(longest - time.Minute)
+	now = now.Add(maxAge - time.Minute)
 	add("a", 1)
 	if got := tokens(); got != 4 {
 		t.Errorf("%d tokens of two generations are counted", got)
@@ -93,7 +93,7 @@ func TestBounds(t *testing.T) {
 	if got := tokens(); got != 3 {
 		t.Errorf("%d tokens are counted once the first generation is over", got)
 	}
-	if _, since, _ := k.told(time.Time{}); !since.Equal(time.Unix(1_700_000_000, 0).Add(longest)) {
+	if _, since, _ := k.countsSince(time.Time{}); !since.Equal(time.Unix(1_700_000_000, 0).Add(maxAge)) {
 		t.Errorf("counts since %v", since)
 	}
 	now = now.Add(silence)
@@ -118,9 +118,9 @@ func TestBounds(t *testing.T) {
 	// The last sequences are kept.
 	k.sequences, k.ids = nil, 0
 	for range 5 {
-		k.keepSequence(sequence{tokens: make([]int32, mostIDs/8), experts: make([]uint16, mostIDs/4)})
+		k.keepSequence(sequence{tokens: make([]int32, maxIDs/8), experts: make([]uint16, maxIDs/4)})
 	}
-	if len(k.sequences) != 4 || k.ids != mostIDs {
+	if len(k.sequences) != 4 || k.ids != maxIDs {
 		t.Errorf("%d sequences of %d ids are kept", len(k.sequences), k.ids)
 	}
 	for _, name := range []string{"none", "counts", "sequences"} {

@@ -1,7 +1,7 @@
 // Package managerauth authenticates managers to request routers with client certificates.
 //
-// The managers share a certificate authority in a Secret in the namespace of the managers. A router has only the certificates of that
-// authority. It needs no Secret, no token, and no answer of the API server.
+// The managers share a certificate authority in a Secret in the namespace of the managers. A router has only the
+// certificates of that authority. It needs no Secret, no token, and no answer of the API server.
 //
 // Invariants:
 //   - The private keys of the authority and of a manager's certificate stay with the managers.

@@ -95,8 +95,8 @@ func (c *call) interrupt(set func(time.Time) error) func() {
 	}
 }
 
-// within ends a Read or Write after the limit, unless stop is called before.
-func (c *call) within(set func(time.Time) error) (stop func()) {
+// withLimit ends a Read or Write after the limit, unless stop is called before.
+func (c *call) withLimit(set func(time.Time) error) (stop func()) {
 	if c.limit == 0 {
 		return func() {}
 	}
@@ -106,7 +106,7 @@ func (c *call) within(set func(time.Time) error) (stop func()) {
 
 // receive reads the next message. It returns io.EOF if the client has closed its side.
 func (c *call) receive(into proto.Message) error {
-	stop := c.within(c.control.SetReadDeadline)
+	stop := c.withLimit(c.control.SetReadDeadline)
 	defer stop()
 	var prefix [prefixBytes]byte
 	if _, err := io.ReadFull(c.request.Body, prefix[:]); err != nil {
@@ -152,7 +152,7 @@ func (c *call) send(message proto.Message) error {
 		return status.Errorf(codes.Internal, "failed to encode a message: %v", err)
 	}
 	binary.BigEndian.PutUint32(data[1:prefixBytes], uint32(len(data)-prefixBytes))
-	stop := c.within(c.control.SetWriteDeadline)
+	stop := c.withLimit(c.control.SetWriteDeadline)
 	defer stop()
 	if _, err := c.writer.Write(data); err != nil {
 		return c.failed(err)

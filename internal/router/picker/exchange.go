@@ -69,11 +69,11 @@ func (x *exchange) run() error {
 	if err = x.admit(); err == nil {
 		err = x.request(first)
 	}
-	x.stream.limit = maxSilence
-	if errors.Is(err, errOvertaken) {
+	x.stream.limit = maxIdle
+	if errors.Is(err, errBodyIncomplete) {
 		err = nil // the following messages are the gateway's own response
 	} else if err != nil {
-		err = x.refuse(err)
+		err = x.sendError(err)
 	}
 	for err == nil {
 		var message *extprocv3.ProcessingRequest
@@ -87,7 +87,7 @@ func (x *exchange) run() error {
 // admit counts the memory of a request in addition to its body, until the stream ends.
 func (x *exchange) admit() error {
 	if !x.admitted {
-		return fmt.Errorf("%w: there are too many concurrent requests", client.ErrNoRoom)
+		return fmt.Errorf("%w: there are too many concurrent requests", client.ErrNoMemory)
 	}
 	if x.stream.received > maxHeaderMessage {
 		return fmt.Errorf("%w: at most %d bytes are accepted", errHeaderTooLarge, maxHeaderMessage)
@@ -102,7 +102,7 @@ func (x *exchange) admit() error {
 // ended returns the result of a stream. It is nil if the gateway has ended the stream at any point, or got an immediate
 // response.
 func ended(err error) error {
-	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, errRefused) {
+	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, errImmediateResponse) {
 		return nil
 	}
 	return err
@@ -237,14 +237,14 @@ func (x *exchange) requestInOne(r *Request) error {
 	if err := x.stream.Send(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{}}}); err != nil {
 		return err
 	}
-	message, err := x.stream.within()
+	message, err := x.stream.nextRequired()
 	if err != nil {
 		return err
 	}
 	body := message.GetRequestBody()
 	if body == nil {
 		x.stream.unread(message)
-		return errOvertaken
+		return errBodyIncomplete
 	}
 	if int64(len(body.GetBody())) > x.maxBody {
 		return x.tooLarge()
@@ -269,7 +269,7 @@ func (x *exchange) requestInOne(r *Request) error {
 
 // follow handles a message after the header and body of the request.
 func (x *exchange) follow(message *extprocv3.ProcessingRequest) error {
-	if answered, err := x.aside(message); answered {
+	if answered, err := x.handleInterleaved(message); answered {
 		return err
 	}
 	switch {
@@ -287,8 +287,9 @@ func (x *exchange) follow(message *extprocv3.ProcessingRequest) error {
 	return status.Errorf(codes.InvalidArgument, "unexpected message %T", message.GetRequest())
 }
 
-// aside answers messages of the request that arrive during the response, and reports whether message was one.
-func (x *exchange) aside(message *extprocv3.ProcessingRequest) (answered bool, err error) {
+// handleInterleaved answers messages of the request that arrive during the response, and reports whether message was
+// one.
+func (x *exchange) handleInterleaved(message *extprocv3.ProcessingRequest) (answered bool, err error) {
 	switch {
 	case message.GetRequestTrailers() != nil:
 		return true, x.stream.Send(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestTrailers{RequestTrailers: &extprocv3.TrailersResponse{}}})
@@ -347,7 +348,7 @@ func (x *exchange) modify(response *http.Response, served string) (*extprocv3.He
 func (x *exchange) responseHeader(response *http.Response, served string) error {
 	mutation, err := x.modify(response, served)
 	if err != nil {
-		return x.refuse(err)
+		return x.sendError(err)
 	}
 	return x.stream.Send(responseHeaders(mutation))
 }
@@ -355,11 +356,11 @@ func (x *exchange) responseHeader(response *http.Response, served string) error 
 // responseInChunks forwards a response as it arrives, as the Picker edits it.
 func (x *exchange) responseInChunks(response *http.Response, served string) error {
 	defer x.release()
-	source := &bodyReader{stream: x.stream, of: ofResponse, aside: x.aside}
+	source := &bodyReader{stream: x.stream, of: ofResponse, handleInterleaved: x.handleInterleaved}
 	response.Body = io.NopCloser(source)
 	mutation, err := x.modify(response, served)
 	if err != nil {
-		return x.refuse(err)
+		return x.sendError(err)
 	}
 	if err := x.stream.Send(responseHeaders(mutation)); err != nil {
 		return err
@@ -381,7 +382,7 @@ func (x *exchange) responseInOne(response *http.Response, served string) error {
 	if err := x.stream.Send(responseHeaders(nil)); err != nil {
 		return err
 	}
-	message, err := x.stream.within()
+	message, err := x.stream.nextRequired()
 	if err != nil {
 		return err
 	}
@@ -393,11 +394,11 @@ func (x *exchange) responseInOne(response *http.Response, served string) error {
 	response.Body = io.NopCloser(bytes.NewReader(body.GetBody()))
 	mutation, err := x.modify(response, served)
 	if err != nil {
-		return x.refuse(err)
+		return x.sendError(err)
 	}
 	data, err := io.ReadAll(response.Body)
 	if err != nil {
-		return x.refuse(err)
+		return x.sendError(err)
 	}
 	common := &extprocv3.CommonResponse{HeaderMutation: mutation}
 	if !bytes.Equal(data, body.GetBody()) {

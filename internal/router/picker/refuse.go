@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// refusals maps errors to responses. kind is the error type of the OpenAI format. retryAfter is in seconds.
-var refusals = []struct {
+// errorResponses maps errors to responses. kind is the error type of the OpenAI format. retryAfter is in seconds.
+var errorResponses = []struct {
 	err        error
 	code       int
 	kind       string
@@ -24,7 +24,7 @@ var refusals = []struct {
 }{
 	{ErrNoEndpoint, http.StatusServiceUnavailable, "service_unavailable", 5},
 	{ErrAllFull, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
-	{client.ErrNoRoom, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
+	{client.ErrNoMemory, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
 	{ErrNotImplemented, http.StatusNotImplemented, wire.NotImplemented, 0},
 	{ErrNoRoute, http.StatusNotFound, "not_found", 0},
 	{ErrInvalid, http.StatusBadRequest, "invalid_request_error", 0},
@@ -33,11 +33,11 @@ var refusals = []struct {
 	{errHeaderTooLarge, http.StatusRequestHeaderFieldsTooLarge, "invalid_request_error", 0},
 }
 
-// errRefused is returned after an immediate response, which ends the exchange.
-var errRefused = errors.New("refused")
+// errImmediateResponse is returned after an immediate response, which ends the exchange.
+var errImmediateResponse = errors.New("refused")
 
-// refuse sends an immediate response instead of an endpoint. It sends nothing if the stream has ended.
-func (x *exchange) refuse(err error) error {
+// sendError sends an immediate response instead of an endpoint. It sends nothing if the stream has ended.
+func (x *exchange) sendError(err error) error {
 	if x.stream.Context().Err() != nil {
 		return x.stream.Context().Err()
 	}
@@ -45,7 +45,7 @@ func (x *exchange) refuse(err error) error {
 		return err
 	}
 	code, kind, message, retryAfter := http.StatusBadGateway, "bad_gateway", "the request could not be forwarded to a serving pod", 0
-	for _, refusal := range refusals {
+	for _, refusal := range errorResponses {
 		if errors.Is(err, refusal.err) {
 			code, kind, message, retryAfter = refusal.code, refusal.kind, err.Error(), refusal.retryAfter
 		}
@@ -54,7 +54,7 @@ func (x *exchange) refuse(err error) error {
 	if err := x.stream.Send(immediate(x.path, code, kind, message, retryAfter)); err != nil {
 		return err
 	}
-	return errRefused
+	return errImmediateResponse
 }
 
 // immediate returns an immediate response to a request for a path, in the format of its API.

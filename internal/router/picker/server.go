@@ -49,9 +49,9 @@ const (
 	streamBytes = 32 << 10
 	// maxHeaderMessage is the maximum size of the message with the request header.
 	maxHeaderMessage = 64 << 10
-	// maxSilence is the maximum time that a stream waits for the gateway once a request is complete: longer than any
+	// maxIdle is the maximum time that a stream waits for the gateway once a request is complete: longer than any
 	// engine computes.
-	maxSilence = time.Hour
+	maxIdle = time.Hour
 )
 
 // http2Settings are the settings of gateway connections. The windows bound the data that arrives unread.
@@ -232,9 +232,9 @@ func (p *processor) process(c *call) error {
 type streams struct {
 	max int
 
-	mu   sync.Mutex
-	n    int
-	late list.List // functions that interrupt streams with an incomplete request, longest wait first
+	mu         sync.Mutex
+	n          int
+	incomplete list.List // functions that interrupt streams with an incomplete request, longest wait first
 }
 
 // open registers a new stream. It reports false if all streams have complete requests. arrived must be called when the
@@ -243,18 +243,18 @@ func (s *streams) open(interrupt func()) (ok bool, arrived func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.n >= s.max {
-		longest := s.late.Front()
+		longest := s.incomplete.Front()
 		if longest == nil {
 			return false, func() {}
 		}
-		s.late.Remove(longest).(func())() // the stream ends as soon as its reader returns
+		s.incomplete.Remove(longest).(func())() // the stream ends as soon as its reader returns
 	}
 	s.n++
-	place := s.late.PushBack(interrupt)
+	place := s.incomplete.PushBack(interrupt)
 	return true, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.late.Remove(place) // a second call is a no-op
+		s.incomplete.Remove(place) // a second call is a no-op
 	}
 }
 

@@ -37,8 +37,9 @@ func (s *stream) next() (*extprocv3.ProcessingRequest, error) {
 	return s.Recv()
 }
 
-// within returns the next message where the protocol requires one; the end of the stream is then an unexpected EOF.
-func (s *stream) within() (*extprocv3.ProcessingRequest, error) {
+// nextRequired returns the next message where the protocol requires one; the end of the stream is then an unexpected
+// EOF.
+func (s *stream) nextRequired() (*extprocv3.ProcessingRequest, error) {
 	message, err := s.next()
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF
@@ -74,8 +75,8 @@ var (
 	}
 )
 
-// errOvertaken is returned if the gateway does not complete a body because it already sends its own response.
-var errOvertaken = errors.New("the gateway has gone on before the end of the body")
+// errBodyIncomplete is returned if the gateway does not complete a body because it already sends its own response.
+var errBodyIncomplete = errors.New("the gateway has gone on before the end of the body")
 
 // bodyReader reads a body as it arrives. Trailers end the body and stay unread in the stream.
 type bodyReader struct {
@@ -83,8 +84,8 @@ type bodyReader struct {
 	of     direction
 	// beforeWait is called before waiting for the next message; nil for none.
 	beforeWait func() error
-	// aside answers interleaved messages of the other direction; nil if there are none.
-	aside func(*extprocv3.ProcessingRequest) (answered bool, err error)
+	// handleInterleaved answers interleaved messages of the other direction; nil if there are none.
+	handleInterleaved func(*extprocv3.ProcessingRequest) (answered bool, err error)
 
 	rest []byte
 	// trailers is true if trailers ended the body. err is the error that ended it, io.EOF at its end.
@@ -111,12 +112,12 @@ func (b *bodyReader) receive() ([]byte, error) {
 			return nil, err
 		}
 	}
-	message, err := b.stream.within()
+	message, err := b.stream.nextRequired()
 	if err != nil {
 		return nil, err
 	}
-	if b.aside != nil {
-		if answered, err := b.aside(message); answered {
+	if b.handleInterleaved != nil {
+		if answered, err := b.handleInterleaved(message); answered {
 			return nil, err
 		}
 	}
@@ -128,7 +129,7 @@ func (b *bodyReader) receive() ([]byte, error) {
 	}
 	b.stream.unread(message)
 	if b.of.trailers(message) == nil {
-		return nil, errOvertaken
+		return nil, errBodyIncomplete
 	}
 	b.trailers = true
 	return nil, io.EOF

@@ -44,8 +44,8 @@ type Pool interface {
 // ErrNotLoaded is returned if a plan is not in the pool.
 var ErrNotLoaded = errors.New("not loaded yet")
 
-// Keeper keeps the plans that backends name on disk and in the pool, and the plans that provide replacement tables. It is
-// safe for concurrent use.
+// Keeper keeps the plans that backends name on disk and in the pool, and the plans that provide replacement tables. It
+// is safe for concurrent use.
 type Keeper struct {
 	dir   string
 	fetch Fetch
@@ -57,11 +57,11 @@ type Keeper struct {
 	mu sync.Mutex
 	// named contains the digests that backends name.
 	named map[string]bool
-	// tables maps the digest of a plan to the plan that provides its tables; tablesSet is true once SetTables was called.
-	// using contains the replacement tables that were used last, which stay in use until the desired tables are usable.
-	// refused contains the tables that do not fit a plan.
+	// tables maps the digest of a plan to the plan that provides its tables; tablesSet is true once SetTables was
+	// called. using contains the replacement tables that were used last, which stay in use until the desired tables are
+	// usable. refused contains the tables that do not fit a plan.
 	tables, using, refused map[string]string
-	told                   bool
+	tablesSet              bool
 	// wanted contains the digests to keep, with the time at which they became unneeded; the zero time if they are
 	// needed.
 	wanted map[string]time.Time
@@ -93,20 +93,21 @@ func (k *Keeper) Want(backends []discovery.Backend) {
 			k.named[b.PlanDigest] = true
 		}
 	}
-	k.review()
+	k.updateWanted()
 }
 
-// SetTables sets, by plan digest, the plans that provide replacement tables, which are used once they are loaded and fit.
+// SetTables sets, by plan digest, the plans that provide replacement tables, which are used once they are loaded and
+// fit.
 func (k *Keeper) SetTables(tables map[string]string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.tables, k.told = tables, true
+	k.tables, k.tablesSet = tables, true
 	clear(k.refused)
-	k.review()
+	k.updateWanted()
 }
 
-// review updates the set of needed plans and wakes Run. The lock must be held.
-func (k *Keeper) review() {
+// updateWanted updates the set of needed plans and wakes Run. The lock must be held.
+func (k *Keeper) updateWanted() {
 	needed := map[string]bool{}
 	for digest := range k.named {
 		needed[digest] = true
@@ -233,10 +234,10 @@ func (k *Keeper) adopt(log logr.Logger) {
 	if k.using = using; k.using == nil {
 		k.using = map[string]string{}
 	}
-	if !k.told {
+	if !k.tablesSet {
 		k.tables = maps.Clone(k.using)
 	}
-	defer k.review()
+	defer k.updateWanted()
 	for _, entry := range entries {
 		if _, err := artifact.ParseDigest(entry.Name()); err != nil {
 			if err := os.RemoveAll(filepath.Join(k.dir, entry.Name())); err != nil {
@@ -319,7 +320,7 @@ func (k *Keeper) apply(log logr.Logger) {
 		}
 	}
 	if changed {
-		k.review()
+		k.updateWanted()
 		if err := k.saveUsing(); err != nil {
 			log.Error(err, "Failed to save which tables are in use")
 		}

@@ -56,7 +56,7 @@ func WatchTables(ctx context.Context, path string, set func(map[string]string)) 
 func watchTables(ctx context.Context, path string, period time.Duration, set func(map[string]string)) {
 	log := logr.FromContextOrDiscard(ctx).WithValues("file", path)
 	var last map[string]string
-	told, failed := false, ""
+	known, failed := false, ""
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	for {
@@ -65,8 +65,8 @@ func watchTables(ctx context.Context, path string, period time.Duration, set fun
 			failed = err.Error()
 			log.Info("Failed to read the tables file; keeping the tables in use", "reason", failed)
 		case err == nil:
-			if failed = ""; !told || !maps.Equal(tables, last) {
-				told, last = true, tables
+			if failed = ""; !known || !maps.Equal(tables, last) {
+				known, last = true, tables
 				set(tables)
 			}
 		}

@@ -2,8 +2,8 @@ package wire
 
 import "github.com/semmoe/operator/internal/jsonscan"
 
-// deepestBlock is the maximum nesting of content blocks, such as the blocks of a tool result in a message.
-const deepestBlock = 4
+// maxBlockDepth is the maximum nesting of content blocks, such as the blocks of a tool result in a message.
+const maxBlockDepth = 4
 
 // mediaTypes are the types of blocks with images, documents and audio.
 var mediaTypes = map[string]bool{
@@ -35,7 +35,7 @@ func (r *blocks) add(content []byte, depth int) {
 		return
 	}
 	list, ok := jsonscan.Array(content, nil)
-	if !ok || depth == deepestBlock {
+	if !ok || depth == maxBlockDepth {
 		return
 	}
 	for _, at := range list {

@@ -13,9 +13,9 @@ const (
 	BytesPerToken = 4
 	// defaultOutput is the expected number of generated tokens of a request without a limit.
 	defaultOutput = 256
-	// largestOutput bounds the number of generated tokens that a request can claim, so that one request cannot make a
+	// maxOutput bounds the number of generated tokens that a request can claim, so that one request cannot make a
 	// rank look permanently full.
-	largestOutput = 1 << 20
+	maxOutput = 1 << 20
 )
 
 // Body is a parsed request body. A member of an unexpected type counts as absent: the engine validates the request.
@@ -37,11 +37,12 @@ func ParseBody(data []byte) Body {
 func (b Body) get(name string) []byte { return jsonscan.Get(b.data, b.members, name) }
 
 // Output returns the maximum number of tokens that the request may generate in all answers.
-func (b Body) Output(answers int64) int64 { return min(answers*b.limit(), largestOutput) }
+func (b Body) Output(answers int64) int64 { return min(answers*b.limit(), maxOutput) }
 
-// Usual returns the expected maximum number of tokens of an answer. It ignores the client's limit, which is often
-// generous. A longer unstreamed response declares its length; a stream does not, so the value for streams is larger.
-func (b Body) Usual() int64 {
+// ExpectedAnswerTokens returns the expected maximum number of tokens of an answer. It ignores the client's limit, which
+// is often generous. A longer unstreamed response declares its length; a stream does not, so the value for streams is
+// larger.
+func (b Body) ExpectedAnswerTokens() int64 {
 	if string(b.get("stream")) == "true" {
 		return 16384
 	}
@@ -53,10 +54,10 @@ func (b Body) Answers(path string) (all, each int64) {
 	each = 1
 	for _, value := range [][]byte{b.get("n"), ParseBody(b.get("sampling_params")).get("n")} {
 		if n, err := strconv.ParseInt(string(value), 10, 64); err == nil && n > 1 {
-			each = min(each*min(n, largestOutput), largestOutput)
+			each = min(each*min(n, maxOutput), maxOutput)
 		}
 	}
-	return min(b.prompts(path)*each, largestOutput), each
+	return min(b.prompts(path)*each, maxOutput), each
 }
 
 // limit returns the maximum number of tokens of one answer.
@@ -64,7 +65,7 @@ func (b Body) limit() int64 {
 	native := ParseBody(b.get("sampling_params"))
 	for _, value := range [][]byte{b.get("max_tokens"), b.get("max_completion_tokens"), b.get("max_output_tokens"), native.get("max_new_tokens")} {
 		if limit, err := strconv.ParseInt(string(value), 10, 64); err == nil && limit >= 0 {
-			return min(limit, largestOutput)
+			return min(limit, maxOutput)
 		}
 	}
 	return defaultOutput

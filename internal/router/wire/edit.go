@@ -89,9 +89,9 @@ func splice(data []byte, start, end int, with []byte) []byte {
 	return append(out, data[end:]...)
 }
 
-// Ask adds a member with the value true to a JSON object. It reports false and returns the body unchanged if the body
-// is not an object or the client has set the member.
-func Ask(body []byte, field string) ([]byte, bool) {
+// AddFlag adds a member with the value true to a JSON object. It reports false and returns the body unchanged if the
+// body is not an object or the client has set the member.
+func AddFlag(body []byte, field string) ([]byte, bool) {
 	members, ok := jsonscan.Object(body, nil)
 	if !ok || jsonscan.Get(body, members, field) != nil {
 		return body, false
@@ -122,8 +122,8 @@ func memberText(name, value string, only bool) string {
 	return text + ","
 }
 
-// Asks reports whether a body requests routed experts by any of the field names. In doubt it returns true.
-func Asks(body []byte, names []string) bool {
+// RequestsAny reports whether a body requests routed experts by any of the field names. In doubt it returns true.
+func RequestsAny(body []byte, names []string) bool {
 	members, ok := jsonscan.Object(body, nil)
 	return slices.ContainsFunc(names, func(name string) bool {
 		if !ok {

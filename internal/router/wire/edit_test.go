@@ -101,7 +101,7 @@ func TestAsk(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, asked := Ask([]byte(tc.body), "r")
+			got, asked := AddFlag([]byte(tc.body), "r")
 			if string(got) != tc.want || asked != tc.asked {
 				t.Errorf("%s, asked %v; want %s, %v", got, asked, tc.want, tc.asked)
 			}
@@ -114,11 +114,11 @@ func TestAsks(t *testing.T) {
 		`{"r":true}`: true, `{"r":1}`: true, `{"r":false}`: false, `{"r":null}`: false, `{"R":true}`: false, `{"p":"r"}`: false,
 		`{"r":false,"r":true}`: true, `{"\u0072":true}`: true, `{"r":true,"temperature":NaN}`: true, `{"temperature":NaN}`: true, `{`: false, ``: false,
 	} {
-		if got := Asks([]byte(body), []string{"other", "r"}); got != want {
+		if got := RequestsAny([]byte(body), []string{"other", "r"}); got != want {
 			t.Errorf("%s: %v, want %v", body, got, want)
 		}
 	}
-	if Asks([]byte("x"), nil) {
+	if RequestsAny([]byte("x"), nil) {
 		t.Error("an engine that cannot be asked was")
 	}
 }

@@ -30,6 +30,6 @@ func FuzzEvents(f *testing.F) {
 		if whole.N != ended || whole.N > bytes.Count(stream, []byte("\n"))/2+1 {
 			t.Fatalf("%d events at once, %d in pieces of %d: %q", whole.N, ended, size, stream)
 		}
-		CarriesNothing(stream)
+		IsEmptyEvent(stream)
 	})
 }

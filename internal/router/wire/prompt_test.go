@@ -130,7 +130,7 @@ func FuzzBody(f *testing.F) {
 		b := ParseBody(data)
 		p := PromptOf(path, b)
 		answers, _ := b.Answers(path)
-		if output := b.Output(answers); output < 0 || output > largestOutput || p.More < 0 {
+		if output := b.Output(answers); output < 0 || output > maxOutput || p.More < 0 {
 			t.Fatalf("load of %d tokens of output, %d more", output, p.More)
 		}
 		size := 0

@@ -9,15 +9,15 @@ import (
 	"github.com/semmoe/operator/internal/jsonscan"
 )
 
-// nested are the members of a request that contain members which may choose a rank: containers of engine options. Other members
-// hold content, such as messages and tool schemas, which may mention a rank for another purpose.
+// nested are the members of a request that contain members which may choose a rank: containers of engine options. Other
+// members hold content, such as messages and tool schemas, which may mention a rank for another purpose.
 var nested = map[string]bool{
 	"sampling_params": true, "extra_body": true, "extra_args": true, "vllm_xargs": true, "kv_transfer_params": true, "nvext": true,
 	"requests": true,
 }
 
-// DropRank overwrites with spaces, in place, each member of a JSON body that chooses a rank (engine.NamesRank): of the object, of the
-// objects of an array, and of nested options.
+// DropRank overwrites with spaces, in place, each member of a JSON body that chooses a rank (engine.NamesRank): of the
+// object, of the objects of an array, and of nested options.
 func DropRank(body []byte) { eachRank(body, blank) }
 
 // ChoosesRank reports whether a body has a member that DropRank overwrites.

@@ -5,10 +5,10 @@ import (
 	"net/http"
 )
 
-// Room is the memory budget for a response that is buffered until it is edited.
-type Room interface {
-	// Hold requests memory for bytes in total. It reports false and changes nothing if the budget is exhausted.
-	Hold(bytes int64) bool
+// MemoryBudget is the memory budget for a response that is buffered until it is edited.
+type MemoryBudget interface {
+	// Reserve requests memory for bytes in total. It reports false and changes nothing if the budget is exhausted.
+	Reserve(bytes int64) bool
 	// GiveUp is called when the budget is exhausted: the rest of the response is not edited.
 	GiveUp()
 	// Release returns the memory once the buffered data has been forwarded.
@@ -16,22 +16,22 @@ type Room interface {
 }
 
 const (
-	// firstPart and longestPart are the buffer sizes for a response of unknown length. A list of parts avoids copies
-	// when more data arrives.
-	firstPart, longestPart = 4 << 10, 256 << 10
+	// minPartBytes and maxPartBytes are the buffer sizes for a response of unknown length. A list of parts avoids
+	// copies when more data arrives.
+	minPartBytes, maxPartBytes = 4 << 10, 256 << 10
 )
 
-// readWithin reads a response within the budget, and reports whether it is complete. It counts the bytes that arrive,
+// readBuffered reads a response within the budget, and reports whether it is complete. It counts the bytes that arrive,
 // regardless of the declared length.
-func readWithin(response *http.Response, room Room) (parts [][]byte, whole bool, err error) {
+func readBuffered(response *http.Response, budget MemoryBudget) (parts [][]byte, whole bool, err error) {
 	held := int64(0)
 	// One byte more than the declared length reaches the end of the response, which then fits in one part.
-	size := max(Length(response)+1, firstPart)
-	if size > longestPart && !room.Hold(size) {
-		size = longestPart
+	size := max(Length(response)+1, minPartBytes)
+	if size > maxPartBytes && !budget.Reserve(size) {
+		size = maxPartBytes
 	}
-	for ; ; size = min(2*size, longestPart) {
-		if held += size; !room.Hold(held) {
+	for ; ; size = min(2*size, maxPartBytes) {
+		if held += size; !budget.Reserve(held) {
 			return parts, false, nil
 		}
 		part := make([]byte, 0, size)
@@ -51,15 +51,15 @@ func readWithin(response *http.Response, room Room) (parts [][]byte, whole bool,
 	}
 }
 
-// passedOn is a response that was partly buffered and is forwarded unchanged.
-type passedOn struct {
+// unedited is a response that was partly buffered and is forwarded unchanged.
+type unedited struct {
 	parts [][]byte
 	rest  io.ReadCloser
 	// passed is called once when no part is buffered any more; nil after that.
 	passed func()
 }
 
-func (p *passedOn) Read(into []byte) (int, error) {
+func (p *unedited) Read(into []byte) (int, error) {
 	for len(p.parts) > 0 {
 		n := copy(into, p.parts[0])
 		if p.parts[0] = p.parts[0][n:]; len(p.parts[0]) == 0 {
@@ -74,12 +74,12 @@ func (p *passedOn) Read(into []byte) (int, error) {
 	return p.rest.Read(into)
 }
 
-func (p *passedOn) Close() error {
+func (p *unedited) Close() error {
 	p.release()
 	return p.rest.Close()
 }
 
-func (p *passedOn) release() {
+func (p *unedited) release() {
 	p.parts = nil
 	if p.passed != nil {
 		p.passed()

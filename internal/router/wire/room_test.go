@@ -12,12 +12,12 @@ import (
 )
 
 // room is the memory budget of one response.
-type room struct {
+type budget struct {
 	most, held int64
 	gaveUp     int
 }
 
-func (r *room) Hold(bytes int64) bool {
+func (r *budget) Reserve(bytes int64) bool {
 	if bytes > r.most {
 		return false
 	}
@@ -25,13 +25,13 @@ func (r *room) Hold(bytes int64) bool {
 	return true
 }
 
-func (r *room) GiveUp() { r.gaveUp++ }
+func (r *budget) GiveUp() { r.gaveUp++ }
 
-func (r *room) Release() { r.held = 0 }
+func (r *budget) Release() { r.held = 0 }
 
-// TestRewriteWithinRoom checks that a response is edited if the budget fits the bytes that arrive, regardless of the length that its
-// header declares. If not, it is forwarded unchanged, and the memory is released.
-func TestRewriteWithinRoom(t *testing.T) {
+// TestRewriteWithinBudget checks that a response is edited if the budget fits the bytes that arrive, regardless of the
+// length that its header declares. If not, it is forwarded unchanged, and the memory is released.
+func TestRewriteWithinBudget(t *testing.T) {
 	const most = 300 << 10
 	for name, tc := range map[string]struct {
 		size   int
@@ -53,7 +53,7 @@ func TestRewriteWithinRoom(t *testing.T) {
 			if tc.length != "" {
 				response.Header.Set("Content-Length", tc.length)
 			}
-			r, ended := &room{most: most}, 0
+			r, ended := &budget{most: most}, 0
 			edit := func(data []byte, _ bool) ([]byte, error) { return append([]byte("edited "), data...), nil }
 			if err := Rewrite(response, edit, func() { ended++ }, r); err != nil {
 				t.Fatal(err)
@@ -78,7 +78,7 @@ func TestRewriteWithinRoom(t *testing.T) {
 func TestRewriteOfABrokenResponse(t *testing.T) {
 	broken := errors.New("broken")
 	response := &http.Response{Header: http.Header{}, Body: io.NopCloser(io.MultiReader(strings.NewReader("begun"), iotest.ErrReader(broken)))}
-	if err := Rewrite(response, nil, nil, &room{most: 1 << 20}); !errors.Is(err, broken) {
+	if err := Rewrite(response, nil, nil, &budget{most: 1 << 20}); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -89,7 +89,7 @@ func TestRewriteOfALineWithoutEnd(t *testing.T) {
 	long := "data: " + strings.Repeat("x", 1<<20)
 	body := "data: 1\n\n" + long + "\n\ndata: 2\n\n"
 	response := &http.Response{Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(strings.NewReader(body))}
-	r := &room{most: 200 << 10}
+	r := &budget{most: 200 << 10}
 	edit := func(data []byte, _ bool) ([]byte, error) {
 		return bytes.ToUpper(append([]byte(" edited"), data...)), nil
 	}

@@ -21,20 +21,20 @@ type Edit func(data []byte, event bool) ([]byte, error)
 
 // Rewrite edits a response and calls end once all of it has been edited. Buffered data takes memory from room. If the
 // budget is exhausted, the response is forwarded unchanged, from its first byte or from the current line on.
-func Rewrite(response *http.Response, edit Edit, end func(), room Room) error {
+func Rewrite(response *http.Response, edit Edit, end func(), budget MemoryBudget) error {
 	if IsStream(response) {
 		response.Header.Del("Content-Length")
 		response.ContentLength = -1
-		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, edit: edit, end: end, room: room}
+		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, edit: edit, end: end, budget: budget}
 		return nil
 	}
-	parts, whole, err := readWithin(response, room)
+	parts, whole, err := readBuffered(response, budget)
 	if err != nil {
 		return err
 	}
 	if !whole {
-		room.GiveUp()
-		response.Body = &passedOn{parts: parts, rest: response.Body, passed: room.Release}
+		budget.GiveUp()
+		response.Body = &unedited{parts: parts, rest: response.Body, passed: budget.Release}
 		return nil
 	}
 	data := parts[0]
@@ -77,17 +77,17 @@ type eventStream struct {
 	body     io.Closer
 	edit     Edit
 	end      func()
-	room     Room
+	budget   MemoryBudget
 	pending  []byte
 	skip     bool // skip the blank line that ends a removed event
-	// asIs is the unedited rest of the stream after the budget was exhausted; nil before.
-	asIs io.ReadCloser
+	// rest is the unedited rest of the stream after the budget was exhausted; nil before.
+	rest io.ReadCloser
 	err  error
 }
 
 func (s *eventStream) Read(p []byte) (int, error) {
-	if s.asIs != nil {
-		return s.asIs.Read(p)
+	if s.rest != nil {
+		return s.rest.Read(p)
 	}
 	for len(s.pending) == 0 {
 		if s.err != nil {
@@ -95,8 +95,8 @@ func (s *eventStream) Read(p []byte) (int, error) {
 		}
 		var line []byte
 		line, s.err = s.line()
-		if s.asIs != nil {
-			return s.asIs.Read(p)
+		if s.rest != nil {
+			return s.rest.Read(p)
 		}
 		var err error
 		if s.pending, err = s.pass(line); err != nil {
@@ -112,13 +112,13 @@ func (s *eventStream) Read(p []byte) (int, error) {
 }
 
 func (s *eventStream) Close() error {
-	if s.asIs != nil {
-		return s.asIs.Close()
+	if s.rest != nil {
+		return s.rest.Close()
 	}
 	return s.body.Close()
 }
 
-// line reads a line, which is valid until the next call. If the budget is exhausted, asIs reads the start of the line
+// line reads a line, which is valid until the next call. If the budget is exhausted, rest reads the start of the line
 // and the rest of the stream.
 func (s *eventStream) line() ([]byte, error) {
 	var parts [][]byte
@@ -129,9 +129,9 @@ func (s *eventStream) line() ([]byte, error) {
 			return part, err
 		}
 		parts = append(parts, bytes.Clone(part))
-		if held += int64(len(part)); !s.room.Hold(held) {
-			s.room.GiveUp()
-			s.asIs = &passedOn{parts: parts, rest: &replacedBody{Reader: s.upstream, Closer: s.body}, passed: s.room.Release}
+		if held += int64(len(part)); !s.budget.Reserve(held) {
+			s.budget.GiveUp()
+			s.rest = &unedited{parts: parts, rest: &replacedBody{Reader: s.upstream, Closer: s.body}, passed: s.budget.Release}
 			return nil, nil
 		}
 		if err != bufio.ErrBufferFull {
@@ -159,9 +159,9 @@ func (s *eventStream) pass(line []byte) ([]byte, error) {
 	return append(append([]byte(nil), dataPrefix...), edited...), err
 }
 
-// CarriesNothing reports whether an event of the OpenAI routes has neither a choice nor a usage. Such an event carries
+// IsEmptyEvent reports whether an event of the OpenAI routes has neither a choice nor a usage. Such an event carries
 // only routed experts.
-func CarriesNothing(data []byte) bool {
+func IsEmptyEvent(data []byte) bool {
 	event := ParseBody(data)
 	choices, ok := jsonscan.Array(event.get("choices"), nil)
 	usage := event.get("usage")
@@ -186,15 +186,15 @@ var (
 	deltaSuffix = []byte(".delta")
 )
 
-// longestEventName is the maximum number of bytes kept of a line. Event names are shorter.
-const longestEventName = 96
+// maxEventNameBytes is the maximum number of bytes kept of a line. Event names are shorter.
+const maxEventNameBytes = 96
 
 // Add reads a piece, and reports whether it completes an event that counts.
 func (e *Events) Add(piece []byte) bool {
 	before := e.N
 	for len(piece) > 0 {
 		text, rest, ended := bytes.Cut(piece, []byte{'\n'})
-		e.line = append(e.line, text[:min(len(text), longestEventName-len(e.line))]...)
+		e.line = append(e.line, text[:min(len(text), maxEventNameBytes-len(e.line))]...)
 		if ended {
 			e.endLine(bytes.TrimRight(e.line, "\r"))
 			e.line = e.line[:0]

@@ -25,8 +25,8 @@ const (
 	// pieceBytes is the size of the pieces of a response that are edited. firstBytes of an unstreamed response are
 	// edited before any byte is forwarded, so that an early error can still be returned as an error response.
 	pieceBytes, firstBytes = 32 << 10, 64 << 10
-	// longestKey is the maximum length of a key of a path, with its escapes.
-	longestKey = 256
+	// maxKeyBytes is the maximum length of a key of a path, with its escapes.
+	maxKeyBytes = 256
 )
 
 // EditTexts edits the strings at some paths of a response, or of the events of a stream, while they are forwarded. A
@@ -286,7 +286,7 @@ func (t *textEdits) text(dst, piece []byte) (n int, _ []byte, err error) {
 func (t *textEdits) take(dst, text []byte, escaped bool) ([]byte, error) {
 	switch t.at {
 	case inKey:
-		t.key = append(t.key, text[:min(len(text), longestKey-len(t.key))]...)
+		t.key = append(t.key, text[:min(len(text), maxKeyBytes-len(t.key))]...)
 	case inEdited:
 		if escaped && text[0] != '/' {
 			return dst, fmt.Errorf("%s: the escape sequence \\%c in an edited string is not supported", t.keys, text[0])
@@ -315,9 +315,9 @@ func (t *textEdits) finish(dst []byte) (_ []byte, err error) {
 	return append(append(dst, '"'), bytes.Repeat([]byte{' '}, spaces)...), nil
 }
 
-// keyText returns the unescaped key; empty if it is longer than longestKey.
+// keyText returns the unescaped key; empty if it is longer than maxKeyBytes.
 func (t *textEdits) keyText() string {
-	if len(t.key) == longestKey {
+	if len(t.key) == maxKeyBytes {
 		return ""
 	}
 	if bytes.IndexByte(t.key, '\\') < 0 {

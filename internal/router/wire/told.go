@@ -6,7 +6,7 @@ import (
 )
 
 // Usage contains the token counts and ids that a response reports.
-type Told struct {
+type Usage struct {
 	// Prompt and Completion are the numbers of tokens.
 	Prompt, Completion int
 	// Output contains the ids of the generated tokens; nil if the engine does not report them.
@@ -18,7 +18,7 @@ type Told struct {
 var promptTokensMember = []byte(`"prompt_tokens"`)
 
 // Read parses a response or one of its events. Events of SGLang's native route contain the complete answer so far.
-func (t *Told) Read(data []byte) {
+func (t *Usage) Read(data []byte) {
 	if !bytes.Contains(data, promptTokensMember) {
 		return
 	}

@@ -6,19 +6,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTold checks that the token counts are read from every path that engines use, and that the last event counts.
-func TestTold(t *testing.T) {
-	var told Told
+// TestUsage checks that the token counts are read from every path that engines use, and that the last event counts.
+func TestUsage(t *testing.T) {
+	var told Usage
 	for _, tc := range []struct {
 		data string
-		want Told
+		want Usage
 	}{
-		{`{"choices":[],"usage":null}`, Told{}},
-		{`[{"meta_info":{"prompt_tokens":3}}]`, Told{}},
-		{`{"output_ids":[1],"meta_info":{"prompt_tokens":3,"completion_tokens":1}}`, Told{3, 1, []int32{1}, nil}},
-		{`{"output_ids":[1,2],"meta_info":{"prompt_tokens":3,"completion_tokens":2,"dp_rank":3}}`, Told{3, 2, []int32{1, 2}, new(3)}},
-		{`[DONE]`, Told{3, 2, []int32{1, 2}, new(3)}},
-		{`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, Told{7, 2, nil, nil}},
+		{`{"choices":[],"usage":null}`, Usage{}},
+		{`[{"meta_info":{"prompt_tokens":3}}]`, Usage{}},
+		{`{"output_ids":[1],"meta_info":{"prompt_tokens":3,"completion_tokens":1}}`, Usage{3, 1, []int32{1}, nil}},
+		{`{"output_ids":[1,2],"meta_info":{"prompt_tokens":3,"completion_tokens":2,"dp_rank":3}}`, Usage{3, 2, []int32{1, 2}, new(3)}},
+		{`[DONE]`, Usage{3, 2, []int32{1, 2}, new(3)}},
+		{`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, Usage{7, 2, nil, nil}},
 	} {
 		told.Read([]byte(tc.data))
 		if diff := cmp.Diff(tc.want, told); diff != "" {

@@ -1,4 +1,4 @@
-package line_test
+package waitqueue_test
 
 import (
 	"math/rand/v2"
@@ -10,40 +10,40 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-type standing = line.Standing[string]
+type entry = line.Entry[string]
 
-// called reports whether a request was woken since the last call.
-func called(s *standing) bool {
+// isWoken reports whether a request was woken since the last call.
+func isWoken(s *entry) bool {
 	select {
-	case <-s.Turn():
+	case <-s.Woken():
 		return true
 	default:
 		return false
 	}
 }
 
-// TestFullLine checks that the first entry is woken when the queue is full, and again if another request arrives before
-// it has left.
-func TestFullLine(t *testing.T) {
+// TestFullQueue checks that the first entry is woken when the queue is full, and again if another request arrives
+// before it has left.
+func TestFullQueue(t *testing.T) {
 	now := time.Now()
 	l := line.New[string](3, time.Second)
-	a, b, c := &standing{}, &standing{}, &standing{}
-	for _, s := range []*standing{a, b, b} {
-		l.Stand(s, now)
+	a, b, c := &entry{}, &entry{}, &entry{}
+	for _, s := range []*entry{a, b, b} {
+		l.Enqueue(s, now)
 	}
-	if l.Len() != 2 || called(a) || a.Must {
-		t.Fatalf("%d in line; the first must go: %t", l.Len(), a.Must)
+	if l.Len() != 2 || isWoken(a) || a.MustGo {
+		t.Fatalf("%d in line; the first must go: %t", l.Len(), a.MustGo)
 	}
-	l.Stand(c, now)
-	if !called(a) || !a.Must || called(b) || b.Must || called(c) || c.Must {
-		t.Errorf("in a full line %t, %t and %t must go", a.Must, b.Must, c.Must)
+	l.Enqueue(c, now)
+	if !isWoken(a) || !a.MustGo || isWoken(b) || b.MustGo || isWoken(c) || c.MustGo {
+		t.Errorf("in a full line %t, %t and %t must go", a.MustGo, b.MustGo, c.MustGo)
 	}
 	if waited := a.Leave(now.Add(time.Second)); waited != time.Second || l.Len() != 2 {
 		t.Errorf("waited %v; %d are left", waited, l.Len())
 	}
 	a.Leave(now) // an entry that has left is not in the queue
 	other := line.New[string](3, time.Second)
-	if other.Stand(b, now.Add(time.Minute)); l.Len() != 1 || other.Len() != 1 {
+	if other.Enqueue(b, now.Add(time.Minute)); l.Len() != 1 || other.Len() != 1 {
 		t.Errorf("%d and %d in line; a request stands in one line", l.Len(), other.Len())
 	}
 	if waited := b.Leave(now.Add(time.Hour)); waited != time.Hour {
@@ -51,40 +51,40 @@ func TestFullLine(t *testing.T) {
 	}
 }
 
-// TestLineOfABurst checks a burst of arrivals before the first entry has left: the excess entries are then woken one
+// TestBurst checks a burst of arrivals before the first entry has left: the excess entries are then woken one
 // after another.
-func TestLineOfABurst(t *testing.T) {
+func TestBurst(t *testing.T) {
 	now := time.Now()
 	l := line.New[string](3, time.Second)
-	all := make([]*standing, 6)
+	all := make([]*entry, 6)
 	for i := range all {
-		all[i] = &standing{}
-		l.Stand(all[i], now)
+		all[i] = &entry{}
+		l.Enqueue(all[i], now)
 	}
 	for i, s := range all {
-		if want := i < 4; called(s) != want || s.Must != want {
-			t.Errorf("request %d of 6 must go from a line of 3: %t, want %t", i, s.Must, want)
+		if want := i < 4; isWoken(s) != want || s.MustGo != want {
+			t.Errorf("request %d of 6 must go from a line of 3: %t, want %t", i, s.MustGo, want)
 		}
-		if s.Must {
+		if s.MustGo {
 			s.Leave(now)
 		}
 	}
 }
 
-// TestCallNext checks that the first entry that may go is woken, and that the next call continues with the entries that
+// TestWakeNext checks that the first entry that may go is woken, and that the next call continues with the entries that
 // were not evaluated.
-func TestCallNext(t *testing.T) {
+func TestWakeNext(t *testing.T) {
 	now := time.Now()
 	l := line.New[string](10, time.Second)
-	l.CallNext(3, func(string) bool { t.Error("there is nobody"); return true })
-	var all []*standing
+	l.WakeNext(3, func(string) bool { t.Error("there is nobody"); return true })
+	var all []*entry
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		s := &standing{Known: name}
+		s := &entry{Known: name}
 		all = append(all, s)
-		l.Stand(s, now)
+		l.Enqueue(s, now)
 	}
 	look := func(most int, may string) (looked string) {
-		l.CallNext(most, func(name string) bool {
+		l.WakeNext(most, func(name string) bool {
 			looked += name
 			return name == may
 		})
@@ -100,22 +100,22 @@ func TestCallNext(t *testing.T) {
 			t.Errorf("at most %d: looked at %q, want %q", step.most, looked, step.looked)
 		}
 		for _, s := range all {
-			if got := called(s); got != (s.Known == step.call) {
+			if got := isWoken(s); got != (s.Known == step.call) {
 				t.Errorf("at most %d, %q may go: %q is called: %t", step.most, step.may, s.Known, got)
 			}
 		}
 	}
 }
 
-// TestCome checks that the time since the previous arrival determines whether a request may wait.
-func TestCome(t *testing.T) {
+// TestArrive checks that the time since the previous arrival determines whether a request may wait.
+func TestArrive(t *testing.T) {
 	now := time.Now()
 	l := line.New[string](4, 100*time.Millisecond)
 	for range 20 { // the mean converges
 		now = now.Add(20 * time.Millisecond)
-		l.Come(now)
+		l.Arrive(now)
 	}
-	if !l.Come(now.Add(20*time.Millisecond)) || l.Come(now.Add(time.Hour)) {
+	if !l.Arrive(now.Add(20*time.Millisecond)) || l.Arrive(now.Add(time.Hour)) {
 		t.Error("five requests come in the time, then none")
 	}
 }
@@ -127,17 +127,17 @@ func TestBoundsOvertaking(t *testing.T) {
 	for range 200 {
 		size := 1 + random.IntN(6)
 		l := line.New[string](size, time.Second)
-		came := map[*standing]int{}
-		var waiting []*standing
+		came := map[*entry]int{}
+		var waiting []*entry
 		now, goes, most := time.Now(), random.Float64(), 0
 		for arrived := 1; arrived <= 300; arrived++ {
 			now = now.Add(time.Duration(random.IntN(20)) * time.Millisecond)
-			l.Come(now)
+			l.Arrive(now)
 			if random.IntN(3) > 0 { // other requests go immediately
-				s := &standing{}
+				s := &entry{}
 				came[s] = arrived
 				waiting = append(waiting, s)
-				l.Stand(s, now)
+				l.Enqueue(s, now)
 			}
 			// A random entry other than the first finds its rank free.
 			if len(waiting) > 1 && random.Float64() < goes {
@@ -145,7 +145,7 @@ func TestBoundsOvertaking(t *testing.T) {
 				waiting[i].Leave(now)
 				waiting = slices.Delete(waiting, i, i+1)
 			}
-			for len(waiting) > 0 && waiting[0].Must {
+			for len(waiting) > 0 && waiting[0].MustGo {
 				most = max(most, arrived-came[waiting[0]])
 				waiting[0].Leave(now)
 				waiting = waiting[1:]

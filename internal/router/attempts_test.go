@@ -153,7 +153,7 @@ func TestFailingPodAttractsNoRequests(t *testing.T) {
 				return response.StatusCode == http.StatusInternalServerError
 			}
 		},
-		"by a gateway that says who has served": func(pool *Pool) func() bool {
+		"by a gateway that reports the serving endpoint": func(pool *Pool) func() bool {
 			return sendByGateway(t, pool, pods[0].Address, body, func(endpoint string) string { return endpoint })
 		},
 		"by a gateway that does not": func(pool *Pool) func() bool {

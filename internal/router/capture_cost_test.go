@@ -279,7 +279,7 @@ func TestObservedMetrics(t *testing.T) {
 	}
 	for name := range values {
 		if name, _, _ = strings.Cut(name, "/"); !strings.HasPrefix(name, "semmoe_router_") && !strings.Contains(string(guide), "`"+name) {
-			t.Errorf("docs/serving.md does not tell what %s is", name)
+			t.Errorf("docs/serving.md does not document %s", name)
 		}
 	}
 }

@@ -219,7 +219,7 @@ func observeVLLM(t *testing.T, onlyAsked bool) {
 			t.Errorf("%d%%: the stream is %s", percent, got)
 		}
 		if _, got := post(t, url+"/v1/completions", `{"prompt":"x","return_routed_experts":true}`); !strings.Contains(got, "routed_experts") {
-			t.Errorf("%d%%: the client's own wish was stripped: %s", percent, got)
+			t.Errorf("%d%%: requested by the client was stripped: %s", percent, got)
 		}
 		if _, got := post(t, url+"/tokenize", `{"prompt":"x"}`); !strings.Contains(got, "not touched") {
 			t.Errorf("%d%%: %s", percent, got)
@@ -286,19 +286,19 @@ func TestRetriesWithoutCapture(t *testing.T) {
 		code       int
 		sent, want int // number of requests at the engine, and the status code of the client
 	}{
-		"cannot tell":           {100, `{"prompt":"x"}`, func(body string) bool { return strings.Contains(body, mine) }, 400, 2, 200},
-		"cannot tell, 422":      {100, `{"prompt":"x"}`, func(body string) bool { return strings.Contains(body, mine) }, 422, 2, 200},
-		"a bad request":         {100, `{"prompt":7}`, func(string) bool { return true }, 400, 2, 400},
-		"not sampled":           {0, `{"prompt":7}`, func(string) bool { return true }, 400, 1, 400},
-		"the client's own wish": {100, `{` + mine + `}`, func(string) bool { return true }, 400, 1, 400},
-		"another refusal":       {100, `{"prompt":"x"}`, func(string) bool { return true }, 401, 1, 401},
+		"unsupported":             {100, `{"prompt":"x"}`, func(body string) bool { return strings.Contains(body, mine) }, 400, 2, 200},
+		"unsupported, 422":        {100, `{"prompt":"x"}`, func(body string) bool { return strings.Contains(body, mine) }, 422, 2, 200},
+		"a bad request":           {100, `{"prompt":7}`, func(string) bool { return true }, 400, 2, 400},
+		"not sampled":             {0, `{"prompt":7}`, func(string) bool { return true }, 400, 1, 400},
+		"requested by the client": {100, `{` + mine + `}`, func(string) bool { return true }, 400, 1, 400},
+		"another refusal":         {100, `{"prompt":"x"}`, func(string) bool { return true }, 401, 1, 401},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var sent atomic.Int32
 			var observations *Observations
 			backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
 				if held := observations.reserved.Load(); sent.Add(1) == 2 && held != 0 {
-					t.Errorf("%d bytes are held for what is not sampled", held)
+					t.Errorf("%d bytes are reserved for a request that is not sampled", held)
 				}
 				body, err := io.ReadAll(r.Body)
 				if err != nil || int64(len(body)) != r.ContentLength {
@@ -432,7 +432,7 @@ func TestSamplesLongAnswersWithinMemory(t *testing.T) {
 			if fits != (p.Sampled == 1 && p.Long == 0) || fits == (p.Sampled == 0 && p.Eligible == 0 && p.Long == 1) {
 				t.Errorf("%s, %d bytes are free: %+v", engineType, free, p)
 			}
-			eventually(t, "nothing is held", func() bool { return o.reserved.Load() == maxReservedBytes-free })
+			eventually(t, "nothing is reserved", func() bool { return o.reserved.Load() == maxReservedBytes-free })
 		}
 	}
 }
@@ -496,7 +496,7 @@ func TestSamplesWithinBoundedMemory(t *testing.T) {
 			lease.Release()
 		}
 		if held := s.observations.reserved.Load(); held != 0 {
-			t.Errorf("%s: %d bytes are held for nobody", engineType, held)
+			t.Errorf("%s: %d bytes are still reserved", engineType, held)
 		}
 		// A response that declares its length reserves that much.
 		_, lease, capture := begin()
@@ -506,13 +506,13 @@ func TestSamplesWithinBoundedMemory(t *testing.T) {
 			}
 		}
 		if held := s.observations.reserved.Load(); held != 60<<20 { // nothing is reserved for a response that does not fit
-			t.Errorf("%s: %d bytes are held, want %d", engineType, held, 60<<20)
+			t.Errorf("%s: %d bytes are reserved, want %d", engineType, held, 60<<20)
 		}
 		lease.Release()
 		body = []byte(`{"prompt":"x","` + s.options.RoutedExperts.RequestField + `":true}`)
 		_, lease, capture = begin()
 		if held := s.observations.reserved.Load(); capture.sampled || held != 0 {
-			t.Errorf("%s: %d bytes are held for what the client asks for itself: %+v", engineType, held, capture)
+			t.Errorf("%s: %d bytes are reserved for experts that the client requests: %+v", engineType, held, capture)
 		}
 		lease.Release()
 		body = []byte(`{"prompt":"x"}`)
@@ -520,11 +520,11 @@ func TestSamplesWithinBoundedMemory(t *testing.T) {
 		stream := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: http.NoBody}
 		s.countEligible(stream, r, lease, capture, time.Now())
 		if held := s.observations.reserved.Load(); (held == 0) != (engineType == "VLLM") {
-			t.Errorf("%s: %d bytes are held for a stream", engineType, held)
+			t.Errorf("%s: %d bytes are reserved for a stream", engineType, held)
 		}
 		lease.Release()
 		if held := s.observations.reserved.Load(); held != 0 {
-			t.Errorf("%s: %d bytes are held after a stream", engineType, held)
+			t.Errorf("%s: %d bytes are reserved after a stream", engineType, held)
 		}
 	}
 }

@@ -93,13 +93,13 @@ func TestCountsTheServingEndpoint(t *testing.T) {
 		counted  bool
 	}{
 		"the first choice":        {backends: []discovery.Backend{header("a"), header("b")}, served: func(e []string) string { return e[0] }, pod: podOf, forecast: true, counted: true},
-		"the gateway tells none":  {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "" }, pod: func(string) string { return "a" }, forecast: true, counted: true},
+		"no reported endpoint":    {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "" }, pod: func(string) string { return "a" }, forecast: true, counted: true},
 		"the second choice":       {backends: []discovery.Backend{header("a"), header("b")}, served: func(e []string) string { return e[1] }, fallback: true, ejected: true, pod: podOf, forecast: true, counted: true},
 		"a port of another pod":   {backends: []discovery.Backend{ports("a"), ports("b")}, served: func(e []string) string { return e[1] }, fallback: true, ejected: true, pod: podOf, forecast: true, counted: true},
 		"another port of the pod": {backends: []discovery.Backend{ports("a")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
 		"a pod of another plan":   {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "other:1" }, fallback: true, ejected: true, pod: podOf, counted: true},
-		"nobody that is known":    {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "10.9.9.9:1" }, fallback: true, ejected: true, pod: func(string) string { return "" }, counted: true},
-		"nobody":                  {backends: []discovery.Backend{header("a")}, served: func(e []string) string { return e[0] }, code: 503, pod: podOf, forecast: true},
+		"an unknown endpoint":     {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "10.9.9.9:1" }, fallback: true, ejected: true, pod: func(string) string { return "" }, counted: true},
+		"no endpoint":             {backends: []discovery.Backend{header("a")}, served: func(e []string) string { return e[0] }, code: 503, pod: podOf, forecast: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -113,10 +113,10 @@ func TestCountsTheServingEndpoint(t *testing.T) {
 			s.ResponseHeaders(max(200, tc.code), nil, false, served)
 			told := s.Answered().Set
 			if pod := tc.pod(served); told["x-semmoe-pod"] != pod {
-				t.Errorf("pod %q is told, want %q", told["x-semmoe-pod"], pod)
+				t.Errorf("reported pod %q, want %q", told["x-semmoe-pod"], pod)
 			}
 			if named := told["x-semmoe-plan"] != ""; named != tc.forecast {
-				t.Errorf("plan %q is told", told["x-semmoe-plan"])
+				t.Errorf("plan %q is reported", told["x-semmoe-plan"])
 			}
 			onServed := int64(0)
 			pool.mu.Lock()
@@ -129,7 +129,7 @@ func TestCountsTheServingEndpoint(t *testing.T) {
 						if tokens != 0 && (served == "" || b.Endpoint(rank) == served) && rankLabel(rank) == told["x-semmoe-rank"] {
 							onServed += tokens
 						} else if tokens != 0 {
-							t.Errorf("%d tokens are outstanding on rank %d of %s, told is rank %s", tokens, rank, b.Pod, told["x-semmoe-rank"])
+							t.Errorf("%d tokens are outstanding on rank %d of %s, reported rank is %s", tokens, rank, b.Pod, told["x-semmoe-rank"])
 						}
 					}
 				}

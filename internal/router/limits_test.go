@@ -191,7 +191,7 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 	answer <- struct{}{}
 	first := <-began
 	if held := bodies.Held(); held != 0 {
-		t.Errorf("%d bytes are held although the answer has begun", held)
+		t.Errorf("%d bytes are still counted although the response has begun", held)
 	}
 	answer <- struct{}{}
 	first.Body.Close()
@@ -204,7 +204,7 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 		post(t, router.URL+path, strings.Repeat("x", 1<<16+1))
 	}
 	if held := bodies.Held(); held != 0 {
-		t.Errorf("%d bytes are held in the end", held)
+		t.Errorf("%d bytes are counted at the end", held)
 	}
 }
 

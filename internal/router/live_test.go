@@ -178,14 +178,14 @@ func TestKnownIDs(t *testing.T) {
 		rows    int
 		want    []int32
 	}{
-		"prompt alone":              {ids, wire.Usage{Prompt: 3, Completion: 4}, 6, prompt},
+		"prompt only":               {ids, wire.Usage{Prompt: 3, Completion: 4}, 6, prompt},
 		"with the answer":           {ids, wire.Usage{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 6, []int32{5, 6, 7, 8, 9, 10}},
 		"all of the answer":         {ids, wire.Usage{Prompt: 3, Completion: 2, Output: []int32{8, 9}}, 5, []int32{5, 6, 7, 8, 9}},
 		"part of the answer's ids":  {ids, wire.Usage{Prompt: 3, Completion: 4, Output: []int32{11}}, 6, prompt},
 		"more rows than tokens":     {ids, wire.Usage{Prompt: 3, Completion: 2, Output: []int32{8, 9}}, 6, nil},
 		"fewer rows than tokens":    {ids, wire.Usage{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 5, nil},
 		"another number of tokens":  {ids, wire.Usage{Prompt: 4, Completion: 4}, 6, nil},
-		"not told":                  {ids, wire.Usage{}, 6, nil},
+		"not reported":              {ids, wire.Usage{}, 6, nil},
 		"part of the prompt's rows": {ids, wire.Usage{Prompt: 3, Completion: 4}, 2, nil},
 		"a batch of ids":            {request{prompt: wire.PromptOfIDs([]byte(`[[5,6],[7]]`))}, wire.Usage{Prompt: 3}, 6, nil},
 		"a batch of texts":          {request{prompt: wire.Prompt{Texts: []string{"a", "b"}}}, wire.Usage{Prompt: 2}, 6, nil},

@@ -340,7 +340,7 @@ func TestPermutedCheckpoint(t *testing.T) {
 			told := routedExperts.FindAllString(got, -1)
 			raw := routedExperts.FindAllString(fetch(t, "http://"+permutedEngine+request.path, body), -1)
 			if len(told) == 0 || len(told) != len(raw) || slices.Equal(told, raw) {
-				t.Errorf("%s: the engine tells %d times, the router %d: the test shows nothing", name, len(raw), len(told))
+				t.Errorf("%s: the engine reports experts %d times, the router %d: the test is not significant", name, len(raw), len(told))
 			}
 		}
 	}

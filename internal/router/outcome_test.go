@@ -94,17 +94,17 @@ func TestCountsOutcomes(t *testing.T) {
 		first, second http.HandlerFunc // handlers of revision a, and of b, which is tried second
 		want          revisions
 	}{
-		"in one piece":      {"/v1/completions", answers(whole, "{", "}"), nil, revisions{"a": one(func(s *lar.Service) { s.Answer = of(0) })}},
-		"a stream":          {"/v1/completions", answers(stream, "data: 1\n\n"), nil, revisions{"a": one(func(s *lar.Service) { s.FirstToken = of(0) })}},
-		"many events":       {"/generate", answers(stream, "data: 1\n\n", "data: 2\n\n"), nil, revisions{"a": one(func(s *lar.Service) { s.FirstToken, s.InterToken = of(0), of(0) })}},
-		"empty":             {"/generate", answers(stream), nil, revisions{"a": {Requests: 1}}},
-		"refused":           {"/generate", status(400), nil, revisions{"a": {Requests: 1}}},
-		"too many":          {"/generate", status(429), nil, revisions{"a": {Requests: 1}}},
-		"an error":          {"/generate", status(500), nil, revisions{"a": failed}},
-		"breaks off":        {"/generate", breaks, nil, revisions{"a": one(func(s *lar.Service) { s.Failures, s.FirstToken = 1, of(0) })}},
-		"loads, the second": {"/generate", status(503), answers(whole, "{}"), revisions{"a": failed, "b": one(func(s *lar.Service) { s.Answer = of(0) })}},
-		"goes, the second":  {"/generate", refuses, answers(whole, "{}"), revisions{"a": failed, "b": one(func(s *lar.Service) { s.Answer = of(0) })}},
-		"no tokens":         {"/v1/tokenize", status(500), nil, revisions{}},
+		"in one piece":            {"/v1/completions", answers(whole, "{", "}"), nil, revisions{"a": one(func(s *lar.Service) { s.Answer = of(0) })}},
+		"a stream":                {"/v1/completions", answers(stream, "data: 1\n\n"), nil, revisions{"a": one(func(s *lar.Service) { s.FirstToken = of(0) })}},
+		"many events":             {"/generate", answers(stream, "data: 1\n\n", "data: 2\n\n"), nil, revisions{"a": one(func(s *lar.Service) { s.FirstToken, s.InterToken = of(0), of(0) })}},
+		"empty":                   {"/generate", answers(stream), nil, revisions{"a": {Requests: 1}}},
+		"refused":                 {"/generate", status(400), nil, revisions{"a": {Requests: 1}}},
+		"too many":                {"/generate", status(429), nil, revisions{"a": {Requests: 1}}},
+		"an error":                {"/generate", status(500), nil, revisions{"a": failed}},
+		"breaks off":              {"/generate", breaks, nil, revisions{"a": one(func(s *lar.Service) { s.Failures, s.FirstToken = 1, of(0) })}},
+		"loads, the second":       {"/generate", status(503), answers(whole, "{}"), revisions{"a": failed, "b": one(func(s *lar.Service) { s.Answer = of(0) })}},
+		"disconnects, the second": {"/generate", refuses, answers(whole, "{}"), revisions{"a": failed, "b": one(func(s *lar.Service) { s.Answer = of(0) })}},
+		"no tokens":               {"/v1/tokenize", status(500), nil, revisions{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			engine := newEngine(t, "a", 0, tc.first)

@@ -308,7 +308,7 @@ func TestNewBackendsAreCheckedFirst(t *testing.T) {
 	url, _ := proxyServer(t, pool, ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: 10 * time.Second})
 	pool.Set([]discovery.Backend{backend})
 	if held, _ := pool.pinsOnHold(); !held {
-		t.Fatal("the backend is not held back")
+		t.Fatal("the backend is not on hold")
 	}
 	answered := make(chan string)
 	go func() {

@@ -180,7 +180,7 @@ func TestForecastIsOfThePodsPlan(t *testing.T) {
 				want.Known, want.Pairs = share(known), share(pairs)
 			}
 			if !lease.scored || lease.layout != p.layout || scores[told.Best] != slices.Max(scores) || *told != *want {
-				t.Fatalf("%s on rank %d: forecast %+v, its own plan says %+v of %v", lease.Backend.Pod, lease.Rank, told, want, scores)
+				t.Fatalf("%s on rank %d: forecast %+v, the forecast of its plan is %+v from %v", lease.Backend.Pod, lease.Rank, told, want, scores)
 			}
 			lease.Release()
 			seen[lease.Backend.Pod]++

@@ -469,7 +469,7 @@ func TestSendsToThePortOfTheRank(t *testing.T) {
 	for range 200 {
 		response, body := post(t, router.URL+"/v1/completions", `{"prompt":"x"}`)
 		if response.StatusCode != http.StatusOK || response.Header.Get(HeaderRank) != body {
-			t.Fatalf("status %d, rank %q served, %q is told", response.StatusCode, body, response.Header.Get(HeaderRank))
+			t.Fatalf("status %d, rank %q served, %q is reported", response.StatusCode, body, response.Header.Get(HeaderRank))
 		}
 		served[body] = true
 	}

@@ -51,7 +51,7 @@ func TestGatewayReachesOnlyTheRoutes(t *testing.T) {
 			rank = change.Set[strings.ToLower(rankHeader)]
 		}
 		if told := s.Answered().Set; told["x-request-id"] != change.Set["x-request-id"] || told["x-semmoe-rank"] != rank {
-			t.Errorf("%s: %v is told of %v", request, told, change)
+			t.Errorf("%s: got %v in %v", request, told, change)
 		}
 	}
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(`

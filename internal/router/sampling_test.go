@@ -163,7 +163,7 @@ func TestSampledRateOfATrace(t *testing.T) {
 	}
 	t.Logf("700 requests drawn with replacement are off by more than .01 in %d of 1000 draws", beyond)
 	if beyond > 10 {
-		t.Error("700 requests do not tell the rate to .01")
+		t.Error("700 requests do not determine the rate within 0.01")
 	}
 }
 

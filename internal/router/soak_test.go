@@ -246,7 +246,7 @@ func (run *faultRun) checkForecasts() {
 		}
 		run.checked.Add(1)
 		if math.Abs(o.Forecast.Predicted-run.share[o.Plan]) > 1e-3 {
-			run.t.Errorf("a request to a pod of plan %.8s is predicted as %v; that plan says %v of every request", o.Plan, o.Forecast.Predicted, run.share[o.Plan])
+			run.t.Errorf("a request to a pod of plan %.8s is predicted as %v; the score of that plan is %v for every request", o.Plan, o.Forecast.Predicted, run.share[o.Plan])
 			return
 		}
 	}
@@ -499,7 +499,7 @@ func (c *faultClient) exchange(ctx context.Context, id string, body []byte, stre
 		c.streams.Add(1)
 	}
 	if named := response.Header.Get(HeaderPod); named != pod {
-		return fmt.Errorf("the answer is pod %q's, the header says %q", pod, named)
+		return fmt.Errorf("the response is from pod %q, the header is %q", pod, named)
 	}
 	if response.Header.Get(HeaderPlan) != "" {
 		c.scored.Add(1)

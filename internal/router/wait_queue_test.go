@@ -11,9 +11,9 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// holding returns a pool with the wait queue enabled and one pod that serves under a plan on four ranks. The clock is
+// waitingPool returns a pool with the wait queue enabled and one pod that serves under a plan on four ranks. The clock is
 // stopped.
-func holding(t *testing.T, hold time.Duration) (*Pool, *time.Time) {
+func waitingPool(t *testing.T, hold time.Duration) (*Pool, *time.Time) {
 	t.Helper()
 	p, _ := solved(t)
 	pool := poolWith(t, func(o *PoolOptions) { o.Hold, o.Cap = hold, 1.03 })
@@ -27,7 +27,7 @@ func holding(t *testing.T, hold time.Duration) (*Pool, *time.Time) {
 // served contains the results of a sequence of requests.
 type served struct {
 	forecast, imbalance float64
-	stood               int
+	waited              int
 }
 
 // play sends requests to a pool. Queued requests try again when they are woken. At the end their waiting time is over.
@@ -40,12 +40,12 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 		lease, ok := pool.acquire(r, nil)
 		if !ok {
 			if r.queued == nil {
-				t.Fatalf("request %s: no place, and not in line", r.id)
+				t.Fatalf("request %s: no place, and not queued", r.id)
 			}
 			return false
 		}
 		if r.queued != nil || !lease.scored {
-			t.Fatalf("request %s: %+v stands in line", r.id, lease)
+			t.Fatalf("request %s: %+v is queued", r.id, lease)
 		}
 		all.forecast += r.forecast.on(lease.Rank).Predicted
 		even.Add(balance.Arrival{Rank: lease.Rank, Ranks: 4, Tokens: lease.tokens})
@@ -73,7 +73,7 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 	for _, r := range requests {
 		r.mayWait = true
 		if !try(r) {
-			all.stood++
+			all.waited++
 			line = append(line, r)
 		}
 		for called() {
@@ -84,7 +84,7 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 	}
 	for _, r := range line {
 		if r.mayWait = false; !try(r) {
-			t.Fatal("a request without patience stands in line")
+			t.Fatal("a request that may not wait is queued")
 		}
 	}
 	if sent != len(requests) || outstanding(pool) != 0 {
@@ -99,13 +99,13 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 // and leaves no request in the queue.
 func TestHoldBringsRequestsToTheirExperts(t *testing.T) {
 	const requests = 1500
-	none, _ := holding(t, 0)
+	none, _ := waitingPool(t, 0)
 	atOnce := play(t, none, samplePrompts(requests))
-	pool, _ := holding(t, time.Second)
+	pool, _ := waitingPool(t, time.Second)
 	held := play(t, pool, samplePrompts(requests))
 	t.Logf("at once %+v, held %+v", atOnce, held)
-	if atOnce.stood != 0 || held.stood == 0 || held.stood == requests {
-		t.Errorf("%d and %d of %d requests stood in line", atOnce.stood, held.stood, requests)
+	if atOnce.waited != 0 || held.waited == 0 || held.waited == requests {
+		t.Errorf("%d and %d of %d requests were queued", atOnce.waited, held.waited, requests)
 	}
 	// The gain is 14 to 20%. It would be at most 5% if the forecast were ignored for queued requests.
 	if held.forecast < 1.09*atOnce.forecast || held.imbalance > atOnce.imbalance+0.005 {
@@ -113,8 +113,8 @@ func TestHoldBringsRequestsToTheirExperts(t *testing.T) {
 	}
 }
 
-// standsInLine sends requests until one is queued.
-func standsInLine(t *testing.T, pool *Pool) *request {
+// queuedRequest sends requests until one is queued.
+func queuedRequest(t *testing.T, pool *Pool) *request {
 	t.Helper()
 	for _, r := range samplePrompts(2000) {
 		r.mayWait = true
@@ -124,12 +124,12 @@ func standsInLine(t *testing.T, pool *Pool) *request {
 		}
 		lease.Release()
 	}
-	t.Fatal("no request stands in line")
+	t.Fatal("no request is queued")
 	return nil
 }
 
-// inLine returns the number of queued requests.
-func inLine(pool *Pool) (n int) {
+// queueLength returns the number of queued requests.
+func queueLength(pool *Pool) (n int) {
 	pool.mu.Lock()
 	defer pool.mu.Unlock()
 	for _, plan := range pool.plans {
@@ -141,13 +141,13 @@ func inLine(pool *Pool) (n int) {
 // TestHoldEnds checks that no request waits longer than the maximum, and that waiting is counted.
 func TestHoldEnds(t *testing.T) {
 	const hold = 20 * time.Millisecond
-	pool, now := holding(t, hold)
-	r := standsInLine(t, pool)
+	pool, now := waitingPool(t, hold)
+	r := queuedRequest(t, pool)
 	*now = now.Add(hold)
 	began := time.Now()
 	lease, ok := pool.wait(t.Context(), r, nil)
-	if !ok || time.Since(began) < hold || inLine(pool) != 0 {
-		t.Fatalf("lease %+v after %v, %d in line", lease, time.Since(began), inLine(pool))
+	if !ok || time.Since(began) < hold || queueLength(pool) != 0 {
+		t.Fatalf("lease %+v after %v, %d queued", lease, time.Since(began), queueLength(pool))
 	}
 	if spent := pool.DecisionSums(); spent.Waits != 1 || spent.Waited != hold.Seconds() {
 		t.Errorf("%v requests waited %v s", spent.Waits, spent.Waited)
@@ -156,41 +156,41 @@ func TestHoldEnds(t *testing.T) {
 
 // TestHoldEndsWithItsClient checks that a request leaves the queue when its client disconnects.
 func TestHoldEndsWithItsClient(t *testing.T) {
-	pool, _ := holding(t, time.Second)
-	r := standsInLine(t, pool)
+	pool, _ := waitingPool(t, time.Second)
+	r := queuedRequest(t, pool)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if lease, ok := pool.wait(ctx, r, nil); ok || inLine(pool) != 0 || outstanding(pool) != 0 {
-		t.Errorf("lease %+v, %d in line, %d tokens outstanding", lease, inLine(pool), outstanding(pool))
+	if lease, ok := pool.wait(ctx, r, nil); ok || queueLength(pool) != 0 || outstanding(pool) != 0 {
+		t.Errorf("lease %+v, %d queued, %d tokens outstanding", lease, queueLength(pool), outstanding(pool))
 	}
 }
 
 // TestHoldEndsInTime checks that a request with a deadline for pods that is shorter than the maximum waiting time is
 // served at the deadline.
 func TestHoldEndsInTime(t *testing.T) {
-	pool, _ := holding(t, time.Second)
-	r := standsInLine(t, pool)
+	pool, _ := waitingPool(t, time.Second)
+	r := queuedRequest(t, pool)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if lease, ok := pool.wait(ctx, r, nil); !ok || !lease.scored || inLine(pool) != 0 {
-		t.Errorf("lease %+v, %d in line", lease, inLine(pool))
+	if lease, ok := pool.wait(ctx, r, nil); !ok || !lease.scored || queueLength(pool) != 0 {
+		t.Errorf("lease %+v, %d queued", lease, queueLength(pool))
 	}
 }
 
 // TestHoldSurvivesItsPlan checks that queued requests try again or time out when their plan is loaded again or removed.
 func TestHoldSurvivesItsPlan(t *testing.T) {
-	pool, _ := holding(t, 50*time.Millisecond)
+	pool, _ := waitingPool(t, 50*time.Millisecond)
 	p, _ := solved(t)
 	for name, change := range map[string]func(){
 		"brought anew": func() { pool.AddLayout(p.layout) },
 		"gone":         func() { pool.DropLayout(p.Artifact.Digest) },
 	} {
 		pool.AddLayout(p.layout)
-		r := standsInLine(t, pool)
+		r := queuedRequest(t, pool)
 		change()
 		lease, ok := pool.wait(t.Context(), r, nil)
-		if !ok || r.queued != nil || inLine(pool) != 0 {
-			t.Fatalf("%s: lease %+v, standing %+v, %d in line", name, lease, r.queued, inLine(pool))
+		if !ok || r.queued != nil || queueLength(pool) != 0 {
+			t.Fatalf("%s: lease %+v, entry %+v, %d queued", name, lease, r.queued, queueLength(pool))
 		}
 		lease.Release()
 	}
@@ -199,12 +199,12 @@ func TestHoldSurvivesItsPlan(t *testing.T) {
 // TestNoWaitWhilePlansAreCompared checks that requests do not wait while two plans serve, because waiting would favor
 // the plan with more requests.
 func TestNoWaitWhilePlansAreCompared(t *testing.T) {
-	pool, _ := holding(t, time.Second)
+	pool, _ := waitingPool(t, time.Second)
 	p, _ := solved(t)
 	alone, compared := backendsOf(p.Artifact.Digest, 9, 4, "p"), backendsOf("canary", 1, 4, "canary")
 	pool.AddLayout(plans.New("canary", p.Plan, p.layout.Tokenizer)) // the same plan with another digest
 	pool.Set(alone)
-	r := standsInLine(t, pool)
+	r := queuedRequest(t, pool)
 	pool.Set(append(alone, compared...))
 	for _, r := range append([]*request{r}, samplePrompts(500)...) {
 		r.mayWait = true
@@ -215,12 +215,12 @@ func TestNoWaitWhilePlansAreCompared(t *testing.T) {
 		lease.Release()
 	}
 	pool.Set(alone)
-	standsInLine(t, pool)
+	queuedRequest(t, pool)
 }
 
 // TestNoWaitAtLowLoad checks that requests do not wait at a low arrival rate: the queue would not fill in time.
 func TestNoWaitAtLowLoad(t *testing.T) {
-	pool, now := holding(t, 100*time.Millisecond)
+	pool, now := waitingPool(t, 100*time.Millisecond)
 	for _, r := range samplePrompts(500) {
 		*now = now.Add(30 * time.Millisecond) // four of them take longer
 		r.mayWait = true

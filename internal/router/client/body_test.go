@@ -23,17 +23,17 @@ func TestBodies(t *testing.T) {
 		end    error // instead of io.EOF
 		want   error
 	}{
-		"empty":                         {},
-		"of known length":               {size: 200_000, length: 200_000},
-		"of unknown length":             {size: 200_000, length: -1},
-		"small, of unknown length":      {size: 511, length: -1},
-		"longer than its header says":   {size: 1000, length: 10},
-		"too much":                      {size: 800_000, length: -1, want: ErrNoMemory},
-		"too much beside others":        {size: 100_000, length: -1, held: most - 200_000, want: ErrNoMemory},
-		"too much by its header":        {length: 100_000, held: most - 90_000, end: broken, want: ErrNoMemory},
-		"no room at all":                {size: 1, length: 1, held: most, want: ErrNoMemory},
-		"promised, and not sent so far": {size: 10, length: 400_000, held: most - 500_000},
-		"breaks off":                    {size: 100_000, length: 200_000, end: broken, want: broken},
+		"empty":                          {},
+		"of known length":                {size: 200_000, length: 200_000},
+		"of unknown length":              {size: 200_000, length: -1},
+		"small, of unknown length":       {size: 511, length: -1},
+		"longer than declared":           {size: 1000, length: 10},
+		"too much":                       {size: 800_000, length: -1, want: ErrNoMemory},
+		"too much in addition to others": {size: 100_000, length: -1, held: most - 200_000, want: ErrNoMemory},
+		"too much by its header":         {length: 100_000, held: most - 90_000, end: broken, want: ErrNoMemory},
+		"no room at all":                 {size: 1, length: 1, held: most, want: ErrNoMemory},
+		"promised, and not sent so far":  {size: 10, length: 400_000, held: most - 500_000},
+		"breaks off":                     {size: 100_000, length: 200_000, end: broken, want: broken},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bodies := &httpserver.Memory{Max: most}
@@ -52,17 +52,17 @@ func TestBodies(t *testing.T) {
 			}
 			if err != nil {
 				if bodies.Held() != tc.held {
-					t.Errorf("%d bytes are held, %d before", bodies.Held(), tc.held)
+					t.Errorf("%d bytes are counted, %d before", bodies.Held(), tc.held)
 				}
 				return
 			}
 			if got := bodies.Held() - tc.held; !bytes.Equal(body.Bytes(), sent) || got < int64(2*tc.size) || got > int64(max(4*tc.size, 2*(maxPreallocated+1))) {
-				t.Errorf("%d bytes came, %d are held for them", len(body.Bytes()), got)
+				t.Errorf("%d bytes arrived, %d are counted", len(body.Bytes()), got)
 			}
 			body.Drop()
 			body.Drop()
 			if bodies.Held() != tc.held || body.Bytes() != nil {
-				t.Errorf("%d bytes are held of a dropped body", bodies.Held()-tc.held)
+				t.Errorf("%d bytes are counted for a dropped body", bodies.Held()-tc.held)
 			}
 		})
 	}
@@ -74,10 +74,10 @@ func TestLargeBody(t *testing.T) {
 	bodies := NewMemory(32 << 20)
 	body, err := Read(bodies, strings.NewReader(strings.Repeat("x", size)), size, 32<<20, func() {})
 	if want := int64(size + 1 + promptBytes); err != nil || bodies.Held() != want {
-		t.Errorf("%d bytes are held, want %d; %v", bodies.Held(), want, err)
+		t.Errorf("%d bytes are counted, want %d; %v", bodies.Held(), want, err)
 	}
 	if kept, err := Keep(bodies, body.Bytes()); err != nil || bodies.Held() != 2*(size+promptBytes)+1 {
-		t.Errorf("%d bytes are held of two; %v", bodies.Held(), err)
+		t.Errorf("%d bytes are counted for two bodies; %v", bodies.Held(), err)
 	} else {
 		kept.Drop()
 	}

@@ -70,7 +70,7 @@ func TestBackends(t *testing.T) {
 		"serves under a plan":    {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d1" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", PlanDigest: "d1"}}},
 		"permuted checkpoint":    {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "ReshuffledWeights" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", Permuted: true}}},
 		"expert map":             {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "EngineMap" }, []Backend{base}},
-		"tells its engine":       {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationEngine] = "VLLM" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Engine: "VLLM", Ranks: 4, Revision: "r1"}}},
+		"names its engine":       {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationEngine] = "VLLM" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Engine: "VLLM", Ranks: 4, Revision: "r1"}}},
 		"takes no rank":          {func(p *corev1.Pod) { delete(p.Annotations, semmoev1.AnnotationRanks) }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 0, Revision: "r1"}}},
 		"a port for each rank":   {ports("8000, 8001,8002,8003", ""), onPorts("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.1:8002", "10.0.0.1:8003")},
 		"some ports are live":    {ports("8000,8001,8002,8003", "8003,8001"), onPorts("", "10.0.0.1:8001", "", "10.0.0.1:8003")},

@@ -55,7 +55,7 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 			first.Answered()
 			// The stream and the header count until the response has ended.
 			if held := bodies.Held(); held >= 40_000 {
-				t.Errorf("%d bytes are held although the response has begun", held)
+				t.Errorf("%d bytes are still counted although the response has begun", held)
 			}
 			first.Cancel()
 			released := func() {
@@ -66,7 +66,7 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 					}
 					time.Sleep(time.Millisecond)
 				}
-				t.Errorf("%d bytes are held of a request whose client has left", bodies.Held())
+				t.Errorf("%d bytes are counted for a request of a disconnected client", bodies.Held())
 			}
 			released()
 			second := begin()

@@ -37,7 +37,7 @@ func TestPicksOnceTheBodyIsComplete(t *testing.T) {
 		chunk    int
 		trailers bool
 		changed  []byte
-		untold   bool // the gateway does not send its modes
+		noModes  bool // the gateway does not send its modes
 	}{
 		"one chunk":               {body: []byte(`{"prompt":"x"}`), chunk: 1000},
 		"a byte each":             {body: randomBytes(3000), chunk: 1},
@@ -46,16 +46,16 @@ func TestPicksOnceTheBodyIsComplete(t *testing.T) {
 		"the largest body":        {body: randomBytes(maxBody), chunk: 200_000},
 		"an empty body":           {body: nil, chunk: 1},
 		"trailers":                {body: randomBytes(70_000), chunk: 10_000, trailers: true},
-		"trailers alone":          {body: nil, chunk: 1, trailers: true},
+		"trailers only":           {body: nil, chunk: 1, trailers: true},
 		"changed":                 {body: []byte("{}"), chunk: 1, changed: changed},
 		"changed, with trailers":  {body: []byte("{}"), chunk: 1, changed: changed, trailers: true},
-		"modes that are not told": {body: []byte("{}"), chunk: 1, untold: true},
+		"modes that are not sent": {body: []byte("{}"), chunk: 1, noModes: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			c := &chooser{decision: Decision{Body: tc.changed, SetHeaders: map[string]string{"X-Rank": "3", "X-Same": "same"}, RemoveHeaders: []string{"X-Drop", "X-None"}}}
 			config := gatewaytest.FullDuplex
-			if tc.untold {
+			if tc.noModes {
 				config = nil
 			}
 			s := open(t, c, config)

@@ -78,7 +78,7 @@ func TestLayoutScore(t *testing.T) {
 		"ids":                       {layout, wire.Prompt{IDs: ids}, want, len(ids), ""},
 		"more than is scored":       {layout, wire.Prompt{IDs: ids, More: 7}, want, len(ids), ""},
 		"tools, which are no text":  {layout, wire.Prompt{IDs: ids, Tools: `["f"]`}, want, len(ids), ""},
-		"tools alone":               {layout, wire.Prompt{Tools: `["f"]`}, nil, 0, NoPrompt},
+		"tools only":                {layout, wire.Prompt{Tools: `["f"]`}, nil, 0, NoPrompt},
 		"nothing":                   {layout, wire.Prompt{}, nil, 0, NoPrompt},
 		"no table":                  {&withoutTable, wire.Prompt{IDs: ids}, nil, 0, NoTable},
 		"text without a tokenizer":  {&withoutTokenizer, wire.Prompt{Texts: []string{text}}, nil, 0, NoTokenizer},

@@ -37,7 +37,7 @@ func TestReadTables(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 		if tc.says == "" && err != nil || tc.says != "" && (err == nil || !strings.Contains(err.Error(), tc.says)) {
-			t.Errorf("%s: error %v, want one that says %q", name, err, tc.says)
+			t.Errorf("%s: error %v, want one that contains %q", name, err, tc.says)
 		}
 	}
 	if got, err := readTables(filepath.Join(dir, "absent")); got != nil || err != nil {

@@ -32,7 +32,7 @@ func TestFullQueue(t *testing.T) {
 		l.Enqueue(s, now)
 	}
 	if l.Len() != 2 || isWoken(a) || a.MustGo {
-		t.Fatalf("%d in line; the first must go: %t", l.Len(), a.MustGo)
+		t.Fatalf("%d queued; the first must go: %t", l.Len(), a.MustGo)
 	}
 	l.Enqueue(c, now)
 	if !isWoken(a) || !a.MustGo || isWoken(b) || b.MustGo || isWoken(c) || c.MustGo {
@@ -44,7 +44,7 @@ func TestFullQueue(t *testing.T) {
 	a.Leave(now) // an entry that has left is not in the queue
 	other := line.New[string](3, time.Second)
 	if other.Enqueue(b, now.Add(time.Minute)); l.Len() != 1 || other.Len() != 1 {
-		t.Errorf("%d and %d in line; a request stands in one line", l.Len(), other.Len())
+		t.Errorf("%d and %d entries; a request is in one queue only", l.Len(), other.Len())
 	}
 	if waited := b.Leave(now.Add(time.Hour)); waited != time.Hour {
 		t.Errorf("waited %v; all of the time counts", waited)
@@ -76,7 +76,7 @@ func TestBurst(t *testing.T) {
 func TestWakeNext(t *testing.T) {
 	now := time.Now()
 	l := line.New[string](10, time.Second)
-	l.WakeNext(3, func(string) bool { t.Error("there is nobody"); return true })
+	l.WakeNext(3, func(string) bool { t.Error("the queue is empty"); return true })
 	var all []*entry
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		s := &entry{Known: name}

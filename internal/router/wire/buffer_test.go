@@ -44,8 +44,8 @@ func TestRewriteWithinBudget(t *testing.T) {
 		"one part":                      {200 << 10, strconv.Itoa(200 << 10), true},
 		"some parts, of unknown length": {120 << 10, "", true},
 		"more than the room":            {1 << 20, "", false},
-		"more than the header says":     {1 << 20, "10", false},
-		"less than the header says":     {10, strconv.Itoa(1 << 40), true},
+		"more than declared":            {1 << 20, "10", false},
+		"less than declared":            {10, strconv.Itoa(1 << 40), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			body := strings.Repeat("0123456789", tc.size/10+1)[:tc.size]
@@ -67,7 +67,7 @@ func TestRewriteWithinBudget(t *testing.T) {
 				t.Errorf("%d bytes, %v, ended %d times, given up %d times; want %d bytes", len(got), err, ended, r.gaveUp, len(want))
 			}
 			if err := response.Body.Close(); err != nil || !tc.edited && r.held != 0 {
-				t.Errorf("%d bytes are held of a response that was passed on, %v", r.held, err)
+				t.Errorf("%d bytes are reserved for a forwarded response, %v", r.held, err)
 			}
 		})
 	}

@@ -36,7 +36,7 @@ func TestEvents(t *testing.T) {
 				rest = rest[n:]
 			}
 			if e.N != want || told != want {
-				t.Fatalf("%q has %d events, %d of them told; want %d", text, e.N, told, want)
+				t.Fatalf("%q has %d events, %d of them reported; want %d", text, e.N, told, want)
 			}
 		}
 	}

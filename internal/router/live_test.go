@@ -174,7 +174,7 @@ func TestKnownIDs(t *testing.T) {
 	ids := request{prompt: wire.PromptOfIDs([]byte(`[5,6,7]`))}
 	for name, tc := range map[string]struct {
 		request request
-		told    wire.Usage
+		usage   wire.Usage
 		rows    int
 		want    []int32
 	}{
@@ -192,7 +192,7 @@ func TestKnownIDs(t *testing.T) {
 		"a long prompt":             {request{prompt: wire.Prompt{IDs: prompt, More: 1}}, wire.Usage{Prompt: 3}, 6, nil},
 		"text":                      {request{prompt: wire.Prompt{Texts: []string{"func main"}}}, wire.Usage{Prompt: len(p.layout.Tokenizer.Encode("func main"))}, 9, p.layout.Tokenizer.Encode("func main")},
 	} {
-		m := responseCapture{lease: &Lease{layout: p.layout}, request: &tc.request, tokens: tc.logicalPlans}
+		m := responseCapture{lease: &Lease{layout: p.layout}, request: &tc.request, tokens: tc.usage}
 		if diff := cmp.Diff(tc.want, m.knownIDs(tc.rows)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}

@@ -6,11 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/semmoe/operator/internal/router/line"
+	"github.com/semmoe/operator/internal/router/waitqueue"
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-type entry = line.Entry[string]
+type entry = waitqueue.Entry[string]
 
 // isWoken reports whether a request was woken since the last call.
 func isWoken(s *entry) bool {
@@ -26,7 +26,7 @@ func isWoken(s *entry) bool {
 // before it has left.
 func TestFullQueue(t *testing.T) {
 	now := time.Now()
-	l := line.New[string](3, time.Second)
+	l := waitqueue.New[string](3, time.Second)
 	a, b, c := &entry{}, &entry{}, &entry{}
 	for _, s := range []*entry{a, b, b} {
 		l.Enqueue(s, now)
@@ -36,13 +36,13 @@ func TestFullQueue(t *testing.T) {
 	}
 	l.Enqueue(c, now)
 	if !isWoken(a) || !a.MustGo || isWoken(b) || b.MustGo || isWoken(c) || c.MustGo {
-		t.Errorf("in a full line %t, %t and %t must go", a.MustGo, b.MustGo, c.MustGo)
+		t.Errorf("in a full queue %t, %t and %t must go", a.MustGo, b.MustGo, c.MustGo)
 	}
 	if waited := a.Leave(now.Add(time.Second)); waited != time.Second || l.Len() != 2 {
 		t.Errorf("waited %v; %d are left", waited, l.Len())
 	}
 	a.Leave(now) // an entry that has left is not in the queue
-	other := line.New[string](3, time.Second)
+	other := waitqueue.New[string](3, time.Second)
 	if other.Enqueue(b, now.Add(time.Minute)); l.Len() != 1 || other.Len() != 1 {
 		t.Errorf("%d and %d entries; a request is in one queue only", l.Len(), other.Len())
 	}
@@ -55,7 +55,7 @@ func TestFullQueue(t *testing.T) {
 // after another.
 func TestBurst(t *testing.T) {
 	now := time.Now()
-	l := line.New[string](3, time.Second)
+	l := waitqueue.New[string](3, time.Second)
 	all := make([]*entry, 6)
 	for i := range all {
 		all[i] = &entry{}
@@ -75,7 +75,7 @@ func TestBurst(t *testing.T) {
 // were not evaluated.
 func TestWakeNext(t *testing.T) {
 	now := time.Now()
-	l := line.New[string](10, time.Second)
+	l := waitqueue.New[string](10, time.Second)
 	l.WakeNext(3, func(string) bool { t.Error("the queue is empty"); return true })
 	var all []*entry
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
@@ -110,7 +110,7 @@ func TestWakeNext(t *testing.T) {
 // TestArrive checks that the time since the previous arrival determines whether a request may wait.
 func TestArrive(t *testing.T) {
 	now := time.Now()
-	l := line.New[string](4, 100*time.Millisecond)
+	l := waitqueue.New[string](4, 100*time.Millisecond)
 	for range 20 { // the mean converges
 		now = now.Add(20 * time.Millisecond)
 		l.Arrive(now)
@@ -126,7 +126,7 @@ func TestBoundsOvertaking(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))
 	for range 200 {
 		size := 1 + random.IntN(6)
-		l := line.New[string](size, time.Second)
+		l := waitqueue.New[string](size, time.Second)
 		came := map[*entry]int{}
 		var waiting []*entry
 		now, goes, most := time.Now(), random.Float64(), 0

@@ -281,11 +281,11 @@ func TestCachesWhatIsServed(t *testing.T) {
 		then   func(*Pool, *Lease)
 		of, by int // expected cached blocks of a and b at the end
 	}{
-		"served":            {func(_ *Pool, l *Lease) { l.recordOutcome(true) }, long, 0},
-		"failed":            {func(_ *Pool, l *Lease) { l.Unserved(); l.Unserved() }, short, 0},
-		"served by another": {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1") }, short, long},
-		"failed by another": {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1"); l.Unserved() }, short, 0},
-		"served by another": {func(_ *Pool, l *Lease) { l.Unserved(); l.move("c:1"); l.Unserved() }, short, 0},
+		"served":                        {func(_ *Pool, l *Lease) { l.recordOutcome(true) }, long, 0},
+		"failed":                        {func(_ *Pool, l *Lease) { l.Unserved(); l.Unserved() }, short, 0},
+		"served by another":             {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1") }, short, long},
+		"failed by another":             {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1"); l.Unserved() }, short, 0},
+		"served by an unknown endpoint": {func(_ *Pool, l *Lease) { l.Unserved(); l.move("c:1"); l.Unserved() }, short, 0},
 		"its pod is another": {func(p *Pool, l *Lease) {
 			p.Set([]discovery.Backend{{Pod: "a", Address: "a:1", Ranks: 2}, {Pod: "b", Address: "b:1", Ranks: 1}})
 			l.Unserved()

@@ -79,7 +79,7 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 		for called() {
 		}
 		if len(line) >= 4 {
-			t.Fatalf("%d requests are left in a line of 4", len(line))
+			t.Fatalf("%d requests are left in a queue of 4", len(line))
 		}
 	}
 	for _, r := range line {

@@ -63,7 +63,7 @@ func TestBurst(t *testing.T) {
 	}
 	for i, s := range all {
 		if want := i < 4; isWoken(s) != want || s.MustGo != want {
-			t.Errorf("request %d of 6 must go from a line of 3: %t, want %t", i, s.MustGo, want)
+			t.Errorf("request %d of 6 must go from a queue of 3: %t, want %t", i, s.MustGo, want)
 		}
 		if s.MustGo {
 			s.Leave(now)
@@ -154,11 +154,11 @@ func TestBoundsOvertaking(t *testing.T) {
 				most = max(most, arrived-came[s])
 			}
 			if len(waiting) >= size {
-				t.Fatalf("%d wait in a line of %d", len(waiting), size)
+				t.Fatalf("%d wait in a queue of %d", len(waiting), size)
 			}
 		}
 		if most > dispatch.OvertakeFactor*size {
-			t.Errorf("%d requests have come after one that waits in a line of %d", most, size)
+			t.Errorf("%d requests arrived after a waiting request in a queue of %d", most, size)
 		}
 	}
 }

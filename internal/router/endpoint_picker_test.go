@@ -416,7 +416,7 @@ func TestUnchangedResponses(t *testing.T) {
 		s.Cancel()
 	}
 	pool.Set([]discovery.Backend{permuted})
-	if code, _, body := open(`{"prompt":"x","return_routed_experts":true}`).Refused(); code != 503 || !strings.Contains(body, "logical ids") {
+	if code, _, body := open(`{"prompt":"x","return_routed_experts":true}`).Refused(); code != 503 || !strings.Contains(body, "logical expert IDs") {
 		t.Errorf("code %d, %s", code, body)
 	}
 }

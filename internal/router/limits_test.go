@@ -110,7 +110,7 @@ func TestSlowBody(t *testing.T) {
 	}()
 	response := readResponse(t, answer)
 	body, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(body), "must have come after 100ms") || !response.Close {
+	if err != nil || response.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(body), "must arrive within 100ms") || !response.Close {
 		t.Errorf("%s, closing %v: %s, %v", response.Status, response.Close, body, err)
 	}
 	if calls.Load() != 0 || outstanding(pool) != 0 {

@@ -231,7 +231,7 @@ func TestExpertRequestsWhileThePlanIsPending(t *testing.T) {
 	}
 	const asking, other = `{"prompt":"x","return_routed_experts":true}`, `{"prompt":"x"}`
 	url, _ := serve(time.Millisecond, permuted)
-	if response, body := post(t, url+"/v1/completions", asking); response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" || !strings.Contains(body, "logical ids") {
+	if response, body := post(t, url+"/v1/completions", asking); response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" || !strings.Contains(body, "logical expert IDs") {
 		t.Errorf("%s: %s", response.Status, body)
 	}
 	if response, _ := post(t, url+"/v1/completions", other); response.StatusCode != http.StatusOK {

@@ -440,9 +440,9 @@ func TestRejectsWhatItCannotServe(t *testing.T) {
 		says     string
 	}{
 		"no request header": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{}}}}, codes.InvalidArgument, "request_header_mode must be SEND"},
-		"an unknown mode":   {modes(processingv3.ProcessingMode_GRPC, processingv3.ProcessingMode_NONE), []*extprocv3.ProcessingRequest{header}, codes.Unimplemented, "request_body_mode is GRPC"},
+		"an unknown mode":   {modes(processingv3.ProcessingMode_GRPC, processingv3.ProcessingMode_NONE), []*extprocv3.ProcessingRequest{header}, codes.Unimplemented, "request_body_mode: GRPC"},
 		"no status": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{header,
-			{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{}}}}, codes.InvalidArgument, `:status is ""`},
+			{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{}}}}, codes.InvalidArgument, `:status: ""`},
 		"a body after the end": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{header,
 			{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{}}}}, codes.InvalidArgument, "unexpected message"},
 		"an empty message": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{header, {}}, codes.InvalidArgument, "unexpected message"},

@@ -41,16 +41,17 @@ import (
 var attackSeconds = flag.Int("attack-seconds", 0, "how long each attack on a router's memory lasts, with the latencies of honest clients compared; 0 for the short form")
 
 const (
-	// attackedProcess starts this test as a router in a process of its own, whose memory is measured apart from that of its attackers.
+	// attackedProcess is the environment variable that makes the test binary run as a router process. The memory of
+	// that process is measured separately from the memory of its attackers.
 	attackedProcess = "SEMMOE_ATTACKED_ROUTER"
-	// maxResidentMiB is far below the 1 GiB that a router has.
+	// maxResidentMiB is far below the memory limit of 1 GiB of a router.
 	maxResidentMiB = 400
 )
 
-// attacked is where the process listens, and the engine that it sends requests to.
+// attacked contains the listening addresses of the process and the address of its engine.
 type attacked struct{ Clients, Gateways, Engine string }
 
-// TestMain serves as the attacked process where the environment says so.
+// TestMain runs as the attacked process if the environment variable is set.
 func TestMain(m *testing.M) {
 	if engineAddress := os.Getenv(attackedProcess); engineAddress != "" {
 		if err := serveAttacked(engineAddress); err != nil {
@@ -68,7 +69,7 @@ func raceDetector() bool {
 	return ok && slices.Contains(build.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// serveAttacked serves a proxy and an endpoint picker with the limits of semmoe router until its input ends.
+// serveAttacked serves a proxy and an endpoint picker with the limits of semmoe router until its standard input ends.
 func serveAttacked(engineAddress string) error {
 	adapter, err := registry.For("SGLang")
 	if err != nil {
@@ -94,8 +95,8 @@ func serveAttacked(engineAddress string) error {
 	if err != nil {
 		return err
 	}
-	go proxy.Serve()    //nolint:errcheck // it serves until the process ends
-	go gateways.Serve() //nolint:errcheck // as above
+	go proxy.Serve()    //nolint:errcheck // runs until the process ends
+	go gateways.Serve() //nolint:errcheck // runs until the process ends
 	proxy.SetReady(true)
 	gateways.SetReady(true)
 	if err := json.NewEncoder(os.Stdout).Encode(attacked{Clients: proxy.Addr().String(), Gateways: gateways.Addr().String()}); err != nil {
@@ -110,7 +111,8 @@ func attackedPicker() (*EndpointPickerOptions, error) {
 	return &EndpointPickerOptions{TLS: config}, err
 }
 
-// startAttacked starts the process, and returns its addresses and a function that returns its largest memory.
+// startAttacked starts the process. It returns the addresses of the process and a function that returns its peak
+// memory.
 func startAttacked(t *testing.T) (attacked, func() int) {
 	t.Helper()
 	engine := newEngine(t, "engine", 4, attackedEngine)
@@ -141,7 +143,7 @@ func startAttacked(t *testing.T) (attacked, func() int) {
 	return addresses, func() int { return peakMiB(t, command.Process.Pid) }
 }
 
-// peakMiB is the largest resident memory that a process ever had.
+// peakMiB returns the peak resident memory of a process.
 func peakMiB(t *testing.T, process int) int {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", process))
@@ -161,7 +163,7 @@ func peakMiB(t *testing.T, process int) int {
 	return 0
 }
 
-// attackedEngine answers at once, or without end where the prompt says so.
+// attackedEngine answers immediately, or without end if the prompt asks for that.
 func attackedEngine(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -183,8 +185,8 @@ func attackedEngine(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// attack is a load that takes memory without bound where there is none. It goes on until the context ends, and calls reached once its
-// whole load is there.
+// attack is a load that would use unbounded memory without limits. It runs until the context ends, and calls reached
+// when its full load is established.
 type attack func(ctx context.Context, t *testing.T, to attacked, reached func())
 
 var attacks = map[string]attack{
@@ -200,11 +202,12 @@ var attacks = map[string]attack{
 	"streams that are reset as soon as opened": rapidResets(4),
 }
 
-// floods open more connections or streams than the router has places for. While they come, the place of an honest client that is slower than
-// all of them together may go to one of them; once they are there, they give way to it.
+// floods are attacks that open more connections or streams than the router admits. While they start, an honest client
+// that is slower than all of them may lose its place. Once they are established, they lose theirs to honest clients.
 var floods = map[string]bool{"streams that begin and send nothing": true, "connections that send nothing": true}
 
-// Attacks on the memory of a router leave it below a bound, and honest clients are served at the same time.
+// TestMemoryAttacks checks that attacks on the memory of a router leave it below a bound, and that honest clients are
+// served during the attacks.
 func TestMemoryAttacks(t *testing.T) {
 	if raceDetector() {
 		t.Skip("the race detector takes several times the memory: make test runs this test without it")
@@ -250,7 +253,7 @@ func TestMemoryAttacks(t *testing.T) {
 			if before != nil {
 				normal, attacked := percentile99(before), percentile99(during)
 				t.Logf("p99 of honest requests: %v before, %v during the attack", normal, attacked)
-				// Below a few milliseconds the machine's own noise is larger.
+				// Below a few milliseconds, the noise of the machine dominates.
 				if attacked > 3*max(normal, 5*time.Millisecond) {
 					t.Errorf("p99 of honest requests is %v during the attack, %v before: want at most 3 times as much", attacked, normal)
 				}
@@ -281,12 +284,13 @@ func newHonestClients(t *testing.T, to attacked) *honestClients {
 	}
 }
 
-// request sends one request to the proxy and one to the picker, which must be served, and returns how long they take.
+// request sends one request to the proxy and one to the picker, requires that both are served, and returns their time.
 func (h *honestClients) request() time.Duration {
 	h.t.Helper()
 	start := time.Now()
 	body := `{"prompt":"` + strings.Repeat("word ", 200) + `","max_tokens":1}`
-	// A connection that was idle may be closed for others: a client sends its request again, as HTTP allows for this one.
+	// The router may close an idle connection to make room. The client then resends its request, which HTTP allows
+	// here.
 	request, err := http.NewRequest(http.MethodPost, "http://"+h.to.Clients+"/v1/completions", strings.NewReader(body))
 	if err != nil {
 		h.t.Fatal(err)
@@ -327,7 +331,7 @@ func (h *honestClients) requestFor(duration time.Duration) (times []time.Duratio
 	return times
 }
 
-// parallel runs an attacker for each number, and calls reached once all have reached their load, or were cut off.
+// parallel runs numbered attackers. It calls reached once all of them have reached their load or were disconnected.
 func parallel(attackers int, reached func(), attacker func(number int, reached func())) {
 	var left atomic.Int64
 	left.Store(int64(attackers))
@@ -346,7 +350,7 @@ func parallel(attackers int, reached func(), attacker func(number int, reached f
 	all.Wait()
 }
 
-// rawHTTP2 opens a connection over which frames are sent.
+// rawHTTP2 opens a connection for sending HTTP/2 frames.
 func rawHTTP2(ctx context.Context, address string) (net.Conn, *http2.Framer, error) {
 	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}
 	connection, err := dialer.DialContext(ctx, "tcp", address)
@@ -373,7 +377,8 @@ func openStream(framer *http2.Framer, id uint32) error {
 	return framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true})
 }
 
-// unfinishedMessages opens streams, each of which sends a message but for its last byte, as far as the server takes it.
+// unfinishedMessages opens streams, each of which sends a message without its last byte, as far as the server accepts
+// it.
 func unfinishedMessages(connections, streams, size int) attack {
 	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
 		parallel(connections, reached, func(_ int, reached func()) {
@@ -416,7 +421,7 @@ func unfinishedMessages(connections, streams, size int) attack {
 				select {
 				case <-sender.changed:
 				case <-ctx.Done():
-				case <-time.After(100 * time.Millisecond): // the server takes no more
+				case <-time.After(100 * time.Millisecond): // the server accepts no more
 					idle++
 				}
 			}
@@ -426,7 +431,7 @@ func unfinishedMessages(connections, streams, size int) attack {
 	}
 }
 
-// windows are what a server lets a client send over a connection.
+// windows are the flow control windows of a connection.
 type windows struct {
 	mu         sync.Mutex
 	framer     *http2.Framer
@@ -443,7 +448,7 @@ func (w *windows) open(id uint32) error {
 	return openStream(w.framer, id)
 }
 
-// room is how much of so many bytes may be sent on a stream.
+// room returns how many of these bytes may be sent on a stream.
 func (w *windows) room(id uint32, bytes int) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -458,7 +463,7 @@ func (w *windows) send(id uint32, data []byte) error {
 	return w.framer.WriteData(id, false, data)
 }
 
-// read takes what the server sends until the connection ends.
+// read processes the frames of the server until the connection ends.
 func (w *windows) read(connection net.Conn) {
 	reader := http2.NewFramer(nil, bufio.NewReader(connection))
 	for {
@@ -495,7 +500,8 @@ func (w *windows) read(connection net.Conn) {
 	}
 }
 
-// headers sends headers of so many bytes that do not end, over 2,500 connections. A verb in the line is replaced by a number.
+// headers sends headers of this size that do not end, over 2,500 connections. A verb in the line is replaced by a
+// number.
 func headers(line string, size int) attack {
 	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
 		parallel(2500, reached, func(number int, reached func()) {
@@ -532,7 +538,7 @@ func headers(line string, size int) attack {
 	}
 }
 
-// slowBodies opens connections that send a body of so many bytes but for its last one; with a negative number nothing at all.
+// slowBodies opens connections that send a body of this size without its last byte, or nothing if size is negative.
 func slowBodies(connections, size int) attack {
 	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
 		piece := bytes.Repeat([]byte("a"), 64<<10)
@@ -559,7 +565,8 @@ func slowBodies(connections, size int) attack {
 	}
 }
 
-// endlessAnswers asks for answers that do not end, and reads some of each. A client that reads nothing is ended after a minute.
+// endlessAnswers requests endless responses and reads a part of each. The router disconnects a client that reads
+// nothing for a minute.
 func endlessAnswers(clients int, body string) attack {
 	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
 		parallel(clients, reached, func(_ int, reached func()) {
@@ -572,14 +579,14 @@ func endlessAnswers(clients int, body string) attack {
 				return
 			}
 			defer response.Body.Close()
-			io.CopyN(io.Discard, response.Body, 200<<20) //nolint:errcheck // it ends with the attack
+			io.CopyN(io.Discard, response.Body, 200<<20) //nolint:errcheck // ends with the attack
 			reached()
 			<-ctx.Done()
 		})
 	}
 }
 
-// rapidResets opens streams and resets each at once (CVE-2023-44487), until the server ends the connection.
+// rapidResets opens streams and resets each immediately (CVE-2023-44487), until the server closes the connection.
 func rapidResets(connections int) attack {
 	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
 		parallel(connections, reached, func(_ int, reached func()) {
@@ -589,7 +596,7 @@ func rapidResets(connections int) attack {
 			}
 			defer connection.Close()
 			defer context.AfterFunc(ctx, func() { connection.Close() })()
-			go io.Copy(io.Discard, connection) //nolint:errcheck // until it is closed
+			go io.Copy(io.Discard, connection) //nolint:errcheck // until the connection is closed
 			for id := uint32(1); id < 40_000; id += 2 {
 				if openStream(framer, id) != nil || framer.WriteRSTStream(id, http2.ErrCodeCancel) != nil {
 					return

@@ -16,8 +16,9 @@ import (
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 )
 
-// A request that waits for pods that load asks them ever more seldom, and finds them when they have loaded.
-func TestAsksLoadingPodsSeldom(t *testing.T) {
+// TestBackoffForLoadingPods checks that a request that waits for loading pods retries with increasing pauses, and is
+// served when the pods have loaded.
+func TestBackoffForLoadingPods(t *testing.T) {
 	var calls, until atomic.Int32
 	engine := newEngine(t, "a", 2, func(w http.ResponseWriter, _ *http.Request) {
 		if calls.Add(1) <= until.Load() {
@@ -36,7 +37,8 @@ func TestAsksLoadingPodsSeldom(t *testing.T) {
 	}
 }
 
-// A pod whose queue is full is asked once. Where others can take the request they get it; else the client is told at once.
+// TestFullQueues checks that a pod with a full queue gets a request once. Other pods take the request if possible;
+// otherwise the client gets an error immediately.
 func TestFullQueues(t *testing.T) {
 	var calls atomic.Int32
 	says := func(name string, code int, text string) discovery.Backend {
@@ -85,24 +87,25 @@ func TestFullQueues(t *testing.T) {
 	}
 }
 
-// A body is kept until its answer begins, and no longer: answers take much longer than requests.
-func TestKeepsNoBodyOfAnAnsweredRequest(t *testing.T) {
+// TestReleasesBodyWhenResponseBegins checks that a body is kept only until its response begins, because responses take
+// much longer than requests.
+func TestReleasesBodyWhenResponseBegins(t *testing.T) {
 	const size = 32 << 20
 	next := make(chan struct{})
 	defer close(next)
 	engine := newEngine(t, "a", 0, func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body) //nolint:errcheck // the test sees what comes of it
+		io.Copy(io.Discard, r.Body) //nolint:errcheck // the test checks the outcome
 		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, "data: 1\n\n") //nolint:errcheck // as above
+		io.WriteString(w, "data: 1\n\n") //nolint:errcheck // the test checks the outcome
 		w.(http.Flusher).Flush()
 		<-next
 	})
-	for _, percent := range []int{0, 100} { // as it is, and asked for routed experts
+	for _, percent := range []int{0, 100} { // unchanged, and with requested routed experts
 		router, _ := routerFor(t, adapterOf(t, "SGLang"), percent, engine)
 		heap := func() int64 {
 			var memory runtime.MemStats
 			runtime.GC()
-			runtime.GC() // pools keep theirs for one
+			runtime.GC() // a sync.Pool keeps its items for one more collection
 			runtime.ReadMemStats(&memory)
 			return int64(memory.HeapAlloc)
 		}
@@ -122,7 +125,7 @@ func TestKeepsNoBodyOfAnAnsweredRequest(t *testing.T) {
 	}
 }
 
-// letters is a text without an end.
+// letters is an endless text.
 type letters struct{}
 
 func (letters) Read(p []byte) (int, error) {
@@ -132,8 +135,9 @@ func (letters) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A pod that fails every request at once has nothing to do, and caches nothing: it does not draw the requests of others.
-func TestAPodThatFailsAtOnce(t *testing.T) {
+// TestFailingPodAttractsNoRequests checks that a pod that fails every request immediately, and therefore has no load
+// and caches nothing, does not attract the requests of other pods.
+func TestFailingPodAttractsNoRequests(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	const requests = 40
 	const body = `{"prompt":"too short to be cached"}`
@@ -149,7 +153,7 @@ func TestAPodThatFailsAtOnce(t *testing.T) {
 				return response.StatusCode == http.StatusInternalServerError
 			}
 		},
-		"by a gateway that says who has served": func(pool *Pool) func() bool {
+		"by a gateway that reports the serving endpoint": func(pool *Pool) func() bool {
 			return sendByGateway(t, pool, pods[0].Address, body, func(endpoint string) string { return endpoint })
 		},
 		"by a gateway that does not": func(pool *Pool) func() bool {
@@ -166,10 +170,10 @@ func TestAPodThatFailsAtOnce(t *testing.T) {
 					failed++
 				}
 			}
-			if failed > failuresInARow {
-				t.Errorf("%d of %d requests failed, want %d at most", failed, requests, failuresInARow)
+			if failed > failuresToEject {
+				t.Errorf("%d of %d requests failed, want %d at most", failed, requests, failuresToEject)
 			}
-			// Alone, it gets them.
+			// A failing pod gets the requests if it is the only one.
 			pool.Set(pods[:1])
 			if !fails() {
 				t.Error("the only pod gets no request")
@@ -178,7 +182,8 @@ func TestAPodThatFailsAtOnce(t *testing.T) {
 	}
 }
 
-// sendByGateway returns what sends a request by way of a gateway, and tells whether it failed, as those do that an endpoint gets.
+// sendByGateway returns a function that sends a request through a gateway and reports whether it failed. Requests to
+// the failing endpoint fail.
 func sendByGateway(t *testing.T, pool *Pool, failing, body string, served func(endpoint string) string) func() bool {
 	t.Helper()
 	gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader})
@@ -190,13 +195,14 @@ func sendByGateway(t *testing.T, pool *Pool, failing, body string, served func(e
 		}
 		s.ResponseHeaders(code, nil, true, served(endpoints[0]))
 		s.Answered()
-		s.End() //nolint:errcheck // the next request tells
+		s.End() //nolint:errcheck // the next request shows the result
 		return code != http.StatusOK
 	}
 }
 
-// What a pod has failed to serve it does not cache, however it has failed.
-func TestAPodCachesNoFailure(t *testing.T) {
+// TestFailedRequestIsNotCached checks that a pod is not recorded as caching a request that it has failed to serve in
+// any way.
+func TestFailedRequestIsNotCached(t *testing.T) {
 	text := strings.Repeat("0123456789abcdef", 640)
 	for name, tc := range map[string]struct {
 		handler http.HandlerFunc

@@ -34,7 +34,7 @@ func adapterOf(t *testing.T, engineType string) engine.Adapter {
 	return adapter
 }
 
-// routerFor serves a router in front of one backend, as it is configured for an engine.
+// routerFor serves a router with the settings of an engine in front of one backend.
 func routerFor(t *testing.T, adapter engine.Adapter, percent int, backend discovery.Backend) (string, *Observations) {
 	t.Helper()
 	options := Options{ProxyOptions: ProxyOptions{
@@ -48,7 +48,7 @@ func routerFor(t *testing.T, adapter engine.Adapter, percent int, backend discov
 	return server.URL, observations
 }
 
-// askForRank sends a request with a rank of the client's own.
+// askForRank sends a request with a rank that the client chose.
 func askForRank(t *testing.T, url string) *http.Response {
 	t.Helper()
 	request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
@@ -63,7 +63,8 @@ func askForRank(t *testing.T, url string) *http.Response {
 	return response
 }
 
-// Each engine is pinned by its own header, and a client's is dropped.
+// TestPinsByTheHeaderOfTheEngine checks that each engine is pinned with its own header, and that the header of a client
+// is dropped.
 func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 	for _, adapter := range registry.All() {
 		headers := make(chan http.Header, 1)
@@ -82,9 +83,10 @@ func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 	}
 }
 
-// While another engine is rolled out the router uses the surface of each pod's own engine, whatever the router is configured for. An engine that
-// answers unasked is asked too: vLLM with the plug-in of integrations/vllm answers only then.
-func TestSpeaksToEachPodAsItsEngineWants(t *testing.T) {
+// TestUsesTheAdapterOfEachPod checks that the router uses the API of the engine of each pod, regardless of the engine
+// that the router is configured for, as during a rollout of another engine. An engine that reports experts unasked is
+// asked too: vLLM with the plug-in of integrations/vllm reports them only then.
+func TestUsesTheAdapterOfEachPod(t *testing.T) {
 	for _, configured := range registry.All() {
 		for _, own := range []string{"SGLang", "VLLM", "TensorRTLLM"} {
 			bodies := make(chan string, 1)
@@ -118,7 +120,8 @@ func TestSpeaksToEachPodAsItsEngineWants(t *testing.T) {
 	}
 }
 
-// What a client asks for is understood whichever engine's name for it it uses, and whatever the router is configured for.
+// TestUnderstandsTheFieldsOfAllEngines checks that a client may use the field names of any engine, regardless of the
+// engine that the router is configured for.
 func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 	for _, configured := range registry.All() {
 		s := newSender(NewPool(), prometheus.NewRegistry(), ProxyOptions{RankHeader: configured.RankHeader, RoutedExperts: configured.RoutedExperts, SamplePercent: 100})
@@ -138,8 +141,9 @@ func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 	}
 }
 
-// A client that says that it does not want to know the experts gets none, whatever its engine tells.
-func TestTellsNoExpertsToWhoDeclines(t *testing.T) {
+// TestRespectsDeclinedExperts checks that a client that declines the experts gets none, regardless of what its engine
+// reports.
+func TestRespectsDeclinedExperts(t *testing.T) {
 	for _, value := range []string{"false", "null"} {
 		backend := newEngine(t, "p", 4, func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprintf(w, `{"choices":[{"text":"b","routed_experts":%q}]}`, vllmRouting())
@@ -155,7 +159,8 @@ func TestTellsNoExpertsToWhoDeclines(t *testing.T) {
 	}
 }
 
-// vllmRouting is what vLLM tells of two tokens: an array of two tokens, four layers and four experts, 8 to 11, which lie on one rank of four.
+// vllmRouting returns vLLM's routed experts of two tokens: an array of two tokens, four layers and four experts, 8 to
+// 11, which are on one of four ranks.
 func vllmRouting() string {
 	header := "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 4, 4), }"
 	header += strings.Repeat(" ", 128-10-len(header)-1) + "\n"
@@ -167,8 +172,9 @@ func vllmRouting() string {
 	return base64.StdEncoding.EncodeToString(file)
 }
 
-// vLLM returns the experts of every unstreamed request, asked or not, and with the plug-in of integrations/vllm only where asked: no
-// client gets what it did not ask for, those of the sample are counted, and a stream, which has none, is no failure.
+// TestObservesVLLM checks the handling of vLLM, which returns the experts of every unstreamed request, and with the
+// plug-in of integrations/vllm only if asked. No client gets experts that it did not request, the experts of sampled
+// requests are counted, and a stream, which has none, is not a failure.
 func TestObservesVLLM(t *testing.T) {
 	for name, onlyAsked := range map[string]bool{"vLLM's own": false, "the plug-in's": true} {
 		t.Run(name, func(t *testing.T) { observeVLLM(t, onlyAsked) })
@@ -213,7 +219,7 @@ func observeVLLM(t *testing.T, onlyAsked bool) {
 			t.Errorf("%d%%: the stream is %s", percent, got)
 		}
 		if _, got := post(t, url+"/v1/completions", `{"prompt":"x","return_routed_experts":true}`); !strings.Contains(got, "routed_experts") {
-			t.Errorf("%d%%: the client's own wish was stripped: %s", percent, got)
+			t.Errorf("%d%%: requested by the client was stripped: %s", percent, got)
 		}
 		if _, got := post(t, url+"/tokenize", `{"prompt":"x"}`); !strings.Contains(got, "not touched") {
 			t.Errorf("%d%%: %s", percent, got)
@@ -231,7 +237,8 @@ func observeVLLM(t *testing.T, onlyAsked bool) {
 	}
 }
 
-// A batch on SGLang's native route is answered by an array: each element is stripped, the first one is counted.
+// TestObservesABatch checks a batch on SGLang's native route, which has an array as response: experts are removed from
+// each element, and those of the first are counted.
 func TestObservesABatch(t *testing.T) {
 	var raw []byte
 	for i := range uint32(4 * 4) {
@@ -252,11 +259,12 @@ func TestObservesABatch(t *testing.T) {
 	}
 }
 
-// An engine that does not tell is not asked, whatever the percentage.
-func TestAsksNoEngineThatCannotTell(t *testing.T) {
+// TestDoesNotAskEnginesWithoutRoutedExperts checks that an engine that cannot report experts is not asked, regardless
+// of the percentage.
+func TestDoesNotAskEnginesWithoutRoutedExperts(t *testing.T) {
 	backend := newEngine(t, "a", 0, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		w.Write(body) //nolint:errcheck // a test's
+		w.Write(body) //nolint:errcheck // the test checks the outcome
 	})
 	url, observations := routerFor(t, adapterOf(t, "TensorRTLLM"), 100, backend)
 	if _, got := post(t, url+"/v1/completions", `{"prompt":"x"}`); got != `{"prompt":"x"}` {
@@ -267,30 +275,30 @@ func TestAsksNoEngineThatCannotTell(t *testing.T) {
 	}
 }
 
-// What an engine refuses with the router's own wish in it is sent to it once more as the client has sent it. Such a request is not
-// sampled, and counted once; what the router has not changed is sent once.
-func TestRefusedForTheRoutersOwnWish(t *testing.T) {
+// TestRetriesWithoutCapture checks that a request that an engine rejects with the router's change is sent once more
+// unchanged. Such a request is not sampled and counts once. A request that the router has not changed is sent once.
+func TestRetriesWithoutCapture(t *testing.T) {
 	const mine = `"return_routed_experts":true`
 	for name, tc := range map[string]struct {
 		percent    int
 		body       string
 		refuses    func(body string) bool
 		code       int
-		sent, want int // how often the engine is sent it, and what the client gets
+		sent, want int // number of requests at the engine, and the status code of the client
 	}{
-		"cannot tell":           {100, `{"prompt":"x"}`, func(body string) bool { return strings.Contains(body, mine) }, 400, 2, 200},
-		"cannot tell, 422":      {100, `{"prompt":"x"}`, func(body string) bool { return strings.Contains(body, mine) }, 422, 2, 200},
-		"a bad request":         {100, `{"prompt":7}`, func(string) bool { return true }, 400, 2, 400},
-		"not sampled":           {0, `{"prompt":7}`, func(string) bool { return true }, 400, 1, 400},
-		"the client's own wish": {100, `{` + mine + `}`, func(string) bool { return true }, 400, 1, 400},
-		"another refusal":       {100, `{"prompt":"x"}`, func(string) bool { return true }, 401, 1, 401},
+		"unsupported":             {100, `{"prompt":"x"}`, func(body string) bool { return strings.Contains(body, mine) }, 400, 2, 200},
+		"unsupported, 422":        {100, `{"prompt":"x"}`, func(body string) bool { return strings.Contains(body, mine) }, 422, 2, 200},
+		"a bad request":           {100, `{"prompt":7}`, func(string) bool { return true }, 400, 2, 400},
+		"not sampled":             {0, `{"prompt":7}`, func(string) bool { return true }, 400, 1, 400},
+		"requested by the client": {100, `{` + mine + `}`, func(string) bool { return true }, 400, 1, 400},
+		"another refusal":         {100, `{"prompt":"x"}`, func(string) bool { return true }, 401, 1, 401},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var sent atomic.Int32
 			var observations *Observations
 			backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
-				if held := observations.held.Load(); sent.Add(1) == 2 && held != 0 {
-					t.Errorf("%d bytes are held for what is not sampled", held)
+				if held := observations.reserved.Load(); sent.Add(1) == 2 && held != 0 {
+					t.Errorf("%d bytes are reserved for a request that is not sampled", held)
 				}
 				body, err := io.ReadAll(r.Body)
 				if err != nil || int64(len(body)) != r.ContentLength {
@@ -299,7 +307,7 @@ func TestRefusedForTheRoutersOwnWish(t *testing.T) {
 				if tc.refuses(string(body)) {
 					w.WriteHeader(tc.code)
 				}
-				w.Write(body) //nolint:errcheck // the client checks
+				w.Write(body) //nolint:errcheck // the client verifies the body
 			})
 			backend.Shape, backend.Revision = &planstest.Shape, "r"
 			pool := NewPool()
@@ -332,7 +340,7 @@ func TestRefusedForTheRoutersOwnWish(t *testing.T) {
 	}
 }
 
-// countedTokens sums a router's estimated tokens over the ranks.
+// countedTokens returns the estimated tokens of a router, summed over the ranks.
 func countedTokens(t *testing.T, registry *prometheus.Registry) (sum float64) {
 	t.Helper()
 	families, err := registry.Gather()
@@ -349,8 +357,8 @@ func countedTokens(t *testing.T, registry *prometheus.Registry) (sum float64) {
 	return sum
 }
 
-// A client that leaves out what is told of its first tokens shifts the rows: its request is not sampled, nor one of those that could
-// have been, and not changed.
+// TestSamplesNoShiftedRows checks that a request that excludes the experts of the first tokens is neither
+// sampled nor eligible, and is not changed.
 func TestSamplesNoShiftedRows(t *testing.T) {
 	for engineType, body := range map[string]string{
 		"SGLang": `{"prompt":"x","routed_experts_start_len":1}`,
@@ -377,8 +385,8 @@ func TestSamplesNoShiftedRows(t *testing.T) {
 	}
 }
 
-// What would take too much memory is not asked for, nor is the request one of those that could have been sampled; what an engine tells
-// of it unasked is taken out.
+// TestSamplesNoLongRequests checks that experts that would take too much memory are not requested and that the request
+// is not eligible. Experts that the engine reports unasked are removed.
 func TestSamplesNoLongRequests(t *testing.T) {
 	long := `{"prompt":"` + strings.Repeat("abc ", 800_000) + `"}`
 	for _, engineType := range []string{"SGLang", "VLLM"} {
@@ -400,40 +408,42 @@ func TestSamplesNoLongRequests(t *testing.T) {
 	}
 }
 
-// An answer that is far longer than its request let expect is counted where there is memory for it, and else not sampled.
+// TestSamplesLongAnswersWithinMemory checks that a response that is far longer than expected is counted if the memory
+// suffices, and is not sampled if not.
 func TestSamplesLongAnswersWithinMemory(t *testing.T) {
 	for _, engineType := range []string{"SGLang", "VLLM"} {
 		for _, free := range []int64{1 << 20, 2 << 10} {
 			var observations *Observations
 			backend := newEngine(t, "a", 4, func(w http.ResponseWriter, _ *http.Request) {
-				observations.held.Add(heldAtOnce - free) // others have it
+				observations.reserved.Add(maxReservedBytes - free) // reserved by other requests
 				answer := fmt.Sprintf(`{"text":%q,"choices":[{"routed_experts":%[2]q}],"sglext":{"routed_experts":%[2]q},"usage":{}}`, strings.Repeat("a", 100<<10), vllmRouting())
 				w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
-				io.WriteString(w, answer) //nolint:errcheck // the client checks
+				io.WriteString(w, answer) //nolint:errcheck // the client verifies the body
 			})
 			backend.Shape, backend.Revision = &planstest.Shape, "r"
 			url, o := routerFor(t, adapterOf(t, engineType), 100, backend)
 			observations = o
 			_, got := post(t, url+"/v1/completions", `{"prompt":"x","max_tokens":1}`)
 			p, fits := o.report().Population, free > 100<<10
-			// The other engine's experts are left, and all of them in an answer that cannot be held.
+			// The experts of the other engine are kept, and all experts in a response that exceeds the memory.
 			if left := strings.Count(got, "routed_experts"); fits != (left == 1) || fits == (left == 2) || fits != (testutil.ToFloat64(o.givenUp) == 0) {
 				t.Errorf("%s, %d bytes are free: experts are left at %d places", engineType, free, left)
 			}
 			if fits != (p.Sampled == 1 && p.Long == 0) || fits == (p.Sampled == 0 && p.Eligible == 0 && p.Long == 1) {
 				t.Errorf("%s, %d bytes are free: %+v", engineType, free, p)
 			}
-			eventually(t, "nothing is held", func() bool { return o.held.Load() == heldAtOnce-free })
+			eventually(t, "nothing is reserved", func() bool { return o.reserved.Load() == maxReservedBytes-free })
 		}
 	}
 }
 
-// The experts of a prompt are told with each of its answers, and an answer is seldom as long as its client allows.
-func TestAnswerBytes(t *testing.T) {
+// TestExpertBytes checks the estimate: each answer repeats the experts of the prompt, and an answer is usually shorter
+// than its limit.
+func TestExpertBytes(t *testing.T) {
 	text := strings.Repeat("abc ", 1000)
 	for name, tc := range map[string]struct {
 		path, body string
-		rows       int64 // but for the body's few other bytes
+		rows       int64 // excluding the few other bytes of the body
 	}{
 		"one":                  {"/v1/completions", `{"prompt":"` + text + `","max_tokens":500}`, 1500},
 		"a generous limit":     {"/v1/completions", `{"prompt":"` + text + `","max_tokens":32768}`, 1000 + 4096},
@@ -441,86 +451,87 @@ func TestAnswerBytes(t *testing.T) {
 		"three answers":        {"/v1/completions", `{"prompt":"` + text + `","max_tokens":500,"n":3}`, 3 * 1500},
 		"three of SGLang's":    {"/generate", `{"text":"` + text + `","sampling_params":{"max_new_tokens":500,"n":3}}`, 3 * 1500},
 		"two prompts":          {"/generate", `{"text":["` + text + `","` + text + `"],"sampling_params":{"max_new_tokens":9000,"n":2}}`, 4 * (1000 + 4096)},
-		"more than is counted": {"/v1/completions", `{"prompt":"` + text + `","n":1000000}`, longAnswer - 1},
+		"more than is counted": {"/v1/completions", `{"prompt":"` + text + `","n":1000000}`, maxExpertBytes - 1},
 	} {
 		shape := planstest.Shape
-		got := answerBytes(newRequest(tc.path, "", []byte(tc.body)), &Lease{Backend: discovery.Backend{Shape: &shape}}) * 3 / 16 / int64(shape.Layers*shape.ExpertsPerToken)
+		got := expertBytes(newRequest(tc.path, "", []byte(tc.body)), &Lease{Backend: discovery.Backend{Shape: &shape}}) * 3 / 16 / int64(shape.Layers*shape.ExpertsPerToken)
 		if got < tc.rows || got > tc.rows+tc.rows/20 {
 			t.Errorf("%s: %d rows, want %d", name, got, tc.rows)
 		}
 	}
 }
 
-// What sampled requests may take at once is bounded: who comes when that is taken is not sampled, until others have ended or are known
-// to take nothing.
-func TestSamplesHoldBoundedMemory(t *testing.T) {
+// TestSamplesWithinBoundedMemory checks that the memory of all sampled requests is bounded. Requests beyond the bound
+// are not sampled until others have ended or turn out to need no memory.
+func TestSamplesWithinBoundedMemory(t *testing.T) {
 	for _, engineType := range []string{"SGLang", "VLLM"} {
 		pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 4, Shape: &planstest.Shape})
 		s := newSender(pool, prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, RoutedExperts: adapterOf(t, engineType).RoutedExperts, SamplePercent: 100})
 		body := []byte(`{"prompt":"` + strings.Repeat("abc ", 600_000) + `"}`) // 51 MB
-		begin := func() (*request, *Lease, look) {
+		begin := func() (*request, *Lease, capture) {
 			r := s.read(t.Context(), "/v1/completions", "id", body)
 			lease, ok := pool.acquire(r, nil)
 			if !ok {
 				t.Fatal("no rank is left")
 			}
-			_, look := s.look(r, body, lease)
-			return r, lease, look
+			_, capture := s.requestExperts(r, body, lease)
+			return r, lease, capture
 		}
 		var leases []*Lease
 		for i := range 6 {
-			_, lease, look := begin()
-			if leases = append(leases, lease); look.sampled != (i < 2) || look.long {
-				t.Errorf("%s: request %d: %+v", engineType, i, look)
+			_, lease, capture := begin()
+			if leases = append(leases, lease); capture.sampled != (i < 2) || capture.long {
+				t.Errorf("%s: request %d: %+v", engineType, i, capture)
 			}
 		}
 		leases[0].Release()
 		leases[0].Release()
 		for i := range 2 {
-			_, lease, look := begin()
-			if leases = append(leases, lease); look.sampled != (i == 0) {
-				t.Errorf("%s: request %d after one has ended: %+v", engineType, i, look)
+			_, lease, capture := begin()
+			if leases = append(leases, lease); capture.sampled != (i == 0) {
+				t.Errorf("%s: request %d after one has ended: %+v", engineType, i, capture)
 			}
 		}
 		for _, lease := range leases {
 			lease.Release()
 		}
-		if held := s.observations.held.Load(); held != 0 {
-			t.Errorf("%s: %d bytes are held for nobody", engineType, held)
+		if held := s.observations.reserved.Load(); held != 0 {
+			t.Errorf("%s: %d bytes are still reserved", engineType, held)
 		}
-		// An answer that tells its size holds that.
-		_, lease, look := begin()
+		// A response that declares its length reserves that much.
+		_, lease, capture := begin()
 		for size, sampled := range map[string]bool{"": true, "1000": true, fmt.Sprint(60 << 20): true, fmt.Sprint(65 << 20): false} {
-			if got := s.measured(&http.Response{Header: http.Header{"Content-Length": {size}}}, lease, look); got.sampled != sampled || got.long == sampled {
+			if got := s.limitCapture(&http.Response{Header: http.Header{"Content-Length": {size}}}, lease, capture); got.sampled != sampled || got.long == sampled {
 				t.Errorf("%s: an answer of %s bytes: %+v", engineType, size, got)
 			}
 		}
-		if held := s.observations.held.Load(); held != 60<<20 { // nothing is held of what does not fit
-			t.Errorf("%s: %d bytes are held, want %d", engineType, held, 60<<20)
+		if held := s.observations.reserved.Load(); held != 60<<20 { // nothing is reserved for a response that does not fit
+			t.Errorf("%s: %d bytes are reserved, want %d", engineType, held, 60<<20)
 		}
 		lease.Release()
 		body = []byte(`{"prompt":"x","` + s.options.RoutedExperts.RequestField + `":true}`)
-		_, lease, look = begin()
-		if held := s.observations.held.Load(); look.sampled || held != 0 {
-			t.Errorf("%s: %d bytes are held for what the client asks for itself: %+v", engineType, held, look)
+		_, lease, capture = begin()
+		if held := s.observations.reserved.Load(); capture.sampled || held != 0 {
+			t.Errorf("%s: %d bytes are reserved for experts that the client requests: %+v", engineType, held, capture)
 		}
 		lease.Release()
 		body = []byte(`{"prompt":"x"}`)
-		r, lease, look := begin()
+		r, lease, capture := begin()
 		stream := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: http.NoBody}
-		s.survey(stream, r, lease, look, time.Now())
-		if held := s.observations.held.Load(); (held == 0) != (engineType == "VLLM") {
-			t.Errorf("%s: %d bytes are held for a stream", engineType, held)
+		s.countEligible(stream, r, lease, capture, time.Now())
+		if held := s.observations.reserved.Load(); (held == 0) != (engineType == "VLLM") {
+			t.Errorf("%s: %d bytes are reserved for a stream", engineType, held)
 		}
 		lease.Release()
-		if held := s.observations.held.Load(); held != 0 {
-			t.Errorf("%s: %d bytes are held after a stream", engineType, held)
+		if held := s.observations.reserved.Load(); held != 0 {
+			t.Errorf("%s: %d bytes are reserved after a stream", engineType, held)
 		}
 	}
 }
 
-// An answer whose experts are not counted is held once, however many of them it has.
-func TestUncountedExpertsAreHeldOnce(t *testing.T) {
+// TestUncountedExpertsAreBufferedOnce checks that a response with experts that are not counted is buffered once,
+// regardless of their number.
+func TestUncountedExpertsAreBufferedOnce(t *testing.T) {
 	routing := strings.Repeat("A", 8<<20)
 	answer := fmt.Sprintf(`{"choices":[{"index":0,"routed_experts":%q},{"index":1,"routed_experts":%q}]}`, routing, routing)
 	response := &http.Response{
@@ -529,7 +540,7 @@ func TestUncountedExpertsAreHeldOnce(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if err := (&meter{engine: adapterOf(t, "VLLM").RoutedExperts, observations: &Observations{}, lease: &Lease{}}).wrap(response); err != nil {
+	if err := (&responseCapture{engine: adapterOf(t, "VLLM").RoutedExperts, observations: &Observations{}, lease: &Lease{}}).wrap(response); err != nil {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)

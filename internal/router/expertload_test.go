@@ -18,7 +18,8 @@ import (
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
-// The most and the least used experts that a router reports of sampled requests are those of the engine's own answers.
+// TestReportsTheLoadOfExperts checks that the most and the least used experts in the router's report match the
+// responses of the engine.
 func TestReportsTheLoadOfExperts(t *testing.T) {
 	address := startReferenceEngine(t, locality.Trivial)
 	adapter := adapterOf(t, "SGLang")

@@ -9,10 +9,11 @@ import (
 	"github.com/semmoe/operator/internal/router/plans"
 )
 
-// candidate is a place that could take a request in another's stead.
+// candidate is a place that could take a request instead of the chosen place.
 type candidate struct {
 	place
-	// otherRank is 1 where the rank is not the chosen one, whose experts are the request's; tie orders what is equal.
+	// otherRank is 1 if the rank is not the chosen one, which has the experts of the request. tie orders equal
+	// candidates.
 	otherRank int
 	tie       uint32
 }
@@ -22,10 +23,10 @@ func (c candidate) compare(other candidate) int {
 		cmp.Compare(c.on.outstanding[c.rank], other.on.outstanding[other.rank]), cmp.Compare(c.tie, other.tie))
 }
 
-// fallbacks are endpoints that can take the lease's request in its stead, the best first, at most so many: the same rank of
-// other pods, then other ranks. They serve under the same plan and take the same headers, because who sends the request on
-// does not come back to ask for another.
-func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
+// fallbacks returns at most limit endpoints that can take the request of the lease, best first: the same rank of other
+// pods, then other ranks. They serve under the same plan and accept the same headers, because a gateway that forwards
+// the request to a fallback does not ask the picker again.
+func (p *Pool) fallbacks(l *Lease, r *request, limit int) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	allowed := filter{eligible: r.eligible, lacking: r.lacking, now: p.now()}
@@ -33,12 +34,12 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 		allowed.limit = p.options.PendingLimitPerRank
 	}
 	if r.asksExperts {
-		allowed.told = p.plans
+		allowed.logicalPlans = p.plans
 	}
 	if !l.spread {
 		allowed.pins = func(b *backend) bool { return p.pins(b, r) }
 	}
-	best := make([]candidate, 0, most+1)
+	best := make([]candidate, 0, limit+1)
 	for _, g := range p.groups {
 		if g.plan != l.Backend.PlanDigest {
 			continue
@@ -49,7 +50,7 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 			}
 			for rank := range b.outstanding {
 				chosen := rank == max(0, l.Rank)
-				// Behind one port it is the header that decides, which names the chosen rank.
+				// If ranks share a port, the header selects the rank, and it names the chosen rank.
 				if b == l.on && chosen || !chosen && len(b.RankAddresses) == 0 || !allowed.takes(b, rank) {
 					continue
 				}
@@ -57,9 +58,9 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 				if !chosen {
 					next.otherRank = 1
 				}
-				if at, _ := slices.BinarySearchFunc(best, next, candidate.compare); at < most {
+				if at, _ := slices.BinarySearchFunc(best, next, candidate.compare); at < limit {
 					best = slices.Insert(best, at, next)
-					best = best[:min(most, len(best))]
+					best = best[:min(limit, len(best))]
 				}
 			}
 		}
@@ -71,10 +72,11 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 	return endpoints
 }
 
-// move makes the lease one of the endpoint that has really served: its load, and what is observed, are that one's. An
-// endpoint that the pool does not know has neither. The pod that the gateway has left for it is ejected, as one that a proxy cannot
-// reach: without requests it would look idle, and draw all of them. But the gateway may have left it minutes ago, and a pod that has
-// answered others since is back. It must come before Release.
+// move assigns the lease to the endpoint that served the request, with its load and its observations. An endpoint that
+// is not in the pool has neither. The pod that the gateway skipped is ejected like an unreachable pod of a proxy:
+// without requests it would look idle and attract all of them. It is not ejected if it has answered other requests
+// since the place was reserved, because the gateway may have skipped it minutes ago. move must be called before
+// Release.
 func (l *Lease) move(endpoint string) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
@@ -91,22 +93,22 @@ func (l *Lease) move(endpoint string) {
 	l.charge(to.on.outstanding, l.tokens)
 	l.inFlight = to.on.requests()
 	to.on.pending[l.place] += l.pending
-	// New tables may have been swapped in since: the forecast is still one for where these pods have their experts.
+	// The tables may have been replaced since. The forecast is still valid for the placement of these pods.
 	l.scored = l.scored && layout != nil && layout.Digest == l.layout.Digest && to.rank != discovery.NoRank
 	l.on, l.Backend, l.Rank, l.layout = to.on, to.on.Backend, to.rank, layout
 	l.pool.prefixes.Match(l.prefixes)
-	l.give(l.prefixes)
+	l.recordCached(l.prefixes)
 }
 
-// heard notes that the lease's pod answers.
-func (l *Lease) heard() {
+// markAnswering records that the pod of the lease answers.
+func (l *Lease) markAnswering() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
 	l.on.answered = l.pool.now()
 }
 
-// find is the place of an endpoint, and the layout of its plan where that is loaded. What the pool does not know is a
-// place of its own. The lock must be held.
+// find returns the place of an endpoint, and the layout of its plan if that is loaded. For an unknown endpoint it
+// returns a new place. The lock must be held.
 func (p *Pool) find(endpoint string, pinned int) (place, *plans.Layout) {
 	for _, g := range p.groups {
 		for _, b := range g.backends {
@@ -123,7 +125,8 @@ func (p *Pool) find(endpoint string, pinned int) (place, *plans.Layout) {
 	return place{&backend{pins: map[string]pin{}, outstanding: make([]int64, 1), next: make([]int64, 1), pending: make([]int, 1)}, discovery.NoRank}, nil
 }
 
-// rankAt is the rank that serves at an endpoint of the pod; behind one port it is the one that a header has pinned.
+// rankAt returns the rank that serves at an endpoint of the pod. If ranks share a port, it is the rank pinned by the
+// header.
 func (b *backend) rankAt(endpoint string, pinned int) (rank int, found bool) {
 	switch {
 	case len(b.RankAddresses) > 0:

@@ -15,7 +15,7 @@ import (
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
-// What is live in a pool, and where requests go after the first choice, follows the plan, the rank and the load.
+// TestFallbacks checks that the fallbacks of a request depend on the active endpoints, the plan, the rank and the load.
 func TestFallbacks(t *testing.T) {
 	header := func(pod, plan string, ranks int) discovery.Backend {
 		return discovery.Backend{Pod: pod, Address: pod, Ranks: ranks, PlanDigest: plan}
@@ -24,7 +24,7 @@ func TestFallbacks(t *testing.T) {
 		return discovery.Backend{Pod: pod, Address: pod, Ranks: len(addresses), RankAddresses: addresses, PlanDigest: plan}
 	}
 	cases := map[string]struct {
-		backends []discovery.Backend // the first one is chosen, on rank 1 where it has ranks
+		backends []discovery.Backend // the first one is chosen, on rank 1 if it has ranks
 		load     map[string][]int64
 		eligible func(string) bool
 		ejected  string
@@ -65,8 +65,9 @@ func TestFallbacks(t *testing.T) {
 	}
 }
 
-// What has really served is what counts: its load while it serves, its rank and plan in what is observed.
-func TestCountsWhatHasServed(t *testing.T) {
+// TestCountsTheServingEndpoint checks that the endpoint that served a request gets its load, and that observations
+// contain its rank and plan.
+func TestCountsTheServingEndpoint(t *testing.T) {
 	p, _ := solved(t)
 	planned := func(b discovery.Backend) discovery.Backend {
 		b.PlanDigest, b.Shape = p.Artifact.Digest, &planstest.Shape
@@ -83,7 +84,8 @@ func TestCountsWhatHasServed(t *testing.T) {
 		backends []discovery.Backend
 		served   func(endpoints []string) string
 		code     int
-		// what follows: a fallback is counted, the first choice is ejected, the pod that is named, whether the plan's forecast still holds.
+		// Expected results: a fallback is counted, the first choice is ejected, the reported pod, and whether the
+		// forecast stays valid.
 		fallback bool
 		ejected  bool
 		pod      func(endpoint string) string
@@ -91,13 +93,13 @@ func TestCountsWhatHasServed(t *testing.T) {
 		counted  bool
 	}{
 		"the first choice":        {backends: []discovery.Backend{header("a"), header("b")}, served: func(e []string) string { return e[0] }, pod: podOf, forecast: true, counted: true},
-		"the gateway tells none":  {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "" }, pod: func(string) string { return "a" }, forecast: true, counted: true},
+		"no reported endpoint":    {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "" }, pod: func(string) string { return "a" }, forecast: true, counted: true},
 		"the second choice":       {backends: []discovery.Backend{header("a"), header("b")}, served: func(e []string) string { return e[1] }, fallback: true, ejected: true, pod: podOf, forecast: true, counted: true},
 		"a port of another pod":   {backends: []discovery.Backend{ports("a"), ports("b")}, served: func(e []string) string { return e[1] }, fallback: true, ejected: true, pod: podOf, forecast: true, counted: true},
 		"another port of the pod": {backends: []discovery.Backend{ports("a")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
 		"a pod of another plan":   {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "other:1" }, fallback: true, ejected: true, pod: podOf, counted: true},
-		"nobody that is known":    {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "10.9.9.9:1" }, fallback: true, ejected: true, pod: func(string) string { return "" }, counted: true},
-		"nobody":                  {backends: []discovery.Backend{header("a")}, served: func(e []string) string { return e[0] }, code: 503, pod: podOf, forecast: true},
+		"an unknown endpoint":     {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "10.9.9.9:1" }, fallback: true, ejected: true, pod: func(string) string { return "" }, counted: true},
+		"no endpoint":             {backends: []discovery.Backend{header("a")}, served: func(e []string) string { return e[0] }, code: 503, pod: podOf, forecast: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -111,10 +113,10 @@ func TestCountsWhatHasServed(t *testing.T) {
 			s.ResponseHeaders(max(200, tc.code), nil, false, served)
 			told := s.Answered().Set
 			if pod := tc.pod(served); told["x-semmoe-pod"] != pod {
-				t.Errorf("pod %q is told, want %q", told["x-semmoe-pod"], pod)
+				t.Errorf("reported pod %q, want %q", told["x-semmoe-pod"], pod)
 			}
 			if named := told["x-semmoe-plan"] != ""; named != tc.forecast {
-				t.Errorf("plan %q is told", told["x-semmoe-plan"])
+				t.Errorf("plan %q is reported", told["x-semmoe-plan"])
 			}
 			onServed := int64(0)
 			pool.mu.Lock()
@@ -127,7 +129,7 @@ func TestCountsWhatHasServed(t *testing.T) {
 						if tokens != 0 && (served == "" || b.Endpoint(rank) == served) && rankLabel(rank) == told["x-semmoe-rank"] {
 							onServed += tokens
 						} else if tokens != 0 {
-							t.Errorf("%d tokens are outstanding on rank %d of %s, told is rank %s", tokens, rank, b.Pod, told["x-semmoe-rank"])
+							t.Errorf("%d tokens are outstanding on rank %d of %s, reported rank is %s", tokens, rank, b.Pod, told["x-semmoe-rank"])
 						}
 					}
 				}
@@ -161,8 +163,9 @@ semmoe_router_retries_total{reason="unreachable"} 0
 	}
 }
 
-// A pod that a gateway cannot reach has no request, and gets none all the same while others can take them.
-func TestAGatewayLosesAPod(t *testing.T) {
+// TestGatewayLosesAPod checks that a pod that a gateway cannot reach, and that therefore has no load, gets no requests
+// while other pods can take them.
+func TestGatewayLosesAPod(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 1}, discovery.Backend{Pod: "b", Address: "b:1", Ranks: 1})
 	now := time.Now()
@@ -185,11 +188,11 @@ func TestAGatewayLosesAPod(t *testing.T) {
 	}
 }
 
-// That a gateway has left a pod is told when another one answers, which may be minutes later: it says nothing of a pod that has answered
-// since.
-func TestAGatewaysLateNews(t *testing.T) {
+// TestLateFallbackReport checks that a pod that has answered since a gateway skipped it is not ejected: the gateway
+// reports the skip only when another pod answers, possibly minutes later.
+func TestLateFallbackReport(t *testing.T) {
 	for name, tc := range map[string]struct {
-		code    int // of what the first pod answers since; 0: nothing
+		code    int // of later responses of the first pod; 0 means none
 		ejected bool
 	}{
 		"silent since":        {ejected: true},

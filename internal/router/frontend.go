@@ -15,29 +15,29 @@ import (
 	"github.com/semmoe/operator/internal/router/picker"
 )
 
-// EndpointPickerOptions are the settings of a router that chooses for a gateway.
+// EndpointPickerOptions configures a router that chooses endpoints for a gateway.
 type EndpointPickerOptions struct {
-	// Port is for gateways, HealthPort for gRPC health checks without TLS.
+	// Port serves gateways, HealthPort serves gRPC health checks without TLS.
 	Port, HealthPort int
 	// TLS is nil for plain text.
 	TLS *tls.Config
-	// Fallbacks is how many endpoints a gateway is told beside the chosen one.
+	// Fallbacks is the number of endpoints that a gateway gets in addition to the chosen one.
 	Fallbacks int
 }
 
-// frontend is where requests come to the router.
+// frontend accepts the requests of the router.
 type frontend interface {
-	// Addr is the address that it listens on.
+	// Addr returns the listening address.
 	Addr() net.Addr
 	// Serve serves until Shutdown.
 	Serve() error
-	// SetReady says whether endpoints are known, and new requests welcome.
+	// SetReady sets whether endpoints are known and new requests are accepted.
 	SetReady(bool)
-	// Shutdown takes no new requests, and lets the running ones finish until the context ends.
+	// Shutdown accepts no new requests and waits for running requests until the context ends.
 	Shutdown(context.Context) error
 }
 
-// newFrontend listens for clients, or for a gateway.
+// newFrontend returns a frontend that listens for clients or for a gateway.
 func newFrontend(pool *Pool, registry *prometheus.Registry, log logr.Logger, options Options) (frontend, *Observations, error) {
 	port := options.Port
 	if options.EndpointPicker != nil {
@@ -72,13 +72,13 @@ func newFrontend(pool *Pool, registry *prometheus.Registry, log logr.Logger, opt
 	return &gatewayFrontend{server, listener, probes}, observations, nil
 }
 
-// DefaultMaxConnections bounds the connections of clients. One that is served takes about 60 KiB.
+// DefaultMaxConnections is the default maximum number of client connections. An active connection takes about 60 KiB.
 const DefaultMaxConnections = 4096
 
-// maxClientHeaderBytes leaves room for cookies, which grow to several times the size of other headers.
+// maxClientHeaderBytes allows for cookies, which can be several times as large as all other headers.
 const maxClientHeaderBytes = 64 << 10
 
-// clientFrontend proxies for clients.
+// clientFrontend proxies requests of clients.
 type clientFrontend struct {
 	*httpserver.Server
 	listener net.Listener
@@ -89,11 +89,11 @@ func (f *clientFrontend) Addr() net.Addr { return f.listener.Addr() }
 
 func (f *clientFrontend) Serve() error { return f.Server.Serve(f.listener) }
 
-// SetReady asks clients to leave while the router is not ready: others find it by the readiness of its pod, those that are
-// connected do not look.
+// SetReady makes the frontend close client connections while the router is not ready. Connected clients do not observe
+// the readiness of the pod.
 func (f *clientFrontend) SetReady(is bool) { f.ready.Store(is) }
 
-// gatewayFrontend chooses for gateways.
+// gatewayFrontend chooses endpoints for gateways.
 type gatewayFrontend struct {
 	*picker.Server
 	listener, probes net.Listener

@@ -26,7 +26,7 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// limitedRouter serves a router with options of its own.
+// limitedRouter serves a router with the given options.
 func limitedRouter(t *testing.T, options ProxyOptions, backends ...discovery.Backend) (*httptest.Server, *Pool) {
 	t.Helper()
 	pool := NewPool()
@@ -38,7 +38,7 @@ func limitedRouter(t *testing.T, options ProxyOptions, backends ...discovery.Bac
 	return server, pool
 }
 
-// rawEngine answers each request, whole as it came, by what a function writes to its connection, which then ends.
+// rawEngine answers each complete request with the bytes that a function writes to the connection, and then closes it.
 func rawEngine(t *testing.T, name string, answer func(net.Conn)) discovery.Backend {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -58,7 +58,7 @@ func rawEngine(t *testing.T, name string, answer func(net.Conn)) discovery.Backe
 				if err != nil {
 					return
 				}
-				io.Copy(io.Discard, request.Body) //nolint:errcheck // the test sees what comes of it
+				io.Copy(io.Discard, request.Body) //nolint:errcheck // the test checks the outcome
 				answer(connection)
 			}()
 		}
@@ -93,8 +93,9 @@ func readResponse(t *testing.T, from *bufio.Reader) *http.Response {
 	return response
 }
 
-// A client that sends its body for ever, byte by byte, is cut off, and no engine hears of it.
-func TestBodyThatTrickles(t *testing.T) {
+// TestSlowBody checks that a client that sends its body endlessly, byte by byte, is disconnected, and that no engine
+// gets the request.
+func TestSlowBody(t *testing.T) {
 	var calls atomic.Int32
 	engine := newEngine(t, "a", 1, func(http.ResponseWriter, *http.Request) { calls.Add(1) })
 	router, pool := limitedRouter(t, ProxyOptions{EndpointWait: time.Second, ClientTimeout: 100 * time.Millisecond}, engine)
@@ -109,7 +110,7 @@ func TestBodyThatTrickles(t *testing.T) {
 	}()
 	response := readResponse(t, answer)
 	body, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(body), "must have come after 100ms") || !response.Close {
+	if err != nil || response.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(body), "must arrive within 100ms") || !response.Close {
 		t.Errorf("%s, closing %v: %s, %v", response.Status, response.Close, body, err)
 	}
 	if calls.Load() != 0 || outstanding(pool) != 0 {
@@ -117,7 +118,8 @@ func TestBodyThatTrickles(t *testing.T) {
 	}
 }
 
-// A body that ends too early, or is no chunked body although it says so, is the client's fault.
+// TestBrokenBodies checks that a body that ends early, or that is not chunked although its header says so, is reported
+// as an error of the client.
 func TestBrokenBodies(t *testing.T) {
 	router, _ := limitedRouter(t, ProxyOptions{EndpointWait: time.Second})
 	_, answer := dial(t, router, "POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n")
@@ -126,12 +128,12 @@ func TestBrokenBodies(t *testing.T) {
 	}
 }
 
-// Bodies of unknown length arrive whole, with their length, and are bounded as well.
+// TestChunkedBodies checks that bodies of unknown length arrive complete, with their length, and are bounded.
 func TestChunkedBodies(t *testing.T) {
 	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body) // the client checks
+		body, _ := io.ReadAll(r.Body) // the client verifies the body
 		w.Header().Set("X-Got-Length", strconv.FormatInt(r.ContentLength, 10))
-		w.Write(body) //nolint:errcheck // as above
+		w.Write(body) //nolint:errcheck // the client verifies the body
 	})
 	router, _ := limitedRouter(t, ProxyOptions{EndpointWait: time.Second, ClientTimeout: time.Minute}, engine)
 	for _, size := range []int{1, 511, 512, 513, 5000, 1 << 16, 1<<16 + 1, 1 << 20} {
@@ -155,7 +157,8 @@ func TestChunkedBodies(t *testing.T) {
 	}
 }
 
-// Bodies are held until an answer begins. Where they take all the memory that there is for them, clients are told to come back.
+// TestBodiesThatTakeAllMemory checks that bodies are kept until a response begins, and that clients are asked to retry
+// while all request memory is in use.
 func TestBodiesThatTakeAllMemory(t *testing.T) {
 	arrived, answer := make(chan struct{}, 1), make(chan struct{})
 	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
@@ -188,7 +191,7 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 	answer <- struct{}{}
 	first := <-began
 	if held := bodies.Held(); held != 0 {
-		t.Errorf("%d bytes are held although the answer has begun", held)
+		t.Errorf("%d bytes are still counted although the response has begun", held)
 	}
 	answer <- struct{}{}
 	first.Body.Close()
@@ -196,21 +199,22 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 	if response, text := post(t, router.URL+"/generate", body); response.StatusCode != http.StatusOK {
 		t.Errorf("%s: %s", response.Status, text)
 	}
-	// Whatever becomes of a request, its body goes.
+	// The body is always released, regardless of the result of the request.
 	for _, path := range []string{"/generate", "/v1/models"} {
 		post(t, router.URL+path, strings.Repeat("x", 1<<16+1))
 	}
 	if held := bodies.Held(); held != 0 {
-		t.Errorf("%d bytes are held in the end", held)
+		t.Errorf("%d bytes are counted at the end", held)
 	}
 }
 
-// A client that asks first whether to send its body is told once, by the router, and too large a one need not be sent.
+// TestExpectContinue checks that the router answers "Expect: 100-continue" once, and rejects too large a body without
+// it being sent.
 func TestExpectContinue(t *testing.T) {
 	expected := make(chan string, 1)
 	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
 		expected <- r.Header.Get("Expect")
-		io.Copy(w, r.Body) //nolint:errcheck // the client checks
+		io.Copy(w, r.Body) //nolint:errcheck // the client verifies the body
 	})
 	router, _ := limitedRouter(t, ProxyOptions{EndpointWait: time.Second}, engine)
 	connection, answer := dial(t, router, "POST /generate HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
@@ -236,7 +240,7 @@ func TestExpectContinue(t *testing.T) {
 	}
 }
 
-// A client that stops reading does not keep the engine at work.
+// TestClientThatStopsReading checks that the engine does not keep generating for a client that stops reading.
 func TestClientThatStopsReading(t *testing.T) {
 	ended := make(chan struct{})
 	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
@@ -262,9 +266,9 @@ func TestClientThatStopsReading(t *testing.T) {
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
 }
 
-// An engine may be silent for longer than a client may, before its answer and within it, and a connection may be used
-// again after that.
-func TestSilenceOfTheEngine(t *testing.T) {
+// TestSilentEngine checks that an engine may be silent for longer than a client may, before and during its response,
+// and that the connection can then be reused.
+func TestSilentEngine(t *testing.T) {
 	const timeout = 50 * time.Millisecond
 	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
 		for i := range 3 {
@@ -295,22 +299,22 @@ func TestSilenceOfTheEngine(t *testing.T) {
 	}
 }
 
-// A request may have broken the engines that it was sent to: a few get it, never all.
-func TestRequestThatBreaksEngines(t *testing.T) {
+// TestRequestThatCrashesEngines checks that a request that crashes engines is sent to a few of them, never to all.
+func TestRequestThatCrashesEngines(t *testing.T) {
 	var calls atomic.Int32
 	breaks := map[string]func(net.Conn){
 		"closes": func(net.Conn) { calls.Add(1) },
 		"resets": func(c net.Conn) {
 			calls.Add(1)
-			c.(*net.TCPConn).SetLinger(0) //nolint:errcheck // as good without
+			c.(*net.TCPConn).SetLinger(0) //nolint:errcheck // optional
 		},
 		"dies in its header": func(c net.Conn) {
 			calls.Add(1)
-			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Ty") //nolint:errcheck // as above
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Ty") //nolint:errcheck // optional
 		},
 		"talks nonsense": func(c net.Conn) {
 			calls.Add(1)
-			io.WriteString(c, "Segmentation fault\r\n\r\n") //nolint:errcheck // as above
+			io.WriteString(c, "Segmentation fault\r\n\r\n") //nolint:errcheck // optional
 		},
 	}
 	for name, answer := range breaks {
@@ -322,11 +326,11 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 			}
 			router, pool := limitedRouter(t, ProxyOptions{EndpointWait: 10 * time.Second}, pods...)
 			response, body := post(t, router.URL+"/v1/completions", `{"prompt":"x"}`)
-			if response.StatusCode != http.StatusBadGateway || !strings.Contains(body, "could not be passed on") || calls.Load() != attemptsOnceSent {
+			if response.StatusCode != http.StatusBadGateway || !strings.Contains(body, "could not be forwarded") || calls.Load() != attemptsOnceSent {
 				t.Errorf("%s after %d attempts: %s", response.Status, calls.Load(), body)
 			}
 			eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
-			// One that is well is found.
+			// A working engine is found.
 			good := newEngine(t, "good", 1, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
 			pool.Set([]discovery.Backend{pods[0], pods[1], good})
 			for range 10 {
@@ -334,7 +338,7 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 					t.Fatalf("%s: %s", response.Status, body)
 				}
 			}
-			// The only one there is gets it again, and again no more often.
+			// If it is the only engine, it gets the request again, but not more often.
 			pool.Set(pods[:1])
 			calls.Store(0)
 			if response, _ := post(t, router.URL+"/v1/completions", `{}`); response.StatusCode != http.StatusBadGateway || calls.Load() != attemptsOnceSent {
@@ -344,8 +348,8 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 	}
 }
 
-// Pods that load, or cannot be reached, are waited for as long as the settings say.
-func TestPodsThatDoNotCome(t *testing.T) {
+// TestWaitsForPods checks that requests wait for loading or unreachable pods as long as the options allow.
+func TestWaitsForPods(t *testing.T) {
 	loading := func(name string) discovery.Backend {
 		return newEngine(t, name, 2, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "loading", http.StatusServiceUnavailable) })
 	}
@@ -364,8 +368,8 @@ func TestPodsThatDoNotCome(t *testing.T) {
 	}
 }
 
-// The client is told the id of its request once, also where the engine repeats it.
-func TestRequestIDComesBackOnce(t *testing.T) {
+// TestRequestIDIsReturnedOnce checks that the client gets the request id once, also if the engine repeats it.
+func TestRequestIDIsReturnedOnce(t *testing.T) {
 	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(HeaderRequestID, r.Header.Get(HeaderRequestID))
 	})
@@ -386,8 +390,8 @@ func TestRequestIDComesBackOnce(t *testing.T) {
 	}
 }
 
-// Headers by which a request is traced arrive as they are; those of one connection do not.
-func TestPassesTracesOn(t *testing.T) {
+// TestForwardsTraceHeaders checks that tracing headers arrive unchanged and hop-by-hop headers are removed.
+func TestForwardsTraceHeaders(t *testing.T) {
 	headers := make(chan http.Header, 1)
 	engine := newEngine(t, "a", 1, func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header.Clone() })
 	router, _ := limitedRouter(t, ProxyOptions{EndpointWait: time.Second}, engine)
@@ -420,7 +424,7 @@ func TestPassesTracesOn(t *testing.T) {
 	}
 }
 
-// A client may offer to go on in HTTP/2 with every request that it sends: the engine gets the request, and is not asked.
+// TestNoUpgrade checks that the engine gets requests without a client's offer to upgrade to HTTP/2.
 func TestNoUpgrade(t *testing.T) {
 	type got struct {
 		header http.Header
@@ -457,7 +461,8 @@ func TestNoUpgrade(t *testing.T) {
 	}
 }
 
-// The routing key is the rank with the best forecast, whichever rank serves; a client's own is kept.
+// TestRoutingKey checks that the routing key is the rank with the best forecast, whichever rank serves, and that a
+// client's own key is kept.
 func TestRoutingKey(t *testing.T) {
 	const header = "X-Smg-Routing-Key"
 	p, _ := solved(t)
@@ -512,16 +517,16 @@ func TestRoutingKey(t *testing.T) {
 	}
 }
 
-// Whatever becomes of requests, nothing of them stays.
-func TestLeavesNothingBehind(t *testing.T) {
+// TestLeaksNothing checks that requests leave no resources behind, regardless of their outcome.
+func TestLeaksNothing(t *testing.T) {
 	good := newEngine(t, "good", 2, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for range 3 {
 			fmt.Fprintf(w, "data: %s\n\n", strings.Repeat("x", 100))
 			w.(http.Flusher).Flush()
 		}
-		if strings.HasSuffix(r.URL.Path, "chat/completions") { // until the client goes
-			io.Copy(io.Discard, r.Body) //nolint:errcheck // the server notices a gone client once the body is read
+		if strings.HasSuffix(r.URL.Path, "chat/completions") { // until the client disconnects
+			io.Copy(io.Discard, r.Body) //nolint:errcheck // the server detects a disconnected client only after the body is read
 			<-r.Context().Done()
 		}
 	})
@@ -540,7 +545,8 @@ func TestLeavesNothingBehind(t *testing.T) {
 		for i := range n {
 			clients.Go(func() {
 				path, body := "/v1/completions", io.Reader(strings.NewReader(fmt.Sprintf(`{"prompt":"request %d"}`, i)))
-				// Where the router hangs up on a body that never ends, the client's transport waits for the body before it says so.
+				// If the router closes the connection during an endless body, the client's transport waits for the body
+				// before it reports an error.
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 				defer cancel()
 				switch i % 5 {
@@ -559,7 +565,7 @@ func TestLeavesNothingBehind(t *testing.T) {
 					return
 				}
 				defer response.Body.Close()
-				io.CopyN(io.Discard, response.Body, 50) //nolint:errcheck // some streams break, and those that do not end are left
+				io.CopyN(io.Discard, response.Body, 50) //nolint:errcheck // some streams break, and endless ones are abandoned
 			})
 		}
 		clients.Wait()
@@ -573,12 +579,12 @@ func TestLeavesNothingBehind(t *testing.T) {
 		runtime.ReadMemStats(&memory)
 		return runtime.NumGoroutine(), memory.HeapAlloc
 	}
-	round(50) // pools and caches fill
+	round(50) // fills pools and caches
 	goroutines, heap := settled()
 	for range 4 {
 		round(100)
 	}
-	// Connections to engines that nobody uses close after some seconds; as many as there were before may stay.
+	// Idle connections to engines close after some seconds. As many goroutines as before may remain.
 	eventually(t, fmt.Sprintf("no more than the %d goroutines from before", goroutines), func() bool { return runtime.NumGoroutine() <= goroutines })
 	if _, now := settled(); now > heap+4<<20 {
 		t.Errorf("the heap has grown from %d to %d bytes", heap, now)

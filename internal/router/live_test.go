@@ -26,7 +26,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// countedShape is the small checkpoint's, with what counting tokens needs.
+// countedShape returns the shape of the small checkpoint with the fields for counting tokens.
 func countedShape() lar.Shape {
 	shape := planstest.Shape
 	shape.Vocabulary, shape.Hidden = 4096, 128
@@ -41,14 +41,14 @@ func askFor(t *testing.T, observations *Observations, path string) (int, []byte)
 	return recorder.Code, recorder.Body.Bytes()
 }
 
-// sequence is what was sampled of one request: its tokens, and the experts of each.
+// sequence contains the sampled tokens of a request and the experts of each token.
 type sequence struct {
 	Tokens  []int32
 	Experts []uint16
 }
 
-// Live counts are those of the tokens that the engine computed, as far as their ids are known; sequences are kept on demand
-// alone.
+// TestLiveSamplesOfTheEngine checks that live counts match the tokens that the engine computed and that have known ids,
+// and that sequences are kept only if configured.
 func TestLiveSamplesOfTheEngine(t *testing.T) {
 	p, _ := solved(t)
 	address := startReferenceEngine(t, string(p.Artifact.Files["engine/sglang.json"]))
@@ -76,7 +76,7 @@ func TestLiveSamplesOfTheEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the engine itself tells of the prompt and four more tokens, the last of which it does not run.
+	// The engine's own report for the prompt and four more tokens, the last of which it does not run.
 	asked, err := json.Marshal(adapter.Generation.Body(ids, 4))
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestLiveSamplesOfTheEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Each layer is an MoE layer, so that what the engine tells of the first tokens is what they activated.
+	// All layers are MoE layers, so the reported experts of the first tokens are exactly the activated ones.
 	first := func(tokens []int32) (s sequence) {
 		s.Tokens = tokens
 		for _, expert := range experts[:len(tokens)*shape.Layers*shape.ExpertsPerToken] {
@@ -174,46 +174,47 @@ func TestKnownIDs(t *testing.T) {
 	ids := request{prompt: wire.PromptOfIDs([]byte(`[5,6,7]`))}
 	for name, tc := range map[string]struct {
 		request request
-		told    wire.Told
+		usage   wire.Usage
 		rows    int
 		want    []int32
 	}{
-		"prompt alone":              {ids, wire.Told{Prompt: 3, Completion: 4}, 6, prompt},
-		"with the answer":           {ids, wire.Told{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 6, []int32{5, 6, 7, 8, 9, 10}},
-		"all of the answer":         {ids, wire.Told{Prompt: 3, Completion: 2, Output: []int32{8, 9}}, 5, []int32{5, 6, 7, 8, 9}},
-		"part of the answer's ids":  {ids, wire.Told{Prompt: 3, Completion: 4, Output: []int32{11}}, 6, prompt},
-		"more rows than tokens":     {ids, wire.Told{Prompt: 3, Completion: 2, Output: []int32{8, 9}}, 6, nil},
-		"fewer rows than tokens":    {ids, wire.Told{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 5, nil},
-		"another number of tokens":  {ids, wire.Told{Prompt: 4, Completion: 4}, 6, nil},
-		"not told":                  {ids, wire.Told{}, 6, nil},
-		"part of the prompt's rows": {ids, wire.Told{Prompt: 3, Completion: 4}, 2, nil},
-		"a batch of ids":            {request{prompt: wire.PromptOfIDs([]byte(`[[5,6],[7]]`))}, wire.Told{Prompt: 3}, 6, nil},
-		"a batch of texts":          {request{prompt: wire.Prompt{Texts: []string{"a", "b"}}}, wire.Told{Prompt: 2}, 6, nil},
-		"a long prompt":             {request{prompt: wire.Prompt{IDs: prompt, More: 1}}, wire.Told{Prompt: 3}, 6, nil},
-		"text":                      {request{prompt: wire.Prompt{Texts: []string{"func main"}}}, wire.Told{Prompt: len(p.layout.Tokenizer.Encode("func main"))}, 9, p.layout.Tokenizer.Encode("func main")},
+		"prompt only":               {ids, wire.Usage{Prompt: 3, Completion: 4}, 6, prompt},
+		"with the answer":           {ids, wire.Usage{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 6, []int32{5, 6, 7, 8, 9, 10}},
+		"all of the answer":         {ids, wire.Usage{Prompt: 3, Completion: 2, Output: []int32{8, 9}}, 5, []int32{5, 6, 7, 8, 9}},
+		"part of the answer's ids":  {ids, wire.Usage{Prompt: 3, Completion: 4, Output: []int32{11}}, 6, prompt},
+		"more rows than tokens":     {ids, wire.Usage{Prompt: 3, Completion: 2, Output: []int32{8, 9}}, 6, nil},
+		"fewer rows than tokens":    {ids, wire.Usage{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 5, nil},
+		"another number of tokens":  {ids, wire.Usage{Prompt: 4, Completion: 4}, 6, nil},
+		"not reported":              {ids, wire.Usage{}, 6, nil},
+		"part of the prompt's rows": {ids, wire.Usage{Prompt: 3, Completion: 4}, 2, nil},
+		"a batch of ids":            {request{prompt: wire.PromptOfIDs([]byte(`[[5,6],[7]]`))}, wire.Usage{Prompt: 3}, 6, nil},
+		"a batch of texts":          {request{prompt: wire.Prompt{Texts: []string{"a", "b"}}}, wire.Usage{Prompt: 2}, 6, nil},
+		"a long prompt":             {request{prompt: wire.Prompt{IDs: prompt, More: 1}}, wire.Usage{Prompt: 3}, 6, nil},
+		"text":                      {request{prompt: wire.Prompt{Texts: []string{"func main"}}}, wire.Usage{Prompt: len(p.layout.Tokenizer.Encode("func main"))}, 9, p.layout.Tokenizer.Encode("func main")},
 	} {
-		m := meter{lease: &Lease{layout: p.layout}, request: &tc.request, tokens: tc.told}
+		m := responseCapture{lease: &Lease{layout: p.layout}, request: &tc.request, tokens: tc.usage}
 		if diff := cmp.Diff(tc.want, m.knownIDs(tc.rows)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	m := meter{lease: &Lease{}, request: &request{prompt: wire.Prompt{Texts: []string{"x"}}}, tokens: wire.Told{Prompt: 1}}
+	m := responseCapture{lease: &Lease{}, request: &request{prompt: wire.Prompt{Texts: []string{"x"}}}, tokens: wire.Usage{Prompt: 1}}
 	if got := m.knownIDs(5); got != nil {
 		t.Errorf("without a tokenizer a text has the ids %v", got)
 	}
 }
 
-// No client waits for the tokens of its answer to be counted, until so many are being counted that what they hold has to be bounded.
+// TestCountsAside checks that counting tokens does not delay a client until too many counts run at the same time and
+// their memory must be bounded.
 func TestCountsAside(t *testing.T) {
 	observations := newObservations(prometheus.NewRegistry(), ProxyOptions{}, NewPool())
 	release := make(chan struct{})
 	var counted atomic.Int32
 	slots := cap(observations.counting)
 	for range slots {
-		observations.aside(func() { <-release; counted.Add(1) })
+		observations.countAsync(func() { <-release; counted.Add(1) })
 	}
 	done := false
-	observations.aside(func() { done = true })
+	observations.countAsync(func() { done = true })
 	if !done || counted.Load() != 0 {
 		t.Errorf("with %d counts being made, the next one is made: %t; %d have ended", slots, done, counted.Load())
 	}

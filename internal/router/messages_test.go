@@ -22,15 +22,16 @@ import (
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
-// checkedProxy serves a router whose pods are checked, in front of the reference engine.
+// checkedProxy serves a router with pin checks in front of the reference engine.
 func checkedProxy(t *testing.T, address string) (string, *Observations) {
 	t.Helper()
 	pool := checkedPool(t, discovery.Backend{Pod: "p", Address: address, Ranks: 4, Revision: "r", Shape: &planstest.Shape, Engine: "SGLang"})
 	return proxyServer(t, pool, ProxyOptions{RoutedExperts: adapterOf(t, "SGLang").RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
 }
 
-// Messages go to the rank that the router reports, whatever the client asks for, and answer as chat completions of the same conversation do, in
-// one piece and streamed. Their answers contain no experts, so they are not sampled.
+// TestMessages checks that Messages requests go to the rank that the router reports, regardless of what the client asks
+// for, and are answered like chat completions of the same conversation, with and without streaming. They are not
+// sampled because their responses contain no experts.
 func TestMessages(t *testing.T) {
 	address := startReferenceEngine(t, locality.Trivial)
 	url, observed := checkedProxy(t, address)
@@ -89,7 +90,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// messageText returns the text of a message, in one piece or in events.
+// messageText returns the text of a message, from one response or from events.
 func messageText(t *testing.T, answer string, stream bool) string {
 	t.Helper()
 	type block struct {
@@ -125,7 +126,8 @@ func messageText(t *testing.T, answer string, stream bool) string {
 	return text
 }
 
-// The first token of a stream is its first delta, and the other events of the API are no tokens.
+// TestTimesOfNamedEvents checks that the first token of a stream is its first delta, and that other events do not count
+// as tokens.
 func TestTimesOfNamedEvents(t *testing.T) {
 	for path, events := range map[string][]string{
 		"/v1/messages":  {"message_start", "ping", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop", "message_delta", "message_stop"},
@@ -145,7 +147,7 @@ func TestTimesOfNamedEvents(t *testing.T) {
 		want := lar.Service{Requests: 1, FirstToken: of(0), InterToken: of(0)}
 		eventually(t, path+": the request is counted", func() bool { return servedBy(t, observations)["a"] == want })
 	}
-	// Time passes before the first delta, and between the deltas.
+	// Time passes before the first delta and between deltas.
 	clock, next := &testClock{}, make(chan struct{})
 	engine := newEngine(t, "a", 0, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -178,7 +180,8 @@ func TestTimesOfNamedEvents(t *testing.T) {
 	eventually(t, "the stream is counted", func() bool { return servedBy(t, observations)["a"] == want })
 }
 
-// Under a plan a message is scored by its texts as a chat completion is, and sent to the same rank.
+// TestMessagesAreScoredAsChats checks that under a plan, a message is scored like a chat completion with the same texts
+// and goes to the same rank.
 func TestMessagesAreScoredAsChats(t *testing.T) {
 	first, _ := solved(t)
 	for want := range 4 {
@@ -209,7 +212,8 @@ func TestMessagesAreScoredAsChats(t *testing.T) {
 	}
 }
 
-// Errors of the Messages API have its shape, whether the router or the engine refuses, by the proxy and by a gateway.
+// TestErrorsOfMessages checks that errors of the Messages API have its format, from the router and from the engine,
+// with the proxy and with a gateway.
 func TestErrorsOfMessages(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	url, _ := checkedProxy(t, startReferenceEngine(t, locality.Trivial))
@@ -244,7 +248,8 @@ func TestErrorsOfMessages(t *testing.T) {
 	}
 }
 
-// Responses are sent to the pod with the least load, where the engine picks the rank: no rank is reported, and none is observed.
+// TestResponses checks that Responses requests go to the pod with the lowest load, where the engine picks the rank. No
+// rank is reported or observed.
 func TestResponses(t *testing.T) {
 	address := startReferenceEngine(t, locality.Trivial)
 	url, observed := checkedProxy(t, address)
@@ -270,7 +275,8 @@ func TestResponses(t *testing.T) {
 	}
 }
 
-// What needs a stored response is refused with the reason, and reaches no engine; what leaves it open stores none.
+// TestStoresNoResponses checks that requests that need a stored response are rejected with the reason and reach no
+// engine, and that other requests store none.
 func TestStoresNoResponses(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	var asked atomic.Int32
@@ -335,7 +341,8 @@ func TestStoresNoResponses(t *testing.T) {
 	}
 }
 
-// A route that an engine does not have is refused with the reason. Where pods of several engines serve, those that have it get the requests.
+// TestRoutesThatEnginesLack checks that a route that an engine lacks is rejected with the reason. If pods of several
+// engines serve, pods of engines with the route get the requests.
 func TestRoutesThatEnginesLack(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	serve := func(engineType string, asked *atomic.Int32) discovery.Backend {
@@ -379,7 +386,8 @@ func TestRoutesThatEnginesLack(t *testing.T) {
 	}
 }
 
-// A release that lacks a route says no more than that something was not found. Its clients get the reason, in the shape of the API.
+// TestExplainsMissingRoutes checks that the generic "not found" of an engine release without a route is replaced by the
+// reason, in the format of the API.
 func TestExplainsMissingRoutes(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	for _, tc := range []struct{ path, answer, want string }{
@@ -391,7 +399,7 @@ func TestExplainsMissingRoutes(t *testing.T) {
 		backend := newEngine(t, "a", 0, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusNotFound)
-			io.WriteString(w, tc.answer) //nolint:errcheck // the client checks
+			io.WriteString(w, tc.answer) //nolint:errcheck // the client verifies the body
 		})
 		backend.Engine = "TensorRTLLM"
 		pool := newPool(backend)

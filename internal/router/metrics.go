@@ -11,21 +11,21 @@ import (
 	"github.com/semmoe/operator/internal/router/reports"
 )
 
-// Why an attempt was repeated on another pod.
+// Reasons why an attempt was repeated on another pod.
 const (
 	retryUnreachable = "unreachable"
 	retryUnavailable = "unavailable"
 	retryFallback    = "fallback" // by a gateway
 )
 
-// metrics are the router's own; their labels are bounded by HTTP status codes, the ranks of one replica and the reasons
-// below.
+// metrics are the metrics of the router. Their labels are bounded by HTTP status codes, the ranks of one replica and
+// the reasons above.
 type metrics struct {
 	requests *prometheus.CounterVec
 	retries  *prometheus.CounterVec
 	tokens   *prometheus.CounterVec
 	unscored *prometheus.CounterVec
-	// otherRanks counts answers that report another rank than was chosen.
+	// otherRanks counts responses that report another rank than the chosen one.
 	otherRanks *prometheus.CounterVec
 	firstByte  prometheus.Histogram
 }
@@ -52,7 +52,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 14),
 		}),
 	}
-	// What is alerted on or shown must begin with none: a counter that begins with the first would hide it.
+	// Series that alerts or dashboards start at 0, because a series that starts at 1 hides its first increment.
 	for _, code := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
 		m.requests.WithLabelValues(strconv.Itoa(code))
 	}
@@ -67,7 +67,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 	}, func() float64 { return float64(pool.Len()) }),
 		plansGauge("loaded", func() int { loaded, _ := pool.Plans(); return loaded }),
 		plansGauge("pending", func() int { _, pending := pool.Plans(); return pending }))
-	registry.MustRegister(reports.Decisions(pool.Spent)...)
+	registry.MustRegister(reports.Decisions(pool.DecisionSums)...)
 	registry.MustRegister(tablesCollector{pool}, pinsCollector{pool})
 	return m
 }
@@ -79,7 +79,8 @@ func plansGauge(state string, count func() int) prometheus.Collector {
 	}, func() float64 { return float64(count()) })
 }
 
-// tablesCollector tells whose tables score requests, for each plan that engine pods name: nearly always one or two.
+// tablesCollector exports the plan that provides the tables for scoring, for each plan that engine pods name: nearly
+// always one or two.
 type tablesCollector struct{ pool *Pool }
 
 var tablesMetric = prometheus.NewDesc("semmoe_router_tables_info", "1 for each plan that engine pods name and that is loaded, with the plan whose tables score its requests: its own, or one with newer tables for the same layout.",

@@ -25,12 +25,12 @@ import (
 	"github.com/semmoe/operator/internal/router/reports"
 )
 
-// ringSize is how many sampled requests are remembered one by one: enough for a standard error of about one percent, and a
+// ringSize is the number of sampled requests that are kept individually: enough for a standard error of about 1%, in a
 // few hundred kilobytes.
 const ringSize = 1024
 
-// Observations keeps what sampled requests showed, the last ones and sums over the last two minutes, and how all requests of the
-// last hour went. It is safe for concurrent use.
+// Observations records the results of sampled requests (the last ones, and sums over the last two minutes) and the
+// service quality of all requests of the last hour. It is safe for concurrent use.
 type Observations struct {
 	pool *Pool
 
@@ -39,33 +39,33 @@ type Observations struct {
 	next    int
 	sums    lar.Window
 	capture captureWatch
-	// service tells how requests went, sampled or not.
+	// service records failures and times of all requests, sampled or not.
 	service lar.ServiceWindow
-	// population counts what the sample was drawn from.
+	// population counts the requests that the sample is drawn from.
 	population lar.Population
 	started    time.Time
 	now        func() time.Time
-	// window holds the last requests, sampled or not.
+	// window holds the loads of the last requests, sampled or not.
 	window balance.Window
 
-	// engines reads what engines count themselves.
+	// engines reads the counters of the engines.
 	engines enginecounts.Poller
 	// experts counts the activations of each expert.
 	experts *expertload.Window
-	// live keeps the tokens of sampled requests.
+	// live stores the tokens of sampled requests.
 	live *livesamples.Keeper
-	// counting has a slot for each count that is made aside.
+	// counting limits the concurrent counts in the background (see aside).
 	counting chan struct{}
-	// held is how many bytes the routed experts of the sampled requests that run may take.
-	held atomic.Int64
+	// reserved is the memory reserved for the routed experts of the sampled requests in flight, in bytes.
+	reserved atomic.Int64
 
 	activations *prometheus.CounterVec
 	failures    prometheus.Counter
-	// givenUp counts answers that could not be held.
+	// givenUp counts responses that did not fit into the memory for samples.
 	givenUp prometheus.Counter
 }
 
-// newObservations registers the metrics of what is observed with a proxy's options.
+// newObservations registers the metrics of the observations.
 func newObservations(registry prometheus.Registerer, options ProxyOptions, pool *Pool) *Observations {
 	o := &Observations{
 		pool:       pool,
@@ -80,7 +80,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 			Name: "semmoe_router_sample_failures_total", Help: "Sampled requests whose routed experts were absent or unreadable, or whose rank is not known.",
 		}),
 	}
-	var unnamed engine.Adapter // a pod that does not name its engine is not read
+	var unnamed engine.Adapter // pods that do not name their engine are not polled
 	o.engines = enginecounts.Poller{Transport: newTransport(), Now: time.Now, Backends: func() []discovery.Backend {
 		return slices.DeleteFunc(pool.backends(), func(b discovery.Backend) bool {
 			adapter := b.Adapter(&unnamed)
@@ -101,7 +101,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 	return o
 }
 
-// add remembers an observation, and when it was made.
+// add records an observation with the current time.
 func (o *Observations) add(observation lar.Observation) {
 	rank := rankLabel(observation.Rank)
 	o.activations.WithLabelValues(rank, "local").Add(float64(observation.Local))
@@ -123,9 +123,9 @@ func (o *Observations) add(observation lar.Observation) {
 	o.next = (o.next + 1) % ringSize
 }
 
-// aside makes a count that takes long, while the client gets the end of its answer. Where too many are being made already, it waits:
-// what they hold is large.
-func (o *Observations) aside(count func()) {
+// countAsync runs a count in the background, so that the client gets the end of its response without delay. If too many
+// counts run already, aside blocks instead: each count holds a large response in memory.
+func (o *Observations) countAsync(count func()) {
 	select {
 	case o.counting <- struct{}{}:
 		go func() {
@@ -137,7 +137,7 @@ func (o *Observations) aside(count func()) {
 	}
 }
 
-// addStreamed counts a request whose experts the engine does not tell because it is streamed.
+// addStreamed counts a request without reported experts because the response is streamed.
 func (o *Observations) addStreamed() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -162,14 +162,14 @@ func (o *Observations) addEligible(sampled bool) {
 	}
 }
 
-// recent is a copy of the remembered observations, the oldest first.
+// recent returns a copy of the kept observations, oldest first.
 func (o *Observations) recent() []lar.Observation {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return append(append([]lar.Observation{}, o.ring[o.next:]...), o.ring[:o.next]...)
 }
 
-// report is all that is observed. What it holds is shared with nobody.
+// report returns all observations. The caller owns the result.
 func (o *Observations) report() lar.Report {
 	r := lar.Report{
 		Observations: o.recent(), Last: lar.Set{}, Tables: o.pool.Tables(), IgnoredRanks: o.pool.ignoredRanks(), Engines: o.engines.Counts(), Steps: o.engines.Steps(),
@@ -194,22 +194,23 @@ func (o *Observations) report() lar.Report {
 	return r
 }
 
-// covered is the time that the buckets of the window have been filled in.
+// covered returns the time span that the buckets of the window cover.
 func (o *Observations) covered() time.Duration {
 	now := o.now()
 	return min(now.Sub(o.started), now.Sub(now.Truncate(lar.BucketTime))+(lar.Buckets-1)*lar.BucketTime)
 }
 
-// ServeHTTP answers with a lar.Report: sums to be added to those of other routers, and the requests themselves. It is compressed
-// for those who take that, as Go's clients do: the operator asks the routers of all deployments once a minute.
+// ServeHTTP answers with a lar.Report, which contains sums to be added to those of other routers and the individual
+// requests. The response is compressed if the client accepts gzip, as Go clients do: the operator polls the routers of
+// all deployments once a minute.
 func (o *Observations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Vary", "Accept-Encoding")
 	if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-		_ = json.NewEncoder(w).Encode(o.report()) // whoever asked has gone
+		_ = json.NewEncoder(w).Encode(o.report()) // the client has disconnected
 		return
 	}
 	w.Header().Set("Content-Encoding", "gzip")
 	compressed := gzip.NewWriter(w)
-	_ = errors.Join(json.NewEncoder(compressed).Encode(o.report()), compressed.Close()) // as above
+	_ = errors.Join(json.NewEncoder(compressed).Encode(o.report()), compressed.Close()) // the client has disconnected
 }

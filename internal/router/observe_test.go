@@ -29,19 +29,19 @@ import (
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
-// startReferenceEngine serves the small model on four ranks, under an expert map, and returns its address.
+// startReferenceEngine serves the small model on four ranks with an expert map, and returns its address.
 func startReferenceEngine(t *testing.T, expertMap string) string {
 	t.Helper()
 	return startReferenceEngineOn(t, planstest.Checkpoint, expertMap)
 }
 
-// startReferenceEngineOn serves a checkpoint of the small model's shape.
+// startReferenceEngineOn serves a checkpoint with the shape of the small model.
 func startReferenceEngineOn(t *testing.T, checkpoint, expertMap string) string {
 	t.Helper()
 	return startReferenceEngineWith(t, func(o *refengine.Options) { o.ModelPath, o.InitExpertLocation = checkpoint, expertMap })
 }
 
-// startReferenceEngineWith serves the small model on four ranks with other options.
+// startReferenceEngineWith serves the small model on four ranks with changed options.
 func startReferenceEngineWith(t *testing.T, change func(*refengine.Options)) string {
 	t.Helper()
 	options := refengine.DefaultOptions()
@@ -72,8 +72,8 @@ func startReferenceEngineWith(t *testing.T, change func(*refengine.Options)) str
 	return address
 }
 
-// The router's count of every request equals the engine's own account of what it computed, and clients get the same
-// bytes as from an engine that was not asked.
+// TestObservesWhatTheEngineComputes checks that the router's count of every request equals the engine's own counters,
+// and that clients get the same bytes as without capture.
 func TestObservesWhatTheEngineComputes(t *testing.T) {
 	address := startReferenceEngine(t, locality.Trivial)
 	adapter, err := registry.For("SGLang")
@@ -131,12 +131,12 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 	if len(none.recent()) != 0 {
 		t.Error("a router that samples nothing observed something")
 	}
-	// A client that asks for the routed experts itself gets them.
+	// A client that requests the routed experts gets them.
 	if got := fetch(t, sampling+"/generate", `{"text":"x","return_routed_experts":true,"sampling_params":{"max_new_tokens":2}}`); !strings.Contains(got, "routed_experts") {
 		t.Errorf("the client's own wish was stripped: %s", got)
 	}
 
-	// /v1/observations is what the sums are made from.
+	// /v1/observations contains the individual observations of the sums.
 	recorder := httptest.NewRecorder()
 	observations.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/v1/observations", nil))
 	var told struct{ Observations []lar.Observation }
@@ -145,8 +145,9 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 	}
 }
 
-// Under a plan the router's count is the engine's own too, by the plan's placement, and close to what was forecast; the
-// rate is above that of the same requests spread evenly over the ranks of an engine without a plan.
+// TestObservesUnderAPlan checks that under a plan, the router's count by the plan's placement equals the engine's
+// counters and is close to the forecast. The rate exceeds the rate of the same requests spread evenly over the ranks of
+// an engine without a plan.
 func TestObservesUnderAPlan(t *testing.T) {
 	p, _ := solved(t)
 	adapter, err := registry.For("SGLang")
@@ -227,7 +228,7 @@ func TestObservesUnderAPlan(t *testing.T) {
 		}
 	}
 
-	// What the router cannot know it does not count.
+	// Requests with an unknown placement are not counted.
 	fetch(t, pendingURL+"/generate", `{"text":"x","sampling_params":{"max_new_tokens":2}}`)
 	if got := testutil.ToFloat64(pending.failures); len(pending.recent()) != 0 || got != 1 {
 		t.Errorf("without the plan at hand %d requests were counted, %v failed", len(pending.recent()), got)
@@ -260,7 +261,7 @@ func total(o *Observations) lar.Activations {
 	return sum
 }
 
-// fetch posts a body and returns the answer, which must be a success.
+// fetch posts a body and returns the response, which must be successful.
 func fetch(t *testing.T, url, body string) string {
 	t.Helper()
 	response, err := http.Post(url, "application/json", bytes.NewReader([]byte(body)))
@@ -275,14 +276,14 @@ func fetch(t *testing.T, url, body string) string {
 	return string(data)
 }
 
-// What differs between any two answers: ids, ranks and times.
+// varying matches values that differ between any two responses: ids, ranks and times.
 var varying = regexp.MustCompile(`"(id|created|dp_rank|e2e_latency)":\s*("[^"]*"|[0-9.e+-]+)`)
 
 func steady(answer string) string { return varying.ReplaceAllString(answer, `"$1":0`) }
 
 var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{locality="(\w+)",rank="(\d+)"\} (\S+)$`)
 
-// engineActivations is the engine's own count over all ranks.
+// engineActivations returns the engine's counters, summed over all ranks.
 func engineActivations(t *testing.T, address string) lar.Activations {
 	t.Helper()
 	var sum lar.Activations
@@ -293,7 +294,7 @@ func engineActivations(t *testing.T, address string) lar.Activations {
 	return sum
 }
 
-// engineRanks is the engine's own count by rank.
+// engineRanks returns the engine's counters by rank.
 func engineRanks(t *testing.T, address string) map[string]lar.Activations {
 	t.Helper()
 	response, err := http.Get("http://" + address + "/metrics")

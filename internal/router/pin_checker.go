@@ -20,22 +20,25 @@ import (
 )
 
 const (
-	// noSuchRank is a rank that no pod has (discovery.MaxRanks). It is unlikely to be in a refusal that does not repeat it.
+	// noSuchRank is a rank that no pod has (discovery.MaxRanks). A rejection that does not repeat the rank is unlikely
+	// to contain this number.
 	noSuchRank = 1_048_579
-	// pinCheckTimeout bounds one request of a check. An engine that ignores the rank generates a token, after other requests.
+	// pinCheckTimeout bounds one request of a check. An engine that ignores the rank queues the request and generates a
+	// token.
 	pinCheckTimeout = 30 * time.Second
-	// pinHold is how long a new backend gets no request while it is checked. Engines refuse a rank within milliseconds.
+	// pinHold is the time for which a new backend gets no request while it is checked. Engines reject a rank within
+	// milliseconds.
 	pinHold = time.Second
-	// firstPinPause is the time after a check that was not conclusive. It doubles each time, up to longestPinPause.
+	// firstPinPause is the time after an inconclusive check. It doubles each time, up to longestPinPause.
 	firstPinPause   = time.Second
 	longestPinPause = 10 * time.Minute
-	// maxRefusalBytes bounds what is read of an answer.
+	// maxRefusalBytes bounds the part of a response that is read.
 	maxRefusalBytes = 64 << 10
 )
 
-// pinChecker finds out on which routes engines read the rank of a request. An engine refuses a rank that it does not have, and names it. A
-// route that ignores the rank answers the request. The result depends neither on other requests nor on other routers, which check the
-// engine too: a refusal costs it no token.
+// pinChecker determines on which routes engines read the rank of a request. An engine rejects a rank that it does not
+// have, and names the rank. A route that ignores the rank answers the request. The result depends neither on other
+// requests nor on other routers, which check the engine too: a rejection costs the engine no token.
 type pinChecker struct {
 	pool      *Pool
 	engine    *engine.Adapter // of pods that do not name theirs
@@ -43,7 +46,7 @@ type pinChecker struct {
 	log       logr.Logger
 }
 
-// checkPins has new backends of the pool checked. Call it before Pool.Set, and run the result.
+// checkPins returns a checker for new backends of the pool. Call it before Pool.Set, and run the result.
 func checkPins(pool *Pool, options ProxyOptions, log logr.Logger) *pinChecker {
 	pool.mu.Lock()
 	defer pool.mu.Unlock()
@@ -72,10 +75,10 @@ func (c *pinChecker) run(ctx context.Context) error {
 	}
 }
 
-// settle waits until no backend of the pool is held back, or the context ends.
+// settle waits until no backend of the pool is on hold, or until the context ends.
 func (c *pinChecker) settle(ctx context.Context) {
 	for {
-		held, changed := c.pool.heldForPins()
+		held, changed := c.pool.pinsOnHold()
 		if !held {
 			return
 		}
@@ -87,9 +90,9 @@ func (c *pinChecker) settle(ctx context.Context) {
 	}
 }
 
-// check returns what an answer shows of the routes of a backend; other routes are left out. Routes that read the rank from the body are asked
-// only where another route has refused the rank: releases of SGLang before 2026-03 end when a body has a rank out of range
-// (sgl-project/sglang#19762), and do not read the header.
+// check returns the results by route. Inconclusive routes are omitted. Routes that read the rank from the body are
+// checked only if another route has rejected the rank: releases of SGLang before 2026-03 exit when a body has a rank
+// out of range (sgl-project/sglang#19762), and do not read the header.
 func (c *pinChecker) check(ctx context.Context, b discovery.Backend) map[string]pin {
 	adapter, found := b.Adapter(c.engine), map[string]pin{}
 	refuses := false
@@ -121,7 +124,7 @@ func (c *pinChecker) check(ctx context.Context, b discovery.Backend) map[string]
 	return found
 }
 
-// modelName returns the name of the model that a backend serves, as JSON; an empty one where the backend does not name any.
+// modelName returns the name of the model that a backend serves, as JSON, or "" as JSON if the backend names none.
 func (c *pinChecker) modelName(ctx context.Context, b discovery.Backend) string {
 	const unknown = `""`
 	ctx, cancel := context.WithTimeout(ctx, pinCheckTimeout)
@@ -146,7 +149,7 @@ func (c *pinChecker) modelName(ctx context.Context, b discovery.Backend) string 
 	return string(list.Data[0].ID)
 }
 
-// ask sends the smallest request of a route, for a rank that no engine has.
+// ask sends the smallest request of a route, with a rank that no engine has.
 func (c *pinChecker) ask(ctx context.Context, b discovery.Backend, route, smallest, header, field string) pin {
 	ctx, cancel := context.WithTimeout(ctx, pinCheckTimeout)
 	defer cancel()
@@ -156,7 +159,7 @@ func (c *pinChecker) ask(ctx context.Context, b discovery.Backend, route, smalle
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.Address+route, bytes.NewReader(append([]byte(head), body...)))
 	if err != nil {
-		return pinUnchecked // an address of a pod that is none
+		return pinUnchecked // the pod reports an invalid address
 	}
 	request.Header.Set("Content-Type", "application/json")
 	request.Close = true // vLLM 0.22.1 closes the connection, unannounced, after it has refused a rank on /v1/chat/completions
@@ -180,14 +183,14 @@ func (c *pinChecker) ask(ctx context.Context, b discovery.Backend, route, smalle
 	return pinUnchecked
 }
 
-// pinCheck is a backend that is to be checked, as it was when the check became due.
+// pinCheck is a backend to be checked, with its state when the check became due.
 type pinCheck struct {
 	discovery.Backend
 	on *backend
 }
 
-// duePinChecks returns the backends that are to be checked now, and marks them as busy. The wait ends when another one is due, or when the
-// hold of one ends. Backends whose hold has ended get requests.
+// duePinChecks returns the backends to be checked now and marks them as busy. wait is the time until another check is
+// due or a hold ends. Backends get requests after their hold.
 func (p *Pool) duePinChecks() (due []pinCheck, wait time.Duration, changed <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -219,7 +222,7 @@ func (p *Pool) duePinChecks() (due []pinCheck, wait time.Duration, changed <-cha
 	return due, wait, p.changed
 }
 
-// isUnchecked reports whether no check of a route of a backend was conclusive.
+// isUnchecked reports whether the check of at least one route of a backend was inconclusive.
 func (p *Pool) isUnchecked(b *backend) bool {
 	for _, route := range pinnedRoutes {
 		if known := p.pinOf(b, route); !lacking[route][b.Engine] && (known == pinUnchecked || known == pinUnproven) {
@@ -229,7 +232,7 @@ func (p *Pool) isUnchecked(b *backend) bool {
 	return false
 }
 
-// endPinCheck notes the result of a check.
+// endPinCheck records the results of a check.
 func (p *Pool) endPinCheck(b *backend, found map[string]pin) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -243,8 +246,8 @@ func (p *Pool) endPinCheck(b *backend, found map[string]pin) {
 	p.notify()
 }
 
-// heldForPins reports whether a backend is held back while it is checked, and what is closed at the next change.
-func (p *Pool) heldForPins() (held bool, changed <-chan struct{}) {
+// pinsOnHold reports whether a backend is on hold while it is checked. The channel is closed at the next change.
+func (p *Pool) pinsOnHold() (held bool, changed <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, g := range p.groups {

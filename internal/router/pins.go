@@ -11,21 +11,21 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 )
 
-// pin is what is known of the rank of requests to a route of a backend whose ranks share an address.
+// pin states whether the engine reads the rank of requests to a route, for a backend with ranks that share an address.
 type pin string
 
 const (
-	// pinUnchecked: no check has had a conclusive answer, as on a route that the engine does not have. Requests are sent to a rank.
+	// pinUnchecked: no check was conclusive, for example because the engine lacks the route. Requests are pinned.
 	pinUnchecked pin = "unchecked"
 	// pinObeyed: the engine reads the rank.
 	pinObeyed pin = "obeyed"
-	// pinUnproven: the engine has answered a request for a rank that it does not have, and has refused none on any route. It may read no
-	// rank, or check none. Requests are sent to a rank.
+	// pinUnproven: the engine has answered a request for a rank that it does not have, and has rejected none on any
+	// route. It may not read ranks, or not validate them. Requests are pinned.
 	pinUnproven pin = "unproven"
-	// pinIgnored: the engine does not read the rank, as it does on other routes. Requests are balanced by load.
+	// pinIgnored: the engine reads the rank on other routes but not on this one. Requests are balanced by load.
 	pinIgnored pin = "ignored"
-	// pinContradicted: an answer has reported another rank than the request was sent to. Requests are balanced by load until the pod is
-	// replaced.
+	// pinContradicted: a response has reported another rank than the one that the request was pinned to. Requests are
+	// balanced by load until the pod is replaced.
 	pinContradicted pin = "contradicted"
 )
 
@@ -34,8 +34,8 @@ var allPins = []pin{pinUnchecked, pinObeyed, pinUnproven, pinIgnored, pinContrad
 // sharesAddress reports whether the ranks of a backend share an address.
 func (b *backend) sharesAddress() bool { return b.Ranks > 0 && len(b.RankAddresses) == 0 }
 
-// pinOf returns what is known of a route of a backend whose ranks share an address. Without a pinChecker the engine is trusted. The lock
-// must be held.
+// pinOf returns the state of a route of a backend with ranks that share an address. Without a pinChecker, the engine is
+// trusted. The lock must be held.
 func (p *Pool) pinOf(b *backend, route string) pin {
 	fallback := pinObeyed
 	if p.checksPins {
@@ -44,7 +44,8 @@ func (p *Pool) pinOf(b *backend, route string) pin {
 	return cmp.Or(b.pins[route], fallback)
 }
 
-// pins reports whether a request is sent to a rank of a backend. Otherwise the engine picks the rank. The lock must be held.
+// pins reports whether a request is pinned to a rank of a backend. If not, the engine picks the rank. The lock must be
+// held.
 func (p *Pool) pins(b *backend, r *request) bool {
 	if !b.sharesAddress() {
 		return true
@@ -56,8 +57,8 @@ func (p *Pool) pins(b *backend, r *request) bool {
 	return known != pinIgnored && known != pinContradicted
 }
 
-// knownRank returns the rank that serves the lease's request. It returns NoRank where the rank is not known: the engine picks it, or has not
-// been seen to read it on the request's route, or has reported another one.
+// knownRank returns the rank that serves the request of the lease. It returns NoRank if the engine picks the rank, was
+// not observed to read the rank on this route, or has reported another rank.
 func (l *Lease) knownRank() int {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
@@ -67,7 +68,7 @@ func (l *Lease) knownRank() int {
 	return l.Rank
 }
 
-// contradict notes that the answer reports another rank than the lease's. It reports whether that is news: further calls do nothing.
+// contradict records that the response reports another rank than the lease has. It reports true on the first call only.
 func (l *Lease) contradict() bool {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
@@ -79,7 +80,7 @@ func (l *Lease) contradict() bool {
 	return true
 }
 
-// countPins counts the backends whose ranks share an address, by revision, route and what is known.
+// countPins counts the backends with ranks that share an address, by revision, route and pin state.
 func (p *Pool) countPins() map[pinCount]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,7 +106,8 @@ type pinCount struct {
 	pin             pin
 }
 
-// ignoredRanks lists the routes on which backends answer requests for a rank without any sign that they serve them there.
+// ignoredRanks lists the routes on which pinned requests were answered without evidence that the pinned rank served
+// them.
 func (p *Pool) ignoredRanks() []lar.IgnoredRank {
 	sums := map[lar.IgnoredRank]int{}
 	for at, pods := range p.countPins() {
@@ -124,7 +126,7 @@ func (p *Pool) ignoredRanks() []lar.IgnoredRank {
 	return list
 }
 
-// pinsCollector counts pods by what is known of their ranks.
+// pinsCollector exports the number of pods by route and pin state.
 type pinsCollector struct{ pool *Pool }
 
 var pinsMetric = prometheus.NewDesc("semmoe_router_pinned_pods",
@@ -146,11 +148,13 @@ func (c pinsCollector) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// pinCheckState is when a backend is checked.
+// pinCheckState is the schedule of the checks of a backend.
 type pinCheckState struct {
-	// holdUntil is the end of the time in which a new backend gets no request, so that its first requests have a known rank.
+	// holdUntil is the end of the time in which a new backend gets no request, so that the rank of its first requests
+	// is known.
 	holdUntil time.Time
-	// busy is true while a check runs, next is when another one may begin, and pause the time after a check that was not conclusive.
+	// busy is true while a check runs. next is the earliest time of the next check. pause is the time after the last
+	// inconclusive check.
 	busy  bool
 	next  time.Time
 	pause time.Duration

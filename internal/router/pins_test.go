@@ -25,7 +25,7 @@ import (
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
-// checkedPool is a pool whose backends are checked until the test ends. It returns once no backend is held back.
+// checkedPool returns a pool that checks its backends until the test ends. It returns when no backend is on hold.
 func checkedPool(t *testing.T, backends ...discovery.Backend) *Pool {
 	t.Helper()
 	pool, checker := runningCheck(t, time.Now)
@@ -40,12 +40,12 @@ func runningCheck(t *testing.T, now func() time.Time) (*Pool, *pinChecker) {
 	pool.now = now
 	checker := checkPins(pool, ProxyOptions{RankHeader: "X-Other-Engine"}, logr.Discard())
 	var running sync.WaitGroup
-	running.Go(func() { checker.run(t.Context()) }) //nolint:errcheck // it returns none
+	running.Go(func() { checker.run(t.Context()) }) //nolint:errcheck // always returns nil
 	t.Cleanup(running.Wait)
 	return pool, checker
 }
 
-// requestBodies are requests that each route of the reference engine answers.
+// requestBodies contains a request for each route of the reference engine.
 var requestBodies = map[string]string{
 	"/v1/completions":      `{"prompt":"text %d","max_tokens":2}`,
 	"/v1/chat/completions": `{"messages":[{"role":"user","content":"text %d"}],"max_tokens":2}`,
@@ -53,9 +53,10 @@ var requestBodies = map[string]string{
 	"/v1/messages":         `{"model":"tiny","messages":[{"role":"user","content":"text %d"}],"max_tokens":2}`,
 }
 
-// The engine ignores the rank on one route, or on none. Through the proxy and through a gateway, X-Semmoe-Rank is the rank that the engine's
-// own counters show, or absent on that route; LAR is the engine's own of all other routes; and no load of the route counts for a rank.
-func TestReportsNoRankThatDoesNotServe(t *testing.T) {
+// TestReportsOnlyServingRanks uses an engine that ignores the rank on one route or on none. With the proxy and with a
+// gateway, X-Semmoe-Rank is the rank in the engine's own counters, or absent on the route that ignores it. The LAR of
+// all other routes equals the engine's, and load on the route counts for no rank.
+func TestReportsOnlyServingRanks(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	for _, deaf := range append(slices.Sorted(maps.Keys(requestBodies)), "") {
 		t.Run("ignored on "+deaf, func(t *testing.T) {
@@ -140,7 +141,7 @@ func TestReportsNoRankThatDoesNotServe(t *testing.T) {
 	}
 }
 
-// rankBetween is the rank that has computed something in between, and what it was.
+// rankBetween returns the rank that has computed something between two readings, and its count.
 func rankBetween(t *testing.T, before, after map[string]lar.Activations) (served string, count lar.Activations) {
 	t.Helper()
 	for rank, now := range after {
@@ -159,12 +160,12 @@ func rankBetween(t *testing.T, before, after map[string]lar.Activations) (served
 
 // double is an engine with four ranks that answers like SGLang's native route.
 type double struct {
-	// refuses are the routes on which a rank out of range is refused.
+	// refuses lists the routes on which a rank out of range is rejected.
 	refuses []string
-	// serve returns the rank that serves a request for another one. An engine without it reports no rank.
+	// serve returns the rank that serves a request for rank asked. If it is nil, the engine reports no rank.
 	serve func(asked int) int
 	mu    sync.Mutex
-	// ranks are the headers, and bodies the bodies, of what it was sent.
+	// ranks and bodies are the rank headers and the bodies of the received requests.
 	ranks, bodies []string
 }
 
@@ -178,7 +179,7 @@ func (d *double) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	d.ranks, d.bodies = append(d.ranks, r.Header.Get(rankHeader)), append(d.bodies, string(body))
 	d.mu.Unlock()
 	asked, err := strconv.Atoi(r.Header.Get(rankHeader))
-	if r.URL.Path == "/generate" { // which does not read the header
+	if r.URL.Path == "/generate" { // this route does not read the header
 		asked, err = 0, nil
 		if _, after, found := strings.Cut(string(body), `"routed_dp_rank":`); found {
 			_, err = fmt.Sscanf(after, "%d", &asked)
@@ -197,8 +198,8 @@ func (d *double) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// An engine that refuses ranks which it does not have, and then serves on another rank than it was asked for: the first answer that says so
-// ends the trust in the route, and counts once.
+// TestAnswersThatReportAnotherRank uses an engine that rejects ranks out of range but serves on another rank than
+// requested. The first response that reports another rank makes the route unpinned, and counts once.
 func TestAnswersThatReportAnotherRank(t *testing.T) {
 	for _, body := range []string{`{"text":"x"}`, `{"text":"x","stream":true}`} {
 		for _, percent := range []int{0, 100} {
@@ -244,7 +245,7 @@ func TestAnswersThatReportAnotherRank(t *testing.T) {
 			}
 		}
 	}
-	// Text that a model has generated is no report.
+	// Generated text is not a report.
 	engine := &double{refuses: slices.Collect(maps.Keys(inference)), serve: func(asked int) int { return asked }}
 	backend := newEngine(t, "a", 4, engine.ServeHTTP)
 	backend.Engine = "SGLang"
@@ -256,9 +257,10 @@ func TestAnswersThatReportAnotherRank(t *testing.T) {
 	}
 }
 
-// An engine that refuses nothing may read no rank, or may check none. It is asked for ranks, of which nothing is reported or observed. As an
-// old release could end by a rank out of range in a body, it gets none.
-func TestEngineThatRefusesNoRank(t *testing.T) {
+// TestEngineThatRejectsNoRank uses an engine that rejects no rank: it may read no rank, or not validate it. Requests
+// are pinned, but no rank is reported or observed. It gets no rank out of range in a body, because old releases exit on
+// such a rank.
+func TestEngineThatRejectsNoRank(t *testing.T) {
 	engine := &double{}
 	backend := newEngine(t, "a", 4, engine.ServeHTTP)
 	backend.Engine, backend.Revision, backend.Shape = "SGLang", "r", &planstest.Shape
@@ -289,7 +291,7 @@ func TestEngineThatRefusesNoRank(t *testing.T) {
 	}
 }
 
-// A new backend gets no request before its check has ended, or takes too long.
+// TestNewBackendsAreCheckedFirst checks that a new backend gets no request until its check ends or takes too long.
 func TestNewBackendsAreCheckedFirst(t *testing.T) {
 	release := make(chan struct{})
 	engine := &double{refuses: slices.Collect(maps.Keys(inference)), serve: func(asked int) int { return asked }}
@@ -305,8 +307,8 @@ func TestNewBackendsAreCheckedFirst(t *testing.T) {
 	pool, checker := runningCheck(t, func() time.Time { mu.Lock(); defer mu.Unlock(); return now })
 	url, _ := proxyServer(t, pool, ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: 10 * time.Second})
 	pool.Set([]discovery.Backend{backend})
-	if held, _ := pool.heldForPins(); !held {
-		t.Fatal("the backend is not held back")
+	if held, _ := pool.pinsOnHold(); !held {
+		t.Fatal("the backend is not on hold")
 	}
 	answered := make(chan string)
 	go func() {
@@ -319,7 +321,7 @@ func TestNewBackendsAreCheckedFirst(t *testing.T) {
 	}
 	checker.settle(t.Context())
 
-	// The check of the next one does not end in time.
+	// The check of the next backend does not end in time.
 	hung := make(chan struct{})
 	slow := newEngine(t, "b", 4, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get(rankHeader) == strconv.Itoa(noSuchRank) {
@@ -338,7 +340,8 @@ func TestNewBackendsAreCheckedFirst(t *testing.T) {
 	}
 }
 
-// The load of a request whose rank the engine picks is spread over the ranks of its pod, and taken off again.
+// TestUnpinnedLoadIsSpread checks that the load of a request to an unpinned rank is spread over the ranks of
+// its pod, and is removed completely.
 func TestUnpinnedLoadIsSpread(t *testing.T) {
 	pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 4}, discovery.Backend{Pod: "b", Address: "b:1", Ranks: 4})
 	for _, g := range pool.groups {
@@ -380,8 +383,9 @@ func TestUnpinnedLoadIsSpread(t *testing.T) {
 	}
 }
 
-// A pod whose engine lacks a route is checked once its other routes are: it is not checked again for the missing one, and does not count there.
-func TestRoutesThatAnEngineLacksAreNotChecked(t *testing.T) {
+// TestMissingRoutesAreNotChecked checks that a pod with an engine that lacks a route is not checked again because of
+// it, and is not counted for it.
+func TestMissingRoutesAreNotChecked(t *testing.T) {
 	engine := &double{refuses: pinnedRoutes, serve: func(asked int) int { return asked }}
 	var asked sync.Map
 	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
@@ -412,7 +416,8 @@ func TestRoutesThatAnEngineLacksAreNotChecked(t *testing.T) {
 	}
 }
 
-// vLLM 0.22.1 refuses a rank on /v1/chat/completions, and closes the connection without a word. The other routes are checked all the same.
+// TestPinsOfAnEngineThatClosesConnections checks vLLM 0.22.1, which rejects a rank on /v1/chat/completions and closes
+// the connection without announcement. The other routes are still checked.
 func TestPinsOfAnEngineThatClosesConnections(t *testing.T) {
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		text := fmt.Sprintf("data_parallel_rank %d is out of range", noSuchRank)
@@ -420,7 +425,7 @@ func TestPinsOfAnEngineThatClosesConnections(t *testing.T) {
 			http.Error(w, text, http.StatusBadRequest)
 			return
 		}
-		io.Copy(io.Discard, r.Body) //nolint:errcheck // it is in memory
+		io.Copy(io.Discard, r.Body) //nolint:errcheck // the body is in memory
 		connection, buffered, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			t.Error(err)

@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/router/plans"
 )
 
-// A response names the plan by whose forecast its rank was chosen, and no other.
+// TestNamesThePlan checks that a response names exactly the plan that selected the rank.
 func TestNamesThePlan(t *testing.T) {
 	p, _ := solved(t)
 	engine := newEngine(t, "a", 4, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(HeaderPlan, "the engine's own") })
@@ -57,7 +57,8 @@ semmoe_router_unscored_requests_total{reason="plan_pending"} 1
 	}
 }
 
-// While pods and plans come and go no request is lost, and none is scored with another plan's table than its pod's.
+// TestPlansChangeUnderLoad checks that no request is lost while pods and plans change, and that each is scored with the
+// table of its pod's plan.
 func TestPlansChangeUnderLoad(t *testing.T) {
 	for _, hold := range []time.Duration{0, 200 * time.Millisecond} {
 		t.Run(fmt.Sprint("hold ", hold), func(t *testing.T) { plansChangeUnderLoad(t, hold) })
@@ -69,12 +70,12 @@ func plansChangeUnderLoad(t *testing.T, hold time.Duration) {
 	var busy atomic.Int32
 	engine := func(name, planDigest string) discovery.Backend {
 		b := newEngine(t, name, 4, func(w http.ResponseWriter, r *http.Request) {
-			// Some pods refuse now and then: requests move to another, of another plan perhaps.
+			// Some pods occasionally reject requests, which then move to another pod, possibly of another plan.
 			if busy.Add(1)%7 == 0 && name != "old-0" {
 				http.Error(w, "draining", http.StatusServiceUnavailable)
 				return
 			}
-			io.Copy(w, r.Body) //nolint:errcheck // the client checks
+			io.Copy(w, r.Body) //nolint:errcheck // the client verifies the body
 		})
 		b.PlanDigest = planDigest
 		return b
@@ -97,7 +98,7 @@ func plansChangeUnderLoad(t *testing.T, hold time.Duration) {
 				return
 			case <-time.After(time.Millisecond):
 			}
-			if busy.Load() < next { // a slow machine has as many requests between two changes
+			if busy.Load() < next { // on a slow machine, the same number of requests runs between two changes
 				continue
 			}
 			next = busy.Load() + 10
@@ -145,12 +146,13 @@ func plansChangeUnderLoad(t *testing.T, hold time.Duration) {
 		t.Errorf("%d requests were scored, %d not: the test shows nothing", scored.Load(), unscored.Load())
 	}
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
-	if held := pool.Spent().Waits; held > 0 != (hold > 0) {
+	if held := pool.DecisionSums().Waits; held > 0 != (hold > 0) {
 		t.Errorf("%v requests waited for a rank", held)
 	}
 }
 
-// The forecast that a lease carries is that of its pod's plan, computed anew from that plan's table.
+// TestForecastIsOfThePodsPlan checks that the forecast of a lease equals a forecast that is computed from the table of
+// its pod's plan.
 func TestForecastIsOfThePodsPlan(t *testing.T) {
 	first, second := solved(t)
 	byDigest := map[string]planned{first.Artifact.Digest: first, second.Artifact.Digest: second}
@@ -178,7 +180,7 @@ func TestForecastIsOfThePodsPlan(t *testing.T) {
 				want.Known, want.Pairs = share(known), share(pairs)
 			}
 			if !lease.scored || lease.layout != p.layout || scores[told.Best] != slices.Max(scores) || *told != *want {
-				t.Fatalf("%s on rank %d: forecast %+v, its own plan says %+v of %v", lease.Backend.Pod, lease.Rank, told, want, scores)
+				t.Fatalf("%s on rank %d: forecast %+v, the forecast of its plan is %+v from %v", lease.Backend.Pod, lease.Rank, told, want, scores)
 			}
 			lease.Release()
 			seen[lease.Backend.Pod]++

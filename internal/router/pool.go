@@ -11,40 +11,42 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/router/discovery"
-	"github.com/semmoe/operator/internal/router/line"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/reports"
+	"github.com/semmoe/operator/internal/router/waitqueue"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
 const (
-	// ejection is how long a backend that could not be reached gets no request while others can take it: long enough not
-	// to pay a failed connection for each request, short enough that a wrong verdict does not matter.
+	// ejection is the time for which an unreachable backend gets no request while other backends can take it. It is
+	// long enough to avoid a failed connection for each request, and short enough that a false ejection has little
+	// effect.
 	ejection = time.Second
-	// failuresInARow is how many inference requests a backend may answer with 5xx, one after the other, before it gets none for as long.
-	// With each further one that takes twice as long, so many times at most: eight seconds, since a canary that fails has to get enough
-	// requests to be judged by.
-	failuresInARow, longerEjections = 2, 3
+	// failuresToEject is the number of consecutive inference requests answered with 5xx after which a backend is
+	// ejected. Each further failure doubles the ejection time, at most maxEjectionDoublings times: up to 8 s. The bound
+	// leaves a failing canary enough requests for its evaluation.
+	failuresToEject, maxEjectionDoublings = 2, 3
 )
 
-// PoolOptions are the settings of a pool; the zero value stands for DefaultPoolOptions.
+// PoolOptions configures a pool. The zero value means DefaultPoolOptions.
 type PoolOptions struct {
-	// Policy is any of dispatch but dispatch.Window; Cap bounds a rank's share of the last requests of its plan, as a multiple of the
-	// fair share; Weights scale what speaks for a place.
+	// Policy is any policy of package dispatch except dispatch.Window. Cap bounds the share of a rank in the last
+	// requests of its plan, as a multiple of the fair share. Weights scale the terms of the score of a place.
 	Policy  dispatch.Policy
 	Cap     float64
 	Weights dispatch.Weights
-	// PendingLimitPerRank is the number of inference requests that a rank of a pod may have at a time; 0 is any.
+	// PendingLimitPerRank is the maximum number of concurrent inference requests per rank of a pod; 0 means no limit.
 	PendingLimitPerRank int
-	// Hold is how long a request may wait for the rank of its experts, at most dispatch.MostHold; 0 is not at all. It is for the policy Price.
+	// Hold is the maximum time that a request waits for the rank of its experts, at most dispatch.MostHold. 0 disables
+	// waiting. It requires the policy Price.
 	Hold time.Duration
-	// CacheTokensPerRank is what a rank is thought to hold in its KV cache.
+	// CacheTokensPerRank is the assumed capacity of the KV cache of a rank, in tokens.
 	CacheTokensPerRank int
 }
 
-// DefaultPoolOptions are those of a router without flags.
+// DefaultPoolOptions returns the options of a router without flags.
 func DefaultPoolOptions() PoolOptions {
 	return PoolOptions{Policy: dispatch.Price, Cap: 1.15, Weights: dispatch.DefaultWeights, CacheTokensPerRank: dispatch.DefaultCacheTokens}
 }
@@ -52,22 +54,22 @@ func DefaultPoolOptions() PoolOptions {
 func (o *PoolOptions) validate() error {
 	switch {
 	case o.PendingLimitPerRank < 0:
-		return fmt.Errorf("pending limit per rank is %d; it must be at least 0", o.PendingLimitPerRank)
+		return fmt.Errorf("pendingLimitPerRank: %d is invalid: it must be at least 0", o.PendingLimitPerRank)
 	case o.CacheTokensPerRank < 1:
-		return fmt.Errorf("cache tokens per rank is %d; it must be at least 1", o.CacheTokensPerRank)
+		return fmt.Errorf("cacheTokensPerRank: %d is invalid: it must be at least 1", o.CacheTokensPerRank)
 	case o.Hold < 0 || o.Hold > dispatch.MostHold:
-		return fmt.Errorf("hold is %v; allowed is 0 to %v", o.Hold, dispatch.MostHold)
+		return fmt.Errorf("hold: %v is invalid: it must be 0 to %v", o.Hold, dispatch.MostHold)
 	case o.Hold > 0 && o.Policy != dispatch.Price:
-		return fmt.Errorf("hold is %v; requests wait with policy %s alone, it is %s", o.Hold, dispatch.Price, o.Policy)
+		return fmt.Errorf("hold: %v is invalid: waiting requires policy %s, not %s", o.Hold, dispatch.Price, o.Policy)
 	}
 	_, err := o.newScheduler(1, cost.Shape{}, defaultMachines())
 	return err
 }
 
-// defaultMachines are those of pods without a plan.
+// defaultMachines returns the machines that are assumed for pods without a plan.
 func defaultMachines() cost.Machines { return cost.NodeOf(hardware.DefaultProfile()) }
 
-// newScheduler is for pods of that many ranks that serve a model of that shape on those machines.
+// newScheduler returns a scheduler for pods with this number of ranks, this model shape and these machines.
 func (o *PoolOptions) newScheduler(ranks int, shape cost.Shape, on cost.Machines) (*dispatch.Scheduler, error) {
 	return dispatch.NewScheduler(dispatch.Options{
 		Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: shape.Costs(on), Patient: o.Hold > 0,
@@ -75,53 +77,54 @@ func (o *PoolOptions) newScheduler(ranks int, shape cost.Shape, on cost.Machines
 	})
 }
 
-// Pool holds the backends, the tokens outstanding on each of their ranks, and the plans that tell their ranks apart. It
-// is safe for concurrent use.
+// Pool holds the backends, the outstanding tokens of each of their ranks, and the plans that score the ranks. It is
+// safe for concurrent use.
 type Pool struct {
 	mu sync.Mutex
-	// groups holds the backends of each plan, and those without one, ordered by digest.
+	// groups holds the backends of each plan, and those without a plan, ordered by digest.
 	groups []*group
-	// departed are the backends that were taken away while they had requests, until these have ended: one whose pod was not ready for
-	// a moment comes back as busy as it is.
+	// departed holds backends that were removed while they had requests, until these requests end. A backend whose pod
+	// was briefly not ready returns with its load.
 	departed map[identity]*backend
 	plans    map[string]*scheduled // by digest
 	options  PoolOptions
-	// prefixes knows what the places hold; spent sums what decisions were made by.
-	prefixes *dispatch.Prefixes
-	spent    reports.Spent
-	// places and at are those of the present decision.
+	// prefixes records the cached prefixes of the places. decisionSums sums the score terms of the decisions.
+	prefixes     *dispatch.Prefixes
+	decisionSums reports.DecisionSums
+	// places and at describe the candidates of the current decision.
 	places  []dispatch.Place
 	at      []place
-	changed chan struct{} // closed at each change, for those who wait for a backend
+	changed chan struct{} // closed at each change, to wake requests that wait for a backend
 	now     func() time.Time
-	// checksPins is true where a pinChecker checks new backends.
+	// checksPins is true if a pinChecker checks new backends.
 	checksPins bool
 }
 
-// group are the backends of one plan.
+// group contains the backends of one plan.
 type group struct {
 	plan     string
 	backends []*backend
-	// most is the largest number of ranks of its backends; scheduler is for these, where requests have no forecast.
-	most      int
+	// maxRanks is the largest number of ranks of the backends. scheduler serves requests without a forecast, for that
+	// number.
+	maxRanks  int
 	scheduler *dispatch.Scheduler
 }
 
 type backend struct {
 	discovery.Backend
 	outstanding  []int64 // by rank: tokens
-	next         []int64 // by rank: those of prompts that were sent since an answer last began or ended, which the next step computes
+	next         []int64 // by rank: prompt tokens sent since a response last began or ended, which the next engine step computes
 	pending      []int   // by rank: inference requests
-	caches       []int   // by rank: its number among the pool's prefixes
+	caches       []int   // by rank: the index in the prefixes of the pool
 	ejectedUntil time.Time
-	// pins is what is known of the rank of requests, by route.
+	// pins records, by route, whether the engine reads the rank of requests.
 	pins     map[string]pin
 	check    pinCheckState
-	failures int       // inference requests that it has answered with 5xx since it last served one
-	answered time.Time // when a gateway last had an answer of it
+	failures int       // consecutive inference requests answered with 5xx
+	answered time.Time // when a gateway last received an answer from the backend
 }
 
-// width is how many ranks one of its places stands for.
+// width returns the number of ranks that one place of the backend represents.
 func (b *backend) width() int64 {
 	if b.Ranks > 0 {
 		return 1
@@ -129,7 +132,7 @@ func (b *backend) width() int64 {
 	return int64(max(1, b.Width))
 }
 
-// identity tells backends apart.
+// identity identifies a backend.
 type identity struct{ pod, address string }
 
 func identityOf(b discovery.Backend) identity { return identity{b.Pod, b.Address} }
@@ -142,18 +145,18 @@ func (b *backend) requests() (total int) {
 	return total
 }
 
-// idle tells that no request is on the backend.
+// idle reports whether the backend has no requests.
 func (b *backend) idle() bool {
 	return !slices.ContainsFunc(b.outstanding, func(tokens int64) bool { return tokens > 0 }) &&
 		!slices.ContainsFunc(b.pending, func(requests int) bool { return requests > 0 })
 }
 
-// scheduled is a plan with the scheduler of its requests. layout is own, or has another plan's tables in the place of its own.
+// scheduled is a plan with the scheduler of its requests. layout is own, or own with the tables of another plan.
 type scheduled struct {
 	own, layout *plans.Layout
 	scheduler   *dispatch.Scheduler
-	// line is nil where no request waits.
-	line *line.Line[waiting]
+	// queue is nil if requests do not wait.
+	queue *waitqueue.Queue[waiting]
 }
 
 // NewPool returns an empty pool with the default options.
@@ -179,8 +182,8 @@ func NewPoolWith(options PoolOptions) (*Pool, error) {
 	}, nil
 }
 
-// Set replaces the backends. Those that stay, or come back before their requests have ended, keep their outstanding tokens, and what
-// they are thought to have cached.
+// Set replaces the backends. Backends that stay, or return before their requests have ended, keep their outstanding
+// tokens and their recorded cache content.
 func (p *Pool) Set(backends []discovery.Backend) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -202,24 +205,25 @@ func (p *Pool) Set(backends []discovery.Backend) {
 		}
 		next := p.takeOver(old, b)
 		g.backends = append(g.backends, next)
-		g.most = max(g.most, len(next.outstanding))
+		g.maxRanks = max(g.maxRanks, len(next.outstanding))
 	}
 	p.departed = old
 	for _, gone := range old {
 		p.dropIdle(gone)
 	}
 	for _, g := range p.groups {
-		if was := oldGroups[g.plan]; was != nil && was.most == g.most {
+		if was := oldGroups[g.plan]; was != nil && was.maxRanks == g.maxRanks {
 			g.scheduler = was.scheduler
 		} else {
-			g.scheduler = p.mustSchedule(g.most, shapeOf(g.backends[0].Backend), defaultMachines())
+			g.scheduler = p.mustSchedule(g.maxRanks, shapeOf(g.backends[0].Backend), defaultMachines())
 		}
 	}
 	slices.SortFunc(p.groups, func(a, b *group) int { return cmp.Compare(a.plan, b.plan) })
 	p.notify()
 }
 
-// takeOver makes a backend of an old one, which is then no longer among these, where its ranks are as many.
+// takeOver removes the old backend of b from the map and returns it with b's data. If there is none, or it has another
+// number of ranks, takeOver returns a new backend.
 func (p *Pool) takeOver(old map[identity]*backend, b discovery.Backend) *backend {
 	was, known := old[identityOf(b)]
 	if !known {
@@ -234,7 +238,7 @@ func (p *Pool) takeOver(old map[identity]*backend, b discovery.Backend) *backend
 	return was
 }
 
-// dropIdle drops a departed backend that has no request any more.
+// dropIdle drops a departed backend that has no requests left.
 func (p *Pool) dropIdle(b *backend) {
 	if at := identityOf(b.Backend); p.departed[at] == b && b.idle() {
 		delete(p.departed, at)
@@ -242,12 +246,12 @@ func (p *Pool) dropIdle(b *backend) {
 	}
 }
 
-// forget forgets what a backend is thought to have cached: it gets no more requests.
+// forget drops the recorded cache content of a backend that gets no more requests.
 func (p *Pool) forget(b *backend) {
 	for _, cache := range b.caches {
 		p.prefixes.Remove(cache)
 	}
-	b.caches = nil // their numbers become those of others
+	b.caches = nil // the pool reuses the indexes for other backends
 }
 
 func (p *Pool) newBackend(b discovery.Backend) *backend {
@@ -262,7 +266,7 @@ func (p *Pool) newBackend(b discovery.Backend) *backend {
 	return next
 }
 
-// shapeOf is what a pod tells of its model.
+// shapeOf returns the model shape that a pod reports.
 func shapeOf(b discovery.Backend) cost.Shape {
 	if b.Shape == nil {
 		return cost.Shape{}
@@ -270,7 +274,7 @@ func shapeOf(b discovery.Backend) cost.Shape {
 	return cost.Shape{MoELayers: len(b.Shape.MoELayers), TopK: b.Shape.ExpertsPerToken}
 }
 
-// mustSchedule returns a scheduler: the options were found valid, and there is a rank.
+// mustSchedule returns a scheduler. It panics only on invalid options, which NewPoolWith rejects.
 func (p *Pool) mustSchedule(ranks int, shape cost.Shape, on cost.Machines) *dispatch.Scheduler {
 	scheduler, err := p.options.newScheduler(ranks, shape, on)
 	if err != nil {
@@ -279,34 +283,35 @@ func (p *Pool) mustSchedule(ranks int, shape cost.Shape, on cost.Machines) *disp
 	return scheduler
 }
 
-// notify wakes those who wait for a backend. The lock must be held.
+// notify wakes the requests that wait for a backend. The lock must be held.
 func (p *Pool) notify() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
 
-// AddLayout gives the pool a plan; backends that name it are scored from now on, with the plan's own tables.
+// AddLayout adds a plan. Requests to backends that name the plan are then scored with the plan's own tables.
 func (p *Pool) AddLayout(l *plans.Layout) {
 	scheduler := p.mustSchedule(l.Ranks, l.Shape, l.Machines)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	plan := &scheduled{own: l, layout: l, scheduler: scheduler}
 	if p.options.Hold > 0 {
-		plan.line = line.New[waiting](l.Ranks, p.options.Hold)
+		plan.queue = waitqueue.New[waiting](l.Ranks, p.options.Hold)
 	}
 	p.plans[l.Digest] = plan
 	p.notify() // a request for routed experts may have waited for it
 }
 
-// DropLayout takes a plan away; backends that name it are balanced by load from now on.
+// DropLayout removes a plan. Requests to backends that name the plan are then balanced by load.
 func (p *Pool) DropLayout(digest string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.plans, digest)
 }
 
-// UseTables has requests to backends that name a plan scored with the tables of a plan from now on, which can be the same. What
-// runs stays as it was forecast, and prices stay too: they are about how much ranks have had, which is no other by new tables.
+// UseTables scores requests to backends of a plan with the tables of another plan, or again with its own. Running
+// requests keep their forecasts. Prices are kept too: they depend on the load of the ranks, which new tables do not
+// change.
 func (p *Pool) UseTables(plan, tables string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -324,8 +329,8 @@ func (p *Pool) UseTables(plan, tables string) error {
 	return err
 }
 
-// Tables are the digests of the plans whose tables score requests, by that of the plan that backends name. Plans that are not
-// loaded are left out.
+// Tables returns the digest of the plan that provides the scoring tables, by the digest of the plan that backends name.
+// It omits plans that are not loaded.
 func (p *Pool) Tables() map[string]string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -338,11 +343,11 @@ func (p *Pool) Tables() map[string]string {
 	return tables
 }
 
-// Spent is a copy of what decisions were made by.
-func (p *Pool) Spent() reports.Spent {
+// DecisionSums returns a copy of the sums of the score terms of the decisions.
+func (p *Pool) DecisionSums() reports.DecisionSums {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.spent
+	return p.decisionSums
 }
 
 // backends returns the backends.
@@ -358,7 +363,7 @@ func (p *Pool) backends() []discovery.Backend {
 	return all
 }
 
-// Len is the number of backends.
+// Len returns the number of backends.
 func (p *Pool) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -369,7 +374,7 @@ func (p *Pool) Len() int {
 	return n
 }
 
-// Plans counts the plans that backends name: those that are loaded and those that are not.
+// Plans returns how many of the plans that backends name are loaded, and how many are not.
 func (p *Pool) Plans() (loaded, pending int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -385,59 +390,63 @@ func (p *Pool) Plans() (loaded, pending int) {
 	return loaded, pending
 }
 
-// Lease is a place on one rank, taken for the time of a request.
+// Lease is a place on one rank that is reserved for a request.
 type Lease struct {
 	Backend discovery.Backend
-	// Rank is the rank to pin to, or NoRank.
+	// Rank is the rank that the request is pinned to, or NoRank.
 	Rank int
 
-	// layout is the backend's plan; nil where it has none, or the plan is not loaded.
+	// layout is the plan of the backend. It is nil if the backend has no plan or the plan is not loaded.
 	layout *plans.Layout
-	// scored tells that the layout's tables have scored the request, whose forecast says how; unscored says why they have not
-	// although the backend has a plan.
+	// scored is true if the tables of the layout scored the request; its forecast has the scores. unscored is the
+	// reason if the backend has a plan but the request was not scored.
 	scored   bool
 	unscored string
 
 	pool *Pool
 	on   *backend
-	// place is the rank of the backend that is charged with the tokens, and with the pending request.
+	// place is the rank of the backend that is charged with the tokens and the pending request.
 	place   int
 	tokens  int64
 	pending int
-	// inFlight is the number of other inference requests on the backend when the place was taken.
+	// inFlight is the number of other inference requests on the backend when the place was reserved.
 	inFlight int
 	// route is the path of an inference request; empty for others.
 	route string
-	// spread is true where the engine picks the rank: each rank of the backend is charged with an equal share of the tokens.
+	// spread is true if the engine picks the rank. Each rank of the backend is then charged with an equal share of the
+	// tokens.
 	spread bool
-	// otherRank is true once the answer has reported another rank than Rank.
+	// otherRank is true once the response has reported a rank other than Rank.
 	otherRank bool
-	// begun tells that the answer of an inference request has begun.
+	// begun is true once the response to an inference request has begun.
 	begun bool
-	// taken is when the place was taken.
+	// taken is the time at which the place was reserved.
 	taken time.Time
-	// prefixes identify the beginnings of the request, given are those that the place holds if it serves it, and did not before.
+	// prefixes are the hashed prefixes of the request. given are the ones that this request adds to the cache of the
+	// place.
 	prefixes, given []uint64
-	// held is the memory that is kept for what the engine tells of the request; unhold gives it back, and is nil where none was.
-	held   int64
-	unhold func()
-	once   sync.Once
+	// reserved is the memory reserved for the routed experts of the response, in bytes. releaseReserved releases it;
+	// nil if nothing was reserved.
+	reserved        int64
+	releaseReserved func()
+	once            sync.Once
 }
 
-// endpoint is host:port of the rank.
+// endpoint returns host:port of the rank.
 func (l *Lease) endpoint() string { return l.Backend.Endpoint(l.Rank) }
 
-// errAllFull says that every rank that a request could go to has as many requests as it may.
-var errAllFull = errors.New("all ranks have as many requests as they may")
+// errAllFull is returned if every rank that a request could go to has reached its limit of pending requests.
+var errAllFull = errors.New("all ranks have reached their limit of pending requests")
 
-// acquire takes a rank for a request, among those whose endpoint is not in tried, and adds the request's tokens to
-// it. It reports false where none is left, or where all ranks are full: then the request's refused says so.
+// acquire reserves a rank for a request, among endpoints that are not in tried, and adds the tokens of the request to
+// it. It reports false if no rank is left or all ranks are full; if they are full, it sets r.refused.
 func (p *Pool) acquire(r *request, tried map[string]bool) (*Lease, bool) {
 	for {
 		lease, ok, unknown := p.choose(r, tried)
 		switch {
 		case unknown.layout != nil:
-			// The plan of the chosen pods has no forecast for the request yet. By the time it has, they may have changed.
+			// The plan of the chosen pods has no forecast for the request yet. The backends may change while it is
+			// computed.
 			r.score(unknown.layout)
 		case unknown.text:
 			r.hash()
@@ -447,10 +456,10 @@ func (p *Pool) acquire(r *request, tried map[string]bool) (*Lease, bool) {
 	}
 }
 
-// wait acquires as acquire does, and waits for a backend until the context ends where there is none, and for a rank that suits where
-// the request may stand in line. Where all are full it does not wait: the client does that better.
+// wait acquires a rank like acquire. If there is no backend, it waits for one until the context ends. If the request
+// may queue, it also waits for a suitable rank. It does not wait if all ranks are full: the client retries.
 func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Lease, bool) {
-	defer p.giveUp(r)
+	defer p.leaveQueue(r)
 	var patience <-chan time.Time
 	if p.options.Hold > 0 {
 		timer := time.NewTimer(p.options.Hold)
@@ -469,24 +478,24 @@ func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Le
 		}
 		select {
 		case <-ctx.Done():
-			if r.standing == nil || ctx.Err() != context.DeadlineExceeded {
+			if r.queued == nil || ctx.Err() != context.DeadlineExceeded {
 				return nil, false
 			}
-			r.patient = false // there is a place, if not the one that it waits for
+			r.mayWait = false // a place is free, but not the one that the request waits for
 			return p.acquire(r, tried)
 		case <-changed:
-		case <-r.standing.Turn():
+		case <-r.queued.Woken():
 		case <-patience:
-			r.patient = false
+			r.mayWait = false
 		}
 	}
 }
 
-// Release gives the place back. Further calls do nothing.
+// Release releases the place. Further calls do nothing.
 func (l *Lease) Release() {
 	l.once.Do(func() {
-		if l.unhold != nil {
-			l.unhold()
+		if l.releaseReserved != nil {
+			l.releaseReserved()
 		}
 		l.pool.mu.Lock()
 		defer l.pool.mu.Unlock()
@@ -494,7 +503,7 @@ func (l *Lease) Release() {
 	})
 }
 
-// leave takes the request off its place. The lock must be held.
+// leave removes the request from its place. The lock must be held.
 func (l *Lease) leave() {
 	l.charge(l.on.outstanding, -l.tokens)
 	l.on.pending[l.place] -= l.pending
@@ -502,7 +511,8 @@ func (l *Lease) leave() {
 	l.pool.dropIdle(l.on)
 }
 
-// charge adds tokens to the lease's place in a list of loads by rank. Where the engine picks the rank, each rank gets an equal share.
+// charge adds tokens to the place of the lease in a list of loads by rank. If the engine picks the rank, each rank gets
+// an equal share.
 func (l *Lease) charge(loads []int64, tokens int64) {
 	if !l.spread {
 		loads[l.place] += tokens
@@ -513,7 +523,7 @@ func (l *Lease) charge(loads []int64, tokens int64) {
 	}
 }
 
-// Answered tells that the first event of a streamed answer has come. Further calls do nothing.
+// Answered records that the first event of a streamed response has arrived. Further calls do nothing.
 func (l *Lease) Answered() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
@@ -523,32 +533,32 @@ func (l *Lease) Answered() {
 	}
 }
 
-// stepped notes that an answer has begun or ended: a step of the engine is over, and all prompts that were sent there are in the one that
-// begins, if they were not in that.
+// stepped records that a response has begun or ended. An engine step is then complete, and the next step contains all
+// prompts that were sent before.
 func (l *Lease) stepped() {
 	if l.pending > 0 {
 		clear(l.on.next)
 	}
 }
 
-// Eject keeps requests away from the lease's backend for a moment: it could not be reached.
+// Eject keeps requests away from the backend of the lease for the ejection time, because it was unreachable.
 func (l *Lease) Eject() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
 	l.eject(ejection)
 }
 
-// eject is Eject for a time, where the lock is held.
+// eject is Eject for a given time. The lock must be held.
 func (l *Lease) eject(pause time.Duration) {
 	if until := l.pool.now().Add(pause); until.After(l.on.ejectedUntil) {
 		l.on.ejectedUntil = until
 	}
 }
 
-// judge notes whether the lease's backend serves inference requests. One that fails them at once would look idle, and draw all of them;
-// but what has failed may be the request. What was sent before its ejection has ended says no more of it,
-// however late it fails.
-func (l *Lease) judge(serves bool) {
+// recordOutcome records whether the backend of the lease serves inference requests. A backend that fails requests
+// immediately would look idle and attract all of them, but the request itself may be the cause. Failures of requests
+// that were sent before the end of the backend's ejection do not count.
+func (l *Lease) recordOutcome(serves bool) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
 	switch {
@@ -557,14 +567,15 @@ func (l *Lease) judge(serves bool) {
 	case l.taken.Before(l.on.ejectedUntil):
 	default:
 		l.on.failures++
-		if more := l.on.failures - failuresInARow; more >= 0 {
-			l.eject(ejection << min(more, longerEjections))
+		if more := l.on.failures - failuresToEject; more >= 0 {
+			l.eject(ejection << min(more, maxEjectionDoublings))
 		}
 	}
 }
 
-// give notes that the lease's place caches the request, of which the pool's prefixes were just asked. The lock must be held.
-func (l *Lease) give(prefixes []uint64) {
+// recordCached records that the place of the lease caches the request. It must follow a Match of the pool's prefixes
+// for the same request. The lock must be held.
+func (l *Lease) recordCached(prefixes []uint64) {
 	l.prefixes = prefixes
 	if len(prefixes) == 0 || l.place >= len(l.on.caches) {
 		return
@@ -574,7 +585,7 @@ func (l *Lease) give(prefixes []uint64) {
 	l.pool.prefixes.Put(cache, prefixes)
 }
 
-// Unserved takes back that the lease's place caches the request: it has not served it.
+// Unserved removes the request from the recorded cache content of the place, which has not served it.
 func (l *Lease) Unserved() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// Backends that stay keep their load when others come and go; an ejected one is used again where there is no other.
+// TestPool checks that backends keep their load while others change, and that an ejected backend is used if there is no
+// other.
 func TestPool(t *testing.T) {
 	a, b := discovery.Backend{Pod: "a", Address: "a:1", Ranks: 1}, discovery.Backend{Pod: "b", Address: "b:1", Ranks: 1}
 	pool := NewPool()
@@ -46,8 +47,9 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// Where all others are full, a request goes to a pod that was just found unreachable; it is refused where that one is full, too.
-func TestPendingLimitBesideAnEjectedPod(t *testing.T) {
+// TestPendingLimitWithAnEjectedPod checks that a request goes to an ejected pod if all others are full, and is rejected
+// if that pod is full too.
+func TestPendingLimitWithAnEjectedPod(t *testing.T) {
 	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 1 })
 	pool.Set(backendsOf("", 2, 1, "p"))
 	first, ok := pool.acquire(completion("first", "x"), nil)
@@ -74,8 +76,9 @@ func TestPendingLimitBesideAnEjectedPod(t *testing.T) {
 	}
 }
 
-// Pods that take no requests for a rank get as many as those that do, which have as many devices: while one engine takes the place of another,
-// the last pods of the old one, or the first of the new, would get most.
+// TestPodsWithoutRanksGetTheirShare checks that pods without ranks get as many requests as pods with ranks and as many
+// devices. Without this rule, while one engine replaces another, the last pods of the old one or the first pods of the
+// new one would get most requests.
 func TestPodsWithoutRanksGetTheirShare(t *testing.T) {
 	for _, plan := range []string{"", "p"} {
 		pool := NewPool()
@@ -101,9 +104,9 @@ func TestPodsWithoutRanksGetTheirShare(t *testing.T) {
 	}
 }
 
-// A backend that goes away for a moment comes back with the load of its requests, and with what it has cached; once these have ended
-// nothing is kept of one that is away.
-func TestComesBackAsBusyAsItIs(t *testing.T) {
+// TestReturningBackendKeepsItsLoad checks that a backend that disappears briefly returns with the load of its requests
+// and its recorded cache. Once its requests have ended, an absent backend is forgotten.
+func TestReturningBackendKeepsItsLoad(t *testing.T) {
 	a := discovery.Backend{Pod: "a", Address: "a:1", Ranks: 2, RankAddresses: []string{"a:1", "a:2"}}
 	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 1 })
 	body := []byte(`{"prompt":"` + strings.Repeat("a long prompt ", 100) + `","max_tokens":1}`)
@@ -124,7 +127,7 @@ func TestComesBackAsBusyAsItIs(t *testing.T) {
 	if first.Rank == 1 {
 		one.RankAddresses = []string{"a:1", ""}
 	}
-	for _, back := range []discovery.Backend{a, one} { // the second while it stays
+	for _, back := range []discovery.Backend{a, one} { // the second case while it stays
 		pool.Set([]discovery.Backend{back})
 		if got := outstanding(pool); got != held {
 			t.Fatalf("%d tokens are outstanding, want %d", got, held)
@@ -149,7 +152,7 @@ func TestComesBackAsBusyAsItIs(t *testing.T) {
 		t.Errorf("%d tokens are outstanding, %d backends departed", got, len(pool.departed))
 	}
 
-	// Its last request ends while it is away.
+	// Its last request ends while the backend is absent.
 	last, _ := acquire()
 	pool.Set(nil)
 	if len(pool.departed) != 1 {
@@ -159,7 +162,7 @@ func TestComesBackAsBusyAsItIs(t *testing.T) {
 	if len(pool.departed) != 0 {
 		t.Error("the idle backend is kept")
 	}
-	// Another pod at its address, and the pod with other ranks, have nothing of it.
+	// Another pod at the same address, and the same pod with another number of ranks, inherit nothing.
 	for _, other := range []discovery.Backend{{Pod: "b", Address: "a:1", Ranks: 2}, {Pod: "a", Address: "a:1", Ranks: 3}} {
 		pool.Set([]discovery.Backend{a})
 		last, _ = acquire()
@@ -176,7 +179,8 @@ func TestComesBackAsBusyAsItIs(t *testing.T) {
 	}
 }
 
-// Requests come and end while backends come and go: in the end nothing is outstanding, and nothing is kept.
+// TestBackendsThatBlink checks that no load and no state remain after requests and backends have come and gone
+// concurrently.
 func TestBackendsThatBlink(t *testing.T) {
 	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 2 })
 	a, b := discovery.Backend{Pod: "a", Address: "a:1", Ranks: 2}, discovery.Backend{Pod: "b", Address: "b:1", Ranks: 2}
@@ -208,30 +212,30 @@ func TestBackendsThatBlink(t *testing.T) {
 	}
 }
 
-// A backend that fails requests in a row is kept away from, longer each time; one that it serves ends the row. Requests that were under way
-// when it was ejected, or were sent to it all the same, prolong nothing.
+// TestBackendThatFails checks that a backend with consecutive failures is ejected, for longer each time, and that a
+// success ends the sequence. Requests that were in flight at the ejection, or were sent during it, do not extend it.
 func TestBackendThatFails(t *testing.T) {
 	now := time.Now()
 	pool := NewPool()
 	pool.now = func() time.Time { return now }
 	pool.Set([]discovery.Backend{{Pod: "a", Address: "a:1", Ranks: 1}})
-	judge := func(took time.Duration, serves bool) *backend {
+	recordOutcome := func(took time.Duration, serves bool) *backend {
 		now = now.Add(-took)
 		lease, _ := pool.acquire(completion("x", "x"), nil)
 		defer lease.Release()
 		now = now.Add(took)
-		lease.judge(serves)
+		lease.recordOutcome(serves)
 		return lease.on
 	}
 	for i, step := range []struct {
-		after, took time.Duration // since the step before, and since its request was sent
+		after, took time.Duration // since the previous step, and since the request was sent
 		serves      bool
-		pause       time.Duration // that is left
+		pause       time.Duration // the remaining ejection
 	}{
 		{0, 0, false, 0}, {0, 0, true, 0}, {0, 0, false, 0},
 		{0, 0, false, time.Second},
-		{time.Second / 4, time.Second / 2, false, 3 * time.Second / 4}, // it was sent before
-		{time.Second / 4, 0, false, time.Second / 2},                   // there was no other
+		{time.Second / 4, time.Second / 2, false, 3 * time.Second / 4}, // sent before the ejection
+		{time.Second / 4, 0, false, time.Second / 2},                   // there was no other backend
 		{time.Second, 2 * time.Second, false, 0}, {0, 3 * time.Second / 4, false, 0},
 		{0, time.Second / 4, false, 2 * time.Second},
 		{2 * time.Second, 0, false, 4 * time.Second},
@@ -242,14 +246,14 @@ func TestBackendThatFails(t *testing.T) {
 		{7 * time.Second, 0, false, 0}, {0, 0, false, time.Second},
 	} {
 		now = now.Add(step.after)
-		if got := max(0, judge(step.took, step.serves).ejectedUntil.Sub(now)); got != step.pause {
+		if got := max(0, recordOutcome(step.took, step.serves).ejectedUntil.Sub(now)); got != step.pause {
 			t.Errorf("step %d: it is kept away from for %v, want %v", i, got, step.pause)
 		}
 	}
 	now = now.Add(time.Hour)
-	on := judge(0, true)
+	on := recordOutcome(0, true)
 	on.failures = 1 << 20
-	judge(0, false)
+	recordOutcome(0, false)
 	lease, _ := pool.acquire(completion("x", "x"), nil)
 	lease.Eject()
 	if got := on.ejectedUntil.Sub(now); got != 8*time.Second {
@@ -257,7 +261,7 @@ func TestBackendThatFails(t *testing.T) {
 	}
 }
 
-// cachedBlocks is how many blocks of a text the first rank of a pod is thought to hold.
+// cachedBlocks returns how many blocks of a text are recorded as cached on the first rank of a pod.
 func cachedBlocks(pool *Pool, pod int, text string) int {
 	r := completion("look", text)
 	r.hash()
@@ -267,20 +271,21 @@ func cachedBlocks(pool *Pool, pod int, text string) int {
 	return pool.prefixes.Hit(pool.groups[0].backends[pod].caches[0]).Tokens / dispatch.PrefixBlock
 }
 
-// A place caches what it has served, and not what it has failed to serve, wherever a gateway has sent that.
+// TestCachesWhatIsServed checks that a place is recorded as caching the requests that it served and not those that it
+// failed, also if a gateway used a fallback.
 func TestCachesWhatIsServed(t *testing.T) {
 	const short, long = 20, 40 // in blocks of text
 	text := strings.Repeat("0123456789abcdef", long*16)
 	cached := func(pool *Pool, pod int) int { return cachedBlocks(pool, pod, text) }
 	for name, tc := range map[string]struct {
 		then   func(*Pool, *Lease)
-		of, by int // blocks that a and b are thought to hold in the end
+		of, by int // expected cached blocks of a and b at the end
 	}{
-		"served":             {func(_ *Pool, l *Lease) { l.judge(true) }, long, 0},
-		"failed":             {func(_ *Pool, l *Lease) { l.Unserved(); l.Unserved() }, short, 0},
-		"served by another":  {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1") }, short, long},
-		"failed by another":  {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1"); l.Unserved() }, short, 0},
-		"served by somebody": {func(_ *Pool, l *Lease) { l.Unserved(); l.move("c:1"); l.Unserved() }, short, 0},
+		"served":                        {func(_ *Pool, l *Lease) { l.recordOutcome(true) }, long, 0},
+		"failed":                        {func(_ *Pool, l *Lease) { l.Unserved(); l.Unserved() }, short, 0},
+		"served by another":             {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1") }, short, long},
+		"failed by another":             {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1"); l.Unserved() }, short, 0},
+		"served by an unknown endpoint": {func(_ *Pool, l *Lease) { l.Unserved(); l.move("c:1"); l.Unserved() }, short, 0},
 		"its pod is another": {func(p *Pool, l *Lease) {
 			p.Set([]discovery.Backend{{Pod: "a", Address: "a:1", Ranks: 2}, {Pod: "b", Address: "b:1", Ranks: 1}})
 			l.Unserved()
@@ -303,7 +308,7 @@ func TestCachesWhatIsServed(t *testing.T) {
 	}
 }
 
-// A pool of many places takes a request on one of them.
+// TestManyPlaces checks that a pool with many places assigns a request to one of them.
 func TestManyPlaces(t *testing.T) {
 	pool := newPool(backendsOf("", 1000, 64, "p")...)
 	for i := range 4 {

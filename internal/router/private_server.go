@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// maxPrivateConnections bounds the connections to the port for managers, verified or not.
+	// maxPrivateConnections is the maximum number of connections to the port for managers, verified or not.
 	maxPrivateConnections = 256
-	// privateWriteTimeout bounds an answer to a manager; the largest has about 200 MB.
+	// privateWriteTimeout bounds the time to write a response to a manager; the largest response has about 200 MB.
 	privateWriteTimeout = time.Minute
 )
 
-// newPrivateServer returns the server of observations and live samples. It answers only clients with a certificate of the managers'
-// authority, which is given as PEM: live samples can hold prompts.
+// newPrivateServer returns the server of observations and live samples. It answers only clients with a certificate of
+// the managers' authority, given as PEM, because live samples can contain prompts.
 func newPrivateServer(observations *Observations, authority []byte, log logr.Logger) (*httpserver.Server, error) {
 	managers := x509.NewCertPool()
 	if !managers.AppendCertsFromPEM(authority) {
@@ -49,7 +49,7 @@ func privateRoutes(observations *Observations) http.Handler {
 	return mux
 }
 
-// listenPrivately opens the port for managers. The server is nil where no authority is configured.
+// listenPrivately opens the port for managers. The server is nil if no authority is configured.
 func listenPrivately(options Options, observations *Observations, log logr.Logger) (*httpserver.Server, net.Listener, error) {
 	if len(options.ManagerAuthority) == 0 {
 		return nil, nil, nil

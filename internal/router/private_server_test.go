@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/router/picker"
 )
 
-// managerIdentity returns a manager's identity; each call creates another authority.
+// managerIdentity returns the identity of a manager; each call creates another authority.
 func managerIdentity(t *testing.T) *managerauth.Identity {
 	t.Helper()
 	made, err := managerauth.Load(t.Context(), fake.NewClientset(), types.NamespacedName{Namespace: "semmoe-system", Name: managerauth.SecretName})
@@ -30,8 +30,8 @@ func managerIdentity(t *testing.T) *managerauth.Identity {
 	return made
 }
 
-// Observations and live samples are answered only on the private port, and only for clients with a certificate of the managers'
-// authority, while the API server is away.
+// TestOnlyManagersReadObservations checks that observations and live samples are served only on the private port, to
+// clients with a certificate of the managers' authority, without the API server.
 func TestOnlyManagersReadObservations(t *testing.T) {
 	p, _ := solved(t)
 	clients, options := keeping(t, p)
@@ -95,8 +95,9 @@ func TestOnlyManagersReadObservations(t *testing.T) {
 	}
 }
 
-// An authority that cannot be read is an error of the start, not an open port.
-func TestRefusesAnInvalidManagerAuthority(t *testing.T) {
+// TestRejectsAnInvalidManagerAuthority checks that an unreadable authority is an error at the start and does not open
+// the port.
+func TestRejectsAnInvalidManagerAuthority(t *testing.T) {
 	p, _ := solved(t)
 	clients, options := keeping(t, p)
 	options.ManagerAuthority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})

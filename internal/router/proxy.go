@@ -32,53 +32,58 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// Headers of a response that say who served it.
+// Response headers that identify the pod, the rank and the plan that served the request.
 const (
 	HeaderPod = "X-Semmoe-Pod"
-	// HeaderRank is the rank that served. It is absent where the rank is not known.
+	// HeaderRank is the rank that served the request. It is absent if the rank is not known.
 	HeaderRank = "X-Semmoe-Rank"
-	// HeaderPlan is the short digest of the plan by whose tables the rank was chosen; absent where it was chosen by load.
+	// HeaderPlan is the short digest of the plan that scored the rank. It is absent if the rank was chosen by
+	// load.
 	HeaderPlan = "X-Semmoe-Plan"
 )
 
-// ProxyOptions are the settings of a proxy.
+// ProxyOptions configures a proxy. The engine settings (RankHeader, RankRoutes, RoutingKeyHeader, RoutedExperts,
+// TokenizePath) apply to pods that do not name their engine.
 type ProxyOptions struct {
-	// RankHeader pins a request to a rank of a pod that does not tell its engine, as all that is said of engines here is of such pods; empty
-	// where that takes none: then the pod is chosen by load alone.
+	// RankHeader pins a request to a rank of a pod. If it is empty, the engine accepts no rank and the pod is chosen by
+	// load only.
 	RankHeader string
-	// RankRoutes are the routes on which that engine ignores the header.
+	// RankRoutes lists the routes on which the engine ignores the header.
 	RankRoutes engine.RankRoutes
-	// RoutingKeyHeader tells the engine which waiting requests to batch; empty where it takes no such hint.
+	// RoutingKeyHeader groups the waiting requests that the engine should batch. It is empty if the engine takes no
+	// such hint.
 	RoutingKeyHeader string
-	// MaxBodyBytes bounds a request's body, which is kept in memory until a response begins, for the case that it has to
-	// be sent again.
+	// MaxBodyBytes is the maximum size of a request body. The body stays in memory until a response begins, because the
+	// request may have to be sent again.
 	MaxBodyBytes int64
-	// Memory bounds what all requests hold, their headers included; nil for client.NewMemory.
+	// Memory bounds the memory of all requests, including their headers; nil selects client.NewMemory.
 	Memory *httpserver.Memory
-	// RoutedExperts is how the engine tells the experts of a request, and SamplePercent of how many requests they are
-	// asked.
+	// RoutedExperts describes how the engine reports the routed experts of a request. SamplePercent is the percentage
+	// of requests that the router samples for them.
 	RoutedExperts engine.RoutedExperts
 	SamplePercent int
-	// ExpertLoadSeries is how many experts with the highest load, and how many with the lowest, have series of their own.
+	// ExpertLoadSeries is the number of experts with the highest load, and of those with the lowest, that get their own
+	// series.
 	ExpertLoadSeries int
-	// LiveSamples is what is kept of the tokens of those requests; empty is livesamples.None.
+	// LiveSamples selects which tokens of the sampled requests are kept; empty means livesamples.None.
 	LiveSamples livesamples.Kind
-	// TokenizePath is the engine's route that tells the token ids of a prompt; empty where it has none.
+	// TokenizePath is the engine route that returns the token ids of a prompt; empty if there is none.
 	TokenizePath string
-	// EndpointWait is how long a request may wait for a pod where none is ready.
+	// EndpointWait is the maximum time that a request waits for a ready pod.
 	EndpointWait time.Duration
-	// ClientTimeout is how long a client may take to send a body, and how long it may take nothing of an answer that waits
-	// for it; 0 for ever.
+	// ClientTimeout is the maximum time that a client may take to send a body, and the maximum time that it may read
+	// nothing of a pending response. 0 means no limit.
 	ClientTimeout time.Duration
 }
 
-// What the engines call their headers and fields, each: pods of several may serve together, and a client does not know whose it gets.
+// requestFields and startFields are the body fields of all supported engines. Every field is checked on every request:
+// pods of several engines may serve together, and a client does not know which engine answers.
 var (
 	requestFields = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.RequestField })
 	startFields   = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.StartField })
 )
 
-// rankHeaders lists the headers of a request that choose a rank.
+// rankHeaders lists the request headers that choose a rank.
 func rankHeaders(header http.Header) []string {
 	var names []string
 	for name := range header {
@@ -89,7 +94,7 @@ func rankHeaders(header http.Header) []string {
 	return names
 }
 
-// adapter is the engine of pods that do not tell theirs.
+// adapter returns the engine adapter for pods that do not name their engine.
 func (o *ProxyOptions) adapter() *engine.Adapter {
 	return &engine.Adapter{
 		RankHeader: o.RankHeader, RankRoutes: o.RankRoutes, RoutingKeyHeader: o.RoutingKeyHeader, RoutedExperts: o.RoutedExperts,
@@ -97,7 +102,7 @@ func (o *ProxyOptions) adapter() *engine.Adapter {
 	}
 }
 
-// NewProxy returns the handler of the proxied routes, and what it observes.
+// NewProxy returns the handler of the proxied routes and the observations that it records.
 func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, options ProxyOptions) (http.Handler, *Observations) {
 	sender := newSender(pool, registry, options)
 	fail := func(w http.ResponseWriter, r *http.Request, err error) { writeFailure(w, r, err, log) }
@@ -105,17 +110,18 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme = "http"
 			r.Out.URL.Host = "engine"  // replaced for each attempt
-			r.Out.Header.Del("Expect") // the body is here already: the client has been told to go on
-			// No route can be upgraded. A client may offer HTTP/2 with every request, and some engines then read no body.
+			r.Out.Header.Del("Expect") // the body was read before, so the client has already got 100 Continue
+			// No route can be upgraded. A client may offer HTTP/2 with every request, and some engines then read no
+			// body.
 			for _, name := range append([]string{"Connection", "Upgrade", "Http2-Settings"}, rankHeaders(r.Out.Header)...) {
 				r.Out.Header.Del(name)
 			}
 			r.SetXForwarded()
 		},
-		// Streams, and all answers of unknown length, are flushed event by event whatever FlushInterval says.
+		// ReverseProxy flushes streams and responses of unknown length after each event, regardless of FlushInterval.
 		Transport:  sender,
 		BufferPool: &client.CopyBuffers{},
-		// A stream that breaks is the client's to see; here it is worth a line for who looks closely.
+		// A broken stream is visible to the client. Here it is logged at debug level only.
 		ErrorLog:     slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
 		ErrorHandler: fail,
 	}
@@ -127,21 +133,21 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 	return sender.metrics.count(identified(handler), options.ClientTimeout), sender.observations
 }
 
-// newTransport is one connection pool for all engines. There is no timeout on the response header: a long prompt on a loaded
-// engine takes as long as it takes, and the client decides how long it waits.
+// newTransport returns one connection pool for all engines. It sets no timeout for the response header: a long prompt
+// on a loaded engine may take any time, and the client decides how long it waits.
 func newTransport() *http.Transport {
 	return &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
 		MaxIdleConnsPerHost: 256,
-		// The engines' servers close a connection that was idle for 5 s: a request that is sent at that moment is lost.
+		// Engine servers close a connection after 5 s without requests. A request that is sent at that moment is lost.
 		IdleConnTimeout:    4 * time.Second,
 		DisableCompression: true,
-		// The default is 10 MiB for each answer.
+		// The default is 10 MiB per response.
 		MaxResponseHeaderBytes: 256 << 10,
 	}
 }
 
-// identified gives each request an id, for the logs of the engine.
+// identified gives each request an id, which the engine logs.
 func identified(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get(HeaderRequestID)
@@ -154,7 +160,7 @@ func identified(next http.Handler) http.Handler {
 	})
 }
 
-// count counts responses by status code. A client may take nothing of a response for so long.
+// count counts responses by status code. The timeout bounds how long a client may read nothing of a response.
 func (m *metrics) count(next http.Handler, timeout time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		writer := client.NewWriter(w, timeout)
@@ -164,30 +170,30 @@ func (m *metrics) count(next http.Handler, timeout time.Duration) http.Handler {
 }
 
 var (
-	errNoBackend  = errors.New("no serving pod is ready")
-	errNoTeller   = errors.New("no serving pod is ready whose routed experts can be told by their logical ids")
-	errUnanswered = errors.New("the request was sent to serving pods, and none of them answered")
-	errRankChosen = errors.New("the request body is invalid: it must be JSON, and must not choose a data-parallel rank")
-	errCompressed = errors.New("the request body is invalid: it must not be compressed")
-	errQueueFull  = errors.New("the request queues of the serving pods are full")
+	errNoBackend       = errors.New("no serving pod is ready")
+	errNoRoutedExperts = errors.New("no ready pod can return routed experts with logical expert IDs")
+	errUnanswered      = errors.New("the request was sent to serving pods, and none of them answered")
+	errRankChosen      = errors.New("the request body is invalid: it must be JSON, and must not choose a data-parallel rank")
+	errCompressed      = errors.New("the request body is invalid: it must not be compressed")
+	errQueueFull       = errors.New("the request queues of the serving pods are full")
 )
 
-// attemptsOnceSent bounds how many pods get a request of which each but the last broke the connection. It may be the
-// request that breaks them, and all of them must not go down with it.
+// attemptsOnceSent is the maximum number of pods that receive a request if each of them breaks the connection. The
+// request itself may crash the pods, and must not crash all of them.
 const attemptsOnceSent = 3
 
 const (
-	// firstPause is how long a request waits before it is sent to all pods again; it doubles each time, up to longestPause.
+	// firstPause is the time until a request is sent to all pods again. It doubles each time, up to longestPause.
 	firstPause   = 100 * time.Millisecond
 	longestPause = time.Second
 )
 
-// sender is the RoundTripper that finds a rank for each request, and another where the first cannot be reached.
+// sender is the RoundTripper that selects a rank for each request, and another rank if the first one is unreachable.
 type sender struct {
 	pool         *Pool
 	transport    *http.Transport
 	options      ProxyOptions
-	engine       *engine.Adapter // of pods that do not tell theirs
+	engine       *engine.Adapter // of pods that do not name their engine
 	metrics      *metrics
 	observations *Observations
 	tokenizer    *tokenize.Remote
@@ -206,14 +212,15 @@ func newSender(pool *Pool, registry prometheus.Registerer, options ProxyOptions)
 	return s
 }
 
-// tokenizerUnder is the URL by which a pod that serves under a plan tells the token ids of a prompt, if there is one.
+// tokenizerUnder returns the tokenize URL of a pod that serves under a plan. ok is false if no such pod has the route.
 func (s *sender) tokenizerUnder(plan string) (url string, ok bool) {
 	backend, ok := s.pool.backendUnder(plan)
 	path := backend.Adapter(s.engine).Generation.TokenizePath
 	return "http://" + backend.Address + path, ok && path != ""
 }
 
-// checkRank refuses a body that could choose a rank where wire.DropRank does not see it: the engine may read what the router cannot.
+// checkRank rejects bodies that could choose a rank in a form that wire.DropRank does not recognize. An engine may
+// parse bodies that the router cannot.
 func checkRank(header http.Header, body []byte) error {
 	switch {
 	case len(body) > 0 && wire.Compressed(header):
@@ -224,14 +231,14 @@ func checkRank(header http.Header, body []byte) error {
 	return nil
 }
 
-// read reads what a client sends. The context is the request's.
+// read parses a client request. The context is the context of the request.
 func (s *sender) read(ctx context.Context, path, id string, body []byte) *request {
 	r := newRequest(path, id, body)
 	r.tokenize = s.tokenizer.For(ctx)
 	r.lacking = lacking[path]
-	r.shifted = r.reportsExperts && wire.Asks(body, startFields)
+	r.shifted = r.reportsExperts && wire.RequestsAny(body, startFields)
 	r.sampled = r.reportsExperts && !r.shifted && sampled(rand.Uint64(), s.options.SamplePercent)
-	r.asksExperts = r.reportsExperts && wire.Asks(body, requestFields)
+	r.asksExperts = r.reportsExperts && wire.RequestsAny(body, requestFields)
 	r.writable = wire.IsObject(body)
 	route, infers := inference[path]
 	neverPinned := infers && route.smallest == ""
@@ -242,8 +249,8 @@ func (s *sender) read(ctx context.Context, path, id string, body []byte) *reques
 	return r
 }
 
-// RoundTrip tries pods as long as nothing of a response has reached the client. That is safe for a request that a pod may
-// have processed already, since to generate text changes nothing; what it has cost is lost.
+// RoundTrip tries pods until a response begins. It sends a request again even if a pod may have processed it:
+// generation has no side effects, so only the compute time is lost.
 func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	start, body := time.Now(), client.BodyOf(in)
 	if err := checkRank(in.Header, body.Bytes()); err != nil {
@@ -262,30 +269,30 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		case !ok && request.refused != nil:
 			return nil, request.refused
 		case !ok && request.asksExperts:
-			return nil, errNoTeller
+			return nil, errNoRoutedExperts
 		case !ok:
 			return nil, errNoBackend
 		}
-		response, look, began, err := s.attempt(in, body.Bytes(), request, lease)
+		response, capture, began, err := s.attempt(in, body.Bytes(), request, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
-			body.Drop() // it will not be sent again, and the answer may take minutes
-			clarify(response, request.path)
-			look = s.measured(response, lease, look)
-			request.answered(look)
+			body.Drop() // no further attempt follows, and the response may take minutes
+			explainNotFound(response, request.path)
+			capture = s.limitCapture(response, lease, capture)
+			request.answered(capture)
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
-			s.account(request, lease)
-			s.follow(func() bool { return in.Context().Err() != nil }, response, request, lease, began)
-			s.survey(response, request, lease, look, began)
-			if err := s.rewrite(response, request, lease, look); err != nil {
+			s.recordLoad(request, lease)
+			s.trackResponse(func() bool { return in.Context().Err() != nil }, response, request, lease, began)
+			s.countEligible(response, request, lease, capture, began)
+			if err := s.rewrite(response, request, lease, capture); err != nil {
 				response.Body.Close()
 				return nil, fmt.Errorf("read the engine's response: %w", err)
 			}
-			lease.markRank(response.Header) // an answer that was read whole may report another rank
+			lease.markRank(response.Header) // a buffered response may report another rank
 			return response, nil
 		}
 		full := false
 		if response != nil {
-			full = wire.SaysFull(response.Body)
+			full = wire.IsQueueFull(response.Body)
 			response.Body.Close()
 		}
 		if in.Context().Err() != nil {
@@ -293,7 +300,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		}
 		s.failed(request, lease)
 		tries.add(lease, full)
-		if err == nil { // a pod that says 503 is loading or draining, or has enough to do
+		if err == nil { // 503: the pod is loading, draining or overloaded
 			s.metrics.retries.WithLabelValues(retryUnavailable).Inc()
 			continue
 		}
@@ -307,26 +314,26 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	}
 }
 
-// isDial tells that no connection was made: the request did not leave.
+// isDial reports whether the connection failed, so that the request was not sent.
 func isDial(err error) bool {
 	var operation *net.OpError
 	return errors.As(err, &operation) && operation.Op == "dial"
 }
 
-// rewrite does with the routed experts of a response what their reader needs: what the router has asked for is taken out
-// and counted, what the client has asked for is told by logical ids.
-func (s *sender) rewrite(response *http.Response, r *request, lease *Lease, look look) error {
+// rewrite processes the routed experts in a response. Experts that the router requested are removed and counted.
+// Experts that the client requested are converted to logical ids.
+func (s *sender) rewrite(response *http.Response, r *request, lease *Lease, capture capture) error {
 	switch {
-	case look.strips && response.StatusCode == http.StatusOK:
-		return (&meter{engine: lease.Backend.Adapter(s.engine).RoutedExperts, observations: s.observations, lease: lease, request: r, sampled: look.sampled}).wrap(response)
+	case capture.strips && response.StatusCode == http.StatusOK:
+		return (&responseCapture{engine: lease.Backend.Adapter(s.engine).RoutedExperts, observations: s.observations, lease: lease, request: r, sampled: capture.sampled}).wrap(response)
 	case r.asksExperts && lease.Backend.Permuted:
 		return (&translator{engine: lease.Backend.Adapter(s.engine).RoutedExperts, lease: lease}).wrap(response)
 	}
 	return nil
 }
 
-// account counts a request that an engine answers.
-func (s *sender) account(r *request, lease *Lease) {
+// recordLoad records the load of a request that an engine answers.
+func (s *sender) recordLoad(r *request, lease *Lease) {
 	if !r.inference {
 		return
 	}
@@ -338,17 +345,17 @@ func (s *sender) account(r *request, lease *Lease) {
 	}
 }
 
-// tries are what came of sending a request to the pods of the present round, in which each gets it once; one whose ranks have queues of
-// their own twice, where the first of them is full.
+// tries records the failed attempts of the current round. In a round each pod gets the request once. A pod with
+// separate queues per rank gets it a second time if the queue of the first rank is full.
 type tries struct {
 	places map[string]bool
-	// full are the endpoints that serve, and have too long a queue.
+	// full contains the endpoints that serve requests but have a full queue.
 	full map[string]bool
-	// pause is how long the next round is waited for.
+	// pause is the time to wait before the next round.
 	pause time.Duration
 }
 
-// add notes that a place does not answer, because its queue is full or otherwise.
+// add records that the place of a lease did not answer. full is true if its queue is full.
 func (t *tries) add(lease *Lease, full bool) {
 	endpoint := lease.endpoint()
 	place := endpoint
@@ -361,11 +368,11 @@ func (t *tries) add(lease *Lease, full bool) {
 	}
 }
 
-// acquire takes a rank of a pod that was not tried, or, once all were, waits a moment and tries all of them again: what
-// was unreachable may be a pod that has just gone, whose successor comes up at this moment. It gives up at the deadline, and at
-// once where pods are there whose queues are full: to ask them again and again would only add to what they have to do.
+// acquire reserves a rank of a pod that was not tried. Once all pods were tried, it waits and tries all of them again:
+// an unreachable pod may have just been deleted, and its successor may be starting. It fails at the deadline. It fails
+// at once if pods have full queues, because polling them would add to their load.
 func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tries *tries) (*Lease, bool) {
-	r.patient = len(tries.places) == 0
+	r.mayWait = len(tries.places) == 0
 	if lease, ok := s.pool.acquire(r, tries.places); ok {
 		return lease, true
 	}
@@ -393,21 +400,22 @@ func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tr
 	return s.pool.wait(ctx, r, nil)
 }
 
-// attempt sends a request to the place of its lease, and says what was done to know its experts, and when it was sent. What may have
-// been refused for that is sent once more as the client has sent it, and counts as if it had been sent so at once.
-func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease) (_ *http.Response, _ look, sent time.Time, _ error) {
-	asked, done := s.look(r, body, lease)
+// attempt sends a request to the place of its lease. It returns the capture state and the time of sending. A request
+// that may have been rejected because of the capture is sent once more with the client's body, and counts as if it had
+// been sent unchanged.
+func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease) (_ *http.Response, _ capture, sent time.Time, _ error) {
+	asked, done := s.requestExperts(r, body, lease)
 	sent = s.observations.now()
 	response, err := s.send(in, asked, r, lease)
 	if err == nil && done.refused(response) {
 		response.Body.Close()
-		lease.unhold()
-		done, sent = look{}, s.observations.now()
+		lease.releaseReserved()
+		done, sent = capture{}, s.observations.now()
 		response, err = s.send(in, body, r, lease)
 	}
 	if err != nil {
 		lease.Release()
-		return nil, look{}, sent, err
+		return nil, capture{}, sent, err
 	}
 	lease.mark(response.Header)
 	response.Body = &leasedBody{ReadCloser: response.Body, lease: lease}
@@ -418,7 +426,7 @@ func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease
 func (s *sender) send(in *http.Request, body []byte, r *request, lease *Lease) (*http.Response, error) {
 	out := in.Clone(in.Context())
 	out.URL.Host = lease.endpoint()
-	out.Header.Del("Accept-Encoding") // a compressed response could not be looked into, and the way is short
+	out.Header.Del("Accept-Encoding") // the router cannot read a compressed response, and the network path is short
 	out.Host = out.URL.Host
 	if lease.Backend.PinsByHeader(lease.Rank) {
 		out.Header.Set(lease.Backend.Adapter(s.engine).RankHeader, strconv.Itoa(lease.Rank))
@@ -430,16 +438,17 @@ func (s *sender) send(in *http.Request, body []byte, r *request, lease *Lease) (
 	out.Body, out.ContentLength, out.TransferEncoding = http.NoBody, int64(len(head)+len(rest)), nil
 	if len(body) > 0 {
 		kept := client.NewBody(rest)
-		defer kept.Drop() // the response keeps its request
-		// A kept connection may turn out to be closed before anything was sent: then the transport takes another one.
+		defer kept.Drop() // the response references its request
+		// The server may have closed a reused connection before anything was sent. The transport then uses another
+		// connection.
 		out.GetBody = func() (io.ReadCloser, error) { return prefixed(head, kept.Reader()), nil }
 		out.Body = prefixed(head, kept.Reader())
 	}
 	return s.transport.RoundTrip(out)
 }
 
-// withRank returns the body of a request to a lease's rank in two parts. The first contains the rank where the engine reads it there, and asks
-// for no stored response.
+// withRank returns the body of a request to the rank of a lease in two parts. The first part contains the rank if the
+// engine reads it from the body. On the responses route, the first part disables storage of the response.
 func (s *sender) withRank(path string, body []byte, lease *Lease) (head string, rest []byte) {
 	if path == wire.ResponsesPath {
 		return wire.WithoutStore(body)
@@ -452,7 +461,7 @@ func (s *sender) withRank(path string, body []byte, lease *Lease) (head string, 
 	return head, rest
 }
 
-// prefixed reads a text before a body.
+// prefixed returns a reader of head followed by body.
 func prefixed(head string, body io.ReadCloser) io.ReadCloser {
 	if head == "" {
 		return body
@@ -463,9 +472,9 @@ func prefixed(head string, body io.ReadCloser) io.ReadCloser {
 	}{io.MultiReader(strings.NewReader(head), body), body}
 }
 
-// routingKey is the header that names the rank that holds most of the request's experts, which may be another than the one that load has
-// left for it: requests of one kind that wait on a rank are then batched. A client's own key is left: it chooses no rank,
-// and whoever sets it knows more about its requests than a forecast.
+// routingKey returns the header that names the rank with most of the request's experts. Load may have moved the request
+// to another rank. The engine batches waiting requests with the same key. A key that the client has set is kept: it
+// chooses no rank, and the client knows more about its requests than a forecast.
 func (s *sender) routingKey(header http.Header, r *request, lease *Lease) (name, key string) {
 	name = lease.Backend.Adapter(s.engine).RoutingKeyHeader
 	if name == "" || !lease.scored || header.Get(name) != "" {
@@ -474,18 +483,18 @@ func (s *sender) routingKey(header http.Header, r *request, lease *Lease) (name,
 	return name, strconv.Itoa(r.forecast.best)
 }
 
-// mark says in a response's header who served it.
+// mark sets the response headers that identify the pod, the rank and the plan.
 func (l *Lease) mark(header http.Header) {
 	header.Set(HeaderPod, l.Backend.Pod)
 	l.markRank(header)
-	header.Del(HeaderRequestID) // the client is told it already, whether or not the engine repeats it
+	header.Del(HeaderRequestID) // the client gets the id from the router, whether or not the engine repeats it
 	header.Del(HeaderPlan)
 	if l.scored {
 		header.Set(HeaderPlan, artifact.Digest(l.layout.Tables).Short())
 	}
 }
 
-// markRank sets the header of the rank that served, or removes it where the rank is not known.
+// markRank sets the header with the rank that served the request. It removes the header if the rank is not known.
 func (l *Lease) markRank(header http.Header) {
 	header.Del(HeaderRank)
 	if rank := l.knownRank(); rank != discovery.NoRank {
@@ -493,7 +502,7 @@ func (l *Lease) markRank(header http.Header) {
 	}
 }
 
-// leasedBody gives the place on the rank back when the response has been read, or its client has gone.
+// leasedBody releases the place on the rank when the response has been read or the client has disconnected.
 type leasedBody struct {
 	io.ReadCloser
 	lease *Lease
@@ -505,7 +514,7 @@ func (b *leasedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// writeFailure answers a request for which no engine did.
+// writeFailure answers a request that no engine has answered.
 func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Logger) {
 	fail := func(code int, kind, message string) { wire.WriteError(w, r.URL.Path, code, kind, message) }
 	switch {
@@ -524,18 +533,18 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 	case errors.Is(err, client.ErrBodyTooSlow):
 		fail(http.StatusRequestTimeout, wire.InvalidRequest, err.Error())
 	case r.Context().Err() != nil:
-		// The client has gone; 499 is what proxies log for that. Nobody reads it.
+		// The client has disconnected and reads no response. Proxies log this as 499.
 		w.WriteHeader(499)
 	case errors.Is(err, client.ErrBodyBroken):
 		fail(http.StatusBadRequest, wire.InvalidRequest, err.Error())
-	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
+	case errors.Is(err, errNoBackend), errors.Is(err, errNoRoutedExperts):
 		w.Header().Set("Retry-After", "5")
-		fail(http.StatusServiceUnavailable, wire.Unavailable, err.Error()+": try again later")
-	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull), errors.Is(err, client.ErrNoRoom):
+		fail(http.StatusServiceUnavailable, wire.Unavailable, err.Error()+"; retry later")
+	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull), errors.Is(err, client.ErrNoMemory):
 		w.Header().Set("Retry-After", "1")
-		fail(http.StatusTooManyRequests, wire.RateLimited, err.Error()+": try again later")
+		fail(http.StatusTooManyRequests, wire.RateLimited, err.Error()+"; retry later")
 	default:
-		log.Error(err, "Failing a request")
-		fail(http.StatusBadGateway, wire.BadGateway, "the request could not be passed on to a serving pod")
+		log.Error(err, "Request failed")
+		fail(http.StatusBadGateway, wire.BadGateway, "the request could not be forwarded to a serving pod")
 	}
 }

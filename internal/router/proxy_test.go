@@ -35,7 +35,7 @@ func newRouter(t *testing.T, wait time.Duration, backends ...discovery.Backend) 
 	return server, pool, registry
 }
 
-// routerOn is a router with that pool.
+// routerOn serves a router with the given pool.
 func routerOn(t *testing.T, pool *Pool, wait time.Duration, backends ...discovery.Backend) (*httptest.Server, *prometheus.Registry) {
 	t.Helper()
 	pool.Set(backends)
@@ -90,7 +90,7 @@ func TestPinsToRanksByOutstandingTokens(t *testing.T) {
 	var clients sync.WaitGroup
 	for range 8 {
 		clients.Go(func() {
-			// The client's own wish for a rank is dropped.
+			// The rank that the client asks for is dropped.
 			request, _ := http.NewRequest(http.MethodPost, router.URL+"/v1/completions", strings.NewReader(`{"prompt":"x","max_tokens":10}`))
 			request.Header.Set(rankHeader, "0")
 			if response, err := http.DefaultClient.Do(request); err == nil {
@@ -114,12 +114,12 @@ func TestPinsToRanksByOutstandingTokens(t *testing.T) {
 func outstanding(p *Pool) int64 {
 	total, next := loads(p)
 	if total == 0 {
-		return next // where nothing is outstanding, nothing can be
+		return next // without outstanding tokens, next must be zero too
 	}
 	return total
 }
 
-// loads are the tokens outstanding over all ranks, and those of prompts that next steps compute.
+// loads returns the outstanding tokens of all ranks, and the prompt tokens that the next steps compute.
 func loads(p *Pool) (outstanding, next int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -147,7 +147,7 @@ func TestTriesAnotherPodWhileNothingWasSent(t *testing.T) {
 	good := newEngine(t, "good", 2, func(w http.ResponseWriter, r *http.Request) {
 		served.Add(1)
 		body, _ := io.ReadAll(r.Body)
-		w.Write(body) //nolint:errcheck // the client checks
+		w.Write(body) //nolint:errcheck // the client verifies the body
 	})
 	gone := discovery.Backend{Pod: "gone", Address: "127.0.0.1:1", Ranks: 2}
 	router, pool, _ := newRouter(t, time.Second, draining, hangsUp, gone, good)
@@ -200,7 +200,7 @@ func TestStreamsWithoutBuffering(t *testing.T) {
 			<-next
 		}
 	})
-	for _, percent := range []int{0, 100} { // as it is, and searched for routed experts
+	for _, percent := range []int{0, 100} { // unchanged, and searched for routed experts
 		router, _ := routerFor(t, adapterOf(t, "SGLang"), percent, engine)
 		response, err := http.Post(router+"/v1/chat/completions", "application/json", strings.NewReader(`{"stream":true}`))
 		if err != nil {
@@ -222,14 +222,14 @@ func TestStreamsWithoutBuffering(t *testing.T) {
 	}
 }
 
-// A prompt is one of the next step's until an answer of its pod begins or ends.
-func TestAnswersThatHaveBegun(t *testing.T) {
+// TestPromptsOfTheNextStep checks that a prompt counts for the next step until a response of its pod begins or ends.
+func TestPromptsOfTheNextStep(t *testing.T) {
 	next := make(chan struct{})
 	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
-		w.(http.Flusher).Flush() // engines send the header before there is a token
+		w.(http.Flusher).Flush() // engines send the header before the first token
 		<-next
-		io.WriteString(w, "data: 1\n\n") //nolint:errcheck // the client checks
+		io.WriteString(w, "data: 1\n\n") //nolint:errcheck // the client verifies the body
 		w.(http.Flusher).Flush()
 		<-next
 	})
@@ -256,7 +256,7 @@ func TestAnswersThatHaveBegun(t *testing.T) {
 func TestClientThatLeavesCancelsTheEngine(t *testing.T) {
 	started, cancelled := make(chan struct{}), make(chan struct{})
 	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body) //nolint:errcheck // the server notices a gone client once the body is read
+		io.Copy(io.Discard, r.Body) //nolint:errcheck // the server detects a disconnected client only after the body is read
 		close(started)
 		<-r.Context().Done()
 		close(cancelled)
@@ -368,7 +368,8 @@ func TestEstimateTokens(t *testing.T) {
 	}
 }
 
-// An image counts for what a model makes of it, however long it is on the wire, with the text beside it or without.
+// TestLoadOfImages checks that an image counts with a fixed number of tokens, regardless of its size in bytes, with and
+// without text.
 func TestLoadOfImages(t *testing.T) {
 	const text = `{"messages":[{"content":[{"type":"text","text":"what is this"}%s]}],"max_tokens":0}`
 	image := `,{"type":"image_url","image_url":{"url":"data:image/png;base64,` + strings.Repeat("A", 3<<20) + `"}}`
@@ -389,7 +390,7 @@ func TestLoadOfImages(t *testing.T) {
 	}
 }
 
-// What a model reads of tools is load: their description by its length, calls of them by their tokens.
+// TestLoadOfTools checks that tools count as load: definitions by their length, calls by their tokens.
 func TestLoadOfTools(t *testing.T) {
 	p, _ := solved(t)
 	load := func(body string) int64 {
@@ -414,7 +415,7 @@ func TestLoadOfTools(t *testing.T) {
 	}
 }
 
-// Requests that differ in their tools have no beginning in common, whether their tokens are known or not.
+// TestPrefixesOfTools checks that requests with different tools share no prefix, whether their tokens are known or not.
 func TestPrefixesOfTools(t *testing.T) {
 	p, _ := solved(t)
 	prefixes := func(tools string, layout *plans.Layout) []uint64 {
@@ -439,7 +440,7 @@ func TestPrefixesOfTools(t *testing.T) {
 	}
 }
 
-// Of a long prompt a part is scored, and all of it is load.
+// TestLoadOfALongPrompt checks that all tokens of a long prompt count as load, although only a part is scored.
 func TestLoadOfALongPrompt(t *testing.T) {
 	const more = 100
 	list := strings.Repeat("7,", wire.ReadTokens+more-1) + "7"
@@ -450,7 +451,8 @@ func TestLoadOfALongPrompt(t *testing.T) {
 	}
 }
 
-// A rank that has a port of its own is reached there, without a header; where one cannot be reached, the next is tried.
+// TestSendsToThePortOfTheRank checks that a rank with its own port is reached there, without a header, and that the
+// next one is tried if a port is unreachable.
 func TestSendsToThePortOfTheRank(t *testing.T) {
 	var ports []string
 	for rank := range 8 {
@@ -461,13 +463,13 @@ func TestSendsToThePortOfTheRank(t *testing.T) {
 			fmt.Fprint(w, rank)
 		}).Address)
 	}
-	ports[5] = "127.0.0.1:1" // nobody listens
+	ports[5] = "127.0.0.1:1" // no listener
 	router, pool, _ := newRouter(t, time.Second, discovery.Backend{Pod: "a", Address: ports[0], Ranks: 8, RankAddresses: ports})
 	served := map[string]bool{}
 	for range 200 {
 		response, body := post(t, router.URL+"/v1/completions", `{"prompt":"x"}`)
 		if response.StatusCode != http.StatusOK || response.Header.Get(HeaderRank) != body {
-			t.Fatalf("status %d, rank %q served, %q is told", response.StatusCode, body, response.Header.Get(HeaderRank))
+			t.Fatalf("status %d, rank %q served, %q is reported", response.StatusCode, body, response.Header.Get(HeaderRank))
 		}
 		served[body] = true
 	}
@@ -477,14 +479,15 @@ func TestSendsToThePortOfTheRank(t *testing.T) {
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
 }
 
-// When all ranks have as many requests as they may, clients are told at once to come back, and served when one has ended.
+// TestAllFull checks that clients are asked to retry immediately while all ranks are at their limit of pending
+// requests, and are served when one has ended.
 func TestAllFull(t *testing.T) {
 	release := make(chan struct{})
 	serving := make(chan struct{}, 2)
 	engine := newEngine(t, "a", 2, func(w http.ResponseWriter, r *http.Request) {
 		serving <- struct{}{}
 		<-release
-		io.Copy(w, r.Body) //nolint:errcheck // the client checks
+		io.Copy(w, r.Body) //nolint:errcheck // the client verifies the body
 	})
 	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 1 })
 	pool.Set([]discovery.Backend{engine})

@@ -15,13 +15,14 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 )
 
-// rankNames are what the names end in by which engines read a rank, and rankContainers the members within which they read options.
+// rankNames are the suffixes of names from which engines read a rank. rankContainers are the members in which they read
+// options.
 var (
 	rankNames      = []string{"dp_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "data_parallel_rank", "override_routed_dp_rank", "x_data_parallel_rank", "x_override_routed_dp_rank"}
 	rankContainers = []string{"", "sampling_params", "extra_body", "extra_args", "vllm_xargs", "kv_transfer_params", "nvext", "requests"}
 )
 
-// spelled is a name in another spelling: case, - or _, and, for members, escapes.
+// spelled returns a name in a random spelling: case, - or _, and, for members, escapes.
 func spelled(random *rand.Rand, name string, member bool) string {
 	var text strings.Builder
 	for _, c := range name {
@@ -39,7 +40,8 @@ func spelled(random *rand.Rand, name string, member bool) string {
 	return text.String()
 }
 
-// No header and no member of any spelling, on any route, reaches an engine: what it gets names no other rank than the router's.
+// TestNoSpellingChoosesARank checks that no spelling of a header or member, on any route, lets a client choose a rank:
+// the engine gets only the router's.
 func TestNoSpellingChoosesARank(t *testing.T) {
 	const chosen = 717171
 	random := rand.New(rand.NewPCG(5, 5))

@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
-// rankChoices are all ways in which a client could try to choose rank 3.
+// rankChoices lists all ways in which a client could try to choose rank 3.
 var rankChoices = map[string]struct{ header, member string }{
 	"nothing":           {},
 	"routed_dp_rank":    {member: `"routed_dp_rank":3`},
@@ -33,9 +33,9 @@ var rankChoices = map[string]struct{ header, member string }{
 	"header and member": {"X-Data-Parallel-Rank", `"routed_dp_rank":3`},
 }
 
-// No client chooses a rank, and an engine serves each request on the rank that the router reports, also on the route where the engine
-// ignores the rank header.
-func TestServesOnTheChosenRankWhateverTheClientAsksFor(t *testing.T) {
+// TestClientsCannotChooseTheRank checks that no client chooses a rank, and that an engine serves each request on the
+// rank that the router reports, also on a route where the engine ignores the rank header.
+func TestClientsCannotChooseTheRank(t *testing.T) {
 	address := startReferenceEngine(t, locality.Trivial)
 	adapter := adapterOf(t, "SGLang")
 	pool := newPool(discovery.Backend{Pod: "p", Address: address, Ranks: 4, Revision: "r", Shape: &planstest.Shape, Engine: "SGLang"})
@@ -82,7 +82,8 @@ func TestServesOnTheChosenRankWhateverTheClientAsksFor(t *testing.T) {
 	eventually(t, "all requests are observed", func() bool { return len(observations.recent()) == requests })
 }
 
-// An engine gets neither header nor member of the client's, on any route.
+// TestDropsRanksOfClientsOnEveryRoute checks that an engine gets neither a header nor a member of a client that names a
+// rank, on any route.
 func TestDropsRanksOfClientsOnEveryRoute(t *testing.T) {
 	for _, engineType := range []string{"SGLang", "VLLM", "VLLMAscend", "TensorRTLLM"} {
 		for path := range inference {
@@ -140,8 +141,9 @@ func TestDropsRanksOfClientsOnEveryRoute(t *testing.T) {
 	}
 }
 
-// The same through a gateway. What the gateway does not let change must not choose.
-func TestGatewaysClientsChooseNoRank(t *testing.T) {
+// TestGatewayClientsCannotChooseTheRank checks the same through a gateway. A body that the gateway does not let change
+// must not choose a rank.
+func TestGatewayClientsCannotChooseTheRank(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	for name, choice := range rankChoices {
 		backend := newEngine(t, "a", 4, func(http.ResponseWriter, *http.Request) {})
@@ -179,8 +181,9 @@ func TestGatewaysClientsChooseNoRank(t *testing.T) {
 	}
 }
 
-// What the router cannot read and an engine perhaps can is refused if it could choose a rank.
-func TestRefusesUnreadableBodiesThatMayChooseARank(t *testing.T) {
+// TestRejectsUnreadableBodiesThatMayChooseARank checks that a body that the router cannot parse, but an engine may, is
+// rejected if it could choose a rank.
+func TestRejectsUnreadableBodiesThatMayChooseARank(t *testing.T) {
 	backend := newEngine(t, "a", 4, func(http.ResponseWriter, *http.Request) {})
 	backend.Engine = "SGLang"
 	url, _ := proxyServer(t, newPool(backend), ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
@@ -210,14 +213,14 @@ func TestRefusesUnreadableBodiesThatMayChooseARank(t *testing.T) {
 		if response.StatusCode != tc.want {
 			t.Errorf("%s: %s, want %d", name, response.Status, tc.want)
 		}
-		// A rank that the engine cannot be asked for is reported by nobody.
+		// If the router cannot add the rank to the body, no rank is reported.
 		if unread := tc.body == `{"temperature":NaN}`; tc.want == 200 && (response.Header.Get(HeaderRank) == "") != unread {
 			t.Errorf("%s: rank %s", name, response.Header.Get(HeaderRank))
 		}
 	}
 }
 
-// A sampled answer of another rank is no observation of the chosen one.
+// TestCountsNoAnswerOfAnotherRank checks that a sampled response of another rank is not counted for the chosen rank.
 func TestCountsNoAnswerOfAnotherRank(t *testing.T) {
 	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `{"meta_info":{"prompt_tokens":1,"completion_tokens":1,"dp_rank":9,"routed_experts":"AAAA"}}`)

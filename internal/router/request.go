@@ -7,86 +7,91 @@ import (
 
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
-	"github.com/semmoe/operator/internal/router/line"
 	"github.com/semmoe/operator/internal/router/plans"
+	"github.com/semmoe/operator/internal/router/waitqueue"
 	"github.com/semmoe/operator/internal/router/wire"
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// request is what the choice of a rank needs to know. It belongs to one goroutine.
+// request contains the properties of a client request that the choice of a rank needs. It belongs to one goroutine.
 type request struct {
 	id string
 	// path is the route of the request.
 	path string
 	// route is the path of an inference request; empty for others.
 	route string
-	// lot is the random number that chooses the request's plan, however often the request is sent.
-	lot uint64
-	// output is what the request is expected to generate, tokens its whole load as estimated from its length.
+	// planRandom is the random number that selects the plan. It stays the same when the request is sent again.
+	planRandom uint64
+	// output is the expected number of generated tokens. tokens is the total load, estimated from the length of the
+	// request.
 	output, tokens int64
-	// answers is how many answers it gets, copies how many of them a prompt has.
+	// answers is the number of answers to the request. copies is the number of answers that contain the prompt.
 	answers, copies int64
-	// usual is how many tokens each of its answers is expected to have at most.
-	usual int64
-	// sampled tells that it is one of those whose experts are asked for, if its pod is one that is asked.
+	// answerTokens is the expected maximum number of tokens of one answer.
+	answerTokens int64
+	// sampled is true if the routed experts are requested, provided that the pod is sampled.
 	sampled bool
-	// shifted tells that the client leaves out what is told of its first tokens: such a request is not in the population that the
-	// sample is drawn from.
+	// shifted is true if the client excludes the first tokens from the reported experts. Such a request is not in the
+	// population of the sample.
 	shifted bool
-	// inference tells that the request's tokens activate experts, and reportsExperts that its answer can contain them.
+	// inference is true if the tokens of the request activate experts. reportsExperts is true if the response can
+	// contain them.
 	inference, reportsExperts bool
-	// lacking are the types of the engines that lack the request's route.
+	// lacking contains the engine types that lack the route of the request.
 	lacking map[string]bool
-	// pins reports whether the request can be sent to a rank of a backend whose ranks share an endpoint; nil where it always can.
+	// pins reports whether the request can be pinned to a rank of a backend with ranks that share an endpoint; nil
+	// means always.
 	pins func(discovery.Backend) bool
 	// writable reports whether a member can be added to the body.
 	writable bool
-	// asksExperts tells that the client wants to know the routed experts itself.
+	// asksExperts is true if the client requests the routed experts.
 	asksExperts bool
-	// eligible tells the endpoints that there are to choose from; nil where all are.
+	// eligible limits the endpoints to choose from; nil allows all.
 	eligible func(endpoint string) bool
-	// prompt is empty where its tokens cannot be told.
+	// prompt is empty if its tokens cannot be determined.
 	prompt wire.Prompt
-	// tokenize asks an engine under a plan for the tokens of texts that cannot be told here; nil where nobody is asked.
+	// tokenize gets the tokens of texts from an engine that serves under a plan, if the router cannot tokenize them;
+	// nil if no engine is asked.
 	tokenize func(plan string, texts []string) wire.Prompt
-	// forecast is the latest one; a request that is sent again to pods of the same plan keeps it.
+	// forecast is the latest forecast. It is reused when the request is sent again to pods of the same plan.
 	forecast forecast
-	// prefixes identify the beginnings of its text (dispatch.TextPrefixHashes) once it is hashed: for pods by whose plan it cannot be
-	// tokenized.
+	// prefixes are the prefix hashes of the text (dispatch.TextPrefixHashes), once hashed is true. They are used for
+	// pods if the text cannot be tokenized with their plan.
 	prefixes []uint64
 	hashed   bool
-	// scheduler is the one that has chosen its place, and rank what it chose: a request counts there once, however often it is sent.
+	// scheduler has chosen the place, at rank. The request counts in that scheduler once, however often it is sent.
 	scheduler *dispatch.Scheduler
 	rank      int
-	// patient tells that it may stand in line for a rank, standing that it does.
-	patient  bool
-	standing *line.Standing[waiting]
-	// refused says why the latest attempt to take a place has failed, where it is not that there is none.
+	// mayWait is true if the request may queue for a rank. queued is its entry in the queue.
+	mayWait bool
+	queued  *waitqueue.Entry[waiting]
+	// refused is the reason why the last attempt to reserve a place failed; nil if no place exists.
 	refused error
-	// failedBy are the revisions whose pods have failed to serve it.
+	// failedBy lists the revisions with pods that have failed to serve the request.
 	failedBy []string
 }
 
-// forecast is what a layout says of a request.
+// forecast contains the scores of a layout for a request.
 type forecast struct {
 	layout *plans.Layout
-	// scores are the expected local shares by rank; nil where unscored says why there are none.
+	// scores are the expected local shares by rank. They are nil if the request was not scored; unscored is then the
+	// reason.
 	scores   []float32
 	unscored string
-	// best is the rank with the highest of them.
+	// best is the rank with the highest score.
 	best int
-	// known and pairs are the shares of its tokens, and of pairs of them, that the tables have learnt from; told for sampled
-	// requests alone.
+	// known and pairs are the shares of the tokens, and of the token pairs, that the tables were trained on. They are
+	// set for sampled requests only.
 	known, pairs float64
-	// tokens is the request's load, its prompt counted.
+	// tokens is the load of the request, with the tokenized length of its prompt.
 	tokens int64
-	// prefixes identify the beginnings of its tokens (dispatch.PrefixHashes); nil where they cannot be told.
+	// prefixes are the prefix hashes of the tokens (dispatch.PrefixHashes); nil if the tokens are not known.
 	prefixes []uint64
 }
 
-// newRequest reads a request's body, which may be anything.
+// newRequest parses a request body of any content.
 func newRequest(path, id string, data []byte) *request {
-	r := &request{id: id, path: path, lot: rand.Uint64(), tokens: 1}
+	r := &request{id: id, path: path, planRandom: rand.Uint64(), tokens: 1}
 	var route inferenceRoute
 	if route, r.inference = inference[path]; !r.inference {
 		return r
@@ -96,33 +101,33 @@ func newRequest(path, id string, data []byte) *request {
 	b := wire.ParseBody(data)
 	r.answers, r.copies = b.Answers(path)
 	r.output = b.Output(r.answers)
-	r.usual = b.Usual()
+	r.answerTokens = b.ExpectedAnswerTokens()
 	r.prompt = wire.PromptOf(path, b)
 	media := r.prompt.Media
 	r.tokens = int64((len(data)-media.Bytes)/wire.BytesPerToken) + media.Tokens() + r.output + 1
 	return r
 }
 
-// promptEstimate returns the length of the prompt in tokens as estimated from its bytes, whatever a plan's tokenizer
-// says: revisions are compared by it.
+// promptEstimate returns the length of the prompt in tokens, estimated from its bytes. It does not depend on the
+// tokenizer of a plan, because revisions are compared by it.
 func (r *request) promptEstimate() int64 { return max(0, r.tokens-r.output-1) }
 
-// answered drops what is needed no more once an answer has begun: who counts its experts needs the prompt.
-func (r *request) answered(done look) {
+// answered releases the prompt once a response has begun. The prompt is needed only to count experts.
+func (r *request) answered(done capture) {
 	if !done.sampled {
 		r.prompt = wire.Prompt{}
 	}
 }
 
-// score makes the forecast of a layout. It takes as long as tokenizing does: no lock may be held.
+// score computes the forecast of a layout. It takes as long as tokenization; no lock may be held.
 func (r *request) score(l *plans.Layout) {
 	f := forecast{layout: l, tokens: r.tokens}
 	from := r.prompt
 	var ids []int32
 	if f.scores, f.prefixes, ids, f.unscored = l.Score(from); f.unscored == plans.NoTokenizer && r.tokenize != nil {
-		if told := r.tokenize(l.Digest, r.prompt.Texts); !told.Empty() {
-			told.Tools = from.Tools
-			from = told
+		if prompt := r.tokenize(l.Digest, r.prompt.Texts); !prompt.Empty() {
+			prompt.Tools = from.Tools
+			from = prompt
 			f.scores, f.prefixes, ids, f.unscored = l.Score(from)
 		}
 	}
@@ -136,7 +141,7 @@ func (r *request) score(l *plans.Layout) {
 	r.forecast = f
 }
 
-// ask is what a plan's scheduler is asked; the latest forecast is the plan's.
+// ask returns the request to the scheduler of a plan. The latest forecast must belong to that plan.
 func (r *request) ask(plan *scheduled) dispatch.Request {
 	asked := dispatch.Request{Tokens: int(r.tokens)}
 	if plan != nil && r.forecast.scores != nil {
@@ -146,7 +151,7 @@ func (r *request) ask(plan *scheduled) dispatch.Request {
 	return asked
 }
 
-// on is what is told of the forecast for a request that a rank has served; there must be scores.
+// on returns the forecast for the rank that served the request. The forecast must have scores.
 func (f *forecast) on(rank int) *lar.Forecast {
 	return &lar.Forecast{
 		Tables: f.layout.Tables, Best: f.best, Highest: share(float64(f.scores[f.best])), Predicted: share(float64(f.scores[rank])),
@@ -154,10 +159,11 @@ func (f *forecast) on(rank int) *lar.Forecast {
 	}
 }
 
-// share is a share to six decimals, more than a table has: the text of a thousand of them is then half as long.
+// share rounds a share to six decimals, more than the precision of a table. This halves the length of a list of shares
+// as JSON.
 func share(value float64) float64 { return math.Round(1e6*value) / 1e6 }
 
-// hash identifies the beginnings of the text, or of the token ids where the client gives these.
+// hash computes the prefix hashes of the text, or of the token ids if the client sent ids.
 func (r *request) hash() {
 	r.hashed = true
 	if texts := r.prompt.AllTexts(); len(texts) > 0 {

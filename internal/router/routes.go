@@ -15,22 +15,23 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// posts are the routes that take a request of a client, in addition to the inference routes.
+// posts lists the routes for POST requests of clients in addition to the inference routes.
 var posts = []string{"/v1/tokenize", "/tokenize", "/v1/detokenize", "/detokenize", "/v1/messages/count_tokens"}
 
-// routes are the routes that are proxied, by method. Requests about a stored response are refused with the reason.
+// routes lists the proxied routes by method. Requests about a stored response are routed so that they can be rejected
+// with a reason.
 var routes = client.NewRoutes(map[string][]string{
 	http.MethodGet:    {"/v1/models", "/v1/models/{model...}", "/v1/responses/{id}", "/v1/responses/{id}/input_items"},
 	http.MethodPost:   append(append(slices.Sorted(maps.Keys(inference)), posts...), "/v1/responses/{id}/cancel"),
 	http.MethodDelete: {"/v1/responses/{id}"},
 })
 
-// inferenceRoute is a route whose tokens activate experts.
+// inferenceRoute is a route with tokens that activate experts.
 type inferenceRoute struct {
-	// smallest is the smallest request, which pin checks send; a %s in it stands for the model's name as JSON. It is empty where no engine reads a
-	// rank.
+	// smallest is the smallest request, which pin checks send. A %s in it is replaced by the model name as JSON. It is
+	// empty if no engine reads a rank on the route.
 	smallest string
-	// reportsExperts is true where answers can contain the routed experts.
+	// reportsExperts is true if responses can contain the routed experts.
 	reportsExperts bool
 }
 
@@ -45,7 +46,8 @@ var inference = map[string]inferenceRoute{
 // pinnedRoutes are the inference routes on which engines read a rank, in order.
 var pinnedRoutes = slices.DeleteFunc(slices.Sorted(maps.Keys(inference)), func(route string) bool { return inference[route].smallest == "" })
 
-// lacking lists, by route, the types of the engines that have no such route in any release that was read. A release may lack more routes.
+// lacking lists, by route, the engine types that lack the route in all supported releases. A release may lack more
+// routes.
 var lacking = func() map[string]map[string]bool {
 	lists := map[string]map[string]bool{}
 	for _, route := range append(slices.Sorted(maps.Keys(inference)), posts...) {
@@ -63,13 +65,13 @@ var lacking = func() map[string]map[string]bool {
 }()
 
 var (
-	// errLacksRoute is for a route that the engines of all pods lack.
+	// errLacksRoute is returned if the engines of all pods lack a route.
 	errLacksRoute = errors.New("the engine of this service has no such route")
-	// errStored is for requests about a stored response, and for requests that ask to store one.
+	// errStored is returned for requests about a stored response, and for requests that ask to store one.
 	errStored = errors.New("responses are not stored: each would be on one pod only, and the next request may go to another one")
 )
 
-// checkState refuses what only the pod that stores an earlier response could answer.
+// checkState rejects requests that only the pod with the stored earlier response could answer.
 func checkState(path string, body []byte) error {
 	if wire.IsStoredResponse(path) {
 		return errStored
@@ -85,17 +87,17 @@ func checkState(path string, body []byte) error {
 
 func lacksRoute(path string) string { return fmt.Sprintf("%v: POST %s", errLacksRoute, path) }
 
-// maxNotFoundBytes bounds an answer that says only that there is no such route.
+// maxNotFoundBytes bounds the size of a "not found" response.
 const maxNotFoundBytes = 4 << 10
 
-// clarify replaces the answer of an engine that does not have a route, which older releases may lack: in it the engine's web framework says no
-// more than that something was not found.
-func clarify(response *http.Response, path string) {
+// explainNotFound replaces the response of an engine release that lacks a route. The web framework of the engine
+// answers only that something was not found.
+func explainNotFound(response *http.Response, path string) {
 	if _, infers := inference[path]; response.StatusCode != http.StatusNotFound || !infers && !slices.Contains(posts, path) {
 		return
 	}
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxNotFoundBytes))
-	if err != nil || !wire.SaysNotFound(text) {
+	if err != nil || !wire.IsNotFoundResponse(text) {
 		response.Body = struct {
 			io.Reader
 			io.Closer

@@ -11,8 +11,9 @@ import (
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 )
 
-// Only the routes of the service reach an engine, by no spelling another one.
-func TestAGatewayReachesOnlyTheRoutes(t *testing.T) {
+// TestGatewayReachesOnlyTheRoutes checks that only the routes of the service reach an engine, in any spelling of the
+// path.
+func TestGatewayReachesOnlyTheRoutes(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	gateway, _, registry := newPicker(t, newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 2}), ProxyOptions{RankHeader: rankHeader})
 	for request, want := range map[string]bool{
@@ -20,13 +21,13 @@ func TestAGatewayReachesOnlyTheRoutes(t *testing.T) {
 		"GET /v1/messages": false, "POST /v1/messages/batches": false, "GET /v1/responses": false, "POST /v1/responses/r/x": false,
 		"POST /v1/models": false, "GET /generate": false, "POST /flush_cache": false, "POST /v1/completions/../../flush_cache": false, "GET /v1/models/..%2f..%2fflush_cache": false,
 		"POST //generate": false, "POST /generate/": false, "POST http://x/generate": false, "POST *": false, "POST ": false, "GET /v1/models/%zz": false, "GET /": false,
-		// What the gateway is yet to cut off in front of a route.
+		// Prefixes that the gateway removes later.
 		"POST /qwen/v1/chat/completions": true, "POST /a/b/generate": true, "GET /qwen/v1/models/tiny": true,
 		"POST /qwen/flush_cache": false, "POST /v1/completions/flush_cache": false, "POST /qwen/generate/": false, "POST /qwen/../generate": false,
 		"POST /qwen//generate": false, "GET /qwen/generate": false, "POST /qwengenerate": false, "GET /qwen/v1/models/..%2fflush_cache": false, "POST http://x/qwen/generate": false,
 		"POST " + strings.Repeat("/a", 8) + "/generate": true, "POST " + strings.Repeat("/a", 9) + "/generate": false,
 		"GET /v1/models/" + strings.Repeat("a", 4000): true, "GET /v1/models/" + strings.Repeat("a", 5000): false,
-		// What a server may cut off, and routes of engines that end in another one.
+		// Parts that a server may cut off, and engine routes that end like another route.
 		"POST /flush_cache#/generate": false, "POST /generate#x": false, "GET /v1/models/a#b": false, "GET /v1/models/a%23b": true,
 		"POST /inference/v1/generate": false, "POST /inference/v1/%67enerate": false, "POST /qwen/inference/v1/generate": false, "POST /inference/v1/completions": true,
 		"POST /api/generate": false, "POST /qwen/api/generate": false, "POST /api/v1/chat/completions": true, "GET /v1/models/api/generate": true,
@@ -50,7 +51,7 @@ func TestAGatewayReachesOnlyTheRoutes(t *testing.T) {
 			rank = change.Set[strings.ToLower(rankHeader)]
 		}
 		if told := s.Answered().Set; told["x-request-id"] != change.Set["x-request-id"] || told["x-semmoe-rank"] != rank {
-			t.Errorf("%s: %v is told of %v", request, told, change)
+			t.Errorf("%s: got %v in %v", request, told, change)
 		}
 	}
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(`
@@ -65,8 +66,8 @@ semmoe_router_requests_total{code="503"} 0
 	}
 }
 
-// A request is read as one to the route that its path ends in.
-func TestAGatewayThatRewritesPaths(t *testing.T) {
+// TestGatewayThatRewritesPaths checks that a request is handled by the route that its path ends with.
+func TestGatewayThatRewritesPaths(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 1})
 	gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader})

@@ -42,10 +42,10 @@ func TestSampledIsTheAskedPart(t *testing.T) {
 	}
 }
 
-// Of one run through the router, of which the engine itself has counted everything: the rate of the requests that were sampled
-// is within three standard errors of the engine's, and so it is for other ids of the same requests. The 95% interval covers
-// the engine's rate in at least 93% of such resamples. Where half of the run are 700 requests or more, every such half has a
-// rate within .01 of it.
+// TestSampledRateOfARun sends a run through the router and compares it with the engine's own counters. The rate of the
+// sampled requests is within three standard errors of the engine's rate, and so are the rates for other request ids.
+// The 95% interval covers the engine's rate in at least 93% of such resamples. If half of the run has 700 requests or
+// more, the rate of every such half is within 0.01.
 func TestSampledRateOfARun(t *testing.T) {
 	p, _ := solved(t)
 	address := startReferenceEngine(t, string(p.Artifact.Files["engine/sglang.json"]))
@@ -66,8 +66,8 @@ func TestSampledRateOfARun(t *testing.T) {
 	const percent = 25
 	part, sample := serve(percent)
 
-	// The same requests go through a router that observes all of them and one that samples. Their ids are the same, so that
-	// the second one's sample is a part of what the first one observes.
+	// The same requests go through a router that observes all of them and one that samples. Their ids are the same, so
+	// the sample of the second router is a subset of the observations of the first one.
 	random := rand.New(rand.NewPCG(1, 1))
 	var counts []lar.Activations
 	before := engineActivations(t, address)
@@ -106,8 +106,8 @@ func TestSampledRateOfARun(t *testing.T) {
 	}
 }
 
-// The same for the recorded routing of a model, dispatched by price: of the small one's trace, cut into requests because it has
-// few, or of the held-out requests of a trace that is named.
+// TestSampledRateOfATrace checks the same for the recorded routing of a model, dispatched by price: a small trace,
+// which is cut into requests because it has few, or the held-out requests of a given trace.
 func TestSampledRateOfATrace(t *testing.T) {
 	if *sampledTrace == "" {
 		p, _ := solved(t)
@@ -163,12 +163,12 @@ func TestSampledRateOfATrace(t *testing.T) {
 	}
 	t.Logf("700 requests drawn with replacement are off by more than .01 in %d of 1000 draws", beyond)
 	if beyond > 10 {
-		t.Error("700 requests do not tell the rate to .01")
+		t.Error("700 requests do not determine the rate within 0.01")
 	}
 }
 
-// dispatched sends requests, given by their bounds among a trace's tokens, to the ranks of a pool in random order, and
-// counts what each activates there.
+// dispatched sends requests, given by their bounds in the tokens of a trace, to the ranks of a pool in random order,
+// and counts the activations of each.
 func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [][2]int) (counts []lar.Activations, all lar.Sketch) {
 	t.Helper()
 	m := recorded.Model
@@ -191,7 +191,7 @@ func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [
 		if err != nil {
 			t.Fatal(err)
 		}
-		count, err := lar.CountActivations(told(recorded, begin, end), shape, at)
+		count, err := lar.CountActivations(reportedExperts(recorded, begin, end), shape, at)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,8 +202,8 @@ func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [
 	return counts, all
 }
 
-// told is what an engine tells of tokens of a trace [tokens, layers, experts per token].
-func told(recorded *trace.Trace, begin, end int) []int32 {
+// reportedExperts returns what an engine reports for tokens of a trace [tokens, layers, experts per token].
+func reportedExperts(recorded *trace.Trace, begin, end int) []int32 {
 	m := recorded.Model
 	experts := make([]int32, (end-begin)*m.HiddenLayers*m.TopK)
 	for position := begin; position < end; position++ {
@@ -217,8 +217,8 @@ func told(recorded *trace.Trace, begin, end int) []int32 {
 	return experts
 }
 
-// resample draws other ids for the requests of a run, and compares the rates of what is then sampled with that of all. It
-// returns how far off the farthest was.
+// resample draws other ids for the requests of a run and compares the sampled rates with the rate of all requests. It
+// returns the largest deviation.
 func resample(t *testing.T, counts []lar.Activations, percent int) (farthest float64) {
 	t.Helper()
 	var all lar.Ratio
@@ -255,7 +255,7 @@ func resample(t *testing.T, counts []lar.Activations, percent int) (farthest flo
 	return farthest
 }
 
-// excerpt is a request with some consecutive tokens of the trace.
+// excerpt returns a request with consecutive tokens of the trace.
 func excerpt(t *testing.T, recorded *trace.Trace, random *rand.Rand) string {
 	t.Helper()
 	tokens := recorded.Request(random.IntN(recorded.Requests()))

@@ -26,44 +26,46 @@ import (
 	"github.com/semmoe/operator/internal/router/plans"
 )
 
-// Options are the settings of a router.
+// Options configures a router.
 type Options struct {
 	ProxyOptions
-	// Pool are the settings by which ranks are chosen.
+	// Pool configures how ranks are chosen.
 	Pool PoolOptions
-	// Namespace and Selector find the engine pods.
+	// Namespace and Selector select the engine pods.
 	Namespace, Selector string
-	// SnapshotDir is where the last known endpoints and the plans are kept.
+	// SnapshotDir stores the last known endpoints and the plans.
 	SnapshotDir string
-	// TablesFile says whose tables are used in the place of a plan's own (see plans.WatchTables); empty where every plan uses its own.
+	// TablesFile maps plans to the plans that provide replacement tables (see plans.WatchTables). If it is empty, every
+	// plan uses its own tables.
 	TablesFile string
-	// DefaultPlan is the full digest of the plan of pods that name none; empty where such pods have none.
+	// DefaultPlan is the full digest of the plan of pods that name none; empty if such pods have no plan.
 	DefaultPlan string
-	// FetchPlan brings the plans of pods that have one; nil where there is no artifact store: then all requests are
+	// FetchPlan fetches the plans that pods name. It is nil if there is no artifact store; all requests are then
 	// balanced by load.
 	FetchPlan plans.Fetch
-	// Host is the address to listen on; Port is for clients, MetricsPort for probes and metrics.
+	// Host is the address to listen on. Port serves clients, MetricsPort serves probes and metrics.
 	Host              string
 	Port, MetricsPort int
-	// PrivatePort serves observations and live samples to managers. ManagerAuthority holds the certificates, as PEM, that verify a
-	// manager; without it the router does not listen on PrivatePort.
+	// PrivatePort serves observations and live samples to managers. ManagerAuthority contains the PEM certificates that
+	// verify a manager. If it is empty, the router does not listen on PrivatePort.
 	PrivatePort      int
 	ManagerAuthority []byte
-	// EndpointPicker makes the router choose for a gateway, instead of sending the requests of clients itself: Port is not
-	// used then. Nil for a proxy.
+	// EndpointPicker makes the router choose endpoints for a gateway instead of proxying requests; Port is then unused.
+	// Nil selects the proxy.
 	EndpointPicker *EndpointPickerOptions
-	// MaxConnections bounds the connections of clients, or the requests of gateways; 0 for the default of the server.
+	// MaxConnections is the maximum number of client connections, or of concurrent gateway requests; 0 selects the
+	// default.
 	MaxConnections int
-	// ShutdownDelay is how long the router, once told to stop and no longer ready, still takes new connections, for clients
-	// that have not seen yet that it goes.
+	// ShutdownDelay is the time during which a stopping router, no longer ready, still accepts connections, because
+	// clients may not have seen the change yet.
 	ShutdownDelay time.Duration
 	// EndDelay ends ShutdownDelay early. Nil means never.
 	EndDelay <-chan os.Signal
-	// DrainTimeout bounds how long running requests may take after that.
+	// DrainTimeout is the maximum time for running requests after ShutdownDelay.
 	DrainTimeout time.Duration
 }
 
-// backends are those that were found as requests go to them: by plans that can be fetched, and to ranks of engines that take a rank.
+// backends removes plans that cannot be fetched and ranks that the engines do not accept from the discovered backends.
 func (o *Options) backends(found []discovery.Backend) []discovery.Backend {
 	if o.FetchPlan != nil {
 		found = discovery.WithDefaultPlan(found, o.DefaultPlan)
@@ -71,10 +73,10 @@ func (o *Options) backends(found []discovery.Backend) []discovery.Backend {
 	return discovery.Pinnable(found, o.adapter())
 }
 
-// plansName is the directory of the plans below the snapshot directory.
+// plansName is the subdirectory of SnapshotDir that contains the plans.
 const plansName = "plans"
 
-// headerTimeoutOf bounds how long a client may take to send the header of a request, which is short.
+// headerTimeoutOf returns the maximum time that a client may take to send a request header.
 func headerTimeoutOf(options Options) time.Duration {
 	if options.ClientTimeout > 0 {
 		return min(httpserver.DefaultReadHeaderTimeout, options.ClientTimeout)
@@ -82,7 +84,7 @@ func headerTimeoutOf(options Options) time.Duration {
 	return httpserver.DefaultReadHeaderTimeout
 }
 
-// Run serves until the context ends, then lets the running requests finish.
+// Run serves until the context ends and then drains the running requests.
 func Run(ctx context.Context, clients kubernetes.Interface, options Options) error {
 	log := logr.FromContextOrDiscard(ctx)
 	pool, err := NewPoolWith(options.Pool)
@@ -114,13 +116,13 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		service.SetReady(is)
 	})
 	if options.RankHeader == "" {
-		log.Info("Balancing by load alone pods that do not name an engine: theirs takes no rank")
+		log.Info("Balancing pods that do not name an engine by load only: the default engine accepts no rank")
 	}
 	pins, settled := checkPins(pool, options.ProxyOptions, log), sync.Once{}
 	group.Go(func() error { return pins.run(groupCtx) })
 	set := func(found []discovery.Backend) { pool.Set(options.backends(found)) }
 	if options.FetchPlan == nil {
-		log.Info("Balancing by load alone: no artifact store is configured")
+		log.Info("Balancing by load only: no artifact store is configured")
 	} else {
 		keeper := plans.NewKeeper(filepath.Join(options.SnapshotDir, plansName), options.FetchPlan, pool)
 		set = func(found []discovery.Backend) {
@@ -146,7 +148,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	group.Go(func() error { return probes.Serve(probesListener) })
 	if private != nil {
 		group.Go(func() error { return private.Serve(privateListener) })
-		context.AfterFunc(groupCtx, func() { private.Close() }) //nolint:errcheck // a manager asks again
+		context.AfterFunc(groupCtx, func() { private.Close() }) //nolint:errcheck // a manager retries
 	}
 	group.Go(func() error {
 		<-groupCtx.Done()
@@ -163,7 +165,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	return group.Wait()
 }
 
-// readyWithin has set told no more that the router is ready once the context has ended: endpoints may still become known then.
+// readyWithin returns set without effect for true once the context has ended: endpoints may still be discovered then.
 func readyWithin(ctx context.Context, set func(bool)) func(bool) {
 	var mu sync.Mutex
 	return func(is bool) {
@@ -173,8 +175,8 @@ func readyWithin(ctx context.Context, set func(bool)) func(bool) {
 	}
 }
 
-// probeRoutes: the router is ready once it knows its endpoints, even if there are none: an answer that says so is better
-// than a refused connection.
+// probeRoutes returns the handler of probes and metrics. The router is ready once it knows its endpoints, even if there
+// are none: a 503 response with a reason is better than a refused connection.
 func probeRoutes(ready *atomic.Bool, registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
@@ -189,8 +191,8 @@ func probeRoutes(ready *atomic.Bool, registry *prometheus.Registry) http.Handler
 	return mux
 }
 
-// closingUnless tells clients that their connection ends with the answer, unless the router is ready: they come back by
-// another one, which leads elsewhere.
+// closingUnless closes each client connection with its response while the router is not ready. The client then
+// reconnects to another router.
 func closingUnless(ready *atomic.Bool, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !ready.Load() {

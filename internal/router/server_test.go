@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 )
 
-// freePort is a port of the loopback address that nobody listens on.
+// freePort returns an unused port of the loopback address.
 func freePort(t *testing.T) int {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -30,8 +30,8 @@ func freePort(t *testing.T) int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
-// keeping are the options of a router that knows some backends and a plan from what it keeps, and clients of an API server that is away, as
-// the artifact store is.
+// keeping returns the options of a router that has stored backends and a plan, and clients of an unreachable API
+// server. The artifact store is unreachable too.
 func keeping(t *testing.T, p planned, backends ...discovery.Backend) (kubernetes.Interface, Options) {
 	t.Helper()
 	dir := t.TempDir()
@@ -56,9 +56,10 @@ func keeping(t *testing.T, p planned, backends ...discovery.Backend) (kubernetes
 	}
 }
 
-// A router that starts while API server and artifact store are away serves from its snapshot, by the plan that it keeps,
-// and on SIGTERM first stops being ready, then stops taking connections, and lets a running request finish.
-func TestServesFromWhatItKeeps(t *testing.T) {
+// TestServesFromStoredState checks that a router that starts without API server and artifact store serves from its
+// snapshot and the stored plan. On SIGTERM it first becomes not ready, then stops accepting connections, and lets a
+// running request finish.
+func TestServesFromStoredState(t *testing.T) {
 	p, _ := solved(t)
 	release := make(chan struct{})
 	engine := newEngine(t, "a", 2, func(w http.ResponseWriter, r *http.Request) {
@@ -110,7 +111,7 @@ func TestServesFromWhatItKeeps(t *testing.T) {
 		response.Body.Close()
 		return response.StatusCode == http.StatusServiceUnavailable
 	})
-	// Who has not seen that yet is served, and told that the connection ends.
+	// A client that has not seen the change yet is served, and gets Connection: close.
 	client := &http.Client{Transport: &http.Transport{}}
 	if response, err := client.Post(service+"/v1/completions", "application/json", strings.NewReader("{}")); err != nil {
 		t.Error(err)
@@ -139,9 +140,9 @@ func TestServesFromWhatItKeeps(t *testing.T) {
 	}
 }
 
-// While an engine that takes no rank takes the place of another one, or the other way, pods of the latter are still served by plans, their
-// own or the default, and those of the former by load.
-func TestServesByPlansBesideAnEngineThatTakesNoRank(t *testing.T) {
+// TestServesPlansNextToAnEngineWithoutRanks checks that while an engine without ranks replaces another engine, or is
+// replaced, pods of the other engine are served by plans, their own or the default, and pods without ranks by load.
+func TestServesPlansNextToAnEngineWithoutRanks(t *testing.T) {
 	p, _ := solved(t)
 	serve := func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Header.Get(rankHeader)) }
 	own, byDefault, without := newEngine(t, "own", 4, serve), newEngine(t, "default", 4, serve), newEngine(t, "without", 4, serve)
@@ -156,7 +157,7 @@ func TestServesByPlansBesideAnEngineThatTakesNoRank(t *testing.T) {
 		eventually(t, "pods of engines that take ranks are served by the plan, and the other one is served", func() bool {
 			response, err := http.Post(fmt.Sprintf("http://127.0.0.1:%d/v1/completions", options.Port), "application/json", strings.NewReader(`{"prompt":[1,2,3]}`))
 			if err != nil {
-				return false // it starts
+				return false // still starting
 			}
 			defer response.Body.Close()
 			rank, err := io.ReadAll(response.Body)
@@ -177,7 +178,7 @@ func TestServesByPlansBesideAnEngineThatTakesNoRank(t *testing.T) {
 	}
 }
 
-// Without a snapshot and without the API server there is nothing to serve: the router says so by not being ready.
+// TestIsNotReadyWithoutEndpoints checks that a router without a snapshot and without the API server is not ready.
 func TestIsNotReadyWithoutEndpoints(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
@@ -217,8 +218,8 @@ func TestIsNotReadyWithoutEndpoints(t *testing.T) {
 	}
 }
 
-// Once a router drains it is not ready again, whatever becomes known meanwhile.
-func TestDrainingIsForGood(t *testing.T) {
+// TestDrainingIsPermanent checks that a draining router never becomes ready again, regardless of what it discovers.
+func TestDrainingIsPermanent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	is := false
 	setReady := readyWithin(ctx, func(ready bool) { is = ready })
@@ -232,7 +233,7 @@ func TestDrainingIsForGood(t *testing.T) {
 	}
 }
 
-// endsWithoutHeader sends a part of a header and waits until the server ends the connection.
+// endsWithoutHeader sends a part of a header and waits until the server closes the connection.
 func endsWithoutHeader(port int) error {
 	connection, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// A report stays small however long a router serves: here three revisions of 16 ranks at once, for an hour and more.
+// TestReportSize checks that a report stays small over time, with three revisions of 16 ranks for more than an hour.
 func TestReportSize(t *testing.T) {
 	o := newObservations(prometheus.NewRegistry(), ProxyOptions{SamplePercent: 100}, NewPool())
 	clock := &testClock{}

@@ -34,9 +34,9 @@ import (
 
 var soakRequests = flag.Int("soak-requests", 6000, "requests of the randomised fault run")
 
-// Engines die, hang, answer slowly, break off and say that they serve when they do not, pods come and go, plans change:
-// every request ends with its own whole answer or with an error that its client sees, none is scored with another plan's
-// table than its pod's, and nothing is left behind.
+// TestFaults runs requests while engines die, hang, respond slowly, break off and claim to be ready when they are not,
+// and while pods and plans change. Every request ends with its own complete response or with an error that its client
+// sees, none is scored with the table of another plan than its pod's, and no resources leak.
 func TestFaults(t *testing.T) {
 	const seed = 1
 	before := runtime.NumGoroutine()
@@ -87,17 +87,18 @@ func liveHeap() uint64 {
 	return stats.HeapAlloc
 }
 
-// endpointWait is how long a request waits for a pod: less than the times without any.
+// endpointWait is the time that a request waits for a pod: less than the periods without any.
 const endpointWait = 100 * time.Millisecond
 
-// faultRun is a router in front of engines that misbehave.
+// faultRun is a router in front of faulty engines.
 type faultRun struct {
 	t            *testing.T
 	pool         *Pool
 	observations *Observations
 	server       *httptest.Server
 	client       *http.Client
-	// layouts are the plans that pods may name; every score of a plan's table is the same, and no other plan's.
+	// layouts are the plans that pods may name. All scores in the table of a plan are equal, and differ from those of
+	// other plans.
 	layouts []*plans.Layout
 	share   map[string]float64 // by digest
 
@@ -105,7 +106,7 @@ type faultRun struct {
 	random  *rand.Rand
 	engines []*faultyEngine
 	made    int
-	// harmed are requests whose answer an engine has spoilt: their clients may see it.
+	// harmed contains requests with a response that an engine has damaged; their clients may see errors.
 	harmed map[string]bool
 
 	whole, streams, scored, refused, broken, left, checked atomic.Int64
@@ -139,7 +140,7 @@ func newFaultRun(t *testing.T, seed uint64) *faultRun {
 	for range 3 {
 		run.add()
 	}
-	run.tell()
+	run.setPods()
 	return run
 }
 
@@ -164,14 +165,14 @@ func (run *faultRun) change(stop chan struct{}) {
 			case <-stop:
 			case <-time.After(2 * endpointWait):
 			}
-			run.tell()
+			run.setPods()
 		case what < 2:
 			run.add()
-			run.tell()
-		case what < 4: // the pod dies, and the router is told a while later, if ever
+			run.setPods()
+		case what < 4: // the pod dies, and the router learns of it later, if ever
 			run.kill()
 		case what < 7:
-			run.tell()
+			run.setPods()
 		case what < 9:
 			run.pool.AddLayout(layout)
 		default:
@@ -180,7 +181,7 @@ func (run *faultRun) change(stop chan struct{}) {
 	}
 }
 
-// add starts a pod with one of the plans, or none.
+// add starts a pod with one of the plans or without a plan.
 func (run *faultRun) add() {
 	run.mu.Lock()
 	defer run.mu.Unlock()
@@ -196,7 +197,7 @@ func (run *faultRun) add() {
 	run.engines = append(run.engines, e)
 }
 
-// kill ends a pod in the middle of whatever it does. Three stay: a service whose last pod goes is another story.
+// kill ends a pod at any point of its work. Three pods always remain: a service without pods is a separate case.
 func (run *faultRun) kill() {
 	run.mu.Lock()
 	var dead *faultyEngine
@@ -211,8 +212,8 @@ func (run *faultRun) kill() {
 	}
 }
 
-// tell gives the router the pods that there are at this moment.
-func (run *faultRun) tell() {
+// setPods sets the current pods in the router.
+func (run *faultRun) setPods() {
 	run.mu.Lock()
 	defer run.mu.Unlock()
 	var backends []discovery.Backend
@@ -228,7 +229,7 @@ func (run *faultRun) harm(id string) {
 	run.harmed[id] = true
 }
 
-// forgive tells whether a request's answer was spoilt, and forgets it.
+// forgive reports whether the response to a request was damaged, and forgets the request.
 func (run *faultRun) forgive(id string) bool {
 	run.mu.Lock()
 	defer run.mu.Unlock()
@@ -237,7 +238,7 @@ func (run *faultRun) forgive(id string) bool {
 	return harmed
 }
 
-// checkForecasts requires that what was forecast for each sampled request is what its pod's plan says of any.
+// checkForecasts requires that the forecast of each sampled request equals the constant score of its pod's plan.
 func (run *faultRun) checkForecasts() {
 	for _, o := range run.observations.recent() {
 		if o.Forecast == nil {
@@ -245,7 +246,7 @@ func (run *faultRun) checkForecasts() {
 		}
 		run.checked.Add(1)
 		if math.Abs(o.Forecast.Predicted-run.share[o.Plan]) > 1e-3 {
-			run.t.Errorf("a request to a pod of plan %.8s is predicted as %v; that plan says %v of every request", o.Plan, o.Forecast.Predicted, run.share[o.Plan])
+			run.t.Errorf("a request to a pod of plan %.8s is predicted as %v; the score of that plan is %v for every request", o.Plan, o.Forecast.Predicted, run.share[o.Plan])
 			return
 		}
 	}
@@ -266,14 +267,14 @@ func (run *faultRun) report(grown int64) {
 		"whole answers": &run.whole, "streams": &run.streams, "scored requests": &run.scored, "refused requests": &run.refused,
 		"answers broken off": &run.broken, "clients that left": &run.left, "forecasts": &run.checked,
 	} {
-		// Within the few thousand requests that are usual there may always be a pod that takes them.
+		// In the usual few thousand requests, there may always be a pod that accepts them.
 		if count.Load() == 0 && !(*soakRequests <= 6000 && count == &run.refused) {
 			run.t.Errorf("there were no %s: the run shows nothing", what)
 		}
 	}
 }
 
-// faultyEngine is a pod's engine. Most requests it answers; what it does to the others is drawn for each.
+// faultyEngine is the engine of a pod. It answers most requests, and draws a random fault for the others.
 type faultyEngine struct {
 	*httptest.Server
 	run  *faultRun
@@ -282,12 +283,13 @@ type faultyEngine struct {
 
 	mu   sync.Mutex
 	dead bool
-	// present are the requests that it answers, latest those that it has just answered: a death spoils both.
+	// present contains the requests in progress, latest the requests that were just answered. The death of the engine
+	// damages both.
 	present map[string]bool
 	latest  []string
 }
 
-// begin notes a request that is being answered; it reports false where the engine is dead.
+// begin registers a request in progress. It reports false if the engine is dead.
 func (e *faultyEngine) begin(id string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -298,7 +300,7 @@ func (e *faultyEngine) begin(id string) bool {
 	return !e.dead
 }
 
-// end notes that a request was answered. The last bytes of the latest ones may still be under way.
+// end marks a request as answered. The last bytes of the latest responses may still be in transit.
 func (e *faultyEngine) end(id string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -331,7 +333,7 @@ func (e *faultyEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return // its client has left, or the engine died, in the midst of it
+		return // the client disconnected or the engine died during the response
 	}
 	if err := json.Unmarshal(body, &asked); err != nil || asked.ID == "" {
 		e.run.t.Errorf("pod %s got an unreadable request: %v", e.name, err)
@@ -350,12 +352,12 @@ func (e *faultyEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case <-time.After(time.Duration(part * float64(20*time.Millisecond))):
 		case <-r.Context().Done():
 		}
-	case fault < 160: // it says that it is ready, and does not serve
+	case fault < 160: // claims to be ready but does not serve
 		http.Error(w, "loading", http.StatusServiceUnavailable)
 		return
-	case fault < 200: // gone before a byte of an answer
+	case fault < 200: // disconnects before the first byte of the response
 		panic(http.ErrAbortHandler)
-	case fault < 202: // never answers; its client gives up
+	case fault < 202: // never responds; the client times out
 		e.run.harm(asked.ID)
 		<-r.Context().Done()
 		return
@@ -385,10 +387,10 @@ func (e *faultyEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", fmt.Sprint(len(data)))
 	}
 	if breaks {
-		w.Write(data[:int(part*float64(len(data)))]) //nolint:errcheck // broken off in any case
+		w.Write(data[:int(part*float64(len(data)))]) //nolint:errcheck // the response is truncated anyway
 		panic(http.ErrAbortHandler)
 	}
-	w.Write(data) //nolint:errcheck // the client checks
+	w.Write(data) //nolint:errcheck // the client verifies the body
 }
 
 func (e *faultyEngine) stream(w http.ResponseWriter, id, experts string, breaks bool) {
@@ -406,13 +408,13 @@ func (e *faultyEngine) stream(w http.ResponseWriter, id, experts string, breaks 
 	fmt.Fprint(w, "data: [DONE]\n\n")
 }
 
-// faultClient sends one request after the other, and judges what comes back.
+// faultClient sends requests one after another and checks the responses.
 type faultClient struct {
 	*faultRun
 	random *rand.Rand
 }
 
-// patience is how long a client waits for an answer; only an engine that hangs takes as long.
+// patience is the client timeout. Only a hanging engine takes that long.
 const patience = 5 * time.Second
 
 var prompts = []string{"func main() { return nil }", "SELECT name FROM users WHERE id = 1;", "der Hund ist nicht im Haus", "it was the best of times"}
@@ -456,12 +458,12 @@ func (c *faultClient) send(id string) {
 	}
 }
 
-// refusedError is an answer that says that there is none.
+// refusedError is a response that reports an error.
 type refusedError struct{ code int }
 
 func (e *refusedError) Error() string { return fmt.Sprintf("status %d", e.code) }
 
-// isBroken reports what a client sees of an answer that ends early, or never begins.
+// isBroken reports whether an error is what a client sees of a response that ends early or never begins.
 func isBroken(err error) bool {
 	var network net.Error
 	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network)
@@ -481,7 +483,7 @@ func (c *faultClient) exchange(ctx context.Context, id string, body []byte, stre
 	if response.StatusCode != http.StatusOK {
 		var failure struct{ Error struct{ Message string } }
 		if err := json.NewDecoder(response.Body).Decode(&failure); err != nil || failure.Error.Message == "" {
-			return fmt.Errorf("status %d without a reason: %v", response.StatusCode, err) //nolint:errorlint // a malformed answer is no broken one
+			return fmt.Errorf("status %d without a reason: %v", response.StatusCode, err) //nolint:errorlint // a malformed response is not a truncated one
 		}
 		return &refusedError{response.StatusCode}
 	}
@@ -497,7 +499,7 @@ func (c *faultClient) exchange(ctx context.Context, id string, body []byte, stre
 		c.streams.Add(1)
 	}
 	if named := response.Header.Get(HeaderPod); named != pod {
-		return fmt.Errorf("the answer is pod %q's, the header says %q", pod, named)
+		return fmt.Errorf("the response is from pod %q, the header is %q", pod, named)
 	}
 	if response.Header.Get(HeaderPlan) != "" {
 		c.scored.Add(1)
@@ -505,7 +507,7 @@ func (c *faultClient) exchange(ctx context.Context, id string, body []byte, stre
 	return nil
 }
 
-// readWhole requires the whole answer to a request, and returns the pod that gave it.
+// readWhole requires the complete response to a request, and returns the pod that served it.
 func readWhole(from io.Reader, id string) (pod string, err error) {
 	data, err := io.ReadAll(from)
 	if err != nil {
@@ -517,12 +519,12 @@ func readWhole(from io.Reader, id string) (pod string, err error) {
 		Sglext  json.RawMessage
 	}
 	if err := json.Unmarshal(data, &answer); err != nil || answer.ID != id || !answer.End || answer.Sglext != nil {
-		return "", fmt.Errorf("answer %q (%v)", data, err) //nolint:errorlint // a malformed answer is no broken one
+		return "", fmt.Errorf("answer %q (%v)", data, err) //nolint:errorlint // a malformed response is not a truncated one
 	}
 	return answer.Pod, nil
 }
 
-// readStream requires all events of an answer to a request, and returns the pod that gave it.
+// readStream requires all events of the response to a request, and returns the pod that served it.
 func readStream(from io.Reader, id string) (pod string, err error) {
 	var events []string
 	for lines := bufio.NewScanner(from); ; {
@@ -542,7 +544,7 @@ func readStream(from io.Reader, id string) (pod string, err error) {
 	for _, event := range events[:4] {
 		var part struct{ ID, Pod string }
 		if err := json.Unmarshal([]byte(event), &part); err != nil || part.ID != id {
-			return "", fmt.Errorf("event %q (%v)", event, err) //nolint:errorlint // a malformed event is no broken stream
+			return "", fmt.Errorf("event %q (%v)", event, err) //nolint:errorlint // a malformed event is not a truncated stream
 		}
 		pod = part.Pod
 	}

@@ -24,7 +24,8 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// While tables are swapped no request is lost, and each is scored by one plan's tables, those that its sample names.
+// TestSwapsTablesUnderLoad checks that no request is lost while tables are replaced, and that each is scored with the
+// tables that its sample names.
 func TestSwapsTablesUnderLoad(t *testing.T) {
 	p, _ := solved(t)
 	tables := favouring(t, p, 1)
@@ -89,7 +90,8 @@ func TestSwapsTablesUnderLoad(t *testing.T) {
 	}
 }
 
-// Whoever sends a request on after tables were swapped has it counted by those that have scored it.
+// TestSwapBeforeAMove checks that a request that moves to another pod after tables were replaced is counted for the
+// tables that scored it.
 func TestSwapBeforeAMove(t *testing.T) {
 	p, _ := solved(t)
 	tables := favouring(t, p, 1)
@@ -133,7 +135,8 @@ func TestTablesMetric(t *testing.T) {
 	}
 }
 
-// A router that starts while API server and artifact store are away scores by the tables that its file names.
+// TestStartsWithSwappedTables checks that a router that starts without API server and artifact store scores with the
+// tables that its file names.
 func TestStartsWithSwappedTables(t *testing.T) {
 	p, _ := solved(t)
 	tables := favouring(t, p, 1)

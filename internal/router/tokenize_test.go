@@ -19,8 +19,8 @@ import (
 	"github.com/semmoe/operator/internal/router/tokenize"
 )
 
-// Where the checkpoint's tokenizer cannot be used, a text is scored by the ids that its engine tells, and by load where it
-// tells none.
+// TestEngineTokenizes checks that without a usable tokenizer, a text is scored by the ids that its engine returns, and
+// balanced by load if it returns none.
 func TestEngineTokenizes(t *testing.T) {
 	p, _ := solved(t)
 	layout := *p.layout
@@ -69,7 +69,7 @@ func TestEngineTokenizes(t *testing.T) {
 	}
 }
 
-// tokenizingRouter returns what sends a completion and tells the plan that its rank was chosen by.
+// tokenizingRouter returns a function that sends a completion and returns the plan that scored its rank.
 func tokenizingRouter(t *testing.T, engine discovery.Backend, layout *plans.Layout) func(body string) (plan string) {
 	t.Helper()
 	engine.PlanDigest = layout.Digest
@@ -89,7 +89,8 @@ func tokenizingRouter(t *testing.T, engine discovery.Backend, layout *plans.Layo
 	}
 }
 
-// Each engine is asked on its own route, whatever that of the router's.
+// TestEngineTokenizesOnItsOwnRoute checks that each engine is asked on its own tokenize route, regardless of the route
+// that the router is configured with.
 func TestEngineTokenizesOnItsOwnRoute(t *testing.T) {
 	p, _ := solved(t)
 	layout := *p.layout
@@ -110,8 +111,9 @@ func TestEngineTokenizesOnItsOwnRoute(t *testing.T) {
 	}
 }
 
-// An engine that does not answer holds a request up for a moment, and the next ones not at all.
-func TestEngineTokenizesNever(t *testing.T) {
+// TestUnresponsiveTokenizer checks that an engine that does not respond delays a request briefly, and does not delay
+// the following ones.
+func TestUnresponsiveTokenizer(t *testing.T) {
 	p, _ := solved(t)
 	layout := *p.layout
 	layout.Tokenizer = nil
@@ -119,7 +121,7 @@ func TestEngineTokenizesNever(t *testing.T) {
 	engine := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/tell" {
 			asked.Add(1)
-			_, _ = io.Copy(io.Discard, r.Body) // or the server does not see the client go
+			_, _ = io.Copy(io.Discard, r.Body) // without this, the server does not detect the disconnect
 			<-r.Context().Done()
 		}
 	})
@@ -129,7 +131,7 @@ func TestEngineTokenizesNever(t *testing.T) {
 			t.Errorf("scored by plan %s", plan)
 		}
 	}
-	if got := asked.Load(); got > 2 { // the second where five requests take a second
+	if got := asked.Load(); got > 2 { // a second attempt if five requests take longer than a second
 		t.Errorf("the engine was asked %d times", got)
 	}
 }

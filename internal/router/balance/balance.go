@@ -9,7 +9,7 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// Requests is the number of requests over which the balance is measured.
+// Requests is the number of requests over which the imbalance is measured.
 const Requests = dispatch.Arrivals
 
 // Window holds the last requests. It is safe for concurrent use.
@@ -19,13 +19,13 @@ type Window struct {
 	next int
 }
 
-// Arrival is one request that a rank took, of the ranks that its pod has.
+// Arrival is a request that was sent to a rank. Ranks is the number of ranks of the pod, Tokens the load.
 type Arrival struct {
 	Rank, Ranks int
 	Tokens      int64
 }
 
-// Add counts a request for one of the ranks of its pod; a request without a rank does not count.
+// Add records a request. It ignores requests without a rank.
 func (w *Window) Add(a Arrival) {
 	if a.Rank == discovery.NoRank {
 		return
@@ -40,7 +40,7 @@ func (w *Window) Add(a Arrival) {
 	w.next = (w.next + 1) % Requests
 }
 
-// Imbalance is the largest over the mean load of the ranks; NaN before the first request.
+// Imbalance returns the largest load of a rank divided by the mean load; NaN before the first request.
 func (w *Window) Imbalance() float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -49,14 +49,14 @@ func (w *Window) Imbalance() float64 {
 		ranks = max(ranks, a.Ranks)
 	}
 	load := make([]int64, ranks)
-	var most, total int64
+	var highest, total int64
 	for _, a := range w.ring {
 		load[a.Rank] += a.Tokens
-		most = max(most, load[a.Rank])
+		highest = max(highest, load[a.Rank])
 		total += a.Tokens
 	}
 	if total == 0 {
 		return math.NaN()
 	}
-	return float64(most) * float64(ranks) / float64(total)
+	return float64(highest) * float64(ranks) / float64(total)
 }

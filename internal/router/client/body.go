@@ -11,46 +11,47 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// ErrNoRoom is the error of a body that was not read because others take all the memory that there is for requests.
-var ErrNoRoom = httpserver.ErrNoMemory
+// ErrNoMemory is returned if a body was not read because other requests use all request memory.
+var ErrNoMemory = httpserver.ErrNoMemory
 
 const (
-	// DefaultMemory bounds what all requests hold. With what is kept for routed experts (128 MiB, and about twice as much while they are
-	// counted) it is below the 1 GiB that a router has.
+	// DefaultMemory bounds the memory of all requests. Together with the memory for routed experts (128 MiB, and about
+	// twice as much while they are counted) it is below the memory limit of 1 GiB of a router.
 	DefaultMemory = 384 << 20
-	// DefaultArriving bounds what requests hold that are not whole, which an unknown client fills at no cost.
+	// DefaultArriving bounds the memory of incomplete requests, which an unknown client could fill at no cost.
 	DefaultArriving = 64 << 20
 )
 
-// promptBytes is the maximum that is read of a prompt, next to the body that contains it.
+// promptBytes is the maximum size of the parsed prompt, which is stored in addition to the body.
 const promptBytes = wire.ReadTokens * wire.BytesPerToken
 
-// NewMemory returns the memory of requests whose bodies have a maximum size: the default, or more where one body would not fit.
+// NewMemory returns the memory budget for requests with a maximum body size: the default, or more if one body would not
+// fit.
 func NewMemory(maxBody int64) *httpserver.Memory {
-	room := roomFor(maxBody)
+	room := memoryFor(maxBody)
 	return &httpserver.Memory{Max: max(DefaultMemory, room), MaxArriving: max(DefaultArriving, room)}
 }
 
-// roomFor is the maximum that a body of a size takes while it is read: its length may not be known before its end, so that it grows from all
-// of its bytes to one more.
-func roomFor(size int64) int64 { return taken(size) + taken(size+1) }
+// memoryFor returns the maximum memory of a body while it is read. The length may not be known before the end, so a
+// body of size bytes may be copied to a buffer that is one byte larger.
+func memoryFor(size int64) int64 { return taken(size) + taken(size+1) }
 
-// taken is what so many bytes of a body take, with what is read of a prompt in them.
+// taken returns the memory of a body of this size, including its parsed prompt.
 func taken(bytes int64) int64 { return bytes + min(bytes, promptBytes) }
 
-// Body is a client's body. A reference to it may outlive its use, as a request's context does, by all of a long answer: so it can be
-// dropped. It is used by one goroutine; its readers may be by others.
+// Body is the body of a client request. It can be dropped early, because references to it (such as the request context)
+// may live as long as a long response. A Body is used by one goroutine; its readers may be used by others.
 type Body struct {
 	data []byte
-	// share is what the body takes of the memory; nil where it is not counted.
+	// share is the part of the memory budget that the body uses; nil if the body is not counted.
 	share *httpserver.Share
 	takes int64
 }
 
-// NewBody returns a body that is kept until it is dropped, and is not counted.
+// NewBody returns a body that is kept until it is dropped and does not count against the memory budget.
 func NewBody(data []byte) *Body { return &Body{data: data} }
 
-// Keep counts and returns a body that has come in one piece.
+// Keep returns a body that has arrived in one piece, and counts it.
 func Keep(memory *httpserver.Memory, data []byte) (*Body, error) {
 	body := &Body{share: memory.Open(nil)}
 	if err := body.share.Finish(); err != nil {
@@ -63,16 +64,17 @@ func Keep(memory *httpserver.Memory, data []byte) (*Body, error) {
 	return body, nil
 }
 
-// trustedBytes is how much memory is made ready for a body because its header says so, before any of it has come.
-const trustedBytes = 64 << 10
+// maxPreallocated is the maximum memory that is allocated for a declared body length before any of the body has
+// arrived.
+const maxPreallocated = 64 << 10
 
-// Read reads a body as io.ReadAll does, but at most one byte more than the largest accepted size: a body of that many bytes is too large.
-// The length is -1 where it is not known. A body counts as it arrives: a client that only promises bytes keeps nobody out. Where others
-// need the memory of a large body that is not whole, interrupt is called, and must end the Read that waits.
+// Read reads a body like io.ReadAll, but at most one byte more than largest; a body of that length is too large. length
+// is -1 if it is not known. A body counts as it arrives: a client that only declares a length does not block others. If
+// other requests need the memory of a large incomplete body, interrupt is called; it must end the blocked Read.
 func Read(memory *httpserver.Memory, from io.Reader, length, largest int64, interrupt func()) (*Body, error) {
 	body := &Body{share: memory.Open(interrupt)}
 	if !memory.HasRoom(length) {
-		return nil, fmt.Errorf("%w: all requests may take %d bytes", ErrNoRoom, memory.Max)
+		return nil, fmt.Errorf("%w: all requests may take %d bytes", ErrNoMemory, memory.Max)
 	}
 	var err error
 	for err == nil && int64(len(body.data)) <= largest {
@@ -94,19 +96,19 @@ func Read(memory *httpserver.Memory, from io.Reader, length, largest int64, inte
 	return body, nil
 }
 
-// nextSize is the room for a body of which so many bytes have come, and more may. Where its length is known it is one more than that at
-// most, to meet the end without growing.
+// nextSize returns the next buffer size for a body of which size bytes have arrived. If the length is known, the buffer
+// has at most one byte more, so that Read meets the end without growing it.
 func nextSize(size, length int64) int64 {
 	switch {
 	case size == 0:
-		return max(512, min(length, trustedBytes)+1)
+		return max(512, min(length, maxPreallocated)+1)
 	case size <= length:
 		return min(2*size, length+1)
 	}
 	return 2 * size
 }
 
-// grow makes room for so many bytes in all. The bytes that have come are held twice meanwhile.
+// grow enlarges the buffer to size bytes. Old and new buffer count until the data is copied.
 func (b *Body) grow(size int64) error {
 	before := b.takes
 	if err := b.take(size); err != nil {
@@ -117,7 +119,8 @@ func (b *Body) grow(size int64) error {
 	return nil
 }
 
-// take counts a body of so many bytes in addition to what it takes already, and what is read of a prompt in it.
+// take counts the memory of a body of this size and of its parsed prompt, in addition to the memory that is counted
+// already.
 func (b *Body) take(size int64) error {
 	bytes := taken(size)
 	if err := b.share.Take(bytes); err != nil {
@@ -132,10 +135,10 @@ func (b *Body) give(bytes int64) {
 	b.share.Give(bytes)
 }
 
-// Bytes are those of the body; nil once it was dropped.
+// Bytes returns the body; nil once it was dropped.
 func (b *Body) Bytes() []byte { return b.data }
 
-// Drop forgets the body. Further calls do nothing.
+// Drop releases the body. Further calls do nothing.
 func (b *Body) Drop() {
 	b.data = nil
 	if b.share != nil {
@@ -143,14 +146,15 @@ func (b *Body) Drop() {
 	}
 }
 
-// Reader returns a reader of the body, which keeps it until it is closed.
+// Reader returns a reader of the body, which references the body until it is closed.
 func (b *Body) Reader() io.ReadCloser {
 	r := &bodyReader{}
 	r.from.Store(bytes.NewReader(b.data))
 	return r
 }
 
-// bodyReader may be closed while it is read: a transport does that where the answer comes before all was sent.
+// bodyReader may be closed during a Read: a transport does so if the response arrives before the request is sent
+// completely.
 type bodyReader struct{ from atomic.Pointer[bytes.Reader] }
 
 func (r *bodyReader) Read(p []byte) (int, error) {

@@ -11,28 +11,29 @@ import (
 	"github.com/semmoe/operator/internal/httpserver"
 )
 
-// What a body takes counts from when it comes until it is dropped; one for which there is no room leaves nothing.
+// TestBodies checks that the memory of a body counts from its arrival until it is dropped, and that a body that does
+// not fit leaves nothing.
 func TestBodies(t *testing.T) {
 	const most = 1 << 20
 	broken := errors.New("broken")
 	for name, tc := range map[string]struct {
 		size   int
 		length int64
-		held   int64 // by others
-		end    error // in place of the end
+		held   int64 // by other requests
+		end    error // instead of io.EOF
 		want   error
 	}{
-		"empty":                         {},
-		"of known length":               {size: 200_000, length: 200_000},
-		"of unknown length":             {size: 200_000, length: -1},
-		"small, of unknown length":      {size: 511, length: -1},
-		"longer than its header says":   {size: 1000, length: 10},
-		"too much":                      {size: 800_000, length: -1, want: ErrNoRoom},
-		"too much beside others":        {size: 100_000, length: -1, held: most - 200_000, want: ErrNoRoom},
-		"too much by its header":        {length: 100_000, held: most - 90_000, end: broken, want: ErrNoRoom},
-		"no room at all":                {size: 1, length: 1, held: most, want: ErrNoRoom},
-		"promised, and not sent so far": {size: 10, length: 400_000, held: most - 500_000},
-		"breaks off":                    {size: 100_000, length: 200_000, end: broken, want: broken},
+		"empty":                          {},
+		"of known length":                {size: 200_000, length: 200_000},
+		"of unknown length":              {size: 200_000, length: -1},
+		"small, of unknown length":       {size: 511, length: -1},
+		"longer than declared":           {size: 1000, length: 10},
+		"too much":                       {size: 800_000, length: -1, want: ErrNoMemory},
+		"too much in addition to others": {size: 100_000, length: -1, held: most - 200_000, want: ErrNoMemory},
+		"too much by its header":         {length: 100_000, held: most - 90_000, end: broken, want: ErrNoMemory},
+		"no room at all":                 {size: 1, length: 1, held: most, want: ErrNoMemory},
+		"promised, and not sent so far":  {size: 10, length: 400_000, held: most - 500_000},
+		"breaks off":                     {size: 100_000, length: 200_000, end: broken, want: broken},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bodies := &httpserver.Memory{Max: most}
@@ -51,47 +52,47 @@ func TestBodies(t *testing.T) {
 			}
 			if err != nil {
 				if bodies.Held() != tc.held {
-					t.Errorf("%d bytes are held, %d before", bodies.Held(), tc.held)
+					t.Errorf("%d bytes are counted, %d before", bodies.Held(), tc.held)
 				}
 				return
 			}
-			if got := bodies.Held() - tc.held; !bytes.Equal(body.Bytes(), sent) || got < int64(2*tc.size) || got > int64(max(4*tc.size, 2*(trustedBytes+1))) {
-				t.Errorf("%d bytes came, %d are held for them", len(body.Bytes()), got)
+			if got := bodies.Held() - tc.held; !bytes.Equal(body.Bytes(), sent) || got < int64(2*tc.size) || got > int64(max(4*tc.size, 2*(maxPreallocated+1))) {
+				t.Errorf("%d bytes arrived, %d are counted", len(body.Bytes()), got)
 			}
 			body.Drop()
 			body.Drop()
 			if bodies.Held() != tc.held || body.Bytes() != nil {
-				t.Errorf("%d bytes are held of a dropped body", bodies.Held()-tc.held)
+				t.Errorf("%d bytes are counted for a dropped body", bodies.Held()-tc.held)
 			}
 		})
 	}
 }
 
-// A body of known length takes that much and what is read of its prompt, no more.
+// TestLargeBody checks that a body of known length takes its length and the memory of its parsed prompt, and no more.
 func TestLargeBody(t *testing.T) {
 	const size = 8 << 20
 	bodies := NewMemory(32 << 20)
 	body, err := Read(bodies, strings.NewReader(strings.Repeat("x", size)), size, 32<<20, func() {})
 	if want := int64(size + 1 + promptBytes); err != nil || bodies.Held() != want {
-		t.Errorf("%d bytes are held, want %d; %v", bodies.Held(), want, err)
+		t.Errorf("%d bytes are counted, want %d; %v", bodies.Held(), want, err)
 	}
 	if kept, err := Keep(bodies, body.Bytes()); err != nil || bodies.Held() != 2*(size+promptBytes)+1 {
-		t.Errorf("%d bytes are held of two; %v", bodies.Held(), err)
+		t.Errorf("%d bytes are counted for two bodies; %v", bodies.Held(), err)
 	} else {
 		kept.Drop()
 	}
 }
 
-// Where nothing else is held there is room for every body that is accepted, whether or not its length is known, and one that is too large is
-// told so.
+// TestRoomForTheLargestBody checks that an empty memory budget fits every accepted body, with and without a
+// declared length, and that a body that is too large gets that error.
 func TestRoomForTheLargestBody(t *testing.T) {
-	for _, largest := range []int64{0, 1, 255, 511, 512, 513, 1000, 1023, 1024, trustedBytes, 100_000, promptBytes - 1, promptBytes, 3<<20 - 1, 3 << 20} {
+	for _, largest := range []int64{0, 1, 255, 511, 512, 513, 1000, 1023, 1024, maxPreallocated, 100_000, promptBytes - 1, promptBytes, 3<<20 - 1, 3 << 20} {
 		for _, size := range []int64{largest / 2, largest - 1, largest, largest + 1, 2 * largest} {
 			for _, length := range []int64{-1, 0, size / 2, size} {
 				if size < 0 {
 					continue
 				}
-				bodies := &httpserver.Memory{Max: roomFor(largest)}
+				bodies := &httpserver.Memory{Max: memoryFor(largest)}
 				body, err := Read(bodies, bytes.NewReader(make([]byte, size)), length, largest, func() {})
 				if err != nil {
 					t.Errorf("%d of at most %d bytes, said to be %d: %v", size, largest, length, err)

@@ -12,32 +12,32 @@ import (
 	"github.com/semmoe/operator/internal/httpserver"
 )
 
-// Why a body was not read.
+// Reasons why a body was not read.
 var (
 	ErrBodyTooBig  = errors.New("request body too large")
 	ErrBodyTooSlow = errors.New("request body too slow")
-	ErrBodyBroken  = errors.New("the request's body could not be read")
+	ErrBodyBroken  = errors.New("failed to read the request body")
 )
 
-// Limits are those of a client's body.
+// Limits are the limits of a client body.
 type Limits struct {
-	// MaxBodyBytes is the size of the largest one, Timeout how long it may take; 0 for ever.
+	// MaxBodyBytes is the maximum size. Timeout is the maximum time for the body to arrive; 0 means no limit.
 	MaxBodyBytes int64
 	Timeout      time.Duration
-	// Memory bounds what all requests hold.
+	// Memory bounds the memory of all requests.
 	Memory *httpserver.Memory
 }
 
-// bodyKey is where a request's context has its body.
+// bodyKey is the context key of the body.
 type bodyKey struct{}
 
-// WithBody reads the body of a request before anything else is done for it, so that a client that is slow costs no more
-// than its connection. A request whose body is not read is answered by fail.
+// WithBody reads the body of a request before the request is handled, so that a slow client costs only its connection.
+// fail answers a request if its body was not read.
 func WithBody(next http.Handler, limits Limits, fail func(http.ResponseWriter, *http.Request, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := readBody(w, r, limits)
 		if err != nil {
-			w.Header().Set("Connection", "close") // the rest of the body may still come
+			w.Header().Set("Connection", "close") // the rest of the body may still arrive
 			fail(w, r, err)
 			return
 		}
@@ -48,7 +48,7 @@ func WithBody(next http.Handler, limits Limits, fail func(http.ResponseWriter, *
 	})
 }
 
-// BodyOf is the body that WithBody has read; empty where it has not.
+// BodyOf returns the body that WithBody has read; empty if WithBody was not used.
 func BodyOf(r *http.Request) *Body {
 	if body, ok := r.Context().Value(bodyKey{}).(*Body); ok {
 		return body
@@ -67,16 +67,16 @@ func readBody(w http.ResponseWriter, r *http.Request, limits Limits) (*Body, err
 	defer httpserver.BodyArrives(r)()
 	connection := http.NewResponseController(w)
 	if limits.Timeout > 0 {
-		connection.SetReadDeadline(time.Now().Add(limits.Timeout)) //nolint:errcheck // a test's writer has no connection
+		connection.SetReadDeadline(time.Now().Add(limits.Timeout)) //nolint:errcheck // the writers of tests have no connection
 		defer connection.SetReadDeadline(time.Time{})              //nolint:errcheck // as above
 	}
 	interrupt := func() { connection.SetReadDeadline(time.Unix(1, 0)) } //nolint:errcheck // as above
 	body, err := Read(limits.Memory, r.Body, r.ContentLength, limits.MaxBodyBytes, interrupt)
 	switch {
-	case errors.Is(err, ErrNoRoom):
+	case errors.Is(err, ErrNoMemory):
 		return nil, err
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, fmt.Errorf("%w: it must have come after %v", ErrBodyTooSlow, limits.Timeout)
+		return nil, fmt.Errorf("%w: it must arrive within %v", ErrBodyTooSlow, limits.Timeout)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrBodyBroken, err)
 	case int64(len(body.Bytes())) > limits.MaxBodyBytes:
@@ -86,8 +86,8 @@ func readBody(w http.ResponseWriter, r *http.Request, limits Limits) (*Body, err
 	return body, nil
 }
 
-// Writer remembers the status code of a response, and ends one that its client takes nothing of for too long: the
-// engine would generate it to the end, and hold its memory, for nobody.
+// Writer records the status code of a response. It aborts a response that the client does not read for too long:
+// without the limit, the engine would generate it to the end and hold its memory.
 type Writer struct {
 	http.ResponseWriter
 	code     int
@@ -95,45 +95,46 @@ type Writer struct {
 	extended time.Time
 }
 
-// NewWriter returns the writer of a response, of which the client may take nothing for so long; 0 for ever.
+// NewWriter returns the writer of a response. timeout is the maximum time that the client may read nothing; 0 means no
+// limit.
 func NewWriter(w http.ResponseWriter, timeout time.Duration) *Writer {
 	writer := &Writer{ResponseWriter: w, code: http.StatusOK, timeout: timeout}
-	writer.extend() // the connection may have the end of an earlier request's time
+	writer.extend() // the connection may still have the deadline of an earlier request
 	return writer
 }
 
-// Code is the status code of the response.
+// Code returns the status code of the response.
 func (c *Writer) Code() int { return c.code }
 
-// extend gives the client its time anew. What a deadline is off by does not matter, and to set it for each event of a
-// stream would cost.
+// extend moves the write deadline. It does so only after an eighth of the timeout, because setting the deadline for
+// each event of a stream is expensive.
 func (c *Writer) extend() {
 	if now := time.Now(); c.timeout > 0 && now.Sub(c.extended) > c.timeout/8 {
 		c.extended = now
-		http.NewResponseController(c.ResponseWriter).SetWriteDeadline(now.Add(c.timeout)) //nolint:errcheck // a test's writer has no connection
+		http.NewResponseController(c.ResponseWriter).SetWriteDeadline(now.Add(c.timeout)) //nolint:errcheck // the writers of tests have no connection
 	}
 }
 
-// WriteHeader passes a header on.
+// WriteHeader writes the header.
 func (c *Writer) WriteHeader(code int) {
 	c.code = code
 	c.extend()
 	c.ResponseWriter.WriteHeader(code)
 }
 
-// Write passes a part of a body on.
+// Write writes a part of the body.
 func (c *Writer) Write(data []byte) (int, error) {
 	c.extend()
 	return c.ResponseWriter.Write(data)
 }
 
-// Unwrap lets http.ResponseController reach Flush.
+// Unwrap gives http.ResponseController access to Flush.
 func (c *Writer) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
-// CopyBuffers are buffers to copy responses through.
+// CopyBuffers is a pool of buffers for copying responses.
 type CopyBuffers struct{ pool sync.Pool }
 
-// copyBufferBytes is the size that io.Copy takes.
+// copyBufferBytes is the buffer size of io.Copy.
 const copyBufferBytes = 32 << 10
 
 // Get returns a buffer.
@@ -144,5 +145,5 @@ func (c *CopyBuffers) Get() []byte {
 	return make([]byte, copyBufferBytes)
 }
 
-// Put takes a buffer back.
+// Put returns a buffer to the pool.
 func (c *CopyBuffers) Put(buffer []byte) { c.pool.Put((*[copyBufferBytes]byte)(buffer)) }

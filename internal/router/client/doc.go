@@ -1,3 +1,3 @@
-// Package client is what the request router does for its clients' connections: it knows the routes that are for it, reads the bodies that they
-// send, within limits of size and time, and ends answers of which they take nothing.
+// Package client handles the client connections of the request router. It checks routes, reads request bodies within
+// limits of size and time, and aborts responses that the client does not read.
 package client

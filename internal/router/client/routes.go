@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// Routes tells which requests are for a service.
+// Routes are the routes of a service.
 type Routes struct{ mux *http.ServeMux }
 
 // NewRoutes returns the routes of a table of path patterns by method.
@@ -24,7 +24,8 @@ func NewRoutes(table map[string][]string) Routes {
 	return Routes{mux}
 }
 
-// Has tells that a request is for one of the routes. A path that a server may understand as another one is for none.
+// Has reports whether a request is for one of the routes. It is false for a path that a server may interpret
+// differently.
 func (t Routes) Has(r *http.Request) bool {
 	if r.URL.Path != path.Clean(r.URL.Path) {
 		return false
@@ -34,20 +35,21 @@ func (t Routes) Has(r *http.Request) bool {
 }
 
 const (
-	// longestPath and mostCut, the segments that may stand in front of a route, bound what In does for a path, which a client chooses:
-	// it reads each end of the path anew.
-	longestPath = 4 << 10
-	mostCut     = 8
+	// maxPathBytes and maxPrefixSegments bound the work of In for a path, which a client chooses: In parses each suffix
+	// of the path. maxPrefixSegments is the maximum number of segments in front of a route.
+	maxPathBytes      = 4 << 10
+	maxPrefixSegments = 8
 )
 
-// others are routes of engines that end in one of a service's and take other requests: vLLM's for token ids, and SGLang's for clients of
-// Ollama.
+// others are engine routes that end like a route of the service but take other requests: vLLM's for token ids, and
+// SGLang's for Ollama clients.
 var others = map[string]bool{"/inference/v1/generate": true, "/api/generate": true}
 
-// In is the route, unescaped, that an escaped path is, or ends in: a gateway may tell a path before it cuts off what stands in front of
-// a service's own. A path that a server may understand as another one ends in none; one with a # may be cut off there.
+// In returns the unescaped route that an escaped path equals or ends with: a gateway may report a path before it
+// removes its prefix. A path that a server may interpret differently has no route. A path with a # has none either,
+// because a server may cut it off there.
 func (t Routes) In(method, escaped string) (route string, ok bool) {
-	if len(escaped) > longestPath || strings.Contains(escaped, "#") {
+	if len(escaped) > maxPathBytes || strings.Contains(escaped, "#") {
 		return "", false
 	}
 	whole, err := url.ParseRequestURI(escaped)
@@ -55,7 +57,7 @@ func (t Routes) In(method, escaped string) (route string, ok bool) {
 		return "", false
 	}
 	end := escaped
-	for range mostCut + 1 {
+	for range maxPrefixSegments + 1 {
 		target, err := url.ParseRequestURI(end)
 		switch {
 		case err == nil && t.Has(&http.Request{Method: method, URL: target}):
@@ -72,7 +74,7 @@ func (t Routes) In(method, escaped string) (route string, ok bool) {
 	return "", false
 }
 
-// Only serves the routes, and says of anything else that it is none.
+// Only serves the routes and answers all other requests with 404.
 func (t Routes) Only(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !t.Has(r) {

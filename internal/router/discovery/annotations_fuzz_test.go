@@ -9,8 +9,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// FuzzAnnotations reads any annotations of a ready pod. The number of ranks is bounded, each rank has an endpoint, and a pod that is served
-// by fewer ranks than it declares has a problem to report.
+// FuzzAnnotations reads arbitrary annotations of a ready pod. The number of ranks is bounded, each rank has an
+// endpoint, and a pod that is served with fewer ranks than it declares has a problem to report.
 func FuzzAnnotations(f *testing.F) {
 	f.Add("30000", "4", "", "", "", "")
 	f.Add("30000", "2", "30000,30001", "30001", `{"layers":2,"experts":4}`, "00")
@@ -43,7 +43,7 @@ func FuzzAnnotations(f *testing.F) {
 		}
 		for _, address := range append(backend.RankAddresses, backend.Address) {
 			if address == "" {
-				continue // the rank is not live
+				continue // the rank is inactive
 			}
 			if host, _, err := net.SplitHostPort(address); err != nil || host != pod.Status.PodIP {
 				t.Errorf("address %q of a pod at %s", address, pod.Status.PodIP)

@@ -20,46 +20,46 @@ import (
 	"github.com/semmoe/operator/internal/podgroup"
 )
 
-// annotationActivePorts lists the ports of a pod that are live; absent where all are. It is the Gateway API's for the pods
-// of an InferencePool.
+// annotationActivePorts lists the active ports of a pod; without it, all ports are active. The Gateway API defines it
+// for pods of an InferencePool.
 const annotationActivePorts = "inference.networking.k8s.io/active-ports"
 
 // MaxRanks is the maximum number of ranks of a pod. A pod that declares more serves without ranks.
 const MaxRanks = 4096
 
-// NoRank is the rank of a backend that takes none.
+// NoRank is the rank of requests that are not pinned to a rank.
 const NoRank = -1
 
-// Backend is an engine pod that serves.
+// Backend is a ready engine pod.
 type Backend struct {
 	// Pod is the pod's name.
 	Pod string `json:"pod"`
 	// Address is host:port of the engine.
 	Address string `json:"address"`
-	// Ranks is the number of ranks that requests can be pinned to; 0 where the engine takes no rank.
+	// Ranks is the number of ranks that requests can be pinned to; 0 if the engine accepts no rank.
 	Ranks int `json:"ranks"`
-	// Width is the number of ranks of a pod that takes no requests for one of them, by which it does as much as others; 0 where that is not
-	// told.
+	// Width is the number of ranks of a pod that accepts no rank. It determines the capacity of the pod relative to
+	// others; 0 if it is not known.
 	Width int `json:"width,omitempty"`
-	// RankAddresses is host:port of each rank where each has a port of its own, empty for a rank that is not live. It is nil
-	// where all ranks share Address, and a header pins to one.
+	// RankAddresses is host:port of each rank if each rank has its own port, and empty for an inactive rank. It is nil
+	// if all ranks share Address and a header selects the rank.
 	RankAddresses []string `json:"rankAddresses,omitempty"`
-	// Engine is the type of the pod's engine; empty where that is not told.
+	// Engine is the type of the engine; empty if the pod does not name it.
 	Engine string `json:"engine,omitempty"`
 	// Revision is the revision of the serving workload that the pod belongs to.
 	Revision string `json:"revision"`
-	// PlanDigest is the full digest of the plan that the pod serves under; empty where it has none.
+	// PlanDigest is the full digest of the plan that the pod serves under; empty if there is none.
 	PlanDigest string `json:"planDigest,omitempty"`
-	// ModelDigest identifies the checkpoint that the pod serves; empty where it is not known.
+	// ModelDigest identifies the checkpoint that the pod serves; empty if it is not known.
 	ModelDigest string `json:"modelDigest,omitempty"`
-	// Permuted tells that the pod serves a checkpoint whose experts are in the order of the plan's slots, and reports them
-	// by their numbers there.
+	// Permuted is true if the experts of the checkpoint are in the order of the plan's slots. The pod then reports
+	// experts by these permuted ids.
 	Permuted bool `json:"permuted,omitempty"`
-	// Shape is the model's; nil where it is not known.
+	// Shape is the shape of the model; nil if it is not known.
 	Shape *lar.Shape `json:"shape,omitempty"`
 }
 
-// adapters are those of all engines, by type.
+// adapters contains the adapters of all engines, by type.
 var adapters = func() map[string]*engine.Adapter {
 	known := map[string]*engine.Adapter{}
 	for _, adapter := range registry.All() {
@@ -68,8 +68,8 @@ var adapters = func() map[string]*engine.Adapter {
 	return known
 }()
 
-// Adapter is that of the pod's engine, or another one where that is not told. Pods of two engines serve together while one takes the
-// other's place.
+// Adapter returns the adapter of the pod's engine, or other if the pod does not name its engine. Pods of two engines
+// serve together while one engine replaces the other.
 func (b Backend) Adapter(other *engine.Adapter) *engine.Adapter {
 	if own := adapters[b.Engine]; own != nil {
 		return own
@@ -77,7 +77,7 @@ func (b Backend) Adapter(other *engine.Adapter) *engine.Adapter {
 	return other
 }
 
-// Endpoint is host:port of a rank, or of the pod for NoRank; empty where the rank is not live.
+// Endpoint returns host:port of a rank, or of the pod for NoRank. It is empty if the rank is not active.
 func (b Backend) Endpoint(rank int) string {
 	if rank < 0 || rank >= len(b.RankAddresses) {
 		return b.Address
@@ -85,7 +85,7 @@ func (b Backend) Endpoint(rank int) string {
 	return b.RankAddresses[rank]
 }
 
-// PinsByHeader tells that a rank must be named by the engine's header: its endpoint is that of other ranks as well.
+// PinsByHeader reports whether a header must name the rank, because ranks share an endpoint.
 func (b Backend) PinsByHeader(rank int) bool { return rank != NoRank && len(b.RankAddresses) == 0 }
 
 // Equal reports whether two backends are the same.
@@ -104,20 +104,20 @@ func Backends(pods []*corev1.Pod) []Backend {
 	return backends
 }
 
-// Pinnable are the backends, those without ranks whose engine takes no requests for a rank: of no use to them are ranks, and plans that
-// tell ranks apart. Other is the engine of those that do not tell theirs.
+// Pinnable returns the backends, without ranks and plans where the engine accepts no rank: plans only distinguish
+// ranks. other is the engine of backends that do not name theirs.
 func Pinnable(backends []Backend, other *engine.Adapter) []Backend {
 	pinnable := slices.Clone(backends)
 	for i := range pinnable {
 		if b := &pinnable[i]; !b.Adapter(other).Pins() {
 			b.Width, b.Ranks, b.RankAddresses, b.PlanDigest = max(b.Width, b.Ranks), 0, nil, ""
-			b.Permuted = b.Permuted && b.Adapter(other).TellsExperts() // in nothing else does the order of its experts show
+			b.Permuted = b.Permuted && b.Adapter(other).TellsExperts() // the order of the experts shows only in reported experts
 		}
 	}
 	return pinnable
 }
 
-// WithDefaultPlan are the backends, those without a plan of their own with another one.
+// WithDefaultPlan returns the backends, with this plan where they name none.
 func WithDefaultPlan(backends []Backend, digest string) []Backend {
 	planned := slices.Clone(backends)
 	for i := range planned {
@@ -149,7 +149,7 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 	}, true
 }
 
-// ranksOf returns the number of ranks that a pod declares; 0 where the number is invalid.
+// ranksOf returns the number of ranks that a pod declares; 0 if the number is invalid.
 func ranksOf(pod *corev1.Pod) int {
 	ranks, err := strconv.Atoi(pod.Annotations[semmoev1.AnnotationRanks])
 	if err != nil || ranks < 0 || ranks > MaxRanks {
@@ -158,7 +158,7 @@ func ranksOf(pod *corev1.Pod) int {
 	return ranks
 }
 
-// Problem returns which annotation of a pod is invalid, so that the pod serves without it; empty where none is.
+// Problem describes an invalid annotation of a pod, which is ignored. It is empty if all annotations are valid.
 func Problem(pod *corev1.Pod) string {
 	invalid := func(name, allowed string) string {
 		return fmt.Sprintf("annotation %s: %.40q is invalid: %s", name, pod.Annotations[name], allowed)
@@ -184,13 +184,13 @@ func Problem(pod *corev1.Pod) string {
 	return ""
 }
 
-// fit reports whether a text lists a port for each rank.
+// fit reports whether a text lists one port per rank.
 func fit(text string, ranks int) bool {
 	ports := portsOf(text)
 	return len(ports) == ranks && !slices.Contains(ports, 0)
 }
 
-// shapeOf reads the shape of a model; nil where it is invalid.
+// shapeOf parses the shape of a model; nil if it is invalid.
 func shapeOf(text string) *lar.Shape {
 	shape := &lar.Shape{}
 	if json.Unmarshal([]byte(text), shape) != nil || shape.Validate() != nil {
@@ -199,8 +199,9 @@ func shapeOf(text string) *lar.Shape {
 	return shape
 }
 
-// rankAddresses are the endpoints of the ranks of a pod, nil where they share its port. Ports that do not fit the number of
-// ranks tell nothing of any rank: the pod then counts as one that takes none. It reports false where no endpoint is live.
+// rankAddresses returns the endpoints of the ranks of a pod; nil if they share the port of the pod. If the number of
+// ports differs from the number of ranks, the pod counts as a pod without ranks. live is false if no endpoint is
+// active.
 func rankAddresses(pod *corev1.Pod, port, ranks int) (addresses []string, pinned int, live bool) {
 	active, limited := pod.Annotations[annotationActivePorts]
 	activePorts := map[int]bool{}
@@ -225,7 +226,7 @@ func rankAddresses(pod *corev1.Pod, port, ranks int) (addresses []string, pinned
 	return addresses, ranks, live
 }
 
-// portsOf reads port numbers that are separated by commas; 0 stands for what is none.
+// portsOf parses a comma-separated list of port numbers. Invalid elements become 0.
 func portsOf(text string) []int {
 	var ports []int
 	for part := range strings.SplitSeq(text, ",") {

@@ -70,7 +70,7 @@ func TestBackends(t *testing.T) {
 		"serves under a plan":    {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d1" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", PlanDigest: "d1"}}},
 		"permuted checkpoint":    {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "ReshuffledWeights" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", Permuted: true}}},
 		"expert map":             {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "EngineMap" }, []Backend{base}},
-		"tells its engine":       {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationEngine] = "VLLM" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Engine: "VLLM", Ranks: 4, Revision: "r1"}}},
+		"names its engine":       {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationEngine] = "VLLM" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Engine: "VLLM", Ranks: 4, Revision: "r1"}}},
 		"takes no rank":          {func(p *corev1.Pod) { delete(p.Annotations, semmoev1.AnnotationRanks) }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 0, Revision: "r1"}}},
 		"a port for each rank":   {ports("8000, 8001,8002,8003", ""), onPorts("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.1:8002", "10.0.0.1:8003")},
 		"some ports are live":    {ports("8000,8001,8002,8003", "8003,8001"), onPorts("", "10.0.0.1:8001", "", "10.0.0.1:8003")},
@@ -123,7 +123,8 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-// Pods keep their ranks, and their plans, if their own engine takes requests for a rank; the router's is that of those that tell none.
+// TestPinnable checks that pods keep their ranks and plans if their engine accepts a rank. The default engine applies
+// to pods that name none.
 func TestPinnable(t *testing.T) {
 	shape := &lar.Shape{Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4}
 	for other, keeps := range map[string][]string{"X-Rank": {"", "SGLang", "another"}, "": {"SGLang"}} {
@@ -143,7 +144,7 @@ func TestPinnable(t *testing.T) {
 	}
 }
 
-// A plan that pods do not name themselves is theirs, and no other pod's.
+// TestBackendsWithDefaultPlan checks that the default plan applies only to pods that name no plan.
 func TestBackendsWithDefaultPlan(t *testing.T) {
 	before := []Backend{{Pod: "a"}, {Pod: "b", PlanDigest: "own"}}
 	after := WithDefaultPlan(before, "default")
@@ -155,7 +156,7 @@ func TestBackendsWithDefaultPlan(t *testing.T) {
 	}
 }
 
-// Problem names each annotation that a router ignores, and nothing of a valid pod.
+// TestProblem checks that Problem names each ignored annotation, and reports nothing for a valid pod.
 func TestProblem(t *testing.T) {
 	for name, tc := range map[string]struct{ annotation, value, want string }{
 		"valid":          {semmoev1.AnnotationRanks, "8", ""},
@@ -173,7 +174,7 @@ func TestProblem(t *testing.T) {
 	}
 }
 
-// A problem of a pod is logged once, and again when it changes.
+// TestLogsAProblemOnce checks that a problem of a pod is logged once, and again when it changes.
 func TestLogsAProblemOnce(t *testing.T) {
 	lines := 0
 	log := funcr.New(func(string, string) { lines++ }, funcr.Options{})

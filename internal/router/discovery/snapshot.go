@@ -13,20 +13,20 @@ import (
 
 const snapshotName = "backends.json"
 
-// SaveSnapshot writes the backends to a directory, whole or not at all: a router that is killed while it writes must
-// find the old file.
+// SaveSnapshot writes the backends to a directory atomically: a router that is killed while it writes keeps the old
+// file.
 func SaveSnapshot(dir string, backends []Backend) error {
 	data, err := json.Marshal(backends)
 	if err == nil {
 		err = wholefile.WriteBytes(filepath.Join(dir, snapshotName), 0o600, data)
 	}
 	if err != nil {
-		return fmt.Errorf("write endpoint snapshot: %w", err)
+		return fmt.Errorf("failed to write the endpoint snapshot: %w", err)
 	}
 	return nil
 }
 
-// LoadSnapshot reads what SaveSnapshot wrote. Without a snapshot it returns no backends and false.
+// LoadSnapshot reads the snapshot that SaveSnapshot wrote. It returns false if there is none.
 func LoadSnapshot(dir string) ([]Backend, bool, error) {
 	data, err := os.ReadFile(filepath.Join(dir, snapshotName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -37,9 +37,9 @@ func LoadSnapshot(dir string) ([]Backend, bool, error) {
 	}
 	var backends []Backend
 	if err := json.Unmarshal(data, &backends); err != nil {
-		return nil, false, fmt.Errorf("endpoint snapshot in %s: %w", dir, err)
+		return nil, false, fmt.Errorf("failed to decode the endpoint snapshot in %s: %w", dir, err)
 	}
-	for i := range backends { // an older version wrote any number
+	for i := range backends { // earlier versions did not limit the number
 		if b := &backends[i]; b.Ranks < 0 || b.Ranks > MaxRanks || len(b.RankAddresses) > MaxRanks {
 			b.Ranks, b.RankAddresses = 0, nil
 		}

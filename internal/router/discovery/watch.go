@@ -16,9 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Watch calls set with the ready engine pods of the selector, at first and whenever they change, and keeps the snapshot
-// equal to them, until the context ends. It calls synced once they are known, from the snapshot or from the API server,
-// whichever comes first.
+// Watch calls set with the ready engine pods that match the selector, first at the start and then after each change,
+// until the context ends. It saves the pods in the snapshot. It calls synced once the pods are known, from the snapshot
+// or from the API server.
 func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selector, snapshotDir string, set func([]Backend), synced func()) error {
 	log := logr.FromContextOrDiscard(ctx)
 	backends, found, err := LoadSnapshot(snapshotDir)
@@ -34,7 +34,7 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 	factory := informers.NewSharedInformerFactoryWithOptions(clients, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = selector }))
 	pods := factory.Core().V1().Pods()
-	// One slot: events that come while the backends are being set make one more update, however many they are.
+	// One slot: all events that arrive during an update cause a single further update.
 	dirty := make(chan struct{}, 1)
 	notify := func() {
 		select {
@@ -47,9 +47,9 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 		UpdateFunc: func(any, any) { notify() },
 		DeleteFunc: func(any) { notify() },
 	}); err != nil {
-		return fmt.Errorf("watch engine pods: %w", err)
+		return fmt.Errorf("failed to watch engine pods: %w", err)
 	}
-	// The informer is not waited for at the end: while the API server is away it sleeps for up to a minute between attempts.
+	// The end of the informer is not awaited: without the API server, it sleeps for up to a minute between attempts.
 	factory.Start(ctx.Done())
 	if !cache.WaitForCacheSync(ctx.Done(), pods.Informer().HasSynced) {
 		return nil // the context ended
@@ -64,7 +64,7 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 		}
 		found, err := pods.Lister().List(labels.Everything())
 		if err != nil {
-			return fmt.Errorf("list engine pods: %w", err)
+			return fmt.Errorf("failed to list engine pods: %w", err)
 		}
 		problems = logProblems(log, found, problems)
 		next := Backends(found)
@@ -73,14 +73,14 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 			set(backends)
 			log.Info("Endpoints changed", "backends", len(backends))
 			if err := SaveSnapshot(snapshotDir, backends); err != nil {
-				log.Error(err, "Keeping the older endpoint snapshot")
+				log.Error(err, "Failed to save the endpoint snapshot")
 			}
 		}
 		synced()
 	}
 }
 
-// logProblems logs the invalid annotations of pods that are not among the known ones, and returns those of all pods.
+// logProblems logs the invalid annotations that are not in known. It returns the invalid annotations of all pods.
 func logProblems(log logr.Logger, pods []*corev1.Pod, known map[types.UID]string) map[types.UID]string {
 	all := map[types.UID]string{}
 	for _, pod := range pods {

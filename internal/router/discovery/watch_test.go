@@ -9,7 +9,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// Watch ends with its context although the API server does not answer a request that is under way.
+// TestWatchEndsWhileTheAPIServerIsSilent checks that Watch ends with its context although the API server does not
+// answer a pending request.
 func TestWatchEndsWhileTheAPIServerIsSilent(t *testing.T) {
 	clients := fake.NewClientset()
 	asked, release := make(chan struct{}, 1), make(chan struct{})

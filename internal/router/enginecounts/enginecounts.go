@@ -24,16 +24,18 @@ import (
 )
 
 const (
-	// Metric is the name of the counters.
+	// Metric is the name of the activation counters.
 	Metric = "semmoe_engine_activations_total"
 	// Period is the time between two readings of a pod.
 	Period = 30 * time.Second
-	// window is the time over which counts are reported: that of sampled requests, by which rates follow the traffic.
+	// window is the time over which counts are reported: the window of sampled requests, so that both rates follow the
+	// traffic equally.
 	window = lar.Buckets * lar.BucketTime
 
 	readTimeout = 5 * time.Second
 	readAtOnce  = 16
-	// maxAnswer bounds an answer, and maxLine one of its lines. vLLM's are a few hundred kilobytes.
+	// maxAnswer is the maximum size of a response, maxLine of one of its lines. Responses of vLLM have a few hundred
+	// kilobytes.
 	maxAnswer = 8 << 20
 	maxLine   = 64 << 10
 )
@@ -42,7 +44,7 @@ const (
 type Poller struct {
 	// Backends returns the pods to read.
 	Backends func() []discovery.Backend
-	// Transport reaches the pods.
+	// Transport sends the requests to the pods.
 	Transport http.RoundTripper
 	// Now is the clock.
 	Now func() time.Time
@@ -51,7 +53,7 @@ type Poller struct {
 	pods map[string]*pod
 }
 
-// pod is what was read of a pod, the oldest first.
+// pod contains the readings of a pod, oldest first.
 type pod struct {
 	address, revision string
 	readings          []reading
@@ -97,8 +99,8 @@ func (p *Poller) Poll(ctx context.Context) {
 	_ = reads.Wait() // none returns an error
 }
 
-// Counts returns the activations of each pod between the oldest and the newest reading in the window. A pod whose newest reading is old
-// is left out.
+// Counts returns the activations of each pod between the oldest and the newest reading in the window. It omits pods
+// with a newest reading older than two periods.
 func (p *Poller) Counts() []lar.EngineCounts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,26 +121,27 @@ func (p *Poller) Counts() []lar.EngineCounts {
 	return counts
 }
 
-// Steps returns the distribution of the tokens of steps of each pod whose engine counts them. A pod whose newest reading is old has none.
+// Steps returns the distribution of tokens per step of each pod with an engine that counts steps. It omits pods if
+// their newest reading is older than two periods.
 func (p *Poller) Steps() []stepsizes.Pod {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var pods []stepsizes.Pod
 	for name, pod := range p.pods {
 		s := &pod.steps
-		told := stepsizes.Pod{Pod: name, Revision: pod.revision, Problem: s.problem}
+		reported := stepsizes.Pod{Pod: name, Revision: pod.revision, Problem: s.problem}
 		if s.problem == "" && (s.last == nil || p.Now().Sub(s.at).Abs() > 2*Period) {
 			continue
 		}
 		if s.problem == "" {
-			told.Sizes, told.Steps, told.PrefillShare = s.histogram.Sizes(), min(s.histogram.Steps(), stepsizes.MaxSteps), s.histogram.PrefillShare()
+			reported.Sizes, reported.Steps, reported.PrefillShare = s.histogram.Sizes(), min(s.histogram.Steps(), stepsizes.MaxSteps), s.histogram.PrefillShare()
 		}
-		pods = append(pods, told)
+		pods = append(pods, reported)
 	}
 	return pods
 }
 
-// keepOnly forgets the pods that are no backends any more, or other ones by the same name.
+// keepOnly drops pods that are no longer backends, or that were replaced by a pod with the same name.
 func (p *Poller) keepOnly(backends []discovery.Backend) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,7 +154,7 @@ func (p *Poller) keepOnly(backends []discovery.Backend) {
 	p.pods = kept
 }
 
-// add keeps what was read.
+// add records the readings of a pod.
 func (p *Poller) add(b discovery.Backend, got answer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -171,7 +174,8 @@ func (p *Poller) add(b discovery.Backend, got answer) {
 	}
 }
 
-// addActivations keeps a reading. Counters that fell are those of an engine that was restarted: what was read before is forgotten.
+// addActivations appends a reading. If a counter has decreased, the engine was restarted, and earlier readings are
+// dropped.
 func (of *pod) addActivations(counts lar.Activations, now time.Time) {
 	if n := len(of.readings); n > 0 {
 		last := of.readings[n-1]
@@ -185,10 +189,10 @@ func (of *pod) addActivations(counts lar.Activations, now time.Time) {
 	of.readings = append(of.readings, reading{now, counts})
 }
 
-// errAbsent is of an engine that does not count activations.
-var errAbsent = errors.New("it has no " + Metric)
+// errAbsent is returned for an engine that does not count activations.
+var errAbsent = errors.New("the response does not contain " + Metric)
 
-// answer is what was read of a pod. A pod whose engine counts no steps has neither steps nor stepsErr.
+// answer contains the readings of a pod. It has neither steps nor stepsErr if the engine counts no steps.
 type answer struct {
 	activations    lar.Activations
 	activationsErr error
@@ -213,17 +217,18 @@ func (p *Poller) read(ctx context.Context, b discovery.Backend) answer {
 	return parse(body, metrics)
 }
 
-// statusError is of an answer without metrics.
+// statusError is returned for a response without metrics.
 type statusError int
 
 func (s statusError) Error() string { return fmt.Sprintf("/metrics answers %d", int(s)) }
 
-// stable returns the error of an answer without what changes from one reading to the next, such as the ports of a connection: it is reported.
+// stable removes details that change between readings, such as the ports of a connection, from an error, because the
+// error is reported in status.
 func stable(err error) error {
 	if status := statusError(0); err == nil || errors.As(err, &status) || errors.Is(err, bufio.ErrTooLong) {
 		return err
 	}
-	return errors.New("/metrics cannot be read")
+	return errors.New("failed to read /metrics")
 }
 
 func (p *Poller) get(ctx context.Context, address string) (io.ReadCloser, error) {
@@ -242,8 +247,8 @@ func (p *Poller) get(ctx context.Context, address string) (io.ReadCloser, error)
 	return response.Body, nil
 }
 
-// parse reads counters from a text of Prometheus' exposition format: those of activations, and those of steps unless metrics is nil. What is wrong
-// with the ones does not concern the others.
+// parse reads counters from Prometheus' text exposition format: activations, and steps unless metrics is nil. An error
+// in one group does not affect the other.
 func parse(text io.Reader, metrics *engine.StepMetrics) (got answer) {
 	limited := &io.LimitedReader{R: text, N: maxAnswer + 1}
 	lines := bufio.NewScanner(limited)
@@ -262,7 +267,7 @@ func parse(text io.Reader, metrics *engine.StepMetrics) (got answer) {
 	}
 	err, unread := lines.Err(), stable(lines.Err())
 	if err == nil && limited.N == 0 {
-		err = fmt.Errorf("the answer has more than %d MiB", maxAnswer>>20)
+		err = fmt.Errorf("the response has more than %d MiB", maxAnswer>>20)
 		unread = err
 	}
 	if got.activationsErr = cmp.Or(err, got.activationsErr); got.activationsErr == nil && !found {
@@ -277,7 +282,7 @@ func parse(text io.Reader, metrics *engine.StepMetrics) (got answer) {
 	return got
 }
 
-// addActivations adds a counter, given its labels and what follows.
+// addActivations adds the value of a counter. labels is the line after the opening brace.
 func addActivations(sum *lar.Activations, labels []byte) error {
 	count, err := valueOf(labels)
 	if err != nil {
@@ -295,7 +300,7 @@ func addActivations(sum *lar.Activations, labels []byte) error {
 	return nil
 }
 
-// valueOf reads the value behind the labels, which a time may follow.
+// valueOf parses the value after the labels. A timestamp may follow it.
 func valueOf(line []byte) (int64, error) {
 	fields := bytes.Fields(line[bytes.LastIndexByte(line, '}')+1:])
 	if len(fields) == 0 {
@@ -303,7 +308,7 @@ func valueOf(line []byte) (int64, error) {
 	}
 	value, err := strconv.ParseFloat(string(fields[0]), 64)
 	if err != nil || !(value >= 0 && value <= lar.MaxActivations) {
-		return 0, fmt.Errorf("%s is %.40q: a number from 0 to %d is expected", Metric, fields[0], int64(lar.MaxActivations))
+		return 0, fmt.Errorf("%s: value %.40q is invalid: it must be a number from 0 to %d", Metric, fields[0], int64(lar.MaxActivations))
 	}
 	return int64(value), nil
 }

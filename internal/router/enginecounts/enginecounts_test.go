@@ -27,14 +27,14 @@ func TestParse(t *testing.T) {
 		"layers and ranks": {"# TYPE x counter\nvllm:a 1\n" + line(local, 3) + line(local, "2e+03") + line(remote, 5), lar.Activations{Local: 2003, Total: 2008}, ""},
 		"with a time":      {line(local, "3 1700000000000"), lar.Activations{Local: 3, Total: 3}, ""},
 		"without end":      {line(local, 1) + strings.TrimSuffix(line(remote, 1), "\n"), lar.Activations{Local: 1, Total: 2}, ""},
-		"absent":           {"vllm:a 1\n" + Metric + "_other{} 1\n", lar.Activations{}, "it has no " + Metric},
-		"empty":            {"", lar.Activations{}, "it has no " + Metric},
+		"absent":           {"vllm:a 1\n" + Metric + "_other{} 1\n", lar.Activations{}, "does not contain " + Metric},
+		"empty":            {"", lar.Activations{}, "does not contain " + Metric},
 		"no locality":      {line(`rank="0"`, 1), lar.Activations{}, "no label locality"},
 		"no value":         {Metric + "{" + local + "}\n", lar.Activations{}, "has no value"},
-		"not a number":     {line(local, "NaN"), lar.Activations{}, `is "NaN"`},
-		"negative":         {line(local, -1), lar.Activations{}, `is "-1"`},
-		"infinite":         {line(local, "+Inf"), lar.Activations{}, `is "+Inf"`},
-		"too large":        {line(local, "1e300"), lar.Activations{}, `is "1e300"`},
+		"not a number":     {line(local, "NaN"), lar.Activations{}, `value "NaN"`},
+		"negative":         {line(local, -1), lar.Activations{}, `value "-1"`},
+		"infinite":         {line(local, "+Inf"), lar.Activations{}, `value "+Inf"`},
+		"too large":        {line(local, "1e300"), lar.Activations{}, `value "1e300"`},
 		"too large a sum":  {line(local, "9e15") + line(remote, "9e15"), lar.Activations{}, "counts more than"},
 		"a long line":      {strings.Repeat("x", maxLine+1), lar.Activations{}, "token too long"},
 		"a long answer":    {strings.Repeat("# x\n", maxAnswer/4) + line(local, 1), lar.Activations{}, "more than 8 MiB"},
@@ -61,7 +61,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// answers are the texts of pods by their addresses; a pod without one cannot be reached.
+// answers contains the metrics of pods by address; a pod without an entry is unreachable.
 type answers map[string]string
 
 func (a answers) RoundTrip(request *http.Request) (*http.Response, error) {

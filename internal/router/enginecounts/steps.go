@@ -15,22 +15,23 @@ import (
 )
 
 const (
-	// halfLife is the time in which the weight of a counted step halves.
+	// halfLife is the half-life of the weight of a counted step.
 	halfLife = time.Hour
-	// maxRanks bounds the ranks of a pod, and maxBuckets the buckets of a rank's histogram.
+	// maxRanks is the maximum number of ranks of a pod, maxBuckets of buckets of a rank's histogram.
 	maxRanks, maxBuckets = 1024, 256
-	// maxCount bounds a counter: every integer up to it is a float64.
+	// maxCount is the maximum value of a counter: every integer up to it is exact as a float64.
 	maxCount = 1 << 53
 )
 
-// rankSteps is what an engine has counted of the steps of one rank since it started.
+// rankSteps contains the step counters of one rank since the start of the engine.
 type rankSteps struct {
-	// buckets are those of a histogram, by ascending bound, with the steps that have at most so many tokens; sum is their tokens.
+	// buckets are cumulative histogram buckets by ascending bound in tokens. sum is the sum of the tokens of all steps.
 	buckets []bucket
 	sum     float64
-	// running is the number of requests that are being computed, and servers the number of those that count steps, each the part of its own requests.
+	// running is the number of running requests. servers is the number of servers that count steps, each for its own
+	// requests.
 	running, servers float64
-	// kinds are counters of decode and prefill.
+	// kinds contains the counters of decode and prefill steps.
 	kinds [2]stepCount
 }
 
@@ -43,15 +44,15 @@ const (
 	prefill
 )
 
-// stepReader collects the counters of steps from the lines of an exposition.
+// stepReader collects the step counters from the lines of an exposition.
 type stepReader struct {
 	metrics *engine.StepMetrics
 	ranks   map[string]*rankSteps
-	// oneServer reports that the engine's steps are counted whole.
+	// oneServer is true if one server counts all steps of the engine.
 	oneServer bool
 }
 
-// line reads a line, which may be of another metric.
+// line processes a line, which may belong to another metric.
 func (r *stepReader) line(text []byte) error {
 	m := r.metrics
 	r.oneServer = r.oneServer || m.OneServer == "" || bytes.HasPrefix(text, []byte(m.OneServer+" "))
@@ -105,7 +106,7 @@ func (r *stepReader) line(text []byte) error {
 	return nil
 }
 
-// sample splits what follows a metric's name and "{" into the labels and the value.
+// sample splits the text after the metric name and "{" into the labels and the value.
 func sample(text []byte) (labels string, value float64, err error) {
 	end := bytes.LastIndexByte(text, '}')
 	if end < 0 {
@@ -115,9 +116,9 @@ func sample(text []byte) (labels string, value float64, err error) {
 	if len(fields) == 0 {
 		return "", 0, errors.New("a series has no value")
 	}
-	switch value, err = strconv.ParseFloat(string(fields[0]), 64); { // messages do not contain what changes from one reading to the next
+	switch value, err = strconv.ParseFloat(string(fields[0]), 64); { // messages contain no details that change between readings
 	case err != nil || math.IsNaN(value):
-		return "", 0, errors.New("a value is no number")
+		return "", 0, errors.New("a value is not a number")
 	case value < 0:
 		return "", 0, errors.New("a value is negative")
 	case value > maxCount:
@@ -126,26 +127,27 @@ func sample(text []byte) (labels string, value float64, err error) {
 	return string(text[:end]), value, nil
 }
 
-// take removes a label from labels and returns its value; empty for a series without the label. The other labels are spelled alike after it.
+// take removes a label from labels and returns its value; empty if the series lacks the label. It normalizes the format
+// of the other labels.
 func take(labels *string, name string) (value string, err error) {
 	var kept []string
 	for rest := strings.TrimLeft(*labels, ", "); rest != ""; rest = strings.TrimLeft(rest, ", ") {
 		key, quoted, ok := strings.Cut(rest, "=")
 		text, err := strconv.QuotedPrefix(quoted)
 		if !ok || err != nil {
-			return "", fmt.Errorf("the labels %.100q cannot be read", *labels)
+			return "", fmt.Errorf("the labels %.100q are invalid", *labels)
 		}
 		if rest = quoted[len(text):]; key != name {
 			kept = append(kept, key+"="+text)
 		} else if value, err = strconv.Unquote(text); err != nil {
-			return "", fmt.Errorf("the label %s is %.40q", key, text)
+			return "", fmt.Errorf("the label %s has the invalid value %.40q", key, text)
 		}
 	}
 	*labels = strings.Join(kept, ",")
 	return value, nil
 }
 
-// read returns what was collected.
+// read returns the collected counters.
 func (r *stepReader) read() (map[string]*rankSteps, error) {
 	m := r.metrics
 	counted := false
@@ -168,12 +170,13 @@ func (r *stepReader) read() (map[string]*rankSteps, error) {
 	case counted:
 		return r.ranks, nil
 	case m.Steps != "":
-		return nil, fmt.Errorf("no %s: the engine has computed nothing yet, or has no such metric", m.Steps) // it begins with the first step
+		return nil, fmt.Errorf("no %s: the engine has computed nothing yet, or has no such metric", m.Steps) // the metric appears with the first step
 	}
 	return nil, fmt.Errorf("no %s", m.Histogram)
 }
 
-// since returns the steps that a rank has counted since an earlier reading, unless it was restarted.
+// since returns the steps that a rank has counted since an earlier reading. It returns errRestarted if the engine was
+// restarted.
 func (of *rankSteps) since(before *rankSteps) (counted []stepsOf, _ error) {
 	for kind, c := range of.kinds {
 		steps, tokens := c.steps-before.kinds[kind].steps, c.tokens-before.kinds[kind].tokens
@@ -193,7 +196,7 @@ func (of *rankSteps) since(before *rankSteps) (counted []stepsOf, _ error) {
 	for i := range inBuckets {
 		c := &inBuckets[i]
 		if c.prefill = c.lower >= running; !c.prefill && of.servers > 1 {
-			// The parts of a step of decode are alike, and together have at most a token of each request.
+			// The parts of a decode step are similar. Together they have at most one token per request.
 			whole := max(c.tokens, min(of.servers*c.tokens, running))
 			c.tokens, c.steps = whole, c.steps*c.tokens/whole
 		}
@@ -201,8 +204,9 @@ func (of *rankSteps) since(before *rankSteps) (counted []stepsOf, _ error) {
 	return append(counted, inBuckets...), err
 }
 
-// sizesIn estimates the tokens of the steps that a histogram has counted since an earlier reading, given their sum. A step is first taken for the
-// geometric mean of the bounds of its bucket, and then all are multiplied so that the sum is right, as far as the bounds allow.
+// sizesIn estimates the tokens per step from a histogram and the sum of its tokens since an earlier reading. Each step
+// first gets the geometric mean of the bounds of its bucket. Then all sizes are scaled to match the sum, within their
+// bounds.
 func sizesIn(buckets, before []bucket, tokens float64) (counted []stepsOf, _ error) {
 	var last, lastBefore bucket
 	estimated := 0.0
@@ -214,7 +218,7 @@ func sizesIn(buckets, before []bucket, tokens float64) (counted []stepsOf, _ err
 		if steps > 0 {
 			size := math.Sqrt(max(last.bound, 1) * max(b.bound, 1))
 			if math.IsInf(b.bound, 1) {
-				size = max(last.bound, (tokens-estimated)/steps) // what the others leave
+				size = max(last.bound, (tokens-estimated)/steps) // the remaining tokens
 			}
 			counted = append(counted, stepsOf{tokens: size, steps: steps, lower: last.bound, upper: b.bound})
 			estimated += size * steps
@@ -228,17 +232,17 @@ func sizesIn(buckets, before []bucket, tokens float64) (counted []stepsOf, _ err
 	return counted, nil
 }
 
-// errRestarted is of an engine whose counters began anew.
+// errRestarted is returned after a reset of the engine's counters.
 var errRestarted = errors.New("the engine was restarted")
 
-// stepsOf are steps of one rank that computed about as many tokens, and bounds of these.
+// stepsOf is a group of steps of one rank with a similar number of tokens, and the bounds of that number.
 type stepsOf struct {
 	tokens, steps float64
 	lower, upper  float64
 	prefill       bool
 }
 
-// podSteps follows the steps of a pod.
+// podSteps accumulates the steps of a pod.
 type podSteps struct {
 	last      map[string]*rankSteps
 	at        time.Time
@@ -246,8 +250,9 @@ type podSteps struct {
 	problem   string
 }
 
-// add adds what was counted since the last reading. Ranks compute steps together: a step has the tokens of all ranks. Which steps of the ranks
-// are one is not known. Those of a rank that has counted fewer than another were empty; all others are taken for steps of that many ranks.
+// add adds the steps counted since the last reading. Ranks compute steps together, so a step has the tokens of all
+// ranks. It is not known which counts of the ranks belong to the same step. If a rank has counted fewer steps than
+// another, its missing steps were empty. The remaining steps are treated as steps of that number of ranks.
 func (p *podSteps) add(ranks map[string]*rankSteps, now time.Time) {
 	last, before := p.last, p.at
 	p.last, p.at, p.problem = ranks, now, ""

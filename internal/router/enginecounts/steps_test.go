@@ -26,7 +26,8 @@ func stepMetrics(t testing.TB, name string) *engine.StepMetrics {
 	return adapter.StepMetrics
 }
 
-// ofVLLM is an exposition as vLLM 0.32.0 has it, of ranks with the steps in each bucket up to 8, 16, 4096 and +Inf.
+// ofVLLM returns an exposition in the format of vLLM 0.32.0, for ranks with the steps in each bucket up to 8, 16, 4096
+// and +Inf.
 func ofVLLM(running float64, ranks ...[5]float64) string {
 	var text strings.Builder
 	text.WriteString("process_start_time_seconds 1.79e+09\n")
@@ -44,13 +45,14 @@ func ofVLLM(running float64, ranks ...[5]float64) string {
 	return text.String()
 }
 
-// several is an exposition of an engine behind several servers, which has nothing of a process.
+// several returns an exposition of an engine with several servers, which lacks the metrics of a process.
 func several(text string) string {
 	_, rest, _ := strings.Cut(text, "\n")
 	return rest
 }
 
-// ofSGLang is an exposition as SGLang 0.5.17 has it with --enable-metrics, of ranks with steps and tokens of decode and of prefill.
+// ofSGLang returns an exposition in the format of SGLang 0.5.17 with --enable-metrics, for ranks with steps and tokens
+// of decode and prefill.
 func ofSGLang(ranks ...[4]float64) string {
 	var text strings.Builder
 	for rank, c := range ranks {
@@ -76,7 +78,7 @@ func TestSteps(t *testing.T) {
 		steps         float64
 		prefill       float64
 	}{
-		"vLLM, one bucket": { // their sum says where in the bucket they are
+		"vLLM, one bucket": { // their sum determines the position in the bucket
 			"VLLM", ofVLLM(4, [5]float64{}), ofVLLM(4, [5]float64{0, 800, 0, 0, 800 * 12}),
 			[]float64{12, 12, 12, 12, 12, 12, 12, 12}, 800, 1,
 		},
@@ -84,11 +86,11 @@ func TestSteps(t *testing.T) {
 			"VLLM", ofVLLM(16, [5]float64{}), ofVLLM(16, [5]float64{0, 700, 0, 100, 700*11.313708 + 100*8000}),
 			[]float64{11.31, 11.31, 11.31, 11.31, 11.31, 11.31, 11.31, 8000}, 800, .125,
 		},
-		"vLLM, ranks together": { // the second rank was idle in half of the steps: 1.5 ranks compute in the mean
+		"vLLM, ranks together": { // the second rank was idle in half of the steps: 1.5 ranks compute on average
 			"VLLM", ofVLLM(16, [5]float64{}, [5]float64{}), ofVLLM(16, [5]float64{0, 800, 0, 0, 800 * 12}, [5]float64{0, 400, 0, 0, 400 * 12}),
 			[]float64{18, 18, 18, 18, 18, 18, 18, 18}, 800, 0,
 		},
-		"vLLM, several servers": { // each of two ranks decodes 23 requests, of which each of two servers has half; prompts are whole
+		"vLLM, several servers": { // each of two ranks decodes 23 requests, half of them on each of two servers; prompts are not split
 			"VLLM", several(ofVLLM(23, [5]float64{}, [5]float64{})), several(ofVLLM(23, [5]float64{0, 1400, 0, 100, 1400*11.313708 + 100*8000}, [5]float64{0, 1400, 0, 100, 1400*11.313708 + 100*8000})),
 			[]float64{45.255, 45.255, 45.255, 45.255, 45.255, 45.255, 45.255, 16000}, 800, .125,
 		},
@@ -125,22 +127,22 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// What cannot be read is named, and nothing is derived from it.
+// TestUnreadableSteps checks that unreadable metrics are reported, and that nothing is derived from them.
 func TestUnreadableSteps(t *testing.T) {
 	good := ofVLLM(4, [5]float64{0, 800, 0, 0, 800 * 12})
 	for name, tc := range map[string]struct{ engine, text, want string }{
 		"absent":        {"VLLM", "vllm:prompt_tokens_total{engine=\"0\"} 1\n", "no vllm:iteration_tokens_total"},
 		"other engine":  {"SGLang", good, "no sglang:cuda_graph_passes_total"},
-		"not a number":  {"VLLM", strings.Replace(good, "} 800\n", "} NaN\n", 1), "a value is no number"},
+		"not a number":  {"VLLM", strings.Replace(good, "} 800\n", "} NaN\n", 1), "a value is not a number"},
 		"infinite":      {"VLLM", strings.Replace(good, "} 9600\n", "} +Inf\n", 1), "infinite, or too large"},
 		"negative":      {"VLLM", strings.Replace(good, "} 9600\n", "} -1\n", 1), "a value is negative"},
 		"decreasing":    {"VLLM", strings.Replace(good, `le="4096.0",model_name="m,{}\""} 800`, `le="4096.0",model_name="m,{}\""} 7`, 1), "fewer steps up to a larger bound"},
 		"no bound":      {"VLLM", strings.Replace(good, `le="8.0",`, "", 1), `has the bound ""`},
 		"no infinity":   {"VLLM", strings.Replace(good, "+Inf", "8192.0", 1), "no bucket +Inf"},
 		"no value":      {"VLLM", strings.Replace(good, "} 9600\n", "}\n", 1), "no value"},
-		"broken labels": {"VLLM", strings.Replace(good, `engine="0"`, `engine=0`, 1), "cannot be read"},
+		"broken labels": {"VLLM", strings.Replace(good, `engine="0"`, `engine=0`, 1), "are invalid"},
 		"many ranks":    {"VLLM", ofVLLM(0, make([][5]float64, maxRanks+1)...), "more than 1024 ranks"},
-		"SGLang's NaN":  {"SGLang", strings.Replace(ofSGLang([4]float64{5, 50, 0, 0}), "} 50\n", "} NaN\n", 1), "a value is no number"},
+		"SGLang's NaN":  {"SGLang", strings.Replace(ofSGLang([4]float64{5, 50, 0, 0}), "} 50\n", "} NaN\n", 1), "a value is not a number"},
 	} {
 		got := parse(strings.NewReader(tc.text), stepMetrics(t, tc.engine))
 		if got.steps != nil || got.stepsErr == nil || !strings.Contains(got.stepsErr.Error(), tc.want) {
@@ -169,7 +171,8 @@ func FuzzSteps(f *testing.F) {
 	})
 }
 
-// A pod has a distribution while its counters can be read, and the reason while they cannot. Older steps weigh less.
+// TestPollSteps checks that a pod has a distribution while its counters are readable, and the reason if they are not.
+// Older steps weigh less.
 func TestPollSteps(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	pods := answers{}
@@ -197,7 +200,7 @@ func TestPollSteps(t *testing.T) {
 	if got := poll(ofVLLM(0, [5]float64{0, 800, 0, 100, 9600 + 100*8192})); len(got) != 1 || math.Abs(got[0].Steps-500) > 1 || math.Abs(got[0].Sizes[7]-8192) > 1 {
 		t.Errorf("after a half-life: %+v", got)
 	}
-	for text, want := range map[string]string{"": "/metrics cannot be read", "vllm:a 1\n": "no vllm:iteration_tokens_total"} {
+	for text, want := range map[string]string{"": "failed to read /metrics", "vllm:a 1\n": "no vllm:iteration_tokens_total"} {
 		if got := poll(text); len(got) != 1 || got[0].Sizes != nil || !strings.Contains(got[0].Problem, want) {
 			t.Errorf("%q: %+v, want the problem %q", text, got, want)
 		}

@@ -13,14 +13,16 @@ import (
 )
 
 const (
-	// DefaultSeries is the default number of experts at either end that have series of their own, MaxSeries the maximum.
+	// DefaultSeries is the default number of experts at either end of the ranking that have their own series. MaxSeries
+	// is the maximum.
 	DefaultSeries, MaxSeries = 5, 50
-	// period is the length of a bucket. Loads are those of the present bucket and of the one before.
+	// period is the length of a bucket. Loads are the sums of the current and the previous bucket.
 	period = 5 * time.Minute
-	// minMean is the mean number of activations per expert from which a layer is reported: for a random choice, the load of an expert then has a
-	// standard error of 10%.
+	// minMean is the minimum mean number of activations per expert for which a layer is reported. At this mean, the
+	// load of an expert has a standard error of 10% under random routing.
 	minMean = 100
-	// maxExperts bounds the experts of all layers of a model that is counted, of 16 bytes each. Models of today have some ten thousand.
+	// maxExperts is the maximum number of experts of all layers of a counted model, at 16 bytes each. Current models
+	// have some ten thousand.
 	maxExperts = 1 << 18
 )
 
@@ -40,25 +42,27 @@ var (
 		[]string{"group"}, nil)
 )
 
-// Window counts the activations of each expert, of one model at a time. It is a prometheus.Collector, and safe for concurrent use.
+// Window counts the activations of each expert, of one model at a time. It is a prometheus.Collector, and safe for
+// concurrent use.
 type Window struct {
 	series int
 	now    func() time.Time
 
 	mu sync.Mutex
-	// model and shape are whose activations are counted, and last is when some were.
+	// model and shape describe the counted model. last is the time of its latest activations.
 	model string
 	shape lar.Shape
 	last  time.Time
-	// current is the bucket that began then, previous the one before: [MoE layer][expert] in one list. They are nil before the first request.
+	// current is the bucket that began at began, previous the bucket before: [MoE layer][expert] in one slice. Both are
+	// nil before the first request.
 	current, previous []int64
 	began             time.Time
 }
 
-// New returns a window that reports so many experts at either end.
+// New returns a window that reports series experts at either end of the ranking.
 func New(series int) *Window { return &Window{series: min(max(series, 0), MaxSeries), now: time.Now} }
 
-// NewCounts returns counts for the experts of a model, as lar.CountExperts fills them; nil for a model with too many of them.
+// NewCounts returns counts for the experts of a model, for lar.CountExperts; nil if the model has too many experts.
 func NewCounts(shape lar.Shape) []int64 {
 	size := len(shape.MoELayers) * shape.Experts
 	if size > maxExperts {
@@ -67,8 +71,8 @@ func NewCounts(shape lar.Shape) []int64 {
 	return make([]int64, size)
 }
 
-// Add adds the counts of a request, of which there may be none. While two models serve, as during a roll-out, the one that was counted first is
-// counted until none of its requests was sampled for the time of a bucket.
+// Add adds the counts of a request; counts may be nil. While two models serve, for example during a rollout, the window
+// keeps the model that was counted first until none of its requests was sampled for one period.
 func (w *Window) Add(model string, shape lar.Shape, counts []int64) {
 	if counts == nil {
 		return
@@ -94,7 +98,7 @@ func sameExperts(a, b lar.Shape) bool {
 	return a.Layers == b.Layers && a.Experts == b.Experts && a.ExpertsPerToken == b.ExpertsPerToken && slices.Equal(a.MoELayers, b.MoELayers)
 }
 
-// roll begins a new bucket where the present one is over. The lock must be held.
+// roll starts a new bucket if the current one is complete. The lock must be held.
 func (w *Window) roll(now time.Time) {
 	age := now.Sub(w.began)
 	if age < period {
@@ -114,8 +118,8 @@ type load struct {
 	ratio         float64
 }
 
-// loads returns the load of each expert, ordered by load, and the mean over each group of layers of the largest one. Layers with few
-// activations are left out.
+// loads returns the load of each expert, in ascending order, and the mean of the largest loads for each group of
+// layers. Layers with few activations are omitted.
 func (w *Window) loads() (all []load, groups map[int]float64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -182,7 +186,7 @@ func (w *Window) Collect(to chan<- prometheus.Metric) {
 	for group, value := range groups {
 		to <- prometheus.MustNewConstMetric(imbalanceMetric, prometheus.GaugeValue, value, strconv.Itoa(group))
 	}
-	ends := min(w.series, len(all)/2) // no expert is at both
+	ends := min(w.series, len(all)/2) // no expert is at both ends
 	for extreme, list := range map[string][]load{"lowest": all[:ends], "highest": all[len(all)-ends:]} {
 		for _, l := range list {
 			to <- prometheus.MustNewConstMetric(extremeMetric, prometheus.GaugeValue, l.ratio, strconv.Itoa(l.layer), strconv.Itoa(l.expert), extreme)

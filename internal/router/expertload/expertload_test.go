@@ -11,21 +11,21 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// small is a model whose second layer has experts.
+// small is a model with experts in its second layer only.
 var small = lar.Shape{Layers: 2, MoELayers: []int{1}, Experts: 4, ExpertsPerToken: 1}
 
-// tokens are the experts of tokens in the second layer, so many of each.
+// tokens returns the experts of tokens in the second layer, with the given count of each expert.
 func tokens(counts ...int) []int32 {
 	var experts []int32
 	for expert, count := range counts {
 		for range count {
-			experts = append(experts, 0, int32(expert)) // the first layer is dense, and what stands there has no meaning
+			experts = append(experts, 0, int32(expert)) // the first layer is dense, and its value is meaningless
 		}
 	}
 	return experts
 }
 
-// add counts what a request activated.
+// add counts the activations of a request.
 func add(t testing.TB, w *Window, model string, shape lar.Shape, experts []int32) {
 	t.Helper()
 	at, err := lar.Contiguous(shape, 1, 0)
@@ -39,7 +39,7 @@ func add(t testing.TB, w *Window, model string, shape lar.Shape, experts []int32
 	w.Add(model, shape, counts)
 }
 
-// clock is a window with a time that a test sets.
+// clock returns a window with a clock that the test sets.
 func clock(series int) (*Window, *time.Time) {
 	now := time.Unix(1_700_000_000, 0)
 	w := New(series)
@@ -60,7 +60,7 @@ const extremeHelp = "# HELP semmoe_extreme_expert_load_ratio Activations over th
 func TestLoads(t *testing.T) {
 	w, _ := clock(1)
 	add(t, w, "m", small, tokens(150, 100, 60, 40))
-	add(t, w, "m", small, append(tokens(50, 0, 0, 0), 0, 4, 0, -1)) // a shared expert, and one that is none
+	add(t, w, "m", small, append(tokens(50, 0, 0, 0), 0, 4, 0, -1)) // a shared expert, and an invalid id
 	compare(t, w, extremeHelp+`
 semmoe_extreme_expert_load_ratio{expert="0",extreme="highest",layer="1"} 2
 semmoe_extreme_expert_load_ratio{expert="3",extreme="lowest",layer="1"} 0.4
@@ -86,7 +86,8 @@ semmoe_layer_group_expert_imbalance_ratio{group="0"} 2
 `)
 }
 
-// Few activations look uneven by chance: a layer is reported from a number on, and the others without it.
+// TestFewActivationsAreNotReported checks that a layer with few activations, which look uneven by chance, is omitted,
+// and other layers are reported.
 func TestFewActivationsAreNotReported(t *testing.T) {
 	w, _ := clock(5)
 	add(t, w, "m", small, tokens(2*minMean, minMean, minMean-1, 0))
@@ -97,7 +98,7 @@ func TestFewActivationsAreNotReported(t *testing.T) {
 	if n := testutil.CollectAndCount(w); n == 0 {
 		t.Error("enough activations are not reported")
 	}
-	// A token whose layer names an expert twice was never recorded.
+	// A token with an expert twice in one layer was never recorded.
 	two := lar.Shape{Layers: 1, MoELayers: []int{0}, Experts: 2, ExpertsPerToken: 2}
 	w, _ = clock(1)
 	for range 10 * minMean {
@@ -108,7 +109,8 @@ func TestFewActivationsAreNotReported(t *testing.T) {
 	}
 }
 
-// What was counted longer ago than two buckets is gone, and so are the series of experts that are at no end any more.
+// TestStaleSeriesAreRemoved checks that counts older than two buckets are dropped, and so are the series of experts
+// that are no longer at an end.
 func TestStaleSeriesAreRemoved(t *testing.T) {
 	w, now := clock(1)
 	series := func(highest, lowest string) string {
@@ -130,7 +132,7 @@ func TestStaleSeriesAreRemoved(t *testing.T) {
 	}
 }
 
-// The number of series does not depend on the model.
+// TestSeriesAreBounded checks that the number of series does not depend on the model.
 func TestSeriesAreBounded(t *testing.T) {
 	large := lar.Shape{Layers: 61, Experts: 256, ExpertsPerToken: 8}
 	for layer := 3; layer < large.Layers; layer++ {
@@ -158,7 +160,7 @@ func TestSeriesAreBounded(t *testing.T) {
 	if n := testutil.CollectAndCount(w, "semmoe_extreme_expert_load_ratio"); n != 4 {
 		t.Errorf("%d series of 4 experts", n)
 	}
-	// A shape that a pod makes up takes no memory.
+	// An invalid shape that a pod declares takes no memory.
 	huge := lar.Shape{Layers: 4096, Experts: 1 << 16, ExpertsPerToken: 1}
 	for layer := range huge.Layers {
 		huge.MoELayers = append(huge.MoELayers, layer)
@@ -170,7 +172,8 @@ func TestSeriesAreBounded(t *testing.T) {
 	}
 }
 
-// While two models serve, one is counted; the other takes its place once none of its requests comes.
+// TestAnotherModel checks that while two models serve, one is counted, and the other replaces it once the first has no
+// more requests.
 func TestAnotherModel(t *testing.T) {
 	w, now := clock(1)
 	const name = "semmoe_extreme_expert_load_ratio"
@@ -193,7 +196,8 @@ func TestAnotherModel(t *testing.T) {
 	prometheus.NewPedanticRegistry().MustRegister(w)
 }
 
-// What counting each expert costs a sampled request of 1,000 tokens, next to counting what is local.
+// BenchmarkCount measures the cost of counting each expert of a sampled request of 1,000 tokens, in addition to
+// counting locality.
 func BenchmarkCount(b *testing.B) {
 	shape := lar.Shape{Layers: 48, Experts: 128, ExpertsPerToken: 8}
 	for layer := range shape.Layers {

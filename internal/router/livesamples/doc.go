@@ -1,10 +1,12 @@
-// Package livesamples keeps the tokens of sampled requests with the experts that they activated: what a profile of live traffic is
-// made of.
+// Package livesamples keeps the tokens of sampled requests with the experts that they activated. Profiles of live
+// traffic are built from them.
 //
 // Invariants:
-//   - Counts tell of no request what it said: token ids and hashed pairs of them, added up. Whole sequences are kept on demand alone.
-//   - One model is counted at a time; of another that serves beside it nothing is kept until the first has fallen silent.
-//   - Memory is bounded (mostPairs, mostIDs), and so is the share of the time that counting takes (share). Which request is left out for
-//     that does not depend on the request.
-//   - What was sampled before the time that an observer asks from is in nothing that it is told.
+//   - Counts do not reveal the content of a request: they are sums over token ids and over hashed pairs of token ids. Complete
+//     sequences are kept only if configured.
+//   - One model is counted at a time. A second model that serves concurrently is ignored until the first one has had no samples
+//     for some time.
+//   - Memory is bounded (maxPairs, maxIDs), and so is the share of the time spent on counting (share). Which request is skipped
+//     because of these bounds does not depend on the request.
+//   - A response contains no samples from before the start time of the query.
 package livesamples

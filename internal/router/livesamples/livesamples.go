@@ -19,78 +19,79 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Kind is what the router keeps of the tokens of sampled requests.
+// Kind selects what the router keeps of the tokens of sampled requests.
 type Kind string
 
 // The kinds of live samples.
 const (
 	// None keeps nothing.
 	None Kind = "none"
-	// Counts keeps how often token ids activated experts and followed one another: no sequence can be read from it.
+	// Counts keeps how often token ids activated experts and followed each other. Sequences cannot be reconstructed
+	// from it.
 	Counts Kind = "counts"
-	// Sequences also keeps whole sequences of token ids: prompts and, where the engine tells them, answers.
+	// Sequences also keeps complete sequences of token ids: prompts and, if the engine reports them, answers.
 	Sequences Kind = "sequences"
 )
 
-// Parse returns the kind of that name.
+// Parse returns the kind with this name.
 func Parse(name string) (Kind, error) {
 	switch kind := Kind(name); kind {
 	case None, Counts, Sequences:
 		return kind, nil
 	}
-	return "", fmt.Errorf("live samples are %q; want %s, %s or %s", name, None, Counts, Sequences)
+	return "", fmt.Errorf("live samples: %q is invalid: it must be %s, %s or %s", name, None, Counts, Sequences)
 }
 
 const (
-	// generation is how long counts are added to before new ones begin, and generationTokens how many tokens they hold by
-	// then, but for a router with little to do, whose counts end after longest. What is told is the present generation and the
-	// one before. Short generations are what lets an observer part the traffic since a drift from the traffic before it; fewer
-	// tokens would tell little of any.
+	// A generation of counts ends after generation with at least generationTokens tokens, or after longest with fewer.
+	// Responses contain the current and the previous generation. Short generations let a client separate the traffic
+	// after a drift from the traffic before it. Fewer tokens would not be significant.
 	generation       = 10 * time.Minute
 	generationTokens = 50000
-	longest          = 12 * time.Hour
-	// mostPairs bounds the different pairs of token and expert of a generation, 18 bytes each at most.
-	mostPairs = 2 << 20
-	// mostIDs bounds the expert ids of all kept sequences, two bytes each.
-	mostIDs = 16 << 20
-	// silence is how long no request of the present model is sampled before another's are counted: two models serve at
-	// once while one is rolled out.
+	maxAge           = 12 * time.Hour
+	// maxPairs is the maximum number of distinct (token, expert) pairs of a generation, at most 18 bytes each.
+	maxPairs = 2 << 20
+	// maxIDs is the maximum number of expert ids of all kept sequences, 2 bytes each.
+	maxIDs = 16 << 20
+	// silence is the time without samples of the current model after which another model is counted. During a rollout
+	// of a model, two models serve.
 	silence = 10 * time.Minute
-	// share bounds the time that is spent on counting: for each moment of it, as many pass until the next sampled request is
-	// counted. Which that is does not depend on the request.
+	// share bounds the time spent on counting: after a count, the keeper skips requests for share times the duration of
+	// the count. Which requests are skipped does not depend on the requests.
 	share = 20
 )
 
-// Keeper keeps the tokens of sampled requests, of one model at a time. It is safe for concurrent use.
+// Keeper keeps the tokens of sampled requests of one model at a time. It is safe for concurrent use.
 type Keeper struct {
 	kind  Kind
 	now   func() time.Time
 	share time.Duration
 
 	mu sync.Mutex
-	// model is whose tokens are counted, last when one was, idle from when on the next one may be.
+	// model is the counted model. last is the time of its last sample. Until idle, samples are skipped.
 	model      counts.Model
 	layers     int
 	last, idle time.Time
-	// current is the generation that began then, previous the one before; both are nil before the first request.
+	// current is the generation that began at began, previous the generation that began at since. Both are nil before
+	// the first request.
 	current, previous *counts.Counts
 	began, since      time.Time
-	// sequences are the last ones, the oldest first; ids is the number of their expert ids.
+	// sequences contains the last sequences, oldest first. ids is the number of their expert ids.
 	sequences []sequence
 	ids       int
 
 	counted, uncounted prometheus.Counter
 }
 
-// sequence is one request's tokens with the experts that each activated [tokens, MoE layers, experts per token], and when it was
-// sampled.
+// sequence contains the tokens of a request, the experts that they activated [tokens, MoE layers, experts per token],
+// and the time of the sample.
 type sequence struct {
 	tokens  []int32
 	experts []uint16
 	at      time.Time
 }
 
-// New returns what keeps samples of a kind, and registers its metrics.
+// New returns a keeper for samples of this kind and registers its metrics.
 func New(registry prometheus.Registerer, kind Kind) *Keeper {
 	k := &Keeper{
 		kind: kind, now: time.Now, share: share,
@@ -105,8 +106,8 @@ func New(registry prometheus.Registerer, kind Kind) *Keeper {
 	return k
 }
 
-// Add counts the tokens of a request; ids are those of the first of them, experts [tokens, layers, experts per token] of all,
-// by logical ids.
+// Add counts the tokens of a request. ids are the ids of its first tokens. experts [tokens, layers, experts per token]
+// are the logical ids of the experts of all tokens.
 func (k *Keeper) Add(digest string, shape lar.Shape, ids, experts []int32) {
 	if k.kind != Counts && k.kind != Sequences {
 		return
@@ -124,8 +125,8 @@ func (k *Keeper) Add(digest string, shape lar.Shape, ids, experts []int32) {
 	k.uncounted.Add(float64(all - counted))
 }
 
-// routedRows are the tokens whose experts are all routed ones of the model's, no two of a layer the same, and whether these are all of ids.
-// What names an expert twice was never recorded: memory that an engine has not filled.
+// routedRows returns the tokens with experts that are all valid and distinct within each layer. whole is true if this
+// holds for all ids. A row that names an expert twice was never recorded: it is memory that the engine has not filled.
 func routedRows(shape lar.Shape, ids, experts []int32) (rows sequence, whole bool) {
 	whole = true
 	width := shape.Layers * shape.ExpertsPerToken
@@ -149,19 +150,19 @@ func routedRows(shape lar.Shape, ids, experts []int32) (rows sequence, whole boo
 	return rows, whole
 }
 
-// keep adds rows to what is kept; it reports false where they are not.
+// keep adds rows to the samples. It reports false if the rows are skipped.
 func (k *Keeper) keep(model counts.Model, layers int, rows sequence, whole bool) bool {
 	if len(rows.tokens) == 0 || model.Validate() != nil || !k.mu.TryLock() {
 		return false
 	}
 	defer k.mu.Unlock()
 	begin := k.now()
-	if begin.Before(k.idle) || !k.turnTo(model, layers, begin) {
+	if begin.Before(k.idle) || !k.switchModel(model, layers, begin) {
 		return false
 	}
 	k.current.Add(rows.tokens, rows.experts)
 	if whole {
-		// Tokens that follow one another in rows do so in the request.
+		// Successive tokens in rows are successive in the request.
 		k.current.AddBigrams(rows.tokens)
 		rows.at = begin
 		k.keepSequence(rows)
@@ -171,42 +172,42 @@ func (k *Keeper) keep(model counts.Model, layers int, rows sequence, whole bool)
 	return true
 }
 
-// turnTo makes the counts ready for a request of a model.
-func (k *Keeper) turnTo(model counts.Model, layers int, now time.Time) bool {
+// switchModel prepares the counts for a request to a model. It reports false if another model is being counted.
+func (k *Keeper) switchModel(model counts.Model, layers int, now time.Time) bool {
 	switch same := reflect.DeepEqual(k.model, model); {
 	case k.current == nil || !same && now.Sub(k.last) >= silence:
 		k.model, k.layers, k.previous, k.sequences, k.ids = model, layers, nil, nil, 0
-		k.current, k.began, k.since = counts.NewBounded(model, mostPairs), now, now
+		k.current, k.began, k.since = counts.NewBounded(model, maxPairs), now, now
 	case !same:
 		return false
 	case k.complete(now.Sub(k.began)):
 		k.previous, k.since = k.current, k.began
-		k.current, k.began = counts.NewBounded(model, mostPairs), now
+		k.current, k.began = counts.NewBounded(model, maxPairs), now
 	}
 	k.last = now
 	return true
 }
 
-// complete tells that the present generation, of that age, is followed by another.
+// complete reports whether a generation of this age has ended.
 func (k *Keeper) complete(age time.Duration) bool {
-	return age >= generation && k.current.Tokens() >= generationTokens || age >= longest
+	return age >= generation && k.current.Tokens() >= generationTokens || age >= maxAge
 }
 
-// keepSequence keeps a sequence, in the place of the oldest ones.
+// keepSequence appends a sequence and drops the oldest sequences beyond maxIDs.
 func (k *Keeper) keepSequence(s sequence) {
-	if k.kind != Sequences || len(s.experts) > mostIDs {
+	if k.kind != Sequences || len(s.experts) > maxIDs {
 		return
 	}
 	k.sequences = append(k.sequences, s)
 	k.ids += len(s.experts)
-	for k.ids > mostIDs {
+	for k.ids > maxIDs {
 		k.ids -= len(k.sequences[0].experts)
 		k.sequences = k.sequences[1:]
 	}
 }
 
-// generations are the counts of which all were made from a time on, and when the first of them began.
-func (k *Keeper) generations(since time.Time) (told []*counts.Counts, from time.Time) {
+// generations returns the generations that began at or after since, and the start of the first one.
+func (k *Keeper) generations(since time.Time) (list []*counts.Counts, from time.Time) {
 	if k.current == nil || k.began.Before(since) {
 		return nil, time.Time{}
 	}
@@ -216,8 +217,9 @@ func (k *Keeper) generations(since time.Time) (told []*counts.Counts, from time.
 	return []*counts.Counts{k.previous, k.current}, k.since
 }
 
-// told is a copy of the counts of which all were made from a time on, and since when they were; nil where there are none.
-func (k *Keeper) told(since time.Time) (*counts.Counts, time.Time, error) {
+// countsSince returns a copy of the counts of the generations that began at or after since, and their start; nil if
+// there are none.
+func (k *Keeper) countsSince(since time.Time) (*counts.Counts, time.Time, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	generations, from := k.generations(since)
@@ -233,7 +235,7 @@ func (k *Keeper) told(since time.Time) (*counts.Counts, time.Time, error) {
 	return sum, from, nil
 }
 
-// countedSince is how many tokens told would hold.
+// countedSince returns the number of tokens that countsSince would return.
 func (k *Keeper) countedSince(since time.Time) (tokens int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -244,28 +246,28 @@ func (k *Keeper) countedSince(since time.Time) (tokens int64) {
 	return tokens
 }
 
-// keptSince are the kept sequences that were sampled from a time on. It needs the lock.
-func (k *Keeper) keptSince(since time.Time) []sequence {
+// sequencesSince returns the kept sequences that were sampled at or after since. The lock must be held.
+func (k *Keeper) sequencesSince(since time.Time) []sequence {
 	return k.sequences[sort.Search(len(k.sequences), func(i int) bool { return !k.sequences[i].at.Before(since) }):]
 }
 
-// keptSizes are the numbers of requests and tokens that trace would hold.
-func (k *Keeper) keptSizes(since time.Time) (requests int, tokens int64) {
+// sequenceSizes returns the numbers of requests and tokens that trace would return.
+func (k *Keeper) sequenceSizes(since time.Time) (requests int, tokens int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	kept := k.keptSince(since)
+	kept := k.sequencesSince(since)
 	for _, s := range kept {
 		tokens += int64(len(s.tokens))
 	}
 	return len(kept), tokens
 }
 
-// trace is a routing trace of the sequences that were sampled from a time on, each of a document of its own; nil where there are
-// none.
+// trace returns a routing trace of the sequences that were sampled at or after since, each as its own document; nil if
+// there are none.
 func (k *Keeper) trace(since time.Time) *trace.Trace {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	kept := k.keptSince(since)
+	kept := k.sequencesSince(since)
 	if len(kept) == 0 {
 		return nil
 	}
@@ -280,24 +282,24 @@ func (k *Keeper) trace(since time.Time) *trace.Trace {
 	return t
 }
 
-// Where the live samples of a router are: counts, and sequences.
+// Routes of the live samples of a router.
 const (
 	CountsPath    = "/v1/live-counts"
 	SequencesPath = "/v1/live-samples"
 )
 
-// QuerySince asks for what was sampled from a time on (RFC 3339).
+// QuerySince is the query parameter for the earliest time of the samples (RFC 3339).
 const QuerySince = "since"
 
-// What an answer, also one to HEAD, tells of live samples: how many requests (of sequences alone) and tokens there are. headerSince
-// says from when on counts were made.
+// Response headers, also of HEAD requests: the number of requests (sequences only) and of tokens, and the time since
+// which counts were made.
 const (
 	HeaderRequests = "X-Semmoe-Requests"
 	HeaderTokens   = "X-Semmoe-Tokens"
 	headerSince    = "X-Semmoe-Since"
 )
 
-// since is the time that a request for live samples asks from; zero where it asks for all.
+// since returns the earliest time that a request for live samples asks for; the zero time if it asks for all.
 func since(r *http.Request) (time.Time, error) {
 	text := r.URL.Query().Get(QuerySince)
 	if text == "" {
@@ -305,7 +307,7 @@ func since(r *http.Request) (time.Time, error) {
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("query parameter %s is %q; want a time as 2006-01-02T15:04:05Z", QuerySince, text)
+		return time.Time{}, fmt.Errorf("query parameter %s: %q is invalid: it must be a time such as 2006-01-02T15:04:05Z", QuerySince, text)
 	}
 	return at, nil
 }
@@ -325,7 +327,7 @@ func (k *Keeper) ServeCounts(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(HeaderTokens, strconv.FormatInt(k.countedSince(from), 10))
 		return
 	}
-	switch sum, began, err := k.told(from); {
+	switch sum, began, err := k.countsSince(from); {
 	case err != nil:
 		wire.WriteError(w, r.URL.Path, http.StatusInternalServerError, wire.Internal, err.Error())
 	case sum == nil:
@@ -334,7 +336,7 @@ func (k *Keeper) ServeCounts(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/zstd")
 		w.Header().Set(headerSince, began.UTC().Format(time.RFC3339))
 		w.Header().Set(HeaderTokens, strconv.FormatInt(sum.Tokens(), 10))
-		_ = sum.WriteCompressed(w) // whoever asked has gone
+		_ = sum.WriteCompressed(w) // the client has disconnected
 	}
 }
 
@@ -350,7 +352,7 @@ func (k *Keeper) ServeSequences(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.Method == http.MethodHead {
-		requests, tokens := k.keptSizes(from)
+		requests, tokens := k.sequenceSizes(from)
 		w.Header().Set(HeaderRequests, strconv.Itoa(requests))
 		w.Header().Set(HeaderTokens, strconv.FormatInt(tokens, 10))
 		return
@@ -373,7 +375,7 @@ func (k *Keeper) ServeSequences(w http.ResponseWriter, r *http.Request) {
 			w.Header().Del(HeaderTokens)
 			wire.WriteError(w, r.URL.Path, http.StatusInternalServerError, wire.Internal, err.Error())
 		case err == nil:
-			_ = encoder.Close() // whoever asked has gone
+			_ = encoder.Close() // the client has disconnected
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// serve asks for live samples as an observer does.
+// serve sends a request for live samples.
 func serve(k *Keeper, method, path string) *httptest.ResponseRecorder {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+CountsPath, k.ServeCounts)
@@ -29,8 +29,8 @@ func serve(k *Keeper, method, path string) *httptest.ResponseRecorder {
 	return recorder
 }
 
-// Rows that have an expert that is no routed one are left out: those of a shared expert, of ids beyond the vocabulary, and of memory that was
-// never filled.
+// TestRoutedRows checks that rows with invalid experts are omitted: shared experts, ids beyond the vocabulary, and
+// memory that was never filled.
 func TestRoutedRows(t *testing.T) {
 	shape := lar.Shape{Layers: 2, MoELayers: []int{1}, Experts: 4, ExpertsPerToken: 2, Vocabulary: 10}
 	experts := []int32{9, 9, 0, 1, 9, 9, 2, 4, 9, 9, 3, 0, 9, 9, 1, -1, 0, 0, 1, 2, 0, 0, 0, 0, 9, 9, 3, 3}
@@ -46,8 +46,9 @@ func TestRoutedRows(t *testing.T) {
 	}
 }
 
-// What is no trace is told, not answered with nothing.
-func TestSequencesThatAreNoTrace(t *testing.T) {
+// TestInvalidSequences checks that sequences that do not form a valid trace result in an error instead of an empty
+// response.
+func TestInvalidSequences(t *testing.T) {
 	k := New(prometheus.NewRegistry(), Sequences)
 	k.model, k.layers = counts.Model{MoELayers: []int{0}, Experts: 4, ExpertsPerToken: 2, Vocabulary: 10}, 1
 	k.keepSequence(sequence{tokens: []int32{1}, experts: []uint16{3, 3}})
@@ -57,7 +58,8 @@ func TestSequencesThatAreNoTrace(t *testing.T) {
 	}
 }
 
-// Counts are of one model at a time and of the last generations; sequences and the time that counting takes are bounded.
+// TestBounds checks that counts contain one model and the last generations, and that sequences and the time for
+// counting are bounded.
 func TestBounds(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	k := New(prometheus.NewRegistry(), Sequences)
@@ -68,7 +70,7 @@ func TestBounds(t *testing.T) {
 		k.Add(digest, shape, tokens, slices.Repeat([]int32{0, 1}, len(tokens)))
 	}
 	tokens := func() int64 {
-		sum, _, err := k.told(time.Time{})
+		sum, _, err := k.countsSince(time.Time{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,9 +81,9 @@ func TestBounds(t *testing.T) {
 	if got := tokens(); got != 2 || testutil.ToFloat64(k.uncounted) != 1 {
 		t.Errorf("%d tokens of the first model are counted", got)
 	}
-	now = now.Add(longest)
+	now = now.Add(maxAge)
 	add("a", 1)
-	now = now.Add(longest - time.Minute)
+	now = now.Add(maxAge - time.Minute)
 	add("a", 1)
 	if got := tokens(); got != 4 {
 		t.Errorf("%d tokens of two generations are counted", got)
@@ -91,7 +93,7 @@ func TestBounds(t *testing.T) {
 	if got := tokens(); got != 3 {
 		t.Errorf("%d tokens are counted once the first generation is over", got)
 	}
-	if _, since, _ := k.told(time.Time{}); !since.Equal(time.Unix(1_700_000_000, 0).Add(longest)) {
+	if _, since, _ := k.countsSince(time.Time{}); !since.Equal(time.Unix(1_700_000_000, 0).Add(maxAge)) {
 		t.Errorf("counts since %v", since)
 	}
 	now = now.Add(silence)
@@ -99,7 +101,7 @@ func TestBounds(t *testing.T) {
 	if got := tokens(); got != 1 || k.trace(time.Time{}).Requests() != 1 || k.trace(time.Time{}).Model.Digest != "b" {
 		t.Errorf("%d tokens of the second model are counted", got)
 	}
-	// While counting has taken its share of the time, requests go uncounted.
+	// Requests are skipped while counting has used its share of the time.
 	clock := now
 	k.now = func() time.Time { clock = clock.Add(time.Second); return clock }
 	add("b", 3, 4)
@@ -113,12 +115,12 @@ func TestBounds(t *testing.T) {
 	if got := tokens(); got != 4 {
 		t.Errorf("%d tokens are counted after a pause", got)
 	}
-	// Of sequences the last ones are kept.
+	// The last sequences are kept.
 	k.sequences, k.ids = nil, 0
 	for range 5 {
-		k.keepSequence(sequence{tokens: make([]int32, mostIDs/8), experts: make([]uint16, mostIDs/4)})
+		k.keepSequence(sequence{tokens: make([]int32, maxIDs/8), experts: make([]uint16, maxIDs/4)})
 	}
-	if len(k.sequences) != 4 || k.ids != mostIDs {
+	if len(k.sequences) != 4 || k.ids != maxIDs {
 		t.Errorf("%d sequences of %d ids are kept", len(k.sequences), k.ids)
 	}
 	for _, name := range []string{"none", "counts", "sequences"} {
@@ -131,8 +133,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// Who asks for what was sampled from a time on gets nothing from before it: of counts, the generations that began later; a question
-// for the sizes alone is answered alike.
+// TestSinceATime checks that a query with a start time returns nothing from before it, and only generations that began
+// later. A query for sizes only returns the same sizes.
 func TestSinceATime(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	now := start
@@ -145,7 +147,7 @@ func TestSinceATime(t *testing.T) {
 	now = start.Add(generation)
 	add(2) // too few tokens for the end of a generation
 	now = now.Add(time.Minute)
-	add(5) // the next one begins
+	add(5) // the next generation begins
 	second := now
 	get := func(path string) (int, []byte) {
 		recorder := serve(k, http.MethodGet, path)

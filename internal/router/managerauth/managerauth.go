@@ -15,7 +15,8 @@ import (
 const (
 	// Port is the port of a request router on which managers read observations and live samples.
 	Port = 9091
-	// AuthorityVariable is the environment variable of a router with the certificates of the managers' authority, as PEM.
+	// AuthorityVariable is the environment variable of a router with the certificates of the managers' authority, as
+	// PEM.
 	AuthorityVariable = "SEMMOE_MANAGER_CA"
 	// SecretName is the name of the Secret with the managers' authority.
 	SecretName = "semmoe-manager-ca"
@@ -24,16 +25,16 @@ const (
 	handshakeTimeout = 5 * time.Second
 )
 
-// Identity is how a manager authenticates to request routers.
+// Identity authenticates a manager to request routers.
 type Identity struct {
-	// Authority holds the certificates, as PEM, with which routers verify the managers.
+	// Authority contains the PEM certificates with which routers verify the managers.
 	Authority string
 	// HTTP sends requests to routers with a client certificate.
 	HTTP *http.Client
 }
 
-// Load reads the managers' authority, or creates it where the Secret does not exist. An authority in its last third is replaced; its
-// certificate stays valid for routers that were started before.
+// Load reads the managers' authority, or creates it where the Secret does not exist. An authority in its last third is
+// replaced; its certificate stays valid for routers that were started before.
 func Load(ctx context.Context, clients kubernetes.Interface, secret types.NamespacedName) (*Identity, error) {
 	own, err := authority.Renew(ctx, clients, secret, authoritySubject, time.Now())
 	if err != nil {

@@ -19,8 +19,9 @@ import (
 	"github.com/semmoe/operator/test/apiserver"
 )
 
-// Managers that start with the same Secret are accepted by the same routers, and neither is redirected. A new Secret is another authority, and
-// a server's certificate of the authority is not a manager's.
+// TestManagersShareAnAuthority checks that managers with the same Secret are accepted by the same routers, and that
+// redirects are not followed. A new Secret results in another authority, and a server certificate of the authority is
+// not accepted as a manager's.
 func TestManagersShareAnAuthority(t *testing.T) {
 	environment, err := apiserver.Start(&envtest.Environment{})
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 )
 
-// Bodies are held until a response begins. Where they take all the memory that there is for them, a gateway's client is told to come back.
+// TestBodiesThatTakeAllMemory checks that bodies are kept until a response begins, and that clients of a gateway are
+// asked to retry while all request memory is in use.
 func TestBodiesThatTakeAllMemory(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	for name, mode := range map[string]processingv3.ProcessingMode_BodySendMode{
@@ -30,7 +31,7 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 				s := gatewaytest.Open(t, gateway, modes(mode, processingv3.ProcessingMode_NONE))
 				s.RequestHeaders("POST", "/v1/completions", map[string]string{"content-length": "40000"}, false, nil)
 				if mode == processingv3.ProcessingMode_BUFFERED {
-					s.Next() //nolint:errcheck // the next answer tells
+					s.Next() //nolint:errcheck // the next response shows the result
 				}
 				s.RequestBody(make([]byte, 40_000), maxBody, true)
 				return s
@@ -52,9 +53,9 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 			}
 			first.ResponseHeaders(200, nil, false, "")
 			first.Answered()
-			// The stream and the header are held until the response has ended.
+			// The stream and the header count until the response has ended.
 			if held := bodies.Held(); held >= 40_000 {
-				t.Errorf("%d bytes are held although the response has begun", held)
+				t.Errorf("%d bytes are still counted although the response has begun", held)
 			}
 			first.Cancel()
 			released := func() {
@@ -65,7 +66,7 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 					}
 					time.Sleep(time.Millisecond)
 				}
-				t.Errorf("%d bytes are held of a request whose client has left", bodies.Held())
+				t.Errorf("%d bytes are counted for a request of a disconnected client", bodies.Held())
 			}
 			released()
 			second := begin()

@@ -21,19 +21,20 @@ import (
 	"github.com/semmoe/operator/internal/router/client"
 )
 
-// prefixBytes is what comes before each message: a byte that is 1 where the message is compressed, and its length.
+// prefixBytes is the length of the message prefix: a compression flag and the message length.
 const prefixBytes = 5
 
-// call is one call of a gRPC method over HTTP/2 (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md). A server of grpc-go holds
-// each message that is not whole, up to the size of the largest one, for any number of streams. A call takes what arrives from the memory of
-// all requests instead, and ends where it waits for too long. It serves one goroutine.
+// call is one call of a gRPC method over HTTP/2 (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md). A
+// server of grpc-go buffers each incomplete message, up to the maximum message size, for any number of streams. A call
+// instead takes the memory for arriving data from the budget of all requests, and ends after a timeout. It serves one
+// goroutine.
 type call struct {
 	request    *http.Request
 	writer     http.ResponseWriter
 	control    *http.ResponseController
 	memory     *httpserver.Memory
 	maxMessage int64
-	// limit bounds how long the next message may take, in either direction; 0 for ever.
+	// limit is the maximum time for the next message in either direction; 0 means no limit.
 	limit time.Duration
 	// received is the length of the latest message.
 	received int64
@@ -42,7 +43,7 @@ type call struct {
 	ended bool
 }
 
-// serveCall answers a gRPC request by a method. The status of a call is in the trailers of its response.
+// serveCall runs a method for a gRPC request. The status is sent in the trailers of the response.
 func serveCall(c *call, method func(*call) error) {
 	header := c.writer.Header()
 	if c.request.Method != http.MethodPost || !strings.HasPrefix(c.request.Header.Get("Content-Type"), "application/grpc") {
@@ -56,7 +57,7 @@ func serveCall(c *call, method func(*call) error) {
 	c.mu.Lock()
 	c.ended = true
 	c.mu.Unlock()
-	c.control.Flush() //nolint:errcheck // a client that has left needs no header
+	c.control.Flush() //nolint:errcheck // a disconnected client needs no header
 	result := status.Convert(err)
 	if err == nil {
 		result = status.New(codes.OK, "")
@@ -67,7 +68,7 @@ func serveCall(c *call, method func(*call) error) {
 	}
 }
 
-// percentEncoded writes a message as a header takes it.
+// percentEncoded encodes a message for the Grpc-Message header.
 func percentEncoded(message string) string {
 	var b strings.Builder
 	for i := range len(message) {
@@ -80,10 +81,10 @@ func percentEncoded(message string) string {
 	return b.String()
 }
 
-// Context ends with the call.
+// Context returns the context of the request, which ends with the call.
 func (c *call) Context() context.Context { return c.request.Context() }
 
-// interrupt ends the Read or Write that waits, and all later ones. It may be called by another goroutine.
+// interrupt returns a function that ends a blocked Read or Write and all later ones. Another goroutine may call it.
 func (c *call) interrupt(set func(time.Time) error) func() {
 	return func() {
 		c.mu.Lock()
@@ -94,8 +95,8 @@ func (c *call) interrupt(set func(time.Time) error) func() {
 	}
 }
 
-// within has a Read or Write end after the limit, unless stop is called before.
-func (c *call) within(set func(time.Time) error) (stop func()) {
+// withLimit ends a Read or Write after the limit, unless stop is called before.
+func (c *call) withLimit(set func(time.Time) error) (stop func()) {
 	if c.limit == 0 {
 		return func() {}
 	}
@@ -103,9 +104,9 @@ func (c *call) within(set func(time.Time) error) (stop func()) {
 	return func() { timer.Stop() }
 }
 
-// receive reads the next message. The error is io.EOF where the client has ended its side.
+// receive reads the next message. It returns io.EOF if the client has closed its side.
 func (c *call) receive(into proto.Message) error {
-	stop := c.within(c.control.SetReadDeadline)
+	stop := c.withLimit(c.control.SetReadDeadline)
 	defer stop()
 	var prefix [prefixBytes]byte
 	if _, err := io.ReadFull(c.request.Body, prefix[:]); err != nil {
@@ -114,7 +115,7 @@ func (c *call) receive(into proto.Message) error {
 	length := int64(binary.BigEndian.Uint32(prefix[1:]))
 	switch {
 	case prefix[0] != 0:
-		return status.Error(codes.Unimplemented, "a message is compressed: want grpc-encoding identity")
+		return status.Error(codes.Unimplemented, "a message is compressed: grpc-encoding must be identity")
 	case length > c.maxMessage:
 		return status.Errorf(codes.ResourceExhausted, "a message has %d bytes: at most %d are accepted", length, c.maxMessage)
 	}
@@ -128,18 +129,18 @@ func (c *call) receive(into proto.Message) error {
 	}
 	c.received = length
 	if err := proto.Unmarshal(message.Bytes(), into); err != nil {
-		return status.Errorf(codes.InvalidArgument, "a message cannot be read: %v", err)
+		return status.Errorf(codes.InvalidArgument, "failed to decode a message: %v", err)
 	}
 	return nil
 }
 
-// failed is the error of a read: the status of a call that has ended by itself.
+// failed converts the error of a Read or Write to a status if the call was canceled or timed out.
 func (c *call) failed(err error) error {
 	switch {
 	case c.request.Context().Err() != nil:
 		return status.FromContextError(c.request.Context().Err()).Err()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return status.Errorf(codes.DeadlineExceeded, "the next message has not come within %v", c.limit)
+		return status.Errorf(codes.DeadlineExceeded, "the next message has not arrived within %v", c.limit)
 	}
 	return err
 }
@@ -148,10 +149,10 @@ func (c *call) failed(err error) error {
 func (c *call) send(message proto.Message) error {
 	data, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, prefixBytes, prefixBytes+proto.Size(message)), message)
 	if err != nil {
-		return status.Errorf(codes.Internal, "a message cannot be written: %v", err)
+		return status.Errorf(codes.Internal, "failed to encode a message: %v", err)
 	}
 	binary.BigEndian.PutUint32(data[1:prefixBytes], uint32(len(data)-prefixBytes))
-	stop := c.within(c.control.SetWriteDeadline)
+	stop := c.withLimit(c.control.SetWriteDeadline)
 	defer stop()
 	if _, err := c.writer.Write(data); err != nil {
 		return c.failed(err)

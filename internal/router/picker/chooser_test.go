@@ -17,10 +17,10 @@ import (
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 )
 
-// chooser is a Picker that does what a test says, and remembers what it was asked.
+// chooser is a Picker with configurable results that records its requests.
 type chooser struct {
 	decision Decision
-	// err refuses; pick and modify, where not nil, do what Pick and ModifyResponse would.
+	// err is the error of Pick. pick and modify replace Pick and ModifyResponse if they are not nil.
 	err    error
 	pick   func(context.Context, *Request) error
 	modify func(response *http.Response) error
@@ -60,7 +60,7 @@ func (c *chooser) Count(code int) {
 	c.codes = append(c.codes, code)
 }
 
-// asked is the only request that was asked for.
+// asked returns the only recorded request.
 func (c *chooser) asked(t *testing.T) *Request {
 	t.Helper()
 	c.mu.Lock()
@@ -71,7 +71,7 @@ func (c *chooser) asked(t *testing.T) *Request {
 	return c.requests[0]
 }
 
-// ended waits until everything is given back, and counted as the codes say.
+// ended waits until everything is released and the requests are counted with these codes.
 func (c *chooser) ended(t *testing.T, released int, codes ...int) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -145,7 +145,7 @@ func serveOptions(t *testing.T, picker Picker, options Options) (server *Server,
 	t.Cleanup(func() {
 		stopped, cancel := context.WithCancel(context.Background())
 		cancel()
-		server.Shutdown(stopped) //nolint:errcheck // it says that it broke off what a test has left
+		server.Shutdown(stopped) //nolint:errcheck // reports the streams that a test has left open
 		if err := <-ended; err != nil {
 			t.Errorf("the server ended with %v", err)
 		}
@@ -153,7 +153,7 @@ func serveOptions(t *testing.T, picker Picker, options Options) (server *Server,
 	return server, forGateways.Addr().String(), forProbes.Addr().String()
 }
 
-// open begins a request with a server for a Picker.
+// open starts a request to a server with a Picker.
 func open(t *testing.T, picker Picker, config *extprocv3.ProtocolConfiguration) *gatewaytest.Stream {
 	t.Helper()
 	_, address, _ := serve(t, picker)
@@ -167,6 +167,6 @@ func modes(request, response processingv3.ProcessingMode_BodySendMode) *extprocv
 func randomBytes(n int) []byte {
 	data := make([]byte, n)
 	source := rand.NewChaCha8([32]byte{1})
-	source.Read(data) //nolint:errcheck // it never fails
+	source.Read(data) //nolint:errcheck // never fails
 	return data
 }

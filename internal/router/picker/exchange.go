@@ -21,14 +21,14 @@ import (
 	"github.com/semmoe/operator/internal/router/client"
 )
 
-// Where a gateway is told the endpoints of a request, and tells the one that served.
+// Keys of the metadata with the endpoints of a request and with the endpoint that served it.
 const (
 	metadataNamespace = "envoy.lb"
 	destinationKey    = "x-gateway-destination-endpoint"
 	servedKey         = "x-gateway-destination-endpoint-served"
 )
 
-// clientLeft is the status code that proxies count for a client that has left before an answer.
+// clientLeft is the status code that proxies count for a client that disconnects before a response.
 const clientLeft = 499
 
 // exchange is the state of one stream: a request, then its response.
@@ -37,23 +37,23 @@ type exchange struct {
 	picker  Picker
 	maxBody int64
 	memory  *httpserver.Memory
-	// admitted is false where there are too many requests; arrived is called when this one is whole.
+	// admitted is false if there are too many requests. arrived is called when this request is complete.
 	admitted bool
 	arrived  func()
-	// header is what the header of the request takes of the memory.
+	// header is the share of the memory budget for the request header.
 	header *httpserver.Share
-	// path is the request's, without its query.
+	// path is the path of the request without its query.
 	path string
-	// body is the request's, until its response begins; nil where it has none.
+	// body is the request body until the response begins; nil if there is none.
 	body *client.Body
-	// requestMode and responseMode are how the gateway gives and takes the bodies.
+	// requestMode and responseMode are the body modes of the gateway.
 	requestMode, responseMode processingv3.ProcessingMode_BodySendMode
-	// picked is nil before a pick, and where the gateway answers a request itself before one.
+	// picked is nil before a pick, or if the gateway answers the request itself before a pick.
 	picked  Exchange
 	counted bool
 }
 
-// run speaks the protocol until the gateway ends the stream.
+// run executes the protocol until the gateway ends the stream.
 func (x *exchange) run() error {
 	defer x.close()
 	first, err := x.stream.next()
@@ -69,11 +69,11 @@ func (x *exchange) run() error {
 	if err = x.admit(); err == nil {
 		err = x.request(first)
 	}
-	x.stream.limit = maxSilence
-	if errors.Is(err, errOvertaken) {
-		err = nil // what follows is the gateway's own answer
+	x.stream.limit = maxIdle
+	if errors.Is(err, errBodyIncomplete) {
+		err = nil // the following messages are the gateway's own response
 	} else if err != nil {
-		err = x.refuse(err)
+		err = x.sendError(err)
 	}
 	for err == nil {
 		var message *extprocv3.ProcessingRequest
@@ -84,10 +84,10 @@ func (x *exchange) run() error {
 	return ended(err)
 }
 
-// admit counts what a request holds next to its body until its stream ends.
+// admit counts the memory of a request in addition to its body, until the stream ends.
 func (x *exchange) admit() error {
 	if !x.admitted {
-		return fmt.Errorf("%w: there are too many requests at a time", client.ErrNoRoom)
+		return fmt.Errorf("%w: there are too many concurrent requests", client.ErrNoMemory)
 	}
 	if x.stream.received > maxHeaderMessage {
 		return fmt.Errorf("%w: at most %d bytes are accepted", errHeaderTooLarge, maxHeaderMessage)
@@ -99,16 +99,16 @@ func (x *exchange) admit() error {
 	return x.header.Take(streamBytes + 2*x.stream.received)
 }
 
-// ended is what a stream returns: nothing is wrong where the gateway has ended it, wherever that was, or was answered in
-// place of an endpoint.
+// ended returns the result of a stream. It is nil if the gateway has ended the stream at any point, or got an immediate
+// response.
 func ended(err error) error {
-	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, errRefused) {
+	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, errImmediateResponse) {
 		return nil
 	}
 	return err
 }
 
-// close gives back what the exchange holds, and counts it where nobody was answered.
+// close releases the resources of the exchange. It counts the exchange if no response was sent.
 func (x *exchange) close() {
 	if x.picked != nil {
 		x.picked.Release()
@@ -120,7 +120,7 @@ func (x *exchange) close() {
 	x.count(clientLeft)
 }
 
-// dropBody forgets the request's body.
+// dropBody releases the request body.
 func (x *exchange) dropBody() {
 	if x.body != nil {
 		x.body.Drop()
@@ -134,8 +134,7 @@ func (x *exchange) count(code int) {
 	}
 }
 
-// configure takes the body modes of the gateway. One that does not tell them is taken to use those that the protocol
-// demands.
+// configure stores the body modes of the gateway. The default is the mode that the protocol requires.
 func (x *exchange) configure(config *extprocv3.ProtocolConfiguration) error {
 	x.requestMode, x.responseMode = processingv3.ProcessingMode_FULL_DUPLEX_STREAMED, processingv3.ProcessingMode_FULL_DUPLEX_STREAMED
 	if config != nil {
@@ -143,13 +142,13 @@ func (x *exchange) configure(config *extprocv3.ProtocolConfiguration) error {
 	}
 	for name, mode := range map[string]processingv3.ProcessingMode_BodySendMode{"request": x.requestMode, "response": x.responseMode} {
 		if mode == processingv3.ProcessingMode_GRPC {
-			return status.Errorf(codes.Unimplemented, "processing_mode.%s_body_mode is %s: want FULL_DUPLEX_STREAMED", name, mode)
+			return status.Errorf(codes.Unimplemented, "processing_mode.%s_body_mode: %s is not supported: it must be FULL_DUPLEX_STREAMED", name, mode)
 		}
 	}
 	return nil
 }
 
-// request answers all of a request up to its trailers.
+// request handles a request up to its trailers.
 func (x *exchange) request(first *extprocv3.ProcessingRequest) error {
 	headers := first.GetRequestHeaders()
 	header, pseudo := headerOf(headers.GetHeaders())
@@ -175,7 +174,7 @@ func (x *exchange) request(first *extprocv3.ProcessingRequest) error {
 	case processingv3.ProcessingMode_BUFFERED, processingv3.ProcessingMode_BUFFERED_PARTIAL:
 		return x.requestInOne(r)
 	}
-	// The body is not told, or only after an endpoint must have been picked.
+	// The gateway does not send the body, or sends it only after the pick.
 	r.BodyFixed = true
 	return x.answerHeaders(r)
 }
@@ -195,7 +194,7 @@ func (x *exchange) pick(r *Request) (Decision, error) {
 	return picked.Decision(), nil
 }
 
-// answerHeaders picks by the header alone.
+// answerHeaders picks an endpoint from the header only.
 func (x *exchange) answerHeaders(r *Request) error {
 	decision, err := x.pick(r)
 	if err != nil {
@@ -204,7 +203,8 @@ func (x *exchange) answerHeaders(r *Request) error {
 	return x.stream.Send(requestHeaders(decision, r))
 }
 
-// requestInChunks holds the header back until the body, probably of that length, has ended and an endpoint was picked, then answers both.
+// requestInChunks delays the answer to the header until the body is complete and an endpoint was picked. length is the
+// declared length of the body.
 func (x *exchange) requestInChunks(r *Request, length int64) error {
 	source := &bodyReader{stream: x.stream, of: ofRequest}
 	body, err := client.Read(x.memory, source, length, x.maxBody, x.stream.interrupt(x.stream.control.SetReadDeadline))
@@ -232,19 +232,19 @@ func (x *exchange) requestInChunks(r *Request, length int64) error {
 	return sink.end(source.trailers)
 }
 
-// requestInOne lets the header wait at the gateway, which adds to it what is said with the body.
+// requestInOne lets the gateway hold the header. The gateway applies the header changes that are sent with the body.
 func (x *exchange) requestInOne(r *Request) error {
 	if err := x.stream.Send(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{}}}); err != nil {
 		return err
 	}
-	message, err := x.stream.within()
+	message, err := x.stream.nextRequired()
 	if err != nil {
 		return err
 	}
 	body := message.GetRequestBody()
 	if body == nil {
 		x.stream.unread(message)
-		return errOvertaken
+		return errBodyIncomplete
 	}
 	if int64(len(body.GetBody())) > x.maxBody {
 		return x.tooLarge()
@@ -252,7 +252,7 @@ func (x *exchange) requestInOne(r *Request) error {
 	if x.body, err = client.Keep(x.memory, body.GetBody()); err != nil {
 		return err
 	}
-	// Of a body that is larger than the gateway's buffer only the beginning is told, which must not be changed.
+	// If the body exceeds the gateway's buffer, only its start is sent, which must not be changed.
 	r.Body, r.BodyFixed = body.GetBody(), x.requestMode == processingv3.ProcessingMode_BUFFERED_PARTIAL
 	decision, err := x.pick(r)
 	if err != nil {
@@ -267,9 +267,9 @@ func (x *exchange) requestInOne(r *Request) error {
 	return x.stream.Send(answer)
 }
 
-// follow answers a message after those of the request's header and body.
+// follow handles a message after the header and body of the request.
 func (x *exchange) follow(message *extprocv3.ProcessingRequest) error {
-	if answered, err := x.aside(message); answered {
+	if answered, err := x.handleInterleaved(message); answered {
 		return err
 	}
 	switch {
@@ -287,8 +287,9 @@ func (x *exchange) follow(message *extprocv3.ProcessingRequest) error {
 	return status.Errorf(codes.InvalidArgument, "unexpected message %T", message.GetRequest())
 }
 
-// aside answers what may still come of a request while its response comes already, and reports whether the message was such.
-func (x *exchange) aside(message *extprocv3.ProcessingRequest) (answered bool, err error) {
+// handleInterleaved answers messages of the request that arrive during the response, and reports whether message was
+// one.
+func (x *exchange) handleInterleaved(message *extprocv3.ProcessingRequest) (answered bool, err error) {
 	switch {
 	case message.GetRequestTrailers() != nil:
 		return true, x.stream.Send(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestTrailers{RequestTrailers: &extprocv3.TrailersResponse{}}})
@@ -297,23 +298,23 @@ func (x *exchange) aside(message *extprocv3.ProcessingRequest) (answered bool, e
 	case x.requestMode != processingv3.ProcessingMode_FULL_DUPLEX_STREAMED:
 		return true, x.stream.Send(ofRequest.answer(nil))
 	}
-	return x.picked == nil, nil // the rest of a body that nobody gets
+	return x.picked == nil, nil // the rest of a body that no endpoint receives
 }
 
-// release gives the endpoint back: the response has ended, although the stream has not yet.
+// release releases the endpoint at the end of the response, before the stream ends.
 func (x *exchange) release() {
 	if x.picked != nil {
 		x.picked.Release()
 	}
 }
 
-// response answers all of a response up to its trailers.
+// response handles a response up to its trailers.
 func (x *exchange) response(first *extprocv3.ProcessingRequest) error {
 	headers := first.GetResponseHeaders()
 	header, pseudo := headerOf(headers.GetHeaders())
 	code, err := strconv.Atoi(pseudo[":status"])
 	if err != nil {
-		return status.Errorf(codes.InvalidArgument, "the response's :status is %q, not a number", pseudo[":status"])
+		return status.Errorf(codes.InvalidArgument, "response header :status: %q is invalid: it must be a number", pseudo[":status"])
 	}
 	x.count(code)
 	x.dropBody()
@@ -331,7 +332,7 @@ func (x *exchange) response(first *extprocv3.ProcessingRequest) error {
 	return x.responseHeader(response, served)
 }
 
-// modify lets the Picker change a response, and returns what that does to the header.
+// modify lets the Picker change a response, and returns the changes of the header.
 func (x *exchange) modify(response *http.Response, served string) (*extprocv3.HeaderMutation, error) {
 	if x.picked == nil {
 		return nil, nil
@@ -343,23 +344,23 @@ func (x *exchange) modify(response *http.Response, served string) (*extprocv3.He
 	return difference(before, response.Header), nil
 }
 
-// responseHeader answers the header of a response whose body is none, or not this server's to change.
+// responseHeader answers the header of a response that has no body, or a body that cannot be changed.
 func (x *exchange) responseHeader(response *http.Response, served string) error {
 	mutation, err := x.modify(response, served)
 	if err != nil {
-		return x.refuse(err)
+		return x.sendError(err)
 	}
 	return x.stream.Send(responseHeaders(mutation))
 }
 
-// responseInChunks passes a response on as it arrives, as far as the Picker lets it.
+// responseInChunks forwards a response as it arrives, as the Picker edits it.
 func (x *exchange) responseInChunks(response *http.Response, served string) error {
 	defer x.release()
-	source := &bodyReader{stream: x.stream, of: ofResponse, aside: x.aside}
+	source := &bodyReader{stream: x.stream, of: ofResponse, handleInterleaved: x.handleInterleaved}
 	response.Body = io.NopCloser(source)
 	mutation, err := x.modify(response, served)
 	if err != nil {
-		return x.refuse(err)
+		return x.sendError(err)
 	}
 	if err := x.stream.Send(responseHeaders(mutation)); err != nil {
 		return err
@@ -370,34 +371,34 @@ func (x *exchange) responseInChunks(response *http.Response, served string) erro
 		if source.err != nil && source.err != io.EOF {
 			return source.err
 		}
-		return status.Errorf(codes.Internal, "the response cannot be passed on: %v", err)
+		return status.Errorf(codes.Internal, "failed to forward the response: %v", err)
 	}
 	return sink.end(source.trailers)
 }
 
-// responseInOne answers a response whose body comes in one message.
+// responseInOne handles a response with a body in one message.
 func (x *exchange) responseInOne(response *http.Response, served string) error {
 	defer x.release()
 	if err := x.stream.Send(responseHeaders(nil)); err != nil {
 		return err
 	}
-	message, err := x.stream.within()
+	message, err := x.stream.nextRequired()
 	if err != nil {
 		return err
 	}
 	body := message.GetResponseBody()
-	if body == nil { // trailers alone
+	if body == nil { // trailers only
 		x.stream.unread(message)
 		return nil
 	}
 	response.Body = io.NopCloser(bytes.NewReader(body.GetBody()))
 	mutation, err := x.modify(response, served)
 	if err != nil {
-		return x.refuse(err)
+		return x.sendError(err)
 	}
 	data, err := io.ReadAll(response.Body)
 	if err != nil {
-		return x.refuse(err)
+		return x.sendError(err)
 	}
 	common := &extprocv3.CommonResponse{HeaderMutation: mutation}
 	if !bytes.Equal(data, body.GetBody()) {
@@ -406,7 +407,7 @@ func (x *exchange) responseInOne(response *http.Response, served string) error {
 	return x.stream.Send(ofResponse.answer(common))
 }
 
-// requestHeaders answers the header of a request that has an endpoint.
+// requestHeaders answers the header of a request for which an endpoint was picked.
 func requestHeaders(decision Decision, r *Request) *extprocv3.ProcessingResponse {
 	return &extprocv3.ProcessingResponse{
 		Response: &extprocv3.ProcessingResponse_RequestHeaders{
@@ -424,8 +425,8 @@ func responseHeaders(mutation *extprocv3.HeaderMutation) *extprocv3.ProcessingRe
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: answer}}
 }
 
-// destination names the endpoints in the header, and changes it as the decision says. The route was chosen by a header that
-// is another now.
+// destination sets the endpoints in the header and applies the header changes of the decision. It clears the route
+// cache because the gateway chose the route from the old header.
 func destination(decision Decision, r *Request) *extprocv3.CommonResponse {
 	after := r.Header.Clone()
 	for _, name := range decision.RemoveHeaders {
@@ -441,7 +442,7 @@ func destination(decision Decision, r *Request) *extprocv3.CommonResponse {
 	if mutation == nil {
 		mutation = &extprocv3.HeaderMutation{}
 	}
-	// It is set even where the client has sent the same.
+	// The header is set even if the client has sent the same value.
 	mutation.SetHeaders = append(mutation.SetHeaders, setHeader(destinationKey, strings.Join(decision.Endpoints, ",")))
 	return &extprocv3.CommonResponse{HeaderMutation: mutation, ClearRouteCache: true}
 }
@@ -450,7 +451,7 @@ func changesBody(decision Decision, r *Request) bool {
 	return !r.BodyFixed && (decision.Edited || decision.Head != "" || !bytes.Equal(decision.Body, r.Body))
 }
 
-// metadata names the endpoints for the gateway's load balancer.
+// metadata returns the dynamic metadata with the endpoints for the gateway's load balancer.
 func metadata(decision Decision) *structpb.Struct {
 	return &structpb.Struct{Fields: map[string]*structpb.Value{
 		metadataNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
@@ -459,7 +460,7 @@ func metadata(decision Decision) *structpb.Struct {
 	}}
 }
 
-// wholeBody replaces a body that is not streamed.
+// wholeBody replaces a buffered body.
 func wholeBody(data []byte) *extprocv3.BodyMutation {
 	if len(data) == 0 {
 		return &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_ClearBody{ClearBody: true}}

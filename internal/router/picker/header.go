@@ -9,7 +9,7 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 )
 
-// headerOf reads a header map; pseudo gets the pseudo-header fields, such as :path.
+// headerOf converts a header map. pseudo contains the pseudo-header fields, such as :path.
 func headerOf(headers *corev3.HeaderMap) (header http.Header, pseudo map[string]string) {
 	header, pseudo = http.Header{}, map[string]string{}
 	for _, field := range headers.GetHeaders() {
@@ -38,7 +38,7 @@ func headerOption(name, value string, action corev3.HeaderValueOption_HeaderAppe
 	}
 }
 
-// difference is the mutation that makes one header the other; nil where they are equal.
+// difference returns the mutation from one header to another; nil if they are equal.
 func difference(before, after http.Header) *extprocv3.HeaderMutation {
 	mutation := &extprocv3.HeaderMutation{}
 	for _, name := range sortedNames(before) {

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// framed writes messages as a gateway sends them.
+// framed encodes messages as a gateway sends them.
 func framed(f *testing.F, messages ...*extprocv3.ProcessingRequest) (stream []byte) {
 	for _, message := range messages {
 		data, err := proto.Marshal(message)
@@ -27,7 +27,7 @@ func framed(f *testing.F, messages ...*extprocv3.ProcessingRequest) (stream []by
 	return stream
 }
 
-// exchanged are the messages of a request and its response.
+// exchanged returns the messages of a request and its response.
 func exchanged() []*extprocv3.ProcessingRequest {
 	header := func(fields ...string) *extprocv3.HttpHeaders {
 		headers := &corev3.HeaderMap{}
@@ -61,8 +61,8 @@ func exchanged() []*extprocv3.ProcessingRequest {
 	}
 }
 
-// FuzzProcess serves a call with any bytes after the header of its request. A call ends with a status, gives all memory back, and counts its
-// request at most once. Each message of its answer has a whole frame.
+// FuzzProcess serves a call with arbitrary bytes after the header of its request. A call ends with a status, releases
+// all memory, and counts its request at most once. Each message of its response has a complete frame.
 func FuzzProcess(f *testing.F) {
 	whole := framed(f, exchanged()...)
 	f.Add(whole)
@@ -101,7 +101,8 @@ func FuzzProcess(f *testing.F) {
 	})
 }
 
-// FuzzHeader reads the header and the metadata of any message. No field is lost, and a mutation carries all fields.
+// FuzzHeader reads the header and the metadata of arbitrary messages. No field is lost, and a mutation contains all
+// fields.
 func FuzzHeader(f *testing.F) {
 	for _, message := range exchanged() {
 		data, err := proto.Marshal(message)

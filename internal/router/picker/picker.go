@@ -9,18 +9,18 @@ import (
 
 // Picker chooses endpoints. It is safe for concurrent use.
 type Picker interface {
-	// Pick chooses the endpoints of a request. An error that wraps one of those below is answered as they say, any other
-	// with 502. The context ends with the request.
+	// Pick chooses the endpoints of a request. Errors that wrap one of the errors below are answered with their status,
+	// all others with 502. The context ends with the request.
 	Pick(ctx context.Context, r *Request) (Exchange, error)
-	// Count is called once for each request, with the status code of its answer, or 499 where the client left before one.
+	// Count is called once per request, with the status code of its response, or 499 if the client disconnected before.
 	Count(code int)
 }
 
-// Why there is no endpoint for a request.
+// Reasons why a request gets no endpoint.
 var (
-	// ErrNoEndpoint is answered with 503: no endpoint serves, or none that the gateway allows.
+	// ErrNoEndpoint is answered with 503: no endpoint serves, or the gateway allows none of them.
 	ErrNoEndpoint = errors.New("no endpoint")
-	// ErrAllFull is answered with 429: endpoints serve, and none of them takes another request now.
+	// ErrAllFull is answered with 429: all serving endpoints are at their limit.
 	ErrAllFull = errors.New("all endpoints are full")
 	// ErrNoRoute is answered with 404.
 	ErrNoRoute = errors.New("not found")
@@ -34,44 +34,45 @@ var (
 	errHeaderTooLarge = errors.New("request header too large") // 431
 )
 
-// Request is what a client sends.
+// Request is a client request.
 type Request struct {
-	// Method and Path are of the request line; Path has no query, and is not unescaped.
+	// Method and Path are from the request line. Path has no query and is still escaped.
 	Method, Path string
 	Header       http.Header
-	// Body is the whole body; nil where there is none, or the gateway does not tell it.
+	// Body is the complete body; nil if there is none or the gateway does not send it.
 	Body []byte
-	// BodyFixed tells that the endpoint gets the body as it is, whatever Decision.Body says.
+	// BodyFixed is true if the endpoint gets the body unchanged and Decision.Body is ignored.
 	BodyFixed bool
-	// ResponseFixed tells that the client gets the body of the response as it is: Exchange.ModifyResponse sees an empty one.
+	// ResponseFixed is true if the client gets the response body unchanged: Exchange.ModifyResponse then sees an empty
+	// body.
 	ResponseFixed bool
-	// Subset are the endpoints to choose from; nil for all.
+	// Subset contains the allowed endpoints; nil allows all.
 	Subset *Subset
-	// Arrived is when the request's header came.
+	// Arrived is the arrival time of the request header.
 	Arrived time.Time
 }
 
-// Decision is what the gateway is told.
+// Decision is the answer to the gateway.
 type Decision struct {
-	// Endpoints are host:port of the endpoint to take, and of those to try after it, in this order; at least one.
+	// Endpoints is host:port of the chosen endpoint, followed by its fallbacks in order; at least one.
 	Endpoints []string
 	// SetHeaders and RemoveHeaders change the request's header.
 	SetHeaders    map[string]string
 	RemoveHeaders []string
-	// Head and Body are the body that the endpoint gets. Edited reports that Request.Body was changed in place.
+	// Head and Body form the body for the endpoint. Edited is true if Request.Body was changed in place.
 	Head   string
 	Body   []byte
 	Edited bool
 }
 
-// Exchange is a request with an endpoint. It belongs to one goroutine.
+// Exchange is a request with its endpoint. It belongs to one goroutine.
 type Exchange interface {
 	Decision() Decision
-	// ModifyResponse is called once, when the response's header has come, from the endpoint that has really served; served
-	// is empty where the gateway does not say. It may change the header and replace the body, as a ModifyResponse of
-	// httputil.ReverseProxy. Reading the body waits for the engine. An error is answered with 502.
+	// ModifyResponse is called once, after the response header of the endpoint that served the request. served is empty
+	// if the gateway does not report that endpoint. It may change the header and replace the body, like ModifyResponse
+	// of httputil.ReverseProxy. Reading the body waits for the engine. An error is answered with 502.
 	ModifyResponse(served string, response *http.Response) error
-	// Release gives back what the exchange holds. It is called when the response has ended, or the stream of the exchange
-	// has; further calls do nothing.
+	// Release releases the resources of the exchange. It is called at the end of the response or of the stream; further
+	// calls do nothing.
 	Release()
 }

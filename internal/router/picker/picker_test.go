@@ -28,16 +28,16 @@ import (
 
 const maxBody = 1 << 20
 
-// Whatever the pieces in which a body comes, it is picked for as a whole, and returned as it was, or as the Picker has
-// changed it, in chunks that a gateway takes.
-func TestPicksOnceTheBodyIsKnown(t *testing.T) {
+// TestPicksOnceTheBodyIsComplete checks that a pick uses the complete body, for any chunk size. The body is returned
+// unchanged, or as the Picker has changed it, in chunks that a gateway accepts.
+func TestPicksOnceTheBodyIsComplete(t *testing.T) {
 	changed := randomBytes(100_001)
 	cases := map[string]struct {
 		body     []byte
 		chunk    int
 		trailers bool
 		changed  []byte
-		untold   bool // the gateway does not tell its modes
+		noModes  bool // the gateway does not send its modes
 	}{
 		"one chunk":               {body: []byte(`{"prompt":"x"}`), chunk: 1000},
 		"a byte each":             {body: randomBytes(3000), chunk: 1},
@@ -46,16 +46,16 @@ func TestPicksOnceTheBodyIsKnown(t *testing.T) {
 		"the largest body":        {body: randomBytes(maxBody), chunk: 200_000},
 		"an empty body":           {body: nil, chunk: 1},
 		"trailers":                {body: randomBytes(70_000), chunk: 10_000, trailers: true},
-		"trailers alone":          {body: nil, chunk: 1, trailers: true},
+		"trailers only":           {body: nil, chunk: 1, trailers: true},
 		"changed":                 {body: []byte("{}"), chunk: 1, changed: changed},
 		"changed, with trailers":  {body: []byte("{}"), chunk: 1, changed: changed, trailers: true},
-		"modes that are not told": {body: []byte("{}"), chunk: 1, untold: true},
+		"modes that are not sent": {body: []byte("{}"), chunk: 1, noModes: true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			c := &chooser{decision: Decision{Body: tc.changed, SetHeaders: map[string]string{"X-Rank": "3", "X-Same": "same"}, RemoveHeaders: []string{"X-Drop", "X-None"}}}
 			config := gatewaytest.FullDuplex
-			if tc.untold {
+			if tc.noModes {
 				config = nil
 			}
 			s := open(t, c, config)
@@ -76,7 +76,7 @@ func TestPicksOnceTheBodyIsKnown(t *testing.T) {
 				t.Errorf("the header is changed by %v", change)
 			}
 			bytesWanted := -1
-			if tc.trailers { // no chunk says that it is the last
+			if tc.trailers { // no chunk is marked as the last one
 				bytesWanted = len(want)
 			}
 			if got, ended := s.Body(bytesWanted); !bytes.Equal(got, want) || ended == tc.trailers {
@@ -99,7 +99,8 @@ func TestPicksOnceTheBodyIsKnown(t *testing.T) {
 	}
 }
 
-// A request without a body needs nothing more; a value that a gateway gives as text counts as well.
+// TestPicksWithoutABody checks that a request without a body needs no further message, and that header values in text
+// form are accepted.
 func TestPicksWithoutABody(t *testing.T) {
 	c := &chooser{}
 	s := open(t, c, gatewaytest.FullDuplex)
@@ -179,7 +180,7 @@ func TestRefuses(t *testing.T) {
 		"no endpoint for a body": {err: ErrNoEndpoint, body: []byte("{}"), code: 503, kind: "service_unavailable", message: "no endpoint", retryAfter: "5"},
 		"all full":               {err: ErrAllFull, body: []byte("{}"), code: 429, kind: "rate_limit_exceeded", message: "all endpoints are full", retryAfter: "1"},
 		"no route":               {err: ErrNoRoute, end: true, code: 404, kind: "not_found", message: "not found"},
-		"another error":          {err: errors.New("secret"), end: true, code: 502, kind: "bad_gateway", message: "the request could not be passed on to a serving pod"},
+		"another error":          {err: errors.New("secret"), end: true, code: 502, kind: "bad_gateway", message: "the request could not be forwarded to a serving pod"},
 		"too large, by header":   {header: map[string]string{"content-length": large}, code: 413, kind: "invalid_request_error", message: "request body too large: at most 1048576 bytes are accepted"},
 		"too large":              {body: make([]byte, maxBody+1), code: 413, kind: "invalid_request_error", message: "request body too large: at most 1048576 bytes are accepted"},
 	}
@@ -215,8 +216,9 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// Wherever a client leaves, or a gateway ends the stream, everything is given back and the request is counted.
-func TestGivesBackWhateverHappens(t *testing.T) {
+// TestReleasesEverything checks that everything is released and the request is counted, wherever a client disconnects
+// or a gateway ends the stream.
+func TestReleasesEverything(t *testing.T) {
 	stages := []struct {
 		name     string
 		play     func(*gatewaytest.Stream)
@@ -284,7 +286,8 @@ func TestGivesBackWhateverHappens(t *testing.T) {
 	})
 }
 
-// A gateway may answer a request itself before the body has come. Nothing is picked, and its answer passes.
+// TestTheGatewayAnswersFirst checks that a gateway may answer a request before the body is complete. Nothing is picked,
+// and the response is forwarded.
 func TestTheGatewayAnswersFirst(t *testing.T) {
 	c := &chooser{}
 	s := open(t, c, gatewaytest.FullDuplex)
@@ -308,7 +311,8 @@ func TestTheGatewayAnswersFirst(t *testing.T) {
 	c.ended(t, 0, 408)
 }
 
-// In the other modes a gateway gets what it can take: endpoints always, another body where it gives the whole one.
+// TestOtherBodyModes checks that in other modes, a gateway always gets endpoints, and a changed body if it sends the
+// complete one.
 func TestOtherBodyModes(t *testing.T) {
 	const none, streamed, buffered, partial = processingv3.ProcessingMode_NONE, processingv3.ProcessingMode_STREAMED, processingv3.ProcessingMode_BUFFERED, processingv3.ProcessingMode_BUFFERED_PARTIAL
 	shorter := func(r *http.Response) error {
@@ -436,9 +440,9 @@ func TestRejectsWhatItCannotServe(t *testing.T) {
 		says     string
 	}{
 		"no request header": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{}}}}, codes.InvalidArgument, "request_header_mode must be SEND"},
-		"an unknown mode":   {modes(processingv3.ProcessingMode_GRPC, processingv3.ProcessingMode_NONE), []*extprocv3.ProcessingRequest{header}, codes.Unimplemented, "request_body_mode is GRPC"},
+		"an unknown mode":   {modes(processingv3.ProcessingMode_GRPC, processingv3.ProcessingMode_NONE), []*extprocv3.ProcessingRequest{header}, codes.Unimplemented, "request_body_mode: GRPC"},
 		"no status": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{header,
-			{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{}}}}, codes.InvalidArgument, `:status is ""`},
+			{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{}}}}, codes.InvalidArgument, `:status: ""`},
 		"a body after the end": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{header,
 			{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{}}}}, codes.InvalidArgument, "unexpected message"},
 		"an empty message": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{header, {}}, codes.InvalidArgument, "unexpected message"},
@@ -490,7 +494,7 @@ func TestHealth(t *testing.T) {
 	check("draining", healthpb.HealthCheckResponse_NOT_SERVING)
 }
 
-// A stream that runs may finish after Shutdown; one that does not is broken off when the time is over.
+// TestShutdown checks that a running stream may finish after Shutdown, and is aborted if it takes too long.
 func TestShutdown(t *testing.T) {
 	for _, finishes := range []bool{true, false} {
 		t.Run(fmt.Sprint("finishes ", finishes), func(t *testing.T) {
@@ -524,7 +528,8 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// One request of 4 KB and an answer of 20 events, over TLS: what both sides of the protocol cost together.
+// BenchmarkExchange measures one request of 4 KB and a response of 20 events over TLS, including both sides of the
+// protocol.
 func BenchmarkExchange(b *testing.B) {
 	config, err := TLSConfig("", "", "")
 	if err != nil {
@@ -570,7 +575,7 @@ func BenchmarkExchange(b *testing.B) {
 	connection.Close()
 }
 
-// A server that is told to end before it has begun has ended as it should.
+// TestShutdownBeforeServe checks that a server that is shut down before it serves ends without an error.
 func TestShutdownBeforeServe(t *testing.T) {
 	config, err := TLSConfig("", "", "")
 	if err != nil {

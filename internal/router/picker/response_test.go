@@ -16,8 +16,9 @@ import (
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 )
 
-// Each chunk of a response comes back before the next one is sent, however it is cut; the Picker learns who has served.
-func TestPassesResponsesThrough(t *testing.T) {
+// TestForwardsResponses checks that each chunk of a response is returned before the next one is sent, for any chunk
+// size, and that the Picker gets the serving endpoint.
+func TestForwardsResponses(t *testing.T) {
 	for _, trailers := range []bool{false, true} {
 		c := &chooser{modify: func(r *http.Response) error {
 			r.Header.Set("X-Semmoe-Pod", "a")
@@ -59,7 +60,7 @@ func TestPassesResponsesThrough(t *testing.T) {
 	}
 }
 
-// upper is a body in upper case: what a Picker makes of a response while it comes.
+// upper is a body in upper case, which simulates a Picker that edits a response while it arrives.
 type upper struct{ io.Reader }
 
 func (u upper) Read(p []byte) (int, error) {
@@ -70,9 +71,9 @@ func (u upper) Read(p []byte) (int, error) {
 
 func (upper) Close() error { return nil }
 
-// A response that the Picker replaces is returned as fast as the Picker lets go of it: a stream as it comes, one that must
-// be whole to be changed at its end, with its length.
-func TestReturnsWhatBecomesOfAResponse(t *testing.T) {
+// TestForwardsReplacedResponses checks that a response that the Picker replaces is returned as soon as the Picker
+// produces it: a stream as it arrives, and a buffered response at its end, with its length.
+func TestForwardsReplacedResponses(t *testing.T) {
 	t.Run("as it comes", func(t *testing.T) {
 		c := &chooser{modify: func(r *http.Response) error { r.Body = upper{r.Body}; return nil }}
 		s := open(t, c, gatewaytest.FullDuplex)
@@ -136,7 +137,7 @@ func TestReturnsWhatBecomesOfAResponse(t *testing.T) {
 		s.Picked()
 		s.ResponseHeaders(200, nil, false, "")
 		s.Answered()
-		// The gateway must not take it for the end of the response.
+		// The gateway must not mistake it for the end of the response.
 		if _, err := s.Next(); status.Code(err) != codes.Internal {
 			t.Errorf("the stream ended with %v", err)
 		}

@@ -25,33 +25,36 @@ import (
 	"github.com/semmoe/operator/internal/router/client"
 )
 
-// The services that a health check can ask for.
+// Services of the gRPC health checks.
 const (
-	// LivenessService serves while the process does.
+	// LivenessService is serving while the process runs.
 	LivenessService = "liveness"
-	// ReadinessService, and the service of the protocol itself, serve while endpoints are known and new requests welcome.
+	// ReadinessService, like the service of the protocol, is serving while endpoints are known and new requests are
+	// accepted.
 	ReadinessService = "readiness"
 )
 
-// messageSlack is what a message may have next to a body of the largest size: headers and metadata.
+// messageSlack is the maximum size of headers and metadata in a message, in addition to a body of maximum size.
 const messageSlack = 1 << 20
 
 const (
-	// maxConnections is for all worker threads of a few gateways, each of which has a connection.
+	// maxConnections is sufficient for all worker threads of a few gateways, each of which has one connection.
 	maxConnections = 256
-	// maxConnectionStreams bounds the requests at a time of one connection. A gateway opens another connection for more.
+	// maxConnectionStreams is the maximum number of concurrent requests per connection. A gateway opens further
+	// connections for more.
 	maxConnectionStreams = 1000
-	// DefaultMaxStreams bounds the requests at a time of all connections.
+	// DefaultMaxStreams is the default maximum number of concurrent requests of all connections.
 	DefaultMaxStreams = 4096
-	// streamBytes is what a stream takes next to its messages: a goroutine and the buffers of HTTP/2.
+	// streamBytes is the memory of a stream in addition to its messages: a goroutine and HTTP/2 buffers.
 	streamBytes = 32 << 10
-	// maxHeaderMessage bounds the message with a request's header.
+	// maxHeaderMessage is the maximum size of the message with the request header.
 	maxHeaderMessage = 64 << 10
-	// maxSilence bounds how long a stream may wait for the gateway once a request is whole: longer than any engine computes.
-	maxSilence = time.Hour
+	// maxIdle is the maximum time that a stream waits for the gateway once a request is complete: longer than any
+	// engine computes.
+	maxIdle = time.Hour
 )
 
-// http2Settings are those of the connections of gateways. The windows bound what arrives without being read.
+// http2Settings are the settings of gateway connections. The windows bound the data that arrives unread.
 var http2Settings = http.HTTP2Config{
 	MaxConcurrentStreams:          maxConnectionStreams,
 	MaxReceiveBufferPerConnection: 512 << 10,
@@ -61,35 +64,35 @@ var http2Settings = http.HTTP2Config{
 	WriteByteTimeout:              time.Minute,
 }
 
-// Options are the settings of a server.
+// Options configures a server.
 type Options struct {
-	// Log receives what is reported of single connections.
+	// Log logs errors of individual connections.
 	Log logr.Logger
 	// TLS is nil for plain text.
 	TLS *tls.Config
-	// MaxBodyBytes bounds a request's body, which is kept in memory until an endpoint is picked.
+	// MaxBodyBytes is the maximum size of a request body, which stays in memory until an endpoint is picked.
 	MaxBodyBytes int64
-	// MaxStreams bounds the requests at a time; 0 means DefaultMaxStreams.
+	// MaxStreams is the maximum number of concurrent requests; 0 means DefaultMaxStreams.
 	MaxStreams int
-	// RequestTimeout bounds how long a gateway may take to send the next message of a request; 0 for ever.
+	// RequestTimeout is the maximum time until the next message of a request; 0 means no limit.
 	RequestTimeout time.Duration
-	// Memory bounds what all requests hold; nil for client.NewMemory.
+	// Memory bounds the memory of all requests; nil selects client.NewMemory.
 	Memory *httpserver.Memory
 }
 
-// Server serves the protocol, and the health of it.
+// Server serves the protocol and its health checks.
 type Server struct {
 	service, probes *httpserver.Server
 	health          *health.Server
 	processor       processor
 	memory          *httpserver.Memory
 	maxMessage      int64
-	// stop ends the health checks that wait for a change.
+	// stop ends the health checks that watch for changes.
 	stopping context.Context
 	stop     context.CancelFunc
 }
 
-// NewServer makes a server for a Picker. It is not ready before SetReady.
+// NewServer returns a server for a Picker. It is not ready until SetReady(true).
 func NewServer(picker Picker, options Options) *Server {
 	if options.Memory == nil {
 		options.Memory = client.NewMemory(options.MaxBodyBytes)
@@ -112,7 +115,7 @@ func NewServer(picker Picker, options Options) *Server {
 	return s
 }
 
-// SetReady says whether requests are welcome.
+// SetReady sets whether new requests are accepted.
 func (s *Server) SetReady(ready bool) {
 	state := healthpb.HealthCheckResponse_NOT_SERVING
 	if ready {
@@ -122,7 +125,7 @@ func (s *Server) SetReady(ready bool) {
 	s.health.SetServingStatus(extprocv3.ExternalProcessor_ServiceDesc.ServiceName, state)
 }
 
-// Serve serves gateways, and probes, which use no TLS, until Shutdown.
+// Serve serves gateways, and probes without TLS, until Shutdown.
 func (s *Server) Serve(gateways, probes net.Listener) error {
 	var group errgroup.Group
 	group.Go(func() error { return s.service.Serve(gateways) })
@@ -130,18 +133,19 @@ func (s *Server) Serve(gateways, probes net.Listener) error {
 	return group.Wait()
 }
 
-// Shutdown takes no new requests, and lets those that run finish until the context ends. Then it breaks them off, which is an error.
+// Shutdown accepts no new requests and waits for running ones until the context ends. Then it aborts them and returns
+// an error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.SetReady(false)
 	s.stop()
 	defer s.probes.Close()
 	if err := s.service.Shutdown(ctx); err != nil {
-		return errors.Join(fmt.Errorf("requests were broken off: %w", err), s.service.Close())
+		return errors.Join(fmt.Errorf("running requests were aborted: %w", err), s.service.Close())
 	}
 	return nil
 }
 
-// serveGateway serves a call of a gateway: a request, or a health check, which comes where requests do.
+// serveGateway serves a call of a gateway: a request, or a health check on the same port.
 func (s *Server) serveGateway(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != extprocv3.ExternalProcessor_Process_FullMethodName {
 		s.serveProbe(w, r)
@@ -191,7 +195,7 @@ func (s *Server) watchHealth(c *call) error {
 	return s.health.Watch(asked, &watcher{call: c, ctx: ctx})
 }
 
-// watcher is the stream of a health check that waits for changes.
+// watcher is the stream of a health check that watches for changes.
 type watcher struct {
 	grpc.ServerStream // the health service calls no other method
 	call              *call
@@ -202,7 +206,7 @@ func (w *watcher) Context() context.Context { return w.ctx }
 
 func (w *watcher) Send(answer *healthpb.HealthCheckResponse) error { return w.call.send(answer) }
 
-// processor is the service of the protocol.
+// processor implements the protocol.
 type processor struct {
 	picker  Picker
 	maxBody int64
@@ -223,33 +227,34 @@ func (p *processor) process(c *call) error {
 	return x.run()
 }
 
-// streams are the open streams of all connections. Where there are too many, a new one takes the place of the one that has waited longest for
-// the rest of its request.
+// streams tracks the open streams of all connections. At the limit, a new stream replaces the stream that has waited
+// longest for the rest of its request.
 type streams struct {
 	max int
 
-	mu   sync.Mutex
-	n    int
-	late list.List // of the functions that interrupt those whose request is not whole, the longest wait first
+	mu         sync.Mutex
+	n          int
+	incomplete list.List // functions that interrupt streams with an incomplete request, longest wait first
 }
 
-// open reports false where each stream has a whole request. arrived is to be called when the request of the new one is whole.
+// open registers a new stream. It reports false if all streams have complete requests. arrived must be called when the
+// request of the new stream is complete.
 func (s *streams) open(interrupt func()) (ok bool, arrived func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.n >= s.max {
-		longest := s.late.Front()
+		longest := s.incomplete.Front()
 		if longest == nil {
 			return false, func() {}
 		}
-		s.late.Remove(longest).(func())() // its place is free as soon as its reader notices
+		s.incomplete.Remove(longest).(func())() // the stream ends as soon as its reader returns
 	}
 	s.n++
-	place := s.late.PushBack(interrupt)
+	place := s.incomplete.PushBack(interrupt)
 	return true, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.late.Remove(place) // twice is a no-op
+		s.incomplete.Remove(place) // a second call is a no-op
 	}
 }
 

@@ -7,10 +7,10 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 )
 
-// chunkBytes bounds a chunk of a body: some gateways take no message above 64 KiB.
+// chunkBytes is the maximum size of a body chunk: some gateways accept no message above 64 KiB.
 const chunkBytes = 62_000
 
-// stream is the stream of one request, with one message of look-ahead.
+// stream is the stream of one request, with a look-ahead of one message.
 type stream struct {
 	*call
 	ahead *extprocv3.ProcessingRequest
@@ -28,7 +28,7 @@ func (s *stream) Recv() (*extprocv3.ProcessingRequest, error) {
 // Send writes a message to the gateway.
 func (s *stream) Send(message *extprocv3.ProcessingResponse) error { return s.send(message) }
 
-// next takes the next message; io.EOF where the gateway has ended the stream.
+// next returns the next message; io.EOF if the gateway has ended the stream.
 func (s *stream) next() (*extprocv3.ProcessingRequest, error) {
 	if message := s.ahead; message != nil {
 		s.ahead = nil
@@ -37,8 +37,9 @@ func (s *stream) next() (*extprocv3.ProcessingRequest, error) {
 	return s.Recv()
 }
 
-// within takes the next message where the gateway owes one: the end of the stream comes too early.
-func (s *stream) within() (*extprocv3.ProcessingRequest, error) {
+// nextRequired returns the next message where the protocol requires one; the end of the stream is then an unexpected
+// EOF.
+func (s *stream) nextRequired() (*extprocv3.ProcessingRequest, error) {
 	message, err := s.next()
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF
@@ -46,10 +47,10 @@ func (s *stream) within() (*extprocv3.ProcessingRequest, error) {
 	return message, err
 }
 
-// unread gives a message back, for the next call of next.
+// unread pushes a message back for the following call of next.
 func (s *stream) unread(message *extprocv3.ProcessingRequest) { s.ahead = message }
 
-// direction is what differs between a request and its response.
+// direction contains the accessors that differ between requests and responses.
 type direction struct {
 	body     func(*extprocv3.ProcessingRequest) *extprocv3.HttpBody
 	trailers func(*extprocv3.ProcessingRequest) *extprocv3.HttpTrailers
@@ -74,20 +75,20 @@ var (
 	}
 )
 
-// errOvertaken tells that a body will not be completed: the gateway is already past it, with an answer of its own.
-var errOvertaken = errors.New("the gateway has gone on before the end of the body")
+// errBodyIncomplete is returned if the gateway does not complete a body because it already sends its own response.
+var errBodyIncomplete = errors.New("the gateway has gone on before the end of the body")
 
-// bodyReader reads a body as it arrives. Trailers end it, and stay to be read from the stream.
+// bodyReader reads a body as it arrives. Trailers end the body and stay unread in the stream.
 type bodyReader struct {
 	stream *stream
 	of     direction
-	// beforeWait is called before the next message is waited for; nil for nothing.
+	// beforeWait is called before waiting for the next message; nil for none.
 	beforeWait func() error
-	// aside answers a message of the other direction that comes in between; nil where none can.
-	aside func(*extprocv3.ProcessingRequest) (answered bool, err error)
+	// handleInterleaved answers interleaved messages of the other direction; nil if there are none.
+	handleInterleaved func(*extprocv3.ProcessingRequest) (answered bool, err error)
 
 	rest []byte
-	// trailers tells that the body was ended by trailers; err is what ended it, io.EOF for its end.
+	// trailers is true if trailers ended the body. err is the error that ended it, io.EOF at its end.
 	trailers bool
 	err      error
 }
@@ -104,19 +105,19 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// receive returns the next chunk; the error is for after it.
+// receive returns the next chunk. The error applies after the chunk.
 func (b *bodyReader) receive() ([]byte, error) {
 	if b.beforeWait != nil {
 		if err := b.beforeWait(); err != nil {
 			return nil, err
 		}
 	}
-	message, err := b.stream.within()
+	message, err := b.stream.nextRequired()
 	if err != nil {
 		return nil, err
 	}
-	if b.aside != nil {
-		if answered, err := b.aside(message); answered {
+	if b.handleInterleaved != nil {
+		if answered, err := b.handleInterleaved(message); answered {
 			return nil, err
 		}
 	}
@@ -128,13 +129,13 @@ func (b *bodyReader) receive() ([]byte, error) {
 	}
 	b.stream.unread(message)
 	if b.of.trailers(message) == nil {
-		return nil, errOvertaken
+		return nil, errBodyIncomplete
 	}
 	b.trailers = true
 	return nil, io.EOF
 }
 
-// bodyWriter returns a body to the gateway in chunks that it takes.
+// bodyWriter sends a body to the gateway in chunks that the gateway accepts.
 type bodyWriter struct {
 	stream  *stream
 	of      direction
@@ -143,7 +144,7 @@ type bodyWriter struct {
 
 func (w *bodyWriter) Write(data []byte) (int, error) {
 	for rest := data; len(rest) > 0; {
-		// A chunk is the message's own from then on, so that each gets new memory.
+		// Each chunk needs new memory because the message keeps it.
 		n := min(len(rest), chunkBytes-len(w.pending))
 		w.pending, rest = append(w.pending, rest[:n]...), rest[n:]
 		if len(w.pending) == chunkBytes {
@@ -163,7 +164,7 @@ func (w *bodyWriter) flush() error {
 	return w.send(false)
 }
 
-// end sends what is pending. The chunk says that it is the last, unless trailers follow, which say it then.
+// end sends the pending data. The chunk is marked as the last one unless trailers follow.
 func (w *bodyWriter) end(trailers bool) error {
 	if trailers {
 		return w.flush()

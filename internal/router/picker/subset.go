@@ -13,15 +13,15 @@ const (
 	subsetKey       = "x-gateway-destination-endpoint-subset"
 )
 
-// Subset are the endpoints that a gateway allows.
+// Subset contains the endpoints that a gateway allows.
 type Subset struct {
 	endpoints map[netip.AddrPort]bool
-	// hosts are those of which every port is allowed.
+	// hosts contains addresses of which every port is allowed.
 	hosts map[netip.Addr]bool
 }
 
-// subsetOf reads the hint of a request; it is nil where there is none. A hint that names nothing readable allows nothing:
-// the gateway has chosen for reasons of its own, and to ignore it could send a request where it must not go.
+// subsetOf reads the subset hint of a request; nil if there is none. A hint without any readable endpoint allows none:
+// ignoring it could send a request where it must not go.
 func subsetOf(metadata *corev3.Metadata) *Subset {
 	value, present := metadata.GetFilterMetadata()[subsetNamespace].GetFields()[subsetKey]
 	if !present {
@@ -41,7 +41,7 @@ func subsetOf(metadata *corev3.Metadata) *Subset {
 	return s
 }
 
-// add reads ip:port, or an IP address alone, which stands for all its ports.
+// add parses ip:port, or an IP address, which allows all its ports.
 func (s *Subset) add(text string) {
 	text = strings.TrimSpace(text)
 	if endpoint, err := netip.ParseAddrPort(text); err == nil {
@@ -61,7 +61,7 @@ func (s *Subset) Contains(endpoint string) bool {
 	return s.endpoints[parsed] || s.hosts[parsed.Addr()]
 }
 
-// unmapped writes an IPv4 address as such, not as one of IPv6.
+// unmapped converts an IPv4-mapped IPv6 address to IPv4.
 func unmapped(endpoint netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())
 }

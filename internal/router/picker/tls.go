@@ -15,11 +15,11 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// TLSConfig is that of a certificate and its key in PEM files. They are read for each connection: gateways keep theirs, and
-// a certificate that was renewed is used without a restart. Without files it is that of a certificate which the server
-// makes and signs itself: gateways that are told to trust it by nothing but the connection speak TLS all the same.
+// TLSConfig returns the configuration for a certificate and its key in PEM files. The files are read for each
+// connection, so that a renewed certificate is used without a restart. Without files, the server uses a self-signed
+// certificate that it creates: gateways that do not verify certificates can still use TLS.
 //
-// With a file of certificate authorities, gateways need a certificate of one of them.
+// If clientCAFile is set, gateways must present a certificate of one of its authorities.
 func TLSConfig(certFile, keyFile, clientCAFile string) (*tls.Config, error) {
 	config, err := serverConfig(certFile, keyFile)
 	if err != nil || clientCAFile == "" {
@@ -41,7 +41,7 @@ func TLSConfig(certFile, keyFile, clientCAFile string) (*tls.Config, error) {
 	return config, nil
 }
 
-// maxAuthoritiesBytes bounds a file of certificate authorities: more than the public ones of an operating system take.
+// maxAuthoritiesBytes bounds the size of the CA file. It exceeds the public authorities of an operating system.
 const maxAuthoritiesBytes = 1 << 20
 
 func readAuthorities(path string) (*x509.CertPool, error) {
@@ -51,7 +51,7 @@ func readAuthorities(path string) (*x509.CertPool, error) {
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("%s is invalid: PEM certificates of authorities, at most 1 MiB", path)
+		return nil, fmt.Errorf("%s is invalid: it must contain PEM certificates of authorities, at most 1 MiB", path)
 	}
 	return pool, nil
 }
@@ -60,17 +60,17 @@ func serverConfig(certFile, keyFile string) (*tls.Config, error) {
 	if certFile == "" && keyFile == "" {
 		certificate, err := selfSigned(time.Now())
 		if err != nil {
-			return nil, fmt.Errorf("make a certificate: %w", err)
+			return nil, fmt.Errorf("failed to create a self-signed certificate: %w", err)
 		}
 		return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{certificate}}, nil
 	}
 	read := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if err := errors.Join(regularfile.Check(certFile), regularfile.Check(keyFile)); err != nil {
-			return nil, fmt.Errorf("certificate: %w", err)
+			return nil, fmt.Errorf("failed to read the certificate: %w", err)
 		}
 		certificate, err := tls.LoadX509KeyPair(certFile, keyFile)
 		if err != nil {
-			return nil, fmt.Errorf("certificate %q with key %q: %w", certFile, keyFile, err)
+			return nil, fmt.Errorf("failed to load certificate %q with key %q: %w", certFile, keyFile, err)
 		}
 		return &certificate, nil
 	}
@@ -80,7 +80,7 @@ func serverConfig(certFile, keyFile string) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, GetCertificate: read}, nil
 }
 
-// selfSigned makes a certificate for as long as a process may live.
+// selfSigned returns a certificate that is valid for longer than a process runs.
 func selfSigned(now time.Time) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -93,7 +93,7 @@ func selfSigned(now time.Time) (tls.Certificate, error) {
 	template := &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: "semmoe endpoint picker"},
-		NotBefore:    now.Add(-time.Hour), // clocks differ
+		NotBefore:    now.Add(-time.Hour), // tolerates clock skew
 		NotAfter:     now.AddDate(10, 0, 0),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},

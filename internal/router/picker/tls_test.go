@@ -39,7 +39,8 @@ func writeCertificate(t *testing.T, dir string) (certFile, keyFile string, der [
 	return certFile, keyFile, certificate.Certificate[0]
 }
 
-// A certificate that is renewed on disk is the one that the next connection sees; h2 is agreed on.
+// TestServesTheCertificateOfTheFiles checks that a certificate that is renewed on disk is used for the next connection,
+// and that h2 is negotiated.
 func TestServesTheCertificateOfTheFiles(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	dir := t.TempDir()
@@ -85,7 +86,7 @@ func TestRefusesCertificatesThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// clientCertificate makes a certificate of a client, which is its own authority, and the file of that.
+// clientCertificate returns a self-signed client certificate and the file with its authority.
 func clientCertificate(t *testing.T) (certificate tls.Certificate, file string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -107,7 +108,8 @@ func clientCertificate(t *testing.T) (certificate tls.Certificate, file string) 
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
 }
 
-// With a file of authorities, a gateway without a certificate of one of them is refused. The file is read anew for each connection.
+// TestClientCertificates checks that with a CA file, a gateway without a certificate of one of its authorities is
+// rejected. The file is read for each connection.
 func TestClientCertificates(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	if _, err := TLSConfig("", "", "tls_test.go"); err == nil || !strings.Contains(err.Error(), "PEM certificates") {
@@ -124,7 +126,7 @@ func TestClientCertificates(t *testing.T) {
 		t.Helper()
 		connection, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, Certificates: certificates})
 		if err == nil {
-			// A server of TLS 1.3 refuses after the client's handshake; one of HTTP/2 sends its settings.
+			// A TLS 1.3 server rejects a client after the client's handshake; an HTTP/2 server sends its settings.
 			_, err = connection.Read(make([]byte, 1))
 			connection.Close()
 		}

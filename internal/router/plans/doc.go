@@ -1,10 +1,10 @@
-// Package plans has the plans that engine pods serve under, as a router uses them: it brings them, keeps them, and says what each
-// tells of a request.
+// Package plans fetches, stores and loads the plans that engine pods serve under, and scores requests with their
+// tables.
 //
 // Invariants:
-//   - A Layout is immutable. New tables make another one, for the same placement and no other.
-//   - The Keeper gives the pool only plans that are whole and verified, and keeps them on disk: a router that starts without the
-//     artifact store has those that pods named before. What nobody names goes after a while.
-//   - What is scored of a prompt is bounded, and taken from all of it.
-//   - A plan that cannot be had costs locality, never an answer.
+//   - A Layout is immutable. New tables result in a new Layout with the same placement.
+//   - The Keeper adds only complete and verified plans to the pool, and stores them on disk. A router that starts without the
+//     artifact store uses the plans that pods named before. A plan that no pod names is deleted after a grace period.
+//   - The scored part of a prompt is bounded and sampled evenly from the prompt.
+//   - A plan that cannot be loaded reduces locality. It never causes a failed request.
 package plans

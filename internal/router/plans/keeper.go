@@ -19,93 +19,95 @@ import (
 	"github.com/semmoe/operator/internal/wholefile"
 )
 
-// Fetch makes a directory hold the plan of a digest, whole and verified, or fails. Where it holds it already, nobody
-// else is needed. Only one call at a time is made for a directory.
+// Fetch downloads the plan of a digest to a directory and verifies it. If the directory contains the plan already,
+// Fetch needs no network. Calls for one directory do not overlap.
 type Fetch func(ctx context.Context, digest, dir string) error
 
 const (
-	// planGrace is how long a plan stays that no backend names any more: a replica that restarts names it again, perhaps
-	// while the store is away.
+	// planGrace is the time for which a plan is kept after the last backend that named it is gone. A restarted replica
+	// names its plan again, possibly while the store is down.
 	planGrace = 10 * time.Minute
-	// sweepPeriod is how often such plans are looked for.
+	// sweepPeriod is the time between two checks for expired plans.
 	sweepPeriod = time.Minute
 )
 
-// Pool is where the plans are used.
+// Pool uses the plans.
 type Pool interface {
-	// AddLayout gives it a plan, DropLayout takes one away.
+	// AddLayout adds a plan, DropLayout removes one.
 	AddLayout(l *Layout)
 	DropLayout(digest string)
-	// UseTables has requests to backends that name a plan scored with the tables of a plan, which can be the same. It fails with
-	// ErrNotLoaded where either was not added, and where the tables do not fit.
+	// UseTables scores requests to backends of plan with the tables of another plan, or of plan itself. It returns
+	// ErrNotLoaded if one of them was not added, and an error if the tables do not fit.
 	UseTables(plan, tables string) error
 }
 
-// ErrNotLoaded says that a plan is not in the pool.
+// ErrNotLoaded is returned if a plan is not in the pool.
 var ErrNotLoaded = errors.New("not loaded yet")
 
-// Keeper keeps the plans that backends name, on disk and in the pool, and those whose tables are used in the place of theirs. It is
-// safe for concurrent use.
+// Keeper keeps the plans that backends name on disk and in the pool, and the plans that provide replacement tables. It
+// is safe for concurrent use.
 type Keeper struct {
 	dir   string
 	fetch Fetch
 	pool  Pool
-	// backoff paces the attempts for one plan, grace and sweep are planGrace and sweepPeriod.
+	// backoff is the backoff of the attempts for one plan. grace and sweep are planGrace and sweepPeriod.
 	backoff      wait.Backoff
 	grace, sweep time.Duration
 
 	mu sync.Mutex
-	// named holds the digests that backends name.
+	// named contains the digests that backends name.
 	named map[string]bool
-	// tables says, for the digest of a plan that backends may name, of which plan the tables are to be used; told that somebody has
-	// said so. using says which were used last in the place of a plan's own: they are used on while those cannot be. refused are
-	// the tables that a plan cannot be used with.
+	// tables maps the digest of a plan to the plan that provides its tables; tablesSet is true once SetTables was
+	// called. using contains the replacement tables that were used last, which stay in use until the desired tables are
+	// usable. refused contains the tables that do not fit a plan.
 	tables, using, refused map[string]string
-	told                   bool
-	// wanted holds the digests to keep: the zero time for those that are needed, for the others when that ended.
+	tablesSet              bool
+	// wanted contains the digests to keep, with the time at which they became unneeded; the zero time if they are
+	// needed.
 	wanted map[string]time.Time
 	wake   chan struct{}
 }
 
-// tablesName is the file, beside the directory of the plans, that keeps what Keeper.using holds: it is absent where that is nothing.
+// tablesName is the file next to the directory of the plans that stores Keeper.using. It is absent if using is empty.
 const tablesName = "tables.json"
 
-// NewKeeper keeps plans below a directory, which nobody else may use, and gives them to the pool.
+// NewKeeper returns a keeper of plans in a directory, which it must use exclusively.
 func NewKeeper(dir string, fetch Fetch, pool Pool) *Keeper {
 	return &Keeper{
 		dir: dir, fetch: fetch, pool: pool,
-		// A minute at most between attempts: what is missing costs locality, never an answer.
+		// At most one minute between attempts: a missing plan reduces locality but causes no failed request.
 		backoff: wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 7, Cap: time.Minute},
 		grace:   planGrace, sweep: sweepPeriod,
 		named: map[string]bool{}, refused: map[string]string{}, wanted: map[string]time.Time{}, wake: make(chan struct{}, 1),
 	}
 }
 
-// Want names the plans of the present backends.
+// Want sets the backends that need plans.
 func (k *Keeper) Want(backends []discovery.Backend) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	clear(k.named)
 	for _, b := range backends {
-		// A digest becomes the name of a directory. A pod with any other text in its place is served without a plan.
+		// A digest becomes a directory name. A pod with an invalid digest is served without a plan.
 		if _, err := artifact.ParseDigest(b.PlanDigest); err == nil {
 			k.named[b.PlanDigest] = true
 		}
 	}
-	k.review()
+	k.updateWanted()
 }
 
-// SetTables says, by the digests of plans, whose tables are to be used in the place of their own, once these are there and fit.
+// SetTables sets, by plan digest, the plans that provide replacement tables, which are used once they are loaded and
+// fit.
 func (k *Keeper) SetTables(tables map[string]string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.tables, k.told = tables, true
+	k.tables, k.tablesSet = tables, true
 	clear(k.refused)
-	k.review()
+	k.updateWanted()
 }
 
-// review notes which plans are needed, and wakes Run. The lock must be held.
-func (k *Keeper) review() {
+// updateWanted updates the set of needed plans and wakes Run. The lock must be held.
+func (k *Keeper) updateWanted() {
 	needed := map[string]bool{}
 	for digest := range k.named {
 		needed[digest] = true
@@ -135,13 +137,13 @@ func (k *Keeper) signal() {
 	}
 }
 
-// need is a plan to load; tablesOnly tells that no backend names it.
+// need is a plan to load. tablesOnly is true if no backend names it.
 type need struct {
 	digest     string
 	tablesOnly bool
 }
 
-// due are the plans that are needed, and the digests of those whose grace is over, which it forgets.
+// due returns the needed plans and the digests with an expired grace period. It forgets the expired digests.
 func (k *Keeper) due() (needs []need, expired []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -157,20 +159,20 @@ func (k *Keeper) due() (needs []need, expired []string) {
 	return needs, expired
 }
 
-// loading is the work on one plan.
+// loading is a goroutine that loads one plan.
 type loading struct {
 	need
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// end stops it, and waits until it has.
+// end stops the goroutine and waits for its end.
 func (l *loading) end() {
 	l.cancel()
 	<-l.done
 }
 
-// Run fetches and loads plans as they are wanted, and drops them when they are not, until the context ends.
+// Run loads needed plans and drops unneeded ones until the context ends.
 func (k *Keeper) Run(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
 	k.adopt(log)
@@ -196,7 +198,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 				if n.tablesOnly || !work.tablesOnly {
 					continue
 				}
-				work.end() // backends name now what was loaded for its tables
+				work.end() // backends now name a plan that was loaded for its tables only
 			}
 			loadCtx, cancel := context.WithCancel(ctx)
 			work := loading{n, cancel, make(chan struct{})}
@@ -216,30 +218,30 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// adopt takes over what an earlier process has left: whole plans are kept as if they had just been named, the rest, such
-// as a download that was cut off, is removed.
+// adopt takes over the files of an earlier process. It keeps complete plans as if they had just been named, and removes
+// everything else, such as incomplete downloads.
 func (k *Keeper) adopt(log logr.Logger) {
 	entries, err := os.ReadDir(k.dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		log.Error(err, "Leaving old plans on disk")
+		log.Error(err, "Failed to list the plans on disk; old plans are not removed")
 	}
 	using, err := readTables(k.usingPath())
 	if err != nil {
-		log.Error(err, "Forgetting which tables were used")
+		log.Error(err, "Failed to read which tables were used; starting with each plan's own tables")
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.using = using; k.using == nil {
 		k.using = map[string]string{}
 	}
-	if !k.told {
+	if !k.tablesSet {
 		k.tables = maps.Clone(k.using)
 	}
-	defer k.review()
+	defer k.updateWanted()
 	for _, entry := range entries {
 		if _, err := artifact.ParseDigest(entry.Name()); err != nil {
 			if err := os.RemoveAll(filepath.Join(k.dir, entry.Name())); err != nil {
-				log.Error(err, "Leaving an old file on disk")
+				log.Error(err, "Failed to remove an old file")
 			}
 			continue
 		}
@@ -249,12 +251,12 @@ func (k *Keeper) adopt(log logr.Logger) {
 	}
 }
 
-// load tries until the pool has the plan or the context ends.
+// load retries until the pool has the plan or the context ends.
 func (k *Keeper) load(ctx context.Context, n need, log logr.Logger) {
 	log = log.WithValues("plan", artifact.Digest(n.digest).Short())
 	without := "Balancing by load until the plan can be loaded"
 	if n.tablesOnly {
-		without = "Going on with older tables until the plan can be loaded"
+		without = "Using older tables until the plan can be loaded"
 	}
 	backoff := k.backoff
 	for {
@@ -282,7 +284,7 @@ func (k *Keeper) try(ctx context.Context, n need, log logr.Logger) error {
 		return err
 	}
 	if unusable != nil {
-		log.Info("Tokenizing nothing here: engines are asked for the token ids of shorter texts, where they can tell", "reason", unusable.Error())
+		log.Info("Tokenizer of the plan is unusable; requesting token ids of shorter texts from engines", "reason", unusable.Error())
 	}
 	k.pool.AddLayout(layout)
 	k.signal()
@@ -290,8 +292,8 @@ func (k *Keeper) try(ctx context.Context, n need, log logr.Logger) error {
 	return nil
 }
 
-// apply has the plans that backends name use the tables that they are to use, as far as these are loaded and fit; while they are
-// not, those that they have used.
+// apply switches the named plans to their desired tables if these are loaded and fit. Until then, plans keep the tables
+// that they used last.
 func (k *Keeper) apply(log logr.Logger) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -301,7 +303,7 @@ func (k *Keeper) apply(log logr.Logger) {
 		err := k.pool.UseTables(plan, from)
 		switch {
 		case err == nil && from != last:
-			log.Info("Scoring by other tables", "plan", artifact.Digest(plan).Short(), "tables", artifact.Digest(from).Short())
+			log.Info("Switched tables of a plan", "plan", artifact.Digest(plan).Short(), "tables", artifact.Digest(from).Short())
 			if changed = true; from == plan {
 				delete(k.using, plan)
 			} else {
@@ -309,23 +311,23 @@ func (k *Keeper) apply(log logr.Logger) {
 			}
 		case err != nil:
 			if err := k.pool.UseTables(plan, last); err != nil && !errors.Is(err, ErrNotLoaded) {
-				log.Error(err, "Going on with a plan's own tables", "plan", artifact.Digest(plan).Short())
+				log.Error(err, "Failed to restore the last tables; using the plan's own tables", "plan", artifact.Digest(plan).Short())
 			}
 			if !errors.Is(err, ErrNotLoaded) && k.refused[plan] != from {
 				k.refused[plan] = from
-				log.Error(err, "Going on with the tables that are in use", "plan", artifact.Digest(plan).Short())
+				log.Error(err, "Failed to switch tables; keeping the tables in use", "plan", artifact.Digest(plan).Short())
 			}
 		}
 	}
 	if changed {
-		k.review()
+		k.updateWanted()
 		if err := k.saveUsing(); err != nil {
-			log.Error(err, "Keeping an older record of the tables that are in use")
+			log.Error(err, "Failed to save which tables are in use")
 		}
 	}
 }
 
-// forget forgets whose tables a plan was used with.
+// forget forgets the tables that a plan used last.
 func (k *Keeper) forget(plan string, log logr.Logger) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -334,13 +336,13 @@ func (k *Keeper) forget(plan string, log logr.Logger) {
 	}
 	delete(k.using, plan)
 	if err := k.saveUsing(); err != nil {
-		log.Error(err, "Keeping an older record of the tables that are in use")
+		log.Error(err, "Failed to save which tables are in use")
 	}
 }
 
 func (k *Keeper) usingPath() string { return filepath.Join(filepath.Dir(k.dir), tablesName) }
 
-// saveUsing keeps for the next process what is used.
+// saveUsing stores using for the next process.
 func (k *Keeper) saveUsing() error {
 	if len(k.using) == 0 {
 		return os.RemoveAll(k.usingPath())
@@ -356,7 +358,7 @@ func (k *Keeper) drop(digest string, log logr.Logger) {
 	k.pool.DropLayout(digest)
 	k.forget(digest, log)
 	if err := os.RemoveAll(filepath.Join(k.dir, digest)); err != nil {
-		log.Error(err, "Leaving a plan on disk that no pod names", "plan", artifact.Digest(digest).Short())
+		log.Error(err, "Failed to remove a plan that no pod names", "plan", artifact.Digest(digest).Short())
 		return
 	}
 	log.Info("Dropped a plan that no pod names", "plan", artifact.Digest(digest).Short())

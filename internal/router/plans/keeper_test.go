@@ -27,7 +27,7 @@ import (
 
 const storeNamespace = "team"
 
-// environment is an API server with what a store needs. It is slow to start, and few tests need it.
+// environment is an API server with the objects of a store. It starts slowly, and few tests need it.
 var environment = sync.OnceValues(func() (*storetest.Environment, error) {
 	e, err := storetest.Start(context.Background())
 	if err == nil {
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// storeWith runs a store that holds plans, and the small model's tokenizer.
+// storeWith runs a store with plans and the tokenizer of the small model.
 func storeWith(t *testing.T, plans ...planstest.Planned) *storetest.Store {
 	t.Helper()
 	e, err := environment()
@@ -66,7 +66,7 @@ func storeWith(t *testing.T, plans ...planstest.Planned) *storetest.Store {
 	return store
 }
 
-// usedPlans is a pool as far as plans go: those that it was given, and each with the tables that it uses.
+// usedPlans is the plan part of a pool: the added plans and the tables that each uses.
 type usedPlans struct {
 	mu        sync.Mutex
 	own, used map[string]*Layout
@@ -98,14 +98,14 @@ func (p *usedPlans) UseTables(plan, tables string) error {
 	return err
 }
 
-// of is the plan of a digest as it is used, nil where there is none, and how many plans there are.
+// of returns the plan of a digest with its current tables, nil if there is none, and the number of plans.
 func (p *usedPlans) of(digest string) (*Layout, int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.used[digest], len(p.own)
 }
 
-// running is a Keeper that runs, with the pool that it serves.
+// running is a running Keeper with its pool.
 type running struct {
 	*Keeper
 	used *usedPlans
@@ -137,7 +137,7 @@ func keep(t *testing.T, dir string, client *artifact.Client, change ...func(*Kee
 	return k
 }
 
-// serving are pods under a plan.
+// serving returns pods that serve under these plans.
 func serving(digests ...string) (backends []discovery.Backend) {
 	for _, digest := range digests {
 		backends = append(backends, discovery.Backend{Pod: "p", Address: "p:1", Ranks: 4, PlanDigest: digest})
@@ -145,12 +145,12 @@ func serving(digests ...string) (backends []discovery.Backend) {
 	return backends
 }
 
-// scores tells whether texts to pods with the plan are scored by it.
+// scores reports whether texts to pods with the plan are scored.
 func (k *running) scores(p planstest.Planned) bool { return k.best(p) != noRank }
 
 const noRank = -1
 
-// best is the rank that holds most of a text's experts, by the tables that are used for a plan.
+// best returns the rank with most of a text's experts, by the tables in use for a plan.
 func (k *running) best(p planstest.Planned) int {
 	layout, _ := k.used.of(p.Artifact.Digest)
 	if layout == nil {
@@ -163,7 +163,7 @@ func (k *running) best(p planstest.Planned) int {
 	return slices.Index(scores, slices.Max(scores))
 }
 
-// loaded is how many plans are in the pool.
+// loaded returns the number of plans in the pool.
 func (k *running) loaded() int {
 	_, n := k.used.of("")
 	return n
@@ -182,8 +182,8 @@ func entries(t *testing.T, dir string) []string {
 	return names
 }
 
-// While the store is away pods with a plan are served by load; when it is back their plan is used, without a restart; a
-// router that starts later needs no store at all.
+// TestPlansWithoutTheStore checks that pods are balanced by load while the store is unreachable, and that their plan is
+// used without a restart when it is reachable again. A router that starts later needs no store.
 func TestPlansWithoutTheStore(t *testing.T) {
 	first, second := planstest.Solved(t)
 	store := storeWith(t, first, second)
@@ -222,7 +222,8 @@ func TestPlansWithoutTheStore(t *testing.T) {
 	}
 }
 
-// What is damaged on disk is never used, and fetched anew; what a killed router has left is removed.
+// TestDamagedPlans checks that damaged files are never used but fetched again, and that leftovers of a killed router
+// are removed.
 func TestDamagedPlans(t *testing.T) {
 	p, _ := planstest.Solved(t)
 	store := storeWith(t, p)
@@ -259,8 +260,8 @@ func TestDamagedPlans(t *testing.T) {
 	}
 }
 
-// A plan that nobody names goes from memory and disk after a while, and comes back when it is named again. Names that are
-// no digests never become paths.
+// TestPlansComeAndGo checks that a plan that no pod names is removed from memory and disk after a while, and loaded
+// again when it is named again. Invalid digests never become paths.
 func TestPlansComeAndGo(t *testing.T) {
 	first, second := planstest.Solved(t)
 	client := storeWith(t, first, second).Client(t)
@@ -287,7 +288,8 @@ func TestPlansComeAndGo(t *testing.T) {
 	}
 }
 
-// A router that is restarted leaves alone what it may need again, also while nobody names it.
+// TestRestartKeepsPlans checks that a restarted router keeps plans that it may need again, also while no pod names
+// them.
 func TestRestartKeepsPlans(t *testing.T) {
 	p, _ := planstest.Solved(t)
 	store := storeWith(t, p)
@@ -309,7 +311,7 @@ func TestRestartKeepsPlans(t *testing.T) {
 	}
 }
 
-// uses tells whether texts to pods with a plan are scored by another's tables.
+// uses reports whether texts to pods with a plan are scored with the tables of another plan.
 func (k *running) uses(p, tables planstest.Planned) bool {
 	layout, _ := k.used.of(p.Artifact.Digest)
 	return layout != nil && layout.Tables == tables.Artifact.Digest
@@ -319,8 +321,8 @@ func (k *running) use(p planstest.Planned, tables string) {
 	k.SetTables(map[string]string{p.Artifact.Digest: tables})
 }
 
-// Tables are swapped in and out while pods stay as they are. Tables for another layout, or that cannot be fetched, change
-// nothing, and a router that is restarted without a store goes on with those that it had.
+// TestSwapsTables checks that tables are replaced and restored while pods stay. Tables for another layout, or that
+// cannot be fetched, change nothing. A router that restarts without a store continues with its last tables.
 func TestSwapsTables(t *testing.T) {
 	p, other := planstest.Solved(t)
 	first, second := p.Favouring(t, 1), p.Favouring(t, 2)
@@ -363,7 +365,7 @@ func TestSwapsTables(t *testing.T) {
 	k.Want(serving(p.Artifact.Digest))
 	eventually(t, "the tables of before are used again", func() bool { return k.uses(p, second) })
 	k.stop()
-	// A file that cannot be read changes as little.
+	// An unreadable file changes nothing either.
 	k = keep(t, dir, store.Client(t))
 	k.Want(serving(p.Artifact.Digest))
 	eventually(t, "the tables of before are used again", func() bool { return k.uses(p, second) })
@@ -384,7 +386,7 @@ func sorted(plans ...planstest.Planned) (digests []string) {
 	return digests
 }
 
-// Plans that pods come to name after their tables were used are loaded whole.
+// TestTablesBecomeALayout checks that a plan that pods name after its tables were used is loaded completely.
 func TestTablesBecomeALayout(t *testing.T) {
 	p, _ := planstest.Solved(t)
 	tables := p.Favouring(t, 1)

@@ -17,40 +17,43 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// scoredTokens bounds how many of the tokens of a prompt are scored: of more, as many are taken evenly, whose mean share is near that
-// of all.
+// scoredTokens is the maximum number of scored tokens of a prompt. Of a longer prompt, this many tokens are sampled
+// evenly; their mean share is close to the mean share of all tokens.
 const scoredTokens = 16 << 10
 
-// Layout is one plan as the router uses it: where its experts are, and what is local where. It is immutable.
+// Layout is a plan as the router uses it: the placement of the experts and the table that scores tokens. It is
+// immutable.
 type Layout struct {
-	// Digest is the full digest of the plan, Ranks the number of ranks that it is for.
+	// Digest is the full digest of the plan. Ranks is the number of ranks that it is for.
 	Digest string
 	Ranks  int
-	// root is the digest of the plan that the placement was solved for, this one's or an earlier one's with other tables, and
-	// placement the sha256 of placement.json.
+	// root is the digest of the plan that the placement was solved for: this plan, or an earlier plan with other
+	// tables. placement is the SHA-256 of placement.json.
 	root, placement string
-	// Tables is the digest of the plan whose table this is: another's where newer ones were swapped in.
+	// Tables is the digest of the plan that the table belongs to. It differs from Digest after newer tables replaced
+	// the plan's own.
 	Tables string
-	// hosts are the ranks with a copy, by layer (the model's index; nil for a dense one) and expert.
+	// hosts contains the ranks with a copy, by layer (the model's index; nil for a dense layer) and expert.
 	hosts [][][]int
-	// copies is the plan's rule for copies.
+	// copies is the rule that selects a copy of an expert.
 	copies placement.CopyRule
-	// slots are the experts in the order in which a permuted checkpoint has them, by layer (nil for one that stays as it
-	// is): new expert j is old expert slots[layer][j]. It is nil where experts have several copies, which no checkpoint can.
+	// slots contains the order of the experts in a permuted checkpoint, by layer (nil for a layer in original order):
+	// the new expert j is the old expert slots[layer][j]. It is nil if experts have several copies, which a checkpoint
+	// cannot contain.
 	slots [][]int
-	// Shape is what a token costs by, Machines what it costs on.
+	// Shape is the model shape that determines the cost of a token. Machines determine the cost per unit.
 	Shape    cost.Shape
 	Machines cost.Machines
-	// table is nil where requests have no rank (attention tensor parallelism).
+	// table is nil if requests have no rank (tensor-parallel attention).
 	table *affinity.RankTable
-	// seen is what the table has learnt from; nil for plans of earlier versions, which do not tell.
+	// seen describes the training data of the table; nil for plans of earlier versions, which do not contain it.
 	seen *affinity.Seen
-	// Tokenizer is nil where the checkpoint has none that can be read: then only token ids can be scored, and the texts for
-	// which an engine tells them.
+	// Tokenizer is nil if the checkpoint has no readable tokenizer. Then only token ids can be scored, and texts if an
+	// engine returns their token ids.
 	Tokenizer *tokenizer.Tokenizer
 }
 
-// New prepares a plan of a digest; tokens may be nil.
+// New returns the layout of a plan with this digest. tokens may be nil.
 func New(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
 	l := &Layout{
 		Digest: digest, root: cmp.Or(p.Layout, digest), Tables: digest, Ranks: p.Placement.Ranks,
@@ -72,15 +75,15 @@ func New(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
 	return l
 }
 
-// readLayout reads the plan of a digest from a directory that bundle.Fetch has made, with its tokenizer unless tablesOnly. unusable
-// is what keeps the tokenizer from being used: the layout is usable without.
+// readLayout reads the plan of a digest from a directory that bundle.Fetch has filled, with its tokenizer unless
+// tablesOnly. unusable is the reason why the tokenizer cannot be used; the layout is usable without it.
 func readLayout(dir, digest string, tablesOnly bool) (l *Layout, unusable, err error) {
 	p, files, err := plan.Read(dir)
 	if err != nil {
 		return nil, nil, err
 	}
 	if files.Digest != digest {
-		return nil, nil, fmt.Errorf("%s holds plan %s, not %s", dir, files.Digest, digest)
+		return nil, nil, fmt.Errorf("%s contains plan %s, not %s", dir, files.Digest, digest)
 	}
 	var tokens *tokenizer.Tokenizer
 	if !tablesOnly {
@@ -91,13 +94,13 @@ func readLayout(dir, digest string, tablesOnly bool) (l *Layout, unusable, err e
 	return l, unusable, nil
 }
 
-// WithTables is the layout with the tables of another plan, which must have the same placement.
+// WithTables returns the layout with the tables of another plan, which must have the same placement.
 func (l *Layout) WithTables(from *Layout) (*Layout, error) {
 	switch {
 	case from == l:
 		return l, nil
 	case from.root != l.root:
-		return nil, fmt.Errorf("the tables of plan %s are for the layout of plan %s; the pods have that of plan %s", from.Digest, from.root, l.root)
+		return nil, fmt.Errorf("the tables of plan %s are for the layout of plan %s, but the pods have the layout of plan %s", from.Digest, from.root, l.root)
 	case from.placement != l.placement:
 		return nil, fmt.Errorf("plan %s has another placement than plan %s, whose layout it names", from.Digest, l.root)
 	case (from.table == nil) != (l.table == nil):
@@ -108,7 +111,7 @@ func (l *Layout) WithTables(from *Layout) (*Layout, error) {
 	return &swapped, nil
 }
 
-// Locality tells which experts of a model of that shape are local to a rank.
+// Locality returns which experts of a model with this shape are local to a rank.
 func (l *Layout) Locality(shape lar.Shape, ranks, rank int) (lar.Locality, error) {
 	if ranks != l.Ranks || rank < 0 || rank >= ranks {
 		return lar.Locality{}, fmt.Errorf("rank %d of %d does not fit a plan for %d", rank, ranks, l.Ranks)
@@ -120,7 +123,7 @@ func (l *Layout) Locality(shape lar.Shape, ranks, rank int) (lar.Locality, error
 	return lar.Locality{Rank: rank, Ranks: ranks, Hosts: hosts, CopyRule: l.copies}, nil
 }
 
-// fits requires that the plan is for a model of that shape.
+// fits returns an error unless the plan is for a model of this shape.
 func (l *Layout) fits(shape lar.Shape) error {
 	if shape.Layers != len(l.hosts) {
 		return fmt.Errorf("a model of %d layers does not fit a plan for %d", shape.Layers, len(l.hosts))
@@ -133,15 +136,15 @@ func (l *Layout) fits(shape lar.Shape) error {
 	return nil
 }
 
-// Why Score cannot score a request.
+// Reasons why Score cannot score a request.
 const (
-	NoTable     = "no_table"     // the plan is one for requests without a rank
-	NoPrompt    = "no_prompt"    // the tokens of the body cannot be told
+	NoTable     = "no_table"     // the plan is for requests without a rank
+	NoPrompt    = "no_prompt"    // the body has no readable tokens
 	NoTokenizer = "no_tokenizer" // the prompt is text, and there is no tokenizer
 )
 
-// Score forecasts the local share of a request on each rank from its prompt, and hashes its beginnings, tools first; ids are the tokens
-// that were read. Where it cannot, it says why.
+// Score predicts the local share of a request on each rank from its prompt, and hashes its prefixes, tools first. ids
+// are the tokens that were read. unscored is the reason if it cannot score the request.
 func (l *Layout) Score(p wire.Prompt) (scores []float32, prefixes []uint64, ids []int32, unscored string) {
 	if l.table == nil {
 		return nil, nil, nil, NoTable
@@ -168,8 +171,8 @@ func (l *Layout) Score(p wire.Prompt) (scores []float32, prefixes []uint64, ids 
 	return scores, prefixes, ids, ""
 }
 
-// Known is the share of the first tokens of a request that the table has learnt from, and of the pairs of successive ones; 1 where
-// the plan does not tell.
+// Known returns the share of the first tokens of a request that the table was trained on, and the share of pairs of
+// successive tokens. It returns 1 if the plan does not contain the training data.
 func (l *Layout) Known(ids []int32) (tokens, pairs float64) {
 	if l.seen == nil {
 		return 1, 1
@@ -177,16 +180,16 @@ func (l *Layout) Known(ids []int32) (tokens, pairs float64) {
 	return l.seen.Shares(ids[:min(len(ids), scoredTokens)])
 }
 
-// evenly takes one token of every n, with the smallest n by which there are at most so many. Which of the n changes from one to
-// the next: text repeats itself, and every n-th token of a list may be the same one.
-func evenly(tokens []int32, most int) []int32 {
-	step := (len(tokens) + most - 1) / most
+// evenly returns at most limit tokens, one of every n with the smallest such n. The position within each group of n
+// varies, because text is repetitive: every n-th token of a list may be the same.
+func evenly(tokens []int32, limit int) []int32 {
+	step := (len(tokens) + limit - 1) / limit
 	if step <= 1 {
 		return tokens
 	}
-	taken := make([]int32, 0, most)
+	taken := make([]int32, 0, limit)
 	for begin := 0; begin < len(tokens); begin += step {
-		at := begin + int(uint32(begin)*2654435761>>16)%step // the multiplier is Knuth's: near the golden ratio of 32 bits
+		at := begin + int(uint32(begin)*2654435761>>16)%step // Knuth's multiplicative hash: the golden ratio of 32 bits
 		taken = append(taken, tokens[min(at, len(tokens)-1)])
 	}
 	return taken
@@ -195,8 +198,8 @@ func evenly(tokens []int32, most int) []int32 {
 // Renumbers reports whether Logical can renumber the experts of a permuted checkpoint of a model of that shape.
 func (l *Layout) Renumbers(shape lar.Shape) bool { return l.slots != nil && l.fits(shape) == nil }
 
-// Logical is the number that an expert of a permuted checkpoint has in the model. In layers that the plan does not place experts keep
-// theirs, and so do ids that are none of a routed expert.
+// Logical returns the logical id of an expert of a permuted checkpoint. Ids in layers that the plan does not place, and
+// ids of no routed expert, stay unchanged.
 func (l *Layout) Logical(layer int, id int32) int32 {
 	if slots := l.slots[layer]; id >= 0 && int(id) < len(slots) {
 		return int32(slots[id])

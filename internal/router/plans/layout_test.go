@@ -19,7 +19,7 @@ import (
 
 func layoutOf(p planstest.Planned) *Layout { return New(p.Artifact.Digest, p.Plan, p.Tokenizer) }
 
-// A layout knows what its placement's slots say, and refuses what does not fit it.
+// TestLayoutLocality checks that a layout reflects the slots of its placement, and rejects shapes that do not fit.
 func TestLayoutLocality(t *testing.T) {
 	p, _ := planstest.Solved(t)
 	layout := layoutOf(p)
@@ -56,7 +56,7 @@ func TestLayoutLocality(t *testing.T) {
 	}
 }
 
-// A text is scored as its token ids are, and as the table scores those.
+// TestLayoutScore checks that a text is scored like its token ids, and that both match the table.
 func TestLayoutScore(t *testing.T) {
 	p, _ := planstest.Solved(t)
 	layout := layoutOf(p)
@@ -78,7 +78,7 @@ func TestLayoutScore(t *testing.T) {
 		"ids":                       {layout, wire.Prompt{IDs: ids}, want, len(ids), ""},
 		"more than is scored":       {layout, wire.Prompt{IDs: ids, More: 7}, want, len(ids), ""},
 		"tools, which are no text":  {layout, wire.Prompt{IDs: ids, Tools: `["f"]`}, want, len(ids), ""},
-		"tools alone":               {layout, wire.Prompt{Tools: `["f"]`}, nil, 0, NoPrompt},
+		"tools only":                {layout, wire.Prompt{Tools: `["f"]`}, nil, 0, NoPrompt},
 		"nothing":                   {layout, wire.Prompt{}, nil, 0, NoPrompt},
 		"no table":                  {&withoutTable, wire.Prompt{IDs: ids}, nil, 0, NoTable},
 		"text without a tokenizer":  {&withoutTokenizer, wire.Prompt{Texts: []string{text}}, nil, 0, NoTokenizer},
@@ -96,7 +96,8 @@ func TestLayoutScore(t *testing.T) {
 	}
 }
 
-// What the tables have learnt from is known; of a plan that does not tell, everything is.
+// TestKnownTokens checks the share of tokens that the tables were trained on. For a plan without this data, all tokens
+// count as known.
 func TestKnownTokens(t *testing.T) {
 	p, _ := planstest.Solved(t)
 	layout := layoutOf(p)
@@ -120,7 +121,8 @@ func TestKnownTokens(t *testing.T) {
 	}
 }
 
-// Of a long prompt all parts count: its score is near that of all of its tokens, and not that of its beginning.
+// TestLongPromptIsScoredAllOver checks that all parts of a long prompt count: its score is close to the score of all
+// its tokens, and not to that of its start.
 func TestLongPromptIsScoredAllOver(t *testing.T) {
 	p, _ := planstest.Solved(t)
 	layout := layoutOf(p)
@@ -162,7 +164,7 @@ func TestToLogical(t *testing.T) {
 	}
 }
 
-// Decisions are weighed by the machines that the plan is for.
+// TestLayoutHasThePlansMachines checks that decisions use the machines that the plan is for.
 func TestLayoutHasThePlansMachines(t *testing.T) {
 	p, _ := planstest.Solved(t)
 	if diff := cmp.Diff(cost.NodeOf(hardware.DefaultProfile()), layoutOf(p).Machines); diff != "" {

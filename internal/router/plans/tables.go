@@ -15,15 +15,15 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// tablesPeriod is how often the file is read that says which tables are to be used: a fraction of the time that a ConfigMap takes
-// to reach a pod.
+// tablesPeriod is the poll period of the tables file. It is a fraction of the time that a ConfigMap takes to reach a
+// pod.
 const tablesPeriod = 5 * time.Second
 
-// maxTablesFile bounds the file, which has about 150 bytes for each plan.
+// maxTablesFile bounds the size of the file, which has about 150 bytes per plan.
 const maxTablesFile = 1 << 20
 
-// readTables reads a file that says for the digest of a plan, which pods name, that of the plan whose tables score their requests.
-// Without a file it is every plan's own.
+// readTables reads a file that maps the digest of a plan, which pods name, to the digest of the plan whose tables score
+// their requests. Without a file, every plan uses its own tables.
 func readTables(path string) (map[string]string, error) {
 	text, err := regularfile.Read(path, maxTablesFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -47,8 +47,8 @@ func readTables(path string) (map[string]string, error) {
 	return tables, nil
 }
 
-// WatchTables calls set with what a file says, at first and whenever it says something else, until the context ends. While it
-// cannot be read, what it last said holds.
+// WatchTables calls set with the content of a file, first at the start and then after each change, until the context
+// ends. While the file is unreadable, the last content stays in effect.
 func WatchTables(ctx context.Context, path string, set func(map[string]string)) {
 	watchTables(ctx, path, tablesPeriod, set)
 }
@@ -56,17 +56,17 @@ func WatchTables(ctx context.Context, path string, set func(map[string]string)) 
 func watchTables(ctx context.Context, path string, period time.Duration, set func(map[string]string)) {
 	log := logr.FromContextOrDiscard(ctx).WithValues("file", path)
 	var last map[string]string
-	told, failed := false, ""
+	known, failed := false, ""
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	for {
 		switch tables, err := readTables(path); {
 		case err != nil && err.Error() != failed:
 			failed = err.Error()
-			log.Info("Going on with the tables that are in use", "reason", failed)
+			log.Info("Failed to read the tables file; keeping the tables in use", "reason", failed)
 		case err == nil:
-			if failed = ""; !told || !maps.Equal(tables, last) {
-				told, last = true, tables
+			if failed = ""; !known || !maps.Equal(tables, last) {
+				known, last = true, tables
 				set(tables)
 			}
 		}

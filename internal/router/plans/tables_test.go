@@ -18,7 +18,7 @@ func TestReadTables(t *testing.T) {
 	for name, tc := range map[string]struct {
 		text string
 		want map[string]string
-		says string // empty where it is in order
+		says string // empty if the file is valid
 	}{
 		"none":            {"{}", map[string]string{}, ""},
 		"one":             {`{"` + a + `":"` + b + `"}`, map[string]string{a: b}, ""},
@@ -37,7 +37,7 @@ func TestReadTables(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 		if tc.says == "" && err != nil || tc.says != "" && (err == nil || !strings.Contains(err.Error(), tc.says)) {
-			t.Errorf("%s: error %v, want one that says %q", name, err, tc.says)
+			t.Errorf("%s: error %v, want one that contains %q", name, err, tc.says)
 		}
 	}
 	if got, err := readTables(filepath.Join(dir, "absent")); got != nil || err != nil {
@@ -45,7 +45,8 @@ func TestReadTables(t *testing.T) {
 	}
 }
 
-// What the file says is passed on once, also that it is gone; while it cannot be read, what it said last holds.
+// TestWatchTables checks that each content of the file is reported once, including its removal. While the file is
+// unreadable, the last content stays in effect.
 func TestWatchTables(t *testing.T) {
 	a, b := strings.Repeat("a", 64), strings.Repeat("b", 64)
 	path := filepath.Join(t.TempDir(), "tables.json")
@@ -77,7 +78,7 @@ func TestWatchTables(t *testing.T) {
 	one, other := map[string]string{a: b}, map[string]string{b: a}
 	write(`{"` + a + `":"` + b + `"}`)
 	next("one", one)
-	write(` {"` + a + `": "` + b + `"}`) // the same
+	write(` {"` + a + `": "` + b + `"}`) // unchanged content
 	write("damaged")
 	write(`{"` + b + `":"` + a + `"}`)
 	next("another", other)

@@ -1,2 +1,2 @@
-// Package reports makes metrics of what a request router reports of its requests.
+// Package reports exports the observations of a request router as metrics.
 package reports

@@ -10,12 +10,12 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// Collector makes metrics of a report at each scrape. Their labels are the ranks of one replica and at most four layer
-// groups; a value that nothing was observed for is NaN.
+// Collector computes metrics from a report at each scrape. The labels are the ranks of one replica and at most four
+// layer groups. A value without observations is NaN.
 type Collector struct {
 	// Report is called for each scrape.
 	Report func() lar.Report
-	// Covered is the time that the buckets of the report's window have been filled in.
+	// Covered returns the time span that the buckets of the report's window cover.
 	Covered func() time.Duration
 }
 

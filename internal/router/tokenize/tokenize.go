@@ -15,19 +15,19 @@ import (
 )
 
 const (
-	// MaxBytes bounds the text that an engine is asked to tokenize. A longer one would keep its front end, which
-	// serves requests, busy for longer than locality gains.
+	// MaxBytes is the maximum size of a text that an engine is asked to tokenize. A longer text would block the
+	// engine's front end, which serves requests, for longer than the gain in locality is worth.
 	MaxBytes = 64 << 10
-	// timeout bounds what a request waits for that, and pause is how long engines are left alone once one
-	// has not answered: else each request would wait in vain.
+	// timeout is the maximum time that a request waits for token ids. pause is the time without further attempts after
+	// a failed one, so that not every request waits in vain.
 	timeout = 50 * time.Millisecond
 	pause   = time.Second
-	// maxAnswer bounds what is read of an answer, far above what the ids of MaxBytes take.
+	// maxAnswer is the maximum size of a response, far above the size of the ids of MaxBytes.
 	maxAnswer = 1 << 20
 )
 
-// Remote asks engines for the token ids of prompts, where the checkpoint's tokenizer.json cannot be used here. It is safe for
-// concurrent use.
+// Remote gets the token ids of prompts from engines if the router cannot use the tokenizer.json of the checkpoint. It
+// is safe for concurrent use.
 type Remote struct {
 	under     func(plan string) (url string, ok bool)
 	transport http.RoundTripper
@@ -35,18 +35,18 @@ type Remote struct {
 	pausedUntil atomic.Int64
 }
 
-// New returns what asks engines for it. under tells the URL by which one that serves under a plan answers, if there is any.
+// New returns a Remote. under returns the tokenize URL of an engine that serves under a plan, if there is one.
 func New(under func(plan string) (url string, ok bool), transport http.RoundTripper) *Remote {
 	return &Remote{under: under, transport: transport}
 }
 
-// For returns what a request asks for the tokens of its texts.
+// For returns the function with which a request gets the tokens of its texts.
 func (r *Remote) For(ctx context.Context) func(plan string, texts []string) wire.Prompt {
 	return func(plan string, texts []string) wire.Prompt { return r.tokens(ctx, plan, texts) }
 }
 
-// tokens asks a pod that serves under a plan. The prompt is empty where that does not answer in time, or is not asked: a
-// request is better sent by load than late.
+// tokens asks a pod that serves under a plan. The prompt is empty if the pod does not respond in time or is not asked:
+// a request is better balanced by load than delayed.
 func (r *Remote) tokens(ctx context.Context, plan string, texts []string) wire.Prompt {
 	size := 0
 	for _, text := range texts {

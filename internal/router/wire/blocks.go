@@ -2,16 +2,16 @@ package wire
 
 import "github.com/semmoe/operator/internal/jsonscan"
 
-// deepestBlock bounds how deep blocks of content are read in one another: a tool's result in a message, and its blocks.
-const deepestBlock = 4
+// maxBlockDepth is the maximum nesting of content blocks, such as the blocks of a tool result in a message.
+const maxBlockDepth = 4
 
-// mediaTypes are the types of blocks that hold images, documents and sounds.
+// mediaTypes are the types of blocks with images, documents and audio.
 var mediaTypes = map[string]bool{
 	`"image"`: true, `"document"`: true, `"input_image"`: true, `"input_file"`: true, `"input_audio"`: true,
 }
 
-// promptOfBlocks reads the prompt of a request to Messages or Responses: the instructions, then the texts of all blocks, and the tools. The text
-// of the engine's chat template is left out, as for chat completions.
+// promptOfBlocks reads the prompt of a Messages or Responses request: the instructions, then the texts of all blocks,
+// and the tools. It omits the text of the engine's chat template, like promptOf for chat completions.
 func promptOfBlocks(b Body, instructions, items string) Prompt {
 	var read blocks
 	read.add(b.get(instructions), 0)
@@ -22,20 +22,20 @@ func promptOfBlocks(b Body, instructions, items string) Prompt {
 	return p
 }
 
-// blocks are what was read of the content of messages.
+// blocks collects the content of messages.
 type blocks struct {
 	texts []string
 	media Media
 }
 
-// add reads a text, or a list of blocks. Of a message, or an item of a conversation, the members are those of a block.
+// add reads a string or a list of blocks. A message, or an item of a conversation, is read like a block.
 func (r *blocks) add(content []byte, depth int) {
 	if text, ok := jsonscan.String(content); ok {
 		r.texts = append(r.texts, text)
 		return
 	}
 	list, ok := jsonscan.Array(content, nil)
-	if !ok || depth == deepestBlock {
+	if !ok || depth == maxBlockDepth {
 		return
 	}
 	for _, at := range list {
@@ -45,7 +45,7 @@ func (r *blocks) add(content []byte, depth int) {
 			r.media.add(block)
 			continue
 		}
-		for _, name := range []string{"name", "input", "arguments"} { // calls of tools: Messages have an object of arguments, Responses a text
+		for _, name := range []string{"name", "input", "arguments"} { // tool calls: arguments are an object in Messages, a string in Responses
 			if text := callText(body.get(name)); text != "" {
 				r.texts = append(r.texts, text)
 			}

@@ -8,22 +8,23 @@ import (
 )
 
 const (
-	// BytesPerToken is a usual ratio for byte-pair tokenizers. It only balances load; a wrong ratio is wrong for all
-	// requests alike.
+	// BytesPerToken is a typical ratio for byte-pair tokenizers. It is used for load balancing only, where an error
+	// affects all requests equally.
 	BytesPerToken = 4
-	// defaultOutput is what a request without a limit is expected to generate.
+	// defaultOutput is the expected number of generated tokens of a request without a limit.
 	defaultOutput = 256
-	// largestOutput bounds what a request can claim to generate, so that one request cannot make a rank look full for ever.
-	largestOutput = 1 << 20
+	// maxOutput bounds the number of generated tokens that a request can claim, so that one request cannot make a
+	// rank look permanently full.
+	maxOutput = 1 << 20
 )
 
-// Body is a request's body. What is of another type than expected counts as absent: it is the engine's to refuse.
+// Body is a parsed request body. A member of an unexpected type counts as absent: the engine validates the request.
 type Body struct {
 	data    []byte
 	members []jsonscan.Member
 }
 
-// ParseBody finds the members of a body; what is no JSON object has none.
+// ParseBody finds the members of a body. A body that is not a JSON object has none.
 func ParseBody(data []byte) Body {
 	members, ok := jsonscan.Object(data, nil)
 	if !ok {
@@ -32,44 +33,45 @@ func ParseBody(data []byte) Body {
 	return Body{data, members}
 }
 
-// get returns the value of a member; nil where there is none.
+// get returns the value of a member; nil if there is none.
 func (b Body) get(name string) []byte { return jsonscan.Get(b.data, b.members, name) }
 
-// Output is how many tokens the request may generate, so many answers together.
-func (b Body) Output(answers int64) int64 { return min(answers*b.limit(), largestOutput) }
+// Output returns the maximum number of tokens that the request may generate in all answers.
+func (b Body) Output(answers int64) int64 { return min(answers*b.limit(), maxOutput) }
 
-// Usual is how many tokens an answer is expected to have at most, whatever its client allows: clients set limits generously. An unstreamed
-// answer that is longer says so when it comes; a stream does not, and more is expected of it.
-func (b Body) Usual() int64 {
+// ExpectedAnswerTokens returns the expected maximum number of tokens of an answer. It ignores the client's limit, which
+// is often generous. A longer unstreamed response declares its length; a stream does not, so the value for streams is
+// larger.
+func (b Body) ExpectedAnswerTokens() int64 {
 	if string(b.get("stream")) == "true" {
 		return 16384
 	}
 	return 4096
 }
 
-// Answers is how many answers the request gets, and how many of them each of its prompts has.
+// Answers returns the number of answers to the request, and the number of answers per prompt.
 func (b Body) Answers(path string) (all, each int64) {
 	each = 1
 	for _, value := range [][]byte{b.get("n"), ParseBody(b.get("sampling_params")).get("n")} {
 		if n, err := strconv.ParseInt(string(value), 10, 64); err == nil && n > 1 {
-			each = min(each*min(n, largestOutput), largestOutput)
+			each = min(each*min(n, maxOutput), maxOutput)
 		}
 	}
-	return min(b.prompts(path)*each, largestOutput), each
+	return min(b.prompts(path)*each, maxOutput), each
 }
 
-// limit is how many tokens one answer may have.
+// limit returns the maximum number of tokens of one answer.
 func (b Body) limit() int64 {
 	native := ParseBody(b.get("sampling_params"))
 	for _, value := range [][]byte{b.get("max_tokens"), b.get("max_completion_tokens"), b.get("max_output_tokens"), native.get("max_new_tokens")} {
 		if limit, err := strconv.ParseInt(string(value), 10, 64); err == nil && limit >= 0 {
-			return min(limit, largestOutput)
+			return min(limit, maxOutput)
 		}
 	}
 	return defaultOutput
 }
 
-// prompts is how many prompts the request has: each element of a list is one, but of a list of token ids.
+// prompts returns the number of prompts of the request. A list has one prompt per element, except a list of token ids.
 func (b Body) prompts(path string) int64 {
 	var list []byte
 	switch path {

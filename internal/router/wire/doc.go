@@ -1,9 +1,9 @@
-// Package wire reads and edits what is on its way between clients and engines: the bodies of requests, and responses, whole or as
+// Package wire parses and edits the traffic between clients and engines: request bodies and responses, complete or as
 // streams of server-sent events.
 //
 // Invariants:
-//   - What cannot be read as expected counts as absent. It is the engine's to refuse, and reaches it byte for byte.
-//   - An edit leaves every byte alone that it is not about: the order of members, white space, the way numbers are written.
-//   - What is read of a prompt is bounded (ReadTokens), what a request can claim to generate is too.
-//   - Each event of a stream is passed on as soon as it has arrived.
+//   - A value of an unexpected type counts as absent. It is forwarded byte for byte, and the engine validates it.
+//   - An edit changes only the bytes that it concerns. The order of members, white space and number formats stay.
+//   - The part of a prompt that is read is bounded (ReadTokens), and so is the output that a request can claim.
+//   - Each event of a stream is forwarded as soon as it has arrived.
 package wire

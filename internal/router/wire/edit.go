@@ -9,9 +9,9 @@ import (
 	"github.com/semmoe/operator/internal/jsonscan"
 )
 
-// CutMembers takes the members at a path out of JSON, through every element of the arrays on its way, and leaves every
-// other byte as it is. An object that is empty without its member goes as well, where it is a member itself. There are no
-// values where there is no such member, or data is not JSON. Values are parts of data, which may be large, and are not copied.
+// CutMembers removes the members at a path from JSON, in every element of the arrays on the path. All other bytes stay.
+// If the removal leaves an object empty that is itself a member, the object is removed too. values is nil if there is
+// no such member or data is not JSON. The values are parts of data and are not copied, because they can be large.
 func CutMembers(data []byte, path []string) (values []json.RawMessage, rest []byte) {
 	if isArray(data) {
 		return cutInElements(data, path)
@@ -34,7 +34,7 @@ func CutMembers(data []byte, path []string) (values []json.RawMessage, rest []by
 	return values, cutRange(data, start, end, only)
 }
 
-// cutInElements cuts in each element of an array, whose values come in their order.
+// cutInElements applies CutMembers to each element of an array. The values are in the order of the elements.
 func cutInElements(data []byte, path []string) (values []json.RawMessage, rest []byte) {
 	elements, ok := jsonscan.Array(data, nil)
 	if !ok {
@@ -55,8 +55,8 @@ func cutInElements(data []byte, path []string) (values []json.RawMessage, rest [
 	return values, append(rest, data[copied:]...)
 }
 
-// findMember finds a member of the outermost object: where its key starts, where its value starts and ends, and whether it
-// is the object's only one.
+// findMember finds a member of the outermost object. It returns the start of its key, the start and the end of its
+// value, and whether it is the only member.
 func findMember(data []byte, name string) (start, valueStart, end int, only, found bool) {
 	members, ok := jsonscan.Object(data, nil)
 	at := slices.IndexFunc(members, func(m jsonscan.Member) bool { return string(m.Key) == name })
@@ -67,7 +67,7 @@ func findMember(data []byte, name string) (start, valueStart, end int, only, fou
 	return m.At, m.Start, m.End, len(members) == 1, true
 }
 
-// cutRange removes a member, and the comma that joins it to its neighbour.
+// cutRange removes a member and the comma next to it.
 func cutRange(data []byte, start, end int, only bool) []byte {
 	if !only {
 		if next := bytes.TrimLeft(data[end:], " \t\r\n"); len(next) > 0 && next[0] == ',' {
@@ -79,7 +79,7 @@ func cutRange(data []byte, start, end int, only bool) []byte {
 	return splice(data, start, end, nil)
 }
 
-// isArray reports whether a JSON text is an array, if it is JSON.
+// isArray reports whether a JSON text is an array. The text must be valid JSON.
 func isArray(data []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte{'['}) }
 
 func splice(data []byte, start, end int, with []byte) []byte {
@@ -89,9 +89,9 @@ func splice(data []byte, start, end int, with []byte) []byte {
 	return append(out, data[end:]...)
 }
 
-// Ask adds a true boolean member to a JSON object. It reports false, and leaves the body alone, where the body is no
-// object or has the member already: then the answer to it is the client's.
-func Ask(body []byte, field string) ([]byte, bool) {
+// AddFlag adds a member with the value true to a JSON object. It reports false and returns the body unchanged if the
+// body is not an object or the client has set the member.
+func AddFlag(body []byte, field string) ([]byte, bool) {
 	members, ok := jsonscan.Object(body, nil)
 	if !ok || jsonscan.Get(body, members, field) != nil {
 		return body, false
@@ -104,8 +104,8 @@ func Ask(body []byte, field string) ([]byte, bool) {
 	return append(out, body[open:]...), true
 }
 
-// With splits a JSON object with one more member in front into a short head and the rest, which is a part of body. It reports false
-// where the body is no object.
+// With prepends a member to a JSON object. It returns a short head and the rest, which is a part of body. It reports
+// false if the body is not an object.
 func With(body []byte, field, value string) (head string, rest []byte, ok bool) {
 	members, ok := jsonscan.Object(body, nil)
 	if !ok {
@@ -122,12 +122,12 @@ func memberText(name, value string, only bool) string {
 	return text + ","
 }
 
-// Asks reports whether a body asks for something about the routed experts by itself, by any of the names of a field. In doubt it does.
-func Asks(body []byte, names []string) bool {
+// RequestsAny reports whether a body requests routed experts by any of the field names. In doubt it returns true.
+func RequestsAny(body []byte, names []string) bool {
 	members, ok := jsonscan.Object(body, nil)
 	return slices.ContainsFunc(names, func(name string) bool {
 		if !ok {
-			// Engines read more than what is JSON by the letter.
+			// Engines accept more than strict JSON.
 			return bytes.Contains(body, []byte(name))
 		}
 		value := jsonscan.Get(body, members, name)

@@ -13,28 +13,28 @@ func TestCutMembers(t *testing.T) {
 		value string // empty: not found
 		rest  string
 	}{
-		"first":                {`{"a":1, "b":2}`, []string{"a"}, `1`, `{ "b":2}`},
-		"middle":               {`{"a":1, "b":2, "c":3}`, []string{"b"}, `2`, `{"a":1,  "c":3}`},
-		"last":                 {`{"a":1, "b":[2, {"b":0}] }`, []string{"b"}, `[2, {"b":0}]`, `{"a":1 }`},
-		"only":                 {`{ "a" : "x" }`, []string{"a"}, `"x"`, `{  }`},
-		"nested":               {`{"m":{"a":1,"r":"x","b":2},"c":3}`, []string{"m", "r"}, `"x"`, `{"m":{"a":1,"b":2},"c":3}`},
-		"nested and alone":     {`{"a":1,"m":{"r":"x"},"c":3}`, []string{"m", "r"}, `"x"`, `{"a":1,"c":3}`},
-		"nested, all alone":    {`{"m":{"r":"x"}}`, []string{"m", "r"}, `"x"`, `{}`},
-		"name as a value":      {`{"b":"a","a":"b"}`, []string{"a"}, `"b"`, `{"b":"a"}`},
-		"escaped and unicode":  {`{"k\"":"é,","a":"},","z":0}`, []string{"a"}, `"},"`, `{"k\"":"é,","z":0}`},
-		"absent":               {`{"a":1}`, []string{"b"}, ``, `{"a":1}`},
-		"absent below":         {`{"m":{"a":1}}`, []string{"m", "r"}, ``, `{"m":{"a":1}}`},
-		"below what is no map": {`{"m":1}`, []string{"m", "r"}, ``, `{"m":1}`},
-		"in an array":          {`{"c":[{"i":0,"r":"x"}, {"r":"y","i":1}],"u":1}`, []string{"c", "r"}, `"x" "y"`, `{"c":[{"i":0}, {"i":1}],"u":1}`},
-		"in some elements":     {`{"c":[{"i":0},7,{"e":{"r":"y"},"i":1}]}`, []string{"c", "e", "r"}, `"y"`, `{"c":[{"i":0},7,{"i":1}]}`},
-		"alone in an element":  {`{"c":[{"r":"x"}]}`, []string{"c", "r"}, `"x"`, `{"c":[{}]}`},
-		"a batch":              {` [ {"m":{"r":"x","a":1}} , {"m":{"r":"y"}} ]`, []string{"m", "r"}, `"x" "y"`, ` [ {"m":{"a":1}} , {} ]`},
-		"an array without it":  {`[1,[2],"a"]`, []string{"a"}, ``, `[1,[2],"a"]`},
-		"a broken array":       {`[{"a":1}`, []string{"a"}, ``, `[{"a":1}`},
-		"not an object":        {`"a"`, []string{"a"}, ``, `"a"`},
-		"not JSON":             {`{"a":1`, []string{"a"}, ``, `{"a":1`},
-		"broken after it":      {`{"a":1,"b":}`, []string{"a"}, ``, `{"a":1,"b":}`},
-		"empty":                {``, []string{"a"}, ``, ``},
+		"first":                     {`{"a":1, "b":2}`, []string{"a"}, `1`, `{ "b":2}`},
+		"middle":                    {`{"a":1, "b":2, "c":3}`, []string{"b"}, `2`, `{"a":1,  "c":3}`},
+		"last":                      {`{"a":1, "b":[2, {"b":0}] }`, []string{"b"}, `[2, {"b":0}]`, `{"a":1 }`},
+		"only":                      {`{ "a" : "x" }`, []string{"a"}, `"x"`, `{  }`},
+		"nested":                    {`{"m":{"a":1,"r":"x","b":2},"c":3}`, []string{"m", "r"}, `"x"`, `{"m":{"a":1,"b":2},"c":3}`},
+		"nested, only member":       {`{"a":1,"m":{"r":"x"},"c":3}`, []string{"m", "r"}, `"x"`, `{"a":1,"c":3}`},
+		"nested, only members":      {`{"m":{"r":"x"}}`, []string{"m", "r"}, `"x"`, `{}`},
+		"name as a value":           {`{"b":"a","a":"b"}`, []string{"a"}, `"b"`, `{"b":"a"}`},
+		"escaped and unicode":       {`{"k\"":"é,","a":"},","z":0}`, []string{"a"}, `"},"`, `{"k\"":"é,","z":0}`},
+		"absent":                    {`{"a":1}`, []string{"b"}, ``, `{"a":1}`},
+		"absent below":              {`{"m":{"a":1}}`, []string{"m", "r"}, ``, `{"m":{"a":1}}`},
+		"below what is no map":      {`{"m":1}`, []string{"m", "r"}, ``, `{"m":1}`},
+		"in an array":               {`{"c":[{"i":0,"r":"x"}, {"r":"y","i":1}],"u":1}`, []string{"c", "r"}, `"x" "y"`, `{"c":[{"i":0}, {"i":1}],"u":1}`},
+		"in some elements":          {`{"c":[{"i":0},7,{"e":{"r":"y"},"i":1}]}`, []string{"c", "e", "r"}, `"y"`, `{"c":[{"i":0},7,{"i":1}]}`},
+		"only member of an element": {`{"c":[{"r":"x"}]}`, []string{"c", "r"}, `"x"`, `{"c":[{}]}`},
+		"a batch":                   {` [ {"m":{"r":"x","a":1}} , {"m":{"r":"y"}} ]`, []string{"m", "r"}, `"x" "y"`, ` [ {"m":{"a":1}} , {} ]`},
+		"an array without it":       {`[1,[2],"a"]`, []string{"a"}, ``, `[1,[2],"a"]`},
+		"a broken array":            {`[{"a":1}`, []string{"a"}, ``, `[{"a":1}`},
+		"not an object":             {`"a"`, []string{"a"}, ``, `"a"`},
+		"not JSON":                  {`{"a":1`, []string{"a"}, ``, `{"a":1`},
+		"broken after it":           {`{"a":1,"b":}`, []string{"a"}, ``, `{"a":1,"b":}`},
+		"empty":                     {``, []string{"a"}, ``, ``},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestCutMembers(t *testing.T) {
 	}
 }
 
-// Whatever the object, what is left is the object without the member.
+// FuzzCutMembers checks for arbitrary objects that the result is the object without the member.
 func FuzzCutMembers(f *testing.F) {
 	f.Add(`{"a":1,"b":[1,2],"c":{"a":null}}`, "b")
 	f.Add(`{"a":1}`, "a")
@@ -60,7 +60,7 @@ func FuzzCutMembers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data, name string) {
 		values, rest := CutMembers([]byte(data), []string{name})
 		if !json.Valid([]byte(data)) {
-			return // a decoder that reads on may accept what follows an object; the engine sends whole ones
+			return // a streaming decoder may accept data after an object; the engine sends complete ones
 		}
 		if values == nil {
 			if string(rest) != data {
@@ -101,7 +101,7 @@ func TestAsk(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, asked := Ask([]byte(tc.body), "r")
+			got, asked := AddFlag([]byte(tc.body), "r")
 			if string(got) != tc.want || asked != tc.asked {
 				t.Errorf("%s, asked %v; want %s, %v", got, asked, tc.want, tc.asked)
 			}
@@ -114,11 +114,11 @@ func TestAsks(t *testing.T) {
 		`{"r":true}`: true, `{"r":1}`: true, `{"r":false}`: false, `{"r":null}`: false, `{"R":true}`: false, `{"p":"r"}`: false,
 		`{"r":false,"r":true}`: true, `{"\u0072":true}`: true, `{"r":true,"temperature":NaN}`: true, `{"temperature":NaN}`: true, `{`: false, ``: false,
 	} {
-		if got := Asks([]byte(body), []string{"other", "r"}); got != want {
+		if got := RequestsAny([]byte(body), []string{"other", "r"}); got != want {
 			t.Errorf("%s: %v, want %v", body, got, want)
 		}
 	}
-	if Asks([]byte("x"), nil) {
+	if RequestsAny([]byte("x"), nil) {
 		t.Error("an engine that cannot be asked was")
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// The types of errors: OpenAI's where it has one.
+// Error types. They are OpenAI's types if OpenAI defines one.
 const (
 	InvalidRequest = "invalid_request_error"
 	NotFound       = "not_found"
@@ -25,7 +25,7 @@ func ofMessages(path string) bool {
 	return strings.HasSuffix(strings.TrimSuffix(path, "/count_tokens"), messagesPath)
 }
 
-// anthropicTypes are the types of Anthropic's errors by status; all others are api_error.
+// anthropicTypes maps status codes to Anthropic's error types. All other codes map to api_error.
 var anthropicTypes = map[int]string{
 	http.StatusBadRequest: InvalidRequest, http.StatusNotFound: "not_found_error", http.StatusRequestTimeout: InvalidRequest,
 	http.StatusRequestEntityTooLarge: "request_too_large", http.StatusUnsupportedMediaType: InvalidRequest,
@@ -33,7 +33,7 @@ var anthropicTypes = map[int]string{
 	http.StatusServiceUnavailable: "overloaded_error",
 }
 
-// ErrorBody returns an error in the shape of the API that a path belongs to: Anthropic's or OpenAI's.
+// ErrorBody returns an error in the format of the API that a path belongs to: Anthropic's or OpenAI's.
 func ErrorBody(path string, code int, kind, message string) []byte {
 	body := map[string]any{"error": map[string]any{"message": message, "type": kind, "code": code}}
 	if ofMessages(path) {
@@ -44,7 +44,7 @@ func ErrorBody(path string, code int, kind, message string) []byte {
 		body = map[string]any{"type": "error", "error": map[string]any{"message": message, "type": kind}}
 	}
 	text, err := json.Marshal(body)
-	if err != nil { // texts and a number: it cannot fail
+	if err != nil { // cannot happen: the values are strings and a number
 		return nil
 	}
 	return append(text, '\n')
@@ -54,5 +54,5 @@ func ErrorBody(path string, code int, kind, message string) []byte {
 func WriteError(w http.ResponseWriter, path string, code int, kind, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_, _ = w.Write(ErrorBody(path, code, kind, message)) // a client that has left needs no answer
+	_, _ = w.Write(ErrorBody(path, code, kind, message)) // a disconnected client needs no answer
 }

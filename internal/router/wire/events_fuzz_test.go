@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// The number of events does not depend on how the stream is cut into pieces, and no line is an event without fields.
+// FuzzEvents checks that the number of events does not depend on the split into pieces, and that a line without fields
+// is not an event.
 func FuzzEvents(f *testing.F) {
 	for _, stream := range []string{
 		"data: {\"choices\":[]}\n\n", ": ping\n\ndata: 1\r\n\r\ndata: [DONE]\n\n", "event: a\ndata: 1\ndata: 2\n\n\n\n", "data", "\n\n", "\r\n:\n\n",
@@ -29,6 +30,6 @@ func FuzzEvents(f *testing.F) {
 		if whole.N != ended || whole.N > bytes.Count(stream, []byte("\n"))/2+1 {
 			t.Fatalf("%d events at once, %d in pieces of %d: %q", whole.N, ended, size, stream)
 		}
-		CarriesNothing(stream)
+		IsEmptyEvent(stream)
 	})
 }

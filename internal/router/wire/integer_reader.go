@@ -5,24 +5,22 @@ import (
 	"strconv"
 )
 
-// IntegerReader finds the values of an integer member in an answer, wherever the member is. The answer may arrive in
-// pieces. A text that an engine has generated is not mistaken for the member: within a JSON string the quotes of a name
-// are escaped.
+// IntegerReader finds the values of an integer member at any path of a response, which may arrive in pieces. Generated
+// text cannot be mistaken for the member: quotes in a JSON string are escaped.
 type IntegerReader struct {
-	name []byte // in quotes
-	tail []byte // the end of what has come
+	name []byte // with quotes
+	tail []byte // the end of the data read so far
 }
 
-// integerWindow is more than a member takes: its name, a colon, spaces and a number.
+// integerWindow exceeds the size of a member: its name, a colon, spaces and a number.
 const integerWindow = 64
 
-// NewIntegerReader returns a reader of the member with a name.
+// NewIntegerReader returns a reader for the member with this name.
 func NewIntegerReader(name string) *IntegerReader {
 	return &IntegerReader{name: []byte(strconv.Quote(name)), tail: make([]byte, 0, 2*integerWindow)}
 }
 
-// Add reads a piece, and calls found with each value that is complete. It may call found more than once with the same
-// value.
+// Add reads a piece and calls found with each complete value. It may report a value more than once.
 func (r *IntegerReader) Add(piece []byte, found func(value int)) {
 	r.scan(append(r.tail, piece[:min(len(piece), integerWindow)]...), found)
 	r.scan(piece, found)
@@ -47,7 +45,7 @@ func (r *IntegerReader) scan(data []byte, found func(value int)) {
 		for digits < len(value) && value[digits] >= '0' && value[digits] <= '9' {
 			digits++
 		}
-		if !isMember || digits == len(value) { // another string, or the number may go on
+		if !isMember || digits == len(value) { // another string, or an incomplete number
 			continue
 		}
 		if number, err := strconv.Atoi(string(value[:digits])); err == nil {

@@ -15,7 +15,7 @@ var reports = map[string][]int{
 	"data: {\"meta_info\":{\"dp_rank\":2}}\n\ndata: {\"meta_info\":{\"dp_rank\":2}}\n\n": {2, 2},
 }
 
-// However an answer is cut into pieces, the same ranks are found.
+// TestIntegerReader checks that the same ranks are found for any split of a response into pieces.
 func TestIntegerReader(t *testing.T) {
 	for text, want := range reports {
 		for first := range len(text) + 1 {

@@ -11,47 +11,47 @@ import (
 )
 
 const (
-	// ReadTokens bounds the beginning of a prompt that is looked at, so that a prompt of any length costs a bounded time, and
-	// readBytes the text that is tokenized for that.
+	// ReadTokens is the maximum number of tokens read from the start of a prompt. It bounds the cost of prompts of any
+	// length. readBytes is the corresponding maximum number of bytes to tokenize.
 	ReadTokens = 128 << 10
 	readBytes  = ReadTokens * BytesPerToken
-	// MediaTokens is what a part of a prompt that is no text is taken to be: about what models make of an image. How long it is on
-	// the wire says nothing of that.
+	// MediaTokens is the assumed number of tokens of a part that is not text, about the size of an image for common
+	// models. The size of the part in bytes does not determine it.
 	MediaTokens = 1024
 )
 
-// mediaMembers are the members of a body that hold images, videos or sounds: one, those of a prompt, or lists of those of several
-// prompts. embedMembers hold what an encoder has made of such.
+// mediaMembers are the body members with images, videos or audio: a single value, the values of one prompt, or lists
+// for several prompts. embedMembers contain encoder outputs.
 var (
 	mediaMembers = []string{"image_data", "video_data", "audio_data"}
 	embedMembers = []string{"input_embeds", "prompt_embeds"}
 )
 
-// toolMembers are the members of a body that say which tools the model may call: today's, and the one before.
+// toolMembers are the body members that define the tools: the current one and its predecessor.
 var toolMembers = []string{"tools", "functions"}
 
-// textMembers are those of a message's part that is text.
+// textMembers are the members of a message part that contain text.
 var textMembers = []string{"text", "refusal", "thinking"}
 
-// Prompt is the beginning of what a request gives the model to read: texts to be tokenized one by one, or token ids.
+// Prompt is the start of the prompt of a request: texts to be tokenized one by one, or token ids.
 type Prompt struct {
 	Texts []string
 	IDs   []int32
-	// More is the number of tokens beyond the bound: counted for ids, estimated for texts.
+	// More is the number of tokens beyond the bound: exact for ids, estimated for texts.
 	More int
-	// Nested tells that ids were read from a list of lists: there may be several prompts.
+	// Nested is true if the ids were read from a list of lists, which may contain several prompts.
 	Nested bool
-	// Media are the parts that are no text.
+	// Media counts the parts that are not text.
 	Media Media
-	// Tools is the JSON text of the tools that the model may call, as far as the bound allows. Chat templates put them, in a form of their
-	// own, before the messages.
+	// Tools is the JSON text of the tools, up to the bound. Chat templates render the tools before the messages, in
+	// their own format.
 	Tools string
 }
 
-// Media are parts of a prompt that are no text: how many there are, and how long they are on the wire.
+// Media counts parts of a prompt that are not text, and their bytes.
 type Media struct{ Parts, Bytes int }
 
-// Tokens is what they are taken to be.
+// Tokens returns the assumed number of tokens of the parts.
 func (m Media) Tokens() int64 { return int64(m.Parts) * MediaTokens }
 
 func (m *Media) add(part []byte) {
@@ -59,7 +59,7 @@ func (m *Media) add(part []byte) {
 	m.Bytes += len(part)
 }
 
-// addLists adds a value, or each element of lists that are nested so deep.
+// addLists adds a value, or the elements of lists nested up to depth.
 func (m *Media) addLists(value []byte, depth int) {
 	elements, ok := jsonscan.Array(value, nil)
 	switch {
@@ -73,7 +73,7 @@ func (m *Media) addLists(value []byte, depth int) {
 	}
 }
 
-// addTools appends a list of tools as far as the bound allows.
+// addTools appends a list of tools, up to the bound.
 func (p *Prompt) addTools(list []byte) {
 	if tools, _ := jsonscan.Array(list, nil); len(tools) == 0 {
 		return
@@ -83,7 +83,8 @@ func (p *Prompt) addTools(list []byte) {
 	p.More += (len(list) - cut) / BytesPerToken
 }
 
-// ToolIDs stand for the tokens of the tools, which are not known: one for each BytesPerToken bytes of their text.
+// ToolIDs returns pseudo token ids for the tools, which have unknown tokens: one id per BytesPerToken bytes of their
+// text.
 func (p *Prompt) ToolIDs() []int32 {
 	ids := make([]int32, len(p.Tools)/BytesPerToken)
 	for i := range ids {
@@ -94,7 +95,7 @@ func (p *Prompt) ToolIDs() []int32 {
 	return ids
 }
 
-// AllTexts are the tools and the texts, in the order in which the model reads them.
+// AllTexts returns the tools and the texts in the order in which the model reads them.
 func (p *Prompt) AllTexts() []string {
 	if p.Tools == "" {
 		return p.Texts
@@ -102,10 +103,10 @@ func (p *Prompt) AllTexts() []string {
 	return append([]string{p.Tools}, p.Texts...)
 }
 
-// Empty tells that nothing could be read.
+// Empty reports whether the prompt has neither texts nor ids.
 func (p *Prompt) Empty() bool { return len(p.Texts) == 0 && len(p.IDs) == 0 }
 
-// add appends a text as far as the bound allows.
+// add appends a text, up to the bound.
 func (p *Prompt) add(text string, used *int) {
 	cut := min(len(text), readBytes-*used)
 	for cut > 0 && cut < len(text) && !utf8.RuneStart(text[cut]) {
@@ -115,7 +116,7 @@ func (p *Prompt) add(text string, used *int) {
 	*used += cut
 	if cut > 0 {
 		if cut < len(text) {
-			text = strings.Clone(text[:cut]) // not to keep the rest
+			text = strings.Clone(text[:cut]) // release the rest of the text
 		}
 		p.Texts = append(p.Texts, text)
 	}
@@ -130,7 +131,7 @@ func promptOfTexts(texts []string) Prompt {
 	return p
 }
 
-// PromptOf is the prompt in the body of an inference route; it is empty where its tokens cannot be told.
+// PromptOf returns the prompt in the body of an inference route. It is empty if the tokens cannot be determined.
 func PromptOf(path string, b Body) Prompt {
 	var p Prompt
 	switch path {
@@ -177,7 +178,7 @@ func promptOfValue(value []byte) Prompt {
 	return PromptOfIDs(value)
 }
 
-// stringsIn are the elements of a list of strings; nil where one of them is something else.
+// stringsIn returns the elements of a list of strings; nil if an element is not a string.
 func stringsIn(list []byte) []string {
 	elements, _ := jsonscan.Array(list, nil)
 	texts := make([]string, len(elements))
@@ -190,8 +191,8 @@ func stringsIn(list []byte) []string {
 	return texts
 }
 
-// PromptOfIDs reads the numbers of JSON lists, however nested. Anything that is no token id makes the prompt empty. It
-// is written out because decoding by reflection takes longer than all the rest for a long prompt.
+// PromptOfIDs reads the numbers of nested JSON lists. Any value that is not a token id makes the prompt empty. The
+// parser is written by hand because decoding by reflection dominates the cost of a long prompt.
 func PromptOfIDs(value []byte) Prompt {
 	var p Prompt
 	for i := 0; i < len(value); {
@@ -218,8 +219,8 @@ func PromptOfIDs(value []byte) Prompt {
 	return p
 }
 
-// messageParts are the texts of chat messages and of the calls in them, and what else there is in them. The chat template's own text is
-// left out: it is the same for all requests, so it would not tell one rank from another.
+// messageParts returns the texts of chat messages and their tool calls, and counts their media. It omits the text of
+// the chat template: it is the same in all requests and does not distinguish ranks.
 func messageParts(messages []byte) (texts []string, media Media) {
 	list, _ := jsonscan.Array(messages, nil)
 	for _, at := range list {
@@ -230,7 +231,7 @@ func messageParts(messages []byte) (texts []string, media Media) {
 	return texts, media
 }
 
-// appendContent appends the texts of a message's content, and adds what is no text.
+// appendContent appends the texts of the content of a message, and adds its other parts to media.
 func (b Body) appendContent(texts []string, media *Media) []string {
 	content := b.get("content")
 	if text, ok := jsonscan.String(content); ok {
@@ -249,11 +250,12 @@ func (b Body) appendContent(texts []string, media *Media) []string {
 	return texts
 }
 
-// appendCalls appends the names and the arguments of a message's calls of tools, which templates put into the prompt.
+// appendCalls appends the names and arguments of the tool calls of a message, which chat templates render into the
+// prompt.
 func (b Body) appendCalls(texts []string) []string {
 	calls := b.get("tool_calls")
 	list, _ := jsonscan.Array(calls, nil)
-	functions := [][]byte{b.get("function_call")} // what came before tool_calls
+	functions := [][]byte{b.get("function_call")} // the predecessor of tool_calls
 	for _, at := range list {
 		functions = append(functions, ParseBody(calls[at.Start:at.End]).get("function"))
 	}
@@ -268,7 +270,8 @@ func (b Body) appendCalls(texts []string) []string {
 	return texts
 }
 
-// callText returns the name or the arguments of a call of a tool. Arguments are a text, or the object that they are.
+// callText returns the name or the arguments of a tool call. Arguments are a string, or an object that is returned as
+// JSON.
 func callText(value []byte) string {
 	if text, ok := jsonscan.String(value); ok {
 		return text
@@ -279,7 +282,7 @@ func callText(value []byte) string {
 	return strings.ToValidUTF8(string(value), "\uFFFD")
 }
 
-// isMedia tells that a part of a message is of a kind that is no text.
+// isMedia reports whether a message part is not text.
 func (b Body) isMedia() bool {
 	return len(b.members) > 0 && !slices.ContainsFunc(textMembers, func(name string) bool { return b.get(name) != nil })
 }

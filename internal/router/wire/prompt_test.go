@@ -80,14 +80,14 @@ func TestPrompt(t *testing.T) {
 	}
 }
 
-// What is looked at is bounded, and what lies beyond it is counted.
+// TestLongPrompt checks that the part of a prompt that is read is bounded, and that the rest is counted.
 func TestLongPrompt(t *testing.T) {
 	list := strings.Repeat("7,", ReadTokens+99) + "7"
 	p := PromptOf("/generate", ParseBody([]byte(`{"input_ids":[`+list+`]}`)))
 	if len(p.IDs) != ReadTokens || p.More != 100 {
 		t.Errorf("%d ids and %d more, want %d and 100", len(p.IDs), p.More, ReadTokens)
 	}
-	// Three bytes a character: the bound falls inside one.
+	// Three bytes per character: the bound falls inside a character.
 	text := strings.Repeat("語", readBytes/3+1000)
 	p = PromptOf("/v1/completions", ParseBody(fmt.Appendf(nil, `{"prompt":[%q,"b"]}`, text)))
 	if got := p.Texts; len(got[0]) > readBytes || len(got[0]) < readBytes-3 || !utf8.ValidString(got[0]) {
@@ -98,7 +98,7 @@ func TestLongPrompt(t *testing.T) {
 	}
 }
 
-// Four bytes of the tools stand for a token, and so do those that are not looked at.
+// TestLongTools checks that four bytes of the tools count as a token, also beyond the part that is read.
 func TestLongTools(t *testing.T) {
 	p := PromptOf("/v1/chat/completions", ParseBody([]byte(`{"tools":["abcdefgh"]}`)))
 	if got, want := p.ToolIDs(), []int32{'['<<24 | '"'<<16 | 'a'<<8 | 'b', 'c'<<24 | 'd'<<16 | 'e'<<8 | 'f', 'g'<<24 | 'h'<<16 | '"'<<8 | ']'}; !slices.Equal(got, want) {
@@ -111,7 +111,8 @@ func TestLongTools(t *testing.T) {
 	}
 }
 
-// Whatever clients send, reading it ends, stays within its bounds and tells a load; routes that are no inference have no prompt.
+// FuzzBody checks that parsing arbitrary bodies ends, stays within its bounds and returns a load. Routes without
+// inference have no prompt.
 func FuzzBody(f *testing.F) {
 	inference := []string{"/v1/completions", "/v1/chat/completions", "/generate", messagesPath, ResponsesPath}
 	for _, body := range []string{
@@ -129,7 +130,7 @@ func FuzzBody(f *testing.F) {
 		b := ParseBody(data)
 		p := PromptOf(path, b)
 		answers, _ := b.Answers(path)
-		if output := b.Output(answers); output < 0 || output > largestOutput || p.More < 0 {
+		if output := b.Output(answers); output < 0 || output > maxOutput || p.More < 0 {
 			t.Fatalf("load of %d tokens of output, %d more", output, p.More)
 		}
 		size := 0

@@ -9,15 +9,15 @@ import (
 	"github.com/semmoe/operator/internal/jsonscan"
 )
 
-// nested are the members of a request whose members may choose a rank, too: containers of engine options. Other members hold content,
-// such as messages and tool schemas, which may mention a rank for another purpose.
+// nested are the members of a request that contain members which may choose a rank: containers of engine options. Other
+// members hold content, such as messages and tool schemas, which may mention a rank for another purpose.
 var nested = map[string]bool{
 	"sampling_params": true, "extra_body": true, "extra_args": true, "vllm_xargs": true, "kv_transfer_params": true, "nvext": true,
 	"requests": true,
 }
 
-// DropRank overwrites with spaces, in place, each member of a JSON body that chooses a rank (engine.NamesRank): of the object, of the
-// objects of an array, and of nested options.
+// DropRank overwrites with spaces, in place, each member of a JSON body that chooses a rank (engine.NamesRank): of the
+// object, of the objects of an array, and of nested options.
 func DropRank(body []byte) { eachRank(body, blank) }
 
 // ChoosesRank reports whether a body has a member that DropRank overwrites.
@@ -27,7 +27,7 @@ func ChoosesRank(body []byte) bool {
 	return found
 }
 
-// eachRank calls do with the part of a body that has to go for each member that chooses a rank.
+// eachRank calls do with the bytes to remove for each member that chooses a rank.
 func eachRank(body []byte, do func(part []byte)) {
 	if isArray(body) {
 		elements, _ := jsonscan.Array(body, nil)
@@ -64,13 +64,13 @@ func blank(data []byte) {
 	}
 }
 
-// MayChooseRank reports whether a body that is not JSON by the letter could choose a rank: some engines also read NaN, UTF-16 and
-// UTF-32. In doubt it does.
+// MayChooseRank reports whether a body that is not strict JSON could choose a rank: some engines also read NaN, UTF-16
+// and UTF-32. In doubt it returns true.
 func MayChooseRank(body []byte) bool {
 	const keep = len("data_parallel_rank")
-	tail := make([]byte, 0, 4*keep) // the latest characters, lower case and without escapes
+	tail := make([]byte, 0, 4*keep) // the latest characters, in lower case and unescaped
 	for _, c := range body {
-		if c == 0 { // a part of an ASCII character in UTF-16 or UTF-32
+		if c == 0 { // part of an ASCII character in UTF-16 or UTF-32
 			continue
 		}
 		if len(tail) == cap(tail) {
@@ -88,7 +88,7 @@ func MayChooseRank(body []byte) bool {
 	return false
 }
 
-// unescapeLast replaces an escape of an ASCII character at the end of a text by the character.
+// unescapeLast replaces a trailing escape sequence of an ASCII character with the character.
 func unescapeLast(text []byte) []byte {
 	at := len(text) - len(`\u0000`)
 	if at < 0 || !bytes.HasPrefix(text[at:], []byte(`\u00`)) {
@@ -113,8 +113,7 @@ func IsJSON(body []byte) bool {
 	return array || IsObject(body)
 }
 
-// Compressed reports whether a request's header declares a body that has to be decompressed before it can be read. SGLang accepts both
-// headers.
+// Compressed reports whether a request header declares a compressed body. SGLang accepts both headers.
 func Compressed(header http.Header) bool {
 	encoding := header.Get("Content-Encoding")
 	return encoding != "" && encoding != "identity" || header.Get("X-Body-Compressed") != ""

@@ -13,7 +13,7 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// Every member that chooses a rank goes; every other byte stays where it is.
+// TestDropRank checks that every member that chooses a rank is removed, and that all other bytes stay in place.
 func TestDropRank(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"routed_dp_rank":3}`:                                             `{}`,
@@ -58,7 +58,8 @@ func FuzzDropRank(f *testing.F) {
 	})
 }
 
-// FuzzRankNames compares names of headers with members of bodies: case and the choice between - and _ do not matter in either.
+// FuzzRankNames checks that header names and member names are matched alike: case and the choice between - and _ do not
+// matter.
 func FuzzRankNames(f *testing.F) {
 	for _, name := range []string{"X-Data-Parallel-Rank", "x-override-routed-dp-rank", "dp_rank", "disagg_prefill_dp_rank", "rank", "model", "DP-RANK\u212a"} {
 		f.Add(name)
@@ -83,7 +84,8 @@ func FuzzRankNames(f *testing.F) {
 	})
 }
 
-// What an engine may read and the router cannot is searched for the names, in each encoding and behind escapes.
+// TestMayChooseRank checks that data that an engine may parse and the router cannot is searched for the names, in each
+// encoding and with escapes.
 func TestMayChooseRank(t *testing.T) {
 	wide := func(text string) []byte {
 		var out []byte

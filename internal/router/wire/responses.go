@@ -8,8 +8,8 @@ const ResponsesPath = "/v1/responses"
 // IsStoredResponse reports whether a route is about a response that an engine has stored.
 func IsStoredResponse(path string) bool { return strings.HasPrefix(path, ResponsesPath+"/") }
 
-// NeedsStore returns the member of a request to ResponsesPath that needs stored responses, and what to do instead. It returns empty texts
-// where there is none.
+// NeedsStore returns the member of a request to ResponsesPath that requires stored responses, and advice for the
+// client. It returns empty strings if there is none.
 func NeedsStore(body []byte) (member, advice string) {
 	b := ParseBody(body)
 	given := func(name string) bool { value := b.get(name); return value != nil && string(value) != "null" }
@@ -26,8 +26,8 @@ func NeedsStore(body []byte) (member, advice string) {
 	return "", ""
 }
 
-// WithoutStore returns a request to ResponsesPath in two parts that asks for no stored response: SGLang stores one by default, in the memory
-// of its pod, and never drops it (srt/entrypoints/openai/serving_responses.py of 0.5.17).
+// WithoutStore returns a request to ResponsesPath in two parts, with storage disabled. SGLang stores a response by
+// default, in the memory of its pod, and never drops it (srt/entrypoints/openai/serving_responses.py of 0.5.17).
 func WithoutStore(body []byte) (head string, rest []byte) {
 	if ParseBody(body).get("store") != nil {
 		return "", body

@@ -28,7 +28,7 @@ func TestWithoutStore(t *testing.T) {
 	}
 }
 
-// Errors have the shape of the API that the path belongs to.
+// TestWriteError checks that errors have the format of the API that the path belongs to.
 func TestWriteError(t *testing.T) {
 	for _, tc := range []struct {
 		path       string
@@ -52,8 +52,8 @@ func TestWriteError(t *testing.T) {
 	}
 }
 
-// What engines answer for a route that they lack, and for a model that they lack.
-func TestSaysNotFound(t *testing.T) {
+// TestIsNotFoundResponse uses the responses of engines for an unknown route and for an unknown model.
+func TestIsNotFoundResponse(t *testing.T) {
 	for answer, want := range map[string]bool{
 		`{"detail":"Not Found"}`: true, // FastAPI: TensorRT-LLM
 		`{"error":{"message":"Not Found","type":"Not Found","param":null,"code":404}}`:     true, // vLLM 0.32.0
@@ -62,7 +62,7 @@ func TestSaysNotFound(t *testing.T) {
 		`{"type":"error","error":{"type":"not_found_error","message":"Not Found: model"}}`: false,
 		`Not Found`: false, ``: false, `{"text":"Not Found"}`: false,
 	} {
-		if got := SaysNotFound([]byte(answer)); got != want {
+		if got := IsNotFoundResponse([]byte(answer)); got != want {
 			t.Errorf("%s: %v, want %v", answer, got, want)
 		}
 	}

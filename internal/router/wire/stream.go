@@ -15,26 +15,26 @@ func newLineReader(r io.Reader) *bufio.Reader { return bufio.NewReaderSize(r, 64
 
 var dataPrefix = []byte("data:")
 
-// Edit changes the JSON text of a response, or of one event of a stream; of an event nil leaves it out. An error ends the
+// Edit edits the JSON text of a response, or of one event of a stream. A nil result removes an event. An error ends the
 // response.
 type Edit func(data []byte, event bool) ([]byte, error)
 
-// Rewrite edits a response, and calls end once all of it has been edited. What is held of the response takes room; a response for which
-// there is none is passed on as it is, from its first byte or its present line on.
-func Rewrite(response *http.Response, edit Edit, end func(), room Room) error {
+// Rewrite edits a response and calls end once all of it has been edited. Buffered data takes memory from room. If the
+// budget is exhausted, the response is forwarded unchanged, from its first byte or from the current line on.
+func Rewrite(response *http.Response, edit Edit, end func(), budget MemoryBudget) error {
 	if IsStream(response) {
 		response.Header.Del("Content-Length")
 		response.ContentLength = -1
-		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, edit: edit, end: end, room: room}
+		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, edit: edit, end: end, budget: budget}
 		return nil
 	}
-	parts, whole, err := readWithin(response, room)
+	parts, whole, err := readBuffered(response, budget)
 	if err != nil {
 		return err
 	}
 	if !whole {
-		room.GiveUp()
-		response.Body = &passedOn{parts: parts, rest: response.Body, passed: room.Release}
+		budget.GiveUp()
+		response.Body = &unedited{parts: parts, rest: response.Body, passed: budget.Release}
 		return nil
 	}
 	data := parts[0]
@@ -51,7 +51,7 @@ func Rewrite(response *http.Response, edit Edit, end func(), room Room) error {
 	return nil
 }
 
-// Length is how long a response's body is, as its header says; 0 where it does not.
+// Length returns the body length that a response header declares; 0 if it declares none.
 func Length(response *http.Response) int64 {
 	length, err := strconv.ParseInt(response.Header.Get("Content-Length"), 10, 64)
 	if err != nil {
@@ -71,23 +71,23 @@ type replacedBody struct {
 	io.Closer
 }
 
-// eventStream is a stream of server-sent events, edited; every event is passed on as soon as it has arrived.
+// eventStream edits a stream of server-sent events. It forwards each event as soon as it has arrived.
 type eventStream struct {
 	upstream *bufio.Reader
 	body     io.Closer
 	edit     Edit
 	end      func()
-	room     Room
+	budget   MemoryBudget
 	pending  []byte
-	skip     bool // the blank line that ended an event that was left out
-	// asIs is the rest of the stream once there was no room for a line; nil before.
-	asIs io.ReadCloser
+	skip     bool // skip the blank line that ends a removed event
+	// rest is the unedited rest of the stream after the budget was exhausted; nil before.
+	rest io.ReadCloser
 	err  error
 }
 
 func (s *eventStream) Read(p []byte) (int, error) {
-	if s.asIs != nil {
-		return s.asIs.Read(p)
+	if s.rest != nil {
+		return s.rest.Read(p)
 	}
 	for len(s.pending) == 0 {
 		if s.err != nil {
@@ -95,8 +95,8 @@ func (s *eventStream) Read(p []byte) (int, error) {
 		}
 		var line []byte
 		line, s.err = s.line()
-		if s.asIs != nil {
-			return s.asIs.Read(p)
+		if s.rest != nil {
+			return s.rest.Read(p)
 		}
 		var err error
 		if s.pending, err = s.pass(line); err != nil {
@@ -112,14 +112,14 @@ func (s *eventStream) Read(p []byte) (int, error) {
 }
 
 func (s *eventStream) Close() error {
-	if s.asIs != nil {
-		return s.asIs.Close()
+	if s.rest != nil {
+		return s.rest.Close()
 	}
 	return s.body.Close()
 }
 
-// line reads a line, which is valid until the next one is read. Where there is no room for it, asIs reads what has come of it, and the rest of
-// the stream.
+// line reads a line, which is valid until the next call. If the budget is exhausted, rest reads the start of the line
+// and the rest of the stream.
 func (s *eventStream) line() ([]byte, error) {
 	var parts [][]byte
 	held := int64(0)
@@ -129,9 +129,9 @@ func (s *eventStream) line() ([]byte, error) {
 			return part, err
 		}
 		parts = append(parts, bytes.Clone(part))
-		if held += int64(len(part)); !s.room.Hold(held) {
-			s.room.GiveUp()
-			s.asIs = &passedOn{parts: parts, rest: &replacedBody{Reader: s.upstream, Closer: s.body}, passed: s.room.Release}
+		if held += int64(len(part)); !s.budget.Reserve(held) {
+			s.budget.GiveUp()
+			s.rest = &unedited{parts: parts, rest: &replacedBody{Reader: s.upstream, Closer: s.body}, passed: s.budget.Release}
 			return nil, nil
 		}
 		if err != bufio.ErrBufferFull {
@@ -140,7 +140,7 @@ func (s *eventStream) line() ([]byte, error) {
 	}
 }
 
-// pass returns what the client gets of a line.
+// pass returns the edited line for the client.
 func (s *eventStream) pass(line []byte) ([]byte, error) {
 	if s.skip && len(bytes.TrimSpace(line)) == 0 {
 		s.skip = false
@@ -159,24 +159,24 @@ func (s *eventStream) pass(line []byte) ([]byte, error) {
 	return append(append([]byte(nil), dataPrefix...), edited...), err
 }
 
-// CarriesNothing tells that an event of the OpenAI routes has neither a choice nor a usage: it was made for the routed
-// experts alone.
-func CarriesNothing(data []byte) bool {
+// IsEmptyEvent reports whether an event of the OpenAI routes has neither a choice nor a usage. Such an event carries
+// only routed experts.
+func IsEmptyEvent(data []byte) bool {
 	event := ParseBody(data)
 	choices, ok := jsonscan.Array(event.get("choices"), nil)
 	usage := event.get("usage")
 	return ok && len(choices) == 0 && (usage == nil || string(usage) == "null")
 }
 
-// Events counts the events of a stream of server-sent events that contain generated tokens, however it is cut into pieces. Comments, which
-// keep connections alive, are no events. Of events with names, as of Messages and Responses, those that contain tokens are called deltas;
-// message_delta ends a message.
+// Events counts the events with generated tokens in a stream of server-sent events, for any split into pieces.
+// Keep-alive comments are not events. If events have names, as in Messages and Responses, events with tokens are named
+// deltas; message_delta ends a message and does not count.
 type Events struct {
-	// N is how many have ended.
+	// N is the number of complete events.
 	N int
-	// filled is true where the present event has a field.
+	// filled is true if the current event has a field.
 	filled bool
-	// line is the beginning of the present line, and name the name of the present event.
+	// line is the start of the current line. name is the name of the current event.
 	line, name []byte
 }
 
@@ -186,15 +186,15 @@ var (
 	deltaSuffix = []byte(".delta")
 )
 
-// longestEventName bounds what is kept of a line. Names of events are shorter.
-const longestEventName = 96
+// maxEventNameBytes is the maximum number of bytes kept of a line. Event names are shorter.
+const maxEventNameBytes = 96
 
-// Add reads a piece, and reports whether it has ended an event that counts.
+// Add reads a piece, and reports whether it completes an event that counts.
 func (e *Events) Add(piece []byte) bool {
 	before := e.N
 	for len(piece) > 0 {
 		text, rest, ended := bytes.Cut(piece, []byte{'\n'})
-		e.line = append(e.line, text[:min(len(text), longestEventName-len(e.line))]...)
+		e.line = append(e.line, text[:min(len(text), maxEventNameBytes-len(e.line))]...)
 		if ended {
 			e.endLine(bytes.TrimRight(e.line, "\r"))
 			e.line = e.line[:0]
@@ -204,7 +204,7 @@ func (e *Events) Add(piece []byte) bool {
 	return e.N > before
 }
 
-// endLine takes note of a line, or of its beginning.
+// endLine processes a complete line, given its start.
 func (e *Events) endLine(line []byte) {
 	name, named := bytes.CutPrefix(line, eventPrefix)
 	switch {

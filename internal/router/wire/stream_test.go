@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// However a stream is cut into pieces, its events are the same.
+// TestEvents checks that the events of a stream do not depend on its split into pieces.
 func TestEvents(t *testing.T) {
 	for text, want := range map[string]int{
 		"":                                 0,
@@ -36,7 +36,7 @@ func TestEvents(t *testing.T) {
 				rest = rest[n:]
 			}
 			if e.N != want || told != want {
-				t.Fatalf("%q has %d events, %d of them told; want %d", text, e.N, told, want)
+				t.Fatalf("%q has %d events, %d of them reported; want %d", text, e.N, told, want)
 			}
 		}
 	}

@@ -1,4 +1,5 @@
-// Package gatewaytest plays a gateway's side of the endpoint picker protocol in tests, and holds the other side to it.
+// Package gatewaytest simulates the gateway side of the endpoint picker protocol in tests, and validates the server
+// side.
 package gatewaytest
 
 import (
@@ -20,23 +21,23 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// The keys of the protocol.
+// Keys of the protocol.
 const (
 	Destination = "x-gateway-destination-endpoint"
 	served      = "x-gateway-destination-endpoint-served"
 	subset      = "x-gateway-destination-endpoint-subset"
 )
 
-// largestChunk is what some gateways take at most.
+// largestChunk is the maximum chunk size of some gateways.
 const largestChunk = 62_000
 
-// FullDuplex is the mode that the protocol demands.
+// FullDuplex selects the body modes that the protocol requires.
 var FullDuplex = &extprocv3.ProtocolConfiguration{
 	RequestBodyMode:  processingv3.ProcessingMode_FULL_DUPLEX_STREAMED,
 	ResponseBodyMode: processingv3.ProcessingMode_FULL_DUPLEX_STREAMED,
 }
 
-// NoLeaks fails a test that leaves goroutines behind. It is to be called first.
+// NoLeaks fails a test that leaks goroutines. Call it first.
 func NoLeaks(t testing.TB) {
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
@@ -51,7 +52,7 @@ func NoLeaks(t testing.TB) {
 	})
 }
 
-// Dial connects to a server with TLS, whoever has signed its certificate.
+// Dial connects to a server with TLS and does not verify its certificate.
 func Dial(t testing.TB, address string) *grpc.ClientConn {
 	t.Helper()
 	connection, err := grpc.NewClient("dns:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})))
@@ -66,12 +67,12 @@ func Dial(t testing.TB, address string) *grpc.ClientConn {
 type Stream struct {
 	t      testing.TB
 	stream extprocv3.ExternalProcessor_ProcessClient
-	// Cancel is what the gateway does when its client leaves.
+	// Cancel simulates a disconnect of the gateway's client.
 	Cancel context.CancelFunc
 	config *extprocv3.ProtocolConfiguration
 }
 
-// Open begins a request. config is nil for a gateway that does not tell its modes.
+// Open starts a request. config is nil for a gateway that does not send its body modes.
 func Open(t testing.TB, connection *grpc.ClientConn, config *extprocv3.ProtocolConfiguration) *Stream {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -83,13 +84,13 @@ func Open(t testing.TB, connection *grpc.ClientConn, config *extprocv3.ProtocolC
 	return &Stream{t: t, stream: stream, Cancel: cancel, config: config}
 }
 
-// Of plays the gateway on a stream that is open already.
+// Of simulates the gateway on a stream that is already open.
 func Of(t testing.TB, stream extprocv3.ExternalProcessor_ProcessClient, config *extprocv3.ProtocolConfiguration) *Stream {
 	return &Stream{t: t, stream: stream, Cancel: func() {}, config: config}
 }
 
-// Send sends a message; the first one tells the modes. One that the server no longer takes, since it has ended the stream, is no failure: what
-// it has said before that tells.
+// Send sends a message; the first one contains the body modes. It ignores io.EOF: if the server has ended the stream,
+// the received messages show the reason.
 func (s *Stream) Send(message *extprocv3.ProcessingRequest) {
 	s.t.Helper()
 	message.ProtocolConfig, s.config = s.config, nil
@@ -98,7 +99,7 @@ func (s *Stream) Send(message *extprocv3.ProcessingRequest) {
 	}
 }
 
-// Receive takes the next message.
+// Receive returns the next message.
 func (s *Stream) Receive() *extprocv3.ProcessingResponse {
 	s.t.Helper()
 	message, err := s.stream.Recv()
@@ -108,10 +109,10 @@ func (s *Stream) Receive() *extprocv3.ProcessingResponse {
 	return message
 }
 
-// Next takes the next message, or how the server has ended the stream.
+// Next returns the next message, or the error with which the server ended the stream.
 func (s *Stream) Next() (*extprocv3.ProcessingResponse, error) { return s.stream.Recv() }
 
-// End ends the stream, and returns how the server has ended it: io.EOF where nothing is wrong.
+// End closes the sending side and returns the error with which the server ended the stream; io.EOF on success.
 func (s *Stream) End() error {
 	s.t.Helper()
 	if err := s.stream.CloseSend(); err != nil {
@@ -144,7 +145,8 @@ func (s *Stream) RequestBody(body []byte, chunkBytes int, end bool) {
 	}
 }
 
-// ResponseHeaders sends the header of a response; from is the endpoint that has served, empty where it is not told.
+// ResponseHeaders sends the header of a response. from is the endpoint that served the request; empty if it is not
+// reported.
 func (s *Stream) ResponseHeaders(code int, header map[string]string, end bool, from string) {
 	s.t.Helper()
 	message := &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{
@@ -164,19 +166,19 @@ func (s *Stream) ResponseBody(body []byte, chunkBytes int, end bool) {
 	}
 }
 
-// RequestTrailers and ResponseTrailers send trailers.
+// RequestTrailers sends trailers of the request.
 func (s *Stream) RequestTrailers() {
 	s.t.Helper()
 	s.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{Trailers: headerMap(nil, map[string]string{"x-sum": "1"})}}})
 }
 
-// ResponseTrailers sends those of the response.
+// ResponseTrailers sends trailers of the response.
 func (s *Stream) ResponseTrailers() {
 	s.t.Helper()
 	s.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseTrailers{ResponseTrailers: &extprocv3.HttpTrailers{Trailers: headerMap(nil, map[string]string{"x-sum": "1"})}}})
 }
 
-// Picked takes the answer to a request's header, and returns its endpoints and what it changes in the header.
+// Picked receives the answer to a request header. It returns the endpoints and the changes of the header.
 func (s *Stream) Picked() (endpoints []string, change Change) {
 	s.t.Helper()
 	message := s.Receive()
@@ -186,7 +188,7 @@ func (s *Stream) Picked() (endpoints []string, change Change) {
 	return s.endpoints(message, message.GetRequestHeaders().GetResponse())
 }
 
-// endpoints reads those of a message, which must be the same in the header and in the metadata.
+// endpoints returns the endpoints of a message. It fails unless header and metadata contain the same endpoints.
 func (s *Stream) endpoints(message *extprocv3.ProcessingResponse, common *extprocv3.CommonResponse) ([]string, Change) {
 	s.t.Helper()
 	change := s.changeOf(common.GetHeaderMutation())
@@ -198,7 +200,7 @@ func (s *Stream) endpoints(message *extprocv3.ProcessingResponse, common *extpro
 	return strings.Split(named, ","), change
 }
 
-// PickedInOne takes the answer to a buffered body. body is nil where it stays as it is.
+// PickedInOne receives the answer to a buffered body. body is nil if the body is unchanged.
 func (s *Stream) PickedInOne() (endpoints []string, change Change, body []byte) {
 	s.t.Helper()
 	message := s.Receive()
@@ -210,7 +212,7 @@ func (s *Stream) PickedInOne() (endpoints []string, change Change, body []byte) 
 	return endpoints, change, common.GetBodyMutation().GetBody()
 }
 
-// Answered takes the answer to a response's header.
+// Answered receives the answer to a response header.
 func (s *Stream) Answered() Change {
 	s.t.Helper()
 	message := s.Receive()
@@ -220,8 +222,8 @@ func (s *Stream) Answered() Change {
 	return s.changeOf(message.GetResponseHeaders().GetResponse().GetHeaderMutation())
 }
 
-// Body takes the chunks of a body up to its end, or as many bytes as are given, and returns them. Of the request or of the
-// response, as the first chunk is.
+// Body receives the chunks of a body until its end, or at least the given number of bytes, and returns them. The first
+// chunk determines whether it is the body of the request or of the response.
 func (s *Stream) Body(bytes int) (body []byte, ended bool) {
 	s.t.Helper()
 	for !ended && (bytes < 0 || len(body) < bytes) {
@@ -242,7 +244,7 @@ func (s *Stream) Body(bytes int) (body []byte, ended bool) {
 	return body, ended
 }
 
-// Refused takes an answer in place of an endpoint.
+// Refused receives an immediate response.
 func (s *Stream) Refused() (code int, change Change, body string) {
 	s.t.Helper()
 	message := s.Receive().GetImmediateResponse()
@@ -252,13 +254,13 @@ func (s *Stream) Refused() (code int, change Change, body string) {
 	return int(message.GetStatus().GetCode()), s.changeOf(message.GetHeaders()), string(message.GetBody())
 }
 
-// Change is what a mutation does to a header: names are in lower case.
+// Change describes a header mutation. Names are in lower case.
 type Change struct {
 	Set    map[string]string
 	Remove map[string]bool
 }
 
-// Apply does it to a header, as a gateway does.
+// Apply applies the mutation to a header like a gateway.
 func (c Change) Apply(header http.Header) {
 	for name := range c.Remove {
 		header.Del(name)

@@ -1,4 +1,4 @@
-// Package planstest has plans for tests: two that are solved from the routing trace of a small model.
+// Package planstest provides plans for tests: two plans that are solved from the routing trace of a small model.
 package planstest
 
 import (
@@ -18,16 +18,16 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// The small model: a routing trace of it, and its checkpoint.
+// Trace and Checkpoint are the routing trace and the checkpoint of the small model.
 var (
 	Trace      = inModule("solver/testdata/tiny-32e-top4.safetensors.zst")
 	Checkpoint = inModule("internal/refengine/testdata/tiny-qwen3moe")
 )
 
-// Shape is that of the small model.
+// Shape is the shape of the small model.
 var Shape = lar.Shape{Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4}
 
-// inModule is a path below the root of the module, whichever package's directory tests run in.
+// inModule returns a path below the root of the module, regardless of the working directory of the test.
 func inModule(path string) string {
 	dir, err := os.Getwd()
 	for ; err == nil; dir = filepath.Dir(dir) {
@@ -45,7 +45,7 @@ type Planned struct {
 	Tokenizer *tokenizer.Tokenizer
 }
 
-// Short is the digest as headers have it.
+// Short returns the digest in the format of headers.
 func (p Planned) Short() string { return p.Artifact.Digest[:16] }
 
 var solved = sync.OnceValues(func() ([]Planned, error) {
@@ -74,7 +74,7 @@ var solved = sync.OnceValues(func() ([]Planned, error) {
 	return all, nil
 })
 
-// Solved are two plans with different placements.
+// Solved returns two plans with different placements.
 func Solved(t testing.TB) (first, second Planned) {
 	t.Helper()
 	all, err := solved()
@@ -84,7 +84,7 @@ func Solved(t testing.TB) (first, second Planned) {
 	return all[0], all[1]
 }
 
-// Favouring is a plan of new tables for the layout of this one: every request belongs on one rank.
+// Favouring returns a plan with new tables for the layout of p. The tables score rank highest for every request.
 func (p Planned) Favouring(t testing.TB, rank int) Planned {
 	t.Helper()
 	changed := *p.Plan

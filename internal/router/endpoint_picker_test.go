@@ -34,7 +34,7 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// newPicker serves an endpoint picker over a pool, and returns a gateway's connection to it.
+// newPicker serves an endpoint picker over a pool, and returns the connection of a gateway to it.
 func newPicker(t *testing.T, pool *Pool, options ProxyOptions) (*grpc.ClientConn, *Observations, *prometheus.Registry) {
 	t.Helper()
 	if options.MaxBodyBytes == 0 {
@@ -58,7 +58,7 @@ func newPicker(t *testing.T, pool *Pool, options ProxyOptions) (*grpc.ClientConn
 	t.Cleanup(func() {
 		stopped, cancel := context.WithCancel(context.Background())
 		cancel()
-		server.Shutdown(stopped) //nolint:errcheck // it says that it broke off what a test has left
+		server.Shutdown(stopped) //nolint:errcheck // reports the streams that a test has left open
 		if err := <-ended; err != nil {
 			t.Errorf("the server ended with %v", err)
 		}
@@ -72,7 +72,7 @@ func newPool(backends ...discovery.Backend) *Pool {
 	return pool
 }
 
-// begin opens a request and returns where it goes.
+// begin opens a request and returns its endpoint.
 func begin(t *testing.T, gateway *grpc.ClientConn, body string, header map[string]string, hint *structpb.Value) (*gatewaytest.Stream, []string, gatewaytest.Change) {
 	t.Helper()
 	s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
@@ -89,10 +89,11 @@ type record struct {
 	body   []byte
 }
 
-// servedRank is where an answer of the native route names the rank.
+// servedRank matches the rank in a response of the native route.
 var servedRank = regexp.MustCompile(`"dp_rank":\d+`)
 
-// recorder is an engine that asks another one, and gives the same bytes, but for the rank, to all who send the same.
+// recorder is an engine that forwards to another one, and returns the same bytes, except for the rank, for equal
+// requests.
 type recorder struct {
 	mu      sync.Mutex
 	address string
@@ -125,11 +126,11 @@ func (e *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.records[key] = record{response.Header, data}
 	}
 	w.Header().Set("Content-Type", e.records[key].header.Get("Content-Type"))
-	w.Write(servedRank.ReplaceAll(e.records[key].body, []byte(rank))) //nolint:errcheck // the client checks
+	w.Write(servedRank.ReplaceAll(e.records[key].body, []byte(rank))) //nolint:errcheck // the client verifies the body
 }
 
-// throughGateway sends a request as a gateway does: what the picker says goes to the endpoint, and the endpoint's response
-// comes back through the picker, in chunks.
+// throughGateway sends a request like a gateway: it sends the output of the picker to the endpoint, and passes the
+// response of the endpoint through the picker in chunks.
 func throughGateway(t *testing.T, gateway *grpc.ClientConn, path, body string, chunkBytes int) (http.Header, string) {
 	t.Helper()
 	s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
@@ -157,7 +158,7 @@ func throughGateway(t *testing.T, gateway *grpc.ClientConn, path, body string, c
 	}
 	s.ResponseHeaders(response.StatusCode, header, false, endpoints[0])
 	sending := make(chan struct{})
-	go func() { // who only sends before receiving fills the windows of both sides
+	go func() { // sending everything before receiving would fill the windows of both sides
 		defer close(sending)
 		s.ResponseBody(data, chunkBytes, true)
 	}()
@@ -173,9 +174,9 @@ func throughGateway(t *testing.T, gateway *grpc.ClientConn, path, body string, c
 	return response.Header, string(got)
 }
 
-// For the same bytes of an engine a client gets the same bytes through a gateway as from the proxy, in whatever chunks
-// they come, sampled or not; and the same is observed.
-func TestAGatewaysClientGetsWhatTheProxysGets(t *testing.T) {
+// TestGatewayAndProxyAreEquivalent checks that for the same bytes of an engine, a client gets the same bytes through a
+// gateway and from the proxy, for any chunk size, sampled or not, and that the observations are the same.
+func TestGatewayAndProxyAreEquivalent(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	p, _ := solved(t)
 	address := startReferenceEngine(t, string(p.Artifact.Files["engine/sglang.json"]))
@@ -221,12 +222,12 @@ func TestAGatewaysClientGetsWhatTheProxysGets(t *testing.T) {
 			}
 			want := 0
 			if percent == 100 {
-				want = len(requests) - 1 // all but the one whose client has asked itself
+				want = len(requests) - 1 // all except the request that itself requests experts
 			}
 			if len(wanted.recent()) != want || len(observed.recent()) != 3*want {
 				t.Fatalf("%d observations through the gateway, %d of the proxy; want %d and %d", len(observed.recent()), len(wanted.recent()), 3*want, want)
 			}
-			// The rank was chosen anew, and what is local depends on it; the rest does not.
+			// The ranks were chosen again, and locality depends on them; everything else must match.
 			known := map[string]bool{}
 			for _, o := range wanted.recent() {
 				known[fmt.Sprint(o.Revision, o.Plan, o.Tokens, o.Total)] = true
@@ -243,8 +244,9 @@ func TestAGatewaysClientGetsWhatTheProxysGets(t *testing.T) {
 	}
 }
 
-// vLLM puts the experts into answers that nobody has asked for them; they are taken out on this way too.
-func TestAGatewaysClientGetsNoExpertsOfVLLM(t *testing.T) {
+// TestGatewayRemovesExpertsOfVLLM checks that experts that vLLM returns unasked are also removed for clients of a
+// gateway.
+func TestGatewayRemovesExpertsOfVLLM(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	engine := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"text":"a","routed_experts":%q}],"usage":{}}`, vllmRouting())
@@ -260,7 +262,7 @@ func TestAGatewaysClientGetsNoExpertsOfVLLM(t *testing.T) {
 	}
 }
 
-// eightPorts is a pod of an InferencePool with eight ports, each of them a rank.
+// eightPorts returns a pod of an InferencePool with eight ports, each of which is a rank.
 func eightPorts(pod, host string) discovery.Backend {
 	b := discovery.Backend{Pod: pod, Address: host + ":8000", Ranks: 8}
 	for rank := range 8 {
@@ -269,14 +271,14 @@ func eightPorts(pod, host string) discovery.Backend {
 	return b
 }
 
-// Each port is an endpoint: load is spread over all of them, hints choose among them, no header names a rank, and other
-// ports stand by.
+// TestPicksAmongEightPorts checks that each port is an endpoint: load is spread over all of them, hints select among
+// them, no header names a rank, and other ports are fallbacks.
 func TestPicksAmongEightPorts(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	pod := eightPorts("a", "10.0.0.1")
-	pod.RankAddresses[5] = "" // not live
+	pod.RankAddresses[5] = "" // inactive
 	pool := newPool(pod)
-	gateway, _, registry := newPicker(t, pool, ProxyOptions{}) // whatever header pods are pinned by that name no engine
+	gateway, _, registry := newPicker(t, pool, ProxyOptions{}) // with any header for pods that name no engine
 	const body = `{"prompt":"x","max_tokens":10}`
 	seen := map[string]int{}
 	var streams []*gatewaytest.Stream
@@ -337,14 +339,14 @@ semmoe_router_requests_total{code="503"} 0
 	}
 }
 
-// podOf is the pod that is named like the host of its endpoint.
+// podOf returns the pod, which has the name of the host of its endpoint.
 func podOf(endpoint string) string {
 	pod, _, _ := strings.Cut(endpoint, ":")
 	return pod
 }
 
-// Wherever a client leaves, nothing stays outstanding.
-func TestAGatewaysClientThatLeaves(t *testing.T) {
+// TestGatewayClientDisconnects checks that no load remains when a client disconnects at any point.
+func TestGatewayClientDisconnects(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	p, _ := solved(t)
 	pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 4, PlanDigest: p.Artifact.Digest, Shape: &planstest.Shape})
@@ -381,9 +383,9 @@ func TestAGatewaysClientThatLeaves(t *testing.T) {
 	}
 }
 
-// A gateway that passes the response on as it is gets no request sampled, and none that asks for the experts of a permuted
-// checkpoint.
-func TestWhereTheResponseCannotBeChanged(t *testing.T) {
+// TestUnchangedResponses checks that a gateway that forwards responses unchanged gets no sampled requests, and that
+// requests for experts do not go to pods with a permuted checkpoint.
+func TestUnchangedResponses(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	adapter := adapterOf(t, "SGLang")
 	options := ProxyOptions{RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100}
@@ -414,13 +416,13 @@ func TestWhereTheResponseCannotBeChanged(t *testing.T) {
 		s.Cancel()
 	}
 	pool.Set([]discovery.Backend{permuted})
-	if code, _, body := open(`{"prompt":"x","return_routed_experts":true}`).Refused(); code != 503 || !strings.Contains(body, "logical ids") {
+	if code, _, body := open(`{"prompt":"x","return_routed_experts":true}`).Refused(); code != 503 || !strings.Contains(body, "logical expert IDs") {
 		t.Errorf("code %d, %s", code, body)
 	}
 }
 
-// A router in this mode starts from its snapshot without the API server, says when it is ready, and lets a running stream
-// finish when it is told to stop.
+// TestRunsAsAnEndpointPicker checks that an endpoint picker starts from its snapshot without the API server, reports
+// its readiness, and lets a running stream finish on shutdown.
 func TestRunsAsAnEndpointPicker(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	dir := t.TempDir()
@@ -476,8 +478,8 @@ func TestRunsAsAnEndpointPicker(t *testing.T) {
 	}
 }
 
-// Many clients at once, of which some leave, while pods come and go: each gets an endpoint that was there, or 503, and in
-// the end nothing is outstanding and nobody waits.
+// TestManyStreamsAtOnce checks many concurrent clients, some of which disconnect, while pods change: each request gets
+// an existing endpoint or 503, and in the end no load and no waiting request remain.
 func TestManyStreamsAtOnce(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	p, _ := solved(t)
@@ -528,8 +530,9 @@ func TestManyStreamsAtOnce(t *testing.T) {
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
 }
 
-// Where every rank has as many requests as it may, a gateway's client gets 429 at once; a place that comes free is taken.
-func TestAGatewaysClientWhereAllIsFull(t *testing.T) {
+// TestGatewayWithAllRanksFull checks that a gateway's client gets 429 immediately while all ranks are at their limit,
+// and that a released place is used.
+func TestGatewayWithAllRanksFull(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	options := DefaultPoolOptions()
 	options.PendingLimitPerRank = 1

@@ -26,8 +26,8 @@ func backendsOf(plan string, pods, ranks int, name string) []discovery.Backend {
 	return all
 }
 
-// While plans are rolled out each gets the share of requests that its ranks are, and the same share of its requests is
-// sampled.
+// TestGroupsAreAFairSample checks that during a rollout each plan gets a share of the requests proportional to its
+// ranks, and that the same share of its requests is sampled.
 func TestGroupsAreAFairSample(t *testing.T) {
 	const requests, percent = 40_000, 10
 	pool := NewPool()
@@ -36,7 +36,7 @@ func TestGroupsAreAFairSample(t *testing.T) {
 	chosen, asked := map[string]int{}, map[string]int{}
 	random := rand.New(rand.NewPCG(1, 1))
 	for i := range requests {
-		r := &request{id: fmt.Sprintf("request-%d", i), lot: random.Uint64(), tokens: 1, inference: true}
+		r := &request{id: fmt.Sprintf("request-%d", i), planRandom: random.Uint64(), tokens: 1, inference: true}
 		lease, _ := pool.acquire(r, nil)
 		lease.Release()
 		chosen[lease.Backend.PlanDigest]++
@@ -60,7 +60,8 @@ func TestGroupsAreAFairSample(t *testing.T) {
 	}
 }
 
-// A group is used as long as one of its pods is left; when none is, the next.
+// TestGroupsWithoutPods checks that a group is used while at least one of its pods is available, and then the next
+// group.
 func TestGroupsWithoutPods(t *testing.T) {
 	pool := NewPool()
 	now := time.Now()
@@ -68,7 +69,7 @@ func TestGroupsWithoutPods(t *testing.T) {
 	pool.Set(append(backendsOf("a", 1, 4, "a"), backendsOf("b", 1, 4, "b")...))
 	inA := 0
 	for i := range 100 {
-		r := &request{id: fmt.Sprint(i), lot: uint64(i), tokens: 1, inference: true}
+		r := &request{id: fmt.Sprint(i), planRandom: uint64(i), tokens: 1, inference: true}
 		if lease, ok := pool.acquire(r, map[string]bool{"a-0:1": true}); !ok || lease.Backend.Pod != "b-0" {
 			t.Fatalf("request %d goes to %+v although a-0 was tried", i, lease)
 		}
@@ -86,7 +87,7 @@ func TestGroupsWithoutPods(t *testing.T) {
 	}
 }
 
-// samplePrompts are requests of several kinds, no two alike.
+// samplePrompts returns distinct requests of several kinds.
 func samplePrompts(n int) []*request {
 	words := [][]string{
 		strings.Fields("func return err if nil for range var string int package import struct := { } ( )"),
@@ -107,7 +108,8 @@ func samplePrompts(n int) []*request {
 	return all
 }
 
-// Requests go where their experts are, evenly over the ranks, and over the pods of a rank.
+// TestChoosesByForecast checks that requests go to the ranks with their experts, evenly over the ranks and over the
+// pods of a rank.
 func TestChoosesByForecast(t *testing.T) {
 	p, _ := solved(t)
 	pool := NewPool()
@@ -149,8 +151,8 @@ func TestChoosesByForecast(t *testing.T) {
 	}
 }
 
-// A rank that has stopped answering does not collect requests; those that the scheduler sends there go elsewhere, and are
-// still accounted under their plan.
+// TestAvoidsAStalledRank checks that a rank that has stopped responding does not collect requests. Requests that the
+// scheduler assigns to it go elsewhere, and still count for their plan.
 func TestAvoidsAStalledRank(t *testing.T) {
 	p, _ := solved(t)
 	pool := NewPool()
@@ -179,7 +181,8 @@ func TestAvoidsAStalledRank(t *testing.T) {
 	}
 }
 
-// A request that is sent again counts once for the balance, and keeps its rank on another pod of its plan.
+// TestSentAgain checks that a request that is sent again counts once for the balance, and keeps its rank on another pod
+// of its plan.
 func TestSentAgain(t *testing.T) {
 	p, _ := solved(t)
 	pool := NewPool()
@@ -201,7 +204,8 @@ func TestSentAgain(t *testing.T) {
 	}
 }
 
-// One request at a time leaves nothing outstanding to compare: the pods that hold a rank share its requests all the same.
+// TestQuietServiceUsesAllPods checks that the pods of a rank share its requests even if only one request is outstanding
+// at a time.
 func TestQuietServiceUsesAllPods(t *testing.T) {
 	p, _ := solved(t)
 	const pods, requests = 3, 300
@@ -227,7 +231,7 @@ func TestQuietServiceUsesAllPods(t *testing.T) {
 	}
 }
 
-// Without a forecast the choice is by load, and says why.
+// TestUnscored checks that a request without a forecast is balanced by load, with the reason.
 func TestUnscored(t *testing.T) {
 	p, _ := solved(t)
 	chat := func(body string) *request { return newRequest("/v1/completions", "id", []byte(body)) }
@@ -273,7 +277,7 @@ func TestUnscored(t *testing.T) {
 	}
 }
 
-// BenchmarkChoose measures what the choice of a rank costs: reading the request, tokenizing, scoring, scheduling.
+// BenchmarkChoose measures the cost of choosing a rank: reading the request, tokenizing, scoring, scheduling.
 func BenchmarkChoose(b *testing.B) {
 	p, _ := solved(b)
 	random := rand.New(rand.NewPCG(3, 4))
@@ -312,9 +316,9 @@ func BenchmarkChoose(b *testing.B) {
 	}
 }
 
-// Of a pod whose ranks have ports of their own, those that are not live, not eligible or tried get nothing, with a forecast
-// as without; the others share the load.
-func TestChoosesAmongThePortsThatAreAdmitted(t *testing.T) {
+// TestChoosesAmongAdmittedPorts checks that ranks with their own port get no request if the port is inactive,
+// ineligible or was tried, with and without a forecast. The other ranks share the load.
+func TestChoosesAmongAdmittedPorts(t *testing.T) {
 	p, _ := solved(t)
 	addresses := []string{"a:0", "a:1", "", "a:3"}
 	for name, tc := range map[string]struct {
@@ -355,7 +359,7 @@ func TestChoosesAmongThePortsThatAreAdmitted(t *testing.T) {
 	}
 }
 
-// poolWith is a pool with other options than the default ones.
+// poolWith returns a pool with changed options.
 func poolWith(t *testing.T, change func(o *PoolOptions)) *Pool {
 	t.Helper()
 	options := DefaultPoolOptions()
@@ -369,11 +373,11 @@ func poolWith(t *testing.T, change func(o *PoolOptions)) *Pool {
 
 func TestPoolOptionsAreChecked(t *testing.T) {
 	for want, change := range map[string]func(o *PoolOptions){
-		`pending limit per rank is -1`: func(o *PoolOptions) { o.PendingLimitPerRank = -1 },
-		`cache tokens per rank is 0`:   func(o *PoolOptions) { o.CacheTokensPerRank = 0 },
-		`policy window decides on`:     func(o *PoolOptions) { o.Policy = dispatch.Window },
-		`cap is 0.5`:                   func(o *PoolOptions) { o.Cap = .5 },
-		`weight load is -1`:            func(o *PoolOptions) { o.Weights.Load = -1 },
+		`pendingLimitPerRank: -1 is invalid`: func(o *PoolOptions) { o.PendingLimitPerRank = -1 },
+		`cacheTokensPerRank: 0 is invalid`:   func(o *PoolOptions) { o.CacheTokensPerRank = 0 },
+		`policy window decides on`:           func(o *PoolOptions) { o.Policy = dispatch.Window },
+		`cap is 0.5`:                         func(o *PoolOptions) { o.Cap = .5 },
+		`weight load is -1`:                  func(o *PoolOptions) { o.Weights.Load = -1 },
 	} {
 		options := DefaultPoolOptions()
 		change(&options)
@@ -383,12 +387,12 @@ func TestPoolOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// completion is a request for a text.
+// completion returns a completion request.
 func completion(id, prompt string) *request {
 	return newRequest("/v1/completions", id, fmt.Appendf(nil, `{"prompt":%q,"max_tokens":16}`, prompt))
 }
 
-// conversationOf is a text of that many bytes that no other number has.
+// conversationOf returns a text of this length that is unique for each number.
 func conversationOf(number, bytes int) string {
 	random := rand.New(rand.NewPCG(uint64(number), 7))
 	text := make([]byte, bytes)
@@ -398,7 +402,8 @@ func conversationOf(number, bytes int) string {
 	return string(text)
 }
 
-// Without any plan, and under every policy that knows prefixes, a conversation stays where it began, as long as its pod does.
+// TestPrefixesWithoutAPlan checks that without a plan, and under every policy that uses prefixes, a conversation stays
+// on its pod while the pod exists.
 func TestPrefixesWithoutAPlan(t *testing.T) {
 	for _, policy := range []dispatch.Policy{dispatch.Price, dispatch.Prefix} {
 		for _, ranks := range []int{0, 4} {
@@ -422,10 +427,10 @@ func TestPrefixesWithoutAPlan(t *testing.T) {
 				}
 				again.Release()
 			}
-			if spent := pool.Spent(); spent.Cached == 0 || spent.Prefix == 0 && policy == dispatch.Price {
+			if spent := pool.DecisionSums(); spent.Cached == 0 || spent.Prefix == 0 && policy == dispatch.Price {
 				t.Errorf("%s: decisions sum up to %+v", policy, spent)
 			}
-			// A pod that has gone and come back holds nothing, and another pod's knowledge is its own.
+			// A pod that was removed and added again has an empty cache, and the caches of other pods are kept.
 			pool.Set(backends[1:])
 			pool.Set(backends)
 			for n, first := range began {
@@ -441,7 +446,8 @@ func TestPrefixesWithoutAPlan(t *testing.T) {
 	}
 }
 
-// With a plan, a conversation stays on a pod of its rank; tokens of its prompt are hashed, not its text.
+// TestPrefixesByTokens checks that with a plan, a conversation stays on a pod of its rank, and tokens are hashed
+// instead of text.
 func TestPrefixesByTokens(t *testing.T) {
 	p, _ := solved(t)
 	pool := poolWith(t, func(o *PoolOptions) { o.Cap = 4 })
@@ -462,12 +468,13 @@ func TestPrefixesByTokens(t *testing.T) {
 	if moved > len(requests)/10 {
 		t.Errorf("%d of %d conversations moved", moved, len(requests))
 	}
-	if spent := pool.Spent(); spent.Cached < spent.Tokens/4 {
+	if spent := pool.DecisionSums(); spent.Cached < spent.Tokens/4 {
 		t.Errorf("%.0f of %.0f tokens were cached", spent.Cached, spent.Tokens)
 	}
 }
 
-// A rank takes no more requests than the limit; when all are full the pool says so at once, and takes more when one has ended.
+// TestPendingLimit checks that a rank takes no more requests than its limit. If all ranks are full, the pool reports so
+// immediately, and takes a request again when one has ended.
 func TestPendingLimit(t *testing.T) {
 	p, _ := solved(t)
 	for name, digest := range map[string]string{"no plan": "", "plan": p.Artifact.Digest} {
@@ -509,7 +516,7 @@ func TestPendingLimit(t *testing.T) {
 	}
 }
 
-// While one plan's pods are full, requests go to the other's.
+// TestPendingLimitByGroup checks that requests go to pods of another plan while all pods of one plan are full.
 func TestPendingLimitByGroup(t *testing.T) {
 	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 1 })
 	pool.Set(append(backendsOf("a", 1, 2, "a"), backendsOf("b", 1, 4, "b")...))
@@ -526,7 +533,8 @@ func TestPendingLimitByGroup(t *testing.T) {
 	}
 }
 
-// Sending a request again neither counts in its plan's balance nor in what decisions were made by.
+// TestSentAgainCountsOnce checks that sending a request again changes neither the balance of its plan nor the sums of
+// the decisions.
 func TestSentAgainCountsOnce(t *testing.T) {
 	p, _ := solved(t)
 	for name, digest := range map[string]string{"no plan": "", "plan": p.Artifact.Digest} {
@@ -535,18 +543,18 @@ func TestSentAgainCountsOnce(t *testing.T) {
 		pool.AddLayout(p.layout)
 		r := completion("r", "some text")
 		first, _ := pool.acquire(r, nil)
-		spent := pool.Spent()
+		spent := pool.DecisionSums()
 		load := r.scheduler.Load(first.Rank)
 		first.Release()
 		again, _ := pool.acquire(r, map[string]bool{first.Backend.Address: true})
-		if again.Rank != first.Rank || pool.Spent() != spent || r.scheduler.Load(first.Rank) != load {
+		if again.Rank != first.Rank || pool.DecisionSums() != spent || r.scheduler.Load(first.Rank) != load {
 			t.Errorf("%s: from rank %d to %d, load %d and then %d, %+v and then %+v",
-				name, first.Rank, again.Rank, load, r.scheduler.Load(first.Rank), spent, pool.Spent())
+				name, first.Rank, again.Rank, load, r.scheduler.Load(first.Rank), spent, pool.DecisionSums())
 		}
 	}
 }
 
-// Every policy serves with and without a plan.
+// TestPolicies checks that every policy serves with and without a plan.
 func TestPolicies(t *testing.T) {
 	p, _ := solved(t)
 	for _, policy := range dispatch.Policies {

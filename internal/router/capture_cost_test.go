@@ -23,7 +23,7 @@ import (
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
-// reported is what a router answers at /v1/observations.
+// reported returns the response of a router at /v1/observations.
 func reported(t *testing.T, o *Observations) lar.Report {
 	t.Helper()
 	recorder := httptest.NewRecorder()
@@ -38,7 +38,7 @@ func reported(t *testing.T, o *Observations) lar.Report {
 	return report
 }
 
-// fill counts requests of which the asked ones take ratio times as long.
+// fill records requests. Requests with capture take ratio times as long as the others.
 func fill(c *captureWatch, now time.Time, ratio float64) {
 	for range 150 {
 		c.add(now, true, time.Duration(ratio*float64(time.Second)), 100)
@@ -46,9 +46,9 @@ func fill(c *captureWatch, now time.Time, ratio float64) {
 	}
 }
 
-// Capture that costs too much narrows the sample for an hour from the last look that says so; a cost that is not certain, or
-// one below the bound, does not.
-func TestNarrows(t *testing.T) {
+// TestNarrowsSample checks that too high a cost of capture limits the sample for an hour after the last evaluation.
+// A cost that is uncertain or below the bound does not.
+func TestNarrowsSample(t *testing.T) {
 	start := time.Unix(1_700_000_000, 0)
 	for name, tc := range map[string]struct {
 		ratio  float64
@@ -59,31 +59,31 @@ func TestNarrows(t *testing.T) {
 		if c.narrowed(start) {
 			t.Errorf("%s: narrowed by the first request", name)
 		}
-		fill(&c, start.Add(lookPeriod), tc.ratio)
-		if c.narrowed(start.Add(lookPeriod)) != tc.narrow {
+		fill(&c, start.Add(costCheckPeriod), tc.ratio)
+		if c.narrowed(start.Add(costCheckPeriod)) != tc.narrow {
 			t.Errorf("%s: narrowed is %v", name, !tc.narrow)
 		}
 	}
 	var c captureWatch
 	fill(&c, start, 2)
-	last := start.Add(lookPeriod)
+	last := start.Add(costCheckPeriod)
 	c.add(last, false, time.Second, 100)
-	for at := last; at.Before(last.Add(narrowTime)); at = at.Add(time.Minute) {
+	for at := last; at.Before(last.Add(narrowPeriod)); at = at.Add(time.Minute) {
 		if !c.narrowed(at) {
 			t.Fatalf("widened after %v", at.Sub(last))
 		}
 	}
-	if c.narrowed(last.Add(narrowTime)) {
+	if c.narrowed(last.Add(narrowPeriod)) {
 		t.Error("narrowed for ever")
 	}
-	// What is an hour old says nothing any more.
+	// Measurements older than an hour are dropped.
 	if cost := c.cost(start.Add(2 * time.Hour)); cost != (lar.CaptureCost{}) {
 		t.Errorf("after two hours the cost is %+v", cost)
 	}
 }
 
-// While narrowed, only requests to one pod of each plan are sampled, the same one for every router, and only those count as
-// eligible. Where requests go stays as it is.
+// TestSamplesOnePodWhileNarrowed checks that with a limited sample, only requests to one pod per plan are sampled, to
+// the same pod on every router, and only these count as eligible. The distribution of requests does not change.
 func TestSamplesOnePodWhileNarrowed(t *testing.T) {
 	var mu sync.Mutex
 	asked, served := map[string]int{}, map[string]int{}
@@ -144,7 +144,8 @@ func TestSamplesOnePodWhileNarrowed(t *testing.T) {
 	}
 }
 
-// The time of each answered request is counted for its arm once it has been read; that of a client that leaves is not.
+// TestCaptureIsTimed checks that the time of each response is recorded for its group when the response was read to its
+// end, and is not recorded if the client disconnects.
 func TestCaptureIsTimed(t *testing.T) {
 	release := make(chan struct{})
 	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
@@ -168,12 +169,12 @@ func TestCaptureIsTimed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		request.Header.Set(HeaderRequestID, "the same") // chooses nothing
+		request.Header.Set(HeaderRequestID, "the same") // does not influence the choice
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
 			t.Fatal(err)
 		}
-		io.Copy(io.Discard, response.Body) //nolint:errcheck // a test's
+		io.Copy(io.Discard, response.Body) //nolint:errcheck // the test checks the outcome
 		response.Body.Close()
 	}
 	want := int(reported(t, observations).Population.Sampled)
@@ -199,13 +200,14 @@ func TestCaptureIsTimed(t *testing.T) {
 	if cost.Asked.Seconds <= 0 || cost.Plain.Seconds <= 0 || cost.Plain.Tokens < float64(10*cost.Plain.Requests) {
 		t.Errorf("%+v", cost)
 	}
-	// The request whose client left could be sampled all the same.
+	// The request of the disconnected client was eligible as well.
 	if p := report.Population; p.Eligible != requests+1 || p.Requests != lar.RequestsAll || p.Replicas != lar.ReplicasAll || p.SamplePercent != 50 {
 		t.Errorf("population %+v", p)
 	}
 }
 
-// vLLM tells the experts of unstreamed requests, unasked: the population says so, and there is no cost to compare.
+// TestPopulationOfVLLM checks the population of vLLM, which reports experts of unstreamed requests without being asked.
+// There is no capture cost to compare.
 func TestPopulationOfVLLM(t *testing.T) {
 	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
 		if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), "stream") {
@@ -234,7 +236,8 @@ func TestPopulationOfVLLM(t *testing.T) {
 	}
 }
 
-// The metrics are the report's figures, their labels are few, and the guide names all of them.
+// TestObservedMetrics checks that the metrics have the values of the report and few labels, and that the guide
+// documents all of them.
 func TestObservedMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	pool := NewPool()
@@ -256,7 +259,7 @@ func TestObservedMetrics(t *testing.T) {
 		"semmoe_local_activation_rate": 0.22, "semmoe_predicted_local_activation_rate": 0.22, "semmoe_forecast_bias": 0, "semmoe_forecast_slope": 1,
 		"semmoe_rank_local_activation_rate/0": 0.22, "semmoe_layer_group_local_activation_rate/0": 0.2, "semmoe_layer_group_local_activation_rate/1": 0.24,
 		"semmoe_remote_ranks_per_token": 2, "semmoe_observed_requests": 40, "semmoe_sample_eligible_requests_total": 80, "semmoe_sampled_requests_total": 20,
-		// The window has been filled for 110 s and the 5 s since its last bucket began, and half of the requests were observed.
+		// The window covers 110 s and the 5 s since its last bucket began, and half of the requests were observed.
 		"semmoe_saved_bytes_per_second": 40 * 1000 * 2 / 115.,
 		"semmoe_sampling_narrowed":      0,
 	} {
@@ -264,7 +267,7 @@ func TestObservedMetrics(t *testing.T) {
 			t.Errorf("%s is %v (%v), want %v", name, got, known, want)
 		}
 	}
-	if se := values["semmoe_local_activation_rate_standard_error"]; se < 0.002 || se > 0.003 { // 0.0141/sqrt(40), and a little
+	if se := values["semmoe_local_activation_rate_standard_error"]; se < 0.002 || se > 0.003 { // 0.0141/sqrt(40), with some tolerance
 		t.Errorf("the standard error is %v", se)
 	}
 	if cost := values["semmoe_capture_cost_ratio"]; cost == cost {
@@ -276,12 +279,12 @@ func TestObservedMetrics(t *testing.T) {
 	}
 	for name := range values {
 		if name, _, _ = strings.Cut(name, "/"); !strings.HasPrefix(name, "semmoe_router_") && !strings.Contains(string(guide), "`"+name) {
-			t.Errorf("docs/locality.md does not tell what %s is", name)
+			t.Errorf("docs/locality.md does not document %s", name)
 		}
 	}
 }
 
-// gauges are the values of all metrics of one value, by name and value of their label.
+// gauges returns the values of all metrics with a single value, by metric name and label value.
 func gauges(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := registry.Gather()
@@ -301,8 +304,8 @@ func gauges(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	return values
 }
 
-// A request whose answer a gateway does not let be changed is none that the sample is drawn from; others are sampled and timed
-// as those of the proxy.
+// TestPopulationThroughAGateway checks that requests with a response that the gateway does not let the picker change
+// are not in the population. Other requests are sampled and timed like requests of the proxy.
 func TestPopulationThroughAGateway(t *testing.T) {
 	pool := NewPool()
 	pool.Set([]discovery.Backend{{Pod: "a", Address: "10.0.0.1:8000", Ranks: 4, Revision: "r", Shape: &planstest.Shape}})

@@ -11,13 +11,13 @@ import (
 	"testing/iotest"
 )
 
-// room is the memory of one response.
-type room struct {
+// room is the memory budget of one response.
+type budget struct {
 	most, held int64
 	gaveUp     int
 }
 
-func (r *room) Hold(bytes int64) bool {
+func (r *budget) Reserve(bytes int64) bool {
 	if bytes > r.most {
 		return false
 	}
@@ -25,13 +25,13 @@ func (r *room) Hold(bytes int64) bool {
 	return true
 }
 
-func (r *room) GiveUp() { r.gaveUp++ }
+func (r *budget) GiveUp() { r.gaveUp++ }
 
-func (r *room) Release() { r.held = 0 }
+func (r *budget) Release() { r.held = 0 }
 
-// A response is edited where there is room for all of it, by what comes and not by what its header says. Else every byte of it is passed on as
-// it is, and the room is given back.
-func TestRewriteWithinRoom(t *testing.T) {
+// TestRewriteWithinBudget checks that a response is edited if the budget fits the bytes that arrive, regardless of the
+// length that its header declares. If not, it is forwarded unchanged, and the memory is released.
+func TestRewriteWithinBudget(t *testing.T) {
 	const most = 300 << 10
 	for name, tc := range map[string]struct {
 		size   int
@@ -44,8 +44,8 @@ func TestRewriteWithinRoom(t *testing.T) {
 		"one part":                      {200 << 10, strconv.Itoa(200 << 10), true},
 		"some parts, of unknown length": {120 << 10, "", true},
 		"more than the room":            {1 << 20, "", false},
-		"more than the header says":     {1 << 20, "10", false},
-		"less than the header says":     {10, strconv.Itoa(1 << 40), true},
+		"more than declared":            {1 << 20, "10", false},
+		"less than declared":            {10, strconv.Itoa(1 << 40), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			body := strings.Repeat("0123456789", tc.size/10+1)[:tc.size]
@@ -53,7 +53,7 @@ func TestRewriteWithinRoom(t *testing.T) {
 			if tc.length != "" {
 				response.Header.Set("Content-Length", tc.length)
 			}
-			r, ended := &room{most: most}, 0
+			r, ended := &budget{most: most}, 0
 			edit := func(data []byte, _ bool) ([]byte, error) { return append([]byte("edited "), data...), nil }
 			if err := Rewrite(response, edit, func() { ended++ }, r); err != nil {
 				t.Fatal(err)
@@ -67,27 +67,29 @@ func TestRewriteWithinRoom(t *testing.T) {
 				t.Errorf("%d bytes, %v, ended %d times, given up %d times; want %d bytes", len(got), err, ended, r.gaveUp, len(want))
 			}
 			if err := response.Body.Close(); err != nil || !tc.edited && r.held != 0 {
-				t.Errorf("%d bytes are held of a response that was passed on, %v", r.held, err)
+				t.Errorf("%d bytes are reserved for a forwarded response, %v", r.held, err)
 			}
 		})
 	}
 }
 
-// A response that breaks off while it is held is an error, not a short response.
+// TestRewriteOfABrokenResponse checks that a response that breaks off while it is buffered is an error, not a short
+// response.
 func TestRewriteOfABrokenResponse(t *testing.T) {
 	broken := errors.New("broken")
 	response := &http.Response{Header: http.Header{}, Body: io.NopCloser(io.MultiReader(strings.NewReader("begun"), iotest.ErrReader(broken)))}
-	if err := Rewrite(response, nil, nil, &room{most: 1 << 20}); !errors.Is(err, broken) {
+	if err := Rewrite(response, nil, nil, &budget{most: 1 << 20}); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// A line of a stream for which there is no room passes as it is, and so does all after it.
+// TestRewriteOfALineWithoutEnd checks that a line of a stream that exceeds the budget is forwarded unchanged, and so is
+// the rest of the stream.
 func TestRewriteOfALineWithoutEnd(t *testing.T) {
 	long := "data: " + strings.Repeat("x", 1<<20)
 	body := "data: 1\n\n" + long + "\n\ndata: 2\n\n"
 	response := &http.Response{Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(strings.NewReader(body))}
-	r := &room{most: 200 << 10}
+	r := &budget{most: 200 << 10}
 	edit := func(data []byte, _ bool) ([]byte, error) {
 		return bytes.ToUpper(append([]byte(" edited"), data...)), nil
 	}

@@ -10,25 +10,25 @@ import (
 )
 
 const (
-	// dearCapture is the ratio of times per token from which capture costs too much to be done on every pod.
-	dearCapture = 1.05
-	// narrowTime is how long only one pod of each plan is sampled after capture was last found too dear.
-	narrowTime = time.Hour
-	// lookPeriod is how often the cost is looked at: the fewer looks, the fewer false alarms.
-	lookPeriod = time.Minute
-	// costBucket and costBuckets are what the cost is measured over: an hour.
+	// maxCaptureCost is the ratio of times per token above which capture is too expensive to run on every pod.
+	maxCaptureCost = 1.05
+	// narrowPeriod is the time for which only one pod per plan is sampled after capture was last found too expensive.
+	narrowPeriod = time.Hour
+	// costCheckPeriod is the time between two evaluations of the cost. Fewer evaluations cause fewer false alarms.
+	costCheckPeriod = time.Minute
+	// costBucket and costBuckets define the measurement window of the cost: one hour.
 	costBucket  = 5 * time.Minute
 	costBuckets = 12
 )
 
-// captureWatch measures what it costs that an engine is asked for the routed experts, and narrows the sample down to one
-// pod where that is too much. It is not safe for concurrent use.
+// captureWatch measures the cost of requesting routed experts from an engine. It limits the sample to one pod per plan
+// while the cost is too high. It is not safe for concurrent use.
 type captureWatch struct {
-	// compares tells that there is something to compare: the engine tells the experts of those requests only that ask.
+	// compares is true if the cost can be measured: the engine reports experts only for requests that ask for them.
 	compares bool
 	buckets  []timedCost // the oldest first
-	// nextLook is when the cost is looked at again, narrowUntil until when one pod is sampled.
-	nextLook, narrowUntil time.Time
+	// nextCheck is the time of the next evaluation. Until narrowUntil, one pod per plan is sampled.
+	nextCheck, narrowUntil time.Time
 }
 
 type timedCost struct {
@@ -36,7 +36,8 @@ type timedCost struct {
 	lar.CaptureCost
 }
 
-// add counts a request that took that long for that many tokens.
+// add records the response time of a request with this number of tokens. asked is true if the router requested its
+// experts.
 func (c *captureWatch) add(now time.Time, asked bool, took time.Duration, tokens int64) {
 	start := now.Truncate(costBucket)
 	if n := len(c.buckets); n == 0 || c.buckets[n-1].start.Before(start) {
@@ -47,16 +48,16 @@ func (c *captureWatch) add(now time.Time, asked bool, took time.Duration, tokens
 		into = &c.buckets[len(c.buckets)-1].Asked
 	}
 	into.Add(took.Seconds(), float64(tokens))
-	if now.Before(c.nextLook) {
+	if now.Before(c.nextCheck) {
 		return
 	}
-	c.nextLook = now.Add(lookPeriod)
-	if cost := c.cost(now); cost.Above(dearCapture) {
-		c.narrowUntil = now.Add(narrowTime)
+	c.nextCheck = now.Add(costCheckPeriod)
+	if cost := c.cost(now); cost.Above(maxCaptureCost) {
+		c.narrowUntil = now.Add(narrowPeriod)
 	}
 }
 
-// cost is the sum of the last hour.
+// cost returns the sum over the last hour.
 func (c *captureWatch) cost(now time.Time) lar.CaptureCost {
 	for len(c.buckets) > 0 && now.Sub(c.buckets[0].start) >= costBuckets*costBucket {
 		c.buckets = c.buckets[1:]
@@ -68,12 +69,12 @@ func (c *captureWatch) cost(now time.Time) lar.CaptureCost {
 	return sum
 }
 
-// narrowed reports whether only one pod of each plan is sampled.
+// narrowed reports whether only one pod per plan is sampled.
 func (c *captureWatch) narrowed(now time.Time) bool { return now.Before(c.narrowUntil) }
 
-// samples reports whether requests to a backend are sampled. While capture is too dear, those to one pod of each plan are:
-// the same one for every router. Which pod a request goes to does not depend on whether it is in the sample, so that stays
-// one of all requests to that pod.
+// samples reports whether requests to a backend are sampled. While capture is too expensive, only one pod per plan is
+// sampled, the same pod on every router. The choice of a pod does not depend on whether a request is in the sample, so
+// the sample represents all requests to that pod.
 func (o *Observations) samples(pool *Pool, b discovery.Backend) bool {
 	o.mu.Lock()
 	narrowed := o.capture.narrowed(o.now())
@@ -81,7 +82,7 @@ func (o *Observations) samples(pool *Pool, b discovery.Backend) bool {
 	return !narrowed || pool.sampledPod(b.PlanDigest) == b.Pod
 }
 
-// sampledPod is the pod of a plan whose name has the smallest hash; empty where no pod has the plan.
+// sampledPod returns the pod of a plan with the smallest hash of its name, or "" if no pod has the plan.
 func (p *Pool) sampledPod(plan string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,7 +101,7 @@ func (p *Pool) sampledPod(plan string) string {
 	return pod
 }
 
-// podHash orders pods in the same way on every router.
+// podHash returns a hash that orders pods identically on every router.
 func podHash(name string) uint64 {
 	hash := uint64(14695981039346656037)
 	for i := range len(name) {
@@ -111,7 +112,8 @@ func podHash(name string) uint64 {
 	return hash ^ hash>>31
 }
 
-// timed has a response's time counted once it has been read to its end; one whose client leaves before does not count.
+// timed records the time of a response when it has been read to its end. It ignores responses to clients that
+// disconnect.
 func (o *Observations) timed(response *http.Response, sent time.Time, asked bool, tokens int64) {
 	response.Body = &endedBody{ReadCloser: response.Body, end: func() {
 		o.mu.Lock()
@@ -121,7 +123,7 @@ func (o *Observations) timed(response *http.Response, sent time.Time, asked bool
 	}}
 }
 
-// endedBody calls end when it has been read to its end.
+// endedBody calls end once, when the body has been read to its end.
 type endedBody struct {
 	io.ReadCloser
 	end func()

@@ -5,21 +5,20 @@ import (
 	"encoding/json"
 )
 
-// Told is what a response tells of the tokens that were processed for it.
-type Told struct {
-	// Prompt and Completion are how many there were.
+// Usage contains the token counts and ids that a response reports.
+type Usage struct {
+	// Prompt and Completion are the numbers of tokens.
 	Prompt, Completion int
-	// Output are the ids of the generated ones; nil where the engine does not tell them.
+	// Output contains the ids of the generated tokens; nil if the engine does not report them.
 	Output []int32
-	// Rank is the data-parallel rank that has served; nil where the engine does not report it.
+	// Rank is the data-parallel rank that served the request; nil if the engine does not report it.
 	Rank *int
 }
 
 var promptTokensMember = []byte(`"prompt_tokens"`)
 
-// Read takes note of what a JSON text tells, the response or an event of it. Events of SGLang's native route hold all of the
-// answer so far.
-func (t *Told) Read(data []byte) {
+// Read parses a response or one of its events. Events of SGLang's native route contain the complete answer so far.
+func (t *Usage) Read(data []byte) {
 	if !bytes.Contains(data, promptTokensMember) {
 		return
 	}
@@ -34,7 +33,7 @@ func (t *Told) Read(data []byte) {
 		Usage     *usage  `json:"usage"`
 	}
 	if json.Unmarshal(data, &answer) != nil {
-		return // a batch: whose tokens are whose is not told
+		return // a batch: the tokens cannot be assigned to its requests
 	}
 	for _, u := range []*usage{answer.Usage, answer.Meta} {
 		if u != nil {
@@ -43,7 +42,7 @@ func (t *Told) Read(data []byte) {
 	}
 }
 
-// GeneratedTokensMember returns the integer member of an answer in one piece that counts the generated tokens:
+// GeneratedTokensMember returns the integer member with the number of generated tokens in an unstreamed response:
 // usage.output_tokens of Anthropic's Messages API and OpenAI's Responses API, usage.completion_tokens of OpenAI's other
 // APIs, and meta_info.completion_tokens of SGLang's /generate.
 func GeneratedTokensMember(path string) string {

@@ -36,7 +36,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// permutedLayout is a plan of three layers, of which the first is dense, for four experts on two ranks.
+// permutedLayout returns a plan of three layers, the first of which is dense, for four experts on two ranks.
 func permutedLayout(slotsPerRank int, slots ...int) *plans.Layout {
 	return plans.New("d", &solver.Plan{HiddenLayers: 3, Placement: &placement.Placement{
 		Ranks: 2, Experts: 4, SlotsPerRank: slotsPerRank, Layers: []placement.Layer{{Layer: 1, Slots: slots}},
@@ -60,13 +60,13 @@ func TestTellsLogical(t *testing.T) {
 		"another shape":    {discovery.Backend{Permuted: true, Shape: &other}, l, false},
 		"redundant copies": {discovery.Backend{Permuted: true, Shape: &permutedShape}, permutedLayout(3, 0, 1, 2, 0, 3, 1), false},
 	} {
-		if got := tellsLogical(tc.backend, tc.layout); got != tc.want {
+		if got := reportsLogicalExperts(tc.backend, tc.layout); got != tc.want {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}
 }
 
-// encodedExperts are expert ids as SGLang tells them.
+// encodedExperts encodes expert ids like SGLang.
 func encodedExperts(ids ...int32) string {
 	var data []byte
 	for _, id := range ids {
@@ -75,7 +75,8 @@ func encodedExperts(ids ...int32) string {
 	return base64.StdEncoding.EncodeToString(data)
 }
 
-// A translation changes what stands at the engine's places and nothing else; what cannot be read is not passed on.
+// TestTranslate checks that a translation changes only the values at the engine's paths, and that unreadable values are
+// not forwarded.
 func TestTranslate(t *testing.T) {
 	told, logical := encodedExperts(0, 1, 0, 1, 0, 1), encodedExperts(0, 1, 2, 0, 0, 1)
 	translate := func(data string) (string, error) {
@@ -107,7 +108,8 @@ func TestTranslate(t *testing.T) {
 	}
 }
 
-// The experts of a long prompt take no memory on their way, whole or in a stream.
+// TestTranslatesLongAnswers checks that translating the experts of a long prompt takes no additional memory, with and
+// without streaming.
 func TestTranslatesLongAnswers(t *testing.T) {
 	const rows, chunks = 1000, 800
 	told := encodedExperts(slices.Repeat([]int32{0, 1, 0, 1, 0, 1}, rows)...)
@@ -120,11 +122,11 @@ func TestTranslatesLongAnswers(t *testing.T) {
 		} else {
 			w.Header().Set("Content-Length", strconv.Itoa(len(before)+chunks*len(told)+len(after)))
 		}
-		io.WriteString(w, before) //nolint:errcheck // the client checks
+		io.WriteString(w, before) //nolint:errcheck // the client verifies the body
 		for range chunks {
-			io.WriteString(w, told) //nolint:errcheck // as above
+			io.WriteString(w, told) //nolint:errcheck // the client verifies the body
 		}
-		io.WriteString(w, after) //nolint:errcheck // as above
+		io.WriteString(w, after) //nolint:errcheck // the client verifies the body
 	})
 	permuted.PlanDigest, permuted.Permuted, permuted.Shape = "d", true, &permutedShape
 	pool := newPool(permuted)
@@ -164,8 +166,9 @@ func TestTranslatesLongAnswers(t *testing.T) {
 	}
 }
 
-// Experts that cannot be read end the answer: nothing of them reaches the client, whole or in a stream.
-func TestUnreadableExpertsAreNotPassedOn(t *testing.T) {
+// TestUnreadableExpertsAreNotForwarded checks that unreadable experts end the response before any of them reach the
+// client, with and without streaming.
+func TestUnreadableExpertsAreNotForwarded(t *testing.T) {
 	permuted := newEngine(t, "permuted", 2, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/generate" {
 			fmt.Fprint(w, `{"meta_info":{"routed_experts":"secret"}}`)
@@ -197,18 +200,20 @@ func TestUnreadableExpertsAreNotPassedOn(t *testing.T) {
 	}
 }
 
-// What the router has asked for is taken out of every element of a batch's answer; the first one's is counted.
+// TestTakeOfABatch checks that requested experts are removed from every element of a batch response, and that those of
+// the first element are counted.
 func TestTakeOfABatch(t *testing.T) {
-	m := &meter{engine: engine.RoutedExperts{ResponsePaths: [][]string{{"m", "e"}}}}
+	m := &responseCapture{engine: engine.RoutedExperts{ResponsePaths: [][]string{{"m", "e"}}}}
 	found, rest := m.take([]byte(`[{"m":{"e":"a","x":1}}, {"m":{"e":"b"}},{}]`))
 	if string(found) != `"a"` || string(rest) != `[{"m":{"x":1}}, {},{}]` {
 		t.Errorf("found %q, left %s", found, rest)
 	}
 }
 
-// While the plan of a permuted pod is not loaded, clients that ask for routed experts are answered by another pod, or told
-// to try again; the answer that they wait for comes with the plan.
-func TestAsksWhileThePlanIsPending(t *testing.T) {
+// TestExpertRequestsWhileThePlanIsPending checks that while the plan of a permuted pod is not loaded, clients that
+// request routed experts are served by another pod or asked to retry. A waiting request is served when the plan is
+// loaded.
+func TestExpertRequestsWhileThePlanIsPending(t *testing.T) {
 	handler := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{}`) }
 	permuted, plain := newEngine(t, "permuted", 2, handler), newEngine(t, "plain", 2, handler)
 	permuted.PlanDigest, permuted.Permuted, permuted.Shape = strings.Repeat("d", 64), true, &permutedShape
@@ -226,7 +231,7 @@ func TestAsksWhileThePlanIsPending(t *testing.T) {
 	}
 	const asking, other = `{"prompt":"x","return_routed_experts":true}`, `{"prompt":"x"}`
 	url, _ := serve(time.Millisecond, permuted)
-	if response, body := post(t, url+"/v1/completions", asking); response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" || !strings.Contains(body, "logical ids") {
+	if response, body := post(t, url+"/v1/completions", asking); response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" || !strings.Contains(body, "logical expert IDs") {
 		t.Errorf("%s: %s", response.Status, body)
 	}
 	if response, _ := post(t, url+"/v1/completions", other); response.StatusCode != http.StatusOK {
@@ -272,8 +277,9 @@ func TestAsksWhileThePlanIsPending(t *testing.T) {
 
 var routedExperts = regexp.MustCompile(`"routed_experts":\s*"([^"]+)"`)
 
-// On the real engine a permuted checkpoint cannot be told from the original: the same answers, the same routed experts for
-// clients that ask, and the local activation rate of the engine with an expert map.
+// TestPermutedCheckpoint checks with a real engine that a permuted checkpoint is indistinguishable from the original:
+// the same answers, the same routed experts for clients, and the local activation rate of the engine with an expert
+// map.
 func TestPermutedCheckpoint(t *testing.T) {
 	p, _ := solved(t)
 	permutation, err := reshuffle.ParsePermutation(p.Artifact.Files[plan.GatePermutationFile])
@@ -334,7 +340,7 @@ func TestPermutedCheckpoint(t *testing.T) {
 			told := routedExperts.FindAllString(got, -1)
 			raw := routedExperts.FindAllString(fetch(t, "http://"+permutedEngine+request.path, body), -1)
 			if len(told) == 0 || len(told) != len(raw) || slices.Equal(told, raw) {
-				t.Errorf("%s: the engine tells %d times, the router %d: the test shows nothing", name, len(raw), len(told))
+				t.Errorf("%s: the engine reports experts %d times, the router %d: the test is not significant", name, len(raw), len(told))
 			}
 		}
 	}
@@ -346,7 +352,7 @@ func proxyServer(t *testing.T, pool *Pool, options ProxyOptions) (string, *Obser
 	return proxyServerOn(t, prometheus.NewRegistry(), pool, options)
 }
 
-// proxyServerOn is proxyServer, with metrics to look at.
+// proxyServerOn is proxyServer with a metrics registry.
 func proxyServerOn(t *testing.T, registry *prometheus.Registry, pool *Pool, options ProxyOptions) (string, *Observations) {
 	t.Helper()
 	proxy, observations := NewProxy(pool, registry, logr.Discard(), options)

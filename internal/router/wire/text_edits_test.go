@@ -10,7 +10,7 @@ import (
 	"testing/iotest"
 )
 
-// upperCase edits texts; one with an exclamation mark it refuses at its end.
+// upperCase converts texts to upper case. It returns an error at the end of a text with an exclamation mark.
 type upperCase struct{ refused bool }
 
 var errExclaims = errors.New("it exclaims")
@@ -27,7 +27,7 @@ func (u *upperCase) End(dst []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// editTexts edits the strings at a/b and c of a response that comes byte by byte or in one piece.
+// editTexts edits the strings at a/b and c of a response that arrives byte by byte or in one piece.
 func editTexts(data, kind string, slowly bool) (string, error) {
 	var from io.Reader = strings.NewReader(data)
 	if slowly {
@@ -86,7 +86,7 @@ func TestEditTexts(t *testing.T) {
 	}
 }
 
-// Each event is a text of its own; what was passed on before one that cannot be edited stays passed on.
+// TestEditTextsOfEvents checks that each event is a separate text, and that events before an invalid one are forwarded.
 func TestEditTextsOfEvents(t *testing.T) {
 	const kind = "text/event-stream; charset=utf-8"
 	for data, want := range map[string]string{
@@ -115,7 +115,7 @@ func TestEditTextsOfEvents(t *testing.T) {
 	}
 }
 
-// Whatever comes, it keeps its length, and what has no such path stays as it is.
+// FuzzEditTexts checks that arbitrary input keeps its length, and that input without such a path stays unchanged.
 func FuzzEditTexts(f *testing.F) {
 	f.Add([]byte(`{"a":[{"b":"x"}],"c":"y\/"}`), 3)
 	f.Add([]byte(`{}"x"}:"y","z"`), 1)
@@ -139,7 +139,7 @@ func FuzzEditTexts(f *testing.F) {
 	})
 }
 
-// isASCII tells that no character changes its length with its case.
+// isASCII reports whether all characters are ASCII, so that upper case has the same length.
 func isASCII(data []byte) bool {
 	for _, c := range data {
 		if c >= 0x80 {

@@ -11,13 +11,13 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// follow counts how a pod that has answered serves an inference request: at once where it refuses it, else at the end of the
-// body. It returns what has to be ended where nobody closes the body; nil where nothing has. An answer that breaks off is the pod's
-// failure, unless the client may have gone.
-func (s *sender) follow(gone func() bool, response *http.Response, r *request, lease *Lease, sent time.Time) *servedBody {
+// trackResponse records how a pod serves an inference request: immediately if the pod rejects it, or at the end of the
+// response body. It returns the body, which the caller must end if it is not closed; nil if nothing must be ended. A
+// response that breaks off counts as a failure of the pod, unless gone reports that the client may have disconnected.
+func (s *sender) trackResponse(gone func() bool, response *http.Response, r *request, lease *Lease, sent time.Time) *servedBody {
 	serves := response.StatusCode < http.StatusInternalServerError
 	if r.inference {
-		lease.judge(serves)
+		lease.recordOutcome(serves)
 	}
 	switch {
 	case !r.inference:
@@ -25,7 +25,7 @@ func (s *sender) follow(gone func() bool, response *http.Response, r *request, l
 	case !serves:
 		s.failed(r, lease)
 		return nil
-	case response.StatusCode != http.StatusOK: // it takes no time to refuse a request
+	case response.StatusCode != http.StatusOK: // the time of a rejection is not meaningful
 		s.observations.served(lease.Backend.Revision, lar.Service{Requests: 1})
 		return nil
 	}
@@ -48,8 +48,9 @@ func (s *sender) follow(gone func() bool, response *http.Response, r *request, l
 	return body
 }
 
-// failed counts an inference request that a pod has failed to serve, and so does not cache: once for a revision, however often the request
-// is sent to its pods, since revisions are judged by the share of requests that they fail.
+// failed records that a pod has failed to serve an inference request, and therefore does not cache it. A request counts
+// once per revision, however often it is sent to its pods, because revisions are compared by their share of failed
+// requests.
 func (s *sender) failed(r *request, lease *Lease) {
 	lease.Unserved()
 	revision := lease.Backend.Revision
@@ -60,14 +61,14 @@ func (s *sender) failed(r *request, lease *Lease) {
 	s.observations.served(revision, lar.Service{Requests: 1, Failures: 1})
 }
 
-// served counts a request to a revision that has ended.
+// served records an ended request to a revision.
 func (o *Observations) served(revision string, ended lar.Service) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.service.Add(o.now(), revision, ended)
 }
 
-// servedBody is the body of an answer as the pod sends it, whose time is taken on its way.
+// servedBody is the response body as the pod sends it. It measures the times of the response.
 type servedBody struct {
 	io.ReadCloser
 	observations *Observations
@@ -76,18 +77,18 @@ type servedBody struct {
 	sent         time.Time
 	streamed     bool
 	events       wire.Events
-	// ranks finds the ranks that the answer reports, for which reported is called; nil where none are expected.
+	// ranks finds the ranks that the response reports and passes them to reported; nil if the engine reports none.
 	ranks    *wire.IntegerReader
 	reported func(rank int)
-	// prompt is the estimated length of the prompt, inFlight how many other requests the pod had when this one was
-	// sent.
+	// prompt is the estimated length of the prompt. inFlight is the number of other requests on the pod when this one
+	// was sent.
 	prompt   int64
 	inFlight int
-	// usage finds the number of generated tokens in an answer in one piece; nil for a stream. generated is that number,
-	// and until it has come what the request may generate.
+	// usage finds the number of generated tokens in a response that is not streamed; nil for a stream. generated is
+	// that number; until it is known, the maximum that the request may generate.
 	usage     *wire.IntegerReader
 	generated int64
-	// first and last are when the first and the last event of a stream had come.
+	// first and last are the arrival times of the first and the last event of a stream.
 	first, last time.Time
 	ended       bool
 }
@@ -118,8 +119,8 @@ func (b *servedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// end counts the request once. The error is what has ended the body; nil where its reader has left it. The times of a request that was sent
-// to a rank, and may have been served by another, do not count: they say nothing of a plan.
+// end counts the request once. err is the error that ended the body; nil if its reader closed it. Times are ignored if
+// the request was pinned to a rank but another rank may have served it: they do not measure the plan.
 func (b *servedBody) end(err error) {
 	if b.ended {
 		return
@@ -127,7 +128,7 @@ func (b *servedBody) end(err error) {
 	b.ended = true
 	one := lar.Service{Requests: 1}
 	if b.streamed {
-		b.generated = int64(b.events.N) // one token each, unless the engine is asked for fewer events
+		b.generated = int64(b.events.N) // one token per event, unless the engine is configured to send fewer events
 	}
 	covariates := lar.Covariates{float64(b.prompt), float64(b.generated), float64(b.inFlight)}
 	switch {

@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 )
 
-// testClock is a time that passes when a test says so.
+// testClock is a clock that the test advances.
 type testClock struct{ nanoseconds atomic.Int64 }
 
 var clockStart = time.Unix(1_700_000_000, 0)
@@ -32,7 +32,7 @@ func of(seconds ...float64) (m lar.Moments) {
 	return m
 }
 
-// servedBy are the sums by revision that a router reports, without covariates.
+// servedBy returns the reported sums by revision, without covariates.
 func servedBy(t *testing.T, o *Observations) map[string]lar.Service {
 	t.Helper()
 	sums := servedWithCovariates(t, o)
@@ -45,7 +45,7 @@ func servedBy(t *testing.T, o *Observations) map[string]lar.Service {
 	return sums
 }
 
-// servedWithCovariates are the sums by revision that a router reports.
+// servedWithCovariates returns the reported sums by revision.
 func servedWithCovariates(t *testing.T, o *Observations) map[string]lar.Service {
 	t.Helper()
 	sums := map[string]lar.Service{}
@@ -59,15 +59,15 @@ func servedWithCovariates(t *testing.T, o *Observations) map[string]lar.Service 
 	return sums
 }
 
-// Each pod that a request is sent to answers for it: by its status, by what breaks, and by the time that its answer takes, which
-// is that of the first event, between events, or of the whole.
-func TestCountsHowRequestsGo(t *testing.T) {
+// TestCountsOutcomes checks that each pod that gets a request is rated by its status, by broken responses, and by the
+// time to the first event, between events, or of the complete response.
+func TestCountsOutcomes(t *testing.T) {
 	const stream, whole = "text/event-stream", "application/json"
 	answers := func(kind string, pieces ...string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", kind)
 			for _, piece := range pieces {
-				io.WriteString(w, piece) //nolint:errcheck // the client checks
+				io.WriteString(w, piece) //nolint:errcheck // the client verifies the body
 				w.(http.Flusher).Flush()
 			}
 		}
@@ -77,7 +77,7 @@ func TestCountsHowRequestsGo(t *testing.T) {
 	}
 	breaks := func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", stream)
-		io.WriteString(w, "data: 1\n\n") //nolint:errcheck // the client checks
+		io.WriteString(w, "data: 1\n\n") //nolint:errcheck // the client verifies the body
 		w.(http.Flusher).Flush()
 		panic(http.ErrAbortHandler)
 	}
@@ -91,20 +91,20 @@ func TestCountsHowRequestsGo(t *testing.T) {
 	type revisions = map[string]lar.Service
 	for name, tc := range map[string]struct {
 		path          string
-		first, second http.HandlerFunc // that of revision a, and of b, which is tried after it
+		first, second http.HandlerFunc // handlers of revision a, and of b, which is tried second
 		want          revisions
 	}{
-		"in one piece":      {"/v1/completions", answers(whole, "{", "}"), nil, revisions{"a": one(func(s *lar.Service) { s.Answer = of(0) })}},
-		"a stream":          {"/v1/completions", answers(stream, "data: 1\n\n"), nil, revisions{"a": one(func(s *lar.Service) { s.FirstToken = of(0) })}},
-		"many events":       {"/generate", answers(stream, "data: 1\n\n", "data: 2\n\n"), nil, revisions{"a": one(func(s *lar.Service) { s.FirstToken, s.InterToken = of(0), of(0) })}},
-		"empty":             {"/generate", answers(stream), nil, revisions{"a": {Requests: 1}}},
-		"refused":           {"/generate", status(400), nil, revisions{"a": {Requests: 1}}},
-		"too many":          {"/generate", status(429), nil, revisions{"a": {Requests: 1}}},
-		"an error":          {"/generate", status(500), nil, revisions{"a": failed}},
-		"breaks off":        {"/generate", breaks, nil, revisions{"a": one(func(s *lar.Service) { s.Failures, s.FirstToken = 1, of(0) })}},
-		"loads, the second": {"/generate", status(503), answers(whole, "{}"), revisions{"a": failed, "b": one(func(s *lar.Service) { s.Answer = of(0) })}},
-		"goes, the second":  {"/generate", refuses, answers(whole, "{}"), revisions{"a": failed, "b": one(func(s *lar.Service) { s.Answer = of(0) })}},
-		"no tokens":         {"/v1/tokenize", status(500), nil, revisions{}},
+		"in one piece":            {"/v1/completions", answers(whole, "{", "}"), nil, revisions{"a": one(func(s *lar.Service) { s.Answer = of(0) })}},
+		"a stream":                {"/v1/completions", answers(stream, "data: 1\n\n"), nil, revisions{"a": one(func(s *lar.Service) { s.FirstToken = of(0) })}},
+		"many events":             {"/generate", answers(stream, "data: 1\n\n", "data: 2\n\n"), nil, revisions{"a": one(func(s *lar.Service) { s.FirstToken, s.InterToken = of(0), of(0) })}},
+		"empty":                   {"/generate", answers(stream), nil, revisions{"a": {Requests: 1}}},
+		"refused":                 {"/generate", status(400), nil, revisions{"a": {Requests: 1}}},
+		"too many":                {"/generate", status(429), nil, revisions{"a": {Requests: 1}}},
+		"an error":                {"/generate", status(500), nil, revisions{"a": failed}},
+		"breaks off":              {"/generate", breaks, nil, revisions{"a": one(func(s *lar.Service) { s.Failures, s.FirstToken = 1, of(0) })}},
+		"loads, the second":       {"/generate", status(503), answers(whole, "{}"), revisions{"a": failed, "b": one(func(s *lar.Service) { s.Answer = of(0) })}},
+		"disconnects, the second": {"/generate", refuses, answers(whole, "{}"), revisions{"a": failed, "b": one(func(s *lar.Service) { s.Answer = of(0) })}},
+		"no tokens":               {"/v1/tokenize", status(500), nil, revisions{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			engine := newEngine(t, "a", 0, tc.first)
@@ -117,7 +117,7 @@ func TestCountsHowRequestsGo(t *testing.T) {
 				second := newEngine(t, "b", 0, tc.second)
 				second.Revision = "b"
 				pool.Set([]discovery.Backend{engine, second})
-				// It is tried second because it has more to do.
+				// It is tried second because it has more load.
 				lease, _ := pool.acquire(newRequest("/v1/models", "x", nil), map[string]bool{engine.Address: true})
 				defer lease.Release()
 			}
@@ -125,7 +125,7 @@ func TestCountsHowRequestsGo(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			io.Copy(io.Discard, response.Body) //nolint:errcheck // some break off
+			io.Copy(io.Discard, response.Body) //nolint:errcheck // some responses break off
 			response.Body.Close()
 			counted := func() bool { return cmp.Equal(tc.want, servedBy(t, observations), cmpopts.EquateEmpty()) }
 			eventually(t, "the request is counted", counted)
@@ -133,17 +133,18 @@ func TestCountsHowRequestsGo(t *testing.T) {
 	}
 }
 
-// Each time is counted with the lengths of prompt and answer, and with the requests that the pod had in flight.
+// TestCountsCovariates checks that each time is recorded with the lengths of prompt and answer, and with the requests
+// in flight on the pod.
 func TestCountsCovariates(t *testing.T) {
 	hold, held := make(chan struct{}), make(chan struct{})
 	answer := func(kind, text string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == "/v1/chat/completions" { // it stays in flight
+			if r.URL.Path == "/v1/chat/completions" { // stays in flight
 				close(held)
 				<-hold
 			}
 			w.Header().Set("Content-Type", kind)
-			io.WriteString(w, text) //nolint:errcheck // the client checks
+			io.WriteString(w, text) //nolint:errcheck // the client verifies the body
 		}
 	}
 	const json, stream = "application/json", "text/event-stream"
@@ -170,7 +171,7 @@ func TestCountsCovariates(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				io.Copy(io.Discard, response.Body) //nolint:errcheck // what matters is counted
+				io.Copy(io.Discard, response.Body) //nolint:errcheck // only the counters are checked
 				response.Body.Close()
 			}
 			done := make(chan struct{})
@@ -199,7 +200,7 @@ func TestCountsCovariates(t *testing.T) {
 	}
 }
 
-// Times are those that clients see: a request is followed event by event.
+// TestTimesOfAStream checks that times are measured as clients see them, event by event.
 func TestTimesOfAStream(t *testing.T) {
 	clock := &testClock{}
 	next := make(chan struct{})
@@ -237,7 +238,7 @@ func TestTimesOfAStream(t *testing.T) {
 		if leavesAfter > 1 {
 			want.InterToken.Add(2)
 		}
-		// To leave is no failure of the engine's.
+		// A disconnect of the client is not a failure of the engine.
 		response.Body.Close()
 		eventually(t, "the request is counted", func() bool { return servedBy(t, observations)["a"] == want })
 		for range 5 - leavesAfter {
@@ -246,8 +247,9 @@ func TestTimesOfAStream(t *testing.T) {
 	}
 }
 
-// What a gateway sends on is counted as what the router sends itself, as far as the gateway tells.
-func TestCountsHowAGatewaysRequestsGo(t *testing.T) {
+// TestCountsOutcomesThroughAGateway checks that requests of a gateway are counted like those of the proxy, as far as
+// the gateway reports them.
+func TestCountsOutcomesThroughAGateway(t *testing.T) {
 	engines := []discovery.Backend{{Pod: "a", Address: "a:1", Revision: "a"}, {Pod: "b", Address: "b:1", Revision: "b"}}
 	gateway, observations, _ := newPicker(t, newPool(engines...), ProxyOptions{})
 	clock := &testClock{}
@@ -295,12 +297,13 @@ func TestCountsHowAGatewaysRequestsGo(t *testing.T) {
 	}
 }
 
-// The local activation rate of each revision is kept minute by minute, of the requests that were sent as the pod's plan wants it.
+// TestKeepsLocalityByMinute checks that the local activation rate of each revision is kept per minute, for requests
+// that were routed by the pod's plan.
 func TestKeepsLocalityByMinute(t *testing.T) {
 	o := newObservations(prometheus.NewRegistry(), ProxyOptions{SamplePercent: 100}, NewPool())
 	for _, observation := range []lar.Observation{
 		{Revision: "unplanned", Count: lar.Count{Activations: lar.Activations{Local: 1, Total: 4}}},
-		{Revision: "planned", Plan: "d", Count: lar.Count{Activations: lar.Activations{Local: 2, Total: 4}}}, // before the tables came
+		{Revision: "planned", Plan: "d", Count: lar.Count{Activations: lar.Activations{Local: 2, Total: 4}}}, // before the tables were loaded
 		{Revision: "planned", Plan: "d", Forecast: &lar.Forecast{Tables: "d"}, Count: lar.Count{Activations: lar.Activations{Local: 3, Total: 4}}},
 	} {
 		o.add(observation)

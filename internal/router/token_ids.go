@@ -1,7 +1,7 @@
 package router
 
-// countTokens adds the tokens of a counted response to the live samples, as far as their ids are known.
-func (m *meter) countTokens() {
+// countTokens adds the tokens of a counted response to the live samples, if their ids are known.
+func (m *responseCapture) countTokens() {
 	if m.experts == nil || m.request == nil {
 		return
 	}
@@ -10,11 +10,12 @@ func (m *meter) countTokens() {
 	m.observations.live.Add(m.lease.Backend.ModelDigest, shape, m.knownIDs(known), m.experts)
 }
 
-// knownIDs are the ids of the first of those tokens whose experts a response told. The prompt's are known where they are as
-// many as the engine says that it read: a chat template, a token that is put in front or another tokenizer than the engine's
-// make others of them. Rows that are not those of all tokens, of which an engine does not run the last, may begin with another one
-// than the first. Those of the answer are known where the engine tells all of them.
-func (m *meter) knownIDs(rows int) []int32 {
+// knownIDs returns the ids of the first tokens with reported experts; rows is the number of reported
+// tokens. The prompt ids are known if their number equals the prompt length that the engine reports. A chat template, a
+// prepended token or a different tokenizer of the engine changes that length. If rows is not the number of all tokens
+// (an engine does not run the last one), the first row may belong to a later token; knownIDs then returns nil. The ids
+// of the answer are known if the engine reports all of them.
+func (m *responseCapture) knownIDs(rows int) []int32 {
 	ids := m.promptIDs()
 	if len(ids) == 0 || len(ids) != m.tokens.Prompt || len(ids) > rows {
 		return nil
@@ -28,8 +29,8 @@ func (m *meter) knownIDs(rows int) []int32 {
 	return ids
 }
 
-// promptIDs are the token ids of a request with one prompt that was read whole; nil for others.
-func (m *meter) promptIDs() []int32 {
+// promptIDs returns the token ids of a request with one complete prompt; nil for other requests.
+func (m *responseCapture) promptIDs() []int32 {
 	p := m.request.prompt
 	switch {
 	case p.More > 0:

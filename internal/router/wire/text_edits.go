@@ -12,25 +12,27 @@ import (
 	"github.com/semmoe/operator/internal/jsonscan"
 )
 
-// TextEditor edits a text that comes in pieces, and keeps its length.
+// TextEditor edits a text that arrives in pieces. It preserves the length of the text.
 type TextEditor interface {
-	// Edit appends what the text up to the end of a piece has become, as far as that is known. With an error nothing is appended.
+	// Edit appends the edited text up to the end of piece, as far as it is known. It appends nothing if it returns an
+	// error.
 	Edit(dst, piece []byte) ([]byte, error)
-	// End appends the rest.
+	// End appends the rest of the edited text.
 	End(dst []byte) ([]byte, error)
 }
 
 const (
-	// pieceBytes is how much of an answer is edited at a time, firstBytes how much of an unstreamed one before any of it is passed on:
-	// what cannot be edited from its beginning can still be told from an answer.
+	// pieceBytes is the size of the pieces of a response that are edited. firstBytes of an unstreamed response are
+	// edited before any byte is forwarded, so that an early error can still be returned as an error response.
 	pieceBytes, firstBytes = 32 << 10, 64 << 10
-	// longestKey is how long a key of a path may be, with its escapes.
-	longestKey = 256
+	// maxKeyBytes is the maximum length of a key of a path, with its escapes.
+	maxKeyBytes = 256
 )
 
-// EditTexts has the strings at some paths of a response, or of the events of a stream, edited as they pass. Paths lead through every element
-// of arrays; null stays as it is, and any other value at a path ends the response, as an error does. All other bytes, and what has no such
-// member or is no JSON, stay as they are, and so does the length.
+// EditTexts edits the strings at some paths of a response, or of the events of a stream, while they are forwarded. A
+// path leads through every element of an array. null stays unchanged. Any other value at a path ends the response, like
+// an error of the editor. All other bytes and the length of the response stay unchanged, also if data is not JSON or
+// has no such member.
 func EditTexts(response *http.Response, paths [][]string, edit func() (TextEditor, error)) error {
 	texts := &textEdits{paths: paths, edit: edit}
 	edited := &editedBody{body: response.Body, from: make([]byte, pieceBytes), pass: texts.pass, end: texts.end}
@@ -52,7 +54,7 @@ type editedBody struct {
 	body io.ReadCloser
 	pass func(dst, piece []byte) ([]byte, error)
 	end  func() error
-	// from is where pieces are read to, edited what has become of the last one, pending what of that was not read.
+	// from is the read buffer, edited the edited last piece, pending its unread part.
 	from, edited, pending []byte
 	err                   error
 }
@@ -84,10 +86,11 @@ func (b *editedBody) next() {
 
 func (b *editedBody) Close() error { return b.body.Close() }
 
-// eventTexts finds the JSON texts in a stream of server-sent events.
+// eventTexts passes the data fields of server-sent events to textEdits.
 type eventTexts struct {
 	texts *textEdits
-	// begun is how much of the prefix of data the present line has begun with; other tells that it has begun otherwise.
+	// begun is the number of matched bytes of the data prefix in the current line. other is true if the line has
+	// another prefix.
 	begun int
 	other bool
 }
@@ -122,32 +125,33 @@ func (e *eventTexts) pass(dst, piece []byte) (_ []byte, err error) {
 	return dst, nil
 }
 
-// Where in a JSON text its reader is.
+// position is the state of the JSON parser.
 type position int
 
 const (
-	between position = iota // and in numbers and literals
+	between position = iota // between strings, also in numbers and literals
 	inKey
 	inText
 	inEdited
 )
 
-// textEdits reads JSON as it comes, and has the strings at the paths edited.
+// textEdits parses JSON incrementally and edits the strings at the paths.
 type textEdits struct {
 	paths [][]string
 	edit  func() (TextEditor, error)
 
 	at position
-	// escaped tells that the last character was the backslash of an escape.
+	// escaped is true after the backslash of an escape sequence.
 	escaped bool
-	// open are the objects and arrays that are open, by their first characters, keys those of the present members of the objects.
+	// open contains the opening characters of the enclosing objects and arrays. keys contains the current member key of
+	// each enclosing object.
 	open []byte
 	keys []string
-	// wantsKey tells that a string would be a key, fresh that a value is about to begin.
+	// wantsKey is true if the next string is a key. fresh is true if a value starts next.
 	wantsKey, fresh bool
-	// key is the one that is being read, with its escapes.
+	// key is the key that is being read, with its escapes.
 	key []byte
-	// editor edits the present string, which is unescaped characters shorter than it came.
+	// editor edits the current string. unescaped is the number of characters that removed escapes have saved.
 	editor    TextEditor
 	unescaped int
 }
@@ -158,7 +162,7 @@ func (t *textEdits) reset() {
 
 var errCutOff = errors.New("the text ends within a string that is to be edited")
 
-// end says whether the text may end here.
+// end reports whether the text may end here.
 func (t *textEdits) end() error {
 	if t.at == inEdited {
 		return errCutOff
@@ -180,7 +184,7 @@ func (t *textEdits) pass(dst, piece []byte) (_ []byte, err error) {
 	return dst, err
 }
 
-// structure reads up to the first quote, and with it, and returns how much that is.
+// structure reads up to and including the first quote, and returns the number of bytes read.
 func (t *textEdits) structure(piece []byte) (n int, err error) {
 	for i, c := range piece {
 		switch c {
@@ -203,7 +207,7 @@ func (t *textEdits) structure(piece []byte) (n int, err error) {
 			continue
 		default:
 			if t.fresh && c != 'n' && !t.wantsKey && t.wanted() {
-				return i, fmt.Errorf("%s is no string: a value begins with %q", t.keys, c)
+				return i, fmt.Errorf("%s is not a string: the value begins with %q", t.keys, c)
 			}
 			if c == '{' {
 				t.open, t.keys = append(t.open, c), append(t.keys, "")
@@ -215,7 +219,7 @@ func (t *textEdits) structure(piece []byte) (n int, err error) {
 	return len(piece), nil
 }
 
-// close closes what was opened last.
+// close closes the innermost object or array.
 func (t *textEdits) close() {
 	if last := len(t.open) - 1; last >= 0 {
 		if t.open[last] == '{' {
@@ -226,12 +230,12 @@ func (t *textEdits) close() {
 	t.wantsKey = false
 }
 
-// wanted tells that the value that is about to begin stands at one of the paths.
+// wanted reports whether the next value is at one of the paths.
 func (t *textEdits) wanted() bool {
 	return slices.ContainsFunc(t.paths, func(path []string) bool { return slices.Equal(path, t.keys) })
 }
 
-// begin begins a string.
+// begin starts a string.
 func (t *textEdits) begin() (err error) {
 	fresh := t.fresh
 	t.fresh = false
@@ -247,7 +251,8 @@ func (t *textEdits) begin() (err error) {
 	return err
 }
 
-// text reads a part of a string: its plain characters, then what is behind them. It returns how much that is.
+// text reads a part of a string: its plain characters and the following quote or backslash. n is the number of bytes
+// read.
 func (t *textEdits) text(dst, piece []byte) (n int, _ []byte, err error) {
 	if t.escaped {
 		t.escaped = false
@@ -276,14 +281,15 @@ func (t *textEdits) text(dst, piece []byte) (n int, _ []byte, err error) {
 	return end + 1, dst, err
 }
 
-// take takes characters of a string; of an escape its backslash, which an edited string goes without, and what follows that.
+// take adds characters of a string to the key, the editor or the output. For an escape, the editor gets the escaped
+// character without the backslash.
 func (t *textEdits) take(dst, text []byte, escaped bool) ([]byte, error) {
 	switch t.at {
 	case inKey:
-		t.key = append(t.key, text[:min(len(text), longestKey-len(t.key))]...)
+		t.key = append(t.key, text[:min(len(text), maxKeyBytes-len(t.key))]...)
 	case inEdited:
 		if escaped && text[0] != '/' {
-			return dst, fmt.Errorf("%s: an escape \\%c in a string that is to be edited", t.keys, text[0])
+			return dst, fmt.Errorf("%s: the escape sequence \\%c in an edited string is not supported", t.keys, text[0])
 		}
 		if escaped {
 			t.unescaped++
@@ -293,7 +299,7 @@ func (t *textEdits) take(dst, text []byte, escaped bool) ([]byte, error) {
 	return append(dst, text...), nil
 }
 
-// finish ends a string. Spaces behind one that was edited keep the length.
+// finish ends a string. Spaces after an edited string preserve the length of the response.
 func (t *textEdits) finish(dst []byte) (_ []byte, err error) {
 	spaces := 0
 	switch t.at {
@@ -309,9 +315,9 @@ func (t *textEdits) finish(dst []byte) (_ []byte, err error) {
 	return append(append(dst, '"'), bytes.Repeat([]byte{' '}, spaces)...), nil
 }
 
-// keyText is the key that was read; empty where it is longer than any of a path.
+// keyText returns the unescaped key; empty if it is longer than maxKeyBytes.
 func (t *textEdits) keyText() string {
-	if len(t.key) == longestKey {
+	if len(t.key) == maxKeyBytes {
 		return ""
 	}
 	if bytes.IndexByte(t.key, '\\') < 0 {

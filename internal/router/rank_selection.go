@@ -12,15 +12,15 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// missing is what has to be known of a request before its place can be chosen, and takes time to find out: the forecast of a
-// layout, or the hashes of its text where there is none.
+// missing describes what must be computed before a place can be chosen, because it takes time: the forecast of a
+// layout, or the hashes of the text if there is no forecast.
 type missing struct {
 	layout *plans.Layout
 	text   bool
 }
 
-// choose takes a place: first the plan, by the request's lot, then a rank of a pod of it by the policy. Where something has to be
-// known first, it returns that, and takes nothing.
+// choose reserves a place: it selects the plan by the random number of the request, then a rank of one of the plan's
+// pods by the policy. If something must be computed first, it returns that as unknown and reserves nothing.
 func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool, unknown missing) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -30,18 +30,18 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		allowed.limit = p.options.PendingLimitPerRank
 	}
 	if r.asksExperts {
-		allowed.told = p.plans
+		allowed.logicalPlans = p.plans
 	}
-	g := p.chooseGroup(r.lot, allowed)
+	g := p.chooseGroup(r.planRandom, allowed)
 	if g == nil {
-		// Backends that were just found unreachable are taken only where there is no other, or all others are full.
+		// Ejected backends are used only if there is no other backend or all others are full.
 		allowed.ejected = true
-		g = p.chooseGroup(r.lot, allowed)
+		g = p.chooseGroup(r.planRandom, allowed)
 	}
 	if g == nil {
-		if allowed.limit = 0; p.chooseGroup(r.lot, allowed) != nil {
+		if allowed.limit = 0; p.chooseGroup(r.planRandom, allowed) != nil {
 			r.refused = errAllFull
-		} else if allowed.lacking = nil; r.lacking != nil && p.chooseGroup(r.lot, allowed) != nil {
+		} else if allowed.lacking = nil; r.lacking != nil && p.chooseGroup(r.planRandom, allowed) != nil {
 			r.refused = errLacksRoute
 		}
 		return nil, false, missing{}
@@ -55,64 +55,65 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		if !r.hashed && (plan == nil || r.forecast.prefixes == nil) {
 			return nil, false, missing{text: true}
 		}
-		if plan != nil && !unpinned && p.waits(g, plan, r, allowed) {
+		if plan != nil && !unpinned && p.mustWait(g, plan, r, allowed) {
 			return nil, false, missing{}
 		}
 	}
 	return p.take(g, plan, r, allowed, unpinned), true, missing{}
 }
 
-// someUnpinned reports whether the engine picks the rank of a request on some backends of a group.
+// someUnpinned reports whether the engine picks the rank of a request on at least one backend of a group.
 func (p *Pool) someUnpinned(g *group, r *request) bool {
 	return slices.ContainsFunc(g.backends, func(b *backend) bool { return !p.pins(b, r) })
 }
 
-// filter tells which ranks of which backends a request may go to.
+// filter selects the ranks and backends that a request may go to.
 type filter struct {
-	// tried are endpoints, or ranks of one as rankAt, and eligible tells the endpoints that there are to choose from; nil where all are.
+	// tried contains endpoints, or single ranks as rankAt. eligible limits the endpoints; nil allows all.
 	tried    map[string]bool
 	eligible func(endpoint string) bool
 	now      time.Time
 	ejected  bool
-	// told leaves out backends whose reported experts cannot be told by logical ids with these plans; nil where none are
-	// asked for.
-	told map[string]*scheduled
-	// lacking are the types of the engines that lack the request's route.
+	// logicalPlans excludes backends with reported experts that cannot be converted to logical ids with these plans. It
+	// is nil if the client does not request experts.
+	logicalPlans map[string]*scheduled
+	// lacking contains the engine types that lack the route of the request.
 	lacking map[string]bool
-	// limit is the number of pending requests at which a rank is full; 0 is none.
+	// limit is the number of pending requests at which a rank is full; 0 means no limit.
 	limit int
-	// pins leaves out backends that cannot be sent the request for one of their ranks; nil for none.
+	// pins excludes backends on which the request cannot be pinned to a rank; nil excludes none.
 	pins func(*backend) bool
 }
 
 func (f filter) admits(b *backend) bool {
-	if f.told != nil {
+	if f.logicalPlans != nil {
 		var layout *plans.Layout
-		if plan := f.told[b.PlanDigest]; plan != nil {
+		if plan := f.logicalPlans[b.PlanDigest]; plan != nil {
 			layout = plan.layout
 		}
-		if !tellsLogical(b.Backend, layout) {
+		if !reportsLogicalExperts(b.Backend, layout) {
 			return false
 		}
 	}
 	return !f.lacking[b.Engine] && !f.now.Before(b.check.holdUntil) && (f.ejected || !f.now.Before(b.ejectedUntil)) && (f.pins == nil || f.pins(b))
 }
 
-// hasTried reports whether an endpoint was tried, or that rank of it.
+// hasTried reports whether an endpoint, or this rank of it, was tried.
 func (f filter) hasTried(endpoint string, rank int) bool {
 	return len(f.tried) > 0 && (f.tried[endpoint] || f.tried[rankAt(endpoint, rank)])
 }
 
-// rankAt stands for one rank of an endpoint that it shares with others.
+// rankAt returns the key of one rank of an endpoint that several ranks share.
 func rankAt(endpoint string, rank int) string { return fmt.Sprintf("%s/%d", endpoint, rank) }
 
-// takes reports whether a rank of a backend that is admitted may be chosen, and is not full.
+// takes reports whether a rank of an admitted backend may be chosen and is not full.
 func (f filter) takes(b *backend, rank int) bool {
 	endpoint := b.Endpoint(rank)
 	return endpoint != "" && !f.hasTried(endpoint, rank) && (f.eligible == nil || f.eligible(endpoint)) && (f.limit == 0 || b.pending[rank] < f.limit)
 }
 
-// ranks is the number of ranks of the backends that are admitted, without those that are full. Ranks that no request can be sent to count, too.
+// ranks returns the number of ranks of the admitted backends without full ranks. It includes ranks that do not accept
+// pinned requests.
 func (g *group) ranks(allowed filter) uint64 {
 	var n uint64
 	for _, b := range g.backends {
@@ -128,9 +129,10 @@ func (g *group) ranks(allowed filter) uint64 {
 	return n
 }
 
-// chooseGroup chooses a group by a random number, weighted by ranks: while a new plan is rolled out, old and new get a fair sample of
-// the same requests. No client can choose. It returns nil where no backend is admitted.
-func (p *Pool) chooseGroup(lot uint64, allowed filter) *group {
+// chooseGroup selects a group by a random number, weighted by the number of ranks. During a rollout, the old and the
+// new plan therefore get a fair sample of the same requests. Clients cannot choose. It returns nil if no backend is
+// admitted.
+func (p *Pool) chooseGroup(planRandom uint64, allowed filter) *group {
 	var few [8]uint64 // plans at a time: nearly always one or two
 	ranks, total := few[:0], uint64(0)
 	for _, g := range p.groups {
@@ -140,7 +142,7 @@ func (p *Pool) chooseGroup(lot uint64, allowed filter) *group {
 	if total == 0 {
 		return nil
 	}
-	at := lot % total
+	at := planRandom % total
 	for i, g := range p.groups {
 		if at < ranks[i] {
 			return g
@@ -156,7 +158,8 @@ type place struct {
 	rank int
 }
 
-// take takes a place of the group. At least one is admitted. The engine picks the rank of the request on some backends if it is unpinned.
+// take reserves a place of the group. At least one place must be admitted. unpinned is true if the engine picks the
+// rank on some backends.
 func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter, unpinned bool) *Lease {
 	lease := &Lease{pool: p, tokens: r.tokens, taken: allowed.now, route: r.route}
 	var at place
@@ -191,13 +194,13 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter, unpin
 	p.leave(r, allowed.now)
 	if plan != nil {
 		lease.layout = plan.layout
-		p.callNext(g, plan, allowed.now)
+		p.wakeNext(g, plan, allowed.now)
 	}
 	return lease
 }
 
-// bySchedule lets the policy choose. Where the plan is loaded and pods have its ranks, it is one of these, by the request's
-// forecast if it has one; else any place of the group.
+// bySchedule selects a place with the policy. If the plan is loaded and pods have its number of ranks, it uses these
+// pods and the forecast of the request, if there is one. If not, it uses any place of the group.
 func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter, lease *Lease) place {
 	scheduler, asked := g.scheduler, r.ask(plan)
 	planned := plan != nil && p.gather(g, allowed, plan.layout.Ranks)
@@ -219,11 +222,11 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	if !again {
 		scheduler.Take(&asked, &d)
 		r.scheduler, r.rank = scheduler, d.Rank
-		p.spent.Add(&d, asked.Tokens)
+		p.decisionSums.Add(&d, asked.Tokens)
 	}
 	at := p.at[d.Place]
 	lease.on, lease.place = at.on, at.rank
-	lease.give(prefixes)
+	lease.recordCached(prefixes)
 	lease.tokens = int64(d.Tokens)
 	switch {
 	case asked.Scores != nil:
@@ -237,17 +240,18 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	return at
 }
 
-// Why a request to pods with a plan was not scored, beside what plans.Layout says.
+// Reasons why a request to pods with a plan was not scored, in addition to the reasons of plans.Layout.
 const (
 	unscoredPending = "plan_pending" // the plan is not loaded yet
 	unscoredRanks   = "ranks_differ" // no pod has the plan's number of ranks
 	unscoredRoute   = "not_pinned"   // the pod ignores the rank on the request's route
 )
 
-// anyRanks stands for any number of ranks.
+// anyRanks matches any number of ranks.
 const anyRanks = -1
 
-// gather lists the places of the group's backends with that many ranks that are admitted, and reports whether there are any.
+// gather lists the places of the admitted backends of the group that have this number of ranks. It reports whether
+// there are any.
 func (p *Pool) gather(g *group, allowed filter, ranks int) bool {
 	p.places, p.at = p.places[:0], p.at[:0]
 	for _, b := range g.backends {
@@ -264,7 +268,7 @@ func (p *Pool) gather(g *group, allowed filter, ranks int) bool {
 	return len(p.places) > 0
 }
 
-// match notes what the places hold of a request.
+// match records how much of a request each place has cached.
 func (p *Pool) match(prefixes []uint64) {
 	if len(prefixes) == 0 {
 		return
@@ -275,7 +279,7 @@ func (p *Pool) match(prefixes []uint64) {
 	}
 }
 
-// keepRank leaves only places of a rank, if there is one: a request that is sent again has been accounted for there.
+// keepRank keeps only places of a rank, if there are any. A request that is sent again was charged to that rank before.
 func (p *Pool) keepRank(rank int) {
 	if !slices.ContainsFunc(p.places, func(at dispatch.Place) bool { return at.Rank == rank }) {
 		return
@@ -290,8 +294,8 @@ func (p *Pool) keepRank(rank int) {
 	p.places, p.at = p.places[:n], p.at[:n]
 }
 
-// backendUnder returns the backend with the fewest outstanding tokens among those that serve under a plan and were not just found
-// unreachable.
+// backendUnder returns the backend with the fewest outstanding tokens among the backends of a plan that are not
+// ejected.
 func (p *Pool) backendUnder(plan string) (backend discovery.Backend, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -303,8 +307,8 @@ func (p *Pool) backendUnder(plan string) (backend discovery.Backend, ok bool) {
 	return discovery.Backend{}, false
 }
 
-// leastLoaded is the rank with the fewest outstanding tokens. Ties are broken at random, so that several routers do not
-// all choose alike.
+// leastLoaded returns the rank with the fewest outstanding tokens. Ties are broken at random, so that several routers
+// do not make the same choice.
 func (g *group) leastLoaded(allowed filter) place {
 	var best place
 	ties := 0

@@ -16,15 +16,16 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// endpointPicker chooses for a gateway: it chooses, samples and counts as the proxy does, and sends no request itself.
+// endpointPicker chooses endpoints for a gateway. It chooses, samples and counts like the proxy, but sends no request.
 type endpointPicker struct {
 	core *sender
-	// fallbacks is how many endpoints a gateway is told beside the chosen one.
+	// fallbacks is the number of endpoints that a gateway gets in addition to the chosen one.
 	fallbacks int
 }
 
-// NewEndpointPicker returns what chooses for gateways, and what it observes. It tells them at most so many endpoints to try
-// after the chosen one. It waits for no pod, whatever EndpointWait says: a gateway gives up earlier, and may know another pool.
+// NewEndpointPicker returns a picker for gateways and the observations that it records. fallbacks is the maximum number
+// of endpoints to try after the chosen one. The picker ignores EndpointWait and never waits for a pod: a gateway gives
+// up earlier and may have another pool.
 func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions, fallbacks int) (picker.Picker, *Observations) {
 	core := newSender(pool, registry, options)
 	return &endpointPicker{core: core, fallbacks: fallbacks}, core.observations
@@ -35,7 +36,7 @@ func (e *endpointPicker) Count(code int) {
 	e.core.metrics.requests.WithLabelValues(strconv.Itoa(code)).Inc()
 }
 
-// Pick takes a rank for a request.
+// Pick reserves a rank for a request.
 func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.Exchange, error) {
 	target, ok := routes.In(in.Method, in.Path)
 	if !ok {
@@ -70,9 +71,9 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	}
 	p := &pickedRank{core: e.core, request: r, lease: lease, arrived: in.Arrived}
 	body := in.Body
-	// What cannot be taken out of the answer again is not asked for.
+	// The router does not request experts that it cannot remove from the response.
 	if p.changes = !in.BodyFixed && !in.ResponseFixed; p.changes {
-		body, p.look = e.core.look(r, body, lease)
+		body, p.capture = e.core.requestExperts(r, body, lease)
 	}
 	p.decision = picker.Decision{
 		Endpoints:     append([]string{lease.endpoint()}, e.core.pool.fallbacks(lease, r, e.fallbacks)...),
@@ -87,18 +88,18 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	if name, value := e.core.routingKey(in.Header, r, lease); name != "" {
 		p.decision.SetHeaders[name] = value
 	}
-	if p.look.strips || r.asksExperts { // a compressed response could not be looked into
+	if p.capture.strips || r.asksExperts { // the router cannot read a compressed response
 		p.decision.RemoveHeaders = append(p.decision.RemoveHeaders, "Accept-Encoding")
 	}
 	p.sent = e.core.observations.now()
 	return p, nil
 }
 
-// errBodyUnseen is for requests of which only the body chooses the rank.
+// errBodyUnseen is returned if the router does not see the body that chooses the rank.
 var errBodyUnseen = fmt.Errorf("%w: processing_mode.request_body_mode of the gateway is invalid for this route: FULL_DUPLEX_STREAMED or BUFFERED is needed", picker.ErrInvalid)
 
-// dropRank removes a client's choice of a rank from a request's body, in place, and reports whether it had one. A body that the gateway
-// passes on as it is must have none.
+// dropRank removes the rank that a client chose from a request body, in place. edited reports whether there was one. It
+// rejects such a body if the gateway forwards the body unchanged.
 func dropRank(in *picker.Request) (edited bool, err error) {
 	edited, err = wire.ChoosesRank(in.Body), checkRank(in.Header, in.Body)
 	switch {
@@ -113,8 +114,8 @@ func dropRank(in *picker.Request) (edited bool, err error) {
 	return edited, nil
 }
 
-// take takes a rank. Where the response is passed on as it is, a pod that reports its experts by other numbers than
-// logical ids gets no request that asks for them.
+// take reserves a rank. untranslated is true if the gateway forwards the response unchanged. Requests for routed
+// experts then do not go to pods that report experts by other numbers than logical ids.
 func (e *endpointPicker) take(r *request, untranslated bool) (*Lease, error) {
 	tried := map[string]bool{}
 	for {
@@ -125,7 +126,7 @@ func (e *endpointPicker) take(r *request, untranslated bool) (*Lease, error) {
 		case !ok && r.refused != nil:
 			return nil, fmt.Errorf("%w: %w", picker.ErrAllFull, r.refused)
 		case !ok && r.asksExperts:
-			return nil, fmt.Errorf("%w: %w", picker.ErrNoEndpoint, errNoTeller)
+			return nil, fmt.Errorf("%w: %w", picker.ErrNoEndpoint, errNoRoutedExperts)
 		case !ok:
 			return nil, fmt.Errorf("%w: %w", picker.ErrNoEndpoint, errNoBackend)
 		case !untranslated || !r.asksExperts || !lease.Backend.Permuted:
@@ -136,17 +137,17 @@ func (e *endpointPicker) take(r *request, untranslated bool) (*Lease, error) {
 	}
 }
 
-// pickedRank is a request with its rank.
+// pickedRank is a request with its reserved rank.
 type pickedRank struct {
 	core     *sender
 	request  *request
 	lease    *Lease
 	decision picker.Decision
-	// changes tells that request and response can be changed, so that look says what was done to know the experts.
+	// changes is true if request and response can be changed; only then is look set.
 	changes       bool
-	look          look
+	capture       capture
 	arrived, sent time.Time
-	// body is the answer's, until it has ended; nil before it has come.
+	// body is the response body until it has ended; nil before the response.
 	body *servedBody
 }
 
@@ -159,34 +160,34 @@ func (p *pickedRank) Release() {
 	p.lease.Release()
 }
 
-// ModifyResponse counts the request for the rank that has really served it, and does with the response what the proxy does.
+// ModifyResponse records the request for the rank that served it, and processes the response like the proxy.
 func (p *pickedRank) ModifyResponse(served string, response *http.Response) error {
 	p.core.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
-	p.decision.Body = nil // the gateway has it
-	p.look = p.core.measured(response, p.lease, p.look)
-	p.request.answered(p.look)
+	p.decision.Body = nil // the gateway has received it
+	p.capture = p.core.limitCapture(response, p.lease, p.capture)
+	p.request.answered(p.capture)
 	if served != "" && served != p.lease.endpoint() {
 		p.core.metrics.retries.WithLabelValues(retryFallback).Inc()
 		p.core.failed(p.request, p.lease)
 		p.lease.move(served)
 	}
-	if response.StatusCode < http.StatusInternalServerError { // a failure may be the gateway's word
-		p.lease.heard()
+	if response.StatusCode < http.StatusInternalServerError { // the gateway itself may have sent a 5xx
+		p.lease.markAnswering()
 	}
-	// Of 503 nobody can tell whether a pod has said it, or the gateway that has reached none.
+	// A 503 may come from a pod, or from a gateway that has reached no pod.
 	if response.StatusCode != http.StatusServiceUnavailable {
-		p.core.account(p.request, p.lease)
+		p.core.recordLoad(p.request, p.lease)
 	}
 	p.lease.mark(response.Header)
 	response.Header.Set(HeaderRequestID, p.request.id)
-	// Where the answer breaks off, the gateway does not say who has broken it.
-	p.body = p.core.follow(func() bool { return true }, response, p.request, p.lease, p.sent)
+	// If the response breaks off, the gateway does not report whether the pod or the client has disconnected.
+	p.body = p.core.trackResponse(func() bool { return true }, response, p.request, p.lease, p.sent)
 	if p.changes {
-		clarify(response, p.request.path)
-		p.core.survey(response, p.request, p.lease, p.look, p.sent)
+		explainNotFound(response, p.request.path)
+		p.core.countEligible(response, p.request, p.lease, p.capture, p.sent)
 	}
-	if err := p.core.rewrite(response, p.request, p.lease, p.look); err != nil {
-		return fmt.Errorf("read the engine's response: %w", err)
+	if err := p.core.rewrite(response, p.request, p.lease, p.capture); err != nil {
+		return fmt.Errorf("failed to read the engine's response: %w", err)
 	}
 	return nil
 }

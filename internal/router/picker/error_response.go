@@ -15,9 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// refusals are the answers to requests that get no endpoint; kind is the type of an error in OpenAI's shape, and retryAfter
-// is in seconds.
-var refusals = []struct {
+// errorResponses maps errors to responses. kind is the error type of the OpenAI format. retryAfter is in seconds.
+var errorResponses = []struct {
 	err        error
 	code       int
 	kind       string
@@ -25,7 +24,7 @@ var refusals = []struct {
 }{
 	{ErrNoEndpoint, http.StatusServiceUnavailable, "service_unavailable", 5},
 	{ErrAllFull, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
-	{client.ErrNoRoom, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
+	{client.ErrNoMemory, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
 	{ErrNotImplemented, http.StatusNotImplemented, wire.NotImplemented, 0},
 	{ErrNoRoute, http.StatusNotFound, "not_found", 0},
 	{ErrInvalid, http.StatusBadRequest, "invalid_request_error", 0},
@@ -34,19 +33,19 @@ var refusals = []struct {
 	{errHeaderTooLarge, http.StatusRequestHeaderFieldsTooLarge, "invalid_request_error", 0},
 }
 
-// errRefused tells that the exchange has ended with an answer of this server's.
-var errRefused = errors.New("refused")
+// errImmediateResponse is returned after an immediate response, which ends the exchange.
+var errImmediateResponse = errors.New("refused")
 
-// refuse answers in place of an endpoint. Where the stream has ended there is nobody to answer.
-func (x *exchange) refuse(err error) error {
+// sendError sends an immediate response instead of an endpoint. It sends nothing if the stream has ended.
+func (x *exchange) sendError(err error) error {
 	if x.stream.Context().Err() != nil {
 		return x.stream.Context().Err()
 	}
 	if _, ofStream := status.FromError(err); ofStream || errors.Is(err, io.ErrUnexpectedEOF) {
 		return err
 	}
-	code, kind, message, retryAfter := http.StatusBadGateway, "bad_gateway", "the request could not be passed on to a serving pod", 0
-	for _, refusal := range refusals {
+	code, kind, message, retryAfter := http.StatusBadGateway, "bad_gateway", "the request could not be forwarded to a serving pod", 0
+	for _, refusal := range errorResponses {
 		if errors.Is(err, refusal.err) {
 			code, kind, message, retryAfter = refusal.code, refusal.kind, err.Error(), refusal.retryAfter
 		}
@@ -55,10 +54,10 @@ func (x *exchange) refuse(err error) error {
 	if err := x.stream.Send(immediate(x.path, code, kind, message, retryAfter)); err != nil {
 		return err
 	}
-	return errRefused
+	return errImmediateResponse
 }
 
-// immediate is an answer to a request for a path, in the shape of its API.
+// immediate returns an immediate response to a request for a path, in the format of its API.
 func immediate(path string, code int, kind, message string, retryAfter int) *extprocv3.ProcessingResponse {
 	headers := []*corev3.HeaderValueOption{setHeader("content-type", "application/json")}
 	if retryAfter > 0 {

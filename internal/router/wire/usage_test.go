@@ -1,0 +1,28 @@
+package wire
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestUsage checks that the token counts are read from every path that engines use, and that the last event counts.
+func TestUsage(t *testing.T) {
+	var told Usage
+	for _, tc := range []struct {
+		data string
+		want Usage
+	}{
+		{`{"choices":[],"usage":null}`, Usage{}},
+		{`[{"meta_info":{"prompt_tokens":3}}]`, Usage{}},
+		{`{"output_ids":[1],"meta_info":{"prompt_tokens":3,"completion_tokens":1}}`, Usage{3, 1, []int32{1}, nil}},
+		{`{"output_ids":[1,2],"meta_info":{"prompt_tokens":3,"completion_tokens":2,"dp_rank":3}}`, Usage{3, 2, []int32{1, 2}, new(3)}},
+		{`[DONE]`, Usage{3, 2, []int32{1, 2}, new(3)}},
+		{`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, Usage{7, 2, nil, nil}},
+	} {
+		told.Read([]byte(tc.data))
+		if diff := cmp.Diff(tc.want, told); diff != "" {
+			t.Errorf("after %s (-want +got):\n%s", tc.data, diff)
+		}
+	}
+}

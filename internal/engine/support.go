@@ -62,7 +62,7 @@ func (a Adapter) Support(s Situation) Support {
 	switch s.Realization {
 	case EngineMap:
 		if a.ExpertMap == nil {
-			verdict.Refuse("NoExpertMap", "%s reads no expert map: use %s", a.Type, ReshuffledWeights)
+			verdict.Refuse("ExpertMapUnsupported", "%s reads no expert map: use %s", a.Type, ReshuffledWeights)
 			return verdict
 		}
 		launch.ExpertMap = a.ExpertMap.File
@@ -102,19 +102,19 @@ func (a Adapter) Support(s Situation) Support {
 // checkPermutation checks the limitations of permuted checkpoints that apply to all engines.
 func (a Adapter) checkPermutation(s Situation, verdict *Support) {
 	if s.Unpermutable != "" {
-		verdict.Refuse("NotPermutable", "The experts of the checkpoint cannot be permuted: %s", s.Unpermutable)
+		verdict.Refuse("CheckpointNotPermutable", "The experts of the checkpoint cannot be permuted: %s", s.Unpermutable)
 	}
 	if err := CheckExternalExperts(s.UserArgs); err != nil {
 		verdict.Refuse("ExternalExperts", "%v", err)
 	}
 	if s.Launch.RedundantExperts > 0 {
-		verdict.Refuse("RedundantExperts", "The plan has %d redundant experts per layer, but a permuted checkpoint contains each expert once: use %s, or a plan without redundant experts", s.Launch.RedundantExperts, EngineMap)
+		verdict.Refuse("RedundantExpertsUnsupported", "The plan has %d redundant experts per layer, but a permuted checkpoint contains each expert once: use %s, or a plan without redundant experts", s.Launch.RedundantExperts, EngineMap)
 	}
 	if s.Groups > 1 && !s.KeepsGroups {
 		verdict.Refuse("GroupLimitedGate", "The model's gate first selects among %d groups of experts, which the plan does not preserve: a permuted checkpoint would compute different outputs. Solve a plan that preserves groups, or use %s", s.Groups, EngineMap)
 	}
 	if !a.Pins() {
-		verdict.Refuse("CannotPin", "Requests cannot be pinned to a rank of %s: a permuted checkpoint has no benefit", a.Type)
+		verdict.Refuse("RankPinningUnsupported", "Requests cannot be pinned to a rank of %s: a permuted checkpoint has no benefit", a.Type)
 	}
 }
 
@@ -125,11 +125,11 @@ const ReasonNoAllToAll = "NoAllToAll"
 const (
 	// ReasonUnprovenMap is the reason when an engine loads experts by a map but selects, or may select, experts without
 	// it.
-	ReasonUnprovenMap = "UnprovenMap"
+	ReasonUnprovenMap = "ExpertMapUnverified"
 	// ReasonMapWithoutEffect is the reason when a map has no effect.
-	ReasonMapWithoutEffect = "MapWithoutEffect"
+	ReasonMapWithoutEffect = "ExpertMapWithoutEffect"
 	// ReasonDraftExperts is the reason for the effect of a map on the layers of a draft model.
-	ReasonDraftExperts = "DraftExperts"
+	ReasonDraftExperts = "DraftModelExperts"
 )
 
 // NoAllToAll adds the finding that an engine exchanges tokens by a collective of all ranks. With tensor-parallel

@@ -29,7 +29,7 @@ var packages = map[string][]string{
 var constants = map[string]map[string][]string{
 	"MoEDeployment": {
 		"api/v1alpha1":                       {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"},
-		"controllers/moedeployment/locality": {"OnTarget", "BelowPromise", "Drifted"},
+		"controllers/moedeployment/locality": {"OnTarget", "BelowTarget", "Drifted"},
 		"internal/engine":                    {"ReasonNoAllToAll"},
 		"internal/promquery":                 {"NotAllowed", "Unavailable", "Refused", "Warned", "NoSeries", "SeveralSeries"},
 		"internal/rollout":                   {"ReasonStarting", "ReasonSoaking", "ReasonInconclusive"},

@@ -100,10 +100,10 @@ func check(s engine.Situation, verdict *engine.Support) {
 func checkMap(s engine.Situation, name string, allToAll bool, verdict *engine.Support) {
 	switch {
 	case s.Wrapper != "" && !slices.Contains(locationWrappers, s.Wrapper):
-		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for multimodal models of type %q: use %s", s.Wrapper, engine.ReshuffledWeights)
+		verdict.Refuse("ExpertMapIgnored", "SGLang ignores an expert map for multimodal models of type %q: use %s", s.Wrapper, engine.ReshuffledWeights)
 		return
 	case s.Family != "" && !slices.Contains(locationFamilies, s.Family):
-		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for models of type %q: use %s", s.Family, engine.ReshuffledWeights)
+		verdict.Refuse("ExpertMapIgnored", "SGLang ignores an expert map for models of type %q: use %s", s.Family, engine.ReshuffledWeights)
 		return
 	case s.ModelOpt():
 		verdict.Refuse("QuantizedScales", "SGLang loads the scales of a checkpoint quantised by %s in the default order of experts, regardless of the map: use %s", s.Quantization, engine.ReshuffledWeights)

@@ -151,12 +151,12 @@ func check(s engine.Situation, verdict *engine.Support) {
 		return
 	}
 	if s.Family != "" && (s.Wrapper != "" || !slices.Contains(mapFamilies, s.Family)) {
-		verdict.Refuse("NoExpertLocation", "TensorRT-LLM ignores an expert map for models of type %q: supported are %s", cmp.Or(s.Wrapper, s.Family), strings.Join(mapFamilies, ", "))
+		verdict.Refuse("ExpertMapIgnored", "TensorRT-LLM ignores an expert map for models of type %q: supported are %s", cmp.Or(s.Wrapper, s.Family), strings.Join(mapFamilies, ", "))
 	}
 	if all, err := parseOptions(s.Launch.Options); err == nil {
 		checkBackend(all, verdict)
 	}
-	verdict.Warn("CannotPin", "TensorRT-LLM can neither pin requests to a rank nor return routed experts: the plan only co-locates experts that are activated together, and the local activation rate is unknown")
+	verdict.Warn("RankPinningUnsupported", "TensorRT-LLM can neither pin requests to a rank nor return routed experts: the plan only co-locates experts that are activated together, and the local activation rate is unknown")
 }
 
 // checkBackend refuses options with which the engine ignores a map or exits at startup.

@@ -157,7 +157,7 @@ func rolloutBlock(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) er
 	case len(failed) > 0 && metav1.IsControlledBy(plan, moed):
 		return statef("PlacementPlan %s has failed on a canary (revision %s) and is not tried again; to try it again, run %s",
 			plan.Name, strings.TrimPrefix(failed[0], semmoev1.AnnotationFailed), unmarkCommand(plan, failed))
-	case reason == "RollbackHeld" && rollout != nil && rollout.CandidatePlan == plan.Status.Plan:
+	case reason == "RollbackPending" && rollout != nil && rollout.CandidatePlan == plan.Status.Plan:
 		return statef("PlacementPlan %s fails on its canary, and spec.rollout.rollback of MoEDeployment %s is Manual: an approval does not promote it while it fails; to roll it back, run kubectl semmoe rollback %s", plan.Name, moed.Name, moed.Name)
 	case reason == "OutputChanged" && plan.Name == moed.Status.Plan && len(changed) > 0:
 		return statef("the outputs of the engine change with PlacementPlan %s (revision %s): it is not tried again until the engine's image, its arguments or the plan change",
@@ -200,7 +200,7 @@ func leavesTokens(moed *semmoev1.MoEDeployment) bool {
 }
 
 // approvalReasons are the reasons of the condition RolledOut with which a plan waits for approval.
-var approvalReasons = []string{"AwaitingApproval", "NoRoomForCanary", "NoRouter", "Inconclusive"}
+var approvalReasons = []string{"AwaitingApproval", "RolloutInterruptsService", "NoRouter", "CanaryInconclusive"}
 
 // pendingPlan returns the plan that waits for approval, or the plan that is already approved.
 func pendingPlan(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan) (*semmoev1.PlacementPlan, error) {

@@ -204,11 +204,11 @@ func nextSteps(moed *semmoev1.MoEDeployment) []Step {
 	var steps []Step
 	rolledOut := condition(moed.Status.Conditions, semmoev1.ConditionRolledOut)
 	switch reason := rolledOut.Reason; {
-	case slices.Contains([]string{"AwaitingApproval", "NoRoomForCanary", "NoRouter"}, reason):
+	case slices.Contains([]string{"AwaitingApproval", "RolloutInterruptsService", "NoRouter"}, reason):
 		steps = append(steps, Step{command("approve"), "to approve the rollout of the plan"})
-	case reason == "Inconclusive":
+	case reason == "CanaryInconclusive":
 		steps = append(steps, Step{command("approve"), "to promote the plan after its soak time, although the canary comparison is inconclusive"})
-	case reason == "RollbackHeld":
+	case reason == "RollbackPending":
 		steps = append(steps, Step{command("rollback"), "to roll back the plan, which fails on its canary"})
 	case strings.Contains(rolledOut.Message, ". AwaitingApproval: "):
 		steps = append(steps, Step{command("approve"), "to approve the new tables"})

@@ -11,11 +11,11 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// DealBatch assigns the tokens of a batch to ranks in each MoE layer and returns the ranks [MoE layers][tokens]. It
+// AssignBatch assigns the tokens of a batch to ranks in each MoE layer and returns the ranks [MoE layers][tokens]. It
 // solves the assignment problem (attention TP): it maximizes the sum of forecast scores under the constraint that every
 // rank has equally many tokens. positions are the batch's tokens in the trace. by is the plan's forecast, or one that
 // needs only the tables that every plan has.
-func (p *Plan) DealBatch(ctx context.Context, t *trace.Trace, by Forecast, positions []int) ([][]int, error) {
+func (p *Plan) AssignBatch(ctx context.Context, t *trace.Trace, by Forecast, positions []int) ([][]int, error) {
 	switch {
 	case p.Attention != placement.TensorParallel:
 		return nil, fmt.Errorf("assigning a batch requires attention %s; the plan has %s", placement.TensorParallel, p.Attention)
@@ -34,9 +34,9 @@ func (p *Plan) DealBatch(ctx context.Context, t *trace.Trace, by Forecast, posit
 	return p.assignBatch(ctx, forecast, positions)
 }
 
-// DealBatchByRoutes is DealBatch with the recorded routes of the trace in place of a forecast. It is an upper bound for
+// AssignBatchByRoutes is DealBatch with the recorded routes of the trace in place of a forecast. It is an upper bound for
 // all forecasts under the plan's placement.
-func (p *Plan) DealBatchByRoutes(ctx context.Context, t *trace.Trace, positions []int) ([][]int, error) {
+func (p *Plan) AssignBatchByRoutes(ctx context.Context, t *trace.Trace, positions []int) ([][]int, error) {
 	if err := p.matches(t); err != nil {
 		return nil, err
 	}

@@ -34,11 +34,11 @@ func TestAssignBatch(t *testing.T) {
 		}
 		return n
 	}
-	byTable, err := plan.DealBatch(t.Context(), tr, solver.Table, positions)
+	byTable, err := plan.AssignBatch(t.Context(), tr, solver.Table, positions)
 	if err != nil {
 		t.Fatal(err)
 	}
-	byRoutes, err := plan.DealBatchByRoutes(t.Context(), tr, positions)
+	byRoutes, err := plan.AssignBatchByRoutes(t.Context(), tr, positions)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,12 +49,12 @@ func TestAssignBatch(t *testing.T) {
 	if plan.Forecast != solver.Table {
 		t.Errorf("the plan's forecast is %s now", plan.Forecast)
 	}
-	if _, err := plan.DealBatch(t.Context(), tr, solver.Prefill, positions); err == nil {
+	if _, err := plan.AssignBatch(t.Context(), tr, solver.Prefill, positions); err == nil {
 		t.Error("a forecast whose tables the plan lacks is accepted")
 	}
 	other := tracetest.Generate(tracetest.Small, 3)
 	other.Model.Vocabulary++
-	if _, err := plan.DealBatch(t.Context(), other, solver.Table, positions); err == nil {
+	if _, err := plan.AssignBatch(t.Context(), other, solver.Table, positions); err == nil {
 		t.Error("a trace of another model is accepted")
 	}
 }

@@ -80,14 +80,14 @@ const (
 // Spread is the distribution of a figure over several seeds.
 type Spread struct {
 	Mean  float64   `json:"mean"`
-	Least float64   `json:"min"`
-	Most  float64   `json:"max"`
+	Min   float64   `json:"min"`
+	Max   float64   `json:"max"`
 	Seeds []float64 `json:"seeds"`
 }
 
 func (s *Spread) add(v float64) {
 	s.Seeds = append(s.Seeds, v)
-	s.Least, s.Most = slices.Min(s.Seeds), slices.Max(s.Seeds)
+	s.Min, s.Max = slices.Min(s.Seeds), slices.Max(s.Seeds)
 	sum := 0.0
 	for _, x := range s.Seeds {
 		sum += x

@@ -176,7 +176,7 @@ func TestBaselineMargins(t *testing.T) {
 			LAR: solver.Spread{Seeds: lar},
 		}
 	}
-	got := solver.Leads([]solver.Comparison{
+	got := solver.BaselineMargins([]solver.Comparison{
 		row(placement.Auto, solver.BothParts, "table", "price", 1.1, .5, .6),
 		row(placement.Auto, solver.BothParts, "table", "masked", 1.2, .4, .5),
 		row(placement.Auto, solver.BothParts, "domain label", "price", 1.1, .55, .5),
@@ -185,13 +185,13 @@ func TestBaselineMargins(t *testing.T) {
 		row(placement.EPLB, "", "table", "round-robin", 1.3, .9, .9),
 		row(placement.ContiguousAlgorithm, solver.NeitherPart, "table", "round-robin", 1.4, .25, .25),
 	})
-	lead := func(baseline string, ahead, cells int, least float64, at string, mean, ours, theirs float64) solver.Lead {
-		return solver.Lead{
-			Attention: placement.DataParallel, Baseline: baseline, Ahead: ahead, Cells: cells, Least: least, LeastAt: at, Mean: mean,
+	lead := func(baseline string, ahead, cells int, least float64, at string, mean, ours, theirs float64) solver.BaselineMargin {
+		return solver.BaselineMargin{
+			Attention: placement.DataParallel, Baseline: baseline, Ahead: ahead, Cells: cells, Min: least, MinAt: at, Mean: mean,
 			OurImbalance: ours, BaselineImbalance: theirs,
 		}
 	}
-	want := []solver.Lead{
+	want := []solver.BaselineMargin{
 		lead("our placement, dispatch masked", 2, 2, .1, "EP 4, split 1, table, masked", .1, 1.1, 1.2),
 		lead("our placement, forecast domain label", 1, 2, -.05, "EP 4, split 1, domain label, price", .025, 1.1, 1.1),
 		lead("placement eplb", 3, 4, -.1, "EP 4, split 2, table, price", .1, 1.15, 1.3),

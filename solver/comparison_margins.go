@@ -8,9 +8,9 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// Lead compares our method with one baseline over all cells. A cell is one EP size, one seed, and one forecast and
+// BaselineMargin compares our method with one baseline over all cells. A cell is one EP size, one seed, and one forecast and
 // dispatch policy.
-type Lead struct {
+type BaselineMargin struct {
 	Attention placement.Attention `json:"attention"`
 	// Baseline is another placement under our forecast and dispatch policy, or another dispatch policy on our
 	// placement.
@@ -18,21 +18,21 @@ type Lead struct {
 	// Cells is the number of compared cells. Ahead is the number of cells in which our local activation rate is higher.
 	Cells int `json:"cells"`
 	Ahead int `json:"ahead"`
-	// Least is the minimum difference of the two local activation rates, ours minus the baseline's, over all cells.
+	// Min is the minimum difference of the two local activation rates, ours minus the baseline's, over all cells.
 	// LeastAt names its cell. Mean is the mean difference.
-	Least   float64 `json:"least_lead"`
-	LeastAt string  `json:"least_lead_at"`
-	Mean    float64 `json:"mean_lead"`
+	Min   float64 `json:"least_lead"`
+	MinAt string  `json:"least_lead_at"`
+	Mean  float64 `json:"mean_lead"`
 	// OurImbalance and BaselineImbalance are the means of the token loads' max/mean: in windows with attention DP, over
 	// a whole run with attention TP. They show whether a higher rate costs balance.
 	OurImbalance      float64 `json:"our_imbalance"`
 	BaselineImbalance float64 `json:"baseline_imbalance"`
 }
 
-// Leads compares Auto with every baseline among comparisons, in order of first appearance. Both sides have the same
+// BaselineMargins compares Auto with every baseline among comparisons, in order of first appearance. Both sides have the same
 // number of extra slots.
-func Leads(comparisons []Comparison) []Lead {
-	var leads []Lead
+func BaselineMargins(comparisons []Comparison) []BaselineMargin {
+	var leads []BaselineMargin
 	for i := range comparisons {
 		theirs := &comparisons[i]
 		name, ours := matchingComparison(comparisons, theirs)
@@ -44,7 +44,7 @@ func Leads(comparisons []Comparison) []Lead {
 			at++
 		}
 		if at == len(leads) {
-			leads = append(leads, Lead{Attention: theirs.Attention, Baseline: name})
+			leads = append(leads, BaselineMargin{Attention: theirs.Attention, Baseline: name})
 		}
 		leads[at].add(theirs, ours)
 	}
@@ -57,12 +57,12 @@ func Leads(comparisons []Comparison) []Lead {
 	return leads
 }
 
-func (l *Lead) add(theirs, ours *Comparison) {
+func (l *BaselineMargin) add(theirs, ours *Comparison) {
 	for seed, lar := range theirs.LAR.Seeds {
 		lead := ours.LAR.Seeds[seed] - lar
-		if l.Cells == 0 || lead < l.Least {
-			l.Least = lead
-			l.LeastAt = fmt.Sprintf("EP %d, split %d, %s, %s", theirs.Ranks, seed+1, theirs.Forecast, theirs.Dispatch)
+		if l.Cells == 0 || lead < l.Min {
+			l.Min = lead
+			l.MinAt = fmt.Sprintf("EP %d, split %d, %s, %s", theirs.Ranks, seed+1, theirs.Forecast, theirs.Dispatch)
 		}
 		l.Cells++
 		l.Mean += lead

@@ -29,7 +29,7 @@ func CalibrateDrift(ctx context.Context, t *trace.Trace, p *Plan, heldOut []int,
 	requests := trace.Shuffled(heldOut, p.Seed)
 	requests = requests[:driftSample(t, requests)]
 	slices.Sort(requests)
-	if len(requests) < drift.LeastRequests {
+	if len(requests) < drift.MinRequests {
 		return nil, nil
 	}
 	served, err := DriftRequests(ctx, t, p, requests)

@@ -122,7 +122,7 @@ func TestCalibrateDrift(t *testing.T) {
 	if tight.Usual.Served > first.Usual.Served-0.001 {
 		t.Errorf("%v is usually local where no rank may have more than its share, %v with the usual cap", tight.Usual.Served, first.Usual.Served)
 	}
-	few, err := solver.CalibrateDrift(t.Context(), recorded, solution.Plan, solution.HeldOut[:drift.LeastRequests-1], 0)
+	few, err := solver.CalibrateDrift(t.Context(), recorded, solution.Plan, solution.HeldOut[:drift.MinRequests-1], 0)
 	if few != nil || err != nil {
 		t.Errorf("few requests: calibration %v, error %v", few, err)
 	}

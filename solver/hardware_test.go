@@ -26,7 +26,7 @@ func TestPlansContainTheirHardwareProfile(t *testing.T) {
 		if solved.Plan.Hardware != &slow || solved.Report.Hardware != "slow" || *solved.Report.ModelledUS <= *usual.Report.ModelledUS {
 			t.Errorf("%s: %+v, by %s", attention, solved.Plan.Hardware, solved.Report.Hardware)
 		}
-		again, err := solver.Replan(t.Context(), tr, nil, usual.Plan, solver.ReplanOptions{Options: o, PriorPercent: 0, Choice: solver.Choice{BatchTokens: []int{4096}}})
+		again, err := solver.Replan(t.Context(), tr, nil, usual.Plan, solver.ReplanOptions{Options: o, PriorPercent: 0, ReplanPolicy: solver.ReplanPolicy{BatchTokens: []int{4096}}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,7 +28,7 @@ func TestCompareShowsPublishedAlgorithmsAsPrinted(t *testing.T) {
 		rows[fmt.Sprintf("%s, %s, %s, %s", c.Attention, c.Algorithm, c.Forecast, c.Dispatch)] = c.LAR.Mean
 	}
 	leads := map[string]float64{}
-	for _, l := range Leads(all) {
+	for _, l := range BaselineMargins(all) {
 		leads[fmt.Sprintf("%s, %s", l.Attention, l.Baseline)] = l.Mean
 	}
 	for _, a := range []placement.Algorithm{placement.AlternatingPrinted, placement.CrossEntropyPrinted} {

@@ -26,7 +26,7 @@ type ReplanOptions struct {
 	// PriorPercent is the weight of all older counts in percent of the recent counts when the placement is solved; 0
 	// ignores older counts.
 	PriorPercent int
-	Choice
+	ReplanPolicy
 }
 
 // Check validates the options.
@@ -37,7 +37,7 @@ func (o *ReplanOptions) Check() error {
 	case o.PriorPercent < 0 || o.PriorPercent > 100:
 		return fmt.Errorf("prior percent is %d; allowed is 0 to 100", o.PriorPercent)
 	}
-	return o.Choice.Check()
+	return o.ReplanPolicy.Check()
 }
 
 // machines returns the target machines for a number of ranks.
@@ -148,7 +148,7 @@ type replan struct {
 	prior        *trace.Trace
 	priorPercent float64
 	current      *Plan
-	choice       Choice
+	choice       ReplanPolicy
 	moveGain     float64
 	layer        cost.Layer
 	trust        affinity.Trust
@@ -167,7 +167,7 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 	}
 	p := current.Placement
 	o.Ranks, o.Attention, o.Forecast, o.Algorithm = p.Ranks, current.Attention, current.Forecast, placement.Auto
-	o.Options.BatchTokens = o.Choice.BatchTokens
+	o.Options.BatchTokens = o.ReplanPolicy.BatchTokens
 	o.Objective, o.RanksPerNode, o.Current, o.Fresh = current.Objective, cmp.Or(current.RanksPerNode, o.RanksPerNode), p, true
 	o.RedundantSlots, o.RedundantMemory, o.Constraints.RankCapacity = p.SlotsPerRank-p.Experts/p.Ranks, 0, current.RankCapacity
 	if p.Experts%p.Ranks != 0 {
@@ -184,7 +184,7 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 		prior = nil
 	}
 	return &replan{
-		search: *s, prior: prior, priorPercent: float64(o.PriorPercent), current: current, choice: o.Choice, moveGain: o.MoveGainPercent,
+		search: *s, prior: prior, priorPercent: float64(o.PriorPercent), current: current, choice: o.ReplanPolicy, moveGain: o.MoveGainPercent,
 		layer: cost.LayerOf(&recent.Model, o.machines(p.Ranks, s.options.ranksPerNode()), p.Ranks, p.SlotsPerRank),
 	}, nil
 }

@@ -72,7 +72,7 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 		out.Layout = r.candidate(r.tables(solved.Placement, bestRanks))
 		out.Unmet, out.Truncated, layout = solved.Unmet, solved.Truncated, out.Layout.Score
 	}
-	out.Decision = o.Choose(out.Current.Score, out.Tables.Score, layout, localTime(r.layer, o.Choice.BatchTokens))
+	out.Decision = o.Choose(out.Current.Score, out.Tables.Score, layout, localTime(r.layer, o.ReplanPolicy.BatchTokens))
 	return out, r.trainOnAll(out, recent.Layers, prior)
 }
 
@@ -212,10 +212,10 @@ func (r *countsReplan) candidate(p *Plan) Candidate {
 	for l := range r.heldOut {
 		sum.add(scoreCounts(&r.heldOut[l], p, l, hosts[l]), 1/float64(len(r.heldOut)))
 	}
-	for _, tokens := range r.options.Choice.BatchTokens {
+	for _, tokens := range r.options.ReplanPolicy.BatchTokens {
 		t := r.layer.Time(tokens, sum.exchange, sum.load)
-		c.Score.Exchange += t.Exchange / float64(len(r.options.Choice.BatchTokens))
-		c.Score.Compute += t.Compute / float64(len(r.options.Choice.BatchTokens))
+		c.Score.Exchange += t.Exchange / float64(len(r.options.ReplanPolicy.BatchTokens))
+		c.Score.Compute += t.Compute / float64(len(r.options.ReplanPolicy.BatchTokens))
 	}
 	c.Score.LAR, c.Score.TokenImbalance, c.Score.ExpertImbalance = sum.lar, sum.tokens, sum.load
 	return c

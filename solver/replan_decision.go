@@ -30,8 +30,8 @@ const (
 	LocalityDoesNotPay Verdict = "LocalityDoesNotPay"
 )
 
-// Choice is the policy for replacing the plan in service.
-type Choice struct {
+// ReplanPolicy is the policy for replacing the plan in service.
+type ReplanPolicy struct {
 	// BatchTokens are the batch sizes in service, in tokens over all ranks. Plans are compared by their mean time over
 	// these sizes.
 	BatchTokens []int
@@ -52,7 +52,7 @@ const (
 )
 
 // Check validates the policy.
-func (c *Choice) Check() error {
+func (c *ReplanPolicy) Check() error {
 	if err := CheckBatchTokens(c.BatchTokens); err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (d *Decision) confirm(w *Worth) {
 
 // Choose returns the cheapest tier with a sufficient gain, given the scores of the plan in service, of new tables and
 // of a new placement, and the time in microseconds of a layer with only local activations.
-func (c *Choice) Choose(current, tables, layout Score, local float64) Decision {
+func (c *ReplanPolicy) Choose(current, tables, layout Score, local float64) Decision {
 	gain := func(us float64) float64 { return 100 * (1 - us/current.Total()) }
 	d := Decision{
 		Tier: NoTier, Verdict: NoGainExpected,
@@ -125,7 +125,7 @@ func (c *Choice) Choose(current, tables, layout Score, local float64) Decision {
 	}
 	least := c.MinimumGainPercent
 	judge := func(saved float64) (Verdict, string) {
-		return (&Finding{Saved: saved, Low: saved, Most: d.MaxGainPercent}).Judge(least)
+		return (&Finding{Saved: saved, Low: saved, Max: d.MaxGainPercent}).Judge(least)
 	}
 	ofTables, _ := judge(d.TablesGainPercent)
 	ofLayout, reason := judge(d.LayoutGainPercent)

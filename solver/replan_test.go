@@ -44,7 +44,7 @@ func bigBatches() solver.ReplanOptions {
 		Options:         solver.Options{TrainPercent: 60, Seed: 1},
 		MoveGainPercent: solver.DefaultMoveGainPercent,
 		PriorPercent:    solver.DefaultPriorPercent,
-		Choice:          solver.Choice{BatchTokens: []int{1 << 17}, MinimumGainPercent: 5},
+		ReplanPolicy:    solver.ReplanPolicy{BatchTokens: []int{1 << 17}, MinimumGainPercent: 5},
 	}
 }
 
@@ -65,7 +65,7 @@ func heldOut(t *testing.T, recent *trace.Trace, p *solver.Plan, o solver.ReplanO
 		t.Fatal(err)
 	}
 	e := solver.DefaultEvaluation()
-	e.Requests, e.Seed, e.WithoutBounds, e.BatchTokens = test, o.Seed, true, o.Choice.BatchTokens[0]
+	e.Requests, e.Seed, e.WithoutBounds, e.BatchTokens = test, o.Seed, true, o.ReplanPolicy.BatchTokens[0]
 	report, err := solver.Evaluate(t.Context(), recent, p, e)
 	if err != nil {
 		t.Fatal(err)
@@ -272,8 +272,8 @@ func TestReplanRefuses(t *testing.T) {
 		"other digest":  {recent: &digests, current: &foreign, want: "the plan is for model a, the trace is of model b"},
 		"vocabulary":    {recent: &other, want: "vocabulary of 200, the trace's is 201"},
 		"prior percent": {change: func(o *solver.ReplanOptions) { o.PriorPercent = 101 }, want: "prior percent is 101; allowed is 0 to 100"},
-		"batch":         {change: func(o *solver.ReplanOptions) { o.Choice.BatchTokens = nil }, want: "batch tokens is empty"},
-		"batch size":    {change: func(o *solver.ReplanOptions) { o.Choice.BatchTokens = []int{0} }, want: "batch tokens is 0"},
+		"batch":         {change: func(o *solver.ReplanOptions) { o.ReplanPolicy.BatchTokens = nil }, want: "batch tokens is empty"},
+		"batch size":    {change: func(o *solver.ReplanOptions) { o.ReplanPolicy.BatchTokens = []int{0} }, want: "batch tokens is 0"},
 		"gain":          {change: func(o *solver.ReplanOptions) { o.MinimumGainPercent = 100 }, want: "minimum gain percent is 100"},
 		"target":        {change: func(o *solver.ReplanOptions) { o.TargetLAR = 2 }, want: "target LAR is 2"},
 		"moves":         {change: func(o *solver.ReplanOptions) { o.MoveGainPercent = -1 }, want: "move gain percent is -1"},
@@ -342,7 +342,7 @@ func TestChoose(t *testing.T) {
 		{"everything is worse", score(.1, 120), score(.1, 110), 50, 0, solver.NoTier, solver.NoGainExpected},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := solver.Choice{BatchTokens: []int{1}, MinimumGainPercent: 5, TargetLAR: test.target}
+			c := solver.ReplanPolicy{BatchTokens: []int{1}, MinimumGainPercent: 5, TargetLAR: test.target}
 			got := c.Choose(current, test.tables, test.layout, test.local)
 			if got.Tier != test.tier || got.Verdict != test.verdict || got.Reason == "" {
 				t.Errorf("%+v; want %s, %s", got, test.tier, test.verdict)
@@ -358,7 +358,7 @@ func TestChoose(t *testing.T) {
 func TestSmallBatchesDoNotPay(t *testing.T) {
 	old, recent := drifting(7)
 	o := bigBatches()
-	o.Choice.BatchTokens = []int{64}
+	o.ReplanPolicy.BatchTokens = []int{64}
 	got := replan(t, recent, old, solve(t, old, options(placement.DataParallel, 4)).Plan, o)
 	if got.Verdict != solver.LocalityDoesNotPay || got.Tier != solver.NoTier {
 		t.Errorf("%+v", got.Decision)

@@ -26,7 +26,7 @@ func TestOldRequestsKeepTheirWeight(t *testing.T) {
 	}
 	for _, percent := range []int{5, 25, 100} {
 		for _, room := range []int{1000, 200, 100, 40, 10} {
-			r, err := newReplan(recent, old, solved.Plan, ReplanOptions{Options: o, PriorPercent: percent, Choice: Choice{BatchTokens: []int{4096}}})
+			r, err := newReplan(recent, old, solved.Plan, ReplanOptions{Options: o, PriorPercent: percent, ReplanPolicy: ReplanPolicy{BatchTokens: []int{4096}}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -427,7 +427,7 @@ func (s *search) finish(ctx context.Context, solution *Solution, result *placeme
 		return err
 	}
 	if s.options.Unshuffled {
-		unplanned, err := cost.Dealt(ctx, s.trace, s.options.Attention, s.options.Ranks, o)
+		unplanned, err := cost.EvaluateBaseline(ctx, s.trace, s.options.Attention, s.options.Ranks, o)
 		if err != nil {
 			return err
 		}

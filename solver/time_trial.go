@@ -103,7 +103,7 @@ func (o *TrialOptions) score(ctx context.Context, t *trace.Trace, p *Plan, e cos
 	if o.Current != nil {
 		pair.before, err = Evaluate(ctx, t, o.Current, e)
 	} else {
-		pair.before, err = cost.Dealt(ctx, t, p.Attention, p.Placement.Ranks, e)
+		pair.before, err = cost.EvaluateBaseline(ctx, t, p.Attention, p.Placement.Ranks, e)
 	}
 	return pair, err
 }
@@ -240,7 +240,7 @@ func (tr *TimeTrial) Worth(minimumGainPercent float64, sizes ...int) Worth {
 		BatchTokens: sizes, LayerUS: saved.After.Total(), BaselineLayerUS: before, SavedPercent: 100 * saved.Saved() / before,
 		Low: 100 * (saved.Saved() - saved.Error) / before, High: 100 * (saved.Saved() + saved.Error) / before,
 	}
-	f := Finding{Saved: w.SavedPercent, Low: w.Low, Most: 100 * (1 - saved.Local/before)}
+	f := Finding{Saved: w.SavedPercent, Low: w.Low, Max: 100 * (1 - saved.Local/before)}
 	for _, tokens := range sizes {
 		if at := tr.At(tokens); at.Saved() < 0 && -at.Saved() > f.SlowerBy*at.Before.Total() {
 			f.SlowerAt, f.SlowerBy = tokens, -at.Saved()/at.Before.Total()
@@ -255,9 +255,9 @@ func (tr *TimeTrial) Worth(minimumGainPercent float64, sizes ...int) Worth {
 // batch size with the largest slowdown, and SlowerBy this slowdown as a fraction. Both are 0 if no batch size is
 // slower.
 type Finding struct {
-	Saved, Low, Most float64
-	SlowerAt         int
-	SlowerBy         float64
+	Saved, Low, Max float64
+	SlowerAt        int
+	SlowerBy        float64
 }
 
 // maxSlowdown is the maximum slowdown, as a fraction, at a single batch size. At small batches, latency dominates a
@@ -273,8 +273,8 @@ func (f *Finding) Judge(minimum float64) (Verdict, string) {
 		change = fmt.Sprintf("a layer's modelled time rises by %.1f%%", -f.Saved)
 	}
 	switch {
-	case f.Most < minimum:
-		return LocalityDoesNotPay, fmt.Sprintf("latency dominates: with every activation local a layer's modelled time would fall by %.1f%%; the minimum is %g%%", f.Most, minimum)
+	case f.Max < minimum:
+		return LocalityDoesNotPay, fmt.Sprintf("latency dominates: with every activation local a layer's modelled time would fall by %.1f%%; the minimum is %g%%", f.Max, minimum)
 	case f.Saved < minimum || f.Saved <= 0:
 		return NoGainExpected, fmt.Sprintf("%s; the minimum is %g%%", change, minimum)
 	case f.SlowerBy > maxSlowdown:

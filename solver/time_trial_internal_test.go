@@ -31,24 +31,24 @@ func TestJudge(t *testing.T) {
 		want    Verdict
 		says    string
 	}{
-		{Finding{Saved: 8, Low: 3, Most: 40}, Gain, "falls by 8.0%"},
-		{Finding{Saved: 2, Low: 1, Most: 40}, Gain, "falls by 2.0%"},
-		{Finding{Saved: 1.9, Low: 1, Most: 40}, NoGainExpected, "the minimum is 2%"},
-		{Finding{Saved: -3, Low: -5, Most: 40}, NoGainExpected, "rises by 3.0%"},
-		{Finding{Saved: 8, Low: -1, Most: 40}, NoGainExpected, "interval begins at -1.0%"},
-		{Finding{Saved: 8, Low: 3, Most: 40, SlowerAt: 4096, SlowerBy: 0.012}, NoGainExpected, "rises by 1.2% with 4096 tokens"},
-		{Finding{Saved: 8, Low: 3, Most: 40, SlowerAt: 4, SlowerBy: 0.008}, Gain, "falls by 8.0%"},
-		{Finding{Saved: 1, Low: 0.5, Most: 1.5}, LocalityDoesNotPay, "latency dominates"},
+		{Finding{Saved: 8, Low: 3, Max: 40}, Gain, "falls by 8.0%"},
+		{Finding{Saved: 2, Low: 1, Max: 40}, Gain, "falls by 2.0%"},
+		{Finding{Saved: 1.9, Low: 1, Max: 40}, NoGainExpected, "the minimum is 2%"},
+		{Finding{Saved: -3, Low: -5, Max: 40}, NoGainExpected, "rises by 3.0%"},
+		{Finding{Saved: 8, Low: -1, Max: 40}, NoGainExpected, "interval begins at -1.0%"},
+		{Finding{Saved: 8, Low: 3, Max: 40, SlowerAt: 4096, SlowerBy: 0.012}, NoGainExpected, "rises by 1.2% with 4096 tokens"},
+		{Finding{Saved: 8, Low: 3, Max: 40, SlowerAt: 4, SlowerBy: 0.008}, Gain, "falls by 8.0%"},
+		{Finding{Saved: 1, Low: 0.5, Max: 1.5}, LocalityDoesNotPay, "latency dominates"},
 	} {
 		verdict, reason := c.finding.Judge(2)
 		if verdict != c.want || !strings.Contains(reason, c.says) {
 			t.Errorf("%+v: %s, %q; want %s, %q", c.finding, verdict, reason, c.want, c.says)
 		}
 	}
-	if verdict, reason := (&Finding{Saved: 8, Low: -1, Most: 40}).Judge(0); verdict != Gain {
+	if verdict, reason := (&Finding{Saved: 8, Low: -1, Max: 40}).Judge(0); verdict != Gain {
 		t.Errorf("at a minimum of 0 a plan needs no proof: %s, %q", verdict, reason)
 	}
-	if verdict, _ := (&Finding{Most: 40}).Judge(0); verdict != NoGainExpected {
+	if verdict, _ := (&Finding{Max: 40}).Judge(0); verdict != NoGainExpected {
 		t.Errorf("a plan that saves nothing has verdict %s at a minimum of 0", verdict)
 	}
 }

@@ -245,11 +245,11 @@ func TestWarnings(t *testing.T) {
 		"no samples":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.SamplePercent = ptr.To[int32](0) }, []string{"spec.routing.samplePercent"}},
 		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"UnsupportedByEngine: No plan can reach the engine. spec.parallelism.expertParallelSize is 1"}},
 		"no all-to-all": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Args = nil }, []string{
-			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "ExpertMapUnverified: The release of SGLang is unknown until a pod reports it. SGLang before 0.5.23 loads the experts of models by the map",
+			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "UnprovenMap: The release of SGLang is unknown until a pod reports it. SGLang before 0.5.23 loads the experts of models by the map",
 		}},
 		"all-to-all that is none, and a pin": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Args, m.Spec.Placement.PlanRef = []string{"--moe-a2a-backend=none"}, &semmoev1.PlanReference{Name: "no-plan"}
-		}, []string{"NoAllToAll: spec.engine.args sets --moe-a2a-backend none", "ExpertMapUnverified: ", "spec.placement.planRef.name"}},
+		}, []string{"NoAllToAll: spec.engine.args sets --moe-a2a-backend none", "UnprovenMap: ", "spec.placement.planRef.name"}},
 		"no all-to-all, attention TP": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Args, m.Spec.Parallelism.Attention = nil, semmoev1.AttentionTensorParallel
@@ -367,7 +367,7 @@ func TestWarningsOfTheFamily(t *testing.T) {
 		}
 		eventually(t, fmt.Sprintf("warnings of %q", tc.family), func() bool { // the cache of the manager is stale
 			got := warningsOf(same)
-			return mentions(got, "NoAllToAll: ") && mentions(got, "ExpertMapUnverified: ") == (tc.want != "") && (tc.want == "" || mentions(got, tc.want))
+			return mentions(got, "NoAllToAll: ") && mentions(got, "UnprovenMap: ") == (tc.want != "") && (tc.want == "" || mentions(got, tc.want))
 		})
 	}
 	if got := warningsOf(func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/other" }); !mentions(got, anyFamily) {

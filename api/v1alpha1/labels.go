@@ -69,9 +69,9 @@ const (
 	// AnnotationProven is on a workload that completed a roll-out, or that remained after the roll-out of another one.
 	// The value is the time since which it is the only serving workload.
 	AnnotationProven = "semmoe.io/proven"
-	// AnnotationRemade is on a workload whose replicas have several pods. It lists the replicas that were recreated
+	// AnnotationRecreatedReplicas is on a workload whose replicas have several pods. It lists the replicas that were recreated
 	// since they were last ready, as JSON.
-	AnnotationRemade = "semmoe.io/remade"
+	AnnotationRecreatedReplicas = "semmoe.io/remade"
 	// AnnotationEngineRelease, on a workload, is the release that the engine reports, or ReleaseUnknown where the
 	// engine reports none.
 	AnnotationEngineRelease = "semmoe.io/engine-release"
@@ -131,10 +131,10 @@ const (
 	// path.
 	CacheVolume    = "semmoe-cache"
 	CacheMountPath = "/var/cache/semmoe"
-	// AnswersVolume is the name of the volume with the baseline outputs of the model (the outputs without a plan), and
+	// BaselineOutputsVolume is the name of the volume with the baseline outputs of the model (the outputs without a plan), and
 	// AnswersMountPath is its mount path.
-	AnswersVolume    = "semmoe-answers"
-	AnswersMountPath = "/etc/semmoe/answers"
+	BaselineOutputsVolume    = "semmoe-answers"
+	BaselineOutputsMountPath = "/etc/semmoe/answers"
 	// TablesKey is a key of the ConfigMap for request routers. The value maps the digest of the plan that pods were
 	// created for to the plan whose tables request routers use.
 	TablesKey = "tables.json"

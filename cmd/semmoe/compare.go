@@ -166,14 +166,14 @@ func checkForecasts(o solver.CompareOptions, ranks int, t *trace.Trace) error {
 type comparisonReport struct {
 	Trace string `json:"trace"`
 	// Model is the shape of the model, Prompts the representation of prompts for clustering.
-	Model        string              `json:"model"`
-	Prompts      string              `json:"prompts"`
-	Seeds        int                 `json:"seeds"`
-	TrainPercent int                 `json:"train_percent"`
-	Processors   int                 `json:"processors"`
-	Seconds      float64             `json:"seconds"`
-	Comparisons  []solver.Comparison `json:"comparisons"`
-	Leads        []solver.Lead       `json:"leads"`
+	Model        string                  `json:"model"`
+	Prompts      string                  `json:"prompts"`
+	Seeds        int                     `json:"seeds"`
+	TrainPercent int                     `json:"train_percent"`
+	Processors   int                     `json:"processors"`
+	Seconds      float64                 `json:"seconds"`
+	Comparisons  []solver.Comparison     `json:"comparisons"`
+	Leads        []solver.BaselineMargin `json:"leads"`
 }
 
 func (f *compareFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
@@ -220,7 +220,7 @@ func (f *compareFlags) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err != nil {
 		return inputError(err)
 	}
-	report.Leads, report.Seconds = solver.Leads(report.Comparisons), time.Since(begin).Seconds()
+	report.Leads, report.Seconds = solver.BaselineMargins(report.Comparisons), time.Since(begin).Seconds()
 	if f.format == "json" {
 		return json.NewEncoder(stdout).Encode(report)
 	}

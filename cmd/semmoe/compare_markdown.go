@@ -99,7 +99,7 @@ func writeMethods(b *strings.Builder, attention placement.Attention, rows [][]so
 				balance = c.WindowImbalance
 			}
 			fmt.Fprintf(b, " %.4f | %.4f–%.4f | %.3f | %.3f | %.3f | %.1f |",
-				c.LAR.Mean, c.LAR.Least, c.LAR.Most, balance, c.ExpertWindowImbalance, c.RemoteRanksPerToken, c.PlacementSeconds)
+				c.LAR.Mean, c.LAR.Min, c.LAR.Max, balance, c.ExpertWindowImbalance, c.RemoteRanksPerToken, c.PlacementSeconds)
 		}
 		b.WriteString("\n")
 	}
@@ -107,7 +107,7 @@ func writeMethods(b *strings.Builder, attention placement.Attention, rows [][]so
 }
 
 // writeLeads writes one line per baseline.
-func writeLeads(b *strings.Builder, leads []solver.Lead) {
+func writeLeads(b *strings.Builder, leads []solver.BaselineMargin) {
 	if len(leads) == 0 {
 		return
 	}
@@ -115,7 +115,7 @@ func writeLeads(b *strings.Builder, leads []solver.Lead) {
 		"| attention | baseline | ahead in | minimum margin | at | mean margin | imbalance, ours and baseline |\n| --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, l := range leads {
 		fmt.Fprintf(b, "| %s | %s | %d of %d | %+.4f | %s | %+.4f | %.3f, %.3f |\n",
-			l.Attention, l.Baseline, l.Ahead, l.Cells, l.Least, l.LeastAt, l.Mean, l.OurImbalance, l.BaselineImbalance)
+			l.Attention, l.Baseline, l.Ahead, l.Cells, l.Min, l.MinAt, l.Mean, l.OurImbalance, l.BaselineImbalance)
 	}
 	b.WriteString("\n")
 }

@@ -149,7 +149,7 @@ func (f *driftFlags) run(ctx context.Context) (*driftReport, error) {
 	}
 	if p.Drift == nil {
 		return nil, codedError{usageErrorf("--plan: the plan has no %s: it was solved by an earlier version, or with fewer than %d held-out requests within %d tokens times MoE layers",
-			plan.DriftFile, drift.LeastRequests, drift.MaxRows), exitInvalidFile}
+			plan.DriftFile, drift.MinRequests, drift.MaxRows), exitInvalidFile}
 	}
 	if p.Attention == placement.TensorParallel && f.cap != drift.LoadCap {
 		return nil, usageErrorf("--cap does not apply to this plan with attention %s", p.Attention)
@@ -243,7 +243,7 @@ func otherDocuments(ctx context.Context, t *trace.Trace, p *solver.Plan, heldOut
 	test, err := solver.CalibrateDrift(ctx, t, p, seen, loadCap)
 	if err == nil && test == nil {
 		return nil, nil, usageErrorf("--other-documents: half of the documents have %d held-out requests; a drift test needs %d, within %d tokens times MoE layers",
-			len(seen), drift.LeastRequests, drift.MaxRows)
+			len(seen), drift.MinRequests, drift.MaxRows)
 	}
 	return test, unseen, mismatch(ctx, err)
 }

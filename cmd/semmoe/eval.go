@@ -124,7 +124,7 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 	report, err := solver.Evaluate(ctx, t, p, o)
 	var dealt cost.Report
 	if err == nil {
-		dealt, err = cost.Dealt(ctx, t, p.Attention, p.Placement.Ranks, o)
+		dealt, err = cost.EvaluateBaseline(ctx, t, p.Attention, p.Placement.Ranks, o)
 	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -185,7 +185,7 @@ func (f *evalFlags) options() (cost.Options, error) {
 	case f.ranksPerNode < 1:
 		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	}
-	o.CacheTokens, o.ScorePercent, o.Held = f.cacheTokens, f.scorePercent, f.held
+	o.CacheTokens, o.ScorePercent, o.MaxWaiting = f.cacheTokens, f.scorePercent, f.held
 	if err := checkOutput(f.minimumGain, f.output); err != nil {
 		return o, err
 	}

@@ -95,7 +95,7 @@ func (f fetchFlags) check() error {
 
 // fetch fetches from the store that connect returns.
 func (f fetchFlags) fetch(ctx context.Context, connect connectStore) error {
-	if bundle.Holds(f.out, f.planDigest) { // needs neither the store nor its token
+	if bundle.IsComplete(f.out, f.planDigest) { // needs neither the store nor its token
 		return nil
 	}
 	client, err := connect(f.wait)

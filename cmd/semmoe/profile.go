@@ -176,7 +176,7 @@ func runProfile(ctx context.Context, o profileOptions, given func(flag string) b
 		defer cancel()
 		ctx = limited
 	}
-	board := &profile.Board{}
+	board := &profile.ProgressHandler{}
 	if o.progressAddress != "" {
 		stop, err := serveProgress(joinIP(o.progressAddress), board)
 		if err != nil {
@@ -214,7 +214,7 @@ func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error
 	if err != nil {
 		return fail(checkpoint.Invalidf("--engine: %v", err))
 	}
-	if !adapter.TellsExperts() {
+	if !adapter.ReportsRoutedExperts() {
 		return fail(checkpoint.Invalidf("--engine is %s, which does not report the experts of a request; use another engine", adapter.Type))
 	}
 	report, err := checkpoint.Inspect(o.model)
@@ -371,7 +371,7 @@ func profileFiles(dir string, words []byte, recorded *profile.Profile) (map[stri
 }
 
 // serveProgress serves the progress endpoint until stop is called.
-func serveProgress(address string, board *profile.Board) (stop func(), err error) {
+func serveProgress(address string, board *profile.ProgressHandler) (stop func(), err error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("--progress-address: %w", err)
@@ -406,7 +406,7 @@ func joinURL(address string) string {
 	return scheme + "://" + host + path
 }
 
-func reportProgress(board *profile.Board, line func(profile.Progress)) func(profile.Progress) {
+func reportProgress(board *profile.ProgressHandler, line func(profile.Progress)) func(profile.Progress) {
 	return func(p profile.Progress) {
 		board.Set(p)
 		if p.Phase == profile.Recording && p.Done > 0 {

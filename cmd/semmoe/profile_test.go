@@ -138,7 +138,7 @@ func TestJoinIP(t *testing.T) {
 }
 
 func TestServeProgress(t *testing.T) {
-	board := &profile.Board{}
+	board := &profile.ProgressHandler{}
 	address := closedPort(t)
 	stop, err := serveProgress(address, board)
 	if err != nil {

@@ -72,7 +72,7 @@ func (f *replanFlags) options() (solver.ReplanOptions, error) {
 		Options:         solver.Options{TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget, PreserveGroups: f.preserveGroups, RanksPerNode: f.ranksPerNode},
 		MoveGainPercent: f.moveGain,
 		PriorPercent:    f.priorPercent,
-		Choice:          solver.Choice{BatchTokens: f.batchTokens, MinimumGainPercent: f.minimumGain, TargetLAR: f.target},
+		ReplanPolicy:    solver.ReplanPolicy{BatchTokens: f.batchTokens, MinimumGainPercent: f.minimumGain, TargetLAR: f.target},
 	}
 	for _, required := range []struct{ name, value, what string }{
 		{"trace", f.trace, "a routing trace"}, {"current", f.current, "the directory of the plan in service"}, {"out", f.out, "a directory for the plan"},

@@ -86,7 +86,7 @@ func (f *reshuffleFlags) check() error {
 }
 
 // runReshuffle creates or finds the output. The output is in use until the hold is released.
-func runReshuffle(ctx context.Context, flags reshuffleFlags) (*reshuffle.Result, *reshuffle.Hold, error) {
+func runReshuffle(ctx context.Context, flags reshuffleFlags) (*reshuffle.Result, *reshuffle.Lease, error) {
 	if err := flags.check(); err != nil {
 		return nil, nil, err
 	}

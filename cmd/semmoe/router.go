@@ -75,7 +75,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.StringVar(&f.policy, "policy", string(defaults.Policy), "dispatch policy: price, masked, round-robin, least-loaded or prefix")
 	flags.Float64Var(&f.options.Pool.Cap, "cap", defaults.Cap, "maximum load of a rank over the last 128 requests, as a multiple of its fair share (policies price and prefix)")
 	flags.StringVar(&f.weights, "weights", "", "scoring weights, for example affinity=1,prefix=1,load=1,wait=1; 1 is the modelled cost in microseconds, 0 ignores the component (policy price)")
-	flags.DurationVar(&f.options.Pool.Hold, "hold", 0, "maximum time that a request waits for the rank of its experts while this rank has more than its share of the last 128 requests, up to "+dispatch.MostHold.String()+": improves locality and delays the first token; 0 disables waiting (policy price)")
+	flags.DurationVar(&f.options.Pool.Hold, "hold", 0, "maximum time that a request waits for the rank of its experts while this rank has more than its share of the last 128 requests, up to "+dispatch.MaxWait.String()+": improves locality and delays the first token; 0 disables waiting (policy price)")
 	flags.IntVar(&f.options.Pool.PendingLimitPerRank, "pending-limit-per-rank", 0, "maximum number of concurrent requests per rank of a pod; requests above the limit on all ranks get status 429; 0 means no limit")
 	flags.IntVar(&f.options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "assumed KV cache capacity per rank in tokens")
 	flags.Int64Var(&f.options.MaxBodyBytes, "max-body-bytes", 32<<20, "maximum size of a request body in bytes; all request bodies together are limited to 384 MiB, and incomplete ones to 64 MiB or twice this value plus 1 MiB, whichever is larger")
@@ -145,7 +145,7 @@ func (f *routerFlags) completeEngine() error {
 	if o.ExpertLoadSeries < 0 || o.ExpertLoadSeries > expertload.MaxSeries {
 		return fmt.Errorf("--expert-load-series is %d: want 0 to %d", o.ExpertLoadSeries, expertload.MaxSeries)
 	}
-	if o.SamplePercent > 0 && !adapter.TellsExperts() {
+	if o.SamplePercent > 0 && !adapter.ReportsRoutedExperts() {
 		return fmt.Errorf("--sample-percent is %d: engine %s does not report the experts of a request; want 0", o.SamplePercent, f.engine)
 	}
 	o.RankHeader, o.RoutingKeyHeader, o.RoutedExperts = adapter.RankHeader, adapter.RoutingKeyHeader, adapter.RoutedExperts
@@ -227,7 +227,7 @@ func planFetcher(namespace string) plans.Fetch {
 		return nil
 	}
 	return func(ctx context.Context, digest, dir string) error {
-		if bundle.Holds(dir, digest) { // needs neither the store nor its token
+		if bundle.IsComplete(dir, digest) { // needs neither the store nor its token
 			return nil
 		}
 		client, err := access.FromPod(storeRetry)

@@ -79,7 +79,7 @@ func newSimulateCommand() *cobra.Command {
 	f.StringVar(&flags.policy, "policy", string(dispatch.Price), "attention dp: dispatch policy of method "+string(solver.OurServing)+": price, masked, round-robin, least-loaded")
 	f.StringVar(&flags.weights, "weights", "", "attention dp: scoring weights of method "+string(solver.OurServing)+", for example affinity=1,load=1,wait=1 (policy price, without prefix reuse)")
 	f.Float64Var(&flags.cap, "cap", solver.DefaultEvaluation().Cap, "attention dp: maximum load of a rank over the last 128 requests, as a multiple of its fair share (policy price)")
-	f.DurationVar(&flags.hold, "hold", 0, fmt.Sprintf("attention dp: maximum time that a request waits for the rank of its experts with method %s, up to %v, as in semmoe router; 0 disables waiting (policy price)", solver.OurServing, dispatch.MostHold))
+	f.DurationVar(&flags.hold, "hold", 0, fmt.Sprintf("attention dp: maximum time that a request waits for the rank of its experts with method %s, up to %v, as in semmoe router; 0 disables waiting (policy price)", solver.OurServing, dispatch.MaxWait))
 	f.StringVar(&flags.objective, "objective", string(placement.Activation), "objective of the placement of method "+string(solver.OurServing)+": "+listOf(placement.Objectives))
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "number of extra slots per rank, for methods with copies")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percentage of the requests for training, by whole documents; the others are served")
@@ -141,8 +141,8 @@ func (f *simulateFlags) check() error {
 		return usageErrorf("--dispatch is %q; allowed is bf16, fp8", f.dispatch)
 	case !(f.cap >= 1):
 		return usageErrorf("--cap is %v; it must be at least 1", f.cap)
-	case f.hold < 0 || f.hold > dispatch.MostHold:
-		return usageErrorf("--hold is %v; allowed is 0 to %v", f.hold, dispatch.MostHold)
+	case f.hold < 0 || f.hold > dispatch.MaxWait:
+		return usageErrorf("--hold is %v; allowed is 0 to %v", f.hold, dispatch.MaxWait)
 	case f.hold > 0 && f.policy != string(dispatch.Price):
 		return usageErrorf("--hold does not apply with --policy %s; it requires %s", f.policy, dispatch.Price)
 	case !(f.sloScale > 0 && f.sloScale <= maxScale):

@@ -87,5 +87,5 @@ func verify(flags verifyFlags, given func(flag string) bool) (*bundle.Mounted, c
 	if err != nil {
 		return nil, none, err
 	}
-	return mounted, report, mounted.Fits(report, cmp.Or(flags.modelDigest, mounted.Manifest.ModelDigest), flags.expertParallelSize)
+	return mounted, report, mounted.CheckModel(report, cmp.Or(flags.modelDigest, mounted.Manifest.ModelDigest), flags.expertParallelSize)
 }

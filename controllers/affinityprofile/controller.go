@@ -127,8 +127,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(profile, o), now)
 	do := decide(o, now)
 	phases := errors.Join(inspectErr, r.act(ctx, profile, o, do))
-	o.Failure = outcome.Lasting(phases)
-	after = outcome.Soonest(after, do.After)
+	o.Failure = outcome.PermanentErrorText(phases)
+	after = outcome.ShortestDelay(after, do.After)
 
 	failedMounts, err := podhealth.FailedMounts(ctx, r.Events, pods, now)
 	phases = errors.Join(phases, err)
@@ -138,7 +138,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		phases = errors.Join(phases, err)
 	}
 	o.Problem = problem
-	after = outcome.Soonest(after, again)
+	after = outcome.ShortestDelay(after, again)
 	phases = errors.Join(phases, r.applyStatus(ctx, profile, statusOf(profile, o, now)))
 	return ctrl.Result{RequeueAfter: after}, phases
 }

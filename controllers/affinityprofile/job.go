@@ -104,7 +104,7 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 			},
 		},
 	}
-	ours.Spec.Volumes = append(ours.Spec.Volumes, inspection.DatasetFile(*profile.Spec.Dataset).Volumes...)
+	ours.Spec.Volumes = append(ours.Spec.Volumes, inspection.DatasetMount(*profile.Spec.Dataset).Volumes...)
 	dedicated := profile.Spec.Target == semmoev1.ProfilingTargetDedicated
 	if dedicated {
 		sidecar, err := engineSidecar(profile)
@@ -139,7 +139,7 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 
 // recorder returns the container that sends the requests and stores the recorded profile.
 func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duration) corev1.Container {
-	dataset := inspection.DatasetFile(*profile.Spec.Dataset)
+	dataset := inspection.DatasetMount(*profile.Spec.Dataset)
 	sampling := samplingOf(profile)
 	args := []string{
 		"profile",

@@ -106,7 +106,7 @@ func (r *Reconciler) reconcileLive(ctx context.Context, profile *semmoev1.Affini
 	if o.Invalid == nil {
 		after, err = r.makeLive(ctx, profile, &o)
 	}
-	o.Failure = outcome.Lasting(err)
+	o.Failure = outcome.PermanentErrorText(err)
 	err = errors.Join(err, r.applyStatus(ctx, profile, statusOf(profile, o, r.Now())))
 	return ctrl.Result{RequeueAfter: after}, err
 }

@@ -164,7 +164,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, profile *semmoev1.Affinity
 		return ptr.Deref(intent.ResourceVersion, ""), err
 	})
 	if wrote {
-		transition.NewTeller(r.Recorder, profile, nil).TellSteps(profile.Status.Conditions, status.Conditions)
+		transition.NewEventRecorder(r.Recorder, profile, nil).RecordSteps(profile.Status.Conditions, status.Conditions)
 	}
 	return err
 }

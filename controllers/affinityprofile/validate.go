@@ -37,7 +37,7 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	if err != nil {
 		return invalidf("UnknownEngine", "spec.engine.type: %v", err)
 	}
-	if !adapter.TellsExperts() {
+	if !adapter.ReportsRoutedExperts() {
 		return invalidf("RoutedExpertsUnavailable", "spec.engine.type: %s does not return the experts of a request and cannot profile: use another engine", adapter.Type)
 	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetLive {
@@ -51,7 +51,7 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 		for _, variable := range slices.Concat(profile.Spec.Engine.Env, ofTemplate) {
 			situation.UserEnv = append(situation.UserEnv, variable.Name)
 		}
-		if err := adapter.Overlaps(situation); err != nil {
+		if err := adapter.ValidateOverlap(situation); err != nil {
 			return invalidf("OverlapUnsupported", "%v", err)
 		}
 		if _, err := adapter.Args(launch(profile), profile.Spec.Engine.Args); err != nil {
@@ -60,7 +60,7 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 		if err := adapter.ValidateOptions(launch(profile)); err != nil {
 			return invalidf("ContradictingFlags", "%v", err)
 		}
-		if refusals := adapter.Starts(situation).Refusals; len(refusals) > 0 {
+		if refusals := adapter.StartupSupport(situation).Refusals; len(refusals) > 0 {
 			return invalidf(refusals[0].Reason, "%s", refusals[0].Message)
 		}
 		if slices.ContainsFunc(profile.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == podIPVariable }) {

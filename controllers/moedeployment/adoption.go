@@ -27,7 +27,7 @@ func (r *Reconciler) adopt(ctx context.Context, moed *semmoev1.MoEDeployment) (b
 	if r.groups.isKnown() {
 		lists = append(lists, &leaderworkersetv1.LeaderWorkerSetList{})
 	}
-	labels := client.MatchingLabels(owned.Ours())
+	labels := client.MatchingLabels(owned.OperatorLabels())
 	labels[semmoev1.LabelDeployment] = moed.Name
 	var adopted bool
 	var failed error

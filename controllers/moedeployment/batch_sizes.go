@@ -45,8 +45,8 @@ func unobserved(moed *semmoev1.MoEDeployment, steps stepsizes.Sum, reports int) 
 		return desired.Finding{Reason: "NoRouter", Message: "Engine metrics are not read without a request router (spec.routing.mode None): " + setBatchTokens}
 	case steps.Problem != "":
 		message := fmt.Sprintf("The steps of %s cannot be read: %s", podsText(steps.Pod, steps.Pods), steps.Problem)
-		if adapter, err := registry.For(string(moed.Spec.Engine.Type)); err == nil && adapter.StepMetrics.Needs != "" {
-			message += ". If the metric is off, " + adapter.StepMetrics.Needs
+		if adapter, err := registry.For(string(moed.Spec.Engine.Type)); err == nil && adapter.StepMetrics.Requirement != "" {
+			message += ". If the metric is off, " + adapter.StepMetrics.Requirement
 		}
 		return desired.Finding{Reason: "MetricsUnreadable", Message: printable.Line(message+"; or "+setBatchTokens, maxBatchMessage)}
 	case reports == 0:
@@ -94,7 +94,7 @@ func batchTokensStatus(previous *semmoev1.BatchTokensStatus, moed *semmoev1.MoED
 	if o.Drift.BatchesMoved && o.Drift.BatchHold.Reason != "" {
 		status.Reason, status.Message = o.Drift.BatchHold.Reason, printable.Line("The sizes differ much from those of the plan, but no new plan is made now: "+o.Drift.BatchHold.Message, maxBatchMessage)
 	}
-	if previous != nil && previous.ObservedTime != nil && (!stepsizes.Moved(previous.Observed, o.Steps.Sizes) || justReported(previous.ObservedTime, now)) {
+	if previous != nil && previous.ObservedTime != nil && (!stepsizes.Differ(previous.Observed, o.Steps.Sizes) || justReported(previous.ObservedTime, now)) {
 		status.Observed, status.PrefillMilli, status.ObservedTime = previous.Observed, previous.PrefillMilli, previous.ObservedTime
 		return status
 	}

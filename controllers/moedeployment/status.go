@@ -432,7 +432,7 @@ var eventConditions = []string{
 // same reason within some minutes unless the related object differs, so each event relates to the workload of the
 // revision.
 func (r *Reconciler) recordTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
-	events := transition.NewTeller(r.Recorder, moed, workloadReference(moed, status.Revision))
+	events := transition.NewEventRecorder(r.Recorder, moed, workloadReference(moed, status.Revision))
 	for _, c := range transition.Changes(moed.Status.Conditions, status.Conditions, eventConditions...) {
 		kind, holds := c.After.Type, c.Holds()
 		switch kind {
@@ -451,6 +451,6 @@ func (r *Reconciler) recordTransitions(moed *semmoev1.MoEDeployment, status semm
 		}
 		missed := kind == semmoev1.ConditionLocalityOnTarget && c.After.Status == metav1.ConditionFalse
 		lost := kind == semmoev1.ConditionReady && c.Lost() || kind == semmoev1.ConditionRolledOut && c.After.Reason == planner.ReasonRolledBack
-		events.Tell(c.After, lost || missed || kind == semmoev1.ConditionDegraded && holds)
+		events.Record(c.After, lost || missed || kind == semmoev1.ConditionDegraded && holds)
 	}
 }

@@ -29,14 +29,14 @@ func TestBatchSizes(t *testing.T) {
 		for _, current := range []*semmoev1.CurrentPlan{nil, {PlanDigest: "0"}} {
 			plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Current: current}}
 			tc.change(&plan.Spec)
-			in := inputsOf(plan, profile, nil, machines.Chosen{})
+			in := inputsOf(plan, profile, nil, machines.ResolvedProfile{})
 			if got := in.options(nil).BatchTokens; !slices.Equal(got, tc.want) {
 				t.Errorf("%s, current %v: batch sizes = %v, want %v", name, current, got, tc.want)
 			}
 			if current == nil {
 				continue
 			}
-			if got := (&task{inputs: *in}).replanOptions(nil).Choice.BatchTokens; !slices.Equal(got, tc.want) {
+			if got := (&task{inputs: *in}).replanOptions(nil).ReplanPolicy.BatchTokens; !slices.Equal(got, tc.want) {
 				t.Errorf("%s: evaluation at %v, want %v", name, got, tc.want)
 			}
 		}

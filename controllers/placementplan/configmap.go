@@ -37,7 +37,7 @@ func stableConfigMapName(plan *semmoev1.PlacementPlan) string { return plan.Name
 // isStandalone reports whether a plan belongs to no MoEDeployment, whose pods mount plans by digest. A plan that was
 // made for a MoEDeployment and has no owner, for example after a restore, is not standalone: it is about to be adopted.
 func isStandalone(plan *semmoev1.PlacementPlan) bool {
-	return metav1.GetControllerOf(plan) == nil && !owned.Made(plan)
+	return metav1.GetControllerOf(plan) == nil && !owned.IsOperatorManaged(plan)
 }
 
 // dataOf returns the content of a plan's ConfigMap. It fails if the engine cannot use the plan.

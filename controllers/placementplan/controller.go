@@ -153,8 +153,8 @@ type observation struct {
 	// Prior is the profile of the plan in service; nil if the spec names none, or it does not exist.
 	Prior *semmoev1.AffinityProfile
 	// Machines is the hardware profile that the plan names. MachinesFault is the error if it could not be read.
-	Machines      machines.Chosen
-	MachinesFault *machines.FaultError
+	Machines      machines.ResolvedProfile
+	MachinesFault *machines.ProfileError
 	// ConfigMaps are the ConfigMaps with the label of the plan, by name.
 	ConfigMaps map[string]*corev1.ConfigMap
 	// Inputs are the inputs of the plan; nil while the profile has no result.
@@ -194,7 +194,7 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 		o.Stable = solvedOf(stable)
 	}
 	o.Machines, err = machines.Read(ctx, r.Live, plan.Namespace, plan.Spec.Hardware)
-	if o.MachinesFault = machines.IsFault(err); err != nil && o.MachinesFault == nil {
+	if o.MachinesFault = machines.AsProfileError(err); err != nil && o.MachinesFault == nil {
 		return o, err
 	}
 	o.Inputs = inputsOf(plan, o.Profile, o.Prior, o.Machines)

@@ -103,7 +103,7 @@ func TestHardwareInInputs(t *testing.T) {
 	}}
 	inputs := func(of *semmoev1.HardwareReference, asked string) *solveInputs {
 		p := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Hardware: of, HardwareDigest: asked}}
-		return inputsOf(p, profile, nil, machines.Chosen{})
+		return inputsOf(p, profile, nil, machines.ResolvedProfile{})
 	}
 	inConfigMap := &semmoev1.HardwareReference{ConfigMap: &semmoev1.HardwareConfigMap{Name: "gpus", Key: "hardware.json"}}
 	if plain, own := inputs(nil, ""), inputs(&semmoev1.HardwareReference{BuiltIn: hardware.Default}, ""); plain.ID() != own.ID() || plain.Hardware != "" {

@@ -102,13 +102,13 @@ func resultOf(profile *semmoev1.AffinityProfile) artifact.Digest {
 
 // inputsOf returns the inputs of a plan that is made from profile and, if the spec names one, from prior, for the
 // hardware profile on. It returns nil while one of the profiles has no result, or the hardware profile is unknown.
-func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityProfile, on machines.Chosen) *solveInputs {
+func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityProfile, on machines.ResolvedProfile) *solveInputs {
 	digest, priorDigest := resultOf(profile), resultOf(prior)
 	if digest == "" || plan.Spec.PriorProfileRef != nil && priorDigest == "" {
 		return nil
 	}
 	hardware := cmp.Or(plan.Spec.HardwareDigest, on.Digest)
-	switch named := machines.Named(plan.Spec.Hardware); {
+	switch named := machines.ReferenceForPlan(plan.Spec.Hardware); {
 	case named == nil:
 	case named.ConfigMap == nil:
 		hardware = named.BuiltIn

@@ -256,7 +256,7 @@ func (t *task) replanOptions(report func(step string, done, total int)) solver.R
 	in := t.inputs.Replan
 	return solver.ReplanOptions{
 		Options: t.options(report), MoveGainPercent: solver.DefaultMoveGainPercent, PriorPercent: solver.DefaultPriorPercent,
-		Choice: solver.Choice{
+		ReplanPolicy: solver.ReplanPolicy{
 			BatchTokens: t.inputs.batchSizes(), MinimumGainPercent: float64(in.MinimumGainPercent), TargetLAR: float64(in.TargetLARMilli) / 1000,
 		},
 	}

@@ -294,7 +294,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, plan *semmoev1.PlacementPl
 		return ptr.Deref(intent.ResourceVersion, ""), err
 	})
 	if wrote {
-		transition.NewTeller(r.Recorder, plan, nil).TellSteps(plan.Status.Conditions, status.Conditions)
+		transition.NewEventRecorder(r.Recorder, plan, nil).RecordSteps(plan.Status.Conditions, status.Conditions)
 	}
 	return err
 }

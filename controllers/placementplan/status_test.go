@@ -46,7 +46,7 @@ func TestReshuffledWeightsKeepGroups(t *testing.T) {
 	}}
 	for realization, want := range map[semmoev1.Realization]bool{semmoev1.RealizationEngineMap: false, semmoev1.RealizationReshuffledWeights: true} {
 		plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Realization: realization}}
-		if inputs := inputsOf(plan, profile, nil, machines.Chosen{}); inputs == nil || inputs.options(nil).PreserveGroups != want {
+		if inputs := inputsOf(plan, profile, nil, machines.ResolvedProfile{}); inputs == nil || inputs.options(nil).PreserveGroups != want {
 			t.Errorf("%s: inputs %+v, want PreserveGroups %v", realization, inputs, want)
 		}
 	}
@@ -75,7 +75,7 @@ func TestCopiesFollowTheEngine(t *testing.T) {
 		{"", "8", semmoev1.AttentionDataParallel, placement.NearestCopy},
 	} {
 		plan.Spec.Engine, plan.Spec.RedundantExperts, plan.Spec.Attention = test.engine, ptr.To(intstr.Parse(test.redundant)), test.attention
-		if got := inputsOf(plan, profile, nil, machines.Chosen{}).options(nil).CopyRule; got != test.want {
+		if got := inputsOf(plan, profile, nil, machines.ResolvedProfile{}).options(nil).CopyRule; got != test.want {
 			t.Errorf("%+v: rule %q", test, got)
 		}
 	}
@@ -92,7 +92,7 @@ func TestUnshuffledTokens(t *testing.T) {
 		"": placement.Time, semmoev1.TokenShuffleEnabled: placement.Time, semmoev1.TokenShuffleDisabled: placement.RankDedup,
 	} {
 		plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Attention: semmoev1.AttentionTensorParallel, TokenShuffle: shuffle}}
-		if got := inputsOf(plan, profile, nil, machines.Chosen{}).options(nil); got.Objective != want || got.Unshuffled != (want == placement.RankDedup) {
+		if got := inputsOf(plan, profile, nil, machines.ResolvedProfile{}).options(nil); got.Objective != want || got.Unshuffled != (want == placement.RankDedup) {
 			t.Errorf("%q is solved for %s, unshuffled %v", shuffle, got.Objective, got.Unshuffled)
 		}
 	}

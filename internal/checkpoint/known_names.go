@@ -30,10 +30,10 @@ func (f family) isOfExpert(name string) bool {
 	module, rest, _ := strings.Cut(name, ".")
 	for _, projection := range f.projections {
 		if suffix, ok := strings.CutPrefix(module, projection); ok && tensorSuffix.MatchString(suffix) {
-			return !modelconfig.SpeaksOfExperts(rest) && !hasNumber(rest)
+			return !modelconfig.RelatesToExperts(rest) && !hasNumber(rest)
 		}
 	}
-	return name != "" && !strings.ContainsAny(module, "0123456789") && !modelconfig.SpeaksOfExperts(name) && !hasNumber(rest)
+	return name != "" && !strings.ContainsAny(module, "0123456789") && !modelconfig.RelatesToExperts(name) && !hasNumber(rest)
 }
 
 // hasNumber reports whether a component of a name is a number, other than a step of a sequential quantiser.
@@ -70,7 +70,7 @@ func (c *Config) independentInLayer(name string) bool {
 	module, rest, _ := strings.Cut(name, ".")
 	f := families[c.ModelType]
 	switch {
-	case modelconfig.SpeaksOfExperts(name) && module != f.block, modelconfig.SpeaksOfExperts(rest):
+	case modelconfig.RelatesToExperts(name) && module != f.block, modelconfig.RelatesToExperts(rest):
 		return false
 	case module == f.block || module == "mlp": // the dense FFN of a layer without experts
 		projection, _, _ := strings.Cut(rest, ".")
@@ -96,7 +96,7 @@ var (
 // is that of a causal language model, as in adapters.
 func (c *Config) Independent(name string) bool {
 	if c.Classify(name).Role == Shared {
-		return !modelconfig.SpeaksOfExperts(name)
+		return !modelconfig.RelatesToExperts(name)
 	}
 	if layer, _, rest := c.cutLayer(name); layer >= 0 {
 		return c.independentInLayer(rest)
@@ -115,11 +115,11 @@ func (c *Config) independent(name, root string) bool {
 		case slices.Contains(otherModels, module):
 			return true
 		case slices.Contains(rootModules, module):
-			return !modelconfig.SpeaksOfExperts(rest)
+			return !modelconfig.RelatesToExperts(rest)
 		case slices.Contains(rootPrefixes, module):
 			rest = below
 			continue
 		}
-		return c.Wrapper != "" && root != "" && root != "model." && !strings.HasPrefix(name, root) && !modelconfig.SpeaksOfExperts(name)
+		return c.Wrapper != "" && root != "" && root != "model." && !strings.HasPrefix(name, root) && !modelconfig.RelatesToExperts(name)
 	}
 }

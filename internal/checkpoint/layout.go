@@ -59,7 +59,7 @@ func (c *Checkpoint) MoELayers() (map[int]*MoELayer, error) {
 
 func (c *Checkpoint) addToLayer(layers map[int]*MoELayer, name string) error {
 	part := c.Config.Classify(name)
-	if part.Role == Other || part.Role == Shared && !modelconfig.SpeaksOfExperts(part.Name) {
+	if part.Role == Other || part.Role == Shared && !modelconfig.RelatesToExperts(part.Name) {
 		return nil
 	}
 	l := layers[part.Layer]
@@ -192,7 +192,7 @@ func (c *Checkpoint) CheckOutside(layers map[int]*MoELayer, predicting []int) er
 			}
 		}
 		for key, value := range shard.Metadata {
-			if modelconfig.SpeaksOfExperts(key) || modelconfig.NamesExpert(value) {
+			if modelconfig.RelatesToExperts(key) || modelconfig.NamesExpert(value) {
 				return Invalidf("%s: __metadata__ %.80q names experts; such checkpoints cannot be permuted", shard.Path, key)
 			}
 		}

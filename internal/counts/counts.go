@@ -139,8 +139,8 @@ func (c *Counts) Occurrences(token int32) uint32 { return c.occurrences[token] }
 // Bigrams returns the counted bigrams, or nil if none are counted.
 func (c *Counts) Bigrams() *Bigrams { return c.bigrams }
 
-// Each calls f with every pair of a MoE layer (0-based) and its number of occurrences, ordered by token and expert.
-func (c *Counts) Each(layer int, f func(token int32, expert uint16, n uint32)) {
+// ForEach calls f with every pair of a MoE layer (0-based) and its number of occurrences, ordered by token and expert.
+func (c *Counts) ForEach(layer int, f func(token int32, expert uint16, n uint32)) {
 	all := c.layers[layer].merged()
 	for i, p := range all.pairs {
 		f(p.token(), p.expert(), all.counts[i])
@@ -165,7 +165,7 @@ func (c *Counts) Skew() float64 {
 	loads := make([]int64, c.Model.Experts)
 	for layer := range c.layers {
 		clear(loads)
-		c.Each(layer, func(_ int32, expert uint16, n uint32) { loads[expert] += int64(n) })
+		c.ForEach(layer, func(_ int32, expert uint16, n uint32) { loads[expert] += int64(n) })
 		sum += float64(slices.Max(loads)) / mean
 	}
 	return sum / float64(len(c.layers))

@@ -258,7 +258,7 @@ func TestBound(t *testing.T) {
 	}
 	for layer := range small.MoELayers {
 		sums := map[int32]uint32{}
-		c.Each(layer, func(token int32, _ uint16, n uint32) { sums[token] += n })
+		c.ForEach(layer, func(token int32, _ uint16, n uint32) { sums[token] += n })
 		for id := range int32(small.Vocabulary) {
 			if sums[id] != 4*c.Occurrences(id) {
 				t.Fatalf("layer %d, token %d: %d activations for %d occurrences", layer, id, sums[id], c.Occurrences(id))

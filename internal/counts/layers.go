@@ -19,7 +19,7 @@ func (c *Counts) layer(layer int, occurrences []float32) affinity.Counts {
 		Experts: c.Model.Experts, TopK: c.Model.ExpertsPerToken,
 		Start: make([]int, c.Model.Vocabulary+1), Occurrences: occurrences,
 	}
-	c.Each(layer, func(token int32, expert uint16, n uint32) {
+	c.ForEach(layer, func(token int32, expert uint16, n uint32) {
 		l.Expert, l.Count = append(l.Expert, expert), append(l.Count, float32(n))
 		l.Start[token+1] = len(l.Expert)
 	})

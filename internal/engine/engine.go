@@ -87,8 +87,8 @@ func (a Adapter) HasRoute(path string) bool {
 	return slices.ContainsFunc(a.Mechanisms, func(m Mechanism) bool { return m.Kind == RouteKind && slices.Contains(m.Names, path) })
 }
 
-// Pins reports whether requests can be pinned to a rank of the engine.
-func (a Adapter) Pins() bool { return a.RankHeader != "" }
+// CanPinRank reports whether requests can be pinned to a rank of the engine.
+func (a Adapter) CanPinRank() bool { return a.RankHeader != "" }
 
 // RankRoutes lists the routes on which an engine ignores its rank header.
 type RankRoutes struct {
@@ -132,8 +132,8 @@ func NamesRank(name string) bool {
 	return strings.HasSuffix(name, "dp_rank") || strings.HasSuffix(name, "data_parallel_rank")
 }
 
-// TellsExperts reports whether the engine can return the experts that a request's tokens activated.
-func (a Adapter) TellsExperts() bool { return a.RoutedExperts.Decode != nil }
+// ReportsRoutedExperts reports whether the engine can return the experts that a request's tokens activated.
+func (a Adapter) ReportsRoutedExperts() bool { return a.RoutedExperts.Decode != nil }
 
 // CheckExchange returns an error that names the field if no all-to-all carries tokens between ranks. Plans reduce only
 // the cost of this exchange.
@@ -149,8 +149,8 @@ func (a Adapter) CheckExchange(launch Launch) error {
 type Nodes struct {
 	// AttentionDP reports whether attention must be data parallel.
 	AttentionDP bool
-	// WorkersAnswer reports whether the other pods serve HealthPath too.
-	WorkersAnswer bool
+	// WorkersServeHealth reports whether the other pods serve HealthPath too.
+	WorkersServeHealth bool
 }
 
 // CheckNodes returns an error that names the field if the engine cannot be spread over the launch's number of pods.
@@ -237,11 +237,11 @@ type RoutedExperts struct {
 	RequestField string
 	// StartField is the member of a request's body with which a client omits the routed experts of the first tokens.
 	StartField string
-	// Unasked reports that an engine started with the corresponding flag adds routed experts to every response, or, as
+	// Unrequested reports that an engine started with the corresponding flag adds routed experts to every response, or, as
 	// vLLM with the plug-in of integrations/vllm, to the responses to requests that ask for them.
-	Unasked bool
-	// UnstreamedOnly reports that streamed responses do not contain routed experts.
-	UnstreamedOnly bool
+	Unrequested bool
+	// NonStreamingOnly reports that streamed responses do not contain routed experts.
+	NonStreamingOnly bool
 	// ResponsePaths lists the possible locations of routed experts in a response's body, as member names from the
 	// outside in. A path applies to every element of an array on its way.
 	ResponsePaths [][]string

@@ -9,9 +9,9 @@ import (
 // OverlapField is the field of the spec that sets Launch.Overlap.
 const OverlapField = "spec.engine.overlap"
 
-// Overlaps returns an error that names the field if the engine does not support Launch.Overlap. Without a family,
+// ValidateOverlap returns an error that names the field if the engine does not support Launch.Overlap. Without a family,
 // properties of the model are not checked.
-func (a Adapter) Overlaps(s Situation) error {
+func (a Adapter) ValidateOverlap(s Situation) error {
 	switch {
 	case s.Launch.Overlap == semmoev1.OverlapSpec{}:
 		return nil

@@ -91,7 +91,7 @@ func TestOverlap(t *testing.T) {
 		if test.ranks > 0 {
 			s.Launch.Ranks = test.ranks
 		}
-		err = adapter.Overlaps(s)
+		err = adapter.ValidateOverlap(s)
 		var args []string
 		if err == nil {
 			args, err = adapter.Args(s.Launch, s.UserArgs)

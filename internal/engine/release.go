@@ -43,8 +43,8 @@ func (r Release) Compare(other Release) int {
 // Before reports whether the release is known and older than other.
 func (r Release) Before(other Release) bool { return r.Known() && r.Compare(other) < 0 }
 
-// From reports whether the release is known and other or newer.
-func (r Release) From(other Release) bool { return r.Known() && r.Compare(other) >= 0 }
+// AtLeast reports whether the release is known and other or newer.
+func (r Release) AtLeast(other Release) bool { return r.Known() && r.Compare(other) >= 0 }
 
 // String returns the number, such as 0.5.17, or an empty string for an unknown release.
 func (r Release) String() string {
@@ -89,9 +89,9 @@ func (a Adapter) checkNewest(s Situation, verdict *Support) {
 	}
 }
 
-// Starts returns why an engine would fail at startup in the situation, or not behave as requested, with or without a
+// StartupSupport returns why an engine would fail at startup in the situation, or not behave as requested, with or without a
 // plan. Limitations of a release are refused only if the release is known.
-func (a Adapter) Starts(s Situation) Support {
+func (a Adapter) StartupSupport(s Situation) Support {
 	var verdict Support
 	if a.CheckStart != nil {
 		a.CheckStart(s, &verdict)

@@ -21,7 +21,7 @@ func TestParseRelease(t *testing.T) {
 	}
 	older, newer := engine.ParseRelease("0.5.9"), engine.ParseRelease("0.5.12")
 	var unknown engine.Release
-	if !older.Before(newer) || newer.Before(older) || unknown.Before(newer) || unknown.From(newer) || !newer.From(newer) || newer.From(engine.ParseRelease("1.0.0")) {
+	if !older.Before(newer) || newer.Before(older) || unknown.Before(newer) || unknown.AtLeast(newer) || !newer.AtLeast(newer) || newer.AtLeast(engine.ParseRelease("1.0.0")) {
 		t.Error("releases are not ordered by number, or an unknown release is ordered")
 	}
 }
@@ -119,7 +119,7 @@ func TestStarts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		verdict := adapter.Starts(engine.Situation{
+		verdict := adapter.StartupSupport(engine.Situation{
 			Release: engine.ParseRelease(test.release), UserArgs: strings.Fields(test.args), UserEnv: strings.Fields(test.env),
 			Launch: engine.Launch{Ranks: 8, AttentionDP: true, RoutedExperts: !test.unasked, Nodes: test.nodes, Overlap: semmoev1.OverlapSpec{MicroBatches: test.microBatches}},
 		})

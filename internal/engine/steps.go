@@ -14,8 +14,8 @@ type StepMetrics struct {
 	// from decode.
 	Steps, Tokens, Kind string
 	Prefill, Decode     StepKind
-	// Needs describes the setting that is required to export the metrics. It is empty if they are exported by default.
-	Needs string
+	// Requirement describes the setting that is required to export the metrics. It is empty if they are exported by default.
+	Requirement string
 }
 
 // StepKind contains the values of StepMetrics.Kind for one kind of steps: Steps is a prefix of the label values in the

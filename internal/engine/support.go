@@ -113,7 +113,7 @@ func (a Adapter) checkPermutation(s Situation, verdict *Support) {
 	if s.Groups > 1 && !s.KeepsGroups {
 		verdict.Refuse("GroupLimitedGate", "The model's gate first selects among %d groups of experts, which the plan does not preserve: a permuted checkpoint would compute different outputs. Solve a plan that preserves groups, or use %s", s.Groups, EngineMap)
 	}
-	if !a.Pins() {
+	if !a.CanPinRank() {
 		verdict.Refuse("RankPinningUnsupported", "Requests cannot be pinned to a rank of %s: a permuted checkpoint has no benefit", a.Type)
 	}
 }
@@ -125,11 +125,11 @@ const ReasonNoAllToAll = "NoAllToAll"
 const (
 	// ReasonUnprovenMap is the reason when an engine loads experts by a map but selects, or may select, experts without
 	// it.
-	ReasonUnprovenMap = "ExpertMapUnverified"
-	// ReasonMapWithoutEffect is the reason when a map has no effect.
-	ReasonMapWithoutEffect = "ExpertMapWithoutEffect"
-	// ReasonDraftExperts is the reason for the effect of a map on the layers of a draft model.
-	ReasonDraftExperts = "DraftModelExperts"
+	ReasonUnprovenMap = "UnprovenMap"
+	// ReasonExpertMapWithoutEffect is the reason when a map has no effect.
+	ReasonExpertMapWithoutEffect = "ExpertMapWithoutEffect"
+	// ReasonDraftModelExperts is the reason for the effect of a map on the layers of a draft model.
+	ReasonDraftModelExperts = "DraftModelExperts"
 )
 
 // NoAllToAll adds the finding that an engine exchanges tokens by a collective of all ranks. With tensor-parallel

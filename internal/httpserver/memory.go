@@ -31,8 +31,8 @@ func (m *Memory) Held() int64 {
 	return m.held
 }
 
-// HasRoom reports whether a request of the given size fits if the shares of all incomplete requests are revoked.
-func (m *Memory) HasRoom(bytes int64) bool {
+// Fits reports whether a request of the given size fits if the shares of all incomplete requests are revoked.
+func (m *Memory) Fits(bytes int64) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return bytes <= m.Max-(m.held-m.arriving)

@@ -56,7 +56,7 @@ func TestCompleteRequestsAreNotRevoked(t *testing.T) {
 	if next := m.Open(nil); !errors.Is(next.Take(60), ErrNoMemory) || m.Held() != 200 {
 		t.Errorf("%d bytes are held of at most 250", m.Held())
 	}
-	if m.HasRoom(51) || !m.HasRoom(50) {
+	if m.Fits(51) || !m.Fits(50) {
 		t.Error("there is room for 50 bytes")
 	}
 	last, _ := share(t, m, 50)

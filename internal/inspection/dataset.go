@@ -17,9 +17,9 @@ type Dataset struct {
 	Mounts  []corev1.VolumeMount
 }
 
-// DatasetFile returns the path, volumes and mounts of a data set. A data set in spec.path is on the volume of the
+// DatasetMount returns the path, volumes and mounts of a data set. A data set in spec.path is on the volume of the
 // model, which the pod mounts anyway.
-func DatasetFile(spec semmoev1.DatasetSpec) Dataset {
+func DatasetMount(spec semmoev1.DatasetSpec) Dataset {
 	var source corev1.VolumeSource
 	var file string
 	switch {

@@ -179,7 +179,7 @@ func Job(namespace, prefix string, owners []metav1.OwnerReference, objectLabels 
 	volumes := []corev1.Volume{{Name: "model", VolumeSource: inputs.Volume}}
 	mounts := []corev1.VolumeMount{{Name: "model", MountPath: semmoev1.ModelMountPath, ReadOnly: true}}
 	if inputs.Dataset != nil {
-		dataset := DatasetFile(*inputs.Dataset)
+		dataset := DatasetMount(*inputs.Dataset)
 		args = append(args, "--dataset", dataset.Path)
 		volumes, mounts = append(volumes, dataset.Volumes...), append(mounts, dataset.Mounts...)
 	}

@@ -18,10 +18,10 @@ type ForeignError struct{ Message string }
 
 func (e *ForeignError) Error() string { return e.Message }
 
-// Lasting returns the text of an error that a retry does not fix: a conflicting object, or a rejection by the API
+// PermanentErrorText returns the text of an error that a retry does not fix: a conflicting object, or a rejection by the API
 // server (by validation, by a webhook that gives no reason, which is a bad request, or because a webhook is unavailable).
 // Conflicts and outages are temporary, and are not reported in a condition.
-func Lasting(err error) string {
+func PermanentErrorText(err error) string {
 	var foreign *ForeignError
 	switch {
 	case err == nil:
@@ -38,8 +38,8 @@ func webhookAway(err error) bool {
 	return apierrors.IsInternalError(err) && strings.Contains(err.Error(), "failed calling webhook")
 }
 
-// Soonest returns the shortest of the delays. A delay of 0 means never.
-func Soonest(times ...time.Duration) time.Duration {
+// ShortestDelay returns the shortest of the delays. A delay of 0 means never.
+func ShortestDelay(times ...time.Duration) time.Duration {
 	var soonest time.Duration
 	for _, wait := range times {
 		if wait != 0 && (soonest == 0 || wait < soonest) {

@@ -12,21 +12,21 @@ import (
 
 func TestLasting(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
-	if got := Lasting(fmt.Errorf("create: %w", apierrors.NewForbidden(pods, "p", errors.New("exceeded quota")))); got == "" {
+	if got := PermanentErrorText(fmt.Errorf("create: %w", apierrors.NewForbidden(pods, "p", errors.New("exceeded quota")))); got == "" {
 		t.Error("a rejection by the API server is not reported")
 	}
-	if got := Lasting(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: keep it`)); got == "" {
+	if got := PermanentErrorText(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: keep it`)); got == "" {
 		t.Error("a rejection by a webhook is not reported")
 	}
 	away := apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": connection refused`))
-	if got := Lasting(fmt.Errorf("create: %w", away)); got == "" {
+	if got := PermanentErrorText(fmt.Errorf("create: %w", away)); got == "" {
 		t.Error("an unavailable webhook is not reported")
 	}
-	if got := Lasting(fmt.Errorf("plan: %w", &ForeignError{"PlacementPlan p exists and belongs to another owner: delete it"})); got == "" {
+	if got := PermanentErrorText(fmt.Errorf("plan: %w", &ForeignError{"PlacementPlan p exists and belongs to another owner: delete it"})); got == "" {
 		t.Error("a conflicting object is not reported")
 	}
 	for _, err := range []error{nil, errors.New("connection refused"), apierrors.NewInternalError(errors.New("etcdserver: leader changed")), apierrors.NewConflict(pods, "p", errors.New("stale"))} {
-		if got := Lasting(err); got != "" {
+		if got := PermanentErrorText(err); got != "" {
 			t.Errorf("the temporary error %v is reported as %q", err, got)
 		}
 	}
@@ -43,7 +43,7 @@ func TestSoonest(t *testing.T) {
 		{times: []time.Duration{2, 0, 1}, want: 1},
 		{times: []time.Duration{1, 0, 2}, want: 1},
 	} {
-		if got := Soonest(c.times...); got != c.want {
+		if got := ShortestDelay(c.times...); got != c.want {
 			t.Errorf("of %v the soonest is %v, want %v", c.times, got, c.want)
 		}
 	}

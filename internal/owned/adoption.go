@@ -9,20 +9,22 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Ours returns the labels of every object of the operator.
-func Ours() map[string]string {
+// OperatorLabels returns the labels of every object of the operator.
+func OperatorLabels() map[string]string {
 	return map[string]string{managedByLabel: managedBy}
 }
 
-// Made reports whether the operator created an object.
-func Made(object metav1.Object) bool { return object.GetLabels()[managedByLabel] == managedBy }
+// IsOperatorManaged reports whether the operator created an object.
+func IsOperatorManaged(object metav1.Object) bool {
+	return object.GetLabels()[managedByLabel] == managedBy
+}
 
 // Adopt makes owner, of kind kind, the controller of an object that the operator created and that has no controller.
 // This happens after a restore from a backup, because the new owner has another UID, or if the object was orphaned on
 // purpose. Objects with a controller, or that the operator did not create, are left unchanged. It reports whether it
 // wrote. The optimistic lock rejects decisions based on a stale cache.
 func Adopt(ctx context.Context, c client.Client, manager string, owner metav1.Object, kind string, object client.Object) (bool, error) {
-	if !Made(object) || metav1.GetControllerOf(object) != nil || object.GetDeletionTimestamp() != nil {
+	if !IsOperatorManaged(object) || metav1.GetControllerOf(object) != nil || object.GetDeletionTimestamp() != nil {
 		return false, nil
 	}
 	adopted := object.DeepCopyObject().(client.Object)

@@ -40,8 +40,8 @@ func Workers(leader *corev1.Pod, pods []*corev1.Pod) []*corev1.Pod {
 	return slices.DeleteFunc(Members(leader, pods), func(pod *corev1.Pod) bool { return pod.DeletionTimestamp != nil })
 }
 
-// Whole reports whether all other pods of a leader's replica are ready. pods has the same meaning as in Members.
-func Whole(leader *corev1.Pod, pods []*corev1.Pod) bool {
+// AllReady reports whether all other pods of a leader's replica are ready. pods has the same meaning as in Members.
+func AllReady(leader *corev1.Pod, pods []*corev1.Pod) bool {
 	size := Size(leader)
 	if size == 1 {
 		return true

@@ -41,7 +41,7 @@ func TestWhole(t *testing.T) {
 		if test.size != "" {
 			leader.Annotations = map[string]string{semmoev1.AnnotationPodsPerReplica: test.size}
 		}
-		if got := Whole(leader, append(test.workers, leader)); got != test.want {
+		if got := AllReady(leader, append(test.workers, leader)); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 	}

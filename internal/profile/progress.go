@@ -67,20 +67,20 @@ func (p Progress) Report() ProgressReport {
 	}
 }
 
-// Board stores the latest progress and serves it at ProgressPath.
-type Board struct {
+// ProgressHandler stores the latest progress and serves it at ProgressPath.
+type ProgressHandler struct {
 	mu     sync.Mutex
 	latest Progress
 }
 
 // Set stores the latest progress.
-func (b *Board) Set(p Progress) {
+func (b *ProgressHandler) Set(p Progress) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.latest = p
 }
 
-func (b *Board) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (b *ProgressHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != ProgressPath || r.Method != http.MethodGet {
 		http.NotFound(w, r)
 		return

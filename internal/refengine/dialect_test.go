@@ -156,7 +156,7 @@ func returnsExperts(t *testing.T, name string, e *running, adapter engine.Adapte
 	if want := (len(prompt) + 4 - 1) * layers * top; err != nil || len(ids) != want {
 		t.Errorf("%s: %d experts, %v, want %d", name, len(ids), err, want)
 	}
-	if adapter.RoutedExperts.UnstreamedOnly {
+	if adapter.RoutedExperts.NonStreamingOnly {
 		body := adapter.Generation.Body(prompt, 4)
 		body["stream"] = true
 		if streamed := e.post(t, adapter.Generation.Path, body); strings.Contains(string(streamed.body), "routed_experts") {

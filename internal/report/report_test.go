@@ -79,7 +79,7 @@ func TestFiguresEqualCostModel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		baseline, err := cost.Dealt(t.Context(), tr, attention, 4, o)
+		baseline, err := cost.EvaluateBaseline(t.Context(), tr, attention, 4, o)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -95,7 +95,7 @@ func (in *Input) evaluate(ctx context.Context, o cost.Options) (before, after co
 	if in.Current != nil {
 		before, err = solver.Evaluate(ctx, in.Trace, in.Current, o)
 	} else {
-		before, err = cost.Dealt(ctx, in.Trace, in.Plan.Attention, in.Plan.Placement.Ranks, o)
+		before, err = cost.EvaluateBaseline(ctx, in.Trace, in.Plan.Attention, in.Plan.Placement.Ranks, o)
 	}
 	return before, after, err
 }

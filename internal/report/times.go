@@ -62,7 +62,7 @@ func (s *Size) Pays() bool { return s.SavedPercent() >= solver.DefaultMinimumGai
 
 // Verdict returns the verdict on the plan at this size.
 func (s *Size) Verdict() solver.Verdict {
-	verdict, _ := (&solver.Finding{Saved: s.SavedPercent(), Low: s.Low(), Most: s.Percent(s.MaxSaved)}).Judge(solver.DefaultMinimumGainPercent)
+	verdict, _ := (&solver.Finding{Saved: s.SavedPercent(), Low: s.Low(), Max: s.Percent(s.MaxSaved)}).Judge(solver.DefaultMinimumGainPercent)
 	return verdict
 }
 

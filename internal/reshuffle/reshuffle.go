@@ -82,7 +82,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 
 // Acquire does the same as Run, and keeps the output from being removed until the lease is released or the process
 // ends.
-func Acquire(ctx context.Context, o Options) (*Result, *Hold, error) {
+func Acquire(ctx context.Context, o Options) (*Result, *Lease, error) {
 	start := time.Now()
 	j, err := newJob(ctx, o)
 	if err != nil {

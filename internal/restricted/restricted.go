@@ -27,11 +27,11 @@ func Container() *corev1.SecurityContext {
 	}
 }
 
-// Beside returns the security context of an operator-managed container next to user-provided ones, whose pod need not
+// Sidecar returns the security context of an operator-managed container next to user-provided ones, whose pod need not
 // satisfy the standard: the user's settings for the pod apply to it too. It sets no user, because the volumes may
 // belong to the user that the pod sets. For a pod that runs as root it does not set runAsNonRoot: the kubelet would
 // refuse to start the container, and such a pod is not admitted under the standard anyway.
-func Beside(pod *corev1.PodSecurityContext) *corev1.SecurityContext {
+func Sidecar(pod *corev1.PodSecurityContext) *corev1.SecurityContext {
 	container, ours := Container(), Pod()
 	if pod == nil {
 		pod = &corev1.PodSecurityContext{}

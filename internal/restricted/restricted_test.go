@@ -24,7 +24,7 @@ func TestBeside(t *testing.T) {
 		"its own profile": {&corev1.PodSecurityContext{SeccompProfile: localhost}, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, want := Beside(tc.pod), Container()
+			got, want := Sidecar(tc.pod), Container()
 			if tc.nonRoot {
 				want.RunAsNonRoot = ptr.To(true)
 			}

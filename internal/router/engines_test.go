@@ -77,7 +77,7 @@ func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 		}
 		got := <-headers
 		rank := got.Get("X-Data-Parallel-Rank")
-		if pinned := len(rank) == 1 && rank >= "0" && rank <= "3"; pinned != adapter.Pins() || response.Header.Get(HeaderRank) == "0" && !adapter.Pins() {
+		if pinned := len(rank) == 1 && rank >= "0" && rank <= "3"; pinned != adapter.CanPinRank() || response.Header.Get(HeaderRank) == "0" && !adapter.CanPinRank() {
 			t.Errorf("%s: the engine got rank %q, the client %q", adapter.Type, rank, response.Header.Get(HeaderRank))
 		}
 	}
@@ -398,7 +398,7 @@ func TestSamplesNoLongRequests(t *testing.T) {
 		adapter := adapterOf(t, engineType)
 		url, observations := routerFor(t, adapter, 100, backend)
 		_, got := post(t, url+"/v1/completions", long)
-		if !strings.Contains(got, fmt.Sprintf("%q", long)) || adapter.RoutedExperts.Unasked && strings.Contains(got, "routed_experts") {
+		if !strings.Contains(got, fmt.Sprintf("%q", long)) || adapter.RoutedExperts.Unrequested && strings.Contains(got, "routed_experts") {
 			t.Errorf("%s: the answer is %.99s", engineType, got)
 		}
 		report := observations.report()

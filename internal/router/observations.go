@@ -91,10 +91,10 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 		Name: "semmoe_router_sample_given_up_total",
 		Help: "Answers that were passed on with the routed experts in them, uncounted, because the memory for samples had no room for them.",
 	})
-	if options.RoutedExperts.UnstreamedOnly {
+	if options.RoutedExperts.NonStreamingOnly {
 		o.population.Requests = lar.RequestsUnstreamed
 	}
-	o.capture.compares = options.RoutedExperts.Decode != nil && !options.RoutedExperts.Unasked
+	o.capture.compares = options.RoutedExperts.Decode != nil && !options.RoutedExperts.Unrequested
 	registry.MustRegister(o.activations, o.failures, o.givenUp, o.experts, &reports.Collector{Report: o.report, Covered: o.covered}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_window_imbalance", Help: "Largest over mean estimated token load of the ranks, over the last 128 requests; NaN before the first.",
 	}, o.window.Imbalance))

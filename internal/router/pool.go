@@ -57,8 +57,8 @@ func (o *PoolOptions) validate() error {
 		return fmt.Errorf("pendingLimitPerRank: %d is invalid: it must be at least 0", o.PendingLimitPerRank)
 	case o.CacheTokensPerRank < 1:
 		return fmt.Errorf("cacheTokensPerRank: %d is invalid: it must be at least 1", o.CacheTokensPerRank)
-	case o.Hold < 0 || o.Hold > dispatch.MostHold:
-		return fmt.Errorf("hold: %v is invalid: it must be 0 to %v", o.Hold, dispatch.MostHold)
+	case o.Hold < 0 || o.Hold > dispatch.MaxWait:
+		return fmt.Errorf("hold: %v is invalid: it must be 0 to %v", o.Hold, dispatch.MaxWait)
 	case o.Hold > 0 && o.Policy != dispatch.Price:
 		return fmt.Errorf("hold: %v is invalid: waiting requires policy %s, not %s", o.Hold, dispatch.Price, o.Policy)
 	}

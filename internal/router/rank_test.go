@@ -126,7 +126,7 @@ func TestDropsRanksOfClientsOnEveryRoute(t *testing.T) {
 				sent := strings.ToLower(<-got)
 				want := 0
 				if response.Header.Get(HeaderRank) != "" {
-					if adapter.Pins() {
+					if adapter.CanPinRank() {
 						want++
 					}
 					if adapter.RankRoutes.FieldOn(path) != "" {

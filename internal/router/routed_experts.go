@@ -95,17 +95,17 @@ func (s *sender) requestExperts(r *request, body []byte, lease *Lease) (asked []
 	size := expertBytes(r, lease)
 	long := size > maxExpertBytes
 	chosen := r.sampled && !long && !lease.spread && s.observations.samples(s.pool, lease.Backend)
-	if !chosen && !engine.Unasked {
+	if !chosen && !engine.Unrequested {
 		return body, capture{long: long}
 	}
 	asked, ok := wire.AddFlag(body, engine.RequestField)
-	ok = ok || engine.Unasked && !r.asksExperts // an engine that sends experts unasked sends them to clients that decline them too
+	ok = ok || engine.Unrequested && !r.asksExperts // an engine that sends experts unasked sends them to clients that decline them too
 	// The changed body is a copy in addition to the client's body. It is released when the response arrives.
 	chosen = chosen && ok && s.observations.reserve(lease, max(size, int64(len(asked))))
 	if !chosen {
 		asked = body // the changed body is sent anyway: vLLM with the plug-in sends experts only if the field is set
 	}
-	return asked, capture{sampled: chosen, strips: chosen || ok && engine.Unasked, asks: chosen && !engine.Unasked, long: long}
+	return asked, capture{sampled: chosen, strips: chosen || ok && engine.Unrequested, asks: chosen && !engine.Unrequested, long: long}
 }
 
 // limitCapture checks the size of a response that declares its length. A response that does not fit into the memory for
@@ -126,7 +126,7 @@ func (s *sender) countEligible(response *http.Response, r *request, lease *Lease
 	if engine.Decode == nil || !r.reportsExperts || r.asksExperts || r.shifted || lease.spread || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
 		return
 	}
-	if engine.UnstreamedOnly && wire.IsStream(response) {
+	if engine.NonStreamingOnly && wire.IsStream(response) {
 		if capture.sampled {
 			lease.releaseReserved()
 		}
@@ -138,7 +138,7 @@ func (s *sender) countEligible(response *http.Response, r *request, lease *Lease
 		return
 	}
 	s.observations.addEligible(capture.sampled)
-	if !engine.Unasked && s.options.SamplePercent > 0 {
+	if !engine.Unrequested && s.options.SamplePercent > 0 {
 		s.observations.timed(response, sent, capture.sampled, lease.tokens)
 	}
 }
@@ -160,7 +160,7 @@ type responseCapture struct {
 
 // wrap removes the routed experts from the response, and every event that carries nothing else.
 func (m *responseCapture) wrap(response *http.Response) error {
-	if m.engine.UnstreamedOnly && wire.IsStream(response) {
+	if m.engine.NonStreamingOnly && wire.IsStream(response) {
 		return nil
 	}
 	found := ""

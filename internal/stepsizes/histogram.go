@@ -103,9 +103,9 @@ func roundSizes(sizes []float64) []int32 {
 	return rounded
 }
 
-// Moved reports whether two distributions differ much: the median or the mean of one is at least twice that of the
+// Differ reports whether two distributions differ much: the median or the mean of one is at least twice that of the
 // other. The steps of roundSizes are smaller.
-func Moved(from, to []int32) bool {
+func Differ(from, to []int32) bool {
 	far := func(a, b float64) bool { return a >= 2*b || b >= 2*a }
 	return far(median(from), median(to)) || far(mean(from), mean(to))
 }

@@ -58,7 +58,7 @@ func TestRoundAndMoved(t *testing.T) {
 		{[]int32{64, 64, 64}, []int32{64}, false}, // same distribution
 		{nil, []int32{1}, true},
 	} {
-		if got := Moved(tc.from, tc.to); got != tc.want {
+		if got := Differ(tc.from, tc.to); got != tc.want {
 			t.Errorf("from %v to %v: %v", tc.from, tc.to, got)
 		}
 	}

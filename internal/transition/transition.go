@@ -20,8 +20,8 @@ import (
 // noteLimit is the maximum length of a note, in bytes; the API server accepts 1,024 in total.
 const noteLimit = 900
 
-// Teller records events for the changes of one observation. The zero value is not usable; see NewTeller.
-type Teller struct {
+// EventRecorder records events for the changes of one observation. The zero value is not usable; see NewTeller.
+type EventRecorder struct {
 	recorder           events.EventRecorder
 	regarding, related runtime.Object
 	recorded           map[cause]bool
@@ -29,9 +29,9 @@ type Teller struct {
 
 type cause struct{ level, reason string }
 
-// NewTeller returns a Teller for changes of regarding. related is another object, or nil.
-func NewTeller(recorder events.EventRecorder, regarding, related runtime.Object) *Teller {
-	return &Teller{recorder, regarding, related, map[cause]bool{}}
+// NewEventRecorder returns a Teller for changes of regarding. related is another object, or nil.
+func NewEventRecorder(recorder events.EventRecorder, regarding, related runtime.Object) *EventRecorder {
+	return &EventRecorder{recorder, regarding, related, map[cause]bool{}}
 }
 
 // Change is a condition with a new status or reason.
@@ -64,20 +64,20 @@ func Changes(before, after []metav1.Condition, kinds ...string) []Change {
 	return changes
 }
 
-// TellSteps records events for the conditions of an object that is completed once: each new reason of Progressing,
+// RecordSteps records events for the conditions of an object that is completed once: each new reason of Progressing,
 // changes of Ready to and from True, and problems.
-func (t *Teller) TellSteps(before, after []metav1.Condition) {
+func (t *EventRecorder) RecordSteps(before, after []metav1.Condition) {
 	for _, c := range Changes(before, after, semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady) {
 		kind := c.After.Type
 		if c.Before == "" && !c.Holds() && kind != semmoev1.ConditionProgressing {
 			continue // the condition did not hold before
 		}
-		t.Tell(c.After, kind == semmoev1.ConditionReady && c.Lost() || kind == semmoev1.ConditionDegraded && c.Holds())
+		t.Record(c.After, kind == semmoev1.ConditionReady && c.Lost() || kind == semmoev1.ConditionDegraded && c.Holds())
 	}
 }
 
-// Tell records an event for a condition, as a warning or not, unless an event with the same reason was recorded.
-func (t *Teller) Tell(after *metav1.Condition, warning bool) {
+// Record records an event for a condition, as a warning or not, unless an event with the same reason was recorded.
+func (t *EventRecorder) Record(after *metav1.Condition, warning bool) {
 	c := cause{corev1.EventTypeNormal, after.Reason}
 	if warning {
 		c.level = corev1.EventTypeWarning

@@ -12,14 +12,14 @@ import (
 // A reason is recorded once, or twice if also as a warning.
 func TestTell(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
-	teller := NewTeller(recorder, nil, nil)
+	teller := NewEventRecorder(recorder, nil, nil)
 	condition := func(kind string, status metav1.ConditionStatus, reason string) *metav1.Condition {
 		return &metav1.Condition{Type: kind, Status: status, Reason: reason, Message: "for " + kind}
 	}
-	teller.Tell(condition("Progressing", metav1.ConditionTrue, "Solving"), false)
-	teller.Tell(condition("Ready", metav1.ConditionFalse, "Solving"), false)
-	teller.Tell(condition("Degraded", metav1.ConditionTrue, "Solving"), true)
-	teller.Tell(condition("Planned", metav1.ConditionTrue, "Planned"), false)
+	teller.Record(condition("Progressing", metav1.ConditionTrue, "Solving"), false)
+	teller.Record(condition("Ready", metav1.ConditionFalse, "Solving"), false)
+	teller.Record(condition("Degraded", metav1.ConditionTrue, "Solving"), true)
+	teller.Record(condition("Planned", metav1.ConditionTrue, "Planned"), false)
 	close(recorder.Events)
 	var notes []string
 	for note := range recorder.Events {
@@ -56,7 +56,7 @@ func TestTellSteps(t *testing.T) {
 		"back":  {lost, made, []string{"Normal AsExpected Degraded is False: it", "Normal Made Ready is True: it"}},
 	} {
 		recorder := events.NewFakeRecorder(10)
-		NewTeller(recorder, nil, nil).TellSteps(test.before, test.after)
+		NewEventRecorder(recorder, nil, nil).RecordSteps(test.before, test.after)
 		close(recorder.Events)
 		var notes []string
 		for note := range recorder.Events {

@@ -16,9 +16,9 @@ func DefaultPlacement(layers []int, experts, ranks int) *placement.Placement {
 	return placement.Contiguous(layers, experts, baselineRanks(&placement.Placement{Ranks: ranks, Experts: experts}))
 }
 
-// Dealt scores serving without a plan: DefaultPlacement, with tokens or requests assigned round-robin. Its LAR is the
+// EvaluateBaseline scores serving without a plan: DefaultPlacement, with tokens or requests assigned round-robin. Its LAR is the
 // BaselineLAR of every plan on the same requests. It computes no bounds.
-func Dealt(ctx context.Context, t *trace.Trace, attention placement.Attention, ranks int, o Options) (Report, error) {
+func EvaluateBaseline(ctx context.Context, t *trace.Trace, attention placement.Attention, ranks int, o Options) (Report, error) {
 	p := DefaultPlacement(t.Model.Layers, t.Model.Experts, ranks)
 	o.WithoutBounds, o.Policy, o.RankCapacity, o.ScorePercent = true, dispatch.RoundRobin, nil, 0 // no scores
 	if attention == placement.DataParallel {

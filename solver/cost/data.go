@@ -47,7 +47,7 @@ func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, f
 	if o.caches() {
 		r.Reuse = reuse(orders)
 	}
-	r.Line = queueReport(orders)
+	r.Queue = queueReport(orders)
 	if o.ByRequest {
 		r.ByRequest = byRequest(orders, o.Requests)
 	}

@@ -96,18 +96,18 @@ func TestDealtMatchesBaselineLAR(t *testing.T) {
 		o.Cap = 10
 		want := evaluateInTurn(t, tr, attention, o).BaselineLAR
 		o.Detail = true
-		got, err := cost.Dealt(t.Context(), tr, attention, 4, o)
+		got, err := cost.EvaluateBaseline(t.Context(), tr, attention, 4, o)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if math.Abs(got.LAR-want) > 1e-12 || got.UpperBound != 0 || got.Detail == nil {
 			t.Errorf("attention %s: the rate is %v, the bound %v; wanted is the baseline %v and no bound", attention, got.LAR, got.UpperBound, want)
 		}
-		if got, err = cost.Dealt(t.Context(), tr, attention, 5, o); err != nil || len(got.Detail.Layers[0].Tokens) != 4 {
+		if got, err = cost.EvaluateBaseline(t.Context(), tr, attention, 5, o); err != nil || len(got.Detail.Layers[0].Tokens) != 4 {
 			t.Errorf("attention %s: 16 experts on 5 ranks: %d ranks, error %v; wanted are the 4 that divide them", attention, len(got.Detail.Layers[0].Tokens), err)
 		}
 		o.Policy, o.Requests = dispatch.Price, nil
-		if _, err := cost.Dealt(t.Context(), tr, attention, 4, o); err == nil {
+		if _, err := cost.EvaluateBaseline(t.Context(), tr, attention, 4, o); err == nil {
 			t.Errorf("attention %s: no request was accepted", attention)
 		}
 	}
@@ -121,7 +121,7 @@ func TestBatchAndNodeLargerThanTrace(t *testing.T) {
 		for _, size := range []int{len(tr.Tokens) + 1, math.MaxInt - 2} {
 			o := options(tr)
 			o.BatchTokens, o.RanksPerNode, o.Volume = size, size, true
-			got, err := cost.Dealt(t.Context(), tr, attention, 4, o)
+			got, err := cost.EvaluateBaseline(t.Context(), tr, attention, 4, o)
 			if err != nil {
 				t.Fatal(err)
 			}

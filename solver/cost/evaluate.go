@@ -35,8 +35,8 @@ type Options struct {
 	Policy dispatch.Policy
 	Cap    float64
 	Orders int
-	// Held is the maximum number of waiting requests of the policy late; 0 means one per rank.
-	Held int
+	// MaxWaiting is the maximum number of waiting requests of the policy late; 0 means one per rank.
+	MaxWaiting int
 	// Weights scale the components of the policy price.
 	Weights dispatch.Weights
 	// Workload defines how Requests arrive; they are requests of its trace (see trace.Workload.Build). Except with
@@ -72,8 +72,8 @@ func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 		return fmt.Errorf("ranks per node is %d; it must be at least 1", o.RanksPerNode)
 	case o.ScorePercent < 0 || o.ScorePercent > 100:
 		return fmt.Errorf("score percent is %d; allowed is 0 to 100", o.ScorePercent)
-	case o.Held < 0:
-		return fmt.Errorf("held is %d; it must be at least 0", o.Held)
+	case o.MaxWaiting < 0:
+		return fmt.Errorf("held is %d; it must be at least 0", o.MaxWaiting)
 	case o.Policy == dispatch.Late && o.Workload == trace.MultiTurn:
 		return fmt.Errorf("policy %s may reorder the turns of a conversation; workload %s requires a policy that keeps the order", o.Policy, o.Workload)
 	case o.CacheTokens < 0:

@@ -12,16 +12,16 @@ type QueueReport struct {
 	AtOnce       float64 `json:"at_once"`
 	Mean         float64 `json:"mean"`
 	Percentile95 int     `json:"p95"`
-	Most         int     `json:"max"`
+	Max          int     `json:"max"`
 }
 
 // scheduleLate implements the policy late. The order becomes the order of dispatch.
 func (r *orderRun) scheduleLate(caches *dispatch.Prefixes) error {
-	size := r.options.Held
+	size := r.options.MaxWaiting
 	if size == 0 {
 		size = r.placement.Ranks
 	}
-	line, err := dispatch.NewLine(r.scheduling(), size)
+	line, err := dispatch.NewWaitQueue(r.scheduling(), size)
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func queueReport(orders []*orderRun) *QueueReport {
 		return nil
 	}
 	slices.Sort(waited)
-	r := QueueReport{Most: waited[len(waited)-1], Percentile95: waited[len(waited)*95/100]}
+	r := QueueReport{Max: waited[len(waited)-1], Percentile95: waited[len(waited)*95/100]}
 	sum, atOnce := 0, 0
 	for _, n := range waited {
 		sum += n

@@ -24,21 +24,21 @@ func TestLateCountsEachRequestOnce(t *testing.T) {
 	o.WithoutBounds = true
 	forecast := forcedRequests{forced{request: func(r int) int { return int(tr.Domains[r]) % 4 }}}
 	price, err := cost.DataParallel(t.Context(), tr, p, forecast, o)
-	if err != nil || price.Line != nil {
-		t.Fatalf("price: line %+v, %v", price.Line, err)
+	if err != nil || price.Queue != nil {
+		t.Fatalf("price: line %+v, %v", price.Queue, err)
 	}
-	o.Policy, o.Held = dispatch.Late, 1
+	o.Policy, o.MaxWaiting = dispatch.Late, 1
 	atOnce, err := cost.DataParallel(t.Context(), tr, p, forecast, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(&cost.QueueReport{AtOnce: 1}, atOnce.Line); diff != "" {
+	if diff := cmp.Diff(&cost.QueueReport{AtOnce: 1}, atOnce.Queue); diff != "" {
 		t.Errorf("a line of one: %s", diff)
 	}
-	if atOnce.Line = nil; !cmp.Equal(price, atOnce) {
+	if atOnce.Queue = nil; !cmp.Equal(price, atOnce) {
 		t.Errorf("a line of one: %s", cmp.Diff(price, atOnce))
 	}
-	o.Held = 0
+	o.MaxWaiting = 0
 	late, err := cost.DataParallel(t.Context(), tr, p, forecast, o)
 	if err != nil {
 		t.Fatal(err)
@@ -50,10 +50,10 @@ func TestLateCountsEachRequestOnce(t *testing.T) {
 	if late.BaselineLAR != price.BaselineLAR {
 		t.Errorf("baseline %v, with price %v", late.BaselineLAR, price.BaselineLAR)
 	}
-	if l := late.Line; l == nil || l.AtOnce <= 0 || l.AtOnce >= 1 || l.Mean <= 0 || l.Most < l.Percentile95 || l.Most > dispatch.OvertakeFactor*4 {
+	if l := late.Queue; l == nil || l.AtOnce <= 0 || l.AtOnce >= 1 || l.Mean <= 0 || l.Max < l.Percentile95 || l.Max > dispatch.OvertakeFactor*4 {
 		t.Errorf("line %+v", l)
 	}
-	o.Held = -1
+	o.MaxWaiting = -1
 	if _, err := cost.DataParallel(t.Context(), tr, p, forecast, o); err == nil || !strings.Contains(err.Error(), "held is -1") {
 		t.Errorf("held -1: error %v", err)
 	}

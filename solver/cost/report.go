@@ -51,8 +51,8 @@ type Report struct {
 	PartialScores *PartialScores `json:"partial_scores,omitempty"`
 	// Decision contains the mean components of the decisions (attention DP); nil for the policy window.
 	Decision *DecisionReport `json:"decision,omitempty"`
-	// Line is the distribution of waiting times with the policy late (attention DP); nil for other policies.
-	Line *QueueReport `json:"line,omitempty"`
+	// Queue is the distribution of waiting times with the policy late (attention DP); nil for other policies.
+	Queue *QueueReport `json:"line,omitempty"`
 	// PerLayer contains the figures of each MoE layer.
 	PerLayer []LayerReport `json:"per_layer"`
 	// ByRequest contains the rates of each of Options.Requests, as means over arrival orders (attention DP); nil if not

@@ -17,7 +17,7 @@ func TestVolumeAgreesWithTheRates(t *testing.T) {
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
 		o := options(tr)
 		o.Volume, o.BatchTokens, o.Orders = true, len(tr.Tokens), 1
-		r, err := cost.Dealt(t.Context(), tr, attention, 4, o)
+		r, err := cost.EvaluateBaseline(t.Context(), tr, attention, 4, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +44,7 @@ func TestVolumeAgreesWithTheRates(t *testing.T) {
 			}
 		}
 		o.BatchTokens = 10 * len(tr.Tokens)
-		larger, err := cost.Dealt(t.Context(), tr, attention, 4, o)
+		larger, err := cost.EvaluateBaseline(t.Context(), tr, attention, 4, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,7 +52,7 @@ func TestVolumeAgreesWithTheRates(t *testing.T) {
 			t.Errorf("attention %s: with fewer tokens than a batch has (-want +got):\n%s", attention, diff)
 		}
 		o.BatchTokens = 64
-		small, err := cost.Dealt(t.Context(), tr, attention, 4, o)
+		small, err := cost.EvaluateBaseline(t.Context(), tr, attention, 4, o)
 		if err != nil {
 			t.Fatal(err)
 		}

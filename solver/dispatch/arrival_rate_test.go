@@ -9,7 +9,7 @@ import (
 
 // Waiting pays while at least as many requests arrive within the maximum wait as the queue holds.
 func TestPace(t *testing.T) {
-	p := dispatch.NewPace(4, 100*time.Millisecond)
+	p := dispatch.NewArrivalRate(4, 100*time.Millisecond)
 	for _, step := range []struct {
 		gap  time.Duration
 		n    int
@@ -20,7 +20,7 @@ func TestPace(t *testing.T) {
 	} {
 		got := false
 		for range step.n {
-			got = p.Come(step.gap)
+			got = p.Arrive(step.gap)
 		}
 		if got != step.want {
 			t.Errorf("%d requests, one every %v: waiting pays: %t", step.n, step.gap, got)

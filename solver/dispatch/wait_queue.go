@@ -20,13 +20,13 @@ func MustGo(waiting, after, size int) bool {
 // windows. At 1, windows are slightly less even.
 const patience = 1. / 3
 
-// Line implements the policy Late (late binding, as in Sparrow, SOSP 2013). A request goes immediately if it loses no
+// WaitQueue implements the policy Late (late binding, as in Sparrow, SOSP 2013). A request goes immediately if it loses no
 // value by going, to a rank without much recent load. All other requests wait until that holds. When the queue is full,
 // the first request goes.
 //
 // A scheduler that decides at arrival has to send each request somewhere, and under a tight cap often not to its
 // experts. With a few requests to choose from, one of them nearly always loses nothing.
-type Line struct {
+type WaitQueue struct {
 	scheduler *Scheduler
 	size      int
 	waiting   []waitingRequest
@@ -41,8 +41,8 @@ type waitingRequest struct {
 	arrival int
 }
 
-// Sent is a request that has left the queue.
-type Sent struct {
+// Dispatched is a request that has left the queue.
+type Dispatched struct {
 	ID       int
 	Request  *Request
 	Decision Decision
@@ -50,34 +50,34 @@ type Sent struct {
 	Waited int
 }
 
-// NewLine returns a wait queue for size requests; a queue of size 1 decides at arrival. The policy in the options is
+// NewWaitQueue returns a wait queue for size requests; a queue of size 1 decides at arrival. The policy in the options is
 // ignored.
-func NewLine(o Options, size int) (*Line, error) {
+func NewWaitQueue(o Options, size int) (*WaitQueue, error) {
 	if size < 1 {
 		return nil, fmt.Errorf("a wait queue of %d requests; at least 1 is needed", size)
 	}
 	o.Policy, o.Patient = Price, size > 1
 	scheduler, err := NewScheduler(o)
-	return &Line{scheduler: scheduler, size: size}, err
+	return &WaitQueue{scheduler: scheduler, size: size}, err
 }
 
 // Len returns the number of waiting requests.
-func (l *Line) Len() int { return len(l.waiting) }
+func (l *WaitQueue) Len() int { return len(l.waiting) }
 
 // First returns the id of the request that has waited longest; the queue must not be empty.
-func (l *Line) First() int { return l.waiting[0].id }
+func (l *WaitQueue) First() int { return l.waiting[0].id }
 
 // Load returns the rank's load over the last requests that left the queue, in tokens.
-func (l *Line) Load(rank int) int { return l.scheduler.Load(rank) }
+func (l *WaitQueue) Load(rank int) int { return l.scheduler.Load(rank) }
 
 // Arrive appends a request, which must not change while it waits.
-func (l *Line) Arrive(id int, r *Request) {
+func (l *WaitQueue) Arrive(id int, r *Request) {
 	l.waiting = append(l.waiting, waitingRequest{id, r, l.arrived})
 	l.arrived++
 }
 
-// Pass decides on a request that bypasses the queue, and accounts for it.
-func (l *Line) Pass(r *Request, places []Place) Decision {
+// Bypass decides on a request that bypasses the queue, and accounts for it.
+func (l *WaitQueue) Bypass(r *Request, places []Place) Decision {
 	d := l.scheduler.Decide(r, places)
 	l.scheduler.Take(r, &d)
 	return d
@@ -86,25 +86,25 @@ func (l *Line) Pass(r *Request, places []Place) Decision {
 // Next removes the next request that may or must go and decides on its place. It returns false if there is none; with
 // must set, it returns false only for an empty queue. places returns the current places for a request, always the same
 // number, valid until the next call. The caller accounts for the request with Take and calls Next again.
-func (l *Line) Next(places func(id int) []Place, must bool) (Sent, bool) {
+func (l *WaitQueue) Next(places func(id int) []Place, must bool) (Dispatched, bool) {
 	if len(l.waiting) == 0 {
-		return Sent{}, false
+		return Dispatched{}, false
 	}
 	next := slices.IndexFunc(l.waiting, func(w waitingRequest) bool { return l.scheduler.MayGo(w.request, places(w.id)) })
 	if next < 0 {
 		if !must && !MustGo(len(l.waiting), l.arrived-1-l.waiting[0].arrival, l.size) {
-			return Sent{}, false
+			return Dispatched{}, false
 		}
 		next = 0
 	}
 	chosen := l.waiting[next]
 	l.waiting = slices.Delete(l.waiting, next, next+1)
 	d := l.scheduler.Decide(chosen.request, places(chosen.id))
-	return Sent{chosen.id, chosen.request, d, l.arrived - 1 - chosen.arrival}, true
+	return Dispatched{chosen.id, chosen.request, d, l.arrived - 1 - chosen.arrival}, true
 }
 
 // Take accounts for a request at its chosen place.
-func (l *Line) Take(sent *Sent) { l.scheduler.Take(sent.Request, &sent.Decision) }
+func (l *WaitQueue) Take(sent *Dispatched) { l.scheduler.Take(sent.Request, &sent.Decision) }
 
 // MayGo reports whether a request loses nothing by going now: its place of highest value is below the cap, on a rank
 // with little recent load beyond its share. It changes no state.

@@ -16,9 +16,9 @@ func queueOptions(ranks int, loadCap float64) dispatch.Options {
 	return dispatch.Options{Ranks: ranks, Cap: loadCap, Weights: dispatch.DefaultWeights, Costs: dispatch.Costs{Exchange: 1, Compute: 1}}
 }
 
-func newQueue(t testing.TB, o dispatch.Options, size int) *dispatch.Line {
+func newQueue(t testing.TB, o dispatch.Options, size int) *dispatch.WaitQueue {
 	t.Helper()
-	l, err := dispatch.NewLine(o, size)
+	l, err := dispatch.NewWaitQueue(o, size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func newQueue(t testing.TB, o dispatch.Options, size int) *dispatch.Line {
 type departure struct{ id, rank, waited int }
 
 // runQueue sends requests through a queue in order of arrival. The places have no outstanding load.
-func runQueue(l *dispatch.Line, ranks int, requests []dispatch.Request) []departure {
+func runQueue(l *dispatch.WaitQueue, ranks int, requests []dispatch.Request) []departure {
 	places := make([]dispatch.Place, ranks)
 	for rank := range places {
 		places[rank].Rank = rank
@@ -176,10 +176,10 @@ func TestQueueWithoutForecastKeepsOrder(t *testing.T) {
 }
 
 func TestNewQueueRefuses(t *testing.T) {
-	if _, err := dispatch.NewLine(queueOptions(4, 1.15), 0); err == nil || !strings.Contains(err.Error(), "a wait queue of 0 requests") {
+	if _, err := dispatch.NewWaitQueue(queueOptions(4, 1.15), 0); err == nil || !strings.Contains(err.Error(), "a wait queue of 0 requests") {
 		t.Errorf("size 0: %v", err)
 	}
-	if _, err := dispatch.NewLine(queueOptions(0, 1.15), 1); err == nil || !strings.Contains(err.Error(), "at least 1 is needed") {
+	if _, err := dispatch.NewWaitQueue(queueOptions(0, 1.15), 1); err == nil || !strings.Contains(err.Error(), "at least 1 is needed") {
 		t.Errorf("no ranks: %v", err)
 	}
 }

@@ -37,8 +37,8 @@ func DefaultOptions() Options {
 
 func (o *Options) validate(requests []Request) error {
 	switch {
-	case len(requests) < LeastRequests:
-		return fmt.Errorf("%d held-out requests; at least %d are needed to distinguish drift from chance", len(requests), LeastRequests)
+	case len(requests) < MinRequests:
+		return fmt.Errorf("%d held-out requests; at least %d are needed to distinguish drift from chance", len(requests), MinRequests)
 	case !(o.FalseAlarms > 0 && o.FalseAlarms < 1):
 		return fmt.Errorf("the rate of false alarms is %v; it must be between 0 and 1", o.FalseAlarms)
 	case o.Steps < minSteps:
@@ -50,9 +50,9 @@ func (o *Options) validate(requests []Request) error {
 func (o *Options) orders() []Order { return []Order{{0, o.Cap, o.Seed}, {o.Sticky, o.Cap, o.Seed}} }
 
 const (
-	// LeastRequests is the minimum number of requests. With fewer, the means are too uncertain to distinguish a change
+	// MinRequests is the minimum number of requests. With fewer, the means are too uncertain to distinguish a change
 	// from chance.
-	LeastRequests = 50
+	MinRequests = 50
 	// MaxRows is the maximum number of activation rows (tokens times MoE layers) that a calibration reads from a trace,
 	// for any number of requests. Reading a row costs less than scoring the plan on it.
 	MaxRows = 64 << 20

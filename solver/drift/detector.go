@@ -178,9 +178,9 @@ func (c *Calibration) ratios(s Statistic) [3]float64 {
 // Drifted reports whether the statistic is an alarm: its ratio is above 1.
 func (c *Calibration) Drifted(s Statistic) bool { return c.Ratio(s) > 1 }
 
-// For returns a copy of the calibration that is designed for the given relative drop, instead of twice the reference
+// ForDrop returns a copy of the calibration that is designed for the given relative drop, instead of twice the reference
 // values of DefaultOptions.
-func (c *Calibration) For(drop float64) *Calibration {
+func (c *Calibration) ForDrop(drop float64) *Calibration {
 	made, scaled := DefaultOptions(), *c
 	scale := drop / (2 * made.Residual)
 	scaled.Residual = c.Residual.scaled(made.Residual, scale, 1)
@@ -218,8 +218,8 @@ func (c *Calibration) Validate() error {
 	switch {
 	case c.Ranks < 1 || c.Ranks > maxRanks:
 		return fmt.Errorf("ranks is %d; allowed is 1 to %d", c.Ranks, maxRanks)
-	case c.Requests < LeastRequests:
-		return fmt.Errorf("requests is %d; at least %d are needed", c.Requests, LeastRequests)
+	case c.Requests < MinRequests:
+		return fmt.Errorf("requests is %d; at least %d are needed", c.Requests, MinRequests)
 	case !(c.FalseAlarms > 0 && c.FalseAlarms < 1):
 		return fmt.Errorf("false_alarms is %v; it must be between 0 and 1", c.FalseAlarms)
 	}

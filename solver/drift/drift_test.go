@@ -277,7 +277,7 @@ func TestTrafficKeepsTheCap(t *testing.T) {
 		for i := range samples {
 			samples[i] = traffic.nextSample()
 		}
-		if given := c.Given(samples); given > 0.003 {
+		if given := c.BalanceLoss(samples); given > 0.003 {
 			t.Errorf("cap %v: a loss of %v exceeds that of baseline traffic", loadCap, given)
 		}
 		if c.Usual.Served < last+0.004 {
@@ -308,14 +308,14 @@ func TestCalibrationForAnotherDrop(t *testing.T) {
 		"one widened, both smaller": {chart(.075, 20), chart(.15, 4), .05, chart(.075, 20), chart(.075, 8)},
 	} {
 		c := &Calibration{Chance: .125, Usual: Usual{Best: .5}, Residual: tc.residual, Level: tc.level, Novelty: chart(.4, 3)}
-		got := c.For(tc.drop)
+		got := c.ForDrop(tc.drop)
 		near := cmp.Comparer(func(a, b float64) bool { return math.Abs(a-b) < 1e-9 })
 		if diff := cmp.Diff([]Chart{tc.wantResidual, tc.wantLevel, c.Novelty}, []Chart{got.Residual, got.Level, got.Novelty}, near); diff != "" {
 			t.Errorf("%s: charts differ (-want +got):\n%s", name, diff)
 		}
 	}
 	c := &Calibration{Level: chart(.15, 4), Chance: .125}
-	if got := c.For(.5).Level; got != c.Level {
+	if got := c.ForDrop(.5).Level; got != c.Level {
 		t.Errorf("with an in-control share of 0 the chart became %+v", got)
 	}
 }
@@ -366,7 +366,7 @@ func TestExplain(t *testing.T) {
 		if got := largest(causes); got != tc.want {
 			t.Errorf("%s: the largest cause is %q, of %+v", name, got, causes)
 		}
-		if given := c.Given(samples); (given > 0.03) != (name == "other ranks") {
+		if given := c.BalanceLoss(samples); (given > 0.03) != (name == "other ranks") {
 			t.Errorf("%s: %v is lost to load balancing", name, given)
 		}
 		if sum := causes.NewTokens + causes.Mix + causes.Balance + causes.Rest; math.Abs(sum-1) > 1e-9 {
@@ -463,7 +463,7 @@ func TestCalibrateRefuses(t *testing.T) {
 		change   func(*Options)
 		want     string
 	}{
-		"few requests":  {made(LeastRequests-1, 4, 1), func(*Options) {}, "49 held-out requests"},
+		"few requests":  {made(MinRequests-1, 4, 1), func(*Options) {}, "49 held-out requests"},
 		"rate of zero":  {made(100, 4, 1), func(o *Options) { o.FalseAlarms = 0 }, "false alarms is 0"},
 		"few steps":     {made(100, 4, 1), func(o *Options) { o.Steps = 1 }, "steps is 1"},
 		"always sticky": {made(100, 4, 1), func(o *Options) { o.Sticky = 1 }, "sticky is 1"},

@@ -50,10 +50,10 @@ func (c *Calibration) Explain(samples []Sample) Causes {
 	return causes
 }
 
-// Given returns the mean local share that the samples lost by being served on other ranks than their best, beyond the
+// BalanceLoss returns the mean local share that the samples lost by being served on other ranks than their best, beyond the
 // loss of baseline traffic. Under load, requests go to ranks where they do not delay other requests. The result is 0 if
 // the loss is not above the baseline.
-func (c *Calibration) Given(samples []Sample) float64 {
+func (c *Calibration) BalanceLoss(samples []Sample) float64 {
 	mean, n := 0.0, 0.0
 	for _, s := range samples {
 		if loss := c.balanceLoss(s); finite(loss) {

@@ -63,7 +63,7 @@ func (r *entryReader) value(path []string) (entry, error) {
 		n, err := token.Int64()
 		return entry{number: true, id: err == nil && n >= 0 && n < int64(r.experts)}, nil
 	case string:
-		if numbers.MatchString(token) && !neutral(path) && SpeaksOfExperts(strings.Join(path, ".")) {
+		if numbers.MatchString(token) && !neutral(path) && RelatesToExperts(strings.Join(path, ".")) {
 			return entry{}, r.refuse(path, "%.100q may be a list of experts", token)
 		}
 		return entry{module: isModule(token)}, nil
@@ -92,7 +92,7 @@ func (r *entryReader) object(path []string) error {
 		case neutral(path):
 		case err == nil && !isKeyedByLayer(path):
 			return r.refuse(path, "its member %q may be an expert number", key)
-		case value.id && SpeaksOfExperts(strings.Join(inner, ".")) && !neutral(inner) && !isCount(key):
+		case value.id && RelatesToExperts(strings.Join(inner, ".")) && !neutral(inner) && !isCount(key):
 			return r.refuse(inner, "it may be an expert number")
 		case err != nil:
 			if stem := digits.ReplaceAllString(key, "#"); stem != key {
@@ -193,7 +193,7 @@ func isCount(member string) bool {
 // related to experts.
 func hasWord(path, words []string) bool {
 	name := strings.ToLower(memberName(path))
-	return !SpeaksOfExperts(strings.Join(path, ".")) && slices.ContainsFunc(words, func(word string) bool { return strings.Contains(name, word) })
+	return !RelatesToExperts(strings.Join(path, ".")) && slices.ContainsFunc(words, func(word string) bool { return strings.Contains(name, word) })
 }
 
 // memberName returns the innermost name of a path that is not an array entry.
@@ -233,8 +233,8 @@ var (
 	numberedExpert = regexp.MustCompile(`(?i)experts?\W{0,3}_?\d|\d(?:st|nd|rd|th)?[ _-]?expert\b`)
 )
 
-// SpeaksOfExperts reports whether a name is related to routed experts.
-func SpeaksOfExperts(name string) bool {
+// RelatesToExperts reports whether a name is related to routed experts.
+func RelatesToExperts(name string) bool {
 	return expertWord.MatchString(sharedExpert.ReplaceAllString(name, ""))
 }
 

@@ -10,8 +10,8 @@ import (
 // holder lets requests wait for the rank of their experts (late binding), as the request router does.
 type holder struct {
 	engine *engine
-	queue  *dispatch.Line
-	pace   dispatch.Pace
+	queue  *dispatch.WaitQueue
+	pace   dispatch.ArrivalRate
 	// hold is the maximum wait in microseconds, last the arrival time of the latest request.
 	hold, last float64
 	// waiting are the queued requests by number; queued is the number of all requests that have waited.
@@ -20,9 +20,9 @@ type holder struct {
 }
 
 func newHolder(e *engine, o dispatch.Options) (*holder, error) {
-	queue, err := dispatch.NewLine(o, o.Ranks)
+	queue, err := dispatch.NewWaitQueue(o, o.Ranks)
 	return &holder{
-		engine: e, queue: queue, pace: dispatch.NewPace(o.Ranks, e.options.Hold), hold: float64(e.options.Hold.Nanoseconds()) / 1e3,
+		engine: e, queue: queue, pace: dispatch.NewArrivalRate(o.Ranks, e.options.Hold), hold: float64(e.options.Hold.Nanoseconds()) / 1e3,
 		last: math.Inf(-1), waiting: map[int]*served{},
 	}, err
 }
@@ -33,8 +33,8 @@ func (h *holder) arrive(s *served) {
 	request := h.engine.dispatchRequest(s, make([]float32, len(h.engine.lanes)))
 	after := min(1e3*(s.arrival-h.last), float64(math.MaxInt64/2))
 	h.last = s.arrival
-	if !h.pace.Come(time.Duration(after)) {
-		d := h.queue.Pass(&request, h.engine.currentPlaces())
+	if !h.pace.Arrive(time.Duration(after)) {
+		d := h.queue.Bypass(&request, h.engine.currentPlaces())
 		h.engine.enqueue(s, d.Rank)
 	} else {
 		h.waiting[h.queued] = s

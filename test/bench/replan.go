@@ -167,7 +167,7 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 	for i := range r.Live {
 		live := &r.Live[i]
 		found, err := b.replan(ctx, pool, learnt, live.Tokens, old.Plan, solver.ReplanOptions{
-			Options: options, MoveGainPercent: solver.DefaultMoveGainPercent, PriorPercent: solver.DefaultPriorPercent, Choice: solver.Choice{BatchTokens: []int{4096}},
+			Options: options, MoveGainPercent: solver.DefaultMoveGainPercent, PriorPercent: solver.DefaultPriorPercent, ReplanPolicy: solver.ReplanPolicy{BatchTokens: []int{4096}},
 		})
 		if err != nil {
 			return err

@@ -136,7 +136,7 @@ func TestOperatorsCommandLines(t *testing.T) {
 	backends := map[string][]string{"SGLang": {"--moe-a2a-backend", "deepep"}, "VLLM": {"--all2all-backend", "deepep_low_latency"}}
 	eachDialect(t, func(t *testing.T, dialect string, adapter engine.Adapter, release engine.Release) {
 		for name, launch := range launches(t, adapter) {
-			verdict := adapter.Starts(engine.Situation{Launch: launch, Release: release})
+			verdict := adapter.StartupSupport(engine.Situation{Launch: launch, Release: release})
 			o, err := options(dialect, command(t, adapter, launch, backends[adapter.Type]))
 			switch {
 			case err != nil && len(verdict.Refusals) == 0:
@@ -253,11 +253,11 @@ func (s situation) start(t *testing.T, dialect string, adapter engine.Adapter, r
 	for variable := range s.env {
 		asked.UserEnv = append(asked.UserEnv, variable)
 	}
-	verdict := adapter.Starts(asked)
+	verdict := adapter.StartupSupport(asked)
 	if s.realization != "" {
 		verdict = adapter.Support(asked)
 	}
-	refused := len(verdict.Refusals) > 0 || adapter.Overlaps(asked) != nil
+	refused := len(verdict.Refusals) > 0 || adapter.ValidateOverlap(asked) != nil
 	args, err := adapter.Args(launch, asked.UserArgs)
 	if err != nil { // what the engine says to it is of interest all the same
 		refused = true

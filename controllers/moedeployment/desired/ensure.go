@@ -92,7 +92,7 @@ func checkUnseen(ctx context.Context, c client.Client, latest client.Reader, moe
 func CheckOwn(c client.Client, moed *semmoev1.MoEDeployment, object client.Object) error {
 	owner := metav1.GetControllerOf(object)
 	ofAnother := owner != nil && owner.Kind == "MoEDeployment" && owner.Name != moed.Name
-	if !ofAnother && (owned.Made(object) || metav1.IsControlledBy(object, moed)) {
+	if !ofAnother && (owned.IsOperatorManaged(object) || metav1.IsControlledBy(object, moed)) {
 		return nil
 	}
 	kind, err := c.GroupVersionKindFor(object)

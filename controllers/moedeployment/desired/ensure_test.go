@@ -28,11 +28,11 @@ func TestCheckOwn(t *testing.T) {
 		owners []metav1.OwnerReference
 		want   string
 	}{
-		"its own":                                  {owned.Ours(), by("a", "uid"), ""},
+		"its own":                                  {owned.OperatorLabels(), by("a", "uid"), ""},
 		"its own, without labels":                  {nil, by("a", "uid"), ""},
-		"restored without an owner":                {owned.Ours(), nil, ""},
-		"restored with the old owner UID":          {owned.Ours(), by("a", "before"), ""},
-		"of another MoEDeployment":                 {owned.Ours(), by("a-router", "other"), another},
+		"restored without an owner":                {owned.OperatorLabels(), nil, ""},
+		"restored with the old owner UID":          {owned.OperatorLabels(), by("a", "before"), ""},
+		"of another MoEDeployment":                 {owned.OperatorLabels(), by("a-router", "other"), another},
 		"of another MoEDeployment, without labels": {nil, by("a-router", "other"), another},
 		"foreign":               {nil, nil, foreign},
 		"foreign with its name": {nil, by("a", "before"), foreign},

@@ -90,7 +90,7 @@ const ReasonRoutedExpertsUnavailable = "RoutedExpertsUnavailable"
 // engine, which revisions.Validate rejects.
 func EngineReportsRoutedExperts(moed *semmoev1.MoEDeployment) bool {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
-	return err == nil && adapter.TellsExperts()
+	return err == nil && adapter.ReportsRoutedExperts()
 }
 
 // Finding is the reason and message of a condition. The zero value means no finding.

@@ -141,7 +141,7 @@ func TestForeignObjects(t *testing.T) {
 			restored := children()[name]
 			made(name, restored)
 			restored.SetOwnerReferences(nil)
-			restored.SetLabels(owned.Ours())
+			restored.SetLabels(owned.OperatorLabels())
 			if err := api.Update(t.Context(), restored); err != nil {
 				t.Fatal(err)
 			}
@@ -182,7 +182,7 @@ func TestTargetOfForeignService(t *testing.T) {
 	for name, want := range map[string]string{"m": semmoev1.ComponentEngine, "another": semmoev1.ComponentRouter} {
 		owner := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Name, m.UID = name, types.UID("uid of "+name) })
 		found := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: owned.Ours(), OwnerReferences: owned.ControllerReference(owner, "MoEDeployment")},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: owned.OperatorLabels(), OwnerReferences: owned.ControllerReference(owner, "MoEDeployment")},
 			Spec:       corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: semmoev1.ComponentEngine}},
 		}
 		c := moedtest.Cluster(t, found)

@@ -24,7 +24,7 @@ import (
 func TestServiceIsNotSwitchedBack(t *testing.T) {
 	leading := func(component string) *corev1.Service {
 		return &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: owned.Ours()},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: owned.OperatorLabels()},
 			Spec:       corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: component}},
 		}
 	}

@@ -193,7 +193,7 @@ func (in Input) test() testResult {
 	if in.Routers.Calibration == nil {
 		return testResult{}
 	}
-	return testSamples(in.Routers.Calibration.For(float64(in.Spec.ThresholdPercent)/100), in.Routers.Samples)
+	return testSamples(in.Routers.Calibration.ForDrop(float64(in.Spec.ThresholdPercent)/100), in.Routers.Samples)
 }
 
 // promised returns the local activation rate that the plan in use predicts.
@@ -214,7 +214,7 @@ func (in Input) given() float64 {
 	if in.Routers.Calibration == nil {
 		return 0
 	}
-	return in.Routers.Calibration.Given(plain(in.Routers.Samples))
+	return in.Routers.Calibration.BalanceLoss(plain(in.Routers.Samples))
 }
 
 // below reports whether the sampled rate is below the prediction by more than the threshold. Once below, it stays below

@@ -275,7 +275,7 @@ func TestAlarmHasHysteresis(t *testing.T) {
 // calibrated threshold.
 func TestThresholdPercent(t *testing.T) {
 	found := func(percent int32, drop float64) int {
-		for i, c, list := 1, moedtest.Calibration().For(float64(percent)/100), samples(1000, always(0.4*(1-drop))); i <= len(list); i++ {
+		for i, c, list := 1, moedtest.Calibration().ForDrop(float64(percent)/100), samples(1000, always(0.4*(1-drop))); i <= len(list); i++ {
 			if testSamples(c, list[:i]).Alarm {
 				return i
 			}
@@ -294,7 +294,7 @@ func TestThresholdPercent(t *testing.T) {
 		// The false alarm rate falls with the margin by which a peak exceeds its threshold, so the test compares the
 		// peaks.
 		peak := func(percent int32) float64 {
-			c, highest := moedtest.Calibration().For(float64(percent)/100), 0.0
+			c, highest := moedtest.Calibration().ForDrop(float64(percent)/100), 0.0
 			var statistic drift.Statistic
 			for _, s := range list {
 				statistic = c.Next(statistic, s.Sample)

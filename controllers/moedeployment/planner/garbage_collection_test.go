@@ -335,7 +335,7 @@ func TestForeignObjectInTheWay(t *testing.T) {
 	}
 	p := Planning{Plans: []*semmoev1.PlacementPlan{swapped}, Serving: revisions.LayoutOf(layout, semmoev1.RealizationEngineMap)}
 	err := plannerOn(t, interceptor.Funcs{}, tables).reconcileTables(t.Context(), moed, moedtest.Model, &p, nil, true)
-	if text := outcome.Lasting(err); !IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to another owner: delete it") {
+	if text := outcome.PermanentErrorText(err); !IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to another owner: delete it") {
 		t.Errorf("error %v, reported as %q", err, text)
 	}
 	if p.Tables != swapped || !slices.Contains(p.Named, swapped.Name) {

@@ -28,7 +28,7 @@ type HardwareProfile struct {
 // hardware reads the hardware profile that the spec names.
 func (pl *Planner) hardware(ctx context.Context, moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) (HardwareProfile, error) {
 	chosen, err := machines.Read(ctx, pl.Live, moed.Namespace, moed.Spec.Placement.Hardware)
-	fault := machines.IsFault(err)
+	fault := machines.AsProfileError(err)
 	if err != nil && fault == nil {
 		return HardwareProfile{}, err
 	}
@@ -37,7 +37,7 @@ func (pl *Planner) hardware(ctx context.Context, moed *semmoev1.MoEDeployment, p
 
 // hardwareOf returns the state of the profile that was read. A missing or invalid profile changes no plan: the newest
 // plan that was made with it stays wanted, and contains a copy of the profile.
-func hardwareOf(moed *semmoev1.MoEDeployment, chosen machines.Chosen, fault *machines.FaultError, plans []*semmoev1.PlacementPlan) HardwareProfile {
+func hardwareOf(moed *semmoev1.MoEDeployment, chosen machines.ResolvedProfile, fault *machines.ProfileError, plans []*semmoev1.PlacementPlan) HardwareProfile {
 	if fault == nil {
 		return HardwareProfile{Digest: chosen.Digest, Known: true}
 	}

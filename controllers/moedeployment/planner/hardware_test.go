@@ -35,13 +35,13 @@ func TestPlansAreForHardware(t *testing.T) {
 // A missing or invalid ConfigMap changes no plan: the plan that was made with it stays wanted.
 func TestMissingHardwareProfile(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.OnHardware(moedtest.Hardware("gpus")))
-	fault := &machines.FaultError{Reason: machines.NotFound}
+	fault := &machines.ProfileError{Reason: machines.NotFound}
 	made := func(name string, of *semmoev1.HardwareReference, digest string) *semmoev1.PlacementPlan {
 		return moedtest.PlanOf(name, "aa", func(p *semmoev1.PlacementPlan) { p.Spec.Hardware, p.Spec.HardwareDigest = of, digest })
 	}
 	plans := []*semmoev1.PlacementPlan{made("other", moedtest.Hardware("others"), "cc"), made("newest", moedtest.Hardware("gpus"), "bb"), made("old", moedtest.Hardware("gpus"), "aa"), made("plain", nil, "")}
 	for name, test := range map[string]struct {
-		fault  *machines.FaultError
+		fault  *machines.ProfileError
 		plans  []*semmoev1.PlacementPlan
 		digest string
 		known  bool
@@ -50,7 +50,7 @@ func TestMissingHardwareProfile(t *testing.T) {
 		"gone":          {fault, plans, "bb", true},
 		"never existed": {fault, plans[:1], "", false},
 	} {
-		got := hardwareOf(moed, machines.Chosen{Digest: "dd"}, test.fault, test.plans)
+		got := hardwareOf(moed, machines.ResolvedProfile{Digest: "dd"}, test.fault, test.plans)
 		if got.Digest != test.digest || got.Known != test.known || (got.Fault.Reason != "") != (test.fault != nil) {
 			t.Errorf("%s: %+v", name, got)
 		}

@@ -185,7 +185,7 @@ func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, re
 		ExpertParallelSize: moed.Spec.Parallelism.ExpertParallelSize, Engine: moed.Spec.Engine.Type, LayoutSpec: moed.Spec.Placement.LayoutSpec,
 		RanksPerNode: ranksPerNode(moed),
 		Realization:  realization, TokenShuffle: plannedShuffle(moed),
-		Hardware: machines.Named(moed.Spec.Placement.Hardware), HardwareDigest: hardwareDigest,
+		Hardware: machines.ReferenceForPlan(moed.Spec.Placement.Hardware), HardwareDigest: hardwareDigest,
 		MinimumGainPercent: moed.Spec.Rollout.MinimumGainPercent, BatchTokens: moed.Spec.Rollout.BatchTokens,
 	}
 	spec.RedundantExperts, spec.RedundantMemoryBytes = plannedCopies(moed)

@@ -179,7 +179,7 @@ func (e *RefusedError) Unwrap() error { return e.error }
 
 // refusable wraps an error as a RefusedError if a retry does not fix it.
 func refusable(err error) error {
-	if outcome.Lasting(err) == "" {
+	if outcome.PermanentErrorText(err) == "" {
 		return err
 	}
 	return &RefusedError{err}

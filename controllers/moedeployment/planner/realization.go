@@ -30,7 +30,7 @@ func realizations(moed *semmoev1.MoEDeployment, report checkpoint.Report, releas
 	}
 	byMap := supportOf(moed, report, release, adapter, semmoev1.RealizationEngineMap, revisions.MinRedundantExperts(moed), true)
 	byWeights := supportOf(moed, report, release, adapter, semmoev1.RealizationReshuffledWeights, revisions.MinRedundantExperts(moed), true)
-	useless := slices.ContainsFunc(byMap.Warnings, func(f engine.Finding) bool { return f.Reason == engine.ReasonMapWithoutEffect })
+	useless := slices.ContainsFunc(byMap.Warnings, func(f engine.Finding) bool { return f.Reason == engine.ReasonExpertMapWithoutEffect })
 	if (useless || len(byMap.Refusals) > 0) && len(byWeights.Refusals) == 0 {
 		return []semmoev1.Realization{semmoev1.RealizationReshuffledWeights, semmoev1.RealizationEngineMap}
 	}
@@ -55,7 +55,7 @@ func CheckMap(moed *semmoev1.MoEDeployment, report checkpoint.Report, release en
 	support := adapter.Support(situation(moed, report, release, semmoev1.RealizationEngineMap, redundant, true))
 	for _, refusal := range support.Refusals {
 		switch refusal.Reason {
-		case engine.ReasonUnprovenMap, engine.ReasonNoAllToAll, engine.ReasonDraftExperts:
+		case engine.ReasonUnprovenMap, engine.ReasonNoAllToAll, engine.ReasonDraftModelExperts:
 			return fmt.Errorf("%s: %s is invalid: %s", field, value, refusal.Message)
 		}
 	}
@@ -111,7 +111,7 @@ func (c *choice) why(serving *revisions.Layout) string {
 			continue
 		}
 		for _, finding := range slices.Concat(candidate.support.Refusals, candidate.support.Warnings) {
-			if len(candidate.support.Refusals) > 0 || finding.Reason == engine.ReasonMapWithoutEffect {
+			if len(candidate.support.Refusals) > 0 || finding.Reason == engine.ReasonExpertMapWithoutEffect {
 				return ", because " + finding.Message
 			}
 		}

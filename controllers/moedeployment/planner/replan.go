@@ -386,7 +386,7 @@ func (p Planning) plannedSizes() []int32 {
 // or not: a plan that was found to change nothing is not solved again.
 func (p Planning) BatchesMoved() bool {
 	planned := p.plannedSizes()
-	return planned != nil && p.BatchSizes != nil && stepsizes.Moved(planned, p.BatchSizes)
+	return planned != nil && p.BatchSizes != nil && stepsizes.Differ(planned, p.BatchSizes)
 }
 
 // replanForBatches returns a plan for other batch sizes, made from the profile of the plan in service: the requests are

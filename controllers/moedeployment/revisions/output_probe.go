@@ -38,7 +38,7 @@ func AnswersName(moed *semmoev1.MoEDeployment, modelDigest string) string {
 
 // addProbe adds the sidecar that verifies the pod's outputs.
 func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, image string) {
-	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.AnswersVolume, VolumeSource: corev1.VolumeSource{
+	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.BaselineOutputsVolume, VolumeSource: corev1.VolumeSource{
 		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: AnswersName(moed, report.ModelDigest)}},
 	}})
 	launched, ranks := Launch(moed), 1
@@ -55,7 +55,7 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 			"--listen=$(" + desired.PodIPVariable + "):" + strconv.Itoa(probePort),
 			"--model-name=" + launched.ServedModelName,
 			"--ranks=" + strconv.Itoa(ranks),
-			"--answers=" + semmoev1.AnswersMountPath + "/" + AnswersFile,
+			"--answers=" + semmoev1.BaselineOutputsMountPath + "/" + AnswersFile,
 		},
 		Env:                      []corev1.EnvVar{podIPEnv()},
 		RestartPolicy:            new(corev1.ContainerRestartPolicyAlways),
@@ -68,7 +68,7 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi")},
 			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("128Mi")},
 		},
-		VolumeMounts: []corev1.VolumeMount{{Name: semmoev1.AnswersVolume, MountPath: semmoev1.AnswersMountPath, ReadOnly: true}},
+		VolumeMounts: []corev1.VolumeMount{{Name: semmoev1.BaselineOutputsVolume, MountPath: semmoev1.BaselineOutputsMountPath, ReadOnly: true}},
 	})
 }
 

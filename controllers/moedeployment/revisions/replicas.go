@@ -143,7 +143,7 @@ func AsReplica(leader *corev1.Pod, pods []*corev1.Pod, now time.Time) *corev1.Po
 		return leader
 	}
 	status, since := corev1.ConditionTrue, readySince(leader)
-	if !podgroup.Whole(leader, pods) {
+	if !podgroup.AllReady(leader, pods) {
 		status = corev1.ConditionFalse
 	}
 	workers := podgroup.Workers(leader, pods)
@@ -187,7 +187,7 @@ type recreations struct {
 // counts as empty.
 func recreationsOf(w *Workload) map[string]recreations {
 	recorded := map[string]recreations{}
-	if text := w.Annotations[semmoev1.AnnotationRemade]; text != "" && json.Unmarshal([]byte(text), &recorded) != nil {
+	if text := w.Annotations[semmoev1.AnnotationRecreatedReplicas]; text != "" && json.Unmarshal([]byte(text), &recorded) != nil {
 		return map[string]recreations{}
 	}
 	return recorded
@@ -239,14 +239,14 @@ func RecordRecreations(ctx context.Context, c client.Client, workloads []*Worklo
 		if err != nil {
 			return err
 		}
-		before, has := w.Annotations[semmoev1.AnnotationRemade]
+		before, has := w.Annotations[semmoev1.AnnotationRecreatedReplicas]
 		switch {
 		case len(counted) == 0 && !has, before == string(text):
 			continue
 		case len(counted) == 0:
-			err = w.Change(ctx, c, "annotate", func() { delete(w.Annotations, semmoev1.AnnotationRemade) })
+			err = w.Change(ctx, c, "annotate", func() { delete(w.Annotations, semmoev1.AnnotationRecreatedReplicas) })
 		default:
-			err = w.Change(ctx, c, "annotate", func() { metav1.SetMetaDataAnnotation(w.ObjectMeta, semmoev1.AnnotationRemade, string(text)) })
+			err = w.Change(ctx, c, "annotate", func() { metav1.SetMetaDataAnnotation(w.ObjectMeta, semmoev1.AnnotationRecreatedReplicas, string(text)) })
 		}
 		if err != nil {
 			return err

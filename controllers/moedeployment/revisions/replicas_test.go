@@ -165,7 +165,7 @@ func groupSet(annotation string) *Workload {
 	set := &leaderworkersetv1.LeaderWorkerSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m-r1", UID: "set", CreationTimestamp: metav1.NewTime(moedtest.Start)}}
 	set.Spec.Replicas = ptr.To[int32](2)
 	if annotation != "" {
-		set.Annotations = map[string]string{semmoev1.AnnotationRemade: annotation}
+		set.Annotations = map[string]string{semmoev1.AnnotationRecreatedReplicas: annotation}
 	}
 	return LeaderWorkerSet(set)
 }
@@ -237,7 +237,7 @@ func TestRecordRecreations(t *testing.T) {
 			t.Fatal(err)
 		}
 		versions[w.ResourceVersion] = true
-		return w.Annotations[semmoev1.AnnotationRemade]
+		return w.Annotations[semmoev1.AnnotationRecreatedReplicas]
 	}
 	if reported := record(); reported != "" {
 		t.Errorf("recorded %q without a pod", reported)

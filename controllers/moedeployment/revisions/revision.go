@@ -252,7 +252,7 @@ func podTemplate(moed *semmoev1.MoEDeployment, labels map[string]string, report 
 		corev1.ResourceName(moed.Spec.Parallelism.ResourceName): *resource.NewQuantity(int64(launched.Ranks/max(1, launched.Nodes)), resource.DecimalSI),
 	}
 	var startup, readiness *corev1.Probe
-	if !launched.Worker || adapter.Nodes.WorkersAnswer {
+	if !launched.Worker || adapter.Nodes.WorkersServeHealth {
 		health := corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: adapter.HealthPath, Port: intstr.FromString("http")}}
 		startup = &corev1.Probe{ProbeHandler: health, PeriodSeconds: 2, TimeoutSeconds: 5, FailureThreshold: loadSeconds / 2}
 		readiness = &corev1.Probe{ProbeHandler: health, PeriodSeconds: 5, TimeoutSeconds: 5, FailureThreshold: 3}
@@ -322,7 +322,7 @@ func restrict(containers []corev1.Container, users *corev1.PodTemplateSpec) {
 		pod = users.Spec.SecurityContext
 	}
 	for i := range containers {
-		containers[i].SecurityContext = restricted.Beside(pod)
+		containers[i].SecurityContext = restricted.Sidecar(pod)
 	}
 }
 

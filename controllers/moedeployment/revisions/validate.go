@@ -136,7 +136,7 @@ func isPodIP(env corev1.EnvVar) bool {
 func validateOverlap(moed *semmoev1.MoEDeployment, adapter engine.Adapter, family string) *InvalidError {
 	situation := situation(moed, adapter.ImageRelease(engineImage(moed)))
 	situation.Family = family
-	if err := adapter.Overlaps(situation); err != nil {
+	if err := adapter.ValidateOverlap(situation); err != nil {
 		return Invalidf("OverlapUnsupported", "%v", err)
 	}
 	return nil
@@ -156,7 +156,7 @@ func ValidateRelease(moed *semmoev1.MoEDeployment, release engine.Release) *Inva
 	if refusals := Starts(moed, release).Refusals; len(refusals) > 0 {
 		return Invalidf(refusals[0].Reason, "%s", refusals[0].Message)
 	}
-	if err := adapter.Overlaps(situation(moed, release)); err != nil {
+	if err := adapter.ValidateOverlap(situation(moed, release)); err != nil {
 		return Invalidf("OverlapUnsupported", "%v", err)
 	}
 	return nil
@@ -168,7 +168,7 @@ func Starts(moed *semmoev1.MoEDeployment, release engine.Release) engine.Support
 	if err != nil {
 		return engine.Support{} // Validate reports an unknown engine
 	}
-	return adapter.Starts(situation(moed, release))
+	return adapter.StartupSupport(situation(moed, release))
 }
 
 // ValidateModel rejects settings that do not fit the inspected model. It reads only fields that status.model contains,
@@ -212,7 +212,7 @@ var (
 	ourVolumes = map[string]string{
 		modelVolume: "the volume of spec.model.volume", semmoev1.PlanVolume: "the plan's ConfigMap",
 		semmoev1.EngineOptionsVolume: "the engine's options file",
-		semmoev1.CacheVolume:         "the volume of spec.placement.cache", semmoev1.AnswersVolume: "the model's answers without a plan",
+		semmoev1.CacheVolume:         "the volume of spec.placement.cache", semmoev1.BaselineOutputsVolume: "the model's answers without a plan",
 		semmoev1.TablesVolume: "the plan's tables, for an engine that shuffles tokens", access.TokenVolume().Name: "a token for the artifact store",
 	}
 	ourInitContainers = []string{verifyContainer, fetchContainer, reshuffleContainer, holdContainer, probeContainer}
@@ -220,7 +220,7 @@ var (
 
 // validateRoutedExperts rejects settings that need the experts of requests if the engine cannot return them.
 func validateRoutedExperts(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *InvalidError {
-	if adapter.TellsExperts() {
+	if adapter.ReportsRoutedExperts() {
 		return nil
 	}
 	if percent := moed.Spec.Routing.SamplePercent; percent != nil && *percent > 0 {
@@ -265,7 +265,7 @@ func reservedIn(moed *semmoev1.MoEDeployment) overlay.Reserved {
 		Engine: semmoev1.EngineContainer, Containers: ourInitContainers, Volumes: ourVolumes, Shared: []string{modelVolume},
 		Secret: access.TokenVolume().Name, Audience: artifact.Audience, Exposed: desired.Shuffles(moed),
 		Mounts: []string{
-			semmoev1.PlanMountPath, semmoev1.TablesMountPath, semmoev1.CacheMountPath, semmoev1.AnswersMountPath, path.Dir(semmoev1.EngineOptionsPath),
+			semmoev1.PlanMountPath, semmoev1.TablesMountPath, semmoev1.CacheMountPath, semmoev1.BaselineOutputsMountPath, path.Dir(semmoev1.EngineOptionsPath),
 		},
 	}
 }

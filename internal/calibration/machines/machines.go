@@ -25,24 +25,24 @@ const (
 	Invalid  = "HardwareProfileInvalid"
 )
 
-// FaultError reports a hardware profile that does not exist or is invalid. Only the user can fix it.
-type FaultError struct{ Reason, message string }
+// ProfileError reports a hardware profile that does not exist or is invalid. Only the user can fix it.
+type ProfileError struct{ Reason, message string }
 
-func (e *FaultError) Error() string { return e.message }
+func (e *ProfileError) Error() string { return e.message }
 
 func faultf(reason, format string, args ...any) error {
-	return &FaultError{reason, fmt.Sprintf(format, args...)}
+	return &ProfileError{reason, fmt.Sprintf(format, args...)}
 }
 
-// IsFault returns the FaultError in the tree of err, or nil.
-func IsFault(err error) *FaultError {
-	var fault *FaultError
+// AsProfileError returns the FaultError in the tree of err, or nil.
+func AsProfileError(err error) *ProfileError {
+	var fault *ProfileError
 	errors.As(err, &fault)
 	return fault
 }
 
-// Chosen is the hardware profile of a reference.
-type Chosen struct {
+// ResolvedProfile is the hardware profile of a reference.
+type ResolvedProfile struct {
 	// Profile is the profile, or nil for the default profile of the operator.
 	Profile *hardware.Profile
 	// Digest is the SHA-256 digest of the ConfigMap key, in hexadecimal. It is empty for built-in profiles.
@@ -51,32 +51,32 @@ type Chosen struct {
 
 // Read resolves a reference in a namespace. A nil reference selects the default profile. reader must not be cached. A
 // missing or invalid profile is a *FaultError, whose message starts with the field below the reference.
-func Read(ctx context.Context, reader client.Reader, namespace string, of *semmoev1.HardwareReference) (Chosen, error) {
+func Read(ctx context.Context, reader client.Reader, namespace string, of *semmoev1.HardwareReference) (ResolvedProfile, error) {
 	switch {
 	case of == nil:
-		return Chosen{}, nil
+		return ResolvedProfile{}, nil
 	case of.ConfigMap == nil:
 		profile, err := BuiltIn(of)
-		return Chosen{Profile: profile}, err
+		return ResolvedProfile{Profile: profile}, err
 	}
 	name, key := of.ConfigMap.Name, of.ConfigMap.Key
 	configMap := &corev1.ConfigMap{}
 	switch found, err := owned.FindLive(ctx, reader, client.ObjectKey{Namespace: namespace, Name: name}, configMap); {
 	case err != nil:
-		return Chosen{}, fmt.Errorf("failed to get ConfigMap %s: %w", name, err)
+		return ResolvedProfile{}, fmt.Errorf("failed to get ConfigMap %s: %w", name, err)
 	case !found:
-		return Chosen{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it with the output of semmoe fit under the key %q", name, namespace, key)
+		return ResolvedProfile{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it with the output of semmoe fit under the key %q", name, namespace, key)
 	}
 	text, has := configMap.Data[key]
 	if !has {
-		return Chosen{}, faultf(NotFound, "configMap.key: ConfigMap %s has no key %q; it has %s", name, key, keysOf(configMap))
+		return ResolvedProfile{}, faultf(NotFound, "configMap.key: ConfigMap %s has no key %q; it has %s", name, key, keysOf(configMap))
 	}
 	profile, err := parse(name, []byte(text))
 	if err != nil {
-		return Chosen{}, faultf(Invalid, "configMap: key %q of ConfigMap %s is neither a hardware profile nor a calibration: %v", key, name, err)
+		return ResolvedProfile{}, faultf(Invalid, "configMap: key %q of ConfigMap %s is neither a hardware profile nor a calibration: %v", key, name, err)
 	}
 	sum := sha256.Sum256([]byte(text))
-	return Chosen{Profile: profile, Digest: hex.EncodeToString(sum[:])}, nil
+	return ResolvedProfile{Profile: profile, Digest: hex.EncodeToString(sum[:])}, nil
 }
 
 // BuiltIn returns the built-in profile of a reference. It returns nil for a nil reference, a ConfigMap, or the
@@ -92,9 +92,9 @@ func BuiltIn(of *semmoev1.HardwareReference) (*hardware.Profile, error) {
 	return profile, nil
 }
 
-// Named returns the reference for the spec of a plan. It returns nil for the operator's default profile, with or
+// ReferenceForPlan returns the reference for the spec of a plan. It returns nil for the operator's default profile, with or
 // without a name.
-func Named(of *semmoev1.HardwareReference) *semmoev1.HardwareReference {
+func ReferenceForPlan(of *semmoev1.HardwareReference) *semmoev1.HardwareReference {
 	if of != nil && of.ConfigMap == nil && of.BuiltIn == hardware.Default {
 		return nil
 	}

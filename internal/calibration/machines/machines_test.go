@@ -68,11 +68,11 @@ func TestReadOwn(t *testing.T) {
 
 func TestReadBuiltIn(t *testing.T) {
 	for name, of := range map[string]*semmoev1.HardwareReference{"none": nil, "the default": {BuiltIn: hardware.Default}} {
-		if chosen, err := Read(t.Context(), reader(t), "n", of); err != nil || chosen != (Chosen{}) || Named(of) != nil {
-			t.Errorf("%s: %+v, %v, named %+v", name, chosen, err, Named(of))
+		if chosen, err := Read(t.Context(), reader(t), "n", of); err != nil || chosen != (ResolvedProfile{}) || ReferenceForPlan(of) != nil {
+			t.Errorf("%s: %+v, %v, named %+v", name, chosen, err, ReferenceForPlan(of))
 		}
 	}
-	if of := inConfigMap("hardware.json"); Named(of) != of {
+	if of := inConfigMap("hardware.json"); ReferenceForPlan(of) != of {
 		t.Error("Named changed the reference to a ConfigMap")
 	}
 }
@@ -95,7 +95,7 @@ func TestReadInvalidReferences(t *testing.T) {
 		`all_to_all has 0 measurements; at least`: {inConfigMap("few"), Invalid},
 	} {
 		_, err := Read(t.Context(), reader(t), "n", test.of)
-		if fault := IsFault(err); fault == nil || !strings.Contains(err.Error(), want) || fault.Reason != test.reason {
+		if fault := AsProfileError(err); fault == nil || !strings.Contains(err.Error(), want) || fault.Reason != test.reason {
 			t.Errorf("error %v (%+v), want %s with %q", err, fault, test.reason, want)
 		}
 	}
@@ -109,7 +109,7 @@ func TestReadWithoutServer(t *testing.T) {
 			return away
 		},
 	}).Build()
-	if _, err := Read(t.Context(), r, "n", inConfigMap("hardware.json")); !errors.Is(err, away) || IsFault(err) != nil {
+	if _, err := Read(t.Context(), r, "n", inConfigMap("hardware.json")); !errors.Is(err, away) || AsProfileError(err) != nil {
 		t.Errorf("error %v", err)
 	}
 }

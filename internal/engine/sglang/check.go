@@ -109,7 +109,7 @@ func checkMap(s engine.Situation, name string, allToAll bool, verdict *engine.Su
 		verdict.Refuse("QuantizedScales", "SGLang loads the scales of a checkpoint quantised by %s in the default order of experts, regardless of the map: use %s", s.Quantization, engine.ReshuffledWeights)
 		return
 	case slices.Contains(mapIgnoringFamilies, s.Family):
-		verdict.Warn(engine.ReasonMapWithoutEffect, "The checked releases of SGLang load the experts of %s models in the default order, regardless of the map: outputs are correct, but locality does not improve. Use %s", s.Family, engine.ReshuffledWeights)
+		verdict.Warn(engine.ReasonExpertMapWithoutEffect, "The checked releases of SGLang load the experts of %s models in the default order, regardless of the map: outputs are correct, but locality does not improve. Use %s", s.Family, engine.ReshuffledWeights)
 		return
 	}
 	if s.Launch.RedundantExperts > 0 && !allToAll {
@@ -119,7 +119,7 @@ func checkMap(s engine.Situation, name string, allToAll bool, verdict *engine.Su
 		checkDispatch(s, name, allToAll, verdict)
 	}
 	if algorithm, _ := engine.FlagValue(s.UserArgs, "--speculative-algorithm"); usesDraftModel(algorithm) {
-		verdict.Warn(engine.ReasonDraftExperts, "With --speculative-algorithm %s, SGLang loads the experts of a draft layer by the map of a layer of the model, and may select experts without it. "+
+		verdict.Warn(engine.ReasonDraftModelExperts, "With --speculative-algorithm %s, SGLang loads the experts of a draft layer by the map of a layer of the model, and may select experts without it. "+
 			"Outputs are correct, but sglang:spec_accept_length may drop: compare it, or use %s", algorithm, engine.ReshuffledWeights)
 	}
 }
@@ -127,7 +127,7 @@ func checkMap(s engine.Situation, name string, allToAll bool, verdict *engine.Su
 // checkDispatch refuses a map that is used to load experts but not to select them. For an unknown release, it adds a
 // warning.
 func checkDispatch(s engine.Situation, name string, allToAll bool, verdict *engine.Support) {
-	if s.Release.From(mapAlwaysUsed) || allToAll && usesMap(s.Family, name, s.Release) {
+	if s.Release.AtLeast(mapAlwaysUsed) || allToAll && usesMap(s.Family, name, s.Release) {
 		return
 	}
 	given := "without --moe-a2a-backend"

@@ -27,9 +27,9 @@ func Adapter() engine.Adapter {
 		CountsActivations: true,
 		StepMetrics: &engine.StepMetrics{
 			Steps: "sglang:cuda_graph_passes_total", Tokens: "sglang:realtime_tokens_total", Kind: "mode",
-			Prefill: engine.StepKind{Steps: "prefill_", Tokens: "prefill_compute"},
-			Decode:  engine.StepKind{Steps: "decode_", Tokens: "decode"},
-			Needs:   "add --enable-metrics to spec.engine.args",
+			Prefill:     engine.StepKind{Steps: "prefill_", Tokens: "prefill_compute"},
+			Decode:      engine.StepKind{Steps: "decode_", Tokens: "decode"},
+			Requirement: "add --enable-metrics to spec.engine.args",
 		},
 		RankRoutes: engine.RankRoutes{Field: "routed_dp_rank", InField: []string{"/generate"}, Unpinned: []string{"/v1/responses"}, Reported: "dp_rank"},
 		// The engine reads the header only with --schedule-policy routing-key.
@@ -55,7 +55,7 @@ func Adapter() engine.Adapter {
 		TensorParallelExchange: true,
 		CheckOverlap:           checkOverlap,
 
-		Nodes: &engine.Nodes{WorkersAnswer: true},
+		Nodes: &engine.Nodes{WorkersServeHealth: true},
 		Check: check, CheckStart: checkStart,
 
 		IgnoresTiedEmbeddings: ignoresTiedEmbeddings,

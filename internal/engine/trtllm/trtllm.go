@@ -166,11 +166,11 @@ func checkBackend(all map[string]any, verdict *engine.Support) {
 		return // checkOptions refuses them
 	}
 	if backend, _ := moe["backend"].(string); slices.Contains(backendsWithoutMap, backend) {
-		verdict.Refuse(engine.ReasonMapWithoutEffect, "%s sets moe_config.backend %s: TensorRT-LLM does not support a load balancer with it, or no longer has this backend. Remove the member", engine.OptionsField, backend)
+		verdict.Refuse(engine.ReasonExpertMapWithoutEffect, "%s sets moe_config.backend %s: TensorRT-LLM does not support a load balancer with it, or no longer has this backend. Remove the member", engine.OptionsField, backend)
 	}
 	speculative, _ := all["speculative_config"].(map[string]any)
 	if kind, _ := speculative["decoding_type"].(string); strings.HasPrefix(strings.ToUpper(kind), "MTP") {
-		verdict.Refuse(engine.ReasonDraftExperts, "%s sets speculative_config.decoding_type %s: TensorRT-LLM exits at startup with a KeyError, because the map does not contain the MoE layers of the draft. Remove the member, or serve without a plan", engine.OptionsField, kind)
+		verdict.Refuse(engine.ReasonDraftModelExperts, "%s sets speculative_config.decoding_type %s: TensorRT-LLM exits at startup with a KeyError, because the map does not contain the MoE layers of the draft. Remove the member, or serve without a plan", engine.OptionsField, kind)
 	}
 }
 

@@ -50,7 +50,7 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 			refuse(names[0]+" "+value, "vLLM does not return routed experts with context parallelism")
 		}
 	}
-	if !s.Release.From(v2Capture) {
+	if !s.Release.AtLeast(v2Capture) {
 		return
 	}
 	if _, given := engine.FlagValue(s.UserArgs, "--no-enable-prefix-caching"); given {
@@ -103,7 +103,7 @@ func checkConnectors(s engine.Situation, verdict *engine.Support) {
 	case at >= 0:
 		verdict.Refuse(reasonCapture, field+"the KV connector %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: the engine exits at startup. Remove it, or %s", names[at], adviceCapture)
 		return
-	case !given && !offloads, given && !offloads && members != nil && len(names) == 0, s.Release.From(v2Capture):
+	case !given && !offloads, given && !offloads && members != nil && len(names) == 0, s.Release.AtLeast(v2Capture):
 		return // no connector, or an allowed one
 	}
 	what, why := "--kv-offloading-size", "the engine starts, and returns routed experts of other requests"

@@ -22,7 +22,7 @@ func Adapter() engine.Adapter {
 		HealthPath: "/health",
 		RoutedExperts: engine.RoutedExperts{
 			// The OpenAI routes ignore unknown members.
-			RequestField: "return_routed_experts", Unasked: true, UnstreamedOnly: true,
+			RequestField: "return_routed_experts", Unrequested: true, NonStreamingOnly: true,
 			StartField:    "routed_experts_prompt_start",
 			ResponsePaths: [][]string{{"choices", "routed_experts"}},
 			Decode:        decodeRoutedExperts,
@@ -31,7 +31,7 @@ func Adapter() engine.Adapter {
 		Generation: engine.Generation{TokenizePath: "/tokenize", Path: "/v1/completions", Body: completionBody, Answer: readCompletion},
 		// With the plug-in of integrations/vllm.
 		CountsActivations: true,
-		StepMetrics:       &engine.StepMetrics{Histogram: "vllm:iteration_tokens_total", Running: "vllm:num_requests_running", OneServer: "process_start_time_seconds", Needs: "remove --disable-log-stats from spec.engine.args"},
+		StepMetrics:       &engine.StepMetrics{Histogram: "vllm:iteration_tokens_total", Running: "vllm:num_requests_running", OneServer: "process_start_time_seconds", Requirement: "remove --disable-log-stats from spec.engine.args"},
 		Flags:             Flags,
 		Nodes:             &engine.Nodes{AttentionDP: true},
 		Check:             check,

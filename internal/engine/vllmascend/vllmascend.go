@@ -56,7 +56,7 @@ func check(s engine.Situation, verdict *engine.Support) {
 		verdict.Warn("MapNeedsV1Runner", "%s is set in the engine's environment: with the V2 model runner, vllm-ascend up to 0.25.1 reads no expert map, and later releases exit at startup. Set it to 0, or use %s", vllm.RunnerVariable, engine.ReshuffledWeights)
 	}
 	if flag := vllm.DraftFlag(s.UserArgs); flag != "" {
-		verdict.Warn(engine.ReasonDraftExperts, "spec.engine.args sets %s: vllm-ascend loads the first MoE layer of a draft model in the default order of experts, and exits at startup with a second one. With more than one, use %s", flag, engine.ReshuffledWeights)
+		verdict.Warn(engine.ReasonDraftModelExperts, "spec.engine.args sets %s: vllm-ascend loads the first MoE layer of a draft model in the default order of experts, and exits at startup with a second one. With more than one, use %s", flag, engine.ReshuffledWeights)
 	}
 }
 

@@ -340,7 +340,7 @@ func (o Objects) revision(kind string, workload metav1.Object, template *corev1.
 				}
 			}
 		}
-		p.Ready = p.Ready && podgroup.Whole(pod, all)
+		p.Ready = p.Ready && podgroup.AllReady(pod, all)
 		if p.Ready {
 			r.Replicas.Ready++
 		}

@@ -108,9 +108,9 @@ func digestOf(content []byte) artifact.Digest {
 	return digest
 }
 
-// Fits returns the reason for which an engine with this number of ranks must not serve a model with the plan, or nil.
+// CheckModel returns the reason for which an engine with this number of ranks must not serve a model with the plan, or nil.
 // modelDigest is the model that the plan must be made for.
-func (m *Mounted) Fits(model checkpoint.Report, modelDigest string, ranks int) error {
+func (m *Mounted) CheckModel(model checkpoint.Report, modelDigest string, ranks int) error {
 	p := &m.Placement
 	var layers []int
 	for _, layer := range p.Layers {

@@ -62,7 +62,7 @@ func TestCheck(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := m.Fits(model(), model().ModelDigest, 4); err != nil {
+				if err := m.CheckModel(model(), model().ModelDigest, 4); err != nil {
 					t.Error(err)
 				}
 				return
@@ -123,13 +123,13 @@ func TestFits(t *testing.T) {
 			if test.ranks != 0 {
 				ranks = test.ranks
 			}
-			if err := m.Fits(report, digest, ranks); err == nil || !strings.Contains(err.Error(), test.want) {
+			if err := m.CheckModel(report, digest, ranks); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v does not contain %q", err, test.want)
 			}
 		})
 	}
 	m.Manifest.ModelDigest = ""
-	if err := m.Fits(model(), "", 4); err == nil || !strings.Contains(err.Error(), "its routing trace has no model_digest") {
+	if err := m.CheckModel(model(), "", 4); err == nil || !strings.Contains(err.Error(), "its routing trace has no model_digest") {
 		t.Errorf("plan without a model digest: error = %v", err)
 	}
 }

@@ -54,8 +54,8 @@ func Fetch(ctx context.Context, client *artifact.Client, namespace, planDigest, 
 	return errors.Join(syncFile(filepath.Dir(filepath.Clean(dir))), os.RemoveAll(old))
 }
 
-// Holds reports whether a directory contains a complete plan, so that Fetch needs no store.
-func Holds(dir, planDigest string) bool { return whole(dir, planDigest) == nil }
+// IsComplete reports whether a directory contains a complete plan, so that Fetch needs no store.
+func IsComplete(dir, planDigest string) bool { return whole(dir, planDigest) == nil }
 
 // download fills a directory and verifies the plan in it.
 func download(ctx context.Context, client *artifact.Client, scope artifact.Scope, l list, text []byte, dir string) error {

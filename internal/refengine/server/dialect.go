@@ -100,7 +100,7 @@ func FindDialect(name string) (Dialect, error) {
 
 // from reports whether the release of the dialect is at least the given release.
 func (d Dialect) from(minor, patch int) bool {
-	return d.Release.From(engine.Release{Major: d.Release.Major, Minor: minor, Patch: patch})
+	return d.Release.AtLeast(engine.Release{Major: d.Release.Major, Minor: minor, Patch: patch})
 }
 
 // noRoute returns the error for an unknown route or method.

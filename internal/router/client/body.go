@@ -73,7 +73,7 @@ const maxPreallocated = 64 << 10
 // other requests need the memory of a large incomplete body, interrupt is called; it must end the blocked Read.
 func Read(memory *httpserver.Memory, from io.Reader, length, largest int64, interrupt func()) (*Body, error) {
 	body := &Body{share: memory.Open(interrupt)}
-	if !memory.HasRoom(length) {
+	if !memory.Fits(length) {
 		return nil, fmt.Errorf("%w: all requests may take %d bytes", ErrNoMemory, memory.Max)
 	}
 	var err error

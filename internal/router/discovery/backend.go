@@ -96,7 +96,7 @@ func Backends(pods []*corev1.Pod) []Backend {
 	var backends []Backend
 	replicas := podgroup.ByReplica(pods)
 	for _, pod := range pods {
-		if backend, ok := backendOf(pod); ok && podgroup.Whole(pod, replicas(pod)) {
+		if backend, ok := backendOf(pod); ok && podgroup.AllReady(pod, replicas(pod)) {
 			backends = append(backends, backend)
 		}
 	}
@@ -109,9 +109,9 @@ func Backends(pods []*corev1.Pod) []Backend {
 func Pinnable(backends []Backend, other *engine.Adapter) []Backend {
 	pinnable := slices.Clone(backends)
 	for i := range pinnable {
-		if b := &pinnable[i]; !b.Adapter(other).Pins() {
+		if b := &pinnable[i]; !b.Adapter(other).CanPinRank() {
 			b.Width, b.Ranks, b.RankAddresses, b.PlanDigest = max(b.Width, b.Ranks), 0, nil, ""
-			b.Permuted = b.Permuted && b.Adapter(other).TellsExperts() // the order of the experts shows only in reported experts
+			b.Permuted = b.Permuted && b.Adapter(other).ReportsRoutedExperts() // the order of the experts shows only in reported experts
 		}
 	}
 	return pinnable

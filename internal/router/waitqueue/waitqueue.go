@@ -15,7 +15,7 @@ type Queue[Known any] struct {
 	waiting []*Entry[Known]
 	from    int
 	// pace measures the arrival rate. last is the time of the latest arrival.
-	pace dispatch.Pace
+	pace dispatch.ArrivalRate
 	last time.Time
 	// arrived is the number of arrivals.
 	arrived int
@@ -35,7 +35,7 @@ type Entry[Known any] struct {
 
 // New returns a queue for at most size requests, at least 1, each of which waits at most hold.
 func New[Known any](size int, hold time.Duration) *Queue[Known] {
-	return &Queue[Known]{size: size, pace: dispatch.NewPace(size, hold)}
+	return &Queue[Known]{size: size, pace: dispatch.NewArrivalRate(size, hold)}
 }
 
 // Arrive records an arrival and reports whether the request may wait (see dispatch.Pace). If enough requests have
@@ -45,7 +45,7 @@ func (l *Queue[Known]) Arrive(now time.Time) bool {
 	l.wakeOverdue()
 	after := now.Sub(l.last)
 	l.last = now
-	return l.pace.Come(after)
+	return l.pace.Arrive(after)
 }
 
 // Enqueue appends an entry to the queue, unless it is already in it; the entry leaves any other queue. If the queue is

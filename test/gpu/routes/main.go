@@ -221,13 +221,13 @@ func (o *options) addRanks(ctx context.Context, f *file, t *trace.Trace, batches
 	f.addPlan(solved.Plan, o.layers)
 	for _, b := range batches {
 		for _, by := range []solver.Forecast{solver.Table, solver.Prefill} {
-			dealt, err := solved.Plan.DealBatch(ctx, t, by, b.positions)
+			dealt, err := solved.Plan.AssignBatch(ctx, t, by, b.positions)
 			if err != nil {
 				return err
 			}
 			f.addDealt(ranks, b, string(by), dealt, o.layers)
 		}
-		dealt, err := solved.Plan.DealBatchByRoutes(ctx, t, b.positions)
+		dealt, err := solved.Plan.AssignBatchByRoutes(ctx, t, b.positions)
 		if err != nil {
 			return err
 		}
@@ -240,7 +240,7 @@ func (o *options) addRanks(ctx context.Context, f *file, t *trace.Trace, batches
 		}
 		f.addSlots(solved.Plan, o.layers, "."+by.method)
 		for _, b := range batches {
-			dealt, err := solved.Plan.DealBatch(ctx, t, solver.Table, b.positions)
+			dealt, err := solved.Plan.AssignBatch(ctx, t, solver.Table, b.positions)
 			if err != nil {
 				return err
 			}

@@ -339,6 +339,9 @@ type search struct {
 	occurrences *affinity.Occurrences
 	// keep is the number of ranks that a table stores per token, if above the default.
 	keep int
+	// unused is the table of a plan that is no longer used. A table can be most of the memory of a solve; only one exists
+	// at a time.
+	unused *affinity.TokenTable
 	// solvedBaselines caches the placements of timedBaselines.
 	solvedBaselines []*placement.Placement
 	// solvedWithoutCopies caches the candidates of a search by time without copies of experts.
@@ -512,7 +515,9 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		plan.Ranks.Spread(s.options.messages())
 		return plan, nil
 	}
-	plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, max(s.options.best(), s.keep), estimator)
+	unused := cmp.Or(s.unused, new(affinity.TokenTable))
+	s.unused = nil
+	plan.Tokens = unused.Rebuild(s.tokens, hosts, p.Ranks, max(s.options.best(), s.keep), estimator)
 	var err error
 	if plan.Transitions, err = affinity.CountRankTransitions(ctx, s.trace, s.train, hosts, p.Ranks); err != nil {
 		return nil, err

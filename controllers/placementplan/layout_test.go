@@ -111,10 +111,10 @@ func TestDriftTestKeepsTheLoadLimit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.complete(w.newProfile("tiny"), traceFile(t))
-	_, found := w.solved(w.newPlan("limited", "tiny", func(p *semmoev1.PlacementPlan) {
+	found := w.plan(w.wait(w.newPlan("limited", "tiny", func(p *semmoev1.PlacementPlan) {
 		p.Spec.TokenLoadLimitPercent = ptr.To[int32](105)
 		p.Spec.Solver.TrainPercent = 20 // leaves enough requests for a drift test
-	}))
+	}), semmoev1.ConditionProgressing, metav1.ConditionFalse, "Complete"))
 	recorded, err := trace.Open(t.Context(), tinyTrace)
 	if err != nil {
 		t.Fatal(err)

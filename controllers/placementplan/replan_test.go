@@ -156,7 +156,7 @@ func TestReplanFromCounts(t *testing.T) {
 		p.Spec.MinimumGainPercent = ptr.To[int32](0)
 	}
 	next := w.newPlan("next", "live", replan)
-	next = w.wait(next, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "counts do not tell")
+	next = w.wait(next, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "counts do not show")
 	if next.Status.Tier != semmoev1.TierTables || next.Status.Verdict != semmoev1.VerdictGain || next.Status.Forecast != nil || next.Status.Comparison.Requests != 0 {
 		t.Errorf("tier %q, verdict %s, forecast %+v, comparison %+v", next.Status.Tier, next.Status.Verdict, next.Status.Forecast, next.Status.Comparison)
 	}

@@ -196,7 +196,7 @@ func TestReadRefuses(t *testing.T) {
 		"no seed":           {set("seed", -1), "seed"},
 		"other attention":   {set("attention", "tp"), "token_rank"},
 		"no attention":      {set("attention", "both"), "token_rank"},
-		"unknown forecast":  {set("forecast", "oracle"), `forecast "oracle" is not available`},
+		"unknown forecast":  {set("forecast", "oracle"), `forecast "oracle" is unknown`},
 		"unknown algorithm": {set("algorithm", "magic"), `algorithm "magic" is unknown`},
 		"few layers":        {set("hidden_layers", 3), "hidden_layers is 3"},
 		"other vocabulary":  {set("vocab_size", 7), "has shape [200 4]"},

@@ -533,7 +533,7 @@ func TestCopies(t *testing.T) {
 		t.Error(problem)
 	}
 	in.Plan.Copies = &solver.Copies{MemoryBytes: 2e8, ExpertBytes: 1e8, Layers: 4, Points: in.Plan.Copies.Points[:0]}
-	if page := string(rendered(t, built(t, in))); !strings.Contains(page, "no room for an expert of each of the 4 layers") || strings.Contains(page, "Figures by number of copies") {
+	if page := string(rendered(t, built(t, in))); !strings.Contains(page, "too small for one expert in each of the 4 layers") || strings.Contains(page, "Figures by number of copies") {
 		t.Error("the page of a plan without memory for copies lacks the reason, or has a table")
 	}
 }

@@ -138,8 +138,8 @@ func checkDispatch(s engine.Situation, name string, allToAll bool, verdict *engi
 	if s.Family != "" {
 		models = fmt.Sprintf("models of type %s", s.Family)
 	}
-	wrong := fmt.Sprintf("SGLang before %s loads the experts of %s by the map and selects experts without it, %s: outputs are wrong (sgl-project/sglang#36861). %s, or use %s",
-		mapAlwaysUsed, models, given, adviceDeepEP, engine.ReshuffledWeights)
+	wrong := fmt.Sprintf("SGLang before %s loads the experts of %s by the map and selects experts without it, %s: outputs are wrong (sgl-project/sglang#36861). Use %s, or an all-to-all backend. %s",
+		mapAlwaysUsed, models, given, engine.ReshuffledWeights, adviceDeepEP)
 	if !s.Release.Known() {
 		verdict.Warn(engine.ReasonUnprovenMap, "The release of SGLang is unknown until a pod reports it. %s", wrong)
 		return

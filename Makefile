@@ -32,7 +32,7 @@ bin/kubectl-semmoe:
 .PHONY: image
 image: bin/semmoe ## Build the container image dist/semmoe.tar (OCI layout), without docker or a registry
 	@mkdir -p dist
-	go run ./internal/image/cmd/mkimage --binary bin/semmoe --name $(IMAGE) --out dist/semmoe.tar
+	go run ./internal/tools/image/cmd/mkimage --binary bin/semmoe --name $(IMAGE) --out dist/semmoe.tar
 
 .PHONY: generate
 generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engines.md, and the chart and config/ from each other
@@ -71,8 +71,8 @@ verify: ## Fail on unformatted, vetted or generated drift
 	internal/tools/verify.sh
 
 # The packages that parse what clients, engines, checkpoints and users send. Instrumented for coverage, they take most of the time to compile.
-FUZZED := internal/jsonscan internal/router/wire internal/tokenizer internal/tokenizer/pattern internal/npy internal/plan internal/counts \
-	internal/lar internal/lossless internal/checkpoint internal/engine internal/engine/vllm internal/engine/sglang internal/promquery internal/reshuffle solver/trace \
+FUZZED := internal/router/jsonscan internal/router/wire internal/model/tokenizer internal/tokenizer/pattern internal/files/npy internal/plan internal/profile/counts \
+	internal/observation/lar internal/probe internal/model/checkpoint internal/engine internal/engine/vllm internal/engine/sglang internal/observation/promquery internal/model/reshuffle solver/trace \
 	internal/router/picker internal/router/client
 
 .PHONY: fuzz-short

@@ -37,8 +37,8 @@ import (
 	"github.com/semmoe/operator/controllers/storewatch"
 	"github.com/semmoe/operator/controllers/watchmetrics"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/buildinfo"
-	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/internal/httpserver/buildinfo"
+	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
 

@@ -18,9 +18,9 @@ done
 echo "=== 10,000 small layers against enumeration"
 go test -count=1 -timeout 120m ./solver/placement -run 'AutoReachesTheOptimum' -v -args -small-instances 10000
 echo "=== 200 kills during reshuffling"
-go test -count=1 -timeout 30m ./internal/reshuffle -run RandomKills -args -kills 200
+go test -count=1 -timeout 30m ./internal/model/reshuffle -run RandomKills -args -kills 200
 echo "=== 100 kills of processes that share a directory of reshuffled checkpoints"
-go test -count=1 -timeout 30m ./internal/reshuffle -run SharedDirectory -args -kills 100
+go test -count=1 -timeout 30m ./internal/model/reshuffle -run SharedDirectory -args -kills 100
 echo "=== the sampled local activation rate of 2,800 requests against the engine's"
 go test -count=1 -timeout 30m ./internal/router -run SampledRate -v -args -sampled-requests 2800
 echo "=== 10,000 random placements under every kind of constraint"

@@ -14,7 +14,7 @@ import (
 	admissionac "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/semmoe/operator/internal/authority"
+	"github.com/semmoe/operator/internal/certs"
 )
 
 const (
@@ -36,7 +36,7 @@ type Certificates struct {
 	// trusts it.
 	secret        types.NamespacedName
 	configuration string
-	issuer        *authority.Issuer
+	issuer        *certs.Issuer
 	period        time.Duration
 	now           func() time.Time
 }
@@ -44,7 +44,7 @@ type Certificates struct {
 // NewCertificates returns Certificates for the names and addresses at which the API server reaches the webhook server.
 // secret is the Secret that stores the authority. configuration is the name of the ValidatingWebhookConfiguration.
 func NewCertificates(clients kubernetes.Interface, secret types.NamespacedName, configuration string, hosts ...string) *Certificates {
-	return &Certificates{clients: clients, secret: secret, configuration: configuration, issuer: authority.NewIssuer(hosts...), period: keepPeriod, now: time.Now}
+	return &Certificates{clients: clients, secret: secret, configuration: configuration, issuer: certs.NewIssuer(hosts...), period: keepPeriod, now: time.Now}
 }
 
 // TLS configures a webhook server to use the certificate.
@@ -76,7 +76,7 @@ func (c *Certificates) Start(ctx context.Context) error {
 
 // keep renews the authority when it is due, and publishes the new authority before it is used.
 func (c *Certificates) keep(ctx context.Context) error {
-	own, err := authority.Renew(ctx, c.clients, c.secret, authoritySubject, c.now())
+	own, err := certs.Renew(ctx, c.clients, c.secret, authoritySubject, c.now())
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/internal/observation/promquery"
 )
 
 // Add registers the webhooks with the webhook server of a manager. Every manager serves them, leader or not. hosts are

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/semmoe/operator/internal/calibration"
-	"github.com/semmoe/operator/internal/regularfile"
-	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/internal/files/atomicfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 )
 
 // calibrateFlags are the flags of semmoe calibrate.
@@ -138,7 +138,7 @@ func runCalibrate(ctx context.Context, flags calibrateFlags, in io.Reader, out, 
 		return printManifest(flags.spec, out)
 	}
 	if flags.out != "" {
-		if err := wholefile.Check(flags.out); err != nil {
+		if err := atomicfile.Check(flags.out); err != nil {
 			return usageErrorf("--out: %w", err)
 		}
 	}
@@ -170,7 +170,7 @@ func runCalibrate(ctx context.Context, flags calibrateFlags, in io.Reader, out, 
 // unavailable cluster does not lose the measurement.
 func (flags calibrateFlags) write(ctx context.Context, cluster *calibration.Cluster, result *calibration.Result) (places []string, err error) {
 	if flags.out != "" {
-		if err := wholefile.WriteBytes(flags.out, 0o644, append(result.JSON[:len(result.JSON):len(result.JSON)], '\n')); err != nil {
+		if err := atomicfile.WriteBytes(flags.out, 0o644, append(result.JSON[:len(result.JSON):len(result.JSON)], '\n')); err != nil {
 			return nil, err
 		}
 		places = append(places, flags.out)

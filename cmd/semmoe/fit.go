@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/semmoe/operator/internal/regularfile"
-	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/internal/files/atomicfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
@@ -44,7 +44,7 @@ func newFitCommand() *cobra.Command {
 			case !(memory >= 0) || math.IsInf(memory*(1<<30), 1):
 				return usageErrorf("--memory-gib is %v; it must be above 0 and finite, or 0 for the measured value", memory)
 			}
-			if err := wholefile.Check(out); err != nil {
+			if err := atomicfile.Check(out); err != nil {
 				return usageErrorf("--out: %w", err)
 			}
 			return fit(cmd.OutOrStdout(), measurements, name, memory, out)
@@ -79,7 +79,7 @@ func fit(stdout io.Writer, measurements, name string, memoryGiB float64, out str
 	if text, err = json.MarshalIndent(p, "", "  "); err != nil {
 		return err
 	}
-	if err := wholefile.WriteBytes(out, 0o644, append(text, '\n')); err != nil {
+	if err := atomicfile.WriteBytes(out, 0o644, append(text, '\n')); err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
 	if err := printFits(stdout, p); err != nil {

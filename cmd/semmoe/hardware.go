@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )

@@ -12,11 +12,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/sglang"
-	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/files/regularfile"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/inspection"
 	"github.com/semmoe/operator/internal/profile"
-	"github.com/semmoe/operator/internal/regularfile"
 )
 
 const (

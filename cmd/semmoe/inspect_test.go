@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/inspection"
 )
 
 const tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/files/atomicfile"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/refengine/lookahead"
 	"github.com/semmoe/operator/internal/refengine/model"
-	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -79,7 +79,7 @@ func (f *lookAheadFlags) run(ctx context.Context, stderr io.Writer) (*lookAheadR
 	if f.threads < 1 {
 		return nil, usageErrorf("--threads is %d; it must be at least 1", f.threads)
 	}
-	if err := wholefile.Check(f.out); err != nil {
+	if err := atomicfile.Check(f.out); err != nil {
 		return nil, usageErrorf("--out: %w", err)
 	}
 	t, err := trace.Open(ctx, f.trace)

@@ -20,8 +20,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
-	"github.com/semmoe/operator/internal/buildinfo"
-	"github.com/semmoe/operator/internal/printable"
+	"github.com/semmoe/operator/internal/httpserver/buildinfo"
+	"github.com/semmoe/operator/internal/kube/printable"
 )
 
 func main() {

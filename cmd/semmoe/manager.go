@@ -20,7 +20,7 @@ import (
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/controllers/retention"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/webhook"
 )

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/semmoe/operator/internal/authority"
+	"github.com/semmoe/operator/internal/certs"
 )
 
 func freeAddress(t *testing.T) string {
@@ -34,7 +34,7 @@ func freeAddress(t *testing.T) string {
 // accept. It ends immediately after a signal.
 func TestManagerServers(t *testing.T) {
 	health, metrics, webhooks := freeAddress(t), freeAddress(t), freeAddress(t)
-	server := newWebhookServer(webhooks, "", func(config *tls.Config) { config.GetCertificate = authority.NewIssuer("localhost").Certificate })
+	server := newWebhookServer(webhooks, "", func(config *tls.Config) { config.GetCertificate = certs.NewIssuer("localhost").Certificate })
 	manager, err := ctrl.NewManager(&rest.Config{Host: "https://" + freeAddress(t)}, ctrl.Options{
 		Metrics: metricsserver.Options{BindAddress: noServer}, HealthProbeBindAddress: noServer, WebhookServer: server,
 	})

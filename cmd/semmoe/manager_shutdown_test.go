@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
-	"github.com/semmoe/operator/internal/authority"
+	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/test/apiserver"
 )
 
@@ -39,7 +39,7 @@ func TestLeadingManagerEnds(t *testing.T) {
 	if _, err := clients.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	issuer, err := authority.Load(t.Context(), clients, types.NamespacedName{Namespace: namespace, Name: "store"}, "store", time.Now())
+	issuer, err := certs.Load(t.Context(), clients, types.NamespacedName{Namespace: namespace, Name: "store"}, "store", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

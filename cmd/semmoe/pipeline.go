@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/regularfile"
-	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/internal/files/atomicfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
@@ -121,7 +121,7 @@ func (f *pipelineFlags) check() error {
 		return usageErrorf("--gantt-layers is %d; allowed is 1 to 16", f.ganttLayers)
 	}
 	if f.gantt != "" {
-		if err := wholefile.Check(f.gantt); err != nil {
+		if err := atomicfile.Check(f.gantt); err != nil {
 			return usageErrorf("--gantt: %w", err)
 		}
 	}
@@ -305,7 +305,7 @@ func (f *pipelineFlags) draw(report *pipelineReport) error {
 	if err != nil {
 		return usageErrorf("--gantt: %w", err)
 	}
-	if err := wholefile.WriteBytes(f.gantt, 0o644, drawing); err != nil {
+	if err := atomicfile.WriteBytes(f.gantt, 0o644, drawing); err != nil {
 		return fmt.Errorf("--gantt: %w", err)
 	}
 	return nil

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/pipeline"
 )

@@ -16,9 +16,9 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/files/atomicfile"
 	"github.com/semmoe/operator/internal/httpserver"
-	"github.com/semmoe/operator/internal/lossless"
-	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/internal/probe"
 )
 
 const (
@@ -80,18 +80,18 @@ func runProbe(ctx context.Context, flags probeFlags) error {
 	if err != nil {
 		return codedError{err, exitInvalidFile}
 	}
-	client := &lossless.Client{Address: flags.baseURL(), Model: flags.model}
+	client := &probe.Client{Address: flags.baseURL(), Model: flags.model}
 	if flags.record {
 		return recordAnswers(ctx, client, flags)
 	}
-	answers, err := lossless.Read(flags.answers)
+	answers, err := probe.Read(flags.answers)
 	if err != nil {
 		return codedError{err, exitInvalidFile}
 	}
 	if flags.check {
-		return differs(lossless.Check(ctx, client, answers, flags.ranks, adapter.RankHeader))
+		return differs(probe.Check(ctx, client, answers, flags.ranks, adapter.RankHeader))
 	}
-	probe := lossless.NewProbe(client, adapter.HealthPath, answers, flags.ranks, adapter.RankHeader)
+	probe := probe.NewProbe(client, adapter.HealthPath, answers, flags.ranks, adapter.RankHeader)
 	listener, err := net.Listen("tcp", joinIP(flags.listen))
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
@@ -111,7 +111,7 @@ func runProbe(ctx context.Context, flags probeFlags) error {
 
 // differs adds the exit code to a difference of outputs.
 func differs(err error) error {
-	var difference *lossless.DifferenceError
+	var difference *probe.DifferenceError
 	if errors.As(err, &difference) {
 		return codedError{fmt.Errorf("the outputs differ from those recorded without a plan: %w", err), exitInvalidFile}
 	}
@@ -119,8 +119,8 @@ func differs(err error) error {
 }
 
 // recordAnswers records the current outputs of an engine.
-func recordAnswers(ctx context.Context, client *lossless.Client, flags probeFlags) error {
-	recorded, err := lossless.Record(ctx, client, flags.modelDigest)
+func recordAnswers(ctx context.Context, client *probe.Client, flags probeFlags) error {
+	recorded, err := probe.Record(ctx, client, flags.modelDigest)
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func recordAnswers(ctx context.Context, client *lossless.Client, flags probeFlag
 	if err != nil {
 		return err
 	}
-	return wholefile.WriteBytes(flags.answers, 0o644, text)
+	return atomicfile.WriteBytes(flags.answers, 0o644, text)
 }
 
 // validate checks the flags and returns the adapter of the engine type.

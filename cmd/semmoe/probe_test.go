@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/refengine"
 )
 

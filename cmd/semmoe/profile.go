@@ -19,13 +19,13 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/files/atomicfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/internal/httpserver"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/tokenizer"
 	"github.com/semmoe/operator/internal/profile"
-	"github.com/semmoe/operator/internal/regularfile"
-	"github.com/semmoe/operator/internal/tokenizer"
-	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -155,7 +155,7 @@ func (o *profileOptions) validate(given func(flag string) bool) error {
 		return checkpoint.Invalidf("--trace-tokens is %d; it must be at least --request-tokens plus --new-tokens, %d, because requests are traced whole", o.traceTokens, longest)
 	}
 	if o.out != "" {
-		if err := wholefile.Check(o.out); err != nil {
+		if err := atomicfile.Check(o.out); err != nil {
 			return checkpoint.Invalidf("--out: %v", err)
 		}
 	}
@@ -252,7 +252,7 @@ func profileToFile(out string, record func() (*profile.Profile, error)) (profile
 
 // writeTrace writes a trace to the file of --out.
 func writeTrace(out string, t *trace.Trace) error {
-	err := wholefile.Write(out, 0o644, func(w io.Writer) error { return trace.WriteAs(w, out, t) })
+	err := atomicfile.Write(out, 0o644, func(w io.Writer) error { return trace.WriteAs(w, out, t) })
 	if err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}

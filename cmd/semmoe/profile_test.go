@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/profile"
 )
 

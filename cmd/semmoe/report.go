@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/internal/files/atomicfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/internal/plan"
-	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/internal/report"
-	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/trace"
@@ -70,7 +70,7 @@ func (f *reportFlags) check() error {
 	case f.calibration != "" && f.trace == "":
 		return usageErrorf("--calibration does not apply without --trace: times are modelled from the activations of the trace's requests")
 	}
-	if err := wholefile.Check(f.out); err != nil {
+	if err := atomicfile.Check(f.out); err != nil {
 		return usageErrorf("--out: %w", err)
 	}
 	return nil
@@ -95,7 +95,7 @@ func (f *reportFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if err := report.Render(&page, data); err != nil {
 		return err
 	}
-	if err := wholefile.WriteBytes(f.out, 0o644, page.Bytes()); err != nil {
+	if err := atomicfile.WriteBytes(f.out, 0o644, page.Bytes()); err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
 	_, err = fmt.Fprintln(stdout, data.Summary())

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/reshuffle"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/reshuffle"
 )
 
 // headerMemory is the soft memory limit of the garbage collector: the headers of the largest models need less, and the

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/semmoe/operator/internal/reshuffle"
+	"github.com/semmoe/operator/internal/model/reshuffle"
 )
 
 // runReshuffleCommand returns the exit code, standard output and the error's message.

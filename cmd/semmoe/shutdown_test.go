@@ -21,10 +21,10 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/model/reshuffle/filelock"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/profile"
-	"github.com/semmoe/operator/internal/reshuffle/filelock"
 	"github.com/semmoe/operator/test/load"
 )
 

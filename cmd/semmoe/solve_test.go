@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/plan"
-	"github.com/semmoe/operator/internal/reshuffle"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/plan/bundle"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/solver"

@@ -14,8 +14,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	ctrlwebhook "sigs.k8s.io/controller-runtime/pkg/webhook"
 
-	"github.com/semmoe/operator/internal/promquery"
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
+	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/webhook"
 )
 

@@ -25,11 +25,11 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/inspection"
-	"github.com/semmoe/operator/internal/laststatus"
-	"github.com/semmoe/operator/internal/outcome"
-	"github.com/semmoe/operator/internal/owned"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/result"
+	"github.com/semmoe/operator/internal/kube/statuscache"
+	"github.com/semmoe/operator/internal/model/inspection"
 	recording "github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
@@ -66,7 +66,7 @@ type Reconciler struct {
 
 	// collecting is locked while samples of request routers are in memory.
 	collecting sync.Mutex
-	statuses   laststatus.Memory[semmoev1.AffinityProfileStatus]
+	statuses   statuscache.Memory[semmoev1.AffinityProfileStatus]
 }
 
 // SetupWithManager registers the controller.
@@ -127,8 +127,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(profile, o), now)
 	do := decide(o, now)
 	phases := errors.Join(inspectErr, r.act(ctx, profile, o, do))
-	o.Failure = outcome.PermanentErrorText(phases)
-	after = outcome.ShortestDelay(after, do.After)
+	o.Failure = result.PermanentErrorText(phases)
+	after = result.ShortestDelay(after, do.After)
 
 	failedMounts, err := podhealth.FailedMounts(ctx, r.Events, pods, now)
 	phases = errors.Join(phases, err)
@@ -138,7 +138,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		phases = errors.Join(phases, err)
 	}
 	o.Problem = problem
-	after = outcome.ShortestDelay(after, again)
+	after = result.ShortestDelay(after, again)
 	phases = errors.Join(phases, r.applyStatus(ctx, profile, statusOf(profile, o, now)))
 	return ctrl.Result{RequeueAfter: after}, phases
 }
@@ -294,7 +294,7 @@ func (r *Reconciler) nextInspection(profile *semmoev1.AffinityProfile, o observa
 	}
 	inputs := inputsOf(profile)
 	return func(attempt int) *batchv1.Job {
-		return inspection.Job(profile.Namespace, inspectPrefix(profile), owned.ControllerReference(profile, "AffinityProfile"),
+		return inspection.Job(profile.Namespace, inspectPrefix(profile), ownership.ControllerReference(profile, "AffinityProfile"),
 			labelsOf(profile, semmoev1.ComponentInspect, semmoev1.LabelInputs, inputs.Hash()), inputs, r.Image, r.PullPolicy, attempt)
 	}
 }

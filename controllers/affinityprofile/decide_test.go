@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/owned"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/podhealth"
 )
 
 // TestAttempts checks the action and the conditions for Jobs and pods.
@@ -317,7 +317,7 @@ func TestSpoiled(t *testing.T) {
 	}
 	service := func(component string) client.Object {
 		return &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m", OwnerReferences: owned.ControllerReference(&metav1.ObjectMeta{Name: "m", UID: "uid"}, "MoEDeployment")},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m", OwnerReferences: ownership.ControllerReference(&metav1.ObjectMeta{Name: "m", UID: "uid"}, "MoEDeployment")},
 			Spec:       corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: component}},
 		}
 	}
@@ -326,7 +326,7 @@ func TestSpoiled(t *testing.T) {
 	toRouter, toEngines := service(semmoev1.ComponentRouter), service(semmoev1.ComponentEngine)
 	foreign, another := service(semmoev1.ComponentRouter), service(semmoev1.ComponentRouter)
 	foreign.SetOwnerReferences(nil)
-	another.SetOwnerReferences(owned.ControllerReference(&metav1.ObjectMeta{Name: "another", UID: "other"}, "MoEDeployment"))
+	another.SetOwnerReferences(ownership.ControllerReference(&metav1.ObjectMeta{Name: "another", UID: "other"}, "MoEDeployment"))
 	for name, tc := range map[string]struct {
 		mode    semmoev1.RoutingMode
 		model   string

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/inspection"
 	recording "github.com/semmoe/operator/internal/profile"
 )
 

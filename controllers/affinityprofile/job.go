@@ -16,12 +16,12 @@ import (
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/inspection"
-	"github.com/semmoe/operator/internal/jobstate"
-	"github.com/semmoe/operator/internal/overlay"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/jobstate"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/podsecurity"
+	"github.com/semmoe/operator/internal/kube/podtemplate"
+	"github.com/semmoe/operator/internal/model/inspection"
 	recording "github.com/semmoe/operator/internal/profile"
-	"github.com/semmoe/operator/internal/restricted"
 )
 
 const (
@@ -116,7 +116,7 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 			EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory},
 		}})
 	}
-	template, err := overlay.Merge(ours, asSidecars(profile.Spec.Template, dedicated))
+	template, err := podtemplate.Merge(ours, asSidecars(profile.Spec.Template, dedicated))
 	if err != nil {
 		return nil, fmt.Errorf("failed to merge spec.template: %w", err)
 	}
@@ -127,7 +127,7 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 			Namespace:       profile.Namespace,
 			Name:            jobName(to.ID, attempt),
 			Labels:          labels,
-			OwnerReferences: owned.ControllerReference(profile, "AffinityProfile"),
+			OwnerReferences: ownership.ControllerReference(profile, "AffinityProfile"),
 		},
 		Spec: batchv1.JobSpec{
 			BackoffLimit:     ptr.To[int32](0),
@@ -160,8 +160,8 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 	} else {
 		args = append(args, fmt.Sprintf("--endpoint=http://%s.%s.svc:%d", profile.Spec.DeploymentRef.Name, profile.Namespace, semmoev1.ServicePort))
 	}
-	security := restricted.Container()
-	pod := restricted.Pod() // the engine in the same pod may be unrestricted
+	security := podsecurity.Container()
+	pod := podsecurity.Pod() // the engine in the same pod may be unrestricted
 	security.RunAsNonRoot, security.RunAsUser, security.SeccompProfile = pod.RunAsNonRoot, pod.RunAsUser, pod.SeccompProfile
 	return corev1.Container{
 		Name:                     profileContainer,

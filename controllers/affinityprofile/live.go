@@ -22,11 +22,11 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/counts"
-	"github.com/semmoe/operator/internal/outcome"
-	"github.com/semmoe/operator/internal/podhealth"
-	"github.com/semmoe/operator/internal/printable"
+	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/kube/result"
 	recording "github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/profile/counts"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/solver/trace"
@@ -106,7 +106,7 @@ func (r *Reconciler) reconcileLive(ctx context.Context, profile *semmoev1.Affini
 	if o.Invalid == nil {
 		after, err = r.makeLive(ctx, profile, &o)
 	}
-	o.Failure = outcome.PermanentErrorText(err)
+	o.Failure = result.PermanentErrorText(err)
 	err = errors.Join(err, r.applyStatus(ctx, profile, statusOf(profile, o, r.Now())))
 	return ctrl.Result{RequeueAfter: after}, err
 }

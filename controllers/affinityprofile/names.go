@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 
 // labelsOf returns the labels of the objects of one component of a profile.
 func labelsOf(profile *semmoev1.AffinityProfile, component string, more ...string) map[string]string {
-	return owned.Labels(component, profile.Name, append(more, semmoev1.LabelProfile, profile.Name)...)
+	return ownership.Labels(component, profile.Name, append(more, semmoev1.LabelProfile, profile.Name)...)
 }
 
 // inspectPrefix returns the prefix of the names of a profile's inspection Jobs. Long names are truncated and end in a
@@ -32,7 +32,7 @@ func labelsOf(profile *semmoev1.AffinityProfile, component string, more ...strin
 func inspectPrefix(profile *semmoev1.AffinityProfile) string {
 	name := profile.Name
 	if len(name) > longestPrefix {
-		name = name[:longestPrefix-9] + "-" + owned.ShortHash(profile.Name, 8)
+		name = name[:longestPrefix-9] + "-" + ownership.ShortHash(profile.Name, 8)
 	}
 	return name + "-inspect"
 }

@@ -16,7 +16,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/printable"
+	"github.com/semmoe/operator/internal/kube/printable"
 	recording "github.com/semmoe/operator/internal/profile"
 )
 

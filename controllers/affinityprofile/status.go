@@ -14,9 +14,9 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
-	"github.com/semmoe/operator/internal/conditions"
-	"github.com/semmoe/operator/internal/jobstate"
-	"github.com/semmoe/operator/internal/transition"
+	"github.com/semmoe/operator/internal/kube/conditionevents"
+	"github.com/semmoe/operator/internal/kube/conditions"
+	"github.com/semmoe/operator/internal/kube/jobstate"
 )
 
 // statusOf returns the status for an observation. It reads the previous status only to keep transition times, and to
@@ -164,7 +164,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, profile *semmoev1.Affinity
 		return ptr.Deref(intent.ResourceVersion, ""), err
 	})
 	if wrote {
-		transition.NewEventRecorder(r.Recorder, profile, nil).RecordSteps(profile.Status.Conditions, status.Conditions)
+		conditionevents.NewEventRecorder(r.Recorder, profile, nil).RecordSteps(profile.Status.Conditions, status.Conditions)
 	}
 	return err
 }

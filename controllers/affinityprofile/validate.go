@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/overlay"
+	"github.com/semmoe/operator/internal/kube/podtemplate"
 )
 
 // invalidError is an error in the spec that only its author can fix. reason is the condition reason.
@@ -47,7 +47,7 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	// options must not invalidate the result.
 	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated && profile.Status.Result == nil {
 		situation := engine.Situation{Release: adapter.ImageRelease(profile.Spec.Engine.Image), Launch: launch(profile), UserArgs: profile.Spec.Engine.Args}
-		ofTemplate := overlay.Env(profile.Spec.Template, semmoev1.EngineContainer)
+		ofTemplate := podtemplate.Env(profile.Spec.Template, semmoev1.EngineContainer)
 		for _, variable := range slices.Concat(profile.Spec.Engine.Env, ofTemplate) {
 			situation.UserEnv = append(situation.UserEnv, variable.Name)
 		}
@@ -70,7 +70,7 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	if profile.Status.Result != nil {
 		return nil
 	}
-	if err := overlay.Check("spec.template", profile.Spec.Template, reserved()); err != nil {
+	if err := podtemplate.Check("spec.template", profile.Spec.Template, reserved()); err != nil {
 		return invalidf("InvalidTemplate", "%v", err)
 	}
 	return nil
@@ -85,9 +85,9 @@ func validateLive(profile *semmoev1.AffinityProfile) *invalidError {
 }
 
 // reserved returns the names that the operator reserves in the pods of profiling Jobs.
-func reserved() overlay.Reserved {
+func reserved() podtemplate.Reserved {
 	token := access.TokenVolume().Name
-	return overlay.Reserved{
+	return podtemplate.Reserved{
 		Engine: semmoev1.EngineContainer, Managed: []string{profileContainer},
 		Volumes: map[string]string{
 			modelVolume: "the volume of spec.model.volume", temporaryVolume: "temporary files of the profile", semmoev1.DatasetVolume: "the data set",

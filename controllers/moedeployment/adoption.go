@@ -14,7 +14,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles,verbs=patch
@@ -27,7 +27,7 @@ func (r *Reconciler) adopt(ctx context.Context, moed *semmoev1.MoEDeployment) (b
 	if r.groups.isKnown() {
 		lists = append(lists, &leaderworkersetv1.LeaderWorkerSetList{})
 	}
-	labels := client.MatchingLabels(owned.OperatorLabels())
+	labels := client.MatchingLabels(ownership.OperatorLabels())
 	labels[semmoev1.LabelDeployment] = moed.Name
 	var adopted bool
 	var failed error
@@ -36,7 +36,7 @@ func (r *Reconciler) adopt(ctx context.Context, moed *semmoev1.MoEDeployment) (b
 			return adopted, fmt.Errorf("failed to list children: %w", err)
 		}
 		failed = errors.Join(failed, meta.EachListItem(list, func(item runtime.Object) error {
-			wrote, err := owned.Adopt(ctx, r.Client, desired.Manager, moed, "MoEDeployment", item.(client.Object))
+			wrote, err := ownership.Adopt(ctx, r.Client, desired.Manager, moed, "MoEDeployment", item.(client.Object))
 			adopted = adopted || wrote
 			return err
 		}))

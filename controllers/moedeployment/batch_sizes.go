@@ -11,9 +11,9 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/printable"
-	"github.com/semmoe/operator/internal/stepsizes"
+	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/observation/stepsizes"
 	"github.com/semmoe/operator/solver"
 )
 

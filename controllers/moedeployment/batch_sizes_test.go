@@ -13,8 +13,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
-	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/stepsizes"
+	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/observation/stepsizes"
 )
 
 // The status contains the batch sizes of the plan and those that engines report, or why engines report none and what to

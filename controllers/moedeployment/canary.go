@@ -14,8 +14,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/printable"
+	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/rollout"
 )
 

@@ -15,7 +15,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/conditions"
+	"github.com/semmoe/operator/internal/kube/conditions"
 )
 
 // reasonSpecInvalid is the reason of steps that wait for a valid spec.

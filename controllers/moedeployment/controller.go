@@ -38,11 +38,11 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/controllers/storewatch"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/inspection"
-	"github.com/semmoe/operator/internal/laststatus"
-	"github.com/semmoe/operator/internal/outcome"
-	"github.com/semmoe/operator/internal/podhealth"
-	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/result"
+	"github.com/semmoe/operator/internal/kube/statuscache"
+	"github.com/semmoe/operator/internal/model/inspection"
+	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
@@ -94,7 +94,7 @@ type Reconciler struct {
 
 	groups   groupKind
 	releases revisions.Releases
-	statuses laststatus.Memory[semmoev1.MoEDeploymentStatus]
+	statuses statuscache.Memory[semmoev1.MoEDeploymentStatus]
 }
 
 // SetupWithManager registers the controller.
@@ -250,7 +250,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	now := r.Now()
 	o, decideErr := r.decide(ctx, moed, observed, now)
 	actAgain, actErr := r.act(ctx, moed, &o, observed, now)
-	o.Failure = outcome.PermanentErrorText(errors.Join(adoptErr, decideErr, actErr))
+	o.Failure = result.PermanentErrorText(errors.Join(adoptErr, decideErr, actErr))
 	podsAgain, podsErr := r.diagnose(ctx, &o, observed, now)
 
 	status := statusOf(moed, o, now)
@@ -260,7 +260,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err := errors.Join(adoptErr, decideErr, actErr, podsErr, r.applyStatus(ctx, moed, status)); err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{RequeueAfter: outcome.ShortestDelay(actAgain, podsAgain, o.Planning.Again, pollDelay(moed, o))}, nil
+	return ctrl.Result{RequeueAfter: result.ShortestDelay(actAgain, podsAgain, o.Planning.Again, pollDelay(moed, o))}, nil
 }
 
 // forget removes the metrics and the cached status of a deleted object.
@@ -363,7 +363,7 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	if o.Revision != "" {
 		o.Replan, replanErr = r.planner().Replan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, planner.DriftOf(o.Drift, now))
 	}
-	return outcome.ShortestDelay(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
+	return result.ShortestDelay(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
 }
 
 // diagnose determines what prevents pods from serving or from being created. It returns the delay until more can be
@@ -384,11 +384,11 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed chil
 		return routerAgain, mountsErr
 	}
 	if o.Problem, again = podhealth.Find(pods, failedMounts, now); o.Problem != nil {
-		return outcome.ShortestDelay(again, routerAgain), mountsErr
+		return result.ShortestDelay(again, routerAgain), mountsErr
 	}
 	var refusedErr error
 	o.Problem, refusedErr = r.refusedPods(ctx, observed, *o, now)
-	return outcome.ShortestDelay(again, routerAgain), errors.Join(mountsErr, refusedErr)
+	return result.ShortestDelay(again, routerAgain), errors.Join(mountsErr, refusedErr)
 }
 
 // refusedRouter returns why the pods of the request router cannot be created, or nil. The Deployment controller reports
@@ -421,7 +421,7 @@ func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if pollsRouters(moed, o) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
 		traffic = observePeriod
 	}
-	return outcome.ShortestDelay(pool, groups, traffic, hardware)
+	return result.ShortestDelay(pool, groups, traffic, hardware)
 }
 
 // pollsRouters reports whether the controller polls the routers: they sample requests, or a plan is in service (which

@@ -6,8 +6,8 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
-	"github.com/semmoe/operator/internal/inspection"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/model/inspection"
 )
 
 func inspectionInputs(moed *semmoev1.MoEDeployment) inspection.Inputs {
@@ -16,6 +16,6 @@ func inspectionInputs(moed *semmoev1.MoEDeployment) inspection.Inputs {
 
 func inspectionJob(moed *semmoev1.MoEDeployment, image string, pull corev1.PullPolicy, attempt int) *batchv1.Job {
 	inputs := inspectionInputs(moed)
-	return inspection.Job(moed.Namespace, moed.Name+"-inspect", owned.ControllerReference(moed, "MoEDeployment"),
+	return inspection.Job(moed.Namespace, moed.Name+"-inspect", ownership.ControllerReference(moed, "MoEDeployment"),
 		desired.Labels(moed, semmoev1.ComponentInspect, semmoev1.LabelInputs, inputs.Hash()), inputs, image, pull, attempt)
 }

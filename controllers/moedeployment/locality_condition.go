@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/conditions"
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/kube/conditions"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 // assess collects the evidence of drift for the layout in service and evaluates it.

@@ -27,15 +27,15 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/conditions"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/inspection"
-	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/podhealth"
-	"github.com/semmoe/operator/internal/printable"
-	"github.com/semmoe/operator/internal/stepsizes"
-	"github.com/semmoe/operator/internal/transition"
+	"github.com/semmoe/operator/internal/kube/conditionevents"
+	"github.com/semmoe/operator/internal/kube/conditions"
+	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/model/inspection"
+	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/observation/stepsizes"
 )
 
 // observation contains everything that the status is computed from.
@@ -432,8 +432,8 @@ var eventConditions = []string{
 // same reason within some minutes unless the related object differs, so each event relates to the workload of the
 // revision.
 func (r *Reconciler) recordTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
-	events := transition.NewEventRecorder(r.Recorder, moed, workloadReference(moed, status.Revision))
-	for _, c := range transition.Changes(moed.Status.Conditions, status.Conditions, eventConditions...) {
+	events := conditionevents.NewEventRecorder(r.Recorder, moed, workloadReference(moed, status.Revision))
+	for _, c := range conditionevents.Changes(moed.Status.Conditions, status.Conditions, eventConditions...) {
 		kind, holds := c.After.Type, c.Holds()
 		switch kind {
 		case semmoev1.ConditionDegraded, semmoev1.ConditionRolledOut:

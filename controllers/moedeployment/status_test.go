@@ -26,9 +26,9 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/inspection"
-	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/model/inspection"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 func TestStatus(t *testing.T) {

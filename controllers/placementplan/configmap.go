@@ -17,7 +17,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
 )
@@ -37,7 +37,7 @@ func stableConfigMapName(plan *semmoev1.PlacementPlan) string { return plan.Name
 // isStandalone reports whether a plan belongs to no MoEDeployment, whose pods mount plans by digest. A plan that was
 // made for a MoEDeployment and has no owner, for example after a restore, is not standalone: it is about to be adopted.
 func isStandalone(plan *semmoev1.PlacementPlan) bool {
-	return metav1.GetControllerOf(plan) == nil && !owned.IsOperatorManaged(plan)
+	return metav1.GetControllerOf(plan) == nil && !ownership.IsOperatorManaged(plan)
 }
 
 // dataOf returns the content of a plan's ConfigMap. It fails if the engine cannot use the plan.
@@ -56,7 +56,7 @@ func configMap(p *semmoev1.PlacementPlan, name string, s *solved, data map[strin
 	if err != nil {
 		return nil, err
 	}
-	labels := owned.Labels(semmoev1.ComponentPlan, p.Name, semmoev1.LabelPlan, p.Name)
+	labels := ownership.Labels(semmoev1.ComponentPlan, p.Name, semmoev1.LabelPlan, p.Name)
 	if s.Inputs != "" {
 		labels[semmoev1.LabelInputs] = s.Inputs
 	}
@@ -66,7 +66,7 @@ func configMap(p *semmoev1.PlacementPlan, name string, s *solved, data map[strin
 			Name:            name,
 			Labels:          labels,
 			Annotations:     map[string]string{semmoev1.AnnotationPlanDigest: s.PlanDigest, semmoev1.AnnotationReport: string(report)},
-			OwnerReferences: owned.ControllerReference(p, "PlacementPlan"),
+			OwnerReferences: ownership.ControllerReference(p, "PlacementPlan"),
 		},
 		Immutable: ptr.To(true),
 		Data:      data,
@@ -98,7 +98,7 @@ func (r *Reconciler) adopt(ctx context.Context, p *semmoev1.PlacementPlan, confi
 		if solvedOf(configMaps[name]) == nil || len(configMaps[name].OwnerReferences) > 0 {
 			continue
 		}
-		wrote, err := owned.Adopt(ctx, r.Client, manager, p, "PlacementPlan", configMaps[name])
+		wrote, err := ownership.Adopt(ctx, r.Client, manager, p, "PlacementPlan", configMaps[name])
 		adopted, failed = adopted || wrote, errors.Join(failed, err)
 	}
 	return adopted, failed
@@ -121,7 +121,7 @@ func (r *Reconciler) ensureConfigMap(ctx context.Context, p *semmoev1.PlacementP
 			return false, nil // it belongs to a deleted plan of this name, and is about to be deleted or to lose that owner
 		}
 		if found := solvedOf(live); found != nil && found.PlanDigest == s.PlanDigest {
-			if adopted, err := owned.Adopt(ctx, r.Client, manager, p, "PlacementPlan", live); adopted || err != nil {
+			if adopted, err := ownership.Adopt(ctx, r.Client, manager, p, "PlacementPlan", live); adopted || err != nil {
 				return adopted, err
 			}
 		}

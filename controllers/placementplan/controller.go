@@ -26,9 +26,9 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/calibration/machines"
-	"github.com/semmoe/operator/internal/conditions"
-	"github.com/semmoe/operator/internal/laststatus"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/conditions"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/statuscache"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/solver/placement"
 )
@@ -65,7 +65,7 @@ type Reconciler struct {
 	Now func() time.Time
 
 	jobs     *jobs
-	statuses laststatus.Memory[semmoev1.PlacementPlanStatus]
+	statuses statuscache.Memory[semmoev1.PlacementPlanStatus]
 }
 
 // SetupWithManager registers the controller and its jobs. The jobs stop with the manager.
@@ -217,7 +217,7 @@ func (o *observation) hardwareFault(plan *semmoev1.PlacementPlan) *conditions.Fa
 // profile reads an AffinityProfile. It returns nil if the profile does not exist.
 func (r *Reconciler) profile(ctx context.Context, namespace, name string) (*semmoev1.AffinityProfile, error) {
 	profile := &semmoev1.AffinityProfile{}
-	found, err := owned.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: namespace, Name: name}, profile)
+	found, err := ownership.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: namespace, Name: name}, profile)
 	if err != nil {
 		return nil, fmt.Errorf("failed to get AffinityProfile %s: %w", name, err)
 	}

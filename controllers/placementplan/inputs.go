@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
@@ -152,7 +152,7 @@ func copyRule(plan *semmoev1.PlacementPlan) placement.CopyRule {
 }
 
 // ID returns the hash of the inputs. It is the ID of the scope of the solution, and the value of a label.
-func (i *solveInputs) ID() string { return owned.ShortHash(i, 16) }
+func (i *solveInputs) ID() string { return ownership.ShortHash(i, 16) }
 
 // objective returns the objective of the spec, or the default. Without token shuffle the local share is the same under
 // any placement, so the default is then RankDedup.

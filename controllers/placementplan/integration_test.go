@@ -20,7 +20,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/solver/cost/hardware"
@@ -173,7 +173,7 @@ func TestStableConfigMap(t *testing.T) {
 	w.create(foreign)
 	p, taken := w.newPlan("tiny", "tiny"), w.newPlan("taken", "tiny")
 	children := w.newPlan("made", "tiny", func(p *semmoev1.PlacementPlan) {
-		p.OwnerReferences = owned.ControllerReference(&semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "uid"}}, "MoEDeployment")
+		p.OwnerReferences = ownership.ControllerReference(&semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "uid"}}, "MoEDeployment")
 	})
 
 	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")

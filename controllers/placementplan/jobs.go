@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/jobstate"
+	"github.com/semmoe/operator/internal/kube/jobstate"
 )
 
 // progressPeriod is the minimum interval between updates of the reported progress.

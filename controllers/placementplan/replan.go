@@ -14,11 +14,11 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/counts"
+	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
-	"github.com/semmoe/operator/internal/printable"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/profile/counts"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"

@@ -18,9 +18,9 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/conditions"
-	"github.com/semmoe/operator/internal/printable"
-	"github.com/semmoe/operator/internal/transition"
+	"github.com/semmoe/operator/internal/kube/conditionevents"
+	"github.com/semmoe/operator/internal/kube/conditions"
+	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/solver/placement"
 )
 
@@ -294,7 +294,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, plan *semmoev1.PlacementPl
 		return ptr.Deref(intent.ResourceVersion, ""), err
 	})
 	if wrote {
-		transition.NewEventRecorder(r.Recorder, plan, nil).RecordSteps(plan.Status.Conditions, status.Conditions)
+		conditionevents.NewEventRecorder(r.Recorder, plan, nil).RecordSteps(plan.Status.Conditions, status.Conditions)
 	}
 	return err
 }

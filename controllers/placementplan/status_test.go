@@ -19,7 +19,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/calibration/machines"
-	"github.com/semmoe/operator/internal/conditions"
+	"github.com/semmoe/operator/internal/kube/conditions"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
 )

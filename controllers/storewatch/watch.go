@@ -17,7 +17,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/kube/podhealth"
 )
 
 const (

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
-	"github.com/semmoe/operator/internal/jobstate"
-	"github.com/semmoe/operator/internal/printable"
+	"github.com/semmoe/operator/internal/kube/jobstate"
+	"github.com/semmoe/operator/internal/kube/printable"
 )
 
 const (

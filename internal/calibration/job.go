@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
-	"github.com/semmoe/operator/internal/restricted"
+	"github.com/semmoe/operator/internal/kube/podsecurity"
 )
 
 const (
@@ -146,7 +146,7 @@ func (s Spec) pod() corev1.PodSpec {
 		RestartPolicy:                corev1.RestartPolicyNever,
 		AutomountServiceAccountToken: ptr.To(false),
 		EnableServiceLinks:           ptr.To(false),
-		SecurityContext:              restricted.Pod(),
+		SecurityContext:              podsecurity.Pod(),
 		NodeSelector:                 s.NodeSelector,
 		// GPU nodes often have a taint with the name of the resource.
 		Tolerations: []corev1.Toleration{{Key: s.ResourceName, Operator: corev1.TolerationOpExists}},
@@ -186,7 +186,7 @@ func (s Spec) container() corev1.Container {
 			},
 			Limits: corev1.ResourceList{corev1.ResourceName(s.ResourceName): devices},
 		},
-		SecurityContext: restricted.Container(),
+		SecurityContext: podsecurity.Container(),
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "script", MountPath: scriptPath, ReadOnly: true},
 			{Name: "tmp", MountPath: "/tmp"},

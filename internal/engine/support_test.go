@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 )
 
 func support(t *testing.T, engineType string, s engine.Situation) engine.Support {

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/semmoe/operator/internal/buildinfo"
+	"github.com/semmoe/operator/internal/httpserver/buildinfo"
+	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
-	"github.com/semmoe/operator/internal/printable"
 )
 
 // Program is one run of the plugin. Its fields are the plugin's only access to the process environment.

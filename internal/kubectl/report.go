@@ -9,10 +9,10 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/files/atomicfile"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 	"github.com/semmoe/operator/internal/kubectl/view"
 	"github.com/semmoe/operator/internal/report"
-	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver"
 )
 
@@ -31,7 +31,7 @@ func (p *Program) reportCommand() *cobra.Command {
 			if err := notEmpty(cmd, "current"); err != nil {
 				return err
 			}
-			if err := wholefile.Check(out); err != nil {
+			if err := atomicfile.Check(out); err != nil {
 				return usageErrorf("--out: %w", err)
 			}
 			return p.report(cmd.Context(), args[0], current, out)
@@ -85,7 +85,7 @@ func (p *Program) report(ctx context.Context, name, current, out string) error {
 	if err := report.Render(&page, data); err != nil {
 		return err
 	}
-	if err := wholefile.WriteBytes(out, 0o644, page.Bytes()); err != nil {
+	if err := atomicfile.WriteBytes(out, 0o644, page.Bytes()); err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
 	return p.write(reportDocument{of.Name, out, data.Summary()}, func() string {

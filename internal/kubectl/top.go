@@ -13,9 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 	"github.com/semmoe/operator/internal/kubectl/view"
-	"github.com/semmoe/operator/internal/podhealth"
 )
 
 func (p *Program) topCommand() *cobra.Command {

@@ -3,7 +3,7 @@ package plan
 import (
 	"strconv"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/forecast"
 )

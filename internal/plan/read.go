@@ -12,7 +12,7 @@ import (
 	"slices"
 
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"

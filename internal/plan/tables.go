@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/placement"

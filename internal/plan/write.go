@@ -12,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 )
 
 // Write writes a plan and its report (any JSON) to a directory. The directory appears atomically. It replaces an

@@ -14,7 +14,7 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 )
 
 // maxLine bounds a line of a data set, in bytes. A longer line indicates a file that is not JSONL.

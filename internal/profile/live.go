@@ -15,7 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/counts"
+	"github.com/semmoe/operator/internal/profile/counts"
 	"github.com/semmoe/operator/solver/trace"
 )
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/counts"
+	"github.com/semmoe/operator/internal/profile/counts"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )

@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/counts"
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/profile/counts"
 	"github.com/semmoe/operator/solver/trace"
 )
 

@@ -17,9 +17,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/counts"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/profile/counts"
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/solver/trace"
 )

@@ -12,16 +12,16 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/sglang"
 	"github.com/semmoe/operator/internal/httpserver"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/tokenizer"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine/group"
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/internal/refengine/model"
 	"github.com/semmoe/operator/internal/refengine/server"
 	"github.com/semmoe/operator/internal/refengine/shuffle"
-	"github.com/semmoe/operator/internal/tokenizer"
 )
 
 // The limits allow for the traffic of a request router: the headers of its clients, and one connection per running

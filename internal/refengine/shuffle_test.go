@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine/lookahead"
 	"github.com/semmoe/operator/internal/refengine/model"

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 func sample(requests int, local, total int64, change ...func(*Sample)) Sample {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 const (

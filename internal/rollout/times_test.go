@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 // traffic describes the times of a revision.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 )

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
 )
 

@@ -16,13 +16,13 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/semmoe/operator/internal/counts"
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/model/tokenizer"
+	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/profile/counts"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/internal/router/wire"
-	"github.com/semmoe/operator/internal/tokenizer"
 	"github.com/semmoe/operator/solver/trace"
 )
 

@@ -25,10 +25,10 @@ import (
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/model/reshuffle"
+	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine/locality"
-	"github.com/semmoe/operator/internal/reshuffle"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/plans/planstest"

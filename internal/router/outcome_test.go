@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
 )
 

@@ -6,10 +6,10 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/engine"
-	"github.com/semmoe/operator/internal/jsonscan"
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/expertload"
+	"github.com/semmoe/operator/internal/router/jsonscan"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/semmoe/operator/internal/buildinfo"
 	"github.com/semmoe/operator/internal/httpserver"
+	"github.com/semmoe/operator/internal/httpserver/buildinfo"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans"
 )

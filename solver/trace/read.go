@@ -54,7 +54,7 @@ func Open(ctx context.Context, path string) (*Trace, error) {
 }
 
 // openRegular opens a file for reading. It refuses named pipes, sockets and devices before it opens the path, because
-// they block their reader. Package internal/regularfile has the same check, with messages for the files of the
+// they block their reader. Package internal/files/regularfile has the same check, with messages for the files of the
 // operator; this package does not import packages of the operator.
 func openRegular(path string) (*os.File, error) {
 	check := func(info fs.FileInfo, err error) error {

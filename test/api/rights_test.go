@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/test/audit"
 )
 
@@ -92,7 +92,7 @@ func eventually(t *testing.T, what string, f func() error) {
 func childOf(kind string) client.Object {
 	owner := &metav1.ObjectMeta{Name: "owner", UID: "00000000-0000-0000-0000-000000000000"}
 	return &batchv1.Job{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "child", OwnerReferences: owned.ControllerReference(owner, kind)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "child", OwnerReferences: ownership.ControllerReference(owner, kind)},
 		Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
 			RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "i"}},
 		}}},

@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/semmoe/operator/internal/model/tokenizer"
 	"github.com/semmoe/operator/internal/router"
-	"github.com/semmoe/operator/internal/tokenizer"
 )
 
 // The goals of the request router, on two cores.

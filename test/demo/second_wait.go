@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 // waitDrift waits until the operator tells that requests are others than before.

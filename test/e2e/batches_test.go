@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/stepsizes"
+	"github.com/semmoe/operator/internal/observation/stepsizes"
 )
 
 // Without rollout.batchTokens the first plan is made for the default batch sizes, which the status reports. Once the engines have computed requests,

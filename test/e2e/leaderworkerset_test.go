@@ -22,8 +22,8 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/podgroup"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/replicagroup"
 	"github.com/semmoe/operator/internal/router"
 )
 
@@ -269,8 +269,8 @@ func checkGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 		t.Errorf("%d leaders and %d workers, want 2 of either", len(leaders), len(workers))
 	}
 	for i := range leaders {
-		if devices := leaders[i].Spec.Containers[0].Resources.Limits["nvidia.com/gpu"]; devices.Value() != 2 || len(podgroup.Workers(&leaders[i], workers)) != 1 {
-			t.Errorf("leader %s has %v devices and %d workers", leaders[i].Name, devices.Value(), len(podgroup.Workers(&leaders[i], workers)))
+		if devices := leaders[i].Spec.Containers[0].Resources.Limits["nvidia.com/gpu"]; devices.Value() != 2 || len(replicagroup.Workers(&leaders[i], workers)) != 1 {
+			t.Errorf("leader %s has %v devices and %d workers", leaders[i].Name, devices.Value(), len(replicagroup.Workers(&leaders[i], workers)))
 		}
 	}
 	if workloads := listWorkloads(t, moed); len(workloads) != 0 {

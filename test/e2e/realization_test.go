@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/podhealth"
-	"github.com/semmoe/operator/internal/reshuffle"
+	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/router"
 )
 

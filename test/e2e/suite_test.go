@@ -35,7 +35,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
-	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/audit"
 	"github.com/semmoe/operator/test/faults"

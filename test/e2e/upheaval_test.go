@@ -31,7 +31,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/authority"
+	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/test/faults"
 	"github.com/semmoe/operator/test/processes"
 )
@@ -205,7 +205,7 @@ func ageAuthority(t *testing.T) (renewed func()) {
 		t.Fatal(err)
 	}
 	old := types.NamespacedName{Namespace: storeNamespace, Name: "old-authority"}
-	if _, err := authority.Load(t.Context(), clients, old, "semmoe webhook", time.Now().Add(-authority.Lifetime*3/4)); err != nil {
+	if _, err := certs.Load(t.Context(), clients, old, "semmoe webhook", time.Now().Add(-certs.Lifetime*3/4)); err != nil {
 		t.Fatal(err)
 	}
 	aged, secret := &corev1.Secret{}, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: "semmoe-webhook-ca"}}

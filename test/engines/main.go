@@ -18,14 +18,14 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/sglang"
 	"github.com/semmoe/operator/internal/engine/trtllm"
 	"github.com/semmoe/operator/internal/engine/vllmascend"
+	"github.com/semmoe/operator/internal/files/regularfile"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/internal/refengine/server"
-	"github.com/semmoe/operator/internal/regularfile"
 )
 
 // usageStatus is the exit status of argparse and click for arguments that cannot be read.

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/semmoe/operator/internal/engine"
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 )
 
 // rule is a reason why some releases of an engine end at start.

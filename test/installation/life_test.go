@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/test/corpus"
 )
 

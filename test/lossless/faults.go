@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/semmoe/operator/internal/reshuffle"
+	"github.com/semmoe/operator/internal/model/reshuffle"
 )
 
 // fault damages a permuted checkpoint. A faulty placement of experts and a faulty order of the gate's rows are the same to

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/refengine/model"
-	"github.com/semmoe/operator/internal/reshuffle"
 )
 
 const tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"

@@ -24,10 +24,10 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/lossless"
-	"github.com/semmoe/operator/internal/reshuffle"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/reshuffle"
+	"github.com/semmoe/operator/internal/probe"
 )
 
 type options struct {
@@ -99,8 +99,8 @@ type group struct {
 }
 
 // add judges the answers of a run.
-func (g *group) add(name string, seed uint64, responses []lossless.Response) {
-	verdict, d := lossless.Judge(responses), distance(responses)
+func (g *group) add(name string, seed uint64, responses []probe.Response) {
+	verdict, d := probe.Judge(responses), distance(responses)
 	fmt.Fprintf(os.Stderr, "%s, seed %d: mean difference %.4f over %d, refused: %v\n", name, seed, d.Mean(), d.Positions, verdict)
 	if g.Runs == 0 || d.Mean() < g.LowMean {
 		g.LowMean = d.Mean()
@@ -130,9 +130,9 @@ func (r *report) passed() bool {
 type bench struct {
 	options
 	model    checkpoint.Report
-	client   *lossless.Client
+	client   *probe.Client
 	header   string
-	answers  *lossless.Answers
+	answers  *probe.Answers
 	raw      *json.Encoder
 	checking time.Duration
 	checks   int
@@ -160,7 +160,7 @@ func measure(ctx context.Context, o options) (*report, error) {
 		}
 		defer os.RemoveAll(o.work)
 	}
-	b := &bench{options: o, model: inspected, header: adapter.RankHeader, client: &lossless.Client{Address: o.address, Model: o.modelName}}
+	b := &bench{options: o, model: inspected, header: adapter.RankHeader, client: &probe.Client{Address: o.address, Model: o.modelName}}
 	b.raw = json.NewEncoder(io.Discard)
 	if o.raw != "" {
 		file, err := os.Create(o.raw)
@@ -177,7 +177,7 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	r := &report{Engine: b.engine, Model: b.model.ModelDigest, Ranks: b.ranks, Faults: map[string]group{}}
 	start := time.Now()
 	var err error
-	if b.answers, err = lossless.Record(ctx, b.client, b.model.ModelDigest); err != nil {
+	if b.answers, err = probe.Record(ctx, b.client, b.model.ModelDigest); err != nil {
 		return nil, err
 	}
 	r.RecordSeconds, r.Prompts = time.Since(start).Seconds(), len(b.answers.Prompts)
@@ -241,9 +241,9 @@ func (b *bench) try(ctx context.Context, name string, seed uint64, plant fault, 
 
 // run is a run that --raw has written.
 type run struct {
-	Kind      string              `json:"kind"`
-	Seed      uint64              `json:"seed"`
-	Responses []lossless.Response `json:"responses"`
+	Kind      string           `json:"kind"`
+	Seed      uint64           `json:"seed"`
+	Responses []probe.Response `json:"responses"`
 }
 
 // replay judges recorded answers.
@@ -274,9 +274,9 @@ func replay(path string) (*report, error) {
 }
 
 // ask asks all prompts, and returns the mean difference too.
-func (b *bench) ask(ctx context.Context, name string, seed uint64) ([]lossless.Response, float64, error) {
+func (b *bench) ask(ctx context.Context, name string, seed uint64) ([]probe.Response, float64, error) {
 	start := time.Now()
-	responses, err := lossless.Ask(ctx, b.client, b.answers, b.ranks, b.header)
+	responses, err := probe.Ask(ctx, b.client, b.answers, b.ranks, b.header)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -285,9 +285,9 @@ func (b *bench) ask(ctx context.Context, name string, seed uint64) ([]lossless.R
 	return responses, distance(responses).Mean(), b.raw.Encode(run{name, seed, responses})
 }
 
-func distance(responses []lossless.Response) (all lossless.Distance) {
+func distance(responses []probe.Response) (all probe.Distance) {
 	for _, response := range responses {
-		all = all.Plus(lossless.Compare(response.Want, response.Got))
+		all = all.Plus(probe.Compare(response.Want, response.Got))
 	}
 	return all
 }

@@ -29,10 +29,10 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/inspection"
+	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/profile"
-	"github.com/semmoe/operator/internal/reshuffle"
 )
 
 // agentWorkers is how many statuses are written at a time.

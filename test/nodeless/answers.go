@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/test/connectproxy"
 )

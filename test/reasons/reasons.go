@@ -19,9 +19,9 @@ import (
 var packages = map[string][]string{
 	"MoEDeployment": {
 		"controllers/moedeployment", "controllers/moedeployment/locality",
-		"controllers/moedeployment/planner", "controllers/moedeployment/revisions", "internal/podhealth",
+		"controllers/moedeployment/planner", "controllers/moedeployment/revisions", "internal/kube/podhealth",
 	},
-	"AffinityProfile": {"controllers/affinityprofile", "internal/podhealth"},
+	"AffinityProfile": {"controllers/affinityprofile", "internal/kube/podhealth"},
 	"PlacementPlan":   {"controllers/placementplan"},
 }
 
@@ -31,7 +31,7 @@ var constants = map[string]map[string][]string{
 		"api/v1alpha1":                       {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"},
 		"controllers/moedeployment/locality": {"OnTarget", "BelowTarget", "Drifted"},
 		"internal/engine":                    {"ReasonNoAllToAll"},
-		"internal/promquery":                 {"NotAllowed", "Unavailable", "Refused", "Warned", "NoSeries", "SeveralSeries"},
+		"internal/observation/promquery":     {"NotAllowed", "Unavailable", "Refused", "Warned", "NoSeries", "SeveralSeries"},
 		"internal/rollout":                   {"ReasonStarting", "ReasonSoaking", "ReasonInconclusive"},
 	},
 	"PlacementPlan": {"api/v1alpha1": {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"}},
@@ -110,7 +110,7 @@ func inPackage(repository, name string) (sets.Set[string], error) {
 	if err != nil {
 		return nil, err
 	}
-	shared, err := parse(repository, "internal/conditions")
+	shared, err := parse(repository, "internal/kube/conditions")
 	if err != nil {
 		return nil, err
 	}

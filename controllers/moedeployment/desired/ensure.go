@@ -10,9 +10,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/apply"
-	"github.com/semmoe/operator/internal/outcome"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/apply"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/result"
 )
 
 // named is an apply configuration of a namespaced object.
@@ -92,7 +92,7 @@ func checkUnseen(ctx context.Context, c client.Client, latest client.Reader, moe
 func CheckOwn(c client.Client, moed *semmoev1.MoEDeployment, object client.Object) error {
 	owner := metav1.GetControllerOf(object)
 	ofAnother := owner != nil && owner.Kind == "MoEDeployment" && owner.Name != moed.Name
-	if !ofAnother && (owned.IsOperatorManaged(object) || metav1.IsControlledBy(object, moed)) {
+	if !ofAnother && (ownership.IsOperatorManaged(object) || metav1.IsControlledBy(object, moed)) {
 		return nil
 	}
 	kind, err := c.GroupVersionKindFor(object)
@@ -100,8 +100,8 @@ func CheckOwn(c client.Client, moed *semmoev1.MoEDeployment, object client.Objec
 		return err
 	}
 	if ofAnother { // the other MoEDeployment would recreate it
-		return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to MoEDeployment %s: recreate one of the two MoEDeployments under another name",
+		return &result.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to MoEDeployment %s: recreate one of the two MoEDeployments under another name",
 			kind.Kind, object.GetName(), owner.Name)}
 	}
-	return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to another owner: delete it", kind.Kind, object.GetName())}
+	return &result.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to another owner: delete it", kind.Kind, object.GetName())}
 }

@@ -6,7 +6,7 @@ import (
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
 // Manager is the field manager of everything that this controller writes.
@@ -38,10 +38,10 @@ func Selector(moed *semmoev1.MoEDeployment, component string) map[string]string 
 
 // Labels returns the labels of every object of one component.
 func Labels(moed *semmoev1.MoEDeployment, component string, more ...string) map[string]string {
-	return owned.Labels(component, moed.Name, append(more, semmoev1.LabelDeployment, moed.Name)...)
+	return ownership.Labels(component, moed.Name, append(more, semmoev1.LabelDeployment, moed.Name)...)
 }
 
 // OwnerReference returns the controller reference with which children are garbage-collected.
 func OwnerReference(moed *semmoev1.MoEDeployment) *metav1ac.OwnerReferenceApplyConfiguration {
-	return owned.Reference(moed, "MoEDeployment")
+	return ownership.Reference(moed, "MoEDeployment")
 }

@@ -25,8 +25,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/outcome"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/result"
 	"github.com/semmoe/operator/test/apiserver"
 )
 
@@ -110,7 +110,7 @@ func TestForeignObjects(t *testing.T) {
 				err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: strings.Fields(kind)[1]}, child)
 				return err == nil && metav1.IsControlledBy(child, moed)
 			}
-			var foreign *outcome.ForeignError
+			var foreign *result.ForeignError
 			state, err := f.Reconcile(t.Context(), moed, Engines{})
 			if !errors.As(err, &foreign) || !strings.Contains(foreign.Message, name+" exists and belongs to another owner") {
 				t.Errorf("unexpected error: %v", err)
@@ -141,7 +141,7 @@ func TestForeignObjects(t *testing.T) {
 			restored := children()[name]
 			made(name, restored)
 			restored.SetOwnerReferences(nil)
-			restored.SetLabels(owned.OperatorLabels())
+			restored.SetLabels(ownership.OperatorLabels())
 			if err := api.Update(t.Context(), restored); err != nil {
 				t.Fatal(err)
 			}
@@ -182,7 +182,7 @@ func TestTargetOfForeignService(t *testing.T) {
 	for name, want := range map[string]string{"m": semmoev1.ComponentEngine, "another": semmoev1.ComponentRouter} {
 		owner := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Name, m.UID = name, types.UID("uid of "+name) })
 		found := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: owned.OperatorLabels(), OwnerReferences: owned.ControllerReference(owner, "MoEDeployment")},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: ownership.OperatorLabels(), OwnerReferences: ownership.ControllerReference(owner, "MoEDeployment")},
 			Spec:       corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: semmoev1.ComponentEngine}},
 		}
 		c := moedtest.Cluster(t, found)
@@ -201,7 +201,7 @@ func TestForeignPool(t *testing.T) {
 	pool.SetName("m")
 	c := moedtest.Cluster(t, moed, pool)
 	_, err := (&Front{Client: c, Live: c}).reconcilePicker(t.Context(), moed, Engines{})
-	var foreign *outcome.ForeignError
+	var foreign *result.ForeignError
 	if !errors.As(err, &foreign) || foreign.Message != "InferencePool m exists and belongs to another owner: delete it" {
 		t.Errorf("unexpected error: %v", err)
 	}

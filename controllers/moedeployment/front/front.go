@@ -24,7 +24,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/outcome"
+	"github.com/semmoe/operator/internal/kube/result"
 )
 
 // Front manages the objects in front of the engines.
@@ -92,7 +92,7 @@ func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployme
 	}
 	if err := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
 		serviceErr = fmt.Errorf("failed to reconcile the Service: %w", err)
-		var foreign *outcome.ForeignError
+		var foreign *result.ForeignError
 		if !errors.As(err, &foreign) {
 			return lastServiceTaken(moed), errors.Join(routerErr, serviceErr)
 		}

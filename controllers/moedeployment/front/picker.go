@@ -18,7 +18,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
 // InferencePool is the kind by which a Gateway finds the engine pods and their endpoint picker. It is part of the
@@ -133,7 +133,7 @@ func inferencePoolOf(moed *semmoev1.MoEDeployment, port int32) *unstructured.Uns
 	pool.SetNamespace(moed.Namespace)
 	pool.SetName(moed.Name)
 	pool.SetLabels(desired.Labels(moed, semmoev1.ComponentRouter))
-	pool.SetOwnerReferences(owned.ControllerReference(moed, "MoEDeployment"))
+	pool.SetOwnerReferences(ownership.ControllerReference(moed, "MoEDeployment"))
 	return pool
 }
 

@@ -18,14 +18,14 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
 // The request router uses the pull policy of the operator's image. Without a policy the field is not set, so that
 // existing Deployments are not rewritten.
 func TestRouterPullPolicy(t *testing.T) {
 	moed := moedtest.Deployment()
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Name: desired.RouterName(moed), UID: "uid", Labels: owned.OperatorLabels()}}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Name: desired.RouterName(moed), UID: "uid", Labels: ownership.OperatorLabels()}}
 	for _, policy := range []corev1.PullPolicy{"", corev1.PullIfNotPresent, corev1.PullNever} {
 		c := moedtest.Cluster(t, moed, account.DeepCopy())
 		f := &Front{Client: c, Live: c, Image: "semmoe:1", PullPolicy: policy}
@@ -104,7 +104,7 @@ func TestRouterTemplate(t *testing.T) {
 			}}
 		})
 		pod := func() corev1.PodTemplateSpec {
-			account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Name: desired.RouterName(moed), UID: "uid", Labels: owned.OperatorLabels()}}
+			account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Name: desired.RouterName(moed), UID: "uid", Labels: ownership.OperatorLabels()}}
 			c := moedtest.Cluster(t, moed, account)
 			if _, err := (&Front{Client: c, Live: c, Image: "semmoe:1"}).reconcileRouter(t.Context(), moed); err != nil {
 				t.Fatal(err)

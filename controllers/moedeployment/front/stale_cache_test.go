@@ -17,14 +17,14 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
 // A stale cache that shows the Service before a router took over does not switch the Service back to the engines.
 func TestServiceIsNotSwitchedBack(t *testing.T) {
 	leading := func(component string) *corev1.Service {
 		return &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: owned.OperatorLabels()},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: ownership.OperatorLabels()},
 			Spec:       corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: component}},
 		}
 	}
@@ -71,7 +71,7 @@ func TestRouterIsMadeByTheLatestSpec(t *testing.T) {
 func TestRouterIsDeletedByTheLatestSpec(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	router := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "ns", Name: desired.RouterName(moed), OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
+		Namespace: "ns", Name: desired.RouterName(moed), OwnerReferences: ownership.ControllerReference(moed, "MoEDeployment"),
 	}}
 	for generation, want := range map[int64]bool{moed.Generation: true, moed.Generation + 1: false} {
 		latest := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Generation = generation })

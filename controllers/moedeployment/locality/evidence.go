@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
-	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/solver/drift"
 )
 

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 // Samples of several routers are merged in order of time. Samples of other plans or tables, and samples far from now,

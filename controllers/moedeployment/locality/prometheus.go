@@ -14,8 +14,8 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
-	"github.com/semmoe/operator/internal/printable"
-	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/observation/promquery"
 )
 
 // maxCause is the maximum length, in bytes, of a failure cause in the log: it may contain text from the server.

@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 // routerNetwork responds for routers, by address.

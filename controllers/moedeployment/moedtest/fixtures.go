@@ -24,10 +24,10 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/internal/plan"
-	"github.com/semmoe/operator/internal/promquery"
 	"github.com/semmoe/operator/solver/drift"
 )
 

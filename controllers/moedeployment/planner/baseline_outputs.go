@@ -17,9 +17,9 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/lossless"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/probe"
 )
 
 const (
@@ -81,7 +81,7 @@ func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeplo
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: moed.Namespace, Name: name,
 			Labels:          desired.Labels(moed, semmoev1.ComponentAnswers),
-			OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
+			OwnerReferences: ownership.ControllerReference(moed, "MoEDeployment"),
 		},
 		Immutable: new(true),
 		Data:      map[string]string{revisions.AnswersFile: string(recorded)},
@@ -97,11 +97,11 @@ func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeplo
 func (pl *Planner) record(ctx context.Context, moed *semmoev1.MoEDeployment, pod *corev1.Pod, modelDigest string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	engine := &lossless.Client{
+	engine := &probe.Client{
 		Address: "http://" + net.JoinHostPort(pod.Status.PodIP, pod.Annotations[semmoev1.AnnotationPort]),
 		Model:   revisions.Launch(moed).ServedModelName, HTTP: pl.HTTP,
 	}
-	recorded, err := lossless.Record(ctx, engine, modelDigest)
+	recorded, err := probe.Record(ctx, engine, modelDigest)
 	if err != nil {
 		return nil, err
 	}

@@ -25,14 +25,14 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/outcome"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/result"
 )
 
 // ours makes an object a child of the fixtures' MoEDeployment.
 func ours(object client.Object) {
 	object.SetLabels(desired.Labels(moedtest.Deployment(), semmoev1.ComponentPlan))
-	object.SetOwnerReferences(owned.ControllerReference(moedtest.Deployment(), "MoEDeployment"))
+	object.SetOwnerReferences(ownership.ControllerReference(moedtest.Deployment(), "MoEDeployment"))
 }
 
 // plannerOn returns a planner with these objects in its cluster.
@@ -335,7 +335,7 @@ func TestForeignObjectInTheWay(t *testing.T) {
 	}
 	p := Planning{Plans: []*semmoev1.PlacementPlan{swapped}, Serving: revisions.LayoutOf(layout, semmoev1.RealizationEngineMap)}
 	err := plannerOn(t, interceptor.Funcs{}, tables).reconcileTables(t.Context(), moed, moedtest.Model, &p, nil, true)
-	if text := outcome.PermanentErrorText(err); !IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to another owner: delete it") {
+	if text := result.PermanentErrorText(err); !IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to another owner: delete it") {
 		t.Errorf("error %v, reported as %q", err, text)
 	}
 	if p.Tables != swapped || !slices.Contains(p.Named, swapped.Name) {

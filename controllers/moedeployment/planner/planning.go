@@ -30,10 +30,10 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/calibration/machines"
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/solver"
 )
 
@@ -108,7 +108,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 	if profiling == nil || profiling.Dataset == nil {
 		return nil
 	}
-	name := moed.Name + "-" + owned.ShortHash(profileInputs{
+	name := moed.Name + "-" + ownership.ShortHash(profileInputs{
 		Path: moed.Spec.Model.Path, Volume: moed.Spec.Model.Volume, Model: modelDigest,
 		Dataset: *profiling.Dataset, Sampling: profiling.SamplingSpec, Target: profiling.Target,
 	}, 8)
@@ -127,7 +127,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: moed.Namespace, Name: name,
 			Labels:          desired.Labels(moed, semmoev1.ComponentProfile),
-			OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
+			OwnerReferences: ownership.ControllerReference(moed, "MoEDeployment"),
 		},
 		Spec: spec,
 	}
@@ -203,12 +203,12 @@ func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, re
 	if realization != semmoev1.RealizationEngineMap {
 		inputs.Realization = realization
 	}
-	name := moed.Name + "-" + owned.ShortHash(inputs, 8)
+	name := moed.Name + "-" + ownership.ShortHash(inputs, 8)
 	return &semmoev1.PlacementPlan{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: moed.Namespace, Name: name,
 			Labels:          desired.Labels(moed, semmoev1.ComponentPlan),
-			OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
+			OwnerReferences: ownership.ControllerReference(moed, "MoEDeployment"),
 		},
 		Spec: spec,
 	}

@@ -13,9 +13,9 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 )
 
 // workloadUnder returns the workload of a revision under the plan, which may be nil.
@@ -55,7 +55,7 @@ func TestChooseLayout(t *testing.T) {
 	lost := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status = semmoev1.PlacementPlanStatus{} })
 	noGain := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Verdict = semmoev1.VerdictNoGainExpected })
 	failedOnce := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) {
-		p.OwnerReferences = owned.ControllerReference(moedtest.Deployment(), "MoEDeployment")
+		p.OwnerReferences = ownership.ControllerReference(moedtest.Deployment(), "MoEDeployment")
 		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"} // with another pod template
 	})
 	failedElsewhere := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) {

@@ -20,10 +20,10 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/outcome"
+	"github.com/semmoe/operator/internal/kube/result"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;placementplans,verbs=get;list;watch;create;delete
@@ -179,7 +179,7 @@ func (e *RefusedError) Unwrap() error { return e.error }
 
 // refusable wraps an error as a RefusedError if a retry does not fix it.
 func refusable(err error) error {
-	if outcome.PermanentErrorText(err) == "" {
+	if result.PermanentErrorText(err) == "" {
 		return err
 	}
 	return &RefusedError{err}
@@ -187,7 +187,7 @@ func refusable(err error) error {
 
 // foreign returns a RefusedError for an object of another owner that has the name of a child.
 func foreign(format string, args ...any) error {
-	return &RefusedError{&outcome.ForeignError{Message: fmt.Sprintf(format, args...)}}
+	return &RefusedError{&result.ForeignError{Message: fmt.Sprintf(format, args...)}}
 }
 
 // IsRefused reports whether an error is or wraps a RefusedError.

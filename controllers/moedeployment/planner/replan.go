@@ -21,9 +21,9 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
-	"github.com/semmoe/operator/internal/owned"
-	"github.com/semmoe/operator/internal/printable"
-	"github.com/semmoe/operator/internal/stepsizes"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/observation/stepsizes"
 	"github.com/semmoe/operator/solver"
 )
 
@@ -321,7 +321,7 @@ func (p Planning) newProfileStep(moed *semmoev1.MoEDeployment, modelDigest strin
 		after = p.Lineage.profiles[0].Name
 	}
 	current := p.current()
-	name := moed.Name + "-" + owned.ShortHash(struct{ Model, Base, Plan, Tables, After string }{
+	name := moed.Name + "-" + ownership.ShortHash(struct{ Model, Base, Plan, Tables, After string }{
 		modelDigest, p.Base.Name, current.PlanDigest, current.TablesDigest, after,
 	}, 8)
 	var profile *semmoev1.AffinityProfile
@@ -349,7 +349,7 @@ func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semm
 		since = d.Now
 	}
 	return &semmoev1.AffinityProfile{
-		ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Labels: desired.Labels(moed, semmoev1.ComponentProfile), OwnerReferences: owned.ControllerReference(moed, "MoEDeployment")},
+		ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Labels: desired.Labels(moed, semmoev1.ComponentProfile), OwnerReferences: ownership.ControllerReference(moed, "MoEDeployment")},
 		Spec: semmoev1.AffinityProfileSpec{
 			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: placedAs(moed),
 			SamplingSpec: moed.Spec.Profiling.SamplingSpec, Target: semmoev1.ProfilingTargetLive,
@@ -404,7 +404,7 @@ func (p Planning) replanForBatches(moed *semmoev1.MoEDeployment, modelDigest str
 		if len(p.Lineage.plans) > 0 {
 			after = p.Lineage.plans[0].Name
 		}
-		plan.Name = moed.Name + "-" + owned.ShortHash(struct{ Like, After string }{plan.Name, after}, 8)
+		plan.Name = moed.Name + "-" + ownership.ShortHash(struct{ Like, After string }{plan.Name, after}, 8)
 		return replanStep{Plan: plan, Say: desired.Finding{Reason: "BatchSizesChanged", Message: fmt.Sprintf(
 			"The batch sizes of the engines (status.batchTokens) differ from those of plan %s. PlacementPlan %s is made for them", p.Serving.Short(), plan.Name)}}
 	}
@@ -469,7 +469,7 @@ func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 	current.TargetLARMilli = forecastOf(p.Promise).LARMilli * (100 - moed.Spec.Drift.ThresholdPercent) / 100
 	plan.Spec.Current, plan.Spec.PriorProfileRef = &current, &semmoev1.ProfileReference{Name: p.priorName()}
 	plan.Labels[semmoev1.LabelBase] = p.Base.Name
-	plan.Name = moed.Name + "-" + owned.ShortHash(struct {
+	plan.Name = moed.Name + "-" + ownership.ShortHash(struct {
 		Like    string
 		Current semmoev1.CurrentPlan
 		Gain    *int32
@@ -538,7 +538,7 @@ func recentReplan(object client.Object, now time.Time) bool {
 func (pl *Planner) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (*semmoev1.PlacementPlan, desired.Finding, error) {
 	name := moed.Spec.Placement.PlanRef.Name
 	plan := &semmoev1.PlacementPlan{}
-	found, err := owned.Find(ctx, pl.Client, pl.Live, client.ObjectKey{Namespace: moed.Namespace, Name: name}, plan)
+	found, err := ownership.Find(ctx, pl.Client, pl.Live, client.ObjectKey{Namespace: moed.Namespace, Name: name}, plan)
 	if err != nil {
 		return nil, desired.Finding{}, fmt.Errorf("failed to get PlacementPlan %s: %w", name, err)
 	}

@@ -15,7 +15,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
 // under returns the workload of a revision under the plan, which may be nil, as stored by the API server.
@@ -37,7 +37,7 @@ func under(t *testing.T, uid types.UID, plan *semmoev1.PlacementPlan, change ...
 // workloads does.
 func TestWorkloadsKeepTheirPlan(t *testing.T) {
 	plan := moedtest.PlanOf("p", "ab", func(p *semmoev1.PlacementPlan) { p.UID = "plan" })
-	ofPlan := owned.ControllerReference(plan, "PlacementPlan")
+	ofPlan := ownership.ControllerReference(plan, "PlacementPlan")
 	owner := func(apiVersion, kind, name string) metav1.OwnerReference {
 		return metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "m-" + name, UID: types.UID(name)}
 	}

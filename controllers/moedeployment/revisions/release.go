@@ -18,7 +18,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/kube/podhealth"
 )
 
 const (

@@ -18,8 +18,8 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/podgroup"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/replicagroup"
 	"github.com/semmoe/operator/internal/rollout"
 )
 
@@ -111,7 +111,7 @@ func GroupsLackingPods(w *Workload, leaders, workers []*corev1.Pod) []string {
 		names = append(names, w.Name)
 	}
 	for _, leader := range leaders {
-		if w.Holds(leader) && leader.DeletionTimestamp == nil && len(podgroup.Workers(leader, workers))+1 < podgroup.Size(leader) {
+		if w.Holds(leader) && leader.DeletionTimestamp == nil && len(replicagroup.Workers(leader, workers))+1 < replicagroup.Size(leader) {
 			names = append(names, leader.Name)
 		}
 	}
@@ -139,15 +139,15 @@ func UsableReplicas(w *Workload, wanted int32, workers []*corev1.Pod) int32 {
 // engine. If not, its containers are set unready too, because a pod that lacks only the Ready condition is on an
 // unresponsive node.
 func AsReplica(leader *corev1.Pod, pods []*corev1.Pod, now time.Time) *corev1.Pod {
-	if !podhealth.Ready(leader) || podgroup.Size(leader) == 1 {
+	if !podhealth.Ready(leader) || replicagroup.Size(leader) == 1 {
 		return leader
 	}
 	status, since := corev1.ConditionTrue, readySince(leader)
-	if !podgroup.AllReady(leader, pods) {
+	if !replicagroup.AllReady(leader, pods) {
 		status = corev1.ConditionFalse
 	}
-	workers := podgroup.Workers(leader, pods)
-	if len(workers)+1 < podgroup.Size(leader) {
+	workers := replicagroup.Workers(leader, pods)
+	if len(workers)+1 < replicagroup.Size(leader) {
 		since = now // the time at which a pod went missing is unknown
 	}
 	for _, worker := range workers {
@@ -209,7 +209,7 @@ func countRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time
 			if !known {
 				entry.Since = unreadySince(leader, now)
 			}
-			end := podhealth.FirstFailure(append(podgroup.Members(leader, workers), leader))
+			end := podhealth.FirstFailure(append(replicagroup.Members(leader, workers), leader))
 			counted[leader.Name] = recreations{Leader: leader.UID, Times: entry.Times + 1, Since: entry.Since, End: cmp.Or(end, entry.End)}
 		}
 	}
@@ -326,7 +326,7 @@ func StateOf(workload *Workload, pods, workers []*corev1.Pod) rollout.Revision {
 
 // homeless reports whether no pod of a replica is on a node, not counting terminating pods.
 func homeless(leader *corev1.Pod, workers []*corev1.Pod) bool {
-	return !slices.ContainsFunc(append(podgroup.Workers(leader, workers), leader), func(pod *corev1.Pod) bool {
+	return !slices.ContainsFunc(append(replicagroup.Workers(leader, workers), leader), func(pod *corev1.Pod) bool {
 		return pod.DeletionTimestamp == nil && !podhealth.Unscheduled(pod)
 	})
 }

@@ -10,9 +10,9 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/plan"
-	"github.com/semmoe/operator/internal/reshuffle"
 )
 
 const (

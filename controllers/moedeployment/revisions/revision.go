@@ -21,13 +21,13 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/overlay"
-	"github.com/semmoe/operator/internal/owned"
-	"github.com/semmoe/operator/internal/restricted"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/podsecurity"
+	"github.com/semmoe/operator/internal/kube/podtemplate"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 const (
@@ -80,7 +80,7 @@ func Of(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *Layout) st
 	if plan != nil && desired.Shuffles(moed) {
 		inputs.TokenShuffle = moed.Spec.Placement.TokenShuffle
 	}
-	return owned.ShortHash(inputs, 10)
+	return ownership.ShortHash(inputs, 10)
 }
 
 func digestOf(plan *Layout) string {
@@ -143,7 +143,7 @@ func Render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 		Name:            WorkloadName(moed, revision),
 		Labels:          desired.Labels(moed, semmoev1.ComponentEngine, semmoev1.LabelRevision, revision),
 		Annotations:     map[string]string{semmoev1.AnnotationModelDigest: report.ModelDigest},
-		OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
+		OwnerReferences: ownership.ControllerReference(moed, "MoEDeployment"),
 	}
 	if plan != nil {
 		meta.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
@@ -231,7 +231,7 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 			ours.Spec.InitContainers[i].ImagePullPolicy = own.PullPolicy
 		}
 	}
-	template, err := overlay.Merge(ours, moed.Spec.Template)
+	template, err := podtemplate.Merge(ours, moed.Spec.Template)
 	if err != nil {
 		return nil, fmt.Errorf("failed to merge spec.template: %w", err)
 	}
@@ -322,7 +322,7 @@ func restrict(containers []corev1.Container, users *corev1.PodTemplateSpec) {
 		pod = users.Spec.SecurityContext
 	}
 	for i := range containers {
-		containers[i].SecurityContext = restricted.Sidecar(pod)
+		containers[i].SecurityContext = podsecurity.Sidecar(pod)
 	}
 }
 

@@ -14,10 +14,10 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/calibration/machines"
-	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/overlay"
+	"github.com/semmoe/operator/internal/kube/podtemplate"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/solver/placement"
 )
 
@@ -88,7 +88,7 @@ type givenEnv struct {
 // envOf returns the variables in spec.engine.env, and those in the template, which is merged over them.
 func envOf(moed *semmoev1.MoEDeployment) (engineEnv, templateEnv givenEnv) {
 	return givenEnv{"spec.engine.env", moed.Spec.Engine.Env},
-		givenEnv{fmt.Sprintf("spec.template.spec.containers: env of container %q", semmoev1.EngineContainer), overlay.Env(moed.Spec.Template, semmoev1.EngineContainer)}
+		givenEnv{fmt.Sprintf("spec.template.spec.containers: env of container %q", semmoev1.EngineContainer), podtemplate.Env(moed.Spec.Template, semmoev1.EngineContainer)}
 }
 
 // UserEnv returns the names of all engine variables in the spec.
@@ -247,12 +247,12 @@ func validateTemplates(moed *semmoev1.MoEDeployment) *InvalidError {
 		if policy := template.Spec.RestartPolicy; policy != "" && policy != corev1.RestartPolicyAlways {
 			return Invalidf("InvalidTemplate", "spec.template.spec.restartPolicy: %q is not possible for a serving pod: remove it, or use Always", policy)
 		}
-		if err := overlay.Check("spec.template", template, reservedIn(moed)); err != nil {
+		if err := podtemplate.Check("spec.template", template, reservedIn(moed)); err != nil {
 			return Invalidf("InvalidTemplate", "%v", err)
 		}
 	}
 	if template := moed.Spec.Routing.Template; template != nil {
-		if err := overlay.CheckMetadata("spec.routing.template.metadata", template.Metadata.Labels, template.Metadata.Annotations); err != nil {
+		if err := podtemplate.CheckMetadata("spec.routing.template.metadata", template.Metadata.Labels, template.Metadata.Annotations); err != nil {
 			return Invalidf("InvalidTemplate", "%v", err)
 		}
 	}
@@ -260,8 +260,8 @@ func validateTemplates(moed *semmoev1.MoEDeployment) *InvalidError {
 }
 
 // reservedIn returns the names that the operator reserves in engine pods.
-func reservedIn(moed *semmoev1.MoEDeployment) overlay.Reserved {
-	return overlay.Reserved{
+func reservedIn(moed *semmoev1.MoEDeployment) podtemplate.Reserved {
+	return podtemplate.Reserved{
 		Engine: semmoev1.EngineContainer, Containers: ourInitContainers, Volumes: ourVolumes, Shared: []string{modelVolume},
 		Secret: access.TokenVolume().Name, Audience: artifact.Audience, Exposed: desired.Shuffles(moed),
 		Mounts: []string{

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
 
-	"github.com/semmoe/operator/internal/authority"
+	"github.com/semmoe/operator/internal/certs"
 )
 
 const (
@@ -30,8 +30,8 @@ const (
 // loadAuthority loads or creates the CA of the store, and publishes its certificate. The key is in a Secret, so that it
 // outlives the pod and is shared by several pods. Only the certificate is in the ConfigMap of the same name, for
 // clients.
-func loadAuthority(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName) (_ *authority.Authority, certificate string, _ error) {
-	own, err := authority.Load(ctx, clients, name, authoritySubject, time.Now())
+func loadAuthority(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName) (_ *certs.Authority, certificate string, _ error) {
+	own, err := certs.Load(ctx, clients, name, authoritySubject, time.Now())
 	if err != nil {
 		return nil, "", err
 	}

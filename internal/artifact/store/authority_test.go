@@ -21,13 +21,13 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/authority"
+	"github.com/semmoe/operator/internal/certs"
 )
 
 // Stores that start at the same time share one CA. Clients get its certificate, but not its key.
 func TestAuthorityIsShared(t *testing.T) {
 	name := types.NamespacedName{Namespace: "team-b", Name: "shared-ca"}
-	authorities := make([]*authority.Authority, 6)
+	authorities := make([]*certs.Authority, 6)
 	var group sync.WaitGroup
 	for i := range authorities {
 		group.Go(func() {

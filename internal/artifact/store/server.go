@@ -17,10 +17,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
 
-	"github.com/semmoe/operator/internal/authority"
-	"github.com/semmoe/operator/internal/buildinfo"
+	"github.com/semmoe/operator/internal/certs"
+	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/internal/httpserver"
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/httpserver/buildinfo"
 )
 
 // maxConnections is enough for the pods of a large cluster that start at the same time. Each pod fetches one plan.
@@ -144,7 +144,7 @@ func certificates(ctx context.Context, group *errgroup.Group, clients kubernetes
 			keepPublished(ctx, clients, options.Authority, certificate, publishPeriod)
 			return nil
 		})
-		issuer := authority.NewIssuer(options.TLSHosts...)
+		issuer := certs.NewIssuer(options.TLSHosts...)
 		issuer.Use(own)
 		return issuer.Certificate, nil
 	}

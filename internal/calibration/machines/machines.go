@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
@@ -61,7 +61,7 @@ func Read(ctx context.Context, reader client.Reader, namespace string, of *semmo
 	}
 	name, key := of.ConfigMap.Name, of.ConfigMap.Key
 	configMap := &corev1.ConfigMap{}
-	switch found, err := owned.FindLive(ctx, reader, client.ObjectKey{Namespace: namespace, Name: name}, configMap); {
+	switch found, err := ownership.FindLive(ctx, reader, client.ObjectKey{Namespace: namespace, Name: name}, configMap); {
 	case err != nil:
 		return ResolvedProfile{}, fmt.Errorf("failed to get ConfigMap %s: %w", name, err)
 	case !found:

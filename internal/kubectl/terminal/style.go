@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/semmoe/operator/internal/printable"
+	"github.com/semmoe/operator/internal/kube/printable"
 )
 
 // Style selects the format of text.

@@ -15,10 +15,10 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/jobstate"
+	"github.com/semmoe/operator/internal/kube/jobstate"
+	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/replicagroup"
 	"github.com/semmoe/operator/internal/kubectl/gitops"
-	"github.com/semmoe/operator/internal/podgroup"
-	"github.com/semmoe/operator/internal/podhealth"
 )
 
 // Objects are the inputs of Describe. The lists may contain objects of other deployments.
@@ -332,15 +332,15 @@ func (o Objects) revision(kind string, workload metav1.Object, template *corev1.
 			continue
 		}
 		p := o.pod(pod)
-		if size := podgroup.Size(pod); size > 1 {
+		if size := replicagroup.Size(pod); size > 1 {
 			p.Workers = size - 1
-			for _, worker := range podgroup.Workers(pod, all) {
+			for _, worker := range replicagroup.Workers(pod, all) {
 				if podhealth.Ready(worker) {
 					p.WorkersReady++
 				}
 			}
 		}
-		p.Ready = p.Ready && podgroup.AllReady(pod, all)
+		p.Ready = p.Ready && replicagroup.AllReady(pod, all)
 		if p.Ready {
 			r.Replicas.Ready++
 		}

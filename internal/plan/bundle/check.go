@@ -11,9 +11,9 @@ import (
 	"slices"
 
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/files/regularfile"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/plan"
-	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/solver/placement"
 )
 

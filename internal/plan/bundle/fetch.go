@@ -12,8 +12,8 @@ import (
 	"slices"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/internal/plan"
-	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/solver"
 )
 

@@ -8,7 +8,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 )
 
 // maxMapBytes limits the size of a map file. A map of 100 layers with 1,000 slots has about 500 KB.

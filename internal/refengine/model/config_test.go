@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 )
 
 func TestLoadRefuses(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 )
 
 const (

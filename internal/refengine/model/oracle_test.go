@@ -13,7 +13,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 )
 
 // synthetic writes a checkpoint of random float32 weights, and returns the weights for the oracle.

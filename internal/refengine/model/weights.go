@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 )
 
 // matrix is a linear map of cols inputs to rows outputs.

@@ -10,11 +10,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/semmoe/operator/internal/model/tokenizer"
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/internal/refengine/model"
 	"github.com/semmoe/operator/internal/refengine/scheduler"
 	"github.com/semmoe/operator/internal/refengine/shuffle"
-	"github.com/semmoe/operator/internal/tokenizer"
 )
 
 // Config configures an engine.

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/semmoe/operator/internal/model/tokenizer"
 	"github.com/semmoe/operator/internal/refengine/scheduler"
-	"github.com/semmoe/operator/internal/tokenizer"
 )
 
 // generation is one request in progress. The scheduler calls it as a sink, and the handler takes events from it. The

@@ -16,8 +16,8 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/podgroup"
+	"github.com/semmoe/operator/internal/kube/replicagroup"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 // annotationActivePorts lists the active ports of a pod; without it, all ports are active. The Gateway API defines it
@@ -94,9 +94,9 @@ func (b Backend) Equal(other Backend) bool { return reflect.DeepEqual(b, other) 
 // Backends returns the engine pods that may get new requests, ordered by name.
 func Backends(pods []*corev1.Pod) []Backend {
 	var backends []Backend
-	replicas := podgroup.ByReplica(pods)
+	replicas := replicagroup.ByReplica(pods)
 	for _, pod := range pods {
-		if backend, ok := backendOf(pod); ok && podgroup.AllReady(pod, replicas(pod)) {
+		if backend, ok := backendOf(pod); ok && replicagroup.AllReady(pod, replicas(pod)) {
 			backends = append(backends, backend)
 		}
 	}

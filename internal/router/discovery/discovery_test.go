@@ -15,7 +15,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/engine"
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 func enginePod(name string, change ...func(*corev1.Pod)) *corev1.Pod {

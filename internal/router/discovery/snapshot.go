@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/internal/files/atomicfile"
 )
 
 const snapshotName = "backends.json"
@@ -18,7 +18,7 @@ const snapshotName = "backends.json"
 func SaveSnapshot(dir string, backends []Backend) error {
 	data, err := json.Marshal(backends)
 	if err == nil {
-		err = wholefile.WriteBytes(filepath.Join(dir, snapshotName), 0o600, data)
+		err = atomicfile.WriteBytes(filepath.Join(dir, snapshotName), 0o600, data)
 	}
 	if err != nil {
 		return fmt.Errorf("failed to write the endpoint snapshot: %w", err)

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/semmoe/operator/internal/engine"
-	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/printable"
+	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/observation/stepsizes"
 	"github.com/semmoe/operator/internal/router/discovery"
-	"github.com/semmoe/operator/internal/stepsizes"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/engine"
-	"github.com/semmoe/operator/internal/stepsizes"
+	"github.com/semmoe/operator/internal/observation/stepsizes"
 )
 
 const (

@@ -13,8 +13,8 @@ import (
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/observation/stepsizes"
 	"github.com/semmoe/operator/internal/router/discovery"
-	"github.com/semmoe/operator/internal/stepsizes"
 )
 
 func stepMetrics(t testing.TB, name string) *engine.StepMetrics {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/semmoe/operator/internal/authority"
+	"github.com/semmoe/operator/internal/certs"
 )
 
 const (
@@ -36,7 +36,7 @@ type Identity struct {
 // Load reads the managers' authority, or creates it where the Secret does not exist. An authority in its last third is
 // replaced; its certificate stays valid for routers that were started before.
 func Load(ctx context.Context, clients kubernetes.Interface, secret types.NamespacedName) (*Identity, error) {
-	own, err := authority.Renew(ctx, clients, secret, authoritySubject, time.Now())
+	own, err := certs.Renew(ctx, clients, secret, authoritySubject, time.Now())
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func Load(ctx context.Context, clients kubernetes.Interface, secret types.Namesp
 	transport.TLSHandshakeTimeout = handshakeTimeout
 	transport.TLSClientConfig = &tls.Config{
 		MinVersion:           tls.VersionTLS13,
-		GetClientCertificate: authority.NewClientIssuer(own).ClientCertificate,
+		GetClientCertificate: certs.NewClientIssuer(own).ClientCertificate,
 		InsecureSkipVerify:   true, //nolint:gosec // the package documentation gives the reason
 	}
 	return &Identity{Authority: string(bundle), HTTP: &http.Client{Transport: transport, CheckRedirect: RefuseRedirect}}, nil

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
-	"github.com/semmoe/operator/internal/authority"
+	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/apiserver"
 )
@@ -43,7 +43,7 @@ func TestManagersShareAnAuthority(t *testing.T) {
 		return identity
 	}
 	first, second := load(), load()
-	shared, err := authority.Load(t.Context(), clients, secret, "", time.Now())
+	shared, err := certs.Load(t.Context(), clients, secret, "", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

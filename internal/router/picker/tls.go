@@ -12,7 +12,7 @@ import (
 	"math/big"
 	"time"
 
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 )
 
 // TLSConfig returns the configuration for a certificate and its key in PEM files. The files are read for each

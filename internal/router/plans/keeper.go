@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/files/atomicfile"
 	"github.com/semmoe/operator/internal/router/discovery"
-	"github.com/semmoe/operator/internal/wholefile"
 )
 
 // Fetch downloads the plan of a digest to a directory and verifies it. If the directory contains the plan already,
@@ -351,7 +351,7 @@ func (k *Keeper) saveUsing() error {
 	if err != nil {
 		return err
 	}
-	return wholefile.WriteBytes(k.usingPath(), 0o600, data)
+	return atomicfile.WriteBytes(k.usingPath(), 0o600, data)
 }
 
 func (k *Keeper) drop(digest string, log logr.Logger) {

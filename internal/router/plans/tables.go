@@ -12,7 +12,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 )
 
 // tablesPeriod is the poll period of the tables file. It is a fraction of the time that a ConfigMap takes to reach a

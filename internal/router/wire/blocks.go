@@ -1,6 +1,6 @@
 package wire
 
-import "github.com/semmoe/operator/internal/jsonscan"
+import "github.com/semmoe/operator/internal/router/jsonscan"
 
 // maxBlockDepth is the maximum nesting of content blocks, such as the blocks of a tool result in a message.
 const maxBlockDepth = 4

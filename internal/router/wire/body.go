@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"strconv"
 
-	"github.com/semmoe/operator/internal/jsonscan"
+	"github.com/semmoe/operator/internal/router/jsonscan"
 )
 
 const (

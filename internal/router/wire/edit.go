@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/semmoe/operator/internal/jsonscan"
+	"github.com/semmoe/operator/internal/router/jsonscan"
 )
 
 // CutMembers removes the members at a path from JSON, in every element of the arrays on the path. All other bytes stay.

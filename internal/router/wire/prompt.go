@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/semmoe/operator/internal/jsonscan"
+	"github.com/semmoe/operator/internal/router/jsonscan"
 )
 
 const (

@@ -6,7 +6,7 @@ import (
 	"strconv"
 
 	"github.com/semmoe/operator/internal/engine"
-	"github.com/semmoe/operator/internal/jsonscan"
+	"github.com/semmoe/operator/internal/router/jsonscan"
 )
 
 // nested are the members of a request that contain members which may choose a rank: containers of engine options. Other

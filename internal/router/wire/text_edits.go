@@ -9,7 +9,7 @@ import (
 	"net/http"
 	"slices"
 
-	"github.com/semmoe/operator/internal/jsonscan"
+	"github.com/semmoe/operator/internal/router/jsonscan"
 )
 
 // TextEditor edits a text that arrives in pieces. It preserves the length of the text.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/trace"
 )

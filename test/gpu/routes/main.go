@@ -19,7 +19,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/internal/files/atomicfile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
@@ -110,7 +110,7 @@ func (o *options) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return wholefile.Write(o.out, 0o644, f.write)
+	return atomicfile.Write(o.out, 0o644, f.write)
 }
 
 // collect returns the file for a trace.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 

@@ -8,10 +8,10 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/model/tokenizer"
+	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
-	"github.com/semmoe/operator/internal/tokenizer"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/placement"

@@ -1,0 +1,2 @@
+// Package ownership contains what all objects of the operator share: labels, owner references, and names from hashes.
+package ownership

@@ -1,0 +1,4 @@
+// Package podtemplate merges a user's pod template over the operator's.
+//
+// Invariant: fields that the user omits stay unchanged; the inputs are not modified.
+package podtemplate

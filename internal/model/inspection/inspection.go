@@ -1,0 +1,225 @@
+package inspection
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/kube/jobstate"
+	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/podsecurity"
+	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/profile"
+)
+
+// exitInvalid is the exit code of `semmoe inspect` for an invalid model or data set.
+const exitInvalid = 3
+
+// Report is the JSON output of `semmoe inspect`: the report on the checkpoint, and on the data set if there is one.
+type Report struct {
+	checkpoint.Report
+	Dataset *profile.DatasetReport `json:"dataset,omitempty"`
+}
+
+// Inputs are the inputs of an inspection: the files to read, and the scheduling of its pod.
+type Inputs struct {
+	Path         string                        `json:"path"`
+	Volume       corev1.VolumeSource           `json:"volume"`
+	NodeSelector map[string]string             `json:"nodeSelector,omitempty"`
+	Affinity     *corev1.Affinity              `json:"affinity,omitempty"`
+	Tolerations  []corev1.Toleration           `json:"tolerations,omitempty"`
+	PullSecrets  []corev1.LocalObjectReference `json:"pullSecrets,omitempty"`
+	// Dataset is inspected together with the model; nil without a data set.
+	Dataset *semmoev1.DatasetSpec `json:"dataset,omitempty"`
+}
+
+// InputsOf returns the inputs for a model whose pods follow a template, which may be nil.
+func InputsOf(model semmoev1.ModelSpec, template *corev1.PodTemplateSpec) Inputs {
+	inputs := Inputs{Path: model.Path, Volume: model.Volume}
+	if template != nil {
+		inputs.NodeSelector = template.Spec.NodeSelector
+		inputs.Affinity = template.Spec.Affinity
+		inputs.Tolerations = template.Spec.Tolerations
+		inputs.PullSecrets = template.Spec.ImagePullSecrets
+	}
+	return inputs
+}
+
+// Hash returns a short hash of the inputs.
+func (i Inputs) Hash() string { return ownership.ShortHash(i, 8) }
+
+// State is the state of an inspection, derived from its Jobs and pods.
+type State struct {
+	// Report is the report on the checkpoint, and Dataset is the report on the data set. Both are nil until there is a
+	// result. Dataset is also nil without a data set.
+	Report  *checkpoint.Report
+	Dataset *profile.DatasetReport
+	// Recorded is the Job with the report in an annotation; nil until it is recorded. If the Job is deleted, the
+	// inspection is repeated.
+	Recorded *batchv1.Job
+	// Unrecorded is the Job whose pod contains the report, while the annotation of the Job does not.
+	Unrecorded *batchv1.Job
+	// Running is the running Job.
+	Running *batchv1.Job
+	// Failure is the message of the last failure. Invalid is true if the model or the data set is invalid, so that only
+	// a change of the model, the data set or the spec helps.
+	Failure string
+	Invalid bool
+	// NextAttempt is the number of the Job to create, not before NextAt; 0 if no Job is needed.
+	NextAttempt int
+	NextAt      time.Time
+	// Obsolete are Jobs to delete.
+	Obsolete []*batchv1.Job
+}
+
+// Model returns the part of the report for a status; nil without a report.
+func (s State) Model() *semmoev1.ModelStatus {
+	if s.Report == nil {
+		return nil
+	}
+	return &semmoev1.ModelStatus{
+		Digest:          s.Report.ModelDigest,
+		Family:          s.Report.Family,
+		Layers:          int32(s.Report.Layers),
+		MoELayers:       int32(len(s.Report.MoELayers)),
+		Experts:         int32(s.Report.Experts),
+		ExpertsPerToken: int32(s.Report.ExpertsPerToken),
+	}
+}
+
+// lostGrace is the time after which a missing result counts as lost.
+const lostGrace = 10 * time.Second
+
+// Observe derives the state of the inspection with these inputs from its Jobs and their pods. A failed Job is kept
+// until the next attempt ends, to record the number of attempts.
+func Observe(inputs string, jobs []*batchv1.Job, pods []*corev1.Pod) State {
+	var ours, others []*batchv1.Job
+	for _, job := range jobs {
+		if job.DeletionTimestamp != nil {
+			continue
+		}
+		if job.Labels[semmoev1.LabelInputs] == inputs {
+			ours = append(ours, job)
+		} else {
+			others = append(others, job)
+		}
+	}
+	slices.SortFunc(ours, func(a, b *batchv1.Job) int { return cmp.Compare(jobstate.Attempt(b), jobstate.Attempt(a)) })
+	if len(ours) == 0 {
+		return State{NextAttempt: 1}
+	}
+	latest := ours[0]
+	state := State{}
+	switch {
+	case latest.Annotations[semmoev1.AnnotationReport] != "":
+		if state.setReport(latest.Annotations[semmoev1.AnnotationReport]); state.Report != nil {
+			state.Recorded = latest
+		}
+		state.Obsolete = append(ours[1:], others...)
+	case jobstate.Finished(latest, batchv1.JobComplete) != nil:
+		if state.setReport(jobstate.TerminationMessage(latest, pods)); state.Report != nil {
+			state.Unrecorded = latest
+			state.Obsolete = append(ours[1:], others...)
+			return state
+		}
+	case jobstate.Finished(latest, batchv1.JobFailed) != nil:
+		condition := jobstate.Finished(latest, batchv1.JobFailed)
+		state.Failure = jobstate.TerminationMessage(latest, pods)
+		if state.Failure == "" {
+			state.Failure = "the inspection Job failed: " + condition.Message
+		}
+		state.Invalid = jobstate.ExitCode(latest, pods) == exitInvalid
+		state.NextAttempt = jobstate.Attempt(latest) + 1
+		state.NextAt = condition.LastTransitionTime.Add(jobstate.BackOff(jobstate.Attempt(latest)))
+		state.Obsolete = ours[1:]
+		return state
+	default:
+		state.Running = latest
+		if len(ours) > 1 { // the failure of the previous attempt stays in the state until this attempt ends
+			state.Failure = jobstate.TerminationMessage(ours[1], pods)
+			state.Invalid = jobstate.ExitCode(ours[1], pods) == exitInvalid
+			state.Obsolete = ours[2:]
+		}
+		return state
+	}
+	if state.Report == nil {
+		// The Job is complete, but its pod was deleted before the result was recorded, or the result is invalid:
+		// inspect again. Jobs and pods have separate caches, and the end of the pod may be observed after the end of
+		// the Job, so lostGrace passes first.
+		state.NextAttempt = jobstate.Attempt(latest) + 1
+		if complete := jobstate.Finished(latest, batchv1.JobComplete); complete != nil {
+			state.NextAt = complete.LastTransitionTime.Add(lostGrace)
+		}
+	}
+	return state
+}
+
+// setReport sets the report from a text. It ignores an invalid text.
+func (s *State) setReport(text string) {
+	var report Report
+	if json.Unmarshal([]byte(text), &report) == nil && report.ModelDigest != "" {
+		s.Report, s.Dataset = &report.Report, report.Dataset
+	}
+}
+
+// Job returns a Job that reads the headers of the checkpoint, and the data set. It needs no device, so that no device
+// is used for a model that cannot be served. The name of the Job is prefix-hash-attempt. objectLabels must contain the
+// hash of the inputs in LabelInputs.
+func Job(namespace, prefix string, owners []metav1.OwnerReference, objectLabels map[string]string, inputs Inputs, image string, pull corev1.PullPolicy, attempt int) *batchv1.Job {
+	args := []string{"inspect", "--model-path", inputs.Path}
+	volumes := []corev1.Volume{{Name: "model", VolumeSource: inputs.Volume}}
+	mounts := []corev1.VolumeMount{{Name: "model", MountPath: semmoev1.ModelMountPath, ReadOnly: true}}
+	if inputs.Dataset != nil {
+		dataset := DatasetMount(*inputs.Dataset)
+		args = append(args, "--dataset", dataset.Path)
+		volumes, mounts = append(volumes, dataset.Volumes...), append(mounts, dataset.Mounts...)
+	}
+	return &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       namespace,
+			Name:            fmt.Sprintf("%s-%s-%d", prefix, inputs.Hash(), attempt),
+			Labels:          objectLabels,
+			OwnerReferences: owners,
+		},
+		Spec: batchv1.JobSpec{
+			BackoffLimit:     ptr.To[int32](0),
+			PodFailurePolicy: jobstate.FailurePolicy("inspect", exitInvalid),
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: objectLabels},
+				Spec: corev1.PodSpec{
+					RestartPolicy:                corev1.RestartPolicyNever,
+					AutomountServiceAccountToken: ptr.To(false),
+					EnableServiceLinks:           ptr.To(false),
+					NodeSelector:                 inputs.NodeSelector,
+					Affinity:                     inputs.Affinity,
+					Tolerations:                  inputs.Tolerations,
+					ImagePullSecrets:             inputs.PullSecrets,
+					SecurityContext:              podsecurity.Pod(),
+					Containers: []corev1.Container{{
+						Name:                     "inspect",
+						Image:                    image,
+						ImagePullPolicy:          pull,
+						Args:                     args,
+						SecurityContext:          podsecurity.Container(),
+						TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+						Resources: corev1.ResourceRequirements{
+							Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},
+							Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")},
+						},
+						VolumeMounts: mounts,
+					}},
+					Volumes: volumes,
+				},
+			},
+		},
+	}
+}

@@ -1,4 +1,0 @@
-// Package overlay merges a user's pod template over the operator's.
-//
-// Invariant: fields that the user omits stay unchanged; the inputs are not modified.
-package overlay

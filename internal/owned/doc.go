@@ -1,2 +1,0 @@
-// Package owned contains what all objects of the operator share: labels, owner references, and names from hashes.
-package owned

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/semmoe/operator/internal/files/npy"
+	"github.com/semmoe/operator/internal/model/npy"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/placement"

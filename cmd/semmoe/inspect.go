@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/engine/sglang"
 	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/internal/model/checkpoint"
-	"github.com/semmoe/operator/internal/model/inspection"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 const (

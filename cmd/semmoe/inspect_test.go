@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/semmoe/operator/internal/model/checkpoint"
-	"github.com/semmoe/operator/internal/model/inspection"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 const tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"

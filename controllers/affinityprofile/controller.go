@@ -29,8 +29,8 @@ import (
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/result"
 	"github.com/semmoe/operator/internal/kube/statuscache"
-	"github.com/semmoe/operator/internal/model/inspection"
 	recording "github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/profile/inspection"
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/model/checkpoint"
-	"github.com/semmoe/operator/internal/model/inspection"
 	recording "github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 const id = "0123456789abcdef"

@@ -20,8 +20,8 @@ import (
 	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/kube/podsecurity"
 	"github.com/semmoe/operator/internal/kube/podtemplate"
-	"github.com/semmoe/operator/internal/model/inspection"
 	recording "github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 const (

@@ -24,8 +24,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/model/inspection"
 	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 // trialCase is a deployment of two replicas, one of which is the canary of a plan.

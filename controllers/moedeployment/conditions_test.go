@@ -17,7 +17,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/model/inspection"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 func TestPlanningConditions(t *testing.T) {

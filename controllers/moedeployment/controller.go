@@ -41,8 +41,8 @@ import (
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/result"
 	"github.com/semmoe/operator/internal/kube/statuscache"
-	"github.com/semmoe/operator/internal/model/inspection"
 	"github.com/semmoe/operator/internal/observation/promquery"
+	"github.com/semmoe/operator/internal/profile/inspection"
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
 

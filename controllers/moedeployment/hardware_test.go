@@ -13,7 +13,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/internal/calibration/machines"
-	"github.com/semmoe/operator/internal/model/inspection"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 // A problem with the hardware profile is reported in a condition. The model serves anyway.

@@ -7,7 +7,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/kube/ownership"
-	"github.com/semmoe/operator/internal/model/inspection"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 func inspectionInputs(moed *semmoev1.MoEDeployment) inspection.Inputs {

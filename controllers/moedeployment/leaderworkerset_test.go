@@ -20,7 +20,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/model/inspection"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 // Groups are scaled and deleted like StatefulSets. An old group is deleted only when none of its leaders is left,

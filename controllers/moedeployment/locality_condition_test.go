@@ -30,9 +30,9 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/model/inspection"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/observation/promquery"
+	"github.com/semmoe/operator/internal/profile/inspection"
 	"github.com/semmoe/operator/solver/drift"
 	"github.com/semmoe/operator/test/metricsdoc"
 )

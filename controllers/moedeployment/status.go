@@ -33,9 +33,9 @@ import (
 	"github.com/semmoe/operator/internal/kube/conditions"
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/printable"
-	"github.com/semmoe/operator/internal/model/inspection"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/observation/stepsizes"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 // observation contains everything that the status is computed from.

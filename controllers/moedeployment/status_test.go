@@ -27,8 +27,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/kube/podhealth"
-	"github.com/semmoe/operator/internal/model/inspection"
 	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 func TestStatus(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/semmoe/operator/internal/files/npy"
+	"github.com/semmoe/operator/internal/model/npy"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"

@@ -30,9 +30,9 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/model/checkpoint"
-	"github.com/semmoe/operator/internal/model/inspection"
 	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 // agentWorkers is how many statuses are written at a time.

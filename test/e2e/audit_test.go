@@ -26,8 +26,8 @@ import (
 	"github.com/semmoe/operator/test/audit"
 )
 
-// installRights makes the operator's namespace, accounts and roles as config has them, and returns the way to the API server with the
-// manager's: the managers of this process have them too.
+// installRights applies the operator's namespace, service accounts and roles from config. It returns an API server
+// configuration with the manager's rights, which the managers of this process use too.
 func installRights(ctx context.Context) (*rest.Config, error) {
 	for _, file := range slices.Concat([]string{"manager/namespace.yaml"}, rightsFiles) {
 		if err := applyAll(ctx, filepath.Join(repository, "config", file)); err != nil {
@@ -44,13 +44,13 @@ func installRights(ctx context.Context) (*rest.Config, error) {
 	return config, nil
 }
 
-// rightsFiles are the files of config with roles and bindings.
+// rightsFiles lists the files of config that contain roles and bindings.
 var rightsFiles = []string{"rbac/role.yaml", "rbac/manager.yaml", "rbac/router.yaml", "rbac/users.yaml", "store/rbac.yaml", "webhook/rbac.yaml"}
 
-// ofUsers are the roles that are for others than the operator.
+// ofUsers lists the roles that are intended for users, not for the operator.
 var ofUsers = []string{"ClusterRole semmoe-editor", "ClusterRole semmoe-metrics-reader", "ClusterRole semmoe-viewer"}
 
-// seldomUsed are the rights that the suite may come to its end without, each with what needs it.
+// seldomUsed lists the rights that a run of the suite may leave unused, each with its purpose.
 var seldomUsed = map[string]string{
 	"ClusterRole semmoe-manager: delete configmaps":                             "a plan's ConfigMap that somebody has damaged is made again",
 	"ClusterRole semmoe-manager: delete affinityprofiles.semmoe.io":             "profiles of re-planning go when later ones have taken their place",
@@ -63,9 +63,10 @@ var seldomUsed = map[string]string{
 	"ClusterRole semmoe-router: list pods":                                      "an API server that cannot stream a first list is asked for one",
 }
 
-// checkLog compares what the operator's pods, and the managers of this process, have asked the API server for with what config
-// grants them: nothing may have been refused, and nothing be granted that no story uses. And of all containers that they have made the restricted pod
-// security standard has nothing but against the engine's, whose security is the user's.
+// checkLog compares the requests of the operator's pods and of the managers of this process with the rights that config
+// grants. No request may have been refused, and every granted right must be used by a story. All containers that the
+// operator creates must satisfy the restricted pod security standard, except the engine's container: the user controls
+// its security context.
 func checkLog() error {
 	files, err := cluster.AuditLogs()
 	if err != nil {
@@ -104,7 +105,7 @@ func checkLog() error {
 	return nil
 }
 
-// installedGrants are the rights that config grants to service accounts, those for kinds left out that no test had.
+// installedGrants returns the rights that config grants to service accounts, without kinds that no test installed.
 func installedGrants() ([]audit.Grant, error) {
 	var clusterRoles []rbacv1.ClusterRole
 	var roles []rbacv1.Role
@@ -135,7 +136,7 @@ func installedGrants() ([]audit.Grant, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The manager binds the role of request routers.
+	// The manager creates the bindings of the request routers' role.
 	const router = "ClusterRole semmoe-router"
 	if want := slices.Sorted(slices.Values(append([]string{router}, ofUsers...))); !slices.Equal(unbound, want) {
 		return nil, fmt.Errorf("config binds nobody to the roles %v, want %v", unbound, want)
@@ -155,7 +156,7 @@ func installedGrants() ([]audit.Grant, error) {
 	return grants, nil
 }
 
-// appendAs appends an object as its type has it. A field that the type has not is an error.
+// appendAs converts an object to its type and appends it. A field that the type does not have is an error.
 func appendAs[T any](all []T, u *unstructured.Unstructured) ([]T, error) {
 	var object T
 	err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(u.Object, &object, true)

@@ -20,9 +20,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// A namespace that is lost with all that is in it, and the store's artifacts of it, comes back from a backup: it serves under the plan
-// that it had, gives the same answers, and no profile is taken again. Backups hold no status, no identity and no owner; either what
-// users have written alone, or all objects but Jobs and pods, as tools make them that know nothing of the operator.
+// TestBackupAndRestore deletes a namespace with all its objects and its artifacts in the store, and restores both from
+// a backup. The model is served under the same plan and gives the same answers, and no profile is recorded again.
+// Backups contain no status, UID or owner reference. They contain either only the objects that users wrote, or all
+// objects except Jobs and pods, as generic backup tools store them.
 func TestBackupAndRestore(t *testing.T) {
 	t.Parallel()
 	for name, all := range map[string]bool{"what users have written": false, "every object": true} {
@@ -72,8 +73,8 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 }
 
-// backUp reads the objects of a namespace as a backup holds them: those that users have written, or all that are not made anew by
-// themselves.
+// backUp reads the objects of a namespace in the form of a backup: only the objects that users wrote, or all objects
+// that are not recreated automatically.
 func backUp(t *testing.T, namespace string, all bool) []*unstructured.Unstructured {
 	t.Helper()
 	var saved []*unstructured.Unstructured
@@ -102,7 +103,7 @@ func backUp(t *testing.T, namespace string, all bool) []*unstructured.Unstructur
 			u.SetLabels(object.GetLabels())
 			u.SetAnnotations(object.GetAnnotations())
 			delete(u.Object, "status")
-			if address, _, _ := unstructured.NestedString(u.Object, "spec", "clusterIP"); kind == "Service" && address != corev1.ClusterIPNone { // given by the cluster
+			if address, _, _ := unstructured.NestedString(u.Object, "spec", "clusterIP"); kind == "Service" && address != corev1.ClusterIPNone { // assigned by the cluster
 				unstructured.RemoveNestedField(u.Object, "spec", "clusterIP")
 				unstructured.RemoveNestedField(u.Object, "spec", "clusterIPs")
 			}
@@ -115,7 +116,7 @@ func backUp(t *testing.T, namespace string, all bool) []*unstructured.Unstructur
 	return saved
 }
 
-// moveArtifacts takes the files of a namespace's artifacts out of a directory, and puts them into another one.
+// moveArtifacts moves the artifact files of a namespace from one directory to another.
 func moveArtifacts(t *testing.T, from, to, namespace string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(from, namespace+".*"))
@@ -129,8 +130,8 @@ func moveArtifacts(t *testing.T, from, to, namespace string) {
 	}
 }
 
-// loseNamespace deletes a namespace with all that is in it, its pods first: where any is left, the namespace's controller looks again
-// only after half of the time that the pod has to end.
+// loseNamespace deletes a namespace with all its objects, the pods first. While any pod is left, the namespace
+// controller retries only after half of the pod's termination grace period.
 func loseNamespace(t *testing.T, namespace string) {
 	t.Helper()
 	clearNamespace(t, namespace)
@@ -157,7 +158,7 @@ func loseNamespace(t *testing.T, namespace string) {
 	})
 }
 
-// completions are the texts that a model answers some prompts with, greedily.
+// completions returns the model's greedy answers to a few prompts, by prompt.
 func completions(t *testing.T, url string) map[string]string {
 	t.Helper()
 	answers := map[string]string{}

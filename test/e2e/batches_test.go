@@ -12,8 +12,9 @@ import (
 	"github.com/semmoe/operator/internal/observation/stepsizes"
 )
 
-// Without rollout.batchTokens the first plan is made for the default batch sizes, which the status reports. Once the engines have computed requests,
-// it reports the sizes of their steps. These are much smaller: another plan is made for them.
+// TestObservedBatchSizes leaves rollout.batchTokens unset. The first plan is made for the default batch sizes, and the
+// status reports them. Once the engines have computed requests, the status reports the observed batch sizes. These are
+// much smaller, so another plan is made for them.
 func TestObservedBatchSizes(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -39,7 +40,7 @@ func TestObservedBatchSizes(t *testing.T) {
 	t.Logf("%+v", last)
 }
 
-// waitBatches waits until the newest plan is solved for batch sizes from a source.
+// waitBatches waits until the newest plan is solved for batch sizes from the given source.
 func waitBatches(t *testing.T, moed *semmoev1.MoEDeployment, source semmoev1.BatchTokensSource, between ...func()) *semmoev1.BatchTokensStatus {
 	t.Helper()
 	var found *semmoev1.BatchTokensStatus

@@ -19,8 +19,9 @@ import (
 	"github.com/semmoe/operator/test/corpus"
 )
 
-// The sample of a workload that no MoEDeployment has made, with the reference engine: its pods wait for the plan, start by it, and a request
-// router of the user's sends requests to the ranks of their experts.
+// TestBringYourOwn applies the sample of a workload that is not managed by a MoEDeployment, with the reference engine.
+// The pods wait for the plan and start with it, and a user-provided request router sends requests to the ranks of their
+// experts.
 func TestBringYourOwn(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -76,7 +77,8 @@ func TestBringYourOwn(t *testing.T) {
 	}
 }
 
-// onReferenceEngine has the engine of a Deployment for SGLang be the reference engine, with the small model: the same flags, of four ranks.
+// onReferenceEngine replaces the SGLang engine of a Deployment by the reference engine with the small model: the same
+// flags, for four ranks.
 func onReferenceEngine(t *testing.T, u *unstructured.Unstructured) {
 	t.Helper()
 	const large, small = "/models/Qwen3-30B-A3B", "/models"
@@ -95,7 +97,7 @@ func onReferenceEngine(t *testing.T, u *unstructured.Unstructured) {
 			}
 			var changed []any
 			for _, arg := range args {
-				if arg != "--moe-a2a-backend=deepep" { // of GPUs
+				if arg != "--moe-a2a-backend=deepep" { // requires GPUs
 					changed = append(changed, ranks.Replace(arg))
 				}
 			}
@@ -120,10 +122,10 @@ func onReferenceEngine(t *testing.T, u *unstructured.Unstructured) {
 	set(t, u, "4", "spec", "template", "metadata", "annotations", semmoev1.AnnotationRanks)
 }
 
-// activationsLine is one that a reference engine tells of the activations that it has counted.
+// activationsLine matches an activation counter in the metrics of a reference engine.
 var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{locality="(\w+)",rank="\d+"\} (\S+)$`)
 
-// localRate is the share of local activations that the reference engines of a namespace have counted.
+// localRate returns the share of local activations that the reference engines of a namespace counted.
 func localRate(t *testing.T, namespace string) float64 {
 	t.Helper()
 	var local, total float64
@@ -145,7 +147,8 @@ func localRate(t *testing.T, namespace string) float64 {
 	return local / total
 }
 
-// metricsOf are what the pods of a namespace with those labels tell at a port, each in Prometheus' text format.
+// metricsOf returns the metrics of the namespace's pods with the given labels, read from a port, each in the Prometheus
+// text format.
 func metricsOf(t *testing.T, namespace string, labels client.MatchingLabels, port int) (all []string) {
 	t.Helper()
 	var pods corev1.PodList

@@ -23,7 +23,8 @@ import (
 	"github.com/semmoe/operator/test/scramble"
 )
 
-// scrambled is a routing trace of the small model of which a bad plan comes, with each request as many times as is asked for.
+// scrambled returns a routing trace of the small model that leads to a bad plan. Each request is repeated the given
+// number of times.
 func scrambled(t *testing.T, times int) string {
 	t.Helper()
 	routes, err := trace.Open(t.Context(), filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst"))
@@ -39,7 +40,7 @@ func scrambled(t *testing.T, times int) string {
 	return name
 }
 
-// repeated is a trace with each request several times, each time as one of another document.
+// repeated returns a trace with each request repeated, each time as part of a different document.
 func repeated(routes *trace.Trace, times int) *trace.Trace {
 	all := *routes
 	tokens, documents := routes.Offsets[routes.Requests()], slices.Max(routes.Documents)+1
@@ -55,15 +56,15 @@ func repeated(routes *trace.Trace, times int) *trace.Trace {
 	return &all
 }
 
-// readers send requests of all kinds of text until they are stopped, and fail the test where one is not answered in full.
+// readers sends requests of all kinds of text until stopped, and fails the test if a request is not answered in full.
 func readers(t *testing.T, url string) (stop func()) {
 	t.Helper()
 	requests := corpus.Requests(corpus.Written(), 300)
 	return send(t, url, 4, func(_ context.Context, n int) string { return requests[n%len(requests)].Text })
 }
 
-// send has clients, so many at a time, send prompts until they are stopped, and fails the test where one is not answered in full. The
-// n-th prompt is sent when the function returns it.
+// send runs the given number of concurrent clients, which send prompts until stopped. It fails the test if a request is
+// not answered in full. The n-th request is sent when prompt(ctx, n) returns.
 func send(t *testing.T, url string, number int, prompt func(ctx context.Context, n int) string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -81,7 +82,7 @@ func send(t *testing.T, url string, number int, prompt func(ctx context.Context,
 			}
 		})
 	}
-	t.Cleanup(clients.Wait) // also of a test that has failed: the context ends first
+	t.Cleanup(clients.Wait) // also after a test failure: the context ends first
 	return func() {
 		cancel()
 		clients.Wait()
@@ -89,7 +90,7 @@ func send(t *testing.T, url string, number int, prompt func(ctx context.Context,
 	}
 }
 
-// phaseOf is how far a new plan has come; empty where none is on its way.
+// phaseOf returns the phase of the rollout in progress, or an empty phase if there is none.
 func phaseOf(moed *semmoev1.MoEDeployment) semmoev1.RolloutPhase {
 	if moed.Status.Rollout == nil {
 		return ""
@@ -97,8 +98,8 @@ func phaseOf(moed *semmoev1.MoEDeployment) semmoev1.RolloutPhase {
 	return moed.Status.Rollout.Phase
 }
 
-// A plan that is better than none is promoted from its canary; one that promises as much and is worse is taken back by itself,
-// and not tried again until somebody asks for it. Nobody notices.
+// TestCanary promotes a plan from its canary that is better than no plan. A second plan that forecasts the same gain
+// but performs worse is rolled back automatically, and is not tried again until a user requests it. No request fails.
 func TestCanary(t *testing.T) {
 	t.Parallel()
 	whole, namespace := t, newNamespace(t)
@@ -116,7 +117,7 @@ func TestCanary(t *testing.T) {
 	url := reach(t, moed)
 	eventually(t, patience, "the first request is answered", func() error { return ask(t.Context(), url, "tiny") })
 
-	// Without requests nothing tells whether the plan is better: it stays on its canary.
+	// Without requests there is no evidence that the plan is better: the plan stays on its canary.
 	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Canary", "1 of 3 replicas")
 	told := get(t, moed)
 	if told.Status.Rollout == nil || told.Status.Rollout.Phase != semmoev1.RolloutPhaseCanary || told.Status.Rollout.CandidateRevision == told.Status.Revision {
@@ -151,7 +152,7 @@ func TestCanary(t *testing.T) {
 	}
 	t.Logf("taken back: %s", bad.Annotations[failures[0]])
 
-	// It is not tried again, whatever is lost.
+	// The failed plan is not tried again, even after the status is lost.
 	pods := podUIDs(t, moed)
 	stopManager()
 	wipeStatus(t, moed)
@@ -161,7 +162,8 @@ func TestCanary(t *testing.T) {
 		t.Errorf("other pods (-before +after):\n%s", diff)
 	}
 
-	// Once somebody asks for it, it is; and what has failed it is not this time left to the operator to take back.
+	// When a user removes the failure annotation, the plan is tried again. With rollback Manual, the operator does not
+	// roll it back.
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.Rollback = semmoev1.RollbackManual })
 	if err := api.Patch(t.Context(), bad, client.RawPatch("application/merge-patch+json", []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, failures[0])))); err != nil {
 		t.Fatal(err)
@@ -178,7 +180,7 @@ func TestCanary(t *testing.T) {
 	stop()
 }
 
-// failuresOf are the annotations of a plan that tell that it has failed.
+// failuresOf returns the annotations of a plan that record its failures.
 func failuresOf(plan *semmoev1.PlacementPlan) []string {
 	var keys []string
 	for key := range plan.Annotations {

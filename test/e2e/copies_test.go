@@ -15,15 +15,16 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// A plan with copies of experts serves in an engine that has room for them, answers as the model does without a plan, and promises more
-// than the same plan without copies.
+// TestCopiesOfExperts serves a plan with redundant experts on an engine that has room for them. The answers equal those
+// without a plan, and the forecast is better than that of the same plan without copies.
 func TestCopiesOfExperts(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
 	storedProfile(t, namespace)
 	moed := storyDeployment(namespace)
-	// Without an all-to-all backend SGLang computes wrong answers with copies, or ends at start: the plan would be refused.
+	// Without an all-to-all backend, SGLang computes wrong answers with redundant experts or exits at start, so the
+	// plan would be refused.
 	moed.Spec.Engine.Args = append(moed.Spec.Engine.Args, "--moe-a2a-backend=deepep")
 	create(t, moed)
 	plain := waitPlanned(t, moed).Status
@@ -43,7 +44,7 @@ func TestCopiesOfExperts(t *testing.T) {
 	startedWith(t, moed, "--ep-num-redundant-experts 8", "--ep-dispatch-algorithm static")
 }
 
-// startedWith requires that engines are started with flags.
+// startedWith requires that all engines are started with the given flags.
 func startedWith(t *testing.T, moed *semmoev1.MoEDeployment, flags ...string) {
 	t.Helper()
 	pods := listEnginePods(t, moed)
@@ -60,8 +61,9 @@ func startedWith(t *testing.T, moed *semmoev1.MoEDeployment, flags ...string) {
 	}
 }
 
-// The operator sizes copies of experts from memory: the number that it has chosen is in the status of the plan, engines are started with it, and
-// answers stay the same. Memory for no expert leaves a plan without copies, which says so.
+// TestCopiesFromMemory lets the operator size the redundant experts from memory. The chosen number is in the plan's
+// status, engines are started with it, and answers do not change. If no expert fits in memory, the plan has no copies
+// and its condition says so.
 func TestCopiesFromMemory(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -72,7 +74,8 @@ func TestCopiesFromMemory(t *testing.T) {
 			m.Spec.Placement.RedundantExperts, m.Spec.Placement.RedundantMemoryBytes = ptr.To(intstr.FromString(semmoev1.RedundantExpertsAuto)), ptr.To(resource.MustParse(memory))
 		}
 	}
-	// Less than an expert of each layer: three matrices of 128 by 64 weights of four bytes, in four layers.
+	// The memory is less than one expert of each layer: three matrices of 128 by 64 weights of four bytes, in four
+	// layers.
 	moed := storyDeployment(namespace, sized("384k"))
 	moed.Spec.Engine.Args = append(moed.Spec.Engine.Args, "--moe-a2a-backend=deepep")
 	create(t, moed)
@@ -101,7 +104,7 @@ func TestCopiesFromMemory(t *testing.T) {
 	startedWith(t, moed, fmt.Sprintf("--ep-num-redundant-experts %d", plan.Status.RedundantExperts), "--ep-dispatch-algorithm static")
 }
 
-// planOf is the plan of a deployment with a short digest.
+// planOf returns the plan of a deployment that has the given short digest.
 func planOf(t *testing.T, moed *semmoev1.MoEDeployment, digest string) *semmoev1.PlacementPlan {
 	t.Helper()
 	var plans semmoev1.PlacementPlanList
@@ -117,7 +120,7 @@ func planOf(t *testing.T, moed *semmoev1.MoEDeployment, digest string) *semmoev1
 	return nil
 }
 
-// message is that of the plan's condition Ready.
+// message returns the message of the plan's condition Ready.
 func message(plan *semmoev1.PlacementPlan) string {
 	if ready := meta.FindStatusCondition(plan.Status.Conditions, semmoev1.ConditionReady); ready != nil {
 		return ready.Message

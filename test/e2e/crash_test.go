@@ -11,9 +11,10 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
-// The manager is killed after its k-th write, and another started: whatever k, the end is the same as without a crash, nothing
-// is made twice, and nothing that serves is deleted on the way. The full form tells a story once for each write; the short form tells
-// it once, and one manager after another dies.
+// TestCrashAfterAnyWrite kills the manager after its k-th write and starts another one. For every k the end state
+// equals that of a run without a crash, no object is created twice, and nothing that serves is deleted. The full form
+// runs a story once for each write. The short form runs each story once, with several managers that crash one after
+// another.
 func TestCrashAfterAnyWrite(t *testing.T) {
 	t.Parallel()
 	var allTried, allWrites atomic.Int64
@@ -48,12 +49,13 @@ func TestCrashAfterAnyWrite(t *testing.T) {
 	}
 }
 
-// fewWrites are so few that one of them in each run is more than a tenth of all, even where the last points are not reached: a run may
-// need a quarter fewer writes than the clean one, as changes of status come together or one by one.
+// fewWrites is the number of consecutive writes of which the short form picks one to crash after. With 7, more than 10%
+// of all writes are tried even if the last points are not reached: a run can need a quarter fewer writes than the clean
+// run, because status changes are merged or written one by one.
 const fewWrites = 7
 
-// crashPoints are the writes, counted from 1, that managers die with in each run of a story: every write in a run of its own, or in
-// the short form one run, with a seeded write of each fewWrites.
+// crashPoints returns the writes, counted from 1, after which managers crash, for each run of a story. In the full form
+// every write has a separate run. In the short form there is one run, with one seeded write of every fewWrites.
 func crashPoints(writes int) [][]int {
 	var runs [][]int
 	if *full {
@@ -70,7 +72,8 @@ func crashPoints(writes int) [][]int {
 	return [][]int{points}
 }
 
-// crashes has a manager die with each of some writes of a story, which ascend, and the last successor live.
+// crashes returns a hazard in which one manager crashes after each of the given writes, in ascending order. The last
+// successor survives.
 func crashes(points []int) hazard {
 	var managers []faults.Schedule
 	before := 0

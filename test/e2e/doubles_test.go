@@ -11,9 +11,9 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
-// TestDoubles serves with the double of a release of each engine, and rolls out a plan in the way that the operator chooses: the engine's command
-// line, its expert map or the reshuffled checkpoint, its health and release, its answers to the lossless probe, and its routed experts are those
-// of the release.
+// TestDoubles serves with the test double of one release of each engine, and rolls out a plan in the way that the
+// operator chooses. The engine's command line, expert map or reshuffled checkpoint, health, reported release, answers
+// to the lossless probe and routed experts are those of that release.
 func TestDoubles(t *testing.T) {
 	long(t)
 	for _, test := range []struct {
@@ -56,7 +56,7 @@ func TestDoubles(t *testing.T) {
 			})
 			stop := trickle(t, url, 120)
 			waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", test.realization)
-			if !test.unpinned { // requests are on the ranks that they were sent to, and their routed experts are read right
+			if !test.unpinned { // requests are on the ranks that the router chose, and their routed experts are decoded correctly
 				waitConditionWithin(t, patience, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionTrue, "OnTarget")
 			}
 			stop()

@@ -18,13 +18,14 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// prometheusStub answers range queries with a value at every step, or with what is put in place of the series.
+// prometheusStub is a Prometheus server that answers range queries with one value at every step, or with a fixed
+// response body.
 type prometheusStub struct {
 	value, instead atomic.Pointer[string]
 	status         atomic.Int32
 }
 
-// tell sets the answer from now on.
+// tell sets the answer to later queries.
 func (p *prometheusStub) tell(status int, value, instead string) {
 	p.status.Store(int32(status))
 	p.value.Store(&value)
@@ -54,8 +55,9 @@ func (p *prometheusStub) start(t *testing.T) string {
 	return server.URL
 }
 
-// How what is served stands to its plan is told by the routers' sample, and by a Prometheus server: what falls below the promise is
-// drift, and a server that fails is not. No plan is made while the one in service is young.
+// TestDriftIsTold measures the locality of the serving plan with the routers' samples and with a Prometheus server. A
+// rate below the forecast is drift, and a failing server is not. No plan is made while the serving plan is newer than
+// the minimum age.
 func TestDriftIsTold(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -151,13 +153,14 @@ func TestDriftIsTold(t *testing.T) {
 	}
 }
 
-// lookFor waits until LocalityOnTarget has a status and a reason; where they are empty, any status but Unknown.
+// lookFor waits until LocalityOnTarget has a status and a reason. If both are empty, it accepts any status except
+// Unknown.
 func lookFor(t *testing.T, moed *semmoev1.MoEDeployment, status metav1.ConditionStatus, reason string) *semmoev1.MoEDeployment {
 	t.Helper()
 	var current *semmoev1.MoEDeployment
 	var last time.Time
 	eventually(t, patience, "LocalityOnTarget is "+string(status)+" "+reason, func() error {
-		if time.Since(last) > time.Second { // the manager looks once a minute by itself
+		if time.Since(last) > time.Second { // by itself the manager polls once a minute
 			last = time.Now()
 			update(t, moed, func(m *semmoev1.MoEDeployment) {
 				metav1.SetMetaDataAnnotation(&m.ObjectMeta, "look", last.Format(time.RFC3339Nano))
@@ -173,7 +176,7 @@ func lookFor(t *testing.T, moed *semmoev1.MoEDeployment, status metav1.Condition
 	return current
 }
 
-// askLiveProfiles asks for profiles of what the routers sample, of a deployment that samples counts, and none now.
+// askLiveProfiles requests live profiles from a deployment that samples counts and currently has no samples.
 func askLiveProfiles(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	for samples, reason := range map[semmoev1.LiveSamples]string{semmoev1.LiveSamplesCounts: "WaitingForSamples", semmoev1.LiveSamplesSequences: "NoLiveSamples"} {
@@ -187,7 +190,8 @@ func askLiveProfiles(t *testing.T, moed *semmoev1.MoEDeployment) {
 	}
 }
 
-// holdReplans has a user keep a drift from leading to another plan, in each way that there is, and undo it. That is told.
+// holdReplans prevents re-planning after drift in each way that a user can, and reverts the change. The condition
+// reports each reason.
 func holdReplans(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	spec := get(t, moed).Spec

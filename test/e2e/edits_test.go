@@ -13,7 +13,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// served is what the status says of what serves.
+// served contains the status fields that describe the serving engine and plan.
 type served struct {
 	Serving              *semmoev1.ServingStatus
 	PlanDigest, Baseline string
@@ -28,8 +28,9 @@ func servedOf(moed *semmoev1.MoEDeployment) served {
 	return d
 }
 
-// An edit that cannot be realised changes nothing of what the status says of what serves: its revision, its plan, and its rates. What was
-// profiled and planned stays so while the spec has no plan of its own. Once the edit is undone all is as before.
+// TestEditsThatCannotBeRealised makes edits that cannot be realized. The status fields of the serving revision, its
+// plan and its rates do not change. The profile and plan fields stay while the new spec has no plan. After the edit is
+// reverted, the status is as before.
 func TestEditsThatCannotBeRealised(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -50,7 +51,7 @@ func TestEditsThatCannotBeRealised(t *testing.T) {
 	for _, edit := range []struct {
 		name, reason string
 		change       func(*semmoev1.MoEDeploymentSpec)
-		// unplanned is whether the spec has no plan of its own.
+		// unplanned reports whether the edited spec has no plan.
 		unplanned bool
 	}{
 		{"a size that does not divide the experts", "InvalidExpertParallelSize", func(s *semmoev1.MoEDeploymentSpec) { s.Parallelism.ExpertParallelSize = 5 }, true},

@@ -17,11 +17,11 @@ import (
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 )
 
-// rankHeader is how the reference engine is told the rank.
+// rankHeader is the request header that selects a rank of the reference engine.
 const rankHeader = "X-Data-Parallel-Rank"
 
-// A Gateway gets a rank for each request from the endpoint picker. Requests are spread over the ranks, and what the picker observes
-// of them is told in the status.
+// TestGateway sends requests through a Gateway that gets a rank for each request from the endpoint picker. Requests are
+// spread over the ranks, and the status reports what the picker observes.
 func TestGateway(t *testing.T) {
 	t.Parallel()
 	installInferencePools(t)
@@ -41,7 +41,7 @@ func TestGateway(t *testing.T) {
 	if len(ranks) != 4 {
 		t.Errorf("requests by rank are %v, want four ranks", ranks)
 	}
-	touchPods(t, moed, time.Second) // else routers are asked once a minute
+	touchPods(t, moed, time.Second) // the operator polls the routers only once a minute
 	eventually(t, patience, "the status tells what was observed", func() error {
 		status := get(t, moed).Status
 		if status.LAR == nil || status.LAR.ObservedMilli == nil || status.Routing == nil || len(status.Routing.Ranks) != 4 {
@@ -51,8 +51,8 @@ func TestGateway(t *testing.T) {
 	})
 }
 
-// gateway plays the part of a Gateway: it asks the endpoint picker, sends the request to the engine pod that it names, and lets the
-// response pass through the picker.
+// gateway simulates a Gateway: it queries the endpoint picker, sends the request to the selected engine pod, and passes
+// the response through the picker.
 type gateway struct {
 	picker *grpc.ClientConn
 	engine *http.Client
@@ -67,8 +67,8 @@ func newGateway(t *testing.T, moed *semmoev1.MoEDeployment) gateway {
 	return gateway{gatewaytest.Dial(t, address), podClient(t)}
 }
 
-// complete sends a request for a small completion, and returns the rank that it was sent to. It fails unless the client gets a
-// whole completion, without the experts that the picker asked for on its own account.
+// complete sends a small completion request and returns its rank. It fails the test unless the client gets a whole
+// completion without the routed experts, which only the picker requested.
 func (g gateway) complete(t *testing.T, prompt string) int {
 	t.Helper()
 	stream := gatewaytest.Open(t, g.picker, gatewaytest.FullDuplex)
@@ -99,7 +99,7 @@ func (g gateway) complete(t *testing.T, prompt string) int {
 	}
 	stream.ResponseHeaders(response.StatusCode, map[string]string{"content-type": response.Header.Get("Content-Type")}, false, endpoints[0])
 	stream.ResponseBody(answer, 1000, true)
-	stream.Answered() // only now: of a sampled answer the picker changes the length
+	stream.Answered() // only now: the picker changes the length of a sampled answer
 	shown, _ := stream.Body(-1)
 	if err := stream.End(); err != io.EOF {
 		t.Fatalf("the picker ends the stream with %v", err)

@@ -18,20 +18,20 @@ import (
 )
 
 const (
-	// argoManager is the field manager that Argo CD applies with, argoWave what it orders objects by, and argoTracking how it knows its
-	// own.
+	// argoManager is the field manager of Argo CD. Argo CD orders objects by the annotation argoWave and marks managed
+	// objects with argoTracking.
 	argoManager  = "argocd-controller"
 	argoWave     = "argocd.argoproj.io/sync-wave"
 	argoTracking = "argocd.argoproj.io/tracking-id"
 )
 
-// repositoryOf is a directory of a Git repository that Argo CD synchronises with a namespace, as the objects in it.
+// repositoryOf contains the objects of a Git directory that Argo CD synchronizes with a namespace.
 type repositoryOf struct {
 	namespace string
 	objects   []*unstructured.Unstructured
 }
 
-// readRepository reads the manifests of a directory, for a namespace of ours.
+// readRepository reads the manifests of a directory and sets their namespace to a test namespace.
 func readRepository(t *testing.T, namespace, dir string) *repositoryOf {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
@@ -45,7 +45,7 @@ func readRepository(t *testing.T, namespace, dir string) *repositoryOf {
 			t.Fatal(err)
 		}
 		for _, u := range manifests {
-			if u.GetKind() != "PodMonitor" { // the cluster of this suite has no Prometheus operator
+			if u.GetKind() != "PodMonitor" { // the test cluster has no Prometheus operator
 				r.add(u)
 			}
 		}
@@ -53,7 +53,7 @@ func readRepository(t *testing.T, namespace, dir string) *repositoryOf {
 	return r
 }
 
-// add commits another object.
+// add adds an object to the repository.
 func (r *repositoryOf) add(u *unstructured.Unstructured) {
 	if u.GetKind() == "Namespace" {
 		u.SetName(r.namespace)
@@ -69,7 +69,7 @@ func (r *repositoryOf) add(u *unstructured.Unstructured) {
 	r.objects = append(r.objects, u)
 }
 
-// one is the only object of a kind.
+// one returns the only object of a kind.
 func (r *repositoryOf) one(t *testing.T, kind string) *unstructured.Unstructured {
 	t.Helper()
 	var found []*unstructured.Unstructured
@@ -92,8 +92,8 @@ func set(t *testing.T, u *unstructured.Unstructured, value any, path ...string) 
 	}
 }
 
-// sync applies the objects by server-side apply, wave by wave as Argo CD does: the next wave once all of one are healthy, which for the
-// operator's kinds is Ready of the present generation.
+// sync applies the objects by server-side apply in waves, like Argo CD: the next wave follows when all objects of a
+// wave are healthy. Objects of the operator's kinds are healthy when Ready is true for their current generation.
 func (r *repositoryOf) sync(t *testing.T) {
 	t.Helper()
 	waves := map[int][]*unstructured.Unstructured{}
@@ -123,7 +123,7 @@ func (r *repositoryOf) sync(t *testing.T) {
 	}
 }
 
-// apply applies an object, and returns what it has become.
+// apply applies an object and returns the result.
 func (r *repositoryOf) apply(t *testing.T, u *unstructured.Unstructured, options ...client.ApplyOption) *unstructured.Unstructured {
 	t.Helper()
 	applied := u.DeepCopy()
@@ -134,7 +134,7 @@ func (r *repositoryOf) apply(t *testing.T, u *unstructured.Unstructured, options
 	return applied
 }
 
-// live is an object as the API server has it.
+// live returns the object in the API server.
 func live(t *testing.T, u *unstructured.Unstructured) *unstructured.Unstructured {
 	t.Helper()
 	found := &unstructured.Unstructured{}
@@ -145,8 +145,8 @@ func live(t *testing.T, u *unstructured.Unstructured) *unstructured.Unstructured
 	return found
 }
 
-// checkSynced fails unless what is in the repository is what is in the cluster: to apply it would change nothing but what the operator
-// reports meanwhile, and changes nothing when it is applied, and nobody else has had a hand in a spec.
+// checkSynced fails the test if the repository differs from the cluster. Applying the repository must predict and cause
+// no change except in status, and no other field manager may own spec fields or labels.
 func (r *repositoryOf) checkSynced(t *testing.T, when string) {
 	t.Helper()
 	for _, u := range r.objects {
@@ -169,7 +169,8 @@ func (r *repositoryOf) checkSynced(t *testing.T, when string) {
 	}
 }
 
-// declared is what somebody may have declared of an object: all but its status, and what the API server counts.
+// declared returns the fields that a user can declare: all except the status and the fields that the API server
+// maintains.
 func declared(u *unstructured.Unstructured) map[string]any {
 	object := runtime.DeepCopyJSON(u.Object)
 	delete(object, "status")
@@ -179,8 +180,9 @@ func declared(u *unstructured.Unstructured) map[string]any {
 	return object
 }
 
-// The sample for Argo CD, with a small model on the reference engine: each wave becomes healthy, the model is served under the plan that
-// is pinned, an autoscaler may scale it, another plan is pinned, and rolled back. Whenever Argo CD looks, it finds what it has applied.
+// TestGitOps applies the sample for Argo CD with a small model on the reference engine. Each wave becomes healthy, the
+// model is served under the pinned plan, an autoscaler scales it, another plan is pinned, and the pin is rolled back.
+// The cluster stays in sync at each of these steps.
 func TestGitOps(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -191,13 +193,13 @@ func TestGitOps(t *testing.T) {
 	spec := specOf(t, publishedProfile(t, namespace, profile.GetName(), "texts", filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst")))
 	set(t, profile, spec, "spec")
 	set(t, first, int64(4), "spec", "expertParallelSize")
-	// At usual sizes of batches latency is most of the time of a layer of this small a model.
+	// With the usual batch sizes, latency is most of the layer time of a model this small.
 	set(t, first, int64(1<<20), "spec", "batchTokens")
 	set(t, first, int64(0), "spec", "minimumGainPercent")
 	for _, field := range []string{"model", "engine", "parallelism"} {
 		set(t, moed, spec[field], "spec", field)
 	}
-	set(t, moed, map[string]any{"soakSeconds": int64(0)}, "spec", "rollout") // nobody asks, so there is nothing to compare
+	set(t, moed, map[string]any{"soakSeconds": int64(0)}, "spec", "rollout") // no clients send requests, so there is nothing to compare
 	sample.sync(t)
 	typed := &semmoev1.MoEDeployment{}
 	typed.Namespace, typed.Name = namespace, moed.GetName()
@@ -236,7 +238,7 @@ func TestGitOps(t *testing.T) {
 	}
 }
 
-// specOf is the spec of an object as a manifest has it.
+// specOf returns the spec of an object in manifest form.
 func specOf(t *testing.T, object client.Object) map[string]any {
 	t.Helper()
 	u, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)

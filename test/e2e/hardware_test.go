@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// A hardware profile of the user's reaches the plan that serves. When its ConfigMap is lost that is told, and nothing else follows; other
-// content makes another plan.
+// TestHardwareProfile serves with a plan that contains a user-provided hardware profile. Loss of its ConfigMap is
+// reported and has no other effect. Other content leads to another plan.
 func TestHardwareProfile(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -38,7 +38,7 @@ func TestHardwareProfile(t *testing.T) {
 	wait := func(kind string, status metav1.ConditionStatus, reason string, parts ...string) {
 		t.Helper()
 		eventually(t, patience, kind+" is "+string(status)+" "+reason, func() error {
-			nudge() // sooner than by the clock
+			nudge() // without waiting for the periodic poll
 			current := get(t, moed)
 			return conditionIs(current.Status.Conditions, current.Generation, kind, status, reason, parts...)
 		})
@@ -84,8 +84,8 @@ func TestHardwareProfile(t *testing.T) {
 	waitOtherPlan(t, moed, planned.Status.PlanDigest, nudge)
 	carries("newer")
 
-	// A plan that is yet to be made with what the ConfigMap held before waits for that.
-	late := newPlan(namespace, "late", 2) // none such is in the store
+	// A new plan that needs the previous content of the ConfigMap waits for that content.
+	late := newPlan(namespace, "late", 2) // the store has no such plan
 	late.Spec.Hardware, late.Spec.HardwareDigest = moed.Spec.Placement.Hardware, before
 	create(t, late)
 	waitPlan(t, late, semmoev1.ConditionReady, "HardwareProfileChanged", "spec.hardwareDigest")

@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
-// hazards are what any story must survive, beside a crash. With maxLag stale caches there are that many more.
+// hazards lists the failures that every story must survive, in addition to crashes and maxLag levels of cache lag.
 var hazards = []hazard{
 	{name: "30% conflicts, and a foreign writer every 50 ms", schedule: faults.Schedule{Seed: 1, Conflicts: 30}, touched: true},
 	{name: "429, 5xx and time-outs", schedule: faults.Schedule{Seed: 2, Throttled: 3, Failed: 10, TimedOut: 5}},
@@ -19,11 +19,11 @@ var hazards = []hazard{
 	{name: "a clock that jumps back six hours, and forward again", schedule: faults.Schedule{ClockBehind: 6 * time.Hour}},
 }
 
-// maxLag is the greatest lag of a cache that is tried, in writes of the manager.
+// maxLag is the largest tested cache lag, in writes of the manager.
 const maxLag = 10
 
-// stale is a manager whose cache lags by some of its writes, which dies at a seeded one; what its successor lists at first
-// is as old, and lags as much.
+// stale returns a hazard in which the manager's cache lags by the given number of writes, and the manager crashes after
+// a seeded write. The first list of its successor is equally old, and its cache lags equally.
 func stale(lag, writes int) hazard {
 	random := rand.New(rand.NewPCG(uint64(lag), 1))
 	crash := lag + 1 + random.IntN(max(1, writes-lag))
@@ -33,7 +33,8 @@ func stale(lag, writes int) hazard {
 	}
 }
 
-// Every story survives every hazard: it ends as without, nothing is made twice, and nothing that serves is deleted.
+// TestHazards runs every story under every hazard. The end state equals that of a clean run, no object is created
+// twice, and nothing that serves is deleted.
 func TestHazards(t *testing.T) {
 	t.Parallel()
 	for at, s := range stories {
@@ -59,7 +60,8 @@ func allHazards(writes int) []hazard {
 	return all
 }
 
-// chosen are all hazards, or in the short form one for every other story, each of another kind, and for every fourth one that lags.
+// chosen returns all hazards in the full form. In the short form it returns a different hazard for every second story,
+// and a different cache lag for every fourth.
 func chosen(story int, all []hazard) []hazard {
 	if *full {
 		return all

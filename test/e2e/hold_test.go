@@ -18,7 +18,7 @@ import (
 
 var heldLine = regexp.MustCompile(`(?m)^semmoe_router_held_requests_total (\S+)$`)
 
-// held is how many requests have waited in the routers of a deployment.
+// held returns the number of requests that waited in the routers of a deployment.
 func held(t *testing.T, moed *semmoev1.MoEDeployment) (n float64) {
 	t.Helper()
 	for _, text := range metricsOf(t, moed.Namespace, client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentRouter}, 9090) {
@@ -35,8 +35,8 @@ func held(t *testing.T, moed *semmoev1.MoEDeployment) (n float64) {
 	return n
 }
 
-// Requests that may wait for the rank of their experts are all answered, and some of them do wait where many want the same rank; where that is
-// taken back, none does.
+// TestRequestsWaitForTheirRank lets requests wait for the rank of their experts. All are answered, and some wait when
+// many requests need the same rank. After waiting is disabled, no request waits.
 func TestRequestsWaitForTheirRank(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -45,7 +45,7 @@ func TestRequestsWaitForTheirRank(t *testing.T) {
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
 		m.Spec.Replicas, m.Spec.Routing.Replicas = ptr.To[int32](2), 1
 		m.Spec.Routing.HoldMilliseconds = ptr.To[int32](1000)
-		m.Spec.Placement.TokenLoadLimitPercent = ptr.To[int32](103) // a cap that is met with so few ranks, too
+		m.Spec.Placement.TokenLoadLimitPercent = ptr.To[int32](103) // the cap is reached with four ranks too
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
 	})
 	create(t, moed)

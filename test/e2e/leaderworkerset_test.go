@@ -30,14 +30,14 @@ import (
 const (
 	groupsImage     = "leaderworkerset:test"
 	groupsNamespace = "lws-system"
-	// groupsWebhooks is the name under which the controllers register their webhooks, once they run.
+	// groupsWebhooks names the webhook configurations that the controllers register when they run.
 	groupsWebhooks = "semmoe-test-leaderworkerset"
 )
 
-// groupsBinary is the program with the controllers of LeaderWorkerSet; it may not have been built.
+// groupsBinary returns the path of the program with the LeaderWorkerSet controllers. It may not have been built.
 func groupsBinary() string { return filepath.Join(repository, "bin", "leaderworkerset") }
 
-// needsGroups leaves a test to the full form, for which the controllers of LeaderWorkerSet are built.
+// needsGroups skips the test unless in the full form, for which the LeaderWorkerSet controllers are built.
 func needsGroups(t *testing.T) {
 	t.Helper()
 	long(t)
@@ -46,7 +46,7 @@ func needsGroups(t *testing.T) {
 	}
 }
 
-// installGroups adds the kind LeaderWorkerSet to the cluster, as its release has it, and its controllers.
+// installGroups installs the kind LeaderWorkerSet from its release, and its controllers.
 func installGroups(t *testing.T) {
 	t.Helper()
 	file := filepath.Join(moduleDir(t, "leaderworkerset", "sigs.k8s.io/lws"), "config", "crd", "bases", "leaderworkerset.x-k8s.io_leaderworkersets.yaml")
@@ -84,7 +84,7 @@ func installGroups(t *testing.T) {
 	})
 }
 
-// listGroups are the LeaderWorkerSets of a MoEDeployment, the oldest first.
+// listGroups returns the LeaderWorkerSets of a MoEDeployment, the oldest first.
 func listGroups(t *testing.T, moed *semmoev1.MoEDeployment) []leaderworkersetv1.LeaderWorkerSet {
 	t.Helper()
 	var sets leaderworkersetv1.LeaderWorkerSetList
@@ -97,8 +97,8 @@ func listGroups(t *testing.T, moed *semmoev1.MoEDeployment) []leaderworkersetv1.
 	return sets.Items
 }
 
-// waitOneSet waits until one LeaderWorkerSet is left, of so many groups that serve. It asks the pods: what the set's status says of
-// groups that are ready may lag behind these for as long as nothing else happens.
+// waitOneSet waits until one LeaderWorkerSet with the given number of ready groups is left. It checks the pods: the
+// set's status can lag behind them until another event occurs.
 func waitOneSet(t *testing.T, moed *semmoev1.MoEDeployment, groups int32) {
 	t.Helper()
 	eventually(t, patience, "one LeaderWorkerSet is left", func() error {
@@ -124,8 +124,9 @@ func listWorkerPods(ctx context.Context, moed *semmoev1.MoEDeployment) ([]*corev
 	return workers, err
 }
 
-// Replicas of two pods each wait for the kind that makes them; then they serve, are profiled, try a plan on a canary and roll it
-// out, and take one back that is worse, as replicas of one pod do. Nobody notices.
+// TestMultiPodReplicas creates replicas of two pods each, which wait until the kind LeaderWorkerSet is installed. Like
+// replicas of one pod they serve, are profiled, test a plan on a canary, roll it out, and roll back a worse plan. No
+// request fails.
 func TestMultiPodReplicas(t *testing.T) {
 	needsGroups(t)
 	t.Parallel()
@@ -172,13 +173,13 @@ func TestMultiPodReplicas(t *testing.T) {
 }
 
 const (
-	// doubleImage is the double of all engines.
+	// doubleImage is the image of the test double of all engines.
 	doubleImage = "engines:test"
-	// vllmRelease is the release of vLLM whose double is used.
+	// vllmRelease is the vLLM release that the test double simulates.
 	vllmRelease = "0.22.0"
 )
 
-// buildDouble builds the double of the engines, and returns its path.
+// buildDouble builds the test double of the engines and returns its path.
 func buildDouble() (string, error) {
 	path := filepath.Join(repository, "bin", "engines")
 	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/engines")
@@ -189,8 +190,9 @@ func buildDouble() (string, error) {
 	return path, nil
 }
 
-// spreadVLLM serves 32 ranks over four pods of eight, whose command lines are the same but for the index that LeaderWorkerSet sets. Requests
-// are pinned to ranks of every pod. A pod that is lost takes its replica with it, which recovers.
+// spreadVLLM serves 32 ranks on four pods with eight ranks each. Their command lines differ only in the index that
+// LeaderWorkerSet sets. Requests are pinned to ranks of every pod. Loss of a pod restarts its whole replica, which
+// recovers.
 func spreadVLLM(t *testing.T) {
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -244,7 +246,7 @@ func spreadVLLM(t *testing.T) {
 	everyRank()
 }
 
-// rankOf sends a small request, and returns the rank that it was pinned to.
+// rankOf sends a small request and returns the rank to which it was pinned.
 func rankOf(ctx context.Context, url string) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(`{"model": "tiny", "prompt": "func", "max_tokens": 1}`))
 	if err != nil {
@@ -257,7 +259,7 @@ func rankOf(ctx context.Context, url string) (string, error) {
 	return response.Header.Get(router.HeaderRank), nil
 }
 
-// checkGroups looks at the pods of two replicas of two.
+// checkGroups checks the pods of two replicas with two pods each.
 func checkGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	workers, err := listWorkerPods(t.Context(), moed)
@@ -281,7 +283,7 @@ func checkGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 	}
 }
 
-// replaceGroup takes a worker away: its whole replica is made anew, and requests go to the other one meanwhile.
+// replaceGroup deletes a worker. Its whole replica is recreated, and requests go to the other replica meanwhile.
 func replaceGroup(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	before := podUIDs(t, moed)
@@ -310,7 +312,7 @@ func replaceGroup(t *testing.T, moed *semmoev1.MoEDeployment) {
 	})
 }
 
-// scaleGroups scales by a replica, up and down again.
+// scaleGroups scales up and down by one replica.
 func scaleGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	for _, replicas := range []int32{3, 2} {
@@ -327,8 +329,9 @@ func scaleGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 	}
 }
 
-// breakGroups has a change end every engine that is started with it: the replica that tries it is recreated repeatedly, which is
-// told although none of its pods lives long enough to tell, and the other one serves until the change is taken back.
+// breakGroups makes a change with which every engine exits at start. The replica with the change is recreated
+// repeatedly. The condition reports this although no pod lives long enough to report an error, and the other replica
+// serves until the change is reverted.
 func breakGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--no-such-flag"} })

@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/test/corpus"
 )
 
-// dataset is a ConfigMap with requests of several kinds of text, of which the first documents are taken.
+// dataset returns a ConfigMap with requests of several kinds of text, taken from the first documents of each kind.
 func dataset(t *testing.T, namespace string, perKind int) *corev1.ConfigMap {
 	t.Helper()
 	var chosen []corpus.Request
@@ -42,7 +42,7 @@ func dataset(t *testing.T, namespace string, perKind int) *corev1.ConfigMap {
 	}
 }
 
-// profiledDeployment asks for a profile and a plan.
+// profiledDeployment returns a MoEDeployment that requests a profile and a plan.
 func profiledDeployment(namespace string, change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
 	return newDeployment(namespace, "tiny", append([]func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) {
 		m.Spec.Replicas = ptr.To[int32](2)
@@ -54,7 +54,7 @@ func profiledDeployment(namespace string, change ...func(*semmoev1.MoEDeployment
 	}}, change...)...)
 }
 
-// waitPlanned waits until a plan is on all replicas.
+// waitPlanned waits until all replicas serve a plan.
 func waitPlanned(t *testing.T, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
 	t.Helper()
 	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut")
@@ -67,7 +67,7 @@ func waitPlanned(t *testing.T, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeploy
 	return waitComplete(t, moed)
 }
 
-// profilingJobs are the Jobs of a namespace that profile, by UID.
+// profilingJobs returns the UIDs of the profiling Jobs in a namespace.
 func profilingJobs(t *testing.T, namespace string) []string {
 	t.Helper()
 	var jobs batchv1.JobList
@@ -81,8 +81,8 @@ func profilingJobs(t *testing.T, namespace string) []string {
 	return uids
 }
 
-// The loop closes: a profile is taken through the running deployment, a plan is made from it and rolled out, and
-// requests go to the ranks that it names. Nothing that was done is done again, whatever is lost.
+// TestLoop tests the whole loop: the running deployment is profiled, a plan is made from the profile and rolled out,
+// and requests go to the ranks of the plan. No completed work is repeated after a loss.
 func TestLoop(t *testing.T) {
 	t.Parallel()
 	whole := t // managers outlive the subtests
@@ -195,7 +195,8 @@ func TestLoop(t *testing.T) {
 	})
 }
 
-// dropProfilingJobs takes the finished profiling Job out of an end state: it is kept where it ran, and not made again.
+// dropProfilingJobs removes the finished profiling Job from an end state: the Job is kept in the namespace where it ran
+// and is not recreated.
 func dropProfilingJobs(state map[string]string) {
 	for key := range state {
 		if strings.HasPrefix(key, "Job profile-") {
@@ -204,7 +205,7 @@ func dropProfilingJobs(state map[string]string) {
 	}
 }
 
-// wipeStatus empties the status of the deployment, its profiles and its plans, as a restored backup would.
+// wipeStatus empties the status of the deployment, its profiles and its plans, like a restore from a backup.
 func wipeStatus(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	for _, list := range []client.ObjectList{&semmoev1.MoEDeploymentList{}, &semmoev1.AffinityProfileList{}, &semmoev1.PlacementPlanList{}} {

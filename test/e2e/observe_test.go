@@ -10,8 +10,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// The local activation rate of what is served shows up in status. Under the engine's own placement, with requests spread
-// over four ranks, about a quarter of the activations are local.
+// TestObservesLocality checks that the status reports the local activation rate. With the engine's default placement
+// and requests spread over four ranks, about a quarter of the activations are local.
 func TestObservesLocality(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)

@@ -22,13 +22,13 @@ import (
 )
 
 const (
-	// resumption is how soon after its return an API server is worked with again.
+	// resumption is the maximum time from the return of an API server until the manager works with it again.
 	resumption = 30 * time.Second
-	// succession is how soon a leader that was killed has a successor that acts: its lease is 15 s.
+	// succession is the maximum time from the death of a leader until its successor acts. The lease is 15 s.
 	succession = 20 * time.Second
 )
 
-// traffic are clients that ask without a pause.
+// traffic is a set of clients that send requests continuously.
 type traffic struct {
 	stop    context.CancelFunc
 	clients sync.WaitGroup
@@ -37,7 +37,7 @@ type traffic struct {
 	failed  []error
 }
 
-// startTraffic asks until the returned traffic is ended.
+// startTraffic sends requests until the returned traffic is ended.
 func startTraffic(t *testing.T, url string) *traffic {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -58,7 +58,7 @@ func startTraffic(t *testing.T, url string) *traffic {
 	return all
 }
 
-// end ends the traffic, and fails the test if a request has failed. It returns how many were served.
+// end stops the traffic and fails the test if a request failed. It returns the number of requests served.
 func (a *traffic) end(t *testing.T) int {
 	t.Helper()
 	a.stop()
@@ -72,7 +72,7 @@ func (a *traffic) end(t *testing.T) int {
 	return a.served
 }
 
-// readySince is when the deployment became ready; an error where it is not.
+// readySince returns the time at which the deployment became ready, or an error if it is not ready.
 func readySince(moed *semmoev1.MoEDeployment) (metav1.Time, error) {
 	c := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionReady)
 	if c == nil || c.Status != metav1.ConditionTrue {
@@ -81,10 +81,10 @@ func readySince(moed *semmoev1.MoEDeployment) (metav1.Time, error) {
 	return c.LastTransitionTime, nil
 }
 
-// While the API server stands still, and when it is another, requests are served by the same pods; afterwards the manager
-// goes on within the promised time, by a new manager or the old, and has made or deleted nothing that it should not.
+// TestAPIServerOutage suspends the API server, and replaces it by another one. Requests are served by the same pods.
+// Afterwards the manager, or its successor, continues within the time limit and has created or deleted nothing wrongly.
 //
-// This test is not parallel to others: they need the API server.
+// This test is not parallel because other tests need the API server.
 func TestAPIServerOutage(t *testing.T) {
 	outage := 8 * time.Second
 	if *full {
@@ -163,15 +163,16 @@ func TestAPIServerOutage(t *testing.T) {
 	}
 }
 
-// answers tells whether the API server does.
+// answers returns an error unless the API server responds within 2 s.
 func answers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	return api.Get(ctx, client.ObjectKey{Name: "default"}, &corev1.Namespace{})
 }
 
-// What happens while watches are broken is never seen: an object that changes and changes back, one that comes and goes, a
-// child that is deleted. The manager ends where it was, and has made nothing of what it did not see.
+// TestUnobservedChanges makes changes while watches are interrupted, so the manager never observes them: an object that
+// changes and changes back, an object that is created and deleted, and a deleted child. The manager returns to the
+// previous state and creates nothing in response to the unobserved objects.
 func TestUnobservedChanges(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -221,7 +222,8 @@ func TestUnobservedChanges(t *testing.T) {
 	t.Logf("the manager has caught up %.1f s after it saw again, with %d writes; %v", took.Seconds(), injector.Writes()-writes, injector)
 }
 
-// What is deleted and edited while there is no operator is mended by the next one, without touching what serves.
+// TestOperatorAbsent deletes and edits objects while no operator runs. The next operator repairs them without touching
+// the serving pods.
 func TestOperatorAbsent(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -232,7 +234,7 @@ func TestOperatorAbsent(t *testing.T) {
 	state, pods := endState(t, namespace), podUIDs(t, moed)
 	stop()
 
-	// All that can be lost while the pods of the engine go on.
+	// Delete or edit every object that can be lost while the engine pods keep running.
 	deleted := 0
 	for _, list := range kinds() {
 		if err := api.List(t.Context(), list, client.InNamespace(namespace), client.HasLabels{semmoev1.LabelComponent}); err != nil {
@@ -242,14 +244,14 @@ func TestOperatorAbsent(t *testing.T) {
 			switch kindOf(object) {
 			case "Pod", "MoEDeployment":
 				continue
-			case "StatefulSet": // its pods are left behind, and taken over again
+			case "StatefulSet": // its pods are orphaned and adopted again
 				if err := api.Delete(t.Context(), object, client.PropagationPolicy(metav1.DeletePropagationOrphan)); err != nil {
 					t.Fatal(err)
 				}
 			case "Deployment":
 				edited := object.(*appsv1.Deployment)
 				edited.Spec.Replicas = ptr.To[int32](3)
-				edited.ResourceVersion = "" // its controller may have told its state meanwhile
+				edited.ResourceVersion = "" // its controller may have updated its status meanwhile
 				if err := api.Update(t.Context(), edited, client.FieldOwner("somebody")); err != nil {
 					t.Fatal(err)
 				}

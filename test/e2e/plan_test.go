@@ -28,13 +28,15 @@ import (
 	"github.com/semmoe/operator/internal/profile"
 )
 
-// storedProfile is an AffinityProfile of the small model whose result lies in the store already: no engine is needed.
+// storedProfile creates an AffinityProfile of the small model whose result is already in the store, so no engine is
+// needed.
 func storedProfile(t *testing.T, namespace string) *semmoev1.AffinityProfile {
 	t.Helper()
 	return storedProfileOf(t, namespace, "tiny", "texts", filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst"))
 }
 
-// storedProfileOf is one whose result is the routing trace of a file. Its data set is a ConfigMap of one request.
+// storedProfileOf creates an AffinityProfile whose result is the routing trace of a file. Its data set is a ConfigMap
+// with one request.
 func storedProfileOf(t *testing.T, namespace, name, dataset, trace string) *semmoev1.AffinityProfile {
 	t.Helper()
 	p := publishedProfile(t, namespace, name, dataset, trace)
@@ -42,7 +44,7 @@ func storedProfileOf(t *testing.T, namespace, name, dataset, trace string) *semm
 	return p
 }
 
-// publishedProfile is storedProfileOf before somebody has created the AffinityProfile.
+// publishedProfile stores the result of storedProfileOf, and returns the AffinityProfile without creating it.
 func publishedProfile(t *testing.T, namespace, name, dataset, trace string) *semmoev1.AffinityProfile {
 	t.Helper()
 	model, err := checkpoint.Inspect(checkpointDir())
@@ -91,7 +93,7 @@ func newPlan(namespace, name string, size int32) *semmoev1.PlacementPlan {
 	}
 }
 
-// waitPlan waits until a condition of a plan has a reason, and a message with all the parts.
+// waitPlan waits until a condition of a plan has the given reason and its message contains all parts.
 func waitPlan(t *testing.T, plan *semmoev1.PlacementPlan, kind, reason string, parts ...string) *semmoev1.PlacementPlan {
 	t.Helper()
 	current := &semmoev1.PlacementPlan{}
@@ -113,7 +115,8 @@ func waitPlan(t *testing.T, plan *semmoev1.PlacementPlan, kind, reason string, p
 	return current
 }
 
-// From a profile in the store to a ConfigMap that pods can trust; nothing is profiled or solved twice.
+// TestPlan makes a plan from a profile in the store, and publishes it in a ConfigMap that pods can verify. Nothing is
+// profiled or solved twice.
 func TestPlan(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -143,7 +146,7 @@ func TestPlan(t *testing.T) {
 	verifyInPod(t, done, 4, "")
 	verifyInPod(t, done, 8, "EP size 4; the engine has 8")
 
-	// Losses are made good without another solve: the artifacts stay as they are.
+	// Lost objects are restored without another solve: the artifacts do not change.
 	stored := storedPlans(t, store, namespace)
 	same := func(what string) {
 		t.Helper()
@@ -204,7 +207,7 @@ func getConfigMap(t *testing.T, namespace, name string) *corev1.ConfigMap {
 	return found
 }
 
-// storedPlans tells when each artifact of the namespace's plans was stored.
+// storedPlans returns the modification time of each stored artifact of the namespace's plans.
 func storedPlans(t *testing.T, store *artifact.Client, namespace string) map[string]string {
 	t.Helper()
 	all, err := store.ListAll(t.Context())
@@ -236,8 +239,8 @@ func gone(t *testing.T, object client.Object) {
 	})
 }
 
-// verifyInPod runs `semmoe verify` as a workload of a user would, on the mounted ConfigMap and checkpoint. complaint is
-// what it must say; nothing if all must fit.
+// verifyInPod runs `semmoe verify` in a pod, on the mounted ConfigMap and checkpoint, like a user's workload. complaint
+// is the expected error message, or empty if the verification must succeed.
 func verifyInPod(t *testing.T, plan *semmoev1.PlacementPlan, size int, complaint string) {
 	t.Helper()
 	pod := &corev1.Pod{

@@ -18,7 +18,8 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
-// storyDeployment serves under plans that are made from profiles in the store: no device profiles anything.
+// storyDeployment returns a MoEDeployment that serves under plans made from stored profiles, so profiling needs no
+// device.
 func storyDeployment(namespace string, change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
 	return newDeployment(namespace, "tiny", append([]func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) {
 		m.Spec.Replicas = ptr.To[int32](2)
@@ -27,7 +28,7 @@ func storyDeployment(namespace string, change ...func(*semmoev1.MoEDeployment)) 
 	}}, change...)...)
 }
 
-// promoting: a plan is tried on a canary, is seen to be better, and comes into service.
+// promoting is a story: a plan is tested on a canary, performs better, and is promoted.
 func promoting(t *testing.T, namespace string) {
 	storedProfile(t, namespace)
 	moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.SoakSeconds = ptr.To[int32](1) })
@@ -37,7 +38,8 @@ func promoting(t *testing.T, namespace string) {
 	stop()
 }
 
-// rollingBack: a plan that promises as much as the one in service, and keeps nothing of it, is taken back from its canary.
+// rollingBack is a story: a plan forecasts the same gain as the serving plan, does not keep it, and is rolled back from
+// its canary.
 func rollingBack(t *testing.T, namespace string) {
 	storedProfile(t, namespace)
 	storedProfileOf(t, namespace, "scrambled", "others", scrambled(t, 1))
@@ -59,7 +61,8 @@ func rollingBack(t *testing.T, namespace string) {
 	stop()
 }
 
-// breaking: an engine that forgets the plan's map at dispatch is caught before its pod serves, and the plan is given up.
+// breaking is a story: an engine that ignores the plan's expert map at dispatch is detected before its pod serves, and
+// the plan is abandoned.
 func breaking(t *testing.T, namespace string) {
 	storedProfile(t, namespace)
 	moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) {
@@ -77,7 +80,7 @@ func breaking(t *testing.T, namespace string) {
 	})
 }
 
-// pinning: a plan that somebody has made is pinned, and unpinned.
+// pinning is a story: a user-provided plan is pinned and unpinned.
 func pinning(t *testing.T, namespace string) {
 	storedProfile(t, namespace)
 	plan := newPlan(namespace, "pinned", 4)
@@ -100,17 +103,19 @@ func pinning(t *testing.T, namespace string) {
 	pin(nil, "")
 }
 
-// replanning: requests are others than those that the plan in service was made for. A profile is made of what the routers sample, and
-// from that a plan, which comes into service with another placement.
+// replanning is a story: the requests differ from those for which the serving plan was made. A profile is made from the
+// routers' samples, and from the profile a plan with another placement, which is rolled out.
 func replanning(t *testing.T, namespace string) {
-	storedProfileOf(t, namespace, "tiny", "texts", scrambled(t, 4)) // the test for drift needs fifty requests that are held out
+	storedProfileOf(t, namespace, "tiny", "texts", scrambled(t, 4)) // the drift test needs 50 held-out requests
 	moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesSequences
-		// Of fewer requests a placement gains nothing now and then: one that was made of 14, and tried on 42, was 0.7% slower.
+		// With fewer requests a placement sometimes has no gain: one made from 14 requests and tested on 42 was 0.7%
+		// slower.
 		m.Spec.Profiling.SamplingSpec = semmoev1.SamplingSpec{Requests: 240, Tokens: 36000, RequestTokens: 512}
 		m.Spec.Placement.Solver.TrainPercent = 50
-		// With batches this large the time of a layer is of its exchange, on a model this small too. On two ranks a placement gains many
-		// times what new tables do, whichever requests are sampled; on four it was now and then a twentieth more, by which tables are taken.
+		// With batches this large, most of the layer time is the exchange, even for a model this small. On two ranks
+		// the gain of a placement is many times that of new tables, whichever requests are sampled. On four ranks the
+		// gain was sometimes only 5% more, and new tables were chosen.
 		m.Spec.Parallelism.ExpertParallelSize = 2
 		m.Spec.Rollout.BatchTokens, m.Spec.Rollout.MinimumGainPercent = 1<<20, ptr.To[int32](2)
 		m.Spec.Drift.CooldownSeconds, m.Spec.Drift.MaxReplansPerDay = ptr.To[int32](0), ptr.To[int32](1)
@@ -122,7 +127,7 @@ func replanning(t *testing.T, namespace string) {
 	waitOtherPlan(t, moed, before, func() {
 		nudge()
 		for _, plan := range replansIn(t, namespace) {
-			if status := plan.Status; status.Verdict != "" && status.Tier != semmoev1.TierLayout { // nothing else would follow
+			if status := plan.Status; status.Verdict != "" && status.Tier != semmoev1.TierLayout { // no other plan would follow
 				t.Fatalf("plan %s is of tier %q, by verdict %s: %+v", plan.Name, status.Tier, status.Verdict, status.Comparison)
 			}
 		}
@@ -133,7 +138,7 @@ func replanning(t *testing.T, namespace string) {
 	}
 }
 
-// waitAnswers waits for the first answer, and returns where to ask.
+// waitAnswers waits for the first answer and returns the URL.
 func waitAnswers(t *testing.T, moed *semmoev1.MoEDeployment) string {
 	t.Helper()
 	waitConditionWithin(t, patience, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
@@ -142,11 +147,12 @@ func waitAnswers(t *testing.T, moed *semmoev1.MoEDeployment) string {
 	return url
 }
 
-// tricklePeriod is how often a request comes that has only to be sampled: more would cost the machine, and not tell more.
+// tricklePeriod is the interval between requests that are sent only to be sampled. More requests would use CPU time
+// without more information.
 const tricklePeriod = 40 * time.Millisecond
 
-// trickle sends requests of all kinds of text, of so many bytes, until it is stopped, and fails the test where one is not answered in
-// full.
+// trickle sends requests of all kinds of text, truncated to size bytes, until stopped. It fails the test if a request
+// is not answered in full.
 func trickle(t *testing.T, url string, size int) (stop func()) {
 	t.Helper()
 	requests := corpus.Requests(corpus.Written(), size)
@@ -157,11 +163,11 @@ func trickle(t *testing.T, url string, size int) (stop func()) {
 		case <-ticker.C:
 		case <-ctx.Done():
 		}
-		return requests[n*7%len(requests)].Text // the kinds come one after the other in the list
+		return requests[n*7%len(requests)].Text // the list is ordered by kind
 	})
 }
 
-// waitOtherPlan waits until another plan than one has come into service, and does something between one look and the next.
+// waitOtherPlan waits until a plan other than the given one is in service, and calls between after each check.
 func waitOtherPlan(t *testing.T, moed *semmoev1.MoEDeployment, than string, between func()) {
 	t.Helper()
 	eventually(t, patience, "another plan is in service", func() error {
@@ -174,8 +180,8 @@ func waitOtherPlan(t *testing.T, moed *semmoev1.MoEDeployment, than string, betw
 	waitPlanned(t, moed)
 }
 
-// nudger has the operator look at deployments and profiles, at most once a second: by itself it asks the routers four times a minute
-// for samples, and once for drift.
+// nudger returns a function that triggers reconciliation of deployments and profiles, at most once a second. Without
+// it, the operator polls the routers for samples four times a minute and for drift once a minute.
 func nudger(t *testing.T, namespace string) func() {
 	nudges := 0
 	var last time.Time
@@ -199,7 +205,7 @@ func nudger(t *testing.T, namespace string) func() {
 	}
 }
 
-// replansIn are the plans of a namespace that drift has led to.
+// replansIn returns the plans in a namespace that were made because of drift.
 func replansIn(t *testing.T, namespace string) []semmoev1.PlacementPlan {
 	t.Helper()
 	var plans semmoev1.PlacementPlanList
@@ -215,8 +221,7 @@ func replansIn(t *testing.T, namespace string) []semmoev1.PlacementPlan {
 	return made
 }
 
-// sampledNames are the names in a namespace that follow from which requests were sampled, by what they are the names of: another run
-// samples others.
+// sampledNames maps each name in a namespace that depends on the sampled requests to a name that is equal in all runs.
 func sampledNames(t *testing.T, namespace string) map[string]string {
 	t.Helper()
 	names := map[string]string{}
@@ -237,8 +242,8 @@ func sampledNames(t *testing.T, namespace string) map[string]string {
 	return names
 }
 
-// A plan that does not pay at the batch sizes of a MoEDeployment is not rolled out: the condition has the figure, and no pod is restarted.
-// At batches at which it pays, it is rolled out.
+// TestPlanMustPay checks that a plan without enough gain at the batch sizes of a MoEDeployment is not rolled out: the
+// condition contains the figure, and no pod is restarted. At batch sizes with enough gain, the plan is rolled out.
 func TestPlanMustPay(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -253,7 +258,8 @@ func TestPlanMustPay(t *testing.T) {
 	waitConditionWithin(t, patience, moed, semmoev1.ConditionPlanned, metav1.ConditionTrue, "LocalityDoesNotPay")
 	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "LocalityDoesNotPay", "modelled time would fall by", "the minimum is 2%")
 
-	// ExFlow's placement is more local than the default one and, of this split of the profile, slower: the busiest rank waits for it.
+	// ExFlow's placement has more local activations than the default one, but is slower on this split of the profile,
+	// because every layer waits for the busiest rank.
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Rollout.BatchTokens, m.Spec.Placement.Solver.Algorithm, m.Spec.Placement.Solver.Seed = 1<<20, "exflow", ptr.To[int64](7)
 	})
@@ -269,7 +275,8 @@ func TestPlanMustPay(t *testing.T) {
 	}
 }
 
-// A plan by modelled time that is faster although less is local is promoted: its canary keeps what it promises.
+// TestLessLocalPlanIsPromoted promotes a plan with lower modelled time although fewer activations are local: its canary
+// achieves the forecast.
 func TestLessLocalPlanIsPromoted(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -286,7 +293,7 @@ func TestLessLocalPlanIsPromoted(t *testing.T) {
 		return plan.Status.Forecast
 	}
 	local := waitPlanned(t, moed)
-	was := forecast(local) // the plan is deleted once another one has replaced it
+	was := forecast(local) // the plan is deleted after its replacement
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.Solver.Algorithm, m.Spec.Rollout.SoakSeconds = "auto", ptr.To[int32](5)
 	})
@@ -299,7 +306,7 @@ func TestLessLocalPlanIsPromoted(t *testing.T) {
 	}
 }
 
-// A canary that is slower although more is local is taken back.
+// TestSlowerCanaryIsTakenBack rolls back a canary that is slower although more activations are local.
 func TestSlowerCanaryIsTakenBack(t *testing.T) {
 	if !*full {
 		t.Skip("only with -args -full: times are compared over several minutes")
@@ -311,7 +318,7 @@ func TestSlowerCanaryIsTakenBack(t *testing.T) {
 	moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Engine.Args = []string{"--fault", refengine.FaultSlowExpertMap}
 		m.Spec.Placement.Realization = semmoev1.RealizationEngineMap
-		m.Spec.Rollout.SoakSeconds = ptr.To[int32](1200) // until it is over, nothing is promoted
+		m.Spec.Rollout.SoakSeconds = ptr.To[int32](1200) // nothing is promoted before the soak time ends
 	})
 	create(t, moed)
 	stop := trickle(t, waitAnswers(t, moed), 120)

@@ -26,7 +26,7 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
-// newProfile is a profile of the small model by an engine of its own, on the data set of requests().
+// newProfile returns a profile of the small model with a dedicated engine and the data set of requests().
 func newProfile(namespace, name string, change ...func(*semmoev1.AffinityProfile)) *semmoev1.AffinityProfile {
 	moed := newDeployment(namespace, "unused")
 	p := &semmoev1.AffinityProfile{
@@ -44,7 +44,7 @@ func newProfile(namespace, name string, change ...func(*semmoev1.AffinityProfile
 	return p
 }
 
-// requests is a data set of n requests.
+// requests returns a ConfigMap with a data set of n requests.
 func requests(t *testing.T, namespace string, n int) *corev1.ConfigMap {
 	t.Helper()
 	var lines strings.Builder
@@ -68,7 +68,7 @@ func getProfile(t *testing.T, p *semmoev1.AffinityProfile) *semmoev1.AffinityPro
 	return current
 }
 
-// waitProfile waits until a condition of a profile has a status and a reason, and a message with all the parts.
+// waitProfile waits until a condition of a profile has the given status and reason and its message contains all parts.
 func waitProfile(t *testing.T, within time.Duration, p *semmoev1.AffinityProfile, kind string, status metav1.ConditionStatus, reason string, parts ...string) *semmoev1.AffinityProfile {
 	t.Helper()
 	var current *semmoev1.AffinityProfile
@@ -93,7 +93,7 @@ func waitProfiled(t *testing.T, p *semmoev1.AffinityProfile) *semmoev1.AffinityP
 	return waitProfile(t, patience, p, semmoev1.ConditionReady, metav1.ConditionTrue, "Profiled")
 }
 
-// deleteAndWait deletes an object with what belongs to it, and waits until it is gone.
+// deleteAndWait deletes an object with its dependents, and waits until the object is gone.
 func deleteAndWait(t *testing.T, object client.Object) {
 	t.Helper()
 	uid := object.GetUID()
@@ -123,7 +123,7 @@ func listProfilingJobs(t *testing.T, p *semmoev1.AffinityProfile) []batchv1.Job 
 	return jobs.Items
 }
 
-// waitProfilingJob waits for a Job of the profile that is not one of those known.
+// waitProfilingJob waits for a Job of the profile that is not among the known ones.
 func waitProfilingJob(t *testing.T, p *semmoev1.AffinityProfile, known ...types.UID) *batchv1.Job {
 	t.Helper()
 	var found *batchv1.Job
@@ -149,7 +149,7 @@ func describe(t *testing.T, p *semmoev1.AffinityProfile) string {
 	return fmt.Sprintf("none; Ready is %+v", ready)
 }
 
-// waitProfilingPod waits for a pod of a Job that runs.
+// waitProfilingPod waits for a running pod of a Job.
 func waitProfilingPod(t *testing.T, job *batchv1.Job, known ...types.UID) *corev1.Pod {
 	t.Helper()
 	var found *corev1.Pod
@@ -170,7 +170,7 @@ func waitProfilingPod(t *testing.T, job *batchv1.Job, known ...types.UID) *corev
 	return found
 }
 
-// A profile by an engine of its own, end to end; and nothing of it is ever done twice.
+// TestProfileDedicated takes a profile with a dedicated engine from end to end, and checks that no part is done twice.
 func TestProfileDedicated(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -199,7 +199,7 @@ func TestProfileDedicated(t *testing.T) {
 	if len(jobs) != 1 || jobs[0].Name != "profile-"+done.Status.Inputs+"-1" {
 		t.Fatalf("%d Jobs", len(jobs))
 	}
-	suite := t // what is started in one part lives to the end
+	suite := t // objects created in a subtest live until the end of the test
 	again := func(t *testing.T) {
 		t.Helper()
 		now := waitProfiled(t, p)
@@ -229,7 +229,7 @@ func TestProfileDedicated(t *testing.T) {
 		if err := api.DeleteAllOf(t.Context(), &batchv1.Job{}, client.InNamespace(namespace), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
 			t.Fatal(err)
 		}
-		// Without its inspection the profile does not know its inputs, and finds them again with a CPU.
+		// Without its inspection Job the profile does not know its inputs. It inspects them again, on a CPU.
 		eventually(t, patience, "the inspection comes back", func() error {
 			var inspections batchv1.JobList
 			if err := api.List(t.Context(), &inspections, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentInspect}); err != nil {
@@ -259,7 +259,7 @@ func TestProfileDedicated(t *testing.T) {
 		counting := faults.New(faults.Schedule{})
 		endCounting := startManager(t, namespace, counting)
 		before := getProfile(t, p).ResourceVersion
-		lookSteadily(t, counting, 2*time.Second, func() int { // somebody touches the profile in fields that are not ours
+		lookSteadily(t, counting, 2*time.Second, func() int { // another writer changes fields of the profile that the operator does not manage
 			base := getProfile(t, p)
 			touched := base.DeepCopy()
 			touched.Annotations = map[string]string{"touched": time.Now().String()}
@@ -282,7 +282,7 @@ func TestProfileDedicated(t *testing.T) {
 	})
 }
 
-// checkStoredProfile reads the profile's files as a planner does.
+// checkStoredProfile reads the profile's files like the planner.
 func checkStoredProfile(t *testing.T, p *semmoev1.AffinityProfile) {
 	t.Helper()
 	store, err := startStore(t).Client(t.Context())
@@ -311,7 +311,8 @@ func checkStoredProfile(t *testing.T, p *semmoev1.AffinityProfile) {
 	}
 }
 
-// Each fault is named in a condition within a minute, and costs at most one Job that has devices.
+// TestProfileFaults checks that a condition reports each failure within a minute, and that a failure costs at most one
+// Job with devices.
 func TestProfileFaults(t *testing.T) {
 	t.Parallel()
 	configMap := func(name, text string) *corev1.ConfigMap {
@@ -319,12 +320,12 @@ func TestProfileFaults(t *testing.T) {
 	}
 	cases := map[string]struct {
 		change  func(*semmoev1.AffinityProfile)
-		with    *corev1.ConfigMap // made before
+		with    *corev1.ConfigMap // created before the profile
 		reason  string
 		stalls  bool
 		jobs    int
 		message []string
-		mend    *corev1.ConfigMap // heals it; nil: nothing does
+		mend    *corev1.ConfigMap // repairs the failure; nil: nothing repairs it
 	}{
 		"no ConfigMap": {
 			change:  func(p *semmoev1.AffinityProfile) { p.Spec.Dataset.ConfigMap.Name = "absent" },
@@ -435,13 +436,14 @@ func TestProfileFaults(t *testing.T) {
 	}
 }
 
-// A Job that is evicted is done again, and one that somebody deletes comes back: both leave no trace in the end.
+// TestProfileInterrupted evicts the pod of a Job, which is retried, and deletes the Job, which is recreated. The end
+// state shows neither interruption.
 func TestProfileInterrupted(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
 	long := requests(t, namespace, 400)
-	for line := range strings.Lines(long.Data["dataset.jsonl"]) { // long enough to be interrupted twice
+	for line := range strings.Lines(long.Data["dataset.jsonl"]) { // long enough for two interruptions
 		long.Data["dataset.jsonl"] = strings.ReplaceAll(long.Data["dataset.jsonl"], line, strings.Replace(line, "func", strings.Repeat("func main() { return }; ", 60), 1))
 	}
 	create(t, long)
@@ -461,7 +463,7 @@ func TestProfileInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := waitProfilingPod(t, first, pod.UID)
-	eventually(t, patience, "the second pod tells its progress", func() error { // a process that has just begun lets SIGTERM pass, and could end its work
+	eventually(t, patience, "the second pod tells its progress", func() error { // a process that has just started ignores SIGTERM and could finish its work
 		response, err := podClient(t).Get("http://" + again.Status.PodIP + ":9090" + profile.ProgressPath)
 		if err != nil {
 			return err
@@ -479,7 +481,7 @@ func TestProfileInterrupted(t *testing.T) {
 	if c := meta.FindStatusCondition(getProfile(t, p).Status.Conditions, semmoev1.ConditionDegraded); c == nil || c.Status != metav1.ConditionFalse {
 		t.Errorf("Degraded is %+v", c)
 	}
-	// Deleted before it is done, the Job comes back under its name, once the old one is gone.
+	// When the Job is deleted before it is done, it is recreated with the same name after the old one is gone.
 	if err := api.Delete(t.Context(), first, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 		t.Fatal(err)
 	}
@@ -487,15 +489,15 @@ func TestProfileInterrupted(t *testing.T) {
 	if next.Name != first.Name {
 		t.Errorf("the next Job is %s, want %s", next.Name, first.Name)
 	}
-	// It records 200,000 tokens, beside all the other tests.
+	// This profile records 200,000 tokens while all other tests run.
 	done := waitProfile(t, 3*patience, p, semmoev1.ConditionReady, metav1.ConditionTrue, "Profiled")
 	if done.Status.Result.Requests != 400 {
 		t.Errorf("the result is %+v", done.Status.Result)
 	}
 }
 
-// A data set that is replaced after its inspection, while the profile waits for its deployment, is profiled as it is then:
-// by one more inspection and one more Job, and nobody has to delete anything.
+// TestProfileFollowsReplacedDataset replaces a data set after its inspection, while the profile waits for its
+// deployment. The new content is profiled with one more inspection and one more Job, and no user action is required.
 func TestProfileFollowsReplacedDataset(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -510,7 +512,7 @@ func TestProfileFollowsReplacedDataset(t *testing.T) {
 		t.Fatal(err)
 	}
 	late := newDeployment(namespace, "late")
-	late.Spec.Routing.SamplePercent = ptr.To[int32](1) // its engine tells experts
+	late.Spec.Routing.SamplePercent = ptr.To[int32](1) // makes its engine return routed experts
 	create(t, late)
 	done := waitProfiled(t, p)
 	if done.Status.Inputs == before.Status.Inputs || done.Status.Result.Requests != 30 {

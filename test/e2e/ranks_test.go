@@ -9,7 +9,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// An engine that ignores the rank on one route serves, and is reported with the route, until an engine that reads the rank is in service.
+// TestIgnoredRanksAreReported runs an engine that ignores the requested rank on one route. The engine serves, and a
+// condition reports the route until an engine that obeys the rank is in service.
 func TestIgnoredRanksAreReported(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)

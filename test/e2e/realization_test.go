@@ -22,13 +22,13 @@ import (
 	"github.com/semmoe/operator/internal/router"
 )
 
-// answer is what a client sees of a greedy completion, and by which plan its rank was chosen.
+// answer is the client's view of a greedy completion, and the plan by which its rank was chosen.
 type answer struct {
 	Text, RoutedExperts string
 	plan                string
 }
 
-// greedy asks for completions of a few prompts, and for the experts that they activated.
+// greedy requests completions of a few prompts, with the experts that they activated.
 func greedy(t *testing.T, url string) []answer {
 	t.Helper()
 	var answers []answer
@@ -57,7 +57,7 @@ func greedy(t *testing.T, url string) []answer {
 	return answers
 }
 
-// waitScored waits until requests go by a plan.
+// waitScored waits until requests are routed by a plan.
 func waitScored(t *testing.T, url, digest string) {
 	t.Helper()
 	eventually(t, patience, "requests are sent by the plan", func() error {
@@ -68,7 +68,7 @@ func waitScored(t *testing.T, url, digest string) {
 	})
 }
 
-// sameAnswers compares what clients see.
+// sameAnswers compares the answers that clients get.
 func sameAnswers(t *testing.T, what string, want, got []answer) {
 	t.Helper()
 	for i := range want {
@@ -81,8 +81,8 @@ func sameAnswers(t *testing.T, what string, want, got []answer) {
 	}
 }
 
-// Both realisations serve the same plan, give the same answers as no plan, and tell experts by the same numbers. The copy of
-// the checkpoint is made once in a cache that pods share.
+// TestRealizations serves the same plan with both realizations. Both give the same answers as no plan, and return the
+// same logical expert IDs. The reshuffled copy of the checkpoint is made once, in a cache that the pods share.
 func TestRealizations(t *testing.T) {
 	t.Parallel()
 	namespace, cache := newNamespace(t), t.TempDir()
@@ -106,7 +106,7 @@ func TestRealizations(t *testing.T) {
 	waitScored(t, url, digest)
 	sameAnswers(t, "expert map", before, greedy(t, url))
 
-	// A copy of another permutation under the name of this plan's: no pod of it may ever become ready.
+	// Store a copy with another permutation under the name of this plan's copy. No pod may become ready with it.
 	model := get(t, moed).Status.Model.Digest
 	out := filepath.Join(cache, model[:16]+"-"+digest)
 	wrong, err := reshuffle.ParsePermutation([]byte(fmt.Sprintf(`{"layers":[{"layer":0,"new_to_old":%s}]}`, reversed(32))))
@@ -143,14 +143,14 @@ func TestRealizations(t *testing.T) {
 			t.Errorf("the engine of %s is started with %s", pod.Name, args)
 		}
 	}
-	// Answers that are lost come back from a pod that has proven its own.
+	// Lost reference answers are stored again by a pod that has verified its own answers.
 	if err := api.DeleteAllOf(t.Context(), &corev1.ConfigMap{}, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentAnswers}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, patience, "the answers are stored again", func() error { return answersStored(t, moed) })
 
-	// Pods on permuted weights are profiled by the old numbers: by the new ones the default placement would be as local as the
-	// plan.
+	// Pods with permuted weights are profiled by logical expert IDs. With physical IDs the default placement would be
+	// as local as the plan.
 	first := get(t, moed).Status
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Profiling.RequestTokens++ })
 	eventually(t, patience, "profiled and planned again", func() error {
@@ -184,8 +184,9 @@ func answersStored(t *testing.T, moed *semmoev1.MoEDeployment) error {
 	return nil
 }
 
-// An engine that loads its weights by the map and forgets it at dispatch is caught before it serves, and rolled back. With
-// the choice left to the operator, the plan is served by reshuffled weights instead.
+// TestChangedOutputIsRolledBack runs an engine that loads its weights by the expert map and ignores the map at
+// dispatch. The engine is detected before it serves, and the plan is rolled back. If the operator may choose, it
+// realizes the plan by reshuffled weights instead.
 func TestChangedOutputIsRolledBack(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -217,7 +218,7 @@ func TestChangedOutputIsRolledBack(t *testing.T) {
 	sameAnswers(t, "rolled back", before, greedy(t, url))
 	pods := podUIDs(t, moed)
 
-	// It is not tried again, whatever is lost.
+	// The failed plan is not tried again, even after the status is lost.
 	wipeStatus(t, moed)
 	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "OutputChanged")
 	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
@@ -231,7 +232,7 @@ func TestChangedOutputIsRolledBack(t *testing.T) {
 	sameAnswers(t, "reshuffled weights", before, greedy(t, url))
 }
 
-// reversed is the order n-1 to 0, as JSON.
+// reversed returns the numbers n-1 to 0 as JSON.
 func reversed(n int) string {
 	order := make([]int, n)
 	for i := range order {

@@ -16,7 +16,8 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// What the schema lets pass and no webhook has refused, but cannot be, is told by the object itself, and no engine is started for it.
+// TestSpecsAreRefused creates objects that pass the schema without a webhook but cannot be realized. A condition of the
+// object reports why, and no engine is started.
 func TestSpecsAreRefused(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -77,11 +78,11 @@ func refuseDeployments(t *testing.T, namespace string) {
 	waitCondition(t, privileged, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerNotCreated", "privileged")
 }
 
-// templateAttack is a pod template that would take over a container of the operator's, or what it holds.
+// templateAttack is a pod template that tries to take over a container of the operator or its contents.
 type templateAttack struct {
 	template *corev1.PodTemplateSpec
 	field    string
-	// profileOnly is whether only profiling Jobs have what it is after.
+	// profileOnly reports whether only profiling Jobs have the attacked container or data.
 	profileOnly bool
 }
 
@@ -105,7 +106,7 @@ func templateAttacks() map[string]templateAttack {
 	}
 }
 
-// privilegedEngine asks for an engine that no unprivileged node can start.
+// privilegedEngine returns a template for an engine that an unprivileged node cannot start.
 func privilegedEngine() *corev1.PodTemplateSpec {
 	return &corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{
 		Name: semmoev1.EngineContainer, SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)},
@@ -144,7 +145,7 @@ func refuseProfiles(t *testing.T, namespace string) {
 			t.Errorf("%s: %d profiling Jobs", name, len(jobs))
 		}
 	}
-	// Nothing is recorded twice, also where the first one cannot be.
+	// No two profiles record the same inputs, even if the first one cannot be scheduled.
 	for i, reason := range []string{"Profiling", "WaitingForOtherProfile"} {
 		p := newProfile(namespace, fmt.Sprintf("same-%d", i), func(p *semmoev1.AffinityProfile) {
 			p.Spec.Parallelism.ResourceName, p.Spec.Requests = "example.com/none", 17
@@ -158,7 +159,7 @@ func refuseProfiles(t *testing.T, namespace string) {
 	})
 	create(t, privileged)
 	waitProfile(t, patience, privileged, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerNotCreated", "privileged")
-	// One of live samples has nothing to go by without the profile of the plan that serves.
+	// A profile from live samples needs the profile of the serving plan.
 	p := newProfile(namespace, "early", func(p *semmoev1.AffinityProfile) {
 		p.Spec.Dataset, p.Spec.Target, p.Spec.DeploymentRef = nil, semmoev1.ProfilingTargetLive, &semmoev1.DeploymentReference{Name: "nobody"}
 		p.Spec.Live = &semmoev1.LiveSpec{PriorProfileRef: semmoev1.ProfileReference{Name: "nobody"}}
@@ -178,7 +179,7 @@ func refusePlans(t *testing.T, namespace string) {
 	waitPlan(t, orphan, semmoev1.ConditionDegraded, "ProfileNotFound", "spec.profileRef.name", "nobody")
 	waitPlan(t, lost, semmoev1.ConditionStalled, "CurrentPlanLost", "spec.current", nobody)
 
-	// Somebody has taken the name of the ConfigMap that workloads are to mount.
+	// Another user has taken the name of the ConfigMap that workloads mount.
 	taken := newPlan(namespace, "taken", 4)
 	foreign := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: taken.Name + "-plan"}, Data: map[string]string{"mine": "yes"}}
 	create(t, foreign)
@@ -190,7 +191,7 @@ func refusePlans(t *testing.T, namespace string) {
 	create(t, swapped)
 	waitPlan(t, swapped, semmoev1.ConditionStalled, "CurrentPlanInvalid", "spec.current.tablesDigest")
 
-	// With so few tokens in a batch a layer takes the time of its latencies, whatever is local.
+	// With so few tokens per batch, layer time consists of latency, at any local activation rate.
 	small := newPlan(namespace, "small", 4)
 	small.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
 	small.Spec.MinimumGainPercent, small.Spec.BatchTokens = ptr.To[int32](99), 8
@@ -198,7 +199,8 @@ func refusePlans(t *testing.T, namespace string) {
 	waitPlan(t, small, semmoev1.ConditionReady, "LocalityDoesNotPay")
 }
 
-// A plan that is ready and is not rolled out, or that cannot be, says what would change that. Most of them serve nothing: it is told all the same.
+// TestPlansAreHeldBack checks that a plan that is ready but not rolled out, or cannot be, has a condition with the
+// required change. Most of these deployments do not serve; the condition is set nevertheless.
 func TestPlansAreHeldBack(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -231,10 +233,10 @@ func TestPlansAreHeldBack(t *testing.T) {
 		{semmoev1.ConditionDegraded, "PlanNotFound", pin("nobody")},
 		{semmoev1.ConditionDegraded, "ParallelismMismatch", pin(wide.Name)},
 		{semmoev1.ConditionDegraded, "EngineMismatch", pin(foreign.Name)},
-		{semmoev1.ConditionRolledOut, "RolloutInterruptsService", func(m deployment) { // with none there is nothing to interrupt
+		{semmoev1.ConditionRolledOut, "RolloutInterruptsService", func(m deployment) { // without surge the only replica would be interrupted
 			m.Spec.Replicas, m.Spec.Rollout.MaxSurge = ptr.To[int32](1), ptr.To[int32](0)
 		}},
-		{semmoev1.ConditionRolledOut, "CanaryInconclusive", func(m deployment) { // nobody looks at its canary
+		{semmoev1.ConditionRolledOut, "CanaryInconclusive", func(m deployment) { // without samples the canary is not measured
 			m.Spec.Replicas, m.Spec.Rollout.SoakSeconds, m.Spec.Routing.SamplePercent = ptr.To[int32](2), ptr.To[int32](1), ptr.To[int32](0)
 		}},
 	} {
@@ -256,7 +258,8 @@ func TestPlansAreHeldBack(t *testing.T) {
 	}
 }
 
-// profileOfAnother is a profile of another checkpoint than the small model, which waits for a deployment that never comes.
+// profileOfAnother creates a profile of a checkpoint other than the small model. It waits for a deployment that is
+// never created.
 func profileOfAnother(t *testing.T, namespace, name string) *semmoev1.AffinityProfile {
 	t.Helper()
 	dir := t.TempDir()
@@ -276,7 +279,8 @@ func profileOfAnother(t *testing.T, namespace, name string) *semmoev1.AffinityPr
 	})
 }
 
-// Rights that are revoked, or a quota, keep profiles and plans from being made: they say so, and are made once they may be.
+// TestPlanningIsRefused blocks profiles and plans by revoked rights and by a quota. Conditions report the cause, and
+// the objects are created once the block is removed.
 func TestPlanningIsRefused(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -302,7 +306,7 @@ func TestPlanningIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitProfiled(t, profile)
-	// What the quota has held up holds too few requests for a plan that is to replace another.
+	// The profile that the quota delayed has too few requests for a plan that replaces another one.
 	few := newPlan(namespace, "few", 4)
 	few.Spec.ProfileRef.Name, few.Spec.Current = profile.Name, &semmoev1.CurrentPlan{PlanDigest: published.Status.PlanDigest}
 	create(t, few)

@@ -26,7 +26,8 @@ import (
 	"github.com/semmoe/operator/test/corpus"
 )
 
-// prometheusWith is a server that answers every range query with one value at every step.
+// prometheusWith starts a Prometheus server that answers every range query with one value at every step, and returns
+// its address.
 func prometheusWith(t *testing.T, milli *atomic.Int64) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -52,7 +53,7 @@ func prometheusWith(t *testing.T, milli *atomic.Int64) string {
 	return server.URL
 }
 
-// requestsOf are requests of one kind of text.
+// requestsOf returns requests of one kind of text.
 func requestsOf(kind string, documents int) []corpus.Request {
 	var chosen []corpus.Document
 	for _, document := range corpus.Written() {
@@ -63,7 +64,7 @@ func requestsOf(kind string, documents int) []corpus.Request {
 	return corpus.Requests(chosen, 300)
 }
 
-// sampled is what the routers sampled under the tables of a plan, by its full digest.
+// sampled returns the activations that the routers sampled under the tables of a plan, given by its full digest.
 func sampled(t *testing.T, moed *semmoev1.MoEDeployment, plan string) (rate lar.Activations) {
 	t.Helper()
 	reach := routerIdentity(t).HTTP
@@ -92,11 +93,13 @@ func sampled(t *testing.T, moed *semmoev1.MoEDeployment, plan string) (rate lar.
 	return rate
 }
 
-// Traffic drifts to another kind of text. A profile is made of what the routers sample, a plan from that, and new tables reach the
-// routers: no pod is restarted, no request fails, no device is used, and what the plan compares is better on requests that it has not seen.
+// TestReplanSwapsTables changes the traffic to another kind of text. A profile is made from the routers' samples, a
+// plan from the profile, and new tables reach the routers. No pod is restarted, no request fails, no device is used,
+// and the plan is better on held-out requests.
 //
-// A dozen held-out requests tell new tables and a new placement apart by little more than chance, and which they are depends on when
-// the drift is seen: where the placement has done better it is that which has to come into service.
+// With a dozen held-out requests, the choice between new tables and a new placement is little more than chance and
+// depends on when the drift is detected. If the placement performs better, the test requires that it comes into
+// service.
 func TestReplanSwapsTables(t *testing.T) {
 	long(t)
 	namespace := newNamespace(t)
@@ -111,9 +114,10 @@ func TestReplanSwapsTables(t *testing.T) {
 	moed := profiledDeployment(namespace, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesSequences
 		m.Spec.Profiling.SamplingSpec = semmoev1.SamplingSpec{Requests: 60, Tokens: 6000, RequestTokens: 512}
-		// The same prompts come again and again: what ranks still have cached of them must not keep them where they were.
+		// The same prompts are sent repeatedly. The prefix caches of the ranks must not keep them on their previous
+		// ranks.
 		m.Spec.Routing.Weights = &semmoev1.RoutingWeights{PrefixPercent: ptr.To[int32](0), LoadPercent: ptr.To[int32](0)}
-		// New tables are good enough at half of what was promised, and worth it at any gain: this story is of tables.
+		// New tables suffice at half of the forecast, and any gain justifies them: this test is about tables.
 		m.Spec.Rollout.MinimumGainPercent = ptr.To[int32](0)
 		m.Spec.Drift = semmoev1.DriftSpec{
 			Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: prometheusWith(t, &observed), Query: "lar"},
@@ -159,12 +163,12 @@ func TestReplanSwapsTables(t *testing.T) {
 	send()
 	before := sampled(t, moed, base.Status.PlanDigest)
 
-	observed.Store(0) // half of the promise is far away: an alarm once it has been so for the window
+	observed.Store(0) // half of the forecast is far away, and the alarm follows after one window
 	stop()
-	startManager(t, namespace, nil) // by another manager, which knows nothing but what is there
+	startManager(t, namespace, nil) // a new manager has only the objects in the cluster
 	replan := &semmoev1.PlacementPlan{}
 	eventually(t, 4*time.Minute, "a plan is made for the drift", func() error {
-		send() // the live profile is of what is sampled from the drift on
+		send() // the live profile contains samples from the drift on
 		var plans semmoev1.PlacementPlanList
 		if err := api.List(t.Context(), &plans, client.InNamespace(namespace)); err != nil {
 			return err
@@ -205,7 +209,8 @@ func TestReplanSwapsTables(t *testing.T) {
 	after := sampled(t, moed, replan.Status.PlanDigest)
 	rate := func(a lar.Activations) float64 { return float64(a.Local) / float64(max(a.Total, 1)) }
 	t.Logf("local activation rate of drifted requests: %.3f before, %.3f with new tables (%+v)", rate(before), rate(after), replan.Status.Comparison)
-	// What the tables forecast is more than what the few requests of a test show: they must not lose any, beyond chance.
+	// The forecast gain of the tables exceeds what a test's few requests can show. The rate must not fall by more than
+	// chance.
 	if before.Total == 0 || after.Total == 0 || rate(after) < rate(before)-0.01 {
 		t.Errorf("the local activation rate is %+v, before it was %+v", after, before)
 	}
@@ -220,7 +225,7 @@ func TestReplanSwapsTables(t *testing.T) {
 	}
 	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "by the tables of plan "+replan.Status.Plan)
 
-	// A pin rolls back, to the tables that the layout came with.
+	// A pin rolls back to the tables of the layout's plan.
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: base.Name} })
 	eventually(t, patience, "the routers are back at the plan's own tables", func() error {
 		if got := send(); got != base.Status.Plan {

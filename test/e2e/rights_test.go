@@ -20,13 +20,13 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
-// rights are those of a manager, as they are installed, and as they are taken from it.
+// rights represents a user with the manager's rights, which tests can revoke.
 type rights struct {
 	user string
 	role *rbacv1.ClusterRole
 }
 
-// grantRights makes a user with the rights that config/rbac gives the manager, until the test ends.
+// grantRights creates a user with the rights that config/rbac grants the manager, until the test ends.
 func grantRights(t *testing.T, user string) *rights {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(repository, "config", "rbac", "role.yaml"))
@@ -50,14 +50,15 @@ func grantRights(t *testing.T, user string) *rights {
 	return r
 }
 
-// config is for clients of that user.
+// config returns the configuration for clients of the user.
 func (r *rights) config() *rest.Config {
 	config := rest.CopyConfig(restConfig)
 	config.Impersonate = rest.ImpersonationConfig{UserName: r.user}
 	return config
 }
 
-// revoke leaves the user the rights to these rules, and returns what gives it all of them back. Either waits until it holds.
+// revoke leaves the user only the rights in left, and returns a function that restores all rights. Both wait until the
+// change is effective.
 func (r *rights) revoke(t *testing.T, left []rbacv1.PolicyRule) (restore func()) {
 	t.Helper()
 	set := func(rules []rbacv1.PolicyRule, may bool) {
@@ -77,7 +78,7 @@ func (r *rights) revoke(t *testing.T, left []rbacv1.PolicyRule) (restore func())
 	}
 }
 
-// waitMay waits until the API server lets the user create workloads, or does not.
+// waitMay waits until the API server allows the user to create workloads, or denies it.
 func (r *rights) waitMay(t *testing.T, may bool) {
 	t.Helper()
 	eventually(t, patience, fmt.Sprintf("%s may create workloads: %v", r.user, may), func() error {
@@ -94,7 +95,7 @@ func (r *rights) waitMay(t *testing.T, may bool) {
 	})
 }
 
-// mayRead grants the user to read one Secret.
+// mayRead grants the user read access to one Secret.
 func (r *rights) mayRead(t *testing.T, namespace, secret string) {
 	t.Helper()
 	meta := metav1.ObjectMeta{Namespace: namespace, Name: "read-" + secret}
@@ -108,7 +109,7 @@ func (r *rights) mayRead(t *testing.T, namespace, secret string) {
 	})
 }
 
-// readOnly are the rules without the right to change one resource.
+// readOnly returns the rules without write access to one resource.
 func readOnly(rules []rbacv1.PolicyRule, resource string) []rbacv1.PolicyRule {
 	var left []rbacv1.PolicyRule
 	for _, rule := range rules {
@@ -121,8 +122,8 @@ func readOnly(rules []rbacv1.PolicyRule, resource string) []rbacv1.PolicyRule {
 	return left
 }
 
-// A manager whose rights are revoked while it runs says so as soon as it needs them, as long as it may say anything; what serves goes
-// on serving, and what was asked for meanwhile is done once the rights are back.
+// TestRightsRevoked revokes rights of a running manager. The manager reports the loss when it needs the right, while it
+// can write status. The serving pods keep serving, and changes made meanwhile are applied once the rights are restored.
 func TestRightsRevoked(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -157,7 +158,7 @@ func TestRightsRevoked(t *testing.T) {
 	told := time.Since(asked)
 	workloads := mended(restore)
 
-	// Without any right it can tell nothing either.
+	// Without any right the manager cannot report anything either.
 	restore = granted.revoke(t, nil)
 	writes := injector.Writes()
 	setEnv(nil)

@@ -32,10 +32,10 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
-// installing keeps two tests from adding a kind at the same moment, of which one would find it made.
+// installing serializes the installation of a kind, so that two tests do not create it at the same time.
 var installing sync.Mutex
 
-// installInferencePools adds the kind InferencePool to the cluster, as its release has it.
+// installInferencePools installs the kind InferencePool from its release.
 func installInferencePools(t *testing.T) {
 	t.Helper()
 	installing.Lock()
@@ -46,7 +46,7 @@ func installInferencePools(t *testing.T) {
 	}
 }
 
-// moduleDir is where a module lies that the go.mod of a directory below test pins.
+// moduleDir returns the directory of a module that the go.mod of a directory below test pins.
 func moduleDir(t *testing.T, directory, module string) string {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", module)
@@ -59,7 +59,7 @@ func moduleDir(t *testing.T, directory, module string) string {
 	return found.Dir
 }
 
-// removeInferencePools takes the kind InferencePool away, where it is.
+// removeInferencePools deletes the kind InferencePool, if it exists.
 func removeInferencePools(t *testing.T) {
 	t.Helper()
 	kind := &unstructured.Unstructured{}
@@ -73,14 +73,14 @@ func removeInferencePools(t *testing.T) {
 	})
 }
 
-// getPool reads the InferencePool of a MoEDeployment, from an API server that may just have learned of the kind.
+// getPool reads the InferencePool of a MoEDeployment. The API server may have just registered the kind.
 func getPool(ctx context.Context, moed *semmoev1.MoEDeployment) (*unstructured.Unstructured, error) {
 	pool := &unstructured.Unstructured{}
 	pool.SetGroupVersionKind(schema.GroupVersionKind{Group: "inference.networking.k8s.io", Version: "v1", Kind: "InferencePool"})
 	return pool, api.Get(ctx, client.ObjectKeyFromObject(moed), pool)
 }
 
-// absent returns an error unless an object of that name does not exist.
+// absent returns an error unless no object with that name exists.
 func absent(ctx context.Context, object client.Object, namespace, name string) error {
 	err := api.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, object)
 	switch {
@@ -92,7 +92,7 @@ func absent(ctx context.Context, object client.Object, namespace, name string) e
 	return fmt.Errorf("%s %s is there", kindOf(object), name)
 }
 
-// steadily sends requests until the returned function ends that, and fails on any that is not answered.
+// steadily sends requests until the returned function stops it, and fails the test if a request is not answered.
 func steadily(t *testing.T, url string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -108,7 +108,7 @@ func steadily(t *testing.T, url string) (stop func()) {
 			}
 		})
 	}
-	t.Cleanup(clients.Wait) // also of a test that has failed: the context ends first
+	t.Cleanup(clients.Wait) // also after a test failure: the context ends first
 	return func() {
 		cancel()
 		clients.Wait()
@@ -118,10 +118,11 @@ func steadily(t *testing.T, url string) (stop func()) {
 	}
 }
 
-// Behind a Gateway: the kind that it needs may be missing, and come later; the InferencePool is kept as it should be; another
-// mode takes it away again, and no change of the mode fails a request.
+// TestEndpointPicker serves behind a Gateway. The kind InferencePool may be missing at first and is installed later.
+// The InferencePool is repaired after edits and removed in another routing mode, and no change of the mode fails a
+// request.
 //
-// This test is not parallel to others: some need the kind.
+// This test is not parallel because other tests need the kind.
 func TestEndpointPicker(t *testing.T) {
 	removeInferencePools(t)
 	namespace := newNamespace(t)
@@ -147,7 +148,7 @@ func TestEndpointPicker(t *testing.T) {
 	if err := api.Update(t.Context(), changed, client.FieldOwner("somebody")); err != nil {
 		t.Fatal(err)
 	}
-	touchPods(t, moed, time.Second) // else it is looked at twice a minute
+	touchPods(t, moed, time.Second) // the operator polls it only twice a minute
 	eventually(t, patience, "an edited InferencePool is put right", func() error {
 		if pool, err = getPool(t.Context(), moed); err != nil {
 			return err
@@ -191,7 +192,7 @@ func TestEndpointPicker(t *testing.T) {
 	stop()
 }
 
-// proxied returns an error unless all that mode Router makes is there, and nothing of mode EndpointPicker is.
+// proxied returns an error unless all objects of mode Router exist and none of mode EndpointPicker.
 func proxied(ctx context.Context, moed *semmoev1.MoEDeployment) error {
 	service, key := &corev1.Service{}, client.ObjectKeyFromObject(moed)
 	if err := api.Get(ctx, key, service); err != nil {
@@ -240,11 +241,11 @@ func poolIsRight(t *testing.T, pool *unstructured.Unstructured) {
 	t.Errorf("the Service of the picker has no port %d for ext_proc: %+v", spec.Picker.Port.Number, service.Spec.Ports)
 }
 
-// throughRouter waits until requests are answered by way of the request router.
+// throughRouter waits until requests pass through the request router.
 func throughRouter(t *testing.T, url string) {
 	t.Helper()
 	eventually(t, patience, "requests pass through the router", func() error {
-		// A new connection: an older one still leads to the engine.
+		// Use a new connection: an older one still leads to the engine.
 		fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		response, err := fresh.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"model": "tiny", "prompt": "x", "max_tokens": 1}`))
 		if err != nil {
@@ -258,8 +259,8 @@ func throughRouter(t *testing.T, url string) {
 	})
 }
 
-// More requests than the ranks may have are answered with 429 and Retry-After, those that are admitted in full, and when these
-// are done there is room again.
+// TestPendingLimit sends more requests than the ranks may have. The excess is answered with 429 and Retry-After, and
+// admitted requests are answered in full. When these are done, requests are admitted again.
 func TestPendingLimit(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -301,13 +302,13 @@ func TestPendingLimit(t *testing.T) {
 	}
 }
 
-// sentBy returns an error unless a request is answered, and its rank was chosen by a plan.
+// sentBy returns an error unless a request is answered and its rank was chosen by the given plan.
 func sentBy(ctx context.Context, url, plan string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(`{"model": "tiny", "prompt": "func main() {", "max_tokens": 4}`))
 	if err != nil {
 		return err
 	}
-	request.Header.Set("Content-Type", "application/json") // vLLM refuses others
+	request.Header.Set("Content-Type", "application/json") // vLLM refuses other types
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return err
@@ -319,8 +320,8 @@ func sentBy(ctx context.Context, url, plan string) error {
 	return nil
 }
 
-// Plans come into service, and change, under steady traffic: no request fails, and the routers, which are not restarted, send
-// requests by the plan that is in service.
+// TestPlanChangesUnderTraffic puts plans into service and replaces them under steady traffic. No request fails. The
+// routers are not restarted, and route requests by the serving plan.
 func TestPlanChangesUnderTraffic(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -360,7 +361,7 @@ func TestPlanChangesUnderTraffic(t *testing.T) {
 	}
 }
 
-// podNames are the pods of a component, by name.
+// podNames returns the names of a component's pods.
 func podNames(t *testing.T, moed *semmoev1.MoEDeployment, component string) []string {
 	t.Helper()
 	var pods corev1.PodList
@@ -375,10 +376,10 @@ func podNames(t *testing.T, moed *semmoev1.MoEDeployment, component string) []st
 	return names
 }
 
-// A request router that is killed while API server and operator are away starts again, and sends requests by the plan that
-// was last in service.
+// TestRouterWithoutAPIServer kills a request router while the API server and the operator are down. The router restarts
+// and routes requests by the last serving plan.
 //
-// This test is not parallel to others: they need the API server.
+// This test is not parallel because other tests need the API server.
 func TestRouterWithoutAPIServer(t *testing.T) {
 	namespace := newNamespace(t)
 	stop := startManager(t, namespace, nil)
@@ -419,7 +420,7 @@ func TestRouterWithoutAPIServer(t *testing.T) {
 	})
 	eventually(t, time.Minute, "requests are sent by the plan without an API server", byPlan)
 	ended := make(chan error, 1)
-	go func() { // the API server must really have been away
+	go func() { // the API server must be down
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		ended <- api.Get(ctx, client.ObjectKeyFromObject(moed), &semmoev1.MoEDeployment{})
@@ -438,7 +439,7 @@ func TestRouterWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// routerProcess is the process of a namespace's only request router, as this machine numbers it; 0 where there is none.
+// routerProcess returns the process ID of a namespace's only request router, or 0 if there is none.
 func routerProcess(t *testing.T, namespace string) int {
 	t.Helper()
 	return process(t, func(args []string) bool {

@@ -12,8 +12,9 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// Request routers that no node takes are reported within a minute, by Ready and Degraded with the scheduler's message. They have none of the
-// engine's scheduling. Once a node takes them the model is served.
+// TestUnschedulableRouter checks that request routers that fit on no node are reported within a minute, by Ready and
+// Degraded with the scheduler's message. Routers do not inherit the engine's scheduling constraints. Once a node
+// accepts the routers, the model is served.
 func TestUnschedulableRouter(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)

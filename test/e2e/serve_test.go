@@ -31,7 +31,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// answered reads a response to its end and returns an error unless it is a whole completion.
+// answered reads a whole response and returns an error unless it is a complete completion.
 func answered(response *http.Response, err error) error {
 	if err != nil {
 		return err
@@ -86,7 +86,7 @@ func TestServeScaleDelete(t *testing.T) {
 		t.Errorf("/metrics of the engine is reachable through the Service: %s", response.Status)
 	}
 
-	// kubectl scale, and autoscalers, go through the scale subresource.
+	// kubectl scale and autoscalers use the scale subresource.
 	scale := &autoscalingv1.Scale{}
 	if err := api.SubResource("scale").Get(t.Context(), moed, scale); err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func TestServeScaleDelete(t *testing.T) {
 	eventually(t, patience, "no object is left", func() error { return nothingLeft(t.Context(), namespace) })
 }
 
-// kinds are the kinds of children that the operator makes.
+// kinds returns empty lists of the kinds that the operator creates.
 func kinds() []client.ObjectList {
 	return []client.ObjectList{
 		&appsv1.StatefulSetList{}, &appsv1.DeploymentList{}, &batchv1.JobList{}, &corev1.ServiceList{}, &corev1.PodList{},
@@ -133,7 +133,7 @@ func nothingLeft(ctx context.Context, namespace string) error {
 			return err
 		}
 		for _, object := range objects(list) {
-			if name := object.GetName(); name != "default" && name != "kube-root-ca.crt" { // every namespace has these
+			if name := object.GetName(); name != "default" && name != "kube-root-ca.crt" { // created by the cluster in every namespace
 				return fmt.Errorf("%s %s is left", kindOf(object), object.GetName())
 			}
 		}
@@ -181,7 +181,7 @@ func TestChildrenComeBack(t *testing.T) {
 			return nil
 		})
 	}
-	// A child that somebody edits is put right.
+	// A child that another user edits is repaired.
 	service := &corev1.Service{ObjectMeta: meta("tiny")}
 	if err := api.Get(t.Context(), client.ObjectKeyFromObject(service), service); err != nil {
 		t.Fatal(err)
@@ -200,7 +200,7 @@ func TestChildrenComeBack(t *testing.T) {
 		return nil
 	})
 	waitComplete(t, moed)
-	// The edit left a key of its author behind, which is not ours to remove; everything else is as before.
+	// The edit added a key that the operator does not own and therefore does not remove. Everything else is as before.
 	after := endState(t, namespace)
 	delete(after, "Service tiny")
 	delete(before, "Service tiny")
@@ -208,7 +208,8 @@ func TestChildrenComeBack(t *testing.T) {
 	eventually(t, patience, "it answers", func() error { return ask(t.Context(), reach(t, moed), "tiny") })
 }
 
-// Each fault is named in a condition within a minute, and mending it makes the object ready without deleting anything.
+// TestFaultsAreNamedAndHeal checks that a condition reports each failure within a minute, and that the object becomes
+// ready after the repair without deleting anything.
 func TestFaultsAreNamedAndHeal(t *testing.T) {
 	t.Parallel()
 	broken := t.TempDir()
@@ -328,8 +329,8 @@ func copyCheckpoint(t *testing.T, dir string) {
 	}
 }
 
-// A namespace that enforces the restricted pod security standard refuses an engine that does not say it will keep to it:
-// the condition says so, and a security context in the template helps.
+// TestRestrictedNamespace serves in a namespace that enforces the restricted pod security standard. An engine without a
+// matching security context is refused: the condition says so, and a security context in the template fixes it.
 func TestRestrictedNamespace(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -339,7 +340,7 @@ func TestRestrictedNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	startManager(t, namespace, nil)
-	// A hostPath is never allowed there: the checkpoint comes by a claim.
+	// hostPath volumes are forbidden in such a namespace, so a claim provides the checkpoint.
 	claim := claimCheckpoint(t, namespace)
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
 		m.Spec.Model.Volume = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}
@@ -357,7 +358,7 @@ func TestRestrictedNamespace(t *testing.T) {
 	waitComplete(t, moed)
 }
 
-// claimCheckpoint makes a volume of the checkpoint's directory, and a claim that is bound to it.
+// claimCheckpoint creates a volume with the checkpoint's directory and a claim bound to it.
 func claimCheckpoint(t *testing.T, namespace string) string {
 	t.Helper()
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
@@ -376,8 +377,8 @@ func claimCheckpoint(t *testing.T, namespace string) string {
 	return "models"
 }
 
-// A change of the template under steady traffic: no request fails, and never are fewer replicas ready than the budget
-// allows.
+// TestRollingChangeUnderTraffic changes the template under steady traffic. No request fails, and the number of ready
+// replicas never falls below the budget.
 func TestRollingChangeUnderTraffic(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -457,7 +458,7 @@ func TestPauseAndModeNone(t *testing.T) {
 	create(t, moed)
 	revision := waitComplete(t, moed).Status.Revision
 
-	// Paused: a change is not rolled out, but a lost child still comes back.
+	// While paused, a change is not rolled out, but a lost child is recreated.
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Reconciliation = semmoev1.ReconciliationPaused
 		m.Spec.Engine.Env = []corev1.EnvVar{{Name: "A", Value: "b"}}
@@ -473,7 +474,7 @@ func TestPauseAndModeNone(t *testing.T) {
 		t.Errorf("a paused change was rolled out")
 	}
 
-	// Without a router, the Service leads to the engines, and the router is taken away.
+	// Without a router the Service selects the engines, and the router is deleted.
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Reconciliation = semmoev1.ReconciliationActive
 		m.Spec.Routing.Mode = semmoev1.RoutingModeNone

@@ -14,7 +14,7 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
-// refusedKinds are the kinds that the manager's metrics say it is not let see.
+// refusedKinds returns the kinds that the manager may not watch, according to its metrics.
 func refusedKinds() ([]string, error) {
 	families, err := metrics.Registry.Gather()
 	var kinds []string
@@ -29,10 +29,11 @@ func refusedKinds() ([]string, error) {
 	return kinds, err
 }
 
-// A manager that is not let see workloads any more can say so in no condition: its metrics name them within a minute of the end of the
-// watch that was open. What serves goes on, and what changed meanwhile is acted upon once the right is back.
+// TestSightRevoked revokes the manager's right to watch workloads. The manager cannot report this in a condition, so
+// its metrics name the kind within a minute of the end of the open watch. The serving pods keep serving, and changes
+// made meanwhile are applied once the right is restored.
 //
-// This test is not parallel to others: the managers of a process share their metrics.
+// This test is not parallel because the managers of a process share their metrics.
 func TestSightRevoked(t *testing.T) {
 	long(t)
 	namespace := newNamespace(t)
@@ -61,7 +62,7 @@ func TestSightRevoked(t *testing.T) {
 	asking := startTraffic(t, reach(t, moed))
 
 	restore := granted.revoke(t, audit.Without(granted.role.Rules, "statefulsets"))
-	injector.Blind() // the watches that are open end
+	injector.Blind() // ends the open watches
 	injector.See()
 	ended := time.Now()
 	eventually(t, time.Minute, "the refusal is told", told("StatefulSet"))

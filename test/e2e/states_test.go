@@ -24,14 +24,15 @@ import (
 	"github.com/semmoe/operator/test/gitops"
 )
 
-// The health checks for Argo CD are tested over objects that this suite has seen:
+// The health checks for Argo CD are tested on objects recorded by this suite:
 //
 //	go test ./test/e2e -args -states "$PWD/config/argocd/resource_customizations"
 //
-// writes an object of each state, and of each reason, that has no file yet, and `go test ./test/gitops -args -update` adds what is said of it.
+// writes an object for each state and each reason that has no file yet. `go test ./test/gitops -args -update` then adds
+// the result of the health check.
 var statesDir = flag.String("states", "", "directory to which an object of each state that its kind was seen in is written, where it has none yet")
 
-// stateKinds are the kinds that have a health check.
+// stateKinds lists the kinds that have a health check.
 var stateKinds = []schema.GroupVersionKind{
 	semmoev1.GroupVersion.WithKind("MoEDeployment"),
 	semmoev1.GroupVersion.WithKind("AffinityProfile"),
@@ -49,7 +50,7 @@ func recordStates(ctx context.Context, dir string) {
 				}
 				select {
 				case <-ctx.Done():
-				case <-time.After(time.Second): // the kind may come later, and a watch ends now and then
+				case <-time.After(time.Second): // the kind may be installed later, and watches end from time to time
 				}
 			}
 		}()
@@ -60,7 +61,7 @@ func recordKind(ctx context.Context, gvk schema.GroupVersionKind, dir string) er
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(gvk)
 	if err := api.List(ctx, list); err != nil {
-		return nil // no such kind yet
+		return nil // the kind is not installed yet
 	}
 	changes, err := api.Watch(ctx, list)
 	if err != nil {
@@ -83,7 +84,7 @@ func recordKind(ctx context.Context, gvk schema.GroupVersionKind, dir string) er
 	return nil
 }
 
-// reasonsTold are those of all objects in a directory.
+// reasonsTold returns the reasons of all objects in a directory.
 func reasonsTold(dir string) (sets.Set[string], error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
@@ -104,10 +105,10 @@ func reasonsTold(dir string) (sets.Set[string], error) {
 	return told, nil
 }
 
-// recordState writes an object, unless there is one of its state and it tells no reason that none has told.
+// recordState writes an object if its state has no file yet or one of its reasons is not recorded yet.
 func recordState(object *unstructured.Unstructured, dir string, told sets.Set[string]) error {
 	name, reasons := stateOf(object), sets.New[string]()
-	if object.GetDeletionTimestamp() == nil { // else nobody looks at them
+	if object.GetDeletionTimestamp() == nil { // health checks ignore the reasons of deleted objects
 		reasons = gitops.Reasons(object)
 	}
 	file := filepath.Join(dir, name+".yaml")
@@ -131,13 +132,13 @@ func recordState(object *unstructured.Unstructured, dir string, told sets.Set[st
 	return os.WriteFile(file, text, 0o644)
 }
 
-// temporary is a directory that a test has made.
+// temporary matches a temporary directory of a test.
 var temporary = regexp.MustCompile(regexp.QuoteMeta(filepath.Clean(os.TempDir())) + `/Test[A-Za-z0-9_]+/\d+`)
 
-// loopback is a server of a test, at a port that was free.
+// loopback matches a test server's address with an ephemeral port.
 var loopback = regexp.MustCompile(`127\.0\.0\.1:\d{4,}`)
 
-// plain is an object without what no health check looks at, and no two runs agree on.
+// plain returns an object without the fields that no health check reads and that differ between runs.
 func plain(object *unstructured.Unstructured) map[string]any {
 	metadata := map[string]any{}
 	for _, field := range []string{"name", "namespace", "generation", "deletionTimestamp", "finalizers"} {
@@ -154,8 +155,8 @@ func plain(object *unstructured.Unstructured) map[string]any {
 	return kept
 }
 
-// stateOf names what an object's conditions say, as far as a health check could look at it: two objects of one name are in the same
-// state.
+// stateOf returns a name for the state of an object's conditions, as far as a health check can read it. Objects with
+// equal names are in the same state.
 func stateOf(object *unstructured.Unstructured) string {
 	conditions := conditionsOf(object)
 	observed, _, _ := unstructured.NestedInt64(object.Object, "status", "observedGeneration")
@@ -193,7 +194,7 @@ func stateOf(object *unstructured.Unstructured) string {
 	return strings.Join(parts, "-")
 }
 
-// groupState is stateOf for a LeaderWorkerSet, which has conditions of its own.
+// groupState is stateOf for a LeaderWorkerSet, which has different conditions.
 func groupState(object *unstructured.Unstructured, conditions map[string]stateCondition) string {
 	var parts []string
 	for kind, condition := range conditions {
@@ -230,7 +231,7 @@ func conditionsOf(object *unstructured.Unstructured) map[string]stateCondition {
 	return found
 }
 
-// kebab is a CamelCase word in lower case with hyphens.
+// kebab converts a CamelCase word to lower case with hyphens.
 func kebab(word string) string {
 	var text strings.Builder
 	for i, r := range word {

@@ -16,7 +16,8 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
-// In steady state nothing is written, also not by a manager that has just started.
+// TestSteadyStateWritesNothing checks that nothing is written in steady state, including by a manager that has just
+// started.
 func TestSteadyStateWritesNothing(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -37,8 +38,8 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	}
 }
 
-// waitReleases waits for the one write that may come after a MoEDeployment is complete: the release that an engine reports is noted when a pod
-// answers, and a pod that is too busy is asked again a minute later.
+// waitReleases waits for the only write that can follow after a MoEDeployment is complete: the operator records the
+// engine's release when a pod answers. A pod that is too busy is asked again after a minute.
 func waitReleases(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	eventually(t, patience, "the engine's release is noted", func() error {
@@ -55,8 +56,9 @@ func waitReleases(t *testing.T, moed *semmoev1.MoEDeployment) {
 	})
 }
 
-// lookSteadily lets reconciliations go on for a time: it touches something, and waits until the manager has looked, again and again.
-// That a manager has not written says nothing of one that has not looked. touch returns how much was touched.
+// lookSteadily keeps reconciliations running for the given time: it calls touch and waits until the manager has
+// reconciled, repeatedly. Without reconciliations, an absence of writes proves nothing. touch returns the number of
+// touched objects.
 func lookSteadily(t *testing.T, manager *faults.Injector, during time.Duration, touch func() int) {
 	t.Helper()
 	looked := func(before int) {
@@ -78,7 +80,7 @@ func lookSteadily(t *testing.T, manager *faults.Injector, during time.Duration, 
 	}
 }
 
-// touchPods lets reconciliations go on: it changes the engine pods in fields that are not ours.
+// touchPods triggers reconciliations by changing fields of the engine pods that the operator does not manage.
 func touchPods(t *testing.T, moed *semmoev1.MoEDeployment, during time.Duration) {
 	t.Helper()
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
@@ -86,7 +88,7 @@ func touchPods(t *testing.T, moed *semmoev1.MoEDeployment, during time.Duration)
 	}
 }
 
-// touchPodsOnce returns how many pods it has touched.
+// touchPodsOnce returns the number of touched pods.
 func touchPodsOnce(t *testing.T, moed *semmoev1.MoEDeployment) (touched int) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"touched":%q}}}`, time.Now())
@@ -100,7 +102,8 @@ func touchPodsOnce(t *testing.T, moed *semmoev1.MoEDeployment) (touched int) {
 	return touched
 }
 
-// With no operator at all, a lost engine pod and a lost router pod come back, and requests are served.
+// TestServesWithoutOperator checks that lost engine and router pods are recreated and requests are served while no
+// operator runs.
 func TestServesWithoutOperator(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)

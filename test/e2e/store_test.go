@@ -30,7 +30,7 @@ const (
 	storeNamespace = "semmoe-system"
 	storeName      = "semmoe-store"
 	managerName    = "semmoe-manager"
-	// tokenSeconds outlives every run of the suite: nothing renews the manager's tokens here, as a kubelet would.
+	// tokenSeconds exceeds the duration of any run of the suite, because no kubelet renews the manager's tokens here.
 	tokenSeconds = 6 * 3600
 )
 
@@ -38,8 +38,8 @@ var installStore = sync.OnceValues(func() (*access.Access, error) {
 	return installStoreIn(context.Background())
 })
 
-// startStore returns the way to the artifact store, which is installed once for the whole suite as config/store has it.
-// Managers that run in this process, and tests, use it with the manager's rights.
+// startStore returns access to the artifact store, which is installed from config/store once for the whole suite.
+// Managers in this process and tests use it with the manager's rights.
 func startStore(t *testing.T) *access.Access {
 	t.Helper()
 	store, err := installStore()
@@ -55,7 +55,8 @@ func installStoreIn(ctx context.Context) (*access.Access, error) {
 	if err := createStoreVolume(ctx); err != nil {
 		return nil, err
 	}
-	// One that an earlier store has left, whose authority is lost: it is written anew.
+	// A previous store has left this ConfigMap and its certificate authority is lost. The store overwrites the
+	// ConfigMap.
 	ca := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: storeName + "-ca"}, Data: map[string]string{"ca.crt": "lost"}}
 	if err := api.Create(ctx, ca); err != nil {
 		return nil, err
@@ -77,7 +78,7 @@ func installStoreIn(ctx context.Context) (*access.Access, error) {
 		return nil, err
 	}
 	store := &access.Access{
-		// The name that the store's certificate is for, and that pods of the cluster use.
+		// The URL has the name in the store's certificate, which pods in the cluster use.
 		URL:       "https://" + storeName + "." + storeNamespace + ".svc",
 		TokenFile: tokenFile,
 		CA:        types.NamespacedName{Namespace: storeNamespace, Name: storeName + "-ca"},
@@ -92,10 +93,11 @@ func installStoreIn(ctx context.Context) (*access.Access, error) {
 // clusterDir is removed with the cluster.
 func clusterDir() string { return filepath.Dir(cluster.Kubeconfig()) }
 
-// storeDir is the directory that the store keeps artifacts in.
+// storeDir returns the directory in which the store keeps artifacts.
 func storeDir() string { return filepath.Join(clusterDir(), "store-volume") }
 
-// createStoreVolume offers a directory for the store's claim: the local cluster has no provisioner.
+// createStoreVolume creates a volume with a directory for the store's claim, because the local cluster has no
+// provisioner.
 func createStoreVolume(ctx context.Context) error {
 	directory := storeDir()
 	if err := os.Mkdir(directory, 0o700); err != nil {
@@ -111,7 +113,7 @@ func createStoreVolume(ctx context.Context) error {
 	})
 }
 
-// writeStoreToken writes a token for the store like the one that a pod of the account has, but bound to no pod.
+// writeStoreToken writes a store token of the account to a file. Unlike a pod's token it is not bound to a pod.
 func writeStoreToken(ctx context.Context, account *corev1.ServiceAccount, file string) error {
 	token, err := newToken(ctx, account, artifact.Audience)
 	if err != nil {
@@ -120,14 +122,14 @@ func writeStoreToken(ctx context.Context, account *corev1.ServiceAccount, file s
 	return os.WriteFile(file, []byte(token), 0o600)
 }
 
-// newToken is a token of a service account, for the API server where there is no audience.
+// newToken returns a token of a service account. Without audiences the token is for the API server.
 func newToken(ctx context.Context, account *corev1.ServiceAccount, audiences ...string) (string, error) {
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: audiences, ExpirationSeconds: ptr.To[int64](tokenSeconds)}}
 	err := api.SubResource("token").Create(ctx, account, request)
 	return request.Status.Token, err
 }
 
-// waitForStore waits until the store answers a question of the manager's.
+// waitForStore waits until the store answers a request with the manager's token.
 func waitForStore(ctx context.Context, store *access.Access) error {
 	for {
 		err := tryStore(ctx, store)
@@ -151,7 +153,7 @@ func tryStore(ctx context.Context, store *access.Access) error {
 	return err
 }
 
-// The store is what config/store installs: it keeps what the manager gives it, and knows who asks.
+// TestStore checks that the store from config/store keeps the manager's artifacts and authenticates clients.
 func TestStore(t *testing.T) {
 	t.Parallel()
 	store := startStore(t)
@@ -174,7 +176,7 @@ func TestStore(t *testing.T) {
 		t.Errorf("read %q, %v", got, err)
 	}
 
-	// Another service account is nobody to the store: its token is bound to no pod.
+	// The store rejects another service account: its token is bound to no pod.
 	other := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: scope.Namespace, Name: "other"}}
 	create(t, other)
 	file := filepath.Join(t.TempDir(), "token")

@@ -17,16 +17,16 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
-// story is what a user does, told against a namespace in which a manager runs, to its good end. Every fault is tried on every
-// story: a new one is an entry of stories.
+// story is a sequence of user actions in a namespace in which a manager runs, up to its expected end. Every hazard is
+// tested on every story. To add a story, add an entry to stories.
 type story struct {
 	name string
 	tell func(t *testing.T, namespace string)
 	// needs prepares the cluster; may be nil.
 	needs func(t *testing.T)
-	// profilingJobs is how many profiling Jobs it needs.
+	// profilingJobs is the number of profiling Jobs that the story creates.
 	profilingJobs int
-	// names are the names in its namespace that no two runs agree on, and what they stand for; may be nil.
+	// names maps the names in the namespace that differ between runs to names that do not; may be nil.
 	names func(t *testing.T, namespace string) map[string]string
 }
 
@@ -41,13 +41,13 @@ var stories = []story{
 	{name: "re-planning", tell: replanning, names: sampledNames},
 }
 
-// ending is the end state of the story, by names that two runs agree on.
+// ending returns the end state of the story, with names that are equal in all runs.
 func (s story) ending(t *testing.T, namespace string) map[string]string {
 	t.Helper()
 	return s.renamed(t, namespace, endState(t, namespace))
 }
 
-// renamed tells a state or a record by names that two runs agree on.
+// renamed replaces the names in a state or journal that differ between runs.
 func (s story) renamed(t *testing.T, namespace string, state map[string]string) map[string]string {
 	t.Helper()
 	if s.names == nil {
@@ -56,7 +56,7 @@ func (s story) renamed(t *testing.T, namespace string, state map[string]string) 
 	return faults.Rename(state, s.names(t, namespace))
 }
 
-// serving: into service, a change rolled out, scaled.
+// serving is a story: a deployment comes into service, a change is rolled out, and the deployment is scaled.
 func serving(t *testing.T, namespace string) {
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
 	create(t, moed)
@@ -77,7 +77,7 @@ func serving(t *testing.T, namespace string) {
 	})
 }
 
-// planning: profiled through the running deployment, planned, and rolled out.
+// planning is a story: a running deployment is profiled, planned, and the plan rolled out.
 func planning(t *testing.T, namespace string) {
 	create(t, dataset(t, namespace, 4))
 	moed := profiledDeployment(namespace)
@@ -85,7 +85,7 @@ func planning(t *testing.T, namespace string) {
 	waitPlanned(t, moed)
 }
 
-// switching: through all modes of routing and back.
+// switching is a story: the routing mode changes through all modes and back.
 func switching(t *testing.T, namespace string) {
 	moed := newDeployment(namespace, "tiny")
 	create(t, moed)

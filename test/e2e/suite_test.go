@@ -1,6 +1,6 @@
-// Package e2e tells the user stories of the operator against a real control plane and node: real pods of the real binary,
-// the real reference engine and request router, over real HTTP. Only the manager runs inside the test process, so that it
-// can be crashed at will, and is watched by the race detector in make e2e.
+// Package e2e runs user stories of the operator on a real control plane and node: real pods of the real binary, the
+// real reference engine and request router, over real HTTP. Only the manager runs inside the test process, so that
+// tests can crash it, and make e2e can run it with the race detector.
 package e2e
 
 import (
@@ -45,9 +45,10 @@ import (
 
 const (
 	image = "semmoe:dev"
-	// nextImage is another name of the same image: an upgrade of the operator.
+	// nextImage is another name of the same image. It simulates an upgrade of the operator.
 	nextImage = "semmoe:next"
-	// patience bounds every wait: long enough for a loaded machine, since nothing waits longer than it must.
+	// patience is the limit of most waits. It is long enough for a loaded machine; a wait ends as soon as its condition
+	// holds.
 	patience = 2 * time.Minute
 )
 
@@ -57,7 +58,7 @@ var (
 	repository string
 	cluster    *localcluster.Cluster
 	restConfig *rest.Config
-	// managerConfig is the manager's: with the rights that it is installed with.
+	// managerConfig has the rights with which the manager is installed.
 	managerConfig *rest.Config
 	api           client.WithWatch
 )
@@ -104,14 +105,14 @@ func run(m *testing.M) (int, error) {
 		Binaries: binaries,
 		Images:   images,
 		GPUs:     512,
-		Forward:  512, // each story that asks takes one, and the full form tells hundreds
+		Forward:  512, // each story that sends requests uses one, and the full form runs hundreds
 
 		AuditPolicy: audit.Policy,
 	})
 	if err != nil {
 		return 1, err
 	}
-	defer cluster.Stop() //nolint:errcheck // the processes end with this one
+	defer cluster.Stop() //nolint:errcheck // the processes end with this process
 	restConfig = cluster.RESTConfig()
 	restConfig.QPS, restConfig.Burst = 200, 400
 	if _, err := envtest.InstallCRDs(restConfig, envtest.CRDInstallOptions{Paths: []string{filepath.Join(repository, "config", "crd")}, ErrorIfPathMissing: true}); err != nil {
@@ -137,7 +138,7 @@ func run(m *testing.M) (int, error) {
 	return code, err
 }
 
-// long leaves a test to the full form of the suite: one that nothing else may run beside.
+// long skips a test unless the suite runs in full form. Such a test must not run in parallel with others.
 func long(t *testing.T) {
 	t.Helper()
 	if !*full {
@@ -145,7 +146,7 @@ func long(t *testing.T) {
 	}
 }
 
-// logFile is where the managers log to: nowhere, unless E2E_LOG names a file.
+// logFile returns the file for the managers' logs. They are discarded unless E2E_LOG names a file.
 func logFile() *os.File {
 	name := os.Getenv("E2E_LOG")
 	if name == "" {
@@ -159,14 +160,15 @@ func logFile() *os.File {
 	return file
 }
 
-// checkpointDir is the small real model that ships with the project.
+// checkpointDir returns the directory of the small real model in the repository.
 func checkpointDir() string {
 	return filepath.Join(repository, "internal", "refengine", "testdata", "tiny-qwen3moe")
 }
 
 var namespaces atomic.Int32
 
-// newNamespace makes a namespace for a test. What of its pods the restricted pod security standard would refuse is in the audit log.
+// newNamespace creates a namespace for a test. The audit log records pods that violate the restricted pod security
+// standard.
 func newNamespace(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprintf("e2e-%d", namespaces.Add(1))
@@ -179,7 +181,8 @@ func newNamespace(t *testing.T) string {
 	return name
 }
 
-// tellPods logs the pods of a namespace where the test has failed: most failures are a pod that does not become what it should.
+// tellPods logs the pods of a namespace if the test has failed: most failures are caused by a pod in an unexpected
+// state.
 func tellPods(t *testing.T, namespace string) {
 	if !t.Failed() {
 		return
@@ -196,19 +199,20 @@ func tellPods(t *testing.T, namespace string) {
 	}
 }
 
-// startManager runs a manager for one namespace until the test, or the returned function, ends it. Its faults may be nil.
+// startManager runs a manager for one namespace until the test ends or the returned function is called. The injector
+// may be nil.
 func startManager(t *testing.T, namespace string, injector *faults.Injector) (stop func()) {
 	t.Helper()
 	return startManagerOf(t, image, namespace, injector)
 }
 
-// startManagerOf runs a manager of one release, told by the image of its own containers.
+// startManagerOf runs a manager of the release whose image is given. The operator's containers use this image.
 func startManagerOf(t *testing.T, release, namespace string, injector *faults.Injector) (stop func()) {
 	t.Helper()
 	return startManagerAs(t, managerConfig, release, namespace, injector)
 }
 
-// startManagerAs runs one with the rights of a configuration.
+// startManagerAs runs a manager with the rights of a configuration.
 func startManagerAs(t *testing.T, config *rest.Config, release, namespace string, injector *faults.Injector) (stop func()) {
 	t.Helper()
 	log := ctrl.Log
@@ -250,7 +254,7 @@ func startManagerAs(t *testing.T, config *rest.Config, release, namespace string
 	return stop
 }
 
-// routerIdentity is the identity of managers towards request routers.
+// routerIdentity returns the identity with which managers authenticate to request routers.
 func routerIdentity(t *testing.T) *managerauth.Identity {
 	t.Helper()
 	clients, err := kubernetes.NewForConfig(managerConfig)
@@ -269,7 +273,8 @@ func routerIdentity(t *testing.T) *managerauth.Identity {
 	return identity
 }
 
-// podClient reaches pods by their address: through the API server, since this process is outside of the cluster's network.
+// podClient returns a client that reaches pods by their address. It uses the API server's proxy, because this process
+// is outside the cluster's network.
 func podClient(t *testing.T) *http.Client {
 	t.Helper()
 	transport, err := rest.TransportFor(restConfig)
@@ -302,7 +307,7 @@ func (p podTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	return nil, fmt.Errorf("no pod has the address %s", request.URL.Hostname())
 }
 
-// newDeployment is a MoEDeployment of the small model on the reference engine.
+// newDeployment returns a MoEDeployment of the small model on the reference engine.
 func newDeployment(namespace, name string, change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
 	moed := &semmoev1.MoEDeployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
@@ -314,8 +319,9 @@ func newDeployment(namespace, name string, change ...func(*semmoev1.MoEDeploymen
 			Parallelism: semmoev1.ParallelismSpec{ExpertParallelSize: 4},
 			Replicas:    ptr.To[int32](1),
 			Routing:     semmoev1.RoutingSpec{Replicas: 1},
-			// A canary is compared in the stories that are told of that: others have no requests to compare.
-			// Plans are judged at batches as large as the model is small: latency is most of the modelled time of a layer at others.
+			// By default a canary is not compared, because most stories send no requests; stories of canaries set a
+			// soak time. Plans are judged at large batches, because at smaller ones latency is most of the modelled
+			// layer time of a model this small.
 			Rollout: semmoev1.RolloutSpec{SoakSeconds: ptr.To[int32](0), BatchTokens: 1 << 20, MinimumGainPercent: ptr.To[int32](0)},
 		},
 	}
@@ -332,7 +338,7 @@ func create(t *testing.T, object client.Object) {
 	}
 }
 
-// update changes the spec as a user would, whoever writes beside it.
+// update changes the spec like a user and retries on conflicts with other writers.
 func update(t *testing.T, moed *semmoev1.MoEDeployment, change func(*semmoev1.MoEDeployment)) {
 	t.Helper()
 	base := get(t, moed)
@@ -352,7 +358,8 @@ func get(t *testing.T, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
 	return current
 }
 
-// eventually polls until the function returns no error, and fails with the last one after the time that an idle machine has.
+// eventually polls until f returns no error. It fails the test with the last error after the timeout, which load.Clock
+// extends on a loaded machine.
 func eventually(t *testing.T, within time.Duration, what string, f func() error) {
 	t.Helper()
 	var clock load.Clock
@@ -369,7 +376,7 @@ func eventually(t *testing.T, within time.Duration, what string, f func() error)
 	}
 }
 
-// waitComplete waits until the present generation is in service.
+// waitComplete waits until the current generation is in service.
 func waitComplete(t *testing.T, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
 	t.Helper()
 	var current *semmoev1.MoEDeployment
@@ -392,13 +399,13 @@ func complete(moed *semmoev1.MoEDeployment) error {
 	return nil
 }
 
-// waitCondition waits, at most a minute, for a condition with a reason, whose message has all the parts.
+// waitCondition waits at most a minute for a condition with the given reason, whose message contains all parts.
 func waitCondition(t *testing.T, moed *semmoev1.MoEDeployment, kind string, status metav1.ConditionStatus, reason string, parts ...string) {
 	t.Helper()
 	waitConditionWithin(t, time.Minute, moed, kind, status, reason, parts...)
 }
 
-// waitConditionWithin waits for a condition with a reason, whose message has all the parts.
+// waitConditionWithin waits for a condition with the given reason, whose message contains all parts.
 func waitConditionWithin(t *testing.T, within time.Duration, moed *semmoev1.MoEDeployment, kind string, status metav1.ConditionStatus, reason string, parts ...string) {
 	t.Helper()
 	eventually(t, within, kind+" is "+string(status)+" "+reason, func() error {
@@ -407,7 +414,8 @@ func waitConditionWithin(t *testing.T, within time.Duration, moed *semmoev1.MoED
 	})
 }
 
-// conditionIs returns an error unless a condition is as wanted, of this generation, and says all the parts.
+// conditionIs returns an error unless a condition has the given generation, status and reason, and its message contains
+// all parts.
 func conditionIs(conditions []metav1.Condition, generation int64, kind string, status metav1.ConditionStatus, reason string, parts ...string) error {
 	c := meta.FindStatusCondition(conditions, kind)
 	if c == nil || c.Status != status || c.Reason != reason || c.ObservedGeneration != generation {
@@ -461,7 +469,7 @@ func listWorkloads(t *testing.T, moed *semmoev1.MoEDeployment) []appsv1.Stateful
 	return workloads.Items
 }
 
-// kindOf is an object's kind, for messages.
+// kindOf returns an object's kind, for messages.
 func kindOf(object client.Object) string {
 	gvk, err := apiutil.GVKForObject(object, api.Scheme())
 	if err != nil {

@@ -21,28 +21,28 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
-// hazard is what goes wrong while a story is told.
+// hazard is a failure that is injected while a story runs.
 type hazard struct {
 	name     string
 	schedule faults.Schedule
-	// successors are what goes wrong with the managers that follow, each when the one before has died. Their lists begin as old
-	// as they lag behind.
+	// successors are the fault schedules of the following managers, each started after the previous one has died. The
+	// first list of a successor is as old as the lag of its cache.
 	successors []faults.Schedule
-	// touched has a foreign writer change metadata all the time.
+	// touched makes another writer change metadata continuously.
 	touched bool
 }
 
 const (
-	// touchPeriod is how often a foreign writer writes.
+	// touchPeriod is the interval between writes of the other writer.
 	touchPeriod = 50 * time.Millisecond
-	// settling is how long what lags behind may have a last word when the story has been told.
+	// settling is the maximum time for delayed changes after the end of a story.
 	settling = 30 * time.Second
 )
 
-// storySlots are the stories that are told at a time: the node has room for only so many pods.
+// storySlots limits the number of stories that run at a time, because the node has room for a limited number of pods.
 var storySlots = make(chan struct{}, 4)
 
-// outcome is what came of a story.
+// outcome is the result of a story.
 type outcome struct {
 	state    map[string]string // see faults.Dump
 	counts   map[string]string // see faults.Journal
@@ -51,16 +51,16 @@ type outcome struct {
 	took     time.Duration
 }
 
-// cleanRuns are those that have been told, by the story's name.
+// cleanRuns contains the finished clean runs by story name.
 var cleanRuns sync.Map
 
-// onceRun is a run that is told once. It has no outcome where that failed.
+// onceRun is a clean run that is made once. Its outcome is nil if the run failed.
 type onceRun struct {
 	sync.Once
 	outcome *outcome
 }
 
-// cleanRun is what comes of a story while nothing goes wrong. It is told once for all tests.
+// cleanRun returns the outcome of a story without failures. Each story runs once for all tests.
 func cleanRun(t *testing.T, s story) *outcome {
 	t.Helper()
 	stored, _ := cleanRuns.LoadOrStore(s.name, &onceRun{})
@@ -101,9 +101,9 @@ func profilingJobsMade(journal *faults.Journal) int {
 	return journal.Made(func(object string) bool { return strings.HasPrefix(object, "Job profile-") })
 }
 
-// survive tells a story while something goes wrong, and compares what came of it with what comes of it otherwise: what is
-// left is the same, each object was made and deleted as often, no profiling Job was run twice, no other trouble was told, and
-// the writes are bounded. It returns how many managers had a successor.
+// survive runs a story under a hazard and compares the outcome with that of the clean run. The end state is equal, each
+// object was created and deleted equally often, no profiling Job ran twice, no other problem was reported, and the
+// number of writes is bounded. It returns the number of managers that had a successor.
 func survive(t *testing.T, s story, h hazard) (crashes int) {
 	clean := cleanRun(t, s)
 	namespace := newNamespace(t)
@@ -152,9 +152,9 @@ func survive(t *testing.T, s story, h hazard) (crashes int) {
 	if diff := cmp.Diff(clean.troubles, journal.Troubles()); diff != "" {
 		t.Errorf("other troubles were told (-want +got):\n%s", diff)
 	}
-	// Deaths alone cost no writes, however many: a successor writes what differs from what it finds. Where answers are lost, refused
-	// or old, writes are done again, by a cache that lags until it has caught up with each; and two runs differ by up to a third, as
-	// changes of status come together or one by one.
+	// Crashes by themselves cause no extra writes: a successor writes only differences from the state that it finds.
+	// With lost, refused or stale responses, writes are repeated until a lagging cache has caught up. Two runs differ
+	// by up to a third, because status changes are merged or written one by one.
 	if bound := 2*clean.writes + 20 + 4*h.schedule.Lag; writes > bound {
 		t.Errorf("%d writes, want at most %d: the clean run has %d", writes, bound, clean.writes)
 	}
@@ -163,8 +163,8 @@ func survive(t *testing.T, s story, h hazard) (crashes int) {
 	return len(managers) - 1
 }
 
-// endangeredManagers starts a manager in danger, and the next successor whenever one has died. The returned function ends the
-// succession, and tells all of them.
+// endangeredManagers starts a manager under a hazard, and the next successor whenever one has died. The returned
+// function stops the last one and returns the injectors of all managers.
 func endangeredManagers(t *testing.T, namespace string, h hazard) func() []*faults.Injector {
 	t.Helper()
 	manager := faults.New(h.schedule)
@@ -177,7 +177,7 @@ func endangeredManagers(t *testing.T, namespace string, h hazard) func() []*faul
 		for _, next := range h.successors {
 			select {
 			case <-manager.Crashed():
-			case <-ctx.Done(): // the story needed fewer writes than the clean one
+			case <-ctx.Done(): // the story needed fewer writes than the clean run
 				return
 			}
 			stop()
@@ -203,7 +203,7 @@ func same(what string, want, got map[string]string) error {
 	return nil
 }
 
-// follow records what is made and deleted in a namespace until the test ends.
+// follow records the objects created and deleted in a namespace until the test ends.
 func follow(t *testing.T, namespace string) *faults.Journal {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
@@ -215,8 +215,8 @@ func follow(t *testing.T, namespace string) *faults.Journal {
 	return journal
 }
 
-// endState is what is left of a namespace's objects when everything that differs between two runs is taken away; see
-// faults.Dump. It waits, for a while, until they stand still. Pods are left out.
+// endState returns the state of a namespace's objects without everything that differs between runs; see faults.Dump. It
+// waits a limited time until the state is stable. Pods are left out.
 func endState(t *testing.T, namespace string) map[string]string {
 	t.Helper()
 	var last map[string]string
@@ -241,7 +241,7 @@ func compare(t *testing.T, want, got map[string]string) {
 	}
 }
 
-// clearNamespace takes the pods away.
+// clearNamespace deletes the pods.
 func clearNamespace(t *testing.T, namespace string) {
 	t.Helper()
 	if err := api.DeleteAllOf(t.Context(), &semmoev1.MoEDeployment{}, client.InNamespace(namespace), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
@@ -258,7 +258,7 @@ func objects(list client.ObjectList) []client.Object {
 	return all
 }
 
-// lasting are the kinds but pods, which come and go as the cluster likes.
+// lasting returns the kinds that the operator creates except pods, which the cluster can replace at any time.
 func lasting() []client.ObjectList {
 	return slices.DeleteFunc(kinds(), func(list client.ObjectList) bool {
 		_, pods := list.(*corev1.PodList)

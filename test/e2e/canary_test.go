@@ -56,8 +56,8 @@ func repeated(routes *trace.Trace, times int) *trace.Trace {
 	return &all
 }
 
-// readers sends requests of all kinds of text until stopped, and fails the test if a request is not answered in full.
-func readers(t *testing.T, url string) (stop func()) {
+// sendAllKinds sends requests of all kinds of text until stopped, and fails the test if a request is not answered in full.
+func sendAllKinds(t *testing.T, url string) (stop func()) {
 	t.Helper()
 	requests := corpus.Requests(corpus.Written(), 300)
 	return send(t, url, 4, func(_ context.Context, n int) string { return requests[n%len(requests)].Text })
@@ -86,7 +86,7 @@ func send(t *testing.T, url string, number int, prompt func(ctx context.Context,
 	return func() {
 		cancel()
 		clients.Wait()
-		t.Logf("%d requests were served", served.Load())
+		t.Logf("%d requests were answered", served.Load())
 	}
 }
 
@@ -113,26 +113,26 @@ func TestCanary(t *testing.T) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
 	})
 	create(t, moed)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
-	url := reach(t, moed)
-	eventually(t, patience, "the first request is answered", func() error { return ask(t.Context(), url, "tiny") })
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
+	url := serviceURL(t, moed)
+	eventually(t, waitTimeout, "the first request is answered", func() error { return sendRequest(t.Context(), url, "tiny") })
 
 	// Without requests there is no evidence that the plan is better: the plan stays on its canary.
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Canary", "1 of 3 replicas")
-	told := get(t, moed)
-	if told.Status.Rollout == nil || told.Status.Rollout.Phase != semmoev1.RolloutPhaseCanary || told.Status.Rollout.CandidateRevision == told.Status.Revision {
-		t.Errorf("status.rollout is %+v", told.Status.Rollout)
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Canary", "1 of 3 replicas")
+	onCanary := get(t, moed)
+	if onCanary.Status.Rollout == nil || onCanary.Status.Rollout.Phase != semmoev1.RolloutPhaseCanary || onCanary.Status.Rollout.CandidateRevision == onCanary.Status.Revision {
+		t.Errorf("status.rollout is %+v", onCanary.Status.Rollout)
 	}
-	if err := conditionIs(told.Status.Conditions, told.Generation, semmoev1.ConditionReconciling, metav1.ConditionFalse, "Complete"); err != nil {
+	if err := conditionIs(onCanary.Status.Conditions, onCanary.Generation, semmoev1.ConditionReconciling, metav1.ConditionFalse, "Complete"); err != nil {
 		t.Error(err)
 	}
-	stop := readers(t, url)
+	stop := sendAllKinds(t, url)
 	good := waitPlanned(t, moed).Status.PlanDigest
-	eventually(t, patience, "requests are sent by it", func() error { return sentBy(t.Context(), url, good) })
+	eventually(t, waitTimeout, "requests are routed by the plan", func() error { return sentBy(t.Context(), url, good) })
 
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Profiling.ProfileRef.Name = "scrambled" })
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "LocalityWorse")
-	eventually(t, patience, "taken back", func() error {
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "LocalityWorse")
+	eventually(t, waitTimeout, "the plan is rolled back", func() error {
 		current := get(t, moed)
 		if workloads := listWorkloads(t, moed); len(workloads) != 1 || current.Status.PlanDigest != good || phaseOf(current) != "" {
 			return fmt.Errorf("%d workloads, plan %s, phase %s", len(workloads), current.Status.PlanDigest, phaseOf(current))
@@ -144,22 +144,22 @@ func TestCanary(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bad.Status.Verdict != semmoev1.VerdictGain {
-		t.Errorf("the bad plan promises no gain: %+v", bad.Status)
+		t.Errorf("the forecast of the bad plan has no gain: %+v", bad.Status)
 	}
 	failures := failuresOf(bad)
 	if len(failures) != 1 {
-		t.Fatalf("the annotations of the bad plan are %v", bad.Annotations)
+		t.Fatalf("the bad plan's failure annotations are wrong: %v", bad.Annotations)
 	}
-	t.Logf("taken back: %s", bad.Annotations[failures[0]])
+	t.Logf("plan rolled back: %s", bad.Annotations[failures[0]])
 
 	// The failed plan is not tried again, even after the status is lost.
 	pods := podUIDs(t, moed)
 	stopManager()
 	wipeStatus(t, moed)
 	startManager(whole, namespace, nil)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "LocalityWorse")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "LocalityWorse")
 	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
-		t.Errorf("other pods (-before +after):\n%s", diff)
+		t.Errorf("pods were replaced (-before +after):\n%s", diff)
 	}
 
 	// When a user removes the failure annotation, the plan is tried again. With rollback Manual, the operator does not
@@ -168,14 +168,14 @@ func TestCanary(t *testing.T) {
 	if err := api.Patch(t.Context(), bad, client.RawPatch("application/merge-patch+json", []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, failures[0])))); err != nil {
 		t.Fatal(err)
 	}
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionStalled, metav1.ConditionTrue, "RollbackPending", "LocalityWorse", failures[0])
-	if held := get(t, moed); !meta.IsStatusConditionTrue(held.Status.Conditions, semmoev1.ConditionReady) || meta.IsStatusConditionTrue(held.Status.Conditions, semmoev1.ConditionDegraded) {
-		t.Errorf("the conditions are %+v", held.Status.Conditions)
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionStalled, metav1.ConditionTrue, "RollbackPending", "LocalityWorse", failures[0])
+	if stalled := get(t, moed); !meta.IsStatusConditionTrue(stalled.Status.Conditions, semmoev1.ConditionReady) || meta.IsStatusConditionTrue(stalled.Status.Conditions, semmoev1.ConditionDegraded) {
+		t.Errorf("conditions %+v", stalled.Status.Conditions)
 	}
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Profiling.ProfileRef.Name = "tiny" })
 	again := waitPlanned(t, moed)
 	if again.Status.PlanDigest != good {
-		t.Errorf("plan %s, want %s", again.Status.PlanDigest, good)
+		t.Errorf("the serving plan is %s, want %s", again.Status.PlanDigest, good)
 	}
 	stop()
 }

@@ -28,7 +28,7 @@ func TestCopiesOfExperts(t *testing.T) {
 	moed.Spec.Engine.Args = append(moed.Spec.Engine.Args, "--moe-a2a-backend=deepep")
 	create(t, moed)
 	plain := waitPlanned(t, moed).Status
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 	waitScored(t, url, plain.PlanDigest)
 	before := greedy(t, url)
 
@@ -39,23 +39,23 @@ func TestCopiesOfExperts(t *testing.T) {
 	waitScored(t, url, copies.PlanDigest)
 	sameAnswers(t, "copies", before, greedy(t, url))
 	if with, without := *copies.LAR.PredictedMilli, *plain.LAR.PredictedMilli; with <= without {
-		t.Errorf("with copies %d thousandths are promised to be local, without %d", with, without)
+		t.Errorf("forecast local activations: %d thousandths with redundant experts, %d without", with, without)
 	}
-	startedWith(t, moed, "--ep-num-redundant-experts 8", "--ep-dispatch-algorithm static")
+	checkEngineFlags(t, moed, "--ep-num-redundant-experts 8", "--ep-dispatch-algorithm static")
 }
 
-// startedWith requires that all engines are started with the given flags.
-func startedWith(t *testing.T, moed *semmoev1.MoEDeployment, flags ...string) {
+// checkEngineFlags requires that all engines are started with the given flags.
+func checkEngineFlags(t *testing.T, moed *semmoev1.MoEDeployment, flags ...string) {
 	t.Helper()
 	pods := listEnginePods(t, moed)
 	if len(pods) == 0 {
-		t.Error("there are no engines")
+		t.Error("no engine pods")
 	}
 	for _, pod := range pods {
 		args := strings.Join(pod.Spec.Containers[0].Args, " ")
 		for _, flag := range flags {
 			if !strings.Contains(strings.ReplaceAll(args, "=", " "), flag) {
-				t.Errorf("the engine of %s is started without %s: %s", pod.Name, flag, args)
+				t.Errorf("the engine of pod %s is started without %s: %s", pod.Name, flag, args)
 			}
 		}
 	}
@@ -80,7 +80,7 @@ func TestCopiesFromMemory(t *testing.T) {
 	moed.Spec.Engine.Args = append(moed.Spec.Engine.Args, "--moe-a2a-backend=deepep")
 	create(t, moed)
 	plain := waitPlanned(t, moed).Status
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 	waitScored(t, url, plain.PlanDigest)
 	before := greedy(t, url)
 	if plan := planOf(t, moed, plain.PlanDigest); plan.Status.RedundantExperts != 0 || !strings.Contains(message(plan), "no copies: 0.4 MiB per rank have no room") {
@@ -96,12 +96,12 @@ func TestCopiesFromMemory(t *testing.T) {
 	plan := planOf(t, moed, copies.PlanDigest)
 	ranks := moed.Spec.Parallelism.ExpertParallelSize
 	if n := plan.Status.RedundantExperts; n < ranks || n%ranks != 0 || !strings.Contains(message(plan), "copies per rank and layer") {
-		t.Errorf("%d redundant experts were chosen: %+v", n, plan.Status)
+		t.Errorf("%d redundant experts are chosen: %+v", n, plan.Status)
 	}
 	if with, without := *copies.LAR.PredictedMilli, *plain.LAR.PredictedMilli; with <= without {
-		t.Errorf("with copies %d thousandths are promised to be local, without %d", with, without)
+		t.Errorf("forecast local activations: %d thousandths with redundant experts, %d without", with, without)
 	}
-	startedWith(t, moed, fmt.Sprintf("--ep-num-redundant-experts %d", plan.Status.RedundantExperts), "--ep-dispatch-algorithm static")
+	checkEngineFlags(t, moed, fmt.Sprintf("--ep-num-redundant-experts %d", plan.Status.RedundantExperts), "--ep-dispatch-algorithm static")
 }
 
 // planOf returns the plan of a deployment that has the given short digest.
@@ -116,7 +116,7 @@ func planOf(t *testing.T, moed *semmoev1.MoEDeployment, digest string) *semmoev1
 			return &plans.Items[i]
 		}
 	}
-	t.Fatalf("no plan is %s", digest)
+	t.Fatalf("no plan has the digest %s", digest)
 	return nil
 }
 

@@ -21,7 +21,7 @@ func TestCrashAfterAnyWrite(t *testing.T) {
 	t.Cleanup(func() {
 		t.Logf("all stories: %d of %d crash points", allTried.Load(), allWrites.Load())
 		if 10*allTried.Load() < allWrites.Load() {
-			t.Error("less than a tenth of the writes was crashed after")
+			t.Error("fewer than 10% of the writes were followed by a crash")
 		}
 	})
 	for _, s := range stories {
@@ -29,7 +29,7 @@ func TestCrashAfterAnyWrite(t *testing.T) {
 			t.Parallel()
 			clean := cleanRun(t, s)
 			if clean.writes < 20 {
-				t.Errorf("only %d writes: the story is too short to be worth crashing", clean.writes)
+				t.Errorf("the story has only %d writes, too few for crash tests", clean.writes)
 			}
 			var tried atomic.Int64
 			var runs sync.WaitGroup
@@ -38,7 +38,7 @@ func TestCrashAfterAnyWrite(t *testing.T) {
 					storySlots <- struct{}{}
 					defer func() { <-storySlots }()
 					h := crashes(points)
-					t.Run(h.name, func(t *testing.T) { tried.Add(int64(survive(t, s, h))) })
+					t.Run(h.name, func(t *testing.T) { tried.Add(int64(runUnderHazard(t, s, h))) })
 				})
 			}
 			runs.Wait()

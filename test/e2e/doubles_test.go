@@ -48,16 +48,16 @@ func TestDoubles(t *testing.T) {
 			})
 			create(t, moed)
 			url := waitAnswers(t, moed)
-			eventually(t, patience, "the release that the engine reports is known", func() error {
+			eventually(t, waitTimeout, "status.serving contains the release of the engine", func() error {
 				if serving := get(t, moed).Status.Serving; serving == nil || serving.EngineRelease != test.release {
 					return fmt.Errorf("status.serving is %+v", serving)
 				}
 				return nil
 			})
-			stop := trickle(t, url, 120)
-			waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", test.realization)
+			stop := sendSlowly(t, url, 120)
+			waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", test.realization)
 			if !test.unpinned { // requests are on the ranks that the router chose, and their routed experts are decoded correctly
-				waitConditionWithin(t, patience, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionTrue, "OnTarget")
+				waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionTrue, "OnTarget")
 			}
 			stop()
 		})

@@ -25,8 +25,8 @@ type prometheusStub struct {
 	status         atomic.Int32
 }
 
-// tell sets the answer to later queries.
-func (p *prometheusStub) tell(status int, value, instead string) {
+// setAnswer sets the answer to later queries.
+func (p *prometheusStub) setAnswer(status int, value, instead string) {
 	p.status.Store(int32(status))
 	p.value.Store(&value)
 	p.instead.Store(&instead)
@@ -39,7 +39,7 @@ func (p *prometheusStub) start(t *testing.T) string {
 		var start, end, step float64
 		for name, into := range map[string]*float64{"start": &start, "end": &end, "step": &step} {
 			if _, err := fmt.Sscan(request.FormValue(name), into); err != nil {
-				t.Errorf("%s of the query: %v", name, err)
+				t.Errorf("query parameter %s: %v", name, err)
 			}
 		}
 		var pairs []string
@@ -72,41 +72,41 @@ func TestDriftIsTold(t *testing.T) {
 	})
 	create(t, moed)
 	waitPlanned(t, moed)
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 
-	look := func(status metav1.ConditionStatus, reason string) *semmoev1.MoEDeployment {
-		return lookFor(t, moed, status, reason)
+	wait := func(status metav1.ConditionStatus, reason string) *semmoev1.MoEDeployment {
+		return waitLocality(t, moed, status, reason)
 	}
-	look(metav1.ConditionUnknown, "Stale")
+	wait(metav1.ConditionUnknown, "Stale")
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](0) })
-	look(metav1.ConditionUnknown, "NotObserved")
-	askLiveProfiles(t, moed)
+	wait(metav1.ConditionUnknown, "NotObserved")
+	createLiveProfiles(t, moed)
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](100) })
 	waitComplete(t, moed)
 	for range 40 {
-		if err := ask(t.Context(), url, "tiny"); err != nil {
+		if err := sendRequest(t.Context(), url, "tiny"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	look("", "")
+	wait("", "")
 
 	prometheus := &prometheusStub{}
-	prometheus.tell(http.StatusOK, "0.99", "")
+	prometheus.setAnswer(http.StatusOK, "0.99", "")
 	address := prometheus.start(t)
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Drift.Source = semmoev1.DriftSourcePrometheus
 		m.Spec.Drift.Prometheus = &semmoev1.PrometheusSource{Address: address, Query: "lar"}
 	})
-	look(metav1.ConditionTrue, "OnTarget")
-	prometheus.tell(http.StatusOK, "0.01", "")
-	told := look(metav1.ConditionFalse, "Drifted")
-	if c := meta.FindStatusCondition(told.Status.Conditions, semmoev1.ConditionLocalityOnTarget); !strings.Contains(c.Message, "PlanCooldown") {
-		t.Errorf("the condition does not tell why nothing is planned: %s", c.Message)
+	wait(metav1.ConditionTrue, "OnTarget")
+	prometheus.setAnswer(http.StatusOK, "0.01", "")
+	drifted := wait(metav1.ConditionFalse, "Drifted")
+	if c := meta.FindStatusCondition(drifted.Status.Conditions, semmoev1.ConditionLocalityOnTarget); !strings.Contains(c.Message, "PlanCooldown") {
+		t.Errorf("the condition message lacks the reason for not planning: %s", c.Message)
 	}
-	if told.Status.Drift == nil || told.Status.Drift.ThresholdMilli != 900 || told.Status.Drift.StatisticMilli != 1000 || told.Status.Drift.Since == nil {
-		t.Errorf("status.drift is %+v", told.Status.Drift)
+	if drifted.Status.Drift == nil || drifted.Status.Drift.ThresholdMilli != 900 || drifted.Status.Drift.StatisticMilli != 1000 || drifted.Status.Drift.Since == nil {
+		t.Errorf("status.drift is %+v", drifted.Status.Drift)
 	}
-	holdReplans(t, moed)
+	blockReplans(t, moed)
 	for _, wrong := range []struct {
 		reason string
 		status int
@@ -120,46 +120,46 @@ func TestDriftIsTold(t *testing.T) {
 		{"PrometheusNoSeries", http.StatusOK, "", `{"status":"success","data":{"resultType":"matrix","result":[]}}`},
 		{"PrometheusSeveralSeries", http.StatusOK, "", `{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"a":"1"},"values":[]},{"metric":{"a":"2"},"values":[]}]}}`},
 	} {
-		prometheus.tell(wrong.status, wrong.value, wrong.answer)
-		look(metav1.ConditionUnknown, wrong.reason)
+		prometheus.setAnswer(wrong.status, wrong.value, wrong.answer)
+		wait(metav1.ConditionUnknown, wrong.reason)
 	}
 	name := func(address string) {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Drift.Prometheus.Address = address })
 	}
 	name("http://prometheus.monitoring.svc:9090")
-	look(metav1.ConditionUnknown, "PrometheusNotAllowed")
+	wait(metav1.ConditionUnknown, "PrometheusNotAllowed")
 	name(address)
 	secret := func(name string) {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Drift.Prometheus.AuthSecret = name })
 	}
 	secret("token")
-	look(metav1.ConditionUnknown, "SecretForbidden")
+	wait(metav1.ConditionUnknown, "SecretForbidden")
 	granted.mayRead(t, namespace, "token")
-	look(metav1.ConditionUnknown, "SecretNotFound")
+	wait(metav1.ConditionUnknown, "SecretNotFound")
 	secret("")
-	prometheus.tell(http.StatusOK, "0.99", "")
+	prometheus.setAnswer(http.StatusOK, "0.99", "")
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Drift.WindowSeconds = 3600 })
-	look(metav1.ConditionUnknown, "TooFewValues")
-	prometheus.tell(http.StatusBadGateway, "", "")
-	if after := look(metav1.ConditionUnknown, "PrometheusUnavailable"); after.Status.Drift != nil || !meta.IsStatusConditionTrue(after.Status.Conditions, semmoev1.ConditionReady) {
-		t.Errorf("after Prometheus has failed: drift %+v, conditions %+v", after.Status.Drift, after.Status.Conditions)
+	wait(metav1.ConditionUnknown, "TooFewValues")
+	prometheus.setAnswer(http.StatusBadGateway, "", "")
+	if after := wait(metav1.ConditionUnknown, "PrometheusUnavailable"); after.Status.Drift != nil || !meta.IsStatusConditionTrue(after.Status.Conditions, semmoev1.ConditionReady) {
+		t.Errorf("after failures of Prometheus: drift %+v, conditions %+v", after.Status.Drift, after.Status.Conditions)
 	}
 	var plans semmoev1.PlacementPlanList
 	if err := api.List(t.Context(), &plans, client.InNamespace(namespace)); err != nil {
 		t.Fatal(err)
 	}
 	if len(plans.Items) != 1 {
-		t.Errorf("%d plans, want the one in service", len(plans.Items))
+		t.Errorf("%d plans, want only the serving plan", len(plans.Items))
 	}
 }
 
-// lookFor waits until LocalityOnTarget has a status and a reason. If both are empty, it accepts any status except
+// waitLocality waits until LocalityOnTarget has a status and a reason. If both are empty, it accepts any status except
 // Unknown.
-func lookFor(t *testing.T, moed *semmoev1.MoEDeployment, status metav1.ConditionStatus, reason string) *semmoev1.MoEDeployment {
+func waitLocality(t *testing.T, moed *semmoev1.MoEDeployment, status metav1.ConditionStatus, reason string) *semmoev1.MoEDeployment {
 	t.Helper()
 	var current *semmoev1.MoEDeployment
 	var last time.Time
-	eventually(t, patience, "LocalityOnTarget is "+string(status)+" "+reason, func() error {
+	eventually(t, waitTimeout, "LocalityOnTarget is "+string(status)+" "+reason, func() error {
 		if time.Since(last) > time.Second { // by itself the manager polls once a minute
 			last = time.Now()
 			update(t, moed, func(m *semmoev1.MoEDeployment) {
@@ -169,15 +169,15 @@ func lookFor(t *testing.T, moed *semmoev1.MoEDeployment, status metav1.Condition
 		current = get(t, moed)
 		c := meta.FindStatusCondition(current.Status.Conditions, semmoev1.ConditionLocalityOnTarget)
 		if known := status == "" && c.Status != metav1.ConditionUnknown; !known && (c.Status != status || c.Reason != reason) {
-			return fmt.Errorf("it is %s %s (%s)", c.Status, c.Reason, c.Message)
+			return fmt.Errorf("LocalityOnTarget is %s %s (%s)", c.Status, c.Reason, c.Message)
 		}
 		return nil
 	})
 	return current
 }
 
-// askLiveProfiles requests live profiles from a deployment that samples counts and currently has no samples.
-func askLiveProfiles(t *testing.T, moed *semmoev1.MoEDeployment) {
+// createLiveProfiles requests live profiles from a deployment that samples counts and currently has no samples.
+func createLiveProfiles(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	for samples, reason := range map[semmoev1.LiveSamples]string{semmoev1.LiveSamplesCounts: "WaitingForSamples", semmoev1.LiveSamplesSequences: "NoLiveSamples"} {
 		p := newProfile(moed.Namespace, strings.ToLower(string(samples)), func(p *semmoev1.AffinityProfile) {
@@ -185,25 +185,25 @@ func askLiveProfiles(t *testing.T, moed *semmoev1.MoEDeployment) {
 			p.Spec.Live = &semmoev1.LiveSpec{Samples: samples, PriorProfileRef: semmoev1.ProfileReference{Name: moed.Spec.Profiling.ProfileRef.Name}}
 		})
 		create(t, p)
-		waitProfile(t, patience, p, semmoev1.ConditionReady, metav1.ConditionFalse, reason)
+		waitProfile(t, waitTimeout, p, semmoev1.ConditionReady, metav1.ConditionFalse, reason)
 		deleteAndWait(t, p)
 	}
 }
 
-// holdReplans prevents re-planning after drift in each way that a user can, and reverts the change. The condition
+// blockReplans prevents re-planning after drift in each way that a user can, and reverts the change. The condition
 // reports each reason.
-func holdReplans(t *testing.T, moed *semmoev1.MoEDeployment) {
+func blockReplans(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	spec := get(t, moed).Spec
-	held := func(reason string, change func(*semmoev1.MoEDeployment)) {
+	blocked := func(reason string, change func(*semmoev1.MoEDeployment)) {
 		t.Helper()
 		update(t, moed, change)
-		waitConditionWithin(t, patience, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionFalse, "Drifted", "("+reason+"): ")
+		waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionFalse, "Drifted", "("+reason+"): ")
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec = *spec.DeepCopy() })
 	}
-	held("Paused", func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused })
-	held("ReplansDisabled", func(m *semmoev1.MoEDeployment) { m.Spec.Drift.MaxReplansPerDay = ptr.To[int32](0) })
-	held("PlanPinned", func(m *semmoev1.MoEDeployment) {
+	blocked("Paused", func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused })
+	blocked("ReplansDisabled", func(m *semmoev1.MoEDeployment) { m.Spec.Drift.MaxReplansPerDay = ptr.To[int32](0) })
+	blocked("PlanPinned", func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: get(t, moed).Status.Plan}
 	})
 }

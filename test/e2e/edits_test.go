@@ -46,7 +46,7 @@ func TestEditsThatCannotBeRealised(t *testing.T) {
 	original := waitComplete(t, moed)
 	want := servedOf(original)
 	if want.PlanDigest == "" || want.Baseline == "" || want.Serving == nil || want.Serving.Revision != original.Status.Revision || want.Serving.Ranks != 4 {
-		t.Fatalf("before any edit the status says %+v", want)
+		t.Fatalf("before any edit: %+v", want)
 	}
 	for _, edit := range []struct {
 		name, reason string
@@ -54,20 +54,20 @@ func TestEditsThatCannotBeRealised(t *testing.T) {
 		// unplanned reports whether the edited spec has no plan.
 		unplanned bool
 	}{
-		{"a size that does not divide the experts", "InvalidExpertParallelSize", func(s *semmoev1.MoEDeploymentSpec) { s.Parallelism.ExpertParallelSize = 5 }, true},
-		{"a flag of the operator's", "ContradictingFlags", func(s *semmoev1.MoEDeploymentSpec) { s.Engine.Args = append(s.Engine.Args, "--ep-size=2") }, true},
+		{"an EP size that does not divide the number of experts", "InvalidExpertParallelSize", func(s *semmoev1.MoEDeploymentSpec) { s.Parallelism.ExpertParallelSize = 5 }, true},
+		{"a flag managed by the operator", "ContradictingFlags", func(s *semmoev1.MoEDeploymentSpec) { s.Engine.Args = append(s.Engine.Args, "--ep-size=2") }, true},
 		{"a path without a model", "ModelInvalid", func(s *semmoev1.MoEDeploymentSpec) { s.Model.Path = "/models/nowhere" }, true},
-		{"an image that nobody has", "ImagePullFailed", func(s *semmoev1.MoEDeploymentSpec) { s.Engine.Image = "nobody.invalid/engine:1" }, false},
-		{"more ranks, for which there are no devices", "Unschedulable", func(s *semmoev1.MoEDeploymentSpec) {
+		{"an image that does not exist", "ImagePullFailed", func(s *semmoev1.MoEDeploymentSpec) { s.Engine.Image = "nobody.invalid/engine:1" }, false},
+		{"more ranks than devices", "Unschedulable", func(s *semmoev1.MoEDeploymentSpec) {
 			s.Parallelism.ExpertParallelSize, s.Parallelism.ResourceName = 8, "example.com/none"
 		}, false},
 	} {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { edit.change(&m.Spec) })
 		waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, edit.reason)
-		eventually(t, patience, edit.name, func() error {
+		eventually(t, waitTimeout, edit.name, func() error {
 			latest := get(t, moed)
 			if diff := cmp.Diff(want, servedOf(latest)); diff != "" {
-				return fmt.Errorf("the status describes something else (-want +got):\n%s", diff)
+				return fmt.Errorf("the serving status changed (-want +got):\n%s", diff)
 			}
 			if !edit.unplanned {
 				return nil
@@ -78,7 +78,7 @@ func TestEditsThatCannotBeRealised(t *testing.T) {
 				}
 			}
 			if latest.Status.Plan != original.Status.Plan || latest.Status.Profile != original.Status.Profile {
-				return errors.New("the status names another plan or profile")
+				return errors.New("the plan or profile in the status changed")
 			}
 			return nil
 		})
@@ -87,7 +87,7 @@ func TestEditsThatCannotBeRealised(t *testing.T) {
 		}
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec = *original.Spec.DeepCopy() })
 		if after := servedOf(waitComplete(t, moed)); !cmp.Equal(want, after) {
-			t.Errorf("after %s was undone: %s", edit.name, cmp.Diff(want, after))
+			t.Errorf("after reverting %s (-want +got): %s", edit.name, cmp.Diff(want, after))
 		}
 	}
 }

@@ -39,10 +39,10 @@ func TestGateway(t *testing.T) {
 		ranks[gateway.complete(t, fmt.Sprintf("func number%d() {", i))]++
 	}
 	if len(ranks) != 4 {
-		t.Errorf("requests by rank are %v, want four ranks", ranks)
+		t.Errorf("requests per rank are %v, want four ranks", ranks)
 	}
 	touchPods(t, moed, time.Second) // the operator polls the routers only once a minute
-	eventually(t, patience, "the status tells what was observed", func() error {
+	eventually(t, waitTimeout, "the status reports the picker's observations", func() error {
 		status := get(t, moed).Status
 		if status.LAR == nil || status.LAR.ObservedMilli == nil || status.Routing == nil || len(status.Routing.Ranks) != 4 {
 			return fmt.Errorf("lar %+v, routing %+v", status.LAR, status.Routing)
@@ -84,7 +84,7 @@ func (g gateway) complete(t *testing.T, prompt string) int {
 	change.Apply(request.Header)
 	rank, err := strconv.Atoi(request.Header.Get(rankHeader))
 	if err != nil {
-		t.Fatalf("the picker names no rank: %v", err)
+		t.Fatalf("the picker returns no rank: %v", err)
 	}
 	response, err := g.engine.Do(request)
 	if err != nil {
@@ -102,13 +102,13 @@ func (g gateway) complete(t *testing.T, prompt string) int {
 	stream.Answered() // only now: the picker changes the length of a sampled answer
 	shown, _ := stream.Body(-1)
 	if err := stream.End(); err != io.EOF {
-		t.Fatalf("the picker ends the stream with %v", err)
+		t.Fatalf("the picker ended the stream with %v, want io.EOF", err)
 	}
 	if err := answered(&http.Response{StatusCode: response.StatusCode, Body: io.NopCloser(bytes.NewReader(shown))}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if strings.Contains(string(shown), "routed_experts") {
-		t.Errorf("the client sees the experts that the picker asked for: %s", shown)
+		t.Errorf("the client gets the routed experts that only the picker requested: %s", shown)
 	}
 	return rank
 }

@@ -36,7 +36,7 @@ func readRepository(t *testing.T, namespace, dir string) *repositoryOf {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("%d manifests in %s, %v", len(files), dir, err)
+		t.Fatalf("%d manifests in %s: %v", len(files), dir, err)
 	}
 	r := &repositoryOf{namespace: namespace}
 	for _, file := range files {
@@ -112,7 +112,7 @@ func (r *repositoryOf) sync(t *testing.T) {
 			if u.GroupVersionKind().Group != semmoev1.GroupVersion.Group {
 				continue
 			}
-			eventually(t, patience, u.GetKind()+" "+u.GetName()+" is healthy", func() error {
+			eventually(t, waitTimeout, u.GetKind()+" "+u.GetName()+" is healthy", func() error {
 				live := live(t, u)
 				if c := conditionsOf(live)[semmoev1.ConditionReady]; c.status != "True" || c.generation != live.GetGeneration() {
 					return fmt.Errorf("%+v", live.Object["status"])
@@ -155,7 +155,7 @@ func (r *repositoryOf) checkSynced(t *testing.T, when string) {
 			t.Errorf("%s: %s %s is out of sync (-live +predicted):\n%s", when, u.GetKind(), u.GetName(), diff)
 		}
 		if after := r.apply(t, u); after.GetGeneration() != before.GetGeneration() {
-			t.Errorf("%s: %s %s was of generation %d, and is of %d when it is applied again", when, u.GetKind(), u.GetName(), before.GetGeneration(), after.GetGeneration())
+			t.Errorf("%s: applying %s %s again changed the generation from %d to %d", when, u.GetKind(), u.GetName(), before.GetGeneration(), after.GetGeneration())
 		}
 		if u.GroupVersionKind().Group != semmoev1.GroupVersion.Group {
 			continue
@@ -163,7 +163,7 @@ func (r *repositoryOf) checkSynced(t *testing.T, when string) {
 		for _, owner := range before.GetManagedFields() {
 			foreign := owner.Manager != argoManager && owner.Subresource == ""
 			if foreign && (bytes.Contains(owner.FieldsV1.GetRawBytes(), []byte(`"f:spec"`)) || bytes.Contains(owner.FieldsV1.GetRawBytes(), []byte(`"f:labels"`))) {
-				t.Errorf("%s: %s has written to %s %s: %s", when, owner.Manager, u.GetKind(), u.GetName(), owner.FieldsV1.GetRawBytes())
+				t.Errorf("%s: field manager %s owns fields of %s %s: %s", when, owner.Manager, u.GetKind(), u.GetName(), owner.FieldsV1.GetRawBytes())
 			}
 		}
 	}
@@ -207,21 +207,21 @@ func TestGitOps(t *testing.T) {
 		t.Helper()
 		planned := waitPlanned(t, typed)
 		if want, _, _ := unstructured.NestedString(live(t, plan).Object, "status", "plan"); planned.Status.PlanDigest != want {
-			t.Fatalf("plan %s is in service, want %s", planned.Status.PlanDigest, want)
+			t.Fatalf("the serving plan is %s, want %s", planned.Status.PlanDigest, want)
 		}
 	}
 	inService(first)
 	sample.checkSynced(t, "in service")
 
-	eventually(t, patience, "the autoscaler has seen to its minimum", func() error {
+	eventually(t, waitTimeout, "the autoscaler has scaled to its minimum", func() error {
 		if current := get(t, typed); *current.Spec.Replicas != 2 || current.Status.ReadyReplicas != 2 {
-			return fmt.Errorf("%d replicas of %d", current.Status.ReadyReplicas, *current.Spec.Replicas)
+			return fmt.Errorf("%d of %d replicas are ready", current.Status.ReadyReplicas, *current.Spec.Replicas)
 		}
 		return nil
 	})
 	sample.checkSynced(t, "scaled by an autoscaler")
 	if replicas := *get(t, typed).Spec.Replicas; replicas != 2 {
-		t.Errorf("%d replicas after it was applied again, want those of the autoscaler", replicas)
+		t.Errorf("%d replicas after the manifest was applied again, want the autoscaler's number", replicas)
 	}
 
 	others := publishedProfile(t, namespace, "others", "others", scrambled(t, 1))

@@ -37,7 +37,7 @@ func TestHardwareProfile(t *testing.T) {
 	nudge := nudger(t, namespace)
 	wait := func(kind string, status metav1.ConditionStatus, reason string, parts ...string) {
 		t.Helper()
-		eventually(t, patience, kind+" is "+string(status)+" "+reason, func() error {
+		eventually(t, waitTimeout, kind+" is "+string(status)+" "+reason, func() error {
 			nudge() // without waiting for the periodic poll
 			current := get(t, moed)
 			return conditionIs(current.Status.Conditions, current.Generation, kind, status, reason, parts...)
@@ -52,7 +52,7 @@ func TestHardwareProfile(t *testing.T) {
 		t.Helper()
 		status := get(t, moed).Status
 		if text := getConfigMap(t, namespace, status.Plan+"-"+status.PlanDigest).Data[plan.HardwareFile]; !strings.Contains(text, `"name":"`+name+`"`) {
-			t.Errorf("the plan that serves carries %.60q, want %s", text, name)
+			t.Errorf("the serving plan has the hardware profile %.60q, want %s", text, name)
 		}
 	}
 	planned := waitPlanned(t, moed)
@@ -65,7 +65,7 @@ func TestHardwareProfile(t *testing.T) {
 	create(t, profiles("mine"))
 	wait(semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
 	if after := get(t, moed); after.Status.PlanDigest != planned.Status.PlanDigest || after.Status.Plan != planned.Status.Plan {
-		t.Errorf("plan %s (%s) has become %s (%s)", planned.Status.Plan, planned.Status.PlanDigest, after.Status.Plan, after.Status.PlanDigest)
+		t.Errorf("the serving plan changed from %s (%s) to %s (%s)", planned.Status.Plan, planned.Status.PlanDigest, after.Status.Plan, after.Status.PlanDigest)
 	}
 	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
 		t.Errorf("pods were replaced:\n%s", diff)

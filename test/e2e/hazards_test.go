@@ -12,23 +12,23 @@ import (
 
 // hazards lists the failures that every story must survive, in addition to crashes and maxLag levels of cache lag.
 var hazards = []hazard{
-	{name: "30% conflicts, and a foreign writer every 50 ms", schedule: faults.Schedule{Seed: 1, Conflicts: 30}, touched: true},
-	{name: "429, 5xx and time-outs", schedule: faults.Schedule{Seed: 2, Throttled: 3, Failed: 10, TimedOut: 5}},
-	{name: "answers lost", schedule: faults.Schedule{Seed: 3, Lost: 30}},
-	{name: "all at once", schedule: faults.Schedule{Seed: 4, Conflicts: 10, Throttled: 2, Failed: 5, TimedOut: 2, Lost: 10, Lag: 2}, touched: true},
-	{name: "a clock that jumps back six hours, and forward again", schedule: faults.Schedule{ClockBehind: 6 * time.Hour}},
+	{name: "30% conflicts and another writer every 50 ms", schedule: faults.Schedule{Seed: 1, Conflicts: 30}, touched: true},
+	{name: "429, 5xx and timeouts", schedule: faults.Schedule{Seed: 2, Throttled: 3, Failed: 10, TimedOut: 5}},
+	{name: "lost responses", schedule: faults.Schedule{Seed: 3, Lost: 30}},
+	{name: "all failures at once", schedule: faults.Schedule{Seed: 4, Conflicts: 10, Throttled: 2, Failed: 5, TimedOut: 2, Lost: 10, Lag: 2}, touched: true},
+	{name: "a clock that is set back six hours and forward again", schedule: faults.Schedule{ClockBehind: 6 * time.Hour}},
 }
 
 // maxLag is the largest tested cache lag, in writes of the manager.
 const maxLag = 10
 
-// stale returns a hazard in which the manager's cache lags by the given number of writes, and the manager crashes after
-// a seeded write. The first list of its successor is equally old, and its cache lags equally.
-func stale(lag, writes int) hazard {
+// staleCache returns a hazard in which the manager's cache lags by the given number of writes, and the manager crashes
+// after a seeded write. The first list of its successor is equally old, and its cache lags equally.
+func staleCache(lag, writes int) hazard {
 	random := rand.New(rand.NewPCG(uint64(lag), 1))
 	crash := lag + 1 + random.IntN(max(1, writes-lag))
 	return hazard{
-		name:     fmt.Sprintf("a cache that lags by %d writes, and a crash after write %d", lag, crash),
+		name:     fmt.Sprintf("a cache that lags by %d writes and a crash after write %d", lag, crash),
 		schedule: faults.Schedule{Lag: lag, CrashAfter: crash}, successors: []faults.Schedule{{Lag: lag}},
 	}
 }
@@ -40,12 +40,12 @@ func TestHazards(t *testing.T) {
 	for at, s := range stories {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			for _, h := range chosen(at, allHazards(cleanRun(t, s).writes)) {
+			for _, h := range selectHazards(at, allHazards(cleanRun(t, s).writes)) {
 				t.Run(h.name, func(t *testing.T) {
 					t.Parallel()
 					storySlots <- struct{}{}
 					defer func() { <-storySlots }()
-					survive(t, s, h)
+					runUnderHazard(t, s, h)
 				})
 			}
 		})
@@ -55,14 +55,14 @@ func TestHazards(t *testing.T) {
 func allHazards(writes int) []hazard {
 	all := slices.Clone(hazards)
 	for lag := 1; lag <= maxLag; lag++ {
-		all = append(all, stale(lag, writes))
+		all = append(all, staleCache(lag, writes))
 	}
 	return all
 }
 
-// chosen returns all hazards in the full form. In the short form it returns a different hazard for every second story,
-// and a different cache lag for every fourth.
-func chosen(story int, all []hazard) []hazard {
+// selectHazards returns all hazards in the full form. In the short form it returns a different hazard for every second
+// story, and a random cache lag for every fourth.
+func selectHazards(story int, all []hazard) []hazard {
 	if *full {
 		return all
 	}

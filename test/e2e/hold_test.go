@@ -16,15 +16,15 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-var heldLine = regexp.MustCompile(`(?m)^semmoe_router_held_requests_total (\S+)$`)
+var heldMetric = regexp.MustCompile(`(?m)^semmoe_router_held_requests_total (\S+)$`)
 
-// held returns the number of requests that waited in the routers of a deployment.
-func held(t *testing.T, moed *semmoev1.MoEDeployment) (n float64) {
+// heldRequests returns the number of requests that waited in the routers of a deployment.
+func heldRequests(t *testing.T, moed *semmoev1.MoEDeployment) (n float64) {
 	t.Helper()
 	for _, text := range metricsOf(t, moed.Namespace, client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentRouter}, 9090) {
-		line := heldLine.FindStringSubmatch(text)
+		line := heldMetric.FindStringSubmatch(text)
 		if line == nil {
-			t.Fatal("a router does not tell how many requests waited")
+			t.Fatal("a router has no metric semmoe_router_held_requests_total")
 		}
 		count, err := strconv.ParseFloat(line[1], 64)
 		if err != nil {
@@ -50,9 +50,9 @@ func TestRequestsWaitForTheirRank(t *testing.T) {
 	})
 	create(t, moed)
 	plan := waitPlanned(t, moed).Status.PlanDigest
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 	byPlan := func() error { return sentBy(t.Context(), url, plan) }
-	eventually(t, patience, "requests are sent by the plan", byPlan)
+	eventually(t, waitTimeout, "requests are routed by the plan", byPlan)
 	kinds := []string{"func main() { return nil }\n", "SELECT name FROM users WHERE id = 1; ", "Il était une fois une petite fille. ", "The old man went to the sea. ", "日本の夏はとても暑いです。", "def f(x):\n    return x\n"}
 	crowd := func() {
 		var clients sync.WaitGroup
@@ -75,7 +75,7 @@ func TestRequestsWaitForTheirRank(t *testing.T) {
 		clients.Wait()
 	}
 	crowd()
-	waited := held(t, moed)
+	waited := heldRequests(t, moed)
 	t.Logf("%v of 320 requests waited", waited)
 	if waited == 0 || waited > 320 {
 		t.Errorf("%v of 320 requests waited", waited)
@@ -83,14 +83,14 @@ func TestRequestsWaitForTheirRank(t *testing.T) {
 
 	before := podNames(t, moed, semmoev1.ComponentRouter)
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.HoldMilliseconds = nil })
-	eventually(t, patience, "another router serves", func() error {
+	eventually(t, waitTimeout, "another router is running", func() error {
 		if names := podNames(t, moed, semmoev1.ComponentRouter); len(names) != 1 || names[0] == before[0] {
-			return fmt.Errorf("routers %v", names)
+			return fmt.Errorf("the routers are %v", names)
 		}
 		return byPlan()
 	})
 	waitComplete(t, moed)
-	if crowd(); held(t, moed) != 0 {
-		t.Errorf("%v requests waited although none may", held(t, moed))
+	if crowd(); heldRequests(t, moed) != 0 {
+		t.Errorf("%v requests waited although waiting is disabled", heldRequests(t, moed))
 	}
 }

@@ -42,7 +42,7 @@ func needsGroups(t *testing.T) {
 	t.Helper()
 	long(t)
 	if _, err := os.Stat(groupsBinary()); err != nil {
-		t.Fatalf("%v: run test/leaderworkerset/build.sh first", err)
+		t.Fatalf("%v: run test/leaderworkerset/build.sh to build the controllers", err)
 	}
 }
 
@@ -79,7 +79,7 @@ func installGroups(t *testing.T) {
 			},
 		},
 	})
-	eventually(t, patience, "the controllers of LeaderWorkerSet run", func() error {
+	eventually(t, waitTimeout, "the LeaderWorkerSet controllers are running", func() error {
 		return api.Get(t.Context(), client.ObjectKey{Name: groupsWebhooks}, &admissionv1.ValidatingWebhookConfiguration{})
 	})
 }
@@ -101,10 +101,10 @@ func listGroups(t *testing.T, moed *semmoev1.MoEDeployment) []leaderworkersetv1.
 // set's status can lag behind them until another event occurs.
 func waitOneSet(t *testing.T, moed *semmoev1.MoEDeployment, groups int32) {
 	t.Helper()
-	eventually(t, patience, "one LeaderWorkerSet is left", func() error {
+	eventually(t, waitTimeout, "one LeaderWorkerSet is left", func() error {
 		sets := listGroups(t, moed)
 		if len(sets) != 1 || *sets[0].Spec.Replicas != groups {
-			return fmt.Errorf("%d sets", len(sets))
+			return fmt.Errorf("%d LeaderWorkerSets", len(sets))
 		}
 		leaders := listEnginePods(t, moed)
 		if ready := slices.DeleteFunc(slices.Clone(leaders), func(pod corev1.Pod) bool { return !podhealth.Ready(&pod) }); len(leaders) != int(groups) || len(ready) != int(groups) {
@@ -139,20 +139,20 @@ func TestMultiPodReplicas(t *testing.T) {
 		m.Spec.Rollout.SoakSeconds = ptr.To[int32](5)
 	})
 	create(t, moed)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "LeaderWorkerSetMissing", "leaderworkerset.x-k8s.io/v1")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "LeaderWorkerSetMissing", "leaderworkerset.x-k8s.io/v1")
 
 	installGroups(t)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
-	url := reach(t, moed)
-	eventually(t, patience, "the first request is answered", func() error { return ask(t.Context(), url, "tiny") })
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
+	url := serviceURL(t, moed)
+	eventually(t, waitTimeout, "the first request is answered", func() error { return sendRequest(t.Context(), url, "tiny") })
 	checkGroups(t, moed)
-	stop := readers(t, url)
+	stop := sendAllKinds(t, url)
 
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Canary", "1 of 2 replicas")
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Canary", "1 of 2 replicas")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut")
 	waitOneSet(t, moed, 2)
 	good := waitComplete(t, moed).Status.PlanDigest
-	eventually(t, patience, "requests are sent by it", func() error { return sentBy(t.Context(), url, good) })
+	eventually(t, waitTimeout, "requests are routed by the plan", func() error { return sentBy(t.Context(), url, good) })
 	if jobs := profilingJobs(t, namespace); len(jobs) != 1 {
 		t.Errorf("%d profiling Jobs, want one", len(jobs))
 	}
@@ -160,16 +160,16 @@ func TestMultiPodReplicas(t *testing.T) {
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "scrambled"}}
 	})
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "LocalityWorse")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "LocalityWorse")
 	waitOneSet(t, moed, 2)
 	if kept := waitComplete(t, moed); kept.Status.PlanDigest != good {
-		t.Errorf("plan %s serves, want %s", kept.Status.PlanDigest, good)
+		t.Errorf("the serving plan is %s, want %s", kept.Status.PlanDigest, good)
 	}
 	replaceGroup(t, moed)
 	scaleGroups(t, moed)
 	breakGroups(t, moed)
 	stop()
-	t.Run("vLLM over four pods", spreadVLLM)
+	t.Run("vLLM on four pods", spreadVLLM)
 }
 
 const (
@@ -202,17 +202,17 @@ func spreadVLLM(t *testing.T) {
 		m.Spec.Parallelism = semmoev1.ParallelismSpec{ExpertParallelSize: 32, PodsPerReplica: ptr.To[int32](4)}
 	})
 	create(t, moed)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
-	eventually(t, patience, "the release that the engine reports is known", func() error {
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
+	eventually(t, waitTimeout, "status.serving contains the release of the engine", func() error {
 		if serving := get(t, moed).Status.Serving; serving == nil || serving.EngineRelease != vllmRelease || serving.Ranks != 32 {
 			return fmt.Errorf("status.serving is %+v", serving)
 		}
 		return nil
 	})
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 	everyRank := func() {
 		t.Helper()
-		eventually(t, patience, "every rank of the four pods has answered", func() error {
+		eventually(t, waitTimeout, "every rank of the four pods has answered", func() error {
 			ranks := map[string]bool{}
 			for range 256 {
 				rank, err := rankOf(t.Context(), url)
@@ -223,7 +223,7 @@ func spreadVLLM(t *testing.T) {
 					return nil
 				}
 			}
-			return fmt.Errorf("only %d ranks have", len(ranks))
+			return fmt.Errorf("only %d ranks have answered", len(ranks))
 		})
 	}
 	everyRank()
@@ -235,11 +235,11 @@ func spreadVLLM(t *testing.T) {
 	if err := api.Delete(t.Context(), workers[2]); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, patience, "the replica recovers", func() error {
+	eventually(t, waitTimeout, "the replica recovers", func() error {
 		after := podUIDs(t, moed)
 		workers, err := listWorkerPods(t.Context(), moed)
 		if err != nil || len(workers) != 3 || len(after) != 1 || slices.Equal(before, after) {
-			return fmt.Errorf("%d workers, leaders %v, were %v, %v", len(workers), after, before, err)
+			return fmt.Errorf("%d workers, leaders %v (were %v), error %v", len(workers), after, before, err)
 		}
 		return complete(get(t, moed))
 	})
@@ -268,7 +268,7 @@ func checkGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 	}
 	leaders := listEnginePods(t, moed)
 	if len(leaders) != 2 || len(workers) != 2 {
-		t.Errorf("%d leaders and %d workers, want 2 of either", len(leaders), len(workers))
+		t.Errorf("%d leaders and %d workers, want 2 of each", len(leaders), len(workers))
 	}
 	for i := range leaders {
 		if devices := leaders[i].Spec.Containers[0].Resources.Limits["nvidia.com/gpu"]; devices.Value() != 2 || len(replicagroup.Workers(&leaders[i], workers)) != 1 {
@@ -276,10 +276,10 @@ func checkGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 		}
 	}
 	if workloads := listWorkloads(t, moed); len(workloads) != 0 {
-		t.Errorf("%d StatefulSets of ours", len(workloads))
+		t.Errorf("%d operator-managed StatefulSets, want none", len(workloads))
 	}
 	if current := get(t, moed); current.Status.Replicas != 2 {
-		t.Errorf("status.replicas is %d: pods are counted, not replicas", current.Status.Replicas)
+		t.Errorf("status.replicas is %d, want the number of replicas, not of pods", current.Status.Replicas)
 	}
 }
 
@@ -294,7 +294,7 @@ func replaceGroup(t *testing.T, moed *semmoev1.MoEDeployment) {
 	if err := api.Delete(t.Context(), workers[0]); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, patience, "its replica is made anew", func() error {
+	eventually(t, waitTimeout, "the replica is recreated", func() error {
 		after := podUIDs(t, moed)
 		workers, err := listWorkerPods(t.Context(), moed)
 		if err != nil {
@@ -306,7 +306,7 @@ func replaceGroup(t *testing.T, moed *semmoev1.MoEDeployment) {
 			}
 		}
 		if len(workers) != 2 || len(after) != 2 || slices.Equal(before, after) || slices.Contains(after, before[0]) == slices.Contains(after, before[1]) {
-			return fmt.Errorf("%d workers; leaders %v, were %v", len(workers), after, before)
+			return fmt.Errorf("%d workers, leaders %v (were %v)", len(workers), after, before)
 		}
 		return complete(get(t, moed))
 	})
@@ -319,7 +319,7 @@ func scaleGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = &replicas })
 		waitOneSet(t, moed, replicas)
 		waitComplete(t, moed)
-		eventually(t, patience, "as many workers", func() error {
+		eventually(t, waitTimeout, "the number of workers follows the replicas", func() error {
 			workers, err := listWorkerPods(t.Context(), moed)
 			if err != nil || len(workers) != int(replicas) {
 				return fmt.Errorf("%d workers: %v", len(workers), err)
@@ -335,7 +335,7 @@ func scaleGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 func breakGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--no-such-flag"} })
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerCrashing", "recreated repeatedly", "--no-such-flag")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerCrashing", "recreated repeatedly", "--no-such-flag")
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })
 	waitOneSet(t, moed, 2)
 	waitComplete(t, moed)

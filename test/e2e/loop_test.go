@@ -57,8 +57,8 @@ func profiledDeployment(namespace string, change ...func(*semmoev1.MoEDeployment
 // waitPlanned waits until all replicas serve a plan.
 func waitPlanned(t *testing.T, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
 	t.Helper()
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut")
-	eventually(t, patience, "one workload is left", func() error {
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut")
+	eventually(t, waitTimeout, "one workload is left", func() error {
 		if workloads := listWorkloads(t, moed); len(workloads) != 1 {
 			return fmt.Errorf("%d workloads", len(workloads))
 		}
@@ -92,15 +92,15 @@ func TestLoop(t *testing.T) {
 	moed := profiledDeployment(namespace)
 	create(t, moed)
 	planned := waitPlanned(t, moed)
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 
 	if planned.Status.PlanDigest == "" || planned.Status.LAR == nil || planned.Status.LAR.PredictedMilli == nil || planned.Status.LAR.BaselineMilli == nil {
-		t.Fatalf("the status does not tell the plan: %+v", planned.Status)
+		t.Fatalf("the status lacks the plan: %+v", planned.Status)
 	}
 	if baseline, predicted := *planned.Status.LAR.BaselineMilli, *planned.Status.LAR.PredictedMilli; predicted <= baseline {
-		t.Errorf("the plan promises %d, the default placement has %d", predicted, baseline)
+		t.Errorf("the forecast of the plan is %d, want more than %d of the default placement", predicted, baseline)
 	}
-	eventually(t, patience, "requests are sent by the plan", func() error {
+	eventually(t, waitTimeout, "requests are routed by the plan", func() error {
 		response, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"model": "tiny", "prompt": "func main() {", "max_tokens": 4}`))
 		if err != nil {
 			return err
@@ -117,7 +117,7 @@ func TestLoop(t *testing.T) {
 		t.Fatalf("%d profiling Jobs, want one", len(jobs))
 	}
 
-	t.Run("a finished Job that is deleted does not come back", func(t *testing.T) {
+	t.Run("a deleted finished Job is not recreated", func(t *testing.T) {
 		if err := api.DeleteAllOf(t.Context(), &batchv1.Job{}, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentProfile},
 			client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
 			t.Fatal(err)
@@ -128,14 +128,14 @@ func TestLoop(t *testing.T) {
 			t.Errorf("%d profiling Jobs after the finished one was deleted, want none", len(again))
 		}
 	})
-	t.Run("an upgrade of the operator starts nothing anew", func(t *testing.T) {
+	t.Run("an operator upgrade restarts nothing", func(t *testing.T) {
 		before := podUIDs(t, moed)
 		stop()
 		stop = startManagerOf(whole, nextImage, namespace, nil)
 		wipeStatus(t, moed)
 		waitPlanned(t, moed)
 		if after := podUIDs(t, moed); !slices.Equal(before, after) {
-			t.Errorf("the serving pods were %v, are %v", before, after)
+			t.Errorf("the serving pods changed from %v to %v", before, after)
 		}
 		if again := profilingJobs(t, namespace); len(again) != 0 {
 			t.Errorf("%d profiling Jobs after an upgrade, want none", len(again))
@@ -143,38 +143,38 @@ func TestLoop(t *testing.T) {
 		stop()
 		stop = startManager(whole, namespace, nil)
 	})
-	t.Run("a ConfigMap that is deleted comes back, and cannot be edited", func(t *testing.T) {
+	t.Run("a deleted ConfigMap is recreated and is immutable", func(t *testing.T) {
 		config := planConfigMap(t, moed)
 		if err := api.Delete(t.Context(), config); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, patience, "the ConfigMap is back", func() error {
+		eventually(t, waitTimeout, "the ConfigMap is recreated", func() error {
 			again := &corev1.ConfigMap{}
 			if err := api.Get(t.Context(), client.ObjectKeyFromObject(config), again); err != nil {
 				return err
 			}
 			if diff := cmp.Diff(config.Data, again.Data); diff != "" || again.UID == config.UID {
-				return fmt.Errorf("another ConfigMap: %s", diff)
+				return fmt.Errorf("the ConfigMap changed: %s", diff)
 			}
 			return nil
 		})
 		edit := client.RawPatch("application/merge-patch+json", []byte(`{"data":{"manifest.json":"{}"}}`))
 		if err := api.Patch(t.Context(), planConfigMap(t, moed), edit); err == nil || !strings.Contains(err.Error(), "immutable") {
-			t.Errorf("a plan's ConfigMap was edited: %v", err)
+			t.Errorf("editing a plan's ConfigMap returned %v, want an error", err)
 		}
 	})
-	t.Run("recreated, it is served by the same plan without another profile", func(t *testing.T) {
+	t.Run("a recreated deployment is served under the same plan without another profile", func(t *testing.T) {
 		if err := api.Delete(t.Context(), get(t, moed), client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, patience, "nothing is left", func() error {
+		eventually(t, waitTimeout, "all objects are deleted", func() error {
 			for _, list := range kinds() {
 				if err := api.List(t.Context(), list, client.InNamespace(namespace)); err != nil {
 					return err
 				}
 				for _, object := range objects(list) {
 					if object.GetLabels()[semmoev1.LabelComponent] != "" {
-						return fmt.Errorf("%s %s is left", kindOf(object), object.GetName())
+						return fmt.Errorf("%s %s is not deleted", kindOf(object), object.GetName())
 					}
 				}
 			}
@@ -183,10 +183,10 @@ func TestLoop(t *testing.T) {
 		create(t, profiledDeployment(namespace))
 		again := waitPlanned(t, moed)
 		if again.Status.PlanDigest != planned.Status.PlanDigest {
-			t.Errorf("plan %s, was %s", again.Status.PlanDigest, planned.Status.PlanDigest)
+			t.Errorf("the serving plan is %s, was %s", again.Status.PlanDigest, planned.Status.PlanDigest)
 		}
 		if jobs := profilingJobs(t, namespace); len(jobs) != 0 {
-			t.Errorf("%d profiling Jobs after a second creation, want none", len(jobs))
+			t.Errorf("%d profiling Jobs after the deployment was recreated, want none", len(jobs))
 		}
 		got := endState(t, namespace)
 		dropProfilingJobs(want)

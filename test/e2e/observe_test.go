@@ -21,12 +21,12 @@ func TestObservesLocality(t *testing.T) {
 	if current := waitComplete(t, moed); current.Status.LAR != nil {
 		t.Errorf("a rate is reported before any request: %+v", current.Status.LAR)
 	}
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 	var clients errgroup.Group
 	for range 8 {
 		clients.Go(func() error {
 			for range 8 {
-				if err := ask(t.Context(), url, "tiny"); err != nil {
+				if err := sendRequest(t.Context(), url, "tiny"); err != nil {
 					return err
 				}
 			}
@@ -37,14 +37,14 @@ func TestObservesLocality(t *testing.T) {
 		t.Fatal(err)
 	}
 	var lar *semmoev1.LARStatus
-	eventually(t, patience, "the rate is reported", func() error {
+	eventually(t, waitTimeout, "the rate is reported", func() error {
 		if lar = get(t, moed).Status.LAR; lar == nil {
-			return errors.New("no rate yet")
+			return errors.New("no rate in the status")
 		}
 		return nil
 	})
 	if *lar.ObservedMilli < 150 || *lar.ObservedMilli > 350 || lar.Summary == "" {
-		t.Errorf("the rate is %+v, want about 250 milli", lar)
+		t.Errorf("the rate is %+v, want about 250 thousandths", lar)
 	}
 	spread := get(t, moed).Status.Routing
 	if spread == nil || len(spread.Ranks) != 4 {
@@ -53,10 +53,10 @@ func TestObservesLocality(t *testing.T) {
 	sum := int32(0)
 	for _, share := range spread.Ranks {
 		if sum += share.ShareMilli; share.ShareMilli < 100 || share.ShareMilli > 400 {
-			t.Errorf("rank %d gets %d milli of the tokens, want about 250", share.Rank, share.ShareMilli)
+			t.Errorf("rank %d gets %d thousandths of the tokens, want about 250", share.Rank, share.ShareMilli)
 		}
 	}
 	if sum != 1000 {
-		t.Errorf("the shares sum to %d", sum)
+		t.Errorf("the sum of the shares is %d", sum)
 	}
 }

@@ -22,10 +22,10 @@ import (
 )
 
 const (
-	// resumption is the maximum time from the return of an API server until the manager works with it again.
-	resumption = 30 * time.Second
-	// succession is the maximum time from the death of a leader until its successor acts. The lease is 15 s.
-	succession = 20 * time.Second
+	// maxResumption is the maximum time from the return of an API server until the manager works with it again.
+	maxResumption = 30 * time.Second
+	// maxSuccession is the maximum time from the death of a leader until its successor acts. The lease is 15 s.
+	maxSuccession = 20 * time.Second
 )
 
 // traffic is a set of clients that send requests continuously.
@@ -46,7 +46,7 @@ func startTraffic(t *testing.T, url string) *traffic {
 	for range 2 {
 		all.clients.Go(func() {
 			for ctx.Err() == nil {
-				err := ask(context.WithoutCancel(ctx), url, "tiny")
+				err := sendRequest(context.WithoutCancel(ctx), url, "tiny")
 				all.mu.Lock()
 				if all.served++; err != nil {
 					all.failed = append(all.failed, err)
@@ -64,10 +64,10 @@ func (a *traffic) end(t *testing.T) int {
 	a.stop()
 	a.clients.Wait()
 	if len(a.failed) > 0 {
-		t.Errorf("%d of %d requests failed, the first with %v", len(a.failed), a.served, a.failed[0])
+		t.Errorf("%d of %d requests failed, the first error: %v", len(a.failed), a.served, a.failed[0])
 	}
 	if a.served < 10 {
-		t.Errorf("only %d requests were served: that was no traffic", a.served)
+		t.Errorf("only %d requests were answered, too few for a test under traffic", a.served)
 	}
 	return a.served
 }
@@ -91,7 +91,7 @@ func TestAPIServerOutage(t *testing.T) {
 		outage = time.Minute
 	}
 	for name, away := range map[string]func(context.Context) error{
-		fmt.Sprintf("stands still for %v", outage): func(ctx context.Context) error {
+		fmt.Sprintf("is suspended for %v", outage): func(ctx context.Context) error {
 			if err := cluster.PauseAPIServer(ctx); err != nil {
 				return err
 			}
@@ -102,7 +102,7 @@ func TestAPIServerOutage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			namespace := newNamespace(t)
-			journal := follow(t, namespace)
+			journal := recordJournal(t, namespace)
 			injector := faults.New(faults.Schedule{})
 			startManager(t, namespace, injector)
 			moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
@@ -116,13 +116,13 @@ func TestAPIServerOutage(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			asking := startTraffic(t, reach(t, moed))
+			asking := startTraffic(t, serviceURL(t, moed))
 
 			if err := away(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			back := time.Now()
-			eventually(t, patience, "the API server answers", func() error { return answers(t.Context()) })
+			eventually(t, waitTimeout, "the API server responds", func() error { return answers(t.Context()) })
 			answered := time.Since(back)
 			served := asking.end(t)
 			if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
@@ -130,7 +130,7 @@ func TestAPIServerOutage(t *testing.T) {
 			}
 			update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 2 })
 			asked := time.Now()
-			eventually(t, resumption, "the manager acts", func() error {
+			eventually(t, maxResumption, "the manager reconciles", func() error {
 				router := &appsv1.Deployment{}
 				if err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "tiny-router"}, router); err != nil {
 					return err
@@ -143,9 +143,9 @@ func TestAPIServerOutage(t *testing.T) {
 			acted := time.Since(asked)
 			update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 1 })
 			if again, err := readySince(waitComplete(t, moed)); err != nil || again != since {
-				t.Errorf("it is ready since %v, was since %v, %v", again, since, err)
+				t.Errorf("the deployment is ready since %v, was since %v, %v", again, since, err)
 			}
-			eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
+			eventually(t, settleTimeout, "the previous state is restored", func() error { return same("state", state, endState(t, namespace)) })
 			after, err := journal.Counts()
 			if err == nil {
 				err = same("record", counts, after)
@@ -153,10 +153,10 @@ func TestAPIServerOutage(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if troubles := journal.Troubles(); len(troubles) > 0 {
-				t.Errorf("troubles were told: %v", troubles)
+			if problems := journal.Troubles(); len(problems) > 0 {
+				t.Errorf("problems were reported: %v", problems)
 			}
-			t.Logf("the API server %s: answers after %.1f s, and the manager acts after another %.1f s; %d requests served meanwhile, none failed; %d writes before, %v after",
+			t.Logf("the API server %s: it responds after %.1f s, and the manager reconciles after another %.1f s; %d requests answered meanwhile, none failed; %d writes before, %v after",
 				name, answered.Seconds(), acted.Seconds(), served, writes, injector)
 			clearNamespace(t, namespace)
 		})
@@ -176,7 +176,7 @@ func answers(ctx context.Context) error {
 func TestUnobservedChanges(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
-	journal := follow(t, namespace)
+	journal := recordJournal(t, namespace)
 	injector := faults.New(faults.Schedule{})
 	startManager(t, namespace, injector)
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
@@ -204,22 +204,22 @@ func TestUnobservedChanges(t *testing.T) {
 	}
 	injector.See()
 	seeing := time.Now()
-	eventually(t, patience, "the Service is back", func() error { return api.Get(t.Context(), client.ObjectKeyFromObject(lost), lost) })
+	eventually(t, waitTimeout, "the Service is recreated", func() error { return api.Get(t.Context(), client.ObjectKeyFromObject(lost), lost) })
 	waitComplete(t, moed)
 	took := time.Since(seeing)
-	eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
+	eventually(t, settleTimeout, "the previous state is restored", func() error { return same("state", state, endState(t, namespace)) })
 	want["MoEDeployment ghost"], want["Service tiny"] = "made 1 times, deleted 1 times", "made 2 times, deleted 1 times"
-	eventually(t, settling, "nothing but that is made or deleted", func() error {
+	eventually(t, settleTimeout, "no other object is created or deleted", func() error {
 		counts, err := journal.Counts()
 		return errors.Join(err, same("record", want, counts))
 	})
 	if now := podUIDs(t, moed); !slices.Equal(pods, now) {
-		t.Errorf("the pods are %v, were %v", now, pods)
+		t.Errorf("the pods changed to %v from %v", now, pods)
 	}
-	if took > resumption {
-		t.Errorf("it took %v to go on, want at most %v", took, resumption)
+	if took > maxResumption {
+		t.Errorf("the manager caught up after %v, want at most %v", took, maxResumption)
 	}
-	t.Logf("the manager has caught up %.1f s after it saw again, with %d writes; %v", took.Seconds(), injector.Writes()-writes, injector)
+	t.Logf("the manager caught up %.1f s after its watches resumed, with %d writes; %v", took.Seconds(), injector.Writes()-writes, injector)
 }
 
 // TestOperatorAbsent deletes and edits objects while no operator runs. The next operator repairs them without touching
@@ -252,7 +252,7 @@ func TestOperatorAbsent(t *testing.T) {
 				edited := object.(*appsv1.Deployment)
 				edited.Spec.Replicas = ptr.To[int32](3)
 				edited.ResourceVersion = "" // its controller may have updated its status meanwhile
-				if err := api.Update(t.Context(), edited, client.FieldOwner("somebody")); err != nil {
+				if err := api.Update(t.Context(), edited, client.FieldOwner("another-user")); err != nil {
 					t.Fatal(err)
 				}
 			default:
@@ -263,7 +263,7 @@ func TestOperatorAbsent(t *testing.T) {
 			deleted++
 		}
 	}
-	eventually(t, patience, "the workload is gone", func() error {
+	eventually(t, waitTimeout, "the workload is deleted", func() error {
 		if workloads := listWorkloads(t, moed); len(workloads) > 0 {
 			return fmt.Errorf("%d workloads", len(workloads))
 		}
@@ -272,9 +272,9 @@ func TestOperatorAbsent(t *testing.T) {
 	injector := faults.New(faults.Schedule{})
 	startManager(t, namespace, injector)
 	begin := time.Now()
-	eventually(t, time.Minute, "the state before", func() error { return same("state", state, endState(t, namespace)) })
-	t.Logf("%d objects deleted or edited; mended after %.1f s: %v", deleted, time.Since(begin).Seconds(), injector)
+	eventually(t, time.Minute, "the previous state is restored", func() error { return same("state", state, endState(t, namespace)) })
+	t.Logf("%d objects deleted or edited, repaired after %.1f s: %v", deleted, time.Since(begin).Seconds(), injector)
 	if now := podUIDs(t, moed); !slices.Equal(pods, now) {
-		t.Errorf("the pods are %v, were %v", now, pods)
+		t.Errorf("the pods changed to %v from %v", now, pods)
 	}
 }

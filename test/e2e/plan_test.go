@@ -28,15 +28,15 @@ import (
 	"github.com/semmoe/operator/internal/profile"
 )
 
-// storedProfile creates an AffinityProfile of the small model whose result is already in the store, so no engine is
+// storedProfile creates an AffinityProfile of the small model. Its result is already in the store, so no engine is
 // needed.
 func storedProfile(t *testing.T, namespace string) *semmoev1.AffinityProfile {
 	t.Helper()
 	return storedProfileOf(t, namespace, "tiny", "texts", filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst"))
 }
 
-// storedProfileOf creates an AffinityProfile whose result is the routing trace of a file. Its data set is a ConfigMap
-// with one request.
+// storedProfileOf creates an AffinityProfile with the routing trace of a file as its result. Its data set is a
+// ConfigMap with one request.
 func storedProfileOf(t *testing.T, namespace, name, dataset, trace string) *semmoev1.AffinityProfile {
 	t.Helper()
 	p := publishedProfile(t, namespace, name, dataset, trace)
@@ -97,7 +97,7 @@ func newPlan(namespace, name string, size int32) *semmoev1.PlacementPlan {
 func waitPlan(t *testing.T, plan *semmoev1.PlacementPlan, kind, reason string, parts ...string) *semmoev1.PlacementPlan {
 	t.Helper()
 	current := &semmoev1.PlacementPlan{}
-	eventually(t, patience, kind+" of plan "+plan.Name+" is "+reason, func() error {
+	eventually(t, waitTimeout, kind+" of plan "+plan.Name+" is "+reason, func() error {
 		if err := api.Get(t.Context(), client.ObjectKeyFromObject(plan), current); err != nil {
 			return err
 		}
@@ -134,7 +134,7 @@ func TestPlan(t *testing.T) {
 	edited := configMap.DeepCopy()
 	edited.Data["sglang.json"] = "{}"
 	if err := api.Update(t.Context(), edited); err == nil || !strings.Contains(err.Error(), "immutable") {
-		t.Errorf("the ConfigMap of a plan was edited: %v", err)
+		t.Errorf("editing a plan's ConfigMap returned %v, want an error", err)
 	}
 	store, err := startStore(t).Client(t.Context())
 	if err != nil {
@@ -152,20 +152,20 @@ func TestPlan(t *testing.T) {
 		t.Helper()
 		again := waitPlan(t, plan, semmoev1.ConditionReady, "Published")
 		if diff := cmp.Diff(configMap.Data, getConfigMap(t, namespace, done.Status.ConfigMap).Data); diff != "" || again.Status.PlanDigest != done.Status.PlanDigest {
-			t.Errorf("%s: another plan: %+v\n%s", what, again.Status, diff)
+			t.Errorf("%s: the plan changed: %+v\n%s", what, again.Status, diff)
 		}
 		if diff := cmp.Diff(stored, storedPlans(t, store, namespace)); diff != "" {
-			t.Errorf("%s: solved again:\n%s", what, diff)
+			t.Errorf("%s: the plan was solved again:\n%s", what, diff)
 		}
 	}
 	if err := api.Delete(t.Context(), configMap); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, patience, "another ConfigMap", func() error {
+	eventually(t, waitTimeout, "the ConfigMap is recreated", func() error {
 		found := &corev1.ConfigMap{}
 		err := api.Get(t.Context(), client.ObjectKeyFromObject(configMap), found)
 		if err == nil && found.UID == configMap.UID {
-			err = errors.New("it is the old one")
+			err = errors.New("the old ConfigMap still exists")
 		}
 		return err
 	})
@@ -179,8 +179,8 @@ func TestPlan(t *testing.T) {
 	if err := api.Delete(t.Context(), done); err != nil {
 		t.Fatal(err)
 	}
-	gone(t, done)
-	gone(t, configMap)
+	waitDeleted(t, done)
+	waitDeleted(t, configMap)
 	plan = newPlan(namespace, "tiny", 4)
 	create(t, plan)
 	same("plan recreated")
@@ -189,9 +189,9 @@ func TestPlan(t *testing.T) {
 		if err := api.Delete(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}
-		gone(t, p)
+		waitDeleted(t, p)
 	}
-	gone(t, configMap)
+	waitDeleted(t, configMap)
 	var jobs batchv1.JobList
 	if err := api.List(t.Context(), &jobs, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentProfile}); err != nil || len(jobs.Items) != 0 {
 		t.Errorf("%d profiling Jobs although the profile was in the store, %v", len(jobs.Items), err)
@@ -223,9 +223,9 @@ func storedPlans(t *testing.T, store *artifact.Client, namespace string) map[str
 	return times
 }
 
-func gone(t *testing.T, object client.Object) {
+func waitDeleted(t *testing.T, object client.Object) {
 	t.Helper()
-	eventually(t, patience, kindOf(object)+" "+object.GetName()+" is gone", func() error {
+	eventually(t, waitTimeout, kindOf(object)+" "+object.GetName()+" is deleted", func() error {
 		found := object.DeepCopyObject().(client.Object)
 		switch err := api.Get(t.Context(), client.ObjectKeyFromObject(object), found); {
 		case apierrors.IsNotFound(err):
@@ -235,7 +235,7 @@ func gone(t *testing.T, object client.Object) {
 		case found.GetUID() != object.GetUID() && object.GetUID() != "":
 			return nil
 		}
-		return errors.New("it is there")
+		return errors.New("the object exists")
 	})
 }
 
@@ -264,7 +264,7 @@ func verifyInPod(t *testing.T, plan *semmoev1.PlacementPlan, size int, complaint
 		},
 	}
 	create(t, pod)
-	eventually(t, patience, "pod "+pod.Name+" has ended", func() error {
+	eventually(t, waitTimeout, "pod "+pod.Name+" has ended", func() error {
 		found := &corev1.Pod{}
 		if err := api.Get(t.Context(), client.ObjectKeyFromObject(pod), found); err != nil {
 			return err
@@ -275,7 +275,7 @@ func verifyInPod(t *testing.T, plan *semmoev1.PlacementPlan, size int, complaint
 				continue
 			}
 			if want := map[bool]int32{true: 0, false: 3}[complaint == ""]; end.ExitCode != want || !strings.Contains(end.Message, complaint) {
-				t.Errorf("semmoe verify ended with %d, %q; want %d, %q", end.ExitCode, end.Message, want, complaint)
+				t.Errorf("semmoe verify exited with %d, %q; want %d, %q", end.ExitCode, end.Message, want, complaint)
 			}
 			return nil
 		}

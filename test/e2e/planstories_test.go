@@ -33,7 +33,7 @@ func promoting(t *testing.T, namespace string) {
 	storedProfile(t, namespace)
 	moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.SoakSeconds = ptr.To[int32](1) })
 	create(t, moed)
-	stop := trickle(t, waitAnswers(t, moed), 120)
+	stop := sendSlowly(t, waitAnswers(t, moed), 120)
 	waitPlanned(t, moed)
 	stop()
 }
@@ -46,12 +46,12 @@ func rollingBack(t *testing.T, namespace string) {
 	moed := storyDeployment(namespace)
 	create(t, moed)
 	good := waitPlanned(t, moed).Status.PlanDigest
-	stop := trickle(t, waitAnswers(t, moed), 120)
+	stop := sendSlowly(t, waitAnswers(t, moed), 120)
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling.ProfileRef.Name = "scrambled"
 		m.Spec.Rollout.SoakSeconds = ptr.To[int32](1)
 	})
-	eventually(t, patience, "taken back", func() error {
+	eventually(t, waitTimeout, "the plan is rolled back", func() error {
 		current := get(t, moed)
 		if workloads := listWorkloads(t, moed); len(workloads) != 1 || current.Status.PlanDigest != good || phaseOf(current) != "" {
 			return fmt.Errorf("%d workloads, plan %s, phase %q", len(workloads), current.Status.PlanDigest, phaseOf(current))
@@ -70,7 +70,7 @@ func breaking(t *testing.T, namespace string) {
 		m.Spec.Placement.Realization = semmoev1.RealizationEngineMap
 	})
 	create(t, moed)
-	eventually(t, patience, "given up", func() error {
+	eventually(t, waitTimeout, "the plan is abandoned", func() error {
 		current := get(t, moed)
 		workloads := listWorkloads(t, moed)
 		if len(workloads) != 1 || workloads[0].Annotations[semmoev1.AnnotationPlanDigest] != "" || current.Status.UpdatedReplicas != 2 {
@@ -91,7 +91,7 @@ func pinning(t *testing.T, namespace string) {
 	published := waitPlan(t, plan, semmoev1.ConditionReady, "Published").Status.Plan
 	pin := func(ref *semmoev1.PlanReference, want string) {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = ref })
-		eventually(t, patience, "in service is plan "+want, func() error {
+		eventually(t, waitTimeout, "the serving plan is "+want, func() error {
 			current := get(t, moed)
 			if workloads := listWorkloads(t, moed); len(workloads) != 1 || current.Status.PlanDigest != want {
 				return fmt.Errorf("%d workloads, plan %s", len(workloads), current.Status.PlanDigest)
@@ -122,13 +122,13 @@ func replanning(t *testing.T, namespace string) {
 	})
 	create(t, moed)
 	before := waitPlanned(t, moed).Status.PlanDigest
-	stop := trickle(t, waitAnswers(t, moed), 300)
+	stop := sendSlowly(t, waitAnswers(t, moed), 300)
 	nudge := nudger(t, namespace)
 	waitOtherPlan(t, moed, before, func() {
 		nudge()
 		for _, plan := range replansIn(t, namespace) {
 			if status := plan.Status; status.Verdict != "" && status.Tier != semmoev1.TierLayout { // no other plan would follow
-				t.Fatalf("plan %s is of tier %q, by verdict %s: %+v", plan.Name, status.Tier, status.Verdict, status.Comparison)
+				t.Fatalf("plan %s has the tier %q and the verdict %s, want a new layout: %+v", plan.Name, status.Tier, status.Verdict, status.Comparison)
 			}
 		}
 	})
@@ -141,9 +141,9 @@ func replanning(t *testing.T, namespace string) {
 // waitAnswers waits for the first answer and returns the URL.
 func waitAnswers(t *testing.T, moed *semmoev1.MoEDeployment) string {
 	t.Helper()
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
-	url := reach(t, moed)
-	eventually(t, patience, "the first request is answered", func() error { return ask(t.Context(), url, "tiny") })
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
+	url := serviceURL(t, moed)
+	eventually(t, waitTimeout, "the first request is answered", func() error { return sendRequest(t.Context(), url, "tiny") })
 	return url
 }
 
@@ -151,9 +151,9 @@ func waitAnswers(t *testing.T, moed *semmoev1.MoEDeployment) string {
 // without more information.
 const tricklePeriod = 40 * time.Millisecond
 
-// trickle sends requests of all kinds of text, truncated to size bytes, until stopped. It fails the test if a request
+// sendSlowly sends requests of all kinds of text, truncated to size bytes, until stopped. It fails the test if a request
 // is not answered in full.
-func trickle(t *testing.T, url string, size int) (stop func()) {
+func sendSlowly(t *testing.T, url string, size int) (stop func()) {
 	t.Helper()
 	requests := corpus.Requests(corpus.Written(), size)
 	ticker := time.NewTicker(tricklePeriod)
@@ -170,10 +170,10 @@ func trickle(t *testing.T, url string, size int) (stop func()) {
 // waitOtherPlan waits until a plan other than the given one is in service, and calls between after each check.
 func waitOtherPlan(t *testing.T, moed *semmoev1.MoEDeployment, than string, between func()) {
 	t.Helper()
-	eventually(t, patience, "another plan is in service", func() error {
+	eventually(t, waitTimeout, "another plan is in service", func() error {
 		between()
 		if current := get(t, moed); current.Status.PlanDigest == than {
-			return fmt.Errorf("plan %s, with conditions %+v", than, current.Status.Conditions)
+			return fmt.Errorf("the serving plan is still %s, conditions %+v", than, current.Status.Conditions)
 		}
 		return nil
 	})
@@ -255,23 +255,23 @@ func TestPlanMustPay(t *testing.T) {
 	create(t, moed)
 	waitComplete(t, moed)
 	pods := podUIDs(t, moed)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionPlanned, metav1.ConditionTrue, "LocalityDoesNotPay")
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "LocalityDoesNotPay", "modelled time would fall by", "the minimum is 2%")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionPlanned, metav1.ConditionTrue, "LocalityDoesNotPay")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "LocalityDoesNotPay", "modelled time would fall by", "the minimum is 2%")
 
 	// ExFlow's placement has more local activations than the default one, but is slower on this split of the profile,
 	// because every layer waits for the busiest rank.
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Rollout.BatchTokens, m.Spec.Placement.Solver.Algorithm, m.Spec.Placement.Solver.Seed = 1<<20, "exflow", ptr.To[int64](7)
 	})
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "NoGainExpected", "modelled time rises by")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "NoGainExpected", "modelled time rises by")
 	waitComplete(t, moed)
 	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
-		t.Errorf("plans that do not pay cost restarts (-before +after):\n%s", diff)
+		t.Errorf("plans without enough gain caused restarts (-before +after):\n%s", diff)
 	}
 
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Solver = semmoev1.SolverSpec{} })
 	if planned := waitPlanned(t, moed); planned.Status.PlanDigest == "" {
-		t.Errorf("a plan that pays is not in service: %+v", planned.Status)
+		t.Errorf("a plan with enough gain is not in service: %+v", planned.Status)
 	}
 }
 
@@ -297,19 +297,19 @@ func TestLessLocalPlanIsPromoted(t *testing.T) {
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.Solver.Algorithm, m.Spec.Rollout.SoakSeconds = "auto", ptr.To[int32](5)
 	})
-	stop := trickle(t, url, 120)
+	stop := sendSlowly(t, url, 120)
 	waitOtherPlan(t, moed, local.Status.PlanDigest, func() {})
 	stop()
 	is := forecast(get(t, moed))
 	if is.LARMilli >= was.LARMilli || is.LayerNanos >= was.LayerNanos {
-		t.Errorf("the second plan is not faster and less local: %+v, the first is %+v", is, was)
+		t.Errorf("the second plan %+v is not both faster and less local than the first one %+v", is, was)
 	}
 }
 
 // TestSlowerCanaryIsTakenBack rolls back a canary that is slower although more activations are local.
 func TestSlowerCanaryIsTakenBack(t *testing.T) {
 	if !*full {
-		t.Skip("only with -args -full: times are compared over several minutes")
+		t.Skip("runs only with -args -full: the test compares times over several minutes")
 	}
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -321,7 +321,7 @@ func TestSlowerCanaryIsTakenBack(t *testing.T) {
 		m.Spec.Rollout.SoakSeconds = ptr.To[int32](1200) // nothing is promoted before the soak time ends
 	})
 	create(t, moed)
-	stop := trickle(t, waitAnswers(t, moed), 120)
+	stop := sendSlowly(t, waitAnswers(t, moed), 120)
 	waitConditionWithin(t, 20*time.Minute, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "Slower")
 	stop()
 	if current := get(t, moed); current.Status.PlanDigest != "" {

@@ -90,7 +90,7 @@ func waitProfile(t *testing.T, within time.Duration, p *semmoev1.AffinityProfile
 
 func waitProfiled(t *testing.T, p *semmoev1.AffinityProfile) *semmoev1.AffinityProfile {
 	t.Helper()
-	return waitProfile(t, patience, p, semmoev1.ConditionReady, metav1.ConditionTrue, "Profiled")
+	return waitProfile(t, waitTimeout, p, semmoev1.ConditionReady, metav1.ConditionTrue, "Profiled")
 }
 
 // deleteAndWait deletes an object with its dependents, and waits until the object is gone.
@@ -100,14 +100,14 @@ func deleteAndWait(t *testing.T, object client.Object) {
 	if err := api.Delete(t.Context(), object, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, patience, kindOf(object)+" is gone", func() error {
+	eventually(t, waitTimeout, kindOf(object)+" is deleted", func() error {
 		current := object.DeepCopyObject().(client.Object)
 		err := api.Get(t.Context(), client.ObjectKeyFromObject(object), current)
 		if client.IgnoreNotFound(err) != nil {
 			return err
 		}
 		if err == nil && current.GetUID() == uid {
-			return errors.New("it is still there")
+			return errors.New("the object still exists")
 		}
 		return nil
 	})
@@ -127,7 +127,7 @@ func listProfilingJobs(t *testing.T, p *semmoev1.AffinityProfile) []batchv1.Job 
 func waitProfilingJob(t *testing.T, p *semmoev1.AffinityProfile, known ...types.UID) *batchv1.Job {
 	t.Helper()
 	var found *batchv1.Job
-	eventually(t, patience, "a profiling Job", func() error {
+	eventually(t, waitTimeout, "a profiling Job", func() error {
 		for _, job := range listProfilingJobs(t, p) {
 			isKnown := false
 			for _, uid := range known {
@@ -146,14 +146,14 @@ func waitProfilingJob(t *testing.T, p *semmoev1.AffinityProfile, known ...types.
 func describe(t *testing.T, p *semmoev1.AffinityProfile) string {
 	t.Helper()
 	ready := meta.FindStatusCondition(getProfile(t, p).Status.Conditions, semmoev1.ConditionReady)
-	return fmt.Sprintf("none; Ready is %+v", ready)
+	return fmt.Sprintf("no Job; Ready is %+v", ready)
 }
 
 // waitProfilingPod waits for a running pod of a Job.
 func waitProfilingPod(t *testing.T, job *batchv1.Job, known ...types.UID) *corev1.Pod {
 	t.Helper()
 	var found *corev1.Pod
-	eventually(t, patience, "a running pod of Job "+job.Name, func() error {
+	eventually(t, waitTimeout, "a running pod of Job "+job.Name, func() error {
 		var pods corev1.PodList
 		if err := api.List(t.Context(), &pods, client.InNamespace(job.Namespace), client.MatchingLabels{batchv1.JobNameLabel: job.Name}); err != nil {
 			return err
@@ -191,7 +191,7 @@ func TestProfileDedicated(t *testing.T) {
 		semmoev1.ConditionStalled: metav1.ConditionFalse, semmoev1.ConditionReconciling: metav1.ConditionFalse,
 	} {
 		if c := meta.FindStatusCondition(done.Status.Conditions, kind); c == nil || c.Status != want {
-			t.Errorf("condition %s is %+v", kind, c)
+			t.Errorf("condition %s: %+v", kind, c)
 		}
 	}
 	checkStoredProfile(t, done)
@@ -204,7 +204,7 @@ func TestProfileDedicated(t *testing.T) {
 		t.Helper()
 		now := waitProfiled(t, p)
 		if diff := cmp.Diff(result, now.Status.Result); diff != "" {
-			t.Errorf("another result (-want +got):\n%s", diff)
+			t.Errorf("the result changed (-want +got):\n%s", diff)
 		}
 	}
 	noMoreJobs := func(t *testing.T, want int) {
@@ -214,7 +214,7 @@ func TestProfileDedicated(t *testing.T) {
 			t.Errorf("%d profiling Jobs, want %d", len(jobs), want)
 		}
 	}
-	t.Run("status wiped", func(t *testing.T) {
+	t.Run("the status is wiped", func(t *testing.T) {
 		base := getProfile(t, p)
 		wiped := base.DeepCopy()
 		wiped.Status = semmoev1.AffinityProfileStatus{}
@@ -223,14 +223,14 @@ func TestProfileDedicated(t *testing.T) {
 		}
 		noMoreJobs(t, 1)
 	})
-	t.Run("finished Jobs deleted", func(t *testing.T) {
+	t.Run("finished Jobs are deleted", func(t *testing.T) {
 		deleteAndWait(t, &jobs[0])
 		noMoreJobs(t, 0)
 		if err := api.DeleteAllOf(t.Context(), &batchv1.Job{}, client.InNamespace(namespace), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
 			t.Fatal(err)
 		}
 		// Without its inspection Job the profile does not know its inputs. It inspects them again, on a CPU.
-		eventually(t, patience, "the inspection comes back", func() error {
+		eventually(t, waitTimeout, "the inspection Job is recreated", func() error {
 			var inspections batchv1.JobList
 			if err := api.List(t.Context(), &inspections, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentInspect}); err != nil {
 				return err
@@ -244,11 +244,11 @@ func TestProfileDedicated(t *testing.T) {
 		})
 		noMoreJobs(t, 0)
 	})
-	t.Run("another profile of the same inputs, and the operator restarted", func(t *testing.T) {
+	t.Run("another profile has the same inputs and the operator restarts", func(t *testing.T) {
 		other := newProfile(namespace, "other", func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Image = "nobody/nothing:1" })
 		create(t, other)
 		if got := waitProfiled(t, other).Status.Result; !cmp.Equal(got, result) {
-			t.Errorf("another result: %+v", got)
+			t.Errorf("the other profile's result differs: %+v", got)
 		}
 		stop()
 		stop = startManager(suite, namespace, nil)
@@ -259,7 +259,7 @@ func TestProfileDedicated(t *testing.T) {
 		counting := faults.New(faults.Schedule{})
 		endCounting := startManager(t, namespace, counting)
 		before := getProfile(t, p).ResourceVersion
-		lookSteadily(t, counting, 2*time.Second, func() int { // another writer changes fields of the profile that the operator does not manage
+		reconcileSteadily(t, counting, 2*time.Second, func() int { // another writer changes fields of the profile that the operator does not manage
 			base := getProfile(t, p)
 			touched := base.DeepCopy()
 			touched.Annotations = map[string]string{"touched": time.Now().String()}
@@ -274,7 +274,7 @@ func TestProfileDedicated(t *testing.T) {
 		}
 		stop = startManager(suite, namespace, nil)
 	})
-	t.Run("deleted and created again", func(t *testing.T) {
+	t.Run("the profile is deleted and recreated", func(t *testing.T) {
 		deleteAndWait(t, getProfile(t, p))
 		p = newProfile(namespace, "tiny")
 		create(t, p)
@@ -325,13 +325,13 @@ func TestProfileFaults(t *testing.T) {
 		stalls  bool
 		jobs    int
 		message []string
-		mend    *corev1.ConfigMap // repairs the failure; nil: nothing repairs it
+		repair  *corev1.ConfigMap // repairs the failure; nil: nothing repairs it
 	}{
 		"no ConfigMap": {
 			change:  func(p *semmoev1.AffinityProfile) { p.Spec.Dataset.ConfigMap.Name = "absent" },
 			reason:  "VolumeNotMounted",
 			message: []string{"absent", "create the ConfigMap"},
-			mend:    configMap("absent", "{\"prompt\": \"func main() {\"}\n"),
+			repair:  configMap("absent", "{\"prompt\": \"func main() {\"}\n"),
 		},
 		"no claim": {
 			change: func(p *semmoev1.AffinityProfile) {
@@ -362,13 +362,13 @@ func TestProfileFaults(t *testing.T) {
 			stalls:  true,
 			message: []string{"it is empty"},
 		},
-		"image that cannot be pulled": {
+		"an image that cannot be pulled": {
 			change:  func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Image = "nobody/nothing:1"; p.Spec.Requests = 11 },
 			reason:  "ImagePullFailed",
 			jobs:    1,
 			message: []string{`"nobody/nothing:1"`, "spec.engine.image"},
 		},
-		"engine that dies at once": {
+		"an engine that exits at start": {
 			change: func(p *semmoev1.AffinityProfile) {
 				p.Spec.Engine.Args = []string{"--no-such-flag"}
 				p.Spec.Requests = 12
@@ -378,7 +378,7 @@ func TestProfileFaults(t *testing.T) {
 			jobs:    1,
 			message: []string{"exit code 2", "unknown flag: --no-such-flag", "delete Job"},
 		},
-		"more devices than there are": {
+		"more devices than available": {
 			change: func(p *semmoev1.AffinityProfile) {
 				p.Spec.Parallelism.ResourceName = "example.com/none"
 				p.Spec.Requests = 13
@@ -427,9 +427,9 @@ func TestProfileFaults(t *testing.T) {
 			if jobs := listProfilingJobs(t, p); len(jobs) != tc.jobs {
 				t.Errorf("%d profiling Jobs, want %d", len(jobs), tc.jobs)
 			}
-			if tc.mend != nil {
-				tc.mend.Namespace = namespace
-				create(t, tc.mend)
+			if tc.repair != nil {
+				tc.repair.Namespace = namespace
+				create(t, tc.repair)
 				waitProfiled(t, p)
 			}
 		})
@@ -451,7 +451,7 @@ func TestProfileInterrupted(t *testing.T) {
 	create(t, p)
 	first := waitProfilingJob(t, p)
 	pod := waitProfilingPod(t, first)
-	eventually(t, patience, "progress is told", func() error {
+	eventually(t, waitTimeout, "progress is reported", func() error {
 		current := getProfile(t, p)
 		if progress := current.Status.Progress; progress == nil || progress.RequestsTotal != 400 || progress.RequestsDone == 0 {
 			return fmt.Errorf("progress %+v, result %+v", progress, current.Status.Result)
@@ -463,7 +463,7 @@ func TestProfileInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := waitProfilingPod(t, first, pod.UID)
-	eventually(t, patience, "the second pod tells its progress", func() error { // a process that has just started ignores SIGTERM and could finish its work
+	eventually(t, waitTimeout, "the second pod reports progress", func() error { // a process that has just started ignores SIGTERM and could finish its work
 		response, err := podClient(t).Get("http://" + again.Status.PodIP + ":9090" + profile.ProgressPath)
 		if err != nil {
 			return err
@@ -476,7 +476,7 @@ func TestProfileInterrupted(t *testing.T) {
 	})
 	jobs := listProfilingJobs(t, p)
 	if len(jobs) != 1 || jobs[0].UID != first.UID || jobs[0].Status.Failed != 0 {
-		t.Errorf("an eviction made another Job, or counts as a failure: %d Jobs, the first of status %+v", len(jobs), jobs[0].Status)
+		t.Errorf("the eviction created another Job or counted as a failure: %d Jobs, status of the first: %+v", len(jobs), jobs[0].Status)
 	}
 	if c := meta.FindStatusCondition(getProfile(t, p).Status.Conditions, semmoev1.ConditionDegraded); c == nil || c.Status != metav1.ConditionFalse {
 		t.Errorf("Degraded is %+v", c)
@@ -490,7 +490,7 @@ func TestProfileInterrupted(t *testing.T) {
 		t.Errorf("the next Job is %s, want %s", next.Name, first.Name)
 	}
 	// This profile records 200,000 tokens while all other tests run.
-	done := waitProfile(t, 3*patience, p, semmoev1.ConditionReady, metav1.ConditionTrue, "Profiled")
+	done := waitProfile(t, 3*waitTimeout, p, semmoev1.ConditionReady, metav1.ConditionTrue, "Profiled")
 	if done.Status.Result.Requests != 400 {
 		t.Errorf("the result is %+v", done.Status.Result)
 	}
@@ -507,7 +507,7 @@ func TestProfileFollowsReplacedDataset(t *testing.T) {
 		p.Spec.Target, p.Spec.DeploymentRef = semmoev1.ProfilingTargetServing, &semmoev1.DeploymentReference{Name: "late"}
 	})
 	create(t, p)
-	before := waitProfile(t, patience, p, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForDeployment", `no MoEDeployment "late"`)
+	before := waitProfile(t, waitTimeout, p, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForDeployment", `no MoEDeployment "late"`)
 	if err := api.Update(t.Context(), requests(t, namespace, 30)); err != nil {
 		t.Fatal(err)
 	}
@@ -516,9 +516,9 @@ func TestProfileFollowsReplacedDataset(t *testing.T) {
 	create(t, late)
 	done := waitProfiled(t, p)
 	if done.Status.Inputs == before.Status.Inputs || done.Status.Result.Requests != 30 {
-		t.Errorf("the profile %s has %d requests, want another than %s with 30", done.Status.Inputs, done.Status.Result.Requests, before.Status.Inputs)
+		t.Errorf("profile inputs %s have %d requests, want 30 requests and inputs that differ from %s", done.Status.Inputs, done.Status.Result.Requests, before.Status.Inputs)
 	}
 	if jobs := listProfilingJobs(t, p); len(jobs) != 2 {
-		t.Errorf("%d profiling Jobs, want the one that found another data set, and the one that recorded it", len(jobs))
+		t.Errorf("%d profiling Jobs, want 2: one that found the replaced data set and one that recorded it", len(jobs))
 	}
 }

@@ -20,7 +20,7 @@ func TestIgnoredRanksAreReported(t *testing.T) {
 		m.Spec.Engine.Args = []string{"--fault", "ignore-rank:/generate"}
 	})
 	create(t, moed)
-	eventually(t, patience, "the route is reported", func() error {
+	eventually(t, waitTimeout, "the route is reported", func() error {
 		current := get(t, moed)
 		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "RanksIgnored", "ignored on /generate", "Use an engine release")
 	})

@@ -40,19 +40,19 @@ func greedy(t *testing.T, url string) []answer {
 		}
 		data, err := io.ReadAll(response.Body)
 		response.Body.Close()
-		var told struct {
+		var decoded struct {
 			Text string
 			Meta struct {
 				RoutedExperts string `json:"routed_experts"`
 			} `json:"meta_info"`
 		}
 		if err == nil {
-			err = json.Unmarshal(data, &told)
+			err = json.Unmarshal(data, &decoded)
 		}
-		if err != nil || response.StatusCode != http.StatusOK || told.Meta.RoutedExperts == "" {
+		if err != nil || response.StatusCode != http.StatusOK || decoded.Meta.RoutedExperts == "" {
 			t.Fatalf("%s: %v: %s", response.Status, err, data)
 		}
-		answers = append(answers, answer{told.Text, told.Meta.RoutedExperts, response.Header.Get(router.HeaderPlan)})
+		answers = append(answers, answer{decoded.Text, decoded.Meta.RoutedExperts, response.Header.Get(router.HeaderPlan)})
 	}
 	return answers
 }
@@ -60,7 +60,7 @@ func greedy(t *testing.T, url string) []answer {
 // waitScored waits until requests are routed by a plan.
 func waitScored(t *testing.T, url, digest string) {
 	t.Helper()
-	eventually(t, patience, "requests are sent by the plan", func() error {
+	eventually(t, waitTimeout, "requests are routed by the plan", func() error {
 		if got := greedy(t, url)[0].plan; got != digest {
 			return fmt.Errorf("plan %q, want %q", got, digest)
 		}
@@ -93,8 +93,8 @@ func TestRealizations(t *testing.T) {
 		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: cache}}}
 	})
 	create(t, moed)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
-	url := reach(t, moed)
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
+	url := serviceURL(t, moed)
 	before := greedy(t, url)
 	planned := planConfigMap(t, moed)
 	digest := planned.Annotations[semmoev1.AnnotationPlanDigest][:16]
@@ -122,7 +122,7 @@ func TestRealizations(t *testing.T) {
 	waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerCrashing", "holds another checkpoint", "permutation")
 	for _, pod := range listEnginePods(t, moed) {
 		if pod.Annotations[semmoev1.AnnotationRealization] != "" && podhealth.Ready(&pod) {
-			t.Errorf("pod %s is ready on weights of another permutation", pod.Name)
+			t.Errorf("pod %s is ready with weights of another permutation", pod.Name)
 		}
 	}
 	sameAnswers(t, "while the copy is wrong", before, greedy(t, url))
@@ -134,29 +134,29 @@ func TestRealizations(t *testing.T) {
 	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", digest, "by reshuffled weights")
 	waitScored(t, url, digest)
 	sameAnswers(t, "reshuffled weights", before, greedy(t, url))
-	told := get(t, moed).Status.Reshuffle
-	if told == nil || told.Made != 1 || told.Found != 1 || told.Bytes == 0 {
-		t.Errorf("status.reshuffle is %+v; two pods share a cache", told)
+	reshuffled := get(t, moed).Status.Reshuffle
+	if reshuffled == nil || reshuffled.Made != 1 || reshuffled.Found != 1 || reshuffled.Bytes == 0 {
+		t.Errorf("status.reshuffle is %+v, want one copy for the two pods that share a cache", reshuffled)
 	}
 	for _, pod := range listEnginePods(t, moed) {
 		if args := strings.Join(pod.Spec.Containers[0].Args, " "); strings.Contains(args, "--init-expert-location") || !strings.Contains(args, semmoev1.CacheMountPath) {
-			t.Errorf("the engine of %s is started with %s", pod.Name, args)
+			t.Errorf("the engine of pod %s is started with %s", pod.Name, args)
 		}
 	}
 	// Lost reference answers are stored again by a pod that has verified its own answers.
 	if err := api.DeleteAllOf(t.Context(), &corev1.ConfigMap{}, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentAnswers}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, patience, "the answers are stored again", func() error { return answersStored(t, moed) })
+	eventually(t, waitTimeout, "the answers are stored again", func() error { return answersStored(t, moed) })
 
 	// Pods with permuted weights are profiled by logical expert IDs. With physical IDs the default placement would be
 	// as local as the plan.
 	first := get(t, moed).Status
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Profiling.RequestTokens++ })
-	eventually(t, patience, "profiled and planned again", func() error {
+	eventually(t, waitTimeout, "a new profile and plan are made", func() error {
 		current := get(t, moed)
 		if current.Status.Profile == first.Profile || current.Status.Plan == first.Plan || current.Status.Plan == "" {
-			return errors.New("no other profile or plan yet")
+			return errors.New("no new profile or plan yet")
 		}
 		again := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: current.Status.Plan}}
 		if err := api.Get(t.Context(), client.ObjectKeyFromObject(again), again); err != nil {
@@ -166,7 +166,7 @@ func TestRealizations(t *testing.T) {
 			return errors.New("no forecast yet")
 		}
 		if apart := again.Status.Forecast.BaselineMilli - *first.LAR.BaselineMilli; max(apart, -apart) > 30 {
-			t.Errorf("the default placement has %s, had %s", again.Status.Forecast.BaselineSummary, first.LAR.BaselineSummary)
+			t.Errorf("the rate of the default placement is %s, was %s", again.Status.Forecast.BaselineSummary, first.LAR.BaselineSummary)
 		}
 		return nil
 	})
@@ -198,14 +198,14 @@ func TestChangedOutputIsRolledBack(t *testing.T) {
 		m.Spec.Placement.Approval = semmoev1.ApprovalManual
 	})
 	create(t, moed)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
-	url := reach(t, moed)
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
+	url := serviceURL(t, moed)
 	before := greedy(t, url)
 	digest := planConfigMap(t, moed).Annotations[semmoev1.AnnotationPlanDigest][:16]
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Annotations = map[string]string{semmoev1.AnnotationApprove: digest} })
 
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "OutputChanged", digest, "the engine's expert map")
-	eventually(t, patience, "rolled back", func() error {
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "OutputChanged", digest, "the engine's expert map")
+	eventually(t, waitTimeout, "the plan is rolled back", func() error {
 		current := get(t, moed)
 		if workloads := listWorkloads(t, moed); len(workloads) != 1 || workloads[0].Annotations[semmoev1.AnnotationPlanDigest] != "" {
 			return fmt.Errorf("%d workloads", len(workloads))
@@ -215,14 +215,14 @@ func TestChangedOutputIsRolledBack(t *testing.T) {
 		}
 		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "OutputChanged")
 	})
-	sameAnswers(t, "rolled back", before, greedy(t, url))
+	sameAnswers(t, "after the rollback", before, greedy(t, url))
 	pods := podUIDs(t, moed)
 
 	// The failed plan is not tried again, even after the status is lost.
 	wipeStatus(t, moed)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "OutputChanged")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "OutputChanged")
 	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
-		t.Errorf("other pods (-before +after):\n%s", diff)
+		t.Errorf("pods were replaced (-before +after):\n%s", diff)
 	}
 
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Realization = semmoev1.RealizationAuto })

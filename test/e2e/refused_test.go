@@ -22,12 +22,12 @@ func TestSpecsAreRefused(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
-	t.Run("MoEDeployment", func(t *testing.T) { t.Parallel(); refuseDeployments(t, namespace) })
-	t.Run("AffinityProfile", func(t *testing.T) { t.Parallel(); refuseProfiles(t, namespace) })
-	t.Run("PlacementPlan", func(t *testing.T) { t.Parallel(); refusePlans(t, namespace) })
+	t.Run("MoEDeployment", func(t *testing.T) { t.Parallel(); checkRefusedDeployments(t, namespace) })
+	t.Run("AffinityProfile", func(t *testing.T) { t.Parallel(); checkRefusedProfiles(t, namespace) })
+	t.Run("PlacementPlan", func(t *testing.T) { t.Parallel(); checkRefusedPlans(t, namespace) })
 }
 
-func refuseDeployments(t *testing.T, namespace string) {
+func checkRefusedDeployments(t *testing.T, namespace string) {
 	cases := map[string]func(*semmoev1.MoEDeployment){
 		"RoutedExpertsUnavailable": func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type = semmoev1.EngineTensorRTLLM
@@ -113,7 +113,7 @@ func privilegedEngine() *corev1.PodTemplateSpec {
 	}}}}
 }
 
-func refuseProfiles(t *testing.T, namespace string) {
+func checkRefusedProfiles(t *testing.T, namespace string) {
 	create(t, requests(t, namespace, 20))
 	cases := map[string]func(*semmoev1.AffinityProfile){
 		"RoutedExpertsUnavailable": func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = semmoev1.EngineTensorRTLLM },
@@ -132,7 +132,7 @@ func refuseProfiles(t *testing.T, namespace string) {
 	for reason, breaks := range cases {
 		p := newProfile(namespace, strings.ToLower(reason), breaks)
 		create(t, p)
-		waitProfile(t, patience, p, semmoev1.ConditionStalled, metav1.ConditionTrue, reason)
+		waitProfile(t, waitTimeout, p, semmoev1.ConditionStalled, metav1.ConditionTrue, reason)
 		if jobs := listProfilingJobs(t, p); len(jobs) > 0 {
 			t.Errorf("%s: %d profiling Jobs", reason, len(jobs))
 		}
@@ -140,7 +140,7 @@ func refuseProfiles(t *testing.T, namespace string) {
 	for name, tc := range templateAttacks() {
 		p := newProfile(namespace, "t-"+name, func(p *semmoev1.AffinityProfile) { p.Spec.Template = tc.template })
 		create(t, p)
-		waitProfile(t, patience, p, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidTemplate", tc.field)
+		waitProfile(t, waitTimeout, p, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidTemplate", tc.field)
 		if jobs := listProfilingJobs(t, p); len(jobs) > 0 {
 			t.Errorf("%s: %d profiling Jobs", name, len(jobs))
 		}
@@ -151,33 +151,33 @@ func refuseProfiles(t *testing.T, namespace string) {
 			p.Spec.Parallelism.ResourceName, p.Spec.Requests = "example.com/none", 17
 		})
 		create(t, p)
-		waitProfile(t, patience, p, semmoev1.ConditionProgressing, metav1.ConditionTrue, reason)
-		waitProfile(t, patience, p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "Unschedulable", "example.com/none")
+		waitProfile(t, waitTimeout, p, semmoev1.ConditionProgressing, metav1.ConditionTrue, reason)
+		waitProfile(t, waitTimeout, p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "Unschedulable", "example.com/none")
 	}
 	privileged := newProfile(namespace, "privileged", func(p *semmoev1.AffinityProfile) {
 		p.Spec.Requests, p.Spec.Template = 18, privilegedEngine()
 	})
 	create(t, privileged)
-	waitProfile(t, patience, privileged, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerNotCreated", "privileged")
+	waitProfile(t, waitTimeout, privileged, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerNotCreated", "privileged")
 	// A profile from live samples needs the profile of the serving plan.
 	p := newProfile(namespace, "early", func(p *semmoev1.AffinityProfile) {
 		p.Spec.Dataset, p.Spec.Target, p.Spec.DeploymentRef = nil, semmoev1.ProfilingTargetLive, &semmoev1.DeploymentReference{Name: "nobody"}
 		p.Spec.Live = &semmoev1.LiveSpec{PriorProfileRef: semmoev1.ProfileReference{Name: "nobody"}}
 	})
 	create(t, p)
-	waitProfile(t, patience, p, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForInputs", "spec.live.priorProfileRef", "nobody")
+	waitProfile(t, waitTimeout, p, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForInputs", "spec.live.priorProfileRef", "nobody")
 }
 
-func refusePlans(t *testing.T, namespace string) {
+func checkRefusedPlans(t *testing.T, namespace string) {
 	storedProfile(t, namespace)
-	nobody := strings.Repeat("0", 64)
+	unknown := strings.Repeat("0", 64)
 	orphan, lost := newPlan(namespace, "orphan", 4), newPlan(namespace, "lost", 4)
 	orphan.Spec.ProfileRef.Name = "nobody"
-	lost.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: nobody}
+	lost.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: unknown}
 	create(t, orphan)
 	create(t, lost)
 	waitPlan(t, orphan, semmoev1.ConditionDegraded, "ProfileNotFound", "spec.profileRef.name", "nobody")
-	waitPlan(t, lost, semmoev1.ConditionStalled, "CurrentPlanLost", "spec.current", nobody)
+	waitPlan(t, lost, semmoev1.ConditionStalled, "CurrentPlanLost", "spec.current", unknown)
 
 	// Another user has taken the name of the ConfigMap that workloads mount.
 	taken := newPlan(namespace, "taken", 4)
@@ -187,7 +187,7 @@ func refusePlans(t *testing.T, namespace string) {
 	base := waitPlan(t, taken, semmoev1.ConditionDegraded, "ConfigMapConflict", foreign.Name)
 
 	swapped := newPlan(namespace, "swapped", 4)
-	swapped.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: nobody, TablesDigest: base.Status.PlanDigest}
+	swapped.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: unknown, TablesDigest: base.Status.PlanDigest}
 	create(t, swapped)
 	waitPlan(t, swapped, semmoev1.ConditionStalled, "CurrentPlanInvalid", "spec.current.tablesDigest")
 
@@ -247,7 +247,7 @@ func TestPlansAreHeldBack(t *testing.T) {
 				m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
 			}, c.change)
 			create(t, moed)
-			eventually(t, patience, c.kind+" says "+c.reason, func() error {
+			eventually(t, waitTimeout, c.kind+" has reason "+c.reason, func() error {
 				condition := meta.FindStatusCondition(get(t, moed).Status.Conditions, c.kind)
 				if condition == nil || condition.Reason != c.reason {
 					return fmt.Errorf("%s is %+v", c.kind, condition)
@@ -297,11 +297,11 @@ func TestPlanningIsRefused(t *testing.T) {
 	create(t, plan)
 	create(t, profile)
 	waitPlan(t, plan, semmoev1.ConditionDegraded, "ReconcileFailed", "forbidden", "configmaps")
-	waitProfile(t, patience, profile, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ReconcileFailed", "forbidden", "jobs")
-	quota := noPods(t, namespace)
+	waitProfile(t, waitTimeout, profile, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ReconcileFailed", "forbidden", "jobs")
+	quota := forbidPods(t, namespace)
 	restore()
 	published := waitPlan(t, plan, semmoev1.ConditionReady, "Published")
-	waitProfile(t, patience, profile, semmoev1.ConditionDegraded, metav1.ConditionTrue, "PodsRejected", "exceeded quota")
+	waitProfile(t, waitTimeout, profile, semmoev1.ConditionDegraded, metav1.ConditionTrue, "PodsRejected", "exceeded quota")
 	if err := api.Delete(t.Context(), quota); err != nil {
 		t.Fatal(err)
 	}

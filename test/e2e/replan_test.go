@@ -34,7 +34,7 @@ func prometheusWith(t *testing.T, milli *atomic.Int64) string {
 		number := func(name string) float64 {
 			n, err := strconv.ParseFloat(r.FormValue(name), 64)
 			if err != nil {
-				t.Errorf("the query has %s %q", name, r.FormValue(name))
+				t.Errorf("query parameter %s is %q", name, r.FormValue(name))
 			}
 			return n
 		}
@@ -67,13 +67,13 @@ func requestsOf(kind string, documents int) []corpus.Request {
 // sampled returns the activations that the routers sampled under the tables of a plan, given by its full digest.
 func sampled(t *testing.T, moed *semmoev1.MoEDeployment, plan string) (rate lar.Activations) {
 	t.Helper()
-	reach := routerIdentity(t).HTTP
+	serviceURL := routerIdentity(t).HTTP
 	var pods corev1.PodList
 	if err := api.List(t.Context(), &pods, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentRouter}); err != nil {
 		t.Fatal(err)
 	}
 	for _, pod := range pods.Items {
-		response, err := reach.Get(fmt.Sprintf("https://%s:%d/v1/observations", pod.Status.PodIP, managerauth.Port))
+		response, err := serviceURL.Get(fmt.Sprintf("https://%s:%d/v1/observations", pod.Status.PodIP, managerauth.Port))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +126,7 @@ func TestReplanSwapsTables(t *testing.T) {
 	})
 	create(t, moed)
 	planned := waitPlanned(t, moed)
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 	base := &semmoev1.PlacementPlan{}
 	if err := api.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: planned.Status.Plan}, base); err != nil {
 		t.Fatal(err)
@@ -154,9 +154,9 @@ func TestReplanSwapsTables(t *testing.T) {
 		}
 		return plan
 	}
-	eventually(t, patience, "requests are sent by the plan", func() error {
+	eventually(t, waitTimeout, "requests are routed by the plan", func() error {
 		if got := send(); got != planned.Status.PlanDigest {
-			return fmt.Errorf("by %q", got)
+			return fmt.Errorf("requests are routed by plan %q", got)
 		}
 		return nil
 	})
@@ -179,29 +179,29 @@ func TestReplanSwapsTables(t *testing.T) {
 				return nil
 			}
 		}
-		return errors.New("not yet")
+		return errors.New("no plan for the drift yet")
 	})
 	if c := replan.Status.Comparison; c == nil || c.CandidateLARMilli <= c.CurrentLARMilli {
 		t.Errorf("comparison %+v", c)
 	}
 	if replan.Status.Tier == semmoev1.TierLayout {
-		eventually(t, patience, "the new placement serves", func() error {
+		eventually(t, waitTimeout, "the new placement is in service", func() error {
 			if got := send(); got != replan.Status.Plan {
-				return fmt.Errorf("requests are sent by %q, want %s", got, replan.Status.Plan)
+				return fmt.Errorf("requests are routed by plan %q, want %s", got, replan.Status.Plan)
 			}
 			return nil
 		})
 		if got := profilingJobs(t, namespace); !slices.Equal(got, jobs) {
-			t.Errorf("profiling Jobs %v, were %v", got, jobs)
+			t.Errorf("the profiling Jobs changed to %v from %v", got, jobs)
 		}
 		return
 	}
 	if replan.Status.Tier != semmoev1.TierTables || replan.Spec.Current.PlanDigest != base.Status.PlanDigest || replan.Labels[semmoev1.LabelBase] != base.Name {
 		t.Fatalf("plan %+v of tier %q, %+v", replan.Spec, replan.Status.Tier, replan.Status.Comparison)
 	}
-	eventually(t, patience, "the routers use the new tables", func() error {
+	eventually(t, waitTimeout, "the routers use the new tables", func() error {
 		if got := send(); got != replan.Status.Plan {
-			return fmt.Errorf("requests are sent by %q, want %s", got, replan.Status.Plan)
+			return fmt.Errorf("requests are routed by plan %q, want %s", got, replan.Status.Plan)
 		}
 		return nil
 	})
@@ -212,31 +212,31 @@ func TestReplanSwapsTables(t *testing.T) {
 	// The forecast gain of the tables exceeds what a test's few requests can show. The rate must not fall by more than
 	// chance.
 	if before.Total == 0 || after.Total == 0 || rate(after) < rate(before)-0.01 {
-		t.Errorf("the local activation rate is %+v, before it was %+v", after, before)
+		t.Errorf("the local activation rate fell to %+v from %+v", after, before)
 	}
 	if got := podNames(t, moed, semmoev1.ComponentEngine); !slices.Equal(got, engines) {
-		t.Errorf("engine pods %v, were %v", got, engines)
+		t.Errorf("the engine pods changed to %v from %v", got, engines)
 	}
 	if got := podNames(t, moed, semmoev1.ComponentRouter); !slices.Equal(got, routers) {
-		t.Errorf("router pods %v, were %v", got, routers)
+		t.Errorf("the router pods changed to %v from %v", got, routers)
 	}
 	if got := profilingJobs(t, namespace); !slices.Equal(got, jobs) {
-		t.Errorf("profiling Jobs %v, were %v", got, jobs)
+		t.Errorf("the profiling Jobs changed to %v from %v", got, jobs)
 	}
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "by the tables of plan "+replan.Status.Plan)
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "by the tables of plan "+replan.Status.Plan)
 
 	// A pin rolls back to the tables of the layout's plan.
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: base.Name} })
-	eventually(t, patience, "the routers are back at the plan's own tables", func() error {
+	eventually(t, waitTimeout, "the routers use the tables of the layout's plan again", func() error {
 		if got := send(); got != base.Status.Plan {
-			return fmt.Errorf("requests are sent by %q, want %s", got, base.Status.Plan)
+			return fmt.Errorf("requests are routed by plan %q, want %s", got, base.Status.Plan)
 		}
 		return nil
 	})
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionPlanned, metav1.ConditionTrue, "Pinned", base.Name)
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionPlanned, metav1.ConditionTrue, "Pinned", base.Name)
 	if got := podNames(t, moed, semmoev1.ComponentEngine); !slices.Equal(got, engines) {
-		t.Errorf("engine pods %v, were %v", got, engines)
+		t.Errorf("the engine pods changed to %v from %v", got, engines)
 	}
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef.Name = "absent" })
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionPlanned, metav1.ConditionFalse, "PlanNotFound", "absent")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionPlanned, metav1.ConditionFalse, "PlanNotFound", "absent")
 }

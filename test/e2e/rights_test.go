@@ -81,7 +81,7 @@ func (r *rights) revoke(t *testing.T, left []rbacv1.PolicyRule) (restore func())
 // waitMay waits until the API server allows the user to create workloads, or denies it.
 func (r *rights) waitMay(t *testing.T, may bool) {
 	t.Helper()
-	eventually(t, patience, fmt.Sprintf("%s may create workloads: %v", r.user, may), func() error {
+	eventually(t, waitTimeout, fmt.Sprintf("%s may create workloads: %v", r.user, may), func() error {
 		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: r.user, ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "default", Verb: "create", Group: "apps", Resource: "statefulsets"},
 		}}
@@ -137,16 +137,16 @@ func TestRightsRevoked(t *testing.T) {
 		t.Fatal(err)
 	}
 	state := endState(t, namespace)
-	asking := startTraffic(t, reach(t, moed))
+	asking := startTraffic(t, serviceURL(t, moed))
 	setEnv := func(env []corev1.EnvVar) {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = env })
 	}
-	mended := func(restore func()) time.Duration {
+	recovered := func(restore func()) time.Duration {
 		t.Helper()
 		restore()
 		begin := time.Now()
 		if again, err := readySince(waitComplete(t, moed)); err != nil || again != since {
-			t.Errorf("it is ready since %v, was since %v, %v", again, since, err)
+			t.Errorf("the deployment is ready since %v, was since %v, %v", again, since, err)
 		}
 		return time.Since(begin)
 	}
@@ -155,23 +155,23 @@ func TestRightsRevoked(t *testing.T) {
 	setEnv([]corev1.EnvVar{{Name: "CHANGED", Value: "yes"}})
 	asked := time.Now()
 	waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ReconcileFailed", "forbidden", "statefulsets")
-	told := time.Since(asked)
-	workloads := mended(restore)
+	reported := time.Since(asked)
+	workloads := recovered(restore)
 
 	// Without any right the manager cannot report anything either.
 	restore = granted.revoke(t, nil)
 	writes := injector.Writes()
 	setEnv(nil)
-	eventually(t, patience, "it is refused", func() error {
+	eventually(t, waitTimeout, "the manager's writes are refused", func() error {
 		if injector.Writes() == writes {
-			return fmt.Errorf("%d writes as before", writes)
+			return fmt.Errorf("the number of writes is still %d", writes)
 		}
 		return nil
 	})
-	all := mended(restore)
+	all := recovered(restore)
 	served := asking.end(t)
-	eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
-	t.Logf("that workloads may not be changed is told after %.1f s; what was asked for is in service %.1f s after the right is back, and %.1f s after all rights are; %d requests served meanwhile, none failed; %v",
-		told.Seconds(), workloads.Seconds(), all.Seconds(), served, injector)
+	eventually(t, settleTimeout, "the previous state is restored", func() error { return same("state", state, endState(t, namespace)) })
+	t.Logf("the missing right is reported after %.1f s; the change is in service %.1f s after the right is restored, and %.1f s after all rights are restored; %d requests answered meanwhile, none failed; %v",
+		reported.Seconds(), workloads.Seconds(), all.Seconds(), served, injector)
 	clearNamespace(t, namespace)
 }

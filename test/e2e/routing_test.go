@@ -54,7 +54,7 @@ func moduleDir(t *testing.T, directory, module string) string {
 	output, err := command.Output()
 	var found struct{ Dir string }
 	if err := errors.Join(err, json.Unmarshal(output, &found)); err != nil {
-		t.Fatalf("the module %s: %v: %s", module, err, output)
+		t.Fatalf("failed to download module %s: %v: %s", module, err, output)
 	}
 	return found.Dir
 }
@@ -68,7 +68,7 @@ func removeInferencePools(t *testing.T) {
 	if err := client.IgnoreNotFound(api.Delete(t.Context(), kind)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, patience, "the kind InferencePool is gone", func() error {
+	eventually(t, waitTimeout, "the kind InferencePool is deleted", func() error {
 		return absent(t.Context(), kind, "", kind.GetName())
 	})
 }
@@ -89,11 +89,11 @@ func absent(ctx context.Context, object client.Object, namespace, name string) e
 	case err != nil:
 		return err
 	}
-	return fmt.Errorf("%s %s is there", kindOf(object), name)
+	return fmt.Errorf("%s %s exists", kindOf(object), name)
 }
 
-// steadily sends requests until the returned function stops it, and fails the test if a request is not answered.
-func steadily(t *testing.T, url string) (stop func()) {
+// sendSteadily sends requests until the returned function stops it, and fails the test if a request is not answered.
+func sendSteadily(t *testing.T, url string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var clients sync.WaitGroup
@@ -101,7 +101,7 @@ func steadily(t *testing.T, url string) (stop func()) {
 	for range 4 {
 		clients.Go(func() {
 			for ctx.Err() == nil {
-				if err := ask(context.WithoutCancel(ctx), url, "tiny"); err != nil {
+				if err := sendRequest(context.WithoutCancel(ctx), url, "tiny"); err != nil {
 					t.Errorf("a request failed: %v", err)
 				}
 				served.Add(1)
@@ -113,7 +113,7 @@ func steadily(t *testing.T, url string) (stop func()) {
 		cancel()
 		clients.Wait()
 		if served.Load() < 20 {
-			t.Errorf("only %d requests were served: that was no steady traffic", served.Load())
+			t.Errorf("only %d requests were answered, too few for steady traffic", served.Load())
 		}
 	}
 }
@@ -130,26 +130,26 @@ func TestEndpointPicker(t *testing.T) {
 	startManager(t, namespace, counting)
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker })
 	create(t, moed)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "InferencePoolMissing", "inference.networking.k8s.io/v1", "Gateway API Inference Extension")
-	url := reach(t, moed)
-	eventually(t, patience, "the Service leads to the engine meanwhile", func() error { return ask(t.Context(), url, "tiny") })
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "InferencePoolMissing", "inference.networking.k8s.io/v1", "Gateway API Inference Extension")
+	url := serviceURL(t, moed)
+	eventually(t, waitTimeout, "the Service selects the engine meanwhile", func() error { return sendRequest(t.Context(), url, "tiny") })
 
 	installInferencePools(t)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
 	pool, err := getPool(t.Context(), moed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	poolIsRight(t, pool)
+	checkPool(t, pool)
 	changed := pool.DeepCopy()
 	if err := unstructured.SetNestedField(changed.Object, "FailClose", "spec", "endpointPickerRef", "failureMode"); err != nil {
 		t.Fatal(err)
 	}
-	if err := api.Update(t.Context(), changed, client.FieldOwner("somebody")); err != nil {
+	if err := api.Update(t.Context(), changed, client.FieldOwner("another-user")); err != nil {
 		t.Fatal(err)
 	}
 	touchPods(t, moed, time.Second) // the operator polls it only twice a minute
-	eventually(t, patience, "an edited InferencePool is put right", func() error {
+	eventually(t, waitTimeout, "an edited InferencePool is repaired", func() error {
 		if pool, err = getPool(t.Context(), moed); err != nil {
 			return err
 		}
@@ -159,32 +159,32 @@ func TestEndpointPicker(t *testing.T) {
 		return nil
 	})
 	if err := absent(t.Context(), &networkingv1.NetworkPolicy{}, namespace, "tiny"); err != nil {
-		t.Errorf("engines are closed to Gateways: %v", err)
+		t.Errorf("the network policy closes the engines to Gateways: %v", err)
 	}
 	waitComplete(t, moed)
 	waitReleases(t, moed)
 	before := counting.Writes()
-	lookSteadily(t, counting, 5*time.Second, func() int { return touchPodsOnce(t, moed) })
+	reconcileSteadily(t, counting, 5*time.Second, func() int { return touchPodsOnce(t, moed) })
 	if writes := counting.Writes() - before; writes != 0 {
 		t.Errorf("%d writes in steady state, want none:\n%s", writes, strings.Join(counting.LastWrites(), "\n"))
 	}
 
-	stop := steadily(t, url)
+	stop := sendSteadily(t, url)
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeRouter })
 	waitComplete(t, moed)
-	eventually(t, patience, "the Service leads to the router, and what a Gateway needs is gone", func() error { return proxied(t.Context(), moed) })
-	throughRouter(t, url)
+	eventually(t, waitTimeout, "the Service selects the router, and the objects for a Gateway are deleted", func() error { return proxied(t.Context(), moed) })
+	waitThroughRouter(t, url)
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker })
 	waitComplete(t, moed)
-	eventually(t, patience, "there is an InferencePool again, and the engines are open", func() error {
+	eventually(t, waitTimeout, "the InferencePool exists again, and the engines are open", func() error {
 		_, err := getPool(t.Context(), moed)
 		return errors.Join(err, absent(t.Context(), &networkingv1.NetworkPolicy{}, namespace, "tiny"))
 	})
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	waitComplete(t, moed)
-	eventually(t, patience, "nothing is left of router and Gateway", func() error {
+	eventually(t, waitTimeout, "the objects for the router and the Gateway are deleted", func() error {
 		if _, err := getPool(t.Context(), moed); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the InferencePool: %v", err)
+			return fmt.Errorf("reading the InferencePool returned %v, want not found", err)
 		}
 		return errors.Join(absent(t.Context(), &appsv1.Deployment{}, namespace, "tiny-router"), absent(t.Context(), &corev1.Service{}, namespace, "tiny-router"),
 			absent(t.Context(), &networkingv1.NetworkPolicy{}, namespace, "tiny-router"))
@@ -199,15 +199,15 @@ func proxied(ctx context.Context, moed *semmoev1.MoEDeployment) error {
 		return err
 	}
 	if component := service.Spec.Selector[semmoev1.LabelComponent]; component != semmoev1.ComponentRouter {
-		return fmt.Errorf("the Service leads to %s", component)
+		return fmt.Errorf("the Service selects %s", component)
 	}
 	if _, err := getPool(ctx, moed); !apierrors.IsNotFound(err) {
-		return fmt.Errorf("the InferencePool: %v", err)
+		return fmt.Errorf("reading the InferencePool returned %v, want not found", err)
 	}
 	return errors.Join(absent(ctx, &corev1.Service{}, moed.Namespace, moed.Name+"-router"), api.Get(ctx, key, &networkingv1.NetworkPolicy{}))
 }
 
-func poolIsRight(t *testing.T, pool *unstructured.Unstructured) {
+func checkPool(t *testing.T, pool *unstructured.Unstructured) {
 	t.Helper()
 	var spec struct {
 		Selector    struct{ MatchLabels map[string]string }
@@ -227,11 +227,11 @@ func poolIsRight(t *testing.T, pool *unstructured.Unstructured) {
 	var pods corev1.PodList
 	if err := api.List(t.Context(), &pods, client.InNamespace(pool.GetNamespace()), client.MatchingLabels(spec.Selector.MatchLabels)); err != nil || len(pods.Items) != 1 ||
 		pods.Items[0].Labels[semmoev1.LabelComponent] != semmoev1.ComponentEngine {
-		t.Errorf("it selects %d pods, want the engine's, %v", len(pods.Items), err)
+		t.Errorf("the InferencePool selects %d pods, want the engine's: %v", len(pods.Items), err)
 	}
 	service := &corev1.Service{}
 	if err := api.Get(t.Context(), client.ObjectKey{Namespace: pool.GetNamespace(), Name: spec.Picker.Name}, service); err != nil || spec.Picker.Kind != "Service" {
-		t.Fatalf("its picker is %+v: %v", spec.Picker, err)
+		t.Fatalf("the endpoint picker is %+v: %v", spec.Picker, err)
 	}
 	for _, port := range service.Spec.Ports {
 		if port.Port == spec.Picker.Port.Number && port.TargetPort.String() == "ext-proc" && ptr.Deref(port.AppProtocol, "") == "http2" {
@@ -241,10 +241,10 @@ func poolIsRight(t *testing.T, pool *unstructured.Unstructured) {
 	t.Errorf("the Service of the picker has no port %d for ext_proc: %+v", spec.Picker.Port.Number, service.Spec.Ports)
 }
 
-// throughRouter waits until requests pass through the request router.
-func throughRouter(t *testing.T, url string) {
+// waitThroughRouter waits until requests pass through the request router.
+func waitThroughRouter(t *testing.T, url string) {
 	t.Helper()
-	eventually(t, patience, "requests pass through the router", func() error {
+	eventually(t, waitTimeout, "requests pass through the router", func() error {
 		// Use a new connection: an older one still leads to the engine.
 		fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		response, err := fresh.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"model": "tiny", "prompt": "x", "max_tokens": 1}`))
@@ -253,7 +253,7 @@ func throughRouter(t *testing.T, url string) {
 		}
 		response.Body.Close()
 		if response.Header.Get(router.HeaderPod) == "" {
-			return fmt.Errorf("no %s in %v", router.HeaderPod, response.Header)
+			return fmt.Errorf("header %s is missing in %v", router.HeaderPod, response.Header)
 		}
 		return nil
 	})
@@ -271,7 +271,7 @@ func TestPendingLimit(t *testing.T) {
 	})
 	create(t, moed)
 	waitComplete(t, moed)
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 	var clients sync.WaitGroup
 	var admitted, refused atomic.Int64
 	for range 32 {
@@ -295,9 +295,9 @@ func TestPendingLimit(t *testing.T) {
 	clients.Wait()
 	t.Logf("%d requests admitted, %d refused", admitted.Load(), refused.Load())
 	if admitted.Load() < 4 || refused.Load() == 0 {
-		t.Errorf("of 32 requests at a time %d are admitted and %d refused, with four ranks of one request each", admitted.Load(), refused.Load())
+		t.Errorf("of 32 concurrent requests %d are admitted and %d refused, with four ranks that take one request each", admitted.Load(), refused.Load())
 	}
-	if err := ask(t.Context(), url, "tiny"); err != nil {
+	if err := sendRequest(t.Context(), url, "tiny"); err != nil {
 		t.Error(err)
 	}
 }
@@ -333,11 +333,11 @@ func TestPlanChangesUnderTraffic(t *testing.T) {
 		m.Spec.Placement.Approval = semmoev1.ApprovalAdvisory
 	})
 	create(t, moed)
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Advisory")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Advisory")
 	waitComplete(t, moed)
-	url, routers := reach(t, moed), podNames(t, moed, semmoev1.ComponentRouter)
+	url, routers := serviceURL(t, moed), podNames(t, moed, semmoev1.ComponentRouter)
 
-	stop := steadily(t, url)
+	stop := sendSteadily(t, url)
 	plans := map[string]bool{}
 	for _, change := range []func(*semmoev1.MoEDeployment){
 		func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalAutomatic },
@@ -345,19 +345,19 @@ func TestPlanChangesUnderTraffic(t *testing.T) {
 	} {
 		update(t, moed, change)
 		var plan string
-		eventually(t, patience, "another plan is in service", func() error {
+		eventually(t, waitTimeout, "another plan is in service", func() error {
 			if plan = get(t, moed).Status.PlanDigest; plan == "" || plans[plan] {
-				return fmt.Errorf("plan %q", plan)
+				return fmt.Errorf("the serving plan is %q", plan)
 			}
 			return nil
 		})
 		plans[plan] = true
 		waitPlanned(t, moed)
-		eventually(t, patience, "requests are sent by it", func() error { return sentBy(t.Context(), url, plan) })
+		eventually(t, waitTimeout, "requests are routed by the plan", func() error { return sentBy(t.Context(), url, plan) })
 	}
 	stop()
 	if now := podNames(t, moed, semmoev1.ComponentRouter); !slices.Equal(now, routers) {
-		t.Errorf("the routers are %v, were %v", now, routers)
+		t.Errorf("the routers changed to %v from %v", now, routers)
 	}
 }
 
@@ -390,9 +390,9 @@ func TestRouterWithoutAPIServer(t *testing.T) {
 	})
 	create(t, moed)
 	plan := waitPlanned(t, moed).Status.PlanDigest
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 	byPlan := func() error { return sentBy(t.Context(), url, plan) }
-	eventually(t, patience, "requests are sent by the plan", byPlan)
+	eventually(t, waitTimeout, "requests are routed by the plan", byPlan)
 
 	stop()
 	if err := cluster.PauseAPIServer(t.Context()); err != nil {
@@ -412,13 +412,13 @@ func TestRouterWithoutAPIServer(t *testing.T) {
 	if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, time.Minute, "another router runs", func() error {
+	eventually(t, time.Minute, "another router process is running", func() error {
 		if now := routerProcess(t, namespace); now == 0 || now == before {
-			return fmt.Errorf("process %d", now)
+			return fmt.Errorf("the router process is %d", now)
 		}
 		return nil
 	})
-	eventually(t, time.Minute, "requests are sent by the plan without an API server", byPlan)
+	eventually(t, time.Minute, "requests are routed by the plan without an API server", byPlan)
 	ended := make(chan error, 1)
 	go func() { // the API server must be down
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -426,10 +426,10 @@ func TestRouterWithoutAPIServer(t *testing.T) {
 		ended <- api.Get(ctx, client.ObjectKeyFromObject(moed), &semmoev1.MoEDeployment{})
 	}()
 	if err := <-ended; err == nil {
-		t.Error("the API server answers")
+		t.Error("the API server responds, but must be down")
 	}
 	resume()
-	eventually(t, patience, "the API server answers again", func() error {
+	eventually(t, waitTimeout, "the API server responds again", func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		return api.Get(ctx, client.ObjectKeyFromObject(moed), &semmoev1.MoEDeployment{})

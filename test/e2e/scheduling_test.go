@@ -27,7 +27,7 @@ func TestUnschedulableRouter(t *testing.T) {
 		m.Spec.Routing.Template = &semmoev1.RouterTemplate{Spec: semmoev1.RouterTemplateSpec{NodeSelector: map[string]string{"example.com/pool": "none"}}}
 	})
 	create(t, moed)
-	eventually(t, patience, "engines serve", func() error {
+	eventually(t, waitTimeout, "an engine is ready", func() error {
 		if latest := get(t, moed); latest.Status.ReadyReplicas == 0 {
 			return errors.New("no replica is ready")
 		}
@@ -55,7 +55,7 @@ func TestUnschedulableRouter(t *testing.T) {
 	}
 	for _, pod := range routers.Items {
 		if pod.DeletionTimestamp == nil && (!tolerates(pod, "example.com/router-only") || tolerates(pod, engineLabel)) {
-			t.Errorf("router %s has the tolerations %v", pod.Name, pod.Spec.Tolerations)
+			t.Errorf("router %s has the engine's tolerations %v", pod.Name, pod.Spec.Tolerations)
 		}
 	}
 }

@@ -73,8 +73,8 @@ func TestServeScaleDelete(t *testing.T) {
 	if len(current.Status.Conditions) != 9 || current.Status.Summary != "1/1" || current.Status.Revision == "" {
 		t.Errorf("status is %+v", current.Status)
 	}
-	url := reach(t, moed)
-	if err := ask(t.Context(), url, "tiny"); err != nil {
+	url := serviceURL(t, moed)
+	if err := sendRequest(t.Context(), url, "tiny"); err != nil {
 		t.Error(err)
 	}
 	response, err := http.Post(url+"/metrics", "", nil)
@@ -99,7 +99,7 @@ func TestServeScaleDelete(t *testing.T) {
 		if err := api.SubResource("scale").Update(t.Context(), get(t, moed), client.WithSubResourceBody(update)); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, patience, "scaled", func() error {
+		eventually(t, waitTimeout, "scaled", func() error {
 			current := get(t, moed)
 			if current.Status.ReadyReplicas != replicas || current.Status.Replicas != replicas {
 				return fmt.Errorf("%d of %d ready, want %d", current.Status.ReadyReplicas, current.Status.Replicas, replicas)
@@ -108,13 +108,13 @@ func TestServeScaleDelete(t *testing.T) {
 		})
 	}
 	if workloads := listWorkloads(t, moed); len(workloads) != 1 {
-		t.Errorf("scaling made %d workloads, want 1", len(workloads))
+		t.Errorf("%d workloads after scaling, want 1", len(workloads))
 	}
 
 	if err := api.Delete(t.Context(), moed); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, patience, "no object is left", func() error { return nothingLeft(t.Context(), namespace) })
+	eventually(t, waitTimeout, "all objects are deleted", func() error { return nothingLeft(t.Context(), namespace) })
 }
 
 // kinds returns empty lists of the kinds that the operator creates.
@@ -134,7 +134,7 @@ func nothingLeft(ctx context.Context, namespace string) error {
 		}
 		for _, object := range objects(list) {
 			if name := object.GetName(); name != "default" && name != "kube-root-ca.crt" { // created by the cluster in every namespace
-				return fmt.Errorf("%s %s is left", kindOf(object), object.GetName())
+				return fmt.Errorf("%s %s is not deleted", kindOf(object), object.GetName())
 			}
 		}
 	}
@@ -171,12 +171,12 @@ func TestChildrenComeBack(t *testing.T) {
 		if err := api.Delete(t.Context(), child, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		eventually(t, time.Minute, what+" comes back", func() error {
+		eventually(t, time.Minute, what+" is recreated", func() error {
 			if err := api.Get(t.Context(), client.ObjectKeyFromObject(child), child); err != nil {
 				return err
 			}
 			if child.GetUID() == old {
-				return errors.New("it is still there")
+				return errors.New("the old object still exists")
 			}
 			return nil
 		})
@@ -187,10 +187,10 @@ func TestChildrenComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	service.Spec.Selector = map[string]string{"nobody": "here"}
-	if err := api.Update(t.Context(), service, client.FieldOwner("somebody")); err != nil {
+	if err := api.Update(t.Context(), service, client.FieldOwner("another-user")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, time.Minute, "the Service's selector is put right", func() error {
+	eventually(t, time.Minute, "the Service's selector is repaired", func() error {
 		if err := api.Get(t.Context(), client.ObjectKeyFromObject(service), service); err != nil {
 			return err
 		}
@@ -205,7 +205,7 @@ func TestChildrenComeBack(t *testing.T) {
 	delete(after, "Service tiny")
 	delete(before, "Service tiny")
 	compare(t, before, after)
-	eventually(t, patience, "it answers", func() error { return ask(t.Context(), reach(t, moed), "tiny") })
+	eventually(t, waitTimeout, "the model answers", func() error { return sendRequest(t.Context(), serviceURL(t, moed), "tiny") })
 }
 
 // TestFaultsAreNamedAndHeal checks that a condition reports each failure within a minute, and that the object becomes
@@ -222,25 +222,25 @@ func TestFaultsAreNamedAndHeal(t *testing.T) {
 		breaks  func(t *testing.T, m *semmoev1.MoEDeployment)
 		reason  string
 		message []string
-		mend    func(t *testing.T, m *semmoev1.MoEDeployment)
+		repair  func(t *testing.T, m *semmoev1.MoEDeployment)
 	}{
-		"EP size that does not divide the experts": {
+		"an EP size that does not divide the experts": {
 			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 5 },
 			reason:  "InvalidExpertParallelSize",
 			message: []string{"spec.parallelism.expertParallelSize", "32", "5"},
-			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+			repair: func(t *testing.T, m *semmoev1.MoEDeployment) {
 				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 })
 			},
 		},
-		"path that does not exist": {
+		"a path that does not exist": {
 			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/nowhere" },
 			reason:  "ModelInvalid",
 			message: []string{"/models/nowhere", "does not exist"},
-			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+			repair: func(t *testing.T, m *semmoev1.MoEDeployment) {
 				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models" })
 			},
 		},
-		"truncated shard, mended on disk": {
+		"a truncated shard, repaired on disk": {
 			breaks: func(t *testing.T, m *semmoev1.MoEDeployment) {
 				dir := filepath.Join(broken, "truncated")
 				copyCheckpoint(t, dir)
@@ -251,35 +251,35 @@ func TestFaultsAreNamedAndHeal(t *testing.T) {
 			},
 			reason:  "ModelInvalid",
 			message: []string{"model-00002-of-00003.safetensors", "100000"},
-			mend:    func(t *testing.T, _ *semmoev1.MoEDeployment) { copyCheckpoint(t, filepath.Join(broken, "truncated")) },
+			repair:  func(t *testing.T, _ *semmoev1.MoEDeployment) { copyCheckpoint(t, filepath.Join(broken, "truncated")) },
 		},
-		"volume that does not exist, mended on disk": {
+		"a volume that does not exist, repaired on disk": {
 			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { modelAt(filepath.Join(broken, "absent"))(m) },
 			reason:  "VolumeNotMounted",
 			message: []string{"absent", "spec.model.volume"},
-			mend:    func(t *testing.T, _ *semmoev1.MoEDeployment) { copyCheckpoint(t, filepath.Join(broken, "absent")) },
+			repair:  func(t *testing.T, _ *semmoev1.MoEDeployment) { copyCheckpoint(t, filepath.Join(broken, "absent")) },
 		},
-		"image that cannot be pulled": {
+		"an image that cannot be pulled": {
 			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "nobody/nothing:1" },
 			reason:  "ImagePullFailed",
 			message: []string{`"nobody/nothing:1"`, "spec.engine.image"},
-			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+			repair: func(t *testing.T, m *semmoev1.MoEDeployment) {
 				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = image })
 			},
 		},
-		"engine that crashes": {
+		"an engine that crashes": {
 			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--no-such-flag"} },
 			reason:  "ContainerCrashing",
 			message: []string{"unknown flag: --no-such-flag"},
-			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+			repair: func(t *testing.T, m *semmoev1.MoEDeployment) {
 				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })
 			},
 		},
-		"flag that contradicts ours": {
+		"a flag that contradicts the operator's": {
 			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ep-size=2"} },
 			reason:  "ContradictingFlags",
 			message: []string{"--ep-size=2", "spec.parallelism.expertParallelSize"},
-			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+			repair: func(t *testing.T, m *semmoev1.MoEDeployment) {
 				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })
 			},
 		},
@@ -287,7 +287,7 @@ func TestFaultsAreNamedAndHeal(t *testing.T) {
 			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ResourceName = "example.com/none" },
 			reason:  "Unschedulable",
 			message: []string{"Insufficient example.com/none"},
-			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+			repair: func(t *testing.T, m *semmoev1.MoEDeployment) {
 				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ResourceName = "nvidia.com/gpu" })
 			},
 		},
@@ -303,7 +303,7 @@ func TestFaultsAreNamedAndHeal(t *testing.T) {
 			t.Parallel()
 			create(t, moed)
 			waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, tc.reason, tc.message...)
-			tc.mend(t, moed)
+			tc.repair(t, moed)
 			waitComplete(t, moed)
 		})
 	}
@@ -389,7 +389,7 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 	})
 	create(t, moed)
 	first := waitComplete(t, moed).Status.Revision
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -398,7 +398,7 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 	for range 8 {
 		clients.Go(func() {
 			for ctx.Err() == nil {
-				if err := ask(context.WithoutCancel(ctx), url, "tiny"); err != nil {
+				if err := sendRequest(context.WithoutCancel(ctx), url, "tiny"); err != nil {
 					failed.Add(1)
 					t.Errorf("a request failed: %v", err)
 				}
@@ -413,8 +413,8 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 		func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "ROUND", Value: "2"}} },
 	} {
 		update(t, moed, change)
-		lowest, most := 3, 0
-		eventually(t, patience, fmt.Sprintf("round %d is rolled out", round+1), func() error {
+		lowest, maxExisting := 3, 0
+		eventually(t, waitTimeout, fmt.Sprintf("round %d is rolled out", round+1), func() error {
 			ready, existing := 0, 0
 			for _, pod := range listEnginePods(t, moed) {
 				if pod.DeletionTimestamp != nil {
@@ -427,7 +427,7 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 					}
 				}
 			}
-			lowest, most = min(lowest, ready), max(most, existing)
+			lowest, maxExisting = min(lowest, ready), max(maxExisting, existing)
 			current := get(t, moed)
 			if current.Status.Revision == first || len(listWorkloads(t, moed)) != 1 {
 				return errors.New("the old revision is still there")
@@ -436,17 +436,17 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 		})
 		first = get(t, moed).Status.Revision
 		if lowest < 2 {
-			t.Errorf("only %d replicas were ready at a time, with maxUnavailable 1 of 3", lowest)
+			t.Errorf("the number of ready replicas fell to %d, want at least 2 with maxUnavailable 1 of 3", lowest)
 		}
-		if most > 3 {
-			t.Errorf("%d replicas existed at a time, with maxSurge 0 and 3 asked", most)
+		if maxExisting > 3 {
+			t.Errorf("%d replicas existed at the same time, want at most 3 with maxSurge 0", maxExisting)
 		}
 	}
 	stop()
 	clients.Wait()
 	t.Logf("%d requests served, %d failed", served.Load(), failed.Load())
 	if served.Load() < 100 {
-		t.Errorf("only %d requests were served: that was no steady traffic", served.Load())
+		t.Errorf("only %d requests were answered, too few for steady traffic", served.Load())
 	}
 }
 
@@ -467,11 +467,11 @@ func TestPauseAndModeNone(t *testing.T) {
 	if err := api.Delete(t.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "tiny-router"}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, patience, "the router comes back", func() error {
+	eventually(t, waitTimeout, "the router is recreated", func() error {
 		return api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "tiny-router"}, &appsv1.Deployment{})
 	})
 	if workloads := listWorkloads(t, moed); len(workloads) != 1 || workloads[0].Name != "tiny-"+revision {
-		t.Errorf("a paused change was rolled out")
+		t.Errorf("a change was rolled out while paused")
 	}
 
 	// Without a router the Service selects the engines, and the router is deleted.
@@ -480,13 +480,13 @@ func TestPauseAndModeNone(t *testing.T) {
 		m.Spec.Routing.Mode = semmoev1.RoutingModeNone
 	})
 	waitComplete(t, moed)
-	eventually(t, patience, "the router is gone", func() error {
+	eventually(t, waitTimeout, "the router is deleted", func() error {
 		err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "tiny-router"}, &appsv1.Deployment{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is still there: %w", err)
+		return fmt.Errorf("the router still exists: %w", err)
 	})
-	url := reach(t, moed)
-	eventually(t, patience, "the engine answers", func() error { return ask(t.Context(), url, "tiny") })
+	url := serviceURL(t, moed)
+	eventually(t, waitTimeout, "the engine answers", func() error { return sendRequest(t.Context(), url, "tiny") })
 }

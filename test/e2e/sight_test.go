@@ -46,40 +46,40 @@ func TestSightRevoked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := func(want ...string) func() error {
+	kindsRefused := func(want ...string) func() error {
 		return func() error {
 			kinds, err := refusedKinds()
 			if diff := cmp.Diff(want, kinds); diff != "" || err != nil {
-				return fmt.Errorf("refused kinds (-want +told): %s, %v", diff, err)
+				return fmt.Errorf("refused kinds (-want +got): %s, %v", diff, err)
 			}
 			return nil
 		}
 	}
-	if err := told()(); err != nil {
+	if err := kindsRefused()(); err != nil {
 		t.Error(err)
 	}
 	pods := podUIDs(t, moed)
-	asking := startTraffic(t, reach(t, moed))
+	asking := startTraffic(t, serviceURL(t, moed))
 
 	restore := granted.revoke(t, audit.Without(granted.role.Rules, "statefulsets"))
 	injector.Blind() // ends the open watches
 	injector.See()
 	ended := time.Now()
-	eventually(t, time.Minute, "the refusal is told", told("StatefulSet"))
+	eventually(t, time.Minute, "the refusal is reported", kindsRefused("StatefulSet"))
 	refused := time.Since(ended)
 	served := asking.end(t)
 	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
-		t.Errorf("other pods (-before +after):\n%s", diff)
+		t.Errorf("pods were replaced (-before +after):\n%s", diff)
 	}
 	restore()
 	back := time.Now()
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) })
 	if again, err := readySince(waitComplete(t, moed)); err != nil || again != since {
-		t.Errorf("it is ready since %v, was since %v, %v", again, since, err)
+		t.Errorf("the deployment is ready since %v, was since %v, %v", again, since, err)
 	}
 	acted := time.Since(back)
-	eventually(t, 3*time.Minute, "nothing is refused", told())
-	t.Logf("that workloads may not be watched is told %.1f s after the watch ends, %d requests served meanwhile; after the right is back a change is in service in %.1f s, and nothing is told any more after %.1f s; %v",
+	eventually(t, 3*time.Minute, "nothing is refused", kindsRefused())
+	t.Logf("the missing watch right is reported %.1f s after the watch ends, %d requests answered meanwhile; after the right is restored a change is in service in %.1f s, and the report ends after %.1f s; %v",
 		refused.Seconds(), served, acted.Seconds(), time.Since(back).Seconds(), injector)
 	clearNamespace(t, namespace)
 }

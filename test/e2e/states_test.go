@@ -30,7 +30,7 @@ import (
 //
 // writes an object for each state and each reason that has no file yet. `go test ./test/gitops -args -update` then adds
 // the result of the health check.
-var statesDir = flag.String("states", "", "directory to which an object of each state that its kind was seen in is written, where it has none yet")
+var statesDir = flag.String("states", "", "directory for one object of each observed state of each kind; existing states are not written again")
 
 // stateKinds lists the kinds that have a health check.
 var stateKinds = []schema.GroupVersionKind{
@@ -46,7 +46,7 @@ func recordStates(ctx context.Context, dir string) {
 		go func() {
 			for ctx.Err() == nil {
 				if err := recordKind(ctx, gvk, filepath.Join(dir, gvk.Group, gvk.Kind, "testdata")); err != nil {
-					fmt.Fprintf(os.Stderr, "states of %s: %v\n", gvk.Kind, err)
+					fmt.Fprintf(os.Stderr, "failed to record states of %s: %v\n", gvk.Kind, err)
 				}
 				select {
 				case <-ctx.Done():
@@ -68,7 +68,7 @@ func recordKind(ctx context.Context, gvk schema.GroupVersionKind, dir string) er
 		return err
 	}
 	defer changes.Stop()
-	told, err := reasonsTold(dir)
+	recorded, err := recordedReasons(dir)
 	if err != nil {
 		return err
 	}
@@ -77,20 +77,20 @@ func recordKind(ctx context.Context, gvk schema.GroupVersionKind, dir string) er
 		if !ok || change.Type == watch.Error {
 			return nil
 		}
-		if err := recordState(object, dir, told); err != nil {
+		if err := recordState(object, dir, recorded); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// reasonsTold returns the reasons of all objects in a directory.
-func reasonsTold(dir string) (sets.Set[string], error) {
+// recordedReasons returns the reasons of all objects in a directory.
+func recordedReasons(dir string) (sets.Set[string], error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
 		return nil, err
 	}
-	told := sets.New[string]()
+	recorded := sets.New[string]()
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -100,26 +100,26 @@ func reasonsTold(dir string) (sets.Set[string], error) {
 		if err := yaml.Unmarshal(text, &object.Object); err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
-		told = told.Union(gitops.Reasons(object))
+		recorded = recorded.Union(gitops.Reasons(object))
 	}
-	return told, nil
+	return recorded, nil
 }
 
 // recordState writes an object if its state has no file yet or one of its reasons is not recorded yet.
-func recordState(object *unstructured.Unstructured, dir string, told sets.Set[string]) error {
+func recordState(object *unstructured.Unstructured, dir string, recorded sets.Set[string]) error {
 	name, reasons := stateOf(object), sets.New[string]()
 	if object.GetDeletionTimestamp() == nil { // health checks ignore the reasons of deleted objects
 		reasons = gitops.Reasons(object)
 	}
 	file := filepath.Join(dir, name+".yaml")
 	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
-		news := sets.List(reasons.Difference(told))
+		news := sets.List(reasons.Difference(recorded))
 		if err != nil || len(news) == 0 {
 			return err
 		}
 		file = filepath.Join(dir, name+"-"+kebab(news[0])+".yaml")
 	}
-	told.Insert(sets.List(reasons)...)
+	recorded.Insert(sets.List(reasons)...)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	counting := faults.New(faults.Schedule{})
 	stop = startManager(t, namespace, counting)
 	quiet := 10 * time.Second
-	lookSteadily(t, counting, quiet, func() int { return touchPodsOnce(t, moed) })
+	reconcileSteadily(t, counting, quiet, func() int { return touchPodsOnce(t, moed) })
 	stop()
 	if writes := counting.Writes(); writes != 0 {
 		t.Errorf("%d writes in %v of steady state, want none:\n%s", writes, quiet, strings.Join(counting.LastWrites(), "\n"))
@@ -42,10 +42,10 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 // engine's release when a pod answers. A pod that is too busy is asked again after a minute.
 func waitReleases(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
-	eventually(t, patience, "the engine's release is noted", func() error {
+	eventually(t, waitTimeout, "the engine's release is recorded", func() error {
 		workloads := listWorkloads(t, moed)
 		if len(workloads) == 0 {
-			return errors.New("there is no workload")
+			return errors.New("no workload exists")
 		}
 		for _, w := range workloads {
 			if w.Annotations[semmoev1.AnnotationEngineRelease] == "" {
@@ -56,16 +56,16 @@ func waitReleases(t *testing.T, moed *semmoev1.MoEDeployment) {
 	})
 }
 
-// lookSteadily keeps reconciliations running for the given time: it calls touch and waits until the manager has
+// reconcileSteadily keeps reconciliations running for the given time: it calls touch and waits until the manager has
 // reconciled, repeatedly. Without reconciliations, an absence of writes proves nothing. touch returns the number of
 // touched objects.
-func lookSteadily(t *testing.T, manager *faults.Injector, during time.Duration, touch func() int) {
+func reconcileSteadily(t *testing.T, manager *faults.Injector, during time.Duration, touch func() int) {
 	t.Helper()
 	looked := func(before int) {
 		t.Helper()
-		eventually(t, patience, "the manager looks", func() error {
+		eventually(t, waitTimeout, "the manager reconciles", func() error {
 			if n := manager.Reconciliations(); n <= before {
-				return fmt.Errorf("%d reconciliations as before", n)
+				return fmt.Errorf("the number of reconciliations is still %d", n)
 			}
 			return nil
 		})
@@ -74,7 +74,7 @@ func lookSteadily(t *testing.T, manager *faults.Injector, during time.Duration, 
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
 		before := manager.Reconciliations()
 		if touch() == 0 {
-			t.Fatal("nothing was touched")
+			t.Fatal("no object was touched")
 		}
 		looked(before)
 	}
@@ -111,13 +111,13 @@ func TestServesWithoutOperator(t *testing.T) {
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
 	create(t, moed)
 	waitComplete(t, moed)
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 	stop()
 
 	for _, component := range []string{semmoev1.ComponentEngine, semmoev1.ComponentRouter} {
 		if err := api.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: component}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, patience, "served again after the loss of every "+component, func() error { return ask(t.Context(), url, "tiny") })
+		eventually(t, waitTimeout, "requests are answered after the loss of every "+component, func() error { return sendRequest(t.Context(), url, "tiny") })
 	}
 }

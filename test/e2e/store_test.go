@@ -44,13 +44,13 @@ func startStore(t *testing.T) *access.Access {
 	t.Helper()
 	store, err := installStore()
 	if err != nil {
-		t.Fatalf("the artifact store: %v", err)
+		t.Fatalf("failed to install the artifact store: %v", err)
 	}
 	return store
 }
 
 func installStoreIn(ctx context.Context) (*access.Access, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	if err := createStoreVolume(ctx); err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func waitForStore(ctx context.Context, store *access.Access) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("not ready in time: %w", err)
+			return fmt.Errorf("the store is not ready in time: %w", err)
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
@@ -191,6 +191,6 @@ func TestStore(t *testing.T) {
 	_, err = client.Get(t.Context(), scope, digest)
 	var refused *artifact.StatusError
 	if !errors.As(err, &refused) || refused.Code != http.StatusUnauthorized {
-		t.Errorf("a stranger's error is %v, want 401", err)
+		t.Errorf("the error for another service account is %v, want 401", err)
 	}
 }

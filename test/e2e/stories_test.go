@@ -21,7 +21,7 @@ import (
 // tested on every story. To add a story, add an entry to stories.
 type story struct {
 	name string
-	tell func(t *testing.T, namespace string)
+	run  func(t *testing.T, namespace string)
 	// needs prepares the cluster; may be nil.
 	needs func(t *testing.T)
 	// profilingJobs is the number of profiling Jobs that the story creates.
@@ -31,14 +31,14 @@ type story struct {
 }
 
 var stories = []story{
-	{name: "serving", tell: serving},
-	{name: "planning", tell: planning, profilingJobs: 1},
-	{name: "switching", tell: switching, needs: installInferencePools},
-	{name: "promoting", tell: promoting},
-	{name: "rolling back", tell: rollingBack},
-	{name: "breaking", tell: breaking},
-	{name: "pinning", tell: pinning},
-	{name: "re-planning", tell: replanning, names: sampledNames},
+	{name: "serving", run: serving},
+	{name: "planning", run: planning, profilingJobs: 1},
+	{name: "switching", run: switching, needs: installInferencePools},
+	{name: "promoting", run: promoting},
+	{name: "rolling back", run: rollingBack},
+	{name: "breaking", run: breaking},
+	{name: "pinning", run: pinning},
+	{name: "re-planning", run: replanning, names: sampledNames},
 }
 
 // ending returns the end state of the story, with names that are equal in all runs.
@@ -62,14 +62,14 @@ func serving(t *testing.T, namespace string) {
 	create(t, moed)
 	waitComplete(t, moed)
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "CHANGED", Value: "yes"}} })
-	eventually(t, patience, "the change is rolled out", func() error {
+	eventually(t, waitTimeout, "the change is rolled out", func() error {
 		if workloads := listWorkloads(t, moed); len(workloads) != 1 || len(workloads[0].Spec.Template.Spec.Containers[0].Env) != 2 {
 			return fmt.Errorf("%d workloads", len(workloads))
 		}
 		return complete(get(t, moed))
 	})
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) })
-	eventually(t, patience, "scaled down", func() error {
+	eventually(t, waitTimeout, "the deployment is scaled down", func() error {
 		if pods := listEnginePods(t, moed); len(pods) != 1 {
 			return fmt.Errorf("%d pods", len(pods))
 		}
@@ -94,12 +94,12 @@ func switching(t *testing.T, namespace string) {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = mode })
 	}
 	mode(semmoev1.RoutingModeEndpointPicker)
-	eventually(t, patience, "there is an InferencePool", func() error {
+	eventually(t, waitTimeout, "the InferencePool exists", func() error {
 		_, err := getPool(t.Context(), moed)
 		return err
 	})
 	mode(semmoev1.RoutingModeNone)
-	eventually(t, patience, "the router is gone, and what it had", func() error {
+	eventually(t, waitTimeout, "the router and its objects are deleted", func() error {
 		var left []error
 		for _, kind := range []client.Object{
 			&appsv1.Deployment{}, &networkingv1.NetworkPolicy{}, &policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{}, &corev1.ServiceAccount{},
@@ -109,6 +109,6 @@ func switching(t *testing.T, namespace string) {
 		return errors.Join(left...)
 	})
 	mode(semmoev1.RoutingModeRouter)
-	eventually(t, patience, "the Service leads to the router, and what a Gateway needs is gone", func() error { return proxied(t.Context(), moed) })
+	eventually(t, waitTimeout, "the Service selects the router, and the objects for a Gateway are deleted", func() error { return proxied(t.Context(), moed) })
 	waitComplete(t, moed)
 }

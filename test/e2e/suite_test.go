@@ -47,13 +47,13 @@ const (
 	image = "semmoe:dev"
 	// nextImage is another name of the same image. It simulates an upgrade of the operator.
 	nextImage = "semmoe:next"
-	// patience is the limit of most waits. It is long enough for a loaded machine; a wait ends as soon as its condition
+	// waitTimeout is the limit of most waits. It is long enough for a loaded machine; a wait ends as soon as its condition
 	// holds.
-	patience = 2 * time.Minute
+	waitTimeout = 2 * time.Minute
 )
 
 var (
-	full = flag.Bool("full", false, "every crash point and every fault, instead of a seeded part")
+	full = flag.Bool("full", false, "run every crash point and every hazard instead of a seeded sample")
 
 	repository string
 	cluster    *localcluster.Cluster
@@ -82,7 +82,7 @@ func run(m *testing.M) (int, error) {
 	}
 	binary := filepath.Join(repository, "bin", "semmoe")
 	if _, err := os.Stat(binary); err != nil {
-		return 1, fmt.Errorf("%w: run `make build` first", err)
+		return 1, fmt.Errorf("%w: run `make build` to build the binary", err)
 	}
 	binaries, err := localcluster.FindBinaries()
 	if err != nil {
@@ -129,7 +129,7 @@ func run(m *testing.M) (int, error) {
 		recordStates(ctx, *statesDir)
 	}
 	if managerConfig, err = installRights(ctx); err != nil {
-		return 1, fmt.Errorf("install the rights: %w", err)
+		return 1, fmt.Errorf("failed to install the rights: %w", err)
 	}
 	code := m.Run()
 	if code == 0 {
@@ -142,7 +142,7 @@ func run(m *testing.M) (int, error) {
 func long(t *testing.T) {
 	t.Helper()
 	if !*full {
-		t.Skip("only with -args -full")
+		t.Skip("runs only with -args -full")
 	}
 }
 
@@ -177,13 +177,13 @@ func newNamespace(t *testing.T) string {
 	}}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { tellPods(t, name) })
+	t.Cleanup(func() { logPods(t, name) })
 	return name
 }
 
-// tellPods logs the pods of a namespace if the test has failed: most failures are caused by a pod in an unexpected
+// logPods logs the pods of a namespace if the test has failed: most failures are caused by a pod in an unexpected
 // state.
-func tellPods(t *testing.T, namespace string) {
+func logPods(t *testing.T, namespace string) {
 	if !t.Failed() {
 		return
 	}
@@ -206,7 +206,7 @@ func startManager(t *testing.T, namespace string, injector *faults.Injector) (st
 	return startManagerOf(t, image, namespace, injector)
 }
 
-// startManagerOf runs a manager of the release whose image is given. The operator's containers use this image.
+// startManagerOf runs a manager of one release. release is the image of the operator's own containers.
 func startManagerOf(t *testing.T, release, namespace string, injector *faults.Injector) (stop func()) {
 	t.Helper()
 	return startManagerAs(t, managerConfig, release, namespace, injector)
@@ -244,10 +244,10 @@ func startManagerAs(t *testing.T, config *rest.Config, release, namespace string
 		select {
 		case err := <-ended:
 			if err != nil {
-				t.Errorf("the manager ended with %v", err)
+				t.Errorf("the manager exited with %v", err)
 			}
 		case <-time.After(time.Minute):
-			t.Error("the manager does not end")
+			t.Error("the manager does not exit")
 		}
 	}
 	t.Cleanup(stop)
@@ -304,7 +304,7 @@ func (p podTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 		request.URL, request.Host = through, through.Host
 		return p.next.RoundTrip(request)
 	}
-	return nil, fmt.Errorf("no pod has the address %s", request.URL.Hostname())
+	return nil, fmt.Errorf("no pod has address %s", request.URL.Hostname())
 }
 
 // newDeployment returns a MoEDeployment of the small model on the reference engine.
@@ -370,7 +370,7 @@ func eventually(t *testing.T, within time.Duration, what string, f func() error)
 			return
 		}
 		if late {
-			t.Fatalf("%s: not within %v: %v", what, within, err)
+			t.Fatalf("%s: timed out after %v: %v", what, within, err)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
@@ -380,7 +380,7 @@ func eventually(t *testing.T, within time.Duration, what string, f func() error)
 func waitComplete(t *testing.T, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
 	t.Helper()
 	var current *semmoev1.MoEDeployment
-	eventually(t, patience, "in service", func() error {
+	eventually(t, waitTimeout, "the current generation is in service", func() error {
 		current = get(t, moed)
 		return complete(current)
 	})
@@ -399,13 +399,13 @@ func complete(moed *semmoev1.MoEDeployment) error {
 	return nil
 }
 
-// waitCondition waits at most a minute for a condition with the given reason, whose message contains all parts.
+// waitCondition waits at most a minute for a condition with the given reason and a message that contains all parts.
 func waitCondition(t *testing.T, moed *semmoev1.MoEDeployment, kind string, status metav1.ConditionStatus, reason string, parts ...string) {
 	t.Helper()
 	waitConditionWithin(t, time.Minute, moed, kind, status, reason, parts...)
 }
 
-// waitConditionWithin waits for a condition with the given reason, whose message contains all parts.
+// waitConditionWithin waits for a condition with the given reason and a message that contains all parts.
 func waitConditionWithin(t *testing.T, within time.Duration, moed *semmoev1.MoEDeployment, kind string, status metav1.ConditionStatus, reason string, parts ...string) {
 	t.Helper()
 	eventually(t, within, kind+" is "+string(status)+" "+reason, func() error {
@@ -429,8 +429,8 @@ func conditionIs(conditions []metav1.Condition, generation int64, kind string, s
 	return nil
 }
 
-// reach returns the URL of a MoEDeployment's Service.
-func reach(t *testing.T, moed *semmoev1.MoEDeployment) string {
+// serviceURL returns the URL of a MoEDeployment's Service.
+func serviceURL(t *testing.T, moed *semmoev1.MoEDeployment) string {
 	t.Helper()
 	address, err := cluster.Forward(t.Context(), moed.Namespace, moed.Name, semmoev1.ServicePort)
 	if err != nil {
@@ -439,8 +439,8 @@ func reach(t *testing.T, moed *semmoev1.MoEDeployment) string {
 	return "http://" + address
 }
 
-// ask sends a small completion request and returns an error unless it is answered in full.
-func ask(ctx context.Context, url, model string) error {
+// sendRequest sends a small completion request and returns an error unless it is answered in full.
+func sendRequest(ctx context.Context, url, model string) error {
 	body := fmt.Sprintf(`{"model": %q, "prompt": "func main() {", "max_tokens": 8, "temperature": 0}`, model)
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(body))
 	if err != nil {

@@ -35,8 +35,8 @@ type hazard struct {
 const (
 	// touchPeriod is the interval between writes of the other writer.
 	touchPeriod = 50 * time.Millisecond
-	// settling is the maximum time for delayed changes after the end of a story.
-	settling = 30 * time.Second
+	// settleTimeout is the maximum time for delayed changes after the end of a story.
+	settleTimeout = 30 * time.Second
 )
 
 // storySlots limits the number of stories that run at a time, because the node has room for a limited number of pods.
@@ -46,7 +46,7 @@ var storySlots = make(chan struct{}, 4)
 type outcome struct {
 	state    map[string]string // see faults.Dump
 	counts   map[string]string // see faults.Journal
-	troubles []string
+	problems []string
 	writes   int
 	took     time.Duration
 }
@@ -72,12 +72,12 @@ func cleanRun(t *testing.T, s story) *outcome {
 			s.needs(t)
 		}
 		namespace := newNamespace(t)
-		journal := follow(t, namespace)
+		journal := recordJournal(t, namespace)
 		injector := faults.New(faults.Schedule{})
 		stop := startManager(t, namespace, injector)
 		begin := time.Now()
-		s.tell(t, namespace)
-		clean := &outcome{took: time.Since(begin), state: s.ending(t, namespace), writes: injector.Writes(), troubles: journal.Troubles()}
+		s.run(t, namespace)
+		clean := &outcome{took: time.Since(begin), state: s.ending(t, namespace), writes: injector.Writes(), problems: journal.Troubles()}
 		stop()
 		counts, err := journal.Counts()
 		if err != nil {
@@ -87,12 +87,12 @@ func cleanRun(t *testing.T, s story) *outcome {
 		if jobs := profilingJobsMade(journal); jobs != s.profilingJobs {
 			t.Errorf("%d profiling Jobs, want %d", jobs, s.profilingJobs)
 		}
-		t.Logf("%s without a fault: %.1f s, %v", s.name, clean.took.Seconds(), injector)
+		t.Logf("story %s without failures: %.1f s, %v", s.name, clean.took.Seconds(), injector)
 		clearNamespace(t, namespace)
 		run.outcome = clean
 	})
 	if run.outcome == nil {
-		t.Fatalf("%s without a fault has failed", s.name)
+		t.Fatalf("story %s failed without an injected failure", s.name)
 	}
 	return run.outcome
 }
@@ -101,15 +101,15 @@ func profilingJobsMade(journal *faults.Journal) int {
 	return journal.Made(func(object string) bool { return strings.HasPrefix(object, "Job profile-") })
 }
 
-// survive runs a story under a hazard and compares the outcome with that of the clean run. The end state is equal, each
+// runUnderHazard runs a story under a hazard and compares the outcome with that of the clean run. The end state is equal, each
 // object was created and deleted equally often, no profiling Job ran twice, no other problem was reported, and the
 // number of writes is bounded. It returns the number of managers that had a successor.
-func survive(t *testing.T, s story, h hazard) (crashes int) {
+func runUnderHazard(t *testing.T, s story, h hazard) (crashes int) {
 	clean := cleanRun(t, s)
 	namespace := newNamespace(t)
-	journal := follow(t, namespace)
-	succession := endangeredManagers(t, namespace, h)
-	ctx, told := context.WithCancel(t.Context())
+	journal := recordJournal(t, namespace)
+	maxSuccession := managersUnderHazard(t, namespace, h)
+	ctx, cancel := context.WithCancel(t.Context())
 	touches := make(chan int, 1)
 	go func() {
 		if !h.touched {
@@ -119,28 +119,28 @@ func survive(t *testing.T, s story, h hazard) (crashes int) {
 		touches <- faults.Touch(ctx, api, namespace, kinds(), touchPeriod)
 	}()
 	begin := time.Now()
-	s.tell(t, namespace)
+	s.run(t, namespace)
 	took := time.Since(begin)
-	told()
+	cancel()
 	touched := <-touches
 
-	eventually(t, settling, "the end of the clean run", func() error {
+	eventually(t, settleTimeout, "the end state equals that of the clean run", func() error {
 		return same("end state", clean.state, s.ending(t, namespace))
 	})
-	eventually(t, settling, "as many objects made and deleted as in the clean run", func() error {
+	eventually(t, settleTimeout, "as many objects are created and deleted as in the clean run", func() error {
 		counts, err := journal.Counts()
 		if err != nil {
 			t.Fatal(err)
 		}
 		return same("record", clean.counts, s.renamed(t, namespace, counts))
 	})
-	managers := succession()
+	managers := maxSuccession()
 	writes, figures := 0, ""
 	for _, manager := range managers {
 		writes += manager.Writes()
 		figures += "; " + manager.String()
 		if refused := manager.Refused(); len(refused) > 0 {
-			t.Errorf("whole objects were updated: %v", refused)
+			t.Errorf("whole objects were updated instead of applied or patched: %v", refused)
 		}
 		if panics := manager.Panics(); panics > 0 {
 			t.Errorf("%d reconciliations panicked", panics)
@@ -149,8 +149,8 @@ func survive(t *testing.T, s story, h hazard) (crashes int) {
 	if jobs := profilingJobsMade(journal); jobs != s.profilingJobs {
 		t.Errorf("%d profiling Jobs, want %d", jobs, s.profilingJobs)
 	}
-	if diff := cmp.Diff(clean.troubles, journal.Troubles()); diff != "" {
-		t.Errorf("other troubles were told (-want +got):\n%s", diff)
+	if diff := cmp.Diff(clean.problems, journal.Troubles()); diff != "" {
+		t.Errorf("other problems were reported (-want +got):\n%s", diff)
 	}
 	// Crashes by themselves cause no extra writes: a successor writes only differences from the state that it finds.
 	// With lost, refused or stale responses, writes are repeated until a lagging cache has caught up. Two runs differ
@@ -158,14 +158,14 @@ func survive(t *testing.T, s story, h hazard) (crashes int) {
 	if bound := 2*clean.writes + 20 + 4*h.schedule.Lag; writes > bound {
 		t.Errorf("%d writes, want at most %d: the clean run has %d", writes, bound, clean.writes)
 	}
-	t.Logf("%s, %s: %.1f s (clean: %.1f s), %d writes (clean: %d), %d by a foreign writer%s", s.name, h.name, took.Seconds(), clean.took.Seconds(), writes, clean.writes, touched, figures)
+	t.Logf("%s, %s: %.1f s (clean: %.1f s), %d writes (clean: %d), %d by another writer%s", s.name, h.name, took.Seconds(), clean.took.Seconds(), writes, clean.writes, touched, figures)
 	clearNamespace(t, namespace)
 	return len(managers) - 1
 }
 
-// endangeredManagers starts a manager under a hazard, and the next successor whenever one has died. The returned
+// managersUnderHazard starts a manager under a hazard, and the next successor whenever one has died. The returned
 // function stops the last one and returns the injectors of all managers.
-func endangeredManagers(t *testing.T, namespace string, h hazard) func() []*faults.Injector {
+func managersUnderHazard(t *testing.T, namespace string, h hazard) func() []*faults.Injector {
 	t.Helper()
 	manager := faults.New(h.schedule)
 	stop := startManager(t, namespace, manager)
@@ -198,17 +198,17 @@ func endangeredManagers(t *testing.T, namespace string, h hazard) func() []*faul
 
 func same(what string, want, got map[string]string) error {
 	if diff := cmp.Diff(want, got); diff != "" {
-		return fmt.Errorf("another %s (-want +got):\n%s", what, diff)
+		return fmt.Errorf("the %s differs (-want +got):\n%s", what, diff)
 	}
 	return nil
 }
 
-// follow records the objects created and deleted in a namespace until the test ends.
-func follow(t *testing.T, namespace string) *faults.Journal {
+// recordJournal records the objects created and deleted in a namespace until the test ends.
+func recordJournal(t *testing.T, namespace string) *faults.Journal {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	t.Cleanup(stop)
-	journal, err := faults.Follow(ctx, api, namespace, lasting())
+	journal, err := faults.Follow(ctx, api, namespace, kindsExceptPods())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func endState(t *testing.T, namespace string) map[string]string {
 	t.Helper()
 	var last map[string]string
 	for range 20 {
-		state, err := faults.Dump(t.Context(), api, namespace, lasting())
+		state, err := faults.Dump(t.Context(), api, namespace, kindsExceptPods())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -258,8 +258,8 @@ func objects(list client.ObjectList) []client.Object {
 	return all
 }
 
-// lasting returns the kinds that the operator creates except pods, which the cluster can replace at any time.
-func lasting() []client.ObjectList {
+// kindsExceptPods returns the kinds that the operator creates except pods, which the cluster can replace at any time.
+func kindsExceptPods() []client.ObjectList {
 	return slices.DeleteFunc(kinds(), func(list client.ObjectList) bool {
 		_, pods := list.(*corev1.PodList)
 		return pods

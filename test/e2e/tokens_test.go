@@ -35,15 +35,15 @@ func TestTokens(t *testing.T) {
 		if !slices.ContainsFunc(engine.Env, func(v corev1.EnvVar) bool {
 			return v.Name == semmoev1.PlanDigestVariable && v.Value == pod.Annotations[semmoev1.AnnotationPlanDigest] && v.Value != ""
 		}) {
-			t.Errorf("pod %s: the engine is not told the plan: %+v", pod.Name, engine.Env)
+			t.Errorf("pod %s: the engine's environment lacks the plan: %+v", pod.Name, engine.Env)
 		}
 	}
 
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleDisabled })
 	waitCondition(t, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionUnknown, "TokenShuffleUnsupported", "one activation in 4 is local")
-	eventually(t, patience, "another plan is made", func() error {
+	eventually(t, waitTimeout, "a new plan is made", func() error {
 		if plan := get(t, moed).Status.Plan; plan == planned.Status.Plan || plan == "" {
-			return fmt.Errorf("it is %q", plan)
+			return fmt.Errorf("the plan is %q", plan)
 		}
 		return nil
 	})

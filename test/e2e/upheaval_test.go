@@ -36,7 +36,7 @@ import (
 	"github.com/semmoe/operator/test/processes"
 )
 
-// process returns the ID of the cluster's process whose arguments satisfy the function, or 0 if there is none. All
+// process returns the ID of the cluster process with arguments that satisfy the function, or 0 if there is none. All
 // processes of the cluster are descendants of the test process.
 func process(t *testing.T, is func(args []string) bool) int {
 	t.Helper()
@@ -54,14 +54,14 @@ func TestLeaderKilled(t *testing.T) {
 	t.Parallel()
 	startStore(t)
 	namespace := newNamespace(t)
-	journal := follow(t, namespace)
+	journal := recordJournal(t, namespace)
 	installManagers(t, namespace)
 	waitReviewed(t, namespace)
 	moed := newDeployment(namespace, "tiny")
 	create(t, moed)
 	waitComplete(t, moed)
 	readMetrics(t, namespace)
-	renewed := ageAuthority(t)
+	renewed := expireAuthority(t)
 	counts, err := journal.Counts()
 	if err != nil {
 		t.Fatal(err)
@@ -81,14 +81,14 @@ func TestLeaderKilled(t *testing.T) {
 		return len(args) > 2 && args[1] == "manager" && slices.Contains(args, "--health-probe-bind-address=["+leader.Status.PodIP+"]:8081")
 	})
 	if number == 0 {
-		t.Fatalf("the leader %s has no process", holder)
+		t.Fatalf("the process of leader %s is not found", holder)
 	}
 	if err := syscall.Kill(number, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	killed := time.Now()
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 2 })
-	eventually(t, patience, "the successor acts", func() error {
+	eventually(t, waitTimeout, "the successor reconciles", func() error {
 		router := &appsv1.Deployment{}
 		if err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "tiny-router"}, router); err != nil {
 			return err
@@ -105,8 +105,8 @@ func TestLeaderKilled(t *testing.T) {
 	if *lease.Spec.HolderIdentity == holder {
 		t.Errorf("the leader is still %s", holder)
 	}
-	if took > succession {
-		t.Errorf("the successor acted after %v, want at most %v", took, succession)
+	if took > maxSuccession {
+		t.Errorf("the successor reconciled after %v, want at most %v", took, maxSuccession)
 	}
 	waitComplete(t, moed)
 	after, err := journal.Counts()
@@ -121,19 +121,19 @@ func TestLeaderKilled(t *testing.T) {
 	if err := api.Patch(t.Context(), managers, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"replicas":0}}`))); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, time.Minute, "changes go through without webhooks", func() error {
+	eventually(t, time.Minute, "changes are accepted without webhooks", func() error {
 		return api.Create(t.Context(), contradicting(namespace), client.DryRunAll)
 	})
-	t.Logf("the leader was killed, and its successor acted after %.1f s", took.Seconds())
+	t.Logf("the successor reconciled %.1f s after the leader was killed", took.Seconds())
 	clearNamespace(t, namespace)
 }
 
 // waitReviewed waits until the webhooks refuse an invalid object in a namespace that they select.
 func waitReviewed(t *testing.T, namespace string) {
 	t.Helper()
-	eventually(t, patience, "webhooks review what is applied", func() error {
+	eventually(t, waitTimeout, "webhooks review objects", func() error {
 		if err := api.Create(t.Context(), contradicting(namespace), client.DryRunAll); err == nil || !strings.Contains(err.Error(), `admission webhook "moedeployments.semmoe.io" denied`) {
-			return fmt.Errorf("a contradicting flag: %w", err)
+			return fmt.Errorf("a contradicting flag was not refused: %w", err)
 		}
 		return nil
 	})
@@ -179,7 +179,7 @@ func readMetrics(t *testing.T, namespace string) {
 	// The managers use self-signed certificates.
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // on the loopback interface
 	defer transport.CloseIdleConnections()
-	eventually(t, patience, "metrics are served", func() error {
+	eventually(t, waitTimeout, "metrics are served", func() error {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address+"/metrics", nil)
 		if err != nil {
 			return err
@@ -197,9 +197,9 @@ func readMetrics(t *testing.T, namespace string) {
 	})
 }
 
-// ageAuthority replaces the webhooks' certificate authority by one that is about to expire. The returned function waits
+// expireAuthority replaces the webhooks' certificate authority by one that is about to expire. The returned function waits
 // until a manager has renewed it.
-func ageAuthority(t *testing.T) (renewed func()) {
+func expireAuthority(t *testing.T) (renewed func()) {
 	t.Helper()
 	clients, err := kubernetes.NewForConfig(restConfig)
 	if err != nil {
@@ -220,12 +220,12 @@ func ageAuthority(t *testing.T) (renewed func()) {
 	}
 	return func() {
 		t.Helper()
-		eventually(t, patience, "the authority is renewed", func() error {
+		eventually(t, waitTimeout, "the certificate authority is renewed", func() error {
 			if err := api.Get(t.Context(), client.ObjectKeyFromObject(secret), secret); err != nil {
 				return err
 			}
 			if bytes.Equal(secret.Data[corev1.TLSPrivateKeyKey], aged.Data[corev1.TLSPrivateKeyKey]) {
-				return errors.New("it is the old one")
+				return errors.New("the certificate authority is not renewed yet")
 			}
 			return nil
 		})
@@ -270,7 +270,7 @@ func installManagers(t *testing.T, namespace string) {
 			})
 		}
 	}
-	eventually(t, patience, "two managers are ready", func() error {
+	eventually(t, waitTimeout, "two managers are ready", func() error {
 		if err := api.Get(t.Context(), client.ObjectKeyFromObject(manager), manager); err != nil {
 			return err
 		}
@@ -289,7 +289,7 @@ func TestNodeLost(t *testing.T) {
 	long(t)
 	namespace := newNamespace(t)
 	startStore(t)
-	journal := follow(t, namespace)
+	journal := recordJournal(t, namespace)
 	injector := faults.New(faults.Schedule{})
 	startManager(t, namespace, injector)
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
@@ -311,33 +311,33 @@ func TestNodeLost(t *testing.T) {
 	lost := time.Now()
 	restore := func() { taint("null") }
 	defer restore()
-	eventually(t, time.Minute, "the loss is told", func() error {
+	eventually(t, time.Minute, "the loss is reported", func() error {
 		current := get(t, moed)
 		if _, err := readySince(current); err == nil {
-			return errors.New("it is Ready")
+			return errors.New("the deployment is still Ready")
 		}
 		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "Unschedulable")
 	})
-	told := time.Since(lost)
+	reported := time.Since(lost)
 	restore()
 	back := time.Now()
 	waitComplete(t, moed)
-	eventually(t, patience, "it answers", func() error { return ask(t.Context(), reach(t, moed), "tiny") })
+	eventually(t, waitTimeout, "the model answers", func() error { return sendRequest(t.Context(), serviceURL(t, moed), "tiny") })
 	serves := time.Since(back)
-	eventually(t, patience, "the store answers", func() error { return tryStore(t.Context(), startStore(t)) })
-	eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
+	eventually(t, waitTimeout, "the store responds", func() error { return tryStore(t.Context(), startStore(t)) })
+	eventually(t, settleTimeout, "the previous state is restored", func() error { return same("state", state, endState(t, namespace)) })
 	after, err := journal.Counts()
 	if err := errors.Join(err, same("record", counts, after)); err != nil {
 		t.Error(err)
 	}
-	t.Logf("the loss of the node was told after %.1f s; %.1f s after its return it serves; %d writes, %v", told.Seconds(), serves.Seconds(), injector.Writes()-writes, injector)
+	t.Logf("the loss of the node is reported after %.1f s; the model is served %.1f s after the node's return; %d writes, %v", reported.Seconds(), serves.Seconds(), injector.Writes()-writes, injector)
 	clearNamespace(t, namespace)
 }
 
 // storeFaults are failures of the artifact store that occur before a plan is stored. Each damage function returns a
 // function that repairs the store.
 var storeFaults = map[string]struct {
-	damage          func(t *testing.T) (mend func())
+	damage          func(t *testing.T) (repair func())
 	reason, message string
 }{
 	"gone": {reason: "StoreUnavailable", message: "artifact store", damage: func(t *testing.T) func() {
@@ -349,9 +349,9 @@ var storeFaults = map[string]struct {
 			}
 		}
 		scale(0)
-		eventually(t, patience, "the store is gone", func() error {
+		eventually(t, waitTimeout, "the store is stopped", func() error {
 			if tryStore(t.Context(), startStore(t)) == nil {
-				return errors.New("it answers")
+				return errors.New("the store responds")
 			}
 			return nil
 		})
@@ -364,7 +364,7 @@ var storeFaults = map[string]struct {
 				return len(args) > 1 && strings.HasSuffix(args[0], "semmoe") && args[1] == "store"
 			})
 			if number == 0 {
-				t.Fatal("the store has no process")
+				t.Fatal("the process of the store is not found")
 			}
 			if err := unix.Prlimit(number, unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: bytes, Max: unix.RLIM_INFINITY}, nil); err != nil {
 				t.Fatal(err)
@@ -386,15 +386,15 @@ func TestStoreFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			startStore(t)
 			namespace := newNamespace(t)
-			journal := follow(t, namespace)
+			journal := recordJournal(t, namespace)
 			injector := faults.New(faults.Schedule{})
 			startManager(t, namespace, injector)
 			storedProfile(t, namespace)
-			mend := tc.damage(t)
-			mended := false
+			repair := tc.damage(t)
+			repaired := false
 			defer func() {
-				if !mended {
-					mend()
+				if !repaired {
+					repair()
 				}
 			}()
 			moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
@@ -403,42 +403,42 @@ func TestStoreFaults(t *testing.T) {
 			})
 			create(t, moed)
 			begin := time.Now()
-			eventually(t, patience, "it serves", func() error {
+			eventually(t, waitTimeout, "the model is served", func() error {
 				_, err := readySince(get(t, moed))
 				return err
 			})
 			waitConditionWithin(t, time.Minute, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, tc.reason, tc.message)
-			told := time.Since(begin)
-			if err := ask(t.Context(), reach(t, moed), "tiny"); err != nil {
+			reported := time.Since(begin)
+			if err := sendRequest(t.Context(), serviceURL(t, moed), "tiny"); err != nil {
 				t.Error(err)
 			}
-			mend()
-			mended = true
+			repair()
+			repaired = true
 			back := time.Now()
 			waitPlanned(t, moed)
 			if jobs := profilingJobsMade(journal); jobs != 0 {
-				t.Errorf("%d profiling Jobs for a profile that is stored", jobs)
+				t.Errorf("%d profiling Jobs for a stored profile, want none", jobs)
 			}
-			t.Logf("a store that is %s is told after %.1f s; the plan is in service %.1f s after its return; %v", name, told.Seconds(), time.Since(back).Seconds(), injector)
+			t.Logf("store %s: reported after %.1f s; the plan is in service %.1f s after the repair; %v", name, reported.Seconds(), time.Since(back).Seconds(), injector)
 			clearNamespace(t, namespace)
 		})
 	}
 }
 
-// noPods creates a quota of no pods in a namespace, and waits until it is effective.
-func noPods(t *testing.T, namespace string) *corev1.ResourceQuota {
+// forbidPods creates a quota of no pods in a namespace, and waits until it is effective.
+func forbidPods(t *testing.T, namespace string) *corev1.ResourceQuota {
 	t.Helper()
 	quota := &corev1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "none"},
 		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}},
 	}
 	create(t, quota)
-	eventually(t, patience, "the quota holds", func() error {
+	eventually(t, waitTimeout, "the quota is effective", func() error {
 		if err := api.Get(t.Context(), client.ObjectKeyFromObject(quota), quota); err != nil {
 			return err
 		}
 		if len(quota.Status.Hard) == 0 {
-			return errors.New("it is not observed yet")
+			return errors.New("the quota is not effective yet")
 		}
 		return nil
 	})
@@ -455,7 +455,7 @@ func TestRefusals(t *testing.T) {
 		parts  []string
 	}{
 		"a quota of no pods": {
-			refuse: func(t *testing.T, namespace string) client.Object { return noPods(t, namespace) },
+			refuse: func(t *testing.T, namespace string) client.Object { return forbidPods(t, namespace) },
 			reason: "PodsRejected", parts: []string{"exceeded quota: none"},
 		},
 		"a webhook that is down": {
@@ -502,15 +502,15 @@ func TestRefusals(t *testing.T) {
 			}
 			refused := time.Now()
 			waitConditionWithin(t, time.Minute, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, tc.reason, tc.parts...)
-			told := time.Since(refused)
+			reported := time.Since(refused)
 			if err := api.Delete(t.Context(), allow); err != nil {
 				t.Fatal(err)
 			}
 			allowed := time.Now()
 			waitComplete(t, moed)
-			mended := time.Since(allowed)
-			eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
-			t.Logf("%s is told after %.1f s; mended %.1f s after it is gone; %d writes; %v", name, told.Seconds(), mended.Seconds(), injector.Writes()-writes, injector)
+			repaired := time.Since(allowed)
+			eventually(t, settleTimeout, "the previous state is restored", func() error { return same("state", state, endState(t, namespace)) })
+			t.Logf("%s is reported after %.1f s; recovered %.1f s after its removal; %d writes; %v", name, reported.Seconds(), repaired.Seconds(), injector.Writes()-writes, injector)
 			clearNamespace(t, namespace)
 		})
 	}

@@ -37,7 +37,7 @@ import (
 	"github.com/semmoe/operator/test/corpus"
 )
 
-var vllmDir = flag.String("vllm", "", "virtual environment that test/vllm/install.sh printed; empty skips the story of vLLM itself")
+var vllmDir = flag.String("vllm", "", "virtual environment printed by test/vllm/install.sh; empty skips TestVLLM")
 
 const (
 	vllmImage = "vllm-cpu:0.32.0"
@@ -53,7 +53,7 @@ const (
 // rank. These counts are compared with the headers that the router returns to clients and with the plan's forecast.
 func TestVLLM(t *testing.T) {
 	if *vllmDir == "" {
-		t.Skip("only with -args -vllm: make e2e-vllm")
+		t.Skip("runs only with -args -vllm; use make e2e-vllm")
 	}
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -69,11 +69,11 @@ func TestVLLM(t *testing.T) {
 	}
 	create(t, moed)
 	waitConditionWithin(t, vllmStart, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
-	url := reach(t, moed)
+	url := serviceURL(t, moed)
 	eventually(t, vllmStart, "both replicas are ready", func() error { return readyPods(t, moed, 2) })
-	lap("two servers were ready")
+	lap("two servers are ready")
 	waitConditionWithin(t, vllmStart, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
-	lap("the servers were profiled")
+	lap("the servers are profiled")
 	for _, pod := range listEnginePods(t, moed) {
 		engine := engineContainer(pod)
 		t.Logf("pod %s: %s", pod.Name, strings.Join(append(engine.Command, engine.Args...), " "))
@@ -81,38 +81,38 @@ func TestVLLM(t *testing.T) {
 	before := vllmGreedy(t, url)
 	without := vllmLocality(t, moed, url)
 
-	t.Run("requests are on the ranks that are reported", func(t *testing.T) { vllmPins(t, moed, url) })
-	t.Run("the server obeys ranks on the routes that the adapter lists", func(t *testing.T) { vllmObeys(t, get(t, moed)) })
-	t.Run("streams are whole", func(t *testing.T) { vllmStreams(t, url) })
-	t.Run("a client that leaves frees its rank", func(t *testing.T) { vllmAborts(t, moed, url) })
-	lap("the unplanned server was tested")
+	t.Run("requests run on the reported ranks", func(t *testing.T) { vllmPins(t, moed, url) })
+	t.Run("the server obeys ranks on the adapter's routes", func(t *testing.T) { vllmObeysRanks(t, get(t, moed)) })
+	t.Run("streams are complete", func(t *testing.T) { vllmStreams(t, url) })
+	t.Run("a client that disconnects frees its rank", func(t *testing.T) { vllmAborts(t, moed, url) })
+	lap("the server without a plan is tested")
 
 	stop := send(t, url, 1, vllmPaced)
 	digest := planConfigMap(t, moed).Annotations[semmoev1.AnnotationPlanDigest][:16]
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Annotations = map[string]string{semmoev1.AnnotationApprove: digest} })
-	eventually(t, vllmStart, "the plan is on a canary, which is ready", func() error {
+	eventually(t, vllmStart, "the plan's canary is ready", func() error {
 		if phase := phaseOf(get(t, moed)); phase != semmoev1.RolloutPhaseCanary && phase != semmoev1.RolloutPhasePromoting {
 			return fmt.Errorf("the phase is %q", phase)
 		}
 		return readyByPlan(t, moed, 1)
 	})
-	lap("the canary was ready")
+	lap("the canary is ready")
 	waitConditionWithin(t, vllmStart, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", digest, "by reshuffled weights")
 	eventually(t, vllmStart, "both replicas serve the plan", func() error { return readyByPlan(t, moed, 2) })
 	stop()
-	lap("the plan was promoted")
-	eventually(t, patience, "requests are sent by the plan", func() error { return sentBy(t.Context(), url, digest) })
+	lap("the plan is promoted")
+	eventually(t, waitTimeout, "requests are routed by the plan", func() error { return sentBy(t.Context(), url, digest) })
 	if diff := cmp.Diff(before, vllmGreedy(t, url)); diff != "" {
 		t.Errorf("the plan changed the answers (-before +after):\n%s", diff)
 	}
-	t.Run("requests are on the ranks of the plan", func(t *testing.T) { vllmPins(t, moed, url) })
-	t.Run("the engines count what the plan promises", func(t *testing.T) { vllmPromise(t, moed, without, vllmLocality(t, moed, url)) })
-	lap("the plan was measured")
-	t.Run("drift is found", func(t *testing.T) { vllmDrifts(t, moed, url) })
-	lap("drift was found")
+	t.Run("requests run on the ranks of the plan", func(t *testing.T) { vllmPins(t, moed, url) })
+	t.Run("the engines' counts match the plan's forecast", func(t *testing.T) { vllmPromise(t, moed, without, vllmLocality(t, moed, url)) })
+	lap("the plan is measured")
+	t.Run("drift is detected", func(t *testing.T) { vllmDetectsDrift(t, moed, url) })
+	lap("drift is detected")
 
-	t.Run("a killed server comes back", func(t *testing.T) { vllmKilled(t, moed, url) })
-	lap("a killed server was back")
+	t.Run("a killed server returns to service", func(t *testing.T) { vllmKilled(t, moed, url) })
+	lap("a killed server is back in service")
 }
 
 // vllmDeployment serves the small checkpoint with vLLM. The image is this machine's file system: its libraries, its
@@ -441,7 +441,7 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	}
 	before := vllmCounts(t, moed)
 	if len(before) != 4 {
-		t.Fatalf("the engines count requests of the ranks %v, want 2 ranks of 2 pods", before)
+		t.Fatalf("the engines' metrics have the ranks %v, want 2 ranks of 2 pods", before)
 	}
 	var mu sync.Mutex
 	reported := map[vllmRank]vllmCount{}
@@ -469,10 +469,10 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 		clients.Wait()
 	}
 	if len(reported) < 3 {
-		t.Errorf("requests are reported on the ranks %v only: a server that ignores its rank would not be noticed", reported)
+		t.Errorf("requests are reported only on the ranks %v, so a server that ignores ranks would not be detected", reported)
 	}
-	t.Logf("reported: %v", reported)
-	eventually(t, 10*time.Second, "the engines have counted on each rank what the router reports", func() error {
+	t.Logf("requests per reported rank: %v", reported)
+	eventually(t, 10*time.Second, "the engines' counts per rank match the router's reports", func() error {
 		counted := map[vllmRank]vllmCount{}
 		for at, count := range vllmCounts(t, moed) {
 			count.requests, count.tokens = count.requests-before[at].requests, count.tokens-before[at].tokens
@@ -498,7 +498,7 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	}
 	response.Body.Close()
 	if response.StatusCode != http.StatusNotImplemented {
-		t.Errorf("a stored response: %s", response.Status)
+		t.Errorf("reading a stored response returned %s", response.Status)
 	}
 }
 
@@ -550,21 +550,21 @@ func vllmPromise(t *testing.T, moed *semmoev1.MoEDeployment, without, with lar.A
 	if status == nil || status.PredictedMilli == nil || status.BaselineMilli == nil {
 		t.Fatalf("status.lar is %+v", status)
 	}
-	promised, baseline := float64(*status.PredictedMilli)/1000, float64(*status.BaselineMilli)/1000
-	t.Logf("promised: %.3f with the plan, %.3f without", promised, baseline)
-	if math.Abs(without.Rate()/baseline-1) > 0.03 || math.Abs(with.Rate()/promised-1) > 0.03 {
-		t.Errorf("the engines count %.4f without the plan and %.4f with it, want %.3f and %.3f to 3%%", without.Rate(), with.Rate(), baseline, promised)
+	forecast, baseline := float64(*status.PredictedMilli)/1000, float64(*status.BaselineMilli)/1000
+	t.Logf("forecast local activation rate: %.3f with the plan, %.3f without", forecast, baseline)
+	if math.Abs(without.Rate()/baseline-1) > 0.03 || math.Abs(with.Rate()/forecast-1) > 0.03 {
+		t.Errorf("the engines count %.4f without the plan and %.4f with it, want %.3f and %.3f within 3%%", without.Rate(), with.Rate(), baseline, forecast)
 	}
-	lookFor(t, moed, metav1.ConditionTrue, "OnTarget")
+	waitLocality(t, moed, metav1.ConditionTrue, "OnTarget")
 }
 
-// vllmDrifts sends texts of kinds that were not profiled until drift is detected.
-func vllmDrifts(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
+// vllmDetectsDrift sends texts of kinds that were not profiled until drift is detected.
+func vllmDetectsDrift(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	texts := vllmTexts().strange
 	stop := send(t, url, 4, func(_ context.Context, n int) string { return texts[n%len(texts)].Text })
 	defer stop()
-	lookFor(t, moed, metav1.ConditionFalse, "Drifted")
-	eventually(t, patience, "the observed rate is the engines' own", func() error {
+	waitLocality(t, moed, metav1.ConditionFalse, "Drifted")
+	eventually(t, waitTimeout, "the observed rate comes from the engines", func() error {
 		if status := get(t, moed).Status.LAR; status.Source != semmoev1.LARSourceEngine || status.ObservedMilli == nil || *status.ObservedMilli >= *status.PredictedMilli {
 			return fmt.Errorf("status.lar is %+v", status)
 		}
@@ -572,9 +572,9 @@ func vllmDrifts(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	})
 }
 
-// vllmObeys sends requests for the last rank directly to a server, and compares its counters with the adapter's table
+// vllmObeysRanks sends requests for the last rank directly to a server, and compares its counters with the adapter's table
 // of routes.
-func vllmObeys(t *testing.T, moed *semmoev1.MoEDeployment) {
+func vllmObeysRanks(t *testing.T, moed *semmoev1.MoEDeployment) {
 	const sent = 8
 	pod := listEnginePods(t, moed)[0]
 	adapter, err := registry.For(string(semmoev1.EngineVLLM))
@@ -702,7 +702,7 @@ func vllmAborts(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 		return nil
 	})
 	if tokens := after[at].tokens - before[at].tokens; tokens < 1 || tokens >= longest {
-		t.Errorf("rank %v generated %d tokens of %d for a client that left after the first", at, tokens, longest)
+		t.Errorf("rank %v generated %d of %d tokens for a client that disconnected after the first token", at, tokens, longest)
 	}
 }
 
@@ -715,14 +715,14 @@ func vllmKilled(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 		return strings.Contains(line, "/vllm serve ") && strings.Contains(line, " --host "+pod.Status.PodIP+" ")
 	})
 	if number == 0 {
-		t.Fatalf("the server of pod %s has no process", pod.Name)
+		t.Fatalf("the server process of pod %s is not found", pod.Name)
 	}
 	if err := syscall.Kill(number, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 30*time.Second, "requests are answered by the other server", func() error { return ask(t.Context(), url, "tiny") })
+	eventually(t, 30*time.Second, "requests are answered by the other server", func() error { return sendRequest(t.Context(), url, "tiny") })
 	for range 8 {
-		if err := ask(t.Context(), url, "tiny"); err != nil {
+		if err := sendRequest(t.Context(), url, "tiny"); err != nil {
 			t.Errorf("a request failed after the other server had answered: %v", err)
 		}
 	}
@@ -740,7 +740,7 @@ func vllmKilled(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 // vllmAnswers sends requests until a pod answers one: the router discovers a ready pod later than this test.
 func vllmAnswers(t *testing.T, url, pod string) {
 	t.Helper()
-	eventually(t, patience, "pod "+pod+" answers requests", func() error {
+	eventually(t, waitTimeout, "pod "+pod+" answers requests", func() error {
 		_, header, err := vllmPost(t.Context(), url, "/v1/completions", map[string]any{"prompt": "x", "max_tokens": 1})
 		if err != nil {
 			return err

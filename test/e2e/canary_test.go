@@ -56,7 +56,8 @@ func repeated(routes *trace.Trace, times int) *trace.Trace {
 	return &all
 }
 
-// sendAllKinds sends requests of all kinds of text until stopped, and fails the test if a request is not answered in full.
+// sendAllKinds sends requests of all kinds of text until stopped, and fails the test if a request is not answered in
+// full.
 func sendAllKinds(t *testing.T, url string) (stop func()) {
 	t.Helper()
 	requests := corpus.Requests(corpus.Written(), 300)

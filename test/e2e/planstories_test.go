@@ -151,8 +151,8 @@ func waitAnswers(t *testing.T, moed *semmoev1.MoEDeployment) string {
 // without more information.
 const tricklePeriod = 40 * time.Millisecond
 
-// sendSlowly sends requests of all kinds of text, truncated to size bytes, until stopped. It fails the test if a request
-// is not answered in full.
+// sendSlowly sends requests of all kinds of text, truncated to size bytes, until stopped. It fails the test if a
+// request is not answered in full.
 func sendSlowly(t *testing.T, url string, size int) (stop func()) {
 	t.Helper()
 	requests := corpus.Requests(corpus.Written(), size)

@@ -199,8 +199,8 @@ func checkRefusedPlans(t *testing.T, namespace string) {
 	waitPlan(t, small, semmoev1.ConditionReady, "LocalityDoesNotPay")
 }
 
-// TestPlansAreHeldBack checks that a plan that is ready but not rolled out, or cannot be, has a condition with the
-// required change. Most of these deployments do not serve; the condition is set nevertheless.
+// TestPlansAreHeldBack checks that a condition reports why a ready plan is not rolled out or cannot be used, and what
+// must change. Most of these deployments have no replicas; the condition is set nevertheless.
 func TestPlansAreHeldBack(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)

@@ -55,8 +55,7 @@ func installStoreIn(ctx context.Context) (*access.Access, error) {
 	if err := createStoreVolume(ctx); err != nil {
 		return nil, err
 	}
-	// A previous store has left this ConfigMap and its certificate authority is lost. The store overwrites the
-	// ConfigMap.
+	// Simulate the ConfigMap of a previous store with a lost certificate authority. The new store must overwrite it.
 	ca := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: storeName + "-ca"}, Data: map[string]string{"ca.crt": "lost"}}
 	if err := api.Create(ctx, ca); err != nil {
 		return nil, err

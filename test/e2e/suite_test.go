@@ -47,8 +47,8 @@ const (
 	image = "semmoe:dev"
 	// nextImage is another name of the same image. It simulates an upgrade of the operator.
 	nextImage = "semmoe:next"
-	// waitTimeout is the limit of most waits. It is long enough for a loaded machine; a wait ends as soon as its condition
-	// holds.
+	// waitTimeout is the limit of most waits. It is long enough for a loaded machine; a wait ends as soon as its
+	// condition holds.
 	waitTimeout = 2 * time.Minute
 )
 

@@ -101,14 +101,14 @@ func profilingJobsMade(journal *faults.Journal) int {
 	return journal.Made(func(object string) bool { return strings.HasPrefix(object, "Job profile-") })
 }
 
-// runUnderHazard runs a story under a hazard and compares the outcome with that of the clean run. The end state is equal, each
-// object was created and deleted equally often, no profiling Job ran twice, no other problem was reported, and the
-// number of writes is bounded. It returns the number of managers that had a successor.
+// runUnderHazard runs a story under a hazard and compares the outcome with that of the clean run. The end state is
+// equal, each object was created and deleted equally often, no profiling Job ran twice, no other problem was reported,
+// and the number of writes is bounded. It returns the number of managers that had a successor.
 func runUnderHazard(t *testing.T, s story, h hazard) (crashes int) {
 	clean := cleanRun(t, s)
 	namespace := newNamespace(t)
 	journal := recordJournal(t, namespace)
-	maxSuccession := managersUnderHazard(t, namespace, h)
+	stopManagers := managersUnderHazard(t, namespace, h)
 	ctx, cancel := context.WithCancel(t.Context())
 	touches := make(chan int, 1)
 	go func() {
@@ -134,7 +134,7 @@ func runUnderHazard(t *testing.T, s story, h hazard) (crashes int) {
 		}
 		return same("record", clean.counts, s.renamed(t, namespace, counts))
 	})
-	managers := maxSuccession()
+	managers := stopManagers()
 	writes, figures := 0, ""
 	for _, manager := range managers {
 		writes += manager.Writes()

@@ -197,8 +197,8 @@ func readMetrics(t *testing.T, namespace string) {
 	})
 }
 
-// expireAuthority replaces the webhooks' certificate authority by one that is about to expire. The returned function waits
-// until a manager has renewed it.
+// expireAuthority replaces the webhooks' certificate authority by one that is about to expire. The returned function
+// waits until a manager has renewed it.
 func expireAuthority(t *testing.T) (renewed func()) {
 	t.Helper()
 	clients, err := kubernetes.NewForConfig(restConfig)

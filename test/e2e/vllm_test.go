@@ -572,8 +572,8 @@ func vllmDetectsDrift(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	})
 }
 
-// vllmObeysRanks sends requests for the last rank directly to a server, and compares its counters with the adapter's table
-// of routes.
+// vllmObeysRanks sends requests for the last rank directly to a server, and compares its counters with the adapter's
+// table of routes.
 func vllmObeysRanks(t *testing.T, moed *semmoev1.MoEDeployment) {
 	const sent = 8
 	pod := listEnginePods(t, moed)[0]

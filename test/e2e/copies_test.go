@@ -84,7 +84,7 @@ func TestCopiesFromMemory(t *testing.T) {
 	waitScored(t, url, plain.PlanDigest)
 	before := greedy(t, url)
 	if plan := planOf(t, moed, plain.PlanDigest); plan.Status.RedundantExperts != 0 || !strings.Contains(message(plan), "no copies: 0.4 MiB per rank have no room") {
-		t.Errorf("memory for no expert: %+v", plan.Status)
+		t.Errorf("status without memory for any redundant expert: %+v", plan.Status)
 	}
 
 	update(t, moed, sized("1Gi"))

@@ -78,7 +78,7 @@ func TestRequestsWaitForTheirRank(t *testing.T) {
 	waited := heldRequests(t, moed)
 	t.Logf("%v of 320 requests waited", waited)
 	if waited == 0 || waited > 320 {
-		t.Errorf("%v of 320 requests waited", waited)
+		t.Errorf("%v of 320 requests waited, want 1 to 320", waited)
 	}
 
 	before := podNames(t, moed, semmoev1.ComponentRouter)

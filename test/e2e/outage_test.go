@@ -126,7 +126,7 @@ func TestAPIServerOutage(t *testing.T) {
 			answered := time.Since(back)
 			served := asking.end(t)
 			if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
-				t.Errorf("other pods (-before +after):\n%s", diff)
+				t.Errorf("pods were replaced (-before +after):\n%s", diff)
 			}
 			update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 2 })
 			asked := time.Now()

@@ -194,7 +194,7 @@ func TestPlan(t *testing.T) {
 	waitDeleted(t, configMap)
 	var jobs batchv1.JobList
 	if err := api.List(t.Context(), &jobs, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentProfile}); err != nil || len(jobs.Items) != 0 {
-		t.Errorf("%d profiling Jobs although the profile was in the store, %v", len(jobs.Items), err)
+		t.Errorf("%d profiling Jobs for a stored profile, want none: %v", len(jobs.Items), err)
 	}
 }
 

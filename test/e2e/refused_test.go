@@ -59,7 +59,7 @@ func checkRefusedDeployments(t *testing.T, namespace string) {
 		create(t, moed)
 		waitCondition(t, moed, semmoev1.ConditionStalled, metav1.ConditionTrue, reason, "spec.")
 		if workloads := listWorkloads(t, moed); len(workloads) > 0 {
-			t.Errorf("%s: %d workloads", reason, len(workloads))
+			t.Errorf("%s: %d workloads, want none", reason, len(workloads))
 		}
 	}
 	for name, tc := range templateAttacks() {
@@ -70,7 +70,7 @@ func checkRefusedDeployments(t *testing.T, namespace string) {
 		create(t, moed)
 		waitCondition(t, moed, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidTemplate", tc.field)
 		if workloads := listWorkloads(t, moed); len(workloads) > 0 {
-			t.Errorf("%s: %d workloads", name, len(workloads))
+			t.Errorf("%s: %d workloads, want none", name, len(workloads))
 		}
 	}
 	privileged := newDeployment(namespace, "privileged", func(m *semmoev1.MoEDeployment) { m.Spec.Template = privilegedEngine() })
@@ -134,7 +134,7 @@ func checkRefusedProfiles(t *testing.T, namespace string) {
 		create(t, p)
 		waitProfile(t, waitTimeout, p, semmoev1.ConditionStalled, metav1.ConditionTrue, reason)
 		if jobs := listProfilingJobs(t, p); len(jobs) > 0 {
-			t.Errorf("%s: %d profiling Jobs", reason, len(jobs))
+			t.Errorf("%s: %d profiling Jobs, want none", reason, len(jobs))
 		}
 	}
 	for name, tc := range templateAttacks() {
@@ -142,7 +142,7 @@ func checkRefusedProfiles(t *testing.T, namespace string) {
 		create(t, p)
 		waitProfile(t, waitTimeout, p, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidTemplate", tc.field)
 		if jobs := listProfilingJobs(t, p); len(jobs) > 0 {
-			t.Errorf("%s: %d profiling Jobs", name, len(jobs))
+			t.Errorf("%s: %d profiling Jobs, want none", name, len(jobs))
 		}
 	}
 	// No two profiles record the same inputs, even if the first one cannot be scheduled.

@@ -67,13 +67,13 @@ func requestsOf(kind string, documents int) []corpus.Request {
 // sampled returns the activations that the routers sampled under the tables of a plan, given by its full digest.
 func sampled(t *testing.T, moed *semmoev1.MoEDeployment, plan string) (rate lar.Activations) {
 	t.Helper()
-	serviceURL := routerIdentity(t).HTTP
+	routerClient := routerIdentity(t).HTTP
 	var pods corev1.PodList
 	if err := api.List(t.Context(), &pods, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentRouter}); err != nil {
 		t.Fatal(err)
 	}
 	for _, pod := range pods.Items {
-		response, err := serviceURL.Get(fmt.Sprintf("https://%s:%d/v1/observations", pod.Status.PodIP, managerauth.Port))
+		response, err := routerClient.Get(fmt.Sprintf("https://%s:%d/v1/observations", pod.Status.PodIP, managerauth.Port))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +197,7 @@ func TestReplanSwapsTables(t *testing.T) {
 		return
 	}
 	if replan.Status.Tier != semmoev1.TierTables || replan.Spec.Current.PlanDigest != base.Status.PlanDigest || replan.Labels[semmoev1.LabelBase] != base.Name {
-		t.Fatalf("plan %+v of tier %q, %+v", replan.Spec, replan.Status.Tier, replan.Status.Comparison)
+		t.Fatalf("unexpected plan %+v with tier %q and comparison %+v", replan.Spec, replan.Status.Tier, replan.Status.Comparison)
 	}
 	eventually(t, waitTimeout, "the routers use the new tables", func() error {
 		if got := send(); got != replan.Status.Plan {

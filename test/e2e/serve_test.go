@@ -430,7 +430,7 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 			lowest, maxExisting = min(lowest, ready), max(maxExisting, existing)
 			current := get(t, moed)
 			if current.Status.Revision == first || len(listWorkloads(t, moed)) != 1 {
-				return errors.New("the old revision is still there")
+				return errors.New("the old revision still exists")
 			}
 			return complete(current)
 		})

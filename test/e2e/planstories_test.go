@@ -147,16 +147,16 @@ func waitAnswers(t *testing.T, moed *semmoev1.MoEDeployment) string {
 	return url
 }
 
-// tricklePeriod is the interval between requests that are sent only to be sampled. More requests would use CPU time
+// samplePeriod is the interval between requests that are sent only to be sampled. More requests would use CPU time
 // without more information.
-const tricklePeriod = 40 * time.Millisecond
+const samplePeriod = 40 * time.Millisecond
 
-// sendSlowly sends requests of all kinds of text, truncated to size bytes, until stopped. It fails the test if a
-// request is not answered in full.
+// sendSlowly sends requests of all kinds of text, of size bytes each, until stopped. It fails the test if a request is
+// not answered in full.
 func sendSlowly(t *testing.T, url string, size int) (stop func()) {
 	t.Helper()
 	requests := corpus.Requests(corpus.Written(), size)
-	ticker := time.NewTicker(tricklePeriod)
+	ticker := time.NewTicker(samplePeriod)
 	t.Cleanup(ticker.Stop)
 	return send(t, url, 1, func(ctx context.Context, n int) string {
 		select {

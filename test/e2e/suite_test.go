@@ -338,7 +338,7 @@ func create(t *testing.T, object client.Object) {
 	}
 }
 
-// update changes the spec like a user and retries on conflicts with other writers.
+// update changes the spec like a user, with a merge patch that does not conflict with other writers.
 func update(t *testing.T, moed *semmoev1.MoEDeployment, change func(*semmoev1.MoEDeployment)) {
 	t.Helper()
 	base := get(t, moed)

@@ -1,6 +1,6 @@
-// Package apiserver starts etcd and an API server alone, for tests that need no controllers and no nodes. Both end with the process
-// that has started them, however that ends: envtest gives them process groups of their own, which neither Ctrl-C nor the end of a
-// test that has run out of time would reach.
+// Package apiserver starts only etcd and an API server, for tests that need no controllers and no nodes. Both end when
+// the process that started them ends, in any way. envtest does not ensure this: it starts both in separate process
+// groups, so neither Ctrl-C nor a test timeout would end them.
 package apiserver
 
 import (
@@ -17,14 +17,14 @@ import (
 	"github.com/semmoe/operator/test/localcluster"
 )
 
-// Server is a running API server. Its Config is an administrator's.
+// Server is a running API server. Its Config has administrator permissions.
 type Server struct {
 	*envtest.Environment
 	guard *exec.Cmd
-	alive io.Closer // the guard acts when this, or this process, is gone
+	alive io.Closer // the guard acts when alive is closed or this process has ended
 }
 
-// Start starts what is configured, of the programs that localcluster.FindBinaries finds. It is slow.
+// Start starts the configured environment with the programs that localcluster.FindBinaries returns. Start is slow.
 func Start(environment *envtest.Environment) (*Server, error) {
 	binaries, err := localcluster.FindBinaries()
 	if err != nil {
@@ -39,7 +39,7 @@ func Start(environment *envtest.Environment) (*Server, error) {
 		return nil, errors.Join(err, os.RemoveAll(directory))
 	}
 	if err := s.start(binaries, directory); err != nil {
-		return nil, errors.Join(fmt.Errorf("start the API server: %w", err), s.Stop())
+		return nil, errors.Join(fmt.Errorf("failed to start the API server: %w", err), s.Stop())
 	}
 	return s, nil
 }
@@ -57,11 +57,12 @@ func (s *Server) start(binaries, directory string) error {
 	if _, err := s.Environment.Start(); err != nil {
 		return err
 	}
-	return s.WebhookInstallOptions.Cleanup() // certificates beside the directory, by which nothing is served
+	return s.WebhookInstallOptions.Cleanup() // removes unused webhook certificates outside the directory
 }
 
-// guard waits for the end of its input. It kills, until there is none, what was told to keep its files in the directory, and removes
-// that. Its own command line does not name it.
+// guard is a shell script that waits for the end of its input. Then it kills every process with the directory in its
+// command line until none is left, and removes the directory. The command line of the guard does not contain the
+// directory.
 const guard = `
 read -r _
 while files=$(echo "=$DIRECTORY/" | grep -lsFf - /proc/[0-9]*/cmdline); [ -n "$files" ]; do
@@ -73,7 +74,7 @@ while files=$(echo "=$DIRECTORY/" | grep -lsFf - /proc/[0-9]*/cmdline); [ -n "$f
 done
 exec rm -rf "$DIRECTORY"`
 
-// watch starts the guard in a session of its own, which Ctrl-C does not reach.
+// watch starts the guard in a new session, which Ctrl-C does not reach.
 func (s *Server) watch(directory string) error {
 	s.guard = exec.Command("sh", "-c", guard)
 	s.guard.Env = append(os.Environ(), "DIRECTORY="+directory)
@@ -86,7 +87,7 @@ func (s *Server) watch(directory string) error {
 	return s.guard.Start()
 }
 
-// Stop ends the API server, and removes what it has stored.
+// Stop ends the API server and removes its data.
 func (s *Server) Stop() error {
 	return errors.Join(s.Environment.Stop(), s.alive.Close(), s.guard.Wait())
 }

@@ -14,7 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 )
 
-// parent is set for a copy of this test program that only starts an API server and waits to be killed.
+// parent is the environment variable that is set for a copy of this test program that only starts an API server and
+// waits to be killed.
 const parent = "APISERVER_TEST_PARENT"
 
 func TestMain(m *testing.M) {
@@ -33,7 +34,7 @@ func startAndWait() {
 	select {}
 }
 
-// processes are the command lines that hold the text.
+// processes returns the command lines that contain the text.
 func processes(t *testing.T, text string) []string {
 	t.Helper()
 	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -42,7 +43,7 @@ func processes(t *testing.T, text string) []string {
 	}
 	var found []string
 	for _, path := range paths {
-		// A process may have ended since.
+		// A process may have ended since the listing.
 		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), text) {
 			found = append(found, strings.ReplaceAll(string(line), "\x00", " "))
 		}
@@ -50,7 +51,8 @@ func processes(t *testing.T, text string) []string {
 	return found
 }
 
-// expect waits until so many processes keep files in the directory, and it is empty where there are none.
+// expect waits up to 10 s until the number of processes with the directory in their command lines is want. If want is
+// 0, it also waits until the directory is empty.
 func expect(t *testing.T, directory string, want int) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
@@ -68,7 +70,8 @@ func expect(t *testing.T, directory string, want int) {
 	}
 }
 
-// However the process ends that has started an API server, its processes end, and nothing is left.
+// TestKilledParent verifies that the processes of the API server end, and that no files remain, when the process that
+// started them ends through a signal.
 func TestKilledParent(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "interrupted": syscall.SIGINT, "timed out": syscall.SIGQUIT} {
 		t.Run(name, func(t *testing.T) {
@@ -84,10 +87,10 @@ func TestKilledParent(t *testing.T) {
 				t.Fatal(err)
 			}
 			if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "up\n" {
-				t.Fatalf("it says %q: %v", line, err)
+				t.Fatalf("the program printed %q: %v", line, err)
 			}
 			expect(t, directory, 2)
-			// To the whole group, as a terminal does.
+			// The signal goes to the whole process group, as from a terminal.
 			if err := syscall.Kill(-program.Process.Pid, signal); err != nil {
 				t.Fatal(err)
 			}

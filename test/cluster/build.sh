@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # build.sh : builds every program of the cluster from Go modules, and the images that each node needs, into
-# bin/cluster-<versions>/, and prints that directory. The Kubernetes programs come from test/kubernetes/build.sh and are
-# linked there. What is already there is not built again; two callers at once build one after the other.
+# bin/cluster-<versions>/, and prints that directory. test/kubernetes/build.sh builds the Kubernetes programs, which are
+# linked into the directory. Existing programs are not built again. Concurrent callers build one after the other.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 repository=$(readlink -m "$here/../..")
@@ -13,8 +13,8 @@ mkdir -p "$out"
 exec 9>"$out/.lock"
 flock 9
 
-# build NAME COMMAND... : runs the command, which leaves the program NAME in directory $partial, and puts it in its place.
-# A build that is cut short therefore never leaves half a program behind.
+# build NAME COMMAND... : runs the command, which writes the program NAME into directory $partial, and moves the program
+# to its final place. An interrupted build therefore never leaves an incomplete program.
 build() {
   local name=$1
   shift
@@ -30,7 +30,7 @@ build() {
 kubernetes=$("$here/../kubernetes/build.sh" etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet kube-proxy)
 ln -sfn "$kubernetes"/* "$out"
 
-# go install PACKAGE@VERSION builds each of these with its own go.mod, as its release is built.
+# go install PACKAGE@VERSION builds each program with its own go.mod, like its release.
 export CGO_ENABLED=0
 package=github.com/containerd/containerd/v2
 for program in containerd containerd-shim-runc-v2 ctr; do
@@ -41,7 +41,7 @@ done
 for plugin in main/ptp main/loopback ipam/host-local meta/portmap; do
   build ${plugin#*/} go install -buildvcs=false -ldflags "-s -w" github.com/containernetworking/plugins/plugins/$plugin@$cni
 done
-# runc alone needs C: pods with the RuntimeDefault seccomp profile start only where it is built with libseccomp.
+# Only runc needs C: pods with the RuntimeDefault seccomp profile start only if runc is built with libseccomp.
 if [ ! -x "$out/runc" ] && ! pkg-config --exists libseccomp; then
   echo "build.sh: runc needs gcc, pkg-config and the libseccomp headers: run test/cluster/install-deps.sh" >&2
   exit 1
@@ -51,7 +51,8 @@ build runc env CGO_ENABLED=1 go install -buildvcs=false -tags "seccomp urfave_cl
 build coredns go build -C "$here/coredns" -buildvcs=false -ldflags "-s -w" -o "$partial/coredns" .
 build pause go build -C "$repository" -buildvcs=false -ldflags "-s -w" -o "$partial/pause" ./test/cluster/pause
 
-# image NAME : the program NAME as image cluster.local/NAME:1. The tag is not "latest", so the kubelet does not pull it.
+# image NAME : creates the image cluster.local/NAME:1 from the program NAME. The tag is not "latest", so the kubelet
+# does not pull it.
 image() {
   [ ! -f "$out/$1.tar" ] || return 0
   go run -C "$repository" -buildvcs=false ./internal/tools/image/cmd/mkimage \

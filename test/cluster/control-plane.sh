@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2154 # sourced by up.sh after lib.sh, which sets the variables
-# control-plane.sh : etcd, API server, controller manager and scheduler as plain processes of the machine; sourced by up.sh.
+# control-plane.sh : starts etcd, API server, controller manager and scheduler as plain processes of the machine;
+# sourced by up.sh.
 
 start_control_plane() {
-  # Without fsync, as the cluster is not meant to outlive a power failure.
+  # Without fsync, because the cluster need not survive a power failure.
   start etcd "$bin/etcd" --name semmoe --data-dir "$state/etcd" --unsafe-no-fsync --log-level warn \
     --listen-client-urls "$etcd_client" --advertise-client-urls "$etcd_client" \
     --listen-peer-urls "$etcd_peer" --initial-advertise-peer-urls "$etcd_peer" --initial-cluster semmoe="$etcd_peer"
@@ -22,9 +23,9 @@ start_control_plane() {
     --proxy-client-cert-file="$pki/front-proxy-client.crt" --proxy-client-key-file="$pki/front-proxy-client.key"
   wait_for 120 "kube-apiserver is ready" "$bin/kubectl" get --raw /readyz
 
-  # There is one of each, so none waits for a lease, and none opens a port. A lost node is noticed within 16 s
-  # instead of 54; the kubelet's lease (node.sh) goes with that. A claim that was seen before its volume is bound
-  # after 2 s instead of 15.
+  # There is one instance of each program, so leader election is off, and no program opens a port. A lost node
+  # is detected within 16 s instead of 54 s; the kubelet's lease (node.sh) is shortened accordingly. A claim that the
+  # binder sees before its volume is bound after 2 s instead of 15 s.
   start kube-controller-manager "$bin/kube-controller-manager" --leader-elect=false --secure-port=0 \
     --kubeconfig="$state/kube-controller-manager.kubeconfig" --use-service-account-credentials=true \
     --service-account-private-key-file="$pki/sa.key" --root-ca-file="$pki/ca.crt" \

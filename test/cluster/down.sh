@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# down.sh [--keep] : ends the cluster and takes away all that it left on the machine: processes, cgroups, links, routes, the
-# nft table, sysctls and, without --keep, the state directory, from which up.sh starts the same cluster again. It works after
-# a crash of any part, and does nothing where there is nothing.
+# down.sh [--keep] : stops the cluster and removes everything that it created on the machine: processes, cgroups, links,
+# routes, the nft table, sysctls and the state directory. With --keep it preserves the state directory, from which up.sh
+# starts the same cluster again. down.sh works after a crash of any part, and is a no-op if there is no cluster.
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 require_root
 [ $# = 0 ] || [ "$*" = --keep ] || die "usage: down.sh [--keep]"
@@ -21,7 +21,7 @@ if [ -f "$state/restore/sysctls" ]; then
   done <"$state/restore/sysctls"
 fi
 if [ -f "$state/restore/directories" ]; then
-  # Deepest first. One that something else has begun to use stays.
+  # Deepest directory first. A directory that another program now uses is kept.
   tac "$state/restore/directories" | xargs -r rmdir --ignore-fail-on-non-empty 2>/dev/null || true
 fi
 if [ -f "$state/restore/controllers" ]; then

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# e2e.sh [COMMAND...] : makes a real cluster of two nodes with our image in it, runs COMMAND (default: the demo's scenario,
-# and then the life of an installation) with KUBECONFIG set to it, and takes the cluster away again, whatever happens.
-# IMAGE_TAR is the image (dist/semmoe.tar); ACTS=1 or ACTS=2 plays one act of the demo alone.
+# e2e.sh [COMMAND...] : creates a real cluster of two nodes with the operator's image, runs COMMAND (default: the demo's
+# scenario, and then the installation test) with KUBECONFIG set to the cluster, and removes the cluster in any case.
+# IMAGE_TAR is the image (default: dist/semmoe.tar). ACTS=1 or ACTS=2 runs only one act of the demo.
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 tar=${IMAGE_TAR:-$repository/dist/semmoe.tar}
-[ -r "$tar" ] || die "$tar cannot be read: make image"
+[ -r "$tar" ] || die "$tar cannot be read: run make image"
 cd "$repository"
-# Killed outright, it runs no trap, and a cluster without an owner would keep the next one from starting.
+# After SIGKILL no trap runs, and a cluster without an owner would prevent the start of the next one.
 setsid bash -c "tail --pid=$$ -f /dev/null; exec '$here/down.sh'" >/dev/null 2>&1 </dev/null &
 watch=$!
 trap 'kill -- -$watch; "$here/down.sh"' EXIT

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# install-deps.sh : installs what the cluster needs besides Go, where apt and root are there; else says what is missing.
+# install-deps.sh : installs the non-Go dependencies of the cluster with apt as root. Without apt or root, it reports
+# the missing packages.
 set -euo pipefail
 packages=()
-# need PACKAGE COMMAND... : the package is wanted if the command fails.
+# need PACKAGE COMMAND... : selects the package for installation if the command fails.
 need() {
   local package=$1
   shift

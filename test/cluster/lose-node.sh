@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# lose-node.sh I : a power failure of node nI: all that runs in it ends at once, and its disk stays. up.sh brings it back.
+# lose-node.sh I : simulates a power failure of node nI: all its processes end immediately, and its disk is kept. up.sh
+# restarts the node.
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 require_root
 [[ $# = 1 && $1 =~ ^[12]$ ]] || die "usage: lose-node.sh 1|2"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# node-init.sh I BIN : pid 1 of node nI. It sees its own processes, cgroups, network and /run, and keeps what a node keeps
-# in the usual places, each of which is a directory of the node's disk here. All else is the machine's file system: a
-# hostPath volume of a pod is a directory of the machine.
+# node-init.sh I BIN : PID 1 of node nI. It sees only its own processes, cgroups, network and /run. The directories with
+# node state are on the node's disk and mounted at their usual paths. All other paths are the machine's file system, so
+# a hostPath volume of a pod is a directory of the machine.
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 index=$1 bin=$2 node=n$1 address=$network.$((10 + $1)) disk=$state/nodes/n$1
 unset KUBECONFIG
@@ -9,7 +9,7 @@ export PATH=$bin:$PATH
 
 mount_cgroups() {
   local hierarchies type options
-  # Read before /sys is mounted anew, which covers the machine's cgroup mounts.
+  # Read this before /sys is mounted again, which hides the machine's cgroup mounts.
   hierarchies=$(awk -F: '$2 != "" { print $2 }' /proc/self/cgroup)
   mount -t sysfs sysfs /sys
   if [ "$1" = 2 ]; then
@@ -26,7 +26,7 @@ mount_cgroups() {
   done
 }
 
-# keep NAME COMMAND... : starts it again when it ends, as a service manager does.
+# keep NAME COMMAND... : runs the command and restarts it when it ends, like a service manager.
 keep() {
   local name=$1
   shift
@@ -49,15 +49,15 @@ mount --bind "$disk/containerd" /var/lib/containerd
 mount --bind "$disk/cni" /var/lib/cni
 mount --bind "$disk/net.d" /etc/cni/net.d
 mount --bind "$disk/log" /var/log
-mount --make-rshared / # volumes that the kubelet mounts must reach containers
+mount --make-rshared / # volume mounts of the kubelet must propagate to containers
 
 wait_for 10 "$node is linked" test -e /sys/class/net/eth0
 ip link set lo up
 ip addr add "$address/24" dev eth0
 ip link set eth0 up
-# The machine does not forward: the default route only lets kubelet and kube-proxy find their own address.
+# The machine does not forward traffic: kubelet and kube-proxy only need the default route to detect their own address.
 ip route add default via $api_address
-ip route add unreachable "10.244.$index.0/24" # addresses of pods that are gone; each pod has a route of its own
+ip route add unreachable "10.244.$index.0/24" # for addresses of removed pods; each existing pod has its own route
 other=$((3 - index))
 ip route add "10.244.$other.0/24" via "$network.$((10 + other))"
 echo 1 >/proc/sys/net/ipv4/ip_forward

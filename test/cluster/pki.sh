@@ -1,10 +1,12 @@
 # shellcheck shell=bash disable=SC2154 # sourced by up.sh after lib.sh, which sets the variables
-# pki.sh : one certificate authority for the cluster, and a certificate for each part; sourced by up.sh.
+# pki.sh : creates the certificate authority of the cluster and a certificate for each part; sourced by up.sh.
 
-# quietly COMMAND... : openssl says on standard error what it does; only what fails is worth reading.
+# quietly COMMAND... : runs the command and shows its standard error only if it fails, because openssl logs its progress
+# there.
 quietly() { "$@" 2>"$state/log/openssl.log" || die "$(<"$state/log/openssl.log")"; }
 
-# pki_authority : the authority and the key pair of service-account tokens. The last file made says that all are there.
+# pki_authority : creates the authority and the key pair of service-account tokens. The last file is the marker that all
+# exist.
 pki_authority() {
   mkdir -p "$pki"
   [ ! -f "$pki/sa.pub" ] || return 0
@@ -16,7 +18,7 @@ pki_authority() {
   mv "$pki/.sa.pub" "$pki/sa.pub"
 }
 
-# pki_certificate NAME SUBJECT [NAMES] : for clients and, with alternative names, servers.
+# pki_certificate NAME SUBJECT [NAMES] : creates a certificate for a client or, with alternative names, for a server.
 pki_certificate() {
   local draft=$pki/.$1
   [ ! -f "$pki/$1.crt" ] || return 0
@@ -29,7 +31,7 @@ pki_certificate() {
   rm "$draft.csr" "$draft.ext"
 }
 
-# pki_kubeconfig NAME : $state/NAME.kubeconfig, which carries what it needs, so that it may be copied.
+# pki_kubeconfig NAME : writes $state/NAME.kubeconfig with embedded credentials, so that the file can be copied.
 pki_kubeconfig() {
   [ ! -f "$state/$1.kubeconfig" ] || return 0
   (umask 077 && cat >"$state/.$1.kubeconfig") <<Y
@@ -49,13 +51,13 @@ Y
   mv "$state/.$1.kubeconfig" "$state/$1.kubeconfig"
 }
 
-# pki_control_plane : everything but the nodes' own.
+# pki_control_plane : creates all certificates except those of the nodes.
 pki_control_plane() {
   local service=kubernetes.default.svc name
   pki_authority
   pki_certificate apiserver /CN=kube-apiserver \
     "IP:$api_address,IP:$api_service,DNS:kubernetes,DNS:kubernetes.default,DNS:$service,DNS:$service.cluster.local"
-  # The group is bound to system:kubelet-api-admin in manifests/system.yaml: without it, logs and exec are refused.
+  # manifests/system.yaml binds the group to system:kubelet-api-admin. Without this role, logs and exec are forbidden.
   pki_certificate apiserver-kubelet-client /O=semmoe:kubelet-clients/CN=kube-apiserver-kubelet-client
   pki_certificate front-proxy-client /CN=front-proxy-client
   pki_certificate admin /O=system:masters/CN=admin

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# proof.sh : proves that the running cluster does what the tests rely on; ends with 1 at the first thing that it does not.
+# proof.sh : verifies that the running cluster has the features on which the tests rely. It exits with 1 at the first
+# failure.
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 require_root
-[ -n "$(node_pid 1)" ] || die "no cluster is running: start it by up.sh"
+[ -n "$(node_pid 1)" ] || die "no cluster is running: start it with up.sh"
 bin=$("$here/build.sh")
 kubectl() { "$bin/kubectl" -n proof "$@"; }
 in_pod() { kubectl exec -q "$1" -- /probe "${@:2}"; }
 
-# expect WHAT TEXT COMMAND... : the command's output comes to contain the text within 20 s: names and endpoints follow a
-# change a moment later, and logs a pod's start.
+# expect WHAT TEXT COMMAND... : waits up to 20 s until the command's output contains the text. Names and endpoints
+# follow a change, and logs follow a pod's start, with a delay.
 expect() {
   local what=$1 text=$2 output end=$((SECONDS + 20))
   shift 2
@@ -19,13 +20,14 @@ expect() {
   say "ok  $what"
 }
 
-# clean true|false : ends what this proof started; whether it waits for that.
+# clean true|false : removes the processes and objects of this script. The argument selects whether it waits for the
+# deletion.
 clean() {
   # shellcheck disable=SC2046 # one word for each process
   kill $(jobs -p) 2>/dev/null || true
   kubectl delete namespace/proof persistentvolume/proof --ignore-not-found --wait="$1" >/dev/null 2>&1 || true
 }
-clean true # of a proof that was cut short
+clean true # remains of an interrupted run
 trap 'clean false' EXIT
 
 nodes=$(kubectl get nodes -o name | wc -l)
@@ -59,7 +61,7 @@ expect "pod address from the machine" "web v1" "$disk/probe" get "http://$pod:80
 expect "short name" "web v1" in_pod client get http://web/
 expect "full name" "web v1" in_pod client get http://web.proof.svc.cluster.local/
 expect "API server as proxy" "web v1" kubectl get --raw /api/v1/namespaces/proof/pods/web:8080/proxy/
-# A forwarded port stands for whatever else listens on the machine.
+# The forwarded port represents any other port on which the machine listens.
 "$bin/kubectl" -n proof port-forward --address $api_address pod/web 18080:8080 >/dev/null 2>&1 &
 expect "port-forward" "web v1" "$disk/probe" get http://$api_address:18080/
 ! in_pod client get http://$api_address:18080/ >/dev/null 2>&1 || die "a pod reaches a port of the machine"
@@ -75,10 +77,10 @@ done
 
 expect "GPUs: as many pods run as nodes" "$nodes" kubectl get deployment gpu -o jsonpath='{.status.readyReplicas}'
 expect "GPUs: one more waits" "Insufficient nvidia.com/gpu" kubectl get pods -l app=gpu -o jsonpath='{.items[*].status.conditions[*].message}'
-# The kubelet reports every ten seconds at least; what it did not put there must survive that.
+# The kubelet updates the node's status at least every 10 s, and must keep fields that it did not set.
 heartbeat() { kubectl get node n1 -o jsonpath='{.status.conditions[?(@.type=="Ready")].lastHeartbeatTime}'; }
 before=$(heartbeat)
 changed() { [ "$(heartbeat)" != "$before" ]; }
-wait_for 30 "ok  the kubelet reported again" changed
+wait_for 30 "ok  the kubelet updated the node's status" changed
 expect "GPUs: still advertised" "$gpus" kubectl get node n1 -o 'jsonpath={.status.allocatable.nvidia\.com/gpu}'
-say "all proven on $nodes node(s)"
+say "all checks passed on $nodes node(s)"

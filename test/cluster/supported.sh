@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# supported.sh : exits 0 if this machine can run the cluster; else prints one line that says why not, and exits 1.
-# What counts is tried out in namespaces of its own, which leave nothing behind.
+# supported.sh : exits with 0 if this machine can run the cluster. Otherwise it prints the reason in one line and exits
+# with 1. It tries each required operation in temporary namespaces, which leave no changes.
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 no() {
   echo "this machine cannot run the cluster: $*"
@@ -23,24 +23,26 @@ else
   [[ -n $root && $(wc -l <<<"$root") = 1 ]] || no "cgroup2 is not mounted once, but at: ${root//$'\n'/ }"
   for controller in cpu cpuset memory pids; do
     grep -qw $controller "$root/cgroup.controllers" || no "it has cgroup v2 without controller $controller at $root"
-    # Only the machine's own root cgroup may hold processes and hand out controllers as well; it alone has no type.
+    # Only the machine's root cgroup may both contain processes and delegate controllers. It is the only cgroup without
+    # a cgroup.type file.
     grep -qw $controller "$root/cgroup.subtree_control" || [ ! -e "$root/cgroup.type" ] || ! grep -q . "$root/cgroup.procs" ||
-      no "cgroup controller $controller is not handed to children of $root, as in a container with a private cgroup namespace"
+      no "cgroup controller $controller is not delegated to children of $root, as in a container with a private cgroup namespace"
   done
 fi
 for mount in $(cgroup_mounts); do
-  mkdir "$mount/semmoe-try-$$" 2>/dev/null || no "it lets nobody make cgroups in $mount"
+  mkdir "$mount/semmoe-try-$$" 2>/dev/null || no "it does not allow cgroups to be created in $mount"
   rmdir "$mount/semmoe-try-$$"
 done
 
-# try WHAT COMMAND ARGUMENT... : in fresh namespaces, so that nothing stays.
+# try WHAT COMMAND ARGUMENT... : runs the command in new namespaces, so that no changes remain.
 try() {
   local output
   output=$(unshare --cgroup --mount --net --pid --uts --ipc --fork --kill-child bash -euc "$2" - "${@:3}" 2>&1) ||
     no "$1: $(head -1 <<<"$output")"
 }
 try "namespaces are refused" 'mount --make-rprivate /; mount -t proc proc /proc; mount -t sysfs sysfs /sys; hostname try'
-# Where the nodes' disks will be: an overlay cannot lie on every file system, another overlay for one.
+# An overlay cannot be created on every file system, for example not on another overlay, so the location of the nodes'
+# disks is tested.
 disk=$state
 until [ -d "$disk" ]; do
   disk=$(dirname "$disk")

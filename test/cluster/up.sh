@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# up.sh [NODES] : a real Kubernetes cluster of one or two nodes on this machine, and prints how to reach it. The control
-# plane runs as plain processes, a node in private namespaces on a bridge. Run again, also after a crash, it starts only
-# what is not running. down.sh takes all of it away.
-#   CLUSTER_STATE=DIR   where the cluster lives (default: bin/cluster-state)
+# up.sh [NODES] : starts a real Kubernetes cluster of one or two nodes on this machine, and prints its KUBECONFIG
+# setting. The control plane runs as plain processes, and each node in private namespaces connected to a bridge.
+# Repeated calls, also after a crash, start only the parts that do not run. down.sh removes the cluster.
+#   CLUSTER_STATE=DIR   state directory of the cluster (default: bin/cluster-state)
 #   GPUS=N              nvidia.com/gpu that each node advertises (default: 16)
 #   IMAGES="FILE..."    image tars to load into every node
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
@@ -26,20 +26,20 @@ done
 bin=$("$here/build.sh")
 lock
 mkdir -p "$state"
-: >"$state/.semmoe-cluster" # down.sh deletes no directory without it
+: >"$state/.semmoe-cluster" # down.sh deletes only directories with this file
 mkdir -p "$state"/{restore,log,nodes}
 [ -d "$state/etcd" ] || mkdir -m 700 "$state/etcd"
 echo "$state" >"$lock_file"
 
-# ---- what down.sh must put back is noted before it is changed ----
+# ---- record the settings that down.sh restores, before any change ----
 
-if [ ! -f "$state/restore/sysctls" ]; then # the kubelet sets these for the whole machine
+if [ ! -f "$state/restore/sysctls" ]; then # the kubelet changes these for the whole machine
   for sysctl in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
     echo "$sysctl $(<"/proc/sys/$sysctl")"
   done >"$state/restore/.sysctls"
   mv "$state/restore/.sysctls" "$state/restore/sysctls"
 fi
-for directory in /var/lib/kubelet /var/lib/containerd /var/lib/cni /etc/cni /etc/cni/net.d; do # node-init.sh mounts on them
+for directory in /var/lib/kubelet /var/lib/containerd /var/lib/cni /etc/cni /etc/cni/net.d; do # mount points of node-init.sh
   [ -d "$directory" ] || {
     echo "$directory" >>"$state/restore/directories"
     mkdir "$directory"
@@ -60,8 +60,8 @@ fi
 ip link show $bridge >/dev/null 2>&1 || ip link add $bridge type bridge
 ip addr replace $api_address/24 dev $bridge
 ip link set $bridge up
-# Pods reach the API server, and nothing else that listens on the machine. By packet, not by connection: the machine's own
-# network must not begin to track connections because of a test.
+# Of the machine's ports, pods reach only the API server. The rule matches packets, not connections, so that a test does
+# not enable connection tracking in the machine's network.
 nft -f - <<N
 table inet $guard
 delete table inet $guard
@@ -80,14 +80,14 @@ start_control_plane
 for ((i = 1; i <= nodes; i++)); do
   start_node "$i"
 done
-# After a crash, a node's status says for a while what it was before: the kubelet itself must answer as well.
+# After a crash, a node's status is outdated for a while, so the kubelet itself must also respond.
 node_ready() {
   "$bin/kubectl" get --raw "/api/v1/nodes/$1/proxy/healthz" && "$bin/kubectl" wait --for=condition=Ready "node/$1" --timeout=1s
 }
 for ((i = 1; i <= nodes; i++)); do
   wait_for 120 "node n$i is ready" node_ready "n$i"
-  # There is no device behind it: what is tested is that pods ask for GPUs, and that the scheduler counts them. The
-  # kubelet keeps what others add to its status.
+  # There is no device: tests only need pods that request GPUs and a scheduler that counts them. The kubelet keeps
+  # status fields that other clients add.
   "$bin/kubectl" patch node "n$i" --subresource=status --type=json -p "[
     {\"op\": \"add\", \"path\": \"/status/capacity/nvidia.com~1gpu\", \"value\": \"$gpus\"},
     {\"op\": \"add\", \"path\": \"/status/allocatable/nvidia.com~1gpu\", \"value\": \"$gpus\"}]" >/dev/null

@@ -1,5 +1,5 @@
-// Package connectproxy is an HTTP proxy that only tunnels (method CONNECT). Test clusters use it as the way to the network of their pods for
-// connections with TLS from end to end, which the API server's proxy cannot forward.
+// Package connectproxy implements an HTTP proxy that only tunnels (method CONNECT). Test clusters use it to reach the
+// pod network with end-to-end TLS, which the API server's proxy cannot forward.
 package connectproxy
 
 import (
@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// Dial connects to the host and port that a client asks for.
+// Dial connects to the host and port of a CONNECT request.
 type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 // ServeHTTP tunnels a connection until both sides are closed.
@@ -41,9 +41,9 @@ func (dial Dial) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	both.Wait()
 }
 
-// tunnel copies one direction. Its end, which closes both connections, ends the other direction too.
+// tunnel copies one direction. At its end it closes both connections, which ends the other direction too.
 func tunnel(to net.Conn, from io.Reader, source net.Conn) {
-	io.Copy(to, from) //nolint:errcheck // the other side sees the end
+	io.Copy(to, from) //nolint:errcheck // an error ends the tunnel like the end of the stream
 	to.Close()
 	source.Close()
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/semmoe/operator/test/connectproxy"
 )
 
-// A client reaches a server by TLS from end to end; an address without a server is an error, and so is any method but CONNECT.
+// TestTunnels verifies that a client reaches a server with end-to-end TLS, and that a closed server and any method
+// except CONNECT result in an error.
 func TestTunnels(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "inside") }))
 	defer server.Close()
@@ -32,10 +33,10 @@ func TestTunnels(t *testing.T) {
 	body, err := io.ReadAll(response.Body)
 	response.Body.Close()
 	if err != nil || string(body) != "inside" {
-		t.Errorf("answer %q, %v", body, err)
+		t.Errorf("response %q, error %v", body, err)
 	}
 	if _, err := client.Get(gone.URL); err == nil {
-		t.Error("a server that is gone answers")
+		t.Error("a request to a closed server succeeded")
 	}
 	response, err = http.Get(proxy.URL)
 	if err != nil {
@@ -43,6 +44,6 @@ func TestTunnels(t *testing.T) {
 	}
 	response.Body.Close()
 	if response.StatusCode != http.StatusMethodNotAllowed {
-		t.Errorf("GET: %s", response.Status)
+		t.Errorf("GET returned status %s, want 405", response.Status)
 	}
 }

@@ -25,15 +25,15 @@ import (
 	"github.com/semmoe/operator/test/corpus"
 )
 
-// An installation's life, from the first command of docs/install.md to the last. Each step needs those before it.
+// TestInstallation follows docs/install.md from the first to the last command. Each step requires the earlier steps.
 func TestInstallation(t *testing.T) {
 	if !*onCluster {
-		t.Skip("only with -args -cluster, on a cluster of test/cluster: make e2e-installation")
+		t.Skip("requires -args -cluster and a cluster of test/cluster; run make e2e-installation")
 	}
 	w := newWorld(t)
 	for _, step := range []struct {
 		name string
-		tell func(*world, *testing.T)
+		run  func(*world, *testing.T)
 	}{
 		{"install", (*world).install},
 		{"review", (*world).review},
@@ -48,7 +48,7 @@ func TestInstallation(t *testing.T) {
 	} {
 		if !t.Run(step.name, func(t *testing.T) {
 			begin := time.Now()
-			step.tell(w, t)
+			step.run(w, t)
 			t.Logf("%s: %s", step.name, seconds(time.Since(begin)))
 		}) {
 			w.explain(t)
@@ -57,7 +57,8 @@ func TestInstallation(t *testing.T) {
 	}
 }
 
-// explain logs what a person would look at, the shortest last: the end of a long log is what is read first.
+// explain logs the state of the cluster after a failure. The shortest output is last, because the end of a long log is
+// read first.
 func (w *world) explain(t *testing.T) {
 	for _, args := range [][]string{
 		{"logs", "-n", system, "-l", "app.kubernetes.io/component=manager", "--tail=30", "--prefix"},
@@ -70,10 +71,11 @@ func (w *world) explain(t *testing.T) {
 	}
 	now := time.Now()
 	_, failed := w.traffic.since(mark{})
-	t.Logf("requests that failed in all steps, and when they began:%s", reasons(failed, now))
+	t.Logf("failed requests of all steps, with their start times:%s", reasons(failed, now))
 }
 
-// volumes are those of the artifact store and of the model: the cluster makes none, and its nodes share this machine's directories.
+// volumes are the volumes of the artifact store and of the model. The cluster has no dynamic provisioning, and its
+// nodes share the directories of this machine.
 const volumes = `
 apiVersion: v1
 kind: PersistentVolume
@@ -104,9 +106,9 @@ spec:
   resources: {requests: {storage: 1Gi}}
 `
 
-// install makes namespaces that enforce the restricted standard, and installs the chart into one of them.
+// install creates namespaces that enforce the restricted standard, and installs the chart into one of them.
 func (w *world) install(t *testing.T) {
-	w.bare = everything(t, "")
+	w.initialCluster = everything(t, "")
 	checkpoint := filepath.Join(repository, "internal", "refengine", "testdata", "tiny-qwen3moe")
 	if err := errors.Join(
 		os.Mkdir(filepath.Join(w.directory, "store"), 0o777), os.Chmod(filepath.Join(w.directory, "store"), 0o777), // for user 65532
@@ -119,14 +121,14 @@ func (w *world) install(t *testing.T) {
 		w.kubectl(t, "", "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
 	}
 	w.kubectl(t, strings.ReplaceAll(volumes, "DIRECTORY", w.directory), "apply", "-f", "-")
-	// The same bytes by another name are another release.
+	// A second tag of the same image simulates the next release.
 	for _, node := range []string{"1", "2"} {
 		script(t, "in-node.sh", node, "ctr", "-n", "k8s.io", "images", "tag", "--force", "docker.io/library/semmoe:dev", "docker.io/library/semmoe:next")
 	}
 	begin := time.Now()
 	w.helm(t, "install", chart)
 	w.waitInstalled(t)
-	t.Logf("installed, and both managers and the store available, after %s", seconds(time.Since(begin)))
+	t.Logf("installed, with both managers and the store available, after %s", seconds(time.Since(begin)))
 	nodes := map[string]bool{}
 	for _, pod := range w.managers(t) {
 		nodes[pod.Spec.NodeName] = true
@@ -136,7 +138,7 @@ func (w *world) install(t *testing.T) {
 	}
 }
 
-// waitInstalled waits as the chart's notes say.
+// waitInstalled waits for the rollouts that the chart's notes list.
 func (w *world) waitInstalled(t *testing.T) {
 	t.Helper()
 	for _, deployment := range []string{"deployment/semmoe-manager", "deployment/semmoe-store"} {
@@ -149,31 +151,33 @@ func (w *world) managers(t *testing.T) []corev1.Pod {
 	return w.pods(t, system, client.MatchingLabels{"app.kubernetes.io/component": "manager"})
 }
 
-// review tries the sample with and without what a manager must refuse.
+// review verifies that the webhook rejects an invalid sample and accepts the valid one.
 func (w *world) review(t *testing.T) {
 	waitRefused(t)
 	w.kubectl(t, sample(t), "create", "-n", team, "--dry-run=server", "-f", "-")
 }
 
-// waitRefused tries an object that no schema can refuse: the API server asks a manager through its Service.
+// waitRefused waits until the webhook rejects an object that the CRD schema accepts. The API server calls a manager
+// through its Service.
 func waitRefused(t *testing.T) {
 	t.Helper()
 	const contradicting = `{"spec": {"engine": {"args": ["--ep-size", "2"]}}}`
 	var refusal error
-	took := eventually(t, patience, "a refusal", func() error {
+	took := eventually(t, waitTimeout, "rejection by the webhook", func() error {
 		_, refusal = kubectl(sample(t, "--patch", contradicting), "create", "-n", team, "--dry-run=server", "-f", "-")
 		if refusal == nil || !strings.Contains(refusal.Error(), `admission webhook "moedeployments.semmoe.io" denied the request`) {
-			return fmt.Errorf("the answer is %v", refusal)
+			return fmt.Errorf("the error is %v", refusal)
 		}
 		return nil
 	})
 	if !strings.Contains(refusal.Error(), "spec.engine.args") || !strings.Contains(refusal.Error(), "--ep-size") {
-		t.Errorf("the refusal does not say what is wrong: %v", refusal)
+		t.Errorf("the rejection does not name spec.engine.args and --ep-size: %v", refusal)
 	}
-	t.Logf("refused after %s", seconds(took))
+	t.Logf("rejected after %s", seconds(took))
 }
 
-// sample is the sample of the README, as testdata/sample.yaml fits it to this cluster, with a further patch where one is given.
+// sample returns the sample of the README with the patch testdata/sample.yaml for this cluster, and with a further
+// patch if there is one.
 func sample(t *testing.T, further ...string) string {
 	t.Helper()
 	patched, err := kubectl("", "patch", "--local", "--type=merge", "-o", "yaml",
@@ -187,7 +191,8 @@ func sample(t *testing.T, further ...string) string {
 	return patched
 }
 
-// serve applies the sample, and waits until a plan made from a profile of it is in service, and more activations are local than before.
+// serve applies the sample. It waits until a plan from a profile of the sample is rolled out, and until the share of
+// local activations is larger than before.
 func (w *world) serve(t *testing.T) {
 	known, _ := texts()
 	lines, err := corpus.JSONL(known)
@@ -199,18 +204,18 @@ func (w *world) serve(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.kubectl(t, "", "create", "configmap", "requests", "-n", team, "--from-file="+dataset)
-	w.home = everything(t, team)
+	w.initialTeam = everything(t, team)
 
 	begin := time.Now()
 	w.kubectl(t, sample(t), "apply", "-n", team, "-f", "-")
 	w.kubectl(t, "", "wait", "-n", team, "--for=condition=Ready", "moed/"+model, "--timeout=120s")
 	t.Logf("Ready after %s", seconds(time.Since(begin)))
-	w.traffic.start(w.whole, fmt.Sprintf("http://%s.%s.svc.cluster.local:8000", model, team))
+	w.traffic.start(w.parent, fmt.Sprintf("http://%s.%s.svc.cluster.local:8000", model, team))
 	w.kubectl(t, "", "wait", "-n", team, "--for=condition=RolledOut", "moed/"+model, "--timeout=240s")
 	t.Logf("RolledOut after %s", seconds(time.Since(begin)))
 
 	var status semmoev1.MoEDeploymentStatus
-	eventually(t, 3*time.Minute, "a local activation rate", func() error {
+	eventually(t, 3*time.Minute, "local activation rate in the status", func() error {
 		moed, err := w.moedeployment(t.Context())
 		if err != nil {
 			return err
@@ -223,16 +228,17 @@ func (w *world) serve(t *testing.T) {
 	})
 	t.Logf("observed local activation rate %s, predicted %.1f%%, baseline %s, after %s", status.LAR.Summary, float64(*status.LAR.PredictedMilli)/10, status.LAR.BaselineSummary, seconds(time.Since(begin)))
 	if *status.LAR.ObservedMilli <= *status.LAR.BaselineMilli {
-		t.Error("the plan has not made more activations local")
+		t.Error("the observed local activation rate does not exceed the baseline")
 	}
-	w.waitWhole(t)
-	w.traffic.expectUnharmed(t, mark{}, 10)
+	w.waitHealthy(t)
+	w.traffic.expectHealthy(t, mark{}, 10)
 }
 
-// waitWhole waits until all that the MoEDeployment asks for is there, and nothing is wrong, and returns how long that took.
-func (w *world) waitWhole(t *testing.T) time.Duration {
+// waitHealthy waits until all replicas of the MoEDeployment are ready and no condition reports a problem. It returns the
+// elapsed time.
+func (w *world) waitHealthy(t *testing.T) time.Duration {
 	t.Helper()
-	return eventually(t, patience, "all replicas serve, and nothing is wrong", func() error {
+	return eventually(t, waitTimeout, "all replicas ready and conditions healthy", func() error {
 		moed, err := w.moedeployment(t.Context())
 		if err != nil {
 			return err
@@ -249,14 +255,15 @@ func (w *world) waitWhole(t *testing.T) time.Duration {
 			return fmt.Errorf("%d of %d replicas are ready", moed.Status.ReadyReplicas, *moed.Spec.Replicas)
 		}
 		if pods := w.enginePods(t); len(pods) != int(*moed.Spec.Replicas) {
-			return fmt.Errorf("%d engine pods", len(pods))
+			return fmt.Errorf("%d engine pods, want %d", len(pods), *moed.Spec.Replicas)
 		}
 		return nil
 	})
 }
 
-// waitActs takes away what the leader alone puts back, waits until it has, and returns how long that took.
-func (w *world) waitActs(t *testing.T) time.Duration {
+// waitLeaderActs deletes an object that only the leader recreates, waits until it is recreated, and returns the elapsed
+// time.
+func (w *world) waitLeaderActs(t *testing.T) time.Duration {
 	t.Helper()
 	key := client.ObjectKey{Namespace: team, Name: model + "-router"}
 	budget := &policyv1.PodDisruptionBudget{}
@@ -267,19 +274,19 @@ func (w *world) waitActs(t *testing.T) time.Duration {
 	if err := w.Delete(t.Context(), budget); err != nil {
 		t.Fatal(err)
 	}
-	return eventually(t, patience, "the leader acts", func() error {
+	return eventually(t, waitTimeout, "object recreated by the leader", func() error {
 		budget := &policyv1.PodDisruptionBudget{}
 		if err := w.Get(t.Context(), key, budget); err != nil {
 			return err
 		}
 		if budget.UID == before {
-			return errors.New("the old one is there")
+			return errors.New("the old PodDisruptionBudget still exists")
 		}
 		return nil
 	})
 }
 
-// jobs are the Jobs of the namespace: none may be made again.
+// jobs returns the UIDs of the Jobs in the model's namespace by name, to verify that no Job is created again.
 func (w *world) jobs(t *testing.T) map[string]types.UID {
 	t.Helper()
 	list := &batchv1.JobList{}
@@ -293,36 +300,37 @@ func (w *world) jobs(t *testing.T) map[string]types.UID {
 	return jobs
 }
 
-// upgrade goes to another image and other values: managers, store and request routers are replaced, and no pod that holds the model.
+// upgrade switches to another image and other values. Managers, store and request routers are replaced, but no pod that
+// holds the model.
 func (w *world) upgrade(t *testing.T) {
-	engines, jobs, from := lives(w.enginePods(t)), w.jobs(t), w.traffic.mark()
+	engines, jobs, from := podIdentities(w.enginePods(t)), w.jobs(t), w.traffic.mark()
 	begin := time.Now()
 	w.helm(t, "upgrade", chart, "--reset-then-reuse-values", "--set", "image.tag=next", "--set", "manager.solverWorkers=2")
 	w.waitInstalled(t)
 	t.Logf("upgraded after %s", seconds(time.Since(begin)))
 	w.waitOnly(t, "manager", "semmoe:next", w.managers)
-	w.waitActs(t)
-	t.Logf("a manager of the new release acted %s after the upgrade began", seconds(time.Since(begin)))
+	w.waitLeaderActs(t)
+	t.Logf("a manager of the new release acted %s after the start of the upgrade", seconds(time.Since(begin)))
 	w.waitOnly(t, "request router", "semmoe:next", w.routerPods)
-	t.Logf("request routers of the new release alone %s after the upgrade began", seconds(time.Since(begin)))
-	w.waitWhole(t)
-	if diff := cmp.Diff(engines, lives(w.enginePods(t))); diff != "" {
+	t.Logf("all request routers were of the new release %s after the start of the upgrade", seconds(time.Since(begin)))
+	w.waitHealthy(t)
+	if diff := cmp.Diff(engines, podIdentities(w.enginePods(t))); diff != "" {
 		t.Errorf("engine pods (-before +after):\n%s", diff)
 	}
 	if diff := cmp.Diff(jobs, w.jobs(t)); diff != "" {
 		t.Errorf("Jobs (-before +after):\n%s", diff)
 	}
-	w.traffic.expectUnharmed(t, from, 20)
+	w.traffic.expectHealthy(t, from, 20)
 }
 
-// waitOnly waits until two ready pods are there, both of the image.
+// waitOnly waits until there are exactly two pods, both ready and with the image.
 func (w *world) waitOnly(t *testing.T, what, image string, pods func(*testing.T) []corev1.Pod) {
 	t.Helper()
-	eventually(t, patience, what+"s of image "+image, func() error {
+	eventually(t, waitTimeout, what+"s of image "+image, func() error {
 		all := pods(t)
 		for _, pod := range all {
 			if pod.Spec.Containers[0].Image != image || !podhealth.Ready(&pod) {
-				return fmt.Errorf("pod %s is of image %s, and ready is %v", pod.Name, pod.Spec.Containers[0].Image, podhealth.Ready(&pod))
+				return fmt.Errorf("pod %s has image %s, ready %v", pod.Name, pod.Spec.Containers[0].Image, podhealth.Ready(&pod))
 			}
 		}
 		if len(all) != 2 {
@@ -332,30 +340,31 @@ func (w *world) waitOnly(t *testing.T, what, image string, pods func(*testing.T)
 	})
 }
 
-// uninstall leaves users what is theirs, and what serves.
+// uninstall removes the operator. User objects, and the pods that serve the model, must remain.
 func (w *world) uninstall(t *testing.T) {
 	before, from := w.identities(t), w.traffic.mark()
 	begin := time.Now()
 	w.helm(t, "uninstall")
-	eventually(t, patience, "the operator is gone", func() error {
+	eventually(t, waitTimeout, "no pods in the operator's namespace", func() error {
 		if left := w.pods(t, system, nil); len(left) > 0 {
 			return fmt.Errorf("%d pods", len(left))
 		}
 		return nil
 	})
-	t.Logf("managers and store were gone after %s", seconds(time.Since(begin)))
+	t.Logf("managers and store were removed after %s", seconds(time.Since(begin)))
 	if diff := cmp.Diff(before, w.identities(t)); diff != "" {
-		t.Errorf("what users have (-before +after):\n%s", diff)
+		t.Errorf("user objects (-before +after):\n%s", diff)
 	}
-	eventually(t, patience, "what is kept in the operator's namespace", func() error { return same(keptInSystem, everything(t, system)) })
-	left := slices.DeleteFunc(everything(t, ""), func(name string) bool { return slices.Contains(w.bare, name) })
+	eventually(t, waitTimeout, "objects kept in the operator's namespace", func() error { return same(keptInSystem, everything(t, system)) })
+	left := slices.DeleteFunc(everything(t, ""), func(name string) bool { return slices.Contains(w.initialCluster, name) })
 	if err := same(keptInCluster, left); err != nil {
-		t.Errorf("what is kept in the cluster: %v", err)
+		t.Errorf("objects kept in the cluster: %v", err)
 	}
-	w.traffic.expectUnharmed(t, from, 100)
+	w.traffic.expectHealthy(t, from, 100)
 }
 
-// What docs/install.md says is kept when the chart is uninstalled, beside what every namespace has and what the test has made.
+// The objects that, according to docs/install.md, remain after the chart is uninstalled, in addition to the default
+// objects of a namespace and the objects of the test.
 var (
 	keptInSystem = []string{
 		"configmap/kube-root-ca.crt", "configmap/semmoe-store-ca", "persistentvolumeclaim/semmoe-store",
@@ -370,28 +379,28 @@ var (
 	}
 )
 
-// installAgain finds everything: what serves is taken over as it is, and a plan for other devices is made from the profile that was
-// stored before.
+// installAgain installs the chart again. The operator adopts all existing objects unchanged, and creates a plan for
+// another number of devices from the stored profile.
 func (w *world) installAgain(t *testing.T) {
 	before, from := w.identities(t), w.traffic.mark()
 	begin := time.Now()
 	w.helm(t, "install", chart, "--set", "image.tag=next")
 	w.waitInstalled(t)
-	w.waitActs(t)
-	t.Logf("a manager acted %s after the installation began", seconds(time.Since(begin)))
-	w.waitWhole(t)
+	w.waitLeaderActs(t)
+	t.Logf("a manager acted %s after the start of the installation", seconds(time.Since(begin)))
+	w.waitHealthy(t)
 	after := w.identities(t)
-	delete(before, "PodDisruptionBudget/"+model+"-router") // waitActs has deleted it
+	delete(before, "PodDisruptionBudget/"+model+"-router") // waitLeaderActs has deleted it
 	delete(after, "PodDisruptionBudget/"+model+"-router")
 	if diff := cmp.Diff(before, after); diff != "" {
-		t.Errorf("what users have (-before +after):\n%s", diff)
+		t.Errorf("user objects (-before +after):\n%s", diff)
 	}
 	waitRefused(t)
 	w.planAgain(t)
-	w.traffic.expectUnharmed(t, from, 20)
+	w.traffic.expectHealthy(t, from, 20)
 }
 
-// planAgain has another plan made from the profile, of which only the artifact store has the trace.
+// planAgain creates another plan from the profile. Only the artifact store has the trace of the profile.
 func (w *world) planAgain(t *testing.T) {
 	t.Helper()
 	moed, err := w.moedeployment(t.Context())
@@ -408,39 +417,39 @@ func (w *world) planAgain(t *testing.T) {
 	if err := w.Create(t.Context(), plan); err != nil {
 		t.Fatal(err)
 	}
-	took := eventually(t, patience, "another plan", func() error {
+	took := eventually(t, waitTimeout, "second plan Ready", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(plan), plan); err != nil {
 			return err
 		}
 		if !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) {
-			return fmt.Errorf("its conditions are %+v", plan.Status.Conditions)
+			return fmt.Errorf("the plan's conditions are %+v", plan.Status.Conditions)
 		}
 		return nil
 	})
 	if diff := cmp.Diff(jobs, w.jobs(t)); diff != "" {
 		t.Errorf("Jobs (-before +after):\n%s", diff)
 	}
-	t.Logf("another plan from the stored profile after %s", seconds(took))
+	t.Logf("a second plan from the stored profile was ready after %s", seconds(took))
 }
 
-// delete leaves nothing in the model's namespace but what was there before.
+// delete deletes all Sem-MoE objects. Only the objects from before the sample must remain in the model's namespace.
 func (w *world) delete(t *testing.T) {
 	begin := time.Now()
 	w.kubectl(t, "", "delete", "moed,aprof,pplan", "--all", "--all-namespaces")
-	eventually(t, patience, "nothing is left", func() error {
-		return same(w.home, everything(t, team))
+	eventually(t, waitTimeout, "only the initial objects in the model's namespace", func() error {
+		return same(w.initialTeam, everything(t, team))
 	})
-	t.Logf("nothing was left after %s", seconds(time.Since(begin)))
+	t.Logf("all objects were removed after %s", seconds(time.Since(begin)))
 }
 
-// remove is the end of docs/install.md: nothing is left in the cluster.
+// remove follows the last section of docs/install.md. Afterwards the cluster contains only its initial objects.
 func (w *world) remove(t *testing.T) {
 	w.helm(t, "uninstall")
 	w.kubectl(t, "", "delete", "crd", "moedeployments.semmoe.io", "affinityprofiles.semmoe.io", "placementplans.semmoe.io")
 	w.kubectl(t, "", "delete", "clusterrole", "semmoe-router")
 	w.kubectl(t, "", "delete", "namespace", system, team)
 	w.kubectl(t, "", "delete", "persistentvolume", "semmoe-store", "models")
-	if err := same(w.bare, everything(t, "")); err != nil {
+	if err := same(w.initialCluster, everything(t, "")); err != nil {
 		t.Error(err)
 	}
 }

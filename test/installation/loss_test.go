@@ -20,15 +20,17 @@ import (
 )
 
 const (
-	// succession is within which another manager must act after the leader was killed: the lease is 15 s.
-	succession = 20 * time.Second
-	// lostNode is the one that fails: through the other one this machine reaches Services.
+	// failoverTimeout is the maximum time until another manager acts after the leader was killed. The lease duration is 15
+	// s.
+	failoverTimeout = 20 * time.Second
+	// lostNode is the node that fails. It is not n1, through which this machine reaches Services.
 	lostNode, lostNumber = "n2", "2"
-	// detour is within which requests must no longer be sent to pods of a lost node: the cluster takes it for lost after 16 s.
-	detour = 30 * time.Second
+	// rerouteTimeout is the maximum time until no request is sent to pods of a lost node. The cluster marks a node as lost
+	// after 16 s.
+	rerouteTimeout = 30 * time.Second
 )
 
-// leader is the pod of the manager that leads, and its identity in the lease.
+// leader returns the pod of the leading manager and its identity in the lease.
 func (w *world) leader(t *testing.T) (*corev1.Pod, string) {
 	t.Helper()
 	lease, pod := &coordinationv1.Lease{}, &corev1.Pod{}
@@ -43,7 +45,7 @@ func (w *world) leader(t *testing.T) (*corev1.Pod, string) {
 	return pod, holder
 }
 
-// loseLeader kills the process of the leader, which has no time to give its lease back.
+// loseLeader kills the leader with SIGKILL, so that it cannot release its lease.
 func (w *world) loseLeader(t *testing.T) {
 	serving, from := w.serving(t), w.traffic.mark()
 	pod, before := w.leader(t)
@@ -51,23 +53,23 @@ func (w *world) loseLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	killed := time.Now()
-	w.waitActs(t)
+	w.waitLeaderActs(t)
 	took := time.Since(killed)
 	if _, after := w.leader(t); after == before {
 		t.Errorf("the leader is still %s", before)
 	}
-	if took > succession {
-		t.Errorf("the successor acted after %v, want at most %v", took, succession)
+	if took > failoverTimeout {
+		t.Errorf("the successor acted after %v, want at most %v", took, failoverTimeout)
 	}
-	t.Logf("the leader was killed, and its successor acted after %s", seconds(took))
+	t.Logf("the successor acted %s after the leader was killed", seconds(took))
 	w.waitInstalled(t)
 	if diff := cmp.Diff(serving, w.serving(t)); diff != "" {
 		t.Errorf("pods that serve (-before +after):\n%s", diff)
 	}
-	w.traffic.expectUnharmed(t, from, 20)
+	w.traffic.expectHealthy(t, from, 20)
 }
 
-// process is the one of a node, as this machine numbers it, that has all the arguments.
+// process returns the host process ID of the process of a node that has all the arguments.
 func process(t *testing.T, node string, arguments ...string) int {
 	t.Helper()
 	number, err := processes.Find(func(number int, args []string) bool {
@@ -83,8 +85,8 @@ func process(t *testing.T, node string, arguments ...string) int {
 	return number
 }
 
-// loseNode cuts the power of a node, and gives it back: the loss is told, requests are answered by the other node, and the same pods
-// serve again after the return, from which on no request fails.
+// loseNode simulates a power failure of a node, and restarts the node. The status must report the loss, and the other
+// node must serve all requests. After the return the same pods must serve again, and from then on no request may fail.
 func (w *world) loseNode(t *testing.T) {
 	pods := map[string]string{}
 	for _, pod := range append(w.enginePods(t), w.routerPods(t)...) {
@@ -101,34 +103,35 @@ func (w *world) loseNode(t *testing.T) {
 	from := w.traffic.mark()
 	script(t, "lose-node.sh", lostNumber)
 	lost := time.Now()
-	var told *metav1.Condition
-	eventually(t, time.Minute, "the loss is told", func() error {
+	var degraded *metav1.Condition
+	eventually(t, time.Minute, "condition Degraded with reason NodeLost", func() error {
 		moed, err := w.moedeployment(t.Context())
 		if err != nil {
 			return err
 		}
-		told = meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionDegraded)
-		if told == nil || told.Status != metav1.ConditionTrue || told.Reason != "NodeLost" || !strings.Contains(told.Message, lostNode) {
-			return fmt.Errorf("%s, and the condition is %+v", moed.Status.Summary, told)
+		degraded = meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionDegraded)
+		if degraded == nil || degraded.Status != metav1.ConditionTrue || degraded.Reason != "NodeLost" || !strings.Contains(degraded.Message, lostNode) {
+			return fmt.Errorf("the summary is %q, and the condition is %+v", moed.Status.Summary, degraded)
 		}
 		return nil
 	})
-	t.Logf("told %s after the loss: %s", seconds(time.Since(lost)), told.Message)
-	eventually(t, detour, "requests go past the lost node", func() error { return w.traffic.unharmed(lost, time.Now()) })
+	t.Logf("the condition reported the loss after %s: %s", seconds(time.Since(lost)), degraded.Message)
+	eventually(t, rerouteTimeout, "requests avoid the lost node", func() error { return w.traffic.healthy(lost, time.Now()) })
 	answered, failed := w.traffic.since(from)
-	t.Logf("without the node %d requests were answered, and %d failed%s", answered, len(failed), reasons(failed, lost))
+	t.Logf("without the node %d requests succeeded and %d failed%s", answered, len(failed), reasons(failed, lost))
 
 	begin := time.Now()
 	script(t, "up.sh", "2")
 	back := time.Now()
 	t.Logf("the node was back after %s", seconds(back.Sub(begin)))
-	// A request that was on the node when its power failed ends when its client's patience does, be the node back by then or not.
+	// A request that was on the node during the power failure ends only at its client's timeout, even if the node is
+	// back earlier.
 	from = w.traffic.mark()
 	from.begun = back
-	w.waitWhole(t)
+	w.waitHealthy(t)
 	w.waitInstalled(t)
 	answered, failed = w.traffic.since(from)
-	t.Logf("all replicas, managers and the store were ready %s after that; %d requests were answered meanwhile, and %d failed%s", seconds(time.Since(back)), answered, len(failed), reasons(failed, back))
+	t.Logf("all replicas, managers and the store were ready %s later; meanwhile %d requests succeeded and %d failed%s", seconds(time.Since(back)), answered, len(failed), reasons(failed, back))
 	after := map[string]string{}
 	for _, pod := range append(w.enginePods(t), w.routerPods(t)...) {
 		after[pod.Name] = string(pod.UID)
@@ -136,12 +139,12 @@ func (w *world) loseNode(t *testing.T) {
 	if diff := cmp.Diff(pods, after); diff != "" {
 		t.Errorf("pods that serve (-before +after):\n%s", diff)
 	}
-	w.waitActs(t)
-	w.traffic.settle(t, back) // the next step's failures are its own
-	w.traffic.expectUnharmed(t, from, 100)
+	w.waitLeaderActs(t)
+	w.traffic.settle(t, back) // the next step must not count failures of this step
+	w.traffic.expectHealthy(t, from, 100)
 }
 
-// reasons tells when requests have begun that failed, after a moment, and why.
+// reasons formats the failed requests: the start time of each, relative to since, and its error.
 func reasons(failed []failure, since time.Time) string {
 	text := ""
 	for _, f := range failed {

@@ -22,17 +22,17 @@ import (
 	"github.com/semmoe/operator/test/programs"
 )
 
-var onCluster = flag.Bool("cluster", false, "tell the stories, on the cluster of test/cluster that KUBECONFIG leads to")
+var onCluster = flag.Bool("cluster", false, "run the installation tests on the test/cluster cluster in KUBECONFIG")
 
 const (
 	release = "semmoe"
-	// system is the operator's namespace, team that of the model: both enforce the restricted pod security standard.
+	// system is the operator's namespace, team is the model's. Both enforce the restricted pod security standard.
 	system = "semmoe-system"
 	team   = "team"
 	// model is the MoEDeployment of config/samples/moedeployment.yaml.
 	model = "qwen3-30b"
-	// patience bounds every wait: long enough for a loaded machine, since nothing waits longer than it must.
-	patience = 2 * time.Minute
+	// waitTimeout bounds every wait. It is long enough for a loaded machine; a wait ends as soon as its condition holds.
+	waitTimeout = 2 * time.Minute
 )
 
 var (
@@ -40,22 +40,23 @@ var (
 	chart      = filepath.Join(repository, "charts", "semmoe-operator")
 )
 
-// world is the cluster, and what the steps of the story hand on to each other.
+// world contains the cluster client and the state that the steps share.
 type world struct {
 	client.Client
-	whole   *testing.T // the test that the steps belong to
+	parent  *testing.T // the parent test of all steps
 	traffic traffic
-	// directory is what the volumes lie in.
+	// directory contains the directories of the hostPath volumes.
 	directory string
-	// bare and home are what the cluster, and the model's namespace, hold without us.
-	bare, home []string
+	// initialCluster and initialTeam list the objects of the cluster, and of the model's namespace, before the test
+	// creates its own.
+	initialCluster, initialTeam []string
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	file := os.Getenv("KUBECONFIG")
 	if file == "" {
-		t.Fatal("KUBECONFIG is empty; want the file that test/cluster/up.sh names")
+		t.Fatal("KUBECONFIG is empty; set it to the file that test/cluster/up.sh prints")
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", file)
 	if err != nil {
@@ -66,11 +67,11 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{whole: t, directory: t.TempDir()}
+	w := &world{parent: t, directory: t.TempDir()}
 	if w.Client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
 		t.Fatal(err)
 	}
-	// TempDir's parents are for this user alone, and a volume is for the users of pods.
+	// Only the current user can read the parents of TempDir, but pods with other users must read the volumes.
 	for directory := w.directory; directory != os.TempDir() && directory != "/"; directory = filepath.Dir(directory) {
 		if err := os.Chmod(directory, 0o755); err != nil {
 			t.Fatal(err)
@@ -78,12 +79,12 @@ func newWorld(t *testing.T) *world {
 	}
 	nodes := &corev1.NodeList{}
 	if err := w.List(t.Context(), nodes); err != nil || len(nodes.Items) != 2 {
-		t.Fatalf("the cluster has %d nodes, want two: %v", len(nodes.Items), err)
+		t.Fatalf("the cluster has %d nodes, want 2; error %v", len(nodes.Items), err)
 	}
 	return w
 }
 
-// kubectl runs kubectl as a person would.
+// kubectl runs kubectl and fails the test on error.
 func (w *world) kubectl(t *testing.T, stdin string, args ...string) string {
 	t.Helper()
 	output, err := kubectl(stdin, args...)
@@ -121,8 +122,8 @@ func script(t *testing.T, name string, args ...string) {
 	}
 }
 
-// eventually polls until the function returns no error, and returns how long it took. It fails with the last error after the time
-// that an idle machine has.
+// eventually polls until the function returns no error, and returns the elapsed time. After the limit, scaled by the
+// load of the machine, it fails the test with the last error.
 func eventually(t *testing.T, within time.Duration, what string, f func() error) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -134,7 +135,7 @@ func eventually(t *testing.T, within time.Duration, what string, f func() error)
 			return time.Since(begin)
 		}
 		if late {
-			t.Fatalf("%s: not within %v: %v", what, within, err)
+			t.Fatalf("%s: timed out after %v (scaled by machine load): %v", what, within, err)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
@@ -145,7 +146,7 @@ func (w *world) moedeployment(ctx context.Context) (*semmoev1.MoEDeployment, err
 	return moed, w.Get(ctx, client.ObjectKey{Namespace: team, Name: model}, moed)
 }
 
-// pods are those of a namespace that are labelled so, in the order of their names.
+// pods returns the pods of a namespace with the labels, sorted by name.
 func (w *world) pods(t *testing.T, namespace string, labels client.MatchingLabels) []corev1.Pod {
 	t.Helper()
 	list := &corev1.PodList{}
@@ -166,14 +167,13 @@ func (w *world) routerPods(t *testing.T) []corev1.Pod {
 	return w.pods(t, team, client.MatchingLabels{semmoev1.LabelDeployment: model, semmoev1.LabelComponent: semmoev1.ComponentRouter})
 }
 
-// serving tells of each pod that serves the model, be it an engine or a request router, which one it is and how often its containers
-// were started again.
+// serving returns the UID and the number of container restarts of each engine pod and request router pod, by pod name.
 func (w *world) serving(t *testing.T) map[string]string {
 	t.Helper()
-	return lives(append(w.enginePods(t), w.routerPods(t)...))
+	return podIdentities(append(w.enginePods(t), w.routerPods(t)...))
 }
 
-func lives(all []corev1.Pod) map[string]string {
+func podIdentities(all []corev1.Pod) map[string]string {
 	pods := map[string]string{}
 	for _, pod := range all {
 		restarts := int32(0)
@@ -185,8 +185,8 @@ func lives(all []corev1.Pod) map[string]string {
 	return pods
 }
 
-// everything lists the objects of a namespace, or of the cluster where the namespace is empty, by kind and name. Left out is what
-// others make of them, and what comes and goes by itself.
+// everything lists the objects of a namespace, or the cluster-scoped objects if the namespace is empty, by kind and
+// name. It omits kinds that other components create, or that change without the test.
 func everything(t *testing.T, namespace string) []string {
 	t.Helper()
 	scope := []string{"--namespaced=false"}
@@ -212,10 +212,11 @@ func everything(t *testing.T, namespace string) []string {
 	return list
 }
 
-// seconds is for messages.
+// seconds formats a duration for messages.
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
-// identities are the UIDs of all objects of our kinds and of all that was made for them, by kind and name; of pods those that serve.
+// identities returns the UIDs of all Sem-MoE objects and of all objects created for them, by kind and name. Of the pods
+// it contains only those that serve the model.
 func (w *world) identities(t *testing.T) map[string]string {
 	t.Helper()
 	found := w.serving(t)

@@ -21,57 +21,62 @@ import (
 )
 
 const (
-	// dnsService is CoreDNS, which the machine reaches as pods do.
+	// dnsService is the address of CoreDNS, which this machine can reach like a pod.
 	dnsService = "10.96.0.10:53"
-	// clients ask at a time. Each makes a connection for each request, as clients do that know nothing of each other.
+	// clients is the number of concurrent clients. Each client opens a new connection for each request, like
+	// independent clients.
 	clients = 2
-	// The requests' connections come from ports that the system chooses for nobody.
+	// firstPort and ports define the source ports of the connections. The range is outside the system's ephemeral
+	// ports.
 	firstPort, ports = 10_000, 20_000
-	// requestBytes is about how long a prompt is; heldOutPercent of the documents are asked for, the others profiled.
+	// requestBytes is the approximate length of a prompt. heldOutPercent is the percentage of documents that the
+	// clients send; the other documents are profiled.
 	requestBytes   = 180
 	heldOutPercent = 50
 	splitSeed      = 1
-	// dialTimeout is how long a connection may take.
+	// dialTimeout is the timeout of a connection attempt.
 	dialTimeout = 5 * time.Second
-	// Requests are unharmed when for so long none has failed, and so many were answered that have begun within it.
+	// Traffic is healthy if, within the last quiet, no request has failed and at least quietAnswers requests have
+	// started and succeeded.
 	quiet, quietAnswers = 5 * time.Second, 20
-	// slow is far more than an answer takes: a request that is under way for longer may be lost.
+	// slow is much longer than a response takes: a request that takes longer may be lost.
 	slow = time.Second
 )
 
-// texts are what is profiled, and what is asked.
+// texts returns the documents for profiling (known) and for the requests (unknown).
 func texts() (known, unknown []corpus.Request) {
 	a, b := corpus.Split(corpus.Written(), heldOutPercent, splitSeed)
 	return corpus.Requests(a, requestBytes), corpus.Requests(b, requestBytes)
 }
 
-// traffic asks the model through DNS and its Service, without a pause for longer than a moment.
+// traffic sends requests to the model through DNS and its Service, with a pause of 30 ms between the requests of a
+// client.
 type traffic struct {
-	mu       sync.Mutex
-	answered []time.Time // when those have begun
-	failures []failure
-	underWay [clients]time.Time // when each client's request has begun
+	mu         sync.Mutex
+	answered   []time.Time // start times of the successful requests
+	failures   []failure
+	inProgress [clients]time.Time // start time of each client's current request
 }
 
-// failure is a request that has begun at a time, and was given up at another.
+// failure is a failed request: at is its start time, ended its end time.
 type failure struct {
 	at, ended time.Time
 	err       error
 }
 
-// mark is a moment in the traffic. What fails after it counts only if it has begun at a time or later.
+// mark is a position in the traffic. A failure after the mark counts only if its request started at begun or later.
 type mark struct {
 	answered, failed int
 	begun            time.Time
 }
 
-// start asks until the whole test ends.
-func (s *traffic) start(whole *testing.T, url string) {
+// start sends requests until the whole test ends.
+func (s *traffic) start(parent *testing.T, url string) {
 	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, dnsService)
 	}}
 	dialer := &dialer{Dialer: net.Dialer{Timeout: dialTimeout, Resolver: resolver}}
-	asking := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
+	httpClient := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
 	_, prompts := texts()
 	ctx, stop := context.WithCancel(context.Background())
 	var all sync.WaitGroup
@@ -79,21 +84,21 @@ func (s *traffic) start(whole *testing.T, url string) {
 		all.Go(func() {
 			for i := first; ctx.Err() == nil; i += clients {
 				begin := s.begin(first)
-				s.count(begin, ask(asking, url, prompts[i%len(prompts)].Text))
+				s.count(begin, ask(httpClient, url, prompts[i%len(prompts)].Text))
 				time.Sleep(30 * time.Millisecond)
 			}
 		})
 	}
-	whole.Cleanup(func() {
+	parent.Cleanup(func() {
 		stop()
 		all.Wait()
 	})
 }
 
-// dialer connects from another port each time. The node through which the requests go remembers for two minutes where a connection that
-// was not answered has led, and sends there whatever comes from the same port, although no request is to go to that address any more:
-// kube-proxy makes it forget datagrams only. All requests come from one address, and a port of theirs would come back within that time,
-// as it would not with clients of many addresses.
+// dialer uses another source port for each connection. The node that forwards the requests keeps a conntrack entry for
+// an unanswered connection for two minutes. A new connection from the same port follows this entry, even after the
+// Service no longer contains the address: kube-proxy deletes conntrack entries only for UDP. All requests come from one
+// address, so a source port could recur within two minutes. Clients with many addresses do not have this problem.
 type dialer struct {
 	net.Dialer
 	made atomic.Uint32
@@ -110,13 +115,13 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 	}
 }
 
-// ask returns an error unless the prompt is answered in full.
-func ask(asking *http.Client, url, prompt string) error {
+// ask sends a prompt. It returns an error unless the response is complete.
+func ask(httpClient *http.Client, url, prompt string) error {
 	body, err := json.Marshal(map[string]any{"model": "Qwen/Qwen3-30B-A3B", "prompt": prompt, "max_tokens": 4, "temperature": 0})
 	if err != nil {
 		return err
 	}
-	response, err := asking.Post(url+"/v1/completions", "application/json", bytes.NewReader(body))
+	response, err := httpClient.Post(url+"/v1/completions", "application/json", bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -128,13 +133,13 @@ func ask(asking *http.Client, url, prompt string) error {
 	if response.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s: %.300s", response.Status, text)
 	}
-	var answer struct { // its text may be empty: a model that ends at once has answered
+	var answer struct { // the text may be empty if the model ends immediately
 		Usage struct {
 			CompletionTokens int `json:"completion_tokens"`
 		}
 	}
 	if err := json.Unmarshal(text, &answer); err != nil || answer.Usage.CompletionTokens == 0 {
-		return fmt.Errorf("the answer is %.300s: %v", text, err)
+		return fmt.Errorf("the response is %.300s: %v", text, err)
 	}
 	return nil
 }
@@ -142,19 +147,19 @@ func ask(asking *http.Client, url, prompt string) error {
 func (s *traffic) begin(client int) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.underWay[client] = time.Now()
-	return s.underWay[client]
+	s.inProgress[client] = time.Now()
+	return s.inProgress[client]
 }
 
-// settle waits until no request is under way that has begun before a moment.
+// settle waits until no request is in progress that started before the given time.
 func (s *traffic) settle(t *testing.T, moment time.Time) {
 	t.Helper()
-	eventually(t, patience, "requests from before end", func() error {
+	eventually(t, waitTimeout, "end of earlier requests", func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, begin := range s.underWay {
+		for _, begin := range s.inProgress {
 			if begin.Before(moment) {
-				return fmt.Errorf("one is under way for %s", seconds(time.Since(begin)))
+				return fmt.Errorf("a request has been in progress for %s", seconds(time.Since(begin)))
 			}
 		}
 		return nil
@@ -177,7 +182,7 @@ func (s *traffic) mark() mark {
 	return mark{answered: len(s.answered), failed: len(s.failures)}
 }
 
-// since is how many requests were answered since the mark, and which have failed.
+// since returns the number of successful requests and the failed requests after the mark.
 func (s *traffic) since(m mark) (int, []failure) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,23 +190,24 @@ func (s *traffic) since(m mark) (int, []failure) {
 	return len(s.answered) - m.answered, failed
 }
 
-// unharmed returns an error unless requests are answered: none has failed, or waits, and enough were answered of those that have begun
-// since the quiet time began, all of it after a moment. That a request fails is known when it ends, which may be long after it has begun.
-func (s *traffic) unharmed(since, now time.Time) error {
+// healthy returns an error unless the traffic is healthy over the last quiet, which must start after since: no request
+// has failed, no request takes longer than slow, and at least quietAnswers requests that started in this time have
+// succeeded. It compares the end times of failures, because a failed request may have started long before.
+func (s *traffic) healthy(since, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	begin := now.Add(-quiet)
 	if begin.Before(since) {
-		return fmt.Errorf("only %s have passed", seconds(now.Sub(since)))
+		return fmt.Errorf("only %s have elapsed", seconds(now.Sub(since)))
 	}
 	for _, f := range s.failures {
 		if f.ended.After(begin) {
 			return fmt.Errorf("a request failed %s ago: %w", seconds(now.Sub(f.ended)), f.err)
 		}
 	}
-	for _, begun := range s.underWay {
+	for _, begun := range s.inProgress {
 		if now.Sub(begun) > slow {
-			return fmt.Errorf("a request is under way for %s", seconds(now.Sub(begun)))
+			return fmt.Errorf("a request has been in progress for %s", seconds(now.Sub(begun)))
 		}
 	}
 	answered := 0
@@ -211,26 +217,27 @@ func (s *traffic) unharmed(since, now time.Time) error {
 		}
 	}
 	if answered < quietAnswers {
-		return fmt.Errorf("%d requests of the last %v were answered, want %d", answered, quiet, quietAnswers)
+		return fmt.Errorf("%d requests of the last %v succeeded, want %d", answered, quiet, quietAnswers)
 	}
 	return nil
 }
 
-// expectUnharmed waits until so many more requests were answered, and fails where one has failed since the mark.
-func (s *traffic) expectUnharmed(t *testing.T, from mark, more int) {
+// expectHealthy waits until the given number of further requests have succeeded. It fails the test if a request has
+// failed since the mark.
+func (s *traffic) expectHealthy(t *testing.T, from mark, more int) {
 	t.Helper()
 	now := s.mark()
-	eventually(t, patience, "the model answers", func() error {
+	eventually(t, waitTimeout, "successful requests", func() error {
 		if answered, _ := s.since(now); answered < more {
-			return fmt.Errorf("%d requests were answered, want %d", answered, more)
+			return fmt.Errorf("%d requests succeeded, want %d", answered, more)
 		}
 		return nil
 	})
 	answered, failed := s.since(from)
 	if len(failed) > 0 {
-		t.Errorf("%d of %d requests failed, the first: %v", len(failed), answered+len(failed), failed[0].err)
+		t.Errorf("%d of %d requests failed; first error: %v", len(failed), answered+len(failed), failed[0].err)
 	}
-	t.Logf("%d requests were answered in this step, %d failed", answered, len(failed))
+	t.Logf("%d requests succeeded in this step, %d failed", answered, len(failed))
 }
 
 func TestUnharmed(t *testing.T) {
@@ -246,17 +253,17 @@ func TestUnharmed(t *testing.T) {
 		since   time.Duration
 		want    string
 	}{
-		"answered":                        {&traffic{answered: many, underWay: young}, time.Minute, ""},
-		"answered since the last failure": {&traffic{answered: many, underWay: young, failures: []failure{timeout(2 * quiet)}}, time.Minute, ""},
-		"too soon":                        {&traffic{answered: many, underWay: young}, quiet / 2, "2.5 s have passed"},
-		"nothing answered":                {&traffic{underWay: young}, time.Minute, "0 requests"},
-		"answered before":                 {&traffic{answered: slices.Repeat([]time.Time{ago(2 * quiet)}, 1000), underWay: young}, time.Minute, "0 requests"},
-		"a connection just given up":      {&traffic{answered: many, underWay: young, failures: []failure{timeout(0)}}, time.Minute, "i/o timeout"},
-		"given up before another failed":  {&traffic{answered: many, underWay: young, failures: []failure{timeout(0), timeout(2 * quiet)}}, time.Minute, "i/o timeout"},
-		"one that hangs":                  {&traffic{answered: many, underWay: [clients]time.Time{ago(2 * slow), ago(0)}}, time.Minute, "under way for 2.0 s"},
+		"successful requests":              {&traffic{answered: many, inProgress: young}, time.Minute, ""},
+		"success after the last failure":   {&traffic{answered: many, inProgress: young, failures: []failure{timeout(2 * quiet)}}, time.Minute, ""},
+		"shorter than quiet":               {&traffic{answered: many, inProgress: young}, quiet / 2, "2.5 s have elapsed"},
+		"no successful request":            {&traffic{inProgress: young}, time.Minute, "0 requests"},
+		"only earlier successful requests": {&traffic{answered: slices.Repeat([]time.Time{ago(2 * quiet)}, 1000), inProgress: young}, time.Minute, "0 requests"},
+		"recent connection timeout":        {&traffic{answered: many, inProgress: young, failures: []failure{timeout(0)}}, time.Minute, "i/o timeout"},
+		"recent timeout listed first":      {&traffic{answered: many, inProgress: young, failures: []failure{timeout(0), timeout(2 * quiet)}}, time.Minute, "i/o timeout"},
+		"request in progress for too long": {&traffic{answered: many, inProgress: [clients]time.Time{ago(2 * slow), ago(0)}}, time.Minute, "in progress for 2.0 s"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := c.traffic.unharmed(ago(c.since), now)
+			err := c.traffic.healthy(ago(c.since), now)
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("error %v, want %q", err, c.want)
 			}

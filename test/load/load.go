@@ -1,6 +1,8 @@
-// Package load measures how busy this machine is, so that the deadlines of tests and of the local cluster can follow.
+// Package load measures how busy this machine is, so that the deadlines of tests and of the local cluster can be
+// scaled.
 //
-// A deadline in a test distinguishes slow from stuck. On a busy machine everything is slower, and nothing is stuck.
+// A deadline in a test must distinguish a slow operation from a blocked one. On a busy machine every operation is
+// slower.
 package load
 
 import (
@@ -12,12 +14,12 @@ import (
 	"time"
 )
 
-// maxFactor bounds Factor: a deadline must still end a run that is stuck.
+// maxFactor is the maximum Factor: a deadline must still end a blocked run.
 const maxFactor = 20
 
-// Factor returns how many times longer than on an idle machine a task takes now: the number of runnable tasks per core, at
-// least 1 and at most 20. It is the larger of the present number and of the mean over the last minute. It returns 1 where
-// /proc/loadavg cannot be read.
+// Factor returns the estimated slowdown relative to an idle machine: the number of runnable tasks per core, between 1
+// and 20. It uses the larger of the current number and the mean over the last minute. It returns 1 if /proc/loadavg
+// cannot be read.
 func Factor() float64 {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -26,8 +28,8 @@ func Factor() float64 {
 	return factor(string(text), runtime.NumCPU())
 }
 
-// factor reads a line of /proc/loadavg: "0.20 0.18 0.12 1/80 11206" has the means over 1, 5 and 15 minutes, and the
-// runnable tasks of all tasks.
+// factor parses a line of /proc/loadavg, for example "0.20 0.18 0.12 1/80 11206": the load averages over 1, 5 and 15
+// minutes, the numbers of runnable and of all tasks, and the last process ID.
 func factor(line string, cores int) float64 {
 	fields := strings.Fields(line)
 	if len(fields) < 4 || cores < 1 {
@@ -42,15 +44,16 @@ func factor(line string, cores int) float64 {
 // Scale returns d times Factor.
 func Scale(d time.Duration) time.Duration { return time.Duration(float64(d) * Factor()) }
 
-// Clock measures time as an idle machine would: each interval between two calls of Elapsed counts divided by the Factor at its
-// end. Its zero value starts at the first call. It is safe for concurrent use.
+// Clock measures time scaled to an idle machine: the interval between two calls of Elapsed is divided by the Factor at
+// the end of the interval. The zero value starts at the first call. Clock is safe for concurrent use.
 type Clock struct {
 	mu      sync.Mutex
 	last    time.Time
 	elapsed time.Duration
 }
 
-// Elapsed returns the time since the first call. Callers call it often: an interval counts by the load at its end.
+// Elapsed returns the scaled time since the first call. Call it often, because it applies the Factor at the end of an
+// interval to the whole interval.
 func (c *Clock) Elapsed() time.Duration { return c.advance(time.Now(), Factor()) }
 
 func (c *Clock) advance(now time.Time, factor float64) time.Duration {

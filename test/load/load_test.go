@@ -11,15 +11,15 @@ func TestFactor(t *testing.T) {
 		cores int
 		want  float64
 	}{
-		"idle":                  {"0.00 0.01 0.05 1/80 11206", 2, 1},
-		"one task per core":     {"2.00 1.00 0.50 2/80 11206", 2, 1},
-		"a busy minute":         {"15.00 3.00 1.00 1/80 11206", 2, 7.5},
-		"busy since a moment":   {"0.10 0.10 0.10 9/80 11206", 2, 4.5},
-		"bounded":               {"900.00 3.00 1.00 1/80 11206", 2, maxFactor},
-		"many cores":            {"15.00 3.00 1.00 1/80 11206", 64, 1},
-		"an empty file":         {"", 2, 1},
-		"a file of other words": {"a b c d/e f", 2, 1},
-		"no core":               {"15.00 3.00 1.00 1/80 11206", 0, 1},
+		"idle":                 {"0.00 0.01 0.05 1/80 11206", 2, 1},
+		"one task per core":    {"2.00 1.00 0.50 2/80 11206", 2, 1},
+		"high one-minute mean": {"15.00 3.00 1.00 1/80 11206", 2, 7.5},
+		"high current number":  {"0.10 0.10 0.10 9/80 11206", 2, 4.5},
+		"bounded":              {"900.00 3.00 1.00 1/80 11206", 2, maxFactor},
+		"many cores":           {"15.00 3.00 1.00 1/80 11206", 64, 1},
+		"an empty file":        {"", 2, 1},
+		"non-numeric fields":   {"a b c d/e f", 2, 1},
+		"zero cores":           {"15.00 3.00 1.00 1/80 11206", 0, 1},
 	} {
 		if got := factor(test.line, test.cores); got != test.want {
 			t.Errorf("%s: factor(%q, %d) = %v, want %v", name, test.line, test.cores, got, test.want)

@@ -12,12 +12,12 @@ import (
 	"github.com/semmoe/operator/test/localcluster/internal/controlplane"
 )
 
-// binariesVariable names the directory of another release's programs.
+// binariesVariable is the environment variable with the directory of another release's programs.
 const binariesVariable = "KUBERNETES_BINARIES"
 
-// FindBinaries returns the directory of the Kubernetes programs: the one that the environment variable KUBERNETES_BINARIES names, or
-// that of the pinned release, bin/kubernetes-<version> of the repository that holds the working directory. The error says how to
-// build them.
+// FindBinaries returns the directory of the Kubernetes programs. The environment variable KUBERNETES_BINARIES names the
+// directory; if it is unset, FindBinaries returns bin/kubernetes-<version> for the pinned release, in the repository
+// that contains the working directory. If a program is missing, the error names the command that builds it.
 func FindBinaries() (string, error) {
 	if dir := os.Getenv(binariesVariable); dir != "" {
 		return dir, checkBinaries(dir)
@@ -75,7 +75,7 @@ func checkBinaries(dir string) error {
 	return nil
 }
 
-// checkImages verifies that each image is a program that runs in a root of its own.
+// checkImages verifies that each image is a statically linked Linux program at an absolute path.
 func checkImages(images map[string]string) error {
 	for reference, path := range images {
 		if !filepath.IsAbs(path) {

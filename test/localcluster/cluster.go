@@ -33,39 +33,41 @@ import (
 
 const defaultGPUs = 64
 
-// ErrNamespacesRefused is wrapped by Start's error where this machine lets nobody, or not this user, make the
-// namespaces that the cluster lives in.
-var ErrNamespacesRefused = errors.New("this machine refuses the user namespace that the local cluster lives in")
+// ErrNamespacesRefused is wrapped by the error of Start if this machine does not allow the current user to create the
+// namespaces of the cluster.
+var ErrNamespacesRefused = errors.New("this machine does not allow the user namespace that the local cluster needs")
 
-const namespacesHint = "look at the sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone and " +
-	"kernel.apparmor_restrict_unprivileged_userns, or, inside a container, at its seccomp profile; " +
-	"or use an existing cluster by KUBECONFIG"
+const namespacesHint = "check the sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone and " +
+	"kernel.apparmor_restrict_unprivileged_userns, or, inside a container, its seccomp profile; " +
+	"or set KUBECONFIG to use an existing cluster"
 
-// RunChildIfAsked must be the first call of main or TestMain in a program that calls Start: the cluster's first process
-// and each of its containers begin as a copy of that program. In such a copy it never returns; else it does nothing.
+// RunChildIfAsked must be the first call of main or TestMain in a program that calls Start. The supervisor process of
+// the cluster and each of its containers start as a copy of that program. In such a copy RunChildIfAsked never returns.
+// In other processes it does nothing.
 func RunChildIfAsked() {
 	sandbox.RunIfAsked()
 	supervisor.RunIfAsked()
 }
 
-// Options says what Start makes.
+// Options configures Start.
 type Options struct {
 	// Binaries is the directory of the Kubernetes programs; see FindBinaries.
 	Binaries string
-	// Dir holds the state and the logs; it must be empty or left by an earlier cluster, whose state is then removed.
-	// Empty means a temporary directory that is removed at the end.
+	// Dir contains the state and the logs. It must be empty or contain the state of an earlier cluster, which is
+	// removed. If Dir is empty, Start creates a temporary directory, which is removed when the cluster stops.
 	Dir string
-	// Images maps image references to static binaries (absolute paths). A container of that image runs the binary as
-	// /<base name>. Any other image gives ErrImagePull.
+	// Images maps image references to static binaries (absolute paths). A container of an image runs the binary as
+	// /<base name>. Any other image results in ErrImagePull.
 	Images map[string]string
 	// GPUs is the number of nvidia.com/gpu that the node advertises; 0 means 64.
 	GPUs int
-	// Forward is how many Services can be forwarded to ports of 127.0.0.1; see Cluster.Forward. Cluster.PodProxy takes one of these ports.
+	// Forward is the number of Services that can be forwarded to ports of 127.0.0.1; see Cluster.Forward.
+	// Cluster.PodProxy uses one of these ports.
 	Forward int
-	// AuditPolicy is an audit.k8s.io/v1 Policy, by which the API server writes what it was asked for; see Cluster.AuditLogs.
-	// Empty means that it does not.
+	// AuditPolicy is an audit.k8s.io/v1 Policy that selects the requests in the audit log of the API server; see
+	// Cluster.AuditLogs. If AuditPolicy is empty, the API server writes no audit log.
 	AuditPolicy string
-	// Log gets progress lines; nil means none.
+	// Log receives progress lines. It may be nil.
 	Log io.Writer
 }
 
@@ -89,20 +91,20 @@ func (o *Options) validate() error {
 type Cluster struct {
 	dir       *stateDir
 	config    *rest.Config
-	listeners []*net.TCPListener // the API server's, then those for Forward
+	listeners []*net.TCPListener // the first is for the API server, the others are for Forward
 	control   *rpc.Client
-	kill      context.CancelFunc // nil before the supervisor was started
-	ended     chan struct{}      // closed when the last process is gone
-	endError  error              // why the supervisor ended by itself; set before ended is closed
+	kill      context.CancelFunc // nil until the supervisor is started
+	ended     chan struct{}      // closed after the last process has ended
+	endError  error              // set before ended is closed if the supervisor exited before Stop
 	stop      func() error
 
 	mu       sync.Mutex
 	forwards map[supervisor.Target]int // index of the listener
 }
 
-// Start makes a cluster and returns when its API server answers, the default ServiceAccount exists and the node is
-// ready for pods. The end of ctx, like Stop, ends everything. The error wraps ErrNamespacesRefused where the machine
-// does not allow what is needed.
+// Start creates a cluster. It returns when the API server answers, the default ServiceAccount exists and the node is
+// ready for pods. Canceling ctx, or calling Stop, ends all processes of the cluster. The error wraps
+// ErrNamespacesRefused if the machine does not allow the required namespaces.
 func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
@@ -150,7 +152,7 @@ func (c *Cluster) start(ctx context.Context, o Options, progress func(string)) e
 	}
 	up := supervisor.UpArgs{Binaries: o.Binaries, Dir: c.dir.path, Images: o.Images, GPUs: o.GPUs}
 	if err := c.call(ctx, "Up", up); err != nil {
-		return fmt.Errorf("starting the control plane: %w", err)
+		return fmt.Errorf("failed to start the control plane: %w", err)
 	}
 	progress("API server ready at " + c.config.Host)
 	client, err := kubernetes.NewForConfig(c.config)
@@ -164,7 +166,7 @@ func (c *Cluster) start(ctx context.Context, o Options, progress func(string)) e
 	return nil
 }
 
-// prepare writes the credentials, which name the API server's outside port.
+// prepare writes the credentials, which contain the port of the API server outside the network namespace.
 func (c *Cluster) prepare() error {
 	if err := controlplane.WriteCredentials(c.dir.path, c.listeners[0].Addr().String()); err != nil {
 		return err
@@ -173,7 +175,7 @@ func (c *Cluster) prepare() error {
 	if c.config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig()); err != nil {
 		return err
 	}
-	// The default limit of 5 requests a second is made for a shared cluster.
+	// The default limit of 5 requests/s is intended for a shared cluster.
 	c.config.QPS, c.config.Burst = 200, 400
 	return nil
 }
@@ -209,7 +211,8 @@ func (c *Cluster) launch(ctx context.Context) error {
 	started := make(chan error, 1)
 	go func() {
 		defer close(c.ended)
-		// The kernel ends the supervisor when the thread that started it ends, so this thread must live as long.
+		// Pdeathsig kills the supervisor when the thread that started it ends, so this thread must outlive the
+		// supervisor.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -218,7 +221,7 @@ func (c *Cluster) launch(ctx context.Context) error {
 			return
 		}
 		if err := cmd.Wait(); ctx.Err() == nil {
-			c.endError = fmt.Errorf("the local cluster has ended by itself (%v); see %s", err, c.supervisorLog())
+			c.endError = fmt.Errorf("the local cluster ended unexpectedly (%v); see %s", err, c.supervisorLog())
 		}
 	}()
 	if err := <-started; err != nil {
@@ -228,8 +231,8 @@ func (c *Cluster) launch(ctx context.Context) error {
 	return nil
 }
 
-// controlConnection makes the connection over which the supervisor is called, and its end of it. The supervisor ends
-// when its end is closed.
+// controlConnection returns the two ends of the RPC connection to the supervisor: the caller's connection and the file
+// that the supervisor inherits. The supervisor ends when the caller's end is closed.
 func controlConnection() (net.Conn, *os.File, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -244,7 +247,8 @@ func controlConnection() (net.Conn, *os.File, error) {
 	return connection, theirs, nil
 }
 
-// namespaces asks for the supervisor's namespaces, in which the caller's ids are root's.
+// namespaces returns the process attributes that create the supervisor's namespaces and map the caller's user and group
+// ID to root.
 func namespaces() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID |
@@ -252,7 +256,7 @@ func namespaces() *syscall.SysProcAttr {
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
 		Pdeathsig:   syscall.SIGKILL,
-		// A session of its own: Ctrl-C reaches the caller alone, which then decides.
+		// In a new session, Ctrl-C reaches only the caller, which then decides when to stop the cluster.
 		Setsid: true,
 	}
 }
@@ -263,7 +267,7 @@ func namespacesRefused(err error) error {
 
 func (c *Cluster) supervisorLog() string { return filepath.Join(c.dir.path, "logs", "supervisor.log") }
 
-// call calls the supervisor; it returns early with the end of ctx or of the supervisor.
+// call calls a method of the supervisor. It returns early when ctx is done or the supervisor ends.
 func (c *Cluster) call(ctx context.Context, method string, args any) error {
 	call := c.control.Go(supervisor.Method(method), args, new(supervisor.Nothing), make(chan *rpc.Call, 1))
 	select {
@@ -290,7 +294,7 @@ func (c *Cluster) whyEnded(ctx context.Context) error {
 	return errors.New("the local cluster is stopped")
 }
 
-// waitUsable waits until a pod of the default namespace would be admitted and scheduled.
+// waitUsable waits until a pod in the default namespace can be admitted and scheduled.
 func (c *Cluster) waitUsable(ctx context.Context, client kubernetes.Interface) error {
 	const limit, interval = 60 * time.Second, 50 * time.Millisecond
 	var clock load.Clock
@@ -298,7 +302,7 @@ func (c *Cluster) waitUsable(ctx context.Context, client kubernetes.Interface) e
 	defer ticker.Stop()
 	for {
 		if clock.Elapsed() > limit {
-			return fmt.Errorf("the cluster is not usable after %s of an idle machine; see %s", limit, filepath.Dir(c.supervisorLog()))
+			return fmt.Errorf("the cluster is not usable after %s (scaled by machine load); see %s", limit, filepath.Dir(c.supervisorLog()))
 		}
 		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
 		if err == nil && nodeUsable(ctx, client) {
@@ -327,8 +331,8 @@ func nodeUsable(ctx context.Context, client kubernetes.Interface) bool {
 	return false
 }
 
-// Stop ends every process of the cluster, waits for that and removes a temporary state directory. It returns an error
-// if the cluster had already ended by itself. A later call does nothing but return the same.
+// Stop ends every process of the cluster, waits for their end, and removes a temporary state directory. It returns an
+// error if the cluster ended before Stop was called. Further calls return the same result without any effect.
 func (c *Cluster) Stop() error { return c.stop() }
 
 func (c *Cluster) end() error {
@@ -345,7 +349,8 @@ func (c *Cluster) end() error {
 	return errors.Join(c.endError, c.dir.close())
 }
 
-// Done is closed when the cluster has ended, by Stop, the end of its context or by itself.
+// Done returns a channel that is closed when the cluster has ended: after Stop, after the end of its context, or after
+// an unexpected exit.
 func (c *Cluster) Done() <-chan struct{} { return c.ended }
 
 // RESTConfig returns an administrator's configuration for use outside the cluster.
@@ -354,26 +359,26 @@ func (c *Cluster) RESTConfig() *rest.Config { return rest.CopyConfig(c.config) }
 // Kubeconfig returns the path of an administrator's kubeconfig for use outside the cluster.
 func (c *Cluster) Kubeconfig() string { return controlplane.OutsideKubeconfig(c.dir.path) }
 
-// Logs returns the path of the newest log file of a container, or "" if it has never run.
+// Logs returns the path of the newest log file of a container, or "" if the container has never run.
 func (c *Cluster) Logs(namespace, pod, container string) string {
 	return newestLog(filepath.Join(c.dir.path, "logs"), namespace, pod, container)
 }
 
-// AuditLogs returns the paths of the files with what the API server has been asked for so far, one JSON object a line; see
+// AuditLogs returns the paths of the audit log files of the API server, with one JSON object per line; see
 // Options.AuditPolicy.
 func (c *Cluster) AuditLogs() ([]string, error) {
 	return filepath.Glob(filepath.Join(c.dir.path, "logs", "audit*.log"))
 }
 
-// Forward makes the Service's port reachable from outside and returns the address, on 127.0.0.1. The Service need not
-// exist yet: a connection is closed at once while it has no endpoint. The same Service and port get the same address
-// again. Each other one uses one of the Options.Forward listeners.
+// Forward makes a port of a Service reachable from outside the cluster and returns its address on 127.0.0.1. The
+// Service need not exist yet: while it has no endpoint, each connection is closed immediately. Repeated calls for the
+// same Service and port return the same address. Each Service port uses one of the Options.Forward listeners.
 func (c *Cluster) Forward(ctx context.Context, namespace, service string, port int) (string, error) {
 	return c.listen(ctx, "Forward", supervisor.Target{Namespace: namespace, Service: service, Port: port})
 }
 
-// PodProxy returns the URL of an HTTP proxy on 127.0.0.1 that tunnels (CONNECT) to the addresses of pods. It uses one of the
-// Options.Forward listeners.
+// PodProxy returns the URL of an HTTP proxy on 127.0.0.1 that tunnels (CONNECT) to pod addresses. The proxy uses one of
+// the Options.Forward listeners.
 func (c *Cluster) PodProxy(ctx context.Context) (*url.URL, error) {
 	address, err := c.listen(ctx, "Proxy", supervisor.Target{})
 	if err != nil {
@@ -382,7 +387,8 @@ func (c *Cluster) PodProxy(ctx context.Context) (*url.URL, error) {
 	return &url.URL{Scheme: "http", Host: address}, nil
 }
 
-// listen returns the address of the listener for a target. Its first use starts it by a method of the supervisor.
+// listen returns the address of the listener for a target. The first call for a target starts the listener with the
+// given method of the supervisor.
 func (c *Cluster) listen(ctx context.Context, method string, to supervisor.Target) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -400,7 +406,8 @@ func (c *Cluster) listen(ctx context.Context, method string, to supervisor.Targe
 	return c.listeners[index].Addr().String(), nil
 }
 
-// SetImages adds images to those of Options.Images, or replaces them, for containers that start from now on.
+// SetImages adds images to Options.Images, or replaces existing ones. The change applies to containers that start after
+// the call.
 func (c *Cluster) SetImages(images map[string]string) error {
 	if err := checkImages(images); err != nil {
 		return err
@@ -408,9 +415,9 @@ func (c *Cluster) SetImages(images map[string]string) error {
 	return c.call(context.Background(), "SetImages", images)
 }
 
-// PauseAPIServer makes the API server stand still, as behind a network that swallows everything: connections are accepted,
-// and nothing is answered. ResumeAPIServer lets it go on. The node meanwhile runs its pods as they are, starts containers
-// that end once more, and forwards to Services.
+// PauseAPIServer suspends the API server, which simulates a network that drops all packets: connections are accepted
+// but no request is answered. ResumeAPIServer resumes it. While the API server is paused, the node keeps its pods
+// running, restarts containers that exit, and forwards connections to Services.
 func (c *Cluster) PauseAPIServer(ctx context.Context) error {
 	return c.call(ctx, "PauseAPIServer", true)
 }
@@ -420,7 +427,7 @@ func (c *Cluster) ResumeAPIServer(ctx context.Context) error {
 	return c.call(ctx, "PauseAPIServer", false)
 }
 
-// RestartAPIServer kills the API server and starts another, which answers some seconds later.
+// RestartAPIServer kills the API server and starts a new one, which answers after some seconds.
 func (c *Cluster) RestartAPIServer(ctx context.Context) error {
 	return c.call(ctx, "RestartAPIServer", supervisor.Nothing{})
 }
@@ -434,7 +441,7 @@ func newProgress(w io.Writer) func(string) {
 	}
 }
 
-// newestLog finds the log of the last start: the number at the end of its name counts the restarts.
+// newestLog returns the log with the highest restart count, which is the number at the end of the file name.
 func newestLog(dir, namespace, pod, container string) string {
 	prefix := strings.Join([]string{namespace, pod, container}, "_") + "_"
 	paths, _ := filepath.Glob(filepath.Join(dir, prefix+"*.log"))

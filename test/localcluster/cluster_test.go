@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestKilledParent kills the program that has started a cluster: every process must end, and the directory be free for
-// the next cluster.
+// TestKilledParent kills the program that started a cluster. Every process must end, and the directory must be
+// available for the next cluster.
 func TestKilledParent(t *testing.T) {
 	needCluster(t)
 	t.Parallel()
@@ -30,10 +30,10 @@ func TestKilledParent(t *testing.T) {
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil || line != "up\n" {
-		t.Fatalf("the parent says %q (%v)", line, err)
+		t.Fatalf("the parent printed %q (%v)", line, err)
 	}
 	if n := len(processesNaming(t, dir)); n < 4 {
-		t.Errorf("%d processes name the state directory, want the control plane's 4", n)
+		t.Errorf("%d processes have the state directory in their command lines, want the 4 of the control plane", n)
 	}
 	if err := parent.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestKilledParent(t *testing.T) {
 	_ = parent.Wait()
 	eventually(t, 5*time.Second, func() error {
 		if left := processesNaming(t, dir); len(left) > 0 {
-			return fmt.Errorf("processes left: %q", left)
+			return fmt.Errorf("processes still run: %q", left)
 		}
 		return nil
 	})
@@ -51,7 +51,7 @@ func TestKilledParent(t *testing.T) {
 		return err
 	})
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
-		t.Errorf("the directory holds %v (%v), want the lock and fresh logs alone", entries, err)
+		t.Errorf("the directory contains %v (%v), want only the lock and new logs", entries, err)
 	}
 	if err := next.close(); err != nil {
 		t.Error(err)
@@ -70,11 +70,11 @@ func TestRefusedNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.HasPrefix(string(out), "true ") || !strings.Contains(string(out), "user.max_user_namespaces") {
-		t.Errorf("got %q, want the refusal and what to look at", out)
+		t.Errorf("got %q, want an error with the sysctls to check", out)
 	}
 }
 
-// processesNaming returns the command lines that hold the text.
+// processesNaming returns the command lines that contain the text.
 func processesNaming(t *testing.T, text string) []string {
 	t.Helper()
 	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -83,7 +83,7 @@ func processesNaming(t *testing.T, text string) []string {
 	}
 	var result []string
 	for _, path := range paths {
-		// A process may have ended since.
+		// A process may have ended since the listing.
 		if line, err := os.ReadFile(path); err == nil && strings.Contains(string(line), text) {
 			result = append(result, strings.ReplaceAll(string(line), "\x00", " "))
 		}
@@ -98,7 +98,7 @@ func TestStateDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := openStateDir(foreign); err == nil || !strings.Contains(err.Error(), "not empty") {
-		t.Errorf("a foreign directory: %v", err)
+		t.Errorf("error for a directory of another owner: %v, want one with %q", err, "not empty")
 	}
 	if _, err := os.Stat(filepath.Join(foreign, "precious")); err != nil {
 		t.Error(err)
@@ -109,7 +109,7 @@ func TestStateDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := openStateDir(own); err == nil || !strings.Contains(err.Error(), "in use") {
-		t.Errorf("a directory in use: %v", err)
+		t.Errorf("error for a directory in use: %v, want one with %q", err, "in use")
 	}
 	locked := filepath.Join(own, "locked")
 	if err := os.Mkdir(locked, 0o755); err != nil {

@@ -20,11 +20,12 @@ import (
 	"github.com/semmoe/operator/test/load"
 )
 
-// parentDir names the state directory for a copy of this test program that only starts a cluster and waits to be killed.
+// parentDir is the environment variable with the state directory for a copy of this test program that only starts a
+// cluster and waits to be killed.
 const parentDir = "LOCALCLUSTER_TEST_PARENT_DIR"
 
-// refusedDir names the state directory for a copy of this test program that tries to start a cluster where no user
-// namespace is allowed.
+// refusedDir is the environment variable with the state directory for a copy of this test program that tries to start a
+// cluster where no user namespace is allowed.
 const refusedDir = "LOCALCLUSTER_TEST_REFUSED_DIR"
 
 // testImage is the image of the test program; see internal/testapp.
@@ -32,7 +33,7 @@ const testImage = "test.local/app:1"
 
 const testGPUs = 8
 
-// shared is the cluster that the tests use together, each in a namespace of its own.
+// shared is the cluster that all tests use, each test in its own namespace.
 var shared struct {
 	cluster *Cluster
 	client  kubernetes.Interface
@@ -98,12 +99,12 @@ func buildApp(dir string) (string, error) {
 	build := exec.Command("go", "build", "-o", path, "./internal/testapp")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building testapp: %w: %s", err, out)
+		return "", fmt.Errorf("failed to build testapp: %w: %s", err, out)
 	}
 	return path, nil
 }
 
-// startAndWait is the parent that TestKilledParent kills.
+// startAndWait runs the parent process that TestKilledParent kills.
 func startAndWait(dir string) {
 	binaries, err := FindBinaries()
 	if err == nil {
@@ -117,7 +118,8 @@ func startAndWait(dir string) {
 	select {}
 }
 
-// startRefused is the program of TestRefusedNamespaces: first of a user namespace of its own, whose limit it may set.
+// startRefused runs the process of TestRefusedNamespaces. It is root in a separate user namespace, so it may set the
+// namespace limit.
 func startRefused(dir string) {
 	err := os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0o644)
 	var binaries string
@@ -131,7 +133,7 @@ func startRefused(dir string) {
 	os.Exit(0)
 }
 
-// sandboxed returns a client and a fresh namespace; it skips the test where the machine allows no cluster.
+// sandboxed returns a client and a new namespace. It skips the test if the machine cannot run a cluster.
 func sandboxed(t *testing.T) (kubernetes.Interface, string) {
 	t.Helper()
 	needCluster(t)
@@ -166,7 +168,7 @@ func needCluster(t *testing.T) {
 	}
 }
 
-// dumpPods helps to understand a failure.
+// dumpPods logs the pods of a namespace after a failure.
 func dumpPods(t *testing.T, namespace string) {
 	pods, err := shared.client.CoreV1().Pods(namespace).List(context.Background(), metav1.ListOptions{})
 	if err != nil {
@@ -182,7 +184,7 @@ func dumpPods(t *testing.T, namespace string) {
 	}
 }
 
-// eventually polls until check succeeds, and fails after the time that an idle machine has.
+// eventually polls until check succeeds. It fails after limit, scaled by the load of the machine.
 func eventually(t *testing.T, limit time.Duration, check func() error) {
 	t.Helper()
 	var clock load.Clock
@@ -199,7 +201,7 @@ func eventually(t *testing.T, limit time.Duration, check func() error) {
 	}
 }
 
-// podOf returns a pod with one container "main" of the test program.
+// podOf returns a pod with one container "main" that runs testapp.
 func podOf(name string, args ...string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
@@ -211,7 +213,7 @@ func podOf(name string, args ...string) *corev1.Pod {
 	}
 }
 
-// serverOf returns a pod that runs the test server on port 80 of its own address.
+// serverOf returns a pod that runs the test server on port 80 of the pod's address.
 func serverOf(name string, flags ...string) *corev1.Pod {
 	pod := podOf(name, append([]string{"serve", "--address=$(POD_IP):80", "--text=" + name}, flags...)...)
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
@@ -270,7 +272,7 @@ func isReady(p *corev1.Pod) error {
 	return fmt.Errorf("pod %s is not ready: %s", p.Name, p.Status.String())
 }
 
-// waitGone polls until the pod's object does not exist.
+// waitGone polls until the pod's object no longer exists.
 func waitGone(t *testing.T, client kubernetes.Interface, namespace, name string) {
 	t.Helper()
 	eventually(t, 30*time.Second, func() error {
@@ -292,7 +294,7 @@ func logOf(t *testing.T, namespace, pod, container string) string {
 	return string(data)
 }
 
-// runToEnd runs a pod and returns its log, which must end in the given phase.
+// runToEnd runs a pod until it reaches the given terminal phase, and returns its log.
 func runToEnd(t *testing.T, client kubernetes.Interface, namespace string, pod *corev1.Pod, phase corev1.PodPhase) string {
 	t.Helper()
 	create(t, client, namespace, pod)

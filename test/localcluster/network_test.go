@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// expose makes a Service for the pods with that app label and returns its address outside.
+// expose creates a Service for the pods with the app label and returns its forwarded address.
 func expose(t *testing.T, client kubernetes.Interface, namespace, app string) string {
 	t.Helper()
 	createService(t, client, namespace, app, "")
@@ -27,7 +27,7 @@ func expose(t *testing.T, client kubernetes.Interface, namespace, app string) st
 	return address
 }
 
-// createService makes a Service on port 8000 for port 80 of the pods with that app label.
+// createService creates a Service on port 8000 for port 80 of the pods with the app label.
 func createService(t *testing.T, client kubernetes.Interface, namespace, app, clusterIP string) {
 	t.Helper()
 	_, err := client.CoreV1().Services(namespace).Create(t.Context(), &corev1.Service{
@@ -42,7 +42,7 @@ func createService(t *testing.T, client kubernetes.Interface, namespace, app, cl
 	}
 }
 
-// get asks once, over a connection of its own.
+// get sends one request on a new connection.
 func get(url string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -85,7 +85,7 @@ func TestServiceNames(t *testing.T) {
 	} {
 		client := podOf(fmt.Sprintf("client-%d", i), "fetch", "http://"+host+":8000/")
 		if got := runToEnd(t, shared.client, ns, client, corev1.PodSucceeded); got != "server" {
-			t.Errorf("%s says %q", host, got)
+			t.Errorf("%s returns %q", host, got)
 		}
 	}
 }
@@ -151,10 +151,10 @@ func TestStatefulSetRolls(t *testing.T) {
 		if pod.Annotations["version"] != "2" {
 			t.Errorf("%s was not replaced", name)
 		}
-		// The name leads to the new pod: only there this file names it.
+		// The name resolves to the new pod: only there the file contains this host name.
 		log := runToEnd(t, client, ns, podOf(fmt.Sprintf("client-%d", i), "fetch", fmt.Sprintf("http://%s.set:80/file?path=/etc/hostname", name)), corev1.PodSucceeded)
 		if log != name+"\n" {
-			t.Errorf("%s.set is %q", name, log)
+			t.Errorf("host name behind %s.set is %q", name, log)
 		}
 	}
 }
@@ -168,7 +168,7 @@ func waitRolled(t *testing.T, client kubernetes.Interface, set *appsv1.StatefulS
 		}
 		s := now.Status
 		if s.ObservedGeneration < set.Generation || s.ReadyReplicas != 2 || s.UpdatedReplicas != 2 || s.CurrentRevision != s.UpdateRevision {
-			return fmt.Errorf("not rolled: %s", s.String())
+			return fmt.Errorf("rollout is not complete: %s", s.String())
 		}
 		return nil
 	})
@@ -176,11 +176,11 @@ func waitRolled(t *testing.T, client kubernetes.Interface, set *appsv1.StatefulS
 
 func TestServiceAccountReachesAPIServer(t *testing.T) {
 	client, ns := sandboxed(t)
-	// Without credentials the version is open to all; the certificate is verified against the mounted authority.
+	// The version endpoint needs no credentials. The server certificate is verified against the mounted authority.
 	pod := podOf("client", "fetch", "https://$(KUBERNETES_SERVICE_HOST)/version")
 	pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env,
 		corev1.EnvVar{Name: "SSL_CERT_FILE", Value: "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"})
 	if log := runToEnd(t, client, ns, pod, corev1.PodSucceeded); len(log) == 0 {
-		t.Error("no answer")
+		t.Error("the response is empty")
 	}
 }

@@ -94,7 +94,7 @@ func TestCrashLoopBackOff(t *testing.T) {
 
 func TestUnknownImageThatComes(t *testing.T) {
 	client, ns := sandboxed(t)
-	late := "test.local/" + ns + ":1" // of this run of the test alone
+	late := "test.local/" + ns + ":1" // unique to this test run
 	pod := podOf("late", "exit", "0")
 	pod.Spec.Containers[0].Image = late
 	create(t, client, ns, pod)
@@ -157,7 +157,7 @@ func TestInitContainerAndSidecarInJob(t *testing.T) {
 	}
 	for _, p := range pods.Items {
 		if log := logOf(t, ns, p.Name, "main"); log != "from init" {
-			t.Errorf("pod %s read %q, want what the init container wrote", p.Name, log)
+			t.Errorf("pod %s read %q, want the text of the init container", p.Name, log)
 		}
 		if state := p.Status.InitContainerStatuses[1].State.Terminated; state == nil || state.ExitCode != 0 {
 			t.Errorf("the sidecar of %s has not been stopped gracefully: %+v", p.Name, state)
@@ -247,13 +247,13 @@ func TestGracePeriodAndPreStop(t *testing.T) {
 	waitGone(t, client, ns, "graceful")
 	waitGone(t, client, ns, "stubborn")
 	if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("the end took %s: the grace period of 1 s was not enforced", took)
+		t.Errorf("termination took %s: the grace period of 1 s was not enforced", took)
 	}
 	if log := logOf(t, ns, "graceful", "main"); log != "hook called\nterminating\ndone\n" {
 		t.Errorf("graceful: log %q", log)
 	}
 	if log := logOf(t, ns, "stubborn", "main"); log != "terminating\n" {
-		t.Errorf("stubborn: log %q, want it to be killed before it is done", log)
+		t.Errorf("stubborn: log %q, want SIGKILL before it completes", log)
 	}
 }
 
@@ -289,7 +289,7 @@ func TestGPUsAreCounted(t *testing.T) {
 	})
 }
 
-// waitServing polls until the pod's server answers, seen from another pod.
+// waitServing polls until another pod gets a response from the pod's server.
 func waitServing(t *testing.T, pod, ns string) {
 	t.Helper()
 	p, err := shared.client.CoreV1().Pods(ns).Get(t.Context(), pod, metav1.GetOptions{})

@@ -10,18 +10,19 @@ import (
 	"github.com/semmoe/operator/test/localcluster/internal/node"
 )
 
-// lockName is the file that marks a directory as ours. Start takes everything away from a directory that holds it, and
-// refuses any other directory that is not empty: a mistyped path must not cost anyone's files.
+// lockName is the file that marks a directory as a state directory. Start deletes the content of a directory with this
+// file, and rejects any other directory that is not empty: a mistyped path must not delete a user's files.
 const lockName = ".localcluster"
 
-// stateDir is a directory that one cluster owns as long as the lock is open in any process.
+// stateDir is a directory that one cluster owns while the lock file is open in any process.
 type stateDir struct {
 	path      string
 	temporary bool
 	lock      *os.File
 }
 
-// openStateDir takes path (made if it does not exist), or a temporary directory for "", and empties it.
+// openStateDir locks and empties the directory path, which is created if it does not exist. For "" it creates a
+// temporary directory.
 func openStateDir(path string) (*stateDir, error) {
 	d := &stateDir{path: path, temporary: path == ""}
 	var err error
@@ -47,14 +48,15 @@ func (d *stateDir) take() error {
 	}
 	lock := filepath.Join(d.path, lockName)
 	if _, err := os.Stat(lock); err != nil && len(entries) > 0 {
-		return fmt.Errorf("state directory %s is not empty and was not made by a local cluster: name another one, or empty it", d.path)
+		return fmt.Errorf("state directory %s is not empty and was not created by a local cluster: use another directory or empty this one", d.path)
 	}
 	if d.lock, err = os.OpenFile(lock, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
-	// The supervisor holds the same open file: after a crash of its parent the lock is free when the last process is gone.
+	// The supervisor inherits the same open file, so after a crash of its parent the lock is released only when the
+	// last process has ended.
 	if err := syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return fmt.Errorf("state directory %s is in use by another local cluster: stop that one, or name another directory", d.path)
+		return fmt.Errorf("state directory %s is in use by another local cluster: stop that cluster or use another directory", d.path)
 	}
 	for _, e := range entries {
 		if e.Name() == lockName {
@@ -67,7 +69,7 @@ func (d *stateDir) take() error {
 	return os.MkdirAll(filepath.Join(d.path, "logs"), 0o755)
 }
 
-// close gives the directory up and removes it if it is temporary.
+// close releases the directory and removes it if it is temporary.
 func (d *stateDir) close() error {
 	var err error
 	if d.temporary {

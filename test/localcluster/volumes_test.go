@@ -148,7 +148,7 @@ func TestPersistentVolumeClaim(t *testing.T) {
 	})
 	runToEnd(t, client, ns, pod, corev1.PodSucceeded)
 	if data, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(data) != "kept" {
-		t.Errorf("the volume holds %q (%v)", data, err)
+		t.Errorf("the volume contains %q (%v)", data, err)
 	}
 }
 

@@ -35,10 +35,10 @@ import (
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
-// agentWorkers is how many statuses are written at a time.
+// agentWorkers is the maximum number of pods that the agent processes concurrently.
 const agentWorkers = 8
 
-// Agent stands in for all nodes: it lets every pod of ours run, be ready, or end, as soon as it sees it.
+// Agent simulates the scheduler and all kubelets: every Sem-MoE pod immediately runs, becomes ready, or completes.
 type Agent struct {
 	clients kubernetes.Interface
 	store   *artifact.Client
@@ -47,16 +47,17 @@ type Agent struct {
 	counts  string
 	pods    cache.SharedIndexInformer
 	queue   workqueue.TypedRateLimitingInterface[string]
-	// tls starts and returns the server for requests with TLS, which verifies no client.
+	// tls starts, on first use, the server for TLS requests, and returns it. The server verifies no client
+	// certificates.
 	tls func() *httptest.Server
 
 	mu        sync.Mutex
-	addresses map[string]string // of pods: namespace/name by address
+	addresses map[string]string // namespace/name of each pod, by address
 	last      netip.Addr
 }
 
-// NewAgent returns an agent. Its profiling Jobs publish a small real trace in the store; every checkpoint is the small model that
-// ships with the project, but for the digest.
+// NewAgent returns an agent. Its profiling Jobs publish a small real trace in the store. Every checkpoint is the small
+// model in internal/refengine/testdata, except for the digest.
 func NewAgent(config *rest.Config, store *artifact.Client, repository string) (*Agent, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 500, 1000
@@ -91,7 +92,7 @@ func (a *Agent) enqueue(pod any) {
 	}
 }
 
-// Run works until ctx ends.
+// Run simulates the pods until ctx ends.
 func (a *Agent) Run(ctx context.Context) error {
 	counts, err := os.CreateTemp("", "counts-")
 	if err != nil {
@@ -119,16 +120,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	return nil
 }
 
-// next treats one pod. It reports whether there may be another.
+// next processes one pod. It returns false after the queue was shut down.
 func (a *Agent) next(ctx context.Context) bool {
 	key, shutdown := a.queue.Get()
 	if shutdown {
 		return false
 	}
 	defer a.queue.Done(key)
-	err := a.treat(ctx, key)
+	err := a.reconcile(ctx, key)
 	switch {
-	case err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err): // what has changed comes again
+	case err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err): // the watch enqueues a changed pod again
 		a.queue.Forget(key)
 	case ctx.Err() == nil:
 		a.queue.AddRateLimited(key)
@@ -136,8 +137,8 @@ func (a *Agent) next(ctx context.Context) bool {
 	return true
 }
 
-// treat does the next thing that a scheduler and a kubelet would do about a pod.
-func (a *Agent) treat(ctx context.Context, key string) error {
+// reconcile performs the next step of a scheduler or kubelet for a pod.
+func (a *Agent) reconcile(ctx context.Context, key string) error {
 	object, exists, err := a.pods.GetIndexer().GetByKey(key)
 	if err != nil || !exists {
 		return err
@@ -157,7 +158,7 @@ func (a *Agent) treat(ctx context.Context, key string) error {
 	return nil
 }
 
-// run writes the status that a pod has at last.
+// run writes the final status of a pod.
 func (a *Agent) run(ctx context.Context, pod *corev1.Pod) error {
 	status, err := a.statusOf(ctx, pod)
 	if err != nil {
@@ -171,7 +172,8 @@ func (a *Agent) run(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// statusOf is what becomes of a pod.
+// statusOf returns the final status of a pod: succeeded for inspection and profiling Jobs, running and ready for
+// others.
 func (a *Agent) statusOf(ctx context.Context, pod *corev1.Pod) (corev1.PodStatus, error) {
 	now := metav1.Now()
 	address := a.addressOf(pod)
@@ -236,7 +238,7 @@ func ended(now metav1.Time, message string) corev1.ContainerState {
 	return corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Completed", Message: message, StartedAt: now, FinishedAt: now}}
 }
 
-// addressOf gives a pod an address of its own.
+// addressOf allocates a unique address for a pod.
 func (a *Agent) addressOf(pod *corev1.Pod) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -245,7 +247,8 @@ func (a *Agent) addressOf(pod *corev1.Pod) string {
 	return a.last.String()
 }
 
-// inspect is the termination message of an inspection. A checkpoint is told by where it lies.
+// inspect returns the termination message of an inspection Job. The digest of the checkpoint is derived from its
+// location.
 func (a *Agent) inspect(pod *corev1.Pod) (string, error) {
 	report := inspection.Report{Report: a.model}
 	report.ModelDigest = digestOf(volumeAt(pod, semmoev1.ModelMountPath), argument(pod, "--model-path"))
@@ -269,14 +272,15 @@ func (a *Agent) profile(ctx context.Context, pod *corev1.Pod) error {
 	return a.PublishProfile(ctx, pod.Namespace, manifest)
 }
 
-// PublishProfile stores a profile for the inputs that the manifest names.
+// PublishProfile stores a profile for the inputs in the manifest.
 func (a *Agent) PublishProfile(ctx context.Context, namespace string, manifest profile.Manifest) error {
 	scope := artifact.Scope{Namespace: namespace, Kind: artifact.Profile, ID: manifest.ID()}
 	_, err := profile.Publish(ctx, a.store, scope, manifest, map[string]string{profile.TraceFile: a.trace, profile.CountsFile: a.counts})
 	return err
 }
 
-// argument is the value of a flag of a pod's first container, given as "--flag=value" or as two words; empty where it is not given.
+// argument returns the value of a flag of a pod's first container, given as "--flag=value" or as two arguments. It
+// returns "" if the flag is absent.
 func argument(pod *corev1.Pod, flag string) string {
 	args := pod.Spec.Containers[0].Args
 	for i, arg := range args {
@@ -290,7 +294,7 @@ func argument(pod *corev1.Pod, flag string) string {
 	return ""
 }
 
-// volumeAt is the source of what the first container sees at a path.
+// volumeAt returns the source of the volume that the first container mounts at a path.
 func volumeAt(pod *corev1.Pod, mountPath string) corev1.VolumeSource {
 	for _, mount := range pod.Spec.Containers[0].VolumeMounts {
 		if !strings.HasPrefix(mountPath, mount.MountPath) {
@@ -305,7 +309,7 @@ func volumeAt(pod *corev1.Pod, mountPath string) corev1.VolumeSource {
 	return corev1.VolumeSource{}
 }
 
-// digestOf names what lies at a path of a volume.
+// digestOf returns a digest of a volume source and a path in the volume.
 func digestOf(source corev1.VolumeSource, file string) string {
 	text, err := json.Marshal([]any{source, file})
 	if err != nil {
@@ -315,7 +319,7 @@ func digestOf(source corev1.VolumeSource, file string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// podAt is the pod with an address.
+// podAt returns the pod with an address.
 func (a *Agent) podAt(address string) (*corev1.Pod, error) {
 	a.mu.Lock()
 	key, known := a.addresses[address]
@@ -330,7 +334,7 @@ func (a *Agent) podAt(address string) (*corev1.Pod, error) {
 	return object.(*corev1.Pod), nil
 }
 
-// enginesOf are the engine pods of a MoEDeployment.
+// enginesOf returns the engine pods of a MoEDeployment.
 func (a *Agent) enginesOf(namespace, deployment string) []*corev1.Pod {
 	objects, err := a.pods.GetIndexer().ByIndex(cache.NamespaceIndex, namespace)
 	if err != nil {
@@ -346,5 +350,5 @@ func (a *Agent) enginesOf(namespace, deployment string) []*corev1.Pod {
 	return engines
 }
 
-// observedAt is the time of everything that routers have observed: traffic is stationary.
+// observedAt is the time of all router observations. It is constant because the traffic is stationary.
 var observedAt = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

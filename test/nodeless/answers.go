@@ -17,15 +17,15 @@ import (
 	"github.com/semmoe/operator/test/connectproxy"
 )
 
-// ServeHTTP answers for the pod at the request's address, as the proxy of all pods: a manager with HTTP_PROXY and HTTPS_PROXY reaches
-// every pod through it.
+// ServeHTTP responds for the pod at the request's address, as the proxy for all pods. A manager with HTTP_PROXY and
+// HTTPS_PROXY set to this proxy reaches every pod through it.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodConnect {
 		connectproxy.Dial(a.dialTLS).ServeHTTP(w, r)
 		return
 	}
 	host := r.URL.Hostname()
-	if host == "" { // within a tunnel
+	if host == "" { // inside a tunnel
 		host, _, _ = net.SplitHostPort(r.Host)
 	}
 	pod, err := a.podAt(host)
@@ -51,25 +51,26 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(answer) // a manager that went away needs no answer
+	_ = json.NewEncoder(w).Encode(answer) // the manager may have closed the connection
 }
 
-// liveTokens is how many tokens every router has counted at any time that is not to come: fewer than any profile waits for.
+// liveTokens is the number of tokens that every router reports for a start time that is not in the future. It is below
+// the number that any profile waits for.
 const liveTokens = 500
 
-// dialTLS connects to the TLS server that answers for the ports of pods with TLS.
+// dialTLS connects to the TLS server that responds for the TLS ports of all pods.
 func (a *Agent) dialTLS(ctx context.Context, network, _ string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, network, a.tls().Listener.Addr().String())
 }
 
-// RoundTrip answers for the pods inside this process.
+// RoundTrip responds for the pods inside this process.
 func (a *Agent) RoundTrip(r *http.Request) (*http.Response, error) {
 	recorder := httptest.NewRecorder()
 	a.ServeHTTP(recorder, r)
 	return recorder.Result(), nil
 }
 
-// completion is what every engine answers, whatever it is asked: plans change no outputs.
+// completion returns the response of every engine to any prompt. It is constant, because plans do not change outputs.
 func completion() any {
 	return map[string]any{"choices": []any{map[string]any{"logprobs": map[string]any{
 		"tokens": []string{" a", " b"}, "token_logprobs": []float64{-0.1, -0.2},
@@ -77,20 +78,20 @@ func completion() any {
 	}}}}
 }
 
-// observations are the report of a request router whose traffic is stationary: of each revision, enough requests, spread over the
-// ranks, with seven of ten activations local.
+// observations returns the report of a request router with stationary traffic: 64 observations per revision, spread
+// over the ranks, with 70% local activations.
 func (a *Agent) observations(router *corev1.Pod) lar.Report {
 	report := lar.Report{
 		Population: lar.Population{Requests: lar.RequestsAll, Replicas: lar.ReplicasAll, SamplePercent: 5},
 		Last:       lar.Set{},
 	}
-	told := map[string]bool{}
+	reported := map[string]bool{}
 	for _, engine := range a.enginesOf(router.Namespace, router.Labels[semmoev1.LabelDeployment]) {
 		revision := engine.Labels[semmoev1.LabelRevision]
-		if told[revision] {
+		if reported[revision] {
 			continue
 		}
-		told[revision] = true
+		reported[revision] = true
 		for i := range 64 {
 			report.Last.Add(lar.Observation{
 				Time: observedAt, Revision: revision, Plan: engine.Annotations[semmoev1.AnnotationPlanDigest], Rank: i % 4,

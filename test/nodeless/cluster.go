@@ -21,7 +21,8 @@ import (
 	"github.com/semmoe/operator/test/localcluster"
 )
 
-// nodeName is the node that all pods are bound to: the addresses of pods without one are in no Service.
+// nodeName is the name of the Node object to which all pods are bound. Services do not include the addresses of unbound
+// pods.
 const nodeName = "nowhere"
 
 // Cluster is a control plane without nodes.
@@ -31,12 +32,13 @@ type Cluster struct {
 	controllerManager *Process
 }
 
-// Start starts a control plane; Stop ends it. It is slow: call it once, from TestMain.
+// Start starts a control plane; Stop ends it. Start is slow: call it once, from TestMain.
 func Start(ctx context.Context) (*Cluster, error) {
 	environment, err := storetest.Start(ctx, func(server *envtest.APIServer) {
-		// Where envtest leaves it out, no pod may have a token, and those of profiling Jobs need one.
+		// envtest disables the ServiceAccount admission plugin. Without the plugin pods get no tokens, which profiling
+		// Jobs need.
 		server.Configure().Disable("disable-admission-plugins").
-			// Its range has addresses for 254 Services.
+			// The default range of envtest has addresses for only 254 Services.
 			Set("service-cluster-ip-range", "10.96.0.0/16")
 	})
 	if err != nil {
@@ -66,14 +68,14 @@ func (c *Cluster) start(ctx context.Context) error {
 	c.controllerManager, err = Spawn(filepath.Join(c.dir, "kube-controller-manager.log"), nil,
 		filepath.Join(binaries, "kube-controller-manager"),
 		"--kubeconfig="+c.Kubeconfig(), "--leader-elect=false", "--secure-port=0",
-		// No kubelet says that the node is well.
+		// No kubelet reports that the node is ready, so the controllers that evict pods are disabled.
 		"--controllers=*,-node-lifecycle-controller,-taint-eviction-controller",
-		// At the default of 20 requests a second the cluster's own controllers would be what is measured.
+		// With the default of 20 requests/s the built-in controllers would be the bottleneck of the measurement.
 		"--kube-api-qps=500", "--kube-api-burst=1000", "--concurrent-statefulset-syncs=10", "--concurrent-job-syncs=10")
 	return err
 }
 
-// NewNamespace makes a namespace in which pods can be created.
+// NewNamespace creates a namespace and waits until pods can be created in it.
 func (c *Cluster) NewNamespace(ctx context.Context, name string) error {
 	_, err := c.Clients.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil {
@@ -85,10 +87,10 @@ func (c *Cluster) NewNamespace(ctx context.Context, name string) error {
 	})
 }
 
-// Kubeconfig is the path of an administrator's kubeconfig.
+// Kubeconfig returns the path of an administrator's kubeconfig.
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
 
-// ControllerManager is the process of kube-controller-manager.
+// ControllerManager returns the process of kube-controller-manager.
 func (c *Cluster) ControllerManager() *Process { return c.controllerManager }
 
 // Stop ends the control plane.
@@ -103,11 +105,11 @@ func (c *Cluster) Stop() error {
 func writeKubeconfig(path string, config *rest.Config) error {
 	const name = "nodeless"
 	if len(config.CertData) == 0 || len(config.KeyData) == 0 {
-		return fmt.Errorf("write %s: the administrator has no client certificate", path)
+		return fmt.Errorf("failed to write %s: the administrator has no client certificate", path)
 	}
 	server, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+		return fmt.Errorf("failed to write %s: %w", path, err)
 	}
 	return clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{name: {Server: server.String(), CertificateAuthorityData: config.CAData}},

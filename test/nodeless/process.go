@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Process is a program that runs until Stop, or until the test process ends, however that ends.
+// Process is a child process that runs until Stop or until the test process ends in any way.
 type Process struct {
 	log   string
 	cmd   *exec.Cmd
@@ -21,7 +21,7 @@ type Process struct {
 	err   error // of Wait; set before ended is closed
 }
 
-// Spawn starts a program whose output goes to the file log. env is added to the environment.
+// Spawn starts a program and writes its output to the file log. env is added to the environment.
 func Spawn(log string, env []string, path string, args ...string) (*Process, error) {
 	output, err := os.Create(log)
 	if err != nil {
@@ -34,7 +34,7 @@ func Spawn(log string, env []string, path string, args ...string) (*Process, err
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error, 1)
 	go func() {
-		// The kernel ends the program when the thread that started it ends, so this thread must live as long.
+		// Pdeathsig kills the program when the thread that started it ends, so this thread must outlive the program.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := p.cmd.Start()
@@ -47,18 +47,19 @@ func Spawn(log string, env []string, path string, args ...string) (*Process, err
 	return p, <-started
 }
 
-// Ended is closed when the program has ended.
+// Ended returns a channel that is closed when the program has ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
-// Log is the file with the program's output.
+// Log returns the path of the file with the program's output.
 func (p *Process) Log() string { return p.log }
 
-// Stop asks the program to end, and waits for that. Its error names the log of a program that had ended by itself.
+// Stop sends SIGTERM to the program, waits up to 30 s for its end, and then kills it. If the program had already ended,
+// the error contains the end of its log.
 func (p *Process) Stop() error {
 	select {
 	case <-p.ended:
 		text, _ := os.ReadFile(p.log)
-		return fmt.Errorf("%s had ended by itself (%v): %s", p.cmd.Path, p.err, text[max(0, len(text)-2000):])
+		return fmt.Errorf("%s had already ended (%v): %s", p.cmd.Path, p.err, text[max(0, len(text)-2000):])
 	default:
 	}
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -69,30 +70,30 @@ func (p *Process) Stop() error {
 	case <-time.After(30 * time.Second):
 		_ = p.cmd.Process.Kill()
 		<-p.ended
-		return fmt.Errorf("%s did not end within 30 s of being asked to", p.cmd.Path)
+		return fmt.Errorf("%s did not end within 30 s after SIGTERM", p.cmd.Path)
 	}
 	return nil
 }
 
-// Usage is what a process has used so far.
+// Usage is the resource usage of a process.
 type Usage struct {
 	// User and System are CPU times.
 	User, System time.Duration
-	// Resident is the memory in bytes that it has now, Peak the most that it ever had.
+	// Resident is the current resident memory in bytes. Peak is the maximum resident memory in bytes.
 	Resident, Peak int64
 }
 
-// CPU is the sum of both times.
+// CPU returns the sum of user and system time.
 func (u Usage) CPU() time.Duration { return u.User + u.System }
 
-// Usage reads what the process has used, from /proc.
+// Usage reads the resource usage of the process from /proc.
 func (p *Process) Usage() (Usage, error) {
 	directory := fmt.Sprintf("/proc/%d/", p.cmd.Process.Pid)
 	stat, err := os.ReadFile(directory + "stat")
 	if err != nil {
 		return Usage{}, err
 	}
-	// The second field is the program's name in parentheses; what follows is separated by single blanks (proc(5)).
+	// The second field is the program's name in parentheses. Single spaces separate the fields after it (proc(5)).
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	ticks := func(i int) time.Duration {
 		n, parseErr := strconv.ParseInt(fields[i], 10, 64)

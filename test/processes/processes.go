@@ -1,5 +1,5 @@
-// Package processes finds processes of this machine for tests that kill or limit one: the one that is meant, and never another
-// cluster's that looks the same.
+// Package processes finds processes of this machine, for tests that kill or limit one process. It ensures that a test
+// never affects a similar process of another cluster.
 package processes
 
 import (
@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Find returns the number of the one process that is accepted by its number and its arguments; 0 where there is none. It is an
-// error that there are several.
+// Find returns the ID of the only process for which is(ID, arguments) returns true. It returns 0 if
+// there is no such process, and an error if there are several.
 func Find(is func(number int, args []string) bool) (int, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -24,20 +24,20 @@ func Find(is func(number int, args []string) bool) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		line, err := os.ReadFile(file) // a process may have ended meanwhile
+		line, err := os.ReadFile(file) // the process may have ended since the listing
 		if err != nil || len(line) == 0 || !is(number, strings.Split(string(bytes.TrimRight(line, "\x00")), "\x00")) {
 			continue
 		}
 		if found != 0 {
-			return 0, fmt.Errorf("processes %d and %d look the same: %q", found, number, line)
+			return 0, fmt.Errorf("processes %d and %d both match: %q", found, number, line)
 		}
 		found = number
 	}
 	return found, nil
 }
 
-// Below tells whether a process is a child of another, or of one below it. What has lost its parent is below the first process of
-// its pid namespace.
+// Below reports whether a process is a descendant of another. An orphaned process is a child of the first process of
+// its PID namespace.
 func Below(number, ancestor int) bool {
 	for number > 1 {
 		if number = parent(number); number == ancestor {
@@ -47,7 +47,7 @@ func Below(number, ancestor int) bool {
 	return false
 }
 
-// parent is the number of a process's parent; 0 where there is none, or the process has ended.
+// parent returns the ID of a process's parent, or 0 if there is no parent or the process has ended.
 func parent(number int) int {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", number))
 	if err != nil {
@@ -59,7 +59,7 @@ func parent(number int) int {
 	return above
 }
 
-// InCgroup tells whether a process is in a cgroup of that name, or in one below it.
+// InCgroup reports whether a process is in a cgroup with the name, or in a descendant of this cgroup.
 func InCgroup(number int, name string) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", number))
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// begin runs a shell that waits, with an argument to be known by, and returns its number.
+// begin runs a shell that waits, with an argument that identifies it, and returns its process ID.
 func begin(t *testing.T, mark string) int {
 	t.Helper()
 	command := exec.Command("sh", "-c", "read -r _", mark)
@@ -29,10 +29,10 @@ func begin(t *testing.T, mark string) int {
 }
 
 func TestFind(t *testing.T) {
-	mark := t.TempDir() // nobody else's
+	mark := t.TempDir() // unique to this test
 	has := func(_ int, args []string) bool { return slices.Contains(args, mark) }
 	if number, err := Find(has); number != 0 || err != nil {
-		t.Errorf("without any: %d, %v", number, err)
+		t.Errorf("without a matching process: got %d, %v, want 0", number, err)
 	}
 	one := begin(t, mark)
 	if number, err := Find(has); number != one || err != nil {
@@ -40,7 +40,7 @@ func TestFind(t *testing.T) {
 	}
 	two := begin(t, mark)
 	if number, err := Find(has); err == nil || !strings.Contains(err.Error(), strconv.Itoa(one)) || !strings.Contains(err.Error(), strconv.Itoa(two)) {
-		t.Errorf("of two: %d, %v; want an error that names %d and %d", number, err, one, two)
+		t.Errorf("with two matching processes: got %d, %v, want an error with %d and %d", number, err, one, two)
 	}
 	second := func(number int, args []string) bool { return has(number, args) && number != one }
 	if number, err := Find(second); number != two || err != nil {
@@ -49,17 +49,17 @@ func TestFind(t *testing.T) {
 }
 
 func TestBelow(t *testing.T) {
-	us, child := os.Getpid(), begin(t, t.TempDir())
+	self, child := os.Getpid(), begin(t, t.TempDir())
 	for _, c := range []struct {
 		what             string
 		number, ancestor int
 		want             bool
 	}{
-		{"a child", child, us, true},
+		{"a child", child, self, true},
 		{"a grandchild", child, os.Getppid(), true},
-		{"itself", us, us, false},
-		{"a parent", us, child, false},
-		{"one that is not there", 1 << 30, us, false},
+		{"itself", self, self, false},
+		{"a parent", self, child, false},
+		{"a process that does not exist", 1 << 30, self, false},
 	} {
 		if got := Below(c.number, c.ancestor); got != c.want {
 			t.Errorf("%s: got %t", c.what, got)
@@ -78,10 +78,10 @@ func TestInCgroup(t *testing.T) {
 			continue
 		}
 		if !InCgroup(os.Getpid(), name) || InCgroup(os.Getpid(), name+"0") || InCgroup(os.Getpid(), name[:len(name)-1]) {
-			t.Errorf("in the cgroup %q: not told by its whole name", name)
+			t.Errorf("cgroup %q: InCgroup does not match exactly the whole name", name)
 		}
 	}
 	if InCgroup(os.Getpid(), "semmoe-nowhere") {
-		t.Error("in a cgroup that is not there")
+		t.Error("InCgroup reports true for a cgroup that does not exist")
 	}
 }

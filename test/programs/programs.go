@@ -1,4 +1,4 @@
-// Package programs runs the Helm and the kubectl that the repository pins, as people run them.
+// Package programs runs the pinned versions of Helm and kubectl as subprocesses.
 package programs
 
 import (
@@ -13,13 +13,13 @@ import (
 	"github.com/semmoe/operator/test/localcluster"
 )
 
-// Kubectl is the path of the pinned release's kubectl.
+// Kubectl returns the path of kubectl of the pinned release.
 var Kubectl = sync.OnceValues(func() (string, error) {
 	binaries, err := localcluster.FindBinaries()
 	return filepath.Join(binaries, "kubectl"), err
 })
 
-// Helm is the path of Helm, which is built where it is not there yet.
+// Helm returns the path of Helm. It builds Helm if the binary does not exist.
 var Helm = sync.OnceValues(func() (string, error) {
 	binaries, err := localcluster.FindBinaries()
 	if err != nil {
@@ -30,7 +30,8 @@ var Helm = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(path), err
 })
 
-// Run runs a program and returns its standard output; its error holds the standard error. env is added to the environment.
+// Run runs a program and returns its standard output. An error contains the standard error. env is added to the
+// environment.
 func Run(path string, env []string, stdin string, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
 	command := exec.Command(path, args...)

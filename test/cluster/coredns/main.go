@@ -1,8 +1,8 @@
-// CoreDNS with the plugins that a test cluster needs and no others. It is a module of its own, so that none of its
-// dependencies reaches the operator's go.mod.
+// Command coredns is CoreDNS with only the plugins that a test cluster needs. It is a separate module, so that its
+// dependencies do not appear in the operator's go.mod.
 //
-// There is no cache plugin on purpose: with it, the name of a rolled StatefulSet pod gives the old address for some
-// seconds, and tests that follow a roll-out would have to wait for that.
+// The cache plugin is omitted: with it, the name of a replaced StatefulSet pod would resolve to the old address for
+// some seconds, and tests of rollouts would have to wait.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 )
 
 func init() {
-	// Plugins run in this order, whatever the order in the Corefile: the one of CoreDNS's own plugin.cfg.
+	// Plugins run in this order, regardless of their order in the Corefile. It is the order of CoreDNS's plugin.cfg.
 	dnsserver.Directives = []string{"ready", "health", "errors", "log", "loadbalance", "kubernetes"}
 }
 

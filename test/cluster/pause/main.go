@@ -1,4 +1,4 @@
-// Pause holds the namespaces of a pod: it reaps the pod's orphans and ends on a signal.
+// Command pause keeps the namespaces of a pod alive. It reaps the pod's orphaned processes and ends on a signal.
 package main
 
 import (
@@ -18,7 +18,7 @@ func main() {
 	}
 }
 
-// reap collects every child that has ended: one SIGCHLD may stand for several.
+// reap collects every child that has ended, because one SIGCHLD can represent several children.
 func reap() {
 	for {
 		if pid, _ := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 {

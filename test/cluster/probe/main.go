@@ -1,5 +1,5 @@
-// Probe is the program of the pods with which the cluster proves itself: an HTTP server, and a few verbs that stand in for
-// the shell that an empty image lacks.
+// Command probe is the program of the pods that verify the test cluster. It is an HTTP server, and has a few commands
+// that replace the shell, which an image with a single binary lacks.
 package main
 
 import (
@@ -46,7 +46,8 @@ func run(arguments []string) error {
 	}
 }
 
-// serve answers with the pod's name and $VERSION until it is told to stop; it is ready after $READY_AFTER.
+// serve returns the pod's name and $VERSION to every request until SIGTERM or SIGINT. /readyz succeeds after
+// $READY_AFTER.
 func serve() error {
 	name, err := os.Hostname()
 	if err != nil {
@@ -80,7 +81,7 @@ func serve() error {
 	}
 }
 
-// get prints what the URL answers with.
+// get prints the response of the URL.
 func get(url string) error {
 	client := http.Client{Timeout: 5 * time.Second}
 	response, err := client.Get(url)

@@ -1,8 +1,8 @@
-// Package pki makes the keys and certificates of a short-lived test cluster.
+// Package pki creates the keys and certificates of a short-lived test cluster.
 //
-// Invariants: every certificate is signed by the one authority of its cluster, lives a week, and names what its holder
-// is (Kubernetes takes the common name as the user and the organisations as the groups). Private keys are written with
-// mode 0600. Nothing here is meant for a cluster that anyone relies on.
+// Invariants: the authority of the cluster signs every certificate, and a certificate is valid for one week. The
+// subject identifies the holder: Kubernetes reads the common name as the user and the organizations as the groups.
+// Private keys are written with mode 0600. The package is not suitable for production clusters.
 package pki
 
 import (
@@ -23,10 +23,10 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// lifetime is long for a test and short for a key that lies about in a temporary directory.
+// lifetime exceeds the duration of any test, but limits the risk of keys that remain in a temporary directory.
 const lifetime = 7 * 24 * time.Hour
 
-// Pair is a certificate with its private key, both PEM.
+// Pair contains a certificate and its private key, both in PEM format.
 type Pair struct {
 	Cert, Key []byte
 }
@@ -46,11 +46,11 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewAuthority makes a self-signed authority.
+// NewAuthority creates a self-signed certificate authority.
 func NewAuthority(name string) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("generating the key of authority %s: %w", name, err)
+		return nil, fmt.Errorf("failed to generate the key of authority %s: %w", name, err)
 	}
 	template, err := newTemplate(pkix.Name{CommonName: name})
 	if err != nil {
@@ -61,7 +61,7 @@ func NewAuthority(name string) (*Authority, error) {
 	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature
 	pair, der, err := sign(template, template, key, key)
 	if err != nil {
-		return nil, fmt.Errorf("signing authority %s: %w", name, err)
+		return nil, fmt.Errorf("failed to sign authority %s: %w", name, err)
 	}
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
@@ -70,12 +70,12 @@ func NewAuthority(name string) (*Authority, error) {
 	return &Authority{Pair: pair, cert: cert, key: key}, nil
 }
 
-// Client issues a certificate for a client: user becomes the Kubernetes user, groups its groups.
+// Client issues a client certificate for the Kubernetes user and its groups.
 func (a *Authority) Client(user string, groups ...string) (Pair, error) {
 	return a.issue(pkix.Name{CommonName: user, Organization: groups}, nil, nil, x509.ExtKeyUsageClientAuth)
 }
 
-// Server issues a certificate for a server that is reached under the given addresses and DNS names.
+// Server issues a server certificate for the given addresses and DNS names.
 func (a *Authority) Server(name string, addresses []net.IP, dns []string) (Pair, error) {
 	return a.issue(pkix.Name{CommonName: name}, addresses, dns, x509.ExtKeyUsageServerAuth)
 }
@@ -83,7 +83,7 @@ func (a *Authority) Server(name string, addresses []net.IP, dns []string) (Pair,
 func (a *Authority) issue(subject pkix.Name, addresses []net.IP, dns []string, usage x509.ExtKeyUsage) (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return Pair{}, fmt.Errorf("generating the key of %s: %w", subject.CommonName, err)
+		return Pair{}, fmt.Errorf("failed to generate the key of %s: %w", subject.CommonName, err)
 	}
 	template, err := newTemplate(subject)
 	if err != nil {
@@ -95,7 +95,7 @@ func (a *Authority) issue(subject pkix.Name, addresses []net.IP, dns []string, u
 	template.DNSNames = dns
 	pair, _, err := sign(template, a.cert, key, a.key)
 	if err != nil {
-		return Pair{}, fmt.Errorf("signing the certificate of %s: %w", subject.CommonName, err)
+		return Pair{}, fmt.Errorf("failed to sign the certificate of %s: %w", subject.CommonName, err)
 	}
 	return pair, nil
 }
@@ -109,7 +109,7 @@ func newTemplate(subject pkix.Name) (*x509.Certificate, error) {
 	return &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      subject,
-		// An hour back: the clocks of a virtual machine and its host may differ.
+		// NotBefore is one hour in the past because the clocks of a virtual machine and its host may differ.
 		NotBefore: now.Add(-time.Hour),
 		NotAfter:  now.Add(lifetime),
 	}, nil
@@ -137,12 +137,12 @@ func EncodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
 }
 
-// ServiceAccountKey makes a key pair for service account tokens: Cert holds the public key (PKIX PEM, for
-// --service-account-key-file), Key the private one.
+// ServiceAccountKey creates a key pair for service account tokens. Cert contains the public key (PKIX PEM, for
+// --service-account-key-file), Key the private key.
 func ServiceAccountKey() (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return Pair{}, fmt.Errorf("generating the service account key: %w", err)
+		return Pair{}, fmt.Errorf("failed to generate the service account key: %w", err)
 	}
 	private, err := EncodeKey(key)
 	if err != nil {
@@ -155,7 +155,8 @@ func ServiceAccountKey() (Pair, error) {
 	return Pair{Cert: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), Key: private}, nil
 }
 
-// WriteKubeconfig writes a kubeconfig for the server (an https URL) with the client's pair embedded, mode 0600.
+// WriteKubeconfig writes a kubeconfig with mode 0600 for the server (an https URL). The client's certificate and key
+// are embedded.
 func WriteKubeconfig(path, server string, ca []byte, client Pair) error {
 	const name = "local"
 	config := clientcmdapi.NewConfig()

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestHandshake lets a client and a server prove themselves to each other.
+// TestHandshake verifies mutual TLS authentication of a client and a server.
 func TestHandshake(t *testing.T) {
 	authority, err := NewAuthority("test")
 	if err != nil {
@@ -98,7 +98,7 @@ func handshake(authority *Authority, server, client Pair, name string) (subject 
 	return subject, err
 }
 
-// subjectName is the part of a certificate's subject that Kubernetes looks at.
+// subjectName contains the fields of a certificate's subject that Kubernetes uses.
 type subjectName struct {
 	CommonName   string
 	Organization []string

@@ -1,4 +1,5 @@
-// Command localcluster starts a local Kubernetes cluster, prints how to reach it and ends it on Ctrl-C.
+// Command localcluster starts a local Kubernetes cluster, prints the KUBECONFIG setting for it, and stops the cluster
+// on Ctrl-C.
 package main
 
 import (
@@ -17,11 +18,11 @@ import (
 func main() {
 	localcluster.RunChildIfAsked()
 	o := localcluster.Options{Images: map[string]string{}, Log: os.Stderr}
-	flag.StringVar(&o.Binaries, "binaries", "", "directory of the Kubernetes programs (default: the ones that this repository has built)")
+	flag.StringVar(&o.Binaries, "binaries", "", "directory of the Kubernetes programs (default: the build of this repository)")
 	flag.StringVar(&o.Dir, "dir", "", "state directory, kept at the end (default: a temporary one)")
 	flag.IntVar(&o.GPUs, "gpus", 64, "number of nvidia.com/gpu that the node advertises")
 	flag.Func("image", "REFERENCE=PATH: an image and its static binary; can be repeated", func(s string) error {
-		// A reference can hold no =, a path can.
+		// An image reference cannot contain "=", a path can.
 		reference, path, ok := strings.Cut(s, "=")
 		if !ok {
 			return fmt.Errorf("want REFERENCE=PATH")

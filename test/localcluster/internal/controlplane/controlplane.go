@@ -18,13 +18,13 @@ import (
 
 // The fixed addresses of the namespace.
 const (
-	// Address is where the API server listens, and the address of the only node.
+	// Address is the address of the API server and of the only node.
 	Address = "10.89.0.1"
 	// SecurePort is the API server's port.
 	SecurePort = 6443
-	// ServiceRange is where Services get their cluster addresses.
+	// ServiceRange is the range of Service cluster addresses.
 	ServiceRange = "10.96.0.0/16"
-	// PodRange is where pods get their addresses.
+	// PodRange is the range of pod addresses.
 	PodRange = "10.244.0.0/16"
 
 	kubernetesService = "10.96.0.1"
@@ -40,24 +40,24 @@ const (
 	scheduler         = "kube-scheduler"
 )
 
-// Programs lists what Run needs in its binaries directory.
+// Programs returns the names of the programs that Run needs in its binaries directory.
 func Programs() []string { return []string{etcd, apiServer, controllerManager, scheduler} }
 
 // Server is the API server's process.
 type Server struct {
 	mu         sync.Mutex
-	process    *os.Process // nil before it was started
+	process    *os.Process // nil until the process is started
 	restarting bool
 }
 
-// Signal sends it a signal.
+// Signal sends a signal to the API server.
 func (s *Server) Signal(signal os.Signal) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.process.Signal(signal)
 }
 
-// Restart kills it, and has Run start another.
+// Restart kills the API server; Run then starts a new one.
 func (s *Server) Restart() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,9 +77,9 @@ func (s *Server) toBeRestarted() bool {
 	return s.restarting
 }
 
-// Run runs the programs of the directory binaries with their state, credentials (WriteCredentials) and logs below dir.
-// It returns when one of them ends that is not to be restarted, with an error that names it and its log, or when ctx ends.
-// ready is called once, when the API server answers.
+// Run runs the programs of the directory binaries. State, credentials (see WriteCredentials) and logs are below dir.
+// Run returns when ctx ends, or when a program exits, unless Restart has killed the API server. The error names the
+// program and its log. Run calls ready once, when the API server answers.
 func Run(ctx context.Context, binaries, dir string, client kubernetes.Interface, ready func(*Server)) error {
 	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o700); err != nil {
 		return err
@@ -102,7 +102,7 @@ func Run(ctx context.Context, binaries, dir string, client kubernetes.Interface,
 	})
 	group.Go(func() error {
 		if err := waitReady(ctx, client); err != nil {
-			return fmt.Errorf("kube-apiserver does not get ready: %w (its log: %s)", err, logFile(dir, apiServer))
+			return fmt.Errorf("kube-apiserver does not become ready: %w (log: %s)", err, logFile(dir, apiServer))
 		}
 		start(controllerManager, controllerManagerArgs(dir))
 		start(scheduler, schedulerArgs(dir))
@@ -112,7 +112,8 @@ func Run(ctx context.Context, binaries, dir string, client kubernetes.Interface,
 	return group.Wait()
 }
 
-// WriteAuditPolicy has the API server log what it is asked for, by a Policy of audit.k8s.io/v1.
+// WriteAuditPolicy enables the audit log of the API server with an audit.k8s.io/v1 Policy. It must be called before
+// Run.
 func WriteAuditPolicy(dir, policy string) error {
 	return os.WriteFile(auditPolicyFile(dir), []byte(policy), 0o600)
 }
@@ -136,10 +137,10 @@ func runProgram(ctx context.Context, path string, args []string, log string, sta
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return fmt.Errorf("%s has ended (%v); its log: %s", filepath.Base(path), err, log)
+	return fmt.Errorf("%s exited (%v); log: %s", filepath.Base(path), err, log)
 }
 
-// waitReady polls often: this wait is the larger part of a start.
+// waitReady polls /readyz every 50 ms, because this wait is the larger part of the startup time.
 func waitReady(ctx context.Context, client kubernetes.Interface) error {
 	const limit, interval = 90 * time.Second, 50 * time.Millisecond
 	var clock load.Clock
@@ -147,7 +148,7 @@ func waitReady(ctx context.Context, client kubernetes.Interface) error {
 	defer ticker.Stop()
 	for {
 		if clock.Elapsed() > limit {
-			return errors.New("not ready within " + limit.String() + " of an idle machine")
+			return errors.New("not ready within " + limit.String() + " (scaled by machine load)")
 		}
 		if _, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); err == nil {
 			return nil
@@ -183,7 +184,7 @@ func apiServerArgs(dir string) []string {
 		"--service-account-signing-key-file=" + filepath.Join(keys, "serviceaccount.key"),
 	}
 	if _, err := os.Stat(auditPolicyFile(dir)); err == nil {
-		// Blocking: what waits in a buffer is not in the log yet when a test reads it.
+		// Blocking mode: a buffered record would not be in the log yet when a test reads the log.
 		args = append(args, "--audit-policy-file="+auditPolicyFile(dir), "--audit-log-path="+logFile(dir, "audit"), "--audit-log-mode=blocking")
 	}
 	return args
@@ -198,12 +199,12 @@ func controllerManagerArgs(dir string) []string {
 		"--root-ca-file=" + filepath.Join(keys, "ca.crt"),
 		"--cluster-signing-cert-file=" + filepath.Join(keys, "ca.crt"), "--cluster-signing-key-file=" + filepath.Join(keys, "ca.key"),
 		"--allocate-node-cidrs=false", "--service-cluster-ip-range=" + ServiceRange,
-		// At the default of 20 requests a second the controllers take 4 s longer to start.
+		// With the default of 20 requests/s the controllers start 4 s later.
 		"--kube-api-qps=500", "--kube-api-burst=1000",
-		// The node ends together with the cluster, so a late heartbeat only means a busy machine or a paused API server. At the
-		// default of 50 s the node would be lost, and its pods evicted, after an outage of a minute.
+		// The node ends together with the cluster, so a late heartbeat only means a busy machine or a paused API
+		// server. With the default of 50 s an outage of one minute would mark the node as lost and evict its pods.
 		"--node-monitor-grace-period=10m",
-		// A claim that is seen before its volume is Available binds at the next resync, 15 s by default.
+		// A claim that the binder sees before its volume is Available is bound at the next resync, 15 s by default.
 		"--pvclaimbinder-sync-period=2s",
 	}
 }

@@ -9,15 +9,16 @@ import (
 	"github.com/semmoe/operator/test/localcluster/pki"
 )
 
-// Kubeconfig returns the path of the administrator's kubeconfig for use where Address can be reached.
+// Kubeconfig returns the path of the administrator's kubeconfig for clients inside the network namespace, which connect
+// to Address.
 func Kubeconfig(dir string) string { return filepath.Join(dir, "pki", "admin.kubeconfig") }
 
-// OutsideKubeconfig returns the path of the administrator's kubeconfig for use through the address that was given to
-// WriteCredentials.
+// OutsideKubeconfig returns the path of the administrator's kubeconfig for clients outside the network namespace, which
+// connect to the address that was passed to WriteCredentials.
 func OutsideKubeconfig(dir string) string { return filepath.Join(dir, "kubeconfig") }
 
-// WriteCredentials makes the keys, certificates and kubeconfigs of a new control plane below dir. The API server is
-// known as https://Address:SecurePort inside and as https://outside (127.0.0.1 and some port) outside.
+// WriteCredentials creates the keys, certificates and kubeconfigs of a new control plane below dir. The API server is
+// https://Address:SecurePort inside the network namespace and https://outside (127.0.0.1 with a port) outside it.
 func WriteCredentials(dir, outside string) error {
 	keys := filepath.Join(dir, "pki")
 	if err := os.MkdirAll(keys, 0o700); err != nil {

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// addressPool gives out the addresses of a range. An address that was given back is used again as late as possible: a
-// client that still holds it should meet nobody rather than a stranger.
+// addressPool allocates the addresses of a range. A released address is reused as late as possible: a client that still
+// uses the address should get no connection instead of a connection to an unrelated pod.
 type addressPool struct {
 	mu     sync.Mutex
 	prefix netip.Prefix
@@ -15,7 +15,7 @@ type addressPool struct {
 	taken  map[netip.Addr]bool
 }
 
-// newAddressPool leaves out the first address of the range, which names the network.
+// newAddressPool returns a pool without the first address of the range, which is the network address.
 func newAddressPool(cidr string) (*addressPool, error) {
 	prefix, err := netip.ParsePrefix(cidr)
 	if err != nil {

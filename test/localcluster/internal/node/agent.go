@@ -27,23 +27,23 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Options says what node to be.
+// Options configures a node.
 type Options struct {
-	// Name of the Node object, and its address, which must be local.
+	// Name is the name of the Node object. Address is the node's address, which must be local.
 	Name, Address string
-	// PodRange is the range of pod addresses; all of it must be local.
+	// PodRange is the range of pod addresses. All of its addresses must be local.
 	PodRange string
-	// Dir holds pods, hosts files and logs.
+	// Dir contains pod directories, hosts files and logs.
 	Dir string
 	// Images maps image references to static binaries.
 	Images map[string]string
-	// GPUs to advertise.
+	// GPUs is the number of nvidia.com/gpu that the node advertises.
 	GPUs int
-	// Client may do everything.
+	// Client has administrator permissions.
 	Client kubernetes.Interface
 }
 
-// Agent is a node.
+// Agent runs the pods and forwards the Services of one simulated node.
 type Agent struct {
 	name, address, podRange string
 	dir, logs, mountPoint   string
@@ -62,7 +62,7 @@ type Agent struct {
 	workers map[types.UID]*worker
 }
 
-// New returns a node that does nothing yet.
+// New returns an agent that is not started.
 func New(o Options) *Agent {
 	a := &Agent{
 		name: o.Name, address: o.Address, podRange: o.PodRange,
@@ -76,7 +76,7 @@ func New(o Options) *Agent {
 	return a
 }
 
-// Start registers the node and begins to run its pods and to forward its Services until ctx ends.
+// Start registers the node, runs its pods and forwards its Services until ctx ends.
 func (a *Agent) Start(ctx context.Context) error {
 	var err error
 	if a.addresses, err = newAddressPool(a.podRange); err != nil {
@@ -94,7 +94,7 @@ func (a *Agent) Start(ctx context.Context) error {
 	return register(ctx, a.client, a.name, a.address, a.allocatable)
 }
 
-// watch starts the informers and what follows them.
+// watch starts the informers and the goroutine that updates Services, and waits until the caches are synced.
 func (a *Agent) watch(ctx context.Context) error {
 	const noResync = 0
 	all := informers.NewSharedInformerFactory(a.client, noResync)
@@ -121,7 +121,7 @@ func (a *Agent) watch(ctx context.Context) error {
 		factory.Start(ctx.Done())
 		for kind, ok := range factory.WaitForCacheSync(ctx.Done()) {
 			if !ok {
-				return fmt.Errorf("watching %s: %w", kind, ctx.Err())
+				return fmt.Errorf("failed to watch %s: %w", kind, ctx.Err())
 			}
 		}
 	}
@@ -129,7 +129,8 @@ func (a *Agent) watch(ctx context.Context) error {
 	return nil
 }
 
-// handleChanges makes a handler from functions for changed and for removed objects; removed may be nil.
+// handleChanges returns a handler that calls changed for added and updated objects and removed for deleted objects.
+// removed may be nil.
 func handleChanges[T any](changed, removed func(T)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { changed(o.(T)) },
@@ -186,17 +187,17 @@ func (a *Agent) networkHandler() cache.ResourceEventHandler {
 	changed := func(any) {
 		select {
 		case a.networkChanged <- struct{}{}:
-		default: // A change is already waiting to be seen, and will be seen with this one.
+		default: // The pending update also covers this change.
 		}
 	}
 	return handleChanges(changed, changed)
 }
 
-// keepNetwork follows Services and endpoints with listeners and hosts files.
+// keepNetwork updates listeners and hosts files after each change of Services and endpoints, until ctx ends.
 func (a *Agent) keepNetwork(ctx context.Context) {
 	for {
 		if err := a.updateNetwork(); err != nil {
-			klog.ErrorS(err, "Updating Services failed")
+			klog.ErrorS(err, "Failed to update Services")
 		}
 		select {
 		case <-a.networkChanged:
@@ -226,7 +227,7 @@ func (a *Agent) DialService(namespace, name string, port int) (net.Conn, error) 
 	return a.forwarder.dial(serviceKey(namespace, name, port))
 }
 
-// SetImages adds or replaces images for containers that start from now on.
+// SetImages adds or replaces images. The change applies to containers that start after the call.
 func (a *Agent) SetImages(images map[string]string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"github.com/semmoe/operator/test/localcluster/internal/sandbox"
 )
 
-// Limits of the termination message, as the kubelet has them.
+// Limits of the termination message, equal to the kubelet's.
 const (
 	maxMessageBytes  = 4096
 	maxLogTailBytes  = 2048
@@ -33,12 +33,12 @@ type container struct {
 	log     string // path
 	message string // path of the termination message
 	exited  chan struct{}
-	// endProbes ends all probes, endLiveness those that could kill the container.
+	// endProbes ends all probes. endLiveness ends the probes that can kill the container.
 	endProbes, endLiveness context.CancelFunc
 	stopping               bool
 }
 
-// startContainer starts a container, or records why it cannot be started.
+// startContainer starts a container, or records the reason why the container cannot start.
 func (w *worker) startContainer(ctx context.Context, c *corev1.Container) {
 	r := w.records[c.Name]
 	binary, ok := w.agent.image(c.Image)
@@ -83,7 +83,7 @@ func (w *worker) startContainer(ctx context.Context, c *corev1.Container) {
 }
 
 func (w *worker) refuseImage(c *corev1.Container, r *record) {
-	// The first failure has a name of its own; from then on the container is in back-off.
+	// The first failure has the reason ErrImagePull; later failures have ImagePullBackOff.
 	reason := "ErrImagePull"
 	if r.waiting != nil && (r.waiting.Reason == reason || r.waiting.Reason == "ImagePullBackOff") {
 		reason = "ImagePullBackOff"
@@ -99,7 +99,7 @@ func (w *worker) refuse(c *corev1.Container, r *record, err error) {
 	r.refuse("CreateContainerConfigError", err.Error(), time.Now())
 }
 
-// containerEnded is the event of a container's end.
+// containerEnded handles the end of a container.
 func (w *worker) containerEnded(run *container, code int32, message string) {
 	delete(w.running, run.spec.Name)
 	reason := "Completed"
@@ -109,7 +109,7 @@ func (w *worker) containerEnded(run *container, code int32, message string) {
 	w.records[run.spec.Name].end(code, reason, message, time.Now())
 }
 
-// sandboxSpec translates the container for the sandbox.
+// sandboxSpec returns the sandbox specification of the container.
 func (w *worker) sandboxSpec(ctx context.Context, c *corev1.Container, binary string) (sandbox.Spec, error) {
 	env, values, err := environment(ctx, w.agent.client, w.context(), c)
 	if err != nil {
@@ -160,8 +160,8 @@ func startProcess(run *container, spec sandbox.Spec) (*sandbox.Process, error) {
 	return sandbox.Start(spec, output)
 }
 
-// beginStop asks the container to end: first its preStop hook, then SIGTERM, and SIGKILL as soon as hard ends. Only the
-// first call counts.
+// beginStop stops the container: it runs the preStop hook, sends SIGTERM, and sends SIGKILL when the context hard ends.
+// Only the first call has an effect.
 func (run *container) beginStop(hard context.Context, podIP string) {
 	if run.stopping {
 		return
@@ -186,11 +186,11 @@ func (run *container) signal(s syscall.Signal) {
 	default:
 	}
 	if err := run.process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		klog.ErrorS(err, "Signal failed", "container", run.spec.Name, "signal", s)
+		klog.ErrorS(err, "Failed to signal the container", "container", run.spec.Name, "signal", s)
 	}
 }
 
-// preStop runs the hook, not longer than the grace period or the container itself.
+// preStop runs the preStop hook. The hook is canceled when the grace period or the container ends.
 func (run *container) preStop(hard context.Context, podIP string) {
 	if run.spec.Lifecycle == nil || run.spec.Lifecycle.PreStop == nil {
 		return
@@ -211,31 +211,32 @@ func (run *container) preStop(hard context.Context, podIP string) {
 		case <-ctx.Done():
 		}
 	case hook.HTTPGet != nil:
-		// The hook's answer does not matter: the container is stopped in any case.
+		// The result of the hook is only logged: the container is stopped in any case.
 		if err := httpGet(ctx, run.spec, hook.HTTPGet, podIP, http.StatusBadRequest); err != nil {
 			klog.InfoS("The preStop hook failed", "container", run.spec.Name, "err", err)
 		}
 	}
 }
 
-// terminationMessage reads what the container has left for its status.
+// terminationMessage reads the termination message of the container. If the message is empty, the exit code is not 0
+// and the policy is FallbackToLogsOnError, it returns the end of the log.
 func (run *container) terminationMessage(code int32) string {
 	data, err := readTail(run.message, maxMessageBytes)
 	if err != nil {
-		klog.ErrorS(err, "Reading the termination message failed", "container", run.spec.Name)
+		klog.ErrorS(err, "Failed to read the termination message", "container", run.spec.Name)
 	}
 	if len(data) > 0 || code == 0 || run.spec.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
 		return string(data)
 	}
 	data, err = readTail(run.log, maxLogTailBytes)
 	if err != nil {
-		klog.ErrorS(err, "Reading the log failed", "container", run.spec.Name)
+		klog.ErrorS(err, "Failed to read the log", "container", run.spec.Name)
 	}
 	lines := strings.SplitAfter(string(data), "\n")
 	return strings.Join(lines[max(0, len(lines)-maxLogTailLines):], "")
 }
 
-// readTail reads at most the last limit bytes of a file.
+// readTail reads the last limit bytes of a file, or the whole file if it is smaller.
 func readTail(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -15,10 +15,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// defaultPath is what container runtimes set where the image says nothing.
+// defaultPath is the PATH that container runtimes set if the image defines none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// podContext is what the downward API needs to know.
+// podContext contains the values that the downward API exposes.
 type podContext struct {
 	pod         *corev1.Pod
 	podIP       string
@@ -59,7 +59,7 @@ func environment(ctx context.Context, client kubernetes.Interface, p podContext,
 	return list, values, nil
 }
 
-// envFromData reads a whole configMap or secret; an absent optional one is empty.
+// envFromData reads all keys of a ConfigMap or Secret. It returns no keys if the source is optional and does not exist.
 func envFromData(ctx context.Context, client kubernetes.Interface, namespace string, from corev1.EnvFromSource) (map[string]string, error) {
 	switch {
 	case from.ConfigMapRef != nil:
@@ -72,7 +72,7 @@ func envFromData(ctx context.Context, client kubernetes.Interface, namespace str
 	return nil, nil
 }
 
-// envValue resolves one variable; false means that its optional source does not exist.
+// envValue resolves one variable. It returns false if the source of the variable is optional and does not exist.
 func envValue(ctx context.Context, client kubernetes.Interface, p podContext, c *corev1.Container, e corev1.EnvVar, known map[string]string) (string, bool, error) {
 	if e.ValueFrom == nil {
 		return expand(e.Value, known), true, nil
@@ -107,7 +107,7 @@ func keyOf(kind, name string, data map[string][]byte, key string, optional bool,
 	return string(value), ok, nil
 }
 
-// configMapData returns all keys of a configMap, nil if it is optional and does not exist.
+// configMapData returns all keys of a ConfigMap, or nil if the ConfigMap is optional and does not exist.
 func configMapData(ctx context.Context, client kubernetes.Interface, namespace, name string, optional bool) (map[string][]byte, error) {
 	m, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) && optional {
@@ -126,7 +126,7 @@ func configMapData(ctx context.Context, client kubernetes.Interface, namespace, 
 	return data, nil
 }
 
-// secretData returns all keys of a secret, nil if it is optional and does not exist.
+// secretData returns all keys of a Secret, or nil if the Secret is optional and does not exist.
 func secretData(ctx context.Context, client kubernetes.Interface, namespace, name string, optional bool) (map[string][]byte, error) {
 	s, err := client.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) && optional {
@@ -148,7 +148,7 @@ func toStrings(data map[string][]byte) map[string]string {
 
 func isTrue(b *bool) bool { return b != nil && *b }
 
-// fieldValue returns a field of the pod as the downward API names it.
+// fieldValue returns a field of the pod for a field path of the downward API.
 func fieldValue(p podContext, path string) (string, error) {
 	m := p.pod.ObjectMeta
 	if rest, ok := strings.CutPrefix(path, "metadata.labels['"); ok {
@@ -180,7 +180,7 @@ func fieldValue(p podContext, path string) (string, error) {
 	return "", fmt.Errorf("field %s is not supported by the local node", path)
 }
 
-// formatMap writes a map as the downward API does: one key="value" a line, sorted.
+// formatMap formats a map like the downward API: one key="value" per line, sorted by key.
 func formatMap(m map[string]string) string {
 	var lines []string
 	for _, key := range slices.Sorted(maps.Keys(m)) {
@@ -189,8 +189,8 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// resourceValue returns a request or limit of a container in units of the divisor, rounded up. A limit that is not set
-// is what the node can give.
+// resourceValue returns a request or limit of a container in units of the divisor, rounded up. For a limit that is not
+// set it returns the allocatable amount of the node.
 func resourceValue(p podContext, c *corev1.Container, ref *corev1.ResourceFieldSelector) (string, error) {
 	if c == nil || ref.ContainerName != "" && ref.ContainerName != c.Name {
 		c = findContainer(p.pod, ref.ContainerName)
@@ -235,7 +235,8 @@ func findContainer(pod *corev1.Pod, name string) *corev1.Container {
 	return nil
 }
 
-// expand replaces $(NAME) by the value of a known variable; an unknown one stays as it is, and $$ is a literal $.
+// expand replaces $(NAME) with the value of a known variable. References to unknown variables stay unchanged, and $$ is
+// a literal $.
 func expand(s string, values map[string]string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
@@ -274,7 +275,7 @@ func expandAll(list []string, values map[string]string) []string {
 	return result
 }
 
-// hostname returns the pod's host name, which is at most 63 bytes.
+// hostname returns the pod's host name, truncated to 63 bytes.
 func hostname(pod *corev1.Pod) string {
 	name := pod.Name
 	if pod.Spec.Hostname != "" {

@@ -20,7 +20,8 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-// FuzzExpand: a text without a dollar sign stays as it is, and no value is ever expanded again.
+// FuzzExpand verifies that a text without a dollar sign stays unchanged, and that values are never expanded
+// recursively.
 func FuzzExpand(f *testing.F) {
 	for _, s := range []string{"$(A)", "$$(A", "$($(A))", "a$"} {
 		f.Add(s)
@@ -31,7 +32,7 @@ func FuzzExpand(f *testing.F) {
 			t.Errorf("expand(%q) = %q", s, got)
 		}
 		if len(got) > len(s) {
-			t.Errorf("expand(%q) = %q is longer though the value is as long as its reference", s, got)
+			t.Errorf("expand(%q) = %q is longer than the input, although the value is as long as its reference", s, got)
 		}
 	})
 }
@@ -48,14 +49,14 @@ func TestResourceValue(t *testing.T) {
 	for name, test := range map[string]struct {
 		container, resource, divisor, want string
 	}{
-		"cpu is rounded up":       {"", "limits.cpu", "0", "2"},
-		"millicores":              {"", "requests.cpu", "1m", "250"},
-		"memory in bytes":         {"", "limits.memory", "0", "104857600"},
-		"memory in Mi":            {"", "limits.memory", "1Mi", "100"},
-		"memory in Gi, up":        {"", "limits.memory", "1Gi", "1"},
-		"no limit: the node's":    {"unlimited", "limits.cpu", "0", "64"},
-		"no request":              {"unlimited", "requests.cpu", "0", "0"},
-		"the container by itself": {"c", "requests.cpu", "1", "1"},
+		"cpu is rounded up":          {"", "limits.cpu", "0", "2"},
+		"millicores":                 {"", "requests.cpu", "1m", "250"},
+		"memory in bytes":            {"", "limits.memory", "0", "104857600"},
+		"memory in Mi":               {"", "limits.memory", "1Mi", "100"},
+		"memory in Gi, rounded up":   {"", "limits.memory", "1Gi", "1"},
+		"no limit: node allocatable": {"unlimited", "limits.cpu", "0", "64"},
+		"no request":                 {"unlimited", "requests.cpu", "0", "0"},
+		"explicit container name":    {"c", "requests.cpu", "1", "1"},
 	} {
 		got, err := resourceValue(p, &c, &corev1.ResourceFieldSelector{
 			ContainerName: test.container, Resource: test.resource, Divisor: resource.MustParse(test.divisor),

@@ -14,25 +14,26 @@ import (
 )
 
 const (
-	// hostsMount is where containers see the directory of their hosts file; /etc/hosts is a link into it. A file that
-	// is mounted itself could not be replaced in one step, and a reader might find it empty.
+	// hostsMount is the mount path of the directory with the hosts file in containers. /etc/hosts is a link into this
+	// directory: a mounted file could not be replaced atomically, and a reader might find it empty.
 	hostsMount = "/etc/localcluster"
 	hostsFile  = "hosts"
 
 	clusterDomain = "cluster.local"
 )
 
-// hostsFiles keeps one hosts file for each namespace: names are short within their own.
+// hostsFiles maintains one hosts file per namespace, because short Service names resolve only in the Service's
+// namespace.
 type hostsFiles struct {
 	dir string
 
 	mu    sync.Mutex
 	names []hostName
-	// written holds the content of each namespace that is in use.
+	// written is the content of each hosts file in use, by namespace.
 	written map[string][]byte
 }
 
-// hostName is one name of the cluster: a Service, or a pod of a headless one.
+// hostName is the name of a Service, or of a pod behind a headless Service.
 type hostName struct {
 	address, host, namespace string
 }
@@ -41,7 +42,7 @@ func newHostsFiles(dir string) *hostsFiles {
 	return &hostsFiles{dir: dir, written: map[string][]byte{}}
 }
 
-// directory returns the directory of the namespace's hosts file, which exists from then on.
+// directory returns the directory of the namespace's hosts file, and creates both if they do not exist.
 func (h *hostsFiles) directory(namespace string) (string, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -55,7 +56,7 @@ func (h *hostsFiles) directory(namespace string) (string, error) {
 	return dir, h.write(namespace)
 }
 
-// update writes the files that differ.
+// update writes the hosts files with changed content.
 func (h *hostsFiles) update(services []*corev1.Service, slices []*discoveryv1.EndpointSlice) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -84,7 +85,7 @@ func (h *hostsFiles) write(namespace string) error {
 	return nil
 }
 
-// hostNames derives the cluster's names, sorted.
+// hostNames returns the names of all Services and endpoints, sorted.
 func hostNames(services []*corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) []hostName {
 	var names []hostName
 	headless := map[string]bool{}
@@ -120,7 +121,7 @@ func hostNames(services []*corev1.Service, endpointSlices []*discoveryv1.Endpoin
 	return slices.Compact(names)
 }
 
-// renderHosts writes the names as a pod of the namespace may use them.
+// renderHosts returns the content of the hosts file for pods of the namespace.
 func renderHosts(namespace string, names []hostName) []byte {
 	var b bytes.Buffer
 	b.WriteString("127.0.0.1 localhost\n::1 localhost\n")
@@ -135,7 +136,7 @@ func renderHosts(namespace string, names []hostName) []byte {
 	return b.Bytes()
 }
 
-// ready tells whether an endpoint takes new connections; unknown means yes.
+// ready reports whether an endpoint accepts new connections. An unknown condition counts as ready.
 func ready(e discoveryv1.Endpoint) bool {
 	return e.Conditions.Ready == nil || *e.Conditions.Ready
 }

@@ -7,39 +7,39 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A container that fails again and again is started again after 1, 2, 4 ... 30 s; one that ran for a minute begins
-// anew. The first restart is immediate. These are a tenth of the kubelet's figures.
+// A container that fails repeatedly is restarted after 1, 2, 4 ... 30 s. The first restart is immediate, and a run of
+// more than one minute resets the back-off. These values are a tenth of the kubelet's.
 const (
 	backoffBase  = time.Second
 	backoffLimit = 30 * time.Second
 	backoffReset = time.Minute
 )
 
-// record is what is known of one container of a pod. Before the first start only waiting can be set.
+// record is the state of one container of a pod. Before the first start, only waiting can be set.
 type record struct {
 	image string
 	id    string
-	// waiting says why the last attempt to start failed before anything ran; nil while running.
+	// waiting is the reason why the last start attempt failed; nil while the container runs.
 	waiting *corev1.ContainerStateWaiting
 	running *corev1.ContainerStateRunning
-	// ended is the latest end, previous the one before it.
+	// ended is the latest termination, previous is the one before it.
 	ended, previous *corev1.ContainerStateTerminated
 	restarts        int32
-	// started and ready are what the probes say; without probes they are true while the container runs.
+	// started and ready are the probe results. Without probes they are true while the container runs.
 	started, ready bool
-	// retryAt is the earliest time of the next start, backoff the delay that led to it.
+	// retryAt is the earliest time of the next start. backoff is the delay that determined it.
 	retryAt time.Time
 	backoff time.Duration
 }
 
-// everRan tells whether the container has been started at least once.
+// everRan reports whether the container has been started at least once.
 func (r *record) everRan() bool { return r.running != nil || r.ended != nil }
 
 func (r *record) succeeded() bool { return r.running == nil && r.ended != nil && r.ended.ExitCode == 0 }
 
 func (r *record) failed() bool { return r.running == nil && r.ended != nil && r.ended.ExitCode != 0 }
 
-// start records the beginning of a run.
+// start records the start of a run.
 func (r *record) start(id string, now time.Time) {
 	if r.ended == nil {
 		r.backoff = 0
@@ -55,13 +55,13 @@ func (r *record) start(id string, now time.Time) {
 	r.started, r.ready = false, false
 }
 
-// end records the end of the present run.
+// end records the end of the current run.
 func (r *record) end(code int32, reason, message string, now time.Time) {
 	startedAt := r.running.StartedAt
 	if now.Sub(startedAt.Time) > backoffReset {
 		r.backoff = 0
 	}
-	// The start of this run has set backoff if it was a restart; so the first run is repeated at once.
+	// start set backoff if this run was a restart, so the first restart is immediate.
 	r.retryAt = now.Add(r.backoff)
 	r.ended = &corev1.ContainerStateTerminated{
 		ExitCode: code, Reason: reason, Message: message,
@@ -71,10 +71,11 @@ func (r *record) end(code int32, reason, message string, now time.Time) {
 	r.started, r.ready = false, false
 }
 
-// wireTime drops what the API does not keep, so that a status that has gone through it compares equal.
+// wireTime truncates a time to the precision of the API (1 s), so that a status read from the API server compares
+// equal.
 func wireTime(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
 
-// refuse records that the container could not be started, and puts off the next attempt.
+// refuse records that the container could not start, and delays the next attempt.
 func (r *record) refuse(reason, message string, now time.Time) {
 	r.delay(now)
 	r.waiting = &corev1.ContainerStateWaiting{Reason: reason, Message: message}
@@ -85,17 +86,18 @@ func (r *record) delay(now time.Time) {
 	r.retryAt = now.Add(r.backoff)
 }
 
-// decision is what a pod needs next.
+// decision is the next action for a pod.
 type decision struct {
 	// start names the containers to start now, in order.
 	start []string
-	// retryIn is when to decide again although nothing has happened; 0 means never.
+	// retryIn is the delay until the next decision if no event occurs; 0 means none is needed.
 	retryIn time.Duration
-	// finished says that all work is done, or can no more be done: what still runs (sidecars) is to be stopped.
+	// finished is true if the main containers have completed, or can no longer complete. Running sidecars must then be
+	// stopped.
 	finished bool
 }
 
-// decide derives the next step of a pod that is not being stopped. records holds an entry for every container.
+// decide returns the next action for a pod that is not stopping. records contains an entry for every container.
 func decide(pod *corev1.Pod, records map[string]*record, now time.Time) decision {
 	var d decision
 	if initialized(pod, records) {
@@ -126,7 +128,7 @@ func decide(pod *corev1.Pod, records map[string]*record, now time.Time) decision
 	return d
 }
 
-// runMain handles the main containers and the sidecars beside them.
+// runMain handles the main containers and the sidecars that run next to them.
 func (d *decision) runMain(pod *corev1.Pod, records map[string]*record, now time.Time) {
 	d.finished = true
 	for _, c := range pod.Spec.Containers {
@@ -160,8 +162,8 @@ func (d *decision) startOrWait(name string, r *record, now time.Time) {
 	d.start = append(d.start, name)
 }
 
-// initialized tells whether the init containers have done their work. Once a main container has run they have, whatever
-// becomes of a sidecar later.
+// initialized reports whether the init containers have completed. After a main container has run once, the pod stays
+// initialized, even if a sidecar fails later.
 func initialized(pod *corev1.Pod, records map[string]*record) bool {
 	for _, c := range pod.Spec.Containers {
 		if records[c.Name].everRan() {
@@ -177,7 +179,7 @@ func initialized(pod *corev1.Pod, records map[string]*record) bool {
 	return true
 }
 
-// restarts tells whether a main container that has ended is to run again.
+// restarts reports whether the restart policy requires another run of a main container that has ended.
 func restarts(pod *corev1.Pod, r *record) bool {
 	switch pod.Spec.RestartPolicy {
 	case corev1.RestartPolicyAlways:

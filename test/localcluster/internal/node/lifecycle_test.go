@@ -30,14 +30,14 @@ func runs() *record {
 	return r
 }
 
-// ended has run once, and may run again at once.
+// ended returns the record of a container that has run once and may restart immediately.
 func ended(code int32) *record {
 	r := runs()
 	r.end(code, "Error", "", testNow)
 	return r
 }
 
-// inBackoff has failed, and is to wait a second.
+// inBackoff returns the record of a failed container with a back-off of one second.
 func inBackoff() *record {
 	r := ended(1)
 	r.retryAt = testNow.Add(time.Second)
@@ -52,22 +52,22 @@ func TestDecide(t *testing.T) {
 		init, side, a, b *record
 		want             decision
 	}{
-		"first the init container":             {corev1.RestartPolicyAlways, fresh(), fresh(), fresh(), fresh(), decision{start: []string{"init"}}},
-		"wait for the init container":          {corev1.RestartPolicyAlways, runs(), fresh(), fresh(), fresh(), decision{}},
-		"then the sidecar":                     {corev1.RestartPolicyAlways, ended(0), fresh(), fresh(), fresh(), decision{start: []string{"side"}}},
-		"wait for the sidecar":                 {corev1.RestartPolicyAlways, ended(0), notStarted, fresh(), fresh(), decision{}},
-		"then the main containers":             {corev1.RestartPolicyAlways, ended(0), runs(), fresh(), fresh(), decision{start: []string{"a", "b"}}},
-		"failed init container is repeated":    {corev1.RestartPolicyOnFailure, ended(1), fresh(), fresh(), fresh(), decision{start: []string{"init"}}},
-		"failed init container waits":          {corev1.RestartPolicyAlways, inBackoff(), fresh(), fresh(), fresh(), decision{retryIn: time.Second}},
-		"failed init container ends the pod":   {corev1.RestartPolicyNever, ended(1), fresh(), fresh(), fresh(), decision{finished: true}},
-		"all run":                              {corev1.RestartPolicyAlways, ended(0), runs(), runs(), runs(), decision{}},
-		"sidecar is restarted beside the rest": {corev1.RestartPolicyNever, ended(0), ended(0), runs(), runs(), decision{start: []string{"side"}}},
-		"sidecar waits beside the rest":        {corev1.RestartPolicyAlways, ended(0), inBackoff(), ended(0), runs(), decision{start: []string{"a"}, retryIn: time.Second}},
-		"never again":                          {corev1.RestartPolicyNever, ended(0), runs(), ended(1), runs(), decision{}},
-		"on failure, the failed one":           {corev1.RestartPolicyOnFailure, ended(0), runs(), ended(1), ended(0), decision{start: []string{"a"}}},
-		"on failure, all done":                 {corev1.RestartPolicyOnFailure, ended(0), runs(), ended(0), ended(0), decision{finished: true}},
-		"never, all done, sidecar down":        {corev1.RestartPolicyNever, ended(0), ended(1), ended(1), ended(0), decision{finished: true}},
-		"always, both ended":                   {corev1.RestartPolicyAlways, ended(0), runs(), ended(0), inBackoff(), decision{start: []string{"a"}, retryIn: time.Second}},
+		"init container starts first":                  {corev1.RestartPolicyAlways, fresh(), fresh(), fresh(), fresh(), decision{start: []string{"init"}}},
+		"wait for the init container":                  {corev1.RestartPolicyAlways, runs(), fresh(), fresh(), fresh(), decision{}},
+		"sidecar starts after the init container":      {corev1.RestartPolicyAlways, ended(0), fresh(), fresh(), fresh(), decision{start: []string{"side"}}},
+		"wait for the sidecar":                         {corev1.RestartPolicyAlways, ended(0), notStarted, fresh(), fresh(), decision{}},
+		"main containers start after the sidecar":      {corev1.RestartPolicyAlways, ended(0), runs(), fresh(), fresh(), decision{start: []string{"a", "b"}}},
+		"failed init container restarts":               {corev1.RestartPolicyOnFailure, ended(1), fresh(), fresh(), fresh(), decision{start: []string{"init"}}},
+		"failed init container in back-off":            {corev1.RestartPolicyAlways, inBackoff(), fresh(), fresh(), fresh(), decision{retryIn: time.Second}},
+		"failed init container ends the pod":           {corev1.RestartPolicyNever, ended(1), fresh(), fresh(), fresh(), decision{finished: true}},
+		"all running":                                  {corev1.RestartPolicyAlways, ended(0), runs(), runs(), runs(), decision{}},
+		"sidecar restarts next to main containers":     {corev1.RestartPolicyNever, ended(0), ended(0), runs(), runs(), decision{start: []string{"side"}}},
+		"sidecar in back-off, main container restarts": {corev1.RestartPolicyAlways, ended(0), inBackoff(), ended(0), runs(), decision{start: []string{"a"}, retryIn: time.Second}},
+		"failed container with policy Never":           {corev1.RestartPolicyNever, ended(0), runs(), ended(1), runs(), decision{}},
+		"OnFailure restarts the failed container":      {corev1.RestartPolicyOnFailure, ended(0), runs(), ended(1), ended(0), decision{start: []string{"a"}}},
+		"OnFailure, all succeeded":                     {corev1.RestartPolicyOnFailure, ended(0), runs(), ended(0), ended(0), decision{finished: true}},
+		"Never, all ended, sidecar failed":             {corev1.RestartPolicyNever, ended(0), ended(1), ended(1), ended(0), decision{finished: true}},
+		"Always, both ended":                           {corev1.RestartPolicyAlways, ended(0), runs(), ended(0), inBackoff(), decision{start: []string{"a"}, retryIn: time.Second}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			records := map[string]*record{"init": test.init, "side": test.side, "a": test.a, "b": test.b}
@@ -94,15 +94,15 @@ func TestDecideProperties(t *testing.T) {
 			}
 			for _, name := range d.start {
 				if r := records[name]; r.running != nil || r.retryAt.After(testNow) || seen[name] {
-					t.Errorf("%s, %d: %s is started though it runs, is in back-off or was started already", policy, n, name)
+					t.Errorf("%s, %d: %s starts although it runs, is in back-off or has already started", policy, n, name)
 				}
 				seen[name] = true
 			}
 			if d.finished && (len(d.start) > 0 || d.retryIn > 0) {
-				t.Errorf("%s, %d: finished, yet %+v", policy, n, d)
+				t.Errorf("%s, %d: finished, but the decision is %+v", policy, n, d)
 			}
 			if policy == corev1.RestartPolicyAlways && d.finished {
-				t.Errorf("%d: a pod that always restarts is finished", n)
+				t.Errorf("%d: a pod with policy Always is finished", n)
 			}
 			if !running && !d.finished && len(d.start) == 0 && d.retryIn == 0 {
 				t.Errorf("%s, %d: the pod is stuck", policy, n)
@@ -132,7 +132,7 @@ func TestBackoffGrowsAndIsForgotten(t *testing.T) {
 	now = now.Add(2 * backoffReset)
 	r.end(1, "Error", "", now)
 	if r.retryAt != now {
-		t.Errorf("after a long run the back-off is %s, want 0", r.retryAt.Sub(now))
+		t.Errorf("back-off after a run of more than a minute is %s, want 0", r.retryAt.Sub(now))
 	}
 }
 
@@ -155,7 +155,7 @@ func TestPodStatus(t *testing.T) {
 		"image":                               {corev1.RestartPolicyAlways, ended(0), runs(), refused, runs(), observation{}, corev1.PodPending, corev1.ConditionTrue, corev1.ConditionFalse, "ErrImagePull"},
 		"ready":                               {corev1.RestartPolicyAlways, ended(0), runs(), runs(), runs(), observation{}, corev1.PodRunning, corev1.ConditionTrue, corev1.ConditionTrue, "running"},
 		"unready":                             {corev1.RestartPolicyAlways, ended(0), runs(), unready, runs(), observation{}, corev1.PodRunning, corev1.ConditionTrue, corev1.ConditionFalse, "running"},
-		"sidecar down":                        {corev1.RestartPolicyAlways, ended(0), ended(1), runs(), runs(), observation{}, corev1.PodRunning, corev1.ConditionTrue, corev1.ConditionFalse, "running"},
+		"sidecar failed":                      {corev1.RestartPolicyAlways, ended(0), ended(1), runs(), runs(), observation{}, corev1.PodRunning, corev1.ConditionTrue, corev1.ConditionFalse, "running"},
 		"back-off":                            {corev1.RestartPolicyAlways, ended(0), runs(), inBackoff(), runs(), observation{}, corev1.PodRunning, corev1.ConditionTrue, corev1.ConditionFalse, "CrashLoopBackOff"},
 		"not terminal while the sidecar runs": {corev1.RestartPolicyNever, ended(0), runs(), ended(0), ended(0), observation{}, corev1.PodRunning, corev1.ConditionTrue, corev1.ConditionFalse, "exit 0"},
 		"succeeded":                           {corev1.RestartPolicyNever, ended(0), ended(0), ended(0), ended(0), observation{stopped: true}, corev1.PodSucceeded, corev1.ConditionTrue, corev1.ConditionFalse, "exit 0"},
@@ -182,7 +182,7 @@ func TestPodStatus(t *testing.T) {
 			again := *pod
 			again.Status = s
 			if diff := cmp.Diff(s, podStatus(&again, records, test.observed, testNow.Add(500*time.Millisecond))); diff != "" {
-				t.Errorf("the status moves by itself: %s", diff)
+				t.Errorf("the status changes without an event: %s", diff)
 			}
 		})
 	}
@@ -206,18 +206,18 @@ func TestConditionsOfOthersAreKept(t *testing.T) {
 	records := map[string]*record{"init": ended(0), "side": runs(), "a": runs(), "b": runs()}
 	s := podStatus(pod, records, observation{}, testNow)
 	if conditionTrue(&s, corev1.PodReady) || !conditionTrue(&s, corev1.ContainersReady) {
-		t.Errorf("a pod is ready without its gate: %+v", s.Conditions)
+		t.Errorf("the pod is ready without its readiness gate: %+v", s.Conditions)
 	}
 	foreign := corev1.PodCondition{Type: gate, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(testNow)}
 	pod.Status.Conditions = append(s.Conditions, foreign)
 	later := podStatus(pod, records, observation{}, testNow.Add(time.Minute))
 	if !conditionTrue(&later, corev1.PodReady) {
-		t.Errorf("the gate is not seen: %+v", later.Conditions)
+		t.Errorf("the readiness gate is ignored: %+v", later.Conditions)
 	}
 	for _, c := range later.Conditions {
 		moved := c.LastTransitionTime.After(testNow)
 		if want := c.Type == corev1.PodReady; moved != want {
-			t.Errorf("condition %s: transition time moved %v, want %v", c.Type, moved, want)
+			t.Errorf("condition %s: transition time changed is %v, want %v", c.Type, moved, want)
 		}
 	}
 }

@@ -104,7 +104,7 @@ func TestAddressPool(t *testing.T) {
 		t.Error(diff)
 	}
 	if address, err := pool.take(); err == nil {
-		t.Errorf("a full pool gives %s", address)
+		t.Errorf("got %s from a full pool, want an error", address)
 	}
 	pool.put("10.244.0.2")
 	if again := take(); again != "10.244.0.2" {
@@ -112,7 +112,8 @@ func TestAddressPool(t *testing.T) {
 	}
 }
 
-// TestForwardHalfClose sends, closes its side, and must still get the answer: so do HTTP/1.0 clients and netcat.
+// TestForwardHalfClose sends a request and closes its sending side. The response must still arrive, because HTTP/1.0
+// clients and netcat behave in this way.
 func TestForwardHalfClose(t *testing.T) {
 	server, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -162,6 +163,6 @@ func TestForwardHalfClose(t *testing.T) {
 	}
 	front.Close()
 	if err := <-ended; err != nil {
-		t.Errorf("the end of the listener is an error: %v", err)
+		t.Errorf("error after the listener was closed: %v, want none", err)
 	}
 }

@@ -18,14 +18,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// file is one file of a volume whose content comes from the API.
+// file is one file of a volume with content from the API.
 type file struct {
 	data []byte
 	mode os.FileMode
 }
 
-// payload is the content of such a volume by relative path, and when it is to be made anew at the latest (zero: only
-// when a source changes).
+// payload is the content of a volume, by relative path. refreshAt is the latest time of the next refresh; zero means
+// that the content is refreshed only when a source changes.
 type payload struct {
 	files     map[string]file
 	refreshAt time.Time
@@ -33,7 +33,7 @@ type payload struct {
 
 const defaultFileMode = 0o644
 
-// buildPayload reads the content of a configMap, secret, downwardAPI or projected volume.
+// buildPayload reads the content of a ConfigMap, Secret, downwardAPI or projected volume.
 func buildPayload(ctx context.Context, client kubernetes.Interface, p podContext, v *corev1.Volume) (payload, error) {
 	result := payload{files: map[string]file{}}
 	switch s := v.VolumeSource; {
@@ -85,7 +85,7 @@ func (l *payload) addSource(ctx context.Context, client kubernetes.Interface, p 
 	return errors.New("a source of this projected volume is not supported by the local node")
 }
 
-// addKeys adds the listed keys, or all of them where none is listed.
+// addKeys adds the listed keys, or all keys if the list is empty.
 func (l *payload) addKeys(source string, data map[string][]byte, items []corev1.KeyToPath, optional bool, mode os.FileMode) error {
 	if len(items) == 0 {
 		for key, value := range data {
@@ -122,7 +122,7 @@ func (l *payload) addFields(p podContext, items []corev1.DownwardAPIVolumeFile, 
 	return nil
 }
 
-// addToken adds a token that is bound to the pod, to be renewed when four fifths of its life are over.
+// addToken adds a token that is bound to the pod. The token is renewed after 80% of its lifetime.
 func (l *payload) addToken(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, s *corev1.ServiceAccountTokenProjection, mode os.FileMode) error {
 	request := &authv1.TokenRequest{Spec: authv1.TokenRequestSpec{
 		ExpirationSeconds: s.ExpirationSeconds,
@@ -152,7 +152,7 @@ func modeOr(mode *int32, other os.FileMode) os.FileMode {
 	return os.FileMode(*mode)
 }
 
-// references tells whether the volume's content depends on the named configMap or secret.
+// references reports whether the volume's content depends on the named ConfigMap or Secret.
 func references(v *corev1.Volume, kind, name string) bool {
 	switch kind {
 	case "ConfigMap":
@@ -172,7 +172,7 @@ func references(v *corev1.Volume, kind, name string) bool {
 	}
 }
 
-// usesFields tells whether the volume's content depends on the pod's own metadata.
+// usesFields reports whether the volume's content depends on the pod's metadata.
 func usesFields(v *corev1.Volume) bool {
 	return v.DownwardAPI != nil || v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
 		return s.DownwardAPI != nil
@@ -183,8 +183,9 @@ func sameFiles(a, b map[string]file) bool {
 	return maps.EqualFunc(a, b, func(x, y file) bool { return x.mode == y.mode && bytes.Equal(x.data, y.data) })
 }
 
-// writePayload makes the files the content of dir in one step: they are written to a fresh directory, and the link
-// ..data, through which every visible name goes, is moved to it. A reader sees all old or all new files.
+// writePayload replaces the content of dir atomically: it writes the files to a new directory, and moves the link
+// ..data to this directory. All visible names are links through ..data, so a reader sees either all old or all new
+// files.
 func writePayload(dir string, files map[string]file) error {
 	fresh, err := os.MkdirTemp(dir, "..")
 	if err != nil {
@@ -223,7 +224,7 @@ func writePayload(dir string, files map[string]file) error {
 	return os.RemoveAll(filepath.Join(dir, old))
 }
 
-// linkNames makes the visible names of dir those of the files.
+// linkNames creates the links for the files in dir and removes links of files that no longer exist.
 func linkNames(dir, data string, files map[string]file) error {
 	names := map[string]bool{}
 	for path := range files {

@@ -28,12 +28,12 @@ func TestWritePayload(t *testing.T) {
 			t.Errorf("step %d: %s", i, diff)
 		}
 		if hidden, _ := filepath.Glob(filepath.Join(dir, "..*")); len(hidden) != 2 {
-			t.Errorf("step %d: %v is left, want ..data and what it points to", i, hidden)
+			t.Errorf("step %d: hidden files are %v, want ..data and its target", i, hidden)
 		}
 	}
 }
 
-// visible reads all files of a volume as a container sees them, through the links.
+// visible reads all files of a volume through the links, as a container does.
 func visible(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	result := map[string]string{}
@@ -82,6 +82,6 @@ func TestSubPathStaysInside(t *testing.T) {
 		}
 	}
 	if _, err := resolveSubPath(&volume{path: dir, readOnly: true}, "absent"); err == nil {
-		t.Error("a directory was made in a read-only volume")
+		t.Error("a directory was created in a read-only volume")
 	}
 }

@@ -17,16 +17,16 @@ import (
 	"github.com/semmoe/operator/test/load"
 )
 
-// probeClient takes any certificate, as the kubelet does, and makes a connection for each probe, so that a server that
-// hangs on to old connections is not taken for a healthy one.
+// probeClient accepts any certificate, like the kubelet. It opens a connection for each probe, so that a server that
+// only answers on old connections does not count as healthy.
 var probeClient = &http.Client{Transport: &http.Transport{
 	TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
 	DisableKeepAlives: true,
 	Proxy:             nil,
 }}
 
-// startProbes starts the probes of a run. Without a startup probe the container counts as started, without a readiness
-// probe as ready.
+// startProbes starts the probes of a run. A container without a startup probe counts as started. A container without a
+// readiness probe counts as ready.
 func (w *worker) startProbes(run *container, r *record) {
 	all, endAll := context.WithCancel(context.Background())
 	live, endLive := context.WithCancel(all)
@@ -55,7 +55,8 @@ func (w *worker) startProbes(run *container, r *record) {
 	})
 }
 
-// restartUnlessHealthy stops a container that has failed its probe; the restart policy does the rest.
+// restartUnlessHealthy stops a container that has failed its probe. The restart policy then determines whether it
+// restarts.
 func (w *worker) restartUnlessHealthy(run *container, p *corev1.Probe, ok bool) {
 	if ok || run.stopping {
 		return
@@ -71,10 +72,10 @@ func (w *worker) restartUnlessHealthy(run *container, p *corev1.Probe, ok bool) 
 	run.beginStop(hard, w.ip)
 }
 
-// probe runs a probe until ctx ends or, for a startup probe, until it has succeeded. It reports, in the worker's
-// goroutine, each change of its verdict; the verdict changes when as many results in a row say so as the thresholds ask.
-// Timeouts, and the pauses after failures, grow with the load of the machine: a container that is slow because others
-// compute is neither taken out of service nor restarted.
+// probe runs a probe until ctx ends or, for a startup probe, until the probe has succeeded. It reports each change of
+// the verdict in the worker's goroutine. The verdict changes after as many equal results in a row as the threshold
+// requires. Timeouts, and the pauses after failures, grow with the load of the machine: a container that is slow on a
+// busy machine is neither removed from endpoints nor restarted.
 func (w *worker) probe(ctx context.Context, run *container, kind string, p *corev1.Probe, report func(ok bool)) {
 	podIP := w.ip
 	period := time.Duration(max(p.PeriodSeconds, 1)) * time.Second
@@ -110,17 +111,18 @@ func (w *worker) probe(ctx context.Context, run *container, kind string, p *core
 	}
 }
 
-// verdict turns single results into a judgement.
+// verdict derives the health of a container from single probe results.
 type verdict struct {
 	success, failure int // thresholds
 	known, ok        bool
 	last             bool
-	run              int // length of the present run of equal results
+	run              int // number of equal results in a row
 }
 
 func newVerdict(success, failure int) *verdict { return &verdict{success: success, failure: failure} }
 
-// add takes one result; it returns whether the judgement has changed (the first one counts as a change) and what it is.
+// add records one result. It returns whether the verdict has changed, and the verdict. The first verdict counts as a
+// change.
 func (v *verdict) add(result bool) (changed, ok bool) {
 	if result == v.last && v.run > 0 {
 		v.run++
@@ -159,7 +161,7 @@ func probeOnce(ctx context.Context, c *corev1.Container, p *corev1.Probe, podIP 
 	return connection.Close()
 }
 
-// httpGet asks as a probe or hook says; a status of limit or more is an error.
+// httpGet sends the HTTP request of a probe or hook. A status code outside 200 to limit-1 is an error.
 func httpGet(ctx context.Context, c *corev1.Container, get *corev1.HTTPGetAction, podIP string, limit int) error {
 	port, err := portNumber(c, get.Port)
 	if err != nil {
@@ -201,7 +203,7 @@ func httpGet(ctx context.Context, c *corev1.Container, get *corev1.HTTPGetAction
 	return nil
 }
 
-// portNumber resolves a port that may be named.
+// portNumber returns the number of a numeric or named port.
 func portNumber(c *corev1.Container, port intstr.IntOrString) (int, error) {
 	if port.Type == intstr.Int {
 		return port.IntValue(), nil
@@ -214,7 +216,7 @@ func portNumber(c *corev1.Container, port intstr.IntOrString) (int, error) {
 	return 0, fmt.Errorf("container %s has no port named %q", c.Name, port.StrVal)
 }
 
-// sleep waits, and tells whether ctx is still alive.
+// sleep waits for d. It returns false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -21,15 +21,16 @@ import (
 const (
 	leaseDuration = 40 * time.Second
 	leaseInterval = 10 * time.Second
-	// leaseTimeout bounds a request for the lease. The next attempt follows at once.
+	// leaseTimeout bounds one request for the lease. The next attempt follows immediately.
 	leaseTimeout = 10 * time.Second
-	// maxPods is more than the 110 of a kubelet: a suite's namespaces keep their pods until the cluster ends.
+	// maxPods exceeds the kubelet's default of 110, because the namespaces of a test suite keep their pods until the
+	// cluster ends.
 	maxPods     = 500
 	gpuResource = "nvidia.com/gpu"
 )
 
-// allocatable is what the node offers. The figures are invented and large, since nothing is enforced and a test of
-// scheduling should not depend on the machine that it runs on; the GPUs are what such tests count.
+// allocatable returns the resources that the node advertises. All values except the GPUs are arbitrary and large:
+// nothing is enforced, and scheduling tests must not depend on the machine that runs them. Such tests count GPUs.
 func allocatable(gpus int) corev1.ResourceList {
 	return corev1.ResourceList{
 		corev1.ResourceCPU:              resource.MustParse("64"),
@@ -48,12 +49,12 @@ func register(ctx context.Context, client kubernetes.Interface, name, address st
 	}
 	node, err := client.CoreV1().Nodes().Create(ctx, nodeObject(name, address, version.GitVersion, resources, time.Now()), metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("registering node %s: %w", name, err)
+		return fmt.Errorf("failed to register node %s: %w", name, err)
 	}
-	// Every new node is tainted as not ready until a controller has looked at it; this one was born ready.
+	// Every new node has a not-ready taint until a controller has checked it. This node is ready from the start.
 	node.Spec.Taints = nil
 	if _, err := client.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
-		return fmt.Errorf("registering node %s: %w", name, err)
+		return fmt.Errorf("failed to register node %s: %w", name, err)
 	}
 	go keepLease(ctx, client, node)
 	return nil
@@ -94,7 +95,7 @@ func nodeObject(name, address, version string, resources corev1.ResourceList, no
 	return node
 }
 
-// keepLease renews the node's lease until ctx ends. The node controller watches the lease as the sign of life.
+// keepLease renews the node's lease until ctx ends. The node controller uses the lease as the heartbeat.
 func keepLease(ctx context.Context, client kubernetes.Interface, node *corev1.Node) {
 	for {
 		wait := leaseInterval
@@ -108,7 +109,7 @@ func keepLease(ctx context.Context, client kubernetes.Interface, node *corev1.No
 	}
 }
 
-// renewLease writes the present time into the node's lease, which it creates where it is missing.
+// renewLease writes the current time into the node's lease, and creates the lease if it is missing.
 func renewLease(ctx context.Context, client kubernetes.Interface, node *corev1.Node) error {
 	ctx, cancel := context.WithTimeout(ctx, load.Scale(leaseTimeout))
 	defer cancel()

@@ -16,17 +16,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// The API server as pods know it.
+// The address and port of the API server inside pods.
 const (
 	kubernetesServiceHost = "10.96.0.1"
 	kubernetesServicePort = "443"
 )
 
-// backends maps what can be connected to, "namespace/service:port", to the addresses that serve it.
+// backends maps a Service port, "namespace/service:port", to the addresses of its endpoints.
 type backends map[string][]string
 
 // forwarder listens on the cluster addresses of Services and forwards each connection to a random endpoint. A Service
-// without an endpoint has no listener, so that its clients are refused at once.
+// without an endpoint has no listener, so that connections of clients are refused immediately.
 type forwarder struct {
 	mu        sync.Mutex
 	backends  backends
@@ -40,7 +40,7 @@ type listener struct {
 
 func newForwarder() *forwarder { return &forwarder{listeners: map[string]listener{}} }
 
-// update makes the listeners those of the given Services.
+// update opens and closes listeners to match the given Services.
 func (f *forwarder) update(services []*corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -83,8 +83,8 @@ func (f *forwarder) dial(service string) (net.Conn, error) {
 	return net.Dial("tcp", addresses[rand.IntN(len(addresses))])
 }
 
-// findBackends finds the endpoints of each Service port: the ready ones, or, where there is none, those that still
-// serve while their pods end.
+// findBackends returns the endpoints of each Service port: the ready endpoints, or, if there is none, the terminating
+// endpoints that still serve.
 func findBackends(services []*corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) backends {
 	result := backends{}
 	for _, s := range services {
@@ -130,7 +130,7 @@ func servesWhileEnding(e discoveryv1.Endpoint) bool {
 	return c.Serving != nil && *c.Serving && c.Terminating != nil && *c.Terminating
 }
 
-// clusterAddresses maps the addresses to listen on to the keys of their backends.
+// clusterAddresses maps the listen addresses to the keys of their backends.
 func clusterAddresses(services []*corev1.Service, known backends) map[string]string {
 	result := map[string]string{}
 	for _, s := range services {
@@ -151,8 +151,8 @@ func serviceKey(namespace, name string, port int) string {
 	return fmt.Sprintf("%s/%s:%d", namespace, name, port)
 }
 
-// Forward forwards each connection of l to one that dial makes, until l is closed. A connection for which dial fails is
-// reset.
+// Forward forwards each connection of l to a connection that dial returns, until l is closed. If dial fails, the
+// client's connection is reset.
 func Forward(l net.Listener, dial func() (net.Conn, error)) error {
 	for {
 		client, err := l.Accept()
@@ -177,12 +177,12 @@ func Forward(l net.Listener, dial func() (net.Conn, error)) error {
 	}
 }
 
-// join copies both ways until both sides have finished sending.
+// join copies both directions until both sides have finished sending.
 func join(a, b *net.TCPConn) {
 	var both sync.WaitGroup
 	copyHalf := func(to, from *net.TCPConn) {
 		if _, err := io.Copy(to, from); err != nil {
-			// A broken connection is broken for both sides, also for one that still sends.
+			// An error resets both sides, even if one side still sends.
 			_ = to.SetLinger(0)
 			to.Close()
 			from.Close()

@@ -8,17 +8,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// observation is what a worker knows of its pod beside the containers' records.
+// observation is the state of a pod in addition to the records of its containers.
 type observation struct {
 	hostIP, podIP string
 	startTime     metav1.Time
-	// stopped is set when the pod has been stopped for good and no container runs.
+	// stopped is set when the pod has been stopped permanently and no container runs.
 	stopped bool
-	// reason and message say why the node has ended the pod; empty if it ended by itself or was deleted.
+	// reason and message explain why the node ended the pod. They are empty if the pod completed or was deleted.
 	reason, message string
 }
 
-// podStatus derives the status to report. Fields and conditions that others own are kept from old.
+// podStatus returns the status to report. Fields and conditions of other owners are copied from pod.Status.
 func podStatus(pod *corev1.Pod, records map[string]*record, o observation, now time.Time) corev1.PodStatus {
 	s := *pod.Status.DeepCopy()
 	s.ObservedGeneration = pod.Generation
@@ -56,7 +56,7 @@ func podStatus(pod *corev1.Pod, records map[string]*record, o observation, now t
 	return s
 }
 
-// containerStatus derives the status of one container; again says that it is started again after its end.
+// containerStatus returns the status of one container. again means that the container restarts after its end.
 func containerStatus(c *corev1.Container, r *record, again bool, waitReason string, now time.Time) corev1.ContainerStatus {
 	started := r.started
 	s := corev1.ContainerStatus{
@@ -105,7 +105,7 @@ func phase(pod *corev1.Pod, records map[string]*record, o observation) corev1.Po
 	return corev1.PodRunning
 }
 
-// setConditions writes the conditions that a kubelet owns.
+// setConditions sets the conditions that a kubelet owns.
 func setConditions(s *corev1.PodStatus, pod *corev1.Pod, records map[string]*record, now time.Time) {
 	completed := ""
 	switch s.Phase {
@@ -172,7 +172,8 @@ func conditionTrue(s *corev1.PodStatus, kind corev1.PodConditionType) bool {
 	return false
 }
 
-// setCondition replaces the condition of that type, or adds it. Its transition time moves only with its status.
+// setCondition adds a condition or replaces the condition of the same type. The transition time changes only with the
+// status of the condition.
 func setCondition(s *corev1.PodStatus, condition corev1.PodCondition, now time.Time) {
 	condition.LastTransitionTime = wireTime(now)
 	for i, old := range s.Conditions {

@@ -6,8 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// unsupported names what the container needs and this node cannot do; "" means nothing. Running it nevertheless would
-// silently be something else than what its author asked for.
+// unsupported returns the feature of the container or pod that this node does not support, or "" if all are supported.
+// Running such a container would silently ignore a part of its specification.
 func unsupported(pod *corev1.Pod, c *corev1.Container) string {
 	if reason := unsupportedPod(&pod.Spec); reason != "" {
 		return reason

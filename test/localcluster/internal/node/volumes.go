@@ -17,18 +17,17 @@ import (
 	"github.com/semmoe/operator/test/localcluster/internal/sandbox"
 )
 
-// volume is a volume that can be mounted.
 type volume struct {
-	// path is where its content lies outside the containers.
+	// path is the location of the content outside the containers.
 	path     string
 	readOnly bool
-	// mounted says that the agent has mounted something at path.
+	// mounted is true if the agent has mounted a file system at path.
 	mounted bool
-	// payload is what was written, for volumes whose content comes from the API; nil for others.
+	// payload is the written content of a volume from the API; nil for other volumes.
 	payload *payload
 }
 
-// setUpVolume makes a volume of the pod ready below dir.
+// setUpVolume prepares a volume of the pod below dir.
 func setUpVolume(ctx context.Context, client kubernetes.Interface, p podContext, v *corev1.Volume, dir string) (*volume, error) {
 	path := filepath.Join(dir, v.Name)
 	switch s := v.VolumeSource; {
@@ -48,7 +47,7 @@ func setUpVolume(ctx context.Context, client kubernetes.Interface, p podContext,
 	return nil, fmt.Errorf("the kind of volume %s is not supported by the local node", v.Name)
 }
 
-// refresh brings the content of a volume from the API up to date; others it leaves alone.
+// refresh updates the content of a volume from the API. It does nothing for other volumes.
 func (v *volume) refresh(ctx context.Context, client kubernetes.Interface, p podContext, source *corev1.Volume) error {
 	if v.payload == nil {
 		return nil
@@ -66,7 +65,7 @@ func (v *volume) refresh(ctx context.Context, client kubernetes.Interface, p pod
 	return nil
 }
 
-// refreshAt is when the content is to be renewed; zero means never.
+// refreshAt returns the time of the next refresh; zero means never.
 func (v *volume) refreshAt() time.Time {
 	if v.payload == nil {
 		return time.Time{}
@@ -74,7 +73,7 @@ func (v *volume) refreshAt() time.Time {
 	return v.payload.refreshAt
 }
 
-// tearDown takes away what the agent has mounted.
+// tearDown unmounts the file systems that the agent has mounted.
 func (v *volume) tearDown() error {
 	if !v.mounted {
 		return nil
@@ -102,7 +101,8 @@ func emptyDir(path string, s *corev1.EmptyDirVolumeSource) (*volume, error) {
 	return &volume{path: path}, os.Chmod(path, 0o777)
 }
 
-// checkHostPath does what a kubelet and a runtime do: verify the type, and make what the type says may be made.
+// checkHostPath verifies the type of a hostPath volume, and creates the file or directory if the type requires it, like
+// a kubelet.
 func checkHostPath(s *corev1.HostPathVolumeSource) error {
 	kind := corev1.HostPathUnset
 	if s.Type != nil {
@@ -141,7 +141,7 @@ func checkHostPath(s *corev1.HostPathVolumeSource) error {
 	return nil
 }
 
-// claimedVolume finds the directory behind a bound claim.
+// claimedVolume returns the directory of the volume that is bound to a claim.
 func claimedVolume(ctx context.Context, client kubernetes.Interface, namespace string, s *corev1.PersistentVolumeClaimVolumeSource) (*volume, error) {
 	claim, err := client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, s.ClaimName, metav1.GetOptions{})
 	if err != nil {
@@ -164,7 +164,7 @@ func claimedVolume(ctx context.Context, client kubernetes.Interface, namespace s
 	return nil, fmt.Errorf("volume %s is neither hostPath nor local: others are not supported by the local node", bound.Name)
 }
 
-// mounts returns what the container sees of the pod's volumes.
+// mounts returns the mounts of the pod's volumes in the container.
 func mounts(c *corev1.Container, volumes map[string]*volume, env map[string]string) ([]sandbox.Mount, error) {
 	var result []sandbox.Mount
 	for _, m := range c.VolumeMounts {
@@ -184,8 +184,8 @@ func mounts(c *corev1.Container, volumes map[string]*volume, env map[string]stri
 	return result, nil
 }
 
-// resolveSubPath finds a path inside a volume, and makes it a directory where it does not exist. Links are followed, but
-// never out of the volume.
+// resolveSubPath returns the location of a path inside a volume, and creates a directory if the path does not exist.
+// Links are followed, but never out of the volume.
 func resolveSubPath(v *volume, subPath string) (string, error) {
 	if !filepath.IsLocal(subPath) {
 		return "", fmt.Errorf("subPath %s leaves its volume", subPath)

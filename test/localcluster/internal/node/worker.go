@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	// retryInterval is how long a worker waits after an error of the API or of a volume.
+	// retryInterval is the delay after an error of the API or of a volume.
 	retryInterval = time.Second
-	// sidecarGrace is what a sidecar gets at least to end by itself, also where the main containers have used up the
-	// pod's grace period.
+	// sidecarGrace is the minimum time for a sidecar to end, even if the main containers have used the whole grace
+	// period of the pod. It does not apply if the pod was deleted with grace period 0.
 	sidecarGrace = 2 * time.Second
 )
 
-// worker runs one pod. Its variable fields belong to the goroutine of run; others post events.
+// worker runs one pod. Only the goroutine of run accesses the mutable fields. Other goroutines post events.
 type worker struct {
 	agent     *Agent
 	namespace string
@@ -35,7 +35,7 @@ type worker struct {
 	done      chan struct{}
 
 	pod *corev1.Pod
-	// removed says that the API object is gone.
+	// removed is true after the API object was deleted.
 	removed bool
 	dir     string
 	ip      string
@@ -45,19 +45,19 @@ type worker struct {
 	records map[string]*record
 	running map[string]*container
 	stop    *stopping
-	// terminal says that the last status, with a terminal phase, was written and the pod's resources are free.
+	// terminal is true after the final status was written and the pod's resources were released.
 	terminal bool
 }
 
-// stopping is the end of a pod in progress.
+// stopping is the state of a pod that is being stopped.
 type stopping struct {
-	hard     context.Context // its end means SIGKILL
+	hard     context.Context // when it ends, containers get SIGKILL
 	kill     context.CancelFunc
 	timer    *time.Timer
 	deadline time.Time
-	// afterwards is what last returns; nil if it was not needed.
+	// afterwards is the context that last returns; nil until last is called.
 	afterwards context.Context
-	// reason and message are for the status; empty unless the node has ended the pod.
+	// reason and message are written to the status. They are empty unless the node has ended the pod.
 	reason, message string
 }
 
@@ -74,7 +74,7 @@ func newWorker(a *Agent, pod *corev1.Pod) *worker {
 	return w
 }
 
-// post hands an event to the worker; after the worker's end it does nothing.
+// post sends an event to the worker. It does nothing after the worker has ended.
 func (w *worker) post(event func()) {
 	select {
 	case w.events <- event:
@@ -82,7 +82,7 @@ func (w *worker) post(event func()) {
 	}
 }
 
-// run handles events until the pod is gone.
+// run handles events until the pod is removed.
 func (w *worker) run(ctx context.Context) {
 	defer close(w.done)
 	timer := time.NewTimer(0)
@@ -101,7 +101,7 @@ func (w *worker) run(ctx context.Context) {
 		if w.removed && len(w.running) == 0 {
 			w.release()
 			if err := RemoveTree(w.dir); err != nil {
-				klog.ErrorS(err, "Removing the pod's directory failed", "pod", klog.KObj(w.pod))
+				klog.ErrorS(err, "Failed to remove the pod directory", "pod", klog.KObj(w.pod))
 			}
 			return
 		}
@@ -112,7 +112,7 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// update is the event of a changed API object.
+// update handles a changed pod object.
 func (w *worker) update(pod *corev1.Pod) {
 	if !reflect.DeepEqual(pod.Labels, w.pod.Labels) || !reflect.DeepEqual(pod.Annotations, w.pod.Annotations) {
 		for i := range pod.Spec.Volumes {
@@ -124,7 +124,7 @@ func (w *worker) update(pod *corev1.Pod) {
 	w.pod = pod
 }
 
-// sourceChanged is the event of a changed configMap or secret of the pod's namespace.
+// sourceChanged handles a changed ConfigMap or Secret of the pod's namespace.
 func (w *worker) sourceChanged(kind, name string) {
 	for i := range w.pod.Spec.Volumes {
 		if v := &w.pod.Spec.Volumes[i]; references(v, kind, name) {
@@ -133,7 +133,8 @@ func (w *worker) sourceChanged(kind, name string) {
 	}
 }
 
-// sync brings the pod one step further. It returns when to come again although nothing has happened; 0 means never.
+// sync advances the pod by one step. It returns the delay until the next sync if no event occurs; 0 means none is
+// needed.
 func (w *worker) sync(ctx context.Context) (time.Duration, error) {
 	now := time.Now()
 	if w.terminal {
@@ -156,7 +157,7 @@ func (w *worker) sync(ctx context.Context) (time.Duration, error) {
 	return next, w.writeStatus(ctx, false)
 }
 
-// checkEnd begins to stop the pod where it is to be, or speeds that up.
+// checkEnd starts to stop the pod if its deadline has passed or its object is deleted, or shortens the remaining time.
 func (w *worker) checkEnd(now time.Time) {
 	switch limit := w.pod.Spec.ActiveDeadlineSeconds; {
 	case w.removed:
@@ -168,7 +169,7 @@ func (w *worker) checkEnd(now time.Time) {
 	}
 }
 
-// gracePeriod is what the containers get to end by themselves: the deletion's, which may be shorter, or the pod's own.
+// gracePeriod returns the grace period of the deletion, which may be shorter than the pod's, or the pod's grace period.
 func gracePeriod(pod *corev1.Pod) time.Duration {
 	seconds := int64(30)
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
@@ -180,7 +181,7 @@ func gracePeriod(pod *corev1.Pod) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// beginStop starts the end of the pod, or shortens the time that is left.
+// beginStop starts to stop the pod, or shortens the remaining grace period.
 func (w *worker) beginStop(grace time.Duration, reason, message string) {
 	deadline := time.Now().Add(grace)
 	if w.stop == nil {
@@ -197,7 +198,7 @@ func (w *worker) beginStop(grace time.Duration, reason, message string) {
 	}
 }
 
-// advance starts what is to be started.
+// advance starts the containers that decide selects.
 func (w *worker) advance(ctx context.Context, now time.Time) (time.Duration, error) {
 	if err := w.prepare(ctx); err != nil {
 		return 0, err
@@ -212,13 +213,13 @@ func (w *worker) advance(ctx context.Context, now time.Time) (time.Duration, err
 		w.startContainer(ctx, findContainer(w.pod, name))
 	}
 	if len(d.start) > 0 {
-		// What was started, or could not be, may allow the next step at once.
+		// A started or refused container may allow the next step immediately.
 		d.retryIn = min(max(d.retryIn, time.Millisecond), 10*time.Millisecond)
 	}
 	return earliest(d.retryIn, w.untilDeadline(now), untilRefresh), nil
 }
 
-// earliest returns the smallest duration that is not 0.
+// earliest returns the smallest nonzero duration.
 func earliest(durations ...time.Duration) time.Duration {
 	var result time.Duration
 	for _, d := range durations {
@@ -237,7 +238,7 @@ func (w *worker) untilDeadline(now time.Time) time.Duration {
 	return max(end.Sub(now), time.Millisecond)
 }
 
-// prepare gives the pod its address and its volumes. It can be called again after an error.
+// prepare allocates the pod's address and prepares its volumes. It can be called again after an error.
 func (w *worker) prepare(ctx context.Context) error {
 	if w.ip == "" {
 		ip, err := w.agent.addresses.take()
@@ -247,7 +248,7 @@ func (w *worker) prepare(ctx context.Context) error {
 		w.ip = ip
 	}
 	if reason := unsupportedPod(&w.pod.Spec); reason != "" {
-		return nil // Each container will say so.
+		return nil // Each container reports the error.
 	}
 	dir := filepath.Join(w.dir, "volumes")
 	for i := range w.pod.Spec.Volumes {
@@ -266,8 +267,8 @@ func (w *worker) prepare(ctx context.Context) error {
 	return nil
 }
 
-// refreshVolumes renews what has changed or is about to expire and returns when to come again. A failure does not
-// concern the containers, which keep the content that they have.
+// refreshVolumes refreshes the volumes that have changed or are about to expire, and returns the delay until the next
+// refresh. A failure does not affect the containers, which keep their current content.
 func (w *worker) refreshVolumes(ctx context.Context, now time.Time) time.Duration {
 	var next time.Duration
 	for i := range w.pod.Spec.Volumes {
@@ -278,7 +279,7 @@ func (w *worker) refreshVolumes(ctx context.Context, now time.Time) time.Duratio
 		}
 		if at := v.refreshAt(); w.dirty[source.Name] || !at.IsZero() && !now.Before(at) {
 			if err := v.refresh(ctx, w.agent.client, w.context(), source); err != nil {
-				klog.ErrorS(err, "Volume refresh failed", "pod", klog.KObj(w.pod), "volume", source.Name)
+				klog.ErrorS(err, "Failed to refresh the volume", "pod", klog.KObj(w.pod), "volume", source.Name)
 				next = earliest(next, retryInterval)
 				continue
 			}
@@ -295,8 +296,8 @@ func (w *worker) context() podContext {
 	return podContext{pod: w.pod, podIP: w.ip, hostIP: w.agent.address, allocatable: w.agent.allocatable}
 }
 
-// stopContainers asks for the end of what still runs: all main and init containers at once, then the sidecars from last
-// to first, one after the other.
+// stopContainers stops the running containers: all main and init containers concurrently, then the sidecars one after
+// the other, from last to first.
 func (w *worker) stopContainers() {
 	var sidecars []string
 	for _, c := range w.pod.Spec.InitContainers {
@@ -321,7 +322,7 @@ func (w *worker) stopContainers() {
 	last.beginStop(hard, w.ip)
 }
 
-// last returns the time that is left to sidecars when the grace period is over, the same for all of them.
+// last returns the context that bounds the sidecars after the grace period. All sidecars share this context.
 func (s *stopping) last() context.Context {
 	if s.afterwards == nil {
 		var end context.CancelFunc
@@ -336,7 +337,7 @@ func (w *worker) deletedAtOnce() bool {
 	return s != nil && *s == 0
 }
 
-// finish reports the end of a pod of which nothing runs any more, and frees what it used.
+// finish writes the final status of a pod without running containers, and releases its resources.
 func (w *worker) finish(ctx context.Context) error {
 	if err := w.writeStatus(ctx, true); err != nil {
 		return err
@@ -346,7 +347,7 @@ func (w *worker) finish(ctx context.Context) error {
 	return w.deleteObject(ctx)
 }
 
-// release frees address and mounts.
+// release releases the pod's address and mounts.
 func (w *worker) release() {
 	if w.stop != nil {
 		w.stop.timer.Stop()
@@ -354,7 +355,7 @@ func (w *worker) release() {
 	}
 	for name, v := range w.volumes {
 		if err := v.tearDown(); err != nil {
-			klog.ErrorS(err, "Unmounting failed", "pod", klog.KObj(w.pod), "volume", name)
+			klog.ErrorS(err, "Failed to unmount the volume", "pod", klog.KObj(w.pod), "volume", name)
 		}
 	}
 	clear(w.volumes)
@@ -364,7 +365,7 @@ func (w *worker) release() {
 	}
 }
 
-// deleteObject removes the API object of a pod that is to be deleted and has ended.
+// deleteObject removes the API object of a pod that has ended and is marked for deletion.
 func (w *worker) deleteObject(ctx context.Context) error {
 	if w.removed || w.pod.DeletionTimestamp == nil {
 		return nil
@@ -379,7 +380,7 @@ func (w *worker) deleteObject(ctx context.Context) error {
 	return err
 }
 
-// writeStatus writes the pod's status if it differs from what the API server has.
+// writeStatus writes the pod's status if it differs from the status in the API server.
 func (w *worker) writeStatus(ctx context.Context, stopped bool) error {
 	if w.removed {
 		return nil
@@ -423,7 +424,7 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// RemoveTree is os.RemoveAll that also removes the content of directories that a container has made read-only.
+// RemoveTree removes a directory tree like os.RemoveAll, including directories that a container has made read-only.
 func RemoveTree(path string) error {
 	err := os.RemoveAll(path)
 	if !errors.Is(err, fs.ErrPermission) {

@@ -1,13 +1,13 @@
-// Package sandbox runs one static binary as a container: its own mount, pid, UTS and IPC namespaces, a root that holds
-// the binary and its mounts alone, and no capability.
+// Package sandbox runs one static binary as a container: separate mount, PID, UTS and IPC namespaces, a root with only
+// the binary and its mounts, and no capabilities.
 //
-// A container begins as a copy of the running program whose argv[0] is Stage (RunIfAsked, which main must call first):
-// it builds the root on a tmpfs, moves into it, drops every capability and then executes the binary, so that nothing of
-// the outside can be seen by what runs.
+// A container starts as a copy of the running program with argv[0] set to Stage; RunIfAsked, which main must call
+// first, handles it. The copy builds the root on a tmpfs, pivots into it, drops every capability and then executes the
+// binary, so that the binary cannot see anything outside the root.
 //
-// Invariants: the caller holds CAP_SYS_ADMIN in a user namespace that owns its pid and mount namespaces. Nothing is
-// mounted outside the container's own mount namespace, so the end of its process ends its mounts. The process is pid 1
-// of its namespace: it gets only the signals that it handles, and its end ends every process that it left.
+// Invariants: the caller holds CAP_SYS_ADMIN in a user namespace that owns its PID and mount namespaces. All mounts are
+// in the container's mount namespace, so they end with the container's process. The process is PID 1 of its namespace:
+// it receives only the signals that it handles, and all its remaining descendants end with it.
 //
-// What it is not: no cgroups (limits are not enforced), no seccomp filter, no network namespace, one user id.
+// Limitations: no cgroups (limits are not enforced), no seccomp filter, no network namespace, one user ID.
 package sandbox

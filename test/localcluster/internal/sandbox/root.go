@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// devices are the device files that every container runtime provides.
+// devices lists the device files that every container runtime provides.
 var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 
-// buildRoot puts the container's root together on spec.MountPoint and makes it the root of this mount namespace.
+// buildRoot assembles the container's root on spec.MountPoint and makes it the root of this mount namespace.
 func buildRoot(spec Spec) error {
-	// Private: nothing that is mounted from here on may be seen outside.
+	// With private propagation, later mounts are not visible outside.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("making mounts private: %w", err)
+		return fmt.Errorf("failed to make mounts private: %w", err)
 	}
 	root := spec.MountPoint
 	if err := unix.Mount("tmpfs", root, "tmpfs", unix.MS_NOSUID, "mode=0755"); err != nil {
-		return fmt.Errorf("mounting the root: %w", err)
+		return fmt.Errorf("failed to mount the root: %w", err)
 	}
 	if err := populate(root, spec); err != nil {
 		return err
@@ -32,11 +32,11 @@ func buildRoot(spec Spec) error {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(root, spec.workingDir()), 0o755); err != nil {
-		return fmt.Errorf("making working directory %s: %w", spec.WorkingDir, err)
+		return fmt.Errorf("failed to create working directory %s: %w", spec.WorkingDir, err)
 	}
 	if spec.ReadOnlyRoot {
 		if err := unix.MountSetattr(unix.AT_FDCWD, root, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
-			return fmt.Errorf("making the root read-only: %w", err)
+			return fmt.Errorf("failed to make the root read-only: %w", err)
 		}
 	}
 	return pivot(root)
@@ -49,7 +49,7 @@ func (s Spec) workingDir() string {
 	return s.WorkingDir
 }
 
-// populate fills the root with what an image of a single binary and a container runtime provide together.
+// populate creates the files that an image with a single binary and a container runtime provide.
 func populate(root string, spec Spec) error {
 	for _, dir := range []string{"dev/shm", "etc", "proc"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
@@ -77,7 +77,7 @@ func populate(root string, spec Spec) error {
 		return err
 	}
 	if err := unix.Mount("tmpfs", filepath.Join(root, "dev/shm"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size=64m"); err != nil {
-		return fmt.Errorf("mounting /dev/shm: %w", err)
+		return fmt.Errorf("failed to mount /dev/shm: %w", err)
 	}
 	for _, name := range devices {
 		if err := bind(root, Mount{Source: "/dev/" + name, Target: "/dev/" + name}); err != nil {
@@ -94,20 +94,20 @@ func populate(root string, spec Spec) error {
 	return bind(root, Mount{Source: spec.Binary, Target: "/" + filepath.Base(spec.Binary), ReadOnly: true})
 }
 
-// mountProc mounts a proc of the container's pid namespace. Where an outer container hides parts of /proc, the kernel
-// refuses that; then the outer proc is shown, which still answers /proc/self rightly.
+// mountProc mounts a proc file system of the container's PID namespace. The kernel refuses this mount if an outer
+// container hides parts of /proc. In this case mountProc binds the outer proc, in which /proc/self is still correct.
 func mountProc(target string) error {
 	err := unix.Mount("proc", target, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	if errors.Is(err, unix.EPERM) {
 		err = unix.Mount("/proc", target, "", unix.MS_BIND|unix.MS_REC, "")
 	}
 	if err != nil {
-		return fmt.Errorf("mounting /proc: %w", err)
+		return fmt.Errorf("failed to mount /proc: %w", err)
 	}
 	return nil
 }
 
-// mountAll binds the mounts, outer paths before the paths below them.
+// mountAll binds the mounts, parent paths before the paths below them.
 func mountAll(root string, mounts []Mount) error {
 	sorted := slices.Clone(mounts)
 	slices.SortStableFunc(sorted, func(a, b Mount) int {
@@ -124,23 +124,24 @@ func mountAll(root string, mounts []Mount) error {
 func bind(root string, m Mount) error {
 	info, err := os.Stat(m.Source)
 	if err != nil {
-		return fmt.Errorf("mounting %s: %w", m.Target, err)
+		return fmt.Errorf("failed to mount %s: %w", m.Target, err)
 	}
 	target := filepath.Join(root, m.Target)
 	if err := makeMountPoint(target, info.IsDir()); err != nil {
-		return fmt.Errorf("making mount point %s: %w", m.Target, err)
+		return fmt.Errorf("failed to create mount point %s: %w", m.Target, err)
 	}
-	// Recursive: a user namespace may not bind a tree without the mounts below it.
+	// A user namespace may bind a tree only together with the mounts below it, so the bind is recursive.
 	if err := unix.Mount(m.Source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("mounting %s on %s: %w", m.Source, m.Target, err)
+		return fmt.Errorf("failed to mount %s on %s: %w", m.Source, m.Target, err)
 	}
 	if !m.ReadOnly {
 		return nil
 	}
-	// mount_setattr adds the flag and keeps the others: a remount that dropped an inherited nosuid would be refused.
+	// mount_setattr adds the flag and keeps the others. The kernel would refuse a remount that drops an inherited
+	// nosuid.
 	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 	if err := unix.MountSetattr(unix.AT_FDCWD, target, unix.AT_RECURSIVE, attr); err != nil {
-		return fmt.Errorf("making %s read-only: %w", m.Target, err)
+		return fmt.Errorf("failed to make %s read-only: %w", m.Target, err)
 	}
 	return nil
 }
@@ -159,22 +160,23 @@ func makeMountPoint(path string, isDir bool) error {
 	return f.Close()
 }
 
-// pivot makes root the root directory and lets go of everything outside it.
+// pivot makes root the root directory and unmounts the old root.
 func pivot(root string) error {
 	if err := os.Chdir(root); err != nil {
 		return err
 	}
-	// The old root is stacked on the new one, so it needs no directory of its own.
+	// The old root is stacked on the new one, so it needs no separate directory.
 	if err := unix.PivotRoot(".", "."); err != nil {
-		return fmt.Errorf("changing the root: %w", err)
+		return fmt.Errorf("failed to change the root: %w", err)
 	}
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("detaching the old root: %w", err)
+		return fmt.Errorf("failed to detach the old root: %w", err)
 	}
 	return os.Chdir("/")
 }
 
-// lookPath finds a command in the container's root as a runtime does: a name without a slash by PATH.
+// lookPath finds a command in the container's root like a container runtime: a name without a slash is resolved through
+// PATH.
 func lookPath(name string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		if _, err := os.Stat(name); err != nil {

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stage is argv[0] of the process that turns itself into a container.
+// Stage is argv[0] of the process that becomes a container.
 const Stage = "localcluster-container"
 
-// Mount shows a file or directory of the outside at a path of the container.
+// Mount makes a file or directory of the host visible at a path of the container.
 type Mount struct {
 	Source, Target string
 	ReadOnly       bool
@@ -27,22 +27,22 @@ type Link struct {
 	Path, Target string
 }
 
-// Spec says what runs and what it sees.
+// Spec defines the program of a container and its environment.
 type Spec struct {
-	// Binary is the static program; the container sees it as /<base name>.
+	// Binary is the path of the static program. The container sees the program as /<base name>.
 	Binary string
-	// Args is the whole command line. Args[0] without a slash is looked for in the directories of PATH in Env.
+	// Args is the whole command line. If Args[0] contains no slash, it is searched in the directories of PATH in Env.
 	Args []string
-	// Env is the whole environment, as KEY=VALUE.
+	// Env is the whole environment, as KEY=VALUE entries.
 	Env []string
-	// WorkingDir is made if it does not exist; empty means /.
+	// WorkingDir is created if it does not exist. An empty value means /.
 	WorkingDir string
 	Hostname   string
 	Mounts     []Mount
 	Links      []Link
-	// ReadOnlyRoot makes all that is not a mount read-only.
+	// ReadOnlyRoot makes everything except the mounts read-only.
 	ReadOnlyRoot bool
-	// MountPoint is an empty directory of the outside on which the root is put together; containers can share it.
+	// MountPoint is an empty host directory on which the root is assembled. Containers can share it.
 	MountPoint string
 }
 
@@ -51,8 +51,8 @@ type Process struct {
 	cmd *exec.Cmd
 }
 
-// Start runs the container with its standard output and error going to output. An error means that its binary never
-// ran; it is made for the reader of a pod's status.
+// Start runs the container with its standard output and error going to output. An error means that the binary never
+// ran. The error text appears in the pod's status.
 func Start(spec Spec, output *os.File) (*Process, error) {
 	specReader, specWriter, err := os.Pipe()
 	if err != nil {
@@ -81,15 +81,15 @@ func Start(spec Spec, output *os.File) (*Process, error) {
 	specReader.Close()
 	failureWriter.Close()
 	if err != nil {
-		return nil, fmt.Errorf("starting the container: %w", err)
+		return nil, fmt.Errorf("failed to start the container: %w", err)
 	}
 	if err := json.NewEncoder(specWriter).Encode(spec); err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-		return nil, fmt.Errorf("handing over the container: %w", err)
+		return nil, fmt.Errorf("failed to send the container specification: %w", err)
 	}
 	specWriter.Close()
-	// The write end is closed by the successful execution of the binary, or by the end of the stage.
+	// The write end closes when the binary is executed successfully, or when the stage process ends.
 	failure, err := io.ReadAll(failureReader)
 	if err == nil && len(failure) == 0 {
 		return &Process{cmd: cmd}, nil
@@ -102,7 +102,8 @@ func Start(spec Spec, output *os.File) (*Process, error) {
 // Signal sends a signal to the container's first process.
 func (p *Process) Signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
 
-// Wait waits for the end and returns the exit code; the end by a signal is 128 plus its number, as runtimes report it.
+// Wait waits for the end of the container and returns its exit code. After a signal, the code is 128 plus the signal
+// number, as container runtimes report it.
 func (p *Process) Wait() int32 {
 	_ = p.cmd.Wait()
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -112,7 +113,7 @@ func (p *Process) Wait() int32 {
 	return int32(p.cmd.ProcessState.ExitCode())
 }
 
-// RunIfAsked never returns in a process that Start made. Others it leaves alone.
+// RunIfAsked never returns in a process that Start created. It does nothing in other processes.
 func RunIfAsked() {
 	if len(os.Args) == 0 || os.Args[0] != Stage {
 		return
@@ -125,16 +126,16 @@ func RunIfAsked() {
 	os.Exit(1)
 }
 
-// enter becomes the container; it returns only with an error.
+// enter turns the process into the container. It returns only on error.
 func enter(r io.Reader) error {
-	// Capabilities belong to a thread: the one that drops them must be the one that executes the binary.
+	// Capabilities belong to a thread, so the same thread must drop them and execute the binary.
 	runtime.LockOSThread()
 	var spec Spec
 	if err := json.NewDecoder(r).Decode(&spec); err != nil {
-		return fmt.Errorf("reading the container's specification: %w", err)
+		return fmt.Errorf("failed to read the container's specification: %w", err)
 	}
 	if err := unix.Sethostname([]byte(spec.Hostname)); err != nil {
-		return fmt.Errorf("setting host name %q: %w", spec.Hostname, err)
+		return fmt.Errorf("failed to set host name %q: %w", spec.Hostname, err)
 	}
 	if err := buildRoot(spec); err != nil {
 		return err
@@ -155,17 +156,17 @@ func enter(r io.Reader) error {
 	return nil
 }
 
-// dropCapabilities leaves the next program without any capability: its user id is 0 in the namespace, and would
-// otherwise be given all of them, those to mount and to configure the network included.
+// dropCapabilities removes all capabilities from the next program. Without it, the program would get all capabilities,
+// including mounting and network configuration, because its user ID is 0 in the namespace.
 func dropCapabilities() error {
 	// Capability sets have 64 bits; EINVAL means that this kernel has no such capability.
 	for c := range uintptr(64) {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("dropping capability %d: %w", c, err)
+			return fmt.Errorf("failed to drop capability %d: %w", c, err)
 		}
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("setting no_new_privs: %w", err)
+		return fmt.Errorf("failed to set no_new_privs: %w", err)
 	}
 	return nil
 }

@@ -1,8 +1,8 @@
-// Package supervisor is the first process of a local cluster's namespaces: it sets them up, runs the control plane and
-// the node, and forwards inherited listeners into the network namespace.
+// Package supervisor implements the first process in the namespaces of a local cluster. It sets up the namespaces, runs
+// the control plane and the node, and forwards inherited listeners into the network namespace.
 //
-// It is called over an inherited connection (net/rpc), whose end is its own end. As the first process of its pid
-// namespace it takes every other process with it.
+// The supervisor serves net/rpc calls on an inherited connection, and ends when the connection is closed. Because it is
+// the first process of its PID namespace, every other process of the cluster ends with it.
 //
-// Invariants: it holds no state that outlives it; the files that it inherits are never passed on to a child.
+// Invariants: the supervisor holds no state that outlives it. Children do not inherit the files that it inherited.
 package supervisor

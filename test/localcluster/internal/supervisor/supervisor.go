@@ -26,7 +26,7 @@ import (
 // Name is argv[0] of the supervisor.
 const Name = "localcluster-supervisor"
 
-// RunIfAsked never returns in a process whose argv[0] is Name. Others it leaves alone.
+// RunIfAsked never returns in a process whose argv[0] is Name. It does nothing in other processes.
 func RunIfAsked() {
 	if len(os.Args) != 2 || os.Args[0] != Name {
 		return
@@ -39,19 +39,19 @@ func RunIfAsked() {
 	os.Exit(0)
 }
 
-// run serves the control connection until it is closed, which also happens when the parent is gone.
+// run serves the control connection until it is closed, which also happens when the parent process ends.
 func run(listenerCount string) error {
 	const controlFD, lockFD, firstListenerFD = 3, 4, 5
 	n, err := strconv.Atoi(listenerCount)
 	if err != nil {
 		return err
 	}
-	// The lock stays open, and locked, until the last process of the namespace is gone.
+	// The lock file stays open and locked until the last process of the namespace has ended.
 	syscall.CloseOnExec(lockFD)
 	control := os.NewFile(controlFD, "control")
 	connection, err := net.FileConn(control)
 	if err != nil {
-		return fmt.Errorf("control connection: %w", err)
+		return fmt.Errorf("failed to open the control connection: %w", err)
 	}
 	control.Close()
 	s := &Supervisor{forwarded: map[int]ForwardArgs{}}
@@ -59,7 +59,7 @@ func run(listenerCount string) error {
 		f := os.NewFile(firstListenerFD+uintptr(i), "listener")
 		l, err := net.FileListener(f)
 		if err != nil {
-			return fmt.Errorf("inherited listener: %w", err)
+			return fmt.Errorf("failed to open an inherited listener: %w", err)
 		}
 		f.Close()
 		s.listeners = append(s.listeners, l)
@@ -72,23 +72,24 @@ func run(listenerCount string) error {
 	return nil
 }
 
-// service is the name of the calls of the control connection; see Method.
+// service is the RPC service name on the control connection; see Method.
 const service = "Supervisor"
 
-// Method returns the full name of a call.
+// Method returns the full name of an RPC method.
 func Method(name string) string { return service + "." + name }
 
-// Supervisor is the first process of the namespaces. Its exported methods are the calls of the control connection.
+// Supervisor is the first process of the namespaces. Its exported methods are the RPC methods of the control
+// connection.
 type Supervisor struct {
 	listeners []net.Listener
 
 	mu        sync.Mutex
 	node      *node.Agent          // nil before Up
-	apiServer *controlplane.Server // the same
+	apiServer *controlplane.Server // nil before Up
 	forwarded map[int]ForwardArgs
 }
 
-// UpArgs are the arguments of Up; the fields are those of the cluster's options.
+// UpArgs contains the arguments of Up. The fields equal those of the cluster's options.
 type UpArgs struct {
 	Binaries, Dir string
 	Images        map[string]string
@@ -101,33 +102,34 @@ type Target struct {
 	Port               int
 }
 
-// ForwardArgs are the arguments of Forward: the listener's place among those that were inherited, not 0, which is the
-// API server's.
+// ForwardArgs contains the arguments of Forward and Proxy. Listener is the index of an inherited listener. Index 0 is
+// reserved for the API server.
 type ForwardArgs struct {
 	Listener int
 	To       Target
 }
 
-// Nothing stands for absent arguments and results.
+// Nothing is the type of empty arguments and results.
 type Nothing struct{}
 
-// SetUpNamespaces makes the fresh namespaces usable. It is a call of its own because some machines allow the
-// namespaces but nothing within them.
+// SetUpNamespaces prepares the new namespaces. It is a separate call because some machines allow the creation of
+// namespaces but no operation inside them.
 func (s *Supervisor) SetUpNamespaces(Nothing, *Nothing) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("making mounts private: %w", err)
+		return fmt.Errorf("failed to make mounts private: %w", err)
 	}
-	// Best effort: refused where an outer container hides parts of /proc, and then the outer one serves as well.
+	// Best effort: the kernel refuses this mount if an outer container hides parts of /proc. The outer proc is then
+	// sufficient.
 	_ = unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 	if err := setUpNetwork(); err != nil {
 		return err
 	}
-	// Containers have no capabilities, yet may listen on port 80 of their pod's address.
+	// Containers without capabilities may listen on port 80 of their pod's address.
 	return os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0o644)
 }
 
-// setUpNetwork makes every address of the pod and Service ranges a local one. A route of type local does that without
-// an interface address for each, so addresses come and go without a trace.
+// setUpNetwork makes every address of the pod and Service ranges local, with a route of type local. No interface
+// address has to be added or removed for single addresses.
 func setUpNetwork() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -145,13 +147,13 @@ func setUpNetwork() error {
 			LinkIndex: lo.Attrs().Index, Dst: network, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
 		}
 		if err := netlink.RouteAdd(route); err != nil {
-			return fmt.Errorf("making %s local: %w", cidr, err)
+			return fmt.Errorf("failed to make %s local: %w", cidr, err)
 		}
 	}
 	return nil
 }
 
-// Up starts the control plane and the node and returns when the API server answers and the node is registered.
+// Up starts the control plane and the node. It returns when the API server answers and the node is registered.
 func (s *Supervisor) Up(args UpArgs, _ *Nothing) error {
 	ctx := context.Background()
 	config, err := clientcmd.BuildConfigFromFlags("", controlplane.Kubeconfig(args.Dir))
@@ -172,7 +174,7 @@ func (s *Supervisor) Up(args UpArgs, _ *Nothing) error {
 		})
 		select {
 		case <-ready:
-			// Nothing here works any more: end, and with us everything, rather than linger.
+			// The cluster is unusable: exit, which ends every process of the cluster.
 			klog.ErrorS(err, "Control plane failed")
 			klog.Flush()
 			os.Exit(1)
@@ -201,7 +203,7 @@ func (s *Supervisor) Up(args UpArgs, _ *Nothing) error {
 	return nil
 }
 
-// PauseAPIServer stops the API server, or lets it go on.
+// PauseAPIServer suspends or resumes the API server.
 func (s *Supervisor) PauseAPIServer(paused bool, _ *Nothing) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,7 +216,7 @@ func (s *Supervisor) PauseAPIServer(paused bool, _ *Nothing) error {
 	return s.apiServer.Signal(unix.SIGCONT)
 }
 
-// RestartAPIServer kills the API server; another takes its place at once.
+// RestartAPIServer kills the API server, which restarts immediately.
 func (s *Supervisor) RestartAPIServer(Nothing, *Nothing) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,7 +226,7 @@ func (s *Supervisor) RestartAPIServer(Nothing, *Nothing) error {
 	return s.apiServer.Restart()
 }
 
-// Forward begins to forward the connections of an inherited listener to a Service.
+// Forward starts to forward the connections of an inherited listener to a Service.
 func (s *Supervisor) Forward(args ForwardArgs, _ *Nothing) error {
 	l, err := s.take(args)
 	if err != nil {
@@ -236,7 +238,7 @@ func (s *Supervisor) Forward(args ForwardArgs, _ *Nothing) error {
 	return nil
 }
 
-// Proxy begins to tunnel the connections of an inherited listener to the addresses of pods (HTTP CONNECT).
+// Proxy starts to tunnel the connections of an inherited listener to pod addresses (HTTP CONNECT).
 func (s *Supervisor) Proxy(args ForwardArgs, _ *Nothing) error {
 	l, err := s.take(args)
 	if err != nil {
@@ -250,7 +252,7 @@ func (s *Supervisor) Proxy(args ForwardArgs, _ *Nothing) error {
 	return nil
 }
 
-// take returns an inherited listener that is not in use, and marks it as used.
+// take returns an unused inherited listener and marks it as used.
 func (s *Supervisor) take(args ForwardArgs) (net.Listener, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -280,7 +282,7 @@ func (s *Supervisor) SetImages(images map[string]string, _ *Nothing) error {
 
 var errNotUp = errors.New("the cluster is not up")
 
-// serve forwards each connection of l to one that dial makes.
+// serve forwards each connection of l to a connection that dial returns.
 func serve(l net.Listener, dial func() (net.Conn, error)) {
 	if err := node.Forward(l, dial); err != nil {
 		klog.ErrorS(err, "Forwarding failed", "address", l.Addr())

@@ -1,13 +1,13 @@
-// Command testapp is the program of the containers in the tests of localcluster: small actions on which a test can
-// observe what a container sees and does.
+// Command testapp is the program of the containers in the tests of localcluster. Each command is a small action through
+// which a test can observe what a container can see and do.
 //
 //	testapp write FILE TEXT      writes a file
 //	testapp cat FILE...          prints files
-//	testapp env NAME...          prints variables
-//	testapp fetch URL            prints what an HTTP server says, asking again until it says something
+//	testapp env NAME...          prints environment variables
+//	testapp fetch URL            prints the response of an HTTP server, retrying until a request succeeds
 //	testapp exit CODE [MESSAGE]  prints the message and exits
 //	testapp message CODE TEXT    writes the termination message and exits
-//	testapp serve [flags]        an HTTP server, see serve
+//	testapp serve [flags]        runs an HTTP server, see serve
 package main
 
 import (
@@ -132,8 +132,8 @@ func message(args []string) error {
 	return exit(args[:1])
 }
 
-// serve runs an HTTP server until SIGTERM: / says the text, /file?path= a file, /get?url= what another server says,
-// /hook remembers that it was called, /health fails after /break and works again after /mend.
+// serve runs an HTTP server until SIGTERM: / returns the text, /file?path= returns a file, /get?url= returns the
+// response of another server, /hook records its call, /health fails after /break and succeeds again after /repair.
 func serve(args []string) error {
 	flags := flag.NewFlagSet("serve", flag.ContinueOnError)
 	address := flags.String("address", "", "address to listen on")
@@ -158,7 +158,7 @@ func serve(args []string) error {
 	})
 	http.HandleFunc("/hook", func(http.ResponseWriter, *http.Request) { fmt.Println("hook called") })
 	http.HandleFunc("/break", func(http.ResponseWriter, *http.Request) { health.Store(false) })
-	http.HandleFunc("/mend", func(http.ResponseWriter, *http.Request) { health.Store(true) })
+	http.HandleFunc("/repair", func(http.ResponseWriter, *http.Request) { health.Store(true) })
 	http.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) {
 		if !health.Load() {
 			http.Error(w, "broken", http.StatusServiceUnavailable)

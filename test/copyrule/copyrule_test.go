@@ -29,8 +29,8 @@ type sums struct {
 	Elsewhere int `json:"elsewhere"`
 }
 
-// served routes the requests in order of arrival with the policy Masked. It returns the number of activations by MoE layer,
-// rank and expert, and the sums of the Go implementation.
+// served routes the requests in order of arrival with the policy Masked. It returns the number of activations by MoE
+// layer, rank and expert, and the sums of the Go implementation.
 func served(t *testing.T, tr *trace.Trace, p *solver.Plan, requests []int) (counts [][][]int, want sums) {
 	t.Helper()
 	scheduler, err := dispatch.NewScheduler(dispatch.Options{Policy: dispatch.Masked, Ranks: p.Placement.Ranks, Cap: 1.15})
@@ -78,9 +78,10 @@ func served(t *testing.T, tr *trace.Trace, p *solver.Plan, requests []int) (coun
 	return counts, want
 }
 
-// TestRankModulo solves plans with redundant experts for vllm-ascend. With a plan for the engine's copy rule, the engine sends at
-// most 1% of the activations with a copy on their rank to another rank; with a plan for another rule, at least 5%. The Python
-// program must count the same. SEMMOE_COPYRULE_TRACES is a directory with recorded traces, for the figures in the docs.
+// TestRankModulo solves plans with redundant experts for vllm-ascend. With a plan for the engine's copy rule, the
+// engine sends at most 1% of the activations with a copy on their rank to another rank; with a plan for another rule,
+// at least 5%. The Python program must count the same. SEMMOE_COPYRULE_TRACES is a directory with recorded traces, for
+// the figures in the docs.
 func TestRankModulo(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {

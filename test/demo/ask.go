@@ -28,8 +28,8 @@ type answer struct {
 	taken    time.Duration
 }
 
-// ask sends all prompts concurrently through the Service and the request router: as token IDs to the engine's /generate route,
-// and as text to the OpenAI completions route, with and without streaming.
+// ask sends all prompts concurrently through the Service and the request router: as token IDs to the engine's /generate
+// route, and as text to the OpenAI completions route, with and without streaming.
 func (d *demo) ask(ctx context.Context, golden []goldenCase) ([]answer, error) {
 	answers := make([]answer, len(golden))
 	err := d.out.step(ctx, fmt.Sprintf("%d prompts answered", len(golden)), func(update func(string)) error {

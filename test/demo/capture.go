@@ -16,8 +16,8 @@ import (
 const (
 	// sampledPercent of the requests are sampled while the demo measures the cost of sampling.
 	sampledPercent = 50
-	// maxCaptureRounds is the maximum number of times that the demo sends all requests to measure the cost. A request router
-	// reports the cost after 100 requests of each kind: two rounds are enough for two routers with equal shares.
+	// maxCaptureRounds is the maximum number of times that the demo sends all requests to measure the cost. A request
+	// router reports the cost after 100 requests of each kind: two rounds are enough for two routers with equal shares.
 	maxCaptureRounds = 8
 )
 
@@ -28,14 +28,14 @@ type captured struct {
 	costs []captureCost
 }
 
-// captureCost is the time per token of the sampled requests over the time per token of the others. Both fields are NaN while
-// the request router has too few requests of either kind.
+// captureCost is the time per token of the sampled requests over the time per token of the others. Both fields are NaN
+// while the request router has too few requests of either kind.
 type captureCost struct{ ratio, standardError float64 }
 
 func (c captureCost) known() bool { return !math.IsNaN(c.ratio) && !math.IsNaN(c.standardError) }
 
-// measureCapture samples half of the requests, and sends all requests until each request router reports the cost. Each request
-// opens a new connection, so that the requests are distributed over the routers.
+// measureCapture samples half of the requests, and sends all requests until each request router reports the cost. Each
+// request opens a new connection, so that the requests are distributed over the routers.
 func (d *demo) measureCapture(ctx context.Context, heldOut []corpus.Request) (c captured, err error) {
 	if err := d.out.step(ctx, fmt.Sprintf("%d%% of the requests sampled", sampledPercent), d.sample(ctx)); err != nil {
 		return c, err
@@ -98,9 +98,9 @@ func (d *demo) sample(ctx context.Context) func(update func(string)) error {
 	}
 }
 
-// checkCapture compares the outputs with the outputs before half of the requests were sampled. At least one request router must
-// report the cost: if the cluster routes all connections to one router, the other routers have no requests. No check bounds the
-// cost, because it depends on the load of the machine.
+// checkCapture compares the outputs with the outputs before half of the requests were sampled. At least one request
+// router must report the cost: if the cluster routes all connections to one router, the other routers have no requests.
+// No check bounds the cost, because it depends on the load of the machine.
 func checkCapture(before *measurement, c captured) []check {
 	reported, costs := 0, []string(nil)
 	for _, cost := range c.costs {

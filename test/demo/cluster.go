@@ -93,9 +93,9 @@ func (c *cluster) reach(ctx context.Context, namespace, service string, port int
 	return c.portForward(ctx, namespace, service, port)
 }
 
-// answers reports whether a Service's address accepts connections from this machine. It waits up to 30 seconds on a node,
-// because a node refuses connections until it knows the Service's first pod, and drops them until it knows the Service.
-// Waiting is better than port forwarding: forwarded connections break under many concurrent requests.
+// answers reports whether a Service's address accepts connections from this machine. It waits up to 30 seconds on a
+// node, because a node refuses connections until it knows the Service's first pod, and drops them until it knows the
+// Service. Waiting is better than port forwarding: forwarded connections break under many concurrent requests.
 func answers(ctx context.Context, address string, onNode bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

@@ -22,8 +22,8 @@ type sampled struct {
 	drift.Sample
 }
 
-// sampledUnder reads the samples that the request routers scored under a plan with the tables of the same plan, in order of
-// time. Each router keeps its last 1,024 samples.
+// sampledUnder reads the samples that the request routers scored under a plan with the tables of the same plan, in
+// order of time. Each router keeps its last 1,024 samples.
 func (d *demo) sampledUnder(ctx context.Context, planDigest string) ([]sampled, error) {
 	var samples []sampled
 	err := d.eachReport(ctx, func(report lar.Report) error {
@@ -63,7 +63,8 @@ func (d *demo) calibration(ctx context.Context, p *semmoev1.PlacementPlan) (*dri
 type detection struct {
 	// usual is the number of samples before the change, falsely the number of these at which the test raised an alarm.
 	usual, falsely int
-	// changed is the number of samples after the change, needed the number of these until the first alarm; 0 without an alarm.
+	// changed is the number of samples after the change, needed the number of these until the first alarm; 0 without an
+	// alarm.
 	changed, needed int
 }
 

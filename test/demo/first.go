@@ -42,7 +42,8 @@ func (d *demo) firstAct(ctx context.Context, texts texts) ([]check, error) {
 	return r.checks, nil
 }
 
-// closeLoop waits for the plan, measures the default placement, approves the plan, and measures the plan after its rollout.
+// closeLoop waits for the plan, measures the default placement, approves the plan, and measures the plan after its
+// rollout.
 func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *report) error {
 	if err := d.out.step(ctx, "model profiled", d.waitCondition(ctx, semmoev1.ConditionProfiled, d.profileProgress)); err != nil {
 		return err

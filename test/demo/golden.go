@@ -9,8 +9,8 @@ import (
 // checkpointDir is the path of the small trained model in the repository: 4 layers of 32 experts, top-4.
 const checkpointDir = "internal/refengine/testdata/tiny-qwen3moe"
 
-// flipMargin is the margin of a greedy token below which rounding may select another token. Tokens from there on are not
-// compared.
+// flipMargin is the margin of a greedy token below which rounding may select another token. Tokens from there on are
+// not compared.
 const flipMargin = 1e-3
 
 // goldenCase is a prompt and its continuation by an independent implementation.

@@ -10,7 +10,8 @@ import (
 // ledger records all requests of the demo. No action of the operator may fail a request or change an answer.
 type ledger struct {
 	mu sync.Mutex
-	// sent is the number of requests, failed the number of requests without an answer, failure the error of the first of these.
+	// sent is the number of requests, failed the number of requests without an answer, failure the error of the first
+	// of these.
 	sent, failed int
 	failure      error
 	// first holds the first answer to each prompt. again counts answers to repeated prompts, changed those of them that

@@ -1,18 +1,18 @@
-// Command demo runs the operator's main workflow through public interfaces only. It starts a cluster, installs the operator
-// with kubectl, and runs two acts.
+// Command demo runs the operator's main workflow through public interfaces only. It starts a cluster, installs the
+// operator with kubectl, and runs two acts.
 //
 // First act: the demo applies a MoEDeployment, sends prompts to its model, and compares every answer with the reference
-// answers of the model. The operator profiles the model on one half of a corpus and solves a plan. The demo sends the other
-// half under the default placement, approves the plan, waits for the rollout, and sends the same requests again. The local
-// activation rate must rise as the plan predicts, the ranks must stay balanced, and no output may change. Finally, the demo
-// samples half of the requests, and the request routers report the cost of sampling.
+// answers of the model. The operator profiles the model on one half of a corpus and solves a plan. The demo sends the
+// other half under the default placement, approves the plan, waits for the rollout, and sends the same requests again.
+// The local activation rate must rise as the plan predicts, the ranks must stay balanced, and no output may change.
+// Finally, the demo samples half of the requests, and the request routers report the cost of sampling.
 //
-// Second act: a MoEDeployment serves prose, under a plan for prose that its canary has proven. Then the traffic changes to
-// program code. The plan's drift test must detect the change within 80 sampled requests, and the operator, which checks once a
-// minute, must report it. The operator profiles the model on the sampled requests, solves a new plan, and rolls it out, as new
-// tables or as a new layout with a canary. On held-out code, the local activation rate must be within 10% of the rate of a
-// plan solved from scratch. The demo then pins a plan that was solved for renumbered experts. The operator must roll that plan
-// back without user action. Requests are sent during the whole act.
+// Second act: a MoEDeployment serves prose, under a plan for prose that its canary has proven. Then the traffic changes
+// to program code. The plan's drift test must detect the change within 80 sampled requests, and the operator, which
+// checks once a minute, must report it. The operator profiles the model on the sampled requests, solves a new plan, and
+// rolls it out, as new tables or as a new layout with a canary. On held-out code, the local activation rate must be
+// within 10% of the rate of a plan solved from scratch. The demo then pins a plan that was solved for renumbered
+// experts. The operator must roll that plan back without user action. Requests are sent during the whole act.
 //
 // In both acts no request may fail, and repeated prompts must get identical answers.
 //
@@ -24,11 +24,11 @@
 //   - KEEP=1 keeps the last act's deployment until Ctrl-C and prints how to reach it.
 //   - METRICS=127.0.0.1:9999 lets a Prometheus server scrape all processes, through http://127.0.0.1:9999/targets.
 //   - KUBECONFIG names an existing cluster to use instead of a local one. The cluster must be able to pull or hold IMAGE
-//     (default semmoe:dev), offer eight units of the resource nvidia.com/gpu (real GPUs are not needed: the engine runs on
-//     CPUs), and hold the checkpoint at MODEL_PATH on its nodes (default: the checkpoint in this repository). This machine
-//     must reach the pod addresses, as a node does, because the demo reads the observations of request routers like a
-//     manager. In a cluster without a default StorageClass, the nodes must share this machine's directories: the artifact
-//     store then keeps its files in bin/.
+//     (default semmoe:dev), offer eight units of the resource nvidia.com/gpu (real GPUs are not needed: the engine runs
+//     on CPUs), and hold the checkpoint at MODEL_PATH on its nodes (default: the checkpoint in this repository). This
+//     machine must reach the pod addresses, as a node does, because the demo reads the observations of request routers
+//     like a manager. In a cluster without a default StorageClass, the nodes must share this machine's directories: the
+//     artifact store then keeps its files in bin/.
 package main
 
 import (

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// newTokens is the number of tokens that each request generates: enough to detect a changed model, few enough to keep the
-	// demo short.
+	// newTokens is the number of tokens that each request generates: enough to detect a changed model, few enough to
+	// keep the demo short.
 	newTokens = 8
 	// inFlight is the number of concurrent requests.
 	inFlight = 8
@@ -44,20 +44,21 @@ type reply struct {
 
 // measurement is the result of serving a list of requests.
 type measurement struct {
-	// replies are in the order of the list. arrivals are indices into replies, in the order in which the requests were sent.
+	// replies are in the order of the list. arrivals are indices into replies, in the order in which the requests were
+	// sent.
 	replies  []reply
 	arrivals []int
-	// activations are counted by the request routers from the plan, engine by the engine from the experts that it holds on
-	// each rank. The two differ if the engine ignores its expert map.
+	// activations are counted by the request routers from the plan, engine by the engine from the experts that it holds
+	// on each rank. The two differ if the engine ignores its expert map.
 	activations
 	engine activations
-	// forecast is the plan's forecast of the rate for these requests on the ranks that served them; 0 without a plan. The
-	// ranks depend on the order in which the requests arrived.
+	// forecast is the plan's forecast of the rate for these requests on the ranks that served them; 0 without a plan.
+	// The ranks depend on the order in which the requests arrived.
 	forecast float64
 	taken    time.Duration
 }
 
-// activations counts (token, layer, expert) triples: all of them, and those whose expert was on the rank of the token.
+// activations counts (token, layer, expert) triples: all of them, and those with the expert on the rank of the token.
 type activations struct{ local, all float64 }
 
 func (a activations) lar() float64 { return a.local / a.all }
@@ -96,8 +97,9 @@ func (m *measurement) milliseconds() float64 {
 	return float64(sum.Microseconds()) / 1000 / float64(len(m.replies))
 }
 
-// slowerThan returns the mean additional time of a request, relative to the mean time of a request in other, and half of the
-// width of its 95% interval. Both measurements must have the same requests, because the times are compared pairwise.
+// slowerThan returns the mean additional time of a request, relative to the mean time of a request in other, and half
+// of the width of its 95% interval. Both measurements must have the same requests, because the times are compared
+// pairwise.
 func (m *measurement) slowerThan(other *measurement) (change, interval float64) {
 	n := float64(len(m.replies))
 	mean, squares := 0.0, 0.0
@@ -112,7 +114,7 @@ func (m *measurement) slowerThan(other *measurement) (change, interval float64) 
 	return mean / level, 2 * math.Sqrt(squares/(n-1)/n) / level
 }
 
-// byPlan counts the requests whose rank was chosen by the tables of the plan with the given short digest.
+// byPlan counts the requests that were routed by the tables of the plan with the given short digest.
 func (m *measurement) byPlan(plan string) int {
 	count := 0
 	for _, r := range m.replies {
@@ -123,8 +125,8 @@ func (m *measurement) byPlan(plan string) int {
 	return count
 }
 
-// windowImbalance returns the load of the busiest rank over the mean load of all ranks in a window of the last 128 requests,
-// as a mean over all windows, from the 128th request on.
+// windowImbalance returns the load of the busiest rank over the mean load of all ranks in a window of the last 128
+// requests, as a mean over all windows, from the 128th request on.
 func (m *measurement) windowImbalance() float64 {
 	ranks := 0
 	for _, r := range m.replies {
@@ -249,8 +251,8 @@ func (a *activations) add(metrics, metric string) {
 // livePods prints the names of pods that are not being deleted. Counts of a deleted pod would be missing in later sums.
 const livePods = `go-template={{range .items}}{{if not .metadata.deletionTimestamp}}{{.metadata.name}} {{end}}{{end}}`
 
-// forecastRate returns the plan's forecast of the local activation rate for requests to the pods of a revision. It uses the
-// routers' records of recent requests.
+// forecastRate returns the plan's forecast of the local activation rate for requests to the pods of a revision. It uses
+// the routers' records of recent requests.
 func (d *demo) forecastRate(ctx context.Context, revision string) (float64, error) {
 	var local, all float64
 	err := d.eachReport(ctx, func(report lar.Report) error {
@@ -319,7 +321,7 @@ func samples(metrics, metric string) func(yield func(sample) bool) {
 				labels, number, _ = strings.Cut(rest, " ") // of a metric without labels
 			}
 			if labels, ok = strings.CutPrefix(labels, "{"); !ok && labels != "" {
-				continue // another metric, whose name is longer
+				continue // another metric with a longer name
 			}
 			value, err := strconv.ParseFloat(number, 64)
 			if err == nil && !yield(sample{labels, value}) {

@@ -25,8 +25,8 @@ func TestWindowImbalance(t *testing.T) {
 			skewed.replies[i].tokens = 30 // 30 of every 60 tokens are on one of four ranks
 		}
 	}
-	// The load is balanced overall, but in only one window: the first half of the requests goes to one rank, the second half
-	// to the other. As the window slides, 128, 127, ... 64, ... 128 of its 128 requests are on one rank.
+	// The load is balanced overall, but in only one window: the first half of the requests goes to one rank, the second
+	// half to the other. As the window slides, 128, 127, ... 64, ... 128 of its 128 requests are on one rank.
 	halves := roundRobin(2*window, 2)
 	for i := range halves.replies {
 		halves.replies[i].rank = i / window

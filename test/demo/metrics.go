@@ -18,8 +18,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// metricsServer lets a Prometheus server on this machine scrape the processes of the demo, which are in the cluster network.
-// /targets answers an http_sd_config. The server forwards each scrape of a target to its pod.
+// metricsServer lets a Prometheus server on this machine scrape the processes of the demo, which are in the cluster
+// network. /targets answers an http_sd_config. The server forwards each scrape of a target to its pod.
 type metricsServer struct {
 	cluster *cluster
 	address string
@@ -91,7 +91,8 @@ func (s *metricsServer) targets(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(s.targetsOf(pods.Items)) //nolint:errcheck // the client has gone
 }
 
-// targetsOf returns a target for each running pod of the operator, with the labels that the Prometheus Operator would add.
+// targetsOf returns a target for each running pod of the operator, with the labels that the Prometheus Operator would
+// add.
 func (s *metricsServer) targetsOf(pods []corev1.Pod) []target {
 	targets := []target{}
 	for _, pod := range pods {
@@ -130,7 +131,8 @@ func (s *metricsServer) throughAPIServer(ctx context.Context, namespace, pod str
 	return s.cluster.run(ctx, nil, "get", "--raw", "/api/v1/namespaces/"+namespace+"/pods/"+pod+":9090/proxy/metrics")
 }
 
-// fromManager reads the metrics directly from a manager. A manager requires a token, which the API server's proxy strips.
+// fromManager reads the metrics directly from a manager. A manager requires a token, which the API server's proxy
+// strips.
 func (s *metricsServer) fromManager(ctx context.Context, namespace, pod string) (string, error) {
 	address, err := s.reachManager(ctx, namespace, pod)
 	if err != nil {
@@ -155,7 +157,8 @@ func (s *metricsServer) fromManager(ctx context.Context, namespace, pod string) 
 	return string(text), err
 }
 
-// reachManager returns the address of a manager pod. It creates one Service per pod, because only Services are reachable.
+// reachManager returns the address of a manager pod. It creates one Service per pod, because only Services are
+// reachable.
 func (s *metricsServer) reachManager(ctx context.Context, namespace, pod string) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

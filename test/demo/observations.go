@@ -67,9 +67,9 @@ func (d *demo) reportOf(ctx context.Context, client *http.Client, pod string) (r
 	return report, json.NewDecoder(response.Body).Decode(&report)
 }
 
-// reachPod returns an address at which the transport reaches a port of a pod. Request routers listen only on the pod address,
-// which kubectl port-forward does not reach. With an existing cluster, this machine must reach pod addresses directly, as a
-// node does.
+// reachPod returns an address at which the transport reaches a port of a pod. Request routers listen only on the pod
+// address, which kubectl port-forward does not reach. With an existing cluster, this machine must reach pod addresses
+// directly, as a node does.
 func (c *cluster) reachPod(ctx context.Context, transport *http.Transport, pod string, port int) (address string, err error) {
 	if c.local != nil {
 		proxy, err := c.local.PodProxy(ctx)

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// progress prints a line for each step when the step ends. On a terminal, it also shows the seconds of the running step.
+// progress prints a line for each step when the step ends. On a terminal, it also shows the seconds of the running
+// step.
 type progress struct {
 	w        io.Writer
 	start    time.Time

@@ -60,7 +60,8 @@ func checkAnswers(answers []answer) []check {
 	}
 }
 
-// checkPlan compares the measurement of the plan with the measurement of the default placement and with the plan's forecast.
+// checkPlan compares the measurement of the plan with the measurement of the default placement and with the plan's
+// forecast.
 func checkPlan(before, after *measurement, plan string, predicted float64) []check {
 	planned, n := after.byPlan(plan), len(after.replies)
 	gain, miss := after.lar()/before.lar(), after.lar()/predicted-1
@@ -97,9 +98,9 @@ func checkRoundRobin(after, roundRobin *measurement) []check {
 	}
 }
 
-// checkReshuffled compares the two realizations of the plan: expert map and reshuffled weights. It compares the differences
-// between each rate and the plan's forecast for the ranks that served the requests. The forecast itself varies between runs by
-// more than maxRateDifference.
+// checkReshuffled compares the two realizations of the plan: expert map and reshuffled weights. It compares the
+// differences between each rate and the plan's forecast for the ranks that served the requests. The forecast itself
+// varies between runs by more than maxRateDifference.
 func checkReshuffled(before, byMap, byWeights *measurement) []check {
 	apart := (byWeights.lar() - byWeights.forecast) - (byMap.lar() - byMap.forecast)
 	return []check{
@@ -160,8 +161,8 @@ func (r *report) print(w io.Writer) {
 	printChecks(w, r.checks)
 }
 
-// times describes the modelled and the measured times. No check depends on the times: the reference engine computes all ranks
-// of a pod on the CPUs of one machine, so that its times do not reflect the modelled hardware.
+// times describes the modelled and the measured times. No check depends on the times: the reference engine computes all
+// ranks of a pod on the CPUs of one machine, so that its times do not reflect the modelled hardware.
 func (r *report) times() []string {
 	var lines []string
 	if f := r.forecast; f != nil && f.LayerNanos > 0 {

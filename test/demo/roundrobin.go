@@ -10,8 +10,8 @@ import (
 // roundRobinName is the name of an additional request router with round-robin routing.
 const roundRobinName = "round-robin"
 
-// measureRoundRobin measures the current placement with round-robin routing. The difference to routing by the plan is the part of
-// the gain that is due to the request router.
+// measureRoundRobin measures the current placement with round-robin routing. The difference to routing by the plan is
+// the part of the gain that is due to the request router.
 func (d *demo) measureRoundRobin(ctx context.Context, heldOut []corpus.Request) (measured *measurement, err error) {
 	other := *d
 	other.routers = roundRobinName
@@ -37,8 +37,8 @@ func (d *demo) measureRoundRobin(ctx context.Context, heldOut []corpus.Request) 
 	return measured, err
 }
 
-// routeRoundRobin starts another request router for the same pods: a copy of the operator's Deployment with another name and the
-// policy round-robin. The Service of the MoEDeployment does not select its pod.
+// routeRoundRobin starts another request router for the same pods: a copy of the operator's Deployment with another
+// name and the policy round-robin. The Service of the MoEDeployment does not select its pod.
 func (d *demo) routeRoundRobin(ctx context.Context) error {
 	deployment := map[string]any{}
 	if err := d.read(ctx, &deployment, "deployment", d.name+"-router"); err != nil {

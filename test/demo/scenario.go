@@ -36,7 +36,8 @@ func (d *demo) act(name string) *demo {
 	return &act
 }
 
-// rolloutTimeout returns the kubectl flag that limits a rollout to the duration of a step under the current machine load.
+// rolloutTimeout returns the kubectl flag that limits a rollout to the duration of a step under the current machine
+// load.
 func rolloutTimeout() string {
 	return fmt.Sprintf("--timeout=%.0fs", load.Scale(stepLimit).Seconds())
 }
@@ -67,7 +68,8 @@ func (d *demo) install(ctx context.Context) error {
 	})
 }
 
-// serve applies the act's MoEDeployment from the manifest of a file in this directory, and waits until it serves requests.
+// serve applies the act's MoEDeployment from the manifest of a file in this directory, and waits until it serves
+// requests.
 func (d *demo) serve(ctx context.Context, file, manifest string) error {
 	if err := d.out.step(ctx, "kubectl apply -f "+file, func(func(string)) error {
 		text := strings.NewReplacer("${NAME}", d.name, "${IMAGE}", d.image, "${MODEL_PATH}", d.modelPath).Replace(manifest)
@@ -124,7 +126,8 @@ func (d *demo) remove(ctx context.Context) error {
 	})
 }
 
-// explain prints objects, events and logs that help to diagnose a failure. It prints nothing if the demo was interrupted.
+// explain prints objects, events and logs that help to diagnose a failure. It prints nothing if the demo was
+// interrupted.
 func (d *demo) explain(ctx context.Context) {
 	if ctx.Err() != nil {
 		return

@@ -31,14 +31,14 @@ const (
 	// proseDataset and codeDataset are names of ConfigMaps.
 	proseDataset = "prose"
 	codeDataset  = "code"
-	// badSoak is the canary time of the bad plan on an idle machine. A pinned plan counts as approved: it is promoted after
-	// its canary time if too few requests arrived for a comparison, as on a busy machine. The operator rolls a worse plan back
-	// as soon as the comparison shows it, so a long canary time does not prolong the demo.
+	// badSoak is the canary time of the bad plan on an idle machine. A pinned plan counts as approved: it is promoted
+	// after its canary time if too few requests arrived for a comparison, as on a busy machine. The operator rolls a
+	// worse plan back as soon as the comparison shows it, so a long canary time does not prolong the demo.
 	badSoak = 100 * time.Second
 )
 
-// secondAct changes the traffic of a model that serves under a plan. The operator must detect the change, re-plan from sampled
-// requests, and roll the new plan out. Then the act pins a bad plan, which the operator must roll back.
+// secondAct changes the traffic of a model that serves under a plan. The operator must detect the change, re-plan from
+// sampled requests, and roll the new plan out. Then the act pins a bad plan, which the operator must roll back.
 func (d *demo) secondAct(ctx context.Context, texts texts) ([]check, error) {
 	s := &shift{demo: d, golden: texts.golden, prose: ofProse(slices.Concat(texts.train, texts.heldOut), true),
 		code: ofProse(texts.train, false), heldOut: ofProse(texts.heldOut, false)}
@@ -65,21 +65,22 @@ type shift struct {
 	// prose is the traffic that the first plan is solved for. code is the traffic after the change, which the operator
 	// samples. heldOut is code from other documents.
 	prose, code, heldOut []corpus.Request
-	// base is the plan for prose, again the operator's new plan after the change, scratch a plan from a profile of code only,
-	// and bad a plan from a profile of code with renumbered experts.
+	// base is the plan for prose, again the operator's new plan after the change, scratch a plan from a profile of code
+	// only, and bad a plan from a profile of code with renumbered experts.
 	base, again, scratch, bad *semmoev1.PlacementPlan
-	// usual measures prose under base, shifted measures code under base. replanned, planned and kept measure held-out code
-	// under again, under scratch, and under scratch after the rollback of bad.
+	// usual measures prose under base, shifted measures code under base. replanned, planned and kept measure held-out
+	// code under again, under scratch, and under scratch after the rollback of bad.
 	usual, shifted, replanned, planned, kept *measurement
 	detection                                detection
-	// reported is the time from the change to the operator's report of drift, recovered the time from the change to the end of
-	// the new plan's rollout. drift and why are the reported status and message.
+	// reported is the time from the change to the operator's report of drift, recovered the time from the change to the
+	// end of the new plan's rollout. drift and why are the reported status and message.
 	reported, recovered time.Duration
 	drift               semmoev1.DriftStatus
 	why                 string
 	// jobs are the numbers of profiling Jobs before the change and after the rollout of the operator's new plan.
 	jobs [2]int
-	// failure is the reason why bad was rolled back. ready is true if the deployment was ready at every poll until then.
+	// failure is the reason why bad was rolled back. ready is true if the deployment was ready at every poll until
+	// then.
 	failure string
 	ready   bool
 	answers []answer

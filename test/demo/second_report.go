@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// detectionLimit is the maximum number of sampled requests until a switch to other kinds of text is detected. It is the
-	// design target of the drift test with attention data parallelism.
+	// detectionLimit is the maximum number of sampled requests until a switch to other kinds of text is detected. It is
+	// the design target of the drift test with attention data parallelism.
 	detectionLimit = 80
 	// wantedRise is the minimum ratio of the new plan's rate to the old plan's rate.
 	wantedRise = 1.1

@@ -57,7 +57,8 @@ func (s *shift) waitReplan(ctx context.Context) func(update func(string)) error 
 	})
 }
 
-// waitInService returns a step that waits until all replicas serve a plan: its layout, or its tables with their base layout.
+// waitInService returns a step that waits until all replicas serve a plan: its layout, or its tables with their base
+// layout.
 func (s *shift) waitInService(ctx context.Context, plan *semmoev1.PlacementPlan) func(update func(string)) error {
 	return s.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
 		condition := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionRolledOut)

@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// storeName is the artifact store's Service in systemNamespace, storeManager the service account that may write all artifacts.
+	// storeName is the artifact store's Service in systemNamespace, storeManager the service account that may write all
+	// artifacts.
 	systemNamespace = "semmoe-system"
 	storeName       = "semmoe-store"
 	storeManager    = "semmoe-manager"
@@ -26,7 +27,8 @@ const (
 	maxTraceBytes = 256 << 20
 )
 
-// storeClient returns a client of the artifact store with the permissions of the operator. It writes its token to the directory.
+// storeClient returns a client of the artifact store with the permissions of the operator. It writes its token to the
+// directory.
 func (d *demo) storeClient(ctx context.Context, directory string) (*artifact.Client, error) {
 	token, err := d.cluster.run(ctx, nil, "create", "token", "-n", systemNamespace, storeManager, "--audience="+artifact.Audience, "--duration=10m")
 	if err != nil {
@@ -53,8 +55,9 @@ func (d *demo) storeClient(ctx context.Context, directory string) (*artifact.Cli
 	})
 }
 
-// publishScrambled copies the profile of a complete AffinityProfile, renumbers its experts, and publishes the copy. It returns
-// the sampling of the copy: an AffinityProfile with the same data set and this sampling finds the copy in the store.
+// publishScrambled copies the profile of a complete AffinityProfile, renumbers its experts, and publishes the copy. It
+// returns the sampling of the copy: an AffinityProfile with the same data set and this sampling finds the copy in the
+// store.
 func (d *demo) publishScrambled(ctx context.Context, from *semmoev1.AffinityProfile) (s profile.Sampling, err error) {
 	directory, err := os.MkdirTemp("", "semmoe-demo-")
 	if err != nil {
@@ -80,7 +83,8 @@ func (d *demo) publishScrambled(ctx context.Context, from *semmoev1.AffinityProf
 	return manifest.Sampling, err
 }
 
-// scrambledFiles writes the files of a profile with renumbered experts to the directory, and returns their paths by name.
+// scrambledFiles writes the files of a profile with renumbered experts to the directory, and returns their paths by
+// name.
 func scrambledFiles(ctx context.Context, store *artifact.Client, scope artifact.Scope, manifest profile.Manifest, directory string) (map[string]string, error) {
 	stream, err := store.Get(ctx, scope, manifest.Files[profile.TraceFile])
 	if err != nil {

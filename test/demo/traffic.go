@@ -11,14 +11,15 @@ import (
 )
 
 const (
-	// clients is the number of concurrent clients of background traffic, thinkTime the pause of each client after an answer.
-	// Together they send about fifteen requests per second, which leaves processor time on two cores for the operator.
+	// clients is the number of concurrent clients of background traffic, thinkTime the pause of each client after an
+	// answer. Together they send about fifteen requests per second, which leaves processor time on two cores for the
+	// operator.
 	clients   = 4
 	thinkTime = 200 * time.Millisecond
 )
 
-// during runs f while clients repeatedly send the requests in a seeded random order. A failed request is recorded in the
-// ledger and does not stop the traffic. during returns after f has returned and the last request is answered.
+// during runs f while clients repeatedly send the requests in a seeded random order. A failed request is recorded in
+// the ledger and does not stop the traffic. during returns after f has returned and the last request is answered.
 func (d *demo) during(ctx context.Context, requests []corpus.Request, f func() error) error {
 	stop := make(chan struct{})
 	order := rand.New(rand.NewPCG(orderSeed, 0)).Perm(len(requests))

@@ -12,8 +12,8 @@ import (
 // volumeName is the name of the PersistentVolume for the artifact store's claim.
 const volumeName = "semmoe-demo-store"
 
-// offerVolume creates a directory on this machine and a PersistentVolume of it for the artifact store. It does nothing in
-// a cluster with a default StorageClass. Local clusters, and small clusters on this machine, have none.
+// offerVolume creates a directory on this machine and a PersistentVolume of it for the artifact store. It does nothing
+// in a cluster with a default StorageClass. Local clusters, and small clusters on this machine, have none.
 func (d *demo) offerVolume(ctx context.Context) error {
 	const defaults = `jsonpath={.items[*].metadata.annotations.storageclass\.kubernetes\.io/is-default-class}`
 	classes, err := d.cluster.run(ctx, nil, "get", "storageclasses", "-o", defaults)

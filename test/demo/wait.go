@@ -44,8 +44,8 @@ func (d *demo) waitMoED(ctx context.Context, f func(*semmoev1.MoEDeployment) (de
 	}
 }
 
-// waitCondition returns a step that waits until a condition of the MoEDeployment is True. While waiting, the step shows the
-// result of progress, which may be nil, and the condition's message.
+// waitCondition returns a step that waits until a condition of the MoEDeployment is True. While waiting, the step shows
+// the result of progress, which may be nil, and the condition's message.
 func (d *demo) waitCondition(ctx context.Context, kind string, progress func(context.Context, *semmoev1.MoEDeployment) string) func(update func(string)) error {
 	return d.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
 		condition := meta.FindStatusCondition(moed.Status.Conditions, kind)
@@ -69,7 +69,8 @@ const answerLimit = time.Minute
 // stepLimit is the maximum duration of a step on an idle machine, where every step takes less than a third of it.
 const stepLimit = 5 * time.Minute
 
-// poll calls f until f reports done or an error, and shows the details of f. After stepLimit, poll fails with the last detail.
+// poll calls f until f reports done or an error, and shows the details of f. After stepLimit, poll fails with the last
+// detail.
 func poll(ctx context.Context, update func(string), f func(ctx context.Context) (detail string, done bool, err error)) error {
 	var clock load.Clock
 	last := "nothing was observed"
@@ -108,8 +109,8 @@ func (d *demo) profileProgress(ctx context.Context, moed *semmoev1.MoEDeployment
 	return fmt.Sprintf("%d of %d requests, %d tokens/s, %d s left: ", p.RequestsDone, p.RequestsTotal, p.TokensPerSecond, p.RemainingSeconds)
 }
 
-// waitReady returns a step that waits until all replicas are ready, in any revision. If the plan is solved early, one replica
-// is already a canary, which waits for the requests that the demo sends next.
+// waitReady returns a step that waits until all replicas are ready, in any revision. If the plan is solved early, one
+// replica is already a canary, which waits for the requests that the demo sends next.
 func (d *demo) waitReady(ctx context.Context) func(update func(string)) error {
 	return d.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
 		ready := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionReady)

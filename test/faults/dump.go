@@ -16,10 +16,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// Dump returns the objects of some kinds in a namespace as text, by kind and name, without fields that differ between any two
-// runs: fields that the cluster sets (versions, times, addresses), annotations of Touch, the figures of a failure, the start
-// time of a live profile, and the name of the namespace. It replaces UIDs of dumped objects with their kinds and names. Of the
-// status it keeps only the conditions' status and reason, and only for the operator's own kinds.
+// Dump returns the objects of some kinds in a namespace as text, by kind and name, without fields that differ between
+// any two runs: fields that the cluster sets (versions, times, addresses), annotations of Touch, the figures of a
+// failure, the start time of a live profile, and the name of the namespace. It replaces UIDs of dumped objects with
+// their kinds and names. Of the status it keeps only the conditions' status and reason, and only for the operator's own
+// kinds.
 func Dump(ctx context.Context, c client.Client, namespace string, kinds []client.ObjectList) (map[string]string, error) {
 	state := map[string]string{}
 	same := []string{namespace, "NAMESPACE"}
@@ -52,7 +53,7 @@ func Dump(ctx context.Context, c client.Client, namespace string, kinds []client
 	return state, nil
 }
 
-// ownGroup is the API group of kinds whose conditions are part of a dump.
+// ownGroup is the API group of the operator's kinds. Only their conditions are part of a dump.
 const ownGroup = "semmoe.io"
 
 // essence returns the fields of an object that must be equal in two runs.
@@ -115,11 +116,12 @@ const reportAnnotation = "semmoe.io/report"
 // provenAnnotation is the annotation of a workload with the time since which only this workload has served.
 const provenAnnotation = "semmoe.io/proven"
 
-// releaseAnnotation is the annotation of a workload with the engine release. It is written when the first pod answers, at a time
-// that differs between runs.
+// releaseAnnotation is the annotation of a workload with the engine release. It is written when the first pod answers,
+// at a time that differs between runs.
 const releaseAnnotation = "semmoe.io/engine-release"
 
-// reasons removes parts of annotations that differ between runs: the figures of failures, times, and the engine release.
+// reasons removes parts of annotations that differ between runs: the figures of failures, times, and the engine
+// release.
 func reasons(annotations map[string]any) map[string]any {
 	delete(annotations, releaseAnnotation)
 	for key, value := range annotations {
@@ -162,9 +164,9 @@ func conditions(object map[string]any) map[string]string {
 	return states
 }
 
-// Rename replaces names that differ between two runs in a dump or in the counts of a Journal. names maps each name to its
-// replacement. Rename removes the data and the report of a ConfigMap with a replaced name, because the name is derived from the
-// data.
+// Rename replaces names that differ between two runs in a dump or in the counts of a Journal. names maps each name to
+// its replacement. Rename removes the data and the report of a ConfigMap with a replaced name, because the name is
+// derived from the data.
 func Rename(state, names map[string]string) map[string]string {
 	var pairs []string
 	for _, name := range slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) }) {
@@ -182,7 +184,8 @@ func Rename(state, names map[string]string) map[string]string {
 	return renamed
 }
 
-// withoutContent removes the data and the report annotation from the JSON text of an object. It returns other texts unchanged.
+// withoutContent removes the data and the report annotation from the JSON text of an object. It returns other texts
+// unchanged.
 func withoutContent(text string) string {
 	var object map[string]any
 	if json.Unmarshal([]byte(text), &object) != nil {

@@ -162,8 +162,8 @@ func TestJournalAcrossAGap(t *testing.T) {
 	}
 }
 
-// TestDumpLeavesOutFigures checks that a dump contains the reason of a failure without figures, and a live profile without its
-// start time.
+// TestDumpLeavesOutFigures checks that a dump contains the reason of a failure without figures, and a live profile
+// without its start time.
 func TestDumpLeavesOutFigures(t *testing.T) {
 	c := fakeClient(t)
 	kinds := []client.ObjectList{&semmoev1.PlacementPlanList{}, &semmoev1.AffinityProfileList{}}

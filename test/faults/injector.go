@@ -24,7 +24,8 @@ var (
 	errBlind   = errors.New("the API server cannot be reached")
 )
 
-// timeoutError is the error of a request without an answer in time. The client cannot know whether the request was executed.
+// timeoutError is the error of a request without an answer in time. The client cannot know whether the request was
+// executed.
 type timeoutError struct{}
 
 func (timeoutError) Error() string   { return "timeout awaiting response headers" }
@@ -51,7 +52,7 @@ type Injector struct {
 	last  []string
 	dead  bool
 	blind bool
-	// expired holds the watches whose next request gets 410 Expired; see See.
+	// expired holds the watches that get 410 Expired at the next request; see See.
 	expired map[string]bool
 	// listed holds the kinds that were already listed.
 	listed map[string]bool
@@ -69,7 +70,7 @@ func New(schedule Schedule) *Injector {
 	}
 }
 
-// Config returns a copy of a configuration whose clients send their requests through the Injector.
+// Config returns a copy of a configuration. Clients with the copy send their requests through the Injector.
 func (i *Injector) Config(base *rest.Config) *rest.Config {
 	config := rest.CopyConfig(base)
 	config.ContentType = runtime.ContentTypeJSON // the Injector parses resource versions and splits events by line
@@ -94,7 +95,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // Crashed returns a channel that is closed when the manager has crashed.
 func (i *Injector) Crashed() <-chan struct{} { return i.crashed }
 
-// Writes returns the number of executed writes, including those whose answer did not reach the manager.
+// Writes returns the number of executed writes, including writes without an answer to the manager.
 func (i *Injector) Writes() int {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -124,8 +125,8 @@ func (i *Injector) Refused() []string {
 	return slices.Clone(i.refused)
 }
 
-// VersionBefore returns the resource version of the cluster before the manager's last k writes, or the version of its first
-// write if it has sent fewer.
+// VersionBefore returns the resource version of the cluster before the manager's last k writes, or the version of its
+// first write if it has sent fewer.
 func (i *Injector) VersionBefore(k int) string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -157,8 +158,8 @@ func (i *Injector) Blind() {
 	}
 }
 
-// See ends Blind. The resource versions of the broken watches have expired, so that the manager must list again: it sees the
-// current objects, but not the changes in between.
+// See ends Blind. The resource versions of the broken watches have expired, so that the manager must list again: it
+// sees the current objects, but not the changes in between.
 func (i *Injector) See() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -286,8 +287,9 @@ func (i *Injector) done(status int, body []byte) (crashed bool) {
 	return false
 }
 
-// age sets the resource version of the first list of each kind to Schedule.ListVersion, if the list accepts any version, as for
-// a cache. A list without a resource version gets the latest state, because readers that bypass the cache depend on it.
+// age sets the resource version of the first list of each kind to Schedule.ListVersion, if the list accepts any
+// version, as for a cache. A list without a resource version gets the latest state, because readers that bypass the
+// cache depend on it.
 func (i *Injector) age(r *http.Request) *http.Request {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -304,7 +306,7 @@ func (i *Injector) age(r *http.Request) *http.Request {
 	return aged
 }
 
-// watch opens a watch whose events are delayed by the lag of the schedule.
+// watch opens a watch and delays its events by the lag of the schedule.
 func (i *Injector) watch(next http.RoundTripper, r *http.Request) (*http.Response, error) {
 	key := r.URL.Path + "?" + r.URL.Query().Get("labelSelector")
 	i.mu.Lock()

@@ -215,8 +215,8 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestOldList checks that only the first list of a kind for a cache gets the configured version. Later lists, and lists of the
-// latest version, are unchanged.
+// TestOldList checks that only the first list of a kind for a cache gets the configured version. Later lists, and lists
+// of the latest version, are unchanged.
 func TestOldList(t *testing.T) {
 	s, i := newServer(t), New(Schedule{ListVersion: "42", Lag: 1})
 	c := clientOf(t, i, s)
@@ -306,7 +306,7 @@ func TestBlind(t *testing.T) {
 	if code, reason, err := do(t, c, s, http.MethodGet, path+"?watch=true"); code != http.StatusGone || reason != "Expired" {
 		t.Errorf("the watch after See: got status %d %q, error %v; want 410 Expired", code, reason, err)
 	}
-	go func() { // an event may go to the broken watch, whose end the server has not noticed
+	go func() { // the server may send an event to the broken watch until it notices the end
 		for {
 			select {
 			case s.events <- "after":

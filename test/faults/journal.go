@@ -19,8 +19,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// Journal records creations and deletions of objects in a namespace. Unlike an end state, it shows that an object was deleted
-// and created again with the same name.
+// Journal records creations and deletions of objects in a namespace. Unlike an end state, it shows that an object was
+// deleted and created again with the same name.
 type Journal struct {
 	mu      sync.Mutex
 	added   map[string]int
@@ -60,9 +60,9 @@ type follower struct {
 	known     map[types.UID]string // existing objects: names by UID
 }
 
-// follow records the events of the watch. A restarted API server may not know the resource version of the watch. In that case
-// follow lists the objects and compares them with the known ones, so that it only misses objects that were created and deleted
-// in between.
+// follow records the events of the watch. A restarted API server may not know the resource version of the watch. In
+// that case follow lists the objects and compares them with the known ones, so that it only misses objects that were
+// created and deleted in between.
 func (f *follower) follow(ctx context.Context, version string) {
 	for ctx.Err() == nil {
 		watcher, err := toolswatch.NewRetryWatcherWithContext(ctx, version, watchFunc(func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
@@ -85,8 +85,8 @@ func (f *follower) follow(ctx context.Context, version string) {
 	}
 }
 
-// list calls tell for each object that was created or deleted since the last event or list, and returns the resource version
-// of the list.
+// list calls notify for each object that was created or deleted since the last event or list, and returns the resource
+// version of the list.
 func (f *follower) list(ctx context.Context, notify func(watch.EventType, string)) (string, error) {
 	list := f.kind.DeepCopyObject().(client.ObjectList)
 	ctx, cancel := context.WithTimeout(ctx, listTime)
@@ -167,9 +167,9 @@ func (j *Journal) recordTroubles(name string, object client.Object) {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for condition, states := range conditions(fields) {
-		if (condition == "Degraded" || condition == "Stalled") && strings.HasPrefix(states, "True") {
-			j.troubles[fmt.Sprintf("%s: %s %s", name, condition, states)] = true
+	for condition, state := range conditions(fields) {
+		if (condition == "Degraded" || condition == "Stalled") && strings.HasPrefix(state, "True") {
+			j.troubles[fmt.Sprintf("%s: %s %s", name, condition, state)] = true
 		}
 	}
 }
@@ -189,7 +189,8 @@ func (j *Journal) fail(err error) {
 	}
 }
 
-// Counts returns how often each object, by kind and name, was created and deleted. It returns an error if the record has a gap.
+// Counts returns how often each object, by kind and name, was created and deleted. It returns an error if the record
+// has a gap.
 func (j *Journal) Counts() (map[string]string, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -205,7 +206,7 @@ func (j *Journal) Counts() (map[string]string, error) {
 	return counts, j.err
 }
 
-// Made returns the number of creations of objects whose kind and name satisfy the function.
+// Made returns the number of creations of objects for which the function returns true. The function gets kind and name.
 func (j *Journal) Made(which func(object string) bool) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()

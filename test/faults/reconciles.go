@@ -7,8 +7,8 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// reconciles counts a manager's reconciliations, and the panics in them, from its log. Metrics cannot be used, because all
-// managers of a process share them.
+// reconciles counts a manager's reconciliations, and the panics in them, from its log. Metrics cannot be used, because
+// all managers of a process share them.
 type reconciles struct {
 	started, panics atomic.Int64
 }

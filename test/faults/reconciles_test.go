@@ -7,7 +7,8 @@ import (
 	"github.com/go-logr/logr/funcr"
 )
 
-// TestReconciliations checks that log entries are counted with names and values, and if the next logger discards their level.
+// TestReconciliations checks that log entries are counted with names and values, and if the next logger discards their
+// level.
 func TestReconciliations(t *testing.T) {
 	injector := New(Schedule{})
 	log := injector.Logger(funcr.New(func(_, _ string) {}, funcr.Options{}))

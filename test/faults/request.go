@@ -10,7 +10,8 @@ import (
 type purpose int
 
 const (
-	// exempt is for requests that affect no decision: events, leases, reviews, discovery. Only Blind and a crash fail them.
+	// exempt is for requests that affect no decision: events, leases, reviews, discovery. Only Blind and a crash fail
+	// them.
 	exempt  purpose = iota
 	reading         // get of one object
 	listing
@@ -18,8 +19,8 @@ const (
 	writing
 )
 
-// purposeOf derives the purpose from the method and the path: /api/v1 or /apis/GROUP/VERSION, [namespaces/NAME], RESOURCE,
-// [NAME, [SUBRESOURCE]].
+// purposeOf derives the purpose from the method and the path: /api/v1 or /apis/GROUP/VERSION, [namespaces/NAME],
+// RESOURCE, [NAME, [SUBRESOURCE]].
 func purposeOf(r *http.Request) purpose {
 	segments := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	switch {

@@ -26,11 +26,11 @@ type Schedule struct {
 	// LagTime is the maximum delay of an event while the manager does not write. Without a bound, the cache of an idle
 	// manager would never catch up. Zero means DefaultLagTime.
 	LagTime time.Duration
-	// ListVersion is the resource version of the first list of each kind, as from an API server that lags behind; empty: the
-	// latest. It must be younger than the compaction interval (five minutes).
+	// ListVersion is the resource version of the first list of each kind, as from an API server that lags behind;
+	// empty: the latest. It must be younger than the compaction interval (five minutes).
 	ListVersion string
-	// ClockBehind is the offset by which the manager's clock is slow. The clock alternates between slow and correct every
-	// jumpPeriod.
+	// ClockBehind is the offset by which the manager's clock is slow. The clock alternates between slow and correct
+	// every jumpPeriod.
 	ClockBehind time.Duration
 }
 
@@ -40,7 +40,8 @@ const DefaultLagTime = time.Second
 // jumpPeriod is the time between two jumps of the clock.
 const jumpPeriod = 4 * time.Second
 
-// clock returns the time of the manager's clock. passed is the time since the start of the manager. The clock starts slow.
+// clock returns the time of the manager's clock. passed is the time since the start of the manager. The clock starts
+// slow.
 func (s Schedule) clock(now time.Time, passed time.Duration) time.Time {
 	if passed/jumpPeriod%2 == 0 {
 		return now.Add(-s.ClockBehind)

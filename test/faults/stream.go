@@ -85,7 +85,8 @@ func (s *stream) Read(into []byte) (int, error) {
 	return n, nil
 }
 
-// wait delays an event until the manager has done Schedule.Lag writes after its arrival, or until the lag time has passed.
+// wait delays an event until the manager has done Schedule.Lag writes after its arrival, or until the lag time has
+// passed.
 func (s *stream) wait(e event) error {
 	schedule := s.injector.schedule
 	if schedule.Lag == 0 {

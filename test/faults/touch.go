@@ -14,9 +14,9 @@ import (
 // ForeignAnnotation is the annotation that Touch writes.
 const ForeignAnnotation = "foreign.example.com/touched"
 
-// Touch annotates the objects of the namespace one after the other, one per interval, until the context ends. It simulates
-// another controller: each write makes the operator's cached version stale and triggers a reconciliation. Touch returns the
-// number of its writes.
+// Touch annotates the objects of the namespace one after the other, one per interval, until the context ends. It
+// simulates another controller: each write makes the operator's cached version stale and triggers a reconciliation.
+// Touch returns the number of its writes.
 func Touch(ctx context.Context, c client.Client, namespace string, kinds []client.ObjectList, interval time.Duration) int {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()

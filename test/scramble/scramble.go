@@ -1,4 +1,5 @@
-// Package scramble renumbers the experts of routing traces. Plans from such traces are bad, but their forecasts are good.
+// Package scramble renumbers the experts of routing traces. Plans from such traces are bad, but their forecasts are
+// good.
 package scramble
 
 import (
@@ -7,9 +8,9 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Experts randomly renumbers the experts of each layer in place, by the seed, and removes the look-ahead. A plan from the
-// renumbered trace has the same forecast as a plan from the original trace, because co-activation is unchanged. In service it
-// has no gain, because its expert numbers are wrong.
+// Experts randomly renumbers the experts of each layer in place, by the seed, and removes the look-ahead. A plan from
+// the renumbered trace has the same forecast as a plan from the original trace, because co-activation is unchanged. In
+// service it has no gain, because its expert numbers are wrong.
 func Experts(t *trace.Trace, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 2))
 	layers := len(t.Model.Layers)

@@ -224,12 +224,12 @@ func (g *graph) part(ctx context.Context, path string, parts int) ([]int, time.D
 	for lines.Scan() {
 		p, err := strconv.Atoi(lines.Text())
 		if err != nil || p < 0 || p >= parts {
-			return nil, 0, fmt.Errorf("gpmetis wrote %q as part of vertex %d; allowed is 0 to %d", lines.Text(), len(part), parts-1)
+			return nil, 0, fmt.Errorf("gpmetis wrote %q as the part of vertex %d; want a number from 0 to %d", lines.Text(), len(part), parts-1)
 		}
 		part = append(part, p)
 	}
 	if len(part) != len(g.weights) {
-		return nil, 0, fmt.Errorf("gpmetis wrote %d parts of %d vertices", len(part), len(g.weights))
+		return nil, 0, fmt.Errorf("gpmetis wrote parts for %d of %d vertices", len(part), len(g.weights))
 	}
 	return part, taken, lines.Err()
 }

@@ -84,7 +84,7 @@ func options(dialect string, command []string) (refengine.Options, error) {
 	s := surfaces[name]
 	at := slices.IndexFunc(s.commands, func(c []string) bool { return len(command) >= len(c) && slices.Equal(command[:len(c)], c) })
 	if at < 0 {
-		return none, usageError{fmt.Errorf("%s is not started by %v", name, command)}
+		return none, usageError{fmt.Errorf("command %v does not start engine %s", command, name)}
 	}
 	line, err := readCommandLine(list(dialect), s.click, s.flexible)
 	if err != nil {
@@ -135,7 +135,7 @@ const rpcPort = 29550
 func vllmOptions(a *arguments) (refengine.Options, error) {
 	o := refengine.DefaultOptions()
 	if len(a.rest) != 1 {
-		return o, usageError{fmt.Errorf("unrecognized arguments: one model is expected, %v are given", a.rest)}
+		return o, usageError{fmt.Errorf("unrecognized arguments: want one model, got %v", a.rest)}
 	}
 	o.ModelPath = a.rest[0]
 	o.ServedModelName, o.Host, o.Port = a.text("--served-model-name", ""), a.text("--host", "0.0.0.0"), a.number("--port", 8000)
@@ -173,7 +173,7 @@ func ascendOptions(a *arguments) (refengine.Options, error) {
 func trtllmOptionsOf(a *arguments) (refengine.Options, error) {
 	o := refengine.DefaultOptions()
 	if len(a.rest) != 1 {
-		return o, usageError{fmt.Errorf("one MODEL is expected, %v are given", a.rest)}
+		return o, usageError{fmt.Errorf("want one MODEL, got %v", a.rest)}
 	}
 	extra, err := readOptionsFile(a)
 	if err != nil {

@@ -10,8 +10,8 @@
 //     sends no further request.
 //   - Stale state: the cache lags behind by k of the manager's own writes. The first lists of a restarted manager are
 //     equally old, and later events arrive with a delay.
-//   - Unobserved state: watches break, and their resource versions have expired when the manager reconnects. The manager
-//     must list again, so that it sees all changes in between as one change, or not at all.
+//   - Unobserved state: watches break, and their resource versions have expired when the manager reconnects. The
+//     manager must list again, so that it sees all changes in between as one change, or not at all.
 //   - Errors: conflicts, 429 with Retry-After, 500 and 503, and requests that time out before or after their execution.
 //
 // Dump and Journal record the effect of the faults. Dump returns the remaining objects without fields that differ

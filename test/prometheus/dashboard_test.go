@@ -160,7 +160,7 @@ func TestDashboardReadsWell(t *testing.T) {
 	cells, ids, runbooks := map[[2]int]string{}, map[int]string{}, map[string]bool{}
 	for _, p := range d.Panels {
 		if other, taken := ids[p.ID]; taken {
-			t.Errorf("%s and %s have the id %d", p.Title, other, p.ID)
+			t.Errorf("%s and %s have the same ID %d", p.Title, other, p.ID)
 		}
 		ids[p.ID] = p.Title
 		if p.GridPos.X+p.GridPos.W > 24 {
@@ -184,11 +184,11 @@ func TestDashboardReadsWell(t *testing.T) {
 		links = append(links, p.Links...)
 		const chosen = "${datasource}"
 		if p.Datasource.UID != chosen {
-			t.Errorf("%s asks the data source %q", p.Title, p.Datasource.UID)
+			t.Errorf("%s uses the data source %q, want the variable datasource", p.Title, p.Datasource.UID)
 		}
 		for _, target := range p.Targets {
 			if target.Datasource.UID != chosen {
-				t.Errorf("%s asks the data source %q", p.Title, target.Datasource.UID)
+				t.Errorf("%s uses the data source %q, want the variable datasource", p.Title, target.Datasource.UID)
 			}
 		}
 	}
@@ -207,7 +207,7 @@ func TestDashboardReadsWell(t *testing.T) {
 	}
 	for _, v := range d.Templating.List {
 		if v.Type == "query" && !strings.HasPrefix(v.Definition, "label_values(semmoe_condition{kind=\"MoEDeployment\"") {
-			t.Errorf("variable %s is %s", v.Name, v.Definition)
+			t.Errorf("variable %s has the unexpected definition %s", v.Name, v.Definition)
 		}
 	}
 }

@@ -45,7 +45,7 @@ func renderedManifests(t *testing.T) *manifests {
 			case "PodMonitor":
 				m.podMonitors = append(m.podMonitors, decode(t, document, &monitoringv1.PodMonitor{}))
 			default:
-				t.Errorf("%s has an unexpected %s", name, kind.Kind)
+				t.Errorf("file %s contains an unexpected %s", name, kind.Kind)
 			}
 		}
 	}

@@ -64,8 +64,8 @@ const (
 const hour = int(time.Hour / step)
 
 // TestProcessesFire scrapes real processes with the configuration of the monitors, and checks that exactly the expected
-// alerts fire. The processes are a manager that reconciles objects of a real API server, collectors of objects whose
-// status the test writes, request routers, and artifact stores.
+// alerts fire. The processes are a manager that reconciles objects of a real API server, collectors of objects with a
+// status set by the test, request routers, and artifact stores.
 func TestProcessesFire(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	c := startCluster(t)

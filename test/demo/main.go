@@ -24,11 +24,11 @@
 //   - KEEP=1 keeps the last act's deployment until Ctrl-C and prints how to reach it.
 //   - METRICS=127.0.0.1:9999 lets a Prometheus server scrape all processes, through http://127.0.0.1:9999/targets.
 //   - KUBECONFIG names an existing cluster to use instead of a local one. The cluster must be able to pull or hold
-//     IMAGE (default semmoe:dev), offer eight units of the resource nvidia.com/gpu (real GPUs are not needed: the engine
-//     runs on CPUs), and hold the checkpoint at MODEL_PATH on its nodes (default: the checkpoint in this repository).
-//     This machine must reach the pod addresses, as a node does, because the demo reads the observations of request
-//     routers like a manager. In a cluster without a default StorageClass, the nodes must share this machine's directories: the
-//     artifact store then keeps its files in bin/.
+//     IMAGE (default semmoe:dev), offer eight units of the resource nvidia.com/gpu (real GPUs are not needed: the
+//     engine runs on CPUs), and hold the checkpoint at MODEL_PATH on its nodes (default: the checkpoint in this
+//     repository). This machine must reach the pod addresses, as a node does, because the demo reads the
+//     observations of request routers like a manager. In a cluster without a default StorageClass, the nodes must
+//     share this machine's directories: the artifact store then keeps its files in bin/.
 package main
 
 import (

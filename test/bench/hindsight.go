@@ -15,32 +15,34 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// hindsightResult is what dispatch of requests (attention DP) under a limit of the window imbalance reaches, and what it could have,
-// means over seeds.
+// hindsightResult compares the local activation rates of request dispatch (attention DP) with the rates of assignments
+// in hindsight, under a limit of the window imbalance. All values are means over seeds.
 type hindsightResult struct {
 	Trace string  `json:"trace"`
 	Ranks int     `json:"ep_size"`
 	Seeds int     `json:"seeds"`
 	Limit float64 `json:"window_imbalance_limit"`
-	// Table is the policy price with the plan's token table, for each cap.
+	// Table is the result of the policy price with the plan's token table, for each cap.
 	Table []rated `json:"table"`
-	// Solved is the plan's placement; Fitted is one that was solved on the very requests that are served.
+	// Solved is the result for the plan's placement, Fitted the result for a placement that was solved on the served
+	// requests.
 	Solved hindsightFigures `json:"solved"`
 	Fitted hindsightFigures `json:"fitted_to_test"`
 }
 
-// hindsightFigures are of one placement.
+// hindsightFigures holds the figures of one placement.
 type hindsightFigures struct {
-	// Routes is the policy price where the real routes of each request are known when it arrives, and nothing of later ones.
+	// Routes is the result of the policy price if the real routes of each request are known at its arrival, but later
+	// requests are unknown.
 	Routes []rated `json:"real_routes"`
-	// Hindsight is the best assignment found with all arrivals and routes known, in the first arrival order; no dispatcher exceeds
-	// Bound there.
+	// Hindsight is the best assignment found with all arrivals and routes known, in the first arrival order. Bound is
+	// an upper bound for every dispatcher in this order.
 	Hindsight rated   `json:"hindsight"`
 	Bound     float64 `json:"bound"`
 }
 
 type rated struct {
-	// Cap is that of the policy; the search in hindsight has none.
+	// Cap is the cap of the policy. The search in hindsight has no cap.
 	Cap             float64 `json:"cap,omitempty"`
 	LAR             float64 `json:"lar"`
 	WindowImbalance float64 `json:"window_imbalance"`
@@ -51,7 +53,7 @@ func (r *rated) add(lar, imbalance, weight float64) {
 	r.WindowImbalance += weight * imbalance
 }
 
-// ratedFor has an entry for each cap.
+// ratedFor returns an empty entry for each cap.
 func ratedFor(caps []float64) []rated {
 	r := make([]rated, len(caps))
 	for i, c := range caps {
@@ -60,7 +62,7 @@ func ratedFor(caps []float64) []rated {
 	return r
 }
 
-// hindsightBench are the flags of the measurement.
+// hindsightBench holds the flags of the benchmark.
 type hindsightBench struct {
 	trace, caps                 string
 	ranks, seeds, train, sweeps int
@@ -75,8 +77,8 @@ func benchHindsight(ctx context.Context, args []string) (*hindsightResult, error
 	flags.IntVar(&b.seeds, "seeds", 5, "number of splits")
 	flags.IntVar(&b.train, "train-percent", 20, "percent of the documents to learn from")
 	flags.StringVar(&b.caps, "caps", "1.15", "caps of the policy price")
-	flags.Float64Var(&b.limit, "limit", 1.14, "window imbalance that an assignment in hindsight may have")
-	flags.IntVar(&b.sweeps, "sweeps", 2000, "moves for each request in the search for it")
+	flags.Float64Var(&b.limit, "limit", 1.14, "maximum window imbalance of an assignment in hindsight")
+	flags.IntVar(&b.sweeps, "sweeps", 2000, "moves for each request in the search for the assignment in hindsight")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
@@ -104,7 +106,7 @@ func benchHindsight(ctx context.Context, args []string) (*hindsightResult, error
 	return r, nil
 }
 
-// add measures one split.
+// add runs one split and adds its results.
 func (r *hindsightResult) add(ctx context.Context, t *trace.Trace, b *hindsightBench, seed uint64) error {
 	solved, err := solver.Solve(ctx, t, solver.Options{
 		Ranks: b.ranks, Attention: placement.DataParallel, Algorithm: placement.Auto, Forecast: solver.Table, TrainPercent: b.train, Seed: seed,
@@ -133,7 +135,7 @@ func (r *hindsightResult) add(ctx context.Context, t *trace.Trace, b *hindsightB
 	return r.Fitted.add(ctx, t, fitted.Placement, b, o)
 }
 
-// dispatch adds what the policy price reaches under each cap.
+// dispatch adds the results of the policy price under each cap.
 func (b *hindsightBench) dispatch(
 	ctx context.Context, t *trace.Trace, p *placement.Placement, forecast cost.RequestForecast, o cost.Options, reached []rated,
 ) error {
@@ -148,7 +150,7 @@ func (b *hindsightBench) dispatch(
 	return nil
 }
 
-// add serves the requests of an evaluation with a placement.
+// add evaluates a placement on the requests of an evaluation, and adds the figures.
 func (f *hindsightFigures) add(ctx context.Context, t *trace.Trace, p *placement.Placement, b *hindsightBench, o cost.Options) error {
 	shares, err := cost.DataParallelShares(ctx, t, p, realRoutes{}, o)
 	if err != nil {
@@ -169,13 +171,13 @@ func (f *hindsightFigures) add(ctx context.Context, t *trace.Trace, p *placement
 	f.Bound += weight * run.Bound(b.limit)
 	own, found := run.Search(b.limit, b.sweeps, o.Seed)
 	if !found {
-		return fmt.Errorf("EP %d, seed %d: no assignment with a window imbalance of at most %v was found", b.ranks, o.Seed, b.limit)
+		return fmt.Errorf("EP %d, seed %d: found no assignment with a window imbalance of at most %v", b.ranks, o.Seed, b.limit)
 	}
 	f.Hindsight.add(run.LAR(own), run.Imbalance(own), weight)
 	return nil
 }
 
-// realRoutes forecasts for each request of the trace what it really activates on each rank.
+// realRoutes is a forecast that returns the real activations of each request of the trace on each rank.
 type realRoutes map[int][]float64
 
 func (r realRoutes) Score(dst []float32, request int) {

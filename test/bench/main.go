@@ -1,10 +1,16 @@
-// Command bench measures the solver, the reference engine and what the request router in front of it costs, in one run on
-// this machine, and prints one JSON object. With the argument "solver" it measures the solver alone, with "router" the request
-// router in front of an engine that answers at once, with "reshuffle" the reshuffling of a checkpoint of 8 GiB, which needs three
-// times that much disk and is measured only then; with "metis", and a routing trace if it is not to be the one in
-// solver/testdata, our search against METIS; with "replan" (and -help) what re-plans recover from few tokens after the kinds of
-// text have changed; with "hindsight" (and -help) how far dispatch of requests stays below what could be reached if all arrivals were
-// known; with "time" (and -help) the modelled layer times of plans by our search and by published algorithms. It judges nothing: the goals stand next to the figures.
+// Command bench runs benchmarks on this machine and prints the results as one JSON object. Without an argument, it
+// measures the solver, the reference engine, and the cost of the request router in front of the engine. The first
+// argument selects another benchmark:
+//
+//   - solver: only the solver.
+//   - router: only the request router, in front of an engine that answers immediately.
+//   - reshuffle: reshuffling a checkpoint of 8 GiB. It needs 24 GiB of disk, and runs only on request.
+//   - metis [TRACE]: our search compared with METIS. The default trace is in solver/testdata.
+//   - replan: the local activation rate that re-plans from few tokens recover after the kinds of text have changed.
+//   - hindsight: the gap between dispatch of requests and the best assignment with all arrivals known.
+//   - time: the modelled layer times of plans by our search and by published algorithms.
+//
+// The last three print their flags with -help. The output contains goals next to the figures, but no verdict.
 package main
 
 import (
@@ -37,25 +43,25 @@ const (
 	vocabulary = 4096
 	ranks      = 4
 
-	// decodeGoal and prefillGoal are tokens per second on two cores that the reference engine must reach.
+	// decodeGoal and prefillGoal are the goals of the reference engine on two cores, in tokens per second.
 	decodeGoal  = 1000
 	prefillGoal = 4000
 )
 
 type result struct {
 	Processors int `json:"processors"`
-	// Decode: tokens generated per second, all requests together, of 16 at a time with short prompts.
+	// Decode: generated tokens per second over all requests, with 16 concurrent requests with short prompts.
 	DecodeTokensPerSecond float64 `json:"decode_tokens_per_second"`
 	DecodeToGoal          float64 `json:"decode_to_goal"`
-	// Prefill: prompt tokens per second, of 4 requests at a time with prompts of 512 tokens.
+	// Prefill: prompt tokens per second, with 4 concurrent requests with prompts of 512 tokens.
 	PrefillTokensPerSecond float64 `json:"prefill_tokens_per_second"`
 	PrefillToGoal          float64 `json:"prefill_to_goal"`
-	// Through the router, the same decoding.
+	// Routed decode: the same decoding through the request router.
 	RoutedDecodeTokensPerSecond float64 `json:"routed_decode_tokens_per_second"`
 	RoutedToDirect              float64 `json:"routed_to_direct"`
-	// Router is the request router in front of an engine that answers at once.
+	// Router is the cost of the request router in front of an engine that answers immediately.
 	Router *routerResult `json:"router"`
-	// Solver holds solves at the scale of large models.
+	// Solver holds the results of solves at the scale of large models.
 	Solver []solverResult `json:"solver"`
 }
 
@@ -111,7 +117,7 @@ func run(ctx context.Context) error {
 	if len(os.Args) >= 2 && os.Args[1] == processArgument {
 		return runProcess(ctx, os.Args[2:])
 	}
-	// Before all else has filled caches and memory.
+	// The router runs first, before other benchmarks fill caches and memory.
 	var routed *routerResult
 	if len(os.Args) < 2 || os.Args[1] == "router" {
 		var err error
@@ -166,7 +172,7 @@ func run(ctx context.Context) error {
 	return out.Encode(r)
 }
 
-// startEngine runs the reference engine in this process and returns its address once it serves.
+// startEngine runs the reference engine in this process, waits until it serves, and returns its address.
 func startEngine(ctx context.Context) (string, error) {
 	options := refengine.DefaultOptions()
 	options.ModelPath = checkpoint
@@ -193,10 +199,10 @@ func startEngine(ctx context.Context) (string, error) {
 			}
 		}
 	}
-	return "", errors.New("the engine does not serve within a minute")
+	return "", errors.New("the engine does not serve within 1 minute")
 }
 
-// load sends requests, some at a time, each with a random prompt of its own, and returns the time that all took.
+// load sends requests with different random prompts, a number of them concurrently, and returns the total time.
 func load(ctx context.Context, url string, requests, concurrency, promptTokens, newTokens int) (time.Duration, error) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: concurrency}}
 	group, ctx := errgroup.WithContext(ctx)

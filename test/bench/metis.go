@@ -21,32 +21,33 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// metisTrace is the trace of the comparison with METIS, unless the command line names another.
+// metisTrace is the default trace of the comparison with METIS.
 const metisTrace = "solver/testdata/tiny-32e-top4.safetensors.zst"
 
-// metisResult compares our search with METIS on one trace and EP size: the same profile, tables, dispatch and test requests.
+// metisResult compares our search with METIS on one trace and EP size, with the same profile, tables, dispatch and test
+// requests.
 type metisResult struct {
 	Trace string `json:"trace"`
 	Ranks int    `json:"ep_size"`
-	// Methods are ours first, then METIS on each of its graphs.
+	// Methods holds our method first, then METIS on each graph.
 	Methods []metisMethod `json:"methods"`
 }
 
 type metisMethod struct {
 	Name string `json:"name"`
-	// Seconds is the search, on all processors; CPU its processor time. METIS's include the files through which it is given the
-	// graph, not the counts, which all methods share.
+	// Seconds is the time of the search on all processors, CPU its processor time. For METIS, both include writing and
+	// reading the graph files. They exclude the counts, which all methods share.
 	Seconds float64 `json:"seconds"`
 	CPU     float64 `json:"cpu_seconds"`
-	// FreeLAR and EqualLAR are held-out local activation rates of the token table with free and with equal shards.
+	// FreeLAR and EqualLAR are the held-out local activation rates of the token table with free and with equal shards.
 	FreeLAR  float64 `json:"lar_free_shards"`
 	EqualLAR float64 `json:"lar_equal_shards"`
 }
 
-// benchMETIS needs gpmetis.
+// benchMETIS compares our search with METIS. It requires the program gpmetis.
 func benchMETIS(ctx context.Context, path string) ([]metisResult, error) {
 	if _, err := exec.LookPath("gpmetis"); err != nil {
-		return nil, errors.New("gpmetis is not installed: it is in the package metis")
+		return nil, errors.New("gpmetis is not installed; install the package metis")
 	}
 	t, err := trace.Open(ctx, path)
 	if err != nil {
@@ -106,7 +107,7 @@ func placeOurs(ctx context.Context, t *trace.Trace, counts []affinity.Counts, ra
 	return result.Placement, cpuSeconds() - before, err
 }
 
-// heldOut scores a placement with its token table.
+// heldOut evaluates a placement and its token table on the test requests.
 func heldOut(ctx context.Context, t *trace.Trace, p *placement.Placement, counts []affinity.Counts, test []int) (free, equal float64, err error) {
 	hosts := make([]affinity.Hosts, len(counts))
 	for l := range hosts {
@@ -126,17 +127,18 @@ func heldOut(ctx context.Context, t *trace.Trace, p *placement.Placement, counts
 	return free, report.LAR, err
 }
 
-// graph is an undirected graph for METIS: weights of each vertex, one per constraint, and its neighbours, from 0, with the weights
-// of their edges. The first vertices are the experts.
+// graph is an undirected graph for METIS. weights holds the weights of each vertex, one per constraint; edges holds the
+// neighbors of each vertex, numbered from 0, and the edge weights. The first vertices are the experts.
 type graph struct {
 	weights [][]int
 	edges   [][][2]int
-	// slack is how far each constraint may be exceeded.
+	// slack is the allowed imbalance of each constraint.
 	slack string
 }
 
-// bipartite has the experts, which must be equally many per part, the token ids, which must be balanced by occurrences, and an edge
-// wherever a token id activated an expert: its cut are the remote activations.
+// bipartite returns a graph of experts and token IDs with an edge for each token ID and expert that it activated. Each
+// part must have the same number of experts and balanced occurrences of token IDs. The weight of the cut is the number
+// of remote activations.
 func bipartite(c *affinity.Counts) graph {
 	g := graph{weights: make([][]int, c.Experts), edges: make([][][2]int, c.Experts), slack: "1.001 1.05"}
 	for e := range g.weights {
@@ -157,7 +159,7 @@ func bipartite(c *affinity.Counts) graph {
 	return g
 }
 
-// coactivated has the experts alone, and an edge wherever a token activated both.
+// coactivated returns a graph of only the experts, with an edge between two experts that a token activated together.
 func coactivated(p *affinity.Pairs) graph {
 	g := graph{weights: make([][]int, p.Experts), edges: make([][][2]int, p.Experts), slack: "1.001"}
 	for e := range p.Experts {
@@ -171,7 +173,8 @@ func coactivated(p *affinity.Pairs) graph {
 	return g
 }
 
-// write writes METIS's file format: a header, and a line for each vertex with its weights and its neighbours from 1 on.
+// write writes the graph in the file format of METIS: a header, and a line for each vertex with its weights and its
+// neighbors, numbered from 1.
 func (g *graph) write(path string) error {
 	file, err := os.Create(path)
 	if err != nil {
@@ -201,7 +204,7 @@ func (g *graph) write(path string) error {
 	return out.Flush()
 }
 
-// part runs METIS and returns the part of each vertex, and the processor time that it took.
+// part runs METIS and returns the part of each vertex and the processor time of METIS.
 func (g *graph) part(ctx context.Context, path string, parts int) ([]int, time.Duration, error) {
 	if err := g.write(path); err != nil {
 		return nil, 0, err
@@ -221,17 +224,17 @@ func (g *graph) part(ctx context.Context, path string, parts int) ([]int, time.D
 	for lines.Scan() {
 		p, err := strconv.Atoi(lines.Text())
 		if err != nil || p < 0 || p >= parts {
-			return nil, 0, fmt.Errorf("gpmetis wrote %q as part of vertex %d; allowed is 0 to %d", lines.Text(), len(part), parts-1)
+			return nil, 0, fmt.Errorf("gpmetis wrote %q as the part of vertex %d; want a number from 0 to %d", lines.Text(), len(part), parts-1)
 		}
 		part = append(part, p)
 	}
 	if len(part) != len(g.weights) {
-		return nil, 0, fmt.Errorf("gpmetis wrote %d parts of %d vertices", len(part), len(g.weights))
+		return nil, 0, fmt.Errorf("gpmetis wrote parts for %d of %d vertices", len(part), len(g.weights))
 	}
 	return part, taken, lines.Err()
 }
 
-// placeMETIS parts every layer's graph, and repairs the parts of the experts to equal numbers.
+// placeMETIS partitions the graph of every layer, and repairs the parts so that each has the same number of experts.
 func placeMETIS(ctx context.Context, t *trace.Trace, counts []affinity.Counts, ranks int, of func(layer int) graph) (*placement.Placement, float64, error) {
 	dir, err := os.MkdirTemp("", "bench-metis-")
 	if err != nil {
@@ -261,7 +264,8 @@ func placeMETIS(ctx context.Context, t *trace.Trace, counts []affinity.Counts, r
 	return p, cpuSeconds() - before + time.Duration(theirs.Load()).Seconds(), err
 }
 
-// repaired assigns experts exactly, equally many to each part, by the weight of their edges into the parts.
+// repaired assigns the same number of experts to each part. It maximizes the weight of the experts' edges into their
+// parts with an exact assignment.
 func repaired(g *graph, part []int, experts, ranks int) []int {
 	weight := make([]float32, experts*ranks)
 	for e := range experts {

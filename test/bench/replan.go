@@ -18,7 +18,8 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// replanResult is what plans recover of the local activation rate that was lost when other kinds of text came, means over seeds.
+// replanResult is the share of the lost local activation rate that re-plans recover after a change of the kinds of
+// text, as means over seeds.
 type replanResult struct {
 	Trace     string              `json:"trace"`
 	Attention placement.Attention `json:"attention"`
@@ -26,8 +27,8 @@ type replanResult struct {
 	Shards    cost.ShardRule      `json:"shards"`
 	Ranks     int                 `json:"ep_size"`
 	Seeds     int                 `json:"seeds"`
-	// Own is the rate of the old plan on held-out requests of its own kinds of text, Served on those that are served now; Scratch is
-	// that of a plan made from PoolTokens of these and nothing else.
+	// Own is the rate of the old plan on held-out requests of its own kinds of text, Served on the kinds of text that
+	// are served now. Scratch is the rate of a plan from PoolTokens tokens of the served kinds only.
 	Own        float64 `json:"own_lar"`
 	Served     float64 `json:"served_lar"`
 	Scratch    float64 `json:"scratch_lar"`
@@ -36,8 +37,9 @@ type replanResult struct {
 	Live []liveResult `json:"live"`
 }
 
-// liveResult is a re-plan that learns from Tokens recent tokens; those that it holds out to judge by come on top. Tables and Layout are what new tables, and
-// a new placement, recover of Scratch - Served: the mean, and every seed's.
+// liveResult is the result of a re-plan that learns from Tokens recent tokens, not including the held-out tokens for
+// its evaluation. Tables and Layout are the shares of Scratch - Served that new tables and a new placement recover: the
+// mean, and the value of every seed.
 type liveResult struct {
 	Tokens      int       `json:"tokens"`
 	Tables      float64   `json:"tables_recovered"`
@@ -46,11 +48,11 @@ type liveResult struct {
 	LayoutSeeds []float64 `json:"layout_seeds"`
 	// Moved is the share of all experts that the new placement moves.
 	Moved float64 `json:"moved"`
-	// Trust are the occurrences that old rows weighed at most, in the seeds' order.
+	// Trust holds the maximum weights of old rows, in occurrences, in the order of the seeds.
 	Trust []float64 `json:"trust"`
 }
 
-// replanBench are the flags of the measurement.
+// replanBench holds the flags of the benchmark.
 type replanBench struct {
 	trace, attention, forecast, shards, learnt, served, tokens string
 	ranks, seeds, train                                        int
@@ -71,7 +73,7 @@ func benchReplan(ctx context.Context, args []string) (*replanResult, error) {
 	flags.StringVar(&b.learnt, "learnt", "c,go,js,python,sql,yamljson", "kinds of text that the old plan is made from")
 	flags.StringVar(&b.served, "served", "chinese,english,french,german,japanese,russian,spanish", "kinds of text that are served")
 	flags.StringVar(&b.tokens, "tokens", "10000,25000,50000,100000", "numbers of recent tokens")
-	flags.BoolVar(&b.counts, "counts", false, "plan from counts of the recent tokens, of which all are learnt from in the end: the numbers are of them all")
+	flags.BoolVar(&b.counts, "counts", false, "plan from counts of the recent tokens; the final plan learns from all of them, so that token numbers include held-out ones")
 	embeddings := flags.String("embeddings", "", "as for semmoe solve, for all plans; not with -counts")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
@@ -109,7 +111,7 @@ func benchReplan(ctx context.Context, args []string) (*replanResult, error) {
 	return r, nil
 }
 
-// halves are the requests of some kinds of text in two parts of whole documents.
+// halves splits the requests of some kinds of text into two parts, by whole documents.
 func halves(t *trace.Trace, kinds string, seed uint64) (first, second *trace.Trace, err error) {
 	var requests []int
 	for request := range t.Requests() {
@@ -125,7 +127,7 @@ func halves(t *trace.Trace, kinds string, seed uint64) (first, second *trace.Tra
 	return of.Subset(a), of.Subset(b), nil
 }
 
-// add measures one split.
+// add runs one split and adds its results.
 func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, seed uint64) error {
 	learnt, own, err := halves(t, b.learnt, seed)
 	if err != nil {
@@ -135,7 +137,7 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 	if err != nil {
 		return err
 	}
-	// The kinds of text of live requests are not known.
+	// The kinds of text of live requests are unknown.
 	learnt.Domains, pool.Domains = nil, nil
 	options := solver.Options{
 		Ranks: b.ranks, Attention: r.Attention, Algorithm: placement.Auto, Forecast: solver.Forecast(b.forecast), TrainPercent: 99, Seed: seed,
@@ -181,7 +183,7 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 			return err
 		}
 		layout := 0.0
-		if found.Layout.Plan != nil { // of counts alone there may be none
+		if found.Layout.Plan != nil { // with counts only, there may be no layout
 			if layout, err = recovered(found.Layout.Plan); err != nil {
 				return err
 			}
@@ -190,12 +192,12 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 		live.Layout += share * layout
 		live.TablesSeeds, live.LayoutSeeds = append(live.TablesSeeds, tables), append(live.LayoutSeeds, layout)
 		live.Moved += share * float64(found.Layout.Moves) / float64(len(t.Model.Layers)*t.Model.Experts)
-		live.Trust = append(live.Trust, min(float64(found.Trust), 1e9)) // JSON knows no infinity
+		live.Trust = append(live.Trust, min(float64(found.Trust), 1e9)) // JSON has no infinity
 	}
 	return nil
 }
 
-// replan makes a plan for a sample of the pool.
+// replan solves a re-plan from a sample of the pool.
 func (b *replanBench) replan(ctx context.Context, pool, learnt *trace.Trace, tokens int, old *solver.Plan, o solver.ReplanOptions) (*solver.Replanned, error) {
 	if !b.counts {
 		recent := pool.Subset(trace.Sample(pool, pool.AllRequests(), tokens*100/b.train, o.Seed))
@@ -212,7 +214,7 @@ func (b *replanBench) replan(ctx context.Context, pool, learnt *trace.Trace, tok
 	return solver.ReplanCounts(ctx, solver.CountedProfile{Layers: recent}, before, old, o)
 }
 
-// rateOf is the local activation rate of a plan on all requests of a trace.
+// rateOf returns the local activation rate of a plan on all requests of a trace.
 func (b *replanBench) rateOf(ctx context.Context, t *trace.Trace, p *solver.Plan) (float64, error) {
 	o := solver.DefaultEvaluation()
 	o.Shards = cost.ShardRule(b.shards)

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// The generated checkpoint: 8 GiB in shards, a tensor per expert and projection.
+	// The generated checkpoint has 8 GiB in shards, with one tensor per expert and projection.
 	reshuffleLayers, reshuffleExperts, reshuffleShards = 32, 64, 16
 	// Each of the three projections of an expert has this many BF16 elements.
 	reshuffleRows, reshuffleColumns = 1408 / 2, 1024
@@ -23,20 +23,20 @@ const (
 	reshuffleGoal, memoryGoalMiB    = 0.9, 256
 )
 
-// reshuffleResult compares `semmoe reshuffle` with copying the same files, alternately, in one run.
+// reshuffleResult compares `semmoe reshuffle` with copying the same files. The two alternate in one run.
 type reshuffleResult struct {
 	GiB float64 `json:"gib"`
-	// Reshuffle and Copy are the medians of the seconds of `semmoe reshuffle` and of `cp --reflink=never` with sync.
+	// Reshuffle and Copy are the median seconds of `semmoe reshuffle` and of `cp --reflink=never` with sync.
 	Reshuffle float64 `json:"reshuffle_seconds"`
 	Copy      float64 `json:"copy_seconds"`
-	// SpeedToCopy is how many times as fast as the copy it is.
+	// SpeedToCopy is the speed of `semmoe reshuffle` relative to the copy.
 	SpeedToCopy float64 `json:"speed_to_copy"`
 	Goal        float64 `json:"speed_goal"`
 	PeakMiB     float64 `json:"peak_mib"`
 	MemoryGoal  float64 `json:"peak_goal_mib"`
 }
 
-// benchReshuffle makes a checkpoint in a temporary directory, which must hold three times its size.
+// benchReshuffle generates a checkpoint in a temporary directory. The disk must have room for three times its size.
 func benchReshuffle(ctx context.Context) (reshuffleResult, error) {
 	dir, err := os.MkdirTemp("", "bench-reshuffle-")
 	if err != nil {
@@ -72,7 +72,8 @@ func benchReshuffle(ctx context.Context) (reshuffleResult, error) {
 	return r, nil
 }
 
-// timed runs a command that makes a directory, and removes the directory: each run has a cold target.
+// timed runs a command that creates a directory, and then removes the directory, so that each run writes to a new
+// target.
 func timed(ctx context.Context, made string, name string, args ...string) (seconds, peakMiB float64, err error) {
 	command := exec.CommandContext(ctx, name, args...)
 	command.Stderr = os.Stderr
@@ -87,7 +88,7 @@ func timed(ctx context.Context, made string, name string, args ...string) (secon
 	if err := os.RemoveAll(made); err != nil {
 		return 0, 0, err
 	}
-	// What the removal leaves to write must not be counted for the next run.
+	// Flush the writes of the removal, so that they do not count for the next run.
 	syscall.Sync()
 	return seconds, peakMiB, nil
 }
@@ -98,7 +99,7 @@ type tensorEntry struct {
 	Offsets [2]int64 `json:"data_offsets"`
 }
 
-// writeModel writes a checkpoint of a Qwen3-MoE shape with random bytes, and returns its size.
+// writeModel writes a checkpoint with the shape of Qwen3-MoE and random bytes, and returns its size in bytes.
 func writeModel(dir string) (int64, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return 0, err
@@ -174,7 +175,7 @@ func writeShard(path string, shard int, named func(tensor string)) (int64, error
 	chunk := make([]byte, 1<<20)
 	for left := end; left > 0; left -= int64(len(chunk)) {
 		chunk = chunk[:min(int64(cap(chunk)), left)]
-		random.Read(chunk) //nolint:errcheck // it never fails
+		random.Read(chunk) //nolint:errcheck // never fails
 		if _, err := file.Write(chunk); err != nil {
 			return 0, err
 		}

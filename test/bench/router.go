@@ -21,7 +21,7 @@ import (
 	"github.com/semmoe/operator/internal/router"
 )
 
-// The goals of the request router, on two cores.
+// Goals of the request router on two cores.
 const (
 	routerCPUGoal     = 2.5 // times the reverse proxy's
 	addedMedianGoal   = 1   // milliseconds
@@ -33,36 +33,36 @@ const (
 	requestsPerSecond = 500
 )
 
-// routerResult is what the request router costs in front of an engine that answers at once. Router, reverse proxy and
-// engine are processes of their own.
+// routerResult is the cost of the request router in front of an engine that answers immediately. Router, reverse proxy
+// and engine are separate processes.
 type routerResult struct {
 	Processors int `json:"processors"`
-	// CPU is processor time per request with a prompt of 1,000 tokens that was not seen before, as the median of rounds in
-	// which reverse proxy and router take turns; the proxy decodes the JSON and does nothing else.
+	// CPU is the processor time per request with a new prompt of 1,000 tokens, as the median over rounds in which
+	// reverse proxy and router alternate. The proxy only decodes the JSON.
 	RouterCPU   float64 `json:"router_cpu_us_per_request"`
 	BaselineCPU float64 `json:"baseline_cpu_us_per_request"`
 	CPURatio    float64 `json:"router_cpu_to_baseline"`
 	CPUGoal     float64 `json:"router_cpu_to_baseline_goal"`
-	// Added is how much later answers come than from the engine itself, at a fixed schedule of 500 requests per second;
-	// times count from the instant at which a request was due.
+	// Added is the latency that the router adds to direct requests to the engine, at a fixed rate of 500 requests per
+	// second. Latency is measured from the scheduled time of a request.
 	AddedMedian float64 `json:"added_p50_ms"`
 	MedianGoal  float64 `json:"added_p50_ms_goal"`
 	AddedP99    float64 `json:"added_p99_ms"`
 	P99Goal     float64 `json:"added_p99_ms_goal"`
 	DirectP50   float64 `json:"direct_p50_ms"`
 	DirectP99   float64 `json:"direct_p99_ms"`
-	// Of a prompt of 1,000 tokens: looking its tokens up for 64 ranks, and tokenizing it.
+	// Times for a prompt of 1,000 tokens: looking up its tokens for 64 ranks (scoring), and tokenizing it.
 	Scoring     float64 `json:"scoring_us"`
 	ScoringGoal float64 `json:"scoring_us_goal"`
 	Tokenizing  float64 `json:"tokenizing_us"`
-	// A prompt of 100,000 tokens: how much later its answer comes than from the engine itself, one at a time, and the same
-	// parts. All of it is tokenized, and at most 16,384 of its tokens, taken evenly, are scored.
+	// Times for a prompt of 100,000 tokens, one request at a time: the added latency, scoring and tokenizing. The
+	// router tokenizes the whole prompt, and scores at most 16,384 evenly spaced tokens.
 	LongAdded       float64 `json:"long_prompt_added_ms"`
 	LongGoal        float64 `json:"long_prompt_added_ms_goal"`
 	LongScoring     float64 `json:"long_prompt_scoring_ms"`
 	LongScoringGoal float64 `json:"long_prompt_scoring_ms_goal"`
 	LongTokenizing  float64 `json:"long_prompt_tokenizing_ms"`
-	// Memory of a router with 500 pods after 5,000 requests.
+	// Resident memory of a router with 500 pods after 5,000 requests.
 	Resident   float64 `json:"router_resident_mib"`
 	MemoryGoal float64 `json:"router_resident_mib_goal"`
 	Peak       float64 `json:"router_peak_mib"`
@@ -77,7 +77,7 @@ func benchRouter(ctx context.Context) (*routerResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer engine.stop() //nolint:errcheck // it has told all that it knows
+	defer engine.stop() //nolint:errcheck // its measurements are complete
 	_, text, err := net.SplitHostPort(engine.address)
 	if err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (r *routerResult) proxying(ctx context.Context, fixture *routerFixture, eng
 	if err != nil {
 		return err
 	}
-	defer baseline.stop() //nolint:errcheck // it has told all that it knows
+	defer baseline.stop() //nolint:errcheck // its measurements are complete
 	proxy, err := startProcess(ctx, routerProcess, snapshot)
 	if err != nil {
 		return err
@@ -141,7 +141,8 @@ func (r *routerResult) proxying(ctx context.Context, fixture *routerFixture, eng
 	return r.longPrompts(ctx, client, fixture, engine, proxy)
 }
 
-// processorTime takes the median of rounds: what else the machine does in one of them does not decide.
+// processorTime measures the processor time per request as the median over rounds, so that other load in one round has
+// no effect.
 func (r *routerResult) processorTime(ctx context.Context, client *loadClient, fixture *routerFixture, baseline, proxy *process) error {
 	const rounds, requests = 7, 1000
 	var plain, routed, ratios []float64
@@ -161,7 +162,7 @@ func (r *routerResult) processorTime(ctx context.Context, client *loadClient, fi
 	return nil
 }
 
-// latency takes turns between the engine and the router, and the median over the rounds of each quantile.
+// latency alternates between the engine and the router, and takes the median of each quantile over the rounds.
 func (r *routerResult) latency(ctx context.Context, client *loadClient, fixture *routerFixture, engine, proxy *process) error {
 	const rounds, seconds = 5, 4
 	var direct50, direct99, added50, added99 []float64
@@ -201,7 +202,7 @@ func (r *routerResult) longPrompts(ctx context.Context, client *loadClient, fixt
 	return nil
 }
 
-// parts measures what the router does with a prompt, in this process, as the median over prompts.
+// parts measures the router's tokenizing and scoring of a prompt in this process, as the median over prompts.
 func (r *routerResult) parts(fixture *routerFixture, file []byte) error {
 	tokens, err := tokenizer.Parse(file)
 	if err != nil {
@@ -235,7 +236,7 @@ func (r *routerResult) memory(ctx context.Context, fixture *routerFixture, snaps
 		return err
 	}
 	proxy.plan = fixture.plan
-	defer proxy.stop() //nolint:errcheck // it has told all that it knows
+	defer proxy.stop() //nolint:errcheck // its measurements are complete
 	if err := newLoadClient().closedLoop(ctx, proxy, fixture.bodies(600, 5000, promptTokens)); err != nil {
 		return err
 	}
@@ -244,15 +245,15 @@ func (r *routerResult) memory(ctx context.Context, fixture *routerFixture, snaps
 	return err
 }
 
-// loadClient sends requests over connections that it keeps.
+// loadClient sends requests over persistent connections.
 type loadClient struct{ http *http.Client }
 
 func newLoadClient() *loadClient {
 	return &loadClient{&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}}
 }
 
-// send sends one request and reads its answer. A router that does not choose the rank by the plan has not done the work
-// that is measured.
+// send sends one request and reads the answer. It fails if the rank was not chosen by the plan, because then the router
+// has not done the work to be measured.
 func (c *loadClient) send(ctx context.Context, target *process, body []byte) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+target.address+"/v1/completions", bytes.NewReader(body))
 	if err != nil {
@@ -274,7 +275,7 @@ func (c *loadClient) send(ctx context.Context, target *process, body []byte) err
 	return err
 }
 
-// closedLoop sends the requests, eight at a time.
+// closedLoop sends the requests, eight concurrently.
 func (c *loadClient) closedLoop(ctx context.Context, target *process, bodies [][]byte) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(8)
@@ -284,7 +285,7 @@ func (c *loadClient) closedLoop(ctx context.Context, target *process, bodies [][
 	return group.Wait()
 }
 
-// cost is the processor time in seconds that a process spends on each of the requests.
+// cost returns the mean processor time of a process per request, in seconds.
 func (c *loadClient) cost(ctx context.Context, target *process, bodies [][]byte) (float64, error) {
 	before, err := target.usage()
 	if err != nil {
@@ -297,8 +298,8 @@ func (c *loadClient) cost(ctx context.Context, target *process, bodies [][]byte)
 	return (after.CPUSeconds - before.CPUSeconds) / float64(len(bodies)), err
 }
 
-// openLoop sends the requests by a fixed schedule, however late the answers come, and returns for each the seconds from
-// the instant at which it was due to the end of its answer.
+// openLoop sends the requests at fixed times, independent of the answers. It returns the latency of each request: the
+// seconds from its scheduled time to the end of its answer.
 func (c *loadClient) openLoop(ctx context.Context, target *process, bodies [][]byte) ([]float64, error) {
 	taken := make([]float64, len(bodies))
 	errs := make([]error, len(bodies))
@@ -321,7 +322,7 @@ func (c *loadClient) openLoop(ctx context.Context, target *process, bodies [][]b
 	return taken, nil
 }
 
-// quantile is the value below which that part of the values lies.
+// quantile returns the value below which the given part of the values lies.
 func quantile(values []float64, part float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[min(int(part*float64(len(sorted))), len(sorted)-1)]

@@ -21,7 +21,7 @@ import (
 	"github.com/semmoe/operator/test/corpus"
 )
 
-// The size of the router's world: the vocabulary of a large model, one plan, many pods.
+// Sizes of the router's inputs: the vocabulary of a large model, one plan, and many pods.
 const (
 	routerVocabulary = 151_000
 	routerRanks      = 64
@@ -30,15 +30,15 @@ const (
 	longPromptTokens = 100_000
 )
 
-// routerFixture is what a router finds in its snapshot directory.
+// routerFixture describes the contents of a router's snapshot directory.
 type routerFixture struct {
-	// plan names the plan as responses do.
+	// plan is the name of the plan in responses.
 	plan  string
 	table *affinity.RankTable
 	words []string
 }
 
-// newRouterFixture makes a plan for a model with a vocabulary of real size, and its tokenizer.
+// newRouterFixture returns a plan for a model with a vocabulary of realistic size, and the tokenizer of the model.
 func newRouterFixture() (*routerFixture, *plan.Artifact, []byte, error) {
 	words := usualWords()
 	tokenizer, err := wordTokenizer(words)
@@ -53,8 +53,8 @@ func newRouterFixture() (*routerFixture, *plan.Artifact, []byte, error) {
 	return &routerFixture{plan: artifact.Digest[:16], table: p.Ranks, words: words}, artifact, tokenizer, nil
 }
 
-// writeSnapshot makes a directory from which a router starts with some pods. Each pod is an address of its own of this
-// machine's loopback network, all of them the same engine.
+// writeSnapshot creates a snapshot directory from which a router starts with some pods. Each pod has a different
+// loopback address. The same engine serves all of them.
 func writeSnapshot(dir string, a *plan.Artifact, tokenizer []byte, port, pods int) error {
 	directory := filepath.Join(dir, "plans", a.Digest)
 	if err := plan.Write(directory, a, []byte("{}")); err != nil {
@@ -73,7 +73,7 @@ func writeSnapshot(dir string, a *plan.Artifact, tokenizer []byte, port, pods in
 	return discovery.SaveSnapshot(dir, backends)
 }
 
-// routerPlan has random scores: what a router computes does not depend on them.
+// routerPlan returns a plan with random scores. The cost of the router does not depend on their values.
 func routerPlan() *solver.Plan {
 	const experts = 128
 	random := rand.New(rand.NewPCG(1, 4))
@@ -92,7 +92,7 @@ func routerPlan() *solver.Plan {
 	}
 }
 
-// usualWords are the words of the corpus, the most frequent first.
+// usualWords returns the words of the corpus, most frequent first.
 func usualWords() []string {
 	count := map[string]int{}
 	for _, document := range corpus.Written() {
@@ -103,8 +103,9 @@ func usualWords() []string {
 	return slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(count[b]-count[a], cmp.Compare(a, b)) })
 }
 
-// wordTokenizer is a tokenizer.json whose tokens are every beginning of " word", for the given words and for made-up ones
-// up to the size of the vocabulary: usual words are one token each, as they are in the vocabularies of large models.
+// wordTokenizer returns a tokenizer.json whose tokens are all prefixes of " word", for the given words and for
+// generated words up to the size of the vocabulary. As in the vocabularies of large models, a frequent word is one
+// token.
 func wordTokenizer(words []string) ([]byte, error) {
 	base, err := os.ReadFile(filepath.Join(checkpoint, "tokenizer.json"))
 	if err != nil {
@@ -145,7 +146,7 @@ func wordTokenizer(words []string) ([]byte, error) {
 	return json.Marshal(file)
 }
 
-// prompt draws usual words by Zipf's law, one token each.
+// prompt returns a prompt of frequent words, drawn by Zipf's law, with one token per word.
 func (f *routerFixture) prompt(random *rand.Rand, tokens int) string {
 	zipf := rand.NewZipf(random, 1.1, 4, uint64(len(f.words)-1))
 	var text strings.Builder
@@ -156,7 +157,7 @@ func (f *routerFixture) prompt(random *rand.Rand, tokens int) string {
 	return text.String()
 }
 
-// bodies are completion requests with prompts of their own.
+// bodies returns the bodies of n completion requests with different prompts.
 func (f *routerFixture) bodies(seed uint64, n, tokens int) [][]byte {
 	random := rand.New(rand.NewPCG(seed, 6))
 	all := make([][]byte, n)

@@ -25,20 +25,21 @@ import (
 	"github.com/semmoe/operator/internal/router"
 )
 
-// processArgument starts this program as one of the processes below, each of which has its own processor time.
+// processArgument is the first argument of this program as one of the child processes below. Separate processes allow
+// to measure the processor time of each.
 const processArgument = "router-process"
 
-// The processes: an engine that answers at once, a reverse proxy that decodes the JSON, and the request router.
+// Child processes: an engine that answers immediately, a reverse proxy that decodes the JSON, and the request router.
 const (
 	engineProcess   = "engine"
 	baselineProcess = "baseline"
 	routerProcess   = "router"
 )
 
-// usage is what a process has used so far.
+// usage is the resource usage of a process since its start.
 type usage struct {
 	CPUSeconds float64 `json:"cpu_seconds"`
-	// ResidentMiB is the memory in use, PeakMiB the most that ever was.
+	// ResidentMiB is the current resident memory, PeakMiB the maximum since the start.
 	ResidentMiB float64 `json:"resident_mib"`
 	PeakMiB     float64 `json:"peak_mib"`
 }
@@ -46,14 +47,14 @@ type usage struct {
 // process is a running child process.
 type process struct {
 	address string
-	// plan is the plan that answers must name; empty for all but a router.
+	// plan is the plan that answers must name; empty except for a router.
 	plan    string
 	command *exec.Cmd
 	input   io.WriteCloser
 	output  *json.Decoder
 }
 
-// startProcess starts this program once more; it ends when the process is stopped or this program ends.
+// startProcess starts this program as a child process, which ends when it is stopped or when this program ends.
 func startProcess(ctx context.Context, args ...string) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -73,12 +74,12 @@ func startProcess(ctx context.Context, args ...string) (*process, error) {
 		return nil, err
 	}
 	if err := p.output.Decode(&p.address); err != nil {
-		return nil, errors.Join(fmt.Errorf("start %v: %w", args, err), p.stop())
+		return nil, errors.Join(fmt.Errorf("failed to start process %v: %w", args, err), p.stop())
 	}
 	return p, nil
 }
 
-// usage asks the process for what it has used.
+// usage asks the process for its resource usage.
 func (p *process) usage() (usage, error) {
 	var u usage
 	if _, err := fmt.Fprintln(p.input); err != nil {
@@ -88,11 +89,12 @@ func (p *process) usage() (usage, error) {
 }
 
 func (p *process) stop() error {
-	p.input.Close() //nolint:errcheck // a process that has ended already
+	p.input.Close() //nolint:errcheck // fails only if the process has ended
 	return p.command.Wait()
 }
 
-// runProcess is the child's side: it serves, tells its address, and answers each line of input by what it has used.
+// runProcess runs a child process. It starts its server, prints the address, and answers each line of input with its
+// resource usage.
 func runProcess(ctx context.Context, args []string) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -133,11 +135,11 @@ func serve(address string, handler http.Handler) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	go http.Serve(listener, handler) //nolint:errcheck // it serves until the process ends
+	go http.Serve(listener, handler) //nolint:errcheck // serves until the process ends
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)), nil
 }
 
-// answerAtOnce is the least that an engine does: it reads the request, and answers one token.
+// answerAtOnce is a minimal engine: it reads the request and answers with one token.
 func answerAtOnce(w http.ResponseWriter, r *http.Request) {
 	io.Copy(io.Discard, r.Body) //nolint:errcheck // the client notices
 	w.Header().Set("Content-Type", "application/json")
@@ -145,7 +147,7 @@ func answerAtOnce(w http.ResponseWriter, r *http.Request) {
 		`"usage":{"prompt_tokens":1000,"completion_tokens":1,"total_tokens":1001}}`)
 }
 
-// decodingProxy is the measure of the router's cost: a reverse proxy that reads a request's body and decodes it.
+// decodingProxy is the baseline of the router's cost: a reverse proxy that reads and decodes the body of each request.
 func decodingProxy(engine string) http.Handler {
 	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: engine})
 	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}
@@ -169,8 +171,8 @@ func decodingProxy(engine string) http.Handler {
 	})
 }
 
-// serveRouter runs the request router as the command does, from its snapshot and the plans beside it: there is no API
-// server and no store.
+// serveRouter runs the request router like the command semmoe router, from a snapshot and the plans in its directory,
+// without an API server and without a store.
 func serveRouter(ctx context.Context, dir string) (string, error) {
 	ports, err := freePorts(3)
 	if err != nil {
@@ -201,7 +203,7 @@ func serveRouter(ctx context.Context, dir string) (string, error) {
 			return net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), nil
 		}
 	}
-	return "", errors.New("the router has no plan within a minute")
+	return "", errors.New("the router has not loaded a plan within 1 minute")
 }
 
 func contains(url, text string) (bool, error) {
@@ -227,7 +229,7 @@ func freePorts(n int) ([]int, error) {
 	return ports, nil
 }
 
-// residentMiB reads the memory of this process, as the system counts it.
+// residentMiB reads the current and the maximum resident memory of this process from the operating system.
 func residentMiB() (now, peak float64, err error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

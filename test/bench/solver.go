@@ -19,28 +19,30 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// solverResult is one solve on generated counts.
+// solverResult is the result of one solve on generated counts.
 type solverResult struct {
 	Shape string `json:"shape"`
-	// Seconds is the solve, CPU the processor time that it took of all processors together; Loading is the part of Seconds that
-	// generated the counts.
+	// Seconds is the time of the solve, CPU its processor time on all processors. Loading is the part of Seconds for
+	// generating the counts.
 	Seconds float64 `json:"seconds"`
 	CPU     float64 `json:"cpu_seconds"`
 	Loading float64 `json:"loading_seconds,omitempty"`
 	Goal    float64 `json:"goal_seconds,omitempty"`
-	// Warm is a second solve that starts from the first one's placement; Moves are the experts that it moves.
+	// Warm is the time of a second solve that starts from the first placement, Moves the number of experts that it
+	// moves.
 	Warm    float64 `json:"warm_seconds"`
 	WarmCPU float64 `json:"warm_cpu_seconds"`
 	Moves   int     `json:"warm_moves"`
-	// Points is the number of placements of the front; 0 where the search is not by time.
+	// Points is the number of placements on the Pareto front; 0 if the search is not by time.
 	Points int `json:"front_points,omitempty"`
 	// LAR is the local activation rate on the profile.
 	LAR float64 `json:"profile_lar"`
-	// SystemMiB is the memory that the process has ever had from the system: at least the peak.
+	// SystemMiB is the total memory that the process has obtained from the operating system: an upper bound of the
+	// peak.
 	SystemMiB uint64 `json:"system_mib"`
 }
 
-// tokenShape is a model as attention TP sees it.
+// tokenShape is the size of a problem with attention TP.
 type tokenShape struct {
 	layers, experts, tokens, ranks int
 	goal                           float64
@@ -102,7 +104,7 @@ func (r *solverResult) solve(ctx context.Context, p placement.Problem, loading *
 	return nil
 }
 
-// cpuSeconds is the processor time of this process so far, or 0 where the system does not tell.
+// cpuSeconds returns the processor time of this process so far, or 0 if the system does not report it.
 func cpuSeconds() float64 {
 	var usage unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &usage) != nil {
@@ -119,8 +121,9 @@ func indices(n int) []int {
 	return list
 }
 
-// generateCounts makes a layer in which token ids have Zipf frequencies and 8 to 40 experts each, mean 20, most of them from
-// two clusters of experts. Its time counts as the solve's: it is written to be fast.
+// generateCounts returns the counts of a layer in which token IDs have Zipf frequencies and 8 to 40 experts each (mean
+// 20), most of them from two clusters of experts. The time of generateCounts is part of the solve's time, so that it
+// must be fast.
 func generateCounts(tokens, experts int, seed uint64) *affinity.Counts {
 	source := rand.NewPCG(seed, 1)
 	const topK, cluster = 8, 32
@@ -139,7 +142,7 @@ func generateCounts(tokens, experts int, seed uint64) *affinity.Counts {
 			drawn[e/64] |= 1 << (e % 64)
 		}
 		for _, until := range [...]int{width / 2, width * 3 / 4} {
-			// A walk with an odd stride meets every expert of the cluster once.
+			// An odd stride visits every expert of the cluster once.
 			first, at, stride := random.below(experts/cluster)*cluster, random.below(cluster), 1+2*random.below(cluster/2)
 			for ; found < until; at += stride {
 				add(order[first+at%cluster])
@@ -161,14 +164,14 @@ func generateCounts(tokens, experts int, seed uint64) *affinity.Counts {
 	return c
 }
 
-// draws makes four small random numbers of each that the source gives.
+// draws splits each random number of the source into four small random numbers.
 type draws struct {
 	source *rand.PCG
 	bits   uint64
 	left   int
 }
 
-// below is a number from 0 to n-1; n is far below 1<<16.
+// below returns a random number from 0 to n-1. n must be far below 1<<16.
 func (d *draws) below(n int) int {
 	if d.left == 0 {
 		d.bits, d.left = d.source.Uint64(), 4

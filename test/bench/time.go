@@ -20,16 +20,19 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// timeResult compares the modelled layer times of plans by several methods.
+// timeResult compares the modelled layer times of plans of several methods.
 type timeResult struct {
 	Cells []timeCell `json:"cells"`
-	// GainCells counts the cells in which ours has the verdict Gain, SlowerGains those of them in which it is slower than no plan.
+	// GainCells is the number of cells in which ours has the verdict Gain, SlowerGains the number of these in which
+	// ours is slower than no plan.
 	GainCells   int `json:"gain_cells"`
 	SlowerGains int `json:"slower_gain_cells"`
-	// WithinHalfPercent is the share of cells in which ours is at most 0.5% slower than the best baseline; Exceptions lists the others.
+	// WithinHalfPercent is the share of cells in which ours is at most 0.5% slower than the best baseline. Exceptions
+	// lists the other cells.
 	WithinHalfPercent float64  `json:"within_half_percent"`
 	Exceptions        []string `json:"exceptions"`
-	// MeanSaved is the saved time of each method over the gain cells in percent: the geometric mean of the ratios to the time without a plan.
+	// MeanSaved is the saved time of each method over the gain cells, in percent, from the geometric mean of the ratios
+	// to the time without a plan.
 	MeanSaved map[string]float64 `json:"geometric_mean_saved_percent"`
 }
 
@@ -42,14 +45,14 @@ type timeCell struct {
 	Hardware  string              `json:"hardware"`
 	PerNode   int                 `json:"ranks_per_node"`
 	Tokens    int                 `json:"batch_tokens"`
-	// BaselineUS is the modelled time of a layer without a plan; Methods are relative to it.
+	// BaselineUS is the modelled time of a layer without a plan. Methods are relative to BaselineUS.
 	BaselineUS float64               `json:"baseline_layer_us"`
 	Methods    map[string]timeMethod `json:"methods"`
 	// lar is the local activation rate of the methods that are solved once for all cells.
 	lar map[string]float64
 }
 
-// timeMethod is a plan by one method.
+// timeMethod is the result of a plan of one method.
 type timeMethod struct {
 	Saved   float64        `json:"saved_percent"`
 	Low     float64        `json:"saved_percent_low"`
@@ -58,18 +61,19 @@ type timeMethod struct {
 	LAR     float64        `json:"lar"`
 }
 
-// ours is the method that is judged.
+// ours is the name of the method that is compared with the others.
 const ours = "time"
 
 // timeShape is the width of a model.
 type timeShape struct{ hidden, expert int }
 
-// timeShapes are widths by which layers are modelled: the hidden size, and the width of an expert. Empty is the trace's own.
+// timeShapes holds the modelled widths by name: the hidden size and the width of an expert. An empty shape keeps the
+// width of the trace.
 var timeShapes = map[string]timeShape{
 	"own": {}, "dsv2-lite": {2048, 1408}, "qwen3-30b": {2048, 768}, "dsv3": {7168, 2048},
 }
 
-// timeBench are the flags of the measurement.
+// timeBench holds the flags of the benchmark.
 type timeBench struct {
 	traces, shapes, ranks, attention, tokens, hardware string
 	train, perNode                                     int
@@ -79,7 +83,7 @@ func benchTime(ctx context.Context, args []string) (*timeResult, error) {
 	var b timeBench
 	flags := flag.NewFlagSet("time", flag.ContinueOnError)
 	flags.StringVar(&b.traces, "traces", metisTrace, "routing traces, separated by commas")
-	flags.StringVar(&b.shapes, "shapes", "qwen3-30b", "widths: own, dsv2-lite, qwen3-30b, dsv3")
+	flags.StringVar(&b.shapes, "shapes", "qwen3-30b", "widths: own (of the trace), dsv2-lite, qwen3-30b, dsv3")
 	flags.StringVar(&b.ranks, "ep", "4,8,16", "EP sizes; those that do not divide the experts are skipped")
 	flags.StringVar(&b.attention, "attention", "dp,tp", "attention modes")
 	flags.StringVar(&b.tokens, "tokens", "4096,16384,65536", "sizes of batches, in tokens over all ranks")
@@ -138,8 +142,8 @@ func benchTime(ctx context.Context, args []string) (*timeResult, error) {
 	return r, nil
 }
 
-// pcie is the name of the built-in profile with the exchange of an island of GPUs that share PCIe 5.0 with 16 lanes: 64 GB/s in each direction, of which
-// collectives reach about three quarters.
+// pcie is the name of the built-in profile with the bandwidth of GPUs connected by PCIe 5.0 x16: 64 GB/s in each
+// direction, of which collectives reach about three quarters.
 const (
 	pcie                    = "h200-pcie"
 	pcieBytesPerMicrosecond = 48e3
@@ -173,7 +177,7 @@ func numbers(list string) ([]int, error) {
 	return out, nil
 }
 
-// widen gives the trace's model another width; its routes stay.
+// widen changes the width of the trace's model. The routes are unchanged.
 func (s timeShape) widen(t *trace.Trace) error {
 	if s.hidden == 0 {
 		return nil
@@ -188,7 +192,7 @@ func (s timeShape) widen(t *trace.Trace) error {
 	return err
 }
 
-// timeMethods are the compared ways to place experts; the names of published algorithms are those of semmoe solve.
+// timeMethods returns the compared placement methods. Published algorithms have the same names as in semmoe solve.
 func timeMethods(o solver.Options) map[string]solver.Options {
 	with := func(by placement.Algorithm, objective placement.Objective, slots int) solver.Options {
 		o := o
@@ -207,8 +211,9 @@ func timeMethods(o solver.Options) map[string]solver.Options {
 	return methods
 }
 
-// measure solves every method, and judges all on the same held-out requests. Plans by activations depend on neither the width of
-// the model nor the hardware, and are solved once; plans by time are solved for each width, hardware profile and batch size.
+// measure solves a plan by every method and evaluates all plans on the same held-out requests. Plans by activations do
+// not depend on the width of the model or the hardware, and are solved once. Plans by time are solved for each width,
+// hardware profile and batch size.
 func (c timeCell) measure(ctx context.Context, t *trace.Trace, o solver.Options, shapes []string, profiles map[string]*hardware.Profile) ([]timeCell, error) {
 	solve := func(name string, t *trace.Trace, o solver.Options) (*solver.Solution, error) {
 		solved, err := solver.Solve(ctx, t, o)
@@ -244,7 +249,7 @@ func (c timeCell) measure(ctx context.Context, t *trace.Trace, o solver.Options,
 					cell.Methods[name] = timeMethod{w.SavedPercent, w.Low, w.High, w.Verdict, lar}
 				}
 				for name, trial := range others {
-					on := *trial // the scores of its routes do not depend on the machines
+					on := *trial // the scores of the routes do not depend on the machines
 					on.Machines = cost.MachinesOf(profiles[machines], o.Ranks, o.RanksPerNode)
 					on.From = cost.LayerOf(&wide.Model, on.Machines, trial.From.Ranks, trial.From.SlotsPerRank)
 					on.To = cost.LayerOf(&wide.Model, on.Machines, trial.To.Ranks, trial.To.SlotsPerRank)
@@ -272,7 +277,7 @@ func (c timeCell) measure(ctx context.Context, t *trace.Trace, o solver.Options,
 	return cells, nil
 }
 
-// summarize compares ours with the other methods that have as much memory.
+// summarize compares ours with the other methods that use the same amount of memory.
 func (r *timeResult) summarize() {
 	logs, within := map[string]float64{}, 0
 	for i := range r.Cells {

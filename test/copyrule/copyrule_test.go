@@ -1,4 +1,5 @@
-// Package copyrule compares what plans count as local under an engine's rule for copies with a restatement of the rule in Python.
+// Package copyrule compares the local activations that plans count under vllm-ascend's copy rule with a Python
+// reimplementation of the rule.
 package copyrule
 
 import (
@@ -20,7 +21,7 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// sums are what the Python program prints.
+// sums is the output of the Python program.
 type sums struct {
 	Total     int `json:"total"`
 	Hosted    int `json:"hosted"`
@@ -28,8 +29,8 @@ type sums struct {
 	Elsewhere int `json:"elsewhere"`
 }
 
-// served counts, by MoE layer, rank and expert, the activations of requests that go to the rank of their highest score in turn of arrival, and
-// what of them the Go code counts as local.
+// served routes the requests in order of arrival with the policy Masked. It returns the number of activations by MoE
+// layer, rank and expert, and the sums of the Go implementation.
 func served(t *testing.T, tr *trace.Trace, p *solver.Plan, requests []int) (counts [][][]int, want sums) {
 	t.Helper()
 	scheduler, err := dispatch.NewScheduler(dispatch.Options{Policy: dispatch.Masked, Ranks: p.Placement.Ranks, Cap: 1.15})
@@ -77,8 +78,10 @@ func served(t *testing.T, tr *trace.Trace, p *solver.Plan, requests []int) (coun
 	return counts, want
 }
 
-// TestRankModulo solves plans for vllm-ascend. The engine uses the local copy of nearly every activation that has one; with a plan for another
-// rule it does not. The Python program counts the same. SEMMOE_COPYRULE_TRACES names a directory with recorded traces, for the figures in the docs.
+// TestRankModulo solves plans with redundant experts for vllm-ascend. With a plan for the engine's copy rule, the
+// engine sends at most 1% of the activations with a copy on their rank to another rank; with a plan for another rule,
+// at least 5%. The Python program must count the same. SEMMOE_COPYRULE_TRACES is a directory with recorded traces, for
+// the figures in the docs.
 func TestRankModulo(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
@@ -107,7 +110,7 @@ func TestRankModulo(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// What the engine does with the plan, whatever rule the plan was solved for.
+				// The engine applies its own rule, independent of the rule that the plan was solved for.
 				asEngine := *solution.Plan.Placement
 				asEngine.CopyRule = placement.RankModuloCopy
 				serving := *solution.Plan
@@ -119,13 +122,13 @@ func TestRankModulo(t *testing.T) {
 					t.Errorf("rule %q (-Go +Python):\n%s", rule, diff)
 				}
 				share := float64(got.Elsewhere) / float64(got.Hosted)
-				t.Logf("rule %q: plan LAR %.4f; as the engine has it: local %.4f, with a copy on the rank %.4f, of these elsewhere %.2f%%", rule,
+				t.Logf("rule %q: plan LAR %.4f; under the engine's rule: local %.4f, with a copy on the rank %.4f, of these %.2f%% sent to another rank", rule,
 					solution.Report.LAR, float64(got.Local)/float64(got.Total), float64(got.Hosted)/float64(got.Total), 100*share)
 				if rule == placement.RankModuloCopy && share > 0.01 {
-					t.Errorf("of the activations with a copy on their rank, the engine sends %.2f%% elsewhere", 100*share)
+					t.Errorf("the engine sends %.2f%% of the activations with a copy on their rank to another rank, want at most 1%%", 100*share)
 				}
 				if rule == placement.NearestCopy && share < 0.05 {
-					t.Errorf("a plan for another rule has %.2f%% elsewhere: the test shows nothing", 100*share)
+					t.Errorf("with a plan for another rule, the engine sends %.2f%% to another rank: want at least 5%% for a meaningful test", 100*share)
 				}
 			}
 		})

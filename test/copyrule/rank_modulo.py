@@ -1,14 +1,14 @@
-"""Counts what vllm-ascend makes local of a plan with redundant experts.
+"""Counts the local activations of a plan with redundant experts under the copy rule of vllm-ascend.
 
-This is a restatement of one rule of vllm-ascend in our own words, to check the Go implementation (solver/placement/copyrule.go) against.
+This reimplements one rule of vllm-ascend as a reference for the Go implementation (solver/placement/copyrule.go).
 Source: generate_log2phy_map in vllm_ascend/eplb/core/eplb_utils.py, v0.20.2rc1, v0.22.1rc1, v0.23.0 and v0.25.1rc1, without tensor
 parallelism: the copies of an expert are numbered in the order of the devices in the map, and device d uses copy d mod n of n.
 
 Usage: rank_modulo.py PLAN_DIR COUNTS.json
 
-COUNTS.json has for each MoE layer, rank and expert how many activations the tokens of the rank have of the expert. Prints one JSON object:
-hosted are the activations on a rank with a copy of their expert, elsewhere those of them that the rule sends to another rank, local those
-that it does not, total all.
+COUNTS.json holds the number of activations by MoE layer, rank of the token, and expert. The program prints one JSON object:
+hosted counts activations on a rank with a copy of their expert. Of these, the rule sends elsewhere to another rank, and keeps local on
+their rank. total counts all activations.
 """
 
 import json
@@ -17,7 +17,7 @@ import sys
 
 
 def devices_of_experts(layer):
-    """Returns, for each expert, the devices with a copy, in the order in which the engine lists them."""
+    """Returns the devices with a copy of each expert, in the order of the engine."""
     found = {}
     for device in sorted(layer["device_list"], key=lambda d: d["device_id"]):
         for expert in dict.fromkeys(device["device_expert"]):
@@ -26,7 +26,7 @@ def devices_of_experts(layer):
 
 
 def used_device(devices, asking):
-    """Returns the device whose copy a device uses."""
+    """Returns the device whose copy the asking device uses."""
     return devices[asking % len(devices)]
 
 

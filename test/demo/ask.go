@@ -17,7 +17,7 @@ import (
 	"github.com/semmoe/operator/internal/router"
 )
 
-// answer is what the served model said to one prompt.
+// answer is the served model's answer to one prompt.
 type answer struct {
 	goldenCase
 	ids      []int
@@ -28,12 +28,12 @@ type answer struct {
 	taken    time.Duration
 }
 
-// ask sends all prompts at once, through the Service and the request router: by token ids on the engine's own route, and
-// as text on the OpenAI route, streamed and not.
+// ask sends all prompts concurrently through the Service and the request router: as token IDs to the engine's /generate
+// route, and as text to the OpenAI completions route, with and without streaming.
 func (d *demo) ask(ctx context.Context, golden []goldenCase) ([]answer, error) {
 	answers := make([]answer, len(golden))
-	err := d.out.step(ctx, fmt.Sprintf("%d prompts answered", len(golden)), func(tell func(string)) error {
-		if len(golden) > 0 { // the first prompt goes ahead, so that its time is that of one request
+	err := d.out.step(ctx, fmt.Sprintf("%d prompts answered", len(golden)), func(update func(string)) error {
+		if len(golden) > 0 { // send the first prompt separately, to time a single request
 			if _, err := d.askOne(ctx, golden[0]); err != nil {
 				return err
 			}
@@ -45,7 +45,7 @@ func (d *demo) ask(ctx context.Context, golden []goldenCase) ([]answer, error) {
 			group.Go(func() (err error) {
 				answers[i], err = d.askOne(ctx, g)
 				if n := done.Add(1); d.out.terminal {
-					tell(fmt.Sprintf("%d of %d", n, len(golden)))
+					update(fmt.Sprintf("%d of %d", n, len(golden)))
 				}
 				return err
 			})
@@ -121,7 +121,7 @@ func (d *demo) post(ctx context.Context, path string, body, into any) (header ht
 	return response.Header, json.NewDecoder(response.Body).Decode(into)
 }
 
-// stream reads a streamed completion to its end and returns the text.
+// stream reads a streamed completion to the end and returns its text.
 func (d *demo) stream(ctx context.Context, body any) (text string, err error) {
 	defer func() { d.ledger.count(ctx, err) }()
 	response, err := d.send(ctx, "/v1/completions", body)

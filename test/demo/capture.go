@@ -16,26 +16,26 @@ import (
 const (
 	// sampledPercent of the requests are sampled while the demo measures the cost of sampling.
 	sampledPercent = 50
-	// maxCaptureRounds bounds how often the demo sends all requests for that. A request router reports the cost after 100
-	// requests of each kind: two rounds are enough for two routers that share the requests equally.
+	// maxCaptureRounds is the maximum number of times that the demo sends all requests to measure the cost. A request
+	// router reports the cost after 100 requests of each kind: two rounds are enough for two routers with equal shares.
 	maxCaptureRounds = 8
 )
 
-// captured is the result of requests half of which are sampled.
+// captured is the result of sending requests while half of them are sampled.
 type captured struct {
 	served *measurement
 	// costs has the cost of sampling that each request router reports.
 	costs []captureCost
 }
 
-// captureCost is the time per token of the sampled requests over the time per token of the others. Both fields are NaN while
-// the request router has too few requests of either kind.
+// captureCost is the time per token of the sampled requests over the time per token of the others. Both fields are NaN
+// while the request router has too few requests of either kind.
 type captureCost struct{ ratio, standardError float64 }
 
 func (c captureCost) known() bool { return !math.IsNaN(c.ratio) && !math.IsNaN(c.standardError) }
 
-// measureCapture samples half of the requests, and sends all requests until each request router reports the cost. Each request
-// opens a connection, so that the requests spread over the routers whichever of them a kept connection leads to.
+// measureCapture samples half of the requests, and sends all requests until each request router reports the cost. Each
+// request opens a new connection, so that the requests are distributed over the routers.
 func (d *demo) measureCapture(ctx context.Context, heldOut []corpus.Request) (c captured, err error) {
 	if err := d.out.step(ctx, fmt.Sprintf("%d%% of the requests sampled", sampledPercent), d.sample(ctx)); err != nil {
 		return c, err
@@ -47,9 +47,9 @@ func (d *demo) measureCapture(ctx context.Context, heldOut []corpus.Request) (c 
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DisableKeepAlives = true
 	spread.client = &http.Client{Transport: transport}
-	return c, d.out.step(ctx, "cost of sampling measured", func(tell func(string)) (err error) {
+	return c, d.out.step(ctx, "cost of sampling measured", func(update func(string)) (err error) {
 		for range maxCaptureRounds {
-			if c.served, err = spread.measure(ctx, heldOut, tell); err != nil {
+			if c.served, err = spread.measure(ctx, heldOut, update); err != nil {
 				return err
 			}
 			if c.costs, err = d.captureCosts(ctx); err != nil || !slices.ContainsFunc(c.costs, func(cost captureCost) bool { return !cost.known() }) {
@@ -75,14 +75,14 @@ func (d *demo) captureCosts(ctx context.Context) (costs []captureCost, err error
 	})
 }
 
-// sample asks for other samples, and waits until all request routers take them.
-func (d *demo) sample(ctx context.Context) func(tell func(string)) error {
-	return func(tell func(string)) error {
+// sample returns a step that sets spec.routing.samplePercent and waits until all request routers use the new value.
+func (d *demo) sample(ctx context.Context) func(update func(string)) error {
+	return func(update func(string)) error {
 		if _, err := d.cluster.run(ctx, nil, "patch", "moed", "-n", namespace, d.name, "--type=merge",
 			"-p", fmt.Sprintf(`{"spec":{"routing":{"samplePercent":%d}}}`, sampledPercent)); err != nil {
 			return err
 		}
-		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+		return poll(ctx, update, func(ctx context.Context) (string, bool, error) {
 			var routers appsv1.Deployment
 			if err := d.read(ctx, &routers, "deployment", d.name+"-router"); err != nil {
 				return "", false, err
@@ -90,7 +90,7 @@ func (d *demo) sample(ctx context.Context) func(tell func(string)) error {
 			asked := slices.Contains(routers.Spec.Template.Spec.Containers[0].Args, fmt.Sprintf("--sample-percent=%d", sampledPercent))
 			s := routers.Status
 			done := asked && s.ObservedGeneration == routers.Generation && s.UpdatedReplicas == *routers.Spec.Replicas && s.Replicas == s.UpdatedReplicas && s.AvailableReplicas == s.Replicas
-			if done { // one that is unused may lead to a router that goes, and end just when a request is sent by it
+			if done { // an idle connection to a terminating router may close while a request is sent
 				d.client.CloseIdleConnections()
 			}
 			return fmt.Sprintf("%d of %d request routers are new, of %d", s.UpdatedReplicas, *routers.Spec.Replicas, s.Replicas), done, nil
@@ -98,9 +98,9 @@ func (d *demo) sample(ctx context.Context) func(tell func(string)) error {
 	}
 }
 
-// checkCapture compares the outputs with those before half of the requests were sampled. At least one request router must report
-// the cost; a cluster whose connections all lead to one router leaves the others without requests. No check judges the cost: other
-// work on the machine of a demo changes it.
+// checkCapture compares the outputs with the outputs before half of the requests were sampled. At least one request
+// router must report the cost: if the cluster routes all connections to one router, the other routers have no requests.
+// No check bounds the cost, because it depends on the load of the machine.
 func checkCapture(before *measurement, c captured) []check {
 	reported, costs := 0, []string(nil)
 	for _, cost := range c.costs {

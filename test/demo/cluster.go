@@ -17,12 +17,12 @@ import (
 	"github.com/semmoe/operator/test/localcluster"
 )
 
-// cluster is where the demo runs.
+// cluster is the cluster in which the demo runs.
 type cluster struct {
 	kubeconfig string
 	kubectl    string
 	local      *localcluster.Cluster // nil for an existing cluster
-	// onNode tells that this machine reaches Services by their own addresses.
+	// onNode is true if this machine reaches Services by their cluster IP.
 	onNode bool
 	stop   func()
 }
@@ -54,7 +54,7 @@ func startCluster(ctx context.Context, s settings, out *progress) (*cluster, err
 		c.local, c.kubeconfig = local, local.Kubeconfig()
 		c.stop = func() {
 			if err := local.Stop(); err != nil {
-				fmt.Fprintln(os.Stderr, "demo: stop the local cluster:", err)
+				fmt.Fprintln(os.Stderr, "demo: failed to stop the local cluster:", err)
 			}
 		}
 		return nil
@@ -75,7 +75,7 @@ func (c *cluster) run(ctx context.Context, stdin []byte, args ...string) (string
 	return stdout.String(), nil
 }
 
-// reach returns an address of 127.0.0.1, or of the Service itself, by which this machine reaches the Service.
+// reach returns an address at which this machine reaches the Service: a forwarded port on 127.0.0.1, or the cluster IP.
 func (c *cluster) reach(ctx context.Context, namespace, service string, port int) (string, error) {
 	if c.local != nil {
 		return c.local.Forward(ctx, namespace, service, port)
@@ -84,7 +84,7 @@ func (c *cluster) reach(ctx context.Context, namespace, service string, port int
 	if err != nil {
 		return "", err
 	}
-	// On a node of the cluster, the Service's own address works; elsewhere only the API server leads in.
+	// On a node of the cluster, the cluster IP works. Other machines reach Services only through the API server.
 	address := net.JoinHostPort(ip, fmt.Sprint(port))
 	if answers(ctx, address, c.onNode) {
 		c.onNode = true
@@ -93,8 +93,9 @@ func (c *cluster) reach(ctx context.Context, namespace, service string, port int
 	return c.portForward(ctx, namespace, service, port)
 }
 
-// answers tells that a Service's address takes connections from this machine. A node refuses them until it has learnt of the first pod, and leads
-// nowhere before it has learnt of the Service: that is waited for, since what the API server forwards breaks off under many requests at a time.
+// answers reports whether a Service's address accepts connections from this machine. It waits up to 30 seconds on a
+// node, because a node refuses connections until it knows the Service's first pod, and drops them until it knows the
+// Service. Waiting is better than port forwarding: forwarded connections break under many concurrent requests.
 func answers(ctx context.Context, address string, onNode bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -127,7 +128,7 @@ func (c *cluster) portForward(ctx context.Context, namespace, service string, po
 	}
 	stop := c.stop
 	c.stop = func() {
-		command.Process.Kill() //nolint:errcheck // it may have ended already
+		command.Process.Kill() //nolint:errcheck // fails only if the process has ended
 		command.Wait()         //nolint:errcheck // killed
 		stop()
 	}
@@ -137,11 +138,11 @@ func (c *cluster) portForward(ctx context.Context, namespace, service string, po
 		if rest, ok := strings.CutPrefix(lines.Text(), "Forwarding from 127.0.0.1:"); ok {
 			local, _, _ := strings.Cut(rest, " ")
 			go func() {
-				for lines.Scan() { // its output must be read, or it blocks
+				for lines.Scan() { // kubectl blocks if its output is not read
 				}
 			}()
 			return "127.0.0.1:" + local, nil
 		}
 	}
-	return "", errors.New("kubectl port-forward ended before it forwarded")
+	return "", errors.New("kubectl port-forward ended before it printed a local port")
 }

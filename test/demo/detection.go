@@ -16,14 +16,14 @@ import (
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// sampled is a request that a router has sampled, as the plan's test sees it.
+// sampled is a request that a router has sampled, as input of the plan's drift test.
 type sampled struct {
 	at time.Time
 	drift.Sample
 }
 
-// sampledUnder reads what the request routers have sampled and scored under a plan with its own tables, in order of time. Each
-// remembers the last 1,024.
+// sampledUnder reads the samples that the request routers scored under a plan with the tables of the same plan, in
+// order of time. Each router keeps its last 1,024 samples.
 func (d *demo) sampledUnder(ctx context.Context, planDigest string) ([]sampled, error) {
 	var samples []sampled
 	err := d.eachReport(ctx, func(report lar.Report) error {
@@ -42,7 +42,7 @@ func (d *demo) sampledUnder(ctx context.Context, planDigest string) ([]sampled, 
 	return samples, err
 }
 
-// calibration reads what a plan judges the samples of its requests by.
+// calibration reads the calibration of the plan's drift test.
 func (d *demo) calibration(ctx context.Context, p *semmoev1.PlacementPlan) (*drift.Calibration, error) {
 	held := &corev1.ConfigMap{}
 	if err := d.read(ctx, held, "configmap", p.Status.ConfigMap); err != nil {
@@ -50,7 +50,7 @@ func (d *demo) calibration(ctx context.Context, p *semmoev1.PlacementPlan) (*dri
 	}
 	text, has := held.Data[plan.DriftFile]
 	if !has {
-		return nil, fmt.Errorf("PlacementPlan %s has no test for drift: its profile has too few requests", p.Name)
+		return nil, fmt.Errorf("PlacementPlan %s has no drift test: its profile has too few requests", p.Name)
 	}
 	calibration := &drift.Calibration{}
 	if err := json.Unmarshal([]byte(text), calibration); err != nil {
@@ -59,15 +59,16 @@ func (d *demo) calibration(ctx context.Context, p *semmoev1.PlacementPlan) (*dri
 	return calibration, calibration.Validate()
 }
 
-// detection is what the test of a plan says of samples, some of which came after the traffic had changed.
+// detection is the result of the drift test on samples from before and after a change of the traffic.
 type detection struct {
-	// usual is the number of samples before the change, Falsely how many of them the test took for drift.
+	// usual is the number of samples before the change, falsely the number of these at which the test raised an alarm.
 	usual, falsely int
-	// changed is the number of samples after it, needed how many of them the test needed for its alarm; 0 where it raised none.
+	// changed is the number of samples after the change, needed the number of these until the first alarm; 0 without an
+	// alarm.
 	changed, needed int
 }
 
-// detect runs the test along the samples; those after the time are of changed traffic.
+// detect runs the drift test on the samples in order. Samples after the time change are changed traffic.
 func detect(calibration *drift.Calibration, samples []sampled, change time.Time) detection {
 	var found detection
 	var statistic drift.Statistic
@@ -89,10 +90,10 @@ func detect(calibration *drift.Calibration, samples []sampled, change time.Time)
 	return found
 }
 
-// lastSample is when the last of the samples was taken.
+// lastSample returns the time of the last sample.
 func lastSample(samples []sampled) (time.Time, error) {
 	if len(samples) == 0 {
-		return time.Time{}, errors.New("the request routers have scored no request by the plan")
+		return time.Time{}, errors.New("the request routers have scored no request under the plan")
 	}
 	return samples[len(samples)-1].at, nil
 }

@@ -16,13 +16,13 @@ var firstManifest string
 // firstDeployment is the MoEDeployment of the first act.
 const firstDeployment = "tiny"
 
-// leastHeldOut is the number of requests below which window figures mean little.
-const leastHeldOut = 400
+// minHeldOut is the minimum number of held-out requests. With fewer requests, window figures are not meaningful.
+const minHeldOut = 400
 
-// firstAct serves the model, profiles it, and compares the plan that it leads to with the default placement.
+// firstAct serves and profiles the model, and compares the resulting plan with the default placement.
 func (d *demo) firstAct(ctx context.Context, texts texts) ([]check, error) {
-	if len(texts.heldOut) < leastHeldOut {
-		return nil, fmt.Errorf("the corpus has %d held-out requests on this machine; at least %d are needed", len(texts.heldOut), leastHeldOut)
+	if len(texts.heldOut) < minHeldOut {
+		return nil, fmt.Errorf("the corpus has %d held-out requests on this machine; at least %d are needed", len(texts.heldOut), minHeldOut)
 	}
 	if err := d.applyDataset(ctx, "corpus", texts.train); err != nil {
 		return nil, err
@@ -42,7 +42,8 @@ func (d *demo) firstAct(ctx context.Context, texts texts) ([]check, error) {
 	return r.checks, nil
 }
 
-// closeLoop waits for the plan, measures the default placement, lets the plan be rolled out, and measures again.
+// closeLoop waits for the plan, measures the default placement, approves the plan, and measures the plan after its
+// rollout.
 func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *report) error {
 	if err := d.out.step(ctx, "model profiled", d.waitCondition(ctx, semmoev1.ConditionProfiled, d.profileProgress)); err != nil {
 		return err
@@ -50,8 +51,8 @@ func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *repor
 	if err := d.out.step(ctx, "plan solved", d.waitCondition(ctx, semmoev1.ConditionPlanned, nil)); err != nil {
 		return err
 	}
-	if err := d.out.step(ctx, "default placement measured", func(tell func(string)) (err error) {
-		r.before, err = d.measure(ctx, heldOut, tell)
+	if err := d.out.step(ctx, "default placement measured", func(update func(string)) (err error) {
+		r.before, err = d.measure(ctx, heldOut, update)
 		return err
 	}); err != nil {
 		return err
@@ -71,17 +72,17 @@ func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *repor
 		return err
 	}
 	if moed.Status.PlanDigest == "" || moed.Status.LAR == nil || moed.Status.LAR.PredictedMilli == nil {
-		return fmt.Errorf("the status of the MoEDeployment names plan %q and the local activation rate %+v: want a plan and its prediction", moed.Status.PlanDigest, moed.Status.LAR)
+		return fmt.Errorf("the status of the MoEDeployment has plan %q and local activation rate %+v: want a plan and a predicted rate", moed.Status.PlanDigest, moed.Status.LAR)
 	}
 	r.plan, r.predicted = moed.Status.PlanDigest, float64(*moed.Status.LAR.PredictedMilli)/1000
 	r.checks = append(r.checks, checkPlan(r.before, r.after, r.plan, r.predicted)...)
 
-	if r.inTurn, err = d.measureInTurn(ctx, heldOut); err != nil {
+	if r.roundRobin, err = d.measureRoundRobin(ctx, heldOut); err != nil {
 		return err
 	}
-	r.checks = append(r.checks, checkInTurn(r.after, r.inTurn)...)
+	r.checks = append(r.checks, checkRoundRobin(r.after, r.roundRobin)...)
 
-	if err := d.out.step(ctx, "reshuffled weights asked for", func(func(string)) error { return d.reshuffle(ctx) }); err != nil {
+	if err := d.out.step(ctx, "reshuffled weights requested", func(func(string)) error { return d.reshuffle(ctx) }); err != nil {
 		return err
 	}
 	if r.reshuffled, err = d.measurePlan(ctx, "reshuffled weights", heldOut); err != nil {
@@ -97,7 +98,7 @@ func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *repor
 	return nil
 }
 
-// measurePlan waits until the plan is in service, and measures it.
+// measurePlan waits until the plan is rolled out and loaded by the request routers, and measures it.
 func (d *demo) measurePlan(ctx context.Context, what string, heldOut []corpus.Request) (*measurement, error) {
 	if err := d.out.step(ctx, what+" rolled out", d.waitCondition(ctx, semmoev1.ConditionRolledOut, nil)); err != nil {
 		return nil, err
@@ -106,8 +107,8 @@ func (d *demo) measurePlan(ctx context.Context, what string, heldOut []corpus.Re
 		return nil, err
 	}
 	var measured *measurement
-	return measured, d.out.step(ctx, what+" measured", func(tell func(string)) (err error) {
-		if measured, err = d.measure(ctx, heldOut, tell); err != nil {
+	return measured, d.out.step(ctx, what+" measured", func(update func(string)) (err error) {
+		if measured, err = d.measure(ctx, heldOut, update); err != nil {
 			return err
 		}
 		moed, err := d.get(ctx)
@@ -119,13 +120,13 @@ func (d *demo) measurePlan(ctx context.Context, what string, heldOut []corpus.Re
 	})
 }
 
-// reshuffle asks for the same plan without the engine's expert map.
+// reshuffle changes the realization of the plan from the engine's expert map to reshuffled weights.
 func (d *demo) reshuffle(ctx context.Context) error {
 	_, err := d.cluster.run(ctx, nil, "patch", "moed", "-n", namespace, d.name, "--type=merge", "-p", `{"spec":{"placement":{"realization":"ReshuffledWeights"}}}`)
 	return err
 }
 
-// approve names the plan that may be rolled out, as a person would, and returns what it promises.
+// approve approves the plan for rollout with the annotation that a user would set, and returns the plan's forecast.
 func (d *demo) approve(ctx context.Context) (*semmoev1.PlanForecast, error) {
 	moed, err := d.get(ctx)
 	if err != nil {

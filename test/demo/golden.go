@@ -6,13 +6,14 @@ import (
 	"os"
 )
 
-// checkpointDir is the small real model that ships with the project: 4 layers of 32 experts, top-4.
+// checkpointDir is the path of the small trained model in the repository: 4 layers of 32 experts, top-4.
 const checkpointDir = "internal/refengine/testdata/tiny-qwen3moe"
 
-// flipMargin is the margin of a greedy token below which rounding may choose another: what follows is not compared.
+// flipMargin is the margin of a greedy token below which rounding may select another token. Tokens from there on are
+// not compared.
 const flipMargin = 1e-3
 
-// goldenCase is what an independent implementation computed for a prompt.
+// goldenCase is a prompt and its continuation by an independent implementation.
 type goldenCase struct {
 	Name         string    `json:"name"`
 	Text         string    `json:"text"`
@@ -39,7 +40,7 @@ func loadGolden(file string) ([]goldenCase, error) {
 	return golden.Cases, nil
 }
 
-// comparable is how many of the greedy tokens rounding cannot have changed.
+// comparable returns the number of leading greedy tokens that rounding cannot change.
 func (g goldenCase) comparable() int {
 	for i, margin := range g.GreedyMargin {
 		if margin < flipMargin {
@@ -49,7 +50,7 @@ func (g goldenCase) comparable() int {
 	return len(g.GreedyIDs)
 }
 
-// agree is how many leading tokens are the golden ones, among those that can be compared.
+// agree returns the number of leading tokens that equal the golden tokens, among the comparable ones.
 func (g goldenCase) agree(ids []int) int {
 	limit := min(g.comparable(), len(ids))
 	for i := range limit {

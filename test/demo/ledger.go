@@ -7,21 +7,22 @@ import (
 	"sync"
 )
 
-// ledger is kept of all requests of the demo: nothing that the operator does may cost one, or change what is answered.
+// ledger records all requests of the demo. No action of the operator may fail a request or change an answer.
 type ledger struct {
 	mu sync.Mutex
-	// sent counts requests, failed those that were not answered, and failure is why the first of them was not.
+	// sent is the number of requests, failed the number of requests without an answer, failure the error of the first
+	// of these.
 	sent, failed int
 	failure      error
-	// first is the first answer to each prompt. again counts further answers to a prompt that was sent before, changed those
-	// of them that were another.
+	// first holds the first answer to each prompt. again counts answers to repeated prompts, changed those of them that
+	// differ from the first answer.
 	first          map[string][]int
 	again, changed int
 }
 
 func newLedger() *ledger { return &ledger{first: map[string][]int{}} }
 
-// count enters a request. What is broken off because the demo ends has not failed.
+// count records a request. A request that is canceled because the demo ends does not count as failed.
 func (l *ledger) count(ctx context.Context, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -35,7 +36,7 @@ func (l *ledger) count(ctx context.Context, err error) {
 	}
 }
 
-// compare enters the answer to a prompt, as token ids.
+// compare records the answer to a prompt, as token IDs, and compares it with the first answer to the same prompt.
 func (l *ledger) compare(prompt string, output []int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -50,7 +51,7 @@ func (l *ledger) compare(prompt string, output []int) {
 	}
 }
 
-// checks are of all requests until now.
+// checks returns the checks of all requests so far.
 func (l *ledger) checks() []check {
 	l.mu.Lock()
 	defer l.mu.Unlock()

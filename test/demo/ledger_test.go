@@ -15,12 +15,12 @@ func TestLedger(t *testing.T) {
 		enter func(l *ledger)
 		fails []string
 	}{
-		"all is well":                {func(*ledger) {}, nil},
-		"a request has failed":       {func(l *ledger) { l.count(t.Context(), errors.New("502")) }, []string{"no request has failed"}},
-		"a request was broken off":   {func(l *ledger) { l.count(ended, errors.New("context canceled")) }, nil},
-		"another answer":             {func(l *ledger) { l.compare("a", []int{1, 3}) }, []string{"every answer is that given before"}},
-		"a shorter answer":           {func(l *ledger) { l.compare("a", []int{1}) }, []string{"every answer is that given before"}},
-		"the same to another prompt": {func(l *ledger) { l.compare("b", []int{1, 2}) }, nil},
+		"no failure, no change":     {func(*ledger) {}, nil},
+		"a failed request":          {func(l *ledger) { l.count(t.Context(), errors.New("502")) }, []string{"no request has failed"}},
+		"a canceled request":        {func(l *ledger) { l.count(ended, errors.New("context canceled")) }, nil},
+		"a different answer":        {func(l *ledger) { l.compare("a", []int{1, 3}) }, []string{"every answer is that given before"}},
+		"a shorter answer":          {func(l *ledger) { l.compare("a", []int{1}) }, []string{"every answer is that given before"}},
+		"same answer, other prompt": {func(l *ledger) { l.compare("b", []int{1, 2}) }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLedger()
@@ -35,6 +35,6 @@ func TestLedger(t *testing.T) {
 		})
 	}
 	if got := failing(newLedger().checks()); len(got) != 2 {
-		t.Errorf("where nothing was asked, nothing is shown: %v fail", got)
+		t.Errorf("failed checks without any request: %v, want 2", got)
 	}
 }

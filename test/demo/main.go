@@ -1,30 +1,34 @@
-// Command demo is the main job of the operator, seen through public interfaces alone: a cluster, the operator installed by
-// kubectl, and then two acts.
+// Command demo runs the operator's main workflow through public interfaces only. It starts a cluster, installs the
+// operator with kubectl, and runs two acts.
 //
-// First act: a MoEDeployment is applied, its model served, prompts answered, and every answer compared with what the model is
-// known to say. The model is profiled on one half of a corpus, and a plan is solved. The other half is sent to the model
-// under the default placement; then the plan is approved and rolled out, and the same requests are sent again. The local
-// activation rate must rise as the plan has promised, the ranks must stay balanced, and no output may change. Finally, the demo
-// samples half of the requests, and the request routers report the cost of sampling.
+// First act: the demo applies a MoEDeployment, sends prompts to its model, and compares every answer with the reference
+// answers of the model. The operator profiles the model on one half of a corpus and solves a plan. The demo sends the
+// other half under the default placement, approves the plan, waits for the rollout, and sends the same requests again.
+// The local activation rate must rise as the plan predicts, the ranks must stay balanced, and no output may change.
+// Finally, the demo samples half of the requests, and the request routers report the cost of sampling.
 //
-// Second act: a MoEDeployment serves prose, under a plan for prose that its canary has proven. Then program code comes
-// instead. The plan's test must find that within 80 sampled requests, and the operator, which checks once a minute, must report
-// it; it profiles the model by what it has sampled, makes a new plan, and brings it into service: new tables, or a new
-// layout by canary. The local activation rate of code that it has not seen must come to within 10% of what a plan made from scratch
-// gives. A plan that is then pinned, and was solved for experts with other numbers, must be taken back by itself. Requests are
-// sent all the while.
+// Second act: a MoEDeployment serves prose, under a plan for prose that its canary has proven. Then the traffic changes
+// to program code. The plan's drift test must detect the change within 80 sampled requests, and the operator, which
+// checks once a minute, must report it. The operator profiles the model on the sampled requests, solves a new plan, and
+// rolls it out, as new tables or as a new layout with a canary. On held-out code, the local activation rate must be
+// within 10% of the rate of a plan solved from scratch. The demo then pins a plan that was solved for renumbered
+// experts. The operator must roll that plan back without user action. Requests are sent during the whole act.
 //
-// No request of either act may fail, and no prompt may ever get another answer than before.
+// In both acts no request may fail, and repeated prompts must get identical answers.
 //
-// It exits 0 only if all checks that it prints hold.
+// The exit code is 0 only if all printed checks hold.
 //
-// Environment: ACTS=1 or ACTS=2 plays one act alone. KEEP=1 leaves the last act's deployment up until Ctrl-C and prints how to
-// reach it. METRICS=127.0.0.1:9999 lets a Prometheus scrape all processes meanwhile, by http://127.0.0.1:9999/targets.
-// KUBECONFIG names an existing cluster to use instead of a local one; it must be able to pull or hold IMAGE (default semmoe:dev), offer eight of the resource
-// nvidia.com/gpu (any will do: the engine runs on CPUs), and hold the checkpoint at MODEL_PATH on its nodes (default: this
-// repository's own). This machine must reach the addresses of its pods, as a node does: the demo reads the observations of request
-// routers as a manager does. Where it has no default StorageClass, its nodes must share this machine's directories: the artifact
-// store then keeps its files in bin/.
+// Environment variables:
+//
+//   - ACTS=1 or ACTS=2 runs one act only.
+//   - KEEP=1 keeps the last act's deployment until Ctrl-C and prints how to reach it.
+//   - METRICS=127.0.0.1:9999 lets a Prometheus server scrape all processes, through http://127.0.0.1:9999/targets.
+//   - KUBECONFIG names an existing cluster to use instead of a local one. The cluster must be able to pull or hold
+//     IMAGE (default semmoe:dev), offer eight units of the resource nvidia.com/gpu (real GPUs are not needed: the
+//     engine runs on CPUs), and hold the checkpoint at MODEL_PATH on its nodes (default: the checkpoint in this
+//     repository). This machine must reach the pod addresses, as a node does, because the demo reads the
+//     observations of request routers like a manager. In a cluster without a default StorageClass, the nodes must
+//     share this machine's directories: the artifact store then keeps its files in bin/.
 package main
 
 import (
@@ -46,7 +50,7 @@ import (
 
 type settings struct {
 	keep       bool
-	metrics    string // where metrics are offered; empty for nowhere
+	metrics    string // address of the metrics server; empty for none
 	kubeconfig string
 	image      string
 	modelPath  string
@@ -54,7 +58,7 @@ type settings struct {
 	acts       []int // numbers, in order
 }
 
-// acts are all there are, by their numbers less one.
+// acts lists all acts. The index is the act number minus 1.
 var acts = []struct {
 	title, deployment string
 	play              func(d *demo, ctx context.Context, texts texts) ([]check, error)
@@ -101,7 +105,7 @@ func readSettings() (settings, error) {
 	return s, nil
 }
 
-// parseActs reads the numbers of acts, with commas between them; empty is all.
+// parseActs parses a comma-separated list of act numbers. An empty text selects all acts.
 func parseActs(text string) ([]int, error) {
 	var chosen []int
 	for number := range acts {
@@ -110,7 +114,7 @@ func parseActs(text string) ([]int, error) {
 		}
 	}
 	if text != "" && len(chosen) != len(strings.Split(text, ",")) {
-		return nil, fmt.Errorf("ACTS is %q; allowed are numbers from 1 to %d, each once, with commas between them", text, len(acts))
+		return nil, fmt.Errorf("ACTS: %q is invalid: distinct numbers from 1 to %d, separated by commas, are allowed", text, len(acts))
 	}
 	return chosen, nil
 }
@@ -129,7 +133,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { c.stop() }() // more is added to it later
+	defer func() { c.stop() }() // read late: portForward extends stop
 
 	d := &demo{settings: s, cluster: c, out: out, ledger: newLedger(), client: &http.Client{Transport: http.DefaultTransport}}
 	defer d.cleanUp()
@@ -147,7 +151,7 @@ func run(ctx context.Context) error {
 		fmt.Printf("\nAll %d checks hold, in %.0f s.\n", len(checks), time.Since(out.start).Seconds())
 	}
 	if s.keep {
-		last.tellHowToReach(ctx)
+		last.printAccess(ctx)
 		<-ctx.Done()
 	}
 	if failed > 0 {
@@ -156,7 +160,7 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-// play is all acts that are asked for, one after the other. It returns the last one, and all checks.
+// play installs the operator and runs the selected acts in order. It returns the last act, and the checks of all acts.
 func (d *demo) play(ctx context.Context, texts texts) (last *demo, checks []check, err error) {
 	if err := d.install(ctx); err != nil {
 		return nil, nil, err

@@ -13,7 +13,7 @@ func TestParseActs(t *testing.T) {
 	}
 	for _, text := range []string{"0", "3", "1,", "1,1", "all", "1 2"} {
 		if got, err := parseActs(text); err == nil {
-			t.Errorf("%q is taken for %v", text, got)
+			t.Errorf("%q: got acts %v, want an error", text, got)
 		}
 	}
 }

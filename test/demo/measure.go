@@ -19,45 +19,46 @@ import (
 )
 
 const (
-	// newTokens is how many tokens each request generates: enough that a changed model would show, few enough that the
-	// demo is short.
+	// newTokens is the number of tokens that each request generates: enough to detect a changed model, few enough to
+	// keep the demo short.
 	newTokens = 8
-	// inFlight is the number of requests that are sent at the same time.
+	// inFlight is the number of concurrent requests.
 	inFlight = 8
-	// window is the number of requests over which load is compared.
+	// window is the number of requests in the window of the load imbalance.
 	window = 128
-	// orderSeed fixes the order in which the requests arrive.
+	// orderSeed is the random seed of the order of requests.
 	orderSeed = 1
 )
 
-// reply is what came back for one request.
+// reply is the answer to one request.
 type reply struct {
 	output []int
 	pod    string
 	rank   int
 	plan   string
-	// tokens are those of the prompt and those generated: the load of the request.
+	// tokens is the load of the request: the number of prompt tokens and generated tokens.
 	tokens int
-	// taken is from the first byte sent to the last one received.
+	// taken is the time from the first byte sent to the last byte received.
 	taken time.Duration
 }
 
-// measurement is what serving a list of requests showed.
+// measurement is the result of serving a list of requests.
 type measurement struct {
-	// replies are in the order of the list, arrivals are indices into them in the order in which they were sent.
+	// replies are in the order of the list. arrivals are indices into replies, in the order in which the requests were
+	// sent.
 	replies  []reply
 	arrivals []int
-	// activations are what the request routers counted by the plan, engine what the engine itself counted by the experts
-	// that it holds on each rank: an engine that ignores its map would be found out.
+	// activations are counted by the request routers from the plan, engine by the engine from the experts that it holds
+	// on each rank. The two differ if the engine ignores its expert map.
 	activations
 	engine activations
-	// forecast is the rate that the plan forecast for these requests on the ranks that they went to; 0 without a plan. Which
-	// ranks these are depends on the order in which requests happened to arrive.
+	// forecast is the plan's forecast of the rate for these requests on the ranks that served them; 0 without a plan.
+	// The ranks depend on the order in which the requests arrived.
 	forecast float64
 	taken    time.Duration
 }
 
-// activations counts (token, layer, expert) triples, and those of them whose expert was on the rank of the token.
+// activations counts (token, layer, expert) triples: all of them, and those with the expert on the rank of the token.
 type activations struct{ local, all float64 }
 
 func (a activations) lar() float64 { return a.local / a.all }
@@ -74,7 +75,7 @@ func (m *measurement) tokens() int {
 	return sum
 }
 
-// places is how many ranks of all pods have served a request.
+// places returns the number of distinct ranks, over all pods, that served a request.
 func (m *measurement) places() int {
 	type place struct {
 		pod  string
@@ -87,7 +88,7 @@ func (m *measurement) places() int {
 	return len(used)
 }
 
-// milliseconds is the mean time of a request.
+// milliseconds returns the mean time of a request.
 func (m *measurement) milliseconds() float64 {
 	sum := time.Duration(0)
 	for i := range m.replies {
@@ -96,8 +97,9 @@ func (m *measurement) milliseconds() float64 {
 	return float64(sum.Microseconds()) / 1000 / float64(len(m.replies))
 }
 
-// slowerThan is by how much of the other's mean time a request takes longer, with half of the 95% interval. The two have the same requests, which are
-// compared one by one.
+// slowerThan returns the mean additional time of a request, relative to the mean time of a request in other, and half
+// of the width of its 95% interval. Both measurements must have the same requests, because the times are compared
+// pairwise.
 func (m *measurement) slowerThan(other *measurement) (change, interval float64) {
 	n := float64(len(m.replies))
 	mean, squares := 0.0, 0.0
@@ -112,7 +114,7 @@ func (m *measurement) slowerThan(other *measurement) (change, interval float64) 
 	return mean / level, 2 * math.Sqrt(squares/(n-1)/n) / level
 }
 
-// byPlan counts the requests whose rank was chosen by the tables of a plan, told by its short digest.
+// byPlan counts the requests that were routed by the tables of the plan with the given short digest.
 func (m *measurement) byPlan(plan string) int {
 	count := 0
 	for _, r := range m.replies {
@@ -123,14 +125,14 @@ func (m *measurement) byPlan(plan string) int {
 	return count
 }
 
-// windowImbalance is the load of the busiest rank over the mean load, in the last 128 requests, as a mean over time from
-// the 128th request on.
+// windowImbalance returns the load of the busiest rank over the mean load of all ranks in a window of the last 128
+// requests, as a mean over all windows, from the 128th request on.
 func (m *measurement) windowImbalance() float64 {
 	ranks := 0
 	for _, r := range m.replies {
 		ranks = max(ranks, r.rank+1)
 	}
-	load := make([]int, 1+ranks) // the first is of unknown ranks
+	load := make([]int, 1+ranks) // index 0 is for unknown ranks
 	sum, windows, total := 0.0, 0, 0
 	for i, index := range m.arrivals {
 		r := m.replies[index]
@@ -149,9 +151,9 @@ func (m *measurement) windowImbalance() float64 {
 	return sum / float64(windows)
 }
 
-// measure sends all requests in a seeded random order through the Service, and reads from the request routers how many
-// of their activations were local.
-func (d *demo) measure(ctx context.Context, requests []corpus.Request, tell func(string)) (*measurement, error) {
+// measure sends all requests through the Service in a seeded random order, and reads the numbers of local and of all
+// activations from the request routers and the engines.
+func (d *demo) measure(ctx context.Context, requests []corpus.Request, update func(string)) (*measurement, error) {
 	m := &measurement{
 		replies:  make([]reply, len(requests)),
 		arrivals: rand.New(rand.NewPCG(orderSeed, 0)).Perm(len(requests)),
@@ -168,7 +170,7 @@ func (d *demo) measure(ctx context.Context, requests []corpus.Request, tell func
 		group.Go(func() (err error) {
 			m.replies[index], err = d.complete(sending, requests[index].Text)
 			if n := done.Add(1); d.out.terminal || n%100 == 0 {
-				tell(fmt.Sprintf("%d of %d", n, len(requests)))
+				update(fmt.Sprintf("%d of %d", n, len(requests)))
 			}
 			return err
 		})
@@ -183,12 +185,12 @@ func (d *demo) measure(ctx context.Context, requests []corpus.Request, tell func
 	}
 	m.activations, m.engine = after.routers.minus(before.routers), after.engines.minus(before.engines)
 	if m.all <= 0 || m.engine.all <= 0 {
-		return nil, fmt.Errorf("in %d requests, the request routers have counted %.0f activations, the engines %.0f", len(requests), m.all, m.engine.all)
+		return nil, fmt.Errorf("for %d requests, the request routers counted %.0f activations, the engines %.0f; want more than 0", len(requests), m.all, m.engine.all)
 	}
 	return m, nil
 }
 
-// complete sends one prompt and decodes a few tokens greedily.
+// complete sends one prompt and generates newTokens tokens greedily.
 func (d *demo) complete(ctx context.Context, prompt string) (reply, error) {
 	var answer struct {
 		OutputIDs []int `json:"output_ids"`
@@ -205,7 +207,7 @@ func (d *demo) complete(ctx context.Context, prompt string) (reply, error) {
 		return reply{}, err
 	}
 	d.ledger.compare(prompt, answer.OutputIDs)
-	rank := -1 // a router does not know the rank on a pod that it has found a moment ago
+	rank := -1 // a router does not yet know the rank on a newly discovered pod
 	if text := header.Get(router.HeaderRank); text != "" {
 		if rank, err = strconv.Atoi(text); err != nil {
 			return reply{}, fmt.Errorf("header %s: %w", router.HeaderRank, err)
@@ -217,10 +219,10 @@ func (d *demo) complete(ctx context.Context, prompt string) (reply, error) {
 	}, nil
 }
 
-// counters are what was counted since the pods started.
+// counters are the activations counted since the pods started.
 type counters struct{ routers, engines activations }
 
-// countActivations sums the counters of the request routers, and of the engines.
+// countActivations sums the counters of all request routers and of all engines.
 func (d *demo) countActivations(ctx context.Context) (counters, error) {
 	var sum counters
 	err := d.eachPod(ctx, "router", 9090, "metrics", func(metrics string) error {
@@ -236,7 +238,7 @@ func (d *demo) countActivations(ctx context.Context) (counters, error) {
 	})
 }
 
-// add adds the samples of a metric that has a label locality.
+// add adds the samples of a metric with the label locality.
 func (a *activations) add(metrics, metric string) {
 	for sample := range samples(metrics, metric) {
 		a.all += sample.value
@@ -246,11 +248,11 @@ func (a *activations) add(metrics, metric string) {
 	}
 }
 
-// livePods lists the names of pods that are not being deleted: what one of those has counted would be missing afterwards.
+// livePods prints the names of pods that are not being deleted. Counts of a deleted pod would be missing in later sums.
 const livePods = `go-template={{range .items}}{{if not .metadata.deletionTimestamp}}{{.metadata.name}} {{end}}{{end}}`
 
-// forecastRate is what the plan forecast for the requests that the pods of a revision have served, by the routers' records of
-// the last ones.
+// forecastRate returns the plan's forecast of the local activation rate for requests to the pods of a revision. It uses
+// the routers' records of recent requests.
 func (d *demo) forecastRate(ctx context.Context, revision string) (float64, error) {
 	var local, all float64
 	err := d.eachReport(ctx, func(report lar.Report) error {
@@ -263,12 +265,12 @@ func (d *demo) forecastRate(ctx context.Context, revision string) (float64, erro
 		return nil
 	})
 	if err == nil && all == 0 {
-		err = fmt.Errorf("the request routers tell no forecast of revision %s", revision)
+		err = fmt.Errorf("the request routers report no forecast for revision %s", revision)
 	}
 	return local / all, err
 }
 
-// eachPod calls f with what every live pod of a component answers to a request.
+// eachPod sends a GET request to every live pod of a component, through the API server, and calls f with each answer.
 func (d *demo) eachPod(ctx context.Context, component string, port int, path string, f func(text string) error) error {
 	pods, err := d.podsOf(ctx, component)
 	if err != nil {
@@ -300,7 +302,7 @@ func (d *demo) podsOf(ctx context.Context, component string) ([]string, error) {
 	return strings.Fields(pods), err
 }
 
-// sample is one line of Prometheus' text format.
+// sample is one line of the Prometheus text format.
 type sample struct {
 	labels string
 	value  float64
@@ -319,7 +321,7 @@ func samples(metrics, metric string) func(yield func(sample) bool) {
 				labels, number, _ = strings.Cut(rest, " ") // of a metric without labels
 			}
 			if labels, ok = strings.CutPrefix(labels, "{"); !ok && labels != "" {
-				continue // another metric, whose name is longer
+				continue // another metric with a longer name
 			}
 			value, err := strconv.ParseFloat(number, 64)
 			if err == nil && !yield(sample{labels, value}) {

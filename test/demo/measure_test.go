@@ -11,7 +11,7 @@ import (
 )
 
 func TestWindowImbalance(t *testing.T) {
-	inTurn := func(n, ranks int) *measurement {
+	roundRobin := func(n, ranks int) *measurement {
 		m := &measurement{}
 		for i := range n {
 			m.replies = append(m.replies, reply{rank: i % ranks, tokens: 10})
@@ -19,29 +19,29 @@ func TestWindowImbalance(t *testing.T) {
 		}
 		return m
 	}
-	skewed := inTurn(2*window, 4)
+	skewed := roundRobin(2*window, 4)
 	for i := range skewed.replies {
 		if skewed.replies[i].rank == 0 {
-			skewed.replies[i].tokens = 30 // 30 of 60 tokens on one of four ranks
+			skewed.replies[i].tokens = 30 // 30 of every 60 tokens are on one of four ranks
 		}
 	}
-	// Balanced as a whole, but in no window except one: the first half goes to one rank, the second to the other. As the
-	// window slides over them, 128, 127, ... 64, ... 128 of its 128 requests are on one rank.
-	halves := inTurn(2*window, 2)
+	// The load is balanced overall, but in only one window: the first half of the requests goes to one rank, the second
+	// half to the other. As the window slides, 128, 127, ... 64, ... 128 of its 128 requests are on one rank.
+	halves := roundRobin(2*window, 2)
 	for i := range halves.replies {
 		halves.replies[i].rank = i / window
 	}
-	reversed := inTurn(2*window, 4)
+	reversed := roundRobin(2*window, 4)
 	slices.Reverse(reversed.arrivals)
 	for name, test := range map[string]struct {
 		m    *measurement
 		want float64
 	}{
-		"in turn":            {inTurn(3*window, 4), 1},
-		"exactly one window": {inTurn(window, 4), 1},
-		"one rank has more":  {skewed, 2},
-		"halves":             {halves, 1.5},
-		"another order":      {reversed, 1},
+		"round-robin":                  {roundRobin(3*window, 4), 1},
+		"exactly one window":           {roundRobin(window, 4), 1},
+		"one overloaded rank":          {skewed, 2},
+		"first half, then second half": {halves, 1.5},
+		"reversed order":               {reversed, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := test.m.windowImbalance(); math.Abs(got-test.want) > 0.01 {
@@ -68,10 +68,10 @@ func TestTimesOfRequests(t *testing.T) {
 		change, interval float64
 		want             string
 	}{
-		"the same":  {before, 0, 0, "within noise"},
-		"all later": {of(15, 25, 35, 45), 0.2, 0, "slower"},
-		"all ahead": {of(5, 15, 25, 35), -0.2, 0, "faster"},
-		"one later": {of(10, 20, 30, 60), 0.2, 0.4, "within noise"},
+		"the same":   {before, 0, 0, "within noise"},
+		"all slower": {of(15, 25, 35, 45), 0.2, 0, "slower"},
+		"all faster": {of(5, 15, 25, 35), -0.2, 0, "faster"},
+		"one slower": {of(10, 20, 30, 60), 0.2, 0.4, "within noise"},
 	} {
 		change, interval := test.after.slowerThan(before)
 		if math.Abs(change-test.change) > 1e-9 || math.Abs(interval-test.interval) > 1e-9 {
@@ -111,7 +111,7 @@ semmoe_local_activation_rate NaN
 	}
 }
 
-// measured is a run of requests of which so many of a thousand activations were local.
+// measured returns a measurement with 1,000 activations, of which local are local.
 func measured(local float64) *measurement {
 	m := &measurement{activations: activations{local, 1000}, engine: activations{local, 1000}, forecast: 0.4}
 	for i := range 2 * window {
@@ -121,7 +121,7 @@ func measured(local float64) *measurement {
 	return m
 }
 
-// failing are the names of the checks that do not hold.
+// failing returns the names of the checks that do not hold.
 func failing(checks []check) []string {
 	var names []string
 	for _, c := range checks {
@@ -132,27 +132,27 @@ func failing(checks []check) []string {
 	return names
 }
 
-// Each check can fail, and fails alone.
+// TestCheckPlan checks that each check can fail without failing another one.
 func TestCheckPlan(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(before, after *measurement)
 		fails  []string
 	}{
-		"all hold":       {func(_, _ *measurement) {}, nil},
-		"no gain":        {func(before, _ *measurement) { before.local, before.engine.local = 300, 300 }, []string{"local activation rate has risen"}},
-		"broken promise": {func(_, after *measurement) { after.local, after.engine.local = 360, 360 }, []string{"the plan keeps its promise"}},
-		"a map ignored":  {func(_, after *measurement) { after.engine.local = 250 }, []string{"the engine counts the same"}},
-		"a rank idles": {func(_, after *measurement) {
+		"all hold":                {func(_, _ *measurement) {}, nil},
+		"no gain":                 {func(before, _ *measurement) { before.local, before.engine.local = 300, 300 }, []string{"local activation rate has risen"}},
+		"rate below the forecast": {func(_, after *measurement) { after.local, after.engine.local = 360, 360 }, []string{"the plan keeps its promise"}},
+		"engine ignores its map":  {func(_, after *measurement) { after.engine.local = 250 }, []string{"the engine counts the same"}},
+		"an idle rank": {func(_, after *measurement) {
 			for i := range after.replies {
 				if after.replies[i].rank == 3 {
 					after.replies[i].pod = "a"
 				}
 			}
 		}, []string{"every rank of every replica was used"}},
-		"one token less":  {func(_, after *measurement) { after.replies[3].output = after.replies[3].output[:7] }, []string{"outputs are unchanged"}},
-		"one other token": {func(before, _ *measurement) { before.replies[3].output[7]++ }, []string{"outputs are unchanged"}},
-		"sent by load":    {func(_, after *measurement) { after.replies[9].plan = "" }, []string{"requests were sent by the plan"}},
-		"one rank is busy": {func(_, after *measurement) {
+		"a missing token":         {func(_, after *measurement) { after.replies[3].output = after.replies[3].output[:7] }, []string{"outputs are unchanged"}},
+		"one other token":         {func(before, _ *measurement) { before.replies[3].output[7]++ }, []string{"outputs are unchanged"}},
+		"routed without the plan": {func(_, after *measurement) { after.replies[9].plan = "" }, []string{"requests were sent by the plan"}},
+		"an overloaded rank": {func(_, after *measurement) {
 			for i := range after.replies {
 				after.replies[i].tokens += 20 * (after.replies[i].rank / 3)
 			}
@@ -173,11 +173,11 @@ func TestCheckReshuffled(t *testing.T) {
 		change func(byWeights *measurement)
 		fails  []string
 	}{
-		"both hold":       {func(*measurement) {}, nil},
-		"one other token": {func(m *measurement) { m.replies[3].output[7]++ }, []string{"and by reshuffled weights"}},
-		"less local":      {func(m *measurement) { m.local, m.engine.local = 390, 390 }, []string{"reshuffled weights are as local"}},
-		"other ranks":     {func(m *measurement) { m.local, m.engine.local, m.forecast = 425, 425, 0.42 }, nil},
-		"old numbers":     {func(m *measurement) { m.engine.local = 250 }, []string{"reshuffled weights are as local"}},
+		"both hold":                        {func(*measurement) {}, nil},
+		"one other token":                  {func(m *measurement) { m.replies[3].output[7]++ }, []string{"and by reshuffled weights"}},
+		"lower rate":                       {func(m *measurement) { m.local, m.engine.local = 390, 390 }, []string{"reshuffled weights are as local"}},
+		"other ranks, other forecast":      {func(m *measurement) { m.local, m.engine.local, m.forecast = 425, 425, 0.42 }, nil},
+		"engine counts old expert numbers": {func(m *measurement) { m.engine.local = 250 }, []string{"reshuffled weights are as local"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			byWeights := measured(405)
@@ -195,7 +195,7 @@ func TestCheckCapture(t *testing.T) {
 		fails  []string
 	}{
 		"both hold":                 {func(*captured) {}, nil},
-		"dear":                      {func(c *captured) { c.costs[0].ratio = 2 }, nil},
+		"a high cost":               {func(c *captured) { c.costs[0].ratio = 2 }, nil},
 		"one other token":           {func(c *captured) { c.served.replies[3].output[7]++ }, []string{"sampled or not, outputs are the same"}},
 		"a router without requests": {func(c *captured) { c.costs[1].ratio = math.NaN() }, nil},
 		"no router reports":         {func(c *captured) { c.costs[0].ratio, c.costs[1].standardError = math.NaN(), math.NaN() }, []string{"the cost of sampling is reported"}},

@@ -18,18 +18,18 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// metricsServer lets a Prometheus on this machine scrape the demo: what serves lies in the network of its cluster. /targets is for an
-// http_sd_config; what it names is answered by the pods themselves.
+// metricsServer lets a Prometheus server on this machine scrape the processes of the demo, which are in the cluster
+// network. /targets answers an http_sd_config. The server forwards each scrape of a target to its pod.
 type metricsServer struct {
 	cluster *cluster
 	address string
-	token   string // of an account that may read the managers' metrics
+	token   string // of a service account that may read the managers' metrics
 
 	mu       sync.Mutex
-	managers map[string]string // the address by which each manager pod is reached
+	managers map[string]string // address of each manager pod, by pod name
 }
 
-// offerMetrics serves the metrics of all processes at an address, until the context ends. The managers are there already.
+// offerMetrics serves the metrics of all processes at an address until the context ends. The managers must be running.
 func (d *demo) offerMetrics(ctx context.Context, address string) error {
 	return d.out.step(ctx, "metrics at http://"+address+"/targets", func(func(string)) error {
 		s := &metricsServer{cluster: d.cluster, managers: map[string]string{}}
@@ -51,10 +51,10 @@ func (d *demo) offerMetrics(ctx context.Context, address string) error {
 	})
 }
 
-// scraper is the account that may read the managers' metrics.
+// scraper is the service account that may read the managers' metrics.
 const scraper = "demo-prometheus"
 
-// mayRead makes an account that may read the managers' metrics, as docs/install.md says.
+// mayRead creates the service account scraper, as docs/install.md describes, and a token for it.
 func (s *metricsServer) mayRead(ctx context.Context) (err error) {
 	for _, args := range [][]string{
 		{"create", "serviceaccount", "-n", systemNamespace, scraper},
@@ -68,13 +68,13 @@ func (s *metricsServer) mayRead(ctx context.Context) (err error) {
 	return err
 }
 
-// target is one of an http_sd_config.
+// target is one entry of the answer to an http_sd_config.
 type target struct {
 	Targets []string          `json:"targets"`
 	Labels  map[string]string `json:"labels"`
 }
 
-// jobs are the names of the monitors by the component that they are of.
+// jobs maps components to the job names of their monitors.
 var jobs = map[string]string{"manager": "semmoe-manager", "store": "semmoe-store", "router": "semmoe-router"}
 
 func (s *metricsServer) targets(w http.ResponseWriter, r *http.Request) {
@@ -91,7 +91,8 @@ func (s *metricsServer) targets(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(s.targetsOf(pods.Items)) //nolint:errcheck // the client has gone
 }
 
-// targetsOf are the targets among pods: those of the operator that run, with the labels that a Prometheus operator gives them.
+// targetsOf returns a target for each running pod of the operator, with the labels that the Prometheus Operator would
+// add.
 func (s *metricsServer) targetsOf(pods []corev1.Pod) []target {
 	targets := []target{}
 	for _, pod := range pods {
@@ -130,7 +131,8 @@ func (s *metricsServer) throughAPIServer(ctx context.Context, namespace, pod str
 	return s.cluster.run(ctx, nil, "get", "--raw", "/api/v1/namespaces/"+namespace+"/pods/"+pod+":9090/proxy/metrics")
 }
 
-// fromManager asks a manager itself: it wants a token, which the API server passes on to nobody.
+// fromManager reads the metrics directly from a manager. A manager requires a token, which the API server's proxy
+// strips.
 func (s *metricsServer) fromManager(ctx context.Context, namespace, pod string) (string, error) {
 	address, err := s.reachManager(ctx, namespace, pod)
 	if err != nil {
@@ -155,7 +157,8 @@ func (s *metricsServer) fromManager(ctx context.Context, namespace, pod string) 
 	return string(text), err
 }
 
-// reachManager makes a Service of one manager pod, once, since only Services are reached from outside.
+// reachManager returns the address of a manager pod. It creates one Service per pod, because only Services are
+// reachable.
 func (s *metricsServer) reachManager(ctx context.Context, namespace, pod string) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What runs for the operator is scraped, by the labels that its series have elsewhere, and nothing else is.
+// TestTargets checks that only running pods of the operator are targets, with the labels of production series.
 func TestTargets(t *testing.T) {
 	pod := func(namespace, name string, phase corev1.PodPhase, labels map[string]string) corev1.Pod {
 		return corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels}, Status: corev1.PodStatus{Phase: phase}}

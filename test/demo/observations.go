@@ -15,7 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
-// eachReport calls f with the observations of every live request router. It reads them as a manager does, with a client certificate.
+// eachReport calls f with the observations of every live request router. Like a manager, it reads them with a client
+// certificate.
 func (d *demo) eachReport(ctx context.Context, f func(lar.Report) error) error {
 	pods, err := d.podsOf(ctx, "router")
 	if err != nil {
@@ -66,8 +67,9 @@ func (d *demo) reportOf(ctx context.Context, client *http.Client, pod string) (r
 	return report, json.NewDecoder(response.Body).Decode(&report)
 }
 
-// reachPod returns an address by which a transport reaches a port of a pod. Request routers listen on the address of their pod only,
-// which kubectl port-forward does not reach: on an existing cluster this machine must reach that address itself, as a node does.
+// reachPod returns an address at which the transport reaches a port of a pod. Request routers listen only on the pod
+// address, which kubectl port-forward does not reach. With an existing cluster, this machine must reach pod addresses
+// directly, as a node does.
 func (c *cluster) reachPod(ctx context.Context, transport *http.Transport, pod string, port int) (address string, err error) {
 	if c.local != nil {
 		proxy, err := c.local.PodProxy(ctx)

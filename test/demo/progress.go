@@ -9,13 +9,14 @@ import (
 	"time"
 )
 
-// progress tells what is going on: a line for each step when it ends, and on a terminal the running step's seconds.
+// progress prints a line for each step when the step ends. On a terminal, it also shows the seconds of the running
+// step.
 type progress struct {
 	w        io.Writer
 	start    time.Time
 	terminal bool
 	phases   []phase
-	// served is when the first prompt was answered; zero before that.
+	// served is the time when the first prompt was answered; zero before.
 	served time.Time
 }
 
@@ -29,7 +30,7 @@ func newProgress(w *os.File) *progress {
 	return &progress{w: w, start: time.Now(), terminal: err == nil && info.Mode()&os.ModeCharDevice != 0}
 }
 
-// step runs f under a name. f may report what it waits for.
+// step runs f as a named step. f may report what it is waiting for.
 func (p *progress) step(ctx context.Context, name string, f func(report func(string)) error) error {
 	begin := time.Now()
 	var mu sync.Mutex
@@ -76,10 +77,10 @@ func (p *progress) step(ctx context.Context, name string, f func(report func(str
 	return nil
 }
 
-// title begins a part.
+// title prints the title of an act.
 func (p *progress) title(text string) { fmt.Fprintf(p.w, "\n%s\n\n", text) }
 
-// firstAnswer records that a prompt was answered. Only the first call has an effect.
+// firstAnswer records the time of the first answer. Later calls have no effect.
 func (p *progress) firstAnswer(now time.Time) {
 	if p.served.IsZero() {
 		p.served = now

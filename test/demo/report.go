@@ -13,27 +13,27 @@ import (
 )
 
 const (
-	// wantedGain is how many times the measured baseline the observed local activation rate must be.
+	// wantedGain is the minimum ratio of the observed local activation rate to the measured baseline.
 	wantedGain = 1.4
-	// wantedAccuracy is how far the observed rate may be from the predicted one, relative to it.
+	// wantedAccuracy is the maximum relative error of the predicted rate.
 	wantedAccuracy = 0.10
-	// wantedLikeness is how far apart the rates of both realisations may be.
-	wantedLikeness = 0.01
-	// wantedImbalance bounds the mean over time of the busiest rank's load over the mean load.
+	// maxRateDifference is the maximum difference between the rates of the two realizations.
+	maxRateDifference = 0.01
+	// wantedImbalance is the maximum window imbalance: the busiest rank's load over the mean load, as a mean over time.
 	wantedImbalance = 1.15
-	// places is the number of ranks of all replicas: what moedeployment.yaml asks for.
+	// places is the number of ranks of all replicas in moedeployment.yaml.
 	places = 2 * 4
 )
 
 // report is the result of the first act.
 type report struct {
 	answers []answer
-	// before is the default placement, after the plan as the engine's expert map, reshuffled the same by reshuffled weights.
-	// inTurn is the plan as the engine's expert map, with requests dealt out in turn.
-	before, after, inTurn, reshuffled *measurement
-	plan                              string
-	predicted                         float64
-	// forecast is what the plan promises; it has the modelled times.
+	// before measures the default placement, after the plan as the engine's expert map, and reshuffled the same plan as
+	// reshuffled weights. roundRobin measures the plan as the engine's expert map with round-robin routing.
+	before, after, roundRobin, reshuffled *measurement
+	plan                                  string
+	predicted                             float64
+	// forecast is the plan's forecast, which contains the modelled times.
 	forecast *semmoev1.PlanForecast
 	checks   []check
 }
@@ -44,7 +44,7 @@ type check struct {
 	detail string
 }
 
-// checkAnswers compares what the model says with what it is known to say.
+// checkAnswers compares the answers of the model with the reference answers.
 func checkAnswers(answers []answer) []check {
 	tokens, agree, streams := 0, 0, 0
 	for _, a := range answers {
@@ -60,7 +60,8 @@ func checkAnswers(answers []answer) []check {
 	}
 }
 
-// checkPlan compares what is served under the plan with what was served without it, and with what the plan promised.
+// checkPlan compares the measurement of the plan with the measurement of the default placement and with the plan's
+// forecast.
 func checkPlan(before, after *measurement, plan string, predicted float64) []check {
 	planned, n := after.byPlan(plan), len(after.replies)
 	gain, miss := after.lar()/before.lar(), after.lar()/predicted-1
@@ -76,7 +77,7 @@ func checkPlan(before, after *measurement, plan string, predicted float64) []che
 	}
 }
 
-// checkOutputs compares what was generated, token for token.
+// checkOutputs compares the generated outputs token for token.
 func checkOutputs(name string, before, after *measurement) check {
 	equal, n := 0, len(after.replies)
 	for i := range after.replies {
@@ -87,28 +88,29 @@ func checkOutputs(name string, before, after *measurement) check {
 	return check{name, equal == n, fmt.Sprintf("%d of %d prompts, token for token", equal, n)}
 }
 
-// checkInTurn compares requests that were sent by the plan with requests that were dealt out in turn over the same placement.
-func checkInTurn(after, inTurn *measurement) []check {
-	gain := after.lar() / inTurn.lar()
+// checkRoundRobin compares routing by the plan with round-robin routing on the same placement.
+func checkRoundRobin(after, roundRobin *measurement) []check {
+	gain := after.lar() / roundRobin.lar()
 	return []check{
-		{"and by the request router", gain >= wantedGain && engineAgrees(inTurn),
+		{"and by the request router", gain >= wantedGain && engineAgrees(roundRobin),
 			fmt.Sprintf("%.2f times the rate of round-robin on the same placement; wanted is %.1f", gain, wantedGain)},
-		checkOutputs("in turn, outputs are the same", after, inTurn),
+		checkOutputs("round-robin outputs are the same", after, roundRobin),
 	}
 }
 
-// checkReshuffled compares the two ways in which the plan reaches the engine. Each rate is taken against the plan's forecast for
-// the ranks that the requests went to: that differs from run to run by more than what is looked for here.
+// checkReshuffled compares the two realizations of the plan: expert map and reshuffled weights. It compares the
+// differences between each rate and the plan's forecast for the ranks that served the requests. The forecast itself
+// varies between runs by more than maxRateDifference.
 func checkReshuffled(before, byMap, byWeights *measurement) []check {
 	apart := (byWeights.lar() - byWeights.forecast) - (byMap.lar() - byMap.forecast)
 	return []check{
 		checkOutputs("and by reshuffled weights", before, byWeights),
-		{"reshuffled weights are as local", math.Abs(apart) <= wantedLikeness && engineAgrees(byWeights),
-			fmt.Sprintf("%+.4f apart for the same forecast; allowed is %.2f", apart, wantedLikeness)},
+		{"reshuffled weights are as local", math.Abs(apart) <= maxRateDifference && engineAgrees(byWeights),
+			fmt.Sprintf("%+.4f apart for the same forecast; allowed is %.2f", apart, maxRateDifference)},
 	}
 }
 
-// engineAgrees tells whether engine and request routers have counted the same.
+// engineAgrees reports whether the engine and the request routers counted the same activations.
 func engineAgrees(m *measurement) bool { return m.engine == m.activations }
 
 // failed counts the checks that do not hold.
@@ -131,7 +133,7 @@ func (r *report) print(w io.Writer) {
 	}
 	table.Flush() //nolint:errcheck // a terminal
 	fmt.Fprintf(w, "\n%d held-out requests, %d tokens, EP size 4, attention data parallelism\n\n", len(r.after.replies), r.after.tokens())
-	all := []*measurement{r.before, r.inTurn, r.after, r.reshuffled}
+	all := []*measurement{r.before, r.roundRobin, r.after, r.reshuffled}
 	row := func(name string, format string, value func(*measurement) float64) {
 		fmt.Fprint(table, name)
 		for _, m := range all {
@@ -159,8 +161,8 @@ func (r *report) print(w io.Writer) {
 	printChecks(w, r.checks)
 }
 
-// times compares the modelled time with the measured one. Nothing fails by them: the reference engine computes all ranks of a pod on the CPUs of one
-// machine, whose times are noise to the model's.
+// times describes the modelled and the measured times. No check depends on the times: the reference engine computes all
+// ranks of a pod on the CPUs of one machine, so that its times do not reflect the modelled hardware.
 func (r *report) times() []string {
 	var lines []string
 	if f := r.forecast; f != nil && f.LayerNanos > 0 {

@@ -7,39 +7,39 @@ import (
 	"github.com/semmoe/operator/test/corpus"
 )
 
-// turns is the name of a request router that deals requests out in turn, beside the operator's own.
-const turns = "in-turn"
+// roundRobinName is the name of an additional request router with round-robin routing.
+const roundRobinName = "round-robin"
 
-// measureInTurn measures the placement that is in service with requests that are dealt out to the ranks in turn: what of the
-// gain is the request router's.
-func (d *demo) measureInTurn(ctx context.Context, heldOut []corpus.Request) (measured *measurement, err error) {
-	beside := *d
-	beside.routers = turns
-	if err := d.out.step(ctx, "another request router, in turn", func(func(string)) (err error) {
-		if err := d.routeInTurn(ctx); err != nil {
+// measureRoundRobin measures the current placement with round-robin routing. The difference to routing by the plan is
+// the part of the gain that is due to the request router.
+func (d *demo) measureRoundRobin(ctx context.Context, heldOut []corpus.Request) (measured *measurement, err error) {
+	other := *d
+	other.routers = roundRobinName
+	if err := d.out.step(ctx, "round-robin request router started", func(func(string)) (err error) {
+		if err := d.routeRoundRobin(ctx); err != nil {
 			return err
 		}
-		beside.address, err = d.cluster.reach(ctx, namespace, turns, 8000)
+		other.address, err = d.cluster.reach(ctx, namespace, roundRobinName, 8000)
 		return err
 	}); err != nil {
 		return nil, err
 	}
-	if err := d.out.step(ctx, "plan in the other request router", beside.waitRouters(ctx)); err != nil {
+	if err := d.out.step(ctx, "plan in the round-robin router", other.waitRouters(ctx)); err != nil {
 		return nil, err
 	}
-	if err := d.out.step(ctx, "requests in turn measured", func(tell func(string)) (err error) {
-		measured, err = beside.measure(ctx, heldOut, tell)
+	if err := d.out.step(ctx, "round-robin routing measured", func(update func(string)) (err error) {
+		measured, err = other.measure(ctx, heldOut, update)
 		return err
 	}); err != nil {
 		return nil, err
 	}
-	_, err = d.cluster.run(ctx, nil, "delete", "deployment,service", "-n", namespace, turns)
+	_, err = d.cluster.run(ctx, nil, "delete", "deployment,service", "-n", namespace, roundRobinName)
 	return measured, err
 }
 
-// routeInTurn runs one more request router over the same pods: the operator's Deployment under another name, with another
-// policy. The Service of the MoEDeployment does not lead to it.
-func (d *demo) routeInTurn(ctx context.Context) error {
+// routeRoundRobin starts another request router for the same pods: a copy of the operator's Deployment with another
+// name and the policy round-robin. The Service of the MoEDeployment does not select its pod.
+func (d *demo) routeRoundRobin(ctx context.Context) error {
 	deployment := map[string]any{}
 	if err := d.read(ctx, &deployment, "deployment", d.name+"-router"); err != nil {
 		return err
@@ -47,14 +47,14 @@ func (d *demo) routeInTurn(ctx context.Context) error {
 	spec := deployment["spec"].(map[string]any)
 	template := spec["template"].(map[string]any)
 	labels := template["metadata"].(map[string]any)["labels"].(map[string]any)
-	labels["semmoe.io/deployment"] = turns
+	labels["semmoe.io/deployment"] = roundRobinName
 	pod := template["spec"].(map[string]any)
-	delete(pod, "topologySpreadConstraints") // they name the operator's own pods
+	delete(pod, "topologySpreadConstraints") // they select the operator's pods
 	container := pod["containers"].([]any)[0].(map[string]any)
 	container["args"] = append(container["args"].([]any), "--policy=round-robin")
 	spec["replicas"] = 1
 	spec["selector"] = map[string]any{"matchLabels": labels}
-	metadata := map[string]any{"namespace": namespace, "name": turns}
+	metadata := map[string]any{"namespace": namespace, "name": roundRobinName}
 	for _, object := range []map[string]any{
 		{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec},
 		{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": map[string]any{
@@ -69,6 +69,6 @@ func (d *demo) routeInTurn(ctx context.Context) error {
 			return err
 		}
 	}
-	_, err := d.cluster.run(ctx, nil, "rollout", "status", "-n", namespace, "deployment/"+turns, rolloutTimeout())
+	_, err := d.cluster.run(ctx, nil, "rollout", "status", "-n", namespace, "deployment/"+roundRobinName, rolloutTimeout())
 	return err
 }

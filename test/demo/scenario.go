@@ -15,28 +15,29 @@ import (
 
 const namespace = "demo"
 
-// demo is the scenario's state.
+// demo holds the state of a run, and of the current act.
 type demo struct {
 	settings
 	cluster *cluster
 	out     *progress
 	ledger  *ledger
 	client  *http.Client
-	// name is that of the act's MoEDeployment, address where its Service is reached.
+	// name is the name of the act's MoEDeployment, address the address of its Service.
 	name, address string
-	// routers is the label of the request routers behind it.
+	// routers is the value of the label semmoe.io/deployment of the request routers to measure.
 	routers string
-	volume  string // the artifact store's directory, where the demo has made one
+	volume  string // directory of the artifact store; empty unless the demo created one
 }
 
-// act is the demo with a MoEDeployment of that name.
+// act returns a copy of the demo for the MoEDeployment with the given name.
 func (d *demo) act(name string) *demo {
 	act := *d
 	act.name, act.routers = name, name
 	return &act
 }
 
-// rolloutTimeout is the flag by which kubectl waits for a Deployment as long as a step may take under the present load.
+// rolloutTimeout returns the kubectl flag that limits a rollout to the duration of a step under the current machine
+// load.
 func rolloutTimeout() string {
 	return fmt.Sprintf("--timeout=%.0fs", load.Scale(stepLimit).Seconds())
 }
@@ -67,7 +68,8 @@ func (d *demo) install(ctx context.Context) error {
 	})
 }
 
-// serve applies the act's MoEDeployment, from a file of this directory, and waits until it serves.
+// serve applies the act's MoEDeployment from the manifest of a file in this directory, and waits until it serves
+// requests.
 func (d *demo) serve(ctx context.Context, file, manifest string) error {
 	if err := d.out.step(ctx, "kubectl apply -f "+file, func(func(string)) error {
 		text := strings.NewReplacer("${NAME}", d.name, "${IMAGE}", d.image, "${MODEL_PATH}", d.modelPath).Replace(manifest)
@@ -85,7 +87,7 @@ func (d *demo) serve(ctx context.Context, file, manifest string) error {
 	})
 }
 
-// apply applies objects.
+// apply applies the objects with server-side apply.
 func (d *demo) apply(ctx context.Context, objects ...any) error {
 	for _, object := range objects {
 		data, err := json.Marshal(object)
@@ -99,15 +101,15 @@ func (d *demo) apply(ctx context.Context, objects ...any) error {
 	return nil
 }
 
-// remove deletes the act's MoEDeployment, and profiles and plans that were made beside it, and waits until nothing is left.
+// remove deletes the act's MoEDeployment and all profiles and plans, and waits until no object of the operator is left.
 func (d *demo) remove(ctx context.Context) error {
-	return d.out.step(ctx, "deleted, and nothing is left", func(tell func(string)) error {
+	return d.out.step(ctx, "deleted, and nothing is left", func(update func(string)) error {
 		for _, what := range [][]string{{"moed", d.name}, {"aprof,pplan", "--all"}} {
 			if _, err := d.cluster.run(ctx, nil, append([]string{"delete", "-n", namespace}, what...)...); err != nil {
 				return err
 			}
 		}
-		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+		return poll(ctx, update, func(ctx context.Context) (string, bool, error) {
 			var left []string
 			for _, what := range [][]string{
 				{"affinityprofiles,placementplans"},
@@ -124,7 +126,8 @@ func (d *demo) remove(ctx context.Context) error {
 	})
 }
 
-// explain shows what a person would look at after a failure. Whoever interrupts the demo does not wait for it.
+// explain prints objects, events and logs that help to diagnose a failure. It prints nothing if the demo was
+// interrupted.
 func (d *demo) explain(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
@@ -145,12 +148,12 @@ func (d *demo) explain(ctx context.Context) {
 	}
 }
 
-// cleanUp takes away what an existing cluster was given; a local one goes as a whole.
+// cleanUp deletes the objects of the demo from an existing cluster. A local cluster is removed as a whole.
 func (d *demo) cleanUp() {
 	if d.cluster.local != nil {
 		return
 	}
-	// Each has its own time: one that hangs must not keep the others from being done.
+	// Each deletion has its own timeout, so that one that hangs does not prevent the others.
 	attempt := func(f func(ctx context.Context) error) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -171,7 +174,8 @@ func (d *demo) cleanUp() {
 	attempt(d.removeVolume)
 }
 
-func (d *demo) tellHowToReach(ctx context.Context) {
+// printAccess prints the objects of the act, and the commands that reach its Service.
+func (d *demo) printAccess(ctx context.Context) {
 	kubectl := d.cluster.kubectl
 	if path, err := exec.LookPath("kubectl"); err == nil {
 		kubectl = path

@@ -24,21 +24,21 @@ var secondManifest string
 const (
 	// secondDeployment is the MoEDeployment of the second act.
 	secondDeployment = "drifting"
-	// fromScratch and scrambledName name a profile of the new kind of text and the plan made from it, and those whose experts have
-	// other numbers.
+	// fromScratch is the name of a profile of code and of its plan, scrambledName the name of a profile with renumbered
+	// experts and of its plan.
 	fromScratch   = "from-scratch"
 	scrambledName = "scrambled"
-	// proseDataset and codeDataset name ConfigMaps.
+	// proseDataset and codeDataset are names of ConfigMaps.
 	proseDataset = "prose"
 	codeDataset  = "code"
-	// badSoak is the canary time of the bad plan on an idle machine. A pinned plan counts as approved, and is promoted after its canary time where too few
-	// requests came for a comparison, as on a busy machine. A worse plan is taken back as soon as the comparison shows it, so that a long
-	// canary time costs nothing.
+	// badSoak is the canary time of the bad plan on an idle machine. A pinned plan counts as approved: it is promoted
+	// after its canary time if too few requests arrived for a comparison, as on a busy machine. The operator rolls a
+	// worse plan back as soon as the comparison shows it, so a long canary time does not prolong the demo.
 	badSoak = 100 * time.Second
 )
 
-// secondAct changes the traffic of a model that serves under a plan: the operator has to notice, to plan again from what it
-// samples, and to bring that into service. Then it is given a bad plan, and has to take it back.
+// secondAct changes the traffic of a model that serves under a plan. The operator must detect the change, re-plan from
+// sampled requests, and roll the new plan out. Then the act pins a bad plan, which the operator must roll back.
 func (d *demo) secondAct(ctx context.Context, texts texts) ([]check, error) {
 	s := &shift{demo: d, golden: texts.golden, prose: ofProse(slices.Concat(texts.train, texts.heldOut), true),
 		code: ofProse(texts.train, false), heldOut: ofProse(texts.heldOut, false)}
@@ -62,30 +62,31 @@ func (d *demo) secondAct(ctx context.Context, texts texts) ([]check, error) {
 type shift struct {
 	*demo
 	golden []goldenCase
-	// prose is what the first plan is made for, code what comes then, and what the operator learns of it; heldOut is code of other
-	// documents.
+	// prose is the traffic that the first plan is solved for. code is the traffic after the change, which the operator
+	// samples. heldOut is code from other documents.
 	prose, code, heldOut []corpus.Request
-	// base is the plan made from prose, again what the operator has made after the change, scratch is made from code alone, bad
-	// from code with renumbered experts.
+	// base is the plan for prose, again the operator's new plan after the change, scratch a plan from a profile of code
+	// only, and bad a plan from a profile of code with renumbered experts.
 	base, again, scratch, bad *semmoev1.PlacementPlan
-	// usual is of prose under base, shifted of code under it, replanned, planned and kept of held-out code: under again, under
-	// scratch, and under scratch after bad was taken back.
+	// usual measures prose under base, shifted measures code under base. replanned, planned and kept measure held-out
+	// code under again, under scratch, and under scratch after the rollback of bad.
 	usual, shifted, replanned, planned, kept *measurement
 	detection                                detection
-	// told is how long after the change the operator has told of drift, drift and why what it told, and recovered how long after
-	// the change its new plan was in service.
-	told, recovered time.Duration
-	drift           semmoev1.DriftStatus
-	why             string
-	// jobs are the profiling Jobs before the change, and once the operator's new plan was in service.
+	// reported is the time from the change to the operator's report of drift, recovered the time from the change to the
+	// end of the new plan's rollout. drift and why are the reported status and message.
+	reported, recovered time.Duration
+	drift               semmoev1.DriftStatus
+	why                 string
+	// jobs are the numbers of profiling Jobs before the change and after the rollout of the operator's new plan.
 	jobs [2]int
-	// failure is what bad has failed at; ready tells that the deployment was ready whenever it was looked at meanwhile.
+	// failure is the reason why bad was rolled back. ready is true if the deployment was ready at every poll until
+	// then.
 	failure string
 	ready   bool
 	answers []answer
 }
 
-// serveProse serves the model under a plan that is made from prose alone.
+// serveProse serves the model under a plan from a profile of prose only.
 func (s *shift) serveProse(ctx context.Context) error {
 	if err := s.applyDataset(ctx, proseDataset, s.prose); err != nil {
 		return err
@@ -109,7 +110,7 @@ func (s *shift) serveProse(ctx context.Context) error {
 	})
 }
 
-// change measures prose, then sends code until the operator tells of drift.
+// change measures prose, then sends code until the operator reports drift.
 func (s *shift) change(ctx context.Context) (err error) {
 	if s.usual, err = s.measured(ctx, "prose under the plan for prose", s.prose); err != nil {
 		return err
@@ -139,13 +140,13 @@ func (s *shift) change(ctx context.Context) (err error) {
 	}
 	s.detection = detect(calibration, samples, changed)
 	err = s.during(ctx, s.code, func() error {
-		return s.out.step(ctx, "drift told by the operator", s.waitDrift(ctx))
+		return s.out.step(ctx, "drift reported by the operator", s.waitDrift(ctx))
 	})
-	s.told = time.Since(begin)
+	s.reported = time.Since(begin)
 	return err
 }
 
-// replan waits until a plan that the operator makes of what it has sampled serves, and measures it.
+// replan waits until the operator has rolled out a new plan from sampled requests, and measures that plan.
 func (s *shift) replan(ctx context.Context) error {
 	begin := time.Now()
 	if err := s.during(ctx, s.code, func() error {
@@ -156,7 +157,7 @@ func (s *shift) replan(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	s.recovered = s.told + time.Since(begin)
+	s.recovered = s.reported + time.Since(begin)
 	var err error
 	if s.jobs[1], err = s.profilingJobs(ctx); err != nil {
 		return err
@@ -165,7 +166,7 @@ func (s *shift) replan(ctx context.Context) error {
 	return err
 }
 
-// compareWithScratch has code profiled and planned for by itself, pins that plan, and measures it.
+// compareWithScratch profiles code separately, solves a plan from scratch, pins that plan, and measures it.
 func (s *shift) compareWithScratch(ctx context.Context) error {
 	if err := s.applyDataset(ctx, codeDataset, s.code); err != nil {
 		return err
@@ -178,7 +179,7 @@ func (s *shift) compareWithScratch(ctx context.Context) error {
 		if s.scratch, err = s.plan(ctx, "plan from scratch", s.profileOf(moed, fromScratch, moed.Spec.Profiling.SamplingSpec)); err != nil {
 			return err
 		}
-		// A plan that is no better than the one in service would be taken back from its canary: here it is measured all the same.
+		// A canary time of 0 skips the comparison, which would roll back a plan that is no better than the current one.
 		if err := s.pin(ctx, s.scratch, 0); err != nil {
 			return err
 		}
@@ -190,7 +191,7 @@ func (s *shift) compareWithScratch(ctx context.Context) error {
 	return err
 }
 
-// tryBadPlan pins a plan that is made from a profile in which experts have other numbers, and waits until it was taken back.
+// tryBadPlan pins a plan from a profile with renumbered experts, and waits until the operator has rolled it back.
 func (s *shift) tryBadPlan(ctx context.Context) error {
 	moed, err := s.get(ctx)
 	if err != nil {
@@ -216,27 +217,27 @@ func (s *shift) tryBadPlan(ctx context.Context) error {
 		if err := s.pin(ctx, s.bad, int32(load.Scale(badSoak).Seconds())); err != nil {
 			return err
 		}
-		return s.out.step(ctx, "bad plan taken back", s.waitTakenBack(ctx))
+		return s.out.step(ctx, "bad plan taken back", s.waitRolledBack(ctx))
 	}); err != nil {
 		return err
 	}
-	if s.kept, err = s.measured(ctx, "code under the plan that is left", s.heldOut); err != nil {
+	if s.kept, err = s.measured(ctx, "code under the remaining plan", s.heldOut); err != nil {
 		return err
 	}
 	s.answers, err = s.ask(ctx, s.golden)
 	return err
 }
 
-// measured measures requests as a step.
+// measured runs measure as a step.
 func (s *shift) measured(ctx context.Context, what string, requests []corpus.Request) (m *measurement, err error) {
-	err = s.out.step(ctx, what, func(tell func(string)) error {
-		m, err = s.measure(ctx, requests, tell)
+	err = s.out.step(ctx, what, func(update func(string)) error {
+		m, err = s.measure(ctx, requests, update)
 		return err
 	})
 	return m, err
 }
 
-// rolledOut waits until a plan is in service, and the request routers use its tables.
+// rolledOut waits until a plan is rolled out and the request routers use its tables.
 func (s *shift) rolledOut(ctx context.Context, what string, plan *semmoev1.PlacementPlan) error {
 	if err := s.out.step(ctx, what+" rolled out", s.waitInService(ctx, plan)); err != nil {
 		return err
@@ -244,7 +245,7 @@ func (s *shift) rolledOut(ctx context.Context, what string, plan *semmoev1.Place
 	return s.out.step(ctx, "its tables in the request routers", s.waitUsed(ctx, plan))
 }
 
-// profileOf is a profile of code, to which the running deployment answers.
+// profileOf returns an AffinityProfile of code that is sampled from the running deployment.
 func (s *shift) profileOf(moed *semmoev1.MoEDeployment, name string, sampling semmoev1.SamplingSpec) *semmoev1.AffinityProfile {
 	return &semmoev1.AffinityProfile{
 		TypeMeta:   metav1.TypeMeta{APIVersion: semmoev1.GroupVersion.String(), Kind: "AffinityProfile"},
@@ -258,7 +259,7 @@ func (s *shift) profileOf(moed *semmoev1.MoEDeployment, name string, sampling se
 	}
 }
 
-// plan makes a profile, and a plan of its name from it, and waits until both are complete.
+// plan creates a profile, and a plan from the profile with the same name, and waits until both are complete.
 func (s *shift) plan(ctx context.Context, what string, profile *semmoev1.AffinityProfile) (*semmoev1.PlacementPlan, error) {
 	plan := &semmoev1.PlacementPlan{
 		TypeMeta:   metav1.TypeMeta{APIVersion: semmoev1.GroupVersion.String(), Kind: "PlacementPlan"},
@@ -268,11 +269,11 @@ func (s *shift) plan(ctx context.Context, what string, profile *semmoev1.Affinit
 			ExpertParallelSize: profile.Spec.Parallelism.ExpertParallelSize, Engine: profile.Spec.Engine.Type,
 		},
 	}
-	return plan, s.out.step(ctx, what+" made", func(tell func(string)) error {
+	return plan, s.out.step(ctx, what+" made", func(update func(string)) error {
 		if err := s.apply(ctx, profile, plan); err != nil {
 			return err
 		}
-		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+		return poll(ctx, update, func(ctx context.Context) (string, bool, error) {
 			if err := s.read(ctx, plan, "pplan", plan.Name); err != nil {
 				return "", false, err
 			}
@@ -285,7 +286,7 @@ func (s *shift) plan(ctx context.Context, what string, profile *semmoev1.Affinit
 	})
 }
 
-// pin has a plan served, after a canary that is compared for so long.
+// pin sets spec.placement.planRef to the plan, and the canary time to soakSeconds.
 func (s *shift) pin(ctx context.Context, plan *semmoev1.PlacementPlan, soakSeconds int32) error {
 	return s.out.step(ctx, fmt.Sprintf("spec.placement.planRef: %s", plan.Name), func(func(string)) error {
 		_, err := s.cluster.run(ctx, nil, "patch", "moed", "-n", namespace, s.name, "--type=merge", "-p",
@@ -294,7 +295,7 @@ func (s *shift) pin(ctx context.Context, plan *semmoev1.PlacementPlan, soakSecon
 	})
 }
 
-// profilingJobs counts the Jobs that have profiled for the deployment.
+// profilingJobs counts the profiling Jobs in the namespace.
 func (s *shift) profilingJobs(ctx context.Context) (int, error) {
 	names, err := s.cluster.run(ctx, nil, "get", "jobs", "-n", namespace, "-l", semmoev1.LabelComponent+"="+semmoev1.ComponentProfile, "-o", "name")
 	return len(strings.Fields(names)), err

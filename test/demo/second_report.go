@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// detectionLimit is within how many sampled requests a switch to other kinds of text is to be found: what the test for drift
-	// aims at with attention data parallelism.
+	// detectionLimit is the maximum number of sampled requests until a switch to other kinds of text is detected. It is
+	// the design target of the drift test with attention data parallelism.
 	detectionLimit = 80
-	// wantedRise is how many times the rate of the old plan the new one's must be.
+	// wantedRise is the minimum ratio of the new plan's rate to the old plan's rate.
 	wantedRise = 1.1
-	// wantedOfScratch is what part of the rate of a plan from scratch the operator's own must reach.
+	// wantedOfScratch is the minimum ratio of the rate of the operator's new plan to the rate of a plan from scratch.
 	wantedOfScratch = 0.9
 )
 
-// checks are what the second act has to show.
+// checks returns the checks of the second act.
 func (s *shift) checks() []check {
 	rise, part := s.replanned.lar()/s.shifted.lar(), s.replanned.lar()/s.planned.lar()
 	checks := []check{
@@ -27,7 +27,7 @@ func (s *shift) checks() []check {
 			fmt.Sprintf("after %d of %d sampled requests; allowed are %d", s.detection.needed, s.detection.changed, detectionLimit)},
 		// The time depends on the machine. The operator checks once a minute, and waitDrift bounds the wait.
 		{"the operator reports it", s.drift.StatisticMilli > s.drift.ThresholdMilli, fmt.Sprintf("%.0f s after the change, statistic %.1f of threshold %.1f",
-			s.told.Seconds(), float64(s.drift.StatisticMilli)/1000, float64(s.drift.ThresholdMilli)/1000)},
+			s.reported.Seconds(), float64(s.drift.StatisticMilli)/1000, float64(s.drift.ThresholdMilli)/1000)},
 		{"its new plan serves", s.replanned.byPlan(s.again.Status.Plan) == len(s.replanned.replies),
 			fmt.Sprintf("%.0f s after the change, tier %s; %d of %d requests by plan %s", s.recovered.Seconds(), s.again.Status.Tier, s.replanned.byPlan(s.again.Status.Plan), len(s.replanned.replies), s.again.Status.Plan)},
 		{"it has cost no profiling Job", s.jobs[0] == s.jobs[1], fmt.Sprintf("%d before the change, %d after it", s.jobs[0], s.jobs[1])},
@@ -47,12 +47,12 @@ func (s *shift) checks() []check {
 	return append(checks, checkAnswers(s.answers)...)
 }
 
-// measurements are all, in the order of time.
+// measurements returns all measurements in chronological order.
 func (s *shift) measurements() []*measurement {
 	return []*measurement{s.usual, s.shifted, s.replanned, s.planned, s.kept}
 }
 
-// print shows what was measured, and what the operator has told meanwhile.
+// print prints the measurements, and the operator's messages on the change and on its new plan.
 func (s *shift) print(w io.Writer) {
 	fmt.Fprintln(w)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

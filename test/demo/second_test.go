@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// A test that sums the share of new tokens above a half, and raises its alarm above one and a half of them.
+// TestDetect uses a drift test with reference value 0.5 for the share of unknown tokens and decision interval 1.5.
 func TestDetect(t *testing.T) {
 	calibration := &drift.Calibration{
 		Ranks: 1, Highest: []float64{1}, Predicted: []float64{1}, Local: []float64{1},
@@ -29,16 +29,16 @@ func TestDetect(t *testing.T) {
 		}
 		return samples
 	}
-	// The fifth sample is the last one before the change.
+	// The fifth sample is the last sample before the change. Samples n have only unknown tokens, samples o none.
 	for name, test := range map[string]struct {
 		samples string
 		want    detection
 	}{
-		"no change":               {"ooooooooooo", detection{usual: 5, changed: 6}},
-		"found":                   {"ooooonnnnnn", detection{usual: 5, changed: 6, needed: 4}},
-		"begun before the change": {"ooonnnnnnnn", detection{usual: 5, changed: 6, needed: 2}},
-		"a false alarm":           {"nnnnnoooooo", detection{usual: 5, falsely: 2, changed: 6, needed: 1}},
-		"too few":                 {"ooooonnn", detection{usual: 5, changed: 3}},
+		"no change":             {"ooooooooooo", detection{usual: 5, changed: 6}},
+		"detected":              {"ooooonnnnnn", detection{usual: 5, changed: 6, needed: 4}},
+		"unknown before change": {"ooonnnnnnnn", detection{usual: 5, changed: 6, needed: 2}},
+		"a false alarm":         {"nnnnnoooooo", detection{usual: 5, falsely: 2, changed: 6, needed: 1}},
+		"too few samples":       {"ooooonnn", detection{usual: 5, changed: 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(test.want, detect(calibration, series(test.samples), change), cmp.AllowUnexported(detection{})); diff != "" {
@@ -48,7 +48,7 @@ func TestDetect(t *testing.T) {
 	}
 }
 
-// shifted is a second act that shows all that it has to.
+// shifted returns the result of a second act in which all checks hold.
 func shifted() *shift {
 	by := func(local float64, plan string) *measurement {
 		m := measured(local)
@@ -64,13 +64,13 @@ func shifted() *shift {
 		base: plan("base"), again: plan("again"), scratch: plan("scratch"), bad: plan("bad"),
 		usual: by(500, "base"), shifted: by(280, "base"), replanned: by(350, "again"), planned: by(360, "scratch"), kept: by(360, "scratch"),
 		detection: detection{usual: 300, changed: 300, needed: 9},
-		told:      time.Minute, drift: semmoev1.DriftStatus{StatisticMilli: 2000, ThresholdMilli: 1000},
+		reported:  time.Minute, drift: semmoev1.DriftStatus{StatisticMilli: 2000, ThresholdMilli: 1000},
 		jobs: [2]int{1, 1}, failure: "LocalityWorse", ready: true,
 		answers: []answer{{goldenCase: goldenCase{GreedyIDs: []int{1}, GreedyMargin: []float64{1}}, ids: []int{1}, text: "a", streamed: "a"}},
 	}
 }
 
-// Each check of the second act can fail, and fails alone.
+// TestShiftChecks checks that each check of the second act can fail without failing another one.
 func TestShiftChecks(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(s *shift)
@@ -78,20 +78,20 @@ func TestShiftChecks(t *testing.T) {
 	}{
 		"all hold":                  {func(*shift) {}, nil},
 		"a false alarm":             {func(s *shift) { s.detection.falsely = 1 }, []string{"usual traffic is no drift"}},
-		"nothing found":             {func(s *shift) { s.detection.needed = 0 }, []string{"changed traffic is found"}},
-		"found late":                {func(s *shift) { s.detection.needed = detectionLimit + 1 }, []string{"changed traffic is found"}},
-		"reported late":             {func(s *shift) { s.told = time.Hour }, nil},
+		"no detection":              {func(s *shift) { s.detection.needed = 0 }, []string{"changed traffic is found"}},
+		"late detection":            {func(s *shift) { s.detection.needed = detectionLimit + 1 }, []string{"changed traffic is found"}},
+		"reported late":             {func(s *shift) { s.reported = time.Hour }, nil},
 		"reported without evidence": {func(s *shift) { s.drift.StatisticMilli = 900 }, []string{"the operator reports it"}},
-		"by the old plan":           {func(s *shift) { s.replanned.replies[3].plan = "base" }, []string{"its new plan serves"}},
-		"a Job":                     {func(s *shift) { s.jobs[1]++ }, []string{"it has cost no profiling Job"}},
+		"request under old plan":    {func(s *shift) { s.replanned.replies[3].plan = "base" }, []string{"its new plan serves"}},
+		"another profiling Job":     {func(s *shift) { s.jobs[1]++ }, []string{"it has cost no profiling Job"}},
 		"no gain":                   {func(s *shift) { s.shifted = measured(340) }, []string{"local activation rate rises again"}},
-		"far from scratch":          {func(s *shift) { s.planned.local, s.planned.engine.local = 400, 400 }, []string{"nearly that of a plan from scratch"}},
-		"not the plan to compare":   {func(s *shift) { s.planned.replies[0].plan = "again" }, []string{"nearly that of a plan from scratch"}},
-		"out of service":            {func(s *shift) { s.ready = false }, []string{"a bad plan was taken back by itself"}},
-		"it had promised nothing":   {func(s *shift) { s.bad.Status.Verdict = semmoev1.VerdictNoGainExpected }, []string{"a bad plan was taken back by itself"}},
-		"the bad plan is left":      {func(s *shift) { s.kept.replies[5].plan = "bad" }, []string{"and the one before it serves on"}},
-		"a map ignored":             {func(s *shift) { s.kept.engine.local = 250 }, []string{"the engine counts the same"}},
-		"another token":             {func(s *shift) { s.answers[0].ids = []int{2} }, []string{"greedy tokens equal the reference"}},
+		"worse than from scratch":   {func(s *shift) { s.planned.local, s.planned.engine.local = 400, 400 }, []string{"nearly that of a plan from scratch"}},
+		"request under wrong plan":  {func(s *shift) { s.planned.replies[0].plan = "again" }, []string{"nearly that of a plan from scratch"}},
+		"not ready at a poll":       {func(s *shift) { s.ready = false }, []string{"a bad plan was taken back by itself"}},
+		"bad plan without a gain":   {func(s *shift) { s.bad.Status.Verdict = semmoev1.VerdictNoGainExpected }, []string{"a bad plan was taken back by itself"}},
+		"request under bad plan":    {func(s *shift) { s.kept.replies[5].plan = "bad" }, []string{"and the one before it serves on"}},
+		"engine ignores its map":    {func(s *shift) { s.kept.engine.local = 250 }, []string{"the engine counts the same"}},
+		"a different token":         {func(s *shift) { s.answers[0].ids = []int{2} }, []string{"greedy tokens equal the reference"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := shifted()

@@ -13,8 +13,8 @@ import (
 	"github.com/semmoe/operator/internal/observation/lar"
 )
 
-// waitDrift waits until the operator tells that requests are others than before.
-func (s *shift) waitDrift(ctx context.Context) func(tell func(string)) error {
+// waitDrift returns a step that waits until the operator reports drift.
+func (s *shift) waitDrift(ctx context.Context) func(update func(string)) error {
 	return s.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
 		condition := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionLocalityOnTarget)
 		if condition == nil {
@@ -24,15 +24,15 @@ func (s *shift) waitDrift(ctx context.Context) func(tell func(string)) error {
 			return condition.Message, false, nil
 		}
 		if moed.Status.Drift == nil {
-			return "", false, errors.New("the operator tells of drift, and not in status.drift")
+			return "", false, errors.New("condition LocalityOnTarget has reason Drifted, but status.drift is empty")
 		}
 		s.drift, s.why = *moed.Status.Drift, condition.Message
 		return "", true, nil
 	})
 }
 
-// waitReplan waits until a plan that is to replace the one in service is solved.
-func (s *shift) waitReplan(ctx context.Context) func(tell func(string)) error {
+// waitReplan returns a step that waits until a plan to replace the current plan is solved.
+func (s *shift) waitReplan(ctx context.Context) func(update func(string)) error {
 	return s.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
 		var plans semmoev1.PlacementPlanList
 		if err := s.read(ctx, &plans, "pplan"); err != nil {
@@ -50,15 +50,16 @@ func (s *shift) waitReplan(ctx context.Context) func(tell func(string)) error {
 			return "", true, nil
 		}
 		if planned := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionPlanned); planned != nil {
-			_, detail, _ := strings.Cut(planned.Message, ". ") // what follows tells of the plan that is being made
+			_, detail, _ := strings.Cut(planned.Message, ". ") // the rest describes the plan that is being solved
 			return detail, false, nil
 		}
 		return "no condition yet", false, nil
 	})
 }
 
-// waitInService waits until a plan serves alone: its layout, or its tables with the layout that they are for.
-func (s *shift) waitInService(ctx context.Context, plan *semmoev1.PlacementPlan) func(tell func(string)) error {
+// waitInService returns a step that waits until all replicas serve a plan: its layout, or its tables with their base
+// layout.
+func (s *shift) waitInService(ctx context.Context, plan *semmoev1.PlacementPlan) func(update func(string)) error {
 	return s.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
 		condition := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionRolledOut)
 		if condition == nil || condition.ObservedGeneration != moed.Generation {
@@ -75,14 +76,14 @@ func (s *shift) waitInService(ctx context.Context, plan *semmoev1.PlacementPlan)
 	})
 }
 
-// waitUsed waits until every request router scores requests by the tables of a plan.
-func (s *shift) waitUsed(ctx context.Context, plan *semmoev1.PlacementPlan) func(tell func(string)) error {
+// waitUsed returns a step that waits until every request router scores requests by the tables of a plan.
+func (s *shift) waitUsed(ctx context.Context, plan *semmoev1.PlacementPlan) func(update func(string)) error {
 	layout := plan.Status.PlanDigest
 	if plan.Status.Tier == semmoev1.TierTables {
 		layout = plan.Spec.Current.PlanDigest
 	}
-	return func(tell func(string)) error {
-		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+	return func(update func(string)) error {
+		return poll(ctx, update, func(ctx context.Context) (string, bool, error) {
 			err := s.eachReport(ctx, func(report lar.Report) error {
 				if used := report.Tables[layout]; used != plan.Status.PlanDigest {
 					return fmt.Errorf("the tables in use are those of plan %q", used)
@@ -97,8 +98,8 @@ func (s *shift) waitUsed(ctx context.Context, plan *semmoev1.PlacementPlan) func
 	}
 }
 
-// waitTakenBack waits until the bad plan has failed, and nothing of it is left in service.
-func (s *shift) waitTakenBack(ctx context.Context) func(tell func(string)) error {
+// waitRolledBack returns a step that waits until the bad plan is rolled back from all replicas.
+func (s *shift) waitRolledBack(ctx context.Context) func(update func(string)) error {
 	s.ready = true
 	return s.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
 		s.ready = s.ready && meta.IsStatusConditionTrue(moed.Status.Conditions, semmoev1.ConditionReady)

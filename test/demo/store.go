@@ -16,17 +16,19 @@ import (
 )
 
 const (
-	// storeName names the artifact store's Service in systemNamespace, storeManager the account that may write everything there.
+	// storeName is the artifact store's Service in systemNamespace, storeManager the service account that may write all
+	// artifacts.
 	systemNamespace = "semmoe-system"
 	storeName       = "semmoe-store"
 	storeManager    = "semmoe-manager"
-	// scrambleSeed chooses the numbers that experts get.
+	// scrambleSeed is the random seed of the expert renumbering.
 	scrambleSeed = 1
-	// maxTraceBytes bounds a routing trace, uncompressed; the demo's have a few megabytes.
+	// maxTraceBytes is the maximum uncompressed size of a routing trace. Traces of the demo have a few megabytes.
 	maxTraceBytes = 256 << 20
 )
 
-// storeClient is a client of the artifact store with the operator's own rights. Its token is kept in the directory.
+// storeClient returns a client of the artifact store with the permissions of the operator. It writes its token to the
+// directory.
 func (d *demo) storeClient(ctx context.Context, directory string) (*artifact.Client, error) {
 	token, err := d.cluster.run(ctx, nil, "create", "token", "-n", systemNamespace, storeManager, "--audience="+artifact.Audience, "--duration=10m")
 	if err != nil {
@@ -45,7 +47,7 @@ func (d *demo) storeClient(ctx context.Context, directory string) (*artifact.Cli
 		return nil, err
 	}
 	return artifact.NewClient(artifact.Config{
-		// The name that the store's certificate is for.
+		// The host must be the name in the store's certificate.
 		URL: "https://" + storeName + "." + systemNamespace + ".svc", CA: []byte(authority), TokenFile: file,
 		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, address)
@@ -53,8 +55,9 @@ func (d *demo) storeClient(ctx context.Context, directory string) (*artifact.Cli
 	})
 }
 
-// publishScrambled publishes a profile with renumbered experts, made from that of an AffinityProfile which is complete, and
-// returns its sampling: an AffinityProfile of the same data set that asks for this sampling finds the result in the store.
+// publishScrambled copies the profile of a complete AffinityProfile, renumbers its experts, and publishes the copy. It
+// returns the sampling of the copy: an AffinityProfile with the same data set and this sampling finds the copy in the
+// store.
 func (d *demo) publishScrambled(ctx context.Context, from *semmoev1.AffinityProfile) (s profile.Sampling, err error) {
 	directory, err := os.MkdirTemp("", "semmoe-demo-")
 	if err != nil {
@@ -72,15 +75,16 @@ func (d *demo) publishScrambled(ctx context.Context, from *semmoev1.AffinityProf
 	}
 	files, err := scrambledFiles(ctx, store, scope, manifest, directory)
 	if err != nil {
-		return s, fmt.Errorf("scramble the profile %s: %w", from.Name, err)
+		return s, fmt.Errorf("failed to renumber the experts of profile %s: %w", from.Name, err)
 	}
-	manifest.Sampling.Requests++ // inputs that nobody has profiled
+	manifest.Sampling.Requests++ // inputs for which the store has no profile
 	scope.ID = manifest.ID()
 	_, err = profile.Publish(ctx, store, scope, manifest, files)
 	return manifest.Sampling, err
 }
 
-// scrambledFiles writes the files of a profile to the directory, with renumbered experts, and returns their paths by name.
+// scrambledFiles writes the files of a profile with renumbered experts to the directory, and returns their paths by
+// name.
 func scrambledFiles(ctx context.Context, store *artifact.Client, scope artifact.Scope, manifest profile.Manifest, directory string) (map[string]string, error) {
 	stream, err := store.Get(ctx, scope, manifest.Files[profile.TraceFile])
 	if err != nil {
@@ -99,7 +103,7 @@ func scrambledFiles(ctx context.Context, store *artifact.Client, scope artifact.
 	if err := trace.Create(files[profile.TraceFile], routes); err != nil {
 		return nil, err
 	}
-	// Counts are for plans that are made without a trace: this one needs none.
+	// Only plans without a trace use the counts. This profile has a trace, so its counts stay empty.
 	if err := os.WriteFile(files[profile.CountsFile], nil, 0o600); err != nil {
 		return nil, err
 	}

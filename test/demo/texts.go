@@ -11,22 +11,22 @@ import (
 )
 
 const (
-	// requestBytes is about how long a request is.
+	// requestBytes is the approximate length of a request.
 	requestBytes = 180
-	// heldOutPercent of the documents are never profiled: they are what is measured.
+	// heldOutPercent of the documents are not profiled. The demo measures requests of these documents.
 	heldOutPercent = 50
 	splitSeed      = 1
 )
 
-// texts are what the demo sends.
+// texts holds the prompts and requests that the demo sends.
 type texts struct {
-	// golden are prompts to which the right answers are known.
+	// golden holds prompts with reference answers.
 	golden []goldenCase
-	// train is what may be profiled, heldOut what is measured: requests of other documents of the same kinds.
+	// train holds requests to profile, heldOut requests to measure, from other documents of the same kinds.
 	train, heldOut []corpus.Request
 }
 
-// readTexts reads what the repository and the Go distribution of this machine have.
+// readTexts reads texts from the repository and from the Go distribution of this machine.
 func readTexts(ctx context.Context, goldenFile string) (t texts, err error) {
 	if t.golden, err = loadGolden(goldenFile); err != nil {
 		return t, err
@@ -44,15 +44,15 @@ func readTexts(ctx context.Context, goldenFile string) (t texts, err error) {
 	return t, nil
 }
 
-// prose are the kinds of text of the corpus that people write for people; all others are program text and data.
+// prose lists the natural-language kinds of text in the corpus. All other kinds are program code and data formats.
 var prose = []string{"chinese", "english", "french", "german", "japanese", "russian", "spanish"}
 
-// ofProse are the requests that are prose, or those that are not.
+// ofProse returns the prose requests if wanted is true, and all others if wanted is false.
 func ofProse(requests []corpus.Request, wanted bool) []corpus.Request {
 	return slices.DeleteFunc(slices.Clone(requests), func(r corpus.Request) bool { return slices.Contains(prose, r.Kind) != wanted })
 }
 
-// applyDataset gives the operator requests to profile, as a ConfigMap.
+// applyDataset creates a ConfigMap with requests to profile.
 func (d *demo) applyDataset(ctx context.Context, name string, requests []corpus.Request) error {
 	lines, err := corpus.JSONL(requests)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// timeline reads the events of the act's MoEDeployment, as kubectl describe shows them, the oldest first.
+// timeline reads the events of the act's MoEDeployment, as in kubectl describe, oldest first.
 func (d *demo) timeline(ctx context.Context) ([]corev1.Event, error) {
 	text, err := d.cluster.run(ctx, nil, "get", "events", "-n", namespace,
 		"--field-selector", "involvedObject.kind=MoEDeployment,involvedObject.name="+d.name, "-o", "json")
@@ -30,7 +30,7 @@ func (d *demo) timeline(ctx context.Context) ([]corev1.Event, error) {
 	return list.Items, nil
 }
 
-// begun is when an event was first seen.
+// begun returns the time when an event first occurred.
 func begun(event corev1.Event) time.Time {
 	if !event.EventTime.IsZero() {
 		return event.EventTime.Time

@@ -11,14 +11,15 @@ import (
 )
 
 const (
-	// clients is how many send requests at the same time while something is waited for, thinkTime how long each of them waits
-	// after an answer: some fifteen requests a second, which leave two cores time for what is waited for.
+	// clients is the number of concurrent clients of background traffic, thinkTime the pause of each client after an
+	// answer. Together they send about fifteen requests per second, which leaves processor time on two cores for the
+	// operator.
 	clients   = 4
 	thinkTime = 200 * time.Millisecond
 )
 
-// during runs f while clients send the requests again and again, in a seeded random order. A request that fails is entered in the
-// ledger, and the next one is sent. It returns once the last one is answered.
+// during runs f while clients repeatedly send the requests in a seeded random order. A failed request is recorded in
+// the ledger and does not stop the traffic. during returns after f has returned and the last request is answered.
 func (d *demo) during(ctx context.Context, requests []corpus.Request, f func() error) error {
 	stop := make(chan struct{})
 	order := rand.New(rand.NewPCG(orderSeed, 0)).Perm(len(requests))
@@ -28,7 +29,7 @@ func (d *demo) during(ctx context.Context, requests []corpus.Request, f func() e
 		sending.Go(func() {
 			for {
 				index := order[int(next.Add(1)-1)%len(order)]
-				d.complete(ctx, requests[index].Text) //nolint:errcheck // it is in the ledger
+				d.complete(ctx, requests[index].Text) //nolint:errcheck // recorded in the ledger
 				select {
 				case <-stop:
 					return

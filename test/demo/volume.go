@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// volumeName is the PersistentVolume that the artifact store's claim finds.
+// volumeName is the name of the PersistentVolume for the artifact store's claim.
 const volumeName = "semmoe-demo-store"
 
-// offerVolume makes a directory of this machine the artifact store's volume, where the cluster has no default
-// StorageClass that would make one: the local cluster, and small ones on this very machine.
+// offerVolume creates a directory on this machine and a PersistentVolume of it for the artifact store. It does nothing
+// in a cluster with a default StorageClass. Local clusters, and small clusters on this machine, have none.
 func (d *demo) offerVolume(ctx context.Context) error {
 	const defaults = `jsonpath={.items[*].metadata.annotations.storageclass\.kubernetes\.io/is-default-class}`
 	classes, err := d.cluster.run(ctx, nil, "get", "storageclasses", "-o", defaults)
@@ -27,7 +27,7 @@ func (d *demo) offerVolume(ctx context.Context) error {
 	if d.volume, err = os.MkdirTemp(parent, "demo-store-"); err != nil {
 		return err
 	}
-	// The store runs as a user of its own, and a hostPath volume keeps its owner.
+	// The store runs as another user, and a hostPath volume keeps the owner of the directory.
 	if err := os.Chmod(d.volume, 0o777); err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (d *demo) offerVolume(ctx context.Context) error {
 	return err
 }
 
-// removeVolume takes away what offerVolume made, after its claim.
+// removeVolume deletes the volume and the directory of offerVolume. The claim must be deleted before.
 func (d *demo) removeVolume(ctx context.Context) error {
 	if d.volume == "" {
 		return nil
@@ -56,7 +56,7 @@ func (d *demo) removeVolume(ctx context.Context) error {
 		return err
 	}
 	if err := os.RemoveAll(d.volume); err != nil {
-		return fmt.Errorf("remove the artifact store's volume: %w", err)
+		return fmt.Errorf("failed to remove the directory of the artifact store: %w", err)
 	}
 	return nil
 }

@@ -16,13 +16,13 @@ import (
 
 const pollInterval = 400 * time.Millisecond
 
-// get reads the MoEDeployment.
+// get reads the act's MoEDeployment.
 func (d *demo) get(ctx context.Context) (*semmoev1.MoEDeployment, error) {
 	moed := &semmoev1.MoEDeployment{}
 	return moed, d.read(ctx, moed, "moed", d.name)
 }
 
-// read reads an object of the demo's namespace, or the list of all of a kind, by the arguments that kubectl get takes.
+// read reads an object or a list in the demo's namespace. what holds arguments of kubectl get.
 func (d *demo) read(ctx context.Context, into any, what ...string) error {
 	text, err := d.cluster.run(ctx, nil, append([]string{"get", "-n", namespace, "-o", "json"}, what...)...)
 	if err != nil {
@@ -31,10 +31,10 @@ func (d *demo) read(ctx context.Context, into any, what ...string) error {
 	return json.Unmarshal([]byte(text), into)
 }
 
-// waitMoED polls the act's MoEDeployment.
-func (d *demo) waitMoED(ctx context.Context, f func(*semmoev1.MoEDeployment) (detail string, done bool, err error)) func(tell func(string)) error {
-	return func(tell func(string)) error {
-		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+// waitMoED returns a step that polls the act's MoEDeployment until f reports done or an error.
+func (d *demo) waitMoED(ctx context.Context, f func(*semmoev1.MoEDeployment) (detail string, done bool, err error)) func(update func(string)) error {
+	return func(update func(string)) error {
+		return poll(ctx, update, func(ctx context.Context) (string, bool, error) {
 			moed, err := d.get(ctx)
 			if err != nil {
 				return "", false, err
@@ -44,9 +44,9 @@ func (d *demo) waitMoED(ctx context.Context, f func(*semmoev1.MoEDeployment) (de
 	}
 }
 
-// waitCondition waits until a condition of the MoEDeployment is True, and tells its message, and progress where there is
-// any, meanwhile. progress may be nil.
-func (d *demo) waitCondition(ctx context.Context, kind string, progress func(context.Context, *semmoev1.MoEDeployment) string) func(tell func(string)) error {
+// waitCondition returns a step that waits until a condition of the MoEDeployment is True. While waiting, the step shows
+// the result of progress, which may be nil, and the condition's message.
+func (d *demo) waitCondition(ctx context.Context, kind string, progress func(context.Context, *semmoev1.MoEDeployment) string) func(update func(string)) error {
 	return d.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
 		condition := meta.FindStatusCondition(moed.Status.Conditions, kind)
 		if condition == nil || condition.ObservedGeneration != moed.Generation {
@@ -63,14 +63,15 @@ func (d *demo) waitCondition(ctx context.Context, kind string, progress func(con
 	})
 }
 
-// answerLimit is how long one request of a step may take, in the time of an idle machine.
+// answerLimit is the maximum duration of one request of a step on an idle machine. load.Scale adapts it to the load.
 const answerLimit = time.Minute
 
-// stepLimit is how long a step of the demo may wait, in the time of an idle machine. No step takes a third of it there.
+// stepLimit is the maximum duration of a step on an idle machine, where every step takes less than a third of it.
 const stepLimit = 5 * time.Minute
 
-// poll calls f until it reports that it is done, and passes the details on. It fails with the last detail after stepLimit.
-func poll(ctx context.Context, tell func(string), f func(ctx context.Context) (detail string, done bool, err error)) error {
+// poll calls f until f reports done or an error, and shows the details of f. After stepLimit, poll fails with the last
+// detail.
+func poll(ctx context.Context, update func(string), f func(ctx context.Context) (detail string, done bool, err error)) error {
 	var clock load.Clock
 	last := "nothing was observed"
 	for clock.Elapsed() < stepLimit {
@@ -85,17 +86,17 @@ func poll(ctx context.Context, tell func(string), f func(ctx context.Context) (d
 			return err
 		}
 		last = detail
-		tell(detail)
+		update(detail)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-time.After(pollInterval):
 		}
 	}
-	return fmt.Errorf("not done after %v of an idle machine: %s", stepLimit, last)
+	return fmt.Errorf("timed out after %v (scaled by the machine load): %s", stepLimit, last)
 }
 
-// profileProgress is how far the profile is; empty while that is not known.
+// profileProgress describes the progress of the profile. It returns an empty string while the progress is unknown.
 func (d *demo) profileProgress(ctx context.Context, moed *semmoev1.MoEDeployment) string {
 	if moed.Status.Profile == "" {
 		return ""
@@ -108,9 +109,9 @@ func (d *demo) profileProgress(ctx context.Context, moed *semmoev1.MoEDeployment
 	return fmt.Sprintf("%d of %d requests, %d tokens/s, %d s left: ", p.RequestsDone, p.RequestsTotal, p.TokensPerSecond, p.RemainingSeconds)
 }
 
-// waitReady waits until all replicas are ready, under any revision: where the plan is solved early, one of them is a canary already,
-// which waits for the requests that the demo sends next.
-func (d *demo) waitReady(ctx context.Context) func(tell func(string)) error {
+// waitReady returns a step that waits until all replicas are ready, in any revision. If the plan is solved early, one
+// replica is already a canary, which waits for the requests that the demo sends next.
+func (d *demo) waitReady(ctx context.Context) func(update func(string)) error {
 	return d.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
 		ready := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionReady)
 		if ready == nil {
@@ -121,17 +122,17 @@ func (d *demo) waitReady(ctx context.Context) func(tell func(string)) error {
 	})
 }
 
-// waitRouters waits until every request router has loaded the plan of every engine pod.
-func (d *demo) waitRouters(ctx context.Context) func(tell func(string)) error {
-	return func(tell func(string)) error {
-		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+// waitRouters returns a step that waits until every request router has loaded the plan of every engine pod.
+func (d *demo) waitRouters(ctx context.Context) func(update func(string)) error {
+	return func(update func(string)) error {
+		return poll(ctx, update, func(ctx context.Context) (string, bool, error) {
 			err := d.eachPod(ctx, "router", 9090, "metrics", func(metrics string) error {
 				plans := map[string]float64{}
 				for sample := range samples(metrics, "semmoe_router_plans") {
 					plans[sample.labels] = sample.value
 				}
 				if plans[`state="loaded"`] != 1 || plans[`state="pending"`] != 0 {
-					return fmt.Errorf("plans are %v; want one that is loaded", plans)
+					return fmt.Errorf("plans are %v; want one loaded plan and none pending", plans)
 				}
 				return nil
 			})

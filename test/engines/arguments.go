@@ -17,22 +17,24 @@ var flagLists embed.FS
 // option is a flag of a release.
 type option struct {
 	names []string
-	// count is the number of its values as argparse writes it: 0, 1, ?, *, + or a number.
+	// count is the number of values in argparse notation: 0, 1, ?, *, + or a number.
 	count string
-	// kind is the type of a value, int or float, or the values that are allowed, separated by |; empty for any text.
+	// kind is the type of a value (int or float), or the allowed values separated by |; empty for any text.
 	kind string
 }
 
-// commandLine is how an engine reads its arguments.
+// commandLine describes the command-line parser of an engine.
 type commandLine struct {
 	options map[string]*option
-	// click says that the engine uses click, which knows no abbreviations. argparse takes a prefix of a flag for the flag.
+	// click is true if the engine uses click, which accepts no abbreviations. argparse accepts a unique prefix of a
+	// flag.
 	click bool
-	// flexible says that _ and - are the same in a name, and that --flag.member sets a member of a JSON object, as in vLLM.
+	// flexible is true if _ and - are equivalent in names, and --flag.member sets a member of a JSON object, as in
+	// vLLM.
 	flexible bool
 }
 
-// readCommandLine reads the list of the flags of a release.
+// readCommandLine reads the flag list of a release.
 func readCommandLine(list string, click, flexible bool) (*commandLine, error) {
 	text, err := flagLists.ReadFile("flags/" + list + ".txt")
 	if err != nil {
@@ -52,16 +54,17 @@ func readCommandLine(list string, click, flexible bool) (*commandLine, error) {
 	return c, nil
 }
 
-// arguments are the values that a command line gives, and what is no flag. The value of a switch is its spelling.
+// arguments holds the values of the flags on a command line, and the positional arguments. The value of a switch is its
+// spelling.
 type arguments struct {
 	options map[string]*option
 	values  map[*option][]string
-	// members are those of JSON objects, as --flag.member sets them.
+	// members holds the members of JSON objects that --flag.member sets.
 	members map[*option]map[string]string
 	rest    []string
 }
 
-// parse reads arguments, or refuses them as the engine does.
+// parse parses arguments, and rejects them with the same errors as the engine.
 func (c *commandLine) parse(args []string) (*arguments, error) {
 	a := &arguments{options: c.options, values: map[*option][]string{}, members: map[*option]map[string]string{}}
 	var unknown []string
@@ -125,7 +128,7 @@ func isOption(arg string) bool {
 	return err != nil
 }
 
-// find returns the flag of a name or of an unambiguous prefix of one; nil for none.
+// find returns the flag with a name or with an unambiguous prefix of a name; nil if there is none.
 func (c *commandLine) find(name string) (*option, error) {
 	if o := c.options[name]; o != nil || c.click || !strings.HasPrefix(name, "--") {
 		return o, nil
@@ -143,7 +146,7 @@ func (c *commandLine) find(name string) (*option, error) {
 	return found, nil
 }
 
-// takes reports whether the flag takes another value after so many.
+// takes reports whether the flag accepts another value after the given number of values.
 func (o *option) takes(values int) bool {
 	switch o.count {
 	case "*", "+":
@@ -184,7 +187,7 @@ func (o *option) check(values []string, joined bool) error {
 	return nil
 }
 
-// given reports whether a flag is given. Of a switch that --no-flag turns off, the last spelling counts.
+// given reports whether a flag is set. If both --flag and --no-flag are given, the last one applies.
 func (a *arguments) given(name string) bool {
 	const off = "--no-"
 	o := a.options[name]
@@ -196,22 +199,22 @@ func (a *arguments) given(name string) bool {
 }
 
 // text returns the value of a flag, or a default.
-func (a *arguments) text(name, otherwise string) string {
+func (a *arguments) text(name, fallback string) string {
 	if values := a.values[a.options[name]]; len(values) > 0 {
 		return values[0]
 	}
-	return otherwise
+	return fallback
 }
 
 // number returns the value of a flag, or a default. parse has checked that the value is a number.
-func (a *arguments) number(name string, otherwise int) int {
+func (a *arguments) number(name string, fallback int) int {
 	if n, err := strconv.Atoi(a.text(name, "")); err == nil {
 		return n
 	}
-	return otherwise
+	return fallback
 }
 
-// object returns the JSON object of a flag with the members that are set one by one, which are texts.
+// object returns the JSON object of a flag, including the members that --flag.member sets as texts.
 func (a *arguments) object(name string) (map[string]any, error) {
 	object := map[string]any{}
 	if text := a.text(name, ""); text != "" {

@@ -17,10 +17,10 @@ import (
 
 const tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"
 
-// types are the adapters of the engines by the name of their dialects.
+// types maps the names of dialects to the types of adapters.
 var types = map[string]string{"sglang": "SGLang", "vllm": "VLLM", "vllm-ascend": "VLLMAscend", "tensorrt-llm": "TensorRTLLM"}
 
-// eachDialect runs a test for each release of each engine, which its name has.
+// eachDialect runs a subtest for each release of each engine, named by the dialect.
 func eachDialect(t *testing.T, test func(t *testing.T, dialect string, adapter engine.Adapter, release engine.Release)) {
 	for _, dialect := range server.Dialects() {
 		t.Run(dialect, func(t *testing.T) {
@@ -37,8 +37,8 @@ func eachDialect(t *testing.T, test func(t *testing.T, dialect string, adapter e
 	}
 }
 
-// TestMechanismsAreFlags compares the flags of the operator's tables with those of the releases: a flag is in the list of each release that the
-// table gives it to, by each of its spellings, and in no other.
+// TestMechanismsAreFlags compares the flags of the operator's tables with the flag lists of the releases: every
+// spelling of a flag must be in the lists of exactly the releases that the table contains.
 func TestMechanismsAreFlags(t *testing.T) {
 	eachDialect(t, func(t *testing.T, dialect string, adapter engine.Adapter, release engine.Release) {
 		line, err := readCommandLine(list(dialect), false, false)
@@ -52,15 +52,15 @@ func TestMechanismsAreFlags(t *testing.T) {
 			has := !release.Before(m.First) && !(m.Last.Known() && m.Last.Before(release))
 			for _, name := range m.Names {
 				if got := line.options[name] != nil; got != has {
-					t.Errorf("%s %s: the flag %s is there: %t; the table says %t (%s to %s)", adapter.Type, release, name, got, has, m.First, m.Last)
+					t.Errorf("%s %s: the release has flag %s: %t; in the operator's table: %t (%s to %s)", adapter.Type, release, name, got, has, m.First, m.Last)
 				}
 			}
 		}
 	})
 }
 
-// TestAbbreviations checks that the operator can take a prefix of a flag for the flag, as argparse does: no release has a flag that is a prefix of
-// one in the operator's tables, and is in none.
+// TestAbbreviations checks that the operator can interpret a prefix of a flag as the flag, as argparse does: no release
+// has a flag that is a prefix of a flag in the operator's tables without being in the tables.
 func TestAbbreviations(t *testing.T) {
 	eachDialect(t, func(t *testing.T, dialect string, adapter engine.Adapter, release engine.Release) {
 		line, err := readCommandLine(list(dialect), false, false)
@@ -76,14 +76,14 @@ func TestAbbreviations(t *testing.T) {
 		for name := range line.options {
 			for _, decided := range known {
 				if strings.HasPrefix(name, "--") && strings.HasPrefix(decided, name) && !slices.Contains(known, name) {
-					t.Errorf("%s %s: the flag %s is taken for %s", adapter.Type, release, name, decided)
+					t.Errorf("%s %s: flag %s is interpreted as %s", adapter.Type, release, name, decided)
 				}
 			}
 		}
 	})
 }
 
-// command returns the command line of a pod.
+// command returns the command line of an engine pod.
 func command(t *testing.T, adapter engine.Adapter, launch engine.Launch, userArgs []string) []string {
 	t.Helper()
 	args, err := adapter.Args(launch, userArgs)
@@ -93,7 +93,7 @@ func command(t *testing.T, adapter engine.Adapter, launch engine.Launch, userArg
 	return slices.Concat(adapter.Command, args)
 }
 
-// launches are those that the operator makes for an engine, by what they are for.
+// launches returns the operator's launches for an engine, by purpose.
 func launches(t *testing.T, adapter engine.Adapter) map[string]engine.Launch {
 	t.Helper()
 	plain := engine.Launch{ModelPath: tinyModel, ServedModelName: "tiny", Host: "127.0.0.1", Port: 8000, Ranks: 4, AttentionDP: true}
@@ -130,8 +130,8 @@ func launches(t *testing.T, adapter engine.Adapter) map[string]engine.Launch {
 	return all
 }
 
-// TestOperatorsCommandLines checks that each release reads the command lines that the operator makes for it, and that a user's flag that the
-// release does not have is refused as the engine does.
+// TestOperatorsCommandLines checks that each release accepts the operator's command lines, and that an unknown flag of
+// a user is rejected with the engine's error.
 func TestOperatorsCommandLines(t *testing.T) {
 	backends := map[string][]string{"SGLang": {"--moe-a2a-backend", "deepep"}, "VLLM": {"--all2all-backend", "deepep_low_latency"}}
 	eachDialect(t, func(t *testing.T, dialect string, adapter engine.Adapter, release engine.Release) {
@@ -146,20 +146,20 @@ func TestOperatorsCommandLines(t *testing.T) {
 				continue
 			}
 			if o.ModelPath != tinyModel || o.ServedModelName != "tiny" || o.EPSize != 4 || o.EnableDPAttention != launch.AttentionDP || o.EnableReturnRoutedExperts != launch.RoutedExperts || o.Dialect != dialect {
-				t.Errorf("%s %s, %s: the arguments are read as %+v", adapter.Type, release, name, o)
+				t.Errorf("%s %s, %s: unexpected options %+v", adapter.Type, release, name, o)
 			}
 			if err := o.Validate(); err != nil {
 				t.Errorf("%s %s, %s: %v", adapter.Type, release, name, err)
 			}
 			_, err = options(dialect, command(t, adapter, launch, []string{"--no-such-flag"}))
 			if usage := (usageError{}); !errors.As(err, &usage) {
-				t.Errorf("%s %s, %s: a flag that does not exist: %v", adapter.Type, release, name, err)
+				t.Errorf("%s %s, %s: unknown flag: got error %v, want a usage error", adapter.Type, release, name, err)
 			}
 		}
 	})
 }
 
-// situation is a spec whose engine may end at start.
+// situation is a spec with which an engine may fail at start.
 type situation struct {
 	engine, realization string
 	args, options       string
@@ -167,25 +167,26 @@ type situation struct {
 	redundant           int32
 	microBatches        int32
 	routed              bool
-	// unseen says that the operator cannot see why: it knows the names of variables only.
+	// unseen is true if the operator cannot detect the cause, because it knows only the names of environment variables.
 	unseen bool
 }
 
-// TestOperatorRefusesFirst compares what releases refuse at start with what the operator refuses before it: a spec that ends at start is refused
-// by the operator where the release is known, and one that the operator refuses for a reason of arguments ends at start in some release.
+// TestOperatorRefusesFirst compares the specs with which releases fail at start with the specs that the operator
+// rejects. If the release is known, the operator must reject a spec with which the engine fails at start. If the
+// operator rejects a spec because of its arguments, some release must fail at start.
 func TestOperatorRefusesFirst(t *testing.T) {
 	const byMap, byWeights = string(engine.EngineMap), string(engine.ReshuffledWeights)
 	const lmcache, nixl = `--kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}`, `--kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}`
 	for name, test := range map[string]struct {
 		situation
-		ends string // the releases that end at start, and with what
+		ends string // releases that fail at start, with the error
 	}{
 		"copies without a backend":      {situation{engine: "sglang", realization: byMap, redundant: 4}, "0.5.17: ValueError, 0.5.23: ValueError"},
 		"copies with a backend":         {situation{engine: "sglang", realization: byMap, redundant: 4, args: "--moe-a2a-backend deepep"}, ""},
-		"a backend that came later":     {situation{engine: "sglang", realization: byMap, args: "--moe-a2a-backend deepep_v2"}, "0.5.12: invalid choice, 0.5.17: invalid choice"},
+		"a backend of a later release":  {situation{engine: "sglang", realization: byMap, args: "--moe-a2a-backend deepep_v2"}, "0.5.12: invalid choice, 0.5.17: invalid choice"},
 		"micro-batches with fusion":     {situation{engine: "sglang", microBatches: 2, args: "--moe-a2a-backend deepep --enforce-shared-experts-fusion"}, "0.5.12: ValueError"},
 		"micro-batches, no backend":     {situation{engine: "sglang", microBatches: 2}, "0.5.12: ValueError"},
-		"another width of attention":    {situation{engine: "sglang", realization: byWeights, args: "--attn-dp-size 2"}, "0.5.12: unrecognized arguments, 0.5.17: unrecognized arguments, 0.5.23: ValueError"},
+		"--attn-dp-size":                {situation{engine: "sglang", realization: byWeights, args: "--attn-dp-size 2"}, "0.5.12: unrecognized arguments, 0.5.17: unrecognized arguments, 0.5.23: ValueError"},
 		"capture":                       {situation{engine: "vllm", routed: true}, ""},
 		"capture with LMCache":          {situation{engine: "vllm", routed: true, args: lmcache}, "0.22.0: ValueError, 0.25.1: ValueError"},
 		"capture with NIXL":             {situation{engine: "vllm", routed: true, args: nixl}, "0.22.0: ValueError, 0.25.1: ValueError, 0.32.0: ValueError"},
@@ -198,7 +199,7 @@ func TestOperatorRefusesFirst(t *testing.T) {
 		"micro-batches, default":        {situation{engine: "vllm", microBatches: 2}, "0.22.0: AssertionError, 0.25.1: AssertionError, 0.32.0: AssertionError"},
 		"micro-batches, NIXL's backend": {situation{engine: "vllm", microBatches: 2, args: "--all2all-backend nixl_ep"}, "0.22.0: AssertionError"},
 		"a map for Ascend":              {situation{engine: "vllm-ascend", realization: byMap}, ""},
-		"a member that is not known":    {situation{engine: "vllm-ascend", args: `--additional-config {"eplb_config":{"map":"x"}}`}, "0.25.1: ValueError"},
+		"an unknown member":             {situation{engine: "vllm-ascend", args: `--additional-config {"eplb_config":{"map":"x"}}`}, "0.25.1: ValueError"},
 		"WIDEEP":                        {situation{engine: "tensorrt-llm", realization: byMap, options: "moe_config: {backend: WIDEEP}"}, "1.2.0: no such option, 1.3.0: ValidationError"},
 		"a map":                         {situation{engine: "tensorrt-llm", realization: byMap}, "1.2.0: no such option"},
 		"a map next to MTP":             {situation{engine: "tensorrt-llm", realization: byMap, options: "speculative_config: {decoding_type: MTP}"}, "1.2.0: no such option, 1.3.0: KeyError"},
@@ -218,18 +219,19 @@ func TestOperatorRefusesFirst(t *testing.T) {
 			got, refused := test.start(t, dialect, adapter, release)
 			want := ends[release.String()]
 			if want == "" && got != nil || want != "" && (got == nil || !strings.Contains(got.Error(), want)) {
-				t.Errorf("%s %s, %s: it ends with %v, want %q", adapter.Type, release, name, got, want)
+				t.Errorf("%s %s, %s: the engine fails with %v, want %q", adapter.Type, release, name, got, want)
 			}
-			// A user's own error in a flag that is no concern of the operator's is left to the engine.
+			// The engine reports errors in user-provided flags that the operator does not use.
 			own := strings.Contains(want, "invalid choice") || strings.Contains(want, "unrecognized") || strings.Contains(test.args, "eplb_config")
 			if got != nil && !refused && !own && !test.unseen {
-				t.Errorf("%s %s, %s: the operator does not refuse what ends with %v", adapter.Type, release, name, got)
+				t.Errorf("%s %s, %s: the operator accepts a spec with which the engine fails: %v", adapter.Type, release, name, got)
 			}
 		})
 	}
 }
 
-// start returns why a release ends at start in a situation, and whether the operator refuses it.
+// start returns the error with which a release fails at start in a situation, and whether the operator rejects the
+// spec.
 func (s situation) start(t *testing.T, dialect string, adapter engine.Adapter, release engine.Release) (error, bool) {
 	t.Helper()
 	launch := engine.Launch{
@@ -259,7 +261,7 @@ func (s situation) start(t *testing.T, dialect string, adapter engine.Adapter, r
 	}
 	refused := len(verdict.Refusals) > 0 || adapter.ValidateOverlap(asked) != nil
 	args, err := adapter.Args(launch, asked.UserArgs)
-	if err != nil { // what the engine says to it is of interest all the same
+	if err != nil { // also check the engine's result
 		refused = true
 		args, err = adapter.Args(launch, nil)
 		args = append(args, asked.UserArgs...)
@@ -271,7 +273,7 @@ func (s situation) start(t *testing.T, dialect string, adapter engine.Adapter, r
 	return err, refused
 }
 
-// TestArguments checks that arguments are read as argparse, vLLM's parser and click read them.
+// TestArguments checks that arguments are parsed like argparse, vLLM's parser and click parse them.
 func TestArguments(t *testing.T) {
 	for name, test := range map[string]struct{ dialect, args, want string }{
 		"sglang-0.5.17, two spellings":        {"sglang-0.5.17", "--model tiny --tensor-parallel-size 4", ""},
@@ -289,7 +291,7 @@ func TestArguments(t *testing.T) {
 		"vllm-0.32.0, member":                 {"vllm-0.32.0", "tiny --enable-expert-parallel --kv-transfer-config.kv_connector X", ""},
 		"vllm-0.32.0, short":                  {"vllm-0.32.0", "tiny -ep -dp 4", ""},
 		"vllm-0.22.0, later flag":             {"vllm-0.22.0", "tiny --return-sampling-mask", "unrecognized arguments"},
-		"vllm-0.32.0, switched off":           {"vllm-0.32.0", "tiny --enable-expert-parallel --no-enable-expert-parallel", "this double has expert parallelism"},
+		"vllm-0.32.0, switched off":           {"vllm-0.32.0", "tiny --enable-expert-parallel --no-enable-expert-parallel", "this double supports only expert parallelism"},
 		"tensorrt-llm-1.3.0":                  {"tensorrt-llm-1.3.0", "tiny --tp_size 4 --ep_size 4 --served_model_name x", ""},
 		"tensorrt-llm-1.2.0, later flag":      {"tensorrt-llm-1.2.0", "tiny --served_model_name x", "no such option"},
 		"tensorrt-llm-1.3.0, no abbreviation": {"tensorrt-llm-1.3.0", "tiny --tp_si 4", "no such option"},
@@ -306,7 +308,7 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// expertMap writes a map of the small model that is not the default one, and returns its path.
+// expertMap writes a non-default expert map of the small model, and returns its path.
 func expertMap(t *testing.T, adapter engine.Adapter, redundant int) string {
 	t.Helper()
 	text, err := adapter.ExpertMap.Encode(layout(redundant))
@@ -320,7 +322,8 @@ func expertMap(t *testing.T, adapter engine.Adapter, redundant int) string {
 	return path
 }
 
-// layout places the experts of the small model in descending order, and copies of the first ones behind those of each rank.
+// layout places the experts of the small model in descending order, followed on each rank by copies of the first
+// experts.
 func layout(redundant int) engine.Layout {
 	const ranks, experts, layers = 4, 32, 4
 	p := &placement.Placement{Ranks: ranks, Experts: experts, SlotsPerRank: (experts + redundant) / ranks}

@@ -33,7 +33,7 @@ var (
 const (
 	// vllmDialect is the dialect of the release that test/vllm/install.sh installs.
 	vllmDialect = "vllm-0.32.0"
-	// vllmStart bounds the wait for vLLM, which takes 60 s of CPU time for each rank.
+	// vllmStart is the maximum start time of vLLM, which needs 60 s of CPU time per rank.
 	vllmStart = 5 * time.Minute
 	ranks     = 2
 )
@@ -43,11 +43,11 @@ type request struct {
 	method, path, body string
 	// rank is the value of the rank header; empty for none.
 	rank string
-	// differs are the members of the answer, by their paths, that differ between the double and vLLM, with the reason.
+	// differs maps paths of answer members that differ between the double and vLLM to the reason.
 	differs map[string]string
 }
 
-// chat is a body of chat completions and messages.
+// chat returns a request body for chat completions and messages.
 func chat(members string) string {
 	return `{"model":"tiny","messages":[{"role":"user","content":"func main() {"}],"max_tokens":3,"temperature":0` + members + `}`
 }
@@ -56,7 +56,7 @@ func completion(members string) string {
 	return `{"model":"tiny","prompt":"func main() {","max_tokens":3,"temperature":0` + members + `}`
 }
 
-// conforming are the requests that the double must answer as vLLM does.
+// conforming returns the requests that the double must answer like vLLM.
 func conforming() map[string]request {
 	post := func(path, body string) request { return request{method: http.MethodPost, path: path, body: body} }
 	all := map[string]request{
@@ -81,11 +81,11 @@ func conforming() map[string]request {
 		"completion, echo":           post("/v1/completions", completion(`,"echo":true`)),
 		"completion, echo, logprobs": {
 			method: http.MethodPost, path: "/v1/completions", body: completion(`,"echo":true,"logprobs":1`),
-			differs: map[string]string{".choices[].prompt_logprobs": "they have the rank of each token among all, which the reference engine does not compute, and nothing reads"},
+			differs: map[string]string{".choices[].prompt_logprobs": "contains the rank of each token in the vocabulary, which the reference engine does not compute and no client reads"},
 		},
 		"completion, stop":           post("/v1/completions", `{"model":"tiny","prompt":"func main() {","max_tokens":24,"temperature":0,"stop":["e","a","t"," "]}`),
 		"completion, no tokens":      post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":0}`),
-		"completion, echo alone":     post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":0,"echo":true}`),
+		"completion, only echo":      post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":0,"echo":true}`),
 		"completion, negative":       post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":-1}`),
 		"completion, too many":       post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":100000}`),
 		"completion, too long":       post("/v1/completions", `{"model":"tiny","max_tokens":1,"prompt":"`+strings.Repeat("func main() { ", 2000)+`"}`),
@@ -146,29 +146,30 @@ func conforming() map[string]request {
 	return all
 }
 
-// answered is what is compared of an answer.
+// answered holds the compared properties of an answer.
 type answered struct {
 	Status int    `json:"status"`
 	Type   string `json:"type,omitempty"`
-	// Form has the types of the members of the answer by their paths. A stream has those of all its events, and the names of the events.
+	// Form maps the paths of the answer's members to their types. For a stream, Form covers all events and includes the
+	// names of the events.
 	Form map[string]string `json:"form,omitempty"`
 	// Error is the type and the code of an error.
 	Error string `json:"error,omitempty"`
-	// Rank is the rank that served a request for a rank that the engine has, on a route that reads ranks.
+	// Rank is the rank that served the request, if the route reads ranks and the request is for an existing rank.
 	Rank string `json:"rank,omitempty"`
 }
 
-// recording is what vLLM 0.32.0 answered.
+// recording holds the answers of vLLM 0.32.0.
 type recording struct {
 	Answers map[string]answered `json:"answers"`
-	// Metrics are the labels of metrics by their names.
+	// Metrics maps the names of metrics to their labels.
 	Metrics map[string][]string `json:"metrics"`
 }
 
 const recordingFile = "testdata/" + vllmDialect + ".json"
 
-// TestConformance sends requests to the double, and compares statuses, content types, the forms of answers and errors, the ranks that served and
-// the metrics with what vLLM 0.32.0 answered to the same requests.
+// TestConformance sends requests to the double and compares the answers with the recorded answers of vLLM 0.32.0 to the
+// same requests: statuses, content types, the forms of answers and errors, the serving ranks, and the metrics.
 func TestConformance(t *testing.T) {
 	text, err := os.ReadFile(recordingFile)
 	if err != nil {
@@ -182,7 +183,7 @@ func TestConformance(t *testing.T) {
 	for name, r := range conforming() {
 		for path, why := range r.differs {
 			if want.Answers[name].Form[path] == got.Answers[name].Form[path] {
-				t.Errorf("%s: %s is the same in both, and listed as different: %s", name, path, why)
+				t.Errorf("%s: %s is equal in both, but listed as different: %s", name, path, why)
 			}
 			for _, form := range []map[string]string{want.Answers[name].Form, got.Answers[name].Form} {
 				maps.DeleteFunc(form, func(member, _ string) bool { return strings.HasPrefix(member, path) })
@@ -190,17 +191,17 @@ func TestConformance(t *testing.T) {
 		}
 	}
 	for name := range want.Metrics {
-		if got.Metrics[name] == nil { // the double has those that the operator and the router read
+		if got.Metrics[name] == nil { // the double has only the metrics that the operator and the router read
 			delete(want.Metrics, name)
 		}
 	}
 	compare(t, "-"+vllmDialect+" +double", want, got, texts)
 }
 
-// TestRecording starts vLLM 0.32.0 itself, on CPUs, and compares its answers with the recording.
+// TestRecording starts vLLM 0.32.0 on CPUs and compares its answers with the recording.
 func TestRecording(t *testing.T) {
 	if *vllmDir == "" {
-		t.Skip("only with -args -vllm: make test-vllm")
+		t.Skip("needs -args -vllm: run make test-vllm")
 	}
 	got, texts := record(t, startVLLM(t))
 	if *update {
@@ -228,7 +229,7 @@ func compare(t *testing.T, what string, want, got recording, texts map[string]st
 	t.Helper()
 	names := slices.Sorted(maps.Keys(got.Answers))
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(want.Answers)), names); diff != "" {
-		t.Errorf("other requests are recorded: make the recording again (-args -vllm DIR -record)\n%s", diff)
+		t.Errorf("the recording is of other requests: record again with -args -vllm DIR -record\n%s", diff)
 	}
 	requests := conforming()
 	for _, name := range names {
@@ -241,7 +242,7 @@ func compare(t *testing.T, what string, want, got recording, texts map[string]st
 	}
 }
 
-// record sends the requests to a server, one after the other, and returns the answers and their texts.
+// record sends the requests to a server sequentially, and returns the answers and their texts.
 func record(t *testing.T, p *peer) (recording, map[string]string) {
 	t.Helper()
 	r, texts, requests := recording{Answers: map[string]answered{}}, map[string]string{}, conforming()
@@ -252,7 +253,7 @@ func record(t *testing.T, p *peer) (recording, map[string]string) {
 	return r, texts
 }
 
-// peer is a server under comparison.
+// peer is one of the compared servers.
 type peer struct{ url string }
 
 // startVLLM starts vLLM, and waits until it serves.
@@ -266,7 +267,7 @@ func startVLLM(t *testing.T) *peer {
 	server := exec.Command("../vllm/serve.sh", strconv.Itoa(port), "--api-server-count=1")
 	server.Env = append(os.Environ(), "SEMMOE_VLLM_DIR="+*vllmDir)
 	server.Stdout, server.Stderr = log, log
-	server.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its ranks are processes of their own
+	server.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // each rank is a separate process
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +319,7 @@ func freePort(t *testing.T) int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
-// wait waits until the server is healthy, or has ended.
+// wait waits until the server is healthy. It fails the test if the server ends.
 func (p *peer) wait(t *testing.T, patience time.Duration, ended chan error) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; {
@@ -335,12 +336,13 @@ func (p *peer) wait(t *testing.T, patience time.Duration, ended chan error) {
 		case <-time.After(200 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the server does not serve within %v", patience)
+			t.Fatalf("the server is not healthy within %v", patience)
 		}
 	}
 }
 
-// ask sends a request. It waits until the request is counted, so that the next one's rank is seen.
+// ask sends a request. It waits until the server has counted the request, so that the rank of the next request is
+// detectable.
 func (p *peer) ask(t *testing.T, name string, r request) (answered, string) {
 	t.Helper()
 	before := p.counts(t)
@@ -396,7 +398,8 @@ func (p *peer) ask(t *testing.T, name string, r request) (answered, string) {
 	return a, string(text)
 }
 
-// events returns the data of a stream's events, and adds their names to the form of an answer. The end has a name, too.
+// events returns the data of a stream's events, and adds the names of the events to form, including the end of the
+// stream.
 func events(form map[string]string, text []byte) [][]byte {
 	var all [][]byte
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
@@ -416,7 +419,8 @@ func events(form map[string]string, text []byte) [][]byte {
 	return all
 }
 
-// forms adds the types of a value and its members by their paths. Members of maps whose names are tokens are one member.
+// forms adds the types of a value and of its members to all, by path. Map members that are named by tokens share one
+// path.
 func forms(all map[string]string, path string, value any) {
 	add := func(kind string) {
 		if !slices.Contains(strings.Split(all[path], "|"), kind) {
@@ -449,7 +453,7 @@ func forms(all map[string]string, path string, value any) {
 var successes = regexp.MustCompile(`(?m)^vllm:request_success_total\{(.*)\} (\S+)$`)
 var engineLabel = regexp.MustCompile(`engine="(\d+)"`)
 
-// counts reads how many requests each rank has finished.
+// counts returns the number of finished requests of each rank.
 func (p *peer) counts(t *testing.T) map[string]float64 {
 	t.Helper()
 	counts := map[string]float64{}
@@ -457,14 +461,14 @@ func (p *peer) counts(t *testing.T) map[string]float64 {
 		value, err := strconv.ParseFloat(sample[2], 64)
 		label := engineLabel.FindStringSubmatch(sample[1])
 		if err != nil || label == nil {
-			t.Fatalf("%q has no rank and number", sample[0])
+			t.Fatalf("sample %q has no rank or no number", sample[0])
 		}
 		counts[label[1]] += value
 	}
 	return counts
 }
 
-// served waits until a rank has finished one request more than before, and returns it.
+// served waits until a rank has finished one more request than before, and returns the rank.
 func (p *peer) served(t *testing.T, name string, before map[string]float64) string {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""flags.py sglang|vllm DIRECTORY : prints the flags of an engine's release, one a line, for test/engines/flags.
+"""flags.py sglang|vllm DIRECTORY : prints the flags of an engine's release, one per line, for test/engines/flags.
 
-DIRECTORY holds the engine's Python package, such as an unpacked wheel. The parser of the engine itself is built and read. Modules that are
-not installed are replaced by empty ones, so PyTorch is enough. A line has the names of a flag, the number of its values as argparse writes
-it, and the type or the choices of a value, separated by tabs.
+DIRECTORY holds the engine's Python package, such as an unpacked wheel. The program builds the engine's own parser and prints its flags.
+Modules that are not installed are replaced by empty ones, so only PyTorch is required. A line has the names of a flag, the number of its
+values in argparse notation, and the type or the choices of a value, separated by tabs.
 
     python3 -m pip download --no-deps sglang==0.5.17 && unzip -q sglang-*.whl -d /tmp/sglang
     flags.py sglang /tmp/sglang > flags/sglang-0.5.17.txt
@@ -18,7 +18,7 @@ from unittest import mock
 
 
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Absent loads an empty module in the place of one that the engine imports and that is not installed, and of those that are always replaced."""
+    """Absent loads an empty module in place of an imported module that is not installed or that is always replaced."""
 
     def __init__(self, always=()):
         self.always = always

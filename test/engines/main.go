@@ -1,9 +1,10 @@
-// Command engines is a double of SGLang, vLLM, vllm-ascend and TensorRT-LLM for tests of the operator: the reference engine behind the command
-// line and the HTTP surface of a release.
+// Command engines is a test double of SGLang, vLLM, vllm-ascend and TensorRT-LLM: the reference engine with the command
+// line and the HTTP API of a release.
 //
 //	engines vllm-0.22.0 vllm serve MODEL --data-parallel-size 2 ...
 //
-// flags has the flags of each release, rules.go what a release refuses at start, and internal/refengine/server the HTTP surface.
+// The directory flags contains the flags of each release, rules.go the arguments with which a release fails at start,
+// and internal/refengine/server the HTTP API.
 package main
 
 import (
@@ -28,10 +29,10 @@ import (
 	"github.com/semmoe/operator/internal/refengine/server"
 )
 
-// usageStatus is the exit status of argparse and click for arguments that cannot be read.
+// usageStatus is the exit status of argparse and click for invalid arguments.
 const usageStatus = 2
 
-// usageError is an error of arguments that cannot be read.
+// usageError is an error in parsing the arguments.
 type usageError struct{ error }
 
 func main() {
@@ -57,7 +58,7 @@ func run(ctx context.Context, args []string) error {
 	return refengine.Run(ctx, o)
 }
 
-// surface is how an engine is started, and how its arguments become those of the reference engine.
+// surface describes how an engine is started, and how its arguments are converted to options of the reference engine.
 type surface struct {
 	commands        [][]string
 	click, flexible bool
@@ -71,7 +72,8 @@ var surfaces = map[string]surface{
 	"tensorrt-llm": {commands: [][]string{{"trtllm-serve", "serve"}, {"trtllm-serve"}}, click: true, options: trtllmOptionsOf},
 }
 
-// options turns the command line of an engine into options of the reference engine, or refuses it as the engine does.
+// options converts the command line of an engine to options of the reference engine. It returns the engine's error for
+// a command line that the engine rejects.
 func options(dialect string, command []string) (refengine.Options, error) {
 	none := refengine.Options{}
 	d, err := server.FindDialect(dialect)
@@ -82,7 +84,7 @@ func options(dialect string, command []string) (refengine.Options, error) {
 	s := surfaces[name]
 	at := slices.IndexFunc(s.commands, func(c []string) bool { return len(command) >= len(c) && slices.Equal(command[:len(c)], c) })
 	if at < 0 {
-		return none, usageError{fmt.Errorf("%s is not started by %v", name, command)}
+		return none, usageError{fmt.Errorf("command %v does not start engine %s", command, name)}
 	}
 	line, err := readCommandLine(list(dialect), s.click, s.flexible)
 	if err != nil {
@@ -100,7 +102,7 @@ func options(dialect string, command []string) (refengine.Options, error) {
 	return o, err
 }
 
-// list returns the name of the list of a dialect's flags: vllm-ascend has the flags of vLLM.
+// list returns the name of the flag list of a dialect. vllm-ascend has the flags of vLLM.
 func list(dialect string) string {
 	if release, ok := strings.CutPrefix(dialect, "vllm-ascend-"); ok {
 		return "vllm-" + release
@@ -133,13 +135,13 @@ const rpcPort = 29550
 func vllmOptions(a *arguments) (refengine.Options, error) {
 	o := refengine.DefaultOptions()
 	if len(a.rest) != 1 {
-		return o, usageError{fmt.Errorf("unrecognized arguments: one model is expected, %v are given", a.rest)}
+		return o, usageError{fmt.Errorf("unrecognized arguments: want one model, got %v", a.rest)}
 	}
 	o.ModelPath = a.rest[0]
 	o.ServedModelName, o.Host, o.Port = a.text("--served-model-name", ""), a.text("--host", "0.0.0.0"), a.number("--port", 8000)
 	tensor, data := a.number("--tensor-parallel-size", 1), a.number("--data-parallel-size", 1)
 	if !a.given("--enable-expert-parallel") || tensor > 1 && data > 1 || a.text("--expert-placement-strategy", "linear") != "linear" {
-		return o, errors.New("this double has expert parallelism with tensor parallel or data parallel attention, and experts placed linearly")
+		return o, errors.New("this double supports only expert parallelism with either tensor or data parallel attention, and linear expert placement")
 	}
 	o.TPSize, o.EPSize, o.DPSize, o.EnableDPAttention = tensor*data, tensor*data, data, data > 1
 	o.Nodes, o.NodeRank = a.number("--nnodes", 1), a.number("--node-rank", 0)
@@ -171,7 +173,7 @@ func ascendOptions(a *arguments) (refengine.Options, error) {
 func trtllmOptionsOf(a *arguments) (refengine.Options, error) {
 	o := refengine.DefaultOptions()
 	if len(a.rest) != 1 {
-		return o, usageError{fmt.Errorf("one MODEL is expected, %v are given", a.rest)}
+		return o, usageError{fmt.Errorf("want one MODEL, got %v", a.rest)}
 	}
 	extra, err := readOptionsFile(a)
 	if err != nil {
@@ -190,10 +192,10 @@ func trtllmOptionsOf(a *arguments) (refengine.Options, error) {
 	return o, err
 }
 
-// maxMapBytes bounds an expert map.
+// maxMapBytes is the maximum size of an expert map.
 const maxMapBytes = 64 << 20
 
-// setMap turns an engine's expert map into the one that the reference engine reads.
+// setMap converts an engine's expert map to the format of the reference engine.
 func setMap(from *engine.ExpertMap, path string, o *refengine.Options) error {
 	text, err := regularfile.Read(path, maxMapBytes)
 	if err != nil {

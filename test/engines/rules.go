@@ -13,12 +13,12 @@ import (
 	"github.com/semmoe/operator/internal/files/regularfile"
 )
 
-// rule is a reason why some releases of an engine end at start.
+// rule is a reason for which some releases of an engine fail at start.
 type rule struct {
 	engines []string
-	// first and last are the first and the last release with the rule; the zero value stands for every older or newer one.
+	// first and last are the first and the last release with the rule. A zero value means no bound.
 	first, last engine.Release
-	// source is where the engine's project has it.
+	// source is the location of the rule in the engine's source code.
 	source string
 	check  func(a *arguments) error
 }
@@ -31,7 +31,7 @@ var (
 
 func at(minor, patch int) engine.Release { return engine.Release{Minor: minor, Patch: patch} }
 
-// rules are the combinations of arguments that an engine refuses, of those that the operator renders and that users add.
+// rules lists the combinations of the operator's and users' arguments that an engine rejects.
 var rules = []rule{
 	{ofSGLang, at(5, 17), engine.Release{}, "srt/server_args.py, from 0.5.19 srt/arg_groups/parallel_hook.py; sgl-project/sglang#32962", func(a *arguments) error {
 		algorithm := a.text("--ep-dispatch-algorithm", "")
@@ -141,13 +141,13 @@ var rules = []rule{
 	}},
 }
 
-// ascendMembers are those of eplb_config (v0.20.2rc1 to v0.25.1rc1).
+// ascendMembers lists the members of eplb_config (v0.20.2rc1 to v0.25.1rc1).
 var ascendMembers = []string{
 	"dynamic_eplb", "expert_map_path", "expert_heat_collection_interval", "algorithm_execution_interval", "expert_map_record_path", "num_redundant_experts",
 	"eplb_policy_type", "eplb_heat_collection_stage",
 }
 
-// checkRules returns why a release refuses arguments that it can read.
+// checkRules returns the error with which a release rejects parsed arguments; nil if it accepts them.
 func checkRules(name string, release engine.Release, a *arguments) error {
 	for _, r := range rules {
 		if !slices.Contains(r.engines, name) || release.Before(r.first) || r.last.Known() && r.last.Before(release) {
@@ -160,7 +160,7 @@ func checkRules(name string, release engine.Release, a *arguments) error {
 	return nil
 }
 
-// refuseCapture refuses routed experts with pipeline parallelism and with some KV connectors.
+// refuseCapture rejects routed experts with pipeline parallelism and with some KV connectors.
 func refuseCapture(a *arguments, refused func(connector string) bool) error {
 	if !a.given("--enable-return-routed-experts") {
 		return nil
@@ -180,7 +180,7 @@ func refuseCapture(a *arguments, refused func(connector string) bool) error {
 	return nil
 }
 
-// connectors returns the names of the KV connectors of a configuration, those of a MultiConnector included.
+// connectors returns the names of the KV connectors of a configuration, including those in a MultiConnector.
 func connectors(config map[string]any) []string {
 	var names []string
 	if name, ok := config["kv_connector"].(string); ok {
@@ -196,7 +196,7 @@ func connectors(config map[string]any) []string {
 	return names
 }
 
-// refuseOverlap refuses micro-batches with other all-to-all backends than some.
+// refuseOverlap rejects micro-batches with all-to-all backends other than the given ones.
 func refuseOverlap(a *arguments, backends ...string) error {
 	if !a.given("--enable-dbo") && a.number("--ubatch-size", 0) <= 1 {
 		return nil
@@ -207,10 +207,10 @@ func refuseOverlap(a *arguments, backends ...string) error {
 	return nil
 }
 
-// maxOptionsBytes bounds an options file.
+// maxOptionsBytes is the maximum size of an options file.
 const maxOptionsBytes = 1 << 20
 
-// trtllmOptions are the members of an options file that the double reads.
+// trtllmOptions holds the members of an options file that the double reads.
 type trtllmOptions struct {
 	AttentionDP bool `json:"enable_attention_dp"`
 	MoE         struct {
@@ -245,13 +245,13 @@ func readOptionsFile(a *arguments) (o trtllmOptions, err error) {
 		err = yaml.Unmarshal(text, &o)
 	}
 	if err == nil {
-		err = yaml.UnmarshalStrict(moe, &o.MoE) // the engine refuses members that it does not know
+		err = yaml.UnmarshalStrict(moe, &o.MoE) // the engine rejects unknown members
 	}
 	return o, err
 }
 
-// checkOptionsFile refuses an options file whose backend is not one of those that a release has, and a map next to draft layers, for which
-// it has no assignments (get_layer_initial_global_assignments).
+// checkOptionsFile rejects an options file with a backend that the release does not have. It also rejects an expert map
+// together with draft layers, for which the map has no assignments (get_layer_initial_global_assignments).
 func checkOptionsFile(a *arguments, backends ...string) error {
 	o, err := readOptionsFile(a)
 	switch {

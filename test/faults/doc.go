@@ -1,18 +1,19 @@
-// Package faults stands between a manager and the API server, and lets go wrong what goes wrong there in earnest.
+// Package faults injects realistic faults between a manager and the API server.
 //
-// It works below the client and the cache, on HTTP requests: a manager cannot tell its faults from real ones, and all that it
-// says to the API server goes through them, reads of the cache, retries and events included. Faults are chosen by a seed and
-// the number of the request, so that a schedule can be run again.
+// Faults are injected into HTTP requests, below the client and the cache. A manager cannot distinguish them from real
+// faults, and every request to the API server passes through the injector, including reads of the cache, retries and
+// events. A seed and the number of the request select the faults, so that a schedule is reproducible.
 //
-// # What can go wrong
+// # Kinds of faults
 //
-//   - Intermediate state: the manager dies with its k-th write. That write is done; nothing of it is heard again.
-//   - Stale state: the cache lags behind by k of the manager's own writes, lists of a restarted manager are as old as that, and
-//     what was missed comes late.
-//   - Unobserved state: watches break, and when they may be opened again they are too old to go on. Only a new list tells what
-//     is there: all that happened between is merged into one change, or was never seen.
-//   - Refusals: conflicts, 429 with Retry-After, 500 and 503, and requests that time out: before they were done, or after.
+//   - Intermediate state: the manager crashes at its k-th write. The API server executes that write, and the manager
+//     sends no further request.
+//   - Stale state: the cache lags behind by k of the manager's own writes. The first lists of a restarted manager are
+//     equally old, and later events arrive with a delay.
+//   - Unobserved state: watches break, and their resource versions have expired when the manager reconnects. The
+//     manager must list again, so that it sees all changes in between as one change, or not at all.
+//   - Errors: conflicts, 429 with Retry-After, 500 and 503, and requests that time out before or after their execution.
 //
-// Dump and Journal say what became of it: what is left, without what differs between any two runs, and how often each object
-// was made and deleted on the way.
+// Dump and Journal record the effect of the faults. Dump returns the remaining objects without fields that differ
+// between any two runs. Journal counts how often each object was created and deleted.
 package faults

@@ -16,10 +16,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// Dump is what a namespace holds of some kinds, by kind and name, without all that differs between any two runs: what the
-// cluster gives (versions, times, addresses), what a foreign writer left (see Touch), the figures of a failure, the time that a live
-// profile begins at, and the name of the namespace. Where an object names the identity of another, the dump names the other. Of a
-// status it has the conditions' reasons, where the kind is one of the operator's own.
+// Dump returns the objects of some kinds in a namespace as text, by kind and name, without fields that differ between
+// any two runs: fields that the cluster sets (versions, times, addresses), annotations of Touch, the figures of a
+// failure, the start time of a live profile, and the name of the namespace. It replaces UIDs of dumped objects with
+// their kinds and names. Of the status it keeps only the conditions' status and reason, and only for the operator's own
+// kinds.
 func Dump(ctx context.Context, c client.Client, namespace string, kinds []client.ObjectList) (map[string]string, error) {
 	state := map[string]string{}
 	same := []string{namespace, "NAMESPACE"}
@@ -52,10 +53,10 @@ func Dump(ctx context.Context, c client.Client, namespace string, kinds []client
 	return state, nil
 }
 
-// ownGroup is the API group whose conditions are part of an end state.
+// ownGroup is the API group of the operator's kinds. Only their conditions are part of a dump.
 const ownGroup = "semmoe.io"
 
-// essence is what two runs must agree on of an object.
+// essence returns the fields of an object that must be equal in two runs.
 func essence(group, kind string, object map[string]any) map[string]any {
 	kept := map[string]any{}
 	for field, value := range object {
@@ -74,13 +75,13 @@ func essence(group, kind string, object map[string]any) map[string]any {
 	switch kind {
 	case "Service":
 		kept["spec"] = without(spec, "clusterIP", "clusterIPs")
-	case "Job": // its controller puts its identity into selector and labels
+	case "Job": // the Job controller adds the UID of the Job to selector and labels
 		trimmed := without(spec, "selector")
 		if template, ok := spec["template"].(map[string]any); ok {
 			trimmed["template"] = without(template, "metadata")
 		}
 		kept["spec"] = trimmed
-	case "AffinityProfile": // a live profile is of what was sampled since a time
+	case "AffinityProfile": // a live profile contains the time since which requests are sampled
 		trimmed := without(spec)
 		if live, ok := spec["live"]; ok {
 			trimmed["live"] = without(live, "since")
@@ -93,7 +94,7 @@ func essence(group, kind string, object map[string]any) map[string]any {
 	return kept
 }
 
-// without is a copy of a map that lacks some keys; an empty one where it is none.
+// without returns a copy of a map without some keys. It returns an empty map if value is not a map.
 func without(value any, keys ...string) map[string]any {
 	all, _ := value.(map[string]any)
 	kept := map[string]any{}
@@ -106,19 +107,21 @@ func without(value any, keys ...string) map[string]any {
 	return kept
 }
 
-// failurePrefix begins the annotations of a plan that tell why it has failed: a reason, and after a colon the figures.
+// failurePrefix is the prefix of annotations with a plan's failures: the reason, and the figures after a colon.
 const failurePrefix = "failed.semmoe.io/"
 
-// reportAnnotation is what a plan's ConfigMap tells of the figures of its plan.
+// reportAnnotation is the annotation of a plan's ConfigMap with the figures of the plan.
 const reportAnnotation = "semmoe.io/report"
 
-// provenAnnotation is what a workload tells of the time since which it has served alone.
+// provenAnnotation is the annotation of a workload with the time since which only this workload has served.
 const provenAnnotation = "semmoe.io/proven"
 
-// releaseAnnotation is what a workload's engine reports of its release. The time of the first pod that answers decides when it is written.
+// releaseAnnotation is the annotation of a workload with the engine release. It is written when the first pod answers,
+// at a time that differs between runs.
 const releaseAnnotation = "semmoe.io/engine-release"
 
-// reasons leaves out the figures of annotations that report failures, times, and what is written at a time of chance.
+// reasons removes parts of annotations that differ between runs: the figures of failures, times, and the engine
+// release.
 func reasons(annotations map[string]any) map[string]any {
 	delete(annotations, releaseAnnotation)
 	for key, value := range annotations {
@@ -133,7 +136,7 @@ func reasons(annotations map[string]any) map[string]any {
 	return annotations
 }
 
-// owners are the kinds and names of the owners.
+// owners returns the kinds and names of the owners.
 func owners(metadata map[string]any) []string {
 	references, _ := metadata["ownerReferences"].([]any)
 	var names []string
@@ -145,28 +148,29 @@ func owners(metadata map[string]any) []string {
 	return names
 }
 
-// followsTraffic is the condition that depends on which requests were sampled: it is no part of an end state.
+// followsTraffic is the condition that depends on the sampled requests. It is not part of a dump.
 const followsTraffic = "LocalityOnTarget"
 
-// conditions are status and reason of each condition, by type.
+// conditions returns status and reason of each condition, by type.
 func conditions(object map[string]any) map[string]string {
 	status, _ := object["status"].(map[string]any)
 	list, _ := status["conditions"].([]any)
-	told := map[string]string{}
+	states := map[string]string{}
 	for _, item := range list {
 		if c, ok := item.(map[string]any); ok && c["type"] != followsTraffic {
-			told[fmt.Sprint(c["type"])] = fmt.Sprintf("%v %v", c["status"], c["reason"])
+			states[fmt.Sprint(c["type"])] = fmt.Sprintf("%v %v", c["status"], c["reason"])
 		}
 	}
-	return told
+	return states
 }
 
-// Rename tells an end state, or a record of a Journal, by what is meant where two runs cannot agree on names: names holds, by each
-// name, what to say instead. What a ConfigMap of such a name holds, and reports of that, is left out: its name follows from it.
+// Rename replaces names that differ between two runs in a dump or in the counts of a Journal. names maps each name to
+// its replacement. Rename removes the data and the report of a ConfigMap with a replaced name, because the name is
+// derived from the data.
 func Rename(state, names map[string]string) map[string]string {
 	var pairs []string
 	for _, name := range slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) }) {
-		pairs = append(pairs, name, names[name]) // the longest first: a digest begins with its short form
+		pairs = append(pairs, name, names[name]) // longest first, because a digest begins with its short form
 	}
 	replacer := strings.NewReplacer(pairs...)
 	renamed := map[string]string{}
@@ -180,7 +184,8 @@ func Rename(state, names map[string]string) map[string]string {
 	return renamed
 }
 
-// withoutContent is the text of an object without its data and the report on them; what is no object stays as it is.
+// withoutContent removes the data and the report annotation from the JSON text of an object. It returns other texts
+// unchanged.
 func withoutContent(text string) string {
 	var object map[string]any
 	if json.Unmarshal([]byte(text), &object) != nil {

@@ -36,7 +36,7 @@ func fakeClient(t *testing.T) client.WithWatch {
 	return fake.NewClientBuilder().WithScheme(scheme).Build()
 }
 
-// world is a namespace with a MoEDeployment, its router, and a ConfigMap.
+// world returns a MoEDeployment, its router Deployment, and a ConfigMap in a namespace.
 func world(namespace, uid string, change func(*semmoev1.MoEDeployment, *appsv1.Deployment, *corev1.ConfigMap)) []client.Object {
 	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "m", UID: types.UID("m-" + uid)}}
 	moed.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Serving", Message: uid}, {Type: followsTraffic, Status: metav1.ConditionUnknown, Reason: uid}}
@@ -50,7 +50,7 @@ func world(namespace, uid string, change func(*semmoev1.MoEDeployment, *appsv1.D
 	return []client.Object{moed, router, configMap}
 }
 
-// What differs between two runs is no part of a dump, and all that an operator decides is.
+// TestDump checks that a dump contains everything that the operator decides, and nothing that differs between two runs.
 func TestDump(t *testing.T) {
 	c := fakeClient(t)
 	dump := func(namespace, uid string, change func(*semmoev1.MoEDeployment, *appsv1.Deployment, *corev1.ConfigMap)) map[string]string {
@@ -99,16 +99,16 @@ func TestDump(t *testing.T) {
 			t.Errorf("%s differs, want %s", got, want)
 		}
 	}
-	// The identity of something that is no longer there is not taken for another's.
+	// The UID of a deleted object is not replaced with the name of another object.
 	stale := dump("stale", "1", func(_ *semmoev1.MoEDeployment, r *appsv1.Deployment, _ *corev1.ConfigMap) {
 		r.Spec.Template.Annotations["owner"] = "m-0"
 	})
 	if got := strings.Join(differs(clean, stale), ", "); got != "Deployment r" {
-		t.Errorf("%q differs, want the router that names a lost owner", got)
+		t.Errorf("%q differs, want the router with the UID of a deleted owner", got)
 	}
 }
 
-// A journal tells what an end state does not: that something was deleted and made again, and that there was trouble.
+// TestJournal checks that a Journal records deletions followed by creations, and temporary Degraded conditions.
 func TestJournal(t *testing.T) {
 	j := newJournal()
 	for _, e := range []watch.EventType{watch.Added, watch.Modified, watch.Deleted, watch.Added} {
@@ -119,7 +119,7 @@ func TestJournal(t *testing.T) {
 	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Name: "m"}}
 	for _, status := range []metav1.ConditionStatus{metav1.ConditionFalse, metav1.ConditionTrue, metav1.ConditionFalse} {
 		moed.Status.Conditions = []metav1.Condition{{Type: "Degraded", Status: status, Reason: "Trouble"}, {Type: "Ready", Status: status, Reason: "Serving"}}
-		j.look("MoEDeployment m", moed)
+		j.recordTroubles("MoEDeployment m", moed)
 	}
 	counts, err := j.Counts()
 	if err != nil || len(counts) != 2 || counts["ConfigMap c"] != "made 2 times, deleted 1 times" || counts["Service s"] != "made 0 times, deleted 1 times" {
@@ -133,11 +133,11 @@ func TestJournal(t *testing.T) {
 	}
 	j.fail(errors.New("a gap"))
 	if _, err := j.Counts(); err == nil {
-		t.Error("a gap in the record is not told")
+		t.Error("Counts reports no error for a gap in the record")
 	}
 }
 
-// Where a watch has a gap, what came and went meanwhile is told by its identity.
+// TestJournalAcrossAGap checks that creations and deletions during a gap of the watch are detected by UID.
 func TestJournalAcrossAGap(t *testing.T) {
 	c := fakeClient(t)
 	object := func(name, uid string) *corev1.ConfigMap {
@@ -162,7 +162,8 @@ func TestJournalAcrossAGap(t *testing.T) {
 	}
 }
 
-// A failure is told by its reason, a live profile without the time that it begins at.
+// TestDumpLeavesOutFigures checks that a dump contains the reason of a failure without figures, and a live profile
+// without its start time.
 func TestDumpLeavesOutFigures(t *testing.T) {
 	c := fakeClient(t)
 	kinds := []client.ObjectList{&semmoev1.PlacementPlanList{}, &semmoev1.AffinityProfileList{}}
@@ -185,12 +186,12 @@ func TestDumpLeavesOutFigures(t *testing.T) {
 	now := time.Now().Truncate(time.Second)
 	first := dump("one", "LocalityWorse: 20% against 40%", now, semmoev1.LiveSamplesCounts)
 	if second := dump("two", "LocalityWorse: 21% against 43%", now.Add(time.Hour), semmoev1.LiveSamplesCounts); !maps.Equal(first, second) {
-		t.Errorf("figures differ:\n%v\n%v", first, second)
+		t.Errorf("dumps that differ only in figures are not equal:\n%v\n%v", first, second)
 	}
 	third := dump("three", "MoreFailures: 1 of 2", now, semmoev1.LiveSamplesSequences)
 	for name := range first {
 		if first[name] == third[name] {
-			t.Errorf("another reason, or other samples, do not tell in %s", name)
+			t.Errorf("the dump of %s does not depend on the reason or the samples", name)
 		}
 	}
 }
@@ -212,6 +213,6 @@ func TestRename(t *testing.T) {
 	}
 	record := map[string]string{"ConfigMap plan-12ab": "made 1 times, deleted 0 times"}
 	if got := Rename(record, map[string]string{"plan-12ab": "CONFIG"}); got["ConfigMap CONFIG"] != "made 1 times, deleted 0 times" {
-		t.Errorf("the record is %v", got)
+		t.Errorf("the renamed record is %v", got)
 	}
 }

@@ -24,20 +24,21 @@ var (
 	errBlind   = errors.New("the API server cannot be reached")
 )
 
-// timeoutError is what a client sees of a request that is not answered in time. Whether it was done, it cannot know.
+// timeoutError is the error of a request without an answer in time. The client cannot know whether the request was
+// executed.
 type timeoutError struct{}
 
 func (timeoutError) Error() string   { return "timeout awaiting response headers" }
 func (timeoutError) Timeout() bool   { return true }
 func (timeoutError) Temporary() bool { return true }
 
-// Injector is the way from one manager to the API server. Its methods may be called concurrently.
+// Injector forwards the requests of one manager to the API server. Its methods are safe for concurrent use.
 type Injector struct {
 	schedule   Schedule
 	reconciles reconciles
 	crashed    chan struct{}
-	begun      time.Time
-	// dying lets a write of a manager that will die finish before the next begins, so that none is done after the last.
+	started    time.Time
+	// dying serializes the writes of a manager that will crash, so that no write is executed after the last one.
 	dying sync.Mutex
 
 	mu       sync.Mutex
@@ -45,44 +46,44 @@ type Injector struct {
 	writes   int
 	hits     map[fault]int
 	refused  []string
-	// versions holds the resource version that each write led to.
+	// versions holds the resource version that resulted from each write.
 	versions []string
-	// last describes the latest writes, at most keptWrites of them.
+	// last describes the latest writes, at most keptWrites.
 	last  []string
 	dead  bool
 	blind bool
-	// expired are the watches that must be told, once, that they are too old; see See.
+	// expired holds the watches that get 410 Expired at the next request; see See.
 	expired map[string]bool
-	// listed are the kinds that were listed once.
+	// listed holds the kinds that were already listed.
 	listed map[string]bool
-	// streams are the open watches.
+	// streams holds the open watches.
 	streams map[*stream]bool
-	// written is closed with the next write.
+	// written is closed and replaced at each write.
 	written chan struct{}
 }
 
-// New returns the way by which a schedule's faults come.
+// New returns an Injector with the faults of a schedule.
 func New(schedule Schedule) *Injector {
 	return &Injector{
-		schedule: schedule, crashed: make(chan struct{}), begun: time.Now(), hits: map[fault]int{}, expired: map[string]bool{}, listed: map[string]bool{},
+		schedule: schedule, crashed: make(chan struct{}), started: time.Now(), hits: map[fault]int{}, expired: map[string]bool{}, listed: map[string]bool{},
 		streams: map[*stream]bool{}, written: make(chan struct{}),
 	}
 }
 
-// Config is a copy of a configuration whose clients go this way.
+// Config returns a copy of a configuration. Clients with the copy send their requests through the Injector.
 func (i *Injector) Config(base *rest.Config) *rest.Config {
 	config := rest.CopyConfig(base)
-	config.ContentType = runtime.ContentTypeJSON // resource versions and the ends of events are read from it
+	config.ContentType = runtime.ContentTypeJSON // the Injector parses resource versions and splits events by line
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) { return i.roundTrip(next, r) })
 	})
 	return config
 }
 
-// Now is the manager's clock.
-func (i *Injector) Now() time.Time { return i.schedule.clock(time.Now(), time.Since(i.begun)) }
+// Now returns the time of the manager's clock.
+func (i *Injector) Now() time.Time { return i.schedule.clock(time.Now(), time.Since(i.started)) }
 
-// Logger hands on to another logger what the manager logs, and counts its reconciliations.
+// Logger returns a logger for the manager that forwards to next and counts reconciliations and panics.
 func (i *Injector) Logger(next logr.Logger) logr.Logger {
 	return logr.New(&countingSink{next.GetSink(), &i.reconciles})
 }
@@ -91,41 +92,41 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Crashed is closed when the manager has died.
+// Crashed returns a channel that is closed when the manager has crashed.
 func (i *Injector) Crashed() <-chan struct{} { return i.crashed }
 
-// Writes counts the writes that were done, whether or not the manager was told so.
+// Writes returns the number of executed writes, including writes without an answer to the manager.
 func (i *Injector) Writes() int {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.writes
 }
 
-// keptWrites and keptBytes bound what is kept of writes for a test's message.
+// keptWrites is the maximum number of writes that LastWrites describes, keptBytes the maximum size of a body in it.
 const keptWrites, keptBytes = 20, 4 << 10
 
-// LastWrites describes the latest writes: the method, the path, the status and the beginning of what was sent.
+// LastWrites describes the latest writes: the method, the path, the status and the beginning of the body.
 func (i *Injector) LastWrites() []string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return slices.Clone(i.last)
 }
 
-// Reconciliations counts those that have begun, of a manager that logs to Logger.
-func (i *Injector) Reconciliations() int { return int(i.reconciles.begun.Load()) }
+// Reconciliations returns the number of started reconciliations of a manager that logs to Logger.
+func (i *Injector) Reconciliations() int { return int(i.reconciles.started.Load()) }
 
-// Panics counts the reconciliations that panicked.
+// Panics returns the number of reconciliations that panicked.
 func (i *Injector) Panics() int { return int(i.reconciles.panics.Load()) }
 
-// Refused are writes of a kind that the operator never does.
+// Refused returns the paths of PUT requests, which the Injector refuses because the operator must not send any.
 func (i *Injector) Refused() []string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return slices.Clone(i.refused)
 }
 
-// VersionBefore is the resource version of the cluster before the manager's last k writes; of its first write where it has
-// done fewer.
+// VersionBefore returns the resource version of the cluster before the manager's last k writes, or the version of its
+// first write if it has sent fewer.
 func (i *Injector) VersionBefore(k int) string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -135,7 +136,7 @@ func (i *Injector) VersionBefore(k int) string {
 	return i.versions[max(0, len(i.versions)-1-k)]
 }
 
-// String tells the figures, for a test's log.
+// String returns the counts of requests and faults, for the log of a test.
 func (i *Injector) String() string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -146,7 +147,7 @@ func (i *Injector) String() string {
 	return text
 }
 
-// Blind breaks all watches, and lets nothing through any more, until See.
+// Blind breaks all watches and fails all requests until See.
 func (i *Injector) Blind() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -157,8 +158,8 @@ func (i *Injector) Blind() {
 	}
 }
 
-// See ends Blind. Watches that broke are too old to go on from where they were: the manager sees what is there now, and
-// nothing of what was there meanwhile.
+// See ends Blind. The resource versions of the broken watches have expired, so that the manager must list again: it
+// sees the current objects, but not the changes in between.
 func (i *Injector) See() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -197,7 +198,7 @@ func (i *Injector) roundTrip(next http.RoundTripper, r *http.Request) (*http.Res
 	return next.RoundTrip(r)
 }
 
-// admit counts a request and chooses what is done to it.
+// admit counts a request and selects its fault.
 func (i *Injector) admit(r *http.Request, purpose purpose) (fault, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -206,7 +207,7 @@ func (i *Injector) admit(r *http.Request, purpose purpose) (fault, error) {
 		return none, errCrashed
 	case i.blind:
 		return none, errBlind
-	case purpose == aside:
+	case purpose == exempt:
 		return none, nil
 	case r.Method == http.MethodPut:
 		i.refused = append(i.refused, r.URL.Path)
@@ -220,7 +221,7 @@ func (i *Injector) admit(r *http.Request, purpose purpose) (fault, error) {
 	return hit, nil
 }
 
-// write does a write, and lets the manager die with the last one granted.
+// write forwards a write. It crashes the manager at write number CrashAfter.
 func (i *Injector) write(next http.RoundTripper, r *http.Request, lost bool) (*http.Response, error) {
 	if i.schedule.CrashAfter > 0 {
 		i.dying.Lock()
@@ -251,10 +252,10 @@ func (i *Injector) write(next http.RoundTripper, r *http.Request, lost bool) (*h
 	return response, nil
 }
 
-// keep adds the description of a write.
+// keep records the description of a write for LastWrites.
 func (i *Injector) keep(r *http.Request, status int) {
 	var sent []byte
-	if r.GetBody != nil { // client-go sends from memory
+	if r.GetBody != nil { // set by client-go, which sends bodies from memory
 		if body, err := r.GetBody(); err == nil {
 			sent, _ = io.ReadAll(io.LimitReader(body, keptBytes))
 		}
@@ -265,7 +266,7 @@ func (i *Injector) keep(r *http.Request, status int) {
 	i.last = i.last[max(0, len(i.last)-keptWrites):]
 }
 
-// done records a write that the API server has answered, and tells whether the manager died with it.
+// done records a write that the API server has answered, and reports whether the manager crashes at this write.
 func (i *Injector) done(status int, body []byte) (crashed bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -286,8 +287,9 @@ func (i *Injector) done(status int, body []byte) (crashed bool) {
 	return false
 }
 
-// age makes the first list of each kind as old as the schedule wants it, where any version will do, as for a cache. A list without a version
-// is answered by the latest: whoever reads past the cache relies on that.
+// age sets the resource version of the first list of each kind to Schedule.ListVersion, if the list accepts any
+// version, as for a cache. A list without a resource version gets the latest state, because readers that bypass the
+// cache depend on it.
 func (i *Injector) age(r *http.Request) *http.Request {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -304,7 +306,7 @@ func (i *Injector) age(r *http.Request) *http.Request {
 	return aged
 }
 
-// watch opens a watch, whose events come late where the schedule says so.
+// watch opens a watch and delays its events by the lag of the schedule.
 func (i *Injector) watch(next http.RoundTripper, r *http.Request) (*http.Response, error) {
 	key := r.URL.Path + "?" + r.URL.Query().Get("labelSelector")
 	i.mu.Lock()
@@ -314,7 +316,7 @@ func (i *Injector) watch(next http.RoundTripper, r *http.Request) (*http.Respons
 	if expired {
 		return answer(r, http.StatusGone, metav1.StatusReasonExpired), nil
 	}
-	// A first list within a watch cannot be aged, and an event of it cannot be told from a later one.
+	// The initial events of a streaming list cannot be aged, and cannot be distinguished from later events.
 	if i.schedule.ListVersion != "" && r.URL.Query().Get("sendInitialEvents") == "true" {
 		return answer(r, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid), nil
 	}
@@ -325,7 +327,7 @@ func (i *Injector) watch(next http.RoundTripper, r *http.Request) (*http.Respons
 	opened := newStream(i, key, response.Body)
 	i.mu.Lock()
 	i.streams[opened] = true
-	if i.blind { // it was on its way when the others broke
+	if i.blind { // Blind was called while this watch was being opened
 		i.expired[key] = true
 		opened.end(io.EOF)
 	}
@@ -334,7 +336,7 @@ func (i *Injector) watch(next http.RoundTripper, r *http.Request) (*http.Respons
 	return response, nil
 }
 
-// answer is what an API server answers that refuses a request.
+// answer returns an error response in the format of the API server.
 func answer(r *http.Request, code int, reason metav1.StatusReason) *http.Response {
 	status := metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure,

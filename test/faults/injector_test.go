@@ -18,10 +18,10 @@ import (
 
 func TestPurposes(t *testing.T) {
 	for request, want := range map[string]purpose{
-		"GET /api":                                          aside,
-		"GET /api/v1":                                       aside,
-		"GET /apis/apps/v1":                                 aside,
-		"GET /version":                                      aside,
+		"GET /api":                                          exempt,
+		"GET /api/v1":                                       exempt,
+		"GET /apis/apps/v1":                                 exempt,
+		"GET /version":                                      exempt,
 		"GET /api/v1/pods":                                  listing,
 		"GET /api/v1/namespaces":                            listing,
 		"GET /api/v1/namespaces/one":                        reading,
@@ -31,10 +31,10 @@ func TestPurposes(t *testing.T) {
 		"GET /apis/apps/v1/statefulsets":                    listing,
 		"POST /api/v1/namespaces/one/pods":                  writing,
 		"DELETE /api/v1/namespaces/one":                     writing,
-		"POST /api/v1/namespaces/one/events":                aside,
+		"POST /api/v1/namespaces/one/events":                exempt,
 		"PATCH /apis/apps/v1/namespaces/one/statefulsets/s": writing,
 		"PATCH /apis/semmoe.io/v1/namespaces/o/moedeployments/m/status": writing,
-		"PUT /apis/coordination.k8s.io/v1/namespaces/one/leases/l":      aside,
+		"PUT /apis/coordination.k8s.io/v1/namespaces/one/leases/l":      exempt,
 		"GET /apis/apps/v1/namespaces/one/statefulsets?watch=true":      watching,
 		"GET /apis/apps/v1/namespaces/one/statefulsets/s/scale":         reading,
 	} {
@@ -45,7 +45,7 @@ func TestPurposes(t *testing.T) {
 	}
 }
 
-// The shares are those asked for, and reads are spared what is only for writes.
+// TestChoices checks that faults have the configured shares, and that reads get no faults that are only for writes.
 func TestChoices(t *testing.T) {
 	schedule := Schedule{Seed: 7, Conflicts: 30, Throttled: 5, Failed: 10, TimedOut: 5, Lost: 20}
 	const n = 20000
@@ -55,14 +55,14 @@ func TestChoices(t *testing.T) {
 			chosen := schedule.choose(i, write)
 			hits[chosen]++
 			if again := schedule.choose(i, write); again != chosen {
-				t.Fatalf("request %d is %q, and then %q", i, chosen, again)
+				t.Fatalf("request %d: fault %q, then %q with the same seed", i, chosen, again)
 			}
 		}
 		for f, percent := range map[fault]int{throttled: 5, failed: 10, timedOut: 5, conflict: 30, lost: 20} {
 			if !write && (f == conflict || f == lost) {
 				percent = 0
 			}
-			// Six standard deviations.
+			// The tolerance is six standard deviations.
 			if got := hits[f]; percent == 0 && got != 0 || got < n*percent/100-400 || got > n*percent/100+400 {
 				t.Errorf("writes %t: %s hits %d of %d, want %d%%", write, f, got, n, percent)
 			}
@@ -70,7 +70,7 @@ func TestChoices(t *testing.T) {
 	}
 }
 
-// server answers every write with the next resource version, records what reached it, and sends events to watches.
+// server answers every write with the next resource version, records its requests, and sends events to watches.
 type server struct {
 	*httptest.Server
 	mu       sync.Mutex
@@ -101,7 +101,7 @@ func newServer(t *testing.T) *server {
 		}
 	}))
 	t.Cleanup(func() {
-		s.CloseClientConnections() // or a watch that is open would be waited for
+		s.CloseClientConnections() // Close would wait for open watches
 		s.Close()
 	})
 	return s
@@ -155,27 +155,27 @@ func TestRefusals(t *testing.T) {
 		timeout  bool
 		reached  int
 	}{
-		"nothing":             {Schedule{}, http.MethodPost, http.StatusOK, "", false, 1},
-		"conflict":            {Schedule{Conflicts: 100}, http.MethodPatch, http.StatusConflict, "Conflict", false, 0},
-		"read, no conflict":   {Schedule{Conflicts: 100}, http.MethodGet, http.StatusOK, "", false, 1},
-		"throttled":           {Schedule{Throttled: 100}, http.MethodGet, http.StatusTooManyRequests, "TooManyRequests", false, 0},
-		"failed read":         {Schedule{Failed: 100}, http.MethodGet, http.StatusServiceUnavailable, "ServiceUnavailable", false, 0},
-		"failed write":        {Schedule{Failed: 100}, http.MethodPost, http.StatusInternalServerError, "InternalError", false, 0},
-		"timed out":           {Schedule{TimedOut: 100}, http.MethodPost, 0, "", true, 0},
-		"answer lost":         {Schedule{Lost: 100}, http.MethodPost, 0, "", true, 1},
-		"a read's is not":     {Schedule{Lost: 100}, http.MethodGet, http.StatusOK, "", false, 1},
-		"whole object":        {Schedule{}, http.MethodPut, 0, "", false, 0},
-		"dead from the first": {Schedule{CrashAfter: 1}, http.MethodPost, 0, "", false, 1},
+		"no fault":          {Schedule{}, http.MethodPost, http.StatusOK, "", false, 1},
+		"conflict":          {Schedule{Conflicts: 100}, http.MethodPatch, http.StatusConflict, "Conflict", false, 0},
+		"read, no conflict": {Schedule{Conflicts: 100}, http.MethodGet, http.StatusOK, "", false, 1},
+		"throttled":         {Schedule{Throttled: 100}, http.MethodGet, http.StatusTooManyRequests, "TooManyRequests", false, 0},
+		"failed read":       {Schedule{Failed: 100}, http.MethodGet, http.StatusServiceUnavailable, "ServiceUnavailable", false, 0},
+		"failed write":      {Schedule{Failed: 100}, http.MethodPost, http.StatusInternalServerError, "InternalError", false, 0},
+		"timed out":         {Schedule{TimedOut: 100}, http.MethodPost, 0, "", true, 0},
+		"answer lost":       {Schedule{Lost: 100}, http.MethodPost, 0, "", true, 1},
+		"read, not lost":    {Schedule{Lost: 100}, http.MethodGet, http.StatusOK, "", false, 1},
+		"whole object":      {Schedule{}, http.MethodPut, 0, "", false, 0},
+		"crash at write 1":  {Schedule{CrashAfter: 1}, http.MethodPost, 0, "", false, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, i := newServer(t), New(test.schedule)
 			code, reason, err := do(t, clientOf(t, i, s), s, test.method, path)
 			if code != test.code || reason != test.reason || len(s.reached()) != test.reached {
-				t.Errorf("answered %d %q, %v; %d requests came through", code, reason, err, len(s.reached()))
+				t.Errorf("got status %d %q, error %v; %d requests reached the server", code, reason, err, len(s.reached()))
 			}
 			var timeout interface{ Timeout() bool }
 			if test.timeout && (!errors.As(err, &timeout) || !timeout.Timeout()) {
-				t.Errorf("the error is %v", err)
+				t.Errorf("got error %v, want a timeout only where configured", err)
 			}
 			if last, wrote := i.LastWrites(), test.method != http.MethodGet && test.reached == 1; (len(last) == 1) != wrote || wrote && !strings.HasPrefix(last[0], test.method+" "+path+": 200") {
 				t.Errorf("the latest writes are %q", last)
@@ -187,7 +187,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// The k-th write is the last that is done, whoever writes at the same time.
+// TestCrash checks that no write is executed after the k-th one, even with concurrent writers.
 func TestCrash(t *testing.T) {
 	s, i := newServer(t), New(Schedule{CrashAfter: 5})
 	c := clientOf(t, i, s)
@@ -197,25 +197,26 @@ func TestCrash(t *testing.T) {
 	}
 	writers.Wait()
 	if got := len(s.reached()); got != 5 || i.Writes() != 5 {
-		t.Errorf("%d writes were done, %d counted, want 5", got, i.Writes())
+		t.Errorf("%d writes were executed, %d counted, want 5", got, i.Writes())
 	}
 	select {
 	case <-i.Crashed():
 	default:
-		t.Error("nobody is told")
+		t.Error("Crashed is not closed")
 	}
 	if _, _, err := do(t, c, s, http.MethodGet, path); !errors.Is(err, errCrashed) {
-		t.Errorf("a dead manager reads: %v", err)
+		t.Errorf("read after the crash: got error %v, want errCrashed", err)
 	}
 	if before := i.VersionBefore(2); before != "3" {
-		t.Errorf("two writes ago the version was %q, want 3", before)
+		t.Errorf("VersionBefore(2) is %q, want 3", before)
 	}
 	if before := i.VersionBefore(10); before != "1" {
-		t.Errorf("ten writes ago the version was %q, want the first, 1", before)
+		t.Errorf("VersionBefore(10) is %q, want the first version, 1", before)
 	}
 }
 
-// The first list of a kind for a cache is as old as asked for, and neither later ones are nor those that want the latest.
+// TestOldList checks that only the first list of a kind for a cache gets the configured version. Later lists, and lists
+// of the latest version, are unchanged.
 func TestOldList(t *testing.T) {
 	s, i := newServer(t), New(Schedule{ListVersion: "42", Lag: 1})
 	c := clientOf(t, i, s)
@@ -225,9 +226,9 @@ func TestOldList(t *testing.T) {
 		}
 	}
 	if got := strings.Join(s.reached(), "\n"); got != "GET "+path+"\nGET "+path+"?resourceVersion=42&resourceVersionMatch=Exact\nGET "+path+"?resourceVersion=0\nGET "+path+"?labelSelector=a&resourceVersion=42&resourceVersionMatch=Exact" {
-		t.Errorf("came through:\n%s", got)
+		t.Errorf("requests that reached the server:\n%s", got)
 	}
-	// A list within a watch would be new.
+	// A streaming list is refused, because it would return the latest state.
 	if code, reason, err := do(t, c, s, http.MethodGet, path+"?watch=true&sendInitialEvents=true"); code != http.StatusUnprocessableEntity || reason != "Invalid" {
 		t.Errorf("answered %d %q, %v", code, reason, err)
 	}
@@ -248,17 +249,17 @@ func open(t *testing.T, c *http.Client, s *server) *bufio.Reader {
 	return bufio.NewReader(response.Body)
 }
 
-// An event is held back until the manager has done so many writes after it came, or it is too old.
+// TestLag checks that an event is delayed until the manager has done Lag more writes or LagTime has passed.
 func TestLag(t *testing.T) {
 	i := New(Schedule{Lag: 2, LagTime: time.Hour})
 	s := newStream(i, path, io.NopCloser(strings.NewReader("")))
-	i.done(http.StatusOK, nil) // before it came
+	i.done(http.StatusOK, nil) // before the event arrived
 	came := make(chan error, 1)
 	go func() { came <- s.wait(event{writes: 1, at: time.Now()}) }()
 	for range 2 {
 		select {
 		case err := <-came:
-			t.Fatalf("it came after %d writes, %v", i.Writes(), err)
+			t.Fatalf("the event was returned after %d writes, error %v", i.Writes(), err)
 		default:
 		}
 		i.done(http.StatusOK, nil)
@@ -271,11 +272,11 @@ func TestLag(t *testing.T) {
 	}
 	go s.end(io.EOF)
 	if err := s.wait(event{writes: 3, at: time.Now()}); !errors.Is(err, io.EOF) {
-		t.Errorf("the end of the watch is %v", err)
+		t.Errorf("the watch ended with %v", err)
 	}
 }
 
-// Events come in their order, whole, and in spite of a lag.
+// TestWatch checks that events arrive completely and in order with a lag.
 func TestWatch(t *testing.T) {
 	s, i := newServer(t), New(Schedule{Lag: 3, LagTime: time.Millisecond})
 	lines := open(t, clientOf(t, i, s), s)
@@ -284,12 +285,12 @@ func TestWatch(t *testing.T) {
 	}
 	for n := range 5 {
 		if line, err := lines.ReadString('\n'); err != nil || line != strings.Repeat(fmt.Sprint(n), 10000)+"\n" {
-			t.Fatalf("event %d is of %d bytes, %v", n, len(line), err)
+			t.Fatalf("event %d has %d bytes, error %v", n, len(line), err)
 		}
 	}
 }
 
-// A blind manager sees its watches end, and reaches nothing; when it sees again, the watch that broke is too old, once.
+// TestBlind checks that Blind ends watches and fails requests, and that a broken watch gets 410 Expired once after See.
 func TestBlind(t *testing.T) {
 	s, i := newServer(t), New(Schedule{})
 	c := clientOf(t, i, s)
@@ -299,13 +300,13 @@ func TestBlind(t *testing.T) {
 		t.Errorf("read %q, %v", line, err)
 	}
 	if _, _, err := do(t, c, s, http.MethodGet, path); !errors.Is(err, errBlind) {
-		t.Errorf("a blind manager reads: %v", err)
+		t.Errorf("read after Blind: got error %v, want errBlind", err)
 	}
 	i.See()
 	if code, reason, err := do(t, c, s, http.MethodGet, path+"?watch=true"); code != http.StatusGone || reason != "Expired" {
-		t.Errorf("the watch goes on with %d %q, %v", code, reason, err)
+		t.Errorf("the watch after See: got status %d %q, error %v; want 410 Expired", code, reason, err)
 	}
-	go func() { // one may go to the watch that broke, which the server does not know yet
+	go func() { // the server may send an event to the broken watch until it notices the end
 		for {
 			select {
 			case s.events <- "after":
@@ -328,6 +329,6 @@ func TestClock(t *testing.T) {
 		}
 	}
 	if got := (Schedule{}).clock(now, 0); !got.Equal(now) {
-		t.Errorf("a clock that nobody sets shows %v", got)
+		t.Errorf("a clock without an offset shows %v", got)
 	}
 }

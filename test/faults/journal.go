@@ -19,21 +19,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// Journal records what is made and deleted in a namespace. An object that somebody deletes and makes again under the same
-// name leaves no trace in an end state; here it does.
+// Journal records creations and deletions of objects in a namespace. Unlike an end state, it shows that an object was
+// deleted and created again with the same name.
 type Journal struct {
 	mu      sync.Mutex
 	added   map[string]int
 	deleted map[string]int
-	// troubles are the conditions that told of trouble at any time.
+	// troubles holds the conditions that reported a problem at any time.
 	troubles map[string]bool
 	err      error
 }
 
-// given are the objects that every namespace has.
-var given = []string{"ServiceAccount default", "ConfigMap kube-root-ca.crt"}
+// defaultObjects lists the objects that exist in every namespace.
+var defaultObjects = []string{"ServiceAccount default", "ConfigMap kube-root-ca.crt"}
 
-// Follow records from now on, until the context ends.
+// Follow starts a Journal, which records until the context ends.
 func Follow(ctx context.Context, c client.WithWatch, namespace string, kinds []client.ObjectList) (*Journal, error) {
 	j := newJournal()
 	for _, kind := range kinds {
@@ -51,17 +51,18 @@ func newJournal() *Journal {
 	return &Journal{added: map[string]int{}, deleted: map[string]int{}, troubles: map[string]bool{}}
 }
 
-// follower records one kind.
+// follower records the objects of one kind.
 type follower struct {
 	journal   *Journal
 	client    client.WithWatch
 	namespace string
 	kind      client.ObjectList
-	known     map[types.UID]string // what is there, by identity
+	known     map[types.UID]string // existing objects: names by UID
 }
 
-// follow records what the watch tells. An API server that is new may not know the version that the watch has come to: then
-// what is there is compared with what was, so that only an object that both came and went is missed.
+// follow records the events of the watch. A restarted API server may not know the resource version of the watch. In
+// that case follow lists the objects and compares them with the known ones, so that it only misses objects that were
+// created and deleted in between.
 func (f *follower) follow(ctx context.Context, version string) {
 	for ctx.Err() == nil {
 		watcher, err := toolswatch.NewRetryWatcherWithContext(ctx, version, watchFunc(func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
@@ -73,7 +74,7 @@ func (f *follower) follow(ctx context.Context, version string) {
 		}
 		for e := range watcher.ResultChan() {
 			if object, ok := e.Object.(client.Object); ok {
-				f.see(e.Type, object)
+				f.handle(e.Type, object)
 			}
 		}
 		for ctx.Err() == nil {
@@ -84,8 +85,9 @@ func (f *follower) follow(ctx context.Context, version string) {
 	}
 }
 
-// list tells what came and went since the last event or list, and returns the version of the list.
-func (f *follower) list(ctx context.Context, tell func(watch.EventType, string)) (string, error) {
+// list calls notify for each object that was created or deleted since the last event or list, and returns the resource
+// version of the list.
+func (f *follower) list(ctx context.Context, notify func(watch.EventType, string)) (string, error) {
 	list := f.kind.DeepCopyObject().(client.ObjectList)
 	ctx, cancel := context.WithTimeout(ctx, listTime)
 	defer cancel()
@@ -98,29 +100,29 @@ func (f *follower) list(ctx context.Context, tell func(watch.EventType, string))
 		object := item.(client.Object)
 		name, err := f.name(object)
 		if f.known[object.GetUID()] = name; before[object.GetUID()] == "" {
-			tell(watch.Added, name)
+			notify(watch.Added, name)
 		}
 		return err
 	})
 	for uid, name := range before {
 		if f.known[uid] == "" {
-			tell(watch.Deleted, name)
+			notify(watch.Deleted, name)
 		}
 	}
 	return list.GetResourceVersion(), err
 }
 
-// listTime bounds a list, which an API server that stands still would never answer.
+// listTime is the timeout of a list. A stopped API server would never answer.
 const listTime = 5 * time.Second
 
-// name is an object's kind and name.
+// name returns an object's kind and name.
 func (f *follower) name(object client.Object) (string, error) {
 	gvk, err := apiutil.GVKForObject(object, f.client.Scheme())
 	return gvk.Kind + " " + object.GetName(), err
 }
 
-// see records an event.
-func (f *follower) see(what watch.EventType, object client.Object) {
+// handle records an event.
+func (f *follower) handle(what watch.EventType, object client.Object) {
 	name, err := f.name(object)
 	if err != nil {
 		f.journal.fail(err)
@@ -132,7 +134,7 @@ func (f *follower) see(what watch.EventType, object client.Object) {
 		f.known[object.GetUID()] = name
 	}
 	f.journal.note(what, name)
-	f.journal.look(name, object)
+	f.journal.recordTroubles(name, object)
 }
 
 type watchFunc func(context.Context, metav1.ListOptions) (watch.Interface, error)
@@ -141,9 +143,9 @@ func (f watchFunc) WatchWithContext(ctx context.Context, options metav1.ListOpti
 	return f(ctx, options)
 }
 
-// note counts an object that came or went. What every namespace has is left out.
+// note counts the creation or deletion of an object. It ignores objects that exist in every namespace.
 func (j *Journal) note(what watch.EventType, object string) {
-	if slices.Contains(given, object) {
+	if slices.Contains(defaultObjects, object) {
 		return
 	}
 	j.mu.Lock()
@@ -156,8 +158,8 @@ func (j *Journal) note(what watch.EventType, object string) {
 	}
 }
 
-// look keeps the conditions that tell of trouble, as the operator's own kinds do.
-func (j *Journal) look(name string, object client.Object) {
+// recordTroubles records Degraded and Stalled conditions with status True.
+func (j *Journal) recordTroubles(name string, object client.Object) {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {
 		j.fail(err)
@@ -165,14 +167,14 @@ func (j *Journal) look(name string, object client.Object) {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for condition, told := range conditions(fields) {
-		if (condition == "Degraded" || condition == "Stalled") && strings.HasPrefix(told, "True") {
-			j.troubles[fmt.Sprintf("%s: %s %s", name, condition, told)] = true
+	for condition, state := range conditions(fields) {
+		if (condition == "Degraded" || condition == "Stalled") && strings.HasPrefix(state, "True") {
+			j.troubles[fmt.Sprintf("%s: %s %s", name, condition, state)] = true
 		}
 	}
 }
 
-// Troubles are the Degraded and Stalled conditions that were true at any time, with their reasons.
+// Troubles returns the Degraded and Stalled conditions that were True at any time, with their reasons.
 func (j *Journal) Troubles() []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -187,7 +189,8 @@ func (j *Journal) fail(err error) {
 	}
 }
 
-// Counts is how often each object, by kind and name, was made and deleted. The error tells that the record has a gap.
+// Counts returns how often each object, by kind and name, was created and deleted. It returns an error if the record
+// has a gap.
 func (j *Journal) Counts() (map[string]string, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -203,7 +206,7 @@ func (j *Journal) Counts() (map[string]string, error) {
 	return counts, j.err
 }
 
-// Made counts the objects whose kind and name satisfy the function, each as often as it was made.
+// Made returns the number of creations of objects for which the function returns true. The function gets kind and name.
 func (j *Journal) Made(which func(object string) bool) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()

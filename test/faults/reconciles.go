@@ -7,21 +7,21 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// reconciles counts a manager's reconciliations, and the panics in them, from what it logs: the metrics are shared by all
-// managers of a process.
+// reconciles counts a manager's reconciliations, and the panics in them, from its log. Metrics cannot be used, because
+// all managers of a process share them.
 type reconciles struct {
-	begun, panics atomic.Int64
+	started, panics atomic.Int64
 }
 
 const (
-	// reconciling is what controller-runtime says at reconcilingLevel when a reconciliation begins.
+	// reconciling is the message that controller-runtime logs at reconcilingLevel when a reconciliation begins.
 	reconciling      = "Reconciling"
 	reconcilingLevel = 5
-	// recovered ends the error that it makes of a panic.
+	// recovered is the suffix of the error that controller-runtime returns for a panic.
 	recovered = "[recovered]"
 )
 
-// countingSink hands on what a manager logs, and counts.
+// countingSink forwards log entries to LogSink and counts reconciliations and panics.
 type countingSink struct {
 	logr.LogSink
 	counts *reconciles
@@ -33,7 +33,7 @@ func (s *countingSink) Enabled(level int) bool {
 
 func (s *countingSink) Info(level int, message string, pairs ...any) {
 	if message == reconciling {
-		s.counts.begun.Add(1)
+		s.counts.started.Add(1)
 	}
 	if s.LogSink.Enabled(level) {
 		s.LogSink.Info(level, message, pairs...)

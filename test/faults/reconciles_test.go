@@ -7,7 +7,8 @@ import (
 	"github.com/go-logr/logr/funcr"
 )
 
-// What a manager's controllers log is counted, also below names and values, and where the logger it goes to keeps less.
+// TestReconciliations checks that log entries are counted with names and values, and if the next logger discards their
+// level.
 func TestReconciliations(t *testing.T) {
 	injector := New(Schedule{})
 	log := injector.Logger(funcr.New(func(_, _ string) {}, funcr.Options{}))

@@ -6,19 +6,21 @@ import (
 	"strings"
 )
 
-// purpose is what a request is for.
+// purpose classifies a request.
 type purpose int
 
 const (
-	// aside is what decides nothing: events, leases, reviews, discovery. It is not hit by faults but death and blindness.
-	aside   purpose = iota
-	reading         // of one object
+	// exempt is for requests that affect no decision: events, leases, reviews, discovery. Only Blind and a crash fail
+	// them.
+	exempt  purpose = iota
+	reading         // get of one object
 	listing
 	watching
 	writing
 )
 
-// purposeOf tells it from the method and the path: /api/v1 or /apis/GROUP/VERSION, [namespaces/NAME], RESOURCE, [NAME, [SUBRESOURCE]].
+// purposeOf derives the purpose from the method and the path: /api/v1 or /apis/GROUP/VERSION, [namespaces/NAME],
+// RESOURCE, [NAME, [SUBRESOURCE]].
 func purposeOf(r *http.Request) purpose {
 	segments := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	switch {
@@ -27,13 +29,13 @@ func purposeOf(r *http.Request) purpose {
 	case len(segments) > 3 && segments[0] == "apis":
 		segments = segments[3:]
 	default:
-		return aside
+		return exempt
 	}
 	if len(segments) > 2 && segments[0] == "namespaces" {
 		segments = segments[2:]
 	}
 	if slices.Contains([]string{"events", "leases", "tokenreviews", "subjectaccessreviews"}, segments[0]) {
-		return aside
+		return exempt
 	}
 	switch {
 	case r.Method != http.MethodGet:

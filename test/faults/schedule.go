@@ -5,41 +5,43 @@ import (
 	"time"
 )
 
-// Schedule says what goes wrong. The zero value lets everything through, and counts.
+// Schedule configures the injected faults. The zero value injects none and only counts requests.
 type Schedule struct {
-	// Seed chooses which requests are hit.
+	// Seed is the random seed that selects the requests with faults.
 	Seed uint64
-	// CrashAfter is the write with which the manager dies, counted from 1; 0: never.
+	// CrashAfter is the number of the write at which the manager crashes, counted from 1; 0: never.
 	CrashAfter int
-	// Conflicts is the share of writes, in percent, that get 409 Conflict and are not done.
+	// Conflicts is the share of writes, in percent, that get 409 Conflict and are not executed.
 	Conflicts int
-	// Throttled is the share of requests, in percent, that get 429 with a Retry-After of a second.
+	// Throttled is the share of requests, in percent, that get 429 with a Retry-After of one second.
 	Throttled int
 	// Failed is the share of requests, in percent, that get 500 or 503.
 	Failed int
-	// TimedOut is the share of requests, in percent, that get no answer and are not done.
+	// TimedOut is the share of requests, in percent, that get no answer and are not executed.
 	TimedOut int
-	// Lost is the share of writes, in percent, that are done, but get no answer.
+	// Lost is the share of writes, in percent, that are executed but get no answer.
 	Lost int
-	// Lag is by how many of the manager's own writes its view of the cluster lags behind; 0: not at all.
+	// Lag is the number of the manager's own writes by which its watches lag behind; 0: no lag.
 	Lag int
-	// LagTime bounds the lag of each event while the manager does not write: a cache that never caught up would be one
-	// that is broken, not late. Zero means DefaultLagTime.
+	// LagTime is the maximum delay of an event while the manager does not write. Without a bound, the cache of an idle
+	// manager would never catch up. Zero means DefaultLagTime.
 	LagTime time.Duration
-	// ListVersion is the resource version that each kind is listed at first, as by an API server that lags behind; empty:
-	// the newest. It must be young enough not to be compacted (five minutes).
+	// ListVersion is the resource version of the first list of each kind, as from an API server that lags behind;
+	// empty: the latest. It must be younger than the compaction interval (five minutes).
 	ListVersion string
-	// ClockBehind is by how much the manager's clock is set back; it is set right, and back again, every jumpPeriod.
+	// ClockBehind is the offset by which the manager's clock is slow. The clock alternates between slow and correct
+	// every jumpPeriod.
 	ClockBehind time.Duration
 }
 
-// DefaultLagTime is how long an event is held back at most.
+// DefaultLagTime is the default maximum delay of an event.
 const DefaultLagTime = time.Second
 
-// jumpPeriod is how long a clock stays as it was set.
+// jumpPeriod is the time between two jumps of the clock.
 const jumpPeriod = 4 * time.Second
 
-// clock is what the manager's clock shows when so much time has passed since it was started. At first it is behind.
+// clock returns the time of the manager's clock. passed is the time since the start of the manager. The clock starts
+// slow.
 func (s Schedule) clock(now time.Time, passed time.Duration) time.Time {
 	if passed/jumpPeriod%2 == 0 {
 		return now.Add(-s.ClockBehind)
@@ -54,7 +56,7 @@ func (s Schedule) lagTime() time.Duration {
 	return s.LagTime
 }
 
-// fault is what is done to a request.
+// fault is a fault of a request.
 type fault string
 
 const (
@@ -66,7 +68,7 @@ const (
 	lost      fault = "answer lost"
 )
 
-// choose is what is done to the n-th request. It depends on nothing else but the seed.
+// choose returns the fault of the n-th request. It depends only on the seed, n, and whether the request is a write.
 func (s Schedule) choose(n uint64, write bool) fault {
 	at := rand.New(rand.NewPCG(s.Seed, n)).IntN(100)
 	for _, candidate := range []struct {

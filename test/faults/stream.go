@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// event is a line of a watch, with what was true when it came.
+// event is a line of a watch, with its time of arrival and the number of writes before it.
 type event struct {
 	line   []byte
 	writes int
 	at     time.Time
 }
 
-// stream is the body of a watch. It hands events on in their order, each when the lag that the schedule wants has passed.
+// stream is the body of a watch. It returns events in order, each after the lag of the schedule.
 type stream struct {
 	injector *Injector
-	path     string // with the selector: what is watched
+	path     string // path and label selector of the watch
 	body     io.ReadCloser
 	events   chan event
 	ended    chan struct{}
 	endOnce  sync.Once
 	cause    error
-	rest     []byte // of the event that is being read
+	rest     []byte // unread part of the current event
 }
 
 func newStream(i *Injector, path string, body io.ReadCloser) *stream {
@@ -33,7 +33,7 @@ func newStream(i *Injector, path string, body io.ReadCloser) *stream {
 	return s
 }
 
-// receive reads events as they come, until the API server or the manager ends the watch.
+// receive reads events until the API server or the manager ends the watch.
 func (s *stream) receive() {
 	lines := bufio.NewReader(s.body)
 	for {
@@ -46,7 +46,7 @@ func (s *stream) receive() {
 			}
 		}
 		if err != nil {
-			close(s.events) // what came before is still handed on
+			close(s.events) // Read still returns the buffered events
 			if !errors.Is(err, io.EOF) {
 				s.end(err)
 			}
@@ -55,7 +55,7 @@ func (s *stream) receive() {
 	}
 }
 
-// end breaks the stream: reads return the cause from now on.
+// end breaks the stream. Later reads return the cause.
 func (s *stream) end(cause error) {
 	s.endOnce.Do(func() {
 		s.cause = cause
@@ -64,7 +64,7 @@ func (s *stream) end(cause error) {
 	})
 }
 
-// Read returns the next part of an event whose time has come.
+// Read returns the next part of the current event, or waits until the next event is due.
 func (s *stream) Read(into []byte) (int, error) {
 	if len(s.rest) == 0 {
 		select {
@@ -85,7 +85,8 @@ func (s *stream) Read(into []byte) (int, error) {
 	return n, nil
 }
 
-// wait holds an event back until the manager has done enough writes after it came, or it is too old to be held.
+// wait delays an event until the manager has done Schedule.Lag writes after its arrival, or until the lag time has
+// passed.
 func (s *stream) wait(e event) error {
 	schedule := s.injector.schedule
 	if schedule.Lag == 0 {
@@ -110,7 +111,7 @@ func (s *stream) wait(e event) error {
 	}
 }
 
-// Close ends the watch for the manager.
+// Close ends the watch on behalf of the manager.
 func (s *stream) Close() error {
 	s.end(io.ErrClosedPipe)
 	s.injector.mu.Lock()

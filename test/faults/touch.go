@@ -14,16 +14,16 @@ import (
 // ForeignAnnotation is the annotation that Touch writes.
 const ForeignAnnotation = "foreign.example.com/touched"
 
-// Touch annotates one object of the namespace after the other, one each interval, until the context ends: a writer that knows
-// nothing of the operator, makes each version that it has read an old one, and wakes it all the time. It returns how many
-// times it wrote.
+// Touch annotates the objects of the namespace one after the other, one per interval, until the context ends. It
+// simulates another controller: each write makes the operator's cached version stale and triggers a reconciliation.
+// Touch returns the number of its writes.
 func Touch(ctx context.Context, c client.Client, namespace string, kinds []client.ObjectList, interval time.Duration) int {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	touched := 0
 	for ctx.Err() == nil {
 		objects := all(ctx, c, namespace, kinds)
-		for _, object := range append(objects, nil) { // at least one tick, however few objects
+		for _, object := range append(objects, nil) { // wait for at least one tick, even without objects
 			select {
 			case <-ctx.Done():
 				return touched
@@ -33,7 +33,7 @@ func Touch(ctx context.Context, c client.Client, namespace string, kinds []clien
 				continue
 			}
 			patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"%d"}}}`, ForeignAnnotation, touched)
-			if c.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch), client.FieldOwner("foreign")) == nil { // it may be gone
+			if c.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch), client.FieldOwner("foreign")) == nil { // the object may be deleted
 				touched++
 			}
 		}
@@ -41,7 +41,7 @@ func Touch(ctx context.Context, c client.Client, namespace string, kinds []clien
 	return touched
 }
 
-// all are the objects of the kinds; those of a kind that cannot be listed now are left out.
+// all lists the objects of the kinds. It skips kinds that cannot be listed.
 func all(ctx context.Context, c client.Client, namespace string, kinds []client.ObjectList) []client.Object {
 	var objects []client.Object
 	for _, list := range kinds {

@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// dashboard is what the tests look at of a dashboard of Grafana.
+// dashboard holds the tested fields of a Grafana dashboard.
 type dashboard struct {
 	Templating struct {
 		List []struct {
@@ -50,9 +50,9 @@ type panel struct {
 	} `json:"targets"`
 }
 
-// query is one that the dashboard asks.
+// query is one query of the dashboard.
 type query struct {
-	// name is the panel's title, and which of its queries it is.
+	// name is the panel's title and the number of the query.
 	name, expr, legend string
 }
 
@@ -69,7 +69,7 @@ func loadDashboard(t *testing.T) dashboard {
 	return d
 }
 
-// queries are all of the dashboard's, with all namespaces and MoEDeployments chosen, and rates over a minute.
+// queries returns all queries of the dashboard, for all namespaces and MoEDeployments, with rates over one minute.
 func (d dashboard) queries() []query {
 	variables := strings.NewReplacer("$namespace", ".*", "$deployment", ".*", "$__rate_interval", "1m")
 	var all []query
@@ -81,12 +81,12 @@ func (d dashboard) queries() []query {
 	return all
 }
 
-// exposed are the labels of every metric that a query may ask for, by the names of its series.
+// exposed returns the labels of every series that a query may use, by the name of the series.
 func exposed(t *testing.T) map[string][]string {
 	t.Helper()
 	known := documentedMetrics(t)
 	for name, of := range known {
-		for _, suffix := range []string{"_bucket", "_count", "_sum"} { // of a histogram; others have no such series, which the demo tells
+		for _, suffix := range []string{"_bucket", "_count", "_sum"} { // series of histograms; for other types, the demo test finds no data
 			known[name+suffix] = append([]string{"le"}, of...)
 		}
 	}
@@ -98,12 +98,13 @@ func exposed(t *testing.T) map[string][]string {
 
 var legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
 
-// A query for a metric or a label that nobody exposes is an empty panel for ever, and a legend of one an empty name.
+// TestDashboardUsesWhatIsExposed checks that every metric and label in queries and legends is exposed. A panel of
+// another metric would be empty permanently.
 func TestDashboardUsesWhatIsExposed(t *testing.T) {
 	known := exposed(t)
 	for _, q := range loadDashboard(t).queries() {
 		if strings.Contains(q.expr, "$") {
-			t.Errorf("%s has a variable that is not known: %s", q.name, q.expr)
+			t.Errorf("%s has an unknown variable: %s", q.name, q.expr)
 		}
 		parsed, err := expression.ParseExpr(q.expr)
 		if err != nil {
@@ -118,12 +119,12 @@ func TestDashboardUsesWhatIsExposed(t *testing.T) {
 			}
 			of, ok := known[selector.Name]
 			if !ok {
-				t.Errorf("%s asks for %s, which docs/metrics.md does not have", q.name, selector.Name)
+				t.Errorf("%s uses metric %s, which is not in docs/metrics.md", q.name, selector.Name)
 			}
 			has = append(append(has, of...), targetLabels...)
 			for _, matcher := range selector.LabelMatchers {
 				if matcher.Name != labels.MetricName && !slices.Contains(of, matcher.Name) && !slices.Contains(targetLabels, matcher.Name) {
-					t.Errorf("%s asks for label %s of %s, which has %v", q.name, matcher.Name, selector.Name, of)
+					t.Errorf("%s uses label %s of %s, which only has the labels %v", q.name, matcher.Name, selector.Name, of)
 				}
 			}
 			return nil
@@ -142,7 +143,7 @@ func TestDashboardUsesWhatIsExposed(t *testing.T) {
 		})
 		for _, match := range legendLabel.FindAllStringSubmatch(q.legend, -1) {
 			if len(kept) > 0 && !slices.Contains(kept, match[1]) || !slices.Contains(has, match[1]) {
-				t.Errorf("%s names its series by the label %s, which they do not have", q.name, match[1])
+				t.Errorf("the legend of %s uses label %s, which its series do not have", q.name, match[1])
 			}
 		}
 	}
@@ -150,7 +151,8 @@ func TestDashboardUsesWhatIsExposed(t *testing.T) {
 
 const documentation = "https://github.com/semmoe/operator/blob/main/"
 
-// Panels lie beside each other, say what they show, ask the data source that was chosen, and lead to pages that there are.
+// TestDashboardReadsWell checks that panels do not overlap, have a title and a description, use the selected data
+// source, and link to existing pages.
 func TestDashboardReadsWell(t *testing.T) {
 	d := loadDashboard(t)
 	var links []link
@@ -158,17 +160,17 @@ func TestDashboardReadsWell(t *testing.T) {
 	cells, ids, runbooks := map[[2]int]string{}, map[int]string{}, map[string]bool{}
 	for _, p := range d.Panels {
 		if other, taken := ids[p.ID]; taken {
-			t.Errorf("%s and %s have the id %d", p.Title, other, p.ID)
+			t.Errorf("%s and %s have the same ID %d", p.Title, other, p.ID)
 		}
 		ids[p.ID] = p.Title
 		if p.GridPos.X+p.GridPos.W > 24 {
-			t.Errorf("%s reaches beyond 24 columns", p.Title)
+			t.Errorf("%s is wider than 24 columns", p.Title)
 		}
 		for x := range p.GridPos.W {
 			for y := range p.GridPos.H {
 				cell := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
 				if other, taken := cells[cell]; taken {
-					t.Fatalf("%s lies on %s", p.Title, other)
+					t.Fatalf("%s overlaps %s", p.Title, other)
 				}
 				cells[cell] = p.Title
 			}
@@ -182,11 +184,11 @@ func TestDashboardReadsWell(t *testing.T) {
 		links = append(links, p.Links...)
 		const chosen = "${datasource}"
 		if p.Datasource.UID != chosen {
-			t.Errorf("%s asks the data source %q", p.Title, p.Datasource.UID)
+			t.Errorf("%s uses the data source %q, want the variable datasource", p.Title, p.Datasource.UID)
 		}
 		for _, target := range p.Targets {
 			if target.Datasource.UID != chosen {
-				t.Errorf("%s asks the data source %q", p.Title, target.Datasource.UID)
+				t.Errorf("%s uses the data source %q, want the variable datasource", p.Title, target.Datasource.UID)
 			}
 		}
 	}
@@ -194,18 +196,18 @@ func TestDashboardReadsWell(t *testing.T) {
 		path, ours := strings.CutPrefix(l.URL, documentation)
 		path, _, _ = strings.Cut(path, "#")
 		if _, err := os.Stat(filepath.Join(repository, filepath.FromSlash(path))); !ours || err != nil {
-			t.Errorf("a link leads to %s: %v", l.URL, err)
+			t.Errorf("the page of link %s is missing: %v", l.URL, err)
 		}
 		runbooks[strings.TrimSuffix(filepath.Base(path), ".md")] = true
 	}
 	for _, rule := range parsedRules(t) {
 		if !runbooks[rule.Alert] {
-			t.Errorf("no panel leads to the page of %s", rule.Alert)
+			t.Errorf("no panel links to the page of %s", rule.Alert)
 		}
 	}
 	for _, v := range d.Templating.List {
 		if v.Type == "query" && !strings.HasPrefix(v.Definition, "label_values(semmoe_condition{kind=\"MoEDeployment\"") {
-			t.Errorf("variable %s is %s", v.Name, v.Definition)
+			t.Errorf("variable %s has the unexpected definition %s", v.Name, v.Definition)
 		}
 	}
 }

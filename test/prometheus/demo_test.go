@@ -28,9 +28,10 @@ import (
 	"github.com/prometheus/prometheus/util/teststorage"
 )
 
-var playDemo = flag.Bool("demo", false, "play the demo, scrape it, and ask each query of the dashboard")
+var playDemo = flag.Bool("demo", false, "run and scrape the demo, and evaluate each query of the dashboard")
 
-// Every query of the dashboard has data in the demo, which a Prometheus scrapes while it plays, and the demo's own checks hold.
+// TestDashboardInTheDemo runs and scrapes the demo. It checks that every query of the dashboard has data and that the
+// demo's own checks hold.
 func TestDashboardInTheDemo(t *testing.T) {
 	if !*playDemo {
 		t.Skip("needs -args -demo: the demo takes minutes")
@@ -41,7 +42,7 @@ func TestDashboardInTheDemo(t *testing.T) {
 	storage := teststorage.New(t)
 	stop := scrapeDemo(t, storage, "http://"+address+"/targets")
 	if err := <-ended; err != nil {
-		t.Fatalf("the demo: %v", err)
+		t.Fatalf("the demo failed: %v", err)
 	}
 	stop()
 	engine := promqltest.NewTestEngine(t, false, 5*time.Minute, 10_000_000)
@@ -52,13 +53,13 @@ func TestDashboardInTheDemo(t *testing.T) {
 			continue
 		}
 		t.Logf("%6d samples: %s", samples, q.name)
-		if samples == 0 && !strings.Contains(q.expr, "semmoe_plan_predicted_over_measured") { // the demo's soaks are too short to measure it
+		if samples == 0 && !strings.Contains(q.expr, "semmoe_plan_predicted_over_measured") { // the demo's canary times are too short for this metric
 			t.Errorf("%s has no data in the demo:\n%s", q.name, q.expr)
 		}
 	}
 }
 
-// ask is how many samples that are numbers a query has in a time.
+// ask returns the number of samples, without NaN, that a query has in a time range.
 func ask(ctx context.Context, engine *promql.Engine, storage *teststorage.TestStorage, expr string, begin, end time.Time) (int, error) {
 	asked, err := engine.NewRangeQuery(ctx, storage, nil, expr, begin, end, 5*time.Second)
 	if err != nil {
@@ -80,7 +81,7 @@ func ask(ctx context.Context, engine *promql.Engine, storage *teststorage.TestSt
 	return samples, nil
 }
 
-// startDemo plays the demo, which offers its metrics at an address, and tells how it ends.
+// startDemo runs the demo with its metrics server at an address. The returned channel receives the demo's result.
 func startDemo(t *testing.T, address string) <-chan error {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "demo")
@@ -88,14 +89,14 @@ func startDemo(t *testing.T, address string) <-chan error {
 	build.Dir = repository
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the demo: %v\n%s", err, output)
+		t.Fatalf("failed to build the demo: %v\n%s", err, output)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	command := exec.CommandContext(ctx, program)
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
 	command.WaitDelay = time.Minute
 	command.Dir = repository
-	command.Env = append(os.Environ(), "METRICS="+address, "ACTS=", "KEEP=") // both acts, and an end
+	command.Env = append(os.Environ(), "METRICS="+address, "ACTS=", "KEEP=") // run both acts, and end
 	command.Stdout, command.Stderr = os.Stdout, os.Stderr
 	if err := command.Start(); err != nil {
 		cancel()
@@ -110,7 +111,7 @@ func startDemo(t *testing.T, address string) <-chan error {
 	return ended
 }
 
-// scrapeDemo lets a Prometheus scrape what the demo offers every second, until the returned function is called.
+// scrapeDemo scrapes the targets of the demo every second until the returned function is called.
 func scrapeDemo(t *testing.T, storage *teststorage.TestStorage, url string) (stop func()) {
 	t.Helper()
 	scraper, err := scrape.NewManager(&scrape.Options{DiscoveryReloadOnStartup: true}, promslog.NewNopLogger(), nil, storage, nil, prometheus.NewRegistry())
@@ -130,14 +131,14 @@ scrape_configs: [{job_name: demo, honor_labels: true}]
 	ctx, cancel := context.WithCancel(context.Background())
 	found, ended := make(chan map[string][]*targetgroup.Group), make(chan error, 1)
 	go func() { ended <- scraper.Run(found) }()
-	looked := make(chan struct{})
+	discovered := make(chan struct{})
 	go func() {
-		defer close(looked)
+		defer close(discovered)
 		discover(ctx, url, found)
 	}()
 	return func() {
 		cancel()
-		<-looked
+		<-discovered
 		scraper.Stop()
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -145,7 +146,7 @@ scrape_configs: [{job_name: demo, honor_labels: true}]
 	}
 }
 
-// discover tells what there is to scrape, every second. While nobody answers, it is what was there before.
+// discover sends the targets to found every second. While the URL does not answer, the previous targets remain.
 func discover(ctx context.Context, url string, found chan<- map[string][]*targetgroup.Group) {
 	for ctx.Err() == nil {
 		if groups, err := targetsAt(ctx, url); err == nil {

@@ -1,4 +1,5 @@
-// Package alerts tests the alerts of charts/semmoe-operator/files/alerts.yaml and the dashboard beside them with the engine of Prometheus,
-// which a module of its own keeps from the operator's: on series at the rules' own durations, on what a Prometheus scrapes from real
-// processes, and, with -args -demo, on what it scrapes from the demo.
+// Package alerts tests the alerts of charts/semmoe-operator/files/alerts.yaml and the dashboard in the same directory
+// with the engine of Prometheus. The tests use given series, metrics scraped from real processes, and, with -args
+// -demo, metrics scraped from the demo. The package is a separate Go module, so that the operator's module does not
+// depend on Prometheus.
 package alerts

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// manifests are what config/monitoring has.
+// manifests holds the objects of config/monitoring.
 type manifests struct {
 	rule            *monitoringv1.PrometheusRule
 	services        []*corev1.Service
@@ -25,7 +25,7 @@ type manifests struct {
 	podMonitors     []*monitoringv1.PodMonitor
 }
 
-// renderedManifests reads config/monitoring, which is rendered from the chart, and accepts no field that its kinds do not have.
+// renderedManifests reads config/monitoring, which is rendered from the chart. It fails the test for unknown fields.
 func renderedManifests(t *testing.T) *manifests {
 	t.Helper()
 	m := &manifests{}
@@ -45,7 +45,7 @@ func renderedManifests(t *testing.T) *manifests {
 			case "PodMonitor":
 				m.podMonitors = append(m.podMonitors, decode(t, document, &monitoringv1.PodMonitor{}))
 			default:
-				t.Errorf("%s has a %s", name, kind.Kind)
+				t.Errorf("file %s contains an unexpected %s", name, kind.Kind)
 			}
 		}
 	}
@@ -63,7 +63,7 @@ func decode[T any](t *testing.T, document []byte, into *T) *T {
 	return into
 }
 
-// documents are those of a file.
+// documents returns the YAML documents of a file.
 func documents(t *testing.T, file string) [][]byte {
 	t.Helper()
 	text, err := os.ReadFile(file)

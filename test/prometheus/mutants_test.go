@@ -13,17 +13,17 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// turned are comparisons turned round.
+// turned maps each comparison operator to the reversed one.
 var turned = map[parser.ItemType]parser.ItemType{
 	parser.GTR: parser.LSS, parser.LSS: parser.GTR, parser.GTE: parser.LTE, parser.LTE: parser.GTE, parser.EQLC: parser.NEQ, parser.NEQ: parser.EQLC,
 }
 
-// mutants are a rule's neighbours: one comparison turned round, one number doubled or halved (none made ten), or another duration. Each
-// is named by what was changed.
+// mutants returns variants of a rule with one change each: a reversed comparison, a doubled or halved number (0 becomes
+// 10), or another duration. The key describes the change.
 func mutants(t *testing.T, rule rulefmt.Rule) map[string]rulefmt.Rule {
 	t.Helper()
 	all := map[string]rulefmt.Rule{}
-	// changed is the rule with the change to the node that is visited as the given one.
+	// changed adds the rule with a change to the node at the given position in the visiting order.
 	changed := func(at int, name string, change func(parser.Node)) {
 		parsed, err := expression.ParseExpr(rule.Expr)
 		if err != nil {
@@ -74,8 +74,8 @@ func mutants(t *testing.T, rule rulefmt.Rule) map[string]rulefmt.Rule {
 	return all
 }
 
-// alone is a rule file of one rule.
-func alone(t *testing.T, rule rulefmt.Rule) string {
+// writeRule writes a rule file with only the given rule, and returns its path.
+func writeRule(t *testing.T, rule rulefmt.Rule) string {
 	t.Helper()
 	text, err := yaml.Marshal(map[string]any{"groups": []any{map[string]any{"name": "alone", "rules": []any{map[string]any{
 		"alert": rule.Alert, "expr": rule.Expr, "for": rule.For.String(), "labels": rule.Labels, "annotations": rule.Annotations,
@@ -90,13 +90,13 @@ func alone(t *testing.T, rule rulefmt.Rule) string {
 	return file
 }
 
-// Whatever is changed of a rule, a case of TestOnSeries notices: none of its numbers is there by chance.
+// TestOnSeriesNoticesEveryChange checks that some case of TestOnSeries detects every change of a rule.
 func TestOnSeriesNoticesEveryChange(t *testing.T) {
 	for _, rule := range parsedRules(t) {
-		first := map[string]int{} // of the rule as it is, by case: another one of its name may fire in it as well
+		first := map[string]int{} // first step of the unchanged rule, by case; another rule of the same name may fire as well
 		for name, tc := range onSeries {
 			if ruleOf(tc.alert) == rule.Alert+" "+rule.Labels["severity"] {
-				first[name] = firstStep(t, alone(t, rule), tc)
+				first[name] = firstStep(t, writeRule(t, rule), tc)
 			}
 		}
 		for name, mutant := range mutants(t, rule) {
@@ -107,7 +107,7 @@ func TestOnSeriesNoticesEveryChange(t *testing.T) {
 				}
 			}
 			if !noticed {
-				t.Errorf("%s: no case notices %s", rule.Alert, name)
+				t.Errorf("%s: no case detects the change %s", rule.Alert, name)
 			}
 		}
 	}

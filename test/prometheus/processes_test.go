@@ -51,20 +51,21 @@ import (
 	"github.com/semmoe/operator/test/apiserver"
 )
 
-// The namespaces: of the operator, of objects that the manager looks after, of objects whose status the test writes, and of request
-// routers.
+// Namespaces of the operator, of objects that the manager reconciles, of objects with a status set by the test, and of
+// request routers.
 const (
-	own     = "semmoe-system"
-	live    = "live"
-	told    = "told"
-	serving = "serving"
+	own      = "semmoe-system"
+	live     = "live"
+	reported = "reported"
+	serving  = "serving"
 )
 
-// hour is the rounds of an hour.
+// hour is the number of rounds in one hour.
 const hour = int(time.Hour / step)
 
-// A Prometheus that scrapes what the monitors say fires each alert for what is wrong, and for nothing else: a manager that reconciles
-// objects of a real API server, collectors over objects whose status the test writes, request routers and artifact stores.
+// TestProcessesFire scrapes real processes with the configuration of the monitors, and checks that exactly the expected
+// alerts fire. The processes are a manager that reconciles objects of a real API server, collectors of objects with a
+// status set by the test, request routers, and artifact stores.
 func TestProcessesFire(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	c := startCluster(t)
@@ -121,26 +122,26 @@ func TestProcessesFire(t *testing.T) {
 		"SemMoENotReady warning live/slow",
 		"SemMoENotReady warning live/tainted",
 		"SemMoEStoreUnavailable warning ",
-		"SemMoEDriftRising info told/far",
-		"SemMoELocalityBelowTarget warning told/far",
+		"SemMoEDriftRising info reported/far",
+		"SemMoELocalityBelowTarget warning reported/far",
 		"SemMoENoServingPod critical serving/empty",
 		"SemMoENoServingPod warning live/broken",
 		"SemMoENoServingPod warning live/slow",
 		"SemMoENoServingPod warning live/tainted",
-		"SemMoEHardwareProfileWrong warning told/far",
-		"SemMoEPlanStale info told/old",
+		"SemMoEHardwareProfileWrong warning reported/far",
+		"SemMoEPlanStale info reported/old",
 		"SemMoEPlanningFailed warning live/lost",
 		"SemMoEProfilingFailed warning live/invalid",
 		"SemMoERolloutStuck warning live/slow",
 		"SemMoERolloutStuck warning live/tainted",
-		"SemMoERolloutStuck warning live/zero", // its checkpoint is being inspected all the time
-		"SemMoERolloutStuck warning told/far",
+		"SemMoERolloutStuck warning live/zero", // the inspection of its checkpoint does not end
+		"SemMoERolloutStuck warning reported/far",
 		"SemMoERouterShedding warning serving/shedding",
 		"SemMoEStoreCorrupt warning semmoe-system/full",
 		"SemMoEStoreFull warning semmoe-system/full",
 		"SemMoEWatchRefused warning ",
 	}
-	if roomy.nearlyFull(t) { // the disk of this machine is
+	if roomy.nearlyFull(t) { // true if the disk of this machine is nearly full
 		want = append(want, "SemMoEStoreFull warning semmoe-system/roomy")
 	}
 	slices.Sort(want)
@@ -148,20 +149,20 @@ func TestProcessesFire(t *testing.T) {
 		t.Errorf("alerts (-want +fired):\n%s", diff)
 	}
 
-	// The leader ends: what serves goes on, and its absence is told.
+	// After the leader ends, the other processes continue to serve, and an alert reports the missing leader.
 	clear(began)
 	manager.stop(t)
 	for range 5 {
 		turn()
 	}
 	if _, ok := began["SemMoEOperatorAbsent warning "]; !ok {
-		t.Errorf("without a manager there fire %v", fired(began))
+		t.Errorf("without a manager, firing: %v", fired(began))
 	}
-	// Every rule has fired: one that is added needs its case here.
+	// Every rule must have fired. A new rule needs a case in this test.
 	for _, rule := range parsedRules(t) {
 		key := rule.Alert + " " + rule.Labels["severity"]
 		if !slices.ContainsFunc(append(want, fired(began)...), func(alert string) bool { return ruleOf(alert) == key }) {
-			t.Errorf("nothing here fires %s", key)
+			t.Errorf("%s has not fired in this test", key)
 		}
 	}
 }
@@ -175,12 +176,12 @@ func fired(began map[string]time.Duration) []string {
 	return names
 }
 
-// cluster is a real API server, without controllers and nodes.
+// cluster is a real API server without controllers and nodes.
 type cluster struct {
 	client.Client
 	config  *rest.Config
 	clients *kubernetes.Clientset
-	scraper string // the file of the token by which managers are scraped
+	scraper string // path of the token file for scraping managers
 }
 
 func startCluster(t *testing.T) *cluster {
@@ -207,7 +208,7 @@ func startCluster(t *testing.T) *cluster {
 	if c.clients, err = kubernetes.NewForConfig(config); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{own, live, told, serving, "monitoring"} {
+	for _, name := range []string{own, live, reported, serving, "monitoring"} {
 		c.create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	}
 	c.create(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: own, Name: "semmoe-manager"}})
@@ -237,7 +238,7 @@ func (c *cluster) create(t *testing.T, object client.Object) {
 	}
 }
 
-// token is a file with a token of a ServiceAccount.
+// token writes a token of a ServiceAccount to a file and returns the path.
 func (c *cluster) token(t *testing.T, namespace, name string, audiences ...string) string {
 	t.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
@@ -252,16 +253,17 @@ func (c *cluster) token(t *testing.T, namespace, name string, audiences ...strin
 	return file
 }
 
-// process is something to scrape, as service discovery sees it.
+// process is a scrape target with the metadata of service discovery.
 type process struct{ namespace, pod, address, deployment string }
 
-// jobs are the scrape configurations that the monitors stand for, with their targets by the name of the monitor.
+// jobs returns the scrape configurations of the monitors, with their targets. processes holds the targets by monitor
+// name.
 func (c *cluster) jobs(t *testing.T, processes map[string][]process) []job {
 	t.Helper()
 	m := renderedManifests(t)
 	var jobs []job
 	add := func(name string, config map[string]any, relabelings []map[string]any) {
-		// What the Prometheus operator adds to each.
+		// The Prometheus Operator adds these labels to every job.
 		for from, to := range map[string]string{"namespace": "namespace", "pod_name": "pod"} {
 			relabelings = append(relabelings, map[string]any{"source_labels": []string{"__meta_kubernetes_" + from}, "target_label": to})
 		}
@@ -304,7 +306,7 @@ func (c *cluster) jobs(t *testing.T, processes map[string][]process) []job {
 	return jobs
 }
 
-// runningManager is a manager that leads.
+// runningManager is a manager that holds the leader lease.
 type runningManager struct {
 	metrics string
 	cancel  context.CancelFunc
@@ -335,7 +337,7 @@ func (c *cluster) startManager(t *testing.T, artifacts *runningStore) *runningMa
 	m, err := controllers.NewManager(c.config, options, ctrl.Options{
 		Logger:  logr.Discard(),
 		Metrics: metricsserver.Options{BindAddress: manager.metrics, SecureServing: true, FilterProvider: filters.WithAuthenticationAndAuthorization},
-		// As semmoe manager has it, which reads its namespace from its pod.
+		// The same settings as in semmoe manager, except for the namespace, which semmoe manager reads from its pod.
 		LeaderElection: true, LeaderElectionID: "manager.semmoe.io", LeaderElectionNamespace: own, LeaderElectionReleaseOnCancel: true,
 		LeaseDuration: &lease, RenewDeadline: &renew, RetryPeriod: &retry,
 		HealthProbeBindAddress: "0",
@@ -352,7 +354,7 @@ func (c *cluster) startManager(t *testing.T, artifacts *runningStore) *runningMa
 	case err := <-manager.ended:
 		t.Fatalf("the manager ended: %v", err)
 	case <-time.After(time.Minute):
-		t.Fatal("the manager does not lead within a minute")
+		t.Fatal("the manager has not become the leader within 1 minute")
 	}
 	return manager
 }
@@ -369,7 +371,8 @@ func (m *runningManager) stop(t *testing.T) {
 	}
 }
 
-// createLive makes objects for the manager: for each that something is wrong with, one that is well or waits.
+// createLive creates objects for the manager: objects with errors, and for comparison objects that are healthy or
+// waiting.
 func (c *cluster) createLive(t *testing.T) {
 	t.Helper()
 	model := semmoev1.ModelSpec{Volume: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
@@ -405,7 +408,7 @@ func (c *cluster) createLive(t *testing.T) {
 	}
 }
 
-// unschedulable creates the request router pod of a MoEDeployment, of which the scheduler says that no node takes it.
+// unschedulable creates a request router pod of a MoEDeployment with the condition that no node can run it.
 func (c *cluster) unschedulable(t *testing.T, deployment string) {
 	t.Helper()
 	pod := &corev1.Pod{
@@ -424,7 +427,7 @@ func (c *cluster) unschedulable(t *testing.T, deployment string) {
 	}
 }
 
-// runningCollectors are the managers' collectors, over objects whose status and figures the test gives.
+// runningCollectors are the collectors of a manager for objects with status and figures set by the test.
 type runningCollectors struct {
 	address string
 	metrics *moedeployment.Metrics
@@ -434,7 +437,7 @@ type runningCollectors struct {
 func (c *cluster) startCollectors(t *testing.T) *runningCollectors {
 	t.Helper()
 	for name, onTarget := range map[string]metav1.ConditionStatus{"far": metav1.ConditionFalse, "well": metav1.ConditionTrue, "old": metav1.ConditionUnknown} {
-		moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: told, Name: name}, Spec: semmoev1.MoEDeploymentSpec{
+		moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: reported, Name: name}, Spec: semmoev1.MoEDeploymentSpec{
 			Model:  semmoev1.ModelSpec{Volume: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			Engine: semmoev1.EngineSpec{Image: "engine:1"}, Parallelism: semmoev1.ParallelismSpec{ExpertParallelSize: 4},
 		}}
@@ -455,7 +458,7 @@ func (c *cluster) startCollectors(t *testing.T) *runningCollectors {
 	elected := make(chan struct{})
 	close(elected)
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(r.metrics, &statemetrics.Collector{Reader: client.NewNamespacedClient(c.Client, told), Elected: elected, Log: logr.Discard()})
+	registry.MustRegister(r.metrics, &statemetrics.Collector{Reader: client.NewNamespacedClient(c.Client, reported), Elected: elected, Log: logr.Discard()})
 	registry.MustRegister(c.refuse(t), c.watchMissingStore(t))
 	server := httptest.NewTLSServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	t.Cleanup(server.Close)
@@ -463,7 +466,7 @@ func (c *cluster) startCollectors(t *testing.T) *runningCollectors {
 	return r
 }
 
-// refuse lets a manager's cache watch ConfigMaps as a user who has no right to.
+// refuse lets a manager's cache watch ConfigMaps as a user without permission.
 func (c *cluster) refuse(t *testing.T) *watchmetrics.Refusals {
 	t.Helper()
 	refusals := watchmetrics.New(time.Now)
@@ -488,7 +491,7 @@ func (c *cluster) refuse(t *testing.T) *watchmetrics.Refusals {
 	return refusals
 }
 
-// watchMissingStore checks an artifact store whose address nothing listens on.
+// watchMissingStore checks an artifact store at an address without a listener.
 func (c *cluster) watchMissingStore(t *testing.T) *storewatch.Watch {
 	t.Helper()
 	watch := storewatch.New(&access.Access{
@@ -507,7 +510,7 @@ func (c *cluster) watchMissingStore(t *testing.T) *storewatch.Watch {
 	return watch
 }
 
-// begin gives the figures, of which the ages are by Prometheus' clock.
+// begin sets the figures. Ages are relative to the clock of Prometheus.
 func (r *runningCollectors) begin(now time.Time) {
 	const day = 24 * time.Hour
 	canary := &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(now)}
@@ -517,21 +520,21 @@ func (r *runningCollectors) begin(now time.Time) {
 		"old":  {Statistic: math.NaN(), Threshold: math.NaN(), Observed: math.NaN(), Promised: 0.5, Baseline: 0.25, PlanCreated: now.Add(-8 * day), PredictedOverMeasured: math.NaN(), PredictedOverMeasuredLow: math.NaN(), PredictedOverMeasuredHigh: math.NaN()},
 		"new":  {Statistic: math.NaN(), Threshold: math.NaN(), Observed: math.NaN(), Promised: 0.5, Baseline: 0.25, PlanCreated: now.Add(-6 * day), PredictedOverMeasured: math.NaN(), PredictedOverMeasuredLow: math.NaN(), PredictedOverMeasuredHigh: math.NaN()},
 	} {
-		r.metrics.Set(types.NamespacedName{Namespace: told, Name: name}, f)
+		r.metrics.Set(types.NamespacedName{Namespace: reported, Name: name}, f)
 	}
 }
 
-// insecure is a client for servers that sign their own certificate.
+// insecure returns a client for servers with self-signed certificates.
 func insecure(t *testing.T, expect time.Duration) *http.Client {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ExpectContinueTimeout: expect} //nolint:gosec // on the loopback interface
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
 }
 
-// ofLibraries are metrics whose names are not the project's to choose, with what the linter says of them.
+// ofLibraries maps metrics of libraries to the linter's messages about them. The project cannot change their names.
 var ofLibraries = map[string]string{}
 
-// checkPage lints all that a process exposes, and looks for metrics of the project that are not documented.
+// checkPage lints the metrics of a process, and fails the test for undocumented metrics of the project.
 func (c *cluster) checkPage(t *testing.T, url string) {
 	t.Helper()
 	token, err := os.ReadFile(c.scraper)
@@ -565,7 +568,7 @@ func (c *cluster) checkPage(t *testing.T, url string) {
 	for line := range strings.Lines(string(text)) {
 		if declaration, ok := strings.CutPrefix(line, "# TYPE "); ok && strings.HasPrefix(declaration, "semmoe_") {
 			if _, ok := known[strings.Fields(declaration)[0]]; !ok {
-				t.Errorf("docs/metrics.md does not have %s", declaration)
+				t.Errorf("metric %s is not in docs/metrics.md", declaration)
 			}
 		}
 		if strings.HasPrefix(line, "semmoe_") {
@@ -587,7 +590,7 @@ func freePort(t *testing.T) int {
 
 func freeAddress(t *testing.T) string { return fmt.Sprintf("127.0.0.1:%d", freePort(t)) }
 
-// eventually waits for a minute until something holds.
+// eventually waits at most one minute until holds returns no error.
 func eventually(t *testing.T, what string, holds func() error) {
 	t.Helper()
 	var last error
@@ -599,7 +602,7 @@ func eventually(t *testing.T, what string, holds func() error) {
 	}
 }
 
-// answers tells whether a request was answered with 200.
+// answers returns an error unless a request was answered with status 200.
 func answers(response *http.Response, err error) error {
 	if err != nil {
 		return err

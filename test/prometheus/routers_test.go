@@ -20,13 +20,14 @@ import (
 	"github.com/semmoe/operator/internal/router"
 )
 
-// runningRouter is a request router.
+// runningRouter is a running request router.
 type runningRouter struct {
 	process
 	url string
 }
 
-// startRouter runs a request router for a MoEDeployment of one engine pod that takes one request at a time; of none without an engine.
+// startRouter runs a request router for a MoEDeployment with one engine pod, which accepts one request at a time. If
+// engine is nil, there is no pod.
 func (c *cluster) startRouter(t *testing.T, name string, engine *httptest.Server) *runningRouter {
 	t.Helper()
 	labels := map[string]string{semmoev1.LabelDeployment: name, semmoev1.LabelComponent: semmoev1.ComponentEngine}
@@ -72,7 +73,7 @@ func (c *cluster) startRouter(t *testing.T, name string, engine *httptest.Server
 
 const completion = `{"model":"m","prompt":"x","max_tokens":1}`
 
-// occupy takes the engine's only place, for as long as the test.
+// occupy sends a request that occupies the engine until the test ends.
 func (r *runningRouter) occupy(t *testing.T, engine *hangingEngine) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -92,11 +93,11 @@ func (r *runningRouter) occupy(t *testing.T, engine *hangingEngine) {
 	select {
 	case <-engine.asked:
 	case <-time.After(time.Minute):
-		t.Fatal("the request does not reach the engine")
+		t.Fatal("the request has not reached the engine")
 	}
 }
 
-// ask sends requests, which must be answered so.
+// ask sends requests, and fails the test unless all get the status code.
 func (r *runningRouter) ask(t *testing.T, requests, code int) {
 	t.Helper()
 	for range requests {
@@ -118,7 +119,7 @@ func (r *runningRouter) answers(code int) error {
 	return nil
 }
 
-// startEngine starts an engine that answers at once.
+// startEngine starts an engine that answers immediately.
 func startEngine(t *testing.T) *httptest.Server {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -128,17 +129,17 @@ func startEngine(t *testing.T) *httptest.Server {
 	return server
 }
 
-// hangingEngine answers only once its client has gone.
+// hangingEngine does not answer requests until their clients disconnect.
 type hangingEngine struct {
 	*httptest.Server
-	// asked is told of each request.
+	// asked receives a value for each request.
 	asked chan struct{}
 }
 
 func startHangingEngine(t *testing.T) *hangingEngine {
 	e := &hangingEngine{asked: make(chan struct{}, 1)}
 	e.Server = httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // a connection that is closed is noticed only then
+		_, _ = io.Copy(io.Discard, r.Body) // the server detects a closed connection only after reading the body
 		e.asked <- struct{}{}
 		<-r.Context().Done()
 	}))

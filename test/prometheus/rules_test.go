@@ -31,7 +31,7 @@ var (
 	expression = parser.NewParser(parser.Options{})
 )
 
-// parsedRules are the alerts as Prometheus reads a rule file.
+// parsedRules returns the alert rules of the rule file, parsed by Prometheus.
 func parsedRules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(alertsFile, false, model.UTF8Validation, expression, promslog.NewNopLogger())
@@ -45,13 +45,13 @@ func parsedRules(t *testing.T) []rulefmt.Rule {
 	return all
 }
 
-// loadedRules are the groups of alerts over a storage, to be evaluated at any time.
+// loadedRules returns the alert groups on a storage, which can be evaluated at any time.
 func loadedRules(t *testing.T, storage *teststorage.TestStorage) []*rules.Group {
 	t.Helper()
 	return loadedFrom(t, storage, alertsFile)
 }
 
-// loadedFrom are those of a rule file.
+// loadedFrom returns the alert groups of a rule file on a storage.
 func loadedFrom(t *testing.T, storage *teststorage.TestStorage, file string) []*rules.Group {
 	t.Helper()
 	engine := promqltest.NewTestEngine(t, false, 5*time.Minute, 1_000_000)
@@ -71,7 +71,7 @@ func loadedFrom(t *testing.T, storage *teststorage.TestStorage, file string) []*
 	return groups
 }
 
-// firing evaluates groups at a time, and returns the alerts that fire then, as text: name, severity and what they are of.
+// firing evaluates groups at a time, and returns the firing alerts in the format of describe.
 func firing(t *testing.T, groups []*rules.Group, at time.Time) []string {
 	t.Helper()
 	var names []string
@@ -92,7 +92,8 @@ func firing(t *testing.T, groups []*rules.Group, at time.Time) []string {
 	return names
 }
 
-// describe says what fires, and fails where an annotation could not be filled in.
+// describe returns the name, the severity and the object of an alert. It fails the test if an annotation could not be
+// expanded.
 func describe(t *testing.T, alert *rules.Alert) string {
 	t.Helper()
 	of := alert.Labels.Get("namespace") + "/" + alert.Labels.Get("name") + alert.Labels.Get("pod")
@@ -105,8 +106,8 @@ func describe(t *testing.T, alert *rules.Alert) string {
 	return strings.Join([]string{alert.Labels.Get("alertname"), alert.Labels.Get("severity"), strings.Trim(of, "/")}, " ")
 }
 
-// libraryMetrics are those that rules and the dashboard may use although the project does not define them; TestProcessesFire and the
-// demo see them.
+// libraryMetrics holds metrics of libraries that rules and the dashboard may use, with their labels. TestProcessesFire
+// and the demo scrape these metrics.
 var libraryMetrics = map[string][]string{
 	"leader_election_master_status":                    {"name"},
 	"controller_runtime_reconcile_errors_total":        {"controller"},
@@ -115,10 +116,11 @@ var libraryMetrics = map[string][]string{
 	"rest_client_requests_total":                       {"code"},
 }
 
-// targetLabels are given by the monitors.
+// targetLabels are the labels that the monitors add.
 var targetLabels = []string{"namespace", "name", "pod"}
 
-// A rule that asks for a metric or a label that nobody exposes is silent for ever.
+// TestRulesUseWhatIsExposed checks that every metric and label in the rules is exposed. A rule with another metric
+// would never fire.
 func TestRulesUseWhatIsExposed(t *testing.T) {
 	known := documentedMetrics(t)
 	for name, labels := range libraryMetrics {
@@ -138,24 +140,25 @@ func TestRulesUseWhatIsExposed(t *testing.T) {
 			selectors++
 			exposed, ok := known[selector.Name]
 			if !ok {
-				t.Errorf("%s asks for %s, which docs/metrics.md does not have", rule.Alert, selector.Name)
+				t.Errorf("%s uses metric %s, which is not in docs/metrics.md", rule.Alert, selector.Name)
 			}
 			for _, matcher := range selector.LabelMatchers {
 				if matcher.Name != labels.MetricName && !slices.Contains(exposed, matcher.Name) && !slices.Contains(targetLabels, matcher.Name) {
-					t.Errorf("%s asks for label %s of %s, which has %v", rule.Alert, matcher.Name, selector.Name, exposed)
+					t.Errorf("%s uses label %s of %s, which only has the labels %v", rule.Alert, matcher.Name, selector.Name, exposed)
 				}
 			}
 			return nil
 		})
 		if selectors == 0 {
-			t.Errorf("%s asks for no metric", rule.Alert)
+			t.Errorf("%s uses no metric", rule.Alert)
 		}
 	}
 }
 
 var documentedMetric = regexp.MustCompile("(?m)^\\| `(semmoe_[a-z_]+)` \\| [a-z]+ \\| ([^|]*) \\|")
 
-// documentedMetrics are the labels of the metrics in docs/metrics.md, which the tests of the collectors compare with these.
+// documentedMetrics returns the labels of the metrics in docs/metrics.md. The tests of the collectors compare
+// docs/metrics.md with the exposed metrics.
 func documentedMetrics(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(repository, "docs", "metrics.md"))
@@ -172,7 +175,8 @@ func documentedMetrics(t *testing.T) map[string][]string {
 	return metrics
 }
 
-// The Prometheus operator knows every field of what the chart gives it, and gets the same rules as a rule file has.
+// TestManifests checks that the monitoring manifests have only fields that the Prometheus Operator knows, and the same
+// rules as the rule file.
 func TestManifests(t *testing.T) {
 	manifests := renderedManifests(t)
 	text, err := os.ReadFile(alertsFile)
@@ -210,7 +214,7 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// ruleOf is the name and severity of what describe describes.
+// ruleOf returns the name and the severity of an alert in the format of describe.
 func ruleOf(alert string) string {
 	fields := strings.Fields(alert)
 	return fields[0] + " " + fields[1]

@@ -11,19 +11,19 @@ import (
 	"github.com/prometheus/prometheus/promql/promqltest"
 )
 
-// onSeriesCase is a series with the time at which an alert fires on it.
+// onSeriesCase holds series and the time at which an alert fires on them.
 type onSeriesCase struct {
-	// alert is the rule's name, severity and what it is of, as describe has it.
+	// alert is the rule's name, severity and object, in the format of describe.
 	alert  string
 	series string
-	// fires is the step at which it fires first, within 200; -1 for never.
+	// fires is the first step, within 200, at which the alert fires; -1 for never.
 	fires int
 	// seconds is the length of a step; 0 means a minute.
 	seconds int
 }
 
-// onSeries contains for each rule series on which it fires and series on which it stays silent: at the edges of its expression and of its
-// duration. Series are in steps, and "_" is a step without a sample.
+// onSeries contains series on which each rule fires and series on which it does not, at the boundaries of its
+// expression and of its duration. Series are in steps, and "_" is a step without a sample.
 var onSeries = map[string]onSeriesCase{
 	"clients are refused": {alert: "SemMoENoServingPod critical a/m", series: `
 		semmoe_router_backends{namespace="a",name="m",pod="r1"} 1x9 0x200
@@ -33,33 +33,33 @@ var onSeries = map[string]onSeriesCase{
 		semmoe_router_backends{namespace="a",name="m",pod="r1"} 0x200
 		semmoe_router_backends{namespace="a",name="m",pod="r2"} 1x200
 		semmoe_router_requests_total{namespace="a",name="m",pod="r1",code="503"} 0+3x200`, fires: -1},
-	"nobody asks": {alert: "SemMoENoServingPod critical a/m", series: `
+	"no requests": {alert: "SemMoENoServingPod critical a/m", series: `
 		semmoe_router_backends{namespace="a",name="m",pod="r1"} 0x200
 		semmoe_router_requests_total{namespace="a",name="m",pod="r1",code="503"} 7x200`, fires: -1},
-	"engines that are busy say 503": {alert: "SemMoENoServingPod critical a/m", series: `
+	"busy engines answer 503": {alert: "SemMoENoServingPod critical a/m", series: `
 		semmoe_router_backends{namespace="a",name="m",pod="r1"} 2x200
 		semmoe_router_requests_total{namespace="a",name="m",pod="r1",code="503"} 0+3x200`, fires: -1},
 
-	"nothing is ready": {alert: "SemMoENoServingPod warning a/m", series: `
+	"no replica is ready": {alert: "SemMoENoServingPod warning a/m", series: `
 		semmoe_replicas{namespace="a",name="m",state="desired"} 2x200
 		semmoe_replicas{namespace="a",name="m",state="ready"} 1x9 0x200`, fires: 40},
-	"engines load": {alert: "SemMoENoServingPod warning a/m", series: `
+	"engines are loading": {alert: "SemMoENoServingPod warning a/m", series: `
 		semmoe_replicas{namespace="a",name="m",state="desired"} 2x200
 		semmoe_replicas{namespace="a",name="m",state="ready"} 0x29 1x200`, fires: -1},
 	"scaled to zero": {alert: "SemMoENoServingPod warning a/m", series: `
 		semmoe_replicas{namespace="a",name="m",state="desired"} 0x200
 		semmoe_replicas{namespace="a",name="m",state="ready"} 0x200`, fires: -1},
-	"the managers go": {alert: "SemMoENoServingPod warning a/m", series: `
+	"the managers end": {alert: "SemMoENoServingPod warning a/m", series: `
 		semmoe_replicas{namespace="a",name="m",state="desired"} 2x20
 		semmoe_replicas{namespace="a",name="m",state="ready"} 0x20`, fires: -1},
 
 	"not ready, and degraded": {alert: "SemMoENotReady critical a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Ready"} 1x9 0x200
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 0x9 1x200`, fires: 12, seconds: 15},
-	"a replica loads": {alert: "SemMoENotReady critical a/m", series: `
+	"a replica is loading": {alert: "SemMoENotReady critical a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Ready"} 0x200
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 0x200`, fires: -1, seconds: 15},
-	"degraded, and serves": {alert: "SemMoENotReady critical a/m", series: `
+	"degraded, but serving": {alert: "SemMoENotReady critical a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Ready"} 1x200
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 1x200`, fires: -1, seconds: 15},
 	"a profile that is not ready": {alert: "SemMoENotReady critical a/m", series: `
@@ -79,7 +79,7 @@ var onSeries = map[string]onSeriesCase{
 	"a burst is refused": {alert: "SemMoERouterShedding warning a/m", series: `
 		semmoe_router_requests_total{namespace="a",name="m",pod="r1",code="200"} 0+98x200
 		semmoe_router_requests_total{namespace="a",name="m",pod="r1",code="429"} 0x50 80x150`, fires: -1},
-	"nobody asks, and nobody is refused": {alert: "SemMoERouterShedding warning a/m", series: `
+	"no requests, no refusals": {alert: "SemMoERouterShedding warning a/m", series: `
 		semmoe_router_requests_total{namespace="a",name="m",pod="r1",code="200"} 5x200
 		semmoe_router_requests_total{namespace="a",name="m",pod="r1",code="429"} 0x200`, fires: -1},
 
@@ -89,7 +89,7 @@ var onSeries = map[string]onSeriesCase{
 	"stalled, not degraded": {alert: "SemMoEDegraded warning a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 0x200
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Stalled"} 0x9 1x200`, fires: 25},
-	"degraded for moments": {alert: "SemMoEDegraded warning a/m", series: `
+	"briefly degraded": {alert: "SemMoEDegraded warning a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 1x14 0 1x14 0 1x14 0x150`, fires: -1},
 	"a degraded profile": {alert: "SemMoEDegraded warning a/m", series: `
 		semmoe_condition{kind="AffinityProfile",namespace="a",name="m",type="Degraded"} 1x200`, fires: -1},
@@ -104,29 +104,29 @@ var onSeries = map[string]onSeriesCase{
 	"drift rises": {alert: "SemMoEDriftRising info a/m", series: `
 		semmoe_drift_statistic{namespace="a",name="m"} 0+1x200
 		semmoe_drift_threshold{namespace="a",name="m"} 100x200`, fires: 81},
-	"drift by chance": {alert: "SemMoEDriftRising info a/m", series: `
+	"a temporary rise of drift": {alert: "SemMoEDriftRising info a/m", series: `
 		semmoe_drift_statistic{namespace="a",name="m"} 0.1x20 0.7x25 0.1x150
 		semmoe_drift_threshold{namespace="a",name="m"} 1x200`, fires: -1},
-	"no test": {alert: "SemMoEDriftRising info a/m", series: `
+	"no drift test": {alert: "SemMoEDriftRising info a/m", series: `
 		semmoe_plan_age_seconds{namespace="a",name="m"} 0+60x200`, fires: -1},
 
-	"old, and nobody looks": {alert: "SemMoEPlanStale info a/m", series: `
+	"old, no drift statistic": {alert: "SemMoEPlanStale info a/m", series: `
 		semmoe_plan_age_seconds{namespace="a",name="m"} 604200+60x200`, fires: 71},
-	"old, and looked at": {alert: "SemMoEPlanStale info a/m", series: `
+	"old, with a drift statistic": {alert: "SemMoEPlanStale info a/m", series: `
 		semmoe_plan_age_seconds{namespace="a",name="m"} 9e6+60x200
 		semmoe_drift_statistic{namespace="a",name="m"} 0x200`, fires: -1},
-	"old, and looked at two hours ago": {alert: "SemMoEPlanStale info a/m", series: `
+	"old, drift statistic ended two hours ago": {alert: "SemMoEPlanStale info a/m", series: `
 		semmoe_plan_age_seconds{namespace="a",name="m"} 9e6+60x200
 		semmoe_drift_statistic{namespace="a",name="m"} 0x80`, fires: -1},
-	"old, with something to lose": {alert: "SemMoEPlanStale info a/m", series: `
+	"old, better than the baseline": {alert: "SemMoEPlanStale info a/m", series: `
 		semmoe_plan_age_seconds{namespace="a",name="m"} 604200+60x200
 		semmoe_lar_promised_ratio{namespace="a",name="m"} 0.3x200
 		semmoe_lar_baseline_ratio{namespace="a",name="m"} 0.125x200`, fires: 71},
-	"old, with nothing to lose": {alert: "SemMoEPlanStale info a/m", series: `
+	"old, no better than the baseline": {alert: "SemMoEPlanStale info a/m", series: `
 		semmoe_plan_age_seconds{namespace="a",name="m"} 604200+60x200
 		semmoe_lar_promised_ratio{namespace="a",name="m"} 0.125x200
 		semmoe_lar_baseline_ratio{namespace="a",name="m"} 0.125x200`, fires: -1},
-	"young": {alert: "SemMoEPlanStale info a/m", series: `
+	"recent": {alert: "SemMoEPlanStale info a/m", series: `
 		semmoe_plan_age_seconds{namespace="a",name="m"} 500000+60x200`, fires: -1},
 
 	"a third of the predicted time is saved": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
@@ -156,7 +156,7 @@ var onSeries = map[string]onSeriesCase{
 	"a canary that soaks for ten minutes": {alert: "SemMoERolloutStuck warning a/m", series: `
 		semmoe_rollout_phase_start_time_seconds{namespace="a",name="m"} 0x200
 		semmoe_rollout_soak_seconds{namespace="a",name="m"} 600x200`, fires: 186},
-	"a canary that hardly soaks": {alert: "SemMoERolloutStuck warning a/m", series: `
+	"a canary that soaks for a minute": {alert: "SemMoERolloutStuck warning a/m", series: `
 		semmoe_rollout_phase_start_time_seconds{namespace="a",name="m"} 0x200
 		semmoe_rollout_soak_seconds{namespace="a",name="m"} 60x200`, fires: 126},
 	"a canary that is promoted": {alert: "SemMoERolloutStuck warning a/m", series: `
@@ -164,12 +164,12 @@ var onSeries = map[string]onSeriesCase{
 		semmoe_rollout_soak_seconds{namespace="a",name="m"} 300x200`, fires: -1},
 	"a change of the spec": {alert: "SemMoERolloutStuck warning a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Reconciling"} 0x9 1x200`, fires: 70},
-	"a change that arrives": {alert: "SemMoERolloutStuck warning a/m", series: `
+	"a completed change": {alert: "SemMoERolloutStuck warning a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Reconciling"} 1x55 0x145`, fires: -1},
 
 	"no profile": {alert: "SemMoEProfilingFailed warning a/p", series: `
 		semmoe_condition{kind="AffinityProfile",namespace="a",name="p",type="Degraded"} 0x9 1x200`, fires: 20},
-	"a profile that is tried again": {alert: "SemMoEProfilingFailed warning a/p", series: `
+	"a profile that succeeds after a retry": {alert: "SemMoEProfilingFailed warning a/p", series: `
 		semmoe_condition{kind="AffinityProfile",namespace="a",name="p",type="Degraded"} 1x8 0x190`, fires: -1},
 	"no plan": {alert: "SemMoEPlanningFailed warning a/q", series: `
 		semmoe_condition{kind="PlacementPlan",namespace="a",name="q",type="Degraded"} 0x9 1x200`, fires: 20},
@@ -179,19 +179,19 @@ var onSeries = map[string]onSeriesCase{
 	"nearly full": {alert: "SemMoEStoreFull warning s/store-0", series: `
 		semmoe_store_free_bytes{namespace="s",pod="store-0"} 100-1x100
 		semmoe_store_capacity_bytes{namespace="s",pod="store-0"} 800x200`, fires: 25},
-	"a volume that cannot be asked": {alert: "SemMoEStoreFull warning s/store-0", series: `
+	"a volume without statistics": {alert: "SemMoEStoreFull warning s/store-0", series: `
 		semmoe_store_free_bytes{namespace="s",pod="store-0"} 0x200
 		semmoe_store_capacity_bytes{namespace="s",pod="store-0"} 0x200`, fires: 5},
-	"a bucket that refuses": {alert: "SemMoEStoreFull warning s/store-0", series: `
+	"a full bucket": {alert: "SemMoEStoreFull warning s/store-0", series: `
 		semmoe_store_requests_total{namespace="s",pod="store-0",operation="put",code="507"} 0x19 1x200`, fires: 25},
-	"a bucket": {alert: "SemMoEStoreFull warning s/store-0", series: `
+	"a bucket with room": {alert: "SemMoEStoreFull warning s/store-0", series: `
 		semmoe_store_requests_total{namespace="s",pod="store-0",operation="put",code="507"} 0x200
 		semmoe_store_requests_total{namespace="s",pod="store-0",operation="put",code="201"} 0+1x200`, fires: -1},
 	"half full": {alert: "SemMoEStoreFull warning s/store-0", series: `
 		semmoe_store_free_bytes{namespace="s",pod="store-0"} 400x200
 		semmoe_store_capacity_bytes{namespace="s",pod="store-0"} 800x200`, fires: -1},
 
-	"the store goes": {alert: "SemMoEStoreUnavailable warning ", series: `
+	"the store ends": {alert: "SemMoEStoreUnavailable warning ", series: `
 		semmoe_store_available{pod="m1"} 1x9 0x200`, fires: 12, seconds: 15},
 	"the store restarts": {alert: "SemMoEStoreUnavailable warning ", series: `
 		semmoe_store_available{pod="m1"} 1x9 0 1x100`, fires: -1, seconds: 15},
@@ -200,27 +200,28 @@ var onSeries = map[string]onSeriesCase{
 	"a damaged artifact is read": {alert: "SemMoEStoreCorrupt warning s/store-0", series: `
 		semmoe_store_corrupt_reads_total{namespace="s",pod="store-0"} 0x19 1x200
 		semmoe_store_corrupt_reads_total{namespace="s",pod="store-1"} 0x200`, fires: 25},
-	"nothing is damaged": {alert: "SemMoEStoreCorrupt warning s/store-0", series: `
+	"no damaged artifact": {alert: "SemMoEStoreCorrupt warning s/store-0", series: `
 		semmoe_store_corrupt_reads_total{namespace="s",pod="store-0"} 0x200`, fires: -1},
 
 	"no leader": {alert: "SemMoEOperatorAbsent warning ", series: `
 		leader_election_master_status{name="manager.semmoe.io",pod="m1"} 1x9 0x200
 		leader_election_master_status{name="manager.semmoe.io",pod="m2"} 0x200`, fires: 15},
-	"nobody": {alert: "SemMoEOperatorAbsent warning ", series: `up{job="other"} 1x200`, fires: 5},
-	"somebody else leads": {alert: "SemMoEOperatorAbsent warning ", series: `
+	"no manager": {alert: "SemMoEOperatorAbsent warning ", series: `up{job="other"} 1x200`, fires: 5},
+	"another lease has a leader": {alert: "SemMoEOperatorAbsent warning ", series: `
 		leader_election_master_status{name="another",pod="m1"} 1x200`, fires: 5},
-	"a right is revoked": {alert: "SemMoEWatchRefused warning ", series: `
+	"a permission is revoked": {alert: "SemMoEWatchRefused warning ", series: `
 		semmoe_watch_refused{kind="Pod",pod="m1"} _x9 1x200
 		semmoe_watch_refused{kind="Pod",pod="m2"} _x12 1x200`, fires: 11},
-	"the right is back": {alert: "SemMoEWatchRefused warning ", series: `
+	"the permission is restored": {alert: "SemMoEWatchRefused warning ", series: `
 		semmoe_watch_refused{kind="Pod",pod="m1"} 1x1 0x198`, fires: -1},
 
-	"the other one takes over": {alert: "SemMoEOperatorAbsent warning ", series: `
+	"the other manager takes over": {alert: "SemMoEOperatorAbsent warning ", series: `
 		leader_election_master_status{name="manager.semmoe.io",pod="m1"} 1x9 0x190
 		leader_election_master_status{name="manager.semmoe.io",pod="m2"} 0x12 1x187`, fires: -1},
 }
 
-// firstStep is the step of a case at which its alert of a rule file fires first, within 200; -1 for never.
+// firstStep returns the first step, within 200, at which the alert of a case fires with the rules of a file; -1 for
+// never.
 func firstStep(t *testing.T, file string, tc onSeriesCase) int {
 	t.Helper()
 	length := time.Duration(cmp.Or(tc.seconds, 60)) * time.Second
@@ -234,7 +235,7 @@ func firstStep(t *testing.T, file string, tc onSeriesCase) int {
 }
 
 func TestOnSeries(t *testing.T) {
-	// The rules that fire in a case, and those that are silent in one.
+	// fires holds the rules that fire in some case, silent the rules that do not fire in some case.
 	fires, silent := map[string]bool{}, map[string]bool{}
 	for name, tc := range onSeries {
 		rule := ruleOf(tc.alert)
@@ -245,14 +246,14 @@ func TestOnSeries(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			if first := firstStep(t, alertsFile, tc); first != tc.fires {
-				t.Errorf("%s fires first at step %d, not %d", tc.alert, first, tc.fires)
+				t.Errorf("%s first fires at step %d, want %d", tc.alert, first, tc.fires)
 			}
 		})
 	}
 	for _, rule := range parsedRules(t) {
 		key := rule.Alert + " " + rule.Labels["severity"]
 		if !fires[key] || !silent[key] {
-			t.Errorf("%s: a case in which it fires: %v; one in which it stays silent: %v", key, fires[key], silent[key])
+			t.Errorf("%s: has a case in which it fires: %v; has a case in which it does not: %v; want both", key, fires[key], silent[key])
 		}
 	}
 }

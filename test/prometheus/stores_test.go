@@ -30,10 +30,10 @@ import (
 	"github.com/semmoe/operator/internal/artifact/store"
 )
 
-// runningStore is an artifact store.
+// runningStore is a running artifact store.
 type runningStore struct{ dir, address, metrics string }
 
-// startStore runs one on a directory until the test ends.
+// startStore runs an artifact store on a directory until the test ends.
 func (c *cluster) startStore(t *testing.T, dir string) *runningStore {
 	t.Helper()
 	s := &runningStore{dir: dir}
@@ -66,7 +66,7 @@ func (c *cluster) startStore(t *testing.T, dir string) *runningStore {
 	return s
 }
 
-// overfill offers the store an artifact for which no disk has room. The bytes are never sent.
+// overfill announces an artifact that is larger than any disk to the store, without sending its bytes.
 func (c *cluster) overfill(t *testing.T, s *runningStore) {
 	t.Helper()
 	token, err := os.ReadFile(c.token(t, own, "semmoe-manager", artifact.Audience))
@@ -91,7 +91,7 @@ func (c *cluster) overfill(t *testing.T, s *runningStore) {
 	}
 }
 
-// damage changes the bytes of an artifact of a store on its disk, and reads them.
+// damage stores an artifact, changes its bytes on the disk, and reads it.
 func (c *cluster) damage(t *testing.T, s *runningStore) {
 	t.Helper()
 	client, scope := c.storeClient(t, s), artifact.Scope{Namespace: live, Kind: artifact.Profile, ID: "fedcba9876543210"}
@@ -115,7 +115,7 @@ type endless struct{}
 
 func (endless) Read(into []byte) (int, error) { return len(into), nil }
 
-// nearlyFull tells that the disk of this machine is, so that the alert is right.
+// nearlyFull reports whether the store's disk is nearly full, so that the alert is correct.
 func (s *runningStore) nearlyFull(t *testing.T) bool {
 	t.Helper()
 	var stat unix.Statfs_t
@@ -125,8 +125,9 @@ func (s *runningStore) nearlyFull(t *testing.T) bool {
 	return stat.Bavail <= stat.Blocks/10
 }
 
-// smallDisk is the path of a file system of so many bytes, which a process of its own holds in namespaces of its own until the test ends.
-// A test is skipped where the kernel lets nobody make such namespaces.
+// smallDisk returns the path of a file system with the given size. A child process mounts it in separate user and mount
+// namespaces and keeps it until the test ends. The test is skipped if the kernel does not allow unprivileged
+// namespaces.
 func smallDisk(t *testing.T, bytes int) string {
 	t.Helper()
 	mount := t.TempDir()
@@ -147,20 +148,21 @@ func smallDisk(t *testing.T, bytes int) string {
 		t.Fatal(err)
 	}
 	if err := holder.Start(); err != nil {
-		t.Skipf("this machine refuses the namespaces that a small disk needs: %v", err)
+		t.Skipf("this machine does not allow the namespaces for a small disk: %v", err)
 	}
 	t.Cleanup(func() {
 		stdin.Close()
-		holder.Wait() //nolint:errcheck // it ends with its input
+		holder.Wait() //nolint:errcheck // ends when its input is closed
 	})
 	if line, _ := bufio.NewReader(stdout).ReadString('\n'); line != "mounted\n" {
 		stdin.Close()
-		t.Skipf("this machine refuses the file system that a small disk needs: %v: %s", holder.Wait(), stderr.String())
+		t.Skipf("this machine does not allow to mount a small disk: %v: %s", holder.Wait(), stderr.String())
 	}
 	return filepath.Join("/proc", strconv.Itoa(holder.Process.Pid), "root", mount)
 }
 
-// A store's own metrics raise the alert when its disk is nearly full, and end it when there is room again.
+// TestStoreFillsUp checks that the alert fires on the store's metrics while its disk is nearly full, and stops when
+// space is freed.
 func TestStoreFillsUp(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	const capacity = 8 << 20
@@ -168,7 +170,7 @@ func TestStoreFillsUp(t *testing.T) {
 	c := startCluster(t)
 	full, roomy := c.startStore(t, disk), c.startStore(t, smallDisk(t, capacity))
 	w := newWorld(t, c.jobs(t, map[string][]process{"semmoe-store": {{own, "full", full.metrics, ""}, {own, "roomy", roomy.metrics, ""}}}))
-	// After an hour of rounds nothing is pending any more.
+	// After rounds for one hour, no alert is pending.
 	lasting := func() (alerts []string) {
 		t.Helper()
 		for range hour / 2 {
@@ -177,7 +179,7 @@ func TestStoreFillsUp(t *testing.T) {
 		return alerts
 	}
 	if alerts := lasting(); len(alerts) > 0 {
-		t.Errorf("with empty disks there fire %v", alerts)
+		t.Errorf("with empty disks, firing: %v", alerts)
 	}
 
 	client := c.storeClient(t, full)
@@ -187,7 +189,7 @@ func TestStoreFillsUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"SemMoEStoreFull warning semmoe-system/full"}, lasting()); diff != "" {
-		t.Errorf("with a disk of which a sixteenth is free (-want +fired):\n%s", diff)
+		t.Errorf("alerts with a sixteenth of the disk free (-want +fired):\n%s", diff)
 	}
 
 	stored, err := client.List(t.Context(), scope)
@@ -198,11 +200,11 @@ func TestStoreFillsUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if alerts := lasting(); len(alerts) > 0 {
-		t.Errorf("with room again there fire %v", alerts)
+		t.Errorf("after freeing space, firing: %v", alerts)
 	}
 }
 
-// storeClient reaches a store with the manager's rights.
+// storeClient returns a client of a store with the permissions of the manager.
 func (c *cluster) storeClient(t *testing.T, s *runningStore) *artifact.Client {
 	t.Helper()
 	client, err := (&access.Access{

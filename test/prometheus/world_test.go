@@ -24,20 +24,21 @@ import (
 )
 
 const (
-	// step is what the clock counts for a round of scrapes: rates over five minutes have two of them.
+	// step is the time by which the clock advances per round of scrapes. Rates over five minutes cover two rounds.
 	step = 2 * time.Minute
-	// pace is how long a round takes at least, and how long a target may take to answer: Prometheus allows no other.
+	// pace is the minimum real time of a round, and the scrape timeout: Prometheus does not allow a longer timeout.
 	pace = "400ms"
 )
 
-// world is a Prometheus whose clock counts two minutes for each round of scrapes: hours pass as fast as the targets answer.
+// world is a Prometheus with a clock that advances by two minutes per round of scrapes, so that hours pass as fast as
+// the targets answer.
 type world struct {
 	*rounds
 	groups  []*rules.Group
 	targets int
 }
 
-// newWorld starts a Prometheus that scrapes targets, by job, as the jobs' configurations say.
+// newWorld starts a Prometheus that scrapes the targets of the jobs with the jobs' configurations.
 func newWorld(t *testing.T, jobs []job) *world {
 	t.Helper()
 	store := teststorage.New(t)
@@ -90,14 +91,15 @@ func newWorld(t *testing.T, jobs []job) *world {
 	return w
 }
 
-// job is a scrape configuration with what service discovery finds for it.
+// job is a scrape configuration with its targets from service discovery.
 type job struct {
 	name    string
 	config  map[string]any
 	targets []map[string]string
 }
 
-// round waits until each target has been scraped, evaluates the rules, and lets the clock go on. It returns what fires.
+// round waits until each target has been scraped, evaluates the rules, and advances the clock. It returns the firing
+// alerts.
 func (w *world) round(t *testing.T) []string {
 	t.Helper()
 	if err := w.wait(w.targets, time.Minute); err != nil {
@@ -108,8 +110,8 @@ func (w *world) round(t *testing.T) []string {
 	return alerts
 }
 
-// rounds is a storage in which all scrapes of a round have the same time. Each target is scraped once in a round: who comes again waits
-// for the next one.
+// rounds is a storage in which all scrapes of a round have the same timestamp. Each target is scraped once per round. A
+// second scrape waits for the next round.
 type rounds struct {
 	storage *teststorage.TestStorage
 
@@ -117,7 +119,7 @@ type rounds struct {
 	changed *sync.Cond
 	now     time.Time
 	ended   bool
-	// seen are the targets that have been scraped in this round, by job and instance.
+	// seen holds the targets that have been scraped in this round, by job and instance.
 	seen map[string]bool
 }
 
@@ -133,7 +135,7 @@ func (r *rounds) time() time.Time {
 	return r.now
 }
 
-// wait waits until so many targets have been scraped.
+// wait waits until the given number of targets has been scraped in this round.
 func (r *rounds) wait(targets int, patience time.Duration) error {
 	defer time.AfterFunc(patience, r.changed.Broadcast).Stop()
 	deadline := time.Now().Add(patience)
@@ -141,7 +143,7 @@ func (r *rounds) wait(targets int, patience time.Duration) error {
 	defer r.mu.Unlock()
 	for len(r.seen) < targets {
 		if !time.Now().Before(deadline) {
-			return fmt.Errorf("within %s only %d of %d targets were scraped: %s", patience, len(r.seen), targets, strings.Join(slices.Sorted(maps.Keys(r.seen)), ", "))
+			return fmt.Errorf("within %s, only %d of %d targets were scraped: %s", patience, len(r.seen), targets, strings.Join(slices.Sorted(maps.Keys(r.seen)), ", "))
 		}
 		r.changed.Wait()
 	}
@@ -157,7 +159,7 @@ func (r *rounds) next() {
 	r.changed.Broadcast()
 }
 
-// end lets all that wait go on.
+// end releases all waiting scrapes.
 func (r *rounds) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,7 +167,7 @@ func (r *rounds) end() {
 	r.changed.Broadcast()
 }
 
-// Appender is for one scrape.
+// Appender returns an appender for one scrape.
 func (r *rounds) Appender(ctx context.Context) storage.Appender {
 	return &roundAppender{Appender: r.storage.Appender(ctx), rounds: r, at: r.time().UnixMilli()}
 }
@@ -177,7 +179,7 @@ type roundAppender struct {
 	target string
 }
 
-// Append gives samples the time of the round.
+// Append appends a sample with the time of the round.
 func (a *roundAppender) Append(ref storage.SeriesRef, series labels.Labels, _ int64, value float64) (storage.SeriesRef, error) {
 	if series.Get(labels.MetricName) == "up" {
 		a.target = series.Get("job") + " " + series.Get("instance")

@@ -1,4 +1,5 @@
-// Package scramble makes routing traces of which plans come that are bad, and do not know it.
+// Package scramble renumbers the experts of routing traces. Plans from such traces are bad, but their forecasts are
+// good.
 package scramble
 
 import (
@@ -7,8 +8,9 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Experts gives the experts of each layer other numbers, chosen by the seed. A plan that is made from the trace promises as much as
-// one of the true trace, since experts fire together as before; in service it keeps nothing of that, since they are others.
+// Experts randomly renumbers the experts of each layer in place, by the seed, and removes the look-ahead. A plan from
+// the renumbered trace has the same forecast as a plan from the original trace, because co-activation is unchanged. In
+// service it has no gain, because its expert numbers are wrong.
 func Experts(t *trace.Trace, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 2))
 	layers := len(t.Model.Layers)
@@ -19,5 +21,5 @@ func Experts(t *trace.Trace, seed uint64) {
 	for i, expert := range t.Experts {
 		t.Experts[i] = uint16(renumbered[i/t.Model.TopK%layers][expert])
 	}
-	t.LookAhead = nil // it tells the true numbers
+	t.LookAhead = nil // it contains the original numbers
 }

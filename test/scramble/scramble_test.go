@@ -16,12 +16,12 @@ func small() *trace.Trace {
 	}
 }
 
-// Within a layer each expert has one new number of its own; layers have different ones, and the seed decides.
+// TestExperts checks that each layer's experts get distinct new numbers, and that the seed determines the numbers.
 func TestExperts(t *testing.T) {
 	made := small()
 	Experts(made, 1)
 	if made.LookAhead != nil {
-		t.Error("what gates say beforehand still names the true experts")
+		t.Error("the look-ahead with the original expert numbers is still present")
 	}
 	renumbered := make([]map[uint16]uint16, 2)
 	for layer := range renumbered {
@@ -33,20 +33,20 @@ func TestExperts(t *testing.T) {
 		known, has := renumbered[layer][expert]
 		switch {
 		case has && known != made.Experts[i]:
-			t.Errorf("expert %d of layer %d became %d and %d", expert, layer, known, made.Experts[i])
+			t.Errorf("expert %d of layer %d has two new numbers, %d and %d", expert, layer, known, made.Experts[i])
 		case !has && slices.Contains(taken[layer], made.Experts[i]):
-			t.Errorf("two experts of layer %d became %d", layer, made.Experts[i])
+			t.Errorf("two experts of layer %d have the new number %d", layer, made.Experts[i])
 		}
 		renumbered[layer][expert] = made.Experts[i]
 		taken[layer] = append(taken[layer], made.Experts[i])
 	}
 	if slices.Equal(made.Experts, small().Experts) {
-		t.Error("nothing has changed")
+		t.Error("no expert is renumbered")
 	}
 	again, other := small(), small()
 	Experts(again, 1)
 	Experts(other, 2)
 	if !slices.Equal(made.Experts, again.Experts) || slices.Equal(made.Experts, other.Experts) {
-		t.Error("the numbers must follow from the seed")
+		t.Error("the new numbers are not determined by the seed")
 	}
 }

@@ -225,8 +225,8 @@ func TestStaleAndDeleting(t *testing.T) {
 func TestNoStatus(t *testing.T) {
 	for _, k := range kinds(t) {
 		for name, given := range map[string]map[string]any{
-			"none":               nil,
-			"no conditions":      {"observedGeneration": int64(1)},
+			"none":             nil,
+			"no conditions":    {"observedGeneration": int64(1)},
 			"empty conditions": {"observedGeneration": int64(1), "conditions": []any{}},
 			"unknown condition": {"observedGeneration": int64(1), "conditions": []any{
 				map[string]any{"type": "Other", "status": "True", "reason": "R", "message": "m"},

@@ -133,7 +133,7 @@ var shownElsewhere = map[string]string{
 	"MoEDeployment spec.rollout.rollback": "controllers/moedeployment TestCanaryIsDecided",
 	// This field needs another routing mode.
 	"MoEDeployment spec.routing.gatewayNamespaces": "controllers/moedeployment/front TestNetworkPolicies",
-	// This field and spec.drift.prometheus require each other, so that neither can be changed alone.
+	// This field and spec.drift.prometheus require each other, so that a change of one field is refused.
 	"MoEDeployment spec.drift.source": "controllers/moedeployment TestAssessFromPrometheus",
 }
 

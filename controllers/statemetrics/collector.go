@@ -38,8 +38,8 @@ func (c *Collector) Describe(descriptions chan<- *prometheus.Desc) {
 	descriptions <- replicasDesc
 }
 
-// Collect sends the metrics of all objects, on the leader only. If the objects of a kind cannot be listed, this kind has no
-// metrics, because an alert on unknown values would be false.
+// Collect sends the metrics of all objects, on the leader only. If the objects of a kind cannot be listed, this kind
+// has no metrics, because an alert on unknown values would be false.
 func (c *Collector) Collect(metrics chan<- prometheus.Metric) {
 	select {
 	case <-c.Elected:

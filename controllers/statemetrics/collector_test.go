@@ -16,7 +16,8 @@ import (
 	"github.com/semmoe/operator/test/metricsdoc"
 )
 
-// TestCollector checks that the leader exports each condition and the replicas, and that other managers export no series.
+// TestCollector checks that the leader exports each condition and the replicas, and that other managers export no
+// series.
 func TestCollector(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := semmoev1.AddToScheme(scheme); err != nil {

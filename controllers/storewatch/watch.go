@@ -25,11 +25,13 @@ const (
 	period = 10 * time.Second
 	// checkTimeout bounds a check.
 	checkTimeout = 10 * time.Second
-	// patience is the time for which the store may be unavailable before objects report it. A restart of the store takes less.
+	// patience is the time for which the store may be unavailable before objects report it. A restart of the store takes
+	// less.
 	patience = 20 * time.Second
 )
 
-// unused is a scope without artifacts. A read of it costs the store one lookup, and requires the same rights as any scope.
+// unused is a scope without artifacts. A read of it costs the store one lookup, and requires the same rights as any
+// scope.
 var unused = artifact.Scope{Namespace: "default", Kind: artifact.Profile, ID: "00000000"}
 
 var availableDesc = prometheus.NewDesc("semmoe_store_available", "1 while the artifact store answers the manager that leads, 0 while it does not; absent without a store.", nil, nil)

@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestWatch checks that the next check detects the loss of a store, and that Failure reports it after patience. The return of
-// the store is reported at once. A store that answers "not found" is available.
+// TestWatch checks that the next check detects the loss of a store, and that Failure reports it after patience. The
+// return of the store is reported at once. A store that answers "not found" is available.
 func TestWatch(t *testing.T) {
 	store := environment.Run(t)
 	now := time.Unix(1e9, 0)
@@ -77,8 +77,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestReportsWithinAMinute checks that a failure is reported in less than a minute after the loss of the store, including
-// the time for which a request is retried.
+// TestReportsWithinAMinute checks that a failure is reported in less than a minute after the loss of the store,
+// including the time for which a request is retried.
 func TestReportsWithinAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		watch := New(nil, time.Now)

@@ -1,6 +1,6 @@
-// Package watchmetrics exports the kinds that a manager is not allowed to list or watch (RBAC). If such a right is revoked
-// while the manager runs, its cache keeps the last objects: the manager neither acts on changes nor reports a condition.
-// The metric is the only sign.
+// Package watchmetrics exports the kinds that a manager is not allowed to list or watch (RBAC). If such a right is
+// revoked while the manager runs, its cache keeps the last objects: the manager neither acts on changes nor reports a
+// condition. The metric is the only sign.
 package watchmetrics
 
 import (
@@ -21,8 +21,8 @@ const expiry = 90 * time.Second
 var refusedDesc = prometheus.NewDesc("semmoe_watch_refused", "1 for a kind that the API server does not let this manager list or watch any more; absent for others.",
 	[]string{"kind"}, nil)
 
-// Refusals records the kinds that the API server refused to the caches of a manager, and exports them as a metric. It is
-// safe for concurrent use.
+// Refusals records the kinds that the API server refused to the caches of a manager, and exports them as a metric. It
+// is safe for concurrent use.
 type Refusals struct {
 	now func() time.Time
 
@@ -41,8 +41,8 @@ func (r *Refusals) Handle(ctx context.Context, reflector *toolscache.Reflector, 
 	toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
 }
 
-// failed records an error for lack of a right. Other errors are ignored: they are transient, or they also end the lease of
-// the manager.
+// failed records an error for lack of a right. Other errors are ignored: they are transient, or they also end the lease
+// of the manager.
 func (r *Refusals) failed(description string, err error) {
 	if !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
 		return
@@ -58,8 +58,8 @@ func kindOf(description string) string { return description[strings.LastIndex(de
 // Describe implements prometheus.Collector.
 func (r *Refusals) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- refusedDesc }
 
-// Collect sends a series for each refused kind. Unlike the metrics of objects, every manager exports it, because a standby
-// manager needs the same rights as the leader.
+// Collect sends a series for each refused kind. Unlike the metrics of objects, every manager exports it, because a
+// standby manager needs the same rights as the leader.
 func (r *Refusals) Collect(metrics chan<- prometheus.Metric) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

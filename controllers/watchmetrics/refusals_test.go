@@ -74,8 +74,8 @@ type plainLists struct{ *toolscache.ListWatch }
 
 func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
 
-// TestReflectorsComeAgain checks that a kind which is refused for an hour is reported all the time, because the reflector
-// retries before the expiry. When the reflector is allowed to watch again, the report ends.
+// TestReflectorsComeAgain checks that a kind which is refused for an hour is reported all the time, because the
+// reflector retries before the expiry. When the reflector is allowed to watch again, the report ends.
 func TestReflectorsComeAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refusals := New(time.Now)

@@ -37,8 +37,8 @@ spec: {expertParallelSize: 8}
 `,
 }
 
-// kindsOfParts maps documents to the kind of the specs that they show. Other partial objects are fields of a MoEDeployment
-// spec.
+// kindsOfParts maps documents to the kind of the specs that they show. Other partial objects are fields of a
+// MoEDeployment spec.
 var kindsOfParts = map[string]string{"gitops.md": "MoEDeployment", "planning.md": "PlacementPlan", "profiling.md": "AffinityProfile"}
 
 // foreign contains the first lines of YAML blocks for other software.

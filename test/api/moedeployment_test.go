@@ -358,8 +358,8 @@ func TestContradictions(t *testing.T) {
 	}
 }
 
-// TestNamesOfGroups checks the limit on the names of groups: the pods of a group have a label that is longer than the name of
-// their workload, so that pods with a longer name could not be created.
+// TestNamesOfGroups checks the limit on the names of groups: the pods of a group have a label that is longer than the
+// name of their workload, so that pods with a longer name could not be created.
 func TestNamesOfGroups(t *testing.T) {
 	for length, message := range map[int][]string{36: nil, 37: {"metadata.name must be at most 36 characters where spec.parallelism.podsPerReplica is above 1"}} {
 		u := object(t, strings.Replace(minimal, "NAME", strings.Repeat("m", length), 1))

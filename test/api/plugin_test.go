@@ -64,8 +64,9 @@ func (p plugin) expect(user, command string, code int, object client.Object) {
 	}
 }
 
-// TestPluginWrites checks that the plugin writes the same field that the documentation describes for manual changes, with its
-// own field manager. It needs only the default roles of the cluster and the rights that the operator adds to them.
+// TestPluginWrites checks that the plugin writes the same field that the documentation describes for manual changes,
+// with its own field manager. It needs only the default roles of the cluster and the rights that the operator adds to
+// them.
 func TestPluginWrites(t *testing.T) {
 	const namespace = "plugin"
 	editor, viewer := pluginUsers(t, namespace)

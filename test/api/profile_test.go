@@ -29,7 +29,8 @@ spec:
   expertParallelSize: 4
 `
 
-// TestProfileAndPlanAreImmutable checks that the specs of profiles and plans are immutable, because they record a request.
+// TestProfileAndPlanAreImmutable checks that the specs of profiles and plans are immutable, because they record a
+// request.
 func TestProfileAndPlanAreImmutable(t *testing.T) {
 	cases := map[string]struct {
 		text   string
@@ -68,7 +69,8 @@ func article(kind string) string {
 	return "a " + kind
 }
 
-// TestProfileTakesNoPodsPerReplica checks that a profile refuses podsPerReplica, which has an effect only in a MoEDeployment.
+// TestProfileTakesNoPodsPerReplica checks that a profile refuses podsPerReplica, which has an effect only in a
+// MoEDeployment.
 func TestProfileTakesNoPodsPerReplica(t *testing.T) {
 	spread := strings.NewReplacer("NAME", "spread", "expertParallelSize: 4", "expertParallelSize: 4, podsPerReplica: 1").Replace(minimalProfile)
 	refusedWith(t, api.Create(t.Context(), object(t, spread)), []string{"spec.parallelism.podsPerReplica", "do not depend on it"})
@@ -86,8 +88,8 @@ func TestServingProfileNeedsADeployment(t *testing.T) {
 	}
 }
 
-// TestLiveProfile checks that a live profile specifies its samples and has no data set, and that other profiles have a data
-// set.
+// TestLiveProfile checks that a live profile specifies its samples and has no data set, and that other profiles have a
+// data set.
 func TestLiveProfile(t *testing.T) {
 	live := strings.NewReplacer("target: Dedicated", "target: Live\n  deploymentRef: {name: m}\n  live: {priorProfileRef: {name: p}}", "  dataset: {configMap: {name: d}}\n", "").Replace(minimalProfile)
 	for name, tc := range map[string]struct{ text, want string }{

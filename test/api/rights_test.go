@@ -22,9 +22,9 @@ import (
 	"github.com/semmoe/operator/test/audit"
 )
 
-// TestRightsThatNoRequestAsksFor checks rights that no audit log shows. The API server checks the right to block the deletion
-// of an owner while it creates a child: without it, the manager cannot create a child. The manager has all rights of request
-// routers, so that it can bind their role without the right to bind.
+// TestRightsThatNoRequestAsksFor checks rights that no audit log shows. The API server checks the right to block the
+// deletion of an owner while it creates a child: without it, the manager cannot create a child. The manager has all
+// rights of request routers, so that it can bind their role without the right to bind.
 func TestRightsThatNoRequestAsksFor(t *testing.T) {
 	var installed, router rbacv1.ClusterRole
 	for file, role := range map[string]*rbacv1.ClusterRole{"role.yaml": &installed, "router.yaml": &router} {
@@ -76,8 +76,8 @@ func refused(err error, text string) error {
 	return nil
 }
 
-// eventually retries f for up to a minute, because the API server observes new rights, and every 30 s new kinds of owners, with
-// a delay.
+// eventually retries f for up to a minute, because the API server observes new rights, and every 30 s new kinds of
+// owners, with a delay.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
 	var last error

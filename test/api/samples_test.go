@@ -19,8 +19,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// TestSamples checks that the API server accepts every sample unchanged, without an unknown field. Of samples for KServe and
-// Dynamo, whose CRDs are not installed, only the pods are checked.
+// TestSamples checks that the API server accepts every sample unchanged, without an unknown field. Of samples for
+// KServe and Dynamo, whose CRDs are not installed, only the pods are checked.
 func TestSamples(t *testing.T) {
 	accepted, pods := 0, 0
 	err := filepath.WalkDir(filepath.Join("..", "..", "config", "samples"), func(file string, entry fs.DirEntry, err error) error {

@@ -13,8 +13,8 @@ import (
 
 const module = "github.com/semmoe/operator"
 
-// layers are the top-level directories of the module in the order of imports. Packages of a layer may import packages of
-// the same layer and of later ones.
+// layers are the top-level directories of the module in the order of imports. Packages of a layer may import packages
+// of the same layer and of later ones.
 var layers = []string{"cmd", "webhook", "controllers", "internal", "solver"}
 
 // exempt are top-level directories that are not layers, with the directories that their packages may import.
@@ -23,7 +23,8 @@ var exempt = map[string][]string{
 	"test": append(slices.Clone(layers), "api"),
 }
 
-// foreign limits the imports of a top-level directory from other modules, by path prefix. Other directories have no limit.
+// foreign limits the imports of a top-level directory from other modules, by path prefix. Other directories have no
+// limit.
 var foreign = map[string][]string{
 	"api":    {"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/", "sigs.k8s.io/structured-merge-diff/"},
 	"solver": {"golang.org/x/", "github.com/klauspost/compress/"},
@@ -55,8 +56,8 @@ func packages(t *testing.T) []goPackage {
 	}
 }
 
-// top returns the top-level directory of a package, and whether the package belongs to the module. Packages whose name ends
-// with "test" belong to "test" in any directory.
+// top returns the top-level directory of a package, and whether the package belongs to the module. Packages whose name
+// ends with "test" belong to "test" in any directory.
 func top(path string) (string, bool) {
 	inside, ours := strings.CutPrefix(path, module+"/")
 	level, _, _ := strings.Cut(inside, "/")

@@ -31,8 +31,8 @@ func (g graph) leads(from, to string, arrows int) bool {
 	})
 }
 
-// TestPicture checks that the documented picture is the transitive reduction of the imports between rooms, and that each
-// package is listed in one room.
+// TestPicture checks that the documented picture is the transitive reduction of the imports between rooms, and that
+// each package is listed in one room.
 func TestPicture(t *testing.T) {
 	text, err := os.ReadFile(document)
 	if err != nil {

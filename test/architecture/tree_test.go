@@ -12,8 +12,8 @@ const development = "../../docs/development.md"
 
 var treeLine = regexp.MustCompile(`^( {4,10})(\S+/)(?:\s+(.*))?$`)
 
-// listed returns the directories of an indented tree, with their descriptions. Top-level directories are indented by four
-// spaces.
+// listed returns the directories of an indented tree, with their descriptions. Top-level directories are indented by
+// four spaces.
 func listed(text string) map[string]string {
 	dirs := map[string]string{}
 	var above []string // by depth

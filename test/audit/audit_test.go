@@ -79,8 +79,8 @@ func TestUnused(t *testing.T) {
 	}
 }
 
-// TestRefused checks that Refused returns only requests without a right. Refusals because of a quota or of a terminating
-// namespace are not about rights.
+// TestRefused checks that Refused returns only requests without a right. Refusals because of a quota or of a
+// terminating namespace are not about rights.
 func TestRefused(t *testing.T) {
 	l := NewLog()
 	if err := l.Read(strings.NewReader(

@@ -14,7 +14,8 @@ import (
 	"strings"
 )
 
-// Policy is an audit.k8s.io/v1 Policy for Log.Read. It logs every request of service accounts, except those of kube-system.
+// Policy is an audit.k8s.io/v1 Policy for Log.Read. It logs every request of service accounts, except those of
+// kube-system.
 const Policy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -104,8 +105,8 @@ const (
 	insecureAnnotation = "pod-security.kubernetes.io/audit-violations"
 )
 
-// Read adds a log with one JSON object per line. It ignores requests without an object, such as a request for the version,
-// and an incomplete last line, which is still being written.
+// Read adds a log with one JSON object per line. It ignores requests without an object, such as a request for the
+// version, and an incomplete last line, which is still being written.
 func (l *Log) Read(r io.Reader) error {
 	lines := bufio.NewReader(r)
 	for number := 1; ; number++ {
@@ -146,7 +147,8 @@ func (l *Log) add(e event) {
 		l.refused[r] = e.ResponseStatus.Message
 	}
 	l.granted[r] = true
-	// A patch that applies a missing object creates it. The API server checks the right to create while it answers the patch.
+	// A patch that applies a missing object creates it. The API server checks the right to create while it answers the
+	// patch.
 	if e.Verb == "patch" && e.ResponseStatus.Code == http.StatusCreated {
 		r.Verb = "create"
 		l.granted[r] = true
@@ -169,10 +171,11 @@ func (l *Log) Refused(grants []Grant) ([]string, error) {
 	return formatted(lacking), nil
 }
 
-// InsecureContainers returns the names of the containers and init containers for which the audited standard would refuse a
-// pod, each with a request and the complete reason. Violations by volumes are not attributed to a container. users is the
-// name of a container that the user defines. If it violates the standard, the security context of its pod is the user's too,
-// so that violations which the pod may cause for all its containers are not reported for the other containers.
+// InsecureContainers returns the names of the containers and init containers for which the audited standard would
+// refuse a pod, each with a request and the complete reason. Violations by volumes are not attributed to a container.
+// users is the name of a container that the user defines. If it violates the standard, the security context of its pod
+// is the user's too, so that violations which the pod may cause for all its containers are not reported for the other
+// containers.
 func (l *Log) InsecureContainers(users string) map[string]string {
 	found := map[string]string{}
 	for _, text := range formatted(l.insecure) {

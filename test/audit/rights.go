@@ -27,7 +27,8 @@ func ServiceAccount(namespace, name string) string {
 }
 
 // Installed returns the grants of bindings to service accounts, and the sorted names of the roles without a binding. It
-// returns an error for bindings to other subjects and to roles that are not passed, because their rights would not be checked.
+// returns an error for bindings to other subjects and to roles that are not passed, because their rights would not be
+// checked.
 func Installed(clusterRoles []rbacv1.ClusterRole, roles []rbacv1.Role, clusterBindings []rbacv1.ClusterRoleBinding, bindings []rbacv1.RoleBinding) (grants []Grant, unbound []string, err error) {
 	everywhere, rules := map[string][]rbacv1.PolicyRule{}, map[string][]rbacv1.PolicyRule{}
 	free := map[string]bool{}
@@ -94,8 +95,8 @@ func (r right) String() string {
 	return text
 }
 
-// rights returns the single rights of a grant. It returns an error for a wildcard, because a wildcard hides which of its
-// rights are used.
+// rights returns the single rights of a grant. It returns an error for a wildcard, because a wildcard hides which of
+// its rights are used.
 func (g *Grant) rights() ([]right, error) {
 	var all []right
 	for _, rule := range g.Rules {
@@ -146,8 +147,8 @@ func (l *Log) Unused(grants []Grant) (unused []string, total int, err error) {
 	return unused, total, nil
 }
 
-// used reports whether a request used a right. The API server checks the right to update the finalizers of an owner while
-// it creates an object that blocks the deletion of this owner.
+// used reports whether a request used a right. The API server checks the right to update the finalizers of an owner
+// while it creates an object that blocks the deletion of this owner.
 func (l *Log) used(r right) bool {
 	for q := range l.granted {
 		if r.permits(q) {

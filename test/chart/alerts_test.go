@@ -45,7 +45,8 @@ func alerts(t *testing.T) []rule {
 	return all
 }
 
-// TestAlertsHavePages checks that each alert has a runbook page with the user's actions, and that each page has an alert.
+// TestAlertsHavePages checks that each alert has a runbook page with the user's actions, and that each page has an
+// alert.
 func TestAlertsHavePages(t *testing.T) {
 	runbooks := filepath.Join(repository, "docs", "runbooks")
 	guide, err := os.ReadFile(filepath.Join(repository, "docs", "install.md"))

@@ -47,8 +47,8 @@ type apiServer struct {
 	dir        string
 }
 
-// api is the API server that the tests share. The first test that needs it starts it. The chart can be installed only once
-// per cluster.
+// api is the API server that the tests share. The first test that needs it starts it. The chart can be installed only
+// once per cluster.
 var api = sync.OnceValues(startAPI)
 
 var stopAPI = func() error { return nil }
@@ -122,8 +122,8 @@ func (a *apiServer) helm(t *testing.T, values, command string, args ...string) s
 	return output
 }
 
-// TestManifestsApply checks, for every value set, that the API server knows every field, and that its pod security admission
-// admits the pods.
+// TestManifestsApply checks, for every value set, that the API server knows every field, and that its pod security
+// admission admits the pods.
 func TestManifestsApply(t *testing.T) {
 	a := startedAPI(t)
 	for name, values := range valueSets(t) {
@@ -159,8 +159,8 @@ func TestManifestsApply(t *testing.T) {
 // foreign contains the API groups of other projects, which this API server does not have.
 var foreign = []string{"cert-manager.io", "monitoring.coreos.com"}
 
-// withoutForeign returns a manifest without the objects of foreign kinds. test/prometheus checks the fields of the monitoring
-// objects.
+// withoutForeign returns a manifest without the objects of foreign kinds. test/prometheus checks the fields of the
+// monitoring objects.
 func withoutForeign(t *testing.T, manifest string) string {
 	t.Helper()
 	var left []string
@@ -177,8 +177,8 @@ func withoutForeign(t *testing.T, manifest string) string {
 	return strings.Join(left, "---\n")
 }
 
-// TestPodSecurityIsEnforced checks that the namespace refuses insecure pods. Without this test, a namespace that enforces no
-// standard would pass TestManifestsApply.
+// TestPodSecurityIsEnforced checks that the namespace refuses insecure pods. Without this test, a namespace that
+// enforces no standard would pass TestManifestsApply.
 func TestPodSecurityIsEnforced(t *testing.T) {
 	a := startedAPI(t)
 	for _, u := range render(t, "{}", "--set", "crds.enabled=false") {
@@ -208,8 +208,8 @@ func podOf(t *testing.T, u *unstructured.Unstructured) *corev1.Pod {
 	return pod
 }
 
-// TestLifecycle upgrades, uninstalls and reinstalls the chart. No object is replaced unnecessarily, selectors do not change,
-// and objects of users stay.
+// TestLifecycle upgrades, uninstalls and reinstalls the chart. No object is replaced unnecessarily, selectors do not
+// change, and objects of users stay.
 func TestLifecycle(t *testing.T) {
 	a := startedAPI(t)
 	installed := render(t, "{}")
@@ -288,8 +288,8 @@ func (a *apiServer) install(t *testing.T, values string) {
 	}
 }
 
-// upgrade upgrades the release to other values. Without --reset-values, Helm would reuse the previous values if none are
-// given.
+// upgrade upgrades the release to other values. Without --reset-values, Helm would reuse the previous values if none
+// are given.
 func (a *apiServer) upgrade(t *testing.T, values string) {
 	t.Helper()
 	a.helm(t, values, "upgrade", directory, "--reset-values")
@@ -377,10 +377,10 @@ func sameIdentities(t *testing.T, step string, before, after map[string]identity
 	}
 }
 
-// waitUntilGone waits until an object is deleted, and periodically changes a CRD that is being deleted. The API server's
-// finalizer of CRDs may fail once, because a kind that no client has listed yet has no storage at first. If its next attempt
-// reads the CRD in the earlier version, this attempt ends with a conflict, and no retry follows: the finalizer's own writes
-// do not trigger it. Without another change, the CRD would stay until the next resync.
+// waitUntilGone waits until an object is deleted, and periodically changes a CRD that is being deleted. The API
+// server's finalizer of CRDs may fail once, because a kind that no client has listed yet has no storage at first. If
+// its next attempt reads the CRD in the earlier version, this attempt ends with a conflict, and no retry follows: the
+// finalizer's own writes do not trigger it. Without another change, the CRD would stay until the next resync.
 func (a *apiServer) waitUntilGone(t *testing.T, u *unstructured.Unstructured) {
 	t.Helper()
 	looked := 0
@@ -396,8 +396,8 @@ func (a *apiServer) waitUntilGone(t *testing.T, u *unstructured.Unstructured) {
 	}
 }
 
-// checkReleaseSize checks that the release is well below 1 MiB, the maximum size of the Secret in which Helm stores the chart
-// and its manifest. CRDs are large.
+// checkReleaseSize checks that the release is well below 1 MiB, the maximum size of the Secret in which Helm stores the
+// chart and its manifest. CRDs are large.
 func (a *apiServer) checkReleaseSize(t *testing.T) {
 	t.Helper()
 	const limit = 512 << 10

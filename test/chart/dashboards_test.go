@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// TestDashboard checks that the ConfigMap of the dashboard has the label that Grafana's sidecar selects, and the unchanged
-// file: Helm must not evaluate the {{...}} of legends.
+// TestDashboard checks that the ConfigMap of the dashboard has the label that Grafana's sidecar selects, and the
+// unchanged file: Helm must not evaluate the {{...}} of legends.
 func TestDashboard(t *testing.T) {
 	want, err := os.ReadFile(filepath.Join(directory, "dashboards", "semmoe.json"))
 	if err != nil {

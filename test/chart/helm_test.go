@@ -1,5 +1,5 @@
-// Package chart tests the Helm chart with the Helm version that internal/tools/helm pins, and its objects with a real API
-// server.
+// Package chart tests the Helm chart with the Helm version that internal/tools/helm pins, and its objects with a real
+// API server.
 package chart
 
 import (

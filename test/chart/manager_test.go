@@ -32,8 +32,8 @@ import (
 	"github.com/semmoe/operator/test/nodeless"
 )
 
-// TestManagerOfOneNamespace checks that a manager for one namespace has the rights that it needs there and none in other
-// namespaces, and that only authorized users can read its metrics.
+// TestManagerOfOneNamespace checks that a manager for one namespace has the rights that it needs there and none in
+// other namespaces, and that only authorized users can read its metrics.
 func TestManagerOfOneNamespace(t *testing.T) {
 	a := startedAPI(t)
 	const values = "{namespaces: [team-a], image: {repository: registry.example/semmoe}}"
@@ -57,8 +57,8 @@ func TestManagerOfOneNamespace(t *testing.T) {
 		err := a.List(ctx, jobs, client.InNamespace("team-a"))
 		return len(jobs.Items) == 1 && jobs.Items[0].Spec.Template.Spec.Containers[0].Image == "registry.example/semmoe:dev", err
 	})
-	// The manager binds the role of request routers to their ServiceAccount first. This requires the right to bind the role, or
-	// all rights of the role.
+	// The manager binds the role of request routers to their ServiceAccount first. This requires the right to bind the
+	// role, or all rights of the role.
 	a.waitFor(t, manager, "a request router by the chart's image", func(ctx context.Context) (bool, error) {
 		routers := &appsv1.DeploymentList{}
 		err := a.List(ctx, routers, client.InNamespace("team-a"))
@@ -129,8 +129,8 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// startManager runs the manager until the test ends, with the arguments and the ServiceAccount from the chart. Leader election
-// is disabled, because no other manager runs.
+// startManager runs the manager until the test ends, with the arguments and the ServiceAccount from the chart. Leader
+// election is disabled, because no other manager runs.
 func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstructured, metrics string) *nodeless.Process {
 	t.Helper()
 	args := slices.DeleteFunc(managerArguments(t, rendered), func(arg string) bool { return arg == "--leader-elect" })
@@ -198,7 +198,8 @@ func (a *apiServer) waitFor(t *testing.T, manager *nodeless.Process, what string
 	}
 }
 
-// checkMetrics reads the metrics without authentication, as a user without rights, and as a user who is allowed to read them.
+// checkMetrics reads the metrics without authentication, as a user without rights, and as a user who is allowed to read
+// them.
 func (a *apiServer) checkMetrics(t *testing.T, url string) {
 	t.Helper()
 	for _, name := range []string{"unprivileged", "prometheus"} {
@@ -251,7 +252,8 @@ func get(ctx context.Context, url, token string) (int, string, error) {
 	return response.StatusCode, string(body), err
 }
 
-// checkRights checks the rights of the ServiceAccounts of an installation for team-a, in team-a and in other namespaces.
+// checkRights checks the rights of the ServiceAccounts of an installation for team-a, in team-a and in other
+// namespaces.
 func (a *apiServer) checkRights(t *testing.T) {
 	t.Helper()
 	for _, tc := range []struct {

@@ -52,8 +52,8 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// TestGolden compares the rendered value sets with golden files, which reviewers read. The default values are compared with
-// config/ instead. The RBAC rules of the manager are generated, and left out.
+// TestGolden compares the rendered value sets with golden files, which reviewers read. The default values are compared
+// with config/ instead. The RBAC rules of the manager are generated, and left out.
 func TestGolden(t *testing.T) {
 	sets := valueSets(t)
 	delete(sets, "default")
@@ -93,8 +93,8 @@ func withoutTemplate(manifest, name string) string {
 	return strings.Join(left, separator)
 }
 
-// TestNothingIsRenderedTwice checks that Helm creates no object twice, for any watched namespaces: the namespace of the release
-// may be one of them.
+// TestNothingIsRenderedTwice checks that Helm creates no object twice, for any watched namespaces: the namespace of the
+// release may be one of them.
 func TestNothingIsRenderedTwice(t *testing.T) {
 	sets := valueSets(t)
 	sets["own namespace"] = "{namespaces: [" + namespace + ", team-a]}"
@@ -144,8 +144,8 @@ networkPolicies: {enabled: true}
 	}
 }
 
-// TestKustomizeHasTheSame checks that kustomize and Helm install the same objects. Only kustomize has the namespace, and only
-// Helm has keep annotations.
+// TestKustomizeHasTheSame checks that kustomize and Helm install the same objects. Only kustomize has the namespace,
+// and only Helm has keep annotations.
 func TestKustomizeHasTheSame(t *testing.T) {
 	kubectl, err := programs.Kubectl()
 	if err != nil {
@@ -174,8 +174,8 @@ func TestKustomizeHasTheSame(t *testing.T) {
 	}
 }
 
-// TestKustomizeOverlayOfANamespace checks that an overlay with another namespace replaces the namespace everywhere, including
-// arguments, DNS names and bindings.
+// TestKustomizeOverlayOfANamespace checks that an overlay with another namespace replaces the namespace everywhere,
+// including arguments, DNS names and bindings.
 func TestKustomizeOverlayOfANamespace(t *testing.T) {
 	kubectl, err := programs.Kubectl()
 	if err != nil {
@@ -217,7 +217,8 @@ func TestKustomizeOverlayOfANamespace(t *testing.T) {
 	}
 }
 
-// TestRunbookURL checks that the alerts and the dashboard link to the runbooks of the release, or to the URL in the values.
+// TestRunbookURL checks that the alerts and the dashboard link to the runbooks of the release, or to the URL in the
+// values.
 func TestRunbookURL(t *testing.T) {
 	for values, want := range map[string]string{
 		"{monitoring: {enabled: true}, dashboards: {enabled: true}}":                                                   "https://github.com/semmoe/operator/blob/main/docs/runbooks/SemMoE",
@@ -241,9 +242,9 @@ func TestRunbookURL(t *testing.T) {
 	}
 }
 
-// TestEveryManifestIsInstalled checks that a kustomization includes each file of config. Other files would be neither installed
-// nor tested. Exceptions are the samples, the ConfigMap for users of Argo CD, and the files for users of the Prometheus
-// operator.
+// TestEveryManifestIsInstalled checks that a kustomization includes each file of config. Other files would be neither
+// installed nor tested. Exceptions are the samples, the ConfigMap for users of Argo CD, and the files for users of the
+// Prometheus operator.
 func TestEveryManifestIsInstalled(t *testing.T) {
 	config := filepath.Join(repository, "config")
 	files, err := filepath.Glob(filepath.Join(config, "*", "*.yaml"))
@@ -287,8 +288,8 @@ func TestEveryManifestIsInstalled(t *testing.T) {
 	}
 }
 
-// TestEveryFieldOfTheSchemaHasAValue checks that values.yaml has each field of the schema. A missing field would have no
-// documentation, and Helm would not report it.
+// TestEveryFieldOfTheSchemaHasAValue checks that values.yaml has each field of the schema. A missing field would have
+// no documentation, and Helm would not report it.
 func TestEveryFieldOfTheSchemaHasAValue(t *testing.T) {
 	var values, schema map[string]any
 	for name, into := range map[string]*map[string]any{"values.yaml": &values, "values.schema.json": &schema} {
@@ -321,7 +322,8 @@ func compareFields(t *testing.T, path string, properties, values map[string]any)
 	}
 }
 
-// TestValuesAreValidated checks that invalid values are refused, with a message that names the value and what is allowed.
+// TestValuesAreValidated checks that invalid values are refused, with a message that names the value and what is
+// allowed.
 func TestValuesAreValidated(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0", 64)
 	cases := map[string]struct {
@@ -405,8 +407,8 @@ func TestValuesAreValidated(t *testing.T) {
 	}
 }
 
-// TestImage checks that all containers and arguments have the same image reference, and that a digest is not combined with
-// the default tag.
+// TestImage checks that all containers and arguments have the same image reference, and that a digest is not combined
+// with the default tag.
 func TestImage(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("a", 64)
 	cases := map[string]struct{ values, want string }{
@@ -439,7 +441,8 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestPullPolicy checks that the pull policy is set on all containers, and passed to the manager for the pods that it creates.
+// TestPullPolicy checks that the pull policy is set on all containers, and passed to the manager for the pods that it
+// creates.
 func TestPullPolicy(t *testing.T) {
 	for _, policy := range []string{"", "Never"} {
 		for _, u := range render(t, `{image: {pullPolicy: "`+policy+`"}}`, "--set", "crds.enabled=false") {
@@ -457,8 +460,8 @@ func TestPullPolicy(t *testing.T) {
 	}
 }
 
-// TestAuthorities checks that containers which connect to servers outside the cluster trust the certificate authorities of a
-// ConfigMap, in addition to those of the image. SSL_CERT_FILE would replace the authorities of the image.
+// TestAuthorities checks that containers which connect to servers outside the cluster trust the certificate authorities
+// of a ConfigMap, in addition to those of the image. SSL_CERT_FILE would replace the authorities of the image.
 func TestAuthorities(t *testing.T) {
 	for name, values := range map[string]string{
 		"a volume": "{}", "a bucket": "{store: {url: \"s3://bucket\"}}", "cert-manager": "{webhooks: {certManager: true}}", "no store": "{store: {enabled: false}}",
@@ -517,8 +520,8 @@ dependencies:
 	}
 }
 
-// TestUsersHaveEveryKind checks that the roles for users allow to read and write every kind of the operator, including new
-// ones.
+// TestUsersHaveEveryKind checks that the roles for users allow to read and write every kind of the operator, including
+// new ones.
 func TestUsersHaveEveryKind(t *testing.T) {
 	verbs := map[string]map[string][]string{} // by role and resource
 	var kinds []string

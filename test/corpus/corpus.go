@@ -16,7 +16,8 @@ var written embed.FS
 
 // Document is one text.
 type Document struct {
-	// Kind is the language or data format of the text, such as go-source, english or sql. Name is unique within the corpus.
+	// Kind is the language or data format of the text, such as go-source, english or sql. Name is unique within the
+	// corpus.
 	Kind string
 	Name string
 	Text string
@@ -45,8 +46,8 @@ func Written() []Document {
 	return documents
 }
 
-// Split holds out a percentage of the documents of every kind, at least one of each, chosen by the seed. Both parts keep
-// the order of the documents.
+// Split holds out a percentage of the documents of every kind, at least one of each, chosen by the seed. Both parts
+// keep the order of the documents.
 func Split(documents []Document, heldOutPercent int, seed uint64) (rest, heldOut []Document) {
 	byKind := map[string][]int{}
 	for i, document := range documents {

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// extractBytes is the size of the extract of a file, in bytes: about the size of a document that was written for the corpus.
+	// extractBytes is the size of the extract of a file, in bytes: about the size of a document that was written for the
+	// corpus.
 	extractBytes = 1400
 	// largestFile is the maximum size of a file, in bytes. Larger files are tables and generated code.
 	largestFile = 256 << 10
@@ -37,8 +38,8 @@ var goKinds = []goKind{
 	}, 10},
 }
 
-// FromGo returns extracts of the files of a Go distribution. root is `go env GOROOT`. For each kind of text it selects a
-// bounded number of files, evenly spaced in the list of all files of the kind, and returns one extract per file.
+// FromGo returns extracts of the files of a Go distribution. root is `go env GOROOT`. For each kind of text it selects
+// a bounded number of files, evenly spaced in the list of all files of the kind, and returns one extract per file.
 func FromGo(root string) ([]Document, error) {
 	var documents []Document
 	for _, kind := range goKinds {

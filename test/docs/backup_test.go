@@ -10,8 +10,8 @@ import (
 	"github.com/semmoe/operator/test/markdown"
 )
 
-// namespaceToSave has an object of each category that the backup distinguishes. Columns: kind, name, "made" if the operator
-// created the object, spec, status, and the plan in its label.
+// namespaceToSave has an object of each category that the backup distinguishes. Columns: kind, name, "made" if the
+// operator created the object, spec, status, and the plan in its label.
 const namespaceToSave = `[
 	["MoEDeployment", "a", "", {"placement": {"planRef": {"name": "tables"}}}],
 	["MoEDeployment", "b", "", {"placement": {}}],
@@ -27,8 +27,8 @@ const namespaceToSave = `[
 	["ConfigMap", "unpinned-d2", "made", null, null, "unpinned"], ["ConfigMap", "own-plan", "made", null, null, "own"]
 ]`
 
-// TestBackupCommand checks that the backup command saves the objects of users, and only those objects of the operator that it
-// does not recreate.
+// TestBackupCommand checks that the backup command saves the objects of users, and only those objects of the operator
+// that it does not recreate.
 func TestBackupCommand(t *testing.T) {
 	jq, err := exec.LookPath("jq")
 	if err != nil {

@@ -218,8 +218,8 @@ func (w *world) apply(t *testing.T, stdin string, args ...string) {
 	}
 }
 
-// workplace returns a directory with the files that the documents assume: the repository's config, a checkpoint, and routing
-// traces and plans of the checkpoint.
+// workplace returns a directory with the files that the documents assume: the repository's config, a checkpoint, and
+// routing traces and plans of the checkpoint.
 func (w *world) workplace(t *testing.T) string {
 	t.Helper()
 	directory := t.TempDir()

@@ -1,7 +1,8 @@
-// Package docs tests the documentation: it runs the commands, follows the links, and checks that the named metrics, flags and
-// Makefile targets exist. test/api tests the blocks in YAML.
+// Package docs tests the documentation: it runs the commands, follows the links, and checks that the named metrics,
+// flags and Makefile targets exist. test/api tests the blocks in YAML.
 //
-// A block of commands is run in the order of its document, or has a mark in the preceding line. The mark contains a reason
+// A block of commands is run in the order of its document, or has a mark in the preceding line. The mark contains a
+// reason
 //
 //	<!-- not run: REASON -->
 //

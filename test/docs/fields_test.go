@@ -15,8 +15,8 @@ var (
 	fieldPath   = regexp.MustCompile(`^(?:(spec|status)\.)?([a-z][A-Za-z0-9]*(?:\.[a-z][A-Za-z0-9]*)+)(?:[:= ].*)?$`)
 )
 
-// fields returns the paths of all fields in docs/api.md, without brackets. The value is true if the field is of a Kubernetes
-// type, whose fields are not listed.
+// fields returns the paths of all fields in docs/api.md, without brackets. The value is true if the field is of a
+// Kubernetes type, whose fields are not listed.
 func fields(t *testing.T) map[string]bool {
 	t.Helper()
 	all, part := map[string]bool{}, ""

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestImagesHaveVersions checks that engine images in documents and samples have a version, because the webhook warns of
-// images without one.
+// TestImagesHaveVersions checks that engine images in documents and samples have a version, because the webhook warns
+// of images without one.
 func TestImagesHaveVersions(t *testing.T) {
 	all := documents(t)
 	err := filepath.WalkDir(filepath.Join(repository, "config", "samples"), func(file string, entry fs.DirEntry, err error) error {

@@ -52,8 +52,8 @@ var (
 	ofEngine = "semmoe_engine_activations_total"
 )
 
-// TestMetrics checks that the documents name only metrics in docs/metrics.md. The tests of the collectors check that these
-// metrics are exported.
+// TestMetrics checks that the documents name only metrics in docs/metrics.md. The tests of the collectors check that
+// these metrics are exported.
 func TestMetrics(t *testing.T) {
 	all := documents(t)
 	known := map[string]bool{ofEngine: true}

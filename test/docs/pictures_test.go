@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestPictures checks that every picture is well-formed SVG with a title and a description, loads no other resource, and is
-// in a document.
+// TestPictures checks that every picture is well-formed SVG with a title and a description, loads no other resource,
+// and is in a document.
 func TestPictures(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(repository, "docs", "images", "*"))
 	if err != nil || len(files) == 0 {

@@ -31,8 +31,8 @@ type kind struct {
 	States map[string]*unstructured.Unstructured
 }
 
-// verdict contains the evaluations of an object: its health in Argo CD, its status by kstatus, and whether `kubectl wait`
-// would succeed. Test files in Argo CD's repository have the first two fields.
+// verdict contains the evaluations of an object: its health in Argo CD, its status by kstatus, and whether `kubectl
+// wait` would succeed. Test files in Argo CD's repository have the first two fields.
 type verdict struct {
 	InputPath    string        `json:"inputPath"`
 	HealthStatus health        `json:"healthStatus"`
@@ -154,9 +154,9 @@ var wantedHealth = map[string][]string{
 	"leaderworkerset.x-k8s.io/LeaderWorkerSet": {"Healthy", "Progressing"},
 }
 
-// checkAgreement checks that Argo CD, kstatus and kubectl wait for the same state of an object. The permitted differences are
-// in this function and in docs/gitops.md: Argo CD also reports errors of an object that serves or that the operator retries,
-// and paused objects.
+// checkAgreement checks that Argo CD, kstatus and kubectl wait for the same state of an object. The permitted
+// differences are in this function and in docs/gitops.md: Argo CD also reports errors of an object that serves or that
+// the operator retries, and paused objects.
 func checkAgreement(t *testing.T, k kind, path string, v verdict, u *unstructured.Unstructured) {
 	t.Helper()
 	complain := func(rule string) { t.Errorf("%s %s: %s: %+v", k.Name, path, rule, v) }
@@ -196,8 +196,9 @@ func checkAgreement(t *testing.T, k kind, path string, v verdict, u *unstructure
 	}
 }
 
-// TestStaleAndDeleting checks, for every state, that an object is Progressing while it is deleted, and after a change of its
-// spec until the operator has observed the new generation. No evaluation uses the status of an earlier generation.
+// TestStaleAndDeleting checks, for every state, that an object is Progressing while it is deleted, and after a change
+// of its spec until the operator has observed the new generation. No evaluation uses the status of an earlier
+// generation.
 func TestStaleAndDeleting(t *testing.T) {
 	for _, k := range kinds(t) {
 		t.Run(k.Name, func(t *testing.T) {
@@ -244,10 +245,10 @@ func TestNoStatus(t *testing.T) {
 	}
 }
 
-// TestKindsAreJudgedAlike checks that the scripts of the operator's kinds agree. Argo CD runs one script per kind, and scripts
-// cannot import each other. The kinds have the same conditions: the scripts of AffinityProfile and PlacementPlan are equal.
-// The script of MoEDeployment, which can also be paused or wait for approval, contains all lines of the other scripts in the
-// same order.
+// TestKindsAreJudgedAlike checks that the scripts of the operator's kinds agree. Argo CD runs one script per kind, and
+// scripts cannot import each other. The kinds have the same conditions: the scripts of AffinityProfile and
+// PlacementPlan are equal. The script of MoEDeployment, which can also be paused or wait for approval, contains all
+// lines of the other scripts in the same order.
 func TestKindsAreJudgedAlike(t *testing.T) {
 	script := func(kind string) []string {
 		return strings.Split(string(read(t, filepath.Join(customizations, "semmoe.io", kind, "health.lua"))), "\n")

@@ -17,8 +17,8 @@ type health struct {
 // statuses are the health statuses of Argo CD. Any other status is an error of the script.
 var statuses = []string{"Healthy", "Progressing", "Degraded", "Suspended", "Missing", "Unknown"}
 
-// runScript runs a health check on an object like Argo CD runs a check in argocd-cm: with only the libraries base, table and
-// package, and for at most one second.
+// runScript runs a health check on an object like Argo CD runs a check in argocd-cm: with only the libraries base,
+// table and package, and for at most one second.
 func runScript(ctx context.Context, script string, object map[string]any) (health, error) {
 	state := lua.NewState(lua.Options{SkipOpenLibs: true})
 	defer state.Close()

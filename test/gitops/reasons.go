@@ -10,7 +10,8 @@ import (
 // quoting contains the conditions whose messages may also contain the reason why no other plan is made or used.
 var quoting = sets.New("LocalityOnTarget", "Planned", "RolledOut")
 
-// quoted matches a reason in a message, as in "DailyReplanLimit: two plans were made" and in "no plan is made for it now (DailyReplanLimit): two plans".
+// quoted matches a reason in a message, as in "DailyReplanLimit: two plans were made" and in "no plan is made for it
+// now (DailyReplanLimit): two plans".
 var quoted = regexp.MustCompile(`(?:^|\. |\()([A-Z][A-Za-z]+)\)?: `)
 
 // Reasons returns the reasons of the conditions of an object, and the reasons that their messages quote.

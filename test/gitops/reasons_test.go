@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/test/reasons"
 )
 
-// TestReasonsHaveStates checks that a recorded object has each condition reason in the source code, or that unseen lists the
-// reason.
+// TestReasonsHaveStates checks that a recorded object has each condition reason in the source code, or that unseen
+// lists the reason.
 func TestReasonsHaveStates(t *testing.T) {
 	for _, k := range kinds(t) {
 		kind, ours := strings.CutPrefix(k.Name, "semmoe.io/")

@@ -27,7 +27,8 @@ func waitCondition(u *unstructured.Unstructured) string {
 	return "Ready"
 }
 
-// waits reports whether `kubectl wait` for that condition would succeed. TestKubectlWait compares the result with kubectl.
+// waits reports whether `kubectl wait` for that condition would succeed. TestKubectlWait compares the result with
+// kubectl.
 func waits(u *unstructured.Unstructured) bool { return holds(u, waitCondition(u)) }
 
 // holds reports whether a condition is True for the current generation.
@@ -46,7 +47,8 @@ func holds(u *unstructured.Unstructured, kind string) bool {
 	return false
 }
 
-// TestKubectlWait creates an object in every state at a real API server, and checks that kubectl wait agrees with waits.
+// TestKubectlWait creates an object in every state at a real API server, and checks that kubectl wait agrees with
+// waits.
 func TestKubectlWait(t *testing.T) {
 	binaries, err := localcluster.FindBinaries()
 	if err != nil {
@@ -109,7 +111,8 @@ func kubectlWait(t *testing.T, kubectl, kubeconfig string, sample *unstructured.
 	return string(output)
 }
 
-// groupsDefinition returns the path of the CRD of LeaderWorkerSet, of the release whose controllers the end-to-end suite runs.
+// groupsDefinition returns the path of the CRD of LeaderWorkerSet, of the release whose controllers the end-to-end
+// suite runs.
 func groupsDefinition(t *testing.T) string {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "sigs.k8s.io/lws")
@@ -122,8 +125,8 @@ func groupsDefinition(t *testing.T) string {
 	return filepath.Join(found.Dir, "config", "crd", "bases", "leaderworkerset.x-k8s.io_leaderworkersets.yaml")
 }
 
-// recreate creates an object with the spec and the status of a recorded object, under the given name. The generation of the
-// new object starts at 1, so the observed generations in the status are shifted by the difference.
+// recreate creates an object with the spec and the status of a recorded object, under the given name. The generation of
+// the new object starts at 1, so the observed generations in the status are shifted by the difference.
 func recreate(ctx context.Context, api client.Client, u *unstructured.Unstructured, name string) error {
 	state := u.DeepCopy()
 	made := &unstructured.Unstructured{Object: map[string]any{"apiVersion": u.GetAPIVersion(), "kind": u.GetKind(), "spec": state.Object["spec"]}}

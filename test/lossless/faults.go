@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/internal/model/reshuffle"
 )
 
-// fault damages a permuted checkpoint. A faulty placement of experts and a faulty order of the gate's rows are the same to
-// the model, so all faults reorder the rows of gates.
+// fault damages a permuted checkpoint. A faulty placement of experts and a faulty order of the gate's rows are the same
+// to the model, so all faults reorder the rows of gates.
 type fault func(dir string, p *reshuffle.Permutation, random *rand.Rand) error
 
 // faults are the known faults, the one with the smallest effect first.
@@ -86,7 +86,8 @@ func reorderGate(dir string, layer int, order []int) error {
 		for i, from := range order {
 			copy(data[i*width:][:width], rows[from*width:])
 		}
-		// The shards of a permuted checkpoint may be hard links to other checkpoints, so the damaged shard must be a new file.
+		// The shards of a permuted checkpoint may be hard links to other checkpoints, so the damaged shard must be a new
+		// file.
 		if err := os.Remove(file); err != nil {
 			return err
 		}

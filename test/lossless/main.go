@@ -1,12 +1,12 @@
-// Command lossless measures the lossless probe on a running engine: the rate of refused correct permutations, and the rate of
-// detected faults. The engine reloads its weights in place, so that a hundred checkpoints need one start.
+// Command lossless measures the lossless probe on a running engine: the rate of refused correct permutations, and the
+// rate of detected faults. The engine reloads its weights in place, so that a hundred checkpoints need one start.
 //
 //	go run ./test/lossless --engine VLLM --address http://127.0.0.1:8000 --model-path DIR --model-name tiny --ranks 2
 //
-// vLLM needs VLLM_SERVER_DEV_MODE=1 for its routes collective_rpc and reset_prefix_cache (vllm/entrypoints/serve/dev, 0.32.0),
-// and the extension in plugin/; measure.sh sets both. SGLang has update_weights_from_disk
-// (python/sglang/srt/entrypoints/http_server.py, 0.5.17). The engine must read the directories that the command writes to
-// --work. The command fails if an engine answers differently after it has reloaded its own checkpoint.
+// vLLM needs VLLM_SERVER_DEV_MODE=1 for its routes collective_rpc and reset_prefix_cache (vllm/entrypoints/serve/dev,
+// 0.32.0), and the extension in plugin/; measure.sh sets both. SGLang has update_weights_from_disk
+// (python/sglang/srt/entrypoints/http_server.py, 0.5.17). The engine must read the directories that the command writes
+// to --work. The command fails if an engine answers differently after it has reloaded its own checkpoint.
 package main
 
 import (
@@ -292,15 +292,16 @@ func distance(responses []probe.Response) (all probe.Distance) {
 	return all
 }
 
-// The kinds of runs without a fault: same reloads the weights of the recorded answers, right loads a random permutation.
+// The kinds of runs without a fault: same reloads the weights of the recorded answers, right loads a random
+// permutation.
 const same, right = "same", "right"
 
-// maxSame is the maximum mean difference in nats after the same weights are reloaded. Answers differ because batches with
-// other prompts change the order of sums.
+// maxSame is the maximum mean difference in nats after the same weights are reloaded. Answers differ because batches
+// with other prompts change the order of sums.
 const maxSame = 0.01
 
-// reloads contains the requests that load other weights, by engine. They also drop cached prefixes, which are of the previous
-// weights.
+// reloads contains the requests that load other weights, by engine. They also drop cached prefixes, which are of the
+// previous weights.
 var reloads = map[string]func(b *bench, ctx context.Context, dir string) error{
 	"VLLM": func(b *bench, ctx context.Context, dir string) error {
 		if err := b.post(ctx, "/collective_rpc", map[string]any{"method": "load_experts", "args": []string{dir}}); err != nil {

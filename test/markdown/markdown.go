@@ -1,5 +1,5 @@
-// Package markdown parses documents for the tests of the documentation: blocks of code with their marks, spans of code, links,
-// and the anchors of headings. It supports only the Markdown syntax that the documentation uses.
+// Package markdown parses documents for the tests of the documentation: blocks of code with their marks, spans of code,
+// links, and the anchors of headings. It supports only the Markdown syntax that the documentation uses.
 package markdown
 
 import (
@@ -58,7 +58,8 @@ func Blocks(document string) []Block {
 	return blocks
 }
 
-// prose returns the lines of a document with empty lines in place of blocks of code, so that line numbers do not change.
+// prose returns the lines of a document with empty lines in place of blocks of code, so that line numbers do not
+// change.
 func prose(document string) []string {
 	lines := strings.Split(document, "\n")
 	for _, block := range Blocks(document) {

@@ -22,8 +22,8 @@ var update = flag.Bool("update", false, "rewrite the sections of docs/metrics.md
 // ours is the prefix of the metrics of this project. Other metrics belong to libraries.
 const ours = "semmoe_"
 
-// Check lints all metrics of a registry, and compares the metrics of the project with a section of docs/metrics.md at path.
-// A described metric without a series is an error, because only a series contains the type of its metric.
+// Check lints all metrics of a registry, and compares the metrics of the project with a section of docs/metrics.md at
+// path. A described metric without a series is an error, because only a series contains the type of its metric.
 func Check(t *testing.T, path, section string, registry *prometheus.Registry) {
 	t.Helper()
 	families, err := registry.Gather()

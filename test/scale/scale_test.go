@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// maxMemory is the maximum resident memory of the manager in bytes. maxCores is its maximum average CPU usage, in cores,
-	// while nothing changes.
+	// maxMemory is the maximum resident memory of the manager in bytes. maxCores is its maximum average CPU usage, in
+	// cores, while nothing changes.
 	maxMemory = 512 << 20
 	maxCores  = 1.0
-	// observePeriod is the interval of reconciliations of an observed MoEDeployment without an event, checkPeriod the interval
-	// of the checks that the store has a plan; see controllers/moedeployment and controllers/placementplan.
+	// observePeriod is the interval of reconciliations of an observed MoEDeployment without an event, checkPeriod the
+	// interval of the checks that the store has a plan; see controllers/moedeployment and controllers/placementplan.
 	observePeriod = time.Minute
 	checkPeriod   = 10 * time.Minute
 )
 
-// TestSteadyState creates many MoEDeployments that share a profile, and waits for their plans. Then, while nothing changes,
-// no client writes, the manager reconciles only periodically, and it stays within its memory and CPU limits.
+// TestSteadyState creates many MoEDeployments that share a profile, and waits for their plans. Then, while nothing
+// changes, no client writes, the manager reconciles only periodically, and it stays within its memory and CPU limits.
 func TestSteadyState(t *testing.T) {
 	n, quiet := *deployments, *steady
 	if n == 0 && *full {
@@ -114,8 +114,8 @@ func (w *world) each(t *testing.T, n int, check func(*semmoev1.MoEDeployment) er
 	return first
 }
 
-// waitQuiet waits until no client has written for longer than the longest retry interval: the event recorder of client-go
-// retries after 10 s.
+// waitQuiet waits until no client has written for longer than the longest retry interval: the event recorder of
+// client-go retries after 10 s.
 func (w *world) waitQuiet(t *testing.T) {
 	t.Helper()
 	const while = 12 * time.Second
@@ -131,8 +131,8 @@ func (w *world) waitQuiet(t *testing.T) {
 	})
 }
 
-// checkEvents checks that no event was recorded twice. The recorder writes the count of a repeated event six minutes after
-// the last occurrence, which would be in the steady state.
+// checkEvents checks that no event was recorded twice. The recorder writes the count of a repeated event six minutes
+// after the last occurrence, which would be in the steady state.
 func (w *world) checkEvents(t *testing.T) {
 	t.Helper()
 	var events corev1.EventList
@@ -193,8 +193,8 @@ func (w *world) usage(t *testing.T) nodeless.Usage {
 	return usage
 }
 
-// usedSince describes the resource usage of the manager since begin, and the total CPU time of kube-controller-manager, the
-// other client of the API server.
+// usedSince describes the resource usage of the manager since begin, and the total CPU time of kube-controller-manager,
+// the other client of the API server.
 func (w *world) usedSince(t *testing.T, before nodeless.Usage, begin time.Time) string {
 	t.Helper()
 	after, elapsed := w.usage(t), time.Since(begin).Seconds()

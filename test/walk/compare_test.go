@@ -10,12 +10,12 @@ import (
 // planConfigMap matches the name of the ConfigMap of a plan: the name of the plan, and the digest of the content.
 var planConfigMap = regexp.MustCompile(`\b(m-[0-9a-f]{8})-([0-9a-f]{16})\b`)
 
-// otherEnd returns the difference between the state after a walk and the state of the same spec without the walk; empty if
-// there is none.
+// otherEnd returns the difference between the state after a walk and the state of the same spec without the walk; empty
+// if there is none.
 //
-// Two differences are intended. First, a model is not profiled again for another engine, so that profiles may be older and
-// may have no Jobs. Second, if a plan of other inputs has the same layout, pods keep the ConfigMap that they mount, and the
-// plan and the profile of this ConfigMap stay as long as the pods.
+// Two differences are intended. First, a model is not profiled again for another engine, so that profiles may be older
+// and may have no Jobs. Second, if a plan of other inputs has the same layout, pods keep the ConfigMap that they mount,
+// and the plan and the profile of this ConfigMap stay as long as the pods.
 func otherEnd(without, with map[string]string) string {
 	kept := map[string]bool{} // plans that pods mount, with the layout that pods would mount without the walk
 	for name, text := range with {

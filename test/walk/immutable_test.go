@@ -200,8 +200,8 @@ func follows(t *testing.T, kind string, in situation, s spec) (map[string]string
 	return state, err
 }
 
-// hasEffectAlone reports whether a value of a field changes the resulting state. It tries at most maxCandidates values, each
-// on a separate object.
+// hasEffectAlone reports whether a value of a field changes the resulting state. It tries at most maxCandidates values,
+// each on a separate object.
 func hasEffectAlone(t *testing.T, kind string, in situation, base map[string]string, root schema, f field) (bool, error) {
 	tried, start := 0, specOf(in.spec)
 	for _, value := range f.candidates(start.get(f.path)) {

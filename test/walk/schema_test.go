@@ -55,8 +55,8 @@ func specSchema(t *testing.T, plural string) schema {
 	return definition.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"]
 }
 
-// field is a leaf of a spec: a number, a string, a list of strings or numbers, or a Kubernetes type, whose fields are not
-// tested.
+// field is a leaf of a spec: a number, a string, a list of strings or numbers, or a Kubernetes type, whose fields are
+// not tested.
 type field struct {
 	path   []string
 	schema schema
@@ -164,8 +164,8 @@ func (s spec) get(path []string) any {
 	return value
 }
 
-// with returns a copy with the value at a path. It creates missing objects on the path, with minimal values for the other
-// fields that their schema requires.
+// with returns a copy with the value at a path. It creates missing objects on the path, with minimal values for the
+// other fields that their schema requires.
 func (s spec) with(root schema, path []string, value any) spec {
 	changed := s.clone()
 	object, at := map[string]any(changed), root

@@ -26,10 +26,12 @@ import (
 // situation is a spec in which some fields have an effect.
 type situation struct {
 	name, spec string
-	// oneWay is the reason why reverting a change does not restore the state, by design; empty if it does. If set, each value
-	// is tried on a separate object, because leftovers of the previous value would look like an effect of the next one.
+	// oneWay is the reason why reverting a change does not restore the state, by design; empty if it does. If set, each
+	// value is tried on a separate object, because leftovers of the previous value would look like an effect of the next
+	// one.
 	oneWay string
-	// prepare creates the objects that the spec references, and may fill in values that are known only then. It may be nil.
+	// prepare creates the objects that the spec references, and may fill in values that are known only then. It may be
+	// nil.
 	prepare func(ctx context.Context, namespace string, s spec) error
 }
 
@@ -113,8 +115,8 @@ drift: {source: Prometheus, prometheus: {address: "http://127.0.0.1:9", query: l
 `, prepare: nameServer},
 }
 
-// shownElsewhere maps fields, by kind and path, whose effect a spec alone cannot show in this package, to the directory and
-// the name of the test that shows it.
+// shownElsewhere maps fields, by kind and path, whose effect a spec alone cannot show in this package, to the directory
+// and the name of the test that shows it.
 var shownElsewhere = map[string]string{
 	// The small model has no groups of experts, and its plans are solved immediately.
 	"PlacementPlan spec.realization":              "controllers/placementplan TestReshuffledWeightsKeepGroups",
@@ -236,8 +238,8 @@ func chosen(fields []field) []field {
 	return few
 }
 
-// showEffects tries the fields of a kind with concurrent workers in one situation after the other. A field without an effect
-// in every situation fails the test.
+// showEffects tries the fields of a kind with concurrent workers in one situation after the other. A field without an
+// effect in every situation fails the test.
 func showEffects(t *testing.T, kind string, situations []situation, fields []field, try func(in situation, queue <-chan field, without func(field))) {
 	t.Helper()
 	fields = slices.DeleteFunc(fields, func(f field) bool { return shownElsewhere[kind+" "+f.String()] != "" })
@@ -264,7 +266,8 @@ func showEffects(t *testing.T, kind string, situations []situation, fields []fie
 	}
 }
 
-// withoutEffect runs workers that take fields from a queue, and returns the fields that the workers report as without effect.
+// withoutEffect runs workers that take fields from a queue, and returns the fields that the workers report as without
+// effect.
 func withoutEffect(fields []field, work func(queue <-chan field, without func(field))) []field {
 	queue := make(chan field, len(fields))
 	for _, f := range fields {
@@ -287,8 +290,8 @@ func withoutEffect(fields []field, work func(queue <-chan field, without func(fi
 	return left
 }
 
-// tryFields takes fields from the queue, and tries them on one separate MoEDeployment. Then it restores the first spec, and
-// checks that the state is the first one.
+// tryFields takes fields from the queue, and tries them on one separate MoEDeployment. Then it restores the first spec,
+// and checks that the state is the first one.
 func tryFields(t *testing.T, namespace string, in situation, root schema, queue <-chan field, without func(field)) {
 	object, err := create(t.Context(), namespace, in)
 	if err != nil {
@@ -384,8 +387,9 @@ func faultNamed(ctx context.Context, object client.Object) error {
 	return nil
 }
 
-// checkWalks applies random valid and invalid changes to specs, some of them before the previous change has had its effects.
-// Then it applies a fixed spec, and checks that the state equals that of an object which was created with the fixed spec.
+// checkWalks applies random valid and invalid changes to specs, some of them before the previous change has had its
+// effects. Then it applies a fixed spec, and checks that the state equals that of an object which was created with the
+// fixed spec.
 func checkWalks(t *testing.T, root schema, fields []field) {
 	last := situations[0]
 	object, err := create(t.Context(), newNamespace(t), last)

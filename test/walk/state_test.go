@@ -114,7 +114,8 @@ func stateOf(ctx context.Context, subject client.Object) (state, error) {
 // errWaits reports that an object waits for another object, which may never be created.
 var errWaits = errors.New("waiting")
 
-// errNotObserved reports that the controller has not read the routers since the last change. It reads them once a minute.
+// errNotObserved reports that the controller has not read the routers since the last change. It reads them once a
+// minute.
 var errNotObserved = errors.New("not observed yet")
 
 // unfinished returns the reason why an object may still change without a user; nil if it is final.
@@ -187,8 +188,8 @@ func inProgress(generation, observed int64, conditions []metav1.Condition) error
 	return nil
 }
 
-// essence returns the text of an object without times, versions, identities, and values that the cluster assigns. fields is
-// the same object in unstructured form.
+// essence returns the text of an object without times, versions, identities, and values that the cluster assigns.
+// fields is the same object in unstructured form.
 func essence(object client.Object, fields map[string]any, namespace string) (string, error) {
 	annotations := map[string]string{}
 	maps.Copy(annotations, object.GetAnnotations())
@@ -285,8 +286,8 @@ const (
 	patience        = 2 * time.Minute
 )
 
-// settled waits until the namespace of an object no longer changes for the current generation of the object, and returns
-// its state.
+// settled waits until the namespace of an object no longer changes for the current generation of the object, and
+// returns its state.
 func settled(ctx context.Context, object client.Object) (map[string]string, error) {
 	namespace, generation := object.GetNamespace(), object.GetGeneration()
 	ctx, cancel := context.WithTimeout(ctx, patience)

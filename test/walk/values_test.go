@@ -41,7 +41,8 @@ const largest = 1 << 20
 // digestPattern is the pattern of fields with a SHA-256 digest.
 const digestPattern = "^[0-9a-f]{64}$"
 
-// candidates returns values to try instead of the present value, which may be nil. The API server may refuse some of them.
+// candidates returns values to try instead of the present value, which may be nil. The API server may refuse some of
+// them.
 func (f field) candidates(present any) []any {
 	if f.core != "" {
 		return coreValues[f.core]

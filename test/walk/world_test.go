@@ -104,8 +104,8 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// answerQuery answers queries like Prometheus: the expression "lar" has a series whose values are NaN, and other expressions
-// have none.
+// answerQuery answers queries like Prometheus: the expression "lar" has a series whose values are NaN, and other
+// expressions have none.
 func answerQuery(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/api/v1/query_range" {
 		http.NotFound(w, r)
@@ -167,7 +167,8 @@ func startController(t *testing.T, store *access.Access) {
 	runUntilEnd(t, manager.Start)
 }
 
-// runUntilEnd runs a function until the test ends, and then cancels its context. An error of the function fails the test.
+// runUntilEnd runs a function until the test ends, and then cancels its context. An error of the function fails the
+// test.
 func runUntilEnd(t *testing.T, f func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -183,8 +184,8 @@ func runUntilEnd(t *testing.T, f func(context.Context) error) {
 
 var namespaces atomic.Int32
 
-// newNamespace creates a namespace. A failure is reported, but does not end the test, so that any goroutine may call it:
-// all later requests in the namespace fail too.
+// newNamespace creates a namespace. A failure is reported, but does not end the test, so that any goroutine may call
+// it: all later requests in the namespace fail too.
 func newNamespace(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprintf("walk-%d", namespaces.Add(1))
@@ -203,8 +204,8 @@ func objectNamed(kind, namespace, name string, s spec) *unstructured.Unstructure
 	return u
 }
 
-// replace replaces the spec of an object, and returns the updated object. It returns an error if the API server refuses the
-// spec.
+// replace replaces the spec of an object, and returns the updated object. It returns an error if the API server refuses
+// the spec.
 func replace(ctx context.Context, object *unstructured.Unstructured, s spec, options ...client.PatchOption) (*unstructured.Unstructured, error) {
 	patch, err := json.Marshal([]any{map[string]any{"op": "replace", "path": "/spec", "value": s}})
 	if err != nil {

@@ -2,11 +2,11 @@
 // flags and Makefile targets exist. test/api tests the blocks in YAML.
 //
 // A block of commands is run in the order of its document, or has a mark in the preceding line. The mark contains a
-// reason
+// reason from the list reasons:
 //
 //	<!-- not run: REASON -->
 //
-// of the list in reasons, or the test that runs the commands:
+// or the test that runs the commands:
 //
 //	<!-- run by test/installation -->
 package docs

@@ -16,9 +16,9 @@ func TestAssignBatch(t *testing.T) {
 	for position := 0; position < 403; position++ {
 		positions = append(positions, position*len(tr.Tokens)/403)
 	}
-	local := func(dealt [][]int) int {
+	local := func(assigned [][]int) int {
 		n := 0
-		for l, ranksOf := range dealt {
+		for l, ranksOf := range assigned {
 			hosts, load := plan.Placement.Hosts(l), [ranks]int{}
 			for i, position := range positions {
 				load[ranksOf[i]]++
@@ -42,9 +42,9 @@ func TestAssignBatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inTurn := len(positions) * len(tr.Model.Layers) * tr.Model.TopK / ranks
-	if table, routes := local(byTable), local(byRoutes); table <= inTurn || routes <= table {
-		t.Errorf("%d activations are local by the table, %d by the routes, about %d with tokens in turn", table, routes, inTurn)
+	roundRobin := len(positions) * len(tr.Model.Layers) * tr.Model.TopK / ranks
+	if table, routes := local(byTable), local(byRoutes); table <= roundRobin || routes <= table {
+		t.Errorf("%d activations are local by the table, %d by the routes, about %d with tokens assigned round-robin", table, routes, roundRobin)
 	}
 	if plan.Forecast != solver.Table {
 		t.Errorf("the plan's forecast is %s now", plan.Forecast)

@@ -100,7 +100,7 @@ func TestCompareRepeatsSolve(t *testing.T) {
 	}
 	for row, part := range map[string]solver.Part{"auto": solver.PlacementPart, "contiguous": solver.NeitherPart, "eplb": ""} {
 		if got := find(t, all, placement.DataParallel, 4, 0, placement.Algorithm(row), "table", "round-robin").Part; got != part {
-			t.Errorf("%s with requests in turn is %q; want %q", row, got, part)
+			t.Errorf("%s with requests assigned round-robin is %q; want %q", row, got, part)
 		}
 	}
 	if got := find(t, all, placement.TensorParallel, 4, 0, placement.ContiguousAlgorithm, "prefill", "equal").Part; got != solver.RoutingPart {
@@ -156,11 +156,11 @@ func TestCompareClustersPrompts(t *testing.T) {
 			find(t, all, placement.DataParallel, 4, 0, placement.Auto, "domain label", "price").LAR.Mean
 	}
 	// Token IDs of a domain have the same remainder.
-	told := &embedding.Table{Tokens: tr.Model.Vocabulary, Size: 4, Values: make([]float32, tr.Model.Vocabulary*4)}
+	labels := &embedding.Table{Tokens: tr.Model.Vocabulary, Size: 4, Values: make([]float32, tr.Model.Vocabulary*4)}
 	for id := range tr.Model.Vocabulary {
-		told.Values[id*4+id%4] = 1
+		labels.Values[id*4+id%4] = 1
 	}
-	if clusters, label := rates(told); clusters < label*0.99 {
+	if clusters, label := rates(labels); clusters < label*0.99 {
 		t.Errorf("clusters reach %v, the label %v", clusters, label)
 	}
 	blind := &embedding.Table{Tokens: tr.Model.Vocabulary, Size: 4, Values: make([]float32, tr.Model.Vocabulary*4)}

@@ -23,7 +23,7 @@ func openWide(t *testing.T) *trace.Trace {
 	return tr
 }
 
-// Copies are used if they pay by the time model and fit into memory, and not otherwise.
+// Copies are used only if they pay by the time model and fit into memory.
 func TestCopiesFromMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("figures are checked without -short")

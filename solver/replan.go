@@ -312,7 +312,7 @@ func (r *replan) newTables(ctx context.Context) (*Plan, error) {
 
 // expertLoadLimits are the limits on the load of a rank's experts, in percent of the mean, under which new placements
 // are solved; 0 means no limit. A layer waits for its slowest rank. If a placement groups experts that activate
-// together and thereby concentrates their load, it may not pay, while a slightly less local placement may.
+// together, and so concentrates their load, it may not pay, while a slightly less local placement may.
 var expertLoadLimits = []float64{0, 130, 110}
 
 // newLayouts decides on the most local new placement with a sufficient gain, or on the most local one if none has it.

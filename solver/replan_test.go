@@ -87,14 +87,14 @@ func TestReplanAfterDomainShift(t *testing.T) {
 				t.Error("the plan in service has changed: ", diff)
 			}
 			if got.Tables.Plan.Placement != current.Placement || got.Tables.Moves != 0 {
-				t.Error("new tables alone move experts")
+				t.Error("a plan of only new tables moves experts")
 			}
 			if err := got.Layout.Plan.Placement.Validate(); err != nil {
 				t.Error(err)
 			}
 			for name, c := range map[string]solver.Candidate{"current": got.Current, "tables": got.Tables, "layout": got.Layout} {
 				if want := heldOut(t, recent, c.Plan, bigBatches()); want.LAR != c.Score.LAR || want.ExpertWindowImbalance != c.Score.ExpertImbalance {
-					t.Errorf("%s: score %+v; evaluated alone the rate is %v", name, c.Score, want.LAR)
+					t.Errorf("%s: score %+v; evaluated separately the rate is %v", name, c.Score, want.LAR)
 				}
 				if c.Plan != current && (c.Plan.TraceDigest != recent.Digest || c.Plan.TrainPercent != 60 || c.Plan.Attention != attention) {
 					t.Errorf("%s: %+v", name, c.Plan)

@@ -40,7 +40,7 @@ func TestScheduleLayers(t *testing.T) {
 		t.Errorf("on two nodes exchanges take no longer than on one: error %v", err)
 	}
 	p.RanksPerNode = 2
-	if told, err := solver.ScheduleLayers(&recorded.Model, p, 0.4, machines, 0); err != nil || cmp.Diff(spread, told) != "" {
+	if schedule, err := solver.ScheduleLayers(&recorded.Model, p, 0.4, machines, 0); err != nil || cmp.Diff(spread, schedule) != "" {
 		t.Errorf("the nodes that the plan is for are not taken: error %v", err)
 	}
 	p.RanksPerNode = 0

@@ -23,7 +23,7 @@ func TestUnshuffledTokens(t *testing.T) {
 	}
 	for name, rate := range map[string]float64{"with": s.Report.LAR, "without": s.Unplanned.LAR} {
 		if math.Abs(rate-0.25) > 0.02 {
-			t.Errorf("%s a plan %.3f of the activations are local; tokens on four ranks in turn have a quarter", name, rate)
+			t.Errorf("%s a plan %.3f of the activations are local; tokens assigned round-robin to four ranks have a quarter", name, rate)
 		}
 	}
 	got, plain := s.Report.RemoteRanksPerToken, s.Unplanned.RemoteRanksPerToken

@@ -413,7 +413,7 @@ func TestCanaryBegins(t *testing.T) {
 	}
 }
 
-// Workloads keep the ConfigMap of their plan, whatever the decision. A new workload keeps it before the replaced
+// Workloads keep the ConfigMap of their plan regardless of the decision. A new workload keeps it before the replaced
 // workload is deleted.
 func TestPlansAreKept(t *testing.T) {
 	trial := newTrial(t, func(m *semmoev1.MoEDeployment) {

@@ -24,7 +24,7 @@ import (
 )
 
 // Groups are scaled and deleted like StatefulSets. An old group is deleted only when none of its leaders is left,
-// whatever its status reports, and only according to the latest spec.
+// regardless of its status, and only according to the latest spec.
 func TestGroupsAreScaled(t *testing.T) {
 	moed, found := moedtest.Deployment(moedtest.TwoPods), moedtest.Report()
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil)}

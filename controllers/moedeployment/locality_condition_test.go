@@ -409,7 +409,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// An error that prevents the drift evaluation keeps the last report. Otherwise the report would disappear with every
+// An error that prevents the drift evaluation keeps the last report. Without this, the report would disappear with every
 // conflict.
 func TestLocalitySurvivesErrors(t *testing.T) {
 	found := moedtest.Report()

@@ -75,7 +75,7 @@ func TestLARStatusShowsThePlan(t *testing.T) {
 	plan := moedtest.PlanOf("m-1", "ab", nil)
 	ready := larStatus(nil, observation{Planning: planner.Planning{Plan: plan}}, true, moedtest.Start)
 	if ready == nil || *ready.BaselineMilli != 250 || ready.PredictedMilli != nil {
-		t.Errorf("a plan that is not in service gives %+v, want its baseline alone", ready)
+		t.Errorf("a plan that is not in service gives %+v, want only its baseline", ready)
 	}
 	serving := larStatus(nil, observation{Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, true, moedtest.Start)
 	if serving == nil || *serving.BaselineMilli != 250 || *serving.PredictedMilli != 400 {

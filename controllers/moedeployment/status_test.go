@@ -409,7 +409,7 @@ func (r *recorder) Eventf(_, related runtime.Object, _, reason, _, _ string, _ .
 	r.related[reason] = append(r.related[reason], related)
 }
 
-// The rollout events of two revisions relate to different objects. Otherwise a recorder would count the second event as
+// The rollout events of two revisions relate to different objects. With the same object, a recorder would count the second event as
 // a repetition.
 func TestEventsRelateToRevisions(t *testing.T) {
 	rollingOut := func(revision string) semmoev1.MoEDeploymentStatus {
@@ -439,7 +439,7 @@ func TestEventsRelateToRevisions(t *testing.T) {
 	}
 }
 
-// A status that returns to the state in a stale cache is written; otherwise the intermediate status would stay. The
+// A status that returns to the state in a stale cache is written. If it were not, the intermediate status would stay. The
 // same holds if the last write failed.
 func TestStatusGoesBack(t *testing.T) {
 	moed := moedtest.Deployment()

@@ -46,7 +46,7 @@ type Sweeper struct {
 	Now func() time.Time
 }
 
-// NeedLeaderElection returns true, because one sweep at a time suffices.
+// NeedLeaderElection returns true, so that one manager sweeps at a time.
 func (s *Sweeper) NeedLeaderElection() bool { return true }
 
 // Start sweeps periodically until the context ends. The first sweep is after one period, when the controllers have

@@ -12,7 +12,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// patience is how long a scrape waits for the cache, which is only slow before it is filled.
+// patience is the time that a scrape waits for the cache. The cache is slow only before its first synchronization.
 const patience = 5 * time.Second
 
 var (
@@ -26,19 +26,20 @@ var (
 type Collector struct {
 	// Reader is the manager's cache.
 	Reader client.Reader
-	// Elected is closed once this manager leads.
+	// Elected is closed when this manager becomes the leader.
 	Elected <-chan struct{}
-	// Log is told what cannot be read.
+	// Log receives the errors of lists.
 	Log logr.Logger
 }
 
-// Describe tells all metrics.
+// Describe implements prometheus.Collector.
 func (c *Collector) Describe(descriptions chan<- *prometheus.Desc) {
 	descriptions <- conditionDesc
 	descriptions <- replicasDesc
 }
 
-// Collect tells the metrics of all objects. A kind that cannot be read has none: an alert on what is not known would be false.
+// Collect sends the metrics of all objects, on the leader only. If the objects of a kind cannot be listed, this kind
+// has no metrics, because an alert on unknown values would be false.
 func (c *Collector) Collect(metrics chan<- prometheus.Metric) {
 	select {
 	case <-c.Elected:
@@ -70,7 +71,7 @@ func (c *Collector) Collect(metrics chan<- prometheus.Metric) {
 }
 
 func (c *Collector) list(ctx context.Context, kind string, list client.ObjectList) bool {
-	err := c.Reader.List(ctx, list, client.UnsafeDisableDeepCopy) // read alone
+	err := c.Reader.List(ctx, list, client.UnsafeDisableDeepCopy) // the objects are only read
 	if err != nil {
 		c.Log.Error(err, "Listing objects for metrics", "kind", kind)
 	}

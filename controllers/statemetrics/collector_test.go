@@ -16,7 +16,8 @@ import (
 	"github.com/semmoe/operator/test/metricsdoc"
 )
 
-// The leader tells each condition and the replicas; a manager that does not lead tells nothing.
+// TestCollector checks that the leader exports each condition and the replicas, and that other managers export no
+// series.
 func TestCollector(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := semmoev1.AddToScheme(scheme); err != nil {
@@ -37,7 +38,7 @@ func TestCollector(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(collector)
 	if count, err := testutil.GatherAndCount(registry); err != nil || count != 0 {
-		t.Errorf("%d series of a manager that does not lead: %v", count, err)
+		t.Errorf("a manager that is not the leader exports %d series (error %v), want none", count, err)
 	}
 	close(elected)
 	want := `

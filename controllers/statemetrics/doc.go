@@ -1,5 +1,7 @@
-// Package statemetrics tells the status of the operator's objects as metrics, for alerts: what a person reads with kubectl, and what
-// Prometheus sees, is the same.
+// Package statemetrics exports the status of the operator's objects as metrics, for alerts. Prometheus reads the same
+// conditions and replica counts as a user of kubectl.
 //
-// Invariants: nothing is stored, so that series end with their object; the leader alone has them, so that each exists once.
+// Invariants:
+//   - Nothing is stored between scrapes, so that the series of an object end when the object is deleted.
+//   - Only the leader exports the metrics, so that each series exists once.
 package statemetrics

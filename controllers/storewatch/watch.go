@@ -1,4 +1,4 @@
-// Package storewatch checks whether the artifact store answers the manager that leads.
+// Package storewatch checks whether the artifact store is available to the leading manager.
 //
 // Invariant: a failure is reported after it has lasted for patience, and its text does not change while it lasts.
 package storewatch
@@ -25,18 +25,20 @@ const (
 	period = 10 * time.Second
 	// checkTimeout bounds a check.
 	checkTimeout = 10 * time.Second
-	// patience is how long the store may be away before objects report it: a store that restarts is back by then.
+	// patience is the time for which the store may be unavailable before objects report it. A restart of the store takes
+	// less.
 	patience = 20 * time.Second
 )
 
-// unused is a scope without artifacts: to read it costs the store one look-up, and takes the same rights as any other.
+// unused is a scope without artifacts. A read of it costs the store one lookup, and requires the same rights as any
+// scope.
 var unused = artifact.Scope{Namespace: "default", Kind: artifact.Profile, ID: "00000000"}
 
 var availableDesc = prometheus.NewDesc("semmoe_store_available", "1 while the artifact store answers the manager that leads, 0 while it does not; absent without a store.", nil, nil)
 
 // Watch checks the store, on the leader only. It is a collector of the result, and safe for concurrent use.
 type Watch struct {
-	// Changed receives an event when a failure begins or ends to be reported.
+	// Changed receives an event when Failure begins or ceases to report a failure.
 	Changed chan event.GenericEvent
 
 	store *access.Access
@@ -45,14 +47,14 @@ type Watch struct {
 	mu sync.Mutex
 	// checked is false before the first check, and where no store is configured.
 	checked bool
-	// since is when the checks began to fail; zero while they succeed. cause is the error of the first of them.
+	// since is the time of the first failed check, zero while checks succeed. cause is the error of that check.
 	since time.Time
 	cause string
 	// reported is whether the failure has lasted for patience.
 	reported bool
 }
 
-// New returns a watch of a store, which may be nil.
+// New returns a Watch of a store. store is nil if no store is configured.
 func New(store *access.Access, now func() time.Time) *Watch {
 	return &Watch{Changed: make(chan event.GenericEvent), store: store, now: now}
 }
@@ -82,7 +84,8 @@ func (w *Watch) Start(ctx context.Context) error {
 	}
 }
 
-// Failure returns why the store does not answer; empty where it does, where it has been away for less than patience, or without a store.
+// Failure returns the error of the store. It returns an empty string while the store is available, before it has been
+// unavailable for patience, and without a store.
 func (w *Watch) Failure() string {
 	if w == nil {
 		return ""
@@ -95,7 +98,7 @@ func (w *Watch) Failure() string {
 	return w.cause
 }
 
-// check asks the store, and returns whether a failure begins or ends to be reported.
+// check reads from the store, and returns whether the result of Failure changed between a failure and none.
 func (w *Watch) check(ctx context.Context) (bool, error) {
 	checkCtx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
@@ -117,7 +120,7 @@ func (w *Watch) ask(ctx context.Context) error {
 	return err
 }
 
-// record keeps the result of a check, and returns whether a failure begins or ends to be reported.
+// record stores the result of a check, and returns whether the result of Failure changed between a failure and none.
 func (w *Watch) record(err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -134,17 +137,17 @@ func (w *Watch) record(err error) bool {
 	return w.reported != was
 }
 
-// reset forgets the result: a manager that does not lead reports nothing.
+// reset discards the result, because a manager that does not lead reports nothing.
 func (w *Watch) reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.checked, w.since, w.cause, w.reported = false, time.Time{}, "", false
 }
 
-// Describe describes the metric.
+// Describe implements prometheus.Collector.
 func (w *Watch) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- availableDesc }
 
-// Collect reports the last check.
+// Collect sends the result of the last check, and nothing before the first one.
 func (w *Watch) Collect(metrics chan<- prometheus.Metric) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

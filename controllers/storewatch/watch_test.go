@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// A store that goes is noticed by the next check, and reported by objects after patience. Its return is reported at once. A wrong answer of
-// the scope that is asked for is an answer.
+// TestWatch checks that the next check detects the loss of a store, and that Failure reports it after patience. The
+// return of the store is reported at once. A store that answers "not found" is available.
 func TestWatch(t *testing.T) {
 	store := environment.Run(t)
 	now := time.Unix(1e9, 0)
@@ -50,34 +50,35 @@ func TestWatch(t *testing.T) {
 	registry.MustRegister(watch)
 	metricsdoc.Check(t, "../../docs/metrics.md", "store availability", registry)
 	if available() != 1 || watch.Failure() != "" {
-		t.Errorf("a store that answers: %v, %q", available(), watch.Failure())
+		t.Errorf("store is available: metric %v, failure %q", available(), watch.Failure())
 	}
 
 	store.Stop()
 	check(false, false)
 	if available() != 0 || watch.Failure() != "" {
-		t.Errorf("a store that has just gone: %v, %q", available(), watch.Failure())
+		t.Errorf("store is unavailable for less than patience: metric %v, failure %q", available(), watch.Failure())
 	}
 	now = now.Add(patience)
 	check(true, false)
 	cause := watch.Failure()
 	if !strings.Contains(cause, "refused") || strings.Contains(cause, "\n") {
-		t.Errorf("the cause is %q", cause)
+		t.Errorf("cause %q is not one line that contains \"refused\"", cause)
 	}
 	now = now.Add(time.Hour)
 	check(false, false)
 	if watch.Failure() != cause {
-		t.Errorf("the cause was %q and is %q", cause, watch.Failure())
+		t.Errorf("cause changed from %q to %q", cause, watch.Failure())
 	}
 
 	store.Start(t)
 	check(true, true)
 	if available() != 1 || watch.Failure() != "" {
-		t.Errorf("a store that is back: %v, %q", available(), watch.Failure())
+		t.Errorf("store is available again: metric %v, failure %q", available(), watch.Failure())
 	}
 }
 
-// The time from the loss of a store to its report is below a minute, with the time that a request is repeated.
+// TestReportsWithinAMinute checks that a failure is reported in less than a minute after the loss of the store,
+// including the time for which a request is retried.
 func TestReportsWithinAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		watch := New(nil, time.Now)
@@ -86,12 +87,12 @@ func TestReportsWithinAMinute(t *testing.T) {
 			time.Sleep(max(period, checkTimeout))
 		}
 		if took := period + time.Since(begin); took > time.Minute-patience/2 {
-			t.Errorf("a store that goes is reported after up to %s", took)
+			t.Errorf("the loss of a store is reported after up to %s, want at most %s", took, time.Minute-patience/2)
 		}
 	})
 }
 
-// Without a store there is no metric and no failure.
+// TestWithoutStore checks that there is neither a metric nor a failure without a store.
 func TestWithoutStore(t *testing.T) {
 	for _, store := range []*access.Access{nil, {}} {
 		watch := New(store, time.Now)
@@ -100,6 +101,6 @@ func TestWithoutStore(t *testing.T) {
 		}
 	}
 	if failure := (*Watch)(nil).Failure(); failure != "" {
-		t.Errorf("no watch reports %q", failure)
+		t.Errorf("a nil Watch reports failure %q", failure)
 	}
 }

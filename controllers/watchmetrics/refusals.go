@@ -1,5 +1,6 @@
-// Package watchmetrics tells which kinds a manager is not let see. What it does not see it can neither act upon nor say so in a
-// condition: a right to list or to watch that is revoked while it runs leaves everything as it was, in silence.
+// Package watchmetrics exports the kinds that a manager is not allowed to list or watch (RBAC). If such a right is
+// revoked while the manager runs, its cache keeps the last objects: the manager neither acts on changes nor reports a
+// condition. The metric is the only sign.
 package watchmetrics
 
 import (
@@ -13,15 +14,15 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 )
 
-// forgotten is how long after its last refusal a kind counts as seen again: nothing tells of a success, and a reflector tries again
-// at least every 60 s (its back-off ends at 30 s, and as much by chance).
-const forgotten = 90 * time.Second
+// expiry is the time after the last refusal at which a kind no longer counts as refused. No callback reports a success,
+// and a reflector retries at least every 60 s (its back-off is at most 30 s, plus as much jitter).
+const expiry = 90 * time.Second
 
 var refusedDesc = prometheus.NewDesc("semmoe_watch_refused", "1 for a kind that the API server does not let this manager list or watch any more; absent for others.",
 	[]string{"kind"}, nil)
 
-// Refusals remembers what the API server has refused the caches of a manager to list or to watch, and is a collector of it. It is
-// safe for concurrent use.
+// Refusals records the kinds that the API server refused to the caches of a manager, and exports them as a metric. It
+// is safe for concurrent use.
 type Refusals struct {
 	now func() time.Time
 
@@ -29,18 +30,19 @@ type Refusals struct {
 	last map[string]time.Time // by kind
 }
 
-// New remembers nothing yet.
+// New returns Refusals without a refusal. now returns the current time.
 func New(now func() time.Time) *Refusals {
 	return &Refusals{now: now, last: map[string]time.Time{}}
 }
 
-// Handle is for the caches' failures to list and to watch; it logs them as the caches do by themselves.
+// Handle is a watch error handler of the caches. It records refusals, and logs errors like the default handler.
 func (r *Refusals) Handle(ctx context.Context, reflector *toolscache.Reflector, err error) {
 	r.failed(reflector.TypeDescription(), err)
 	toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
 }
 
-// failed remembers a failure for lack of a right; the others pass by themselves, or end the manager's lease.
+// failed records an error for lack of a right. Other errors are ignored: they are transient, or they also end the lease
+// of the manager.
 func (r *Refusals) failed(description string, err error) {
 	if !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
 		return
@@ -50,18 +52,19 @@ func (r *Refusals) failed(description string, err error) {
 	r.last[kindOf(description)] = r.now()
 }
 
-// kindOf is the kind of a type as reflectors describe it: its Go type, such as *v1.Pod.
+// kindOf returns the kind of a type. Reflectors describe a type by its Go type, such as *v1.Pod.
 func kindOf(description string) string { return description[strings.LastIndex(description, ".")+1:] }
 
-// Describe tells the metric.
+// Describe implements prometheus.Collector.
 func (r *Refusals) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- refusedDesc }
 
-// Collect tells what is refused now. Unlike the metrics of objects it is of each manager, since the one that waits has to see as much.
+// Collect sends a series for each refused kind. Unlike the metrics of objects, every manager exports it, because a
+// standby manager needs the same rights as the leader.
 func (r *Refusals) Collect(metrics chan<- prometheus.Metric) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for kind, at := range r.last {
-		if r.now().Sub(at) > forgotten {
+		if r.now().Sub(at) > expiry {
 			delete(r.last, kind)
 			continue
 		}

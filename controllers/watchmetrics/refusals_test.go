@@ -43,7 +43,7 @@ func TestMetrics(t *testing.T) {
 	refusals.failed("*v1.Pod", apierrors.NewTooManyRequests("later", 1))
 	refusals.failed("*v1.Pod", errors.New("connection refused"))
 	if n := series(); n != 0 {
-		t.Errorf("%d series of failures that pass by themselves", n)
+		t.Errorf("%d series for transient errors, want none", n)
 	}
 	refusals.failed("*v1.Pod", forbidden())
 	refusals.failed("*v1alpha1.MoEDeployment", apierrors.NewUnauthorized("who are you"))
@@ -61,21 +61,21 @@ semmoe_watch_refused{kind="Pod"} 1
 	refusals.failed("*v1.Pod", forbidden())
 	now = now.Add(time.Minute)
 	if n := series(); n != 1 {
-		t.Errorf("%d series a minute after the last refusal of one kind, and two after that of the other", n)
+		t.Errorf("%d series with the last refusals 1 min (Pod) and 2 min (MoEDeployment) ago, want 1", n)
 	}
 	now = now.Add(time.Minute)
 	if n := series(); n != 0 {
-		t.Errorf("%d series two minutes after the last refusal", n)
+		t.Errorf("%d series 2 min after the last refusal, want none", n)
 	}
 }
 
-// plainLists are lists and watches of an API server that sends no list within a watch.
+// plainLists lists and watches like an API server without streaming lists (WatchList).
 type plainLists struct{ *toolscache.ListWatch }
 
 func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
 
-// A reflector that is refused for an hour is told all the time: it comes again before it is forgotten. Once it is let in again, it is
-// forgotten.
+// TestReflectorsComeAgain checks that a kind which is refused for an hour is reported all the time, because the
+// reflector retries before the expiry. When the reflector is allowed to watch again, the report ends.
 func TestReflectorsComeAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refusals := New(time.Now)
@@ -97,7 +97,7 @@ func TestReflectorsComeAgain(t *testing.T) {
 			},
 		}}
 		informer := toolscache.NewSharedIndexInformer(lists, &corev1.Pod{}, 0, nil)
-		// Handle logs as well, by a log that goes by the clock of this machine.
+		// Handle is not used here, because it also logs, with the real clock.
 		if err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, reflector *toolscache.Reflector, err error) {
 			refusals.failed(reflector.TypeDescription(), err)
 		}); err != nil {
@@ -106,23 +106,23 @@ func TestReflectorsComeAgain(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { informer.RunWithContext(ctx); close(ended) }()
-		told := func() int { return testutil.CollectAndCount(refusals) }
+		refusedKinds := func() int { return testutil.CollectAndCount(refusals) }
 		time.Sleep(10 * time.Minute)
-		if n := told(); n != 0 {
-			t.Errorf("%d kinds are refused where none is", n)
+		if n := refusedKinds(); n != 0 {
+			t.Errorf("%d kinds are reported as refused before any refusal, want none", n)
 		}
 		refused.Store(true)
 		time.Sleep(2 * time.Minute) // the watch that is open ends
 		for minute := range 60 {
-			if n := told(); n != 1 {
-				t.Errorf("minute %d: %d kinds are refused", minute, n)
+			if n := refusedKinds(); n != 1 {
+				t.Errorf("minute %d: %d kinds are reported as refused, want 1", minute, n)
 			}
 			time.Sleep(time.Minute)
 		}
 		refused.Store(false)
-		time.Sleep(time.Minute + forgotten)
-		if n := told(); n != 0 {
-			t.Errorf("%d kinds are refused after all are let in again", n)
+		time.Sleep(time.Minute + expiry)
+		if n := refusedKinds(); n != 0 {
+			t.Errorf("%d kinds are reported as refused after watches succeed again, want none", n)
 		}
 		cancel()
 		<-ended

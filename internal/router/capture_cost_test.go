@@ -74,7 +74,7 @@ func TestNarrowsSample(t *testing.T) {
 		}
 	}
 	if c.narrowed(last.Add(narrowPeriod)) {
-		t.Error("narrowed for ever")
+		t.Error("still narrowed after narrowPeriod")
 	}
 	// Measurements older than an hour are dropped.
 	if cost := c.cost(start.Add(2 * time.Hour)); cost != (lar.CaptureCost{}) {

@@ -113,7 +113,7 @@ func TestUsesTheAdapterOfEachPod(t *testing.T) {
 			if asks := strings.Contains(asked, `"return_routed_experts":true`); asks != (own != "TensorRTLLM") {
 				t.Errorf("%s behind a router for %s gets %s", own, configured.Type, asked)
 			}
-			if told := strings.Contains(string(body), "routed_experts"); told && own == "VLLM" {
+			if returned := strings.Contains(string(body), "routed_experts"); returned && own == "VLLM" {
 				t.Errorf("%s behind a router for %s: the client gets %s", own, configured.Type, body)
 			}
 		}

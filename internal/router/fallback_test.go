@@ -111,12 +111,12 @@ func TestCountsTheServingEndpoint(t *testing.T) {
 			served := tc.served(endpoints)
 			pool.Set(append(tc.backends[:len(tc.backends):len(tc.backends)], discovery.Backend{Pod: "other", Address: "other:1", Ranks: 4, PlanDigest: "another"}))
 			s.ResponseHeaders(max(200, tc.code), nil, false, served)
-			told := s.Answered().Set
-			if pod := tc.pod(served); told["x-semmoe-pod"] != pod {
-				t.Errorf("reported pod %q, want %q", told["x-semmoe-pod"], pod)
+			headers := s.Answered().Set
+			if pod := tc.pod(served); headers["x-semmoe-pod"] != pod {
+				t.Errorf("reported pod %q, want %q", headers["x-semmoe-pod"], pod)
 			}
-			if named := told["x-semmoe-plan"] != ""; named != tc.forecast {
-				t.Errorf("plan %q is reported", told["x-semmoe-plan"])
+			if named := headers["x-semmoe-plan"] != ""; named != tc.forecast {
+				t.Errorf("plan %q is reported", headers["x-semmoe-plan"])
 			}
 			onServed := int64(0)
 			pool.mu.Lock()
@@ -126,10 +126,10 @@ func TestCountsTheServingEndpoint(t *testing.T) {
 						t.Errorf("pod %s is ejected: %v", b.Pod, ejected)
 					}
 					for rank, tokens := range b.outstanding {
-						if tokens != 0 && (served == "" || b.Endpoint(rank) == served) && rankLabel(rank) == told["x-semmoe-rank"] {
+						if tokens != 0 && (served == "" || b.Endpoint(rank) == served) && rankLabel(rank) == headers["x-semmoe-rank"] {
 							onServed += tokens
 						} else if tokens != 0 {
-							t.Errorf("%d tokens are outstanding on rank %d of %s, reported rank is %s", tokens, rank, b.Pod, told["x-semmoe-rank"])
+							t.Errorf("%d tokens are outstanding on rank %d of %s, reported rank is %s", tokens, rank, b.Pod, headers["x-semmoe-rank"])
 						}
 					}
 				}
@@ -152,7 +152,7 @@ semmoe_router_retries_total{reason="unavailable"} 0
 semmoe_router_retries_total{reason="unreachable"} 0
 `, fallbacks)
 			if tc.counted {
-				rank := cmp.Or(told["x-semmoe-rank"], rankLabel(discovery.NoRank))
+				rank := cmp.Or(headers["x-semmoe-rank"], rankLabel(discovery.NoRank))
 				want += "# HELP semmoe_router_estimated_tokens_total Estimated tokens (prompt and limit of output) sent to each rank, summed over pods.\n" +
 					"# TYPE semmoe_router_estimated_tokens_total counter\nsemmoe_router_estimated_tokens_total{rank=\"" + rank + "\"} 9\n"
 			}

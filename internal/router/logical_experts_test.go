@@ -78,7 +78,7 @@ func encodedExperts(ids ...int32) string {
 // TestTranslate checks that a translation changes only the values at the engine's paths, and that unreadable values are
 // not forwarded.
 func TestTranslate(t *testing.T) {
-	told, logical := encodedExperts(0, 1, 0, 1, 0, 1), encodedExperts(0, 1, 2, 0, 0, 1)
+	reported, logical := encodedExperts(0, 1, 0, 1, 0, 1), encodedExperts(0, 1, 2, 0, 0, 1)
 	translate := func(data string) (string, error) {
 		response := &http.Response{Header: http.Header{}, Body: io.NopCloser(strings.NewReader(data)), ContentLength: int64(len(data))}
 		err := (&translator{
@@ -97,7 +97,7 @@ func TestTranslate(t *testing.T) {
 		`{"sglext":{"routed_experts":""}}`,
 	} {
 		want := strings.ReplaceAll(data, "X", logical)
-		if got, err := translate(strings.ReplaceAll(data, "X", told)); got != want || err != nil {
+		if got, err := translate(strings.ReplaceAll(data, "X", reported)); got != want || err != nil {
 			t.Errorf("%s became %s, %v; want %s", data, got, err, want)
 		}
 	}
@@ -112,7 +112,7 @@ func TestTranslate(t *testing.T) {
 // without streaming.
 func TestTranslatesLongAnswers(t *testing.T) {
 	const rows, chunks = 1000, 800
-	told := encodedExperts(slices.Repeat([]int32{0, 1, 0, 1, 0, 1}, rows)...)
+	reported := encodedExperts(slices.Repeat([]int32{0, 1, 0, 1, 0, 1}, rows)...)
 	logical := encodedExperts(slices.Repeat([]int32{0, 1, 2, 0, 0, 1}, rows)...)
 	permuted := newEngine(t, "permuted", 2, func(w http.ResponseWriter, r *http.Request) {
 		before, after := `{"meta_info":{"routed_experts":"`, `"}}`
@@ -120,11 +120,11 @@ func TestTranslatesLongAnswers(t *testing.T) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			before, after = "data: "+before, after+"\n\n"
 		} else {
-			w.Header().Set("Content-Length", strconv.Itoa(len(before)+chunks*len(told)+len(after)))
+			w.Header().Set("Content-Length", strconv.Itoa(len(before)+chunks*len(reported)+len(after)))
 		}
 		io.WriteString(w, before) //nolint:errcheck // the client verifies the body
 		for range chunks {
-			io.WriteString(w, told) //nolint:errcheck // the client verifies the body
+			io.WriteString(w, reported) //nolint:errcheck // the client verifies the body
 		}
 		io.WriteString(w, after) //nolint:errcheck // the client verifies the body
 	})
@@ -161,7 +161,7 @@ func TestTranslatesLongAnswers(t *testing.T) {
 		response.Body.Close()
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; took > 8<<20 {
-			t.Errorf("%d bytes were allocated for an answer of %d", took, chunks*len(told))
+			t.Errorf("%d bytes were allocated for an answer of %d", took, chunks*len(reported))
 		}
 	}
 }
@@ -337,10 +337,10 @@ func TestPermutedCheckpoint(t *testing.T) {
 			if got != want {
 				t.Errorf("%s: the answer differs:\n%s\n%s", name, got, want)
 			}
-			told := routedExperts.FindAllString(got, -1)
+			reported := routedExperts.FindAllString(got, -1)
 			raw := routedExperts.FindAllString(fetch(t, "http://"+permutedEngine+request.path, body), -1)
-			if len(told) == 0 || len(told) != len(raw) || slices.Equal(told, raw) {
-				t.Errorf("%s: the engine reports experts %d times, the router %d: the test is not significant", name, len(raw), len(told))
+			if len(reported) == 0 || len(reported) != len(raw) || slices.Equal(reported, raw) {
+				t.Errorf("%s: the engine reports experts %d times, the router %d: the test is not significant", name, len(raw), len(reported))
 			}
 		}
 	}

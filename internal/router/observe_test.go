@@ -139,9 +139,9 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 	// /v1/observations contains the individual observations of the sums.
 	recorder := httptest.NewRecorder()
 	observations.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/v1/observations", nil))
-	var told struct{ Observations []lar.Observation }
-	if err := json.Unmarshal(recorder.Body.Bytes(), &told); err != nil || len(told.Observations) != 2*len(requests) || told.Observations[0].Revision != "r" {
-		t.Errorf("/v1/observations: %v, %d observations", err, len(told.Observations))
+	var reported struct{ Observations []lar.Observation }
+	if err := json.Unmarshal(recorder.Body.Bytes(), &reported); err != nil || len(reported.Observations) != 2*len(requests) || reported.Observations[0].Revision != "r" {
+		t.Errorf("/v1/observations: %v, %d observations", err, len(reported.Observations))
 	}
 }
 
@@ -236,14 +236,14 @@ func TestObservesUnderAPlan(t *testing.T) {
 
 	recorder := httptest.NewRecorder()
 	observations.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/v1/observations", nil))
-	var told struct {
+	var reported struct {
 		Imbalance    *float64
 		Observations []lar.Observation
 	}
-	if err := json.Unmarshal(recorder.Body.Bytes(), &told); err != nil || told.Imbalance == nil || *told.Imbalance < 1 || len(told.Observations) != requests {
+	if err := json.Unmarshal(recorder.Body.Bytes(), &reported); err != nil || reported.Imbalance == nil || *reported.Imbalance < 1 || len(reported.Observations) != requests {
 		t.Errorf("/v1/observations: %v: %.300s", err, recorder.Body)
 	}
-	for i, observation := range told.Observations {
+	for i, observation := range reported.Observations {
 		if diff := cmp.Diff(observations.recent()[i], observation, cmpopts.EquateApproxTime(0)); diff != "" {
 			t.Errorf("observation %d changes on its way (-want +got):\n%s", i, diff)
 		}

@@ -173,14 +173,14 @@ func TestForecastIsOfThePodsPlan(t *testing.T) {
 			scores := make([]float32, 4)
 			ids := p.layout.Tokenizer.Encode(r.prompt.Texts[0])
 			p.Plan.Ranks.ScoreTokens(scores, ids)
-			told := r.forecast.on(lease.Rank)
-			want := &lar.Forecast{Tables: lease.Backend.PlanDigest, Best: told.Best, Highest: share(float64(slices.Max(scores))), Predicted: share(float64(scores[lease.Rank]))}
+			got := r.forecast.on(lease.Rank)
+			want := &lar.Forecast{Tables: lease.Backend.PlanDigest, Best: got.Best, Highest: share(float64(slices.Max(scores))), Predicted: share(float64(scores[lease.Rank]))}
 			if r.sampled {
 				known, pairs := p.Plan.Seen.Shares(ids)
 				want.Known, want.Pairs = share(known), share(pairs)
 			}
-			if !lease.scored || lease.layout != p.layout || scores[told.Best] != slices.Max(scores) || *told != *want {
-				t.Fatalf("%s on rank %d: forecast %+v, the forecast of its plan is %+v from %v", lease.Backend.Pod, lease.Rank, told, want, scores)
+			if !lease.scored || lease.layout != p.layout || scores[got.Best] != slices.Max(scores) || *got != *want {
+				t.Fatalf("%s on rank %d: forecast %+v, the forecast of its plan is %+v from %v", lease.Backend.Pod, lease.Rank, got, want, scores)
 			}
 			lease.Release()
 			seen[lease.Backend.Pod]++

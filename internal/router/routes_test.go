@@ -50,8 +50,8 @@ func TestGatewayReachesOnlyTheRoutes(t *testing.T) {
 		if generates := !strings.Contains(path, "models") && !strings.Contains(path, "token"); generates {
 			rank = change.Set[strings.ToLower(rankHeader)]
 		}
-		if told := s.Answered().Set; told["x-request-id"] != change.Set["x-request-id"] || told["x-semmoe-rank"] != rank {
-			t.Errorf("%s: got %v in %v", request, told, change)
+		if headers := s.Answered().Set; headers["x-request-id"] != change.Set["x-request-id"] || headers["x-semmoe-rank"] != rank {
+			t.Errorf("%s: got %v in %v", request, headers, change)
 		}
 	}
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(`

@@ -41,7 +41,7 @@ func TestReportSize(t *testing.T) {
 			Tables: strings.Repeat("cd34", 16), Best: i % 16, Highest: share(random.Float64()), Predicted: share(random.Float64()), Known: share(random.Float64()), Pairs: share(random.Float64()),
 		}})
 	}
-	var told [2]lar.Report
+	var reports [2]lar.Report
 	var size [2]int
 	for i, encoding := range []string{"", "gzip"} {
 		request := httptest.NewRequest(http.MethodGet, "/v1/observations", nil)
@@ -59,7 +59,7 @@ func TestReportSize(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := json.NewDecoder(body).Decode(&told[i]); err != nil {
+		if err := json.NewDecoder(body).Decode(&reports[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -67,10 +67,10 @@ func TestReportSize(t *testing.T) {
 	if size[0] > 900<<10 || size[1] > 200<<10 {
 		t.Errorf("%d bytes, or %d compressed, are too many", size[0], size[1])
 	}
-	if err := told[0].Validate(); err != nil || len(told[0].Observations) != ringSize || len(told[0].Service) != lar.ServiceBuckets {
-		t.Errorf("%d observations, %d minutes, error %v", len(told[0].Observations), len(told[0].Service), err)
+	if err := reports[0].Validate(); err != nil || len(reports[0].Observations) != ringSize || len(reports[0].Service) != lar.ServiceBuckets {
+		t.Errorf("%d observations, %d minutes, error %v", len(reports[0].Observations), len(reports[0].Service), err)
 	}
-	if diff := cmp.Diff(told[0], told[1]); diff != "" {
+	if diff := cmp.Diff(reports[0], reports[1]); diff != "" {
 		t.Errorf("compressed (-want +got):\n%s", diff)
 	}
 }

@@ -104,8 +104,8 @@ func TestSwapBeforeAMove(t *testing.T) {
 		t.Fatal(err)
 	}
 	lease.move(pool.fallbacks(lease, r, 1)[0])
-	if told := r.forecast.on(lease.Rank); !lease.scored || told.Tables != p.Artifact.Digest {
-		t.Errorf("scored %v, forecast %+v", lease.scored, told)
+	if f := r.forecast.on(lease.Rank); !lease.scored || f.Tables != p.Artifact.Digest {
+		t.Errorf("scored %v, forecast %+v", lease.scored, f)
 	}
 	lease.Release()
 }

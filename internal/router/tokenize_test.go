@@ -30,7 +30,7 @@ func TestEngineTokenizes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := fmt.Sprintf(`{"count":4,"tokens":%s}`, ids)
+	tokenized := fmt.Sprintf(`{"count":4,"tokens":%s}`, ids)
 	for name, tc := range map[string]struct {
 		code   int
 		answer string
@@ -38,19 +38,19 @@ func TestEngineTokenizes(t *testing.T) {
 		asked  int32 // in two requests
 		scored bool
 	}{
-		"ids":           {http.StatusOK, told, `{"prompt":"` + text + `"}`, 2, true},
-		"several texts": {http.StatusOK, told, `{"prompt":["SELECT name","FROM users"]}`, 2, true},
-		"ids at hand":   {http.StatusOK, told, `{"prompt":[1,2]}`, 0, true},
+		"ids":           {http.StatusOK, tokenized, `{"prompt":"` + text + `"}`, 2, true},
+		"several texts": {http.StatusOK, tokenized, `{"prompt":["SELECT name","FROM users"]}`, 2, true},
+		"ids at hand":   {http.StatusOK, tokenized, `{"prompt":[1,2]}`, 0, true},
 		"no ids":        {http.StatusOK, `{"tokens":[]}`, `{"prompt":"x"}`, 2, false},
 		"not ids":       {http.StatusOK, `{"tokens":["a"]}`, `{"prompt":"x"}`, 2, false},
 		"not JSON":      {http.StatusOK, `tokens`, `{"prompt":"x"}`, 1, false},
 		"refused":       {http.StatusNotFound, `{}`, `{"prompt":"x"}`, 1, false},
-		"too long":      {http.StatusOK, told, `{"prompt":"` + strings.Repeat("x", tokenize.MaxBytes+1) + `"}`, 0, false},
+		"too long":      {http.StatusOK, tokenized, `{"prompt":"` + strings.Repeat("x", tokenize.MaxBytes+1) + `"}`, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var asked atomic.Int32
 			engine := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Path == "/tell" {
+				if r.URL.Path == "/tokens" {
 					asked.Add(1)
 					w.WriteHeader(tc.code)
 					fmt.Fprint(w, tc.answer)
@@ -73,7 +73,7 @@ func TestEngineTokenizes(t *testing.T) {
 func tokenizingRouter(t *testing.T, engine discovery.Backend, layout *plans.Layout) func(body string) (plan string) {
 	t.Helper()
 	engine.PlanDigest = layout.Digest
-	options := Options{ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second, TokenizePath: "/tell"}}
+	options := Options{ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second, TokenizePath: "/tokens"}}
 	pool := NewPool()
 	pool.Set(options.backends([]discovery.Backend{engine}))
 	pool.AddLayout(layout)
@@ -95,7 +95,7 @@ func TestEngineTokenizesOnItsOwnRoute(t *testing.T) {
 	p, _ := solved(t)
 	layout := *p.layout
 	layout.Tokenizer = nil
-	for own, route := range map[string]string{"SGLang": "/v1/tokenize", "VLLM": "/tokenize", "TensorRTLLM": "", "": "/tell"} {
+	for own, route := range map[string]string{"SGLang": "/v1/tokenize", "VLLM": "/tokenize", "TensorRTLLM": "", "": "/tokens"} {
 		var asked atomic.Value
 		asked.Store("")
 		engine := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
@@ -119,7 +119,7 @@ func TestUnresponsiveTokenizer(t *testing.T) {
 	layout.Tokenizer = nil
 	var asked atomic.Int32
 	engine := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/tell" {
+		if r.URL.Path == "/tokens" {
 			asked.Add(1)
 			_, _ = io.Copy(io.Discard, r.Body) // without this, the server does not detect the disconnect
 			<-r.Context().Done()

@@ -5,8 +5,9 @@ import (
 	"math"
 )
 
-// overflow moves items out of overfull bins, one at a time. Only bins that are not overfull receive items, and none
-// becomes overfull by that. Hence, except when a bin stops being overfull, the set of possible moves only shrinks.
+// overflow moves items out of overfull bins, one at a time. Only bins that are not overfull receive items, and no
+// move makes its target overfull. Therefore the set of possible moves only shrinks, except when a bin stops being
+// overfull.
 type overflow struct {
 	w *Weighted
 	// bins are the current bins of the items, loads the resulting loads, maxLoads the maximum load of each bin.

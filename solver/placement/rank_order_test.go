@@ -31,7 +31,7 @@ func TestLargeShareHoldsFrequentExperts(t *testing.T) {
 	budget := 8
 	for name, change := range map[string]func(*placement.Problem){
 		"from nothing": func(*placement.Problem) {},
-		"for a forecast that tells occurrences apart": func(p *placement.Problem) {
+		"for a forecast that distinguishes occurrences": func(p *placement.Problem) {
 			together, within := make([]float32, 64), make([]float32, 64)
 			for e := range 8 {
 				for f := range 8 {
@@ -46,7 +46,7 @@ func TestLargeShareHoldsFrequentExperts(t *testing.T) {
 		"under a move budget": func(p *placement.Problem) {
 			p.Current, p.Constraints.MoveBudget = placement.Contiguous(p.Layers, 8, 2), &budget
 		},
-		"beside a pin": func(p *placement.Problem) { p.Constraints.Pins = []placement.Pin{{Layer: 3, Expert: 5, Rank: 0}} },
+		"with a pin": func(p *placement.Problem) { p.Constraints.Pins = []placement.Pin{{Layer: 3, Expert: 5, Rank: 0}} },
 	} {
 		p := twoClusters()
 		change(&p)

@@ -78,7 +78,7 @@ func TestServingByHand(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The first request has tokens at 12, 16 and 20 ms. The second arrives at 1 ms and has 2 tokens in the third step
-	// and 1 in the fourth. The third is alone.
+	// and 1 in the fourth. The third runs without other requests.
 	r := e.record
 	for i, want := range []struct{ first, each float64 }{{15e3, -1}, {12e3, 4e3}, {4e3, 4e3}} {
 		if math.Abs(r.first[i]-want.first) > 1 || math.Abs(r.each[i]-want.each) > 1 {

@@ -17,7 +17,7 @@ import (
 	"github.com/semmoe/operator/test/markdown"
 )
 
-// bases are what the parts of objects that the documentation shows are put into.
+// bases are the objects into which the partial objects of the documentation are merged.
 var bases = map[string]string{
 	"MoEDeployment": minimal,
 	"AffinityProfile": `
@@ -37,13 +37,15 @@ spec: {expertParallelSize: 8}
 `,
 }
 
-// kindsOfParts are the kinds that documents show a spec of; other parts are fields of a spec of a MoEDeployment.
+// kindsOfParts maps documents to the kind of the specs that they show. Other partial objects are fields of a
+// MoEDeployment spec.
 var kindsOfParts = map[string]string{"gitops.md": "MoEDeployment", "planning.md": "PlacementPlan", "profiling.md": "AffinityProfile"}
 
-// foreign are the first lines of what is written in YAML and is for others.
+// foreign contains the first lines of YAML blocks for other software.
 var foreign = []string{"apiVersion: gateway.networking.k8s.io/v1", "enable_attention_dp: true", "grpc_service:"}
 
-// Every object of ours that the documentation shows is accepted, and so is every part of one.
+// TestDocumentation checks that the API server accepts every complete or partial object of the operator's kinds in the
+// documentation.
 func TestDocumentation(t *testing.T) {
 	var files []string
 	for _, pattern := range []string{"README.md", "docs/*.md", "docs/*/*.md", "charts/*/README.md", "test/*/README.md"} {
@@ -74,11 +76,11 @@ func TestDocumentation(t *testing.T) {
 		}
 	}
 	if tried < 8 {
-		t.Errorf("%d examples in %d files: some are not found", tried, len(files))
+		t.Errorf("found only %d examples in %d files", tried, len(files))
 	}
 }
 
-// The README shows the sample that its commands apply, but for comments.
+// TestReadmeShowsTheSample checks that the README shows the sample that its commands apply, without comments.
 func TestReadmeShowsTheSample(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
 	if err != nil {
@@ -114,7 +116,7 @@ func isForeign(block string) bool {
 	return false
 }
 
-// complete makes an object of what a document shows of one.
+// complete returns the complete object for a block of a document.
 func complete(document, block string) (*unstructured.Unstructured, error) {
 	block = strings.ReplaceAll(block, "…", strings.Repeat("0", 48)) // the rest of a digest
 	shown := &unstructured.Unstructured{}

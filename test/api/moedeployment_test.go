@@ -56,7 +56,7 @@ func run(m *testing.M) int {
 		DownloadBinaryAssets:     false,
 		AttachControlPlaneOutput: os.Getenv("API_SERVER_LOG") != "",
 	}
-	// Some distributions ask whoever makes a child that keeps its owner for a right to that.
+	// Some distributions require the right to update the finalizers of the owner for a child with blockOwnerDeletion.
 	configured.ControlPlane.GetAPIServer().Configure().Append("enable-admission-plugins", "OwnerReferencesPermissionEnforcement")
 	environment, err := apiserver.Start(configured)
 	if err != nil {
@@ -86,7 +86,7 @@ func moduleDir(directory, module string) (string, error) {
 	output, err := command.Output()
 	var found struct{ Dir string }
 	if err := errors.Join(err, json.Unmarshal(output, &found)); err != nil {
-		return "", fmt.Errorf("the module %s: %w: %s", module, err, output)
+		return "", fmt.Errorf("failed to find module %s: %w: %s", module, err, output)
 	}
 	return found.Dir, nil
 }
@@ -123,34 +123,34 @@ func TestDefaults(t *testing.T) {
 	switch {
 	case *spec.Replicas != 1, spec.Reconciliation != "Active", spec.Routing.Mode != "Router", spec.Routing.Replicas != 2,
 		spec.Routing.NetworkPolicy != "Managed", spec.Routing.Weights != nil, spec.Routing.PendingLimitPerRank != nil, spec.Routing.HoldMilliseconds != nil:
-		t.Errorf("defaults of the deployment: %+v", spec)
+		t.Errorf("wrong defaults of the deployment: %+v", spec)
 	case *spec.Rollout.MaxUnavailable != 1, *spec.Rollout.MaxSurge != 0:
-		t.Errorf("defaults of the roll-out: %+v", spec.Rollout)
+		t.Errorf("wrong defaults of the roll-out: %+v", spec.Rollout)
 	case spec.Drift.Source != "Router", spec.Drift.ThresholdPercent != 10, spec.Drift.WindowSeconds != 3600, *spec.Drift.CooldownSeconds != 3600, *spec.Drift.MaxReplansPerDay != 4:
-		t.Errorf("defaults of drift: %+v", spec.Drift)
+		t.Errorf("wrong defaults of drift: %+v", spec.Drift)
 	case spec.Engine.Type != "SGLang", spec.Engine.Port != 30000, spec.Model.Path != "/models":
-		t.Errorf("defaults of engine and model: %+v %+v", spec.Engine, spec.Model)
+		t.Errorf("wrong defaults of engine or model: %+v %+v", spec.Engine, spec.Model)
 	case spec.Parallelism.Attention != "DataParallel", spec.Parallelism.ResourceName != "nvidia.com/gpu":
-		t.Errorf("defaults of the parallelism: %+v", spec.Parallelism)
+		t.Errorf("wrong defaults of the parallelism: %+v", spec.Parallelism)
 	}
 }
 
-// dataset is a profiling spec with a data set from one source.
+// dataset returns a profiling spec with a data set from one source.
 func dataset(source string, value any) map[string]any {
 	return map[string]any{"dataset": map[string]any{source: value}}
 }
 
-// prometheus is a drift spec with a server.
+// prometheus returns a drift spec with a Prometheus server.
 func prometheus(address, query string) map[string]any {
 	return map[string]any{"source": "Prometheus", "prometheus": map[string]any{"address": address, "query": query}}
 }
 
-// Every bad value is refused with a message that names the field and what is allowed.
+// TestValidation checks that invalid values are refused, with a message that names the field and what is allowed.
 func TestValidation(t *testing.T) {
 	cases := map[string]struct {
-		path    string // of the field to set, dots between
+		path    string // path of the field to set, separated by dots
 		value   any
-		message []string // parts of the message; none: accepted
+		message []string // parts of the message; empty if the value is valid
 	}{
 		"scaled to zero":                 {"spec.replicas", 0, nil},
 		"negative replicas":              {"spec.replicas", -1, []string{"spec.replicas", "greater than or equal to 0"}},
@@ -177,17 +177,17 @@ func TestValidation(t *testing.T) {
 		"a fractional weight":            {"spec.routing.weights", map[string]any{"loadPercent": 0.5}, []string{"spec.routing.weights.loadPercent", "must be of type integer"}},
 		"a negative weight":              {"spec.routing.weights", map[string]any{"prefixPercent": int64(-1)}, []string{"spec.routing.weights.prefixPercent", "greater than or equal to 0"}},
 		"too heavy a weight":             {"spec.routing.weights", map[string]any{"affinityPercent": int64(1001)}, []string{"spec.routing.weights.affinityPercent", "less than or equal to 1000"}},
-		"nothing weighs":                 {"spec.routing.weights", map[string]any{"affinityPercent": int64(0), "prefixPercent": int64(0), "loadPercent": int64(0), "waitPercent": int64(0)}, []string{"spec.routing.weights", "at least one of affinityPercent"}},
-		"waits alone":                    {"spec.routing.weights", map[string]any{"affinityPercent": int64(0), "prefixPercent": int64(0), "loadPercent": int64(0), "waitPercent": int64(50)}, nil},
+		"all weights are zero":           {"spec.routing.weights", map[string]any{"affinityPercent": int64(0), "prefixPercent": int64(0), "loadPercent": int64(0), "waitPercent": int64(0)}, []string{"spec.routing.weights", "at least one of affinityPercent"}},
+		"only the weight of waiting":     {"spec.routing.weights", map[string]any{"affinityPercent": int64(0), "prefixPercent": int64(0), "loadPercent": int64(0), "waitPercent": int64(50)}, nil},
 		"weights without a router":       {"spec.routing", map[string]any{"mode": "None", "weights": map[string]any{"loadPercent": int64(50)}}, []string{"spec.routing.weights", "need mode Router or EndpointPicker"}},
 		"hold":                           {"spec.routing.holdMilliseconds", 200, nil},
-		"hold for nothing":               {"spec.routing.holdMilliseconds", 0, []string{"spec.routing.holdMilliseconds", "greater than or equal to 1"}},
-		"hold for long":                  {"spec.routing.holdMilliseconds", 1001, []string{"spec.routing.holdMilliseconds", "less than or equal to 1000"}},
+		"hold of zero":                   {"spec.routing.holdMilliseconds", 0, []string{"spec.routing.holdMilliseconds", "greater than or equal to 1"}},
+		"hold above the limit":           {"spec.routing.holdMilliseconds", 1001, []string{"spec.routing.holdMilliseconds", "less than or equal to 1000"}},
 		"hold behind a gateway":          {"spec.routing", map[string]any{"mode": "EndpointPicker", "holdMilliseconds": int64(8)}, []string{"spec.routing.holdMilliseconds", "needs mode Router"}},
 		"pending limit":                  {"spec.routing.pendingLimitPerRank", 1, nil},
 		"no request may be pending":      {"spec.routing.pendingLimitPerRank", 0, []string{"spec.routing.pendingLimitPerRank", "greater than or equal to 1"}},
 		"pending limit without a router": {"spec.routing", map[string]any{"mode": "None", "pendingLimitPerRank": int64(8)}, []string{"spec.routing.pendingLimitPerRank", "needs mode Router or EndpointPicker"}},
-		"network policies of somebody's": {"spec.routing.networkPolicy", "None", nil},
+		"user-provided network policies": {"spec.routing.networkPolicy", "None", nil},
 		"unknown network policy":         {"spec.routing.networkPolicy", "Cilium", []string{"spec.routing.networkPolicy", `"Managed", "None"`}},
 		"sampling":                       {"spec.routing.samplePercent", 100, nil},
 		"too many samples":               {"spec.routing.samplePercent", 101, []string{"spec.routing.samplePercent", "less than or equal to 100"}},
@@ -196,7 +196,7 @@ func TestValidation(t *testing.T) {
 		"profiling by claim":             {"spec.profiling", dataset("persistentVolumeClaim", map[string]any{"claimName": "d", "path": "a/b.jsonl"}), nil},
 		"profiling by path":              {"spec.profiling", dataset("path", "/models/d.jsonl"), nil},
 		"profiling by reference":         {"spec.profiling", map[string]any{"profileRef": map[string]any{"name": "p"}}, nil},
-		"profiling by nothing":           {"spec.profiling", map[string]any{}, []string{"spec.profiling", "give either dataset or profileRef"}},
+		"profiling without a source":     {"spec.profiling", map[string]any{}, []string{"spec.profiling", "give either dataset or profileRef"}},
 		"data set without a source":      {"spec.profiling", map[string]any{"dataset": map[string]any{}}, []string{"spec.profiling.dataset", "exactly one of configMap"}},
 		"data set elsewhere":             {"spec.profiling", dataset("path", "/data/d.jsonl"), []string{"spec.profiling.dataset.path", "below /models"}},
 		"data set that escapes":          {"spec.profiling", dataset("path", "/models/../etc/passwd"), []string{"spec.profiling.dataset.path", "without '..'"}},
@@ -216,12 +216,12 @@ func TestValidation(t *testing.T) {
 		"an address with a password":     {"spec.drift", prometheus("http://user:word@p", "lar"), []string{"spec.drift.prometheus.address", "should match"}},
 		"an address with a query":        {"spec.drift", prometheus("http://p/?a=b", "lar"), []string{"spec.drift.prometheus.address", "should match"}},
 		"unknown source of drift":        {"spec.drift.source", "Thanos", []string{"spec.drift.source", `"Router", "Prometheus"`}},
-		"a threshold within chance":      {"spec.drift.thresholdPercent", 4, []string{"spec.drift.thresholdPercent", "greater than or equal to 5"}},
+		"a threshold below the noise":    {"spec.drift.thresholdPercent", 4, []string{"spec.drift.thresholdPercent", "greater than or equal to 5"}},
 		"a threshold above half":         {"spec.drift.thresholdPercent", 51, []string{"spec.drift.thresholdPercent", "less than or equal to 50"}},
 		"a window of seconds":            {"spec.drift.windowSeconds", 59, []string{"spec.drift.windowSeconds", "greater than or equal to 60"}},
 		"no cooldown":                    {"spec.drift.cooldownSeconds", 0, nil},
 		"no plan for drift":              {"spec.drift.maxReplansPerDay", 0, nil},
-		"plans without end":              {"spec.drift.maxReplansPerDay", 97, []string{"spec.drift.maxReplansPerDay", "less than or equal to 96"}},
+		"too many plans per day":         {"spec.drift.maxReplansPerDay", 97, []string{"spec.drift.maxReplansPerDay", "less than or equal to 96"}},
 		"no canary":                      {"spec.rollout.canaryReplicas", 0, []string{"spec.rollout.canaryReplicas", "greater than or equal to 1"}},
 		"no soak":                        {"spec.rollout.soakSeconds", 0, nil},
 		"a soak of days":                 {"spec.rollout.soakSeconds", 86401, []string{"spec.rollout.soakSeconds", "less than or equal to 86400"}},
@@ -250,7 +250,7 @@ func TestValidation(t *testing.T) {
 	}
 }
 
-// Fields that contradict each other are refused, naming the one to change.
+// TestContradictions checks that contradictory fields are refused, with a message that names the field to change.
 func TestContradictions(t *testing.T) {
 	routing := func(fields map[string]any) map[string]any { return map[string]any{"routing": fields} }
 	tensorParallel := map[string]any{"expertParallelSize": int64(4), "attention": "TensorParallel"}
@@ -280,7 +280,7 @@ func TestContradictions(t *testing.T) {
 	cases := map[string]struct {
 		spec    map[string]any // merged over the minimal one
 		more    map[string]any
-		message []string // none: accepted
+		message []string // empty if the spec is valid
 	}{
 		"picker with an engine that takes no rank":   {routing(map[string]any{"mode": "EndpointPicker"}), map[string]any{"engine": engine("TensorRTLLM")}, []string{"spec.routing.mode", "TensorRTLLM does not"}},
 		"picker with another engine":                 {routing(map[string]any{"mode": "EndpointPicker"}), map[string]any{"engine": engine("VLLM")}, nil},
@@ -290,62 +290,62 @@ func TestContradictions(t *testing.T) {
 		"affinity of requests without a rank":        {routing(affinity(50)), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.weights.affinityPercent", "attention DataParallel"}},
 		"no affinity of requests without a rank":     {routing(affinity(0)), map[string]any{"parallelism": tensorParallel}, nil},
 		"other weights of requests without a rank":   {routing(map[string]any{"weights": map[string]any{"prefixPercent": int64(50)}}), map[string]any{"parallelism": tensorParallel}, nil},
-		"micro-batches":                      {overlap(map[string]any{"microBatches": int64(2), "distributionThresholdPercent": int64(0)}), nil, nil},
-		"multiprocessors for exchange alone": {overlap(map[string]any{"communicationSMs": int64(24)}), nil, nil},
-		"an odd number of them":              {overlap(map[string]any{"communicationSMs": int64(23)}), nil, []string{"spec.engine.overlap.communicationSMs", "multiple of 2"}},
-		"one micro-batch":                    {overlap(map[string]any{"microBatches": int64(1)}), nil, []string{"spec.engine.overlap.microBatches", "greater than or equal to 2"}},
-		"an overlap of nothing":              {overlap(map[string]any{}), nil, []string{"spec.engine.overlap", "set microBatches, communicationSMs, or both"}},
-		"a threshold of nothing":             {overlap(map[string]any{"communicationSMs": int64(24), "decodeThresholdTokens": int64(8)}), nil, []string{"spec.engine.overlap.decodeThresholdTokens", "needs microBatches"}},
-		"tokens that an engine shuffles":     {map[string]any{"parallelism": tensorParallel}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, nil},
-		"tokens of requests with a rank":     {nil, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "needs parallelism.attention TensorParallel"}},
-		"tokens without an exchange":         {map[string]any{"parallelism": tensorParallel, "engine": engine("VLLM")}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "engine.type SGLang"}},
-		"hardware of the operator's":         {placement(map[string]any{"builtIn": "h200-nvlink"}), nil, nil},
-		"hardware of the user's":             {placement(map[string]any{"configMap": map[string]any{"name": "gpus"}}), nil, nil},
-		"hardware of both":                   {placement(map[string]any{"builtIn": "h200-nvlink", "configMap": map[string]any{"name": "gpus"}}), nil, []string{"spec.placement.hardware", "exactly one of builtIn and configMap"}},
-		"hardware of nobody":                 {placement(map[string]any{}), nil, []string{"spec.placement.hardware", "exactly one of builtIn and configMap"}},
-		"everything that a placement may be for": {placed(map[string]any{
+		"micro-batches":                     {overlap(map[string]any{"microBatches": int64(2), "distributionThresholdPercent": int64(0)}), nil, nil},
+		"only multiprocessors for exchange": {overlap(map[string]any{"communicationSMs": int64(24)}), nil, nil},
+		"an odd number of multiprocessors":  {overlap(map[string]any{"communicationSMs": int64(23)}), nil, []string{"spec.engine.overlap.communicationSMs", "multiple of 2"}},
+		"one micro-batch":                   {overlap(map[string]any{"microBatches": int64(1)}), nil, []string{"spec.engine.overlap.microBatches", "greater than or equal to 2"}},
+		"an empty overlap":                  {overlap(map[string]any{}), nil, []string{"spec.engine.overlap", "set microBatches, communicationSMs, or both"}},
+		"a threshold of nothing":            {overlap(map[string]any{"communicationSMs": int64(24), "decodeThresholdTokens": int64(8)}), nil, []string{"spec.engine.overlap.decodeThresholdTokens", "needs microBatches"}},
+		"tokens that an engine shuffles":    {map[string]any{"parallelism": tensorParallel}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, nil},
+		"tokens of requests with a rank":    {nil, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "needs parallelism.attention TensorParallel"}},
+		"tokens without an exchange":        {map[string]any{"parallelism": tensorParallel, "engine": engine("VLLM")}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "engine.type SGLang"}},
+		"built-in hardware":                 {placement(map[string]any{"builtIn": "h200-nvlink"}), nil, nil},
+		"user-provided hardware":            {placement(map[string]any{"configMap": map[string]any{"name": "gpus"}}), nil, nil},
+		"two sources of hardware":           {placement(map[string]any{"builtIn": "h200-nvlink", "configMap": map[string]any{"name": "gpus"}}), nil, []string{"spec.placement.hardware", "exactly one of builtIn and configMap"}},
+		"no source of hardware":             {placement(map[string]any{}), nil, []string{"spec.placement.hardware", "exactly one of builtIn and configMap"}},
+		"all placement fields": {placed(map[string]any{
 			"objective": "RankDedup", "tokenLoadLimitPercent": int64(110), "expertLoadLimitPercent": int64(120), "solver": by("auto"),
 		}), nil, nil},
-		"copies, by another algorithm":        {placed(map[string]any{"redundantExperts": int64(8), "solver": by("eplb")}), nil, nil},
-		"copies that ranks cannot share":      {placed(map[string]any{"redundantExperts": int64(6)}), nil, []string{"spec.placement.redundantExperts", "multiple of parallelism.expertParallelSize"}},
-		"copies in a permuted checkpoint":     {placed(map[string]any{"redundantExperts": int64(4), "realization": "ReshuffledWeights"}), nil, []string{"spec.placement.redundantExperts", "each expert once"}},
-		"copies without a map":                {placed(map[string]any{"redundantExperts": int64(4)}), map[string]any{"engine": engine("VLLM")}, []string{"spec.placement.redundantExperts", "VLLM does not"}},
-		"copies by an algorithm without":      {placed(map[string]any{"redundantExperts": int64(4), "solver": by("moetuner")}), nil, []string{"spec.placement.redundantExperts", "auto, eplb, contiguous or round-robin"}},
-		"copies from memory":                  {placed(auto(nil)), nil, nil},
-		"copies from a number of bytes":       {placed(auto(map[string]any{"redundantMemoryBytes": int64(8 << 30), "objective": "Time", "solver": by("auto")})), nil, nil},
-		"copies from memory of nobody":        {placed(map[string]any{"redundantExperts": "Auto"}), nil, []string{"spec.placement.redundantMemoryBytes", "redundantExperts Auto needs redundantMemoryBytes"}},
-		"copies from no memory":               {placed(auto(map[string]any{"redundantMemoryBytes": "0"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
-		"copies from no bytes":                {placed(auto(map[string]any{"redundantMemoryBytes": int64(0)})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
-		"copies from negative memory":         {placed(auto(map[string]any{"redundantMemoryBytes": "-8Gi"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
-		"copies from negative bytes":          {placed(auto(map[string]any{"redundantMemoryBytes": int64(-1)})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
-		"copies from memory in words":         {placed(auto(map[string]any{"redundantMemoryBytes": "much"})), nil, []string{"spec.placement.redundantMemoryBytes"}},
-		"memory for a number of copies":       {placed(auto(map[string]any{"redundantExperts": int64(4)})), nil, []string{"spec.placement.redundantMemoryBytes", "needs redundantExperts Auto"}},
-		"memory for no copies":                {placed(map[string]any{"redundantMemoryBytes": "8Gi"}), nil, []string{"spec.placement.redundantMemoryBytes", "needs redundantExperts Auto"}},
-		"copies in words":                     {placed(map[string]any{"redundantExperts": "auto"}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
-		"a number of copies as text":          {placed(map[string]any{"redundantExperts": "8"}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
-		"too many copies":                     {placed(map[string]any{"redundantExperts": int64(65540)}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
-		"a negative number of copies":         {placed(map[string]any{"redundantExperts": int64(-4)}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
-		"copies from memory, by activations":  {placed(auto(map[string]any{"objective": "Activation"})), nil, []string{"spec.placement.redundantExperts", "needs objective Time"}},
-		"copies from memory, by eplb":         {placed(auto(map[string]any{"solver": by("eplb")})), nil, []string{"spec.placement.redundantExperts", "needs objective Time and solver.algorithm auto"}},
-		"copies from memory, without a map":   {placed(auto(nil)), map[string]any{"engine": engine("VLLM")}, []string{"spec.placement.redundantExperts", "VLLM does not"}},
-		"copies from memory, permuted":        {placed(auto(map[string]any{"realization": "ReshuffledWeights"})), nil, []string{"spec.placement.redundantExperts", "each expert once"}},
-		"copies from memory and a limit":      {placed(auto(map[string]any{"expertLoadLimitPercent": int64(120)})), nil, []string{"spec.placement.expertLoadLimitPercent", "must not be set with redundantExperts"}},
-		"copies from memory for tokens":       {placed(auto(nil)), map[string]any{"parallelism": tensorParallel}, []string{"spec.placement.redundantExperts", "or tokenShuffle Enabled"}},
-		"copies from memory, shuffled tokens": {placed(auto(map[string]any{"tokenShuffle": "Enabled"})), map[string]any{"parallelism": tensorParallel}, nil},
-		"copies and a limit":                  {placed(map[string]any{"redundantExperts": int64(4), "expertLoadLimitPercent": int64(120)}), nil, []string{"spec.placement.expertLoadLimitPercent", "must not be set with redundantExperts"}},
-		"limits by an algorithm without":      {placed(map[string]any{"tokenLoadLimitPercent": int64(120), "solver": by("kmeans2d")}), nil, []string{"spec.placement.tokenLoadLimitPercent", "auto or contiguous"}},
-		"a limit below the mean":              {placed(map[string]any{"expertLoadLimitPercent": int64(99)}), nil, []string{"spec.placement.expertLoadLimitPercent", "greater than or equal to 100"}},
-		"an objective of another's":           {placed(map[string]any{"objective": "RankDedup", "solver": by("exflow")}), nil, []string{"spec.placement.objective", "solver.algorithm auto"}},
-		"an unknown algorithm":                {placed(map[string]any{"solver": by("best")}), nil, []string{"spec.placement.solver.algorithm", `"auto"`}},
-		"messages between nodes":              {placed(map[string]any{"objective": "Hierarchical"}), pods(4, 2), nil},
-		"messages between nodes, on one":      {placed(map[string]any{"objective": "NodeDedup"}), nil, []string{"spec.placement.objective", "podsPerReplica above 1"}},
-		"activations of tokens that stay":     {placed(map[string]any{"objective": "Activation"}), map[string]any{"parallelism": tensorParallel}, []string{"spec.placement.objective", "use RankDedup"}},
-		"two pods":                            {pods(4, 2), profiling("Serving"), nil},
-		"one pod, as a Job has":               {pods(4, 1), profiling("Dedicated"), nil},
-		"two pods, and a Job of one":          {pods(4, 2), profiling("Dedicated"), []string{"spec.profiling.target", "needs parallelism.podsPerReplica 1"}},
-		"ranks that pods cannot share evenly": {pods(4, 3), nil, []string{"spec.parallelism.podsPerReplica", "must divide expertParallelSize"}},
-		"no pods":                             {pods(4, 0), nil, []string{"spec.parallelism.podsPerReplica", "greater than or equal to 1"}},
-		"samples of requests without a rank":  {routing(map[string]any{"samplePercent": int64(5)}), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.samplePercent", "attention DataParallel"}},
+		"copies, by another algorithm":                  {placed(map[string]any{"redundantExperts": int64(8), "solver": by("eplb")}), nil, nil},
+		"copies that ranks cannot share":                {placed(map[string]any{"redundantExperts": int64(6)}), nil, []string{"spec.placement.redundantExperts", "multiple of parallelism.expertParallelSize"}},
+		"copies in a permuted checkpoint":               {placed(map[string]any{"redundantExperts": int64(4), "realization": "ReshuffledWeights"}), nil, []string{"spec.placement.redundantExperts", "each expert once"}},
+		"copies without a map":                          {placed(map[string]any{"redundantExperts": int64(4)}), map[string]any{"engine": engine("VLLM")}, []string{"spec.placement.redundantExperts", "VLLM does not"}},
+		"copies by an algorithm without":                {placed(map[string]any{"redundantExperts": int64(4), "solver": by("moetuner")}), nil, []string{"spec.placement.redundantExperts", "auto, eplb, contiguous or round-robin"}},
+		"copies from memory":                            {placed(auto(nil)), nil, nil},
+		"copies from a number of bytes":                 {placed(auto(map[string]any{"redundantMemoryBytes": int64(8 << 30), "objective": "Time", "solver": by("auto")})), nil, nil},
+		"copies from memory without a size":             {placed(map[string]any{"redundantExperts": "Auto"}), nil, []string{"spec.placement.redundantMemoryBytes", "redundantExperts Auto needs redundantMemoryBytes"}},
+		"copies from no memory":                         {placed(auto(map[string]any{"redundantMemoryBytes": "0"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from no bytes":                          {placed(auto(map[string]any{"redundantMemoryBytes": int64(0)})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from negative memory":                   {placed(auto(map[string]any{"redundantMemoryBytes": "-8Gi"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from negative bytes":                    {placed(auto(map[string]any{"redundantMemoryBytes": int64(-1)})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from memory as a word":                  {placed(auto(map[string]any{"redundantMemoryBytes": "much"})), nil, []string{"spec.placement.redundantMemoryBytes"}},
+		"memory for a number of copies":                 {placed(auto(map[string]any{"redundantExperts": int64(4)})), nil, []string{"spec.placement.redundantMemoryBytes", "needs redundantExperts Auto"}},
+		"memory for no copies":                          {placed(map[string]any{"redundantMemoryBytes": "8Gi"}), nil, []string{"spec.placement.redundantMemoryBytes", "needs redundantExperts Auto"}},
+		"copies as a word":                              {placed(map[string]any{"redundantExperts": "auto"}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
+		"a number of copies as text":                    {placed(map[string]any{"redundantExperts": "8"}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
+		"too many copies":                               {placed(map[string]any{"redundantExperts": int64(65540)}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
+		"a negative number of copies":                   {placed(map[string]any{"redundantExperts": int64(-4)}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
+		"copies from memory, by activations":            {placed(auto(map[string]any{"objective": "Activation"})), nil, []string{"spec.placement.redundantExperts", "needs objective Time"}},
+		"copies from memory, by eplb":                   {placed(auto(map[string]any{"solver": by("eplb")})), nil, []string{"spec.placement.redundantExperts", "needs objective Time and solver.algorithm auto"}},
+		"copies from memory, without a map":             {placed(auto(nil)), map[string]any{"engine": engine("VLLM")}, []string{"spec.placement.redundantExperts", "VLLM does not"}},
+		"copies from memory, permuted":                  {placed(auto(map[string]any{"realization": "ReshuffledWeights"})), nil, []string{"spec.placement.redundantExperts", "each expert once"}},
+		"copies from memory and a limit":                {placed(auto(map[string]any{"expertLoadLimitPercent": int64(120)})), nil, []string{"spec.placement.expertLoadLimitPercent", "must not be set with redundantExperts"}},
+		"copies from memory for tokens":                 {placed(auto(nil)), map[string]any{"parallelism": tensorParallel}, []string{"spec.placement.redundantExperts", "or tokenShuffle Enabled"}},
+		"copies from memory, shuffled tokens":           {placed(auto(map[string]any{"tokenShuffle": "Enabled"})), map[string]any{"parallelism": tensorParallel}, nil},
+		"copies and a limit":                            {placed(map[string]any{"redundantExperts": int64(4), "expertLoadLimitPercent": int64(120)}), nil, []string{"spec.placement.expertLoadLimitPercent", "must not be set with redundantExperts"}},
+		"limits by an algorithm without":                {placed(map[string]any{"tokenLoadLimitPercent": int64(120), "solver": by("kmeans2d")}), nil, []string{"spec.placement.tokenLoadLimitPercent", "auto or contiguous"}},
+		"a limit below the mean":                        {placed(map[string]any{"expertLoadLimitPercent": int64(99)}), nil, []string{"spec.placement.expertLoadLimitPercent", "greater than or equal to 100"}},
+		"an objective that the algorithm does not have": {placed(map[string]any{"objective": "RankDedup", "solver": by("exflow")}), nil, []string{"spec.placement.objective", "solver.algorithm auto"}},
+		"an unknown algorithm":                          {placed(map[string]any{"solver": by("best")}), nil, []string{"spec.placement.solver.algorithm", `"auto"`}},
+		"messages between nodes":                        {placed(map[string]any{"objective": "Hierarchical"}), pods(4, 2), nil},
+		"messages between nodes, on one":                {placed(map[string]any{"objective": "NodeDedup"}), nil, []string{"spec.placement.objective", "podsPerReplica above 1"}},
+		"activations of tokens that stay":               {placed(map[string]any{"objective": "Activation"}), map[string]any{"parallelism": tensorParallel}, []string{"spec.placement.objective", "use RankDedup"}},
+		"two pods":                                      {pods(4, 2), profiling("Serving"), nil},
+		"one pod, as a Job has":                         {pods(4, 1), profiling("Dedicated"), nil},
+		"two pods, and a Job of one":                    {pods(4, 2), profiling("Dedicated"), []string{"spec.profiling.target", "needs parallelism.podsPerReplica 1"}},
+		"ranks that pods cannot share evenly":           {pods(4, 3), nil, []string{"spec.parallelism.podsPerReplica", "must divide expertParallelSize"}},
+		"no pods":                                       {pods(4, 0), nil, []string{"spec.parallelism.podsPerReplica", "greater than or equal to 1"}},
+		"samples of requests without a rank":            {routing(map[string]any{"samplePercent": int64(5)}), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.samplePercent", "attention DataParallel"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -358,7 +358,8 @@ func TestContradictions(t *testing.T) {
 	}
 }
 
-// The pods of a group have a label that is longer than the name of their workload: names that long make no pods.
+// TestNamesOfGroups checks the limit on the names of groups: the pods of a group have a label that is longer than the
+// name of their workload, so that pods with a longer name could not be created.
 func TestNamesOfGroups(t *testing.T) {
 	for length, message := range map[int][]string{36: nil, 37: {"metadata.name must be at most 36 characters where spec.parallelism.podsPerReplica is above 1"}} {
 		u := object(t, strings.Replace(minimal, "NAME", strings.Repeat("m", length), 1))
@@ -367,17 +368,17 @@ func TestNamesOfGroups(t *testing.T) {
 	}
 }
 
-// refusedWith fails unless the error says all the parts, or there is neither.
+// refusedWith fails the test unless the error contains all parts of the message; without parts the error must be nil.
 func refusedWith(t *testing.T, err error, parts []string) {
 	t.Helper()
 	if len(parts) == 0 {
 		if err != nil {
-			t.Errorf("refused: %v", err)
+			t.Errorf("valid object is refused: %v", err)
 		}
 		return
 	}
 	if err == nil {
-		t.Fatal("accepted")
+		t.Fatal("invalid object is accepted")
 	}
 	for _, part := range parts {
 		if !strings.Contains(err.Error(), part) {
@@ -402,7 +403,7 @@ func create(ctx context.Context, u *unstructured.Unstructured) error {
 	return api.Create(ctx, u, client.DryRunAll)
 }
 
-// normal gives numbers the type that unstructured objects hold.
+// normal converts integers to the type that unstructured objects contain.
 func normal(value any) any {
 	if number, ok := value.(int); ok {
 		return int64(number)

@@ -21,7 +21,7 @@ import (
 	"github.com/semmoe/operator/internal/kubectl"
 )
 
-// plugin runs kubectl semmoe as a user against the API server.
+// plugin runs kubectl semmoe against the API server, as any user.
 type plugin struct {
 	t          *testing.T
 	kubeconfig string
@@ -44,7 +44,7 @@ func newPlugin(t *testing.T, namespace string) plugin {
 	return plugin{t, file, namespace}
 }
 
-// run returns what was written, and the exit code.
+// run runs a command as a user, and returns its output and its exit code.
 func (p plugin) run(user, command string) (string, int) {
 	p.t.Helper()
 	var out bytes.Buffer
@@ -53,19 +53,20 @@ func (p plugin) run(user, command string) (string, int) {
 	return out.String(), code
 }
 
-// expect runs a command that must end with a code, and returns what is there of the object then.
+// expect runs a command as a user, checks its exit code, and then reads the object.
 func (p plugin) expect(user, command string, code int, object client.Object) {
 	p.t.Helper()
-	if told, got := p.run(user, command); got != code {
-		p.t.Fatalf("kubectl semmoe %s: exit code %d, want %d:\n%s", command, got, code, told)
+	if output, got := p.run(user, command); got != code {
+		p.t.Fatalf("kubectl semmoe %s: exit code %d, want %d:\n%s", command, got, code, output)
 	}
 	if err := api.Get(p.t.Context(), client.ObjectKeyFromObject(object), object); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-// What the plugin writes is what the documentation tells to write by hand: one field, by its own field manager, with the rights of the
-// cluster's own roles and those that the operator adds to them.
+// TestPluginWrites checks that the plugin writes the same field that the documentation describes for manual changes,
+// with its own field manager. It needs only the default roles of the cluster and the rights that the operator adds to
+// them.
 func TestPluginWrites(t *testing.T) {
 	const namespace = "plugin"
 	editor, viewer := pluginUsers(t, namespace)
@@ -94,25 +95,25 @@ func TestPluginWrites(t *testing.T) {
 	spec := moed.Spec.DeepCopy()
 	p := newPlugin(t, namespace)
 
-	// It is the first that waits for the rights to be seen.
-	eventually(t, "the editor pauses", func() error {
-		if told, code := p.run(editor, "pause qwen --dry-run=server"); code != 0 {
-			return fmt.Errorf("exit code %d: %s", code, told)
+	// The first command waits until the API server has observed the rights.
+	eventually(t, "the editor can pause", func() error {
+		if output, code := p.run(editor, "pause qwen --dry-run=server"); code != 0 {
+			return fmt.Errorf("exit code %d: %s", code, output)
 		}
 		return nil
 	})
 	p.expect(editor, "pause qwen --dry-run=server", 0, moed)
 	if moed.Spec.Reconciliation != semmoev1.ReconciliationActive {
-		t.Error("a dry run has paused it")
+		t.Error("a dry run paused the deployment")
 	}
 	p.expect(editor, "pause qwen", 0, moed)
 	if moed.Spec.Reconciliation != semmoev1.ReconciliationPaused {
-		t.Errorf("reconciliation is %s", moed.Spec.Reconciliation)
+		t.Errorf("reconciliation is %s, want Paused", moed.Spec.Reconciliation)
 	}
 	p.expect(editor, "resume qwen", 0, moed)
 	p.expect(editor, "approve qwen good", 0, moed)
 	if got := moed.Annotations[semmoev1.AnnotationApprove]; got != digest[:16] {
-		t.Errorf("approved is %q", got)
+		t.Errorf("approval is %q, want the plan digest", got)
 	}
 	p.expect(editor, "rollback qwen --to abababab", 0, moed)
 	if ref := moed.Spec.Placement.PlanRef; ref == nil || ref.Name != plan.Name {
@@ -120,11 +121,11 @@ func TestPluginWrites(t *testing.T) {
 	}
 	written := func(entry metav1.ManagedFieldsEntry) bool { return entry.Manager == "kubectl-semmoe" }
 	if !slices.ContainsFunc(moed.ManagedFields, written) {
-		t.Errorf("no field is of kubectl-semmoe: %+v", moed.ManagedFields)
+		t.Errorf("field manager kubectl-semmoe owns no field: %+v", moed.ManagedFields)
 	}
 	p.expect(editor, "rollback qwen --unpin", 0, moed)
 	if moed.Spec.Placement.PlanRef != nil || moed.Spec.Reconciliation != spec.Reconciliation || moed.Spec.Engine.Image != spec.Engine.Image {
-		t.Errorf("the spec is another one than before: %+v", moed.Spec)
+		t.Errorf("the spec differs from the first one: %+v", moed.Spec)
 	}
 
 	moed.Status = semmoev1.MoEDeploymentStatus{
@@ -135,26 +136,26 @@ func TestPluginWrites(t *testing.T) {
 	}
 	p.expect(editor, "rollback qwen", 0, plan)
 	if plan.Annotations[semmoev1.AnnotationFailed+"b293798526"] == "" {
-		t.Errorf("the plan is not taken back: %v", plan.Annotations)
+		t.Errorf("the plan is not marked as failed: %v", plan.Annotations)
 	}
 	p.expect(viewer, "pause qwen", 1, moed)
 	p.expect(viewer, "status qwen", 0, moed)
-	if told, _ := p.run(viewer, "status qwen"); strings.Contains(told, "Not shown") {
-		t.Errorf("who may view does not see all:\n%s", told)
+	if output, _ := p.run(viewer, "status qwen"); strings.Contains(output, "Not shown") {
+		t.Errorf("the viewer does not see all objects:\n%s", output)
 	}
-	p.expect("nobody", "status qwen", 1, moed)
+	p.expect("unprivileged", "status qwen", 1, moed)
 	p.expect(viewer, "explain good", 0, moed)
 	replans(t, p, editor, moed)
 }
 
-// replans creates a profile and a plan that the API server accepts, and that go with the deployment.
+// replans checks that replan creates a valid profile and a valid plan, which the deployment owns.
 func replans(t *testing.T, p plugin, editor string, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	moed.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}}}
 	if err := api.Update(t.Context(), moed); err != nil {
 		t.Fatal(err)
 	}
-	p.expect(editor, "replan qwen", 4, moed) // the profile of the plan in service is not there
+	p.expect(editor, "replan qwen", 4, moed) // the profile of the plan in service does not exist
 	profile := &semmoev1.AffinityProfile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: "chat"},
 		Spec:       semmoev1.AffinityProfileSpec{Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism, Dataset: moed.Spec.Profiling.Dataset, DeploymentRef: &semmoev1.DeploymentReference{Name: moed.Name}},
@@ -175,18 +176,18 @@ func replans(t *testing.T, p plugin, editor string, moed *semmoev1.MoEDeployment
 		}
 	}
 	if len(plans.Items) != 2 || len(profiles.Items) != 2 {
-		t.Fatalf("%d plans and %d profiles", len(plans.Items), len(profiles.Items))
+		t.Fatalf("found %d plans and %d profiles", len(plans.Items), len(profiles.Items))
 	}
 	owned := func(profile semmoev1.AffinityProfile) bool {
 		return len(profile.OwnerReferences) == 1 && profile.OwnerReferences[0].UID == moed.UID
 	}
 	if !slices.ContainsFunc(profiles.Items, owned) {
-		t.Errorf("no profile goes with the deployment: %+v", profiles.Items)
+		t.Errorf("the deployment owns no profile: %+v", profiles.Items)
 	}
 }
 
-// pluginUsers makes a namespace, and users with the rights of the cluster roles edit and view there: those that Kubernetes aggregates, and the
-// operator's, which here nobody does.
+// pluginUsers creates a namespace, and users with the cluster roles edit and view in this namespace. It also binds the
+// operator's roles that extend edit and view, because no controller aggregates them in this test.
 func pluginUsers(t *testing.T, namespace string) (editor, viewer string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "config", "rbac", "users.yaml"))

@@ -29,7 +29,8 @@ spec:
   expertParallelSize: 4
 `
 
-// Profiles and plans are records of what was asked for: what they say cannot be changed afterwards.
+// TestProfileAndPlanAreImmutable checks that the specs of profiles and plans are immutable, because they record a
+// request.
 func TestProfileAndPlanAreImmutable(t *testing.T) {
 	cases := map[string]struct {
 		text   string
@@ -55,7 +56,7 @@ func TestProfileAndPlanAreImmutable(t *testing.T) {
 			}
 			err := api.Patch(t.Context(), changed, client.MergeFrom(u))
 			if err == nil || !strings.Contains(err.Error(), "the spec of "+article(tc.kind)+" cannot be changed: create another one") {
-				t.Errorf("error %v, want one that says so", err)
+				t.Errorf("error %v, want one that reports an immutable spec", err)
 			}
 		})
 	}
@@ -68,13 +69,14 @@ func article(kind string) string {
 	return "a " + kind
 }
 
-// How many pods a replica has is the deployment's matter: a profile that said it would say nothing.
+// TestProfileTakesNoPodsPerReplica checks that a profile refuses podsPerReplica, which has an effect only in a
+// MoEDeployment.
 func TestProfileTakesNoPodsPerReplica(t *testing.T) {
 	spread := strings.NewReplacer("NAME", "spread", "expertParallelSize: 4", "expertParallelSize: 4, podsPerReplica: 1").Replace(minimalProfile)
 	refusedWith(t, api.Create(t.Context(), object(t, spread)), []string{"spec.parallelism.podsPerReplica", "do not depend on it"})
 }
 
-// A profile that is taken through a deployment must name it.
+// TestServingProfileNeedsADeployment checks that a profile of a running deployment must reference the deployment.
 func TestServingProfileNeedsADeployment(t *testing.T) {
 	serving := strings.NewReplacer("NAME", "serving", "target: Dedicated", "target: Serving").Replace(minimalProfile)
 	err := api.Create(t.Context(), object(t, serving))
@@ -86,7 +88,8 @@ func TestServingProfileNeedsADeployment(t *testing.T) {
 	}
 }
 
-// A live profile says which samples it is made from, and sends nothing; other profiles have a data set.
+// TestLiveProfile checks that a live profile specifies its samples and has no data set, and that other profiles have a
+// data set.
 func TestLiveProfile(t *testing.T) {
 	live := strings.NewReplacer("target: Dedicated", "target: Live\n  deploymentRef: {name: m}\n  live: {priorProfileRef: {name: p}}", "  dataset: {configMap: {name: d}}\n", "").Replace(minimalProfile)
 	for name, tc := range map[string]struct{ text, want string }{
@@ -105,7 +108,7 @@ func TestLiveProfile(t *testing.T) {
 	}
 }
 
-// What is about the plan in service needs that plan.
+// TestReplanNeedsCurrent checks that fields which refer to the plan in service require spec.current.
 func TestReplanNeedsCurrent(t *testing.T) {
 	digest := strings.Repeat("0a", 32)
 	current := "  current: {planDigest: " + digest + "}\n"

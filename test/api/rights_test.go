@@ -22,9 +22,9 @@ import (
 	"github.com/semmoe/operator/test/audit"
 )
 
-// The right to keep an owner until its children are gone is asked for by no request, but looked up while a child is made, so that no
-// log shows it: without it the API server lets the manager make no child. What request routers may do the manager may too, so that it
-// needs no right to bind their role.
+// TestRightsThatNoRequestAsksFor checks rights that no audit log shows. The API server checks the right to block the
+// deletion of an owner while it creates a child: without it, the manager cannot create a child. The manager has all
+// rights of request routers, so that it can bind their role without the right to bind.
 func TestRightsThatNoRequestAsksFor(t *testing.T) {
 	var installed, router rbacv1.ClusterRole
 	for file, role := range map[string]*rbacv1.ClusterRole{"role.yaml": &installed, "router.yaml": &router} {
@@ -47,13 +47,13 @@ func TestRightsThatNoRequestAsksFor(t *testing.T) {
 		}
 		pods := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}}
 		with, without := userWith(t, "binds", installed.Rules), userWith(t, "binds-not", append(audit.Without(installed.Rules, "pods"), pods))
-		eventually(t, "the manager binds it", func() error { return with.Create(t.Context(), binding.DeepCopy(), client.DryRunAll) })
-		eventually(t, "who may do less does not", func() error {
+		eventually(t, "the manager can bind the role", func() error { return with.Create(t.Context(), binding.DeepCopy(), client.DryRunAll) })
+		eventually(t, "a user with fewer rights cannot bind the role", func() error {
 			return refused(without.Create(t.Context(), binding.DeepCopy(), client.DryRunAll), "attempting to grant RBAC permissions not currently held")
 		})
 	})
 	for _, kind := range []string{"MoEDeployment", "AffinityProfile", "PlacementPlan"} {
-		t.Run("keeping the owner of a child: "+kind, func(t *testing.T) {
+		t.Run("blocking the deletion of the owner: "+kind, func(t *testing.T) {
 			t.Parallel()
 			resource := strings.ToLower(kind) + "s/finalizers"
 			less := audit.Without(installed.Rules, resource)
@@ -62,21 +62,22 @@ func TestRightsThatNoRequestAsksFor(t *testing.T) {
 			}
 			with, without := userWith(t, "keeps-"+kind, installed.Rules), userWith(t, "keeps-no-"+kind, less)
 			makes := func(user client.Client) error { return user.Create(t.Context(), childOf(kind), client.DryRunAll) }
-			eventually(t, "the manager makes a child", func() error { return makes(with) })
-			eventually(t, "without the right to "+resource+" nobody does", func() error { return refused(makes(without), "cannot set blockOwnerDeletion") })
+			eventually(t, "the manager can create a child", func() error { return makes(with) })
+			eventually(t, "a user without the right to "+resource+" cannot create a child", func() error { return refused(makes(without), "cannot set blockOwnerDeletion") })
 		})
 	}
 }
 
-// refused returns an error unless err has the text.
+// refused returns an error unless err contains the text.
 func refused(err error, text string) error {
 	if err == nil || !strings.Contains(err.Error(), text) {
-		return fmt.Errorf("the error is %v, want one with %q", err, text)
+		return fmt.Errorf("error %v, want one with %q", err, text)
 	}
 	return nil
 }
 
-// eventually waits for what the API server takes some time to see: rights, and, for the owners of objects, every half minute new kinds.
+// eventually retries f for up to a minute, because the API server observes new rights, and every 30 s new kinds of
+// owners, with a delay.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
 	var last error
@@ -88,7 +89,7 @@ func eventually(t *testing.T, what string, f func() error) {
 	}
 }
 
-// childOf is an object that keeps its owner until it is gone.
+// childOf returns an object that blocks the deletion of its owner.
 func childOf(kind string) client.Object {
 	owner := &metav1.ObjectMeta{Name: "owner", UID: "00000000-0000-0000-0000-000000000000"}
 	return &batchv1.Job{
@@ -99,7 +100,7 @@ func childOf(kind string) client.Object {
 	}
 }
 
-// userWith is a client with these rights.
+// userWith creates a user with the rules, and returns a client that acts as the user.
 func userWith(t *testing.T, name string, rules []rbacv1.PolicyRule) client.Client {
 	t.Helper()
 	meta := metav1.ObjectMeta{Name: name}
@@ -124,7 +125,7 @@ func userWith(t *testing.T, name string, rules []rbacv1.PolicyRule) client.Clien
 	return c
 }
 
-// resources are all that rules are about.
+// resources returns the resources of rules, with their API groups.
 func resources(rules []rbacv1.PolicyRule) []string {
 	var all []string
 	for _, rule := range rules {

@@ -1,4 +1,4 @@
-// Package architecture holds the tree against the rules that its rooms keep to.
+// Package architecture checks the imports, the directories and the documented structure of the module.
 package architecture
 
 import (
@@ -13,16 +13,18 @@ import (
 
 const module = "github.com/semmoe/operator"
 
-// layers are the top levels of the module in the order of its arrows: each may import what comes after it, and itself.
+// layers are the top-level directories of the module in the order of imports. Packages of a layer may import packages
+// of the same layer and of later ones.
 var layers = []string{"cmd", "webhook", "controllers", "internal", "solver"}
 
-// beside are top levels that no arrow of the layers leads to or from but to these: what the API is made of, and what tests are.
-var beside = map[string][]string{
+// exempt are top-level directories that are not layers, with the directories that their packages may import.
+var exempt = map[string][]string{
 	"api":  {},
 	"test": append(slices.Clone(layers), "api"),
 }
 
-// foreign are all that a top level may import from other modules, where that is little: by the beginnings of their paths.
+// foreign limits the imports of a top-level directory from other modules, by path prefix. Other directories have no
+// limit.
 var foreign = map[string][]string{
 	"api":    {"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/client-go/", "sigs.k8s.io/structured-merge-diff/"},
 	"solver": {"golang.org/x/", "github.com/klauspost/compress/"},
@@ -33,7 +35,7 @@ type goPackage struct {
 	Imports    []string
 }
 
-// packages are those of the module, as the go command builds them, without their tests.
+// packages returns the packages of the module that the go command builds, without their tests.
 func packages(t *testing.T) []goPackage {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports", "./...")
@@ -54,7 +56,8 @@ func packages(t *testing.T) []goPackage {
 	}
 }
 
-// top is the top level that a package of the module belongs to: what is named after tests is of them, wherever it stands.
+// top returns the top-level directory of a package, and whether the package belongs to the module. Packages whose name
+// ends with "test" belong to "test" in any directory.
 func top(path string) (string, bool) {
 	inside, ours := strings.CutPrefix(path, module+"/")
 	level, _, _ := strings.Cut(inside, "/")
@@ -64,9 +67,9 @@ func top(path string) (string, bool) {
 	return level, ours
 }
 
-// allowed tells whether a package of one top level may import another of the module.
+// allowed reports whether packages of one top-level directory may import packages of another.
 func allowed(from, to string) bool {
-	if others, ok := beside[from]; ok {
+	if others, ok := exempt[from]; ok {
 		return from == to || slices.Contains(others, to)
 	}
 	at, other := slices.Index(layers, from), slices.Index(layers, to)
@@ -85,16 +88,17 @@ func TestAllowed(t *testing.T) {
 		{"api", "solver", false}, {"internal", "api", true}, {"internal", "test", false}, {"test", "cmd", true}, {"test", "api", true}, {"test", "test", true}, {"solver", "solver", true}, {"charts", "api", false}, {"internal", "charts", false},
 	} {
 		if got := allowed(c.from, c.to); got != c.want {
-			t.Errorf("%s imports %s: allowed %t, want %t", c.from, c.to, got, c.want)
+			t.Errorf("import of %[2]s by %[1]s: allowed = %[3]t, want %[4]t", c.from, c.to, got, c.want)
 		}
 	}
 }
 
-// Imports point one way, and the solver and the API stand alone.
+// TestImports checks that packages import only packages of the same or of later layers, and that the solver and the API
+// import only the listed packages of other modules.
 func TestImports(t *testing.T) {
 	found := packages(t)
 	if len(found) < 50 {
-		t.Fatalf("only %d packages", len(found))
+		t.Fatalf("found %d packages, want at least 50", len(found))
 	}
 	for _, p := range found {
 		from, ours := top(p.ImportPath)
@@ -111,7 +115,7 @@ func TestImports(t *testing.T) {
 			few, limited := foreign[from]
 			host, _, _ := strings.Cut(imported, "/")
 			if limited && strings.Contains(host, ".") && !slices.ContainsFunc(few, func(prefix string) bool { return strings.HasPrefix(imported, prefix) }) {
-				t.Errorf("%s imports %s: %s may import of others only %v", p.ImportPath, imported, from, few)
+				t.Errorf("%s imports %s: from other modules %s may import only %v", p.ImportPath, imported, from, few)
 			}
 		}
 	}

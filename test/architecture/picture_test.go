@@ -15,7 +15,7 @@ var (
 	arrowLine = regexp.MustCompile(`(?m)^  (\w+) --> (\w+)$`)
 )
 
-// graph is which rooms each room leads to.
+// graph contains the successors of each room.
 type graph map[string][]string
 
 func (g graph) add(from, to string) {
@@ -24,14 +24,15 @@ func (g graph) add(from, to string) {
 	}
 }
 
-// leads tells that one room leads to another, by at least so many arrows.
+// leads reports whether a path of at least the given number of arrows leads from one room to another.
 func (g graph) leads(from, to string, arrows int) bool {
 	return slices.ContainsFunc(g[from], func(next string) bool {
 		return next == to && arrows <= 1 || g.leads(next, to, max(1, arrows-1))
 	})
 }
 
-// The picture has an arrow for each import between rooms, but for those that follow from others, and no more; each package stands in one room.
+// TestPicture checks that the documented picture is the transitive reduction of the imports between rooms, and that
+// each package is listed in one room.
 func TestPicture(t *testing.T) {
 	text, err := os.ReadFile(document)
 	if err != nil {
@@ -42,7 +43,7 @@ func TestPicture(t *testing.T) {
 		for _, dir := range strings.Split(row[2], ", ") {
 			dir = strings.Trim(dir, "`")
 			if rooms[dir] != "" {
-				t.Errorf("%s stands in %s and %s", dir, rooms[dir], row[1])
+				t.Errorf("%s is listed in rooms %s and %s, want one room", dir, rooms[dir], row[1])
 			}
 			rooms[dir] = row[1]
 		}
@@ -55,7 +56,7 @@ func TestPicture(t *testing.T) {
 				return rooms[dir]
 			}
 		}
-		t.Errorf("%s has no room", path)
+		t.Errorf("%s is listed in no room", path)
 		return ""
 	}
 	imports := graph{}
@@ -81,21 +82,21 @@ func TestPicture(t *testing.T) {
 	}
 	for from, all := range imports {
 		if imports.leads(from, from, 2) {
-			t.Fatalf("%s imports itself by way of others", from)
+			t.Fatalf("%s is in an import cycle", from)
 		}
 		for _, to := range all {
 			if !picture.leads(from, to, 1) {
-				t.Errorf("%s imports %s, and no arrows lead there", from, to)
+				t.Errorf("%s imports %s, but the picture has no path between them", from, to)
 			}
 		}
 	}
 	for from, all := range picture {
 		for _, to := range all {
 			if !slices.Contains(imports[from], to) {
-				t.Errorf("an arrow leads from %s to %s, which it does not import", from, to)
+				t.Errorf("the picture has an arrow from %s to %s, but the first does not import the second", from, to)
 			}
 			if imports.leads(from, to, 2) {
-				t.Errorf("the arrow from %s to %s follows from others", from, to)
+				t.Errorf("the arrow from %s to %s is redundant: a longer path exists", from, to)
 			}
 		}
 	}

@@ -12,7 +12,8 @@ const development = "../../docs/development.md"
 
 var treeLine = regexp.MustCompile(`^( {4,10})(\S+/)(?:\s+(.*))?$`)
 
-// listed are the directories of a tree that is drawn by indentation, four spaces for those of the module, and what is said of each.
+// listed returns the directories of an indented tree, with their descriptions. Top-level directories are indented by
+// four spaces.
 func listed(text string) map[string]string {
 	dirs := map[string]string{}
 	var above []string // by depth
@@ -23,7 +24,7 @@ func listed(text string) map[string]string {
 		}
 		depth := (len(found[1]) - 4) / 2
 		if depth > len(above) {
-			continue // the second line of what is said of a directory
+			continue // the second line of a description
 		}
 		above = append(above[:depth], path.Clean(found[2]))
 		dirs[path.Join(above...)] = found[3]
@@ -34,17 +35,17 @@ func listed(text string) map[string]string {
 func TestListed(t *testing.T) {
 	got := listed("    a/b/    what\n      c/    which\n        d/\n    e/       who: f/g\n             h/ and so on\n      i/     where\n")
 	for dir, want := range map[string]string{"a/b": "what", "a/b/c": "which", "a/b/c/d": "", "e": "who: f/g", "e/i": "where"} {
-		if said, known := got[dir]; !known || said != want {
-			t.Errorf("%s: %q, %t; want %q", dir, said, known, want)
+		if description, known := got[dir]; !known || description != want {
+			t.Errorf("%s: description %q, listed %t; want %q", dir, description, known, want)
 		}
 	}
 	if len(got) != 5 {
-		t.Errorf("%v", got)
+		t.Errorf("directories = %v, want 5", got)
 	}
 }
 
-// The tree in the documentation names every package but those of tests, and no directory that is not there. A line that ends with
-// "a package for each" stands for all below it.
+// TestTree checks that the tree in the documentation lists every package except those of tests, and only existing
+// directories. A line that ends with "a package for each" includes all packages below its directory.
 func TestTree(t *testing.T) {
 	text, err := os.ReadFile(development)
 	if err != nil {
@@ -55,7 +56,7 @@ func TestTree(t *testing.T) {
 	dirs := listed(tree)
 	for dir := range dirs {
 		if info, err := os.Stat(path.Join("../..", dir)); err != nil || !info.IsDir() {
-			t.Errorf("%s is no directory", dir)
+			t.Errorf("docs/development.md lists %s, which is not a directory", dir)
 		}
 	}
 	for _, p := range packages(t) {

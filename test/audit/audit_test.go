@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// line is an event as an API server writes it.
+// line returns an event in the format of an API server.
 func line(user, verb, object, code, decision string) string {
 	return `{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","stage":"ResponseComplete","verb":"` + verb +
 		`","user":{"username":"system:serviceaccount:` + user + `"},"objectRef":` + object +
@@ -43,21 +43,21 @@ func TestUnused(t *testing.T) {
 			log: line("s:m", "get", podInA, ok, "allow"), rule: rule("get list", "", "pods services"),
 			want: []string{"r: list pods", "r: get services", "r: list services"},
 		},
-		"whatever the answer was":      {log: line("s:m", "get", podInA, `"code":404`, "allow"), rule: rule("get", "", "pods")},
-		"not one that was refused":     {log: line("s:m", "get", podInA, `"code":403`, "forbid"), rule: rule("get", "", "pods"), want: []string{"r: get pods"}},
-		"not another's":                {log: line("s:other", "get", podInA, ok, "allow"), rule: rule("get", "", "pods"), want: []string{"r: get pods"}},
-		"not in another namespace":     {log: line("s:m", "get", podInB, ok, "allow"), rule: rule("get", "", "pods"), in: "a", want: []string{"r: get pods"}},
-		"in the namespace":             {log: line("s:m", "get", podInA, ok, "allow"), rule: rule("get", "", "pods"), in: "a"},
-		"not of another group":         {log: line("s:m", "get", job, ok, "allow"), rule: rule("get", "", "jobs"), want: []string{"r: get jobs"}},
-		"not of a subresource":         {log: line("s:m", "get", podEnds, ok, "allow"), rule: rule("get", "", "pods"), want: []string{"r: get pods"}},
-		"of a subresource":             {log: line("s:m", "patch", podEnds, ok, "allow"), rule: rule("patch", "", "pods/status")},
-		"of a name":                    {log: line("s:m", "get", ours, ok, "allow"), rule: rule("get", "", "secrets", "ours")},
-		"not of another name":          {log: line("s:m", "get", theirs, ok, "allow"), rule: rule("get", "", "secrets", "ours"), want: []string{"r: get secrets ours"}},
-		"applying what is there":       {log: line("s:m", "patch", job, ok, "allow"), rule: rule("create patch", "batch", "jobs"), want: []string{"r: create jobs.batch"}},
-		"applying what is not there":   {log: line("s:m", "patch", job, made, "allow"), rule: rule("create patch", "batch", "jobs")},
-		"finalizers, without creation": {log: line("s:m", "get", podInA, ok, "allow"), rule: rule("update", "g", "ks/finalizers"), want: []string{"r: update ks/finalizers.g"}},
-		"finalizers, with one":         {log: line("s:m", "create", job, made, "allow"), rule: rule("update", "g", "ks/finalizers")},
-		"no object":                    {log: line("s:m", "get", "null", ok, "allow"), rule: rule("get", "", "pods"), want: []string{"r: get pods"}},
+		"any response":                     {log: line("s:m", "get", podInA, `"code":404`, "allow"), rule: rule("get", "", "pods")},
+		"a refused request does not count": {log: line("s:m", "get", podInA, `"code":403`, "forbid"), rule: rule("get", "", "pods"), want: []string{"r: get pods"}},
+		"request of another user":          {log: line("s:other", "get", podInA, ok, "allow"), rule: rule("get", "", "pods"), want: []string{"r: get pods"}},
+		"request in another namespace":     {log: line("s:m", "get", podInB, ok, "allow"), rule: rule("get", "", "pods"), in: "a", want: []string{"r: get pods"}},
+		"request in the namespace":         {log: line("s:m", "get", podInA, ok, "allow"), rule: rule("get", "", "pods"), in: "a"},
+		"another API group":                {log: line("s:m", "get", job, ok, "allow"), rule: rule("get", "", "jobs"), want: []string{"r: get jobs"}},
+		"subresource without a rule":       {log: line("s:m", "get", podEnds, ok, "allow"), rule: rule("get", "", "pods"), want: []string{"r: get pods"}},
+		"subresource":                      {log: line("s:m", "patch", podEnds, ok, "allow"), rule: rule("patch", "", "pods/status")},
+		"resource name":                    {log: line("s:m", "get", ours, ok, "allow"), rule: rule("get", "", "secrets", "ours")},
+		"another resource name":            {log: line("s:m", "get", theirs, ok, "allow"), rule: rule("get", "", "secrets", "ours"), want: []string{"r: get secrets ours"}},
+		"apply of an existing object":      {log: line("s:m", "patch", job, ok, "allow"), rule: rule("create patch", "batch", "jobs"), want: []string{"r: create jobs.batch"}},
+		"apply of a missing object":        {log: line("s:m", "patch", job, made, "allow"), rule: rule("create patch", "batch", "jobs")},
+		"finalizers, without creation":     {log: line("s:m", "get", podInA, ok, "allow"), rule: rule("update", "g", "ks/finalizers"), want: []string{"r: update ks/finalizers.g"}},
+		"finalizers, with one":             {log: line("s:m", "create", job, made, "allow"), rule: rule("update", "g", "ks/finalizers")},
+		"request without an object":        {log: line("s:m", "get", "null", ok, "allow"), rule: rule("get", "", "pods"), want: []string{"r: get pods"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -75,11 +75,12 @@ func TestUnused(t *testing.T) {
 		})
 	}
 	if _, _, err := NewLog().Unused([]Grant{{Role: "r", Rules: []rbacv1.PolicyRule{rule("*", "", "pods")}}}); err == nil {
-		t.Error("a wildcard is taken for a right")
+		t.Error("Unused accepts a wildcard rule, want an error")
 	}
 }
 
-// Only what no grant gives a right to is refused: quotas and the end of a namespace are no matter of rights.
+// TestRefused checks that Refused returns only requests without a right. Refusals because of a quota or of a
+// terminating namespace are not about rights.
 func TestRefused(t *testing.T) {
 	l := NewLog()
 	if err := l.Read(strings.NewReader(
@@ -116,16 +117,16 @@ func TestInsecureContainers(t *testing.T) {
 	}
 	got := l.InsecureContainers("users")
 	if len(got) != 4 || got["users"] == "" || !strings.HasPrefix(got["a"], "system:serviceaccount:s:m: create jobs.batch a/j: would violate") || got["b"] == "" || got["c"] == "" {
-		t.Errorf("containers %v, want a, b, c and users", got)
+		t.Errorf("insecure containers = %v, want a, b, c and users", got)
 	}
 }
 
 func TestBrokenLog(t *testing.T) {
 	if err := NewLog().Read(strings.NewReader("{}\n{\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
-		t.Errorf("half an object: %v", err)
+		t.Errorf("truncated object in line 2: error %v, want one that names line 2", err)
 	}
 	if err := NewLog().Read(strings.NewReader("{}\n{")); err != nil {
-		t.Errorf("a line that is still being written: %v", err)
+		t.Errorf("incomplete last line: %v", err)
 	}
 }
 
@@ -158,11 +159,11 @@ func TestInstalled(t *testing.T) {
 		t.Errorf("unbound roles (-want +got):\n%s", diff)
 	}
 	for name, b := range map[string]rbacv1.RoleBinding{
-		"a role that is not there": {ObjectMeta: meta("b", "x"), RoleRef: rbacv1.RoleRef{Kind: "Role", Name: "r"}, Subjects: account},
-		"a group":                  {ObjectMeta: meta("a", "x"), RoleRef: rbacv1.RoleRef{Kind: "Role", Name: "r"}, Subjects: []rbacv1.Subject{{Kind: rbacv1.GroupKind, Name: "g"}}},
+		"a missing role": {ObjectMeta: meta("b", "x"), RoleRef: rbacv1.RoleRef{Kind: "Role", Name: "r"}, Subjects: account},
+		"a group":        {ObjectMeta: meta("a", "x"), RoleRef: rbacv1.RoleRef{Kind: "Role", Name: "r"}, Subjects: []rbacv1.Subject{{Kind: rbacv1.GroupKind, Name: "g"}}},
 	} {
 		if _, _, err := Installed(clusterRoles, roles, nil, []rbacv1.RoleBinding{b}); err == nil {
-			t.Errorf("a binding of %s is accepted", name)
+			t.Errorf("Installed accepts a binding of %s, want an error", name)
 		}
 	}
 }

@@ -1,7 +1,9 @@
-// Package audit compares what an API server was asked for, as its audit log tells, with what roles grant: rights that nothing uses,
-// and requests that were refused. It also tells which containers a pod security standard would refuse.
+// Package audit compares the requests in the audit log of an API server with the rights that roles grant. It finds
+// rights that no request uses, and requests that were refused. It also lists the containers that a pod security
+// standard would refuse.
 //
-// Invariants: a right counts as used by requests of its own subjects alone, where the right holds. Some rights are never asked for by
-// a request of their own, but looked up while another is answered (see Log.used); for these another test has to show that they are
-// needed.
+// Invariants:
+//   - A right counts as used only if a subject of its binding made the request, in the namespace of the right.
+//   - Some rights are not requested separately: the API server checks them while it answers another request (see
+//     Log.used). Another test must show that these rights are needed.
 package audit

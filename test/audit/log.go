@@ -14,7 +14,8 @@ import (
 	"strings"
 )
 
-// Policy is an audit.k8s.io/v1 Policy for Log.Read: every request of service accounts, but for the cluster's own.
+// Policy is an audit.k8s.io/v1 Policy for Log.Read. It logs every request of service accounts, except those of
+// kube-system.
 const Policy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -26,12 +27,12 @@ rules:
 - level: None
 `
 
-// Request is what somebody asked for, without what does not matter for rights.
+// Request is a request to the API server, with only the attributes that RBAC evaluates.
 type Request struct {
 	User, Verb, Group string
-	// Resource has its subresource, if any, as in "pods/status".
+	// Resource is a resource with its subresource, if any, as in "pods/status".
 	Resource string
-	// Namespace and Name are empty where the request has none.
+	// Namespace and Name are empty if the request has none.
 	Namespace, Name string
 }
 
@@ -46,13 +47,13 @@ func resourceName(resource, group string) string {
 	return resource + "." + group
 }
 
-// Log is what the logs of an API server tell.
+// Log contains the requests in the audit logs of an API server.
 type Log struct {
-	// granted are the requests that somebody had the right to, whatever became of them.
+	// granted contains the authorized requests, regardless of the response.
 	granted map[Request]bool
-	// refused are those that somebody had no right to, and why.
+	// refused contains the requests that were not authorized, with the reason.
 	refused map[Request]string
-	// insecure are those whose pods the audited pod security standard would refuse, and why.
+	// insecure contains the requests whose pods the audited pod security standard would refuse, with the reason.
 	insecure map[Request]string
 }
 
@@ -74,7 +75,7 @@ func (l *Log) ReadFiles(paths ...string) error {
 	return nil
 }
 
-// event is what is read of an audit.k8s.io/v1 Event.
+// event contains the fields of an audit.k8s.io/v1 Event that are read.
 type event struct {
 	Verb string `json:"verb"`
 	User struct {
@@ -98,14 +99,14 @@ type event struct {
 }
 
 const (
-	// decisionAnnotation is what the authorizer has decided on the request itself: allow or forbid.
+	// decisionAnnotation holds the decision of the authorizer on the request: allow or forbid.
 	decisionAnnotation = "authorization.k8s.io/decision"
-	// insecureAnnotation is why pods, or those of a template, would be refused by the standard that their namespace audits.
+	// insecureAnnotation holds the reason why the standard that the namespace audits would refuse a pod or a pod template.
 	insecureAnnotation = "pod-security.kubernetes.io/audit-violations"
 )
 
-// Read adds a log: a JSON object a line. Requests for what is no object, as for versions, are left out, and a last line that is still
-// being written.
+// Read adds a log with one JSON object per line. It ignores requests without an object, such as a request for the
+// version, and an incomplete last line, which is still being written.
 func (l *Log) Read(r io.Reader) error {
 	lines := bufio.NewReader(r)
 	for number := 1; ; number++ {
@@ -146,15 +147,16 @@ func (l *Log) add(e event) {
 		l.refused[r] = e.ResponseStatus.Message
 	}
 	l.granted[r] = true
-	// What is applied and does not exist is created, and the right to that is asked for while the request is answered.
+	// A patch that applies a missing object creates it. The API server checks the right to create while it answers the
+	// patch.
 	if e.Verb == "patch" && e.ResponseStatus.Code == http.StatusCreated {
 		r.Verb = "create"
 		l.granted[r] = true
 	}
 }
 
-// Refused are the requests that somebody had no right to and that no grant permits, with the reason, in order. Those that one permits
-// were made while its binding was not there.
+// Refused returns the requests that were not authorized and that no grant permits, with the reason, sorted. A refused
+// request that a grant permits was made while the binding of the grant did not exist.
 func (l *Log) Refused(grants []Grant) ([]string, error) {
 	lacking := maps.Clone(l.refused)
 	for i := range grants {
@@ -166,15 +168,17 @@ func (l *Log) Refused(grants []Grant) ([]string, error) {
 			maps.DeleteFunc(lacking, func(r Request, why string) bool { return right.permits(r) && !lacksRight(why) })
 		}
 	}
-	return told(lacking), nil
+	return formatted(lacking), nil
 }
 
-// InsecureContainers are the names of the containers, init containers too, for which pods would be refused by the standard that their
-// namespace audits, each with a request and the whole reason. What is wrong with a volume is no container's. The security context of
-// a pod in which users is such a container is the user's: what it may say for all its containers is not told of the others.
+// InsecureContainers returns the names of the containers and init containers for which the audited standard would
+// refuse a pod, each with a request and the complete reason. Violations by volumes are not attributed to a container.
+// users is the name of a container that the user defines. If it violates the standard, the security context of its pod
+// is the user's too, so that violations which the pod may cause for all its containers are not reported for the other
+// containers.
 func (l *Log) InsecureContainers(users string) map[string]string {
 	found := map[string]string{}
-	for _, text := range told(l.insecure) {
+	for _, text := range formatted(l.insecure) {
 		for _, part := range containerNames.FindAllString(text, -1) {
 			ofPod := strings.HasPrefix(part, "pod or ") && strings.Contains(part, `"`+users+`"`)
 			for _, quoted := range quotedName.FindAllStringSubmatch(part, -1) {
@@ -192,11 +196,11 @@ var (
 	quotedName     = regexp.MustCompile(`"([^"]+)"`)
 )
 
-// Requests is how many different requests were granted.
+// Requests returns the number of different authorized requests.
 func (l *Log) Requests() int { return len(l.granted) }
 
-// told are requests with what there is to say of each, in order.
-func told(requests map[Request]string) []string {
+// formatted returns one text per request, with its reason, sorted.
+func formatted(requests map[Request]string) []string {
 	var all []string
 	for r, why := range requests {
 		all = append(all, r.String()+": "+why)

@@ -10,24 +10,25 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// Grant gives the rules of a role to a user.
+// Grant assigns the rules of a role to a user.
 type Grant struct {
-	// Role is the role's name, for messages.
+	// Role is the name of the role, for messages.
 	Role  string
 	Rules []rbacv1.PolicyRule
 	// User is the name of the user, or a pattern of path.Match for several.
 	User string
-	// Namespace is where the rules hold; empty means everywhere.
+	// Namespace is the namespace in which the rules apply; empty means all namespaces.
 	Namespace string
 }
 
-// ServiceAccount is the user that a service account is to the API server.
+// ServiceAccount returns the user name of a service account.
 func ServiceAccount(namespace, name string) string {
 	return "system:serviceaccount:" + namespace + ":" + name
 }
 
-// Installed are the grants of bindings to service accounts, and the names of the roles that nobody is bound to, in order. Bindings of
-// others, and of roles that are not given, are errors: their rights would not be looked at.
+// Installed returns the grants of bindings to service accounts, and the sorted names of the roles without a binding. It
+// returns an error for bindings to other subjects and to roles that are not passed, because their rights would not be
+// checked.
 func Installed(clusterRoles []rbacv1.ClusterRole, roles []rbacv1.Role, clusterBindings []rbacv1.ClusterRoleBinding, bindings []rbacv1.RoleBinding) (grants []Grant, unbound []string, err error) {
 	everywhere, rules := map[string][]rbacv1.PolicyRule{}, map[string][]rbacv1.PolicyRule{}
 	free := map[string]bool{}
@@ -43,12 +44,12 @@ func Installed(clusterRoles []rbacv1.ClusterRole, roles []rbacv1.Role, clusterBi
 			role, found = "Role "+namespace+"/"+ref.Name, rules[namespace+"/"+ref.Name]
 		}
 		if found == nil {
-			return fmt.Errorf("%s binds %s, which is not there, or grants nothing", binding, role)
+			return fmt.Errorf("%s binds %s, which does not exist or has no rules", binding, role)
 		}
 		delete(free, role)
 		for _, subject := range subjects {
 			if subject.Kind != rbacv1.ServiceAccountKind {
-				return fmt.Errorf("%s binds a %s, which is no ServiceAccount", binding, subject.Kind)
+				return fmt.Errorf("%s binds a %s, which is not a ServiceAccount", binding, subject.Kind)
 			}
 			grants = append(grants, Grant{Role: role, Rules: found, User: ServiceAccount(subject.Namespace, subject.Name), Namespace: namespace})
 		}
@@ -67,7 +68,7 @@ func Installed(clusterRoles []rbacv1.ClusterRole, roles []rbacv1.Role, clusterBi
 	return grants, slices.Sorted(maps.Keys(free)), nil
 }
 
-// Without are the rules without any right to one resource.
+// Without returns the rules without the rights to one resource.
 func Without(rules []rbacv1.PolicyRule, resource string) []rbacv1.PolicyRule {
 	var left []rbacv1.PolicyRule
 	for _, rule := range rules {
@@ -80,10 +81,10 @@ func Without(rules []rbacv1.PolicyRule, resource string) []rbacv1.PolicyRule {
 	return left
 }
 
-// right is one verb on one resource that a grant gives.
+// right is a right to one verb on one resource.
 type right struct {
 	grant                       *Grant
-	verb, group, resource, name string // name is empty where the right is to all
+	verb, group, resource, name string // name is empty if the right is to all objects
 }
 
 func (r right) String() string {
@@ -94,12 +95,13 @@ func (r right) String() string {
 	return text
 }
 
-// rights are the single rights of a grant. A wildcard is an error: nobody could tell which of its rights are used.
+// rights returns the single rights of a grant. It returns an error for a wildcard, because a wildcard hides which of
+// its rights are used.
 func (g *Grant) rights() ([]right, error) {
 	var all []right
 	for _, rule := range g.Rules {
 		if slices.Contains(slices.Concat(rule.Verbs, rule.APIGroups, rule.Resources), "*") {
-			return nil, fmt.Errorf("%s grants all of something: %+v", g.Role, rule)
+			return nil, fmt.Errorf("%s has a wildcard rule: %+v", g.Role, rule)
 		}
 		names := rule.ResourceNames
 		if len(names) == 0 {
@@ -118,7 +120,7 @@ func (g *Grant) rights() ([]right, error) {
 	return all, nil
 }
 
-// permits tells that a request needs this right.
+// permits reports whether the right authorizes a request.
 func (r right) permits(q Request) bool {
 	return r.verb == q.Verb && r.group == q.Group && r.resource == q.Resource && (r.name == "" || r.name == q.Name) && r.grant.holds(q)
 }
@@ -128,7 +130,7 @@ func (g *Grant) holds(q Request) bool {
 	return err == nil && matches && (g.Namespace == "" || g.Namespace == q.Namespace)
 }
 
-// Unused are the rights that no request has used, in the order of the grants, and how many rights there are.
+// Unused returns the rights that no request used, in the order of the grants, and the total number of rights.
 func (l *Log) Unused(grants []Grant) (unused []string, total int, err error) {
 	for i := range grants {
 		rights, err := grants[i].rights()
@@ -145,8 +147,8 @@ func (l *Log) Unused(grants []Grant) (unused []string, total int, err error) {
 	return unused, total, nil
 }
 
-// used tells that a request has used a right. That to update the finalizers of an owner is looked up while an object is created that
-// blocks the deletion of the owner.
+// used reports whether a request used a right. The API server checks the right to update the finalizers of an owner
+// while it creates an object that blocks the deletion of this owner.
 func (l *Log) used(r right) bool {
 	for q := range l.granted {
 		if r.permits(q) {
@@ -159,8 +161,8 @@ func (l *Log) used(r right) bool {
 	return false
 }
 
-// lacksRight tells that a refusal is about a right that is looked up while a request is answered that was permitted itself: a quota,
-// pod security and a namespace that is going refuse with the same code.
+// lacksRight reports whether the message of a refusal is about a right that the API server checks while it answers an
+// authorized request. Quotas, pod security and terminating namespaces refuse with the same code.
 func lacksRight(message string) bool {
 	return strings.Contains(message, "attempting to grant RBAC permissions not currently held") || strings.Contains(message, "cannot set blockOwnerDeletion")
 }

@@ -45,7 +45,8 @@ func alerts(t *testing.T) []rule {
 	return all
 }
 
-// Whoever is woken by an alert finds a page that says what to do, and no page is of an alert that is no more.
+// TestAlertsHavePages checks that each alert has a runbook page with the user's actions, and that each page has an
+// alert.
 func TestAlertsHavePages(t *testing.T) {
 	runbooks := filepath.Join(repository, "docs", "runbooks")
 	guide, err := os.ReadFile(filepath.Join(repository, "docs", "install.md"))
@@ -56,13 +57,13 @@ func TestAlertsHavePages(t *testing.T) {
 	for _, r := range alerts(t) {
 		known.Insert(r.Alert)
 		if severity := r.Labels["severity"]; severity != "critical" && severity != "warning" && severity != "info" {
-			t.Errorf("%s: severity %q", r.Alert, severity)
+			t.Errorf("%s: invalid severity %q", r.Alert, severity)
 		}
 		if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || r.For == "" {
-			t.Errorf("%s lacks a summary, a description, or for how long it waits", r.Alert)
+			t.Errorf("%s has no summary, description or duration", r.Alert)
 		}
 		if want := "https://github.com/semmoe/operator/blob/main/docs/runbooks/" + r.Alert + ".md"; r.Annotations["runbook_url"] != want {
-			t.Errorf("%s: runbook_url is %q instead of %q", r.Alert, r.Annotations["runbook_url"], want)
+			t.Errorf("%s: runbook_url is %q, want %q", r.Alert, r.Annotations["runbook_url"], want)
 		}
 		page, err := os.ReadFile(filepath.Join(runbooks, r.Alert+".md"))
 		if err != nil {
@@ -71,7 +72,7 @@ func TestAlertsHavePages(t *testing.T) {
 		}
 		for _, part := range []string{"# " + r.Alert + "\n", "\n**Meaning.** ", "\n**Impact.** ", "\n**Diagnosis.**", "\nkubectl ", "\n**Mitigation.** "} {
 			if !strings.Contains(string(page), part) {
-				t.Errorf("the page of %s lacks %q", r.Alert, strings.TrimSpace(part))
+				t.Errorf("the runbook of %s lacks %q", r.Alert, strings.TrimSpace(part))
 			}
 		}
 		if !strings.Contains(string(guide), "(runbooks/"+r.Alert+".md)") {
@@ -84,7 +85,7 @@ func TestAlertsHavePages(t *testing.T) {
 	}
 	for _, page := range pages {
 		if !known.Has(strings.TrimSuffix(page.Name(), ".md")) {
-			t.Errorf("docs/runbooks/%s is of no alert", page.Name())
+			t.Errorf("docs/runbooks/%s belongs to no alert", page.Name())
 		}
 	}
 }

@@ -32,22 +32,23 @@ import (
 	"github.com/semmoe/operator/test/programs"
 )
 
-// release is the name that the tests give to Helm; no object's name depends on it.
-const release = "somebody-s-choice"
+// release is the name of the Helm release. No object's name depends on it.
+const release = "user-s-choice"
 
 // watched are the namespaces of testdata/watched.values.yaml.
 var watched = []string{"team-a", "team-b"}
 
-// apiServer is a real API server, whose Pod Security admission is on as everywhere.
+// apiServer is a real API server. Its Pod Security admission is enabled by default.
 type apiServer struct {
 	client.Client
 	config     *rest.Config
-	kubeconfig string // the path of an administrator's
+	kubeconfig string // path of the kubeconfig of an administrator
 	server     *apiserver.Server
 	dir        string
 }
 
-// api is started by the first test that needs it, and shared: what the chart installs is there once in a cluster.
+// api is the API server that the tests share. The first test that needs it starts it. The chart can be installed only
+// once per cluster.
 var api = sync.OnceValues(startAPI)
 
 var stopAPI = func() error { return nil }
@@ -75,7 +76,7 @@ func startAPI() (*apiServer, error) {
 	if err := os.WriteFile(a.kubeconfig, a.server.KubeConfig, 0o600); err != nil {
 		return nil, err
 	}
-	// The tests look at each object many times over.
+	// The tests read each object many times.
 	a.config.QPS, a.config.Burst = 1000, 1000
 	scheme, err := controllers.Scheme()
 	if err != nil {
@@ -89,7 +90,7 @@ func startAPI() (*apiServer, error) {
 			return nil, err
 		}
 	}
-	// As config/default has it: the pod security standard is enforced.
+	// The namespace of config/default enforces the pod security standard.
 	_, err = a.kubectl("", "apply", "--server-side", "-f", filepath.Join(repository, "config", "manager", "namespace.yaml"))
 	return a, err
 }
@@ -111,7 +112,7 @@ func (a *apiServer) kubectl(stdin string, args ...string) (string, error) {
 	return programs.Run(path, []string{"KUBECONFIG=" + a.kubeconfig}, stdin, args...)
 }
 
-// helm runs Helm on the release.
+// helm runs a Helm command on the release.
 func (a *apiServer) helm(t *testing.T, values, command string, args ...string) string {
 	t.Helper()
 	output, err := helm(t, []string{"KUBECONFIG=" + a.kubeconfig}, values, append([]string{command, release, "--namespace", namespace}, args...)...)
@@ -121,7 +122,8 @@ func (a *apiServer) helm(t *testing.T, values, command string, args ...string) s
 	return output
 }
 
-// Whatever the values are, the API server knows every field, and its pod security admission has nothing against our pods.
+// TestManifestsApply checks, for every value set, that the API server knows every field, and that its pod security
+// admission admits the pods.
 func TestManifestsApply(t *testing.T) {
 	a := startedAPI(t)
 	for name, values := range valueSets(t) {
@@ -148,16 +150,17 @@ func TestManifestsApply(t *testing.T) {
 				}
 			}
 			if pods == 0 {
-				t.Error("the values make no pod")
+				t.Error("the value set renders no pod")
 			}
 		})
 	}
 }
 
-// foreign are the API groups of projects whose kinds this API server does not have.
+// foreign contains the API groups of other projects, which this API server does not have.
 var foreign = []string{"cert-manager.io", "monitoring.coreos.com"}
 
-// withoutForeign takes the objects of foreign kinds out of a manifest. test/prometheus knows the fields of those for monitoring.
+// withoutForeign returns a manifest without the objects of foreign kinds. test/prometheus checks the fields of the
+// monitoring objects.
 func withoutForeign(t *testing.T, manifest string) string {
 	t.Helper()
 	var left []string
@@ -174,7 +177,8 @@ func withoutForeign(t *testing.T, manifest string) string {
 	return strings.Join(left, "---\n")
 }
 
-// Without this, a namespace that enforces nothing would pass for one whose pods are all in order.
+// TestPodSecurityIsEnforced checks that the namespace refuses insecure pods. Without this test, a namespace that
+// enforces no standard would pass TestManifestsApply.
 func TestPodSecurityIsEnforced(t *testing.T) {
 	a := startedAPI(t)
 	for _, u := range render(t, "{}", "--set", "crds.enabled=false") {
@@ -184,12 +188,12 @@ func TestPodSecurityIsEnforced(t *testing.T) {
 		}
 		pod.Spec.SecurityContext.RunAsNonRoot = nil
 		if err := a.Create(t.Context(), pod, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "violates PodSecurity") {
-			t.Errorf("a pod of %s that may run as root: %v", key(u), err)
+			t.Errorf("a pod of %s that may run as root is not refused: error %v", key(u), err)
 		}
 	}
 }
 
-// podOf is a pod as a workload makes it; nil for other kinds.
+// podOf returns a pod from the template of a workload; nil for other kinds.
 func podOf(t *testing.T, u *unstructured.Unstructured) *corev1.Pod {
 	t.Helper()
 	template, ok, _ := unstructured.NestedMap(u.Object, "spec", "template")
@@ -204,15 +208,15 @@ func podOf(t *testing.T, u *unstructured.Unstructured) *corev1.Pod {
 	return pod
 }
 
-// Through upgrades to an uninstallation and back: nothing is replaced that could be kept, selectors stay as they are, and users
-// keep what is theirs.
+// TestLifecycle upgrades, uninstalls and reinstalls the chart. No object is replaced unnecessarily, selectors do not
+// change, and objects of users stay.
 func TestLifecycle(t *testing.T) {
 	a := startedAPI(t)
 	installed := render(t, "{}")
 	a.install(t, "{}")
 	first := a.identities(t, installed)
 	if len(first) != len(installed) {
-		t.Errorf("%d objects of %d are there", len(first), len(installed))
+		t.Errorf("%d of %d objects exist after the installation", len(first), len(installed))
 	}
 	a.checkReleaseSize(t)
 
@@ -230,24 +234,24 @@ func TestLifecycle(t *testing.T) {
 		before = after
 	}
 	if len(before) != len(installed) {
-		t.Errorf("%d objects of %d are there again", len(before), len(installed))
+		t.Errorf("%d of %d objects exist after the upgrades", len(before), len(installed))
 	}
 	kept := a.identities(t, keptObjects(installed))
 	sameIdentities(t, "all upgrades", first, kept)
 
 	a.helm(t, "", "uninstall")
 	if diff := cmp.Diff(kept, a.identities(t, installed)); diff != "" {
-		t.Errorf("what is left after the uninstallation (-kept +found):\n%s", diff)
+		t.Errorf("remaining objects after the uninstallation (-kept +found):\n%s", diff)
 	}
 	if err := a.Get(t.Context(), client.ObjectKeyFromObject(moed), moed); err != nil || moed.GetUID() != user {
-		t.Errorf("uninstalling has not left the MoEDeployment alone: %v, UID %s after %s", err, moed.GetUID(), user)
+		t.Errorf("the uninstallation changed the MoEDeployment: error %v, UID %s, before %s", err, moed.GetUID(), user)
 	}
 	a.install(t, "{}")
 	sameIdentities(t, "installing again", kept, a.identities(t, keptObjects(installed)))
 	a.removeAll(t, installed)
 }
 
-// What kubectl has applied, Helm takes over as it is, and changes without a conflict.
+// TestHelmTakesOver checks that Helm takes over objects that kubectl applied, and upgrades them without a conflict.
 func TestHelmTakesOver(t *testing.T) {
 	a := startedAPI(t)
 	if _, err := a.kubectl("", "apply", "--server-side", "-k", filepath.Join(repository, "config", "default")); err != nil {
@@ -271,7 +275,7 @@ func TestHelmTakesOver(t *testing.T) {
 	a.removeAll(t, installed)
 }
 
-// install installs the chart, and waits until the API server knows our kinds.
+// install installs the chart, and waits until the API server serves the operator's kinds.
 func (a *apiServer) install(t *testing.T, values string) {
 	t.Helper()
 	a.helm(t, values, "install", directory)
@@ -284,18 +288,19 @@ func (a *apiServer) install(t *testing.T, values string) {
 	}
 }
 
-// upgrade gives the release other values. Helm takes no values for "as before" unless it is told that they are meant.
+// upgrade upgrades the release to other values. Without --reset-values, Helm would reuse the previous values if none
+// are given.
 func (a *apiServer) upgrade(t *testing.T, values string) {
 	t.Helper()
 	a.helm(t, values, "upgrade", directory, "--reset-values")
 }
 
-// removeAll uninstalls the chart and what it would keep.
+// removeAll uninstalls the chart, and deletes the objects that Helm keeps.
 func (a *apiServer) removeAll(t *testing.T, installed []*unstructured.Unstructured) {
 	t.Helper()
 	a.upgrade(t, "{crds: {keep: false}, store: {persistence: {keep: false}}}")
 	a.helm(t, "", "uninstall")
-	// No controller is here to find out that no pod uses the claim.
+	// No controller runs that would remove the protection finalizer of the claim.
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "semmoe-store"}}
 	if err := a.Patch(t.Context(), claim, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
 		t.Errorf("%s/%s: %v", claim.Namespace, claim.Name, err)
@@ -305,7 +310,7 @@ func (a *apiServer) removeAll(t *testing.T, installed []*unstructured.Unstructur
 	}
 }
 
-// narrow changes as much as an upgrade may: a claim's own fields never.
+// narrow are values that change every field that an upgrade may change. The fields of a claim are immutable.
 const narrow = `
 namespaces: [team-a]
 image: {digest: "sha256:3b1c0a6b1f5e0c2d7c3f9e8a4d5b6c7e8f90123456789abcdef0123456789abc"}
@@ -313,7 +318,7 @@ manager: {replicas: 3, priorityClassName: system-cluster-critical, nodeSelector:
 store: {resources: {limits: {memory: 1Gi}}}
 `
 
-// keptObjects are those that Helm is told to keep.
+// keptObjects returns the objects with Helm's keep annotation.
 func keptObjects(all []*unstructured.Unstructured) []*unstructured.Unstructured {
 	var kept []*unstructured.Unstructured
 	for _, u := range all {
@@ -324,7 +329,7 @@ func keptObjects(all []*unstructured.Unstructured) []*unstructured.Unstructured 
 	return kept
 }
 
-// identity is what must not change while an object lives.
+// identity contains the attributes that must not change during the lifetime of an object.
 type identity struct {
 	UID      types.UID
 	Selector any
@@ -340,7 +345,7 @@ func (a *apiServer) identity(ctx context.Context, u *unstructured.Unstructured) 
 	return identity{found.GetUID(), selector}, nil
 }
 
-// identities are those of the objects that are there.
+// identities returns the identities of the objects that exist.
 func (a *apiServer) identities(t *testing.T, all []*unstructured.Unstructured) map[string]identity {
 	t.Helper()
 	found := map[string]identity{}
@@ -355,7 +360,7 @@ func (a *apiServer) identities(t *testing.T, all []*unstructured.Unstructured) m
 	return found
 }
 
-// sameIdentities fails where an object is there before and after, and is not the same.
+// sameIdentities fails the test if an object that exists before and after a step has another identity.
 func sameIdentities(t *testing.T, step string, before, after map[string]identity) {
 	t.Helper()
 	same := 0
@@ -363,18 +368,19 @@ func sameIdentities(t *testing.T, step string, before, after map[string]identity
 		if i, ok := after[name]; ok {
 			same++
 			if diff := cmp.Diff(b, i); diff != "" {
-				t.Errorf("%s: %s is another object (-before +after):\n%s", step, name, diff)
+				t.Errorf("%s: %s was replaced (-before +after):\n%s", step, name, diff)
 			}
 		}
 	}
 	if same == 0 {
-		t.Errorf("%s: no object was there before", step)
+		t.Errorf("%s: no object existed before", step)
 	}
 }
 
-// waitUntilGone changes a CRD that is being deleted now and then. Where the API server's finalizer of CRDs fails once (a kind that
-// nobody has listed yet has no storage at first) and its next attempt sees the CRD as it was before, that attempt ends as a conflict
-// and none follows: what the finalizer itself has written does not wake it. Without a change the CRD would stay until the next resync.
+// waitUntilGone waits until an object is deleted, and periodically changes a CRD that is being deleted. The API
+// server's finalizer of CRDs may fail once, because a kind that no client has listed yet has no storage at first. If
+// its next attempt reads the CRD in the earlier version, this attempt ends with a conflict, and no retry follows: the
+// finalizer's own writes do not trigger it. Without another change, the CRD would stay until the next resync.
 func (a *apiServer) waitUntilGone(t *testing.T, u *unstructured.Unstructured) {
 	t.Helper()
 	looked := 0
@@ -386,11 +392,12 @@ func (a *apiServer) waitUntilGone(t *testing.T, u *unstructured.Unstructured) {
 		return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
 	})
 	if err != nil {
-		t.Errorf("%s is still there: %v", key(u), err)
+		t.Errorf("%s still exists: %v", key(u), err)
 	}
 }
 
-// checkReleaseSize leaves room: Helm keeps the chart and its manifest in one Secret, which can hold 1 MiB, and CRDs are large.
+// checkReleaseSize checks that the release is well below 1 MiB, the maximum size of the Secret in which Helm stores the
+// chart and its manifest. CRDs are large.
 func (a *apiServer) checkReleaseSize(t *testing.T) {
 	t.Helper()
 	const limit = 512 << 10

@@ -8,7 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Grafana's sidecar finds the dashboard by its label, and gets the file as it is: Helm has its own use for {{...}}, which legends have too.
+// TestDashboard checks that the ConfigMap of the dashboard has the label that Grafana's sidecar selects, and the
+// unchanged file: Helm must not evaluate the {{...}} of legends.
 func TestDashboard(t *testing.T) {
 	want, err := os.ReadFile(filepath.Join(directory, "dashboards", "semmoe.json"))
 	if err != nil {
@@ -21,21 +22,21 @@ func TestDashboard(t *testing.T) {
 		}
 		found++
 		if u.GetKind() != "ConfigMap" || u.GetNamespace() != namespace {
-			t.Errorf("the dashboard is a %s in namespace %s", u.GetKind(), u.GetNamespace())
+			t.Errorf("the dashboard is a %s in namespace %s, want a ConfigMap in the release namespace", u.GetKind(), u.GetNamespace())
 		}
 		if labels := u.GetLabels(); labels["grafana_dashboard"] != "1" || labels["team"] != "a" || u.GetAnnotations()["grafana_folder"] != "Inference" {
-			t.Errorf("labels %v, annotations %v", labels, u.GetAnnotations())
+			t.Errorf("labels %v or annotations %v are wrong", labels, u.GetAnnotations())
 		}
 		if got, _, _ := unstructured.NestedString(u.Object, "data", "semmoe.json"); got != string(want) {
-			t.Errorf("the ConfigMap has %d bytes that differ from the %d of the file", len(got), len(want))
+			t.Errorf("the content of the ConfigMap (%d bytes) differs from the file (%d bytes)", len(got), len(want))
 		}
 	}
 	if found != 1 {
-		t.Errorf("%d dashboards", found)
+		t.Errorf("found %d dashboards, want 1", found)
 	}
 	for _, u := range render(t, "{}") {
 		if u.GetName() == "semmoe-dashboard" {
-			t.Error("there is a dashboard without dashboards.enabled")
+			t.Error("a dashboard is rendered without dashboards.enabled")
 		}
 	}
 }

@@ -1,4 +1,5 @@
-// Package chart tests the Helm chart with the Helm that internal/tools/helm pins, and what it installs against a real API server.
+// Package chart tests the Helm chart with the Helm version that internal/tools/helm pins, and its objects with a real
+// API server.
 package chart
 
 import (
@@ -15,7 +16,7 @@ import (
 	"github.com/semmoe/operator/test/programs"
 )
 
-// namespace is that of config/default.
+// namespace is the namespace in config/default.
 const namespace = "semmoe-system"
 
 var (
@@ -23,7 +24,7 @@ var (
 	directory  = filepath.Join(repository, "charts", "semmoe-operator")
 )
 
-// helm runs Helm with values, which are YAML, for the commands that take --values.
+// helm runs a Helm command. values is YAML, for commands with the flag --values.
 func helm(t *testing.T, env []string, values string, args ...string) (string, error) {
 	t.Helper()
 	path, err := programs.Helm()
@@ -42,7 +43,7 @@ func template(t *testing.T, values string, args ...string) (string, error) {
 	return helm(t, nil, values, append([]string{"template", "semmoe", directory, "--namespace", namespace}, args...)...)
 }
 
-// render is template for values that the chart accepts.
+// render renders the chart with valid values.
 func render(t *testing.T, values string, args ...string) []*unstructured.Unstructured {
 	t.Helper()
 	manifest, err := template(t, values, args...)
@@ -52,7 +53,7 @@ func render(t *testing.T, values string, args ...string) []*unstructured.Unstruc
 	return objects(t, manifest)
 }
 
-// objects are the documents of a manifest.
+// objects returns the documents of a manifest.
 func objects(t *testing.T, manifest string) []*unstructured.Unstructured {
 	t.Helper()
 	var all []*unstructured.Unstructured
@@ -69,7 +70,7 @@ func objects(t *testing.T, manifest string) []*unstructured.Unstructured {
 	}
 }
 
-// key names an object within a cluster.
+// key returns a unique name of an object in a cluster.
 func key(u *unstructured.Unstructured) string {
 	return fmt.Sprintf("%s %s/%s", u.GroupVersionKind(), u.GetNamespace(), u.GetName())
 }

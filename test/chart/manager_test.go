@@ -32,8 +32,8 @@ import (
 	"github.com/semmoe/operator/test/nodeless"
 )
 
-// A manager that was installed for one namespace has the rights that it needs there, and none elsewhere; and its metrics are for
-// whom the API server lets read them.
+// TestManagerOfOneNamespace checks that a manager for one namespace has the rights that it needs there and none in
+// other namespaces, and that only authorized users can read its metrics.
 func TestManagerOfOneNamespace(t *testing.T) {
 	a := startedAPI(t)
 	const values = "{namespaces: [team-a], image: {repository: registry.example/semmoe}}"
@@ -57,7 +57,8 @@ func TestManagerOfOneNamespace(t *testing.T) {
 		err := a.List(ctx, jobs, client.InNamespace("team-a"))
 		return len(jobs.Items) == 1 && jobs.Items[0].Spec.Template.Spec.Containers[0].Image == "registry.example/semmoe:dev", err
 	})
-	// Its ServiceAccount has been given the role of request routers before, which nobody may do without the right to bind it.
+	// The manager binds the role of request routers to their ServiceAccount first. This requires the right to bind the
+	// role, or all rights of the role.
 	a.waitFor(t, manager, "a request router by the chart's image", func(ctx context.Context) (bool, error) {
 		routers := &appsv1.DeploymentList{}
 		err := a.List(ctx, routers, client.InNamespace("team-a"))
@@ -67,23 +68,23 @@ func TestManagerOfOneNamespace(t *testing.T) {
 		err := a.Get(ctx, client.ObjectKeyFromObject(ours), ours)
 		return len(ours.Status.Conditions) > 0, err
 	})
-	// Its rights are enough to see what is not its own, and has the name of one of its objects.
-	a.waitFor(t, manager, "word of an object that is in the way", func(ctx context.Context) (bool, error) {
+	// The manager is allowed to read an object of another owner that has the name of one of its objects.
+	a.waitFor(t, manager, "a condition that reports the conflicting object", func(ctx context.Context) (bool, error) {
 		err := a.Get(ctx, client.ObjectKeyFromObject(ours), ours)
 		degraded := meta.FindStatusCondition(ours.Status.Conditions, semmoev1.ConditionDegraded)
 		return degraded != nil && strings.Contains(degraded.Message, "PodDisruptionBudget m exists and belongs to another owner"), err
 	})
 	found := &policyv1.PodDisruptionBudget{}
 	if err := a.Get(t.Context(), client.ObjectKeyFromObject(theirs), found); err != nil || found.ResourceVersion != theirs.ResourceVersion {
-		t.Errorf("somebody else's object was written: %v, %v", err, found)
+		t.Errorf("an object of another owner was changed: error %v, %v", err, found)
 	}
 	if err := a.Delete(t.Context(), theirs); err != nil {
 		t.Error(err)
 	}
 	if err := a.Get(t.Context(), client.ObjectKeyFromObject(others), others); err != nil || len(others.Status.Conditions) > 0 {
-		t.Errorf("the MoEDeployment of a namespace that is not watched: %v, %+v", err, others.Status)
+		t.Errorf("the MoEDeployment of an unwatched namespace has a status: error %v, %+v", err, others.Status)
 	}
-	// They are served beside the controllers, and may be later than these.
+	// The metrics server starts independently of the controllers, possibly later.
 	a.waitFor(t, manager, "metrics", func(ctx context.Context) (bool, error) {
 		_, _, err := get(ctx, "https://"+metrics+"/metrics", "")
 		return err == nil, nil
@@ -128,8 +129,8 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// startManager runs the manager with the arguments and as the ServiceAccount that the chart gives it, until the test ends. It runs without
-// leader election: no other manager competes with it.
+// startManager runs the manager until the test ends, with the arguments and the ServiceAccount from the chart. Leader
+// election is disabled, because no other manager runs.
 func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstructured, metrics string) *nodeless.Process {
 	t.Helper()
 	args := slices.DeleteFunc(managerArguments(t, rendered), func(arg string) bool { return arg == "--leader-elect" })
@@ -141,7 +142,7 @@ func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstruct
 	env := []string{"KUBECONFIG=" + a.kubeconfigOf(t, namespace, "semmoe-manager"), "POD_NAMESPACE=" + namespace, "POD_NAME=none"}
 	manager, err := nodeless.Spawn(filepath.Join(t.TempDir(), "manager.log"), env, filepath.Join(repository, "bin", "semmoe"), args...)
 	if err != nil {
-		t.Fatalf("%v: make build", err)
+		t.Fatalf("%v: run make build first", err)
 	}
 	t.Cleanup(func() {
 		if err := manager.Stop(); err != nil {
@@ -162,7 +163,7 @@ func managerArguments(t *testing.T, rendered []*unstructured.Unstructured) []str
 	return nil
 }
 
-// token is a ServiceAccount's.
+// token returns a token of a ServiceAccount.
 func (a *apiServer) token(t *testing.T, namespace, name string) string {
 	t.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
@@ -173,7 +174,7 @@ func (a *apiServer) token(t *testing.T, namespace, name string) string {
 	return request.Status.Token
 }
 
-// kubeconfigOf is a file by which a program has a ServiceAccount's rights.
+// kubeconfigOf returns the path of a kubeconfig with the token of a ServiceAccount.
 func (a *apiServer) kubeconfigOf(t *testing.T, namespace, name string) string {
 	t.Helper()
 	config, err := clientcmd.Load(a.server.KubeConfig)
@@ -197,10 +198,11 @@ func (a *apiServer) waitFor(t *testing.T, manager *nodeless.Process, what string
 	}
 }
 
-// checkMetrics asks for metrics as nobody, as somebody, and as somebody who may read them.
+// checkMetrics reads the metrics without authentication, as a user without rights, and as a user who is allowed to read
+// them.
 func (a *apiServer) checkMetrics(t *testing.T, url string) {
 	t.Helper()
-	for _, name := range []string{"somebody", "prometheus"} {
+	for _, name := range []string{"unprivileged", "prometheus"} {
 		if err := a.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "team-c", Name: name}}); err != nil {
 			t.Fatal(err)
 		}
@@ -216,16 +218,16 @@ func (a *apiServer) checkMetrics(t *testing.T, url string) {
 		who, token string
 		status     int
 	}{
-		{"nobody", "", http.StatusUnauthorized},
-		{"somebody", a.token(t, "team-c", "somebody"), http.StatusForbidden},
+		{"anonymous", "", http.StatusUnauthorized},
+		{"unprivileged", a.token(t, "team-c", "unprivileged"), http.StatusForbidden},
 		{"prometheus", a.token(t, "team-c", "prometheus"), http.StatusOK},
 	} {
 		status, body, err := get(t.Context(), url, tc.token)
 		if err != nil || status != tc.status {
-			t.Errorf("metrics for %s: status %d instead of %d: %v", tc.who, status, tc.status, err)
+			t.Errorf("metrics for user %s: status %d, want %d (error %v)", tc.who, status, tc.status, err)
 		}
 		if has := strings.Contains(body, "controller_runtime_reconcile_total"); has != (tc.status == http.StatusOK) {
-			t.Errorf("metrics for %s: %.200s", tc.who, body)
+			t.Errorf("unexpected metrics for user %s: %.200s", tc.who, body)
 		}
 	}
 }
@@ -250,7 +252,8 @@ func get(ctx context.Context, url, token string) (int, string, error) {
 	return response.StatusCode, string(body), err
 }
 
-// checkRights asks the API server what the ServiceAccounts of an installation for team-a may do elsewhere.
+// checkRights checks the rights of the ServiceAccounts of an installation for team-a, in team-a and in other
+// namespaces.
 func (a *apiServer) checkRights(t *testing.T) {
 	t.Helper()
 	for _, tc := range []struct {
@@ -270,7 +273,7 @@ func (a *apiServer) checkRights(t *testing.T) {
 	} {
 		output, err := a.kubectl("", "auth", "can-i", tc.verb, tc.resource, "--namespace", tc.namespace, "--as", fmt.Sprintf("system:serviceaccount:%s:%s", namespace, tc.account))
 		if want := map[bool]string{true: "yes", false: "no"}[tc.allowed]; strings.TrimSpace(output) != want {
-			t.Errorf("may %s %s %s in %q? %s (%v), not %s", tc.account, tc.verb, tc.resource, tc.namespace, output, err, want)
+			t.Errorf("can-i as %s: %s %s in namespace %q: %s (error %v), want %s", tc.account, tc.verb, tc.resource, tc.namespace, output, err, want)
 		}
 	}
 }

@@ -24,13 +24,13 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// valueSets are the values of testdata by the names of their files; the chart's own are "default".
+// valueSets returns the values in testdata by file name. "default" are the default values of the chart.
 func valueSets(t *testing.T) map[string]string {
 	t.Helper()
 	sets := map[string]string{"default": "{}"}
 	files, err := filepath.Glob(filepath.Join("testdata", "*.values.yaml"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("testdata has %d value sets: %v", len(files), err)
+		t.Fatalf("testdata has %d value sets (error %v)", len(files), err)
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -52,8 +52,8 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// What other values make of the templates is read in review; what the defaults make of them is config/. The rules of the manager
-// have their own source.
+// TestGolden compares the rendered value sets with golden files, which reviewers read. The default values are compared
+// with config/ instead. The RBAC rules of the manager are generated, and left out.
 func TestGolden(t *testing.T) {
 	sets := valueSets(t)
 	delete(sets, "default")
@@ -81,7 +81,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// withoutTemplate takes the documents of a template out of a manifest.
+// withoutTemplate returns a manifest without the documents of a template.
 func withoutTemplate(manifest, name string) string {
 	const separator = "---\n"
 	var left []string
@@ -93,7 +93,8 @@ func withoutTemplate(manifest, name string) string {
 	return strings.Join(left, separator)
 }
 
-// Helm creates no object twice, in whichever namespaces MoEDeployments are: that of the release may be one of them.
+// TestNothingIsRenderedTwice checks that Helm creates no object twice, for any watched namespaces: the namespace of the
+// release may be one of them.
 func TestNothingIsRenderedTwice(t *testing.T) {
 	sets := valueSets(t)
 	sets["own namespace"] = "{namespaces: [" + namespace + ", team-a]}"
@@ -112,7 +113,7 @@ func TestNothingIsRenderedTwice(t *testing.T) {
 	}
 }
 
-// What Kubernetes takes for a name stays one, also where YAML would take it for something else.
+// TestNamesAreStrings checks that names are rendered as strings, even if YAML would parse them as another type.
 func TestNamesAreStrings(t *testing.T) {
 	const everything = `
 namespaces: [NAME]
@@ -143,7 +144,8 @@ networkPolicies: {enabled: true}
 	}
 }
 
-// Both ways to install are one: kustomize has the namespace besides, and no use for what Helm shall keep.
+// TestKustomizeHasTheSame checks that kustomize and Helm install the same objects. Only kustomize has the namespace,
+// and only Helm has keep annotations.
 func TestKustomizeHasTheSame(t *testing.T) {
 	kubectl, err := programs.Kubectl()
 	if err != nil {
@@ -172,7 +174,8 @@ func TestKustomizeHasTheSame(t *testing.T) {
 	}
 }
 
-// An overlay that sets another namespace leaves no trace of the old one: no argument, DNS name or binding points there.
+// TestKustomizeOverlayOfANamespace checks that an overlay with another namespace replaces the namespace everywhere,
+// including arguments, DNS names and bindings.
 func TestKustomizeOverlayOfANamespace(t *testing.T) {
 	kubectl, err := programs.Kubectl()
 	if err != nil {
@@ -205,16 +208,17 @@ func TestKustomizeOverlayOfANamespace(t *testing.T) {
 		}
 		for line := range strings.Lines(string(text)) {
 			if strings.Contains(line, namespace) {
-				t.Errorf("%s still has %s", key(u), strings.TrimSpace(line))
+				t.Errorf("%s still refers to the default namespace: %s", key(u), strings.TrimSpace(line))
 			}
 		}
 		if u.GetNamespace() != "" && u.GetNamespace() != "other" {
-			t.Errorf("%s is in namespace %s", key(u), u.GetNamespace())
+			t.Errorf("%s is in namespace %s, want the namespace of the overlay", key(u), u.GetNamespace())
 		}
 	}
 }
 
-// Alerts and dashboard link to the runbooks of the release, or to those that a value names.
+// TestRunbookURL checks that the alerts and the dashboard link to the runbooks of the release, or to the URL in the
+// values.
 func TestRunbookURL(t *testing.T) {
 	for values, want := range map[string]string{
 		"{monitoring: {enabled: true}, dashboards: {enabled: true}}":                                                   "https://github.com/semmoe/operator/blob/main/docs/runbooks/SemMoE",
@@ -233,13 +237,14 @@ func TestRunbookURL(t *testing.T) {
 			}
 		}
 		if links < 15 {
-			t.Errorf("%s: %d links to runbooks", values, links)
+			t.Errorf("%s: found %d links to runbooks", values, links)
 		}
 	}
 }
 
-// A file of config that no kustomization names would be installed by nobody, and looked at by no test. Samples are for users, and the
-// ConfigMap of Argo CD is for whoever runs that; what is for a Prometheus is installed by those who have its operator.
+// TestEveryManifestIsInstalled checks that a kustomization includes each file of config. Other files would be neither
+// installed nor tested. Exceptions are the samples, the ConfigMap for users of Argo CD, and the files for users of the
+// Prometheus operator.
 func TestEveryManifestIsInstalled(t *testing.T) {
 	config := filepath.Join(repository, "config")
 	files, err := filepath.Glob(filepath.Join(config, "*", "*.yaml"))
@@ -267,23 +272,24 @@ func TestEveryManifestIsInstalled(t *testing.T) {
 	}
 	named[filepath.Join(config, "monitoring")] = true
 	others := []string{filepath.Join(config, "samples"), filepath.Join(config, "argocd")}
-	looked := 0
+	checked := 0
 	for _, file := range files {
 		directory := filepath.Dir(file)
 		if filepath.Base(file) == "kustomization.yaml" || slices.Contains(others, directory) {
 			continue
 		}
-		looked++
+		checked++
 		if !named[file] || !named[directory] {
-			t.Errorf("%s is part of no kustomization, or its directory is not", file)
+			t.Errorf("%s, or its directory, is in no kustomization", file)
 		}
 	}
-	if looked < 10 {
-		t.Errorf("config has %d manifests", looked)
+	if checked < 10 {
+		t.Errorf("checked only %d manifests in config", checked)
 	}
 }
 
-// A field that values.yaml leaves out would have no documentation, and Helm would hide its absence.
+// TestEveryFieldOfTheSchemaHasAValue checks that values.yaml has each field of the schema. A missing field would have
+// no documentation, and Helm would not report it.
 func TestEveryFieldOfTheSchemaHasAValue(t *testing.T) {
 	var values, schema map[string]any
 	for name, into := range map[string]*map[string]any{"values.yaml": &values, "values.schema.json": &schema} {
@@ -296,12 +302,12 @@ func TestEveryFieldOfTheSchemaHasAValue(t *testing.T) {
 		}
 	}
 	properties := schema["properties"].(map[string]any)
-	delete(properties, "global")  // Helm's own
-	delete(properties, "enabled") // of a chart that this one is part of
+	delete(properties, "global")  // defined by Helm
+	delete(properties, "enabled") // the condition of a parent chart
 	compareFields(t, "", properties, values)
 }
 
-// compareFields compares the properties of closed objects with values; what else there may be in an object is the user's.
+// compareFields compares the properties of closed objects with values. Open objects contain fields of users.
 func compareFields(t *testing.T, path string, properties, values map[string]any) {
 	t.Helper()
 	described, given := slices.Sorted(maps.Keys(properties)), slices.Sorted(maps.Keys(values))
@@ -316,80 +322,81 @@ func compareFields(t *testing.T, path string, properties, values map[string]any)
 	}
 }
 
-// Every bad value is refused with a message that names it and what is allowed.
+// TestValuesAreValidated checks that invalid values are refused, with a message that names the value and what is
+// allowed.
 func TestValuesAreValidated(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0", 64)
 	cases := map[string]struct {
 		values  string
 		message []string // parts of the message; none: accepted
 	}{
-		"a misspelled section":            {`{managr: {}}`, []string{"additional properties 'managr' not allowed"}},
-		"a misspelled field":              {`{manager: {replica: 1}}`, []string{"'/manager'", "additional properties 'replica' not allowed"}},
-		"a misspelled field, deep":        {`{store: {persistence: {storageClass: fast}}}`, []string{"'/store/persistence'", "'storageClass' not allowed"}},
-		"part of another chart":           {`{global: {region: eu}}`, nil},
-		"the condition of another chart":  {`{enabled: true}`, nil},
-		"no condition at all":             {`{enabled: "yes"}`, []string{"'/enabled'", "got string, want boolean"}},
-		"switched off, and yet installed": {`{enabled: false}`, []string{"enabled: false", "uninstall it"}},
-		"a repository of a registry":      {`{image: {repository: "localhost:5000/team/semmoe"}}`, nil},
-		"a repository with a tag":         {`{image: {repository: "semmoe:v1"}}`, []string{"'/image/repository'", "'semmoe:v1' does not match pattern"}},
-		"no repository":                   {`{image: {repository: ""}}`, []string{"'/image/repository'", "does not match pattern"}},
-		"a tag that is a number":          {`{image: {tag: 1.10}}`, []string{"'/image/tag'", "got number, want string"}},
-		"a tag with a colon":              {`{image: {tag: ":v1"}}`, []string{"'/image/tag'", "does not match pattern"}},
-		"a digest":                        {`{image: {digest: "` + digest + `"}}`, nil},
-		"a digest without its algorithm":  {`{image: {digest: "` + digest[7:] + `"}}`, []string{"'/image/digest'", "does not match pattern", "sha256:"}},
-		"a short digest":                  {`{image: {digest: "sha256:abc"}}`, []string{"'/image/digest'", "[0-9a-f]{64}"}},
-		"an unknown pull policy":          {`{image: {pullPolicy: Sometimes}}`, []string{"'/image/pullPolicy'", "'Always', 'IfNotPresent', 'Never'"}},
-		"pull secrets as names":           {`{imagePullSecrets: [registry]}`, []string{"'/imagePullSecrets/0'", "got string, want object"}},
-		"a pull secret without a name":    {`{imagePullSecrets: [{}]}`, []string{"'/imagePullSecrets/0'", "missing property 'name'"}},
-		"authorities of a cluster":        {`{caBundle: cluster-authorities}`, nil},
-		"authorities themselves":          {`{caBundle: "-----BEGIN CERTIFICATE-----"}`, []string{"'/caBundle'", "does not match pattern"}},
-		"authorities in two places":       {`{caBundle: a, store: {env: [{name: SSL_CERT_DIR, value: /a}]}}`, []string{"store.env: SSL_CERT_DIR", "caBundle"}},
-		"namespaces as text":              {`{namespaces: "a,b"}`, []string{"'/namespaces'", "got string, want array"}},
-		"a namespace that is none":        {`{namespaces: [Team]}`, []string{"'/namespaces/0'", "'Team' does not match pattern"}},
-		"a namespace twice":               {`{namespaces: [a, a]}`, []string{"'/namespaces'", "items at 0 and 1 are equal"}},
-		"a switch as text":                {`{crds: {keep: "yes"}}`, []string{"'/crds/keep'", "got string, want boolean"}},
-		"no section of network policies":  {`{networkPolicies: []}`, []string{"networkPolicies"}},
-		"a monitor's label as a number":   {`{monitoring: {labels: {release: 1}}}`, []string{"'/monitoring/labels/release'", "got number, want string"}},
-		"a dashboard's label as a number": {`{dashboards: {labels: {grafana_dashboard: 1}}}`, []string{"'/dashboards/labels/grafana_dashboard'", "got number, want string"}},
-		"a dashboard's folder":            {`{dashboards: {enabled: true, annotations: {grafana_folder: Inference}}}`, nil},
-		"no manager":                      {`{manager: {replicas: 0}}`, []string{"'/manager/replicas'", "minimum: got 0, want 1"}},
-		"half a manager":                  {`{manager: {replicas: 1.5}}`, []string{"'/manager/replicas'", "want integer"}},
-		"managers as text":                {`{manager: {replicas: "2"}}`, []string{"'/manager/replicas'", "got string, want integer"}},
-		"a crowd of managers":             {`{manager: {replicas: 11}}`, []string{"'/manager/replicas'", "maximum: got 11, want 10"}},
-		"no solver":                       {`{manager: {solverWorkers: 0}}`, []string{"'/manager/solverWorkers'", "minimum: got 0, want 1"}},
-		"retention of hours and minutes":  {`{manager: {artifactRetention: 36h30m}}`, nil},
-		"retention in days":               {`{manager: {artifactRetention: 7d}}`, []string{"'/manager/artifactRetention'", "'7d' does not match pattern"}},
-		"retention of no time":            {`{manager: {artifactRetention: 0h}}`, []string{"'/manager/artifactRetention'", "'0h' does not match pattern"}},
-		"no retention":                    {`{manager: {artifactRetention: ""}}`, []string{"'/manager/artifactRetention'", "minLength"}},
-		"memory with a wrong unit":        {`{manager: {resources: {limits: {memory: 2GB}}}}`, []string{"'/manager/resources/limits/memory'", "'2GB' does not match pattern"}},
-		"resources that are none":         {`{store: {resources: {memory: 2Gi}}}`, []string{"'/store/resources'", "'memory' not allowed"}},
-		"CPUs as a number":                {`{manager: {resources: {limits: {cpu: 2}}}}`, nil},
-		"a priority class that is none":   {`{manager: {priorityClassName: System_Critical}}`, []string{"'/manager/priorityClassName'", "does not match pattern"}},
-		"a node label that is no text":    {`{store: {nodeSelector: {gpu: true}}}`, []string{"'/store/nodeSelector/gpu'", "got boolean, want string"}},
-		"a toleration with a typo":        {`{manager: {tolerations: [{keys: a}]}}`, []string{"'/manager/tolerations/0'", "'keys' not allowed"}},
-		"a toleration of an unknown kind": {`{manager: {tolerations: [{operator: Like}]}}`, []string{"'/manager/tolerations/0/operator'", "'Exists', 'Equal'"}},
-		"a bucket":                        {`{store: {url: "s3://bucket?region=eu-central-1", replicas: 3}}`, nil},
-		"another directory":               {`{store: {url: "file:///srv"}}`, []string{"'/store/url'", "'file:///srv' does not match pattern", "file:///data", "s3://"}},
-		"a web address":                   {`{store: {url: "https://bucket"}}`, []string{"'/store/url'", "does not match pattern"}},
-		"two stores on a volume":          {`{store: {replicas: 2}}`, []string{"store.replicas: 2 is invalid with store.url file:///data", "set store.replicas to 1, or store.url to s3://"}},
-		"two stores that are switched off": {
+		"a misspelled section":              {`{managr: {}}`, []string{"additional properties 'managr' not allowed"}},
+		"a misspelled field":                {`{manager: {replica: 1}}`, []string{"'/manager'", "additional properties 'replica' not allowed"}},
+		"a misspelled field, deep":          {`{store: {persistence: {storageClass: fast}}}`, []string{"'/store/persistence'", "'storageClass' not allowed"}},
+		"part of another chart":             {`{global: {region: eu}}`, nil},
+		"the condition of another chart":    {`{enabled: true}`, nil},
+		"no condition at all":               {`{enabled: "yes"}`, []string{"'/enabled'", "got string, want boolean"}},
+		"disabled, but installed":           {`{enabled: false}`, []string{"enabled: false", "uninstall it"}},
+		"a repository of a registry":        {`{image: {repository: "localhost:5000/team/semmoe"}}`, nil},
+		"a repository with a tag":           {`{image: {repository: "semmoe:v1"}}`, []string{"'/image/repository'", "'semmoe:v1' does not match pattern"}},
+		"no repository":                     {`{image: {repository: ""}}`, []string{"'/image/repository'", "does not match pattern"}},
+		"a tag that is a number":            {`{image: {tag: 1.10}}`, []string{"'/image/tag'", "got number, want string"}},
+		"a tag with a colon":                {`{image: {tag: ":v1"}}`, []string{"'/image/tag'", "does not match pattern"}},
+		"a digest":                          {`{image: {digest: "` + digest + `"}}`, nil},
+		"a digest without its algorithm":    {`{image: {digest: "` + digest[7:] + `"}}`, []string{"'/image/digest'", "does not match pattern", "sha256:"}},
+		"a short digest":                    {`{image: {digest: "sha256:abc"}}`, []string{"'/image/digest'", "[0-9a-f]{64}"}},
+		"an unknown pull policy":            {`{image: {pullPolicy: Sometimes}}`, []string{"'/image/pullPolicy'", "'Always', 'IfNotPresent', 'Never'"}},
+		"pull secrets as names":             {`{imagePullSecrets: [registry]}`, []string{"'/imagePullSecrets/0'", "got string, want object"}},
+		"a pull secret without a name":      {`{imagePullSecrets: [{}]}`, []string{"'/imagePullSecrets/0'", "missing property 'name'"}},
+		"authorities of a cluster":          {`{caBundle: cluster-authorities}`, nil},
+		"authorities themselves":            {`{caBundle: "-----BEGIN CERTIFICATE-----"}`, []string{"'/caBundle'", "does not match pattern"}},
+		"authorities in two places":         {`{caBundle: a, store: {env: [{name: SSL_CERT_DIR, value: /a}]}}`, []string{"store.env: SSL_CERT_DIR", "caBundle"}},
+		"namespaces as text":                {`{namespaces: "a,b"}`, []string{"'/namespaces'", "got string, want array"}},
+		"an invalid namespace":              {`{namespaces: [Team]}`, []string{"'/namespaces/0'", "'Team' does not match pattern"}},
+		"a namespace twice":                 {`{namespaces: [a, a]}`, []string{"'/namespaces'", "items at 0 and 1 are equal"}},
+		"a boolean as a string":             {`{crds: {keep: "yes"}}`, []string{"'/crds/keep'", "got string, want boolean"}},
+		"network policies as a list":        {`{networkPolicies: []}`, []string{"networkPolicies"}},
+		"a monitor's label as a number":     {`{monitoring: {labels: {release: 1}}}`, []string{"'/monitoring/labels/release'", "got number, want string"}},
+		"a dashboard's label as a number":   {`{dashboards: {labels: {grafana_dashboard: 1}}}`, []string{"'/dashboards/labels/grafana_dashboard'", "got number, want string"}},
+		"a dashboard's folder":              {`{dashboards: {enabled: true, annotations: {grafana_folder: Inference}}}`, nil},
+		"no manager":                        {`{manager: {replicas: 0}}`, []string{"'/manager/replicas'", "minimum: got 0, want 1"}},
+		"a fractional number of managers":   {`{manager: {replicas: 1.5}}`, []string{"'/manager/replicas'", "want integer"}},
+		"managers as text":                  {`{manager: {replicas: "2"}}`, []string{"'/manager/replicas'", "got string, want integer"}},
+		"too many managers":                 {`{manager: {replicas: 11}}`, []string{"'/manager/replicas'", "maximum: got 11, want 10"}},
+		"no solver":                         {`{manager: {solverWorkers: 0}}`, []string{"'/manager/solverWorkers'", "minimum: got 0, want 1"}},
+		"retention of hours and minutes":    {`{manager: {artifactRetention: 36h30m}}`, nil},
+		"retention in days":                 {`{manager: {artifactRetention: 7d}}`, []string{"'/manager/artifactRetention'", "'7d' does not match pattern"}},
+		"retention of no time":              {`{manager: {artifactRetention: 0h}}`, []string{"'/manager/artifactRetention'", "'0h' does not match pattern"}},
+		"no retention":                      {`{manager: {artifactRetention: ""}}`, []string{"'/manager/artifactRetention'", "minLength"}},
+		"memory with a wrong unit":          {`{manager: {resources: {limits: {memory: 2GB}}}}`, []string{"'/manager/resources/limits/memory'", "'2GB' does not match pattern"}},
+		"invalid resources":                 {`{store: {resources: {memory: 2Gi}}}`, []string{"'/store/resources'", "'memory' not allowed"}},
+		"CPUs as a number":                  {`{manager: {resources: {limits: {cpu: 2}}}}`, nil},
+		"an invalid priority class":         {`{manager: {priorityClassName: System_Critical}}`, []string{"'/manager/priorityClassName'", "does not match pattern"}},
+		"a node label that is not a string": {`{store: {nodeSelector: {gpu: true}}}`, []string{"'/store/nodeSelector/gpu'", "got boolean, want string"}},
+		"a toleration with a typo":          {`{manager: {tolerations: [{keys: a}]}}`, []string{"'/manager/tolerations/0'", "'keys' not allowed"}},
+		"a toleration of an unknown kind":   {`{manager: {tolerations: [{operator: Like}]}}`, []string{"'/manager/tolerations/0/operator'", "'Exists', 'Equal'"}},
+		"a bucket":                          {`{store: {url: "s3://bucket?region=eu-central-1", replicas: 3}}`, nil},
+		"another directory":                 {`{store: {url: "file:///srv"}}`, []string{"'/store/url'", "'file:///srv' does not match pattern", "file:///data", "s3://"}},
+		"a web address":                     {`{store: {url: "https://bucket"}}`, []string{"'/store/url'", "does not match pattern"}},
+		"two stores on a volume":            {`{store: {replicas: 2}}`, []string{"store.replicas: 2 is invalid with store.url file:///data", "set store.replicas to 1, or store.url to s3://"}},
+		"two stores that are disabled": {
 			`{store: {enabled: false, replicas: 2}}`, nil},
-		"a volume without a size":      {`{store: {persistence: {size: ""}}}`, []string{"'/store/persistence/size'", "does not match pattern"}},
-		"a variable without a name":    {`{store: {env: [{value: a}]}}`, []string{"'/store/env/0'", "missing property 'name'"}},
-		"a variable that is no text":   {`{store: {env: [{name: A, value: 1}]}}`, []string{"'/store/env/0/value'", "got number, want string"}},
-		"an annotation that is a list": {`{store: {serviceAccountAnnotations: {a: [b]}}}`, []string{"'/store/serviceAccountAnnotations/a'", "want string"}},
+		"a volume without a size":         {`{store: {persistence: {size: ""}}}`, []string{"'/store/persistence/size'", "does not match pattern"}},
+		"a variable without a name":       {`{store: {env: [{value: a}]}}`, []string{"'/store/env/0'", "missing property 'name'"}},
+		"a variable that is not a string": {`{store: {env: [{name: A, value: 1}]}}`, []string{"'/store/env/0/value'", "got number, want string"}},
+		"an annotation that is a list":    {`{store: {serviceAccountAnnotations: {a: [b]}}}`, []string{"'/store/serviceAccountAnnotations/a'", "want string"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			_, err := template(t, tc.values)
 			if len(tc.message) == 0 {
 				if err != nil {
-					t.Errorf("refused: %v", err)
+					t.Errorf("valid values are refused: %v", err)
 				}
 				return
 			}
 			if err == nil {
-				t.Fatal("accepted")
+				t.Fatal("invalid values are accepted")
 			}
 			for _, part := range tc.message {
 				if !strings.Contains(err.Error(), part) {
@@ -400,7 +407,8 @@ func TestValuesAreValidated(t *testing.T) {
 	}
 }
 
-// The image stands in one form everywhere, and a digest is not mixed up with the default tag.
+// TestImage checks that all containers and arguments have the same image reference, and that a digest is not combined
+// with the default tag.
 func TestImage(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("a", 64)
 	cases := map[string]struct{ values, want string }{
@@ -423,7 +431,7 @@ func TestImage(t *testing.T) {
 					images[container["image"].(string)]++
 				}
 				if _, argument, ok := strings.Cut(string(text), "--image="); ok && !strings.HasPrefix(argument, tc.want+`"`) {
-					t.Errorf("%s has another image in its arguments: %s", key(u), argument)
+					t.Errorf("%s has a different image in its arguments: %s", key(u), argument)
 				}
 			}
 			if diff := cmp.Diff(map[string]int{tc.want: 2}, images); diff != "" {
@@ -433,26 +441,27 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// The pull policy reaches the managers, and by them what they make.
+// TestPullPolicy checks that the pull policy is set on all containers, and passed to the manager for the pods that it
+// creates.
 func TestPullPolicy(t *testing.T) {
 	for _, policy := range []string{"", "Never"} {
 		for _, u := range render(t, `{image: {pullPolicy: "`+policy+`"}}`, "--set", "crds.enabled=false") {
 			for _, container := range containers(u) {
 				if given, _ := container["imagePullPolicy"].(string); given != policy {
-					t.Errorf("%s has the policy %q, want %q", key(u), given, policy)
+					t.Errorf("%s has pull policy %q, want %q", key(u), given, policy)
 				}
 			}
 		}
 	}
 	for values, want := range map[string]bool{`{}`: false, `{image: {pullPolicy: Never}}`: true} {
 		if got := slices.Contains(managerArguments(t, render(t, values, "--set", "crds.enabled=false")), "--image-pull-policy=Never"); got != want {
-			t.Errorf("%s: the managers are told: %v", values, got)
+			t.Errorf("%s: pull policy arguments of managers = %v", values, got)
 		}
 	}
 }
 
-// What dials others than the cluster's own finds the authorities of a ConfigMap, beside those of the image: a variable for a file would
-// replace these.
+// TestAuthorities checks that containers which connect to servers outside the cluster trust the certificate authorities
+// of a ConfigMap, in addition to those of the image. SSL_CERT_FILE would replace the authorities of the image.
 func TestAuthorities(t *testing.T) {
 	for name, values := range map[string]string{
 		"a volume": "{}", "a bucket": "{store: {url: \"s3://bucket\"}}", "cert-manager": "{webhooks: {certManager: true}}", "no store": "{store: {enabled: false}}",
@@ -473,18 +482,18 @@ func TestAuthorities(t *testing.T) {
 			}
 			mount := slices.IndexFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == directory && m.ReadOnly })
 			if directory == "" || mount < 0 {
-				t.Errorf("%s, %s: nothing is mounted at %q: %+v", name, key(u), directory, container.VolumeMounts)
+				t.Errorf("%s, %s: no volume is mounted at %q: %+v", name, key(u), directory, container.VolumeMounts)
 				continue
 			}
 			volume := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == container.VolumeMounts[mount].Name })
 			if source := pod.Spec.Volumes[volume].ConfigMap; source == nil || source.Name != "cluster-authorities" || len(source.Items) != 1 || source.Items[0].Key != "ca.crt" {
-				t.Errorf("%s, %s: mounted is %+v", name, key(u), source)
+				t.Errorf("%s, %s: wrong volume source %+v", name, key(u), source)
 			}
 		}
 	}
 }
 
-// As a part of another chart this one is switched by the condition that others are switched by.
+// TestPartOfAnotherChart checks that a parent chart enables this chart with the usual condition.
 func TestPartOfAnotherChart(t *testing.T) {
 	parent := t.TempDir()
 	if err := os.WriteFile(filepath.Join(parent, "Chart.yaml"), []byte(`
@@ -506,12 +515,13 @@ dependencies:
 			t.Fatal(err)
 		}
 		if got := len(objects(t, manifest)); got != want {
-			t.Errorf("enabled is %s: %d objects, want %d", switched, got, want)
+			t.Errorf("enabled=%s: %d objects, want %d", switched, got, want)
 		}
 	}
 }
 
-// Users of a namespace see and write every kind of ours, a new one too.
+// TestUsersHaveEveryKind checks that the roles for users allow to read and write every kind of the operator, including
+// new ones.
 func TestUsersHaveEveryKind(t *testing.T) {
 	verbs := map[string]map[string][]string{} // by role and resource
 	var kinds []string
@@ -534,7 +544,7 @@ func TestUsersHaveEveryKind(t *testing.T) {
 		}
 	}
 	if len(kinds) != 3 {
-		t.Errorf("the chart has the kinds %v", kinds)
+		t.Errorf("the chart has kinds %v, want 3", kinds)
 	}
 	for _, kind := range kinds {
 		for _, tc := range []struct{ role, resource, verb string }{
@@ -546,12 +556,12 @@ func TestUsersHaveEveryKind(t *testing.T) {
 			}
 		}
 		if slices.Contains(verbs["semmoe-viewer"][kind], "create") || len(verbs["semmoe-editor"][kind+"/status"]) > 0 {
-			t.Errorf("users may write more of %s than they should", kind)
+			t.Errorf("users have more write rights to %s than intended", kind)
 		}
 	}
 }
 
-// containers are those of a workload's pods.
+// containers returns the containers in the pod template of a workload.
 func containers(u *unstructured.Unstructured) []map[string]any {
 	list, _, _ := unstructured.NestedSlice(u.Object, "spec", "template", "spec", "containers")
 	var all []map[string]any

@@ -16,7 +16,8 @@ var written embed.FS
 
 // Document is one text.
 type Document struct {
-	// Kind is what the text is written in: go-source, english, sql and so on. Name is unique within the corpus.
+	// Kind is the language or data format of the text, such as go-source, english or sql. Name is unique within the
+	// corpus.
 	Kind string
 	Name string
 	Text string
@@ -45,8 +46,8 @@ func Written() []Document {
 	return documents
 }
 
-// Split holds out a percentage of the documents of every kind, at least one of each, chosen by the seed. Both parts keep
-// the order of the documents.
+// Split holds out a percentage of the documents of every kind, at least one of each, chosen by the seed. Both parts
+// keep the order of the documents.
 func Split(documents []Document, heldOutPercent int, seed uint64) (rest, heldOut []Document) {
 	byKind := map[string][]int{}
 	for i, document := range documents {
@@ -92,8 +93,8 @@ func Requests(documents []Document, size int) []Request {
 	return requests
 }
 
-// Cut cuts a text into parts of at least size bytes, each of which ends with a line or a sentence. Together they are the
-// text. A short rest belongs to the last part.
+// Cut cuts a text into parts of at least size bytes, each of which ends with a line or a sentence. The
+// concatenated parts are the text. A short rest belongs to the last part.
 func Cut(text string, size int) []string {
 	var parts []string
 	start := 0
@@ -111,7 +112,7 @@ func Cut(text string, size int) []string {
 	return append(parts, rest)
 }
 
-// endsUnit tells whether a line or a sentence ends between two neighbouring texts.
+// endsUnit reports whether a line or a sentence ends between two adjacent texts.
 func endsUnit(before, after string) bool {
 	switch {
 	case strings.HasSuffix(before, "\n"), strings.HasSuffix(before, "。"):
@@ -122,7 +123,7 @@ func endsUnit(before, after string) bool {
 	return false
 }
 
-// JSONL writes requests as a data set for profiling: one prompt a line, with its kind as the domain.
+// JSONL writes requests as a data set for profiling: one prompt per line, with its kind as the domain.
 func JSONL(requests []Request) ([]byte, error) {
 	var buffer bytes.Buffer
 	encoder := json.NewEncoder(&buffer)

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// all is the whole corpus of this machine.
+// all returns the complete corpus on this machine.
 func all(t *testing.T) []Document {
 	t.Helper()
 	root, err := exec.Command("go", "env", "GOROOT").Output()
@@ -55,7 +55,7 @@ func TestWritten(t *testing.T) {
 func TestFromGo(t *testing.T) {
 	documents := all(t)
 	if diff := cmp.Diff(documents, all(t)); diff != "" {
-		t.Errorf("a second look gives others:\n%s", diff)
+		t.Errorf("a second call returns other documents:\n%s", diff)
 	}
 	names := map[string]bool{}
 	for _, document := range documents {
@@ -69,7 +69,7 @@ func TestFromGo(t *testing.T) {
 	}
 	for _, kind := range goKinds {
 		if !slices.Contains(Kinds(documents), kind.name) {
-			t.Errorf("there is no text of kind %s", kind.name)
+			t.Errorf("found no text of kind %s", kind.name)
 		}
 	}
 }
@@ -78,7 +78,7 @@ func TestSplitIsByDocumentWithinKinds(t *testing.T) {
 	documents := all(t)
 	rest, heldOut := Split(documents, 40, 1)
 	if len(rest)+len(heldOut) != len(documents) {
-		t.Errorf("%d and %d documents of %d", len(rest), len(heldOut), len(documents))
+		t.Errorf("split %[3]d documents into %[1]d and %[2]d", len(rest), len(heldOut), len(documents))
 	}
 	if diff := cmp.Diff(Kinds(rest), Kinds(heldOut)); diff != "" {
 		t.Errorf("the parts have different kinds:\n%s", diff)
@@ -123,11 +123,11 @@ func FuzzCut(f *testing.F) {
 		}
 		parts := Cut(text, size)
 		if strings.Join(parts, "") != text {
-			t.Errorf("the parts %q are not %q", parts, text)
+			t.Errorf("the concatenated parts %q differ from %q", parts, text)
 		}
 		for _, part := range parts[:len(parts)-1] {
 			if len(part) < size {
-				t.Errorf("part %q is shorter than %d", part, size)
+				t.Errorf("part %q is shorter than %d bytes", part, size)
 			}
 		}
 	})

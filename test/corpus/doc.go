@@ -1,7 +1,8 @@
-// Package corpus is text of many kinds for demonstrations and measurements: documents that were written for it, in
-// program languages, data formats and human languages, and text that every machine with Go has.
+// Package corpus provides text of many kinds for demonstrations and measurements: documents that were written for the
+// corpus, in programming languages, data formats and human languages, and files of the Go distribution.
 //
-// Invariants: the same release of Go and the same seed give the same documents and requests everywhere. Every kind is
-// split by itself, by whole documents, so that what is held out is of the same kinds as the rest, and none of it is seen
-// in the rest.
+// Invariants:
+//   - The same Go release and the same seed result in the same documents and requests on every machine.
+//   - Each kind is split separately, by whole documents, so that the held-out part has the same kinds as the rest, and
+//     shares no document with it.
 package corpus

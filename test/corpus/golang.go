@@ -11,9 +11,10 @@ import (
 )
 
 const (
-	// extractBytes is how much of a file is taken: about as much as a document that was written for the corpus has.
+	// extractBytes is the size of the extract of a file, in bytes: about the size of a document that was written for the
+	// corpus.
 	extractBytes = 1400
-	// largestFile bounds what is read: beyond it are tables and generated code.
+	// largestFile is the maximum size of a file, in bytes. Larger files are tables and generated code.
 	largestFile = 256 << 10
 )
 
@@ -22,7 +23,7 @@ type goKind struct {
 	name string
 	root string // below GOROOT
 	has  func(path string) bool
-	most int // files to take from
+	most int // maximum number of files
 }
 
 var goKinds = []goKind{
@@ -37,8 +38,8 @@ var goKinds = []goKind{
 	}, 10},
 }
 
-// FromGo returns extracts of the files of a Go distribution, whose root is `go env GOROOT`: for each of its kinds of
-// text a bounded number of files, spread evenly over all of that kind, and one extract of each.
+// FromGo returns extracts of the files of a Go distribution. root is `go env GOROOT`. For each kind of text it selects
+// a bounded number of files, evenly spaced in the list of all files of the kind, and returns one extract per file.
 func FromGo(root string) ([]Document, error) {
 	var documents []Document
 	for _, kind := range goKinds {
@@ -57,7 +58,7 @@ func FromGo(root string) ([]Document, error) {
 	return documents, nil
 }
 
-// files lists the chosen files, relative to root and in alphabetical order.
+// files returns the selected files, relative to root, in alphabetical order.
 func (k goKind) files(root string) ([]string, error) {
 	var found []string
 	err := filepath.WalkDir(filepath.Join(root, k.root), func(path string, entry fs.DirEntry, err error) error {
@@ -76,7 +77,7 @@ func (k goKind) files(root string) ([]string, error) {
 		return nil, err
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("there is none of %d to %d bytes", extractBytes, largestFile)
+		return nil, fmt.Errorf("found no file of %d to %d bytes", extractBytes, largestFile)
 	}
 	slices.Sort(found)
 	if len(found) <= k.most {
@@ -89,7 +90,7 @@ func (k goKind) files(root string) ([]string, error) {
 	return chosen, nil
 }
 
-// extract takes whole lines out of the middle of a file: many begin with the same licence.
+// extract returns whole lines from the middle of a file, because many files begin with the same license.
 func extract(text string) string {
 	text = strings.ToValidUTF8(text, string(utf8.RuneError))
 	start := max(0, (len(text)-extractBytes)/2)
@@ -100,5 +101,5 @@ func extract(text string) string {
 	if line := strings.LastIndexByte(text, '\n'); line > extractBytes/2 {
 		text = text[:line+1]
 	}
-	return strings.ToValidUTF8(text, "") // a cut inside of a character
+	return strings.ToValidUTF8(text, "") // the end may cut a character
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/semmoe/operator/test/markdown"
 )
 
-// namespaceToSave has an object of each sort that a backup tells apart: its kind, name, "made" where the operator has made it, spec, status, and
-// the plan that it is labelled with.
+// namespaceToSave has an object of each category that the backup distinguishes. Columns: kind, name, "made" if the
+// operator created the object, spec, status, and the plan in its label.
 const namespaceToSave = `[
 	["MoEDeployment", "a", "", {"placement": {"planRef": {"name": "tables"}}}],
 	["MoEDeployment", "b", "", {"placement": {}}],
@@ -27,11 +27,12 @@ const namespaceToSave = `[
 	["ConfigMap", "unpinned-d2", "made", null, null, "unpinned"], ["ConfigMap", "own-plan", "made", null, null, "own"]
 ]`
 
-// The command of the backup keeps what is not made anew, and nothing else of what the operator has made.
+// TestBackupCommand checks that the backup command saves the objects of users, and only those objects of the operator
+// that it does not recreate.
 func TestBackupCommand(t *testing.T) {
 	jq, err := exec.LookPath("jq")
 	if err != nil {
-		t.Skip("there is no jq")
+		t.Skip("jq is not installed")
 	}
 	command := exec.CommandContext(t.Context(), jq, backupProgram(t))
 	command.Stdin = strings.NewReader(listToSave(t))
@@ -53,7 +54,7 @@ func TestBackupCommand(t *testing.T) {
 	for _, item := range saved.Items {
 		names = append(names, item.Kind+" "+item.Metadata["name"].(string))
 		if item.Status != nil || item.Metadata["uid"] != nil || item.Metadata["ownerReferences"] != nil || item.Metadata["annotations"] == nil {
-			t.Errorf("%s is saved with status %v and metadata %v", item.Kind, item.Status, item.Metadata)
+			t.Errorf("%s is saved with status %v or wrong metadata %v", item.Kind, item.Status, item.Metadata)
 		}
 	}
 	slices.Sort(names)
@@ -63,11 +64,11 @@ func TestBackupCommand(t *testing.T) {
 		"MoEDeployment a", "MoEDeployment b", "PlacementPlan layout", "PlacementPlan own", "PlacementPlan tables", "Secret token",
 	}
 	if !slices.Equal(names, want) {
-		t.Errorf("saved are %q, want %q", names, want)
+		t.Errorf("saved objects = %q, want %q", names, want)
 	}
 }
 
-// backupProgram is the program that the document gives to jq.
+// backupProgram returns the jq program in docs/backup.md.
 func backupProgram(t *testing.T) string {
 	t.Helper()
 	for _, block := range markdown.Blocks(documents(t)["docs/backup.md"]) {
@@ -80,7 +81,7 @@ func backupProgram(t *testing.T) string {
 	return ""
 }
 
-// listToSave is what kubectl prints of the namespace.
+// listToSave returns the output of kubectl for the namespace.
 func listToSave(t *testing.T) string {
 	t.Helper()
 	var rows [][]any

@@ -23,18 +23,18 @@ import (
 	"github.com/semmoe/operator/test/programs"
 )
 
-// reasons are why a block of commands may not be run here.
+// reasons contains the permitted reasons in "not run" marks.
 var reasons = []string{
 	"needs GPUs", "needs running pods", "needs another operator", "takes minutes", "names of your own",
 }
 
-// namesOfReaders are what readers put their own names in place of, with what there is here.
+// namesOfReaders replaces the placeholders for readers by names that exist in the test.
 var namesOfReaders = strings.NewReplacer(
 	"<namespace>", "default", "<name>", "shown", "<pod>", "shown", "<job>", "shown", "<short digest>", "6020771edb47c715",
 	"/models/Qwen3-30B-A3B", "models/tiny",
 )
 
-// fixtures are objects that the documents take for granted, beside the operator that is installed.
+// fixtures are the objects that the documents assume, in addition to the installed operator.
 const fixtures = `
 apiVersion: v1
 kind: Namespace
@@ -68,15 +68,15 @@ metadata: {name: manager.semmoe.io, namespace: semmoe-system}
 spec: {holderIdentity: a-manager}
 `
 
-// objects are one of each kind of ours, as a sample has them, by the name that documents use for theirs.
+// objects maps the sample of each kind to the names under which the documents use it.
 var objects = map[string][]string{
 	"moedeployment.yaml": {"qwen3-30b", "shown"}, "affinityprofile.yaml": {"shown"}, "placementplan.yaml": {"shown"},
 }
 
-// untilPods are the commands that a real kubelet would have to answer.
+// untilPods contains the prefixes of commands that need a kubelet.
 var untilPods = []string{"kubectl logs "}
 
-// Every block of commands runs, or says why it does not.
+// TestCommands checks that every block of commands runs, or has a mark with the reason why it does not.
 func TestCommands(t *testing.T) {
 	all := documents(t)
 	world := newWorld(t)
@@ -107,16 +107,16 @@ func TestCommands(t *testing.T) {
 		}
 	}
 	if ran < 25 {
-		t.Errorf("only %d blocks are run", ran)
+		t.Errorf("only %d blocks were run", ran)
 	}
 	for _, reason := range reasons {
 		if !used[reason] {
-			t.Errorf("no block gives the reason %q any more", reason)
+			t.Errorf("no block has the reason %q: remove it from reasons", reason)
 		}
 	}
 }
 
-// excused is why a block with a mark is not run here; empty where it is.
+// excused returns the reason why a block with a mark is not run; empty if the block is run.
 func excused(mark string) (string, error) {
 	if test, ok := strings.CutPrefix(mark, "run by "); ok {
 		_, err := os.Stat(filepath.Join(repository, filepath.FromSlash(test)))
@@ -124,20 +124,21 @@ func excused(mark string) (string, error) {
 	}
 	reason, ok := strings.CutPrefix(mark, "not run: ")
 	if !ok {
-		return "", nil // no mark, or a comment for another reader
+		return "", nil // no mark, or an unrelated comment
 	}
 	if !slices.Contains(reasons, reason) {
-		return "", fmt.Errorf("the reason %q is none of %q", reason, reasons)
+		return "", fmt.Errorf("reason %q is invalid: permitted are %q", reason, reasons)
 	}
 	return reason, nil
 }
 
-// world is where commands run: the project's programs, and an API server on which the operator is installed, without nodes.
+// world is the environment of the commands: the project's programs, and an API server without nodes, with the operator
+// installed.
 type world struct {
 	path       string
 	kubeconfig string
 	repository string
-	// made is a directory with what most documents about plans begin with: routing traces, and plans.
+	// made is a directory with the routing traces and plans that most documents about plans need.
 	made string
 }
 
@@ -184,7 +185,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// make makes routing traces of a shape as the checkpoint has it, and plans from them.
+// make creates routing traces with the shape of the checkpoint, and plans from these traces.
 func (w *world) make(t *testing.T) {
 	t.Helper()
 	w.made = t.TempDir()
@@ -217,7 +218,8 @@ func (w *world) apply(t *testing.T, stdin string, args ...string) {
 	}
 }
 
-// workplace is a directory with what documents take for granted: the repository's config, a checkpoint, routing traces and plans of it.
+// workplace returns a directory with the files that the documents assume: the repository's config, a checkpoint, and
+// routing traces and plans of the checkpoint.
 func (w *world) workplace(t *testing.T) string {
 	t.Helper()
 	directory := t.TempDir()
@@ -243,7 +245,7 @@ func (w *world) workplace(t *testing.T) string {
 	return directory
 }
 
-// run runs a block in a directory, and returns what it wrote.
+// run runs a block in a directory, and returns its output.
 func (w *world) run(ctx context.Context, directory, text string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()

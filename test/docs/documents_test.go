@@ -1,11 +1,12 @@
-// Package docs tries what the documentation says: its commands are run, its links followed, and the metrics, flags and targets that it
-// names looked up. Blocks in YAML are tried by test/api.
+// Package docs tests the documentation: it runs the commands, follows the links, and checks that the named metrics,
+// flags and Makefile targets exist. test/api tests the blocks in YAML.
 //
-// A block of commands runs, in the order of its document, or has a mark in the line before it that says why it does not:
+// A block of commands is run in the order of its document, or has a mark in the preceding line. The mark contains a
+// reason from the list reasons:
 //
 //	<!-- not run: REASON -->
 //
-// with one of the reasons in reasons, or of the test that runs what it says:
+// or the test that runs the commands:
 //
 //	<!-- run by test/installation -->
 package docs
@@ -18,7 +19,7 @@ import (
 
 var repository = filepath.Join("..", "..")
 
-// documents are all texts of the documentation by their paths in the repository.
+// documents returns all documents by their paths in the repository.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -40,7 +41,7 @@ func documents(t *testing.T) map[string]string {
 		}
 	}
 	if len(all) < 30 {
-		t.Fatalf("only %d documents are found", len(all))
+		t.Fatalf("found only %d documents", len(all))
 	}
 	return all
 }

@@ -15,7 +15,8 @@ var (
 	fieldPath   = regexp.MustCompile(`^(?:(spec|status)\.)?([a-z][A-Za-z0-9]*(?:\.[a-z][A-Za-z0-9]*)+)(?:[:= ].*)?$`)
 )
 
-// fields are the paths of all fields in docs/api.md, of any kind, without brackets. The value tells that what lies below is not listed.
+// fields returns the paths of all fields in docs/api.md, without brackets. The value is true if the field is of a
+// Kubernetes type, whose fields are not listed.
 func fields(t *testing.T) map[string]bool {
 	t.Helper()
 	all, part := map[string]bool{}, ""
@@ -27,28 +28,28 @@ func fields(t *testing.T) map[string]bool {
 			all[part+"."+strings.ReplaceAll(match[1], "[]", "")] = strings.HasSuffix(strings.TrimSpace(match[2]), "object")
 		}
 	}
-	for path := range all { // what has fields that are listed is no type of Kubernetes
+	for path := range all { // an object with listed fields is not of a Kubernetes type
 		if above := path[:strings.LastIndex(path, ".")]; all[above] {
 			all[above] = false
 		}
 	}
 	if len(all) < 150 {
-		t.Fatalf("docs/api.md has %d fields", len(all))
+		t.Fatalf("docs/api.md has only %d fields", len(all))
 	}
 	return all
 }
 
-// Every field that a document names by its path exists.
+// TestFields checks that every field path in the documents exists.
 func TestFields(t *testing.T) {
 	known, named := fields(t), 0
-	sections := map[string]bool{} // the first parts of paths, by which they are told from other words with dots
+	sections := map[string]bool{} // the first parts of paths, which distinguish paths from other words with dots
 	for path := range known {
 		parts := strings.Split(path, ".")
 		sections[parts[0]+"."+parts[1]] = true
 	}
 	for file, text := range documents(t) {
 		if strings.HasPrefix(file, "charts/") || file == "docs/install.md" || file == "docs/api.md" {
-			continue // values of the chart
+			continue // these documents also name values of the chart
 		}
 		for _, span := range markdown.Spans(text) {
 			match := fieldPath.FindStringSubmatch(span)
@@ -66,11 +67,11 @@ func TestFields(t *testing.T) {
 		}
 	}
 	if named < 100 {
-		t.Errorf("only %d fields are found", named)
+		t.Errorf("found only %d field paths", named)
 	}
 }
 
-// exists tells whether a path is known, or lies below a type of Kubernetes.
+// exists reports whether a path is known, or is a field of a Kubernetes type.
 func exists(known map[string]bool, path string) bool {
 	if _, ok := known[path]; ok {
 		return true

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// Documents and samples name engines by a version: the webhook warns of any other image.
+// TestImagesHaveVersions checks that engine images in documents and samples have a version, because the webhook warns
+// of images without one.
 func TestImagesHaveVersions(t *testing.T) {
 	all := documents(t)
 	err := filepath.WalkDir(filepath.Join(repository, "config", "samples"), func(file string, entry fs.DirEntry, err error) error {
@@ -28,11 +29,11 @@ func TestImagesHaveVersions(t *testing.T) {
 		for _, image := range images.FindAllStringSubmatch(text, -1) {
 			found++
 			if image[1] == "" || strings.HasPrefix(image[1], ":latest") {
-				t.Errorf("%s: %s has no version", file, image[0])
+				t.Errorf("%s: image %s has no version", file, image[0])
 			}
 		}
 	}
 	if found < 10 {
-		t.Errorf("only %d images are found", found)
+		t.Errorf("found only %d images", found)
 	}
 }

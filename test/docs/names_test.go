@@ -13,10 +13,10 @@ import (
 	"github.com/semmoe/operator/test/programs"
 )
 
-// ours is where the project's own documents are read.
+// ours is the URL prefix of the project's documents.
 const ours = "https://github.com/semmoe/operator/blob/main/"
 
-// Every link within the project leads to a file that there is, and to a heading in it.
+// TestLinks checks that every link within the project leads to an existing file, and to an existing heading.
 func TestLinks(t *testing.T) {
 	all, followed := documents(t), 0
 	for from, text := range all {
@@ -34,25 +34,26 @@ func TestLinks(t *testing.T) {
 				file = path.Join(path.Dir(from), file)
 			}
 			if _, err := os.Stat(filepath.Join(repository, filepath.FromSlash(file))); err != nil {
-				t.Errorf("%s, line %d: %s leads nowhere: %v", from, link.Line, link.Target, err)
+				t.Errorf("%s, line %d: the target of link %s does not exist: %v", from, link.Line, link.Target, err)
 			} else if anchor != "" && !markdown.Anchors(all[file])[anchor] {
 				t.Errorf("%s, line %d: %s has no heading %s", from, link.Line, file, anchor)
 			}
 		}
 	}
 	if followed < 100 {
-		t.Errorf("only %d links are found", followed)
+		t.Errorf("found only %d links", followed)
 	}
 }
 
 var (
 	metric     = regexp.MustCompile(`\bsemmoe_[a-z_]*[a-z]\b`)
 	documented = regexp.MustCompile("(?m)^\\| `(semmoe_[a-z_]+)` \\| ([a-z]+) \\|")
-	// ofEngine is what the reference engine counts, as docs/engines.md says.
+	// ofEngine is the metric of the reference engine, which docs/engines.md describes.
 	ofEngine = "semmoe_engine_activations_total"
 )
 
-// What stands in docs/metrics.md is what is exposed, as the collectors' tests say; others name nothing else.
+// TestMetrics checks that the documents name only metrics in docs/metrics.md. The tests of the collectors check that
+// these metrics are exported.
 func TestMetrics(t *testing.T) {
 	all := documents(t)
 	known := map[string]bool{ofEngine: true}
@@ -63,7 +64,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	if len(known) < 40 {
-		t.Fatalf("docs/metrics.md has %d metrics", len(known))
+		t.Fatalf("docs/metrics.md has only %d metrics", len(known))
 	}
 	for file, text := range all {
 		for _, name := range metric.FindAllString(text, -1) {
@@ -79,7 +80,7 @@ var (
 	flag    = regexp.MustCompile(`(?:^|\s)--([a-z][a-z0-9-]*)`)
 )
 
-// Every command of semmoe that a document shows exists, and so do its flags.
+// TestFlags checks that the semmoe commands in the documents, and their flags, exist.
 func TestFlags(t *testing.T) {
 	semmoe, err := filepath.Abs(filepath.Join(repository, "bin", "semmoe"))
 	if err != nil {
@@ -88,7 +89,7 @@ func TestFlags(t *testing.T) {
 	help := func(command ...string) string {
 		text, err := programs.Run(semmoe, nil, "", append(command, "--help")...)
 		if err != nil {
-			t.Fatalf("%v (make build)", err)
+			t.Fatalf("%v: run make build first", err)
 		}
 		return text
 	}
@@ -107,8 +108,8 @@ func TestFlags(t *testing.T) {
 			for _, match := range command.FindAllStringSubmatch(line, -1) {
 				name := match[1]
 				if !regexp.MustCompile(`(?m)^  ` + name + ` `).MatchString(overview) {
-					if !strings.HasPrefix(strings.TrimSpace(line), "helm ") { // which has a release of that name
-						t.Errorf("%s: there is no semmoe %s: %s", file, name, line)
+					if !strings.HasPrefix(strings.TrimSpace(line), "helm ") { // semmoe is the name of a release there
+						t.Errorf("%s: command semmoe %s does not exist: %s", file, name, line)
 					}
 					continue
 				}
@@ -125,13 +126,13 @@ func TestFlags(t *testing.T) {
 		}
 	}
 	if tried < 40 {
-		t.Errorf("only %d flags are found", tried)
+		t.Errorf("found only %d flags", tried)
 	}
 }
 
 var target = regexp.MustCompile(`\bmake ([a-z][a-z0-9-]*)`)
 
-// Every target of make that stands in code exists.
+// TestTargets checks that every Makefile target in code spans and blocks exists.
 func TestTargets(t *testing.T) {
 	makefile, err := os.ReadFile(filepath.Join(repository, "Makefile"))
 	if err != nil {

@@ -24,8 +24,8 @@ var (
 	reasonSpan     = regexp.MustCompile("`([A-Z][A-Za-z]+)`")
 )
 
-// TestReasonsAreDocumented compares the sections of the troubleshooting page with the reasons in the source code. A missing, an outdated and a
-// repeated reason fail.
+// TestReasonsAreDocumented compares the sections of the troubleshooting page with the reasons in the source code. A
+// missing, an outdated and a repeated reason fail.
 func TestReasonsAreDocumented(t *testing.T) {
 	text := documents(t)[guide]
 	for _, kind := range source.Kinds {
@@ -58,7 +58,8 @@ func TestReasonsAreDocumented(t *testing.T) {
 	}
 }
 
-// engineFindings returns the reasons that docs/engines.md explains. Packages of engines declare them, and conditions of every kind may have them.
+// engineFindings returns the reasons that docs/engines.md explains. Packages of engines declare them, and conditions of
+// every kind may have them.
 func engineFindings(t *testing.T) sets.Set[string] {
 	t.Helper()
 	found := sets.New[string]()
@@ -68,7 +69,8 @@ func engineFindings(t *testing.T) sets.Set[string] {
 	return found
 }
 
-// observed returns the reasons in the recorded states of a kind. Some of them are computed, so the source code has no literal for them.
+// observed returns the reasons in the recorded states of a kind. Some of them are computed, so the source code has no
+// literal for them.
 func observed(t *testing.T, kind string) sets.Set[string] {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(repository, "config", "argocd", "resource_customizations", "semmoe.io", kind, "testdata", "*.yaml"))

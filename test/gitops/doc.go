@@ -1,3 +1,4 @@
-// Package gitops tests what GitOps tools make of the operator's objects: the health checks for Argo CD in config/argocd, over real
-// objects of every state that the end-to-end suite has seen, beside what kstatus and kubectl say of the same objects.
+// Package gitops tests how GitOps tools evaluate the operator's objects. It runs the health checks for Argo CD in
+// config/argocd over objects that the end-to-end suite recorded in every state, and compares the results with those of
+// kstatus and kubectl.
 package gitops

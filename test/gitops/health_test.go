@@ -16,27 +16,28 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write what is said of each state, and argocd-cm.yaml, anew")
+var update = flag.Bool("update", false, "rewrite the expected results of all states, and argocd-cm.yaml")
 
-// customizations holds a health check and objects of every state for each kind, as Argo CD's own repository has them.
+// customizations is the directory with a health check, and objects in every state, for each kind. It has the layout of
+// Argo CD's repository.
 var customizations = filepath.Join("..", "..", "config", "argocd", "resource_customizations")
 
 // kind is one of the kinds that have a health check.
 type kind struct {
-	// Name is group/Kind, as Argo CD names its directory.
+	// Name is group/Kind, like the name of the directory in Argo CD's repository.
 	Name   string
 	Script string
-	// States are real objects by the file that holds them, relative to the kind's directory.
+	// States are recorded objects, by their file relative to the directory of the kind.
 	States map[string]*unstructured.Unstructured
 }
 
-// verdict is what is said of an object: its health in Argo CD, its status by kstatus, and whether `kubectl wait` would go on. Argo CD's
-// repository has files of the first two fields.
+// verdict contains the evaluations of an object: its health in Argo CD, its status by kstatus, and whether `kubectl
+// wait` would succeed. Test files in Argo CD's repository have the first two fields.
 type verdict struct {
 	InputPath    string        `json:"inputPath"`
 	HealthStatus health        `json:"healthStatus"`
 	Kstatus      status.Status `json:"kstatus"`
-	// Waited tells that the condition of waitCondition is met.
+	// Waited is true if the condition of waitCondition is met.
 	Waited bool `json:"waited"`
 }
 
@@ -45,12 +46,12 @@ type verdicts struct {
 	Tests []verdict `json:"tests"`
 }
 
-// kinds are all of them, the objects of a state as the suite has seen them.
+// kinds returns the kinds that have a health check, with the recorded objects of each state.
 func kinds(t *testing.T) []kind {
 	t.Helper()
 	scripts, err := filepath.Glob(filepath.Join(customizations, "*", "*", "health.lua"))
 	if err != nil || len(scripts) != 4 {
-		t.Fatalf("%d health checks, %v", len(scripts), err)
+		t.Fatalf("found %d health checks (error %v), want 4", len(scripts), err)
 	}
 	var all []kind
 	for _, file := range scripts {
@@ -62,10 +63,10 @@ func kinds(t *testing.T) []kind {
 		k := kind{Name: filepath.ToSlash(name), Script: string(read(t, file)), States: map[string]*unstructured.Unstructured{}}
 		states, err := filepath.Glob(filepath.Join(dir, "testdata", "*.yaml"))
 		if err != nil || len(states) == 0 {
-			t.Fatalf("%d states of %s, %v", len(states), k.Name, err)
+			t.Fatalf("found %d states of %s (error %v), want at least 1", len(states), k.Name, err)
 		}
 		for _, file := range states {
-			// JSON as the API server's: whole numbers are int64.
+			// Decode integers as int64, like objects from the API server.
 			text, err := yaml.YAMLToJSON(read(t, file))
 			if err != nil {
 				t.Fatal(err)
@@ -90,7 +91,7 @@ func read(t *testing.T, file string) []byte {
 	return text
 }
 
-// golden compares a text with a file, or writes it there where that is asked for.
+// golden compares a text with a file. With -update it first writes the text to the file.
 func golden(t *testing.T, file string, got []byte) {
 	t.Helper()
 	if *update {
@@ -103,7 +104,7 @@ func golden(t *testing.T, file string, got []byte) {
 	}
 }
 
-// judge says all that is said of an object.
+// judge returns all evaluations of an object.
 func (k kind) judge(t *testing.T, u *unstructured.Unstructured) verdict {
 	t.Helper()
 	h, err := runScript(t.Context(), k.Script, u.Object)
@@ -117,7 +118,8 @@ func (k kind) judge(t *testing.T, u *unstructured.Unstructured) verdict {
 	return verdict{HealthStatus: h, Kstatus: computed.Status, Waited: waits(u)}
 }
 
-// What is said of each state is written down, and read in review; whatever the state, the three do not contradict each other.
+// TestHealth compares the evaluations of each state with golden files, which reviewers read, and checks that the three
+// evaluations of a state agree.
 func TestHealth(t *testing.T) {
 	for _, k := range kinds(t) {
 		t.Run(k.Name, func(t *testing.T) {
@@ -137,14 +139,14 @@ func TestHealth(t *testing.T) {
 			golden(t, filepath.Join(customizations, filepath.FromSlash(k.Name), "health_test.yaml"), text)
 			for _, want := range wantedHealth[k.Name] {
 				if !seen[want] {
-					t.Errorf("no state is %s", want)
+					t.Errorf("no recorded state has health %s", want)
 				}
 			}
 		})
 	}
 }
 
-// wantedHealth are the healths of each kind that there must be a state of.
+// wantedHealth lists the healths that the recorded states of each kind must include.
 var wantedHealth = map[string][]string{
 	"semmoe.io/MoEDeployment":                  {"Healthy", "Progressing", "Degraded", "Suspended"},
 	"semmoe.io/AffinityProfile":                {"Healthy", "Progressing", "Degraded"},
@@ -152,20 +154,20 @@ var wantedHealth = map[string][]string{
 	"leaderworkerset.x-k8s.io/LeaderWorkerSet": {"Healthy", "Progressing"},
 }
 
-// checkAgreement: who waits for an object by one of the three gets what the others would wait for. Where they may differ is written here
-// and in docs/gitops.md: Argo CD tells also what is wrong with an object that serves, or that is tried again by itself, and what
-// somebody has paused.
+// checkAgreement checks that Argo CD, kstatus and kubectl wait for the same state of an object. The permitted
+// differences are in this function and in docs/gitops.md: Argo CD also reports errors of an object that serves or that
+// the operator retries, and paused objects.
 func checkAgreement(t *testing.T, k kind, path string, v verdict, u *unstructured.Unstructured) {
 	t.Helper()
 	complain := func(rule string) { t.Errorf("%s %s: %s: %+v", k.Name, path, rule, v) }
 	h := v.HealthStatus
 	if !slices.Contains(statuses, h.Status) || len(h.Message) < 10 {
-		complain("Argo CD knows no such health, or nobody learns from the message")
+		complain("the health is unknown to Argo CD, or the message is shorter than 10 characters")
 	}
 	if strings.HasPrefix(k.Name, "leaderworkerset") {
-		// kstatus knows none of its conditions, and takes each for Current that has observed the generation.
+		// kstatus does not evaluate the conditions of this kind: an object that has observed its generation is Current.
 		if (h.Status == "Healthy") != v.Waited {
-			complain("Healthy, and waited for by Available, are not the same")
+			complain("Healthy and the condition Available differ")
 		}
 		return
 	}
@@ -173,29 +175,30 @@ func checkAgreement(t *testing.T, k kind, path string, v verdict, u *unstructure
 	switch h.Status {
 	case "Healthy":
 		if v.Kstatus != status.CurrentStatus || !v.Waited {
-			complain("Healthy is what is Current and Ready")
+			complain("a Healthy object must be Current and Ready")
 		}
 	case "Suspended":
 		if paused != "Paused" && (v.Kstatus != status.CurrentStatus || !v.Waited) {
-			complain("what waits for somebody's word, and is not paused, serves")
+			complain("a Suspended object that is not paused waits for approval, and must be Current and Ready")
 		}
 	case "Degraded":
 		if !holds(u, "Degraded") && !holds(u, "Stalled") {
-			complain("Degraded without a condition that says so")
+			complain("a Degraded object must have condition Degraded or Stalled")
 		}
 	case "Progressing":
-		// What nobody has looked at yet, kstatus takes for Current, of any kind.
+		// To kstatus, an object without a status is Current, regardless of its kind.
 		if v.Kstatus != status.InProgressStatus && v.Kstatus != status.TerminatingStatus && u.Object["status"] != nil {
-			complain("Progressing is what is InProgress")
+			complain("a Progressing object must be InProgress or Terminating")
 		}
 	}
 	if v.Kstatus == status.FailedStatus && h.Status != "Degraded" {
-		complain("Failed is Degraded")
+		complain("a Failed object must be Degraded")
 	}
 }
 
-// Whatever an object's state is: after a change of its spec it is Progressing until the operator has looked, and so it is while it is
-// deleted. None of the three takes what was said of the generation before for the present one's.
+// TestStaleAndDeleting checks, for every state, that an object is Progressing while it is deleted, and after a change
+// of its spec until the operator has observed the new generation. No evaluation uses the status of an earlier
+// generation.
 func TestStaleAndDeleting(t *testing.T) {
 	for _, k := range kinds(t) {
 		t.Run(k.Name, func(t *testing.T) {
@@ -204,7 +207,7 @@ func TestStaleAndDeleting(t *testing.T) {
 					changed := u.DeepCopy()
 					changed.SetGeneration(u.GetGeneration() + 1)
 					if v := k.judge(t, changed); v.HealthStatus.Status != "Progressing" || v.Kstatus == status.FailedStatus || v.Waited {
-						t.Errorf("%s after a change: %+v", path, v)
+						t.Errorf("%s after a change of the spec: %+v, want Progressing, not failed and not ready", path, v)
 					}
 				}
 				deleted := u.DeepCopy()
@@ -212,21 +215,21 @@ func TestStaleAndDeleting(t *testing.T) {
 					t.Fatal(err)
 				}
 				if v := k.judge(t, deleted); v.HealthStatus.Status != "Progressing" || v.Kstatus != status.TerminatingStatus {
-					t.Errorf("%s being deleted: %+v", path, v)
+					t.Errorf("%s while it is deleted: %+v, want Progressing and Terminating", path, v)
 				}
 			}
 		})
 	}
 }
 
-// A script without the operator's status, or with half of it, has an answer all the same.
+// TestNoStatus checks that a script returns Progressing for an object without a status or with an incomplete one.
 func TestNoStatus(t *testing.T) {
 	for _, k := range kinds(t) {
 		for name, given := range map[string]map[string]any{
-			"none":               nil,
-			"no conditions":      {"observedGeneration": int64(1)},
-			"conditions of none": {"observedGeneration": int64(1), "conditions": []any{}},
-			"another's": {"observedGeneration": int64(1), "conditions": []any{
+			"none":             nil,
+			"no conditions":    {"observedGeneration": int64(1)},
+			"empty conditions": {"observedGeneration": int64(1), "conditions": []any{}},
+			"unknown condition": {"observedGeneration": int64(1), "conditions": []any{
 				map[string]any{"type": "Other", "status": "True", "reason": "R", "message": "m"},
 			}},
 		} {
@@ -236,33 +239,35 @@ func TestNoStatus(t *testing.T) {
 			}
 			h, err := runScript(t.Context(), k.Script, object)
 			if err != nil || h.Status != "Progressing" {
-				t.Errorf("%s with status %s: %+v, %v", k.Name, name, h, err)
+				t.Errorf("%s with status %q: health %+v, error %v; want Progressing", k.Name, name, h, err)
 			}
 		}
 	}
 }
 
-// Argo CD takes one script for each kind, and none can take from another. The operator's kinds have the same conditions: the scripts of
-// two are the same, and the third, which can also be paused and wait for a person, judges by each line of theirs, in their order.
+// TestKindsAreJudgedAlike checks that the scripts of the operator's kinds agree. Argo CD runs one script per kind, and
+// scripts cannot import each other. The kinds have the same conditions: the scripts of AffinityProfile and
+// PlacementPlan are equal. The script of MoEDeployment, which can also be paused or wait for approval, contains all
+// lines of the other scripts in the same order.
 func TestKindsAreJudgedAlike(t *testing.T) {
 	script := func(kind string) []string {
 		return strings.Split(string(read(t, filepath.Join(customizations, "semmoe.io", kind, "health.lua"))), "\n")
 	}
 	profile := script("AffinityProfile")
 	if diff := cmp.Diff(profile, script("PlacementPlan")); diff != "" {
-		t.Errorf("a PlacementPlan is judged otherwise than an AffinityProfile:\n%s", diff)
+		t.Errorf("the health checks of PlacementPlan and AffinityProfile differ:\n%s", diff)
 	}
 	rest := script("MoEDeployment")
 	for _, line := range profile {
 		at := slices.Index(rest, line)
 		if at < 0 {
-			t.Fatalf("a MoEDeployment is not judged by, or not in this order: %s", line)
+			t.Fatalf("the health check of MoEDeployment lacks this line, or has it in another order: %s", line)
 		}
 		rest = rest[at+1:]
 	}
 }
 
-// The ConfigMap for Argo CD has the scripts as they are.
+// TestConfigMap checks that the ConfigMap for Argo CD contains the scripts unchanged.
 func TestConfigMap(t *testing.T) {
 	data := map[string]string{}
 	for _, k := range kinds(t) {

@@ -8,17 +8,17 @@ import (
 	lua "github.com/yuin/gopher-lua"
 )
 
-// health is what a script says of an object.
+// health is the result of a script.
 type health struct {
 	Status  string `json:"status"`
 	Message string `json:"message,omitempty"`
 }
 
-// statuses are those that Argo CD knows; it takes any other for a fault of the script.
+// statuses are the health statuses of Argo CD. Any other status is an error of the script.
 var statuses = []string{"Healthy", "Progressing", "Degraded", "Suspended", "Missing", "Unknown"}
 
-// runScript runs a health check on an object as Argo CD runs one of argocd-cm: with the libraries base, table and package alone, and for a
-// second at most.
+// runScript runs a health check on an object like Argo CD runs a check in argocd-cm: with only the libraries base,
+// table and package, and for at most one second.
 func runScript(ctx context.Context, script string, object map[string]any) (health, error) {
 	state := lua.NewState(lua.Options{SkipOpenLibs: true})
 	defer state.Close()
@@ -41,7 +41,7 @@ func runScript(ctx context.Context, script string, object map[string]any) (healt
 	return health{table.RawGetString("status").String(), table.RawGetString("message").String()}, nil
 }
 
-// luaValue is a value of an unstructured object.
+// luaValue converts a value of an unstructured object to Lua.
 func luaValue(state *lua.LState, value any) lua.LValue {
 	switch v := value.(type) {
 	case bool:

@@ -11,12 +11,13 @@ import (
 	"github.com/semmoe/operator/test/reasons"
 )
 
-// Every reason that the source gives a condition has been seen in an object, or is listed with what keeps it from that.
+// TestReasonsHaveStates checks that a recorded object has each condition reason in the source code, or that unseen
+// lists the reason.
 func TestReasonsHaveStates(t *testing.T) {
 	for _, k := range kinds(t) {
 		kind, ours := strings.CutPrefix(k.Name, "semmoe.io/")
 		if !ours || !slices.Contains(reasons.Kinds, kind) {
-			continue // another project's
+			continue // a kind of another project
 		}
 		t.Run(k.Name, func(t *testing.T) {
 			declared, err := reasons.Of(filepath.Join("..", ".."), kind)
@@ -29,56 +30,56 @@ func TestReasonsHaveStates(t *testing.T) {
 			}
 			excused := sets.KeySet(unseen[k.Name])
 			if missing := sets.List(declared.Difference(seen).Difference(excused)); len(missing) > 0 {
-				t.Errorf("no state has the reasons %v: docs/gitops.md says how to collect one", missing)
+				t.Errorf("no state has the reasons %v: see docs/gitops.md for how to collect one", missing)
 			}
 			if needless := sets.List(excused.Intersection(seen).Union(excused.Difference(declared))); len(needless) > 0 {
-				t.Errorf("the reasons %v need no excuse: a state has them, or nothing gives them", needless)
+				t.Errorf("remove the reasons %v from unseen: a state has them, or the source code does not declare them", needless)
 			}
 		})
 	}
 }
 
-// unseen are the reasons that no state has, and what keeps the end-to-end suite from seeing one.
+// unseen contains the reasons that no recorded state has, with the requirement that the end-to-end suite does not meet.
 var unseen = map[string]map[string]string{
 	"semmoe.io/MoEDeployment": {
-		"BatchSizesChanged":    "the engines' steps must double or halve while a plan is in service, as in the story of batch sizes; its state is not collected yet",
-		"MetricsUnreadable":    "status.batchTokens has it; no condition does",
-		"NoMetric":             "status.batchTokens has it; no condition does",
-		"NotReported":          "status.batchTokens has it; no condition does",
-		"TooFewSteps":          "status.batchTokens has it; no condition does",
-		"ReplanCooldown":       "a plan must have been in use for long, and a re-plan of it have come to nothing within the cooldown",
-		"DatasetUnchanged":     "the traffic must have drifted while spec.profiling.refresh is Job",
-		"DriftEnded":           "the traffic must come back before a profile of it is complete",
-		"TablesRequireRestart": "an engine that shuffles tokens must have been re-planned for",
-		"FailedMount":          "it is an event's; the condition says VolumeNotMounted",
+		"BatchSizesChanged":    "the batch size of engine steps must double or halve while a plan is in service; the end-to-end test of batch sizes does not record this state yet",
+		"MetricsUnreadable":    "a reason in status.batchTokens, not in a condition",
+		"NoMetric":             "a reason in status.batchTokens, not in a condition",
+		"NotReported":          "a reason in status.batchTokens, not in a condition",
+		"TooFewSteps":          "a reason in status.batchTokens, not in a condition",
+		"ReplanCooldown":       "a plan must be in service for long, and a re-plan without effect must be within the cooldown",
+		"DatasetUnchanged":     "the traffic must drift while spec.profiling.refresh is Job",
+		"DriftEnded":           "the drift must end before the new profile is complete",
+		"TablesRequireRestart": "the plan of an engine that shuffles tokens must be replaced",
+		"FailedMount":          "a reason of an event; the condition has VolumeNotMounted",
 		"InspectionFailed":     "the inspection must end in an error of the machine, not of the checkpoint",
-		"LocalityDoesNotPay":   "no placement that is solved without one in service has this verdict; the PlacementPlan of a re-plan tells it",
+		"LocalityDoesNotPay":   "a plan without a predecessor never has this verdict; the PlacementPlan of a re-plan reports it",
 		"NoDataset":            "the schema refuses refresh Job without a data set",
-		"NodeLost":             "the node of the suite is one with the cluster; test/installation loses one",
-		"NotEvaluated":         "the first look at a MoEDeployment must fail half-way",
-		"TablesNotLoaded":      "the routers must serve, and not have loaded the tables of the plan in service yet",
-		"NoTrafficSamples":     "a Prometheus server must tell of drift while spec.routing.samplePercent is 0",
-		"LayoutMismatch":       "spec.placement must ask for other copies than a plan in service has, and its traffic drift",
-		"RanksIgnored":         "an engine must ignore the rank of requests, as in the story of that; its state is not collected yet",
-		"TiedEmbeddings":       "SGLang must be told to serve a checkpoint that ties its embeddings, as in the story of that; its state is not collected yet",
-		"RoutersUnreachable":   "all request routers must be away while a plan is in service, and drift be looked at",
-		"SecretUnreadable":     "the API server must fail while it is asked for one Secret alone",
-		"UnknownEngine":        "the schema knows the engines",
+		"NodeLost":             "the suite has one node, which also runs the control plane; test/installation covers a lost node",
+		"NotEvaluated":         "the first reconciliation of a MoEDeployment must fail half-way",
+		"TablesNotLoaded":      "the routers must serve before they load the tables of the plan in service",
+		"NoTrafficSamples":     "a Prometheus server must report drift while spec.routing.samplePercent is 0",
+		"LayoutMismatch":       "spec.placement must request other copies than the plan in service has, and the traffic must drift",
+		"RanksIgnored":         "an engine must ignore the rank of requests; the end-to-end test of ignored ranks does not record this state yet",
+		"TiedEmbeddings":       "SGLang must serve a checkpoint with tied embeddings; the end-to-end test of tied embeddings does not record this state yet",
+		"RoutersUnreachable":   "all request routers must be unreachable while a plan is in service and drift is assessed",
+		"SecretUnreadable":     "the API server must fail for reads of one Secret only",
+		"UnknownEngine":        "the schema refuses unknown engines",
 	},
 	"semmoe.io/AffinityProfile": {
-		"FailedMount":      "it is an event's; the condition says VolumeNotMounted",
+		"FailedMount":      "a reason of an event; the condition has VolumeNotMounted",
 		"InspectionFailed": "the inspection must end in an error of the machine, not of the inputs",
-		"NodeLost":         "the node of the suite is one with the cluster; test/installation loses one",
+		"NodeLost":         "the suite has one node, which also runs the control plane; test/installation covers a lost node",
 		"NotReady":         "a container of a profiling Job must start, and then fail its readiness probe for a minute",
-		"ProfilingFailed":  "a Job must end in an error that is neither its inputs' nor its engine's",
-		"UnknownEngine":    "the schema knows the engines",
-		"Queued":           "two profiles of live samples must be complete within the second that one is read in",
+		"ProfilingFailed":  "a Job must fail with an error that neither its inputs nor its engine cause",
+		"UnknownEngine":    "the schema refuses unknown engines",
+		"Queued":           "two profiles of live samples must complete within the same second, while one is read",
 	},
 	"semmoe.io/PlacementPlan": {
-		"ArtifactsLost":           "it is told for as long as a lost plan is being solved again",
-		"InvalidPlacement":        "the conditions are those of InvalidExpertParallelSize, but for this word",
+		"ArtifactsLost":           "a transient reason while a lost plan is solved again",
+		"InvalidPlacement":        "the conditions differ from those of InvalidExpertParallelSize only in the reason",
 		"PlanUnusable":            "the map of a plan must be larger than a ConfigMap may be",
 		"ProfileInvalid":          "the store must hold a profile that no release has written",
-		"StableConfigMapOutdated": "a lost plan must be solved again as another one",
+		"StableConfigMapOutdated": "a lost plan must be solved again with another result",
 	},
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/test/localcluster"
 )
 
-// waitCondition is what people wait for in an object.
+// waitCondition returns the condition that users wait for.
 func waitCondition(u *unstructured.Unstructured) string {
 	if u.GetKind() == "LeaderWorkerSet" {
 		return "Available"
@@ -27,10 +27,11 @@ func waitCondition(u *unstructured.Unstructured) string {
 	return "Ready"
 }
 
-// waits tells whether `kubectl wait` for that condition would go on: TestKubectlWait compares it with kubectl.
+// waits reports whether `kubectl wait` for that condition would succeed. TestKubectlWait compares the result with
+// kubectl.
 func waits(u *unstructured.Unstructured) bool { return holds(u, waitCondition(u)) }
 
-// holds tells that a condition is True for the present generation.
+// holds reports whether a condition is True for the current generation.
 func holds(u *unstructured.Unstructured, kind string) bool {
 	conditions, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
 	for _, item := range conditions {
@@ -46,7 +47,8 @@ func holds(u *unstructured.Unstructured, kind string) bool {
 	return false
 }
 
-// kubectl itself, asked of every state at a real API server, goes on where the other tests say that it does.
+// TestKubectlWait creates an object in every state at a real API server, and checks that kubectl wait agrees with
+// waits.
 func TestKubectlWait(t *testing.T) {
 	binaries, err := localcluster.FindBinaries()
 	if err != nil {
@@ -74,11 +76,11 @@ func TestKubectlWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, k := range kinds(t) {
-		paths := map[string]string{} // by the names of what was made
+		paths := map[string]string{} // by the names of the created objects
 		var sample *unstructured.Unstructured
 		for path, u := range k.States {
 			if u.GetDeletionTimestamp() != nil {
-				continue // it cannot be made
+				continue // an object cannot be created with a deletion timestamp
 			}
 			name := fmt.Sprintf("state-%d", len(paths))
 			if err := recreate(t.Context(), api, u, name); err != nil {
@@ -95,7 +97,7 @@ func TestKubectlWait(t *testing.T) {
 	}
 }
 
-// kubectlWait asks kubectl, once, which objects of a kind are what is waited for.
+// kubectlWait runs kubectl wait without a timeout for all objects of a kind, and returns its output.
 func kubectlWait(t *testing.T, kubectl, kubeconfig string, sample *unstructured.Unstructured) string {
 	t.Helper()
 	resource := strings.ToLower(sample.GetKind()) + "s." + sample.GroupVersionKind().Group
@@ -103,13 +105,14 @@ func kubectlWait(t *testing.T, kubectl, kubeconfig string, sample *unstructured.
 	command.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	output, err := command.CombinedOutput()
 	var ended *exec.ExitError
-	if err != nil && !errors.As(err, &ended) { // it fails where the condition of one is not met
+	if err != nil && !errors.As(err, &ended) { // kubectl fails if the condition of an object is not met
 		t.Fatal(err)
 	}
 	return string(output)
 }
 
-// groupsDefinition is the definition of LeaderWorkerSet, of the release whose controllers the end-to-end suite runs.
+// groupsDefinition returns the path of the CRD of LeaderWorkerSet, of the release whose controllers the end-to-end
+// suite runs.
 func groupsDefinition(t *testing.T) string {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "sigs.k8s.io/lws")
@@ -122,8 +125,8 @@ func groupsDefinition(t *testing.T) string {
 	return filepath.Join(found.Dir, "config", "crd", "bases", "leaderworkerset.x-k8s.io_leaderworkersets.yaml")
 }
 
-// recreate brings an object of that state into being, under a name of its own. Its generation begins at 1 there, so what it tells of
-// generations is told of as much later, or earlier, ones.
+// recreate creates an object with the spec and the status of a recorded object, under the given name. The generation of
+// the new object starts at 1, so the observed generations in the status are shifted by the difference.
 func recreate(ctx context.Context, api client.Client, u *unstructured.Unstructured, name string) error {
 	state := u.DeepCopy()
 	made := &unstructured.Unstructured{Object: map[string]any{"apiVersion": u.GetAPIVersion(), "kind": u.GetKind(), "spec": state.Object["spec"]}}
@@ -150,7 +153,7 @@ func recreate(ctx context.Context, api client.Client, u *unstructured.Unstructur
 	return api.Status().Update(ctx, made)
 }
 
-// shiftGeneration changes an observedGeneration, where there is one.
+// shiftGeneration adds to an observedGeneration, if the object has one.
 func shiftGeneration(object map[string]any, by int64) {
 	if observed, found := object["observedGeneration"].(int64); found {
 		object["observedGeneration"] = max(0, observed+by)

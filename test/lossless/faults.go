@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/internal/model/reshuffle"
 )
 
-// fault damages a permuted checkpoint. A faulty placement of experts and a faulty order of the gate's rows are the same to
-// the model, so all faults reorder the rows of gates.
+// fault damages a permuted checkpoint. A faulty placement of experts and a faulty order of the gate's rows are the same
+// to the model, so all faults reorder the rows of gates.
 type fault func(dir string, p *reshuffle.Permutation, random *rand.Rand) error
 
 // faults are the known faults, the one with the smallest effect first.
@@ -30,7 +30,7 @@ var faults = []struct {
 		order[pair[0]], order[pair[1]] = pair[1], pair[0]
 		return reorderGate(dir, layer.Layer, order)
 	}},
-	// The experts lie where the map puts them, and every gate dispatches as if there were no map.
+	// The experts are placed by the map, but every gate dispatches as if there were no map.
 	{"map ignored at dispatch", func(dir string, p *reshuffle.Permutation, _ *rand.Rand) error {
 		for _, layer := range p.Layers {
 			if err := reorderGate(dir, layer.Layer, inverse(layer.NewToOld)); err != nil {
@@ -57,7 +57,7 @@ func inverse(order []int) []int {
 	return inverted
 }
 
-// reorderGate makes row order[i] of a layer's gate row i, in the checkpoint's file.
+// reorderGate moves row order[i] of the gate of a layer to row i, in the file of the checkpoint.
 func reorderGate(dir string, layer int, order []int) error {
 	name := fmt.Sprintf("model.layers.%d.mlp.gate.weight", layer)
 	files, err := filepath.Glob(filepath.Join(dir, "*.safetensors"))
@@ -86,7 +86,8 @@ func reorderGate(dir string, layer int, order []int) error {
 		for i, from := range order {
 			copy(data[i*width:][:width], rows[from*width:])
 		}
-		// The shards of a permuted checkpoint may be links to those of others: the damaged one must be a separate file.
+		// The shards of a permuted checkpoint may be hard links to other checkpoints, so the damaged shard must be a new
+		// file.
 		if err := os.Remove(file); err != nil {
 			return err
 		}

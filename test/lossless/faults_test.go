@@ -13,7 +13,7 @@ import (
 
 const tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"
 
-// logits are those of a short prompt.
+// logits returns the logits of a short prompt.
 func logits(t *testing.T, dir string) []float32 {
 	t.Helper()
 	c, err := checkpoint.Open(dir)
@@ -40,8 +40,8 @@ func farthest(a, b []float32) (most float32) {
 	return most
 }
 
-// Each fault but the smallest changes every output, none changes the checkpoint that the damaged one was made from, and the
-// orders of gates that undo each other restore the outputs.
+// TestFaultsChangeOutputs checks that each fault except the smallest changes every output, that no fault changes the
+// original checkpoint, and that an order of gate rows and its inverse restore the outputs.
 func TestFaultsChangeOutputs(t *testing.T) {
 	right := logits(t, tinyModel)
 	for _, f := range faults {
@@ -67,7 +67,7 @@ func TestFaultsChangeOutputs(t *testing.T) {
 		})
 	}
 	if d := farthest(right, logits(t, tinyModel)); d != 0 {
-		t.Errorf("the original has changed by %v", d)
+		t.Errorf("the outputs of the original checkpoint changed by %v", d)
 	}
 }
 
@@ -86,6 +86,6 @@ func TestReorderGateIsUndoneByTheInverse(t *testing.T) {
 		t.Error("an order and its inverse change the outputs")
 	}
 	if err := reorderGate(out, 9, order); err == nil {
-		t.Error("a layer that is not there is reordered")
+		t.Error("reorderGate accepts a missing layer, want an error")
 	}
 }

@@ -1,12 +1,12 @@
-// Command lossless measures the lossless probe on a running engine: false refusals of right permutations, and planted faults
-// that it finds. The engine reloads its weights in place, so that a hundred checkpoints need one start.
+// Command lossless measures the lossless probe on a running engine: the rate of refused correct permutations, and the
+// rate of detected faults. The engine reloads its weights in place, so that a hundred checkpoints need one start.
 //
 //	go run ./test/lossless --engine VLLM --address http://127.0.0.1:8000 --model-path DIR --model-name tiny --ranks 2
 //
-// vLLM needs VLLM_SERVER_DEV_MODE=1 for its routes collective_rpc and reset_prefix_cache (vllm/entrypoints/serve/dev, 0.32.0),
-// and the extension in plugin/; measure.sh starts it so. SGLang has update_weights_from_disk
-// (python/sglang/srt/entrypoints/http_server.py, 0.5.17). The engine must read the directories that the command writes to
-// --work. Nothing is measured unless an engine that has loaded its own checkpoint again answers as before.
+// vLLM needs VLLM_SERVER_DEV_MODE=1 for its routes collective_rpc and reset_prefix_cache (vllm/entrypoints/serve/dev,
+// 0.32.0), and the extension in plugin/; measure.sh sets both. SGLang has update_weights_from_disk
+// (python/sglang/srt/entrypoints/http_server.py, 0.5.17). The engine must read the directories that the command writes
+// to --work. The command fails if an engine answers differently after it has reloaded its own checkpoint.
 package main
 
 import (
@@ -82,12 +82,12 @@ type report struct {
 	CheckSeconds  float64 `json:"check_seconds"`
 	// Same is the mean difference after loading the same weights again.
 	Same float64 `json:"same"`
-	// Right are runs without a fault, Faults those with each.
+	// Right contains the runs without a fault, Faults the runs of each fault.
 	Right  group            `json:"right"`
 	Faults map[string]group `json:"faults"`
 }
 
-// group is a set of runs of one kind. Means are mean differences in nats, over all ranks.
+// group summarizes the runs of one kind. Means are mean differences in nats, over all ranks.
 type group struct {
 	Runs      int     `json:"runs"`
 	Refused   int     `json:"refused"`
@@ -98,7 +98,7 @@ type group struct {
 	HighMean  float64 `json:"highest_mean"`
 }
 
-// add judges the answers of a run.
+// add evaluates the answers of a run.
 func (g *group) add(name string, seed uint64, responses []probe.Response) {
 	verdict, d := probe.Judge(responses), distance(responses)
 	fmt.Fprintf(os.Stderr, "%s, seed %d: mean difference %.4f over %d, refused: %v\n", name, seed, d.Mean(), d.Positions, verdict)
@@ -126,7 +126,7 @@ func (r *report) passed() bool {
 	return true
 }
 
-// bench is a measurement under way.
+// bench is the state of a measurement.
 type bench struct {
 	options
 	model    checkpoint.Report
@@ -211,7 +211,7 @@ func (b *bench) run(ctx context.Context) (*report, error) {
 	return r, b.reload(ctx, b.modelPath)
 }
 
-// try serves a random permutation, with a fault if plant is not nil, and checks it.
+// try loads and checks a random permutation, with a fault if plant is not nil.
 func (b *bench) try(ctx context.Context, name string, seed uint64, plant fault, g *group) error {
 	random := rand.New(rand.NewPCG(seed, 31))
 	permutation := &reshuffle.Permutation{}
@@ -239,14 +239,14 @@ func (b *bench) try(ctx context.Context, name string, seed uint64, plant fault, 
 	return nil
 }
 
-// run is a run that --raw has written.
+// run is a run in the file of --raw.
 type run struct {
 	Kind      string           `json:"kind"`
 	Seed      uint64           `json:"seed"`
 	Responses []probe.Response `json:"responses"`
 }
 
-// replay judges recorded answers.
+// replay evaluates recorded answers.
 func replay(path string) (*report, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -273,7 +273,7 @@ func replay(path string) (*report, error) {
 	}
 }
 
-// ask asks all prompts, and returns the mean difference too.
+// ask sends all prompts, and returns the responses and the mean difference.
 func (b *bench) ask(ctx context.Context, name string, seed uint64) ([]probe.Response, float64, error) {
 	start := time.Now()
 	responses, err := probe.Ask(ctx, b.client, b.answers, b.ranks, b.header)
@@ -292,13 +292,16 @@ func distance(responses []probe.Response) (all probe.Distance) {
 	return all
 }
 
-// The kinds of runs without a fault: the weights of the recorded answers again, and a random permutation.
+// The kinds of runs without a fault: same reloads the weights of the recorded answers, right loads a random
+// permutation.
 const same, right = "same", "right"
 
-// maxSame is how much answers may differ after loading the same weights: batches of other prompts change the order of sums.
+// maxSame is the maximum mean difference in nats after the same weights are reloaded. Answers differ because batches
+// with other prompts change the order of sums.
 const maxSame = 0.01
 
-// reloads are the requests by which engines load other weights. Cached prefixes are those of the weights before.
+// reloads contains the requests that load other weights, by engine. They also drop cached prefixes, which are of the
+// previous weights.
 var reloads = map[string]func(b *bench, ctx context.Context, dir string) error{
 	"VLLM": func(b *bench, ctx context.Context, dir string) error {
 		if err := b.post(ctx, "/collective_rpc", map[string]any{"method": "load_experts", "args": []string{dir}}); err != nil {

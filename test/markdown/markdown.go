@@ -1,5 +1,5 @@
-// Package markdown takes apart what the documentation consists of, for the tests that try it: blocks of code with their marks, spans of
-// code, links, and the anchors of headings. It knows what the documentation uses, and no more of Markdown.
+// Package markdown parses documents for the tests of the documentation: blocks of code with their marks, spans of code,
+// links, and the anchors of headings. It supports only the Markdown syntax that the documentation uses.
 package markdown
 
 import (
@@ -10,13 +10,13 @@ import (
 
 // Block is a fenced block.
 type Block struct {
-	// Line is the number of its first line inside.
+	// Line is the number of the first line inside the fence.
 	Line int
-	// Language is what stands behind the opening fence.
+	// Language is the info string after the opening fence.
 	Language string
-	// Mark is the comment in the line before the fence, without its brackets; empty for none.
+	// Mark is the comment in the line before the fence, without its delimiters; empty if there is none.
 	Mark string
-	// Text has no indentation of its list item.
+	// Text is the content, without the indentation of a list item.
 	Text string
 }
 
@@ -33,7 +33,7 @@ var (
 	linked  = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 )
 
-// Blocks are the fenced blocks of a document.
+// Blocks returns the fenced blocks of a document.
 func Blocks(document string) []Block {
 	var blocks []Block
 	var open *Block
@@ -58,7 +58,8 @@ func Blocks(document string) []Block {
 	return blocks
 }
 
-// prose is a document with its blocks of code empty, so that lines keep their numbers.
+// prose returns the lines of a document with empty lines in place of blocks of code, so that line numbers do not
+// change.
 func prose(document string) []string {
 	lines := strings.Split(document, "\n")
 	for _, block := range Blocks(document) {
@@ -69,7 +70,7 @@ func prose(document string) []string {
 	return lines
 }
 
-// Links are the inline links of a document outside of code.
+// Links returns the inline links of a document outside of code.
 func Links(document string) []Link {
 	var links []Link
 	for i, line := range prose(document) {
@@ -80,7 +81,7 @@ func Links(document string) []Link {
 	return links
 }
 
-// Spans are the spans of code of a document that end in their line.
+// Spans returns the spans of code of a document that do not continue in the next line.
 func Spans(document string) []string {
 	var spans []string
 	for _, line := range prose(document) {
@@ -91,7 +92,7 @@ func Spans(document string) []string {
 	return spans
 }
 
-// Anchors are what links may lead to in a document: its headings, as GitHub names them.
+// Anchors returns the anchors of the headings of a document, as GitHub generates them.
 func Anchors(document string) map[string]bool {
 	anchors := map[string]bool{}
 	for _, line := range prose(document) {
@@ -104,7 +105,7 @@ func Anchors(document string) map[string]bool {
 	return anchors
 }
 
-// anchor is the name of a heading: lower case, hyphens for spaces, and nothing of punctuation.
+// anchor returns the anchor of a heading: lower case, hyphens for spaces, and no punctuation.
 func anchor(title string) string {
 	title = linked.ReplaceAllString(title, "$1")
 	return strings.Map(func(r rune) rune {

@@ -1,4 +1,4 @@
-// Package metricsdoc keeps docs/metrics.md what the collectors say of themselves.
+// Package metricsdoc compares docs/metrics.md with the descriptions of the collectors.
 package metricsdoc
 
 import (
@@ -17,13 +17,13 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-var update = flag.Bool("update", false, "write the sections of docs/metrics.md anew")
+var update = flag.Bool("update", false, "rewrite the sections of docs/metrics.md")
 
-// ours is how the names of the metrics begin that the project defines; the others are those of libraries.
+// ours is the prefix of the metrics of this project. Other metrics belong to libraries.
 const ours = "semmoe_"
 
-// Check lints all that a registry has, and compares the project's metrics with a section of docs/metrics.md, whose path is given. Each
-// metric must have a series, since nothing else tells its type; one that is described and has none is an error.
+// Check lints all metrics of a registry, and compares the metrics of the project with a section of docs/metrics.md at
+// path. A described metric without a series is an error, because only a series contains the type of its metric.
 func Check(t *testing.T, path, section string, registry *prometheus.Registry) {
 	t.Helper()
 	families, err := registry.Gather()
@@ -44,7 +44,7 @@ func Check(t *testing.T, path, section string, registry *prometheus.Registry) {
 	}
 	for _, name := range described(registry) {
 		if strings.HasPrefix(name, ours) && !gathered[name] {
-			t.Errorf("%s has no series, so that it cannot be documented: give it one in this test", name)
+			t.Errorf("%s has no series, so that its type is unknown: create one in this test", name)
 		}
 	}
 
@@ -70,14 +70,14 @@ func Check(t *testing.T, path, section string, registry *prometheus.Registry) {
 	}
 	for label := range labels(families) {
 		if !strings.Contains(before, "\n| `"+label+"` |") {
-			t.Errorf("%s does not say what bounds the values of the label %s", path, label)
+			t.Errorf("%s does not describe the bound on the values of label %s", path, label)
 		}
 	}
 }
 
 var nameOf = regexp.MustCompile(`fqName: "([^"]+)"`)
 
-// described are the names of all metrics that the collectors of a registry may have.
+// described returns the names of all metrics that the collectors of a registry describe.
 func described(registry *prometheus.Registry) []string {
 	descriptions := make(chan *prometheus.Desc)
 	go func() {
@@ -93,7 +93,7 @@ func described(registry *prometheus.Registry) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// table is a Markdown table of metrics.
+// table returns a Markdown table of metrics.
 func table(families []*dto.MetricFamily) string {
 	var text strings.Builder
 	text.WriteString("| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n")
@@ -108,7 +108,7 @@ func table(families []*dto.MetricFamily) string {
 	return text.String()
 }
 
-// labels are the names of the labels of metrics.
+// labels returns the names of the labels of metrics.
 func labels(families []*dto.MetricFamily) map[string]bool {
 	names := map[string]bool{}
 	for _, family := range families {

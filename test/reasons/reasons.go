@@ -1,5 +1,5 @@
-// Package reasons reads the condition reasons of each kind from the source code of the product. Tests compare them with the health checks of
-// Argo CD (test/gitops) and with docs/troubleshooting.md (test/docs).
+// Package reasons reads the condition reasons of each kind from the source code of the product. Tests compare them with
+// the health checks of Argo CD (test/gitops) and with docs/troubleshooting.md (test/docs).
 package reasons
 
 import (
@@ -25,7 +25,8 @@ var packages = map[string][]string{
 	"PlacementPlan":   {"controllers/placementplan"},
 }
 
-// constants are further reasons of a kind: constants whose names do not begin with "reason", by the package that declares them.
+// constants are further reasons of a kind: constants whose names do not begin with "reason", by the package that
+// declares them.
 var constants = map[string]map[string][]string{
 	"MoEDeployment": {
 		"api/v1alpha1":                       {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"},
@@ -40,8 +41,8 @@ var constants = map[string]map[string][]string{
 // Kinds are the kinds with conditions.
 var Kinds = []string{"MoEDeployment", "AffinityProfile", "PlacementPlan"}
 
-// Of returns the condition reasons that the source code in a repository declares for a kind. It returns an error if a source does not parse, a
-// package declares no reason, or a listed constant is missing.
+// Of returns the condition reasons that the source code in a repository declares for a kind. It returns an error if a
+// source does not parse, a package declares no reason, or a listed constant is missing.
 func Of(repository, kind string) (sets.Set[string], error) {
 	declared := sets.New[string]()
 	for _, name := range packages[kind] {
@@ -102,8 +103,8 @@ func inConstants(repository, name string, of []string) (sets.Set[string], error)
 	return r.found, nil
 }
 
-// inPackage returns the string literals that a package passes as a reason: to a field, a parameter or a result of that name, or as a constant
-// whose name begins with it.
+// inPackage returns the string literals that a package passes as a reason: to a field, a parameter or a result of that
+// name, or as a constant whose name begins with it.
 func inPackage(repository, name string) (sets.Set[string], error) {
 	r := reader{positions: map[string]int{}, found: sets.New[string](), isReason: isReason}
 	files, err := parse(repository, name)

@@ -1,3 +1,3 @@
-// Package scale measures the operator with many MoEDeployments that share a profile: how long the last one waits for its plan, and
-// what the manager, a process of its own, needs while nothing changes.
+// Package scale measures the operator with many MoEDeployments that share a profile: the time until the last
+// MoEDeployment has its plan, and the resources that the manager, a separate process, uses while nothing changes.
 package scale

@@ -30,7 +30,7 @@ var (
 	labelInLine = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"`)
 )
 
-// samplesOf are the samples of a metric in a text exposition.
+// samplesOf returns the samples of a metric in a text exposition.
 func samplesOf(t *testing.T, text, metric string) []sample {
 	t.Helper()
 	var samples []sample
@@ -50,18 +50,19 @@ func samplesOf(t *testing.T, text, metric string) []sample {
 		samples = append(samples, s)
 	}
 	if len(samples) == 0 {
-		t.Fatalf("there is no metric %s", metric)
+		t.Fatalf("metric %s is missing", metric)
 	}
 	return samples
 }
 
-// Verbs that write, and resources that are no state: leases are heartbeats, reviews are questions, and tokens are answers.
+// Verbs that write, and resources that are not counted because they hold no state: leases are heartbeats, reviews are
+// queries, and token requests return a token.
 var (
 	writing   = []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
 	stateless = []string{"leases", "tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews"}
 )
 
-// writes counts what the API server was asked to write, by verb and resource, whoever asked.
+// writes returns the number of write requests of all clients to the API server, by verb and resource.
 func (w *world) writes(t *testing.T) map[string]int {
 	t.Helper()
 	text, err := w.cluster.Clients.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
@@ -85,7 +86,7 @@ func (w *world) writes(t *testing.T) map[string]int {
 	return counts
 }
 
-// since is what was added to counts.
+// since returns the increase of each count.
 func since(before, after map[string]int) map[string]int {
 	added := map[string]int{}
 	for key, n := range after {
@@ -104,7 +105,7 @@ func total(counts map[string]int) int {
 	return sum
 }
 
-// table writes counts one to a line, the largest first.
+// table formats counts, one per line, in descending order.
 func table(counts map[string]int) string {
 	keys := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return counts[b] - counts[a] })
 	var text strings.Builder
@@ -114,7 +115,7 @@ func table(counts map[string]int) string {
 	return text.String()
 }
 
-// reader is the token of somebody who may read metrics.
+// metricsToken returns the token of a user who is allowed to read metrics.
 func (w *world) metricsToken(t *testing.T) string {
 	t.Helper()
 	clients, name := w.cluster.Clients, metav1.ObjectMeta{Name: "metrics-reader"}
@@ -139,14 +140,14 @@ func (w *world) metricsToken(t *testing.T) string {
 	return answer.Status.Token
 }
 
-// managerMetrics reads the metrics of the manager.
+// managerMetrics returns the metrics of the manager.
 func (w *world) managerMetrics(ctx context.Context) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+w.metricsAddress+"/metrics", nil)
 	if err != nil {
 		return "", err
 	}
 	request.Header.Set("Authorization", "Bearer "+w.token)
-	// The manager makes its certificate itself.
+	// The manager signs its own certificate.
 	direct := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	defer direct.CloseIdleConnections()
 	response, err := direct.Do(request)
@@ -161,7 +162,7 @@ func (w *world) managerMetrics(ctx context.Context) (string, error) {
 	return string(text), err
 }
 
-// reconciles counts what the manager has reconciled so far, by controller, and reports a panic.
+// reconciles returns the number of reconciliations so far, by controller. A panic of a controller fails the test.
 func (w *world) reconciles(t *testing.T) map[string]int {
 	t.Helper()
 	text, err := w.managerMetrics(t.Context())
@@ -174,7 +175,7 @@ func (w *world) reconciles(t *testing.T) map[string]int {
 	}
 	for _, s := range samplesOf(t, text, "controller_runtime_reconcile_panics_total") {
 		if s.value > 0 {
-			t.Errorf("controller %s has panicked %v times", s.labels["controller"], s.value)
+			t.Errorf("controller %s panicked %v times", s.labels["controller"], s.value)
 		}
 	}
 	return counts

@@ -15,17 +15,18 @@ import (
 )
 
 const (
-	// maxMemory is what the manager may have resident at any time, maxCores what it may use on average while nothing changes.
+	// maxMemory is the maximum resident memory of the manager in bytes. maxCores is its maximum average CPU usage, in
+	// cores, while nothing changes.
 	maxMemory = 512 << 20
 	maxCores  = 1.0
-	// observePeriod is how often a MoEDeployment that is observed is reconciled although nothing happens, checkPeriod how often a
-	// plan is looked for in the store; see controllers/moedeployment and controllers/placementplan.
+	// observePeriod is the interval of reconciliations of an observed MoEDeployment without an event, checkPeriod the
+	// interval of the checks that the store has a plan; see controllers/moedeployment and controllers/placementplan.
 	observePeriod = time.Minute
 	checkPeriod   = 10 * time.Minute
 )
 
-// Many MoEDeployments that share a profile get their plans; then nothing is written while nothing changes, reconciliations are those
-// that a clock asks for, and the manager stays small.
+// TestSteadyState creates many MoEDeployments that share a profile, and waits for their plans. Then, while nothing
+// changes, no client writes, the manager reconciles only periodically, and it stays within its memory and CPU limits.
 func TestSteadyState(t *testing.T) {
 	n, quiet := *deployments, *steady
 	if n == 0 && *full {
@@ -36,7 +37,7 @@ func TestSteadyState(t *testing.T) {
 	if quiet == 0 && *full {
 		quiet = 10 * time.Minute
 	} else if quiet == 0 {
-		quiet = observePeriod + 5*time.Second // as often the store looks at its published certificate
+		quiet = observePeriod + 5*time.Second // the store checks its published certificate at this interval
 	}
 	w := newWorld(t)
 	w.createProfile(t)
@@ -46,18 +47,18 @@ func TestSteadyState(t *testing.T) {
 	w.waitPlanned(t, n, begin, last)
 	w.waitInService(t, n)
 	w.waitQuiet(t)
-	t.Logf("%d MoEDeployments in service, and nothing left to write, after %.1f s; %s", n, time.Since(begin).Seconds(), w.usedSince(t, before, begin))
+	t.Logf("%d MoEDeployments are in service, and writes have ended, after %.1f s; %s", n, time.Since(begin).Seconds(), w.usedSince(t, before, begin))
 	if solved := w.solved(t); solved != 1 {
-		t.Errorf("%d plans were solved: the same inputs must be solved once", solved)
+		t.Errorf("%d plans were solved, want 1 for the same inputs", solved)
 	}
-	t.Logf("writes until then:%s", table(w.writes(t)))
-	t.Logf("reconciliations until then:%s", table(w.reconciles(t)))
+	t.Logf("writes before the steady state:%s", table(w.writes(t)))
+	t.Logf("reconciliations before the steady state:%s", table(w.reconciles(t)))
 
 	w.checkEvents(t)
 	w.checkSteady(t, n, quiet)
 }
 
-// createDeployments creates n MoEDeployments, and returns when the last one was.
+// createDeployments creates n MoEDeployments, and returns the time of the last creation.
 func (w *world) createDeployments(t *testing.T, n int) time.Time {
 	t.Helper()
 	for i := range n {
@@ -77,19 +78,19 @@ func (w *world) waitPlanned(t *testing.T, n int, begin, last time.Time) {
 			return nil
 		})
 	})
-	t.Logf("the last of %d MoEDeployments has its first plan %.1f s after it was created, %.1f s after the first one was", n, time.Since(last).Seconds(), time.Since(begin).Seconds())
+	t.Logf("the last of %d MoEDeployments has its first plan %.1f s after its creation, and %.1f s after the creation of the first", n, time.Since(last).Seconds(), time.Since(begin).Seconds())
 }
 
-// waitInService waits until each of n MoEDeployments serves under its plan.
+// waitInService waits until each of n MoEDeployments serves with its plan.
 func (w *world) waitInService(t *testing.T, n int) {
 	t.Helper()
 	w.eventually(t, patience(n)+2*observePeriod, "each MoEDeployment is in service", func() error { return w.each(t, n, inService) })
 }
 
-// patience is how long anything may take that n MoEDeployments wait for.
+// patience returns the maximum time of a step with n MoEDeployments.
 func patience(n int) time.Duration { return 2*time.Minute + time.Duration(n)*2*time.Second }
 
-// each checks all MoEDeployments, of which there must be n.
+// each checks all MoEDeployments. It returns an error if their number is not n, and at most three errors of check.
 func (w *world) each(t *testing.T, n int, check func(*semmoev1.MoEDeployment) error) error {
 	t.Helper()
 	list, err := w.list(t.Context())
@@ -113,13 +114,13 @@ func (w *world) each(t *testing.T, n int, check func(*semmoev1.MoEDeployment) er
 	return first
 }
 
-// waitQuiet waits until nothing was written for longer than anybody waits before the next try: client-go's recorder posts an event
-// again after 10 s.
+// waitQuiet waits until no client has written for longer than the longest retry interval: the event recorder of
+// client-go retries after 10 s.
 func (w *world) waitQuiet(t *testing.T) {
 	t.Helper()
 	const while = 12 * time.Second
 	known, since := total(w.writes(t)), time.Now()
-	w.eventually(t, 5*time.Minute, "nothing is written any more", func() error {
+	w.eventually(t, 5*time.Minute, "writes have ended", func() error {
 		if now := total(w.writes(t)); now != known {
 			known, since = now, time.Now()
 		}
@@ -130,29 +131,30 @@ func (w *world) waitQuiet(t *testing.T) {
 	})
 }
 
-// checkEvents: no event was told twice. Its recorder would write the count six minutes after the last time, into the steady state.
+// checkEvents checks that no event was recorded twice. The recorder writes the count of a repeated event six minutes
+// after the last occurrence, which would be in the steady state.
 func (w *world) checkEvents(t *testing.T) {
 	t.Helper()
-	var told corev1.EventList
-	if err := w.api.List(t.Context(), &told); err != nil {
+	var events corev1.EventList
+	if err := w.api.List(t.Context(), &events); err != nil {
 		t.Fatal(err)
 	}
 	ours := 0
-	for _, e := range told.Items {
+	for _, e := range events.Items {
 		if !strings.HasPrefix(e.ReportingController, "semmoe-") {
 			continue
 		}
 		ours++
 		if e.Series != nil {
-			t.Errorf("%s %s has been told %s %d times: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Series.Count, e.Message)
+			t.Errorf("%s %s has event %s %d times, want once: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Series.Count, e.Message)
 		}
 	}
 	if ours == 0 {
-		t.Error("nothing was told by events")
+		t.Error("the operator recorded no events")
 	}
 }
 
-// checkSteady watches while nothing changes.
+// checkSteady measures writes, reconciliations, memory and CPU usage for a period in which nothing changes.
 func (w *world) checkSteady(t *testing.T, n int, quiet time.Duration) {
 	t.Helper()
 	begin, before, writesBefore, reconcilesBefore := time.Now(), w.usage(t), w.writes(t), w.reconciles(t)
@@ -165,17 +167,17 @@ func (w *world) checkSteady(t *testing.T, n int, quiet time.Duration) {
 	after := w.usage(t)
 	t.Logf("steady state of %d MoEDeployments over %v: %d writes, reconciliations %v, %s", n, quiet, total(written), reconciled, w.usedSince(t, before, begin))
 	if total(written) > 0 {
-		t.Errorf("written in %v of steady state, want nothing:%s", quiet, table(written))
+		t.Errorf("writes in %v of steady state, want none:%s", quiet, table(written))
 	}
 	for controller, limit := range map[string]int{
 		"moedeployment": n * (int(quiet/observePeriod) + 1), "placementplan": n * (int(quiet/checkPeriod) + 1), "affinityprofile": int(quiet/observePeriod) + 1,
 	} {
 		if got := reconciled[controller]; got > limit {
-			t.Errorf("controller %s has reconciled %d times in %v of steady state, want at most %d", controller, got, quiet, limit)
+			t.Errorf("controller %s reconciled %d times in %v of steady state, want at most %d", controller, got, quiet, limit)
 		}
 	}
 	if after.Peak > maxMemory {
-		t.Errorf("the manager had %d MiB resident, want at most %d", after.Peak>>20, maxMemory>>20)
+		t.Errorf("the manager had %d MiB of resident memory, want at most %d MiB", after.Peak>>20, maxMemory>>20)
 	}
 	if cores := (after.CPU() - before.CPU()).Seconds() / time.Since(begin).Seconds(); cores > maxCores {
 		t.Errorf("the manager used %.2f cores in steady state, want at most %v", cores, maxCores)
@@ -191,8 +193,8 @@ func (w *world) usage(t *testing.T) nodeless.Usage {
 	return usage
 }
 
-// usedSince tells what the manager has used since a moment, and what kube-controller-manager, the other client of the API server, has
-// used in all.
+// usedSince describes the resource usage of the manager since begin, and the total CPU time of kube-controller-manager,
+// the other client of the API server.
 func (w *world) usedSince(t *testing.T, before nodeless.Usage, begin time.Time) string {
 	t.Helper()
 	after, elapsed := w.usage(t), time.Since(begin).Seconds()
@@ -200,6 +202,6 @@ func (w *world) usedSince(t *testing.T, before nodeless.Usage, begin time.Time) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("manager: %.1f s of user and %.1f s of system CPU time (%.3f cores), %d MiB resident, at most %d MiB; kube-controller-manager so far: %.1f s",
+	return fmt.Sprintf("manager: %.1f s of user and %.1f s of system CPU time (%.3f cores), %d MiB resident, peak %d MiB; kube-controller-manager: %.1f s of CPU time in total",
 		(after.User - before.User).Seconds(), (after.System - before.System).Seconds(), (after.CPU()-before.CPU()).Seconds()/elapsed, after.Resident>>20, after.Peak>>20, other.CPU().Seconds())
 }

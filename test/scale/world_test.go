@@ -30,13 +30,13 @@ const (
 )
 
 var (
-	full        = flag.Bool("full", false, "500 MoEDeployments, and ten minutes of steady state")
-	deployments = flag.Int("deployments", 0, "how many MoEDeployments; 0 means 12, or 500 in full")
-	steady      = flag.Duration("steady", 0, "how long nothing changes; 0 means 5 s, or 10 minutes in full")
-	binary      = flag.String("semmoe", filepath.Join("..", "..", "bin", "semmoe"), "the program whose manager is measured")
+	full        = flag.Bool("full", false, "use 500 MoEDeployments, and a steady state of ten minutes")
+	deployments = flag.Int("deployments", 0, "number of MoEDeployments; 0 means 12, or 500 with --full")
+	steady      = flag.Duration("steady", 0, "duration of the steady state; 0 means 65 s, or 10 minutes with --full")
+	binary      = flag.String("semmoe", filepath.Join("..", "..", "bin", "semmoe"), "path of the semmoe program whose manager is measured")
 )
 
-// world is a control plane without nodes, and the manager as a process.
+// world is a control plane without nodes, and the manager as a separate process.
 type world struct {
 	cluster        *nodeless.Cluster
 	api            client.Client
@@ -93,7 +93,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// startManager starts the manager, which reaches pods by the proxy.
+// startManager starts the manager, which connects to pods through the proxy.
 func (w *world) startManager(t *testing.T, proxy string, args ...string) {
 	t.Helper()
 	w.metricsAddress = freeAddress(t)
@@ -112,13 +112,13 @@ func (w *world) startManager(t *testing.T, proxy string, args ...string) {
 			t.Error(err)
 		}
 	})
-	w.eventually(t, time.Minute, "the manager tells its metrics", func() error {
+	w.eventually(t, time.Minute, "the manager serves its metrics", func() error {
 		_, err := w.managerMetrics(t.Context())
 		return err
 	})
 }
 
-// freeAddress is one that nothing listens on.
+// freeAddress returns a local address on which no process listens.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -129,7 +129,8 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// eventually polls until the function returns no error, and fails with the last one, or when the manager has ended.
+// eventually polls f until it returns no error. It fails the test with the last error after the given time, or when the
+// manager has exited.
 func (w *world) eventually(t *testing.T, within time.Duration, what string, f func() error) {
 	t.Helper()
 	deadline, tick := time.After(within), time.NewTicker(200*time.Millisecond)
@@ -142,9 +143,9 @@ func (w *world) eventually(t *testing.T, within time.Duration, what string, f fu
 		select {
 		case <-tick.C:
 		case <-w.manager.Ended():
-			t.Fatalf("%s: the manager has ended: %v", what, w.manager.Stop())
+			t.Fatalf("%s: the manager exited: %v", what, w.manager.Stop())
 		case <-deadline:
-			t.Fatalf("%s: not within %v: %v", what, within, err)
+			t.Fatalf("%s: condition not met within %v: %v", what, within, err)
 		}
 	}
 }
@@ -160,7 +161,7 @@ func model() semmoev1.ModelSpec {
 	return semmoev1.ModelSpec{Volume: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "model", ReadOnly: true}}}
 }
 
-// createProfile makes the profile that all share, and waits until it is in the store.
+// createProfile creates the shared profile, and waits until it is complete.
 func (w *world) createProfile(t *testing.T) {
 	t.Helper()
 	p := &semmoev1.AffinityProfile{
@@ -182,7 +183,7 @@ func (w *world) createProfile(t *testing.T) {
 	})
 }
 
-// newDeployment is a MoEDeployment that is planned from the shared profile.
+// newDeployment returns a MoEDeployment that uses the shared profile.
 func newDeployment(i int) *semmoev1.MoEDeployment {
 	return &semmoev1.MoEDeployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("m%03d", i)},
@@ -203,7 +204,7 @@ func (w *world) list(ctx context.Context) ([]semmoev1.MoEDeployment, error) {
 	return list.Items, err
 }
 
-// inService tells that a MoEDeployment serves under its plan, and that its observed rate is known.
+// inService returns an error unless a MoEDeployment serves with its plan and, with --full, has an observed rate.
 func inService(moed *semmoev1.MoEDeployment) error {
 	var missing []string
 	for _, kind := range []string{semmoev1.ConditionReady, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut} {
@@ -211,7 +212,7 @@ func inService(moed *semmoev1.MoEDeployment) error {
 			missing = append(missing, fmt.Sprintf("%s: %+v", kind, c))
 		}
 	}
-	// Routers are asked once a minute, for which a short run has no time.
+	// The controller reads the routers once a minute, which is too rarely for a short run.
 	if *full && (moed.Status.LAR == nil || moed.Status.LAR.ObservedMilli == nil) {
 		missing = append(missing, "no observed rate")
 	}
@@ -221,7 +222,7 @@ func inService(moed *semmoev1.MoEDeployment) error {
 	return nil
 }
 
-// solved counts the plans that the manager has solved, by its log.
+// solved returns the number of plans that the manager solved, from its log.
 func (w *world) solved(t *testing.T) int {
 	t.Helper()
 	log, err := os.ReadFile(w.manager.Log())

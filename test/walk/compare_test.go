@@ -7,16 +7,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// planConfigMap is the name of a plan's ConfigMap: the plan's, and the digest of what it holds.
+// planConfigMap matches the name of the ConfigMap of a plan: the name of the plan, and the digest of the content.
 var planConfigMap = regexp.MustCompile(`\b(m-[0-9a-f]{8})-([0-9a-f]{16})\b`)
 
-// otherEnd tells how the end of a way differs from what the same spec leads to without the way; it is empty where it does not.
+// otherEnd returns the difference between the state after a walk and the state of the same spec without the walk; empty
+// if there is none.
 //
-// A way may leave two things, on purpose. What was profiled is not profiled again, with whatever engine that was, and so profiles
-// may be older, and without Jobs. And where a plan of other inputs was found to be the same layout, pods go on with the ConfigMap
-// that they mount: its plan, and what that is made from, stay as long as they do.
+// Two differences are intended. First, a model is not profiled again for another engine, so that profiles may be older
+// and may have no Jobs. Second, if a plan of other inputs has the same layout, pods keep the ConfigMap that they mount,
+// and the plan and the profile of this ConfigMap stay as long as the pods.
 func otherEnd(without, with map[string]string) string {
-	kept := map[string]bool{} // plans that pods mount, of the layout that pods would mount without the way
+	kept := map[string]bool{} // plans that pods mount, with the layout that pods would mount without the walk
 	for name, text := range with {
 		if !strings.HasPrefix(name, "StatefulSet ") {
 			continue
@@ -44,7 +45,7 @@ func otherEnd(without, with map[string]string) string {
 	return cmp.Diff(wanted, got)
 }
 
-// prefixOf is the first part of the names of what belongs to a plan or a profile.
+// prefixOf returns the common name prefix of the objects of a plan or a profile.
 func prefixOf(name string) string {
 	parts := strings.SplitN(name, "-", 3)
 	return strings.Join(parts[:min(len(parts), 2)], "-")
@@ -52,7 +53,7 @@ func prefixOf(name string) string {
 
 var profileRef = regexp.MustCompile(`"profileRef": \{\s*"name": "([^"]+)"`)
 
-// profileOf is the profile that a plan is made from.
+// profileOf returns the name of the profile of a plan.
 func profileOf(plan string) string {
 	if found := profileRef.FindStringSubmatch(plan); found != nil {
 		return found[1]
@@ -69,10 +70,10 @@ func anyContains(texts map[string]string, prefix, part string) bool {
 	return false
 }
 
-// ofProfile are the Jobs of a profile.
+// ofProfile matches the Jobs of a profile.
 var ofProfile = regexp.MustCompile(`^Job (profile-|m-[0-9a-f]{8}-inspect-)`)
 
-// comparable takes from an object what a way may leave in it.
+// comparable removes the intended differences from the text of an object.
 func comparable(name, text string) string {
 	switch kind, _, _ := strings.Cut(name, " "); kind {
 	case "AffinityProfile":

@@ -1,7 +1,9 @@
-// Package walk takes specs from the schemas of the kinds, valid and invalid, through the real API server and the controllers, on a
-// control plane without nodes. What it holds to: an invalid value is refused by the API server, or named by a condition; every field
-// that is accepted has an effect; and where a spec leads does not depend on the specs before it.
+// Package walk generates valid and invalid specs from the schemas of the kinds, and applies them to a real API server
+// with the controllers, on a control plane without nodes. It checks three properties:
+//   - The API server refuses an invalid value, or a condition names its field.
+//   - Every accepted field has an effect.
+//   - The final state of a spec does not depend on earlier specs of the object.
 //
-// Fields are read from the generated schemas: a field that is added is tried without being listed anywhere, and fails the tests until
-// one of the situations shows its effect.
+// The fields are read from the generated schemas. A new field is therefore tested without being listed, and fails the
+// tests until one of the situations shows its effect.
 package walk

@@ -10,7 +10,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// checkElsewhere holds that each field that is said to be shown elsewhere exists, and that so does the test.
+// checkElsewhere checks that each field in shownElsewhere exists, and that its test exists.
 func checkElsewhere(t *testing.T) {
 	t.Helper()
 	known := map[string]bool{}
@@ -28,7 +28,7 @@ func checkElsewhere(t *testing.T) {
 	}
 	for name, test := range shownElsewhere {
 		if !known[name] {
-			t.Errorf("%s is said to be shown by %s, and is no field", name, test)
+			t.Errorf("shownElsewhere lists %s for test %s, but the field does not exist", name, test)
 		}
 		directory, function, _ := strings.Cut(test, " ")
 		files, err := filepath.Glob(filepath.Join(repository, directory, "*_test.go"))
@@ -44,7 +44,7 @@ func checkElsewhere(t *testing.T) {
 			found = found || strings.Contains(string(text), "func "+function+"(")
 		}
 		if !found {
-			t.Errorf("%s is said to be shown by %s in %s, which has no such test", name, function, directory)
+			t.Errorf("shownElsewhere lists %s for test %s, but %s has no such test", name, function, directory)
 		}
 	}
 }

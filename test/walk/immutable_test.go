@@ -19,7 +19,7 @@ import (
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// kind is one whose spec cannot be changed: each value is tried on an object of its own.
+// kind is a kind with an immutable spec. Each value is tried on a separate object.
 type kind struct {
 	name, plural string
 	spec         reflect.Type
@@ -42,19 +42,19 @@ profileRef: {name: shared}
 expertParallelSize: 4
 `
 
-// unknownDigest stands for that of the plan in service, until there is one.
+// unknownDigest is a placeholder for the digest of the plan in service. makePlan replaces it.
 var unknownDigest = strings.Repeat("0", 64)
 
 var immutable = []kind{
 	{
 		name: "AffinityProfile", plural: "affinityprofiles", spec: reflect.TypeFor[semmoev1.AffinityProfileSpec](),
 		situations: []situation{
-			{name: "an engine of its own", spec: dedicated},
+			{name: "a dedicated engine", spec: dedicated},
 			{name: "a data set in a claim", spec: profiling + `
 dataset: {persistentVolumeClaim: {claimName: texts, path: dataset.jsonl}}
 target: Dedicated
 `},
-			{name: "a data set beside the model", spec: profiling + `
+			{name: "a data set in the volume of the model", spec: profiling + `
 dataset: {path: /models/dataset.jsonl}
 target: Serving
 deploymentRef: {name: other}
@@ -73,7 +73,7 @@ parallelism: {expertParallelSize: 4}
 dataset: {configMap: {name: texts}}
 target: Dedicated
 `},
-			{name: "what routers sample", spec: profiling + `
+			{name: "live samples of routers", spec: profiling + `
 target: Live
 deploymentRef: {name: other}
 live: {priorProfileRef: {name: shared}}
@@ -104,17 +104,17 @@ redundantMemoryBytes: 2Gi
 objective: Hierarchical
 ranksPerNode: 2
 `, prepare: makeProfile},
-			{name: "a plan for machines of the user's own", spec: planned + `
+			{name: "a plan with a user-provided hardware profile", spec: planned + `
 hardware: {configMap: {name: machines}}
 `, prepare: makeMachines},
-			{name: "a plan in place of another", spec: planned + `
+			{name: "a plan that replaces another one", spec: planned + `
 current: {planDigest: "` + unknownDigest + `"}
 `, prepare: makePlan},
 		},
 	},
 }
 
-// made creates an object, and waits until nothing more follows from it.
+// made creates an object, waits until its namespace is settled, and returns the state.
 func made(ctx context.Context, object *unstructured.Unstructured) (map[string]string, error) {
 	if err := api.Create(ctx, object); err != nil {
 		return nil, err
@@ -122,13 +122,13 @@ func made(ctx context.Context, object *unstructured.Unstructured) (map[string]st
 	return settled(ctx, object)
 }
 
-// makeProfile makes the profile "shared".
+// makeProfile creates the profile "shared".
 func makeProfile(ctx context.Context, namespace string, _ spec) error {
 	_, err := made(ctx, objectNamed("AffinityProfile", namespace, "shared", specOf(dedicated)))
 	return err
 }
 
-// makeMachines makes the profile "shared" and a ConfigMap with a hardware profile.
+// makeMachines creates the profile "shared" and a ConfigMap with a hardware profile.
 func makeMachines(ctx context.Context, namespace string, _ spec) error {
 	text, err := json.Marshal(hardware.DefaultProfile())
 	if err != nil {
@@ -138,7 +138,7 @@ func makeMachines(ctx context.Context, namespace string, _ spec) error {
 	return errors.Join(api.Create(ctx, machines), makeProfile(ctx, namespace, nil))
 }
 
-// makePlan makes the plan in service from the profile "shared", and names it in a spec that names none.
+// makePlan creates the plan in service from the profile "shared", and replaces unknownDigest in a spec by its digest.
 func makePlan(ctx context.Context, namespace string, s spec) error {
 	if err := makeProfile(ctx, namespace, nil); err != nil {
 		return err
@@ -160,7 +160,7 @@ func makePlan(ctx context.Context, namespace string, s spec) error {
 	return nil
 }
 
-// checkImmutable makes objects that differ in one field each, until something else follows than without.
+// checkImmutable creates objects that differ from a situation in one field each, until the resulting state differs.
 func checkImmutable(t *testing.T, k kind, fields []field) {
 	root := specSchema(t, k.plural)
 	showEffects(t, k.name, k.situations, fields, func(in situation, queue <-chan field, without func(field)) {
@@ -168,7 +168,7 @@ func checkImmutable(t *testing.T, k kind, fields []field) {
 	})
 }
 
-// tryAlone takes fields from the queue, and tries each value on an object of its own.
+// tryAlone takes fields from the queue, and tries each value on a separate object.
 func tryAlone(t *testing.T, kind string, in situation, root schema, queue <-chan field, without func(field)) {
 	base, err := follows(t, kind, in, specOf(in.spec))
 	if err != nil {
@@ -186,7 +186,7 @@ func tryAlone(t *testing.T, kind string, in situation, root schema, queue <-chan
 	}
 }
 
-// follows is the state that a spec leads to.
+// follows returns the state that results from a spec.
 func follows(t *testing.T, kind string, in situation, s spec) (map[string]string, error) {
 	namespace := newNamespace(t)
 	if err := in.prepared(t.Context(), namespace, s); err != nil {
@@ -200,7 +200,8 @@ func follows(t *testing.T, kind string, in situation, s spec) (map[string]string
 	return state, err
 }
 
-// hasEffectAlone tries one value of a field after the other.
+// hasEffectAlone reports whether a value of a field changes the resulting state. It tries at most maxCandidates values,
+// each on a separate object.
 func hasEffectAlone(t *testing.T, kind string, in situation, base map[string]string, root schema, f field) (bool, error) {
 	tried, start := 0, specOf(in.spec)
 	for _, value := range f.candidates(start.get(f.path)) {

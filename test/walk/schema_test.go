@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// schema is the part of an OpenAPI schema that values are made from.
+// schema is the part of an OpenAPI schema from which values are generated.
 type schema struct {
 	Type       string            `json:"type"`
 	Enum       []any             `json:"enum"`
@@ -50,22 +50,23 @@ func specSchema(t *testing.T, plural string) schema {
 		t.Fatal(err)
 	}
 	if len(definition.Spec.Versions) != 1 {
-		t.Fatalf("%s has %d versions: tell which one to walk", plural, len(definition.Spec.Versions))
+		t.Fatalf("%s has %d versions, want 1: specify the version to test", plural, len(definition.Spec.Versions))
 	}
 	return definition.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"]
 }
 
-// field is a leaf of a spec: a number, a text, a list of texts, or a type of Kubernetes' own, which is not ours to take apart.
+// field is a leaf of a spec: a number, a string, a list of strings or numbers, or a Kubernetes type, whose fields are
+// not tested.
 type field struct {
 	path   []string
 	schema schema
-	// core is the name of the Kubernetes type, or of a map or a list of objects; empty for any other leaf of ours.
+	// core is the name of a Kubernetes type, a map type, or the type of a list of objects; empty for other leaves.
 	core string
 }
 
 func (f field) String() string { return "spec." + strings.Join(f.path, ".") }
 
-// fieldsOf are the leaves of a spec, given its schema and its Go type, in the order of their names.
+// fieldsOf returns the leaves of a spec, sorted by name, from its schema and its Go type.
 func fieldsOf(t *testing.T, path []string, s schema, goType reflect.Type) []field {
 	t.Helper()
 	for goType.Kind() == reflect.Pointer {
@@ -101,16 +102,16 @@ func fieldsOf(t *testing.T, path []string, s schema, goType reflect.Type) []fiel
 		return fields
 	case "array":
 		if s.Items == nil || s.Items.Type != "string" && s.Items.Type != "integer" {
-			t.Fatalf("spec.%s is a list of other than texts and numbers: teach this test to make such lists", strings.Join(path, "."))
+			t.Fatalf("spec.%s is a list of an unsupported type: extend fieldsOf and candidates", strings.Join(path, "."))
 		}
 	case "string", "integer":
 	default:
-		t.Fatalf("spec.%s has type %q: teach this test to make such values", strings.Join(path, "."), s.Type)
+		t.Fatalf("spec.%s has unsupported type %q: extend fieldsOf and candidates", strings.Join(path, "."), s.Type)
 	}
 	return []field{{path: path, schema: s}}
 }
 
-// memberOf is the type of a member of a struct, by its name in JSON; members of embedded structs are the struct's own.
+// memberOf returns the type of a struct field by its JSON name. Fields of inlined structs are included.
 func memberOf(structType reflect.Type, name string) (reflect.Type, bool) {
 	for i := range structType.NumField() {
 		member := structType.Field(i)
@@ -127,10 +128,10 @@ func memberOf(structType reflect.Type, name string) (reflect.Type, bool) {
 	return nil, false
 }
 
-// spec is a spec as JSON has it.
+// spec is a spec in decoded JSON.
 type spec map[string]any
 
-// specOf reads a spec from YAML of this package.
+// specOf decodes a spec from YAML. It panics if the YAML is invalid.
 func specOf(text string) spec {
 	s := spec{}
 	if err := yaml.Unmarshal([]byte(text), &s); err != nil {
@@ -142,7 +143,7 @@ func specOf(text string) spec {
 func (s spec) clone() spec {
 	text, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // it was read from JSON
+		panic(err) // decoded JSON can be encoded
 	}
 	copied := spec{}
 	if err := json.Unmarshal(text, &copied); err != nil {
@@ -151,7 +152,7 @@ func (s spec) clone() spec {
 	return copied
 }
 
-// get is the value at a path; nil where there is none.
+// get returns the value at a path; nil if there is none.
 func (s spec) get(path []string) any {
 	var value any = map[string]any(s)
 	for _, name := range path {
@@ -163,8 +164,8 @@ func (s spec) get(path []string) any {
 	return value
 }
 
-// with is a copy with another value at a path. Objects on the way that are missing are made, with the least that their schema
-// requires beside it.
+// with returns a copy with the value at a path. It creates missing objects on the path, with minimal values for the
+// other fields that their schema requires.
 func (s spec) with(root schema, path []string, value any) spec {
 	changed := s.clone()
 	object, at := map[string]any(changed), root
@@ -175,7 +176,7 @@ func (s spec) with(root schema, path []string, value any) spec {
 			next = map[string]any{}
 			for _, required := range at.Required {
 				if required != path[i+1] {
-					next[required] = least(required, at.Properties[required])
+					next[required] = minimal(required, at.Properties[required])
 				}
 			}
 			object[name] = next
@@ -186,7 +187,7 @@ func (s spec) with(root schema, path []string, value any) spec {
 	return changed
 }
 
-// without is a copy in which nothing is at a path.
+// without returns a copy without the value at a path.
 func (s spec) without(path []string) spec {
 	changed := s.clone()
 	object, _ := spec(changed).get(path[:len(path)-1]).(map[string]any)
@@ -197,15 +198,15 @@ func (s spec) without(path []string) spec {
 	return changed
 }
 
-// least is a small value that a schema accepts.
-func least(name string, s schema) any {
+// minimal returns a minimal value that a schema accepts.
+func minimal(name string, s schema) any {
 	switch {
 	case s.Default != nil:
 		return s.Default
 	case len(s.Enum) > 0:
 		return s.Enum[0]
 	case name == "volume":
-		return map[string]any{"hostPath": map[string]any{"path": "/srv/least"}}
+		return map[string]any{"hostPath": map[string]any{"path": "/srv/minimal"}}
 	}
 	switch s.Type {
 	case "integer":
@@ -218,9 +219,9 @@ func least(name string, s schema) any {
 	case "object":
 		object := map[string]any{}
 		for _, required := range s.Required {
-			object[required] = least(required, s.Properties[required])
+			object[required] = minimal(required, s.Properties[required])
 		}
 		return object
 	}
-	panic(fmt.Sprintf("%s has type %q: teach this test to make such values", name, s.Type))
+	panic(fmt.Sprintf("%s has unsupported type %q: extend minimal", name, s.Type))
 }

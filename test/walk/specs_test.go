@@ -23,13 +23,15 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// situation is a spec in which some fields have their effect.
+// situation is a spec in which some fields have an effect.
 type situation struct {
 	name, spec string
-	// oneWay is why a change that is taken back leaves something on purpose; empty where it does not. Where it does, each value is
-	// tried on an object of its own: what the one before it left would seem to follow from it.
+	// oneWay is the reason why reverting a change does not restore the state, by design; empty if it does. If set, each
+	// value is tried on a separate object, because leftovers of the previous value would look like an effect of the next
+	// one.
 	oneWay string
-	// prepare makes what the spec names in a namespace, and may fill in what is known only then; nil for nothing.
+	// prepare creates the objects that the spec references, and may fill in values that are known only then. It may be
+	// nil.
 	prepare func(ctx context.Context, namespace string, s spec) error
 }
 
@@ -51,10 +53,10 @@ var situations = []situation{
 replicas: 2
 profiling: {dataset: {configMap: {name: texts}}, target: Dedicated}
 `},
-	{name: "a plan that waits for room", spec: serving + `
+	{name: "a plan that waits for capacity", spec: serving + `
 replicas: 1
 profiling: {dataset: {persistentVolumeClaim: {claimName: texts, path: dataset.jsonl}}, target: Serving}
-`, oneWay: "a plan that found room once stays in service"},
+`, oneWay: "a plan that once had capacity stays in service"},
 	{name: "reshuffled weights in a cache", spec: serving + `
 replicas: 2
 profiling: {dataset: {path: /models/dataset.jsonl}, target: Dedicated}
@@ -86,7 +88,7 @@ engine: {image: "engine:1", args: ["--moe-a2a-backend", "deepep"], overlap: {mic
 parallelism: {expertParallelSize: 4}
 routing: {replicas: 1}
 `},
-	{name: "machines of the user's own", spec: serving + `
+	{name: "a user-provided hardware profile", spec: serving + `
 replicas: 2
 profiling: {dataset: {configMap: {name: texts}}, target: Dedicated}
 placement: {hardware: {configMap: {name: machines}}}
@@ -106,22 +108,22 @@ replicas: 3
 rollout: {soakSeconds: 86400}
 profiling: {dataset: {configMap: {name: texts}}, target: Dedicated}
 `, oneWay: "a plan that is promoted stays in service"},
-	{name: "a rate that Prometheus tells", spec: serving + `
+	{name: "a rate from Prometheus", spec: serving + `
 replicas: 2
 profiling: {dataset: {configMap: {name: texts}}, target: Dedicated}
 drift: {source: Prometheus, prometheus: {address: "http://127.0.0.1:9", query: lar}}
 `, prepare: nameServer},
 }
 
-// shownElsewhere are fields, by kind and path, whose effect no spec alone could show here, with the directory and the name of the test
-// that shows it.
+// shownElsewhere maps fields, by kind and path, whose effect a spec alone cannot show in this package, to the directory
+// and the name of the test that shows it.
 var shownElsewhere = map[string]string{
-	// The small model has no groups of experts, and its plans are found at once.
+	// The small model has no groups of experts, and its plans are solved immediately.
 	"PlacementPlan spec.realization":              "controllers/placementplan TestReshuffledWeightsKeepGroups",
 	"PlacementPlan spec.solver.timeBudgetSeconds": "solver TestTimeBudgetCutsOff",
-	// No profile takes it.
+	// AffinityProfile refuses this field.
 	"AffinityProfile spec.parallelism.podsPerReplica": "test/api TestProfileTakesNoPodsPerReplica",
-	// They matter once traffic has drifted: what the agent's routers tell is older than any window.
+	// These fields have an effect after traffic has drifted. The reports of the agent's routers are older than any window.
 	"MoEDeployment spec.drift.thresholdPercent":     "controllers/moedeployment/locality TestAssessDrift",
 	"MoEDeployment spec.drift.cooldownSeconds":      "controllers/moedeployment/locality TestAssessDrift",
 	"MoEDeployment spec.drift.maxReplansPerDay":     "controllers/moedeployment/locality TestAssessDrift",
@@ -129,15 +131,15 @@ var shownElsewhere = map[string]string{
 	"MoEDeployment spec.rollout.minimumGainPercent": "controllers/moedeployment/planner TestReplanObjects",
 	"MoEDeployment spec.rollout.batchTokens":        "controllers/moedeployment/planner TestReplanObjects",
 	"PlacementPlan spec.observedBatchTokens":        "controllers/placementplan TestBatchSizes",
-	// No plan is worse here than none.
+	// No plan in these tests is worse than the default placement.
 	"MoEDeployment spec.rollout.rollback": "controllers/moedeployment TestCanaryIsDecided",
-	// It needs another mode.
+	// This field needs another routing mode.
 	"MoEDeployment spec.routing.gatewayNamespaces": "controllers/moedeployment/front TestNetworkPolicies",
-	// It is refused without what is to be asked, and that is refused without it.
+	// This field and spec.drift.prometheus require each other, so that a change of one field is refused.
 	"MoEDeployment spec.drift.source": "controllers/moedeployment TestAssessFromPrometheus",
 }
 
-// TestSpecs is one test, since all of it needs the same manager.
+// TestSpecs is one test, because all its parts share a manager.
 func TestSpecs(t *testing.T) {
 	startManager(t)
 	checkElsewhere(t)
@@ -145,17 +147,17 @@ func TestSpecs(t *testing.T) {
 	fields := fieldsOf(t, nil, root, reflect.TypeFor[semmoev1.MoEDeploymentSpec]())
 	t.Logf("a MoEDeployment has %d fields", len(fields))
 	t.Run("invalid values are refused", func(t *testing.T) { checkRefusals(t, root, fields) })
-	t.Run("every field has an effect, and a way back", func(t *testing.T) { checkEffects(t, root, chosen(slices.Clone(fields))) })
+	t.Run("every field has an effect that can be reverted", func(t *testing.T) { checkEffects(t, root, chosen(slices.Clone(fields))) })
 	for _, k := range immutable {
 		t.Run("every field of a new "+k.name+" has an effect", func(t *testing.T) {
 			checkImmutable(t, k, chosen(fieldsOf(t, nil, specSchema(t, k.plural), k.spec)))
 		})
 	}
-	t.Run("the end does not depend on the way", func(t *testing.T) { checkWalks(t, root, fields) })
+	t.Run("the final state does not depend on earlier specs", func(t *testing.T) { checkWalks(t, root, fields) })
 	checkQuiet(t)
 }
 
-// checkRefusals tries every value that the schema forbids, in every field: the API server names the field.
+// checkRefusals tries invalid values in every field, and checks that the API server refuses them and names the field.
 func checkRefusals(t *testing.T, root schema, fields []field) {
 	object, err := create(t.Context(), newNamespace(t), situations[0])
 	if err != nil {
@@ -167,9 +169,9 @@ func checkRefusals(t *testing.T, root schema, fields []field) {
 			tried++
 			_, err := replace(t.Context(), object, base.with(root, f.path, value), client.DryRunAll)
 			if !refused(err) {
-				t.Errorf("%v = %.60v is accepted (%v)", f, value, err)
+				t.Errorf("%v = %.60v is not refused as invalid (error %v)", f, value, err)
 			} else if !strings.Contains(err.Error(), f.path[len(f.path)-1]) {
-				t.Errorf("%v = %.60v is refused without its name: %v", f, value, err)
+				t.Errorf("%v = %.60v is refused, but the message does not name the field: %v", f, value, err)
 			}
 		}
 	}
@@ -179,7 +181,7 @@ func checkRefusals(t *testing.T, root schema, fields []field) {
 	}
 }
 
-// refused tells that the API server finds fault with an object, not with the request.
+// refused reports whether the API server refused an object as invalid, as opposed to a failed request.
 func refused(err error) bool { return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) }
 
 // create creates a MoEDeployment in a situation.
@@ -202,10 +204,10 @@ func (in situation) prepared(ctx context.Context, namespace string, s spec) erro
 	return in.prepare(ctx, namespace, s)
 }
 
-// effectWorkers is how many MoEDeployments fields are tried on at the same time.
+// effectWorkers is the number of objects that are tested concurrently.
 const effectWorkers = 6
 
-// checkEffects changes every field alone, in one situation after the other, until something follows from it.
+// checkEffects changes one field at a time, in one situation after the other, until the change has an effect.
 func checkEffects(t *testing.T, root schema, fields []field) {
 	showEffects(t, "MoEDeployment", situations, fields, func(in situation, queue <-chan field, without func(field)) {
 		if in.oneWay != "" {
@@ -216,10 +218,10 @@ func checkEffects(t *testing.T, root schema, fields []field) {
 	})
 }
 
-// fewFields is how many fields of a kind are tried, in the first situation, where not all are.
+// fewFields is the number of fields per kind that a run without -full tries, in the first situation only.
 const fewFields = 3
 
-// chosen are the fields that are tried: those that were asked for, all in full, a seeded few otherwise.
+// chosen returns the fields to try: those that match -fields, else all with -full, else a random sample by -seed.
 func chosen(fields []field) []field {
 	if *only != "" {
 		pattern := regexp.MustCompile(*only)
@@ -236,7 +238,8 @@ func chosen(fields []field) []field {
 	return few
 }
 
-// showEffects has workers try the fields of a kind in one situation after the other, and complains of those that have no effect in any.
+// showEffects tries the fields of a kind with concurrent workers in one situation after the other. A field without an
+// effect in every situation fails the test.
 func showEffects(t *testing.T, kind string, situations []situation, fields []field, try func(in situation, queue <-chan field, without func(field))) {
 	t.Helper()
 	fields = slices.DeleteFunc(fields, func(f field) bool { return shownElsewhere[kind+" "+f.String()] != "" })
@@ -256,14 +259,15 @@ func showEffects(t *testing.T, kind string, situations []situation, fields []fie
 		t.Logf("%s: %d of %d fields have an effect, in %.1f s: %v", in.name, len(acting), len(before), time.Since(begin).Seconds(), acting)
 	}
 	if inPart {
-		return // another situation may show what the first one does not
+		return // fields may have their effect in another situation
 	}
 	for _, f := range fields {
-		t.Errorf("%s %v is accepted, and has no effect in any situation: let it act, or add the situation in which it does", kind, f)
+		t.Errorf("%s %v is accepted, but has no effect in any situation: implement the field, or add a situation in which it has an effect", kind, f)
 	}
 }
 
-// withoutEffect returns the fields that had no effect, as the workers tell that take them from a queue.
+// withoutEffect runs workers that take fields from a queue, and returns the fields that the workers report as without
+// effect.
 func withoutEffect(fields []field, work func(queue <-chan field, without func(field))) []field {
 	queue := make(chan field, len(fields))
 	for _, f := range fields {
@@ -286,7 +290,8 @@ func withoutEffect(fields []field, work func(queue <-chan field, without func(fi
 	return left
 }
 
-// tryFields takes fields from the queue, and tries them on a MoEDeployment of its own. Then it takes the spec back to where it began.
+// tryFields takes fields from the queue, and tries them on one separate MoEDeployment. Then it restores the first spec,
+// and checks that the state is the first one.
 func tryFields(t *testing.T, namespace string, in situation, root schema, queue <-chan field, without func(field)) {
 	object, err := create(t.Context(), namespace, in)
 	if err != nil {
@@ -324,14 +329,14 @@ func tryFields(t *testing.T, namespace string, in situation, root schema, queue 
 		return
 	}
 	if diff := otherEnd(base, end); diff != "" {
-		t.Errorf("%s: back at the first spec, another state (-first +last):\n%s", in.name, diff)
+		t.Errorf("%s: state differs after the first spec is restored (-first +last):\n%s", in.name, diff)
 	}
 }
 
-// maxCandidates bounds how many values of a field are tried in one situation.
+// maxCandidates is the maximum number of values of a field that are tried in one situation.
 const maxCandidates = 3
 
-// hasEffect changes a field alone, to one value after the other, until something else follows than from the first spec.
+// hasEffect changes one field to one value after the other, and reports whether a value changes the resulting state.
 func hasEffect(ctx context.Context, object *unstructured.Unstructured, base map[string]string, root schema, start spec, f field) (bool, error) {
 	tried := 0
 	for _, value := range f.candidates(start.get(f.path)) {
@@ -360,30 +365,31 @@ func hasEffect(ctx context.Context, object *unstructured.Unstructured, base map[
 	return false, nil
 }
 
-// faultNamed is an error where something needs a human, and no condition names the field that is at fault.
+// faultNamed returns an error if an object is stalled and the condition does not name the invalid field.
 func faultNamed(ctx context.Context, object client.Object) error {
 	live := &unstructured.Unstructured{}
 	live.SetGroupVersionKind(object.GetObjectKind().GroupVersionKind())
 	if err := api.Get(ctx, client.ObjectKeyFromObject(object), live); err != nil {
 		return err
 	}
-	var told struct {
+	var reported struct {
 		Status struct {
 			Conditions []metav1.Condition `json:"conditions"`
 		} `json:"status"`
 	}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, &told); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, &reported); err != nil {
 		return err
 	}
-	stalled := meta.FindStatusCondition(told.Status.Conditions, semmoev1.ConditionStalled)
+	stalled := meta.FindStatusCondition(reported.Status.Conditions, semmoev1.ConditionStalled)
 	if stalled == nil || stalled.Status == metav1.ConditionTrue && !strings.Contains(stalled.Message, "spec.") {
-		return fmt.Errorf("condition Stalled names no field: %+v", stalled)
+		return fmt.Errorf("condition Stalled is missing or names no field: %+v", stalled)
 	}
 	return nil
 }
 
-// checkWalks takes specs at random through changes, valid and invalid, one before or after the other has had its effects; then to a
-// fixed spec, where everything must be as if it had been so from the beginning.
+// checkWalks applies random valid and invalid changes to specs, some of them before the previous change has had its
+// effects. Then it applies a fixed spec, and checks that the state equals that of an object which was created with the
+// fixed spec.
 func checkWalks(t *testing.T, root schema, fields []field) {
 	last := situations[0]
 	object, err := create(t.Context(), newNamespace(t), last)
@@ -406,14 +412,14 @@ func checkWalks(t *testing.T, root schema, fields []field) {
 			if err != nil {
 				t.Errorf("walk %d:%s\n%v", i, path, err)
 			} else if diff := otherEnd(reference, end); diff != "" {
-				t.Errorf("walk %d ends elsewhere than it would have without the way (-without +with):%s\n%s", i, path, diff)
+				t.Errorf("walk %d: final state depends on earlier specs (-without +with):%s\n%s", i, path, diff)
 			}
 		})
 	}
 	all.Wait()
 }
 
-// walk walks, and returns the way in words, and the state at its end.
+// walk applies random changes, and returns a description of the changes and the final state.
 func walk(t *testing.T, random *rand.Rand, namespace string, root schema, fields []field, last situation) (string, map[string]string, error) {
 	first := situations[random.IntN(len(situations))]
 	at, way := specOf(first.spec), "\n  "+first.name
@@ -442,9 +448,9 @@ func walk(t *testing.T, random *rand.Rand, namespace string, root schema, fields
 		}
 		at = next
 		if random.IntN(3) > 0 {
-			continue // before anything follows from it
+			continue // the next change comes before the effects of this one
 		}
-		way += ", and what follows from it"
+		way += ", settled"
 		if _, err := settled(t.Context(), changed); err != nil {
 			return way, nil, err
 		}
@@ -460,7 +466,7 @@ func walk(t *testing.T, random *rand.Rand, namespace string, root schema, fields
 	return way, end, err
 }
 
-// checkQuiet holds that no reconciliation has panicked, and that none goes on although nothing changes.
+// checkQuiet checks that no reconciliation panicked, and that reconciliations end when nothing changes.
 func checkQuiet(t *testing.T) {
 	const during = 5 * time.Second
 	before := counter(t, "controller_runtime_reconcile_total")
@@ -470,9 +476,9 @@ func checkQuiet(t *testing.T) {
 	if err := seen.List(t.Context(), &list); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%.0f reconciliations in all; %.0f in %v at the end, of %d MoEDeployments", before, again, during, len(list.Items))
+	t.Logf("%.0f reconciliations in total; %.0f in %v at the end, with %d MoEDeployments", before, again, during, len(list.Items))
 	if limit := float64(3 * len(list.Items)); again > limit {
-		t.Errorf("%.0f reconciliations in %v although nothing changes, want at most %.0f", again, during, limit)
+		t.Errorf("%.0f reconciliations in %v without a change, want at most %.0f", again, during, limit)
 	}
 	if panics := counter(t, "controller_runtime_reconcile_panics_total"); panics > 0 {
 		t.Errorf("%.0f reconciliations panicked", panics)

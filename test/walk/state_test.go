@@ -27,7 +27,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// kinds are those that the operator writes, or that follow from what it writes.
+// kinds returns the kinds that the operator writes, and those that other controllers create for them.
 func kinds() []client.ObjectList {
 	return []client.ObjectList{
 		&semmoev1.MoEDeploymentList{}, &semmoev1.AffinityProfileList{}, &semmoev1.PlacementPlanList{},
@@ -36,11 +36,11 @@ func kinds() []client.ObjectList {
 	}
 }
 
-// objectOf is an empty object of a list's kind.
+// objectOf returns an empty object of the kind of a list.
 func objectOf(list client.ObjectList) client.Object {
 	gvk, err := apiutil.GVKForObject(list, api.Scheme())
 	if err != nil {
-		panic(err) // a kind of the list above
+		panic(err) // the scheme has all kinds in the list above
 	}
 	gvk.Kind = strings.TrimSuffix(gvk.Kind, "List")
 	object, err := api.Scheme().New(gvk)
@@ -50,19 +50,19 @@ func objectOf(list client.ObjectList) client.Object {
 	return object.(client.Object)
 }
 
-// state is what is in a namespace, without what differs between two runs.
+// state is the content of a namespace, without values that differ between two runs.
 type state struct {
-	// exact holds each object's essence by its kind and name.
+	// exact contains the essence of each object by its kind and name.
 	exact map[string]string
-	// pending is why it may yet change by itself; nil where nothing is under way.
+	// pending is the reason why the state may still change without a user; nil if it is final.
 	pending error
-	// waits tells that everything that is pending waits for something else.
+	// waits is true if all pending objects wait for another object.
 	waits bool
-	// generation is the subject's.
+	// generation is the generation of the subject.
 	generation int64
 }
 
-// stateOf reads the state of an object's namespace.
+// stateOf returns the state of the namespace of an object.
 func stateOf(ctx context.Context, subject client.Object) (state, error) {
 	s, namespace := state{exact: map[string]string{}}, subject.GetNamespace()
 	owners := map[types.UID]bool{}
@@ -101,7 +101,7 @@ func stateOf(ctx context.Context, subject client.Object) (state, error) {
 			return s, err
 		}
 		if object.GetUID() == subject.GetUID() {
-			delete(fields, "spec") // it is what was asked for; what follows is in question
+			delete(fields, "spec") // the spec is the input; the state is its result
 		}
 		if s.exact[name], err = essence(object, fields, namespace); err != nil {
 			return s, err
@@ -111,23 +111,24 @@ func stateOf(ctx context.Context, subject client.Object) (state, error) {
 	return s, nil
 }
 
-// errWaits says that an object waits for another one, which may or may not come.
-var errWaits = errors.New("it waits")
+// errWaits reports that an object waits for another object, which may never be created.
+var errWaits = errors.New("waiting")
 
-// errNotObserved says that the routers, which tell it, have not been asked since the last change: they are once a minute.
-var errNotObserved = errors.New("nothing is observed of it yet")
+// errNotObserved reports that the controller has not read the routers since the last change. It reads them once a
+// minute.
+var errNotObserved = errors.New("not observed yet")
 
-// unfinished is why an object is about to change by itself.
+// unfinished returns the reason why an object may still change without a user; nil if it is final.
 func unfinished(object client.Object, owners map[types.UID]bool) error {
 	if object.GetDeletionTimestamp() != nil {
-		return errors.New("it is being deleted")
+		return errors.New("being deleted")
 	}
 	owner := metav1.GetControllerOf(object)
 	switch {
 	case owner != nil && owner.Kind != "ReplicaSet" && !owners[owner.UID]:
-		return errors.New("its owner is gone, and it will follow")
+		return errors.New("owner deleted, garbage collection pending")
 	case owner == nil && object.GetLabels()[semmoev1.LabelComponent] != "":
-		return errors.New("nobody owns it")
+		return errors.New("no owner")
 	}
 	switch o := object.(type) {
 	case *semmoev1.MoEDeployment:
@@ -154,13 +155,13 @@ func unfinished(object client.Object, owners map[types.UID]bool) error {
 	return nil
 }
 
-// unplanned tells that a plan may be about to come, or to be rolled out.
+// unplanned returns an error if a plan may still be created or rolled out.
 func unplanned(moed *semmoev1.MoEDeployment) error {
 	if moed.Spec.Profiling == nil || moed.Spec.Reconciliation == semmoev1.ReconciliationPaused || meta.IsStatusConditionTrue(moed.Status.Conditions, semmoev1.ConditionDegraded) {
 		return nil
 	}
 	if !meta.IsStatusConditionTrue(moed.Status.Conditions, semmoev1.ConditionPlanned) {
-		return fmt.Errorf("%w: it has no plan", errWaits)
+		return fmt.Errorf("%w: no plan", errWaits)
 	}
 	rolled := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionRolledOut)
 	if rolled != nil && slices.Contains([]string{"CanaryStarting", "Promoting"}, rolled.Reason) {
@@ -172,7 +173,7 @@ func unplanned(moed *semmoev1.MoEDeployment) error {
 	return nil
 }
 
-// inProgress tells that an object of ours is at work, and knows nothing that is wrong.
+// inProgress returns an error if the operator is still processing an object, and the object is not degraded.
 func inProgress(generation, observed int64, conditions []metav1.Condition) error {
 	if observed != generation {
 		return fmt.Errorf("generation %d is not observed", generation)
@@ -182,19 +183,20 @@ func inProgress(generation, observed int64, conditions []metav1.Condition) error
 		if progressing != nil && (progressing.Reason == "Canary" || strings.HasPrefix(progressing.Reason, "WaitingFor") && progressing.Reason != "WaitingForReplicas") {
 			return fmt.Errorf("%w: %s", errWaits, progressing.Message)
 		}
-		return fmt.Errorf("it is progressing: %+v", progressing)
+		return fmt.Errorf("progressing: %+v", progressing)
 	}
 	return nil
 }
 
-// essence is an object, given also as fields, without times, versions, identities, and what the cluster assigns.
+// essence returns the text of an object without times, versions, identities, and values that the cluster assigns.
+// fields is the same object in unstructured form.
 func essence(object client.Object, fields map[string]any, namespace string) (string, error) {
 	annotations := map[string]string{}
 	maps.Copy(annotations, object.GetAnnotations())
-	delete(annotations, semmoev1.AnnotationEngineRelease) // the time of the first pod that answers decides when it is written
+	delete(annotations, semmoev1.AnnotationEngineRelease) // written when the first pod answers, at any time
 	delete(annotations, "deployment.kubernetes.io/revision")
 	delete(annotations, poked)
-	delete(annotations, semmoev1.AnnotationProven) // the time of a trial, which some ways have
+	delete(annotations, semmoev1.AnnotationProven) // the time of a trial, which only some walks have
 	status := map[string]any{}
 	if strings.HasPrefix(fmt.Sprintf("%T", object), "*v1alpha1.") {
 		status, _ = fields["status"].(map[string]any)
@@ -211,7 +213,7 @@ func essence(object client.Object, fields map[string]any, namespace string) (str
 	return generations.ReplaceAllString(strings.ReplaceAll(string(text), namespace, "NAMESPACE"), "Generation N"), err
 }
 
-// nested is the object at a path.
+// nested returns the object at a path.
 func nested(fields map[string]any, path ...string) (map[string]any, bool) {
 	object := fields
 	for _, name := range path {
@@ -224,10 +226,10 @@ func nested(fields map[string]any, path ...string) (map[string]any, bool) {
 	return object, true
 }
 
-// generations are told in messages.
+// generations matches generations in messages.
 var generations = regexp.MustCompile(`Generation \d+`)
 
-// assigned are fields that the cluster gives.
+// assigned contains the fields that the cluster assigns.
 var assigned = map[string]bool{
 	"observedGeneration": true, "clusterIP": true, "clusterIPs": true, "ipFamilies": true, "controller-uid": true, "batch.kubernetes.io/controller-uid": true,
 }
@@ -256,10 +258,10 @@ func withoutAssigned(value any) any {
 	return value
 }
 
-// hashes are digests and what is derived from them. They change with every input: that is no effect.
+// hashes matches digests and names that contain them. They change with every input, so a changed hash is not an effect.
 var hashes = regexp.MustCompile(`\b[0-9a-f]{8,64}\b`)
 
-// effects is a state without hashes.
+// effects returns a state with its hashes masked.
 func effects(exact map[string]string) map[string]string {
 	blurred := map[string]string{}
 	for name, text := range exact {
@@ -268,23 +270,24 @@ func effects(exact map[string]string) map[string]string {
 	return blurred
 }
 
-// poke has an object reconciled.
+// poke triggers a reconciliation of an object.
 func poke(ctx context.Context, object client.Object) error {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, poked, time.Now())
 	return api.Patch(ctx, object.DeepCopyObject().(client.Object), client.RawPatch(types.MergePatchType, patch))
 }
 
-// poked is an annotation of these tests' own.
+// poked is an annotation that only these tests write.
 const poked = "walk/poked"
 
 const (
-	// stable is how long a state without anything under way must last to count as the end, waiting how long one in which objects
-	// wait for what may have to be done by a user.
+	// stable is the time for which a state without pending objects must not change to be final. waiting is this time for a
+	// state in which all pending objects wait, possibly for a user.
 	stable, waiting = 700 * time.Millisecond, 10 * time.Second
 	patience        = 2 * time.Minute
 )
 
-// settled waits until a namespace does not change any more after an object has got its generation, and returns its state.
+// settled waits until the namespace of an object no longer changes for the current generation of the object, and
+// returns its state.
 func settled(ctx context.Context, object client.Object) (map[string]string, error) {
 	namespace, generation := object.GetNamespace(), object.GetGeneration()
 	ctx, cancel := context.WithTimeout(ctx, patience)

@@ -4,7 +4,7 @@ import (
 	"strings"
 )
 
-// coreValues are sensible values of Kubernetes' own types, of maps, and of lists of objects.
+// coreValues contains valid values of Kubernetes types, of maps, and of lists of objects.
 var coreValues = map[string][]any{
 	"VolumeSource": {
 		map[string]any{"hostPath": map[string]any{"path": "/srv/other"}},
@@ -31,17 +31,18 @@ var coreValues = map[string][]any{
 	"Time":        {"2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z"},
 	"[]EnvVar": {
 		[]any{map[string]any{"name": "OTHER", "value": "1"}},
-		[]any{map[string]any{"name": "POD_IP", "value": "127.0.0.1"}}, // the operator's: to be named by a condition
+		[]any{map[string]any{"name": "POD_IP", "value": "127.0.0.1"}}, // reserved for the operator: a condition must name it
 	},
 }
 
-// largest bounds the numbers that are tried: a thousand replicas show no more than three do.
+// largest is the maximum of the numbers that are tried. Large numbers, such as of replicas, show no further effect.
 const largest = 1 << 20
 
-// digestPattern is that of fields with a sha256.
+// digestPattern is the pattern of fields with a SHA-256 digest.
 const digestPattern = "^[0-9a-f]{64}$"
 
-// candidates are values to try in place of the present one, which may be nil; the API server may refuse some of them.
+// candidates returns values to try instead of the present value, which may be nil. The API server may refuse some of
+// them.
 func (f field) candidates(present any) []any {
 	if f.core != "" {
 		return coreValues[f.core]
@@ -96,7 +97,7 @@ func (f field) numbers(present any) []any {
 	return numbers
 }
 
-// invalid are values that the schema itself forbids.
+// invalid returns values that the schema forbids.
 func (f field) invalid() []any {
 	s := f.schema
 	if f.core != "" || s.Type == "array" {

@@ -33,17 +33,17 @@ import (
 )
 
 var (
-	full  = flag.Bool("full", false, "try every field in every situation that it may need, and walk further; a seeded few are tried otherwise")
-	walks = flag.Int("walks", 0, "random walks over specs; 0 means 1, or 4 in full")
-	steps = flag.Int("steps", 0, "changes of the spec in each walk; 0 means 4, or 6 in full")
-	only  = flag.String("fields", "", "try only fields whose path matches this regular expression")
-	seed  = flag.Uint64("seed", 1, "of the walks, and of the fields that are tried")
+	full  = flag.Bool("full", false, "try every field in every situation until it has an effect, with longer walks; by default a random sample of fields is tried")
+	walks = flag.Int("walks", 0, "number of random walks over specs; 0 means 1, or 4 with -full")
+	steps = flag.Int("steps", 0, "number of changes of the spec in each walk; 0 means 4, or 6 with -full")
+	only  = flag.String("fields", "", "regular expression that matches the paths of the fields to try")
+	seed  = flag.Uint64("seed", 1, "random seed of the walks and of the sample of fields")
 
 	repository string
 	cluster    *nodeless.Cluster
 	agent      *nodeless.Agent
 	prometheus *httptest.Server
-	// api writes and reads; seen reads from a cache, since states are read very often.
+	// api reads from and writes to the API server; seen reads from a cache, because states are read very often.
 	api  client.Client
 	seen cache.Cache
 )
@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// orDefault is a number that was given, or else one for the few or for the full form.
+// orDefault returns the given number if it is positive, else the default with or without -full.
 func orDefault(given, few, inFull int) int {
 	switch {
 	case given > 0:
@@ -95,7 +95,7 @@ func run(m *testing.M) (code int, err error) {
 	}
 	prometheus = httptest.NewServer(http.HandlerFunc(answerQuery))
 	defer prometheus.Close()
-	go seen.Start(ctx) //nolint:errcheck // what does not start fails every read
+	go seen.Start(ctx) //nolint:errcheck // if the cache does not start, every read fails
 	for _, list := range kinds() {
 		if _, err := seen.GetInformer(ctx, objectOf(list)); err != nil {
 			return 1, err
@@ -104,7 +104,8 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// answerQuery answers as Prometheus does where the expression "lar" yields a series without any number, and others yield none.
+// answerQuery answers queries like Prometheus: the expression "lar" has a series whose values are NaN, and other
+// expressions have none.
 func answerQuery(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/api/v1/query_range" {
 		http.NotFound(w, r)
@@ -117,17 +118,18 @@ func answerQuery(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"status":"success","data":{"resultType":"matrix","result":[%s]}}`, series)
 }
 
-// nameServer has a spec ask the server of this package.
+// nameServer sets the Prometheus address of a spec to the server of this package.
 func nameServer(_ context.Context, _ string, s spec) error {
 	source, found := nested(s, "drift", "prometheus")
 	if !found {
-		return errors.New("the spec asks no Prometheus")
+		return errors.New("the spec has no spec.drift.prometheus")
 	}
 	source["address"] = prometheus.URL
 	return nil
 }
 
-// logFile is where the manager logs to: nowhere, unless WALK_LOG names a file.
+// logFile returns the log file of the manager, which the environment variable WALK_LOG names. Without WALK_LOG logs are
+// discarded.
 func logFile() *os.File {
 	name := os.Getenv("WALK_LOG")
 	if name == "" {
@@ -141,7 +143,7 @@ func logFile() *os.File {
 	return file
 }
 
-// startManager runs the controllers for all namespaces, and the agent, until the test ends.
+// startManager runs the agent, and the controllers for all namespaces, until the test ends.
 func startManager(t *testing.T) {
 	t.Helper()
 	store := cluster.Run(t)
@@ -165,7 +167,8 @@ func startController(t *testing.T, store *access.Access) {
 	runUntilEnd(t, manager.Start)
 }
 
-// runUntilEnd runs what works until its context ends, which it does with the test.
+// runUntilEnd runs a function until the test ends, and then cancels its context. An error of the function fails the
+// test.
 func runUntilEnd(t *testing.T, f func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -181,7 +184,8 @@ func runUntilEnd(t *testing.T, f func(context.Context) error) {
 
 var namespaces atomic.Int32
 
-// newNamespace makes a namespace. Where that fails it says so, and so will everything that is done there: any goroutine may call it.
+// newNamespace creates a namespace. A failure is reported, but does not end the test, so that any goroutine may call
+// it: all later requests in the namespace fail too.
 func newNamespace(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprintf("walk-%d", namespaces.Add(1))
@@ -191,7 +195,7 @@ func newNamespace(t *testing.T) string {
 	return name
 }
 
-// objectNamed is an object of ours with a spec.
+// objectNamed returns an object of the operator's kinds with a spec.
 func objectNamed(kind, namespace, name string, s spec) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any(s.clone())}}
 	u.SetGroupVersionKind(semmoev1.GroupVersion.WithKind(kind))
@@ -200,7 +204,8 @@ func objectNamed(kind, namespace, name string, s spec) *unstructured.Unstructure
 	return u
 }
 
-// replace gives an object another spec, and returns it as it is then. The error is the API server's refusal.
+// replace replaces the spec of an object, and returns the updated object. It returns an error if the API server refuses
+// the spec.
 func replace(ctx context.Context, object *unstructured.Unstructured, s spec, options ...client.PatchOption) (*unstructured.Unstructured, error) {
 	patch, err := json.Marshal([]any{map[string]any{"op": "replace", "path": "/spec", "value": s}})
 	if err != nil {
@@ -210,7 +215,7 @@ func replace(ctx context.Context, object *unstructured.Unstructured, s spec, opt
 	return next, api.Patch(ctx, next, client.RawPatch(types.JSONPatchType, patch), options...)
 }
 
-// counter sums a counter of the manager over all controllers.
+// counter returns the sum of a counter of the manager over all controllers.
 func counter(t *testing.T, name string) float64 {
 	t.Helper()
 	families, err := metrics.Registry.Gather()

@@ -102,7 +102,7 @@ func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployme
 }
 
 // lastServiceTaken returns the last reported state of a Service that cannot be read now. A Service that belonged to
-// another owner keeps that report: otherwise each read error would set Ready to True for a moment.
+// another owner keeps that report, because each read error would set Ready to True for a moment.
 func lastServiceTaken(moed *semmoev1.MoEDeployment) string {
 	if moed.Status.Endpoint != "" {
 		return ""

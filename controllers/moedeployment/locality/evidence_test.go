@@ -30,6 +30,6 @@ func TestEvidenceOf(t *testing.T) {
 		}
 	}
 	if got := EvidenceOf([]lar.Report{a, b}, "ef", moedtest.Start, time.Hour); !got.Newest.IsZero() || got.Answered != 2 {
-		t.Errorf("evidence of a layout that nobody serves: %+v", got)
+		t.Errorf("evidence of a layout that no pod serves: %+v", got)
 	}
 }

@@ -25,7 +25,7 @@ type routerNetwork map[string]string
 func (n routerNetwork) RoundTrip(request *http.Request) (*http.Response, error) {
 	text, known := n[request.URL.Host]
 	if !known || request.URL.Path != "/v1/observations" {
-		return nil, errors.New("nobody listens")
+		return nil, errors.New("connection refused")
 	}
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text))}, nil
 }

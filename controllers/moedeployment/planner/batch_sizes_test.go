@@ -31,7 +31,7 @@ func (s *story) reconcileBatches() Planning {
 	return p
 }
 
-// A plan keeps the batch sizes that engines reported when it was created. Other sizes alone cause no other plan, and a
+// A plan keeps the batch sizes that engines reported when it was created. A change of only the sizes causes no other plan, and a
 // size in the spec takes precedence.
 func TestPlanKeepsItsBatchSizes(t *testing.T) {
 	for name, tc := range map[string]struct {

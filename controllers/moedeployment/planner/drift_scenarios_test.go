@@ -262,8 +262,8 @@ func TestNoReplanOfADeletedProfile(t *testing.T) {
 	}
 }
 
-// The tables in use stay with the serving layout while another layout is wanted and does not serve yet, whatever the
-// result.
+// The tables in use stay with the serving layout while another layout is desired and does not serve yet, regardless
+// of the result.
 func TestTablesStayWithWhatServes(t *testing.T) {
 	s := newStory(t)
 	s.inService()

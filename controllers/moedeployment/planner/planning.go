@@ -60,7 +60,7 @@ type Planning struct {
 	TablesHold desired.Finding
 	// TablesSince is when routers were last switched to other tables or back; zero if never.
 	TablesSince time.Time
-	// PinnedTables is the pinned plan if it contains new tables for an existing layout; nil otherwise.
+	// PinnedTables is the pinned plan if it contains new tables for an existing layout, else nil.
 	PinnedTables *semmoev1.PlacementPlan
 	// Named are the plans whose tables routers are configured to use. InUse are the candidates for the tables used so
 	// far.
@@ -552,7 +552,7 @@ func promiseText(plan *semmoev1.PlacementPlan) string {
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain && f.Reason != "":
 		text += "; " + f.Reason
-	case f.LayerNanos > f.BaselineLayerNanos: // the rates alone do not explain the verdict
+	case f.LayerNanos > f.BaselineLayerNanos: // the rates do not explain the verdict
 		text += fmt.Sprintf("; a layer takes %.1f µs versus %.1f µs", float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
 	}
 	return text

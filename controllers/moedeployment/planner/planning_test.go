@@ -224,7 +224,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"plan in service needs no outputs":            {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(fresh), "r1"), want: byMap(fresh)},
 		"no replica left to produce them":             {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingBaselineOutputs"},
 		"weights requested":                           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
-		"the map changes outputs":                     {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "because outputs change with the engine's expert map: told"},
+		"the map changes outputs":                     {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "because outputs change with the engine's expert map: reported"},
 		"the map changes outputs, in service":         {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "outputs change"},
 		"on a canary without replicas":                {wanted: fresh, answers: answers{Missing: "soon"}, workloads: append(inService(nil, "r1"), trial(inService(byMap(fresh), revision(byMap(fresh)))[0])), want: byMap(fresh), try: true},
 		"changed outputs with another image":          {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
@@ -268,7 +268,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 				c.report = *tc.report
 			}
 			for _, r := range tc.changed {
-				c.changed[r] = "told"
+				c.changed[r] = "reported"
 			}
 			got, candidate, hold := c.chooseLayout()
 			if tc.try && got == nil {
@@ -367,7 +367,7 @@ func TestOutdated(t *testing.T) {
 	}
 }
 
-// Plans that a workload references are kept, whatever the spec requests: deleting one would remove the ConfigMap of
+// Plans that a workload references are kept, regardless of the spec: deleting one would remove the ConfigMap of
 // pods.
 func TestObsolete(t *testing.T) {
 	used, wanted, gone := moedtest.PlanOf("used", "aa", nil), moedtest.PlanOf("wanted", "bb", nil), moedtest.PlanOf("gone", "cc", nil)

@@ -316,7 +316,7 @@ func TestReplanObjects(t *testing.T) {
 	}
 }
 
-// A pin is rejected if the plan does not fit, and used otherwise.
+// A pin is used if the plan fits, and else rejected.
 func TestPinFault(t *testing.T) {
 	pin := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"} })
 	for name, tc := range map[string]struct {
@@ -367,13 +367,13 @@ func TestReplansAreRemembered(t *testing.T) {
 	p.Lineage.plans = plans[4:5]
 	obsolete := obsoletePlans(moed, plans, p, nil, now)
 	if len(obsolete) != 1 || obsolete[0].Name != "old" {
-		t.Errorf("obsolete are %d plans, want old alone", len(obsolete))
+		t.Errorf("%d plans are obsolete, want only old", len(obsolete))
 	}
 	profiles := []*semmoev1.AffinityProfile{
 		moedtest.ProfiledBy("p", "r", old), moedtest.ProfiledBy("of-named", "r", old, ofBase("base")), moedtest.ProfiledBy("of-old", "r", old, ofBase("base")), moedtest.ProfiledBy("new", "r", young, ofBase("base")),
 	}
 	if left := obsoleteProfiles(profiles, p, without(plans, obsolete), now); len(left) != 1 || left[0].Name != "of-old" {
-		t.Errorf("obsolete are %d profiles, want of-old alone", len(left))
+		t.Errorf("%d profiles are obsolete, want only of-old", len(left))
 	}
 }
 

@@ -42,7 +42,7 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: AnswersName(moed, report.ModelDigest)}},
 	}})
 	launched, ranks := Launch(moed), 1
-	if launched.AttentionDP { // otherwise requests have no rank
+	if launched.AttentionDP { // without attention DP requests have no rank
 		ranks = int(launched.Ranks)
 	}
 	template.Spec.InitContainers = append(template.Spec.InitContainers, corev1.Container{

@@ -265,7 +265,7 @@ func TestRecreatedCanaryIsRolledBack(t *testing.T) {
 	w := groupSet(often)
 	trial := rollout.Trial{Now: moedtest.Start.Add(6 * time.Minute), Canary: 1, Replicas: []rollout.Replica{fresh}}
 	if decision := rollout.Judge(trial); decision.Step != rollout.StepCanary {
-		t.Errorf("by its pods alone: %+v", decision)
+		t.Errorf("with only its pods: %+v", decision)
 	}
 	trial.Replicas[0] = withRecreations(fresh, recreationsOf(w))
 	if decision := rollout.Judge(trial); decision.Step != rollout.StepRollBack || decision.Reason != "CanaryCrashing" {

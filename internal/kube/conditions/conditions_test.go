@@ -18,7 +18,7 @@ func TestFaults(t *testing.T) {
 	}{
 		"none":   {nil, False("AsExpected", "No problem is known"), False("NotStalled", "No user action is required")},
 		"passes": {&Fault{"Away", "is asked again", false}, True("Away", "is asked again"), False("NotStalled", "No user action is required")},
-		"stalls": {&Fault{"Broken", "mend it", true}, True("Broken", "mend it"), True("Broken", "mend it")},
+		"stalls": {&Fault{"Broken", "fix it", true}, True("Broken", "fix it"), True("Broken", "fix it")},
 	} {
 		if got := Degraded(tc.fault); got != tc.degraded {
 			t.Errorf("%s: degraded %+v", name, got)

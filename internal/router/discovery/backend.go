@@ -209,8 +209,8 @@ func rankAddresses(pod *corev1.Pod, port, ranks int) (addresses []string, pinned
 		activePorts[port] = true
 	}
 	isActive := func(port int) bool { return !limited || activePorts[port] }
-	text, told := pod.Annotations[semmoev1.AnnotationRankPorts]
-	if !told {
+	text, found := pod.Annotations[semmoev1.AnnotationRankPorts]
+	if !found {
 		return nil, ranks, isActive(port)
 	}
 	if !fit(text, ranks) {

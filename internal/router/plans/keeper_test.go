@@ -254,7 +254,7 @@ func TestDamagedPlans(t *testing.T) {
 				t.Errorf("%s was not fetched anew: %v", name, err)
 			}
 			if got := entries(t, dir); len(got) != 1 {
-				t.Errorf("%v lie on disk, want the plan alone", got)
+				t.Errorf("files on disk = %v, want only the plan", got)
 			}
 		})
 	}
@@ -284,7 +284,7 @@ func TestPlansComeAndGo(t *testing.T) {
 	k.Want(old)
 	eventually(t, "the old plan is used again", func() bool { return k.scores(first) })
 	if got := entries(t, parent); len(got) != 1 {
-		t.Errorf("%v lie beside the plans", got)
+		t.Errorf("files next to the plans = %v", got)
 	}
 }
 
@@ -374,7 +374,7 @@ func TestSwapsTables(t *testing.T) {
 	eventually(t, "the plan's own tables are used", func() bool { return k.uses(p, p) && k.best(p) == own })
 	k.stop()
 	if got := entries(t, filepath.Dir(dir)); len(got) != 1 {
-		t.Errorf("%v is kept beside the plans", got)
+		t.Errorf("%v is kept next to the plans", got)
 	}
 }
 

@@ -40,7 +40,7 @@ var (
 	savedMetric       = describe("semmoe_saved_bytes_per_second", "Estimated bytes that ranks need not exchange because more activations are local than an even spread has, over the last two minutes.")
 	eligibleMetric    = describe("semmoe_sample_eligible_requests_total", "Answered requests that could be sampled.")
 	sampledMetric     = describe("semmoe_sampled_requests_total", "Answered requests that were sampled.")
-	streamedMetric    = describe("semmoe_sample_streamed_requests_total", "Answered requests that could not be sampled because the engine does not tell the experts of streams.")
+	streamedMetric    = describe("semmoe_sample_streamed_requests_total", "Answered requests that could not be sampled because the engine does not report the routed experts of streams.")
 	longMetric        = describe("semmoe_sample_long_requests_total", "Answered requests that are not sampled because they are so long that their routed experts would take too much memory.")
 	costMetric        = describe("semmoe_capture_cost_ratio", "Time per token of sampled requests over that of others on the same pods, in the last hour; NaN with fewer than 100 of either.")
 	costErrorMetric   = describe("semmoe_capture_cost_ratio_standard_error", "Standard error of semmoe_capture_cost_ratio.")

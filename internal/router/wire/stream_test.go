@@ -26,17 +26,17 @@ func TestEvents(t *testing.T) {
 		random := rand.New(rand.NewPCG(1, 1))
 		for range 50 {
 			var e Events
-			told := 0
+			count := 0
 			for rest := text; rest != ""; {
 				n := 1 + random.IntN(len(rest))
 				before := e.N
 				if e.Add([]byte(rest[:n])) {
-					told += e.N - before
+					count += e.N - before
 				}
 				rest = rest[n:]
 			}
-			if e.N != want || told != want {
-				t.Fatalf("%q has %d events, %d of them reported; want %d", text, e.N, told, want)
+			if e.N != want || count != want {
+				t.Fatalf("%q has %d events, %d of them reported; want %d", text, e.N, count, want)
 			}
 		}
 	}

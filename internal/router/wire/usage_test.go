@@ -8,7 +8,7 @@ import (
 
 // TestUsage checks that the token counts are read from every path that engines use, and that the last event counts.
 func TestUsage(t *testing.T) {
-	var told Usage
+	var usage Usage
 	for _, tc := range []struct {
 		data string
 		want Usage
@@ -20,8 +20,8 @@ func TestUsage(t *testing.T) {
 		{`[DONE]`, Usage{3, 2, []int32{1, 2}, new(3)}},
 		{`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, Usage{7, 2, nil, nil}},
 	} {
-		told.Read([]byte(tc.data))
-		if diff := cmp.Diff(tc.want, told); diff != "" {
+		usage.Read([]byte(tc.data))
+		if diff := cmp.Diff(tc.want, usage); diff != "" {
 			t.Errorf("after %s (-want +got):\n%s", tc.data, diff)
 		}
 	}

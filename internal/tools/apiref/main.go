@@ -15,7 +15,7 @@ const header = `# API reference
 
 <!-- Generated from config/crd by make generate: change the comments of api/v1alpha1. -->
 
-Every field of the three kinds of ` + "`semmoe.io/v1alpha1`" + `, as ` + "`kubectl explain`" + ` tells it too. [Serving](serving.md),
+Every field of the three kinds of ` + "`semmoe.io/v1alpha1`" + `, as ` + "`kubectl explain`" + ` shows it. [Serving](serving.md),
 [profiling](profiling.md) and [planning](planning.md) say what to do with them. A field in bold is required where its parent is given.
 Fields of embedded Kubernetes types (volumes, pod templates and the like) are those of Kubernetes, and not listed.
 `

@@ -7,7 +7,7 @@ type Attention struct {
 	// Line is a function of floating-point operations.
 	Line
 	// RowFlops is the cost of each row of scores in addition to its products, in equivalent operations: the softmax,
-	// and the causally masked part of tiles that a kernel computes. It is 0 if operations alone explain the time.
+	// and the causally masked part of tiles that a kernel computes. It is 0 if the operations explain the whole time.
 	RowFlops float64 `json:"row_flops,omitempty"`
 	Fit      Fit     `json:"fit"`
 }

@@ -123,7 +123,7 @@ func TestCalibrationRefuses(t *testing.T) {
 	}
 }
 
-// Times that are all the same tell no rate, whatever their sums round to.
+// TestConstantTimesHaveNoRate checks that equal times result in no rate, regardless of the rounding of their sums.
 func TestConstantTimesHaveNoRate(t *testing.T) {
 	for us := 1.0; us < 1e5; us *= 1.07 {
 		var points []exchanged

@@ -146,12 +146,12 @@ func fitOf[P measurement[P], M timed[P]](points []P, model M, held []float64) Fi
 // heldOut returns the absolute relative errors on each fifth of the measurements, with the model fitted to the others.
 // The fifths are assigned round-robin by size, so that each has small and large measurements.
 func heldOut[P measurement[P], M timed[P]](points []P, fit fitter[P, M]) []float64 {
-	dealt := slices.Clone(points)
-	slices.SortStableFunc(dealt, func(a, b P) int { return a.compare(b) })
+	sorted := slices.Clone(points)
+	slices.SortStableFunc(sorted, func(a, b P) int { return a.compare(b) })
 	var errors []float64
 	for fold := range folds {
 		var seen, held []P
-		for i, p := range dealt {
+		for i, p := range sorted {
 			if i%folds == fold {
 				held = append(held, p)
 			} else {

@@ -84,7 +84,7 @@ func twoLines(points []exchanged) (*Exchange, bool) {
 		small, ok := leastLine(sorted[:cut])
 		large, also := leastLine(sorted[cut:])
 		if !ok || !also || large.Start <= small.Start || large.PerMicrosecond <= small.PerMicrosecond {
-			continue // otherwise one line is below the other everywhere, or small exchanges have the higher rate
+			continue // one line is below the other everywhere, or small exchanges have the higher rate
 		}
 		e := &Exchange{Line: small, Large: &large}
 		if sum := squares(points, e); sum < least {

@@ -65,7 +65,7 @@ func TestBuiltInProfileIsFitted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Other processors may round otherwise.
+	// Other processors may round differently.
 	if diff := cmp.Diff(want, got, cmpopts.EquateApprox(1e-6, 1e-4)); diff != "" {
 		t.Errorf("the profile (+) is not what its measurements lead to (-): go generate ./solver/cost/hardware\n%s", diff)
 	}

@@ -22,7 +22,7 @@ func TestMessagesByHand(t *testing.T) {
 		rankDedup:  {Node: Flow{2, 1, 1, 6}, Network: Flow{3, 2, 1, 24}},
 		// 0 goes to nodes 1 and 2 by ranks 2 and 4, 2 to node 0 by rank 0.
 		nodeDedup: {Network: Flow{3, 2, 1, 24}},
-		// Beside those 0→1 and 2→3 within nodes, and 2→3, 4→5 onwards: the pair 2→3 has two.
+		// In addition to nodeDedup: 0→1 and 2→3 within nodes, then 2→3 and 4→5 onwards. The pair 2→3 has two messages.
 		hierarchical: {Node: Flow{4, 2, 2, 12}, Network: Flow{3, 2, 1, 24}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || c.Batches() != 1 {
@@ -35,7 +35,7 @@ func TestMessagesByHand(t *testing.T) {
 	few := NewCounter(Topology{Ranks: 6, RanksPerNode: 2}, 100)
 	few.Add(0, []int{1, 1, 1, 1})
 	if got := few.Messages()[activation]; got.Node.Total != 4 || few.Batches() != 0 {
-		t.Errorf("a part of a batch alone is %+v", got)
+		t.Errorf("an incomplete batch counts as %+v", got)
 	}
 }
 

@@ -53,7 +53,7 @@ func TestEigenvectors(t *testing.T) {
 	}
 }
 
-// TestBoundsOfOneRow is about matrices of rank one: what reflections leave of them is nothing but rounding, as small as numbers can be.
+// TestBoundsOfOneRow checks matrices of rank one. Reflections leave only rounding errors of them, as small as numbers can be.
 func TestBoundsOfOneRow(t *testing.T) {
 	random := rand.New(rand.NewPCG(9, 9))
 	for range 200 {
@@ -144,7 +144,7 @@ func (in instance) bounds(random *rand.Rand) *Rows {
 				columns, activations = append(columns, x), append(activations, n)
 			}
 		}
-		// The bound must hold whatever the incumbent.
+		// The bound must hold for any incumbent.
 		rows.Add(columns, activations, in.weights[r], random.Float64())
 	}
 	return rows

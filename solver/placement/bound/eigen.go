@@ -8,22 +8,22 @@ import (
 
 // eigenvalues returns the eigenvalues of a symmetric matrix [n × n], largest first. The matrix is overwritten.
 func eigenvalues(m []float64, n int) []float64 {
-	diagonal, beside := tridiagonal(m, n)
-	implicitQL(diagonal, beside, nil)
+	diagonal, offDiagonal := tridiagonal(m, n)
+	implicitQL(diagonal, offDiagonal, nil)
 	slices.SortFunc(diagonal, func(a, b float64) int { return cmp.Compare(b, a) })
 	return diagonal
 }
 
 // eigenvectors returns eigenvalues, largest first, with their eigenvectors. The matrix is overwritten.
 func eigenvectors(m []float64, n int) ([]float64, [][]float64) {
-	diagonal, beside := tridiagonal(m, n)
+	diagonal, offDiagonal := tridiagonal(m, n)
 	// Rows of basis are vectors. The rotations of the iteration turn them into the tridiagonal matrix's eigenvectors.
 	basis := make([][]float64, n)
 	for i := range basis {
 		basis[i] = make([]float64, n)
 		basis[i][i] = 1
 	}
-	implicitQL(diagonal, beside, basis)
+	implicitQL(diagonal, offDiagonal, basis)
 	order := make([]int, n)
 	for i := range order {
 		order[i] = i
@@ -37,16 +37,16 @@ func eigenvectors(m []float64, n int) ([]float64, [][]float64) {
 	return values, vectors
 }
 
-// tridiagonal reduces the matrix by Householder reflections to its diagonal and its off-diagonal (beside[i] couples i
-// and i+1). The k'th reflection vector, of length √2, is stored in row k of the matrix from column k+1 on.
-func tridiagonal(m []float64, n int) (diagonal, beside []float64) {
-	diagonal, beside = make([]float64, n), make([]float64, n)
+// tridiagonal reduces the matrix by Householder reflections to its diagonal and its off-diagonal (offDiagonal[i]
+// couples i and i+1). The k'th reflection vector, of length √2, is stored in row k of the matrix from column k+1 on.
+func tridiagonal(m []float64, n int) (diagonal, offDiagonal []float64) {
+	diagonal, offDiagonal = make([]float64, n), make([]float64, n)
 	product := make([]float64, n)
 	for k := range n - 1 {
 		row := m[k*n : (k+1)*n]
 		diagonal[k] = row[k]
 		v := row[k+1:]
-		beside[k] = reflection(v)
+		offDiagonal[k] = reflection(v)
 		rest := n - k - 1
 		// A ← H A H with H = I − v vᵀ: A − v wᵀ − w vᵀ, w = A v − (vᵀ A v / 2) v.
 		w := product[:rest]
@@ -67,7 +67,7 @@ func tridiagonal(m []float64, n int) (diagonal, beside []float64) {
 		}
 	}
 	diagonal[n-1] = m[n*n-1]
-	return diagonal, beside
+	return diagonal, offDiagonal
 }
 
 // reflection replaces x by the vector v of length √2 for which (I − v vᵀ) x has only a first entry, and returns this

@@ -26,8 +26,8 @@ func TestEnvelope(t *testing.T) {
 	}
 }
 
-// TestTangentsAreNowhereBelowWholeRows deals activations out on ranks at random: no tangent, wherever it was taken, may be below
-// what is possible.
+// TestTangentsAreNowhereBelowWholeRows assigns activations to ranks at random. No tangent, at any point, may be below a
+// feasible value.
 func TestTangentsAreNowhereBelowWholeRows(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))
 	touched := 0

@@ -193,9 +193,9 @@ func (s *Stream) endpoints(message *extprocv3.ProcessingResponse, common *extpro
 	s.t.Helper()
 	change := s.changeOf(common.GetHeaderMutation())
 	named := change.Set[Destination]
-	told := message.GetDynamicMetadata().GetFields()["envoy.lb"].GetStructValue().GetFields()[Destination].GetStringValue()
-	if named == "" || named != told || !common.GetClearRouteCache() {
-		s.t.Fatalf("the header names %q, the metadata %q, clear_route_cache is %v", named, told, common.GetClearRouteCache())
+	inMetadata := message.GetDynamicMetadata().GetFields()["envoy.lb"].GetStructValue().GetFields()[Destination].GetStringValue()
+	if named == "" || named != inMetadata || !common.GetClearRouteCache() {
+		s.t.Fatalf("the header names %q, the metadata %q, clear_route_cache is %v", named, inMetadata, common.GetClearRouteCache())
 	}
 	return strings.Split(named, ","), change
 }

@@ -28,7 +28,7 @@ func TestCalibrateRefuses(t *testing.T) {
 		"":                                  "--out, --config-map or both are required",
 		"--out=x":                           "--image is missing: set it to the image of the engine; --gpus: 0 is invalid: must be 1 to 16",
 		"--out=x --image=e --gpus=99":       "--gpus: 99 is invalid: must be 1 to 16",
-		"--out=/nonexistent/x --local":      "--out: /nonexistent/x cannot be made",
+		"--out=/nonexistent/x --local":      "--out: failed to create /nonexistent/x",
 		"--out=x --local --gpus=-1":         "--gpus is -1",
 		"--out=x --local --python=":         "--python is empty",
 		"--out=x --local --from-log=-":      "--local, --from-log and --output are mutually exclusive",

@@ -109,7 +109,7 @@ func TestInspectFaults(t *testing.T) {
 		"wrong size":         {[]string{"--model-path", tinyModel, "--expert-parallel-size", "5"}, []string{"5", "32 experts", "1, 2, 4, 8, 16, 32"}},
 		"no data set":        {[]string{"--model-path", tinyModel, "--dataset", "/nonexistent/d.jsonl"}, []string{"data set /nonexistent/d.jsonl does not exist"}},
 		"malformed data set": {[]string{"--model-path", tinyModel, "--dataset", writeFile(t, "d.jsonl", "{\"prompt\": \"a\"}\nhello\n")}, []string{"data set", "d.jsonl", "line 2", "want {"}},
-		"empty data set":     {[]string{"--model-path", tinyModel, "--dataset", writeFile(t, "d.jsonl", "")}, []string{"data set", "it is empty"}},
+		"empty data set":     {[]string{"--model-path", tinyModel, "--dataset", writeFile(t, "d.jsonl", "")}, []string{"data set", "the file is empty"}},
 		"size zero":          {[]string{"--model-path", tinyModel, "--expert-parallel-size", "0"}, []string{"expert parallel size 0"}},
 	} {
 		t.Run(name, func(t *testing.T) {

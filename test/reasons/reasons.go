@@ -30,7 +30,7 @@ var packages = map[string][]string{
 var constants = map[string]map[string][]string{
 	"MoEDeployment": {
 		"api/v1alpha1":                       {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"},
-		"controllers/moedeployment/locality": {"OnTarget", "BelowTarget", "Drifted"},
+		"controllers/moedeployment/locality": {"OnTarget", "BelowPromise", "Drifted"},
 		"internal/engine":                    {"ReasonNoAllToAll"},
 		"internal/observation/promquery":     {"NotAllowed", "Unavailable", "Refused", "Warned", "NoSeries", "SeveralSeries"},
 		"internal/rollout":                   {"ReasonStarting", "ReasonSoaking", "ReasonInconclusive"},

@@ -27,8 +27,8 @@ type replanResult struct {
 	Shards    cost.ShardRule      `json:"shards"`
 	Ranks     int                 `json:"ep_size"`
 	Seeds     int                 `json:"seeds"`
-	// Own is the rate of the old plan on held-out requests of its own kinds of text, Served on the kinds of text that
-	// are served now. Scratch is the rate of a plan from PoolTokens tokens of the served kinds only.
+	// Own is the rate of the old plan on held-out requests of the learnt kinds of text, Served on the kinds of text
+	// that are served now. Scratch is the rate of a plan from PoolTokens tokens of the served kinds only.
 	Own        float64 `json:"own_lar"`
 	Served     float64 `json:"served_lar"`
 	Scratch    float64 `json:"scratch_lar"`

@@ -103,7 +103,7 @@ func usualWords() []string {
 	return slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(count[b]-count[a], cmp.Compare(a, b)) })
 }
 
-// wordTokenizer returns a tokenizer.json whose tokens are all prefixes of " word", for the given words and for
+// wordTokenizer returns a tokenizer.json. Its tokens are all prefixes of " word", for the given words and for
 // generated words up to the size of the vocabulary. As in the vocabularies of large models, a frequent word is one
 // token.
 func wordTokenizer(words []string) ([]byte, error) {

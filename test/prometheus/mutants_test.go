@@ -100,7 +100,7 @@ func TestOnSeriesNoticesEveryChange(t *testing.T) {
 			}
 		}
 		for name, mutant := range mutants(t, rule) {
-			file, noticed := alone(t, mutant), false
+			file, noticed := writeRule(t, mutant), false
 			for of, step := range first {
 				if noticed = firstStep(t, file, onSeries[of]) != step; noticed {
 					break

@@ -56,6 +56,9 @@ func (f field) candidates(present any) []any {
 	case "integer":
 		return f.numbers(present)
 	case "array":
+		if f.schema.Items.Type == "integer" {
+			return []any{[]any{int64(4096)}, []any{int64(1), int64(65536)}}
+		}
 		return []any{[]any{"--other-option"}, []any{"/bin/other", "run"}}
 	}
 	if f.schema.Pattern == digestPattern {

@@ -327,6 +327,8 @@ type search struct {
 	occurrences *affinity.Occurrences
 	// keep is how many ranks of each token a table is to keep where that is more than the usual number.
 	keep int
+	// unused is the table of a plan that is no longer used. Tables can be most of the memory of a solve, and there is one at a time.
+	unused *affinity.TokenTable
 	// solvedBaselines are the placements of timedBaselines, where they have been solved.
 	solvedBaselines []*placement.Placement
 	// solvedWithoutCopies are the candidates of a search by time without copies of experts, where they have been solved.
@@ -499,7 +501,9 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		plan.Ranks.Spread(s.options.messages())
 		return plan, nil
 	}
-	plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, max(s.options.best(), s.keep), estimator)
+	unused := cmp.Or(s.unused, new(affinity.TokenTable))
+	s.unused = nil
+	plan.Tokens = unused.Rebuild(s.tokens, hosts, p.Ranks, max(s.options.best(), s.keep), estimator)
 	var err error
 	if plan.Transitions, err = affinity.CountRankTransitions(ctx, s.trace, s.train, hosts, p.Ranks); err != nil {
 		return nil, err

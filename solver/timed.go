@@ -259,7 +259,7 @@ func (t *trial) fastest() string {
 func (s *search) judge(ctx context.Context, slots []int, deadline time.Time) (trials []trial, truncated bool, err error) {
 	progress, folds := s.progress("Copies"), s.rankFolds()
 	for fold := range folds {
-		part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
+		part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups, unused: s.unused}
 		part.options.Embeddings, part.options.Progress, part.options.Forecast = nil, nil, Table
 		if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed+uint64(fold)); err != nil {
 			return nil, false, nil
@@ -282,6 +282,7 @@ func (s *search) judge(ctx context.Context, slots []int, deadline time.Time) (tr
 			if err != nil {
 				return nil, false, err
 			}
+			s.unused = part.unused
 			for at, c := range candidates {
 				t.names = append(t.names, c.name)
 				t.figures[c.name] = []modelledTimes{figures[at]}
@@ -359,6 +360,7 @@ func (s *search) modelled(ctx context.Context, candidates []timedCandidate) ([]m
 		if figures[i], err = s.modelledTimes(ctx, plan); err != nil {
 			return nil, err
 		}
+		s.unused = plan.Tokens
 	}
 	return figures, nil
 }

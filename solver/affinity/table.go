@@ -225,12 +225,18 @@ func (f RequestForecast) ScoreFirst(dst []float32, request, tokens int) {
 
 // NewTokenTable builds the table of attention tensor parallelism; best is how many ranks are kept of each token.
 func NewTokenTable(layers []Counts, hosts []Hosts, ranks, best int, estimator Estimator) *TokenTable {
+	return new(TokenTable).Rebuild(layers, hosts, ranks, best, estimator)
+}
+
+// Rebuild builds the table in the memory of a table that is no longer used, as far as that is enough.
+func (t *TokenTable) Rebuild(layers []Counts, hosts []Hosts, ranks, best int, estimator Estimator) *TokenTable {
 	vocabulary := layers[0].Vocabulary()
 	best = min(best, ranks)
-	table := &TokenTable{
-		Layers: len(layers), Vocabulary: vocabulary, Best: best, Ranks: ranks,
-		Rank: make([]uint16, len(layers)*vocabulary*best), Score: make([]uint16, len(layers)*vocabulary*best),
+	size := len(layers) * vocabulary * best
+	if cap(t.Rank) < size || cap(t.Score) < size {
+		t.Rank, t.Score = make([]uint16, size), make([]uint16, size)
 	}
+	table := &TokenTable{Layers: len(layers), Vocabulary: vocabulary, Best: best, Ranks: ranks, Rank: t.Rank[:size], Score: t.Score[:size]}
 	shares, order := make([]float32, ranks), make([]int, ranks)
 	for l := range layers {
 		prior := priorShares(&layers[l], hosts[l], ranks)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -178,6 +179,11 @@ func TestReplanFromCounts(t *testing.T) {
 	w.newProfile("live")
 	restored := w.newPlan("next", "live", replan)
 	w.wait(restored, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForProfile")
+	// A reconcile that began before the deletion may have applied a ConfigMap again. A cluster's garbage collector deletes it; none
+	// runs here. The condition above shows that no such reconcile is left.
+	if err := api.DeleteAllOf(t.Context(), &corev1.ConfigMap{}, client.InNamespace(w.namespace), client.MatchingLabels(held.Labels)); err != nil {
+		t.Fatal(err)
+	}
 	held.ObjectMeta = metav1.ObjectMeta{Namespace: held.Namespace, Name: held.Name, Labels: held.Labels, Annotations: held.Annotations}
 	w.create(held)
 	restored = w.wait(restored, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -179,6 +180,11 @@ func TestReplanFromCounts(t *testing.T) {
 	w.newProfile("live")
 	restored := w.newPlan("next", "live", replan)
 	w.wait(restored, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForProfile")
+	// A reconcile that started before the deletion may have applied a ConfigMap again. There is no garbage collector in
+	// this test. The condition above shows that such a reconcile has ended.
+	if err := api.DeleteAllOf(t.Context(), &corev1.ConfigMap{}, client.InNamespace(w.namespace), client.MatchingLabels(kept.Labels)); err != nil {
+		t.Fatal(err)
+	}
 	kept.ObjectMeta = metav1.ObjectMeta{Namespace: kept.Namespace, Name: kept.Name, Labels: kept.Labels, Annotations: kept.Annotations}
 	w.create(kept)
 	restored = w.wait(restored, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")

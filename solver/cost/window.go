@@ -39,7 +39,7 @@ func (k *keptLoad) keep(load []int32) {
 		if n == 0 {
 			continue
 		}
-		if 2*len(k.pairs) > len(load) { // the pairs would need more memory
+		if 2*len(k.pairs) > len(load) { // pairs are slower to add, and save less than half of the memory
 			k.all, k.pairs = append(k.all, load...), k.pairs[:0]
 			return
 		}

@@ -29,5 +29,5 @@ func TestInfo(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(Metric())
-	metricsdoc.Check(t, "../../docs/metrics.md", "builds", registry)
+	metricsdoc.Check(t, "../../../docs/metrics.md", "builds", registry)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-const tinyModel = "../refengine/testdata/tiny-qwen3moe"
+const tinyModel = "../../refengine/testdata/tiny-qwen3moe"
 
 const smallConfig = `{"model_type":"mixtral","num_hidden_layers":1,"num_local_experts":2,"num_experts_per_tok":1,"hidden_size":2,"vocab_size":4}`
 

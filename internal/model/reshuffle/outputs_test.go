@@ -14,7 +14,7 @@ import (
 	refmodel "github.com/semmoe/operator/internal/refengine/model"
 )
 
-const tinyModel = "../refengine/testdata/tiny-qwen3moe"
+const tinyModel = "../../refengine/testdata/tiny-qwen3moe"
 
 // generation is the output of a model for one prompt.
 type generation struct {

@@ -14,7 +14,7 @@ import (
 )
 
 // tinyModel contains the small tokenizer and the golden strings of both tokenizers.
-const tinyModel = "../refengine/testdata/tiny-qwen3moe/"
+const tinyModel = "../../refengine/testdata/tiny-qwen3moe/"
 
 // readMaybeCompressed reads a file and decompresses it if its name ends in .zst.
 func readMaybeCompressed(t testing.TB, path string) []byte {

@@ -32,7 +32,7 @@ bin/kubectl-semmoe:
 .PHONY: image
 image: bin/semmoe ## Build the container image dist/semmoe.tar (OCI layout), without docker or a registry
 	@mkdir -p dist
-	go run ./internal/tools/image/cmd/mkimage --binary bin/semmoe --name $(IMAGE) --out dist/semmoe.tar
+	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe --name $(IMAGE) --out ../../dist/semmoe.tar
 
 .PHONY: generate
 generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engines.md, and the chart and config/ from each other

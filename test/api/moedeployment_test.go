@@ -196,7 +196,7 @@ func TestValidation(t *testing.T) {
 		"profiling by claim":             {"spec.profiling", dataset("persistentVolumeClaim", map[string]any{"claimName": "d", "path": "a/b.jsonl"}), nil},
 		"profiling by path":              {"spec.profiling", dataset("path", "/models/d.jsonl"), nil},
 		"profiling by reference":         {"spec.profiling", map[string]any{"profileRef": map[string]any{"name": "p"}}, nil},
-		"profiling without a source":     {"spec.profiling", map[string]any{}, []string{"spec.profiling", "give either dataset or profileRef"}},
+		"profiling without a source":     {"spec.profiling", map[string]any{}, []string{"spec.profiling", "set either dataset or profileRef"}},
 		"data set without a source":      {"spec.profiling", map[string]any{"dataset": map[string]any{}}, []string{"spec.profiling.dataset", "exactly one of configMap"}},
 		"data set elsewhere":             {"spec.profiling", dataset("path", "/data/d.jsonl"), []string{"spec.profiling.dataset.path", "below /models"}},
 		"data set that escapes":          {"spec.profiling", dataset("path", "/models/../etc/passwd"), []string{"spec.profiling.dataset.path", "without '..'"}},

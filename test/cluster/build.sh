@@ -55,7 +55,7 @@ build pause go build -C "$repository" -buildvcs=false -ldflags "-s -w" -o "$part
 # does not pull it.
 image() {
   [ ! -f "$out/$1.tar" ] || return 0
-  go run -C "$repository" -buildvcs=false ./internal/tools/image/cmd/mkimage \
+  go run -C "$repository/internal/tools" -buildvcs=false ./image/cmd/mkimage \
     --binary "$out/$1" --name "cluster.local/$1:1" --out "$out/$1.tar" >/dev/null
 }
 image pause

@@ -36,7 +36,7 @@ disk=$state/proof
 rm -rf "$disk"
 mkdir -p "$disk"
 CGO_ENABLED=0 go build -C "$repository" -buildvcs=false -ldflags "-s -w" -o "$disk/probe" ./test/cluster/probe
-go run -C "$repository" -buildvcs=false ./internal/tools/image/cmd/mkimage \
+go run -C "$repository/internal/tools" -buildvcs=false ./image/cmd/mkimage \
   --binary "$disk/probe" --name semmoe-probe:1 --out "$disk/probe.tar" >/dev/null
 "$here/load.sh" "$disk/probe.tar"
 sed "s|DIRECTORY|$disk|; s|REPLICAS|$((nodes + 1))|; s|GPUS|$gpus|" "$here/manifests/proof.yaml" | kubectl apply -f - >/dev/null

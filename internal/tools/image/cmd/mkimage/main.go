@@ -1,7 +1,7 @@
 // Mkimage builds a container image with one static program, and writes the image as a tar that containerd, podman and
-// docker can load:
+// docker can load. In internal/tools:
 //
-//	go run ./internal/tools/image/cmd/mkimage --binary dist/semmoe --name semmoe:dev --out dist/semmoe.tar
+//	go run ./image/cmd/mkimage --binary dist/semmoe --name semmoe:dev --out dist/semmoe.tar
 //
 // It prints the digest of the manifest of the image. The same program and name give the same bytes.
 package main
@@ -15,7 +15,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/semmoe/operator/internal/files/atomicfile"
 	"github.com/semmoe/operator/internal/tools/image"
 )
 
@@ -54,7 +53,9 @@ func run(arguments []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.WriteBytes(*out, 0o644, layout.Bytes()); err != nil {
+	// A reader of --out sees the old image or the new one, never a part.
+	part := *out + ".part"
+	if err := errors.Join(os.WriteFile(part, layout.Bytes(), 0o644), os.Rename(part, *out)); err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
 	_, err = fmt.Fprintln(stdout, digest)

@@ -131,7 +131,7 @@ func judge(rank int, responses []Response) (Distance, error) {
 	if all.Mean() <= all.Allowed() {
 		return all, nil
 	}
-	return all, &DifferenceError{fmt.Sprintf("%s: %d log-probabilities differ from those without the plan by a mean of %.4f nats; the maximum is %.4f. "+
+	return all, &DifferenceError{fmt.Sprintf("%s: %d log-probabilities differ from those without the plan by a mean of %.4f nats, with at most %.4f allowed. "+
 		"The largest mean difference is %.4f, for the prompt %s", rankName(rank), all.Positions, all.Mean(), all.Allowed(), worst.Mean(), quote(prompt))}
 }
 

@@ -83,7 +83,7 @@ func TestCopiesFromMemory(t *testing.T) {
 	url := serviceURL(t, moed)
 	waitScored(t, url, plain.PlanDigest)
 	before := greedy(t, url)
-	if plan := planOf(t, moed, plain.PlanDigest); plan.Status.RedundantExperts != 0 || !strings.Contains(message(plan), "no copies: 0.4 MiB per rank have no room") {
+	if plan := planOf(t, moed, plain.PlanDigest); plan.Status.RedundantExperts != 0 || !strings.Contains(message(plan), "no copies: 0.4 MiB per rank are too small") {
 		t.Errorf("status without memory for any redundant expert: %+v", plan.Status)
 	}
 

@@ -144,7 +144,7 @@ func TestPlan(t *testing.T) {
 		t.Error(err)
 	}
 	verifyInPod(t, done, 4, "")
-	verifyInPod(t, done, 8, "EP size 4; the engine has 8")
+	verifyInPod(t, done, 8, "the plan is for EP size 4; the engine has 8")
 
 	// Lost objects are restored without another solve: the artifacts do not change.
 	stored := storedPlans(t, store, namespace)

@@ -360,7 +360,7 @@ func TestProfileFaults(t *testing.T) {
 			with:    configMap("empty", "\n"),
 			reason:  "DatasetInvalid",
 			stalls:  true,
-			message: []string{"it is empty"},
+			message: []string{"the file is empty"},
 		},
 		"an image that cannot be pulled": {
 			change:  func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Image = "nobody/nothing:1"; p.Spec.Requests = 11 },
@@ -399,7 +399,7 @@ func TestProfileFaults(t *testing.T) {
 				p.Spec.Requests = 14
 			},
 			reason:  "WaitingForDeployment",
-			message: []string{`no MoEDeployment "nobody"`},
+			message: []string{`MoEDeployment "nobody" does not exist`},
 		},
 	}
 	namespace := newNamespace(t)
@@ -507,7 +507,7 @@ func TestProfileFollowsReplacedDataset(t *testing.T) {
 		p.Spec.Target, p.Spec.DeploymentRef = semmoev1.ProfilingTargetServing, &semmoev1.DeploymentReference{Name: "late"}
 	})
 	create(t, p)
-	before := waitProfile(t, waitTimeout, p, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForDeployment", `no MoEDeployment "late"`)
+	before := waitProfile(t, waitTimeout, p, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForDeployment", `MoEDeployment "late" does not exist`)
 	if err := api.Update(t.Context(), requests(t, namespace, 30)); err != nil {
 		t.Fatal(err)
 	}

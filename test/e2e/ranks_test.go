@@ -22,7 +22,7 @@ func TestIgnoredRanksAreReported(t *testing.T) {
 	create(t, moed)
 	eventually(t, waitTimeout, "the route is reported", func() error {
 		current := get(t, moed)
-		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "RanksIgnored", "ignored on /generate", "Use an engine release")
+		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "RanksIgnored", "ignores the rank of requests on /generate", "Use an engine release")
 	})
 	waitCondition(t, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })

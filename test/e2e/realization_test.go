@@ -227,7 +227,7 @@ func TestChangedOutputIsRolledBack(t *testing.T) {
 
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Realization = semmoev1.RealizationAuto })
 	waitPlanned(t, moed)
-	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "by reshuffled weights, since by the engine's expert map answers change")
+	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "by reshuffled weights, because outputs change with the engine's expert map")
 	waitScored(t, url, digest)
 	sameAnswers(t, "reshuffled weights", before, greedy(t, url))
 }

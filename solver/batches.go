@@ -70,9 +70,7 @@ func (s *search) clock(ctx context.Context) (*placement.Clock, error) {
 		}
 		return sum / float64(len(sizes))
 	})
-	if s.options.Attention == placement.DataParallel {
-		c.Softness = 0.75 // the rank of a request is harder to predict than the rank of a token
-	}
+	c.MeanExchange = s.options.Attention == placement.DataParallel
 	windows := s.windows()
 	c.Windows = make([][]float32, len(model.Layers))
 	return c, affinity.Parallel(ctx, len(c.Windows), func(l int) {

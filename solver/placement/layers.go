@@ -22,6 +22,10 @@ const (
 	alternations = 8
 	// priceSteps is the number of price updates to value one placement.
 	priceSteps = 24
+	// partsPerRank is the number of parts of a rank's share of the tokens, of which a token ID has at most one: a token ID
+	// with more occurrences is divided. tolerance is the excess of a rank's tokens over an equal share that is allowed.
+	partsPerRank = 8
+	tolerance    = 0.02
 )
 
 // solveLayers solves attention tensor parallelism, in which layers are independent.
@@ -109,6 +113,7 @@ func newLayerSearchOf(p *Problem, c *affinity.Counts, tokens int, stop limit) *l
 	for _, size := range s.sizes {
 		total += float64(size)
 	}
+	s.sample = s.sample.split(float32(total / float64(partsPerRank*p.Ranks)))
 	s.activations = max(total*float64(c.TopK), 1)
 	s.balance.Sizes = s.sizes
 	s.balance.Scores = make([]float32, len(s.tokens)*s.ranks)
@@ -349,11 +354,25 @@ func (s *layerSearch) affinities(rankOf []int, prices assign.Prices) []float32 {
 	return weight
 }
 
+// balancedAffinities is affinities with token IDs moved from ranks that have more than an equal share of the tokens. At
+// the prices alone, all parts of a frequent token ID are on one rank, which would seem to exchange more than it does.
+func (s *layerSearch) balancedAffinities(rankOf []int, prices assign.Prices) []float32 {
+	s.score(rankOf)
+	weight := make([]float32, s.counts.Experts*s.ranks)
+	s.addAffinities(weight, s.balance.Assign(prices, tolerance))
+	return weight
+}
+
 // fillAffinities computes affinities from the scores in balance.Scores.
 func (s *layerSearch) fillAffinities(weight []float32, prices assign.Prices) {
 	clear(weight)
 	token, _ := s.balance.Take(prices)
-	for i, rank := range token {
+	s.addAffinities(weight, token)
+}
+
+// addAffinities adds the activations of tokens with the given ranks.
+func (s *layerSearch) addAffinities(weight []float32, rankOfToken []int) {
+	for i, rank := range rankOfToken {
 		experts, counts := s.rows.row(i)
 		for j, expert := range experts {
 			weight[int(expert)*s.ranks+rank] += counts[j]

@@ -43,6 +43,8 @@ type tokenRefiner struct {
 	prices assign.Prices
 	// follows is set if a settled placement differs little from the previous one, whose prices are then a good start.
 	follows bool
+	// balanced is set if ranks have equal shares of the tokens in the activations of copies.
+	balanced bool
 }
 
 func (r *tokenRefiner) anneals() bool { return r.pairs != nil }
@@ -72,6 +74,9 @@ func (r *tokenRefiner) swaps(_ int, rankOf []int) swapper {
 }
 
 func (r *tokenRefiner) copies(_ int, rankOf []int) []float32 {
+	if r.balanced {
+		return r.search.balancedAffinities(rankOf, r.prices)
+	}
 	return r.search.affinities(rankOf, r.prices)
 }
 

@@ -53,6 +53,25 @@ func newSample(c *affinity.Counts, allowed int, shrinkage float32) sample {
 	return sample{tokens, rows, sizes}
 }
 
+// split returns the sample with each token ID that has more than the given number of occurrences divided into equal
+// parts, which can be on different ranks.
+func (s sample) split(most float32) sample {
+	to := sample{rows: sparseRows{start: []int{0}}}
+	for i, token := range s.tokens {
+		experts, counts := s.rows.row(i)
+		parts := max(1, int(math.Ceil(float64(s.sizes[i]/max(most, 1e-9)))))
+		for range parts {
+			to.tokens, to.sizes = append(to.tokens, token), append(to.sizes, s.sizes[i]/float32(parts))
+			to.rows.expert = append(to.rows.expert, experts...)
+			for _, n := range counts {
+				to.rows.count = append(to.rows.count, n/float32(parts))
+			}
+			to.rows.start = append(to.rows.start, len(to.rows.expert))
+		}
+	}
+	return to
+}
+
 // reliability returns the share of a token ID's activations that is expected to repeat. The activations of a rare token
 // ID are mostly noise, and a search that ignores this overfits the profile.
 func reliability(occurrences, shrinkage float32) float32 {

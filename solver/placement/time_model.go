@@ -9,10 +9,9 @@ type Clock struct {
 	// Windows contains the activations of each expert in samples of tokens that are computed together, with equal
 	// totals [MoE layers][windows × experts]. If it is nil, the profile's totals are the only window.
 	Windows [][]float32
-	// Softness is the weight, from 0 to 1, of the mean over ranks in the exchange term of swaps. The remaining weight
-	// is that of the busiest rank. The busiest rank on the profile is not necessarily the busiest rank for later
-	// requests.
-	Softness float64
+	// MeanExchange is set if the exchange is that of all ranks on average, and not of the busiest rank. The ranks of
+	// requests are harder to predict than those of tokens: which rank will be the busiest one is not known.
+	MeanExchange bool
 }
 
 // loadStep is the resolution of tabulated compute times, and maxLoad the maximum tabulated load.
@@ -25,7 +24,7 @@ const (
 // exchanges, and the slowest rank computes, the given multiples of a fair share of the activations. The time must be
 // affine in the exchange.
 func NewClock(microseconds func(exchange, load float64) float64) *Clock {
-	c := &Clock{Softness: 0.5, exchange: microseconds(1, 1) - microseconds(0, 1)}
+	c := &Clock{exchange: microseconds(1, 1) - microseconds(0, 1)}
 	for i := range int(maxLoad/loadStep) + 2 {
 		c.compute = append(c.compute, microseconds(0, 1+float64(i)*loadStep))
 	}
@@ -70,11 +69,10 @@ type timing struct {
 	windows []float32
 	on      []float64
 	value   float64
-	// busiest are the ranks with the largest exchange, exchanged is the sum over ranks, slowest are the ranks with the
-	// highest load in each window.
-	busiest   highest
-	exchanged float64
-	slowest   []highest
+	// slowest and busiest are the ranks with the highest load and with the largest exchange in each window. exchanged is
+	// the exchange of all ranks on the profile.
+	slowest, busiest []highest
+	exchanged        float64
 	// loads are the activations of each expert.
 	loads []float64
 }
@@ -116,8 +114,9 @@ func newTiming(c *Clock, layer int, weight []float32, rankOf []int, ranks int) *
 		}
 	}
 	t.slowest = make([]highest, len(windows)/experts)
+	t.busiest = make([]highest, len(windows)/experts)
 	t.rank()
-	t.value = t.after(-1, -1)
+	t.value = t.valueAfter(-1, -1)
 	return t
 }
 
@@ -155,23 +154,27 @@ func (h *highest) except(p, q int) float64 {
 	return 0
 }
 
-// exchange returns the activations that a rank sends or receives, whichever is larger.
-func (t *timing) exchange(rank int) float64 {
-	return max(t.sent[rank], t.computed[rank]) - t.local[rank]
+// exchange returns the activations that a rank sends or receives in a window, whichever is larger, as a multiple of a
+// fair share. The rank's experts have the given load in the window; of their activations and of those of the rank's
+// tokens, the same part is local in every window.
+func (t *timing) exchange(rank int, load float64) float64 {
+	return max(load*t.remote(t.computed[rank], t.local[rank]), t.remote(t.sent[rank], t.local[rank]))
 }
+
+// remote returns the part of activations that is not local.
+func (*timing) remote(all, local float64) float64 { return 1 - local/max(all, 1) }
 
 // rank sorts the ranks by exchange and computation.
 func (t *timing) rank() {
-	t.busiest, t.exchanged = newHighest(), 0
+	t.exchanged = 0
 	for rank := range t.ranks {
-		x := t.exchange(rank)
-		t.busiest.add(rank, x)
-		t.exchanged += x
+		t.exchanged += max(t.sent[rank], t.computed[rank]) - t.local[rank]
 	}
 	for w := range t.slowest {
-		t.slowest[w] = newHighest()
+		t.slowest[w], t.busiest[w] = newHighest(), newHighest()
 		for rank, load := range t.on[w*t.ranks : (w+1)*t.ranks] {
 			t.slowest[w].add(rank, load)
+			t.busiest[w].add(rank, t.exchange(rank, load))
 		}
 	}
 }
@@ -180,56 +183,74 @@ func (t *timing) ranksOf() []int { return t.rankOf }
 
 // microseconds returns the modelled time of the placement, by the busiest and the slowest rank.
 func (t *timing) microseconds() float64 {
-	return t.clock.exchange*t.busiest[0].value*float64(t.ranks)/t.total + t.clock.computing(t.load(-1, -1))
+	load, exchange := t.windowed(-1, -1)
+	return t.clock.exchange*exchange + t.clock.computing(load)
 }
 
-// load returns the mean over windows of the slowest rank's load after two experts are swapped, if any.
-func (t *timing) load(e, f int) float64 {
-	experts, sum := len(t.rankOf), 0.0
-	p, q := -1, -1
-	if e >= 0 {
-		p, q = t.rankOf[e], t.rankOf[f]
-	}
-	for w := range t.slowest {
-		most := t.slowest[w].except(p, q)
-		if e >= 0 {
-			d := float64(t.windows[w*experts+f] - t.windows[w*experts+e])
-			most = max(most, t.on[w*t.ranks+p]+d, t.on[w*t.ranks+q]-d)
+// windowed returns the means over windows of the slowest rank's load and of the busiest rank's exchange, as multiples of
+// a fair share, after two experts are swapped, if any.
+func (t *timing) windowed(e, f int) (load, exchange float64) {
+	if e < 0 {
+		for w := range t.slowest {
+			load += t.slowest[w][0].value
+			exchange += t.busiest[w][0].value
 		}
-		sum += most
+	} else {
+		load, exchange = t.windowedAfter(e, f)
 	}
-	return sum / float64(len(t.slowest))
+	n := float64(len(t.slowest))
+	return load / n, exchange / n
 }
 
-// after returns the value of the placement after two experts are swapped, if any: the negative time in units of local
-// activations.
-func (t *timing) after(e, f int) float64 {
-	p, q := -1, -1
-	var atP, atQ float64
-	if e >= 0 {
-		p, q = t.rankOf[e], t.rankOf[f]
-		ofE, ofF := t.weight[e*t.ranks:(e+1)*t.ranks], t.weight[f*t.ranks:(f+1)*t.ranks]
-		d := t.loads[f] - t.loads[e]
-		atP = max(t.sent[p], t.computed[p]+d) - t.local[p] + float64(ofE[p]-ofF[p])
-		atQ = max(t.sent[q], t.computed[q]-d) - t.local[q] + float64(ofF[q]-ofE[q])
+func (t *timing) windowedAfter(e, f int) (load, exchange float64) {
+	experts, p, q := len(t.rankOf), t.rankOf[e], t.rankOf[f]
+	computedP, localP := t.after(e, f)
+	computedQ, localQ := t.after(f, e)
+	remoteP, remoteQ := t.remote(computedP, localP), t.remote(computedQ, localQ)
+	sent := max(t.remote(t.sent[p], localP), t.remote(t.sent[q], localQ))
+	for w := range t.slowest {
+		d := float64(t.windows[w*experts+f] - t.windows[w*experts+e])
+		onP, onQ := t.on[w*t.ranks+p]+d, t.on[w*t.ranks+q]-d
+		load += max(t.slowest[w].except(p, q), onP, onQ)
+		if !t.clock.MeanExchange {
+			exchange += max(t.busiest[w].except(p, q), onP*remoteP, onQ*remoteQ, sent)
+		}
 	}
-	busiest, sum := max(t.busiest.except(p, q), atP, atQ), t.exchanged
-	if e >= 0 {
-		sum += atP + atQ - t.exchange(p) - t.exchange(q)
+	return load, exchange
+}
+
+// after returns the activations of the experts on e's rank after e is swapped for f, and those of them that are local.
+func (t *timing) after(e, f int) (computed, local float64) {
+	rank := t.rankOf[e]
+	return t.computed[rank] + t.loads[f] - t.loads[e], t.local[rank] + float64(t.weight[f*t.ranks+rank]-t.weight[e*t.ranks+rank])
+}
+
+// valueAfter returns the value of the placement after two experts are swapped, if any: the negative time in units of
+// local activations.
+func (t *timing) valueAfter(e, f int) float64 {
+	load, exchange := t.windowed(e, f)
+	exchange *= t.total // a fair share on every rank equals all activations
+	if t.clock.MeanExchange {
+		exchange = t.exchanged
+		if e >= 0 {
+			p, q := t.rankOf[e], t.rankOf[f]
+			computedP, localP := t.after(e, f)
+			computedQ, localQ := t.after(f, e)
+			exchange += max(t.sent[p], computedP) - localP - max(t.sent[p], t.computed[p]) + t.local[p]
+			exchange += max(t.sent[q], computedQ) - localQ - max(t.sent[q], t.computed[q]) + t.local[q]
+		}
 	}
-	// The exchange is in activations: a fair share on every rank equals all activations.
-	exchange := (1-t.clock.Softness)*busiest*float64(t.ranks) + t.clock.Softness*sum
-	return -exchange - t.unit*t.clock.computing(t.load(e, f))
+	return -exchange - t.unit*t.clock.computing(load)
 }
 
 // minTimeGain is the minimum gain of a swap as a share of all activations. Smaller gains take long to find and do not
 // generalize to later requests.
 const minTimeGain = 1e-5
 
-func (t *timing) gain(e, f int) float64 { return t.after(e, f) - t.value - minTimeGain*t.total }
+func (t *timing) gain(e, f int) float64 { return t.valueAfter(e, f) - t.value - minTimeGain*t.total }
 
 func (t *timing) swap(e, f int) {
-	t.value = t.after(e, f)
+	t.value = t.valueAfter(e, f)
 	p, q, experts := t.rankOf[e], t.rankOf[f], len(t.rankOf)
 	moved := t.loads[f] - t.loads[e]
 	t.computed[p], t.computed[q] = t.computed[p]+moved, t.computed[q]-moved

@@ -189,7 +189,7 @@ func (s *sweep) runLayers(ctx context.Context, front []Point) error {
 		for i := range front {
 			parts[l][i].Placement = front[i].Placement
 		}
-		by := &tokenRefiner{search: newLayerSearch(p, counts, s.stop)}
+		by := &tokenRefiner{search: newLayerSearch(p, counts, s.stop), balanced: true}
 		by.follows = by.search.steps() == priceSteps // a small layer is valued more accurately instead
 		failures[l] = s.run(ctx, &timeRefiner{refiner: by, clock: p.Clock, layers: []int{l}, ranks: p.Ranks}, parts[l])
 		if p.Progress != nil {

@@ -353,7 +353,7 @@ func TestProfileFaults(t *testing.T) {
 			with:    configMap("malformed", "{\"prompt\": \"a\"}\n{\"text\": \"b\"}\n"),
 			reason:  "DatasetInvalid",
 			stalls:  true,
-			message: []string{"/dataset/dataset.jsonl", "line 2", "want exactly one"},
+			message: []string{"/dataset/dataset.jsonl", "line 2", "must have exactly one"},
 		},
 		"empty": {
 			change:  func(p *semmoev1.AffinityProfile) { p.Spec.Dataset.ConfigMap.Name = "empty" },

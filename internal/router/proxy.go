@@ -105,6 +105,12 @@ func (o *ProxyOptions) adapter() *engine.Adapter {
 // NewProxy returns the handler of the proxied routes and the observations that it records.
 func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, options ProxyOptions) (http.Handler, *Observations) {
 	sender := newSender(pool, registry, options)
+	return newProxyHandler(sender, log), sender.observations
+}
+
+// newProxyHandler returns the handler that forwards requests through a sender.
+func newProxyHandler(sender *sender, log logr.Logger) http.Handler {
+	options := sender.options
 	fail := func(w http.ResponseWriter, r *http.Request, err error) { writeFailure(w, r, err, log) }
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
@@ -130,7 +136,7 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		limits.Memory = client.NewMemory(options.MaxBodyBytes)
 	}
 	handler := routes.Only(client.WithBody(proxy, limits, fail))
-	return sender.metrics.count(identified(handler), options.ClientTimeout), sender.observations
+	return sender.metrics.count(identified(handler), options.ClientTimeout)
 }
 
 // newTransport returns one connection pool for all engines. It sets no timeout for the response header: a long prompt
@@ -191,7 +197,7 @@ const (
 // sender is the RoundTripper that selects a rank for each request, and another rank if the first one is unreachable.
 type sender struct {
 	pool         *Pool
-	transport    *http.Transport
+	transport    http.RoundTripper
 	options      ProxyOptions
 	engine       *engine.Adapter // of pods that do not name their engine
 	metrics      *metrics

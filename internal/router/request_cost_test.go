@@ -108,7 +108,8 @@ func BenchmarkRequest(b *testing.B) {
 }
 
 func newBenchmarkProxy(pool *Pool, engine http.RoundTripper) http.Handler {
-	sender := newSender(pool, prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
-	sender.transport = engine
-	return newProxyHandler(sender, logr.Discard())
+	options := ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second}
+	s := newStages(pool, prometheus.NewRegistry(), options)
+	s.writer.transport = engine
+	return newProxyHandler(s, options, logr.Discard())
 }

@@ -46,17 +46,18 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	if id == "" {
 		id = rand.Text()
 	}
-	switch err := checkState(target, in.Body); {
+	body := wire.ParseBody(in.Body)
+	switch err := checkState(target, body); {
 	case err != nil && wire.IsStoredResponse(target):
 		return nil, fmt.Errorf("%w: %w", picker.ErrNotImplemented, err)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", picker.ErrInvalid, err)
 	}
-	edited, err := dropRank(in)
+	edited, err := dropRank(in, &body)
 	if err != nil {
 		return nil, err
 	}
-	r := e.stages.reader.read(ctx, target, id, in.Body)
+	r := e.stages.reader.read(ctx, target, id, body)
 	r.writable = r.writable && !in.BodyFixed
 	if in.Subset != nil {
 		r.eligible = in.Subset.Contains
@@ -65,15 +66,14 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	if err != nil {
 		return nil, err
 	}
-	if lease.Rank == discovery.NoRank && lease.Backend.Ranks > 0 && in.BodyFixed && !wire.IsObject(in.Body) {
+	if lease.Rank == discovery.NoRank && lease.Backend.Ranks > 0 && in.BodyFixed && !body.IsObject() {
 		lease.Release()
 		return nil, errBodyUnseen
 	}
 	p := &pickedRank{stages: e.stages, request: r, lease: lease, arrived: in.Arrived}
-	body := in.Body
 	// The router does not request experts that it cannot remove from the response.
 	if p.changes = !in.BodyFixed && !in.ResponseFixed; p.changes {
-		body, p.capture = e.stages.sampler.requestExperts(r, body, lease)
+		p.capture = e.stages.sampler.requestExperts(r, lease)
 	}
 	p.decision = picker.Decision{
 		Endpoints:     append([]string{lease.endpoint()}, e.stages.pool.fallbacks(lease, r, e.fallbacks)...),
@@ -81,7 +81,8 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 		RemoveHeaders: rankHeaders(in.Header),
 		Edited:        edited,
 	}
-	p.decision.Head, p.decision.Body = e.stages.writer.withRank(target, body, lease)
+	p.decision.Head, p.decision.Body = e.stages.writer.body(r, lease, p.capture)
+	r.body = wire.Body{} // the decision holds it
 	if lease.Backend.PinsByHeader(lease.Rank) {
 		p.decision.SetHeaders[lease.Backend.Adapter(e.stages.writer.engine).RankHeader] = strconv.Itoa(lease.Rank)
 	}
@@ -100,17 +101,17 @@ var errBodyUnseen = fmt.Errorf("%w: processing_mode.request_body_mode of the gat
 
 // dropRank removes the rank that a client chose from a request body, in place. edited reports whether there was one. It
 // rejects such a body if the gateway forwards the body unchanged.
-func dropRank(in *picker.Request) (edited bool, err error) {
-	edited, err = wire.ChoosesRank(in.Body), checkRank(in.Header, in.Body)
+func dropRank(in *picker.Request, body *wire.Body) (edited bool, err error) {
+	err = checkRank(in.Header, *body)
 	switch {
 	case errors.Is(err, errCompressed):
 		return false, fmt.Errorf("%w: %w", picker.ErrCompressed, err)
 	case err != nil:
 		return false, fmt.Errorf("%w: %w", picker.ErrInvalid, err)
-	case edited && in.BodyFixed:
+	}
+	if edited = body.DropRank(); edited && in.BodyFixed {
 		return false, fmt.Errorf("%w: %w", picker.ErrInvalid, errRankChosen)
 	}
-	wire.DropRank(in.Body)
 	return edited, nil
 }
 

@@ -19,8 +19,8 @@ type requestWriter struct {
 	transport http.RoundTripper
 }
 
-// send sends a request with a body to the place of its lease.
-func (w *requestWriter) send(in *http.Request, body []byte, r *request, lease *Lease) (*http.Response, error) {
+// send sends a request to the place of its lease.
+func (w *requestWriter) send(in *http.Request, r *request, lease *Lease, capture capture) (*http.Response, error) {
 	out := in.Clone(in.Context())
 	out.URL.Host = lease.endpoint()
 	out.Header.Del("Accept-Encoding") // the router cannot read a compressed response, and the network path is short
@@ -31,9 +31,9 @@ func (w *requestWriter) send(in *http.Request, body []byte, r *request, lease *L
 	if name, key := w.routingKey(out.Header, r, lease); name != "" {
 		out.Header.Set(name, key)
 	}
-	head, rest := w.withRank(in.URL.Path, body, lease)
+	head, rest := w.body(r, lease, capture)
 	out.Body, out.ContentLength, out.TransferEncoding = http.NoBody, int64(len(head)+len(rest)), nil
-	if len(body) > 0 {
+	if len(rest) > 0 {
 		kept := client.NewBody(rest)
 		defer kept.Drop() // the response references its request
 		// The server may have closed a reused connection before anything was sent. The transport then uses another
@@ -44,18 +44,21 @@ func (w *requestWriter) send(in *http.Request, body []byte, r *request, lease *L
 	return w.transport.RoundTrip(out)
 }
 
-// withRank returns the body of a request to the rank of a lease in two parts. The first part contains the rank if the
-// engine reads it from the body. On the responses route, the first part disables storage of the response.
-func (w *requestWriter) withRank(path string, body []byte, lease *Lease) (head string, rest []byte) {
-	if path == wire.ResponsesPath {
-		return wire.WithoutStore(body)
+// body returns the body of a request in two parts, the second of which is a part of the client's body. The first part
+// contains the rank of the lease if the engine reads it from the body, and requests the routed experts of a sampled
+// request. On the responses route, the first part disables storage of the response.
+func (w *requestWriter) body(r *request, lease *Lease, capture capture) (head string, rest []byte) {
+	if r.path == wire.ResponsesPath {
+		return r.body.WithoutStore()
 	}
-	field := lease.Backend.Adapter(w.engine).RankRoutes.FieldOn(path)
-	if field == "" || !lease.Backend.PinsByHeader(lease.Rank) {
-		return "", body
+	var additions []wire.Addition
+	if field := lease.Backend.Adapter(w.engine).RankRoutes.FieldOn(r.path); field != "" && lease.Backend.PinsByHeader(lease.Rank) {
+		additions = append(additions, wire.Addition{Name: field, Value: strconv.Itoa(lease.Rank)})
 	}
-	head, rest, _ = wire.With(body, field, strconv.Itoa(lease.Rank))
-	return head, rest
+	if capture.field != "" {
+		additions = append(additions, wire.Addition{Name: capture.field, Value: "true"})
+	}
+	return r.body.With(additions...)
 }
 
 // prefixed returns a reader of head followed by body.

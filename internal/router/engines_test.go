@@ -23,6 +23,7 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 func adapterOf(t *testing.T, engineType string) engine.Adapter {
@@ -133,7 +134,7 @@ func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 			`{"prompt":NaN,"routed_experts_prompt_start":1}`:    {shifted: true},
 			`{"prompt":"x","routed_experts_prompt_start":null}`: {},
 		} {
-			r := s.reader.read(t.Context(), "/v1/completions", "id", []byte(body))
+			r := s.reader.read(t.Context(), "/v1/completions", "id", wire.ParseBody([]byte(body)))
 			if r.shifted != want.shifted || r.sampled == want.shifted || r.asksExperts != want.asks {
 				t.Errorf("a router for %s reads %s: shifted %v, sampled %v, asks %v", configured.Type, body, r.shifted, r.sampled, r.asksExperts)
 			}
@@ -333,7 +334,7 @@ func TestRetriesWithoutCapture(t *testing.T) {
 			if served := servedBy(t, observations)["r"].Requests; served != 1 {
 				t.Errorf("%d requests were served", served)
 			}
-			if tokens := newRequest("/v1/completions", "", []byte(tc.body)).tokens; countedTokens(t, registry) != float64(tokens) {
+			if tokens := requestOf("/v1/completions", "", []byte(tc.body)).tokens; countedTokens(t, registry) != float64(tokens) {
 				t.Errorf("%v tokens are counted, want %d", countedTokens(t, registry), tokens)
 			}
 		})
@@ -454,7 +455,7 @@ func TestExpertBytes(t *testing.T) {
 		"more than is counted": {"/v1/completions", `{"prompt":"` + text + `","n":1000000}`, maxExpertBytes - 1},
 	} {
 		shape := planstest.Shape
-		got := expertBytes(newRequest(tc.path, "", []byte(tc.body)), &Lease{Backend: discovery.Backend{Shape: &shape}}) * 3 / 16 / int64(shape.Layers*shape.ExpertsPerToken)
+		got := expertBytes(requestOf(tc.path, "", []byte(tc.body)), &Lease{Backend: discovery.Backend{Shape: &shape}}) * 3 / 16 / int64(shape.Layers*shape.ExpertsPerToken)
 		if got < tc.rows || got > tc.rows+tc.rows/20 {
 			t.Errorf("%s: %d rows, want %d", name, got, tc.rows)
 		}
@@ -469,13 +470,12 @@ func TestSamplesWithinBoundedMemory(t *testing.T) {
 		s := newStages(pool, prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, RoutedExperts: adapterOf(t, engineType).RoutedExperts, SamplePercent: 100})
 		body := []byte(`{"prompt":"` + strings.Repeat("abc ", 600_000) + `"}`) // 51 MB
 		begin := func() (*request, *Lease, capture) {
-			r := s.reader.read(t.Context(), "/v1/completions", "id", body)
+			r := s.reader.read(t.Context(), "/v1/completions", "id", wire.ParseBody(body))
 			lease, ok := pool.acquire(r, nil)
 			if !ok {
 				t.Fatal("no rank is left")
 			}
-			_, capture := s.sampler.requestExperts(r, body, lease)
-			return r, lease, capture
+			return r, lease, s.sampler.requestExperts(r, lease)
 		}
 		var leases []*Lease
 		for i := range 6 {

@@ -3,6 +3,7 @@ package router
 import (
 	"math"
 	"slices"
+	"sync"
 
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/router/plans"
@@ -28,25 +29,40 @@ type forecast struct {
 	prefixes []uint64
 }
 
-// score computes the forecast of a layout. It takes as long as tokenization; no lock may be held.
-func (r *request) score(l *plans.Layout) {
+// tokenBuffers holds buffers for the tokens of a prompt, which are needed only to score it. keptTokens is the maximum
+// length of a buffer that is reused: 64 KiB.
+var tokenBuffers = sync.Pool{New: func() any { return new([]int32) }}
+
+const keptTokens = 16 << 10
+
+// score computes the forecast of a layout, and the hashes of the prefixes if the policy reads them. It takes as long as
+// tokenization; no lock may be held.
+func (r *request) score(l *plans.Layout, hashes bool) {
 	f := forecast{layout: l, tokens: r.tokens}
 	from := r.prompt
+	buffer := tokenBuffers.Get().(*[]int32)
 	var ids []int32
-	if f.scores, f.prefixes, ids, f.unscored = l.Score(from); f.unscored == plans.NoTokenizer && r.tokenize != nil {
+	if f.scores, ids, f.unscored = l.Score(&from, (*buffer)[:0]); f.unscored == plans.NoTokenizer && r.tokenize != nil {
 		if prompt := r.tokenize(l.Digest, r.prompt.Texts); !prompt.Empty() {
 			prompt.Tools = from.Tools
 			from = prompt
-			f.scores, f.prefixes, ids, f.unscored = l.Score(from)
+			f.scores, ids, f.unscored = l.Score(&from, (*buffer)[:0])
 		}
 	}
 	if f.scores != nil {
+		if hashes {
+			f.prefixes = plans.PrefixHashes(&from, ids)
+		}
 		f.best = slices.Index(f.scores, slices.Max(f.scores))
 		f.tokens = int64(len(ids)+len(from.Tools)/wire.BytesPerToken+from.More) + r.prompt.Media.Tokens() + r.output + 1
 		if r.sampled {
 			f.known, f.pairs = l.Known(ids)
 		}
+		if len(from.Texts) > 0 && cap(ids) <= keptTokens {
+			*buffer = ids
+		}
 	}
+	tokenBuffers.Put(buffer)
 	r.forecast = f
 }
 

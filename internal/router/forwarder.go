@@ -27,21 +27,22 @@ type forwarder struct {
 // generation has no side effects, so only the compute time is lost.
 func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 	start, body := time.Now(), client.BodyOf(in)
-	if err := checkRank(in.Header, body.Bytes()); err != nil {
+	parsed := wire.ParseBody(body.Bytes())
+	if err := checkRank(in.Header, parsed); err != nil {
 		return nil, err
 	}
-	if err := checkState(in.URL.Path, body.Bytes()); err != nil {
+	if err := checkState(in.URL.Path, parsed); err != nil {
 		return nil, err
 	}
-	wire.DropRank(body.Bytes())
-	r := f.reader.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), body.Bytes())
+	parsed.DropRank()
+	r := f.reader.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), parsed)
 	tries := newTries()
 	for sent := 0; ; {
 		lease, err := f.pool.reserve(in.Context(), start.Add(f.wait), r, tries)
 		if err != nil {
 			return nil, err
 		}
-		response, capture, began, err := f.attempt(in, body.Bytes(), r, lease)
+		response, capture, began, err := f.attempt(in, r, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			body.Drop() // no further attempt follows, and the response may take minutes
 			f.metrics.firstByte.Observe(time.Since(start).Seconds())
@@ -74,15 +75,15 @@ func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 // attempt sends a request to the place of its lease. It returns the capture state and the time of sending. A request
 // that may have been rejected because of the capture is sent once more with the client's body, and counts as if it had
 // been sent unchanged.
-func (f *forwarder) attempt(in *http.Request, body []byte, r *request, lease *Lease) (_ *http.Response, _ capture, sent time.Time, _ error) {
-	asked, done := f.sampler.requestExperts(r, body, lease)
+func (f *forwarder) attempt(in *http.Request, r *request, lease *Lease) (_ *http.Response, _ capture, sent time.Time, _ error) {
+	done := f.sampler.requestExperts(r, lease)
 	sent = f.observations.now()
-	response, err := f.writer.send(in, asked, r, lease)
+	response, err := f.writer.send(in, r, lease, done)
 	if err == nil && done.refused(response) {
 		response.Body.Close()
 		lease.releaseReserved()
 		done, sent = capture{}, f.observations.now()
-		response, err = f.writer.send(in, body, r, lease)
+		response, err = f.writer.send(in, r, lease, done)
 	}
 	if err != nil {
 		lease.Release()

@@ -36,6 +36,8 @@ type request struct {
 	// pins reports whether the request can be pinned to a rank of a backend with ranks that share an endpoint; nil
 	// means always.
 	pins func(discovery.Backend) bool
+	// body is the body of the client, without rank members. It is released once a response has begun.
+	body wire.Body
 	// writable reports whether a member can be added to the body.
 	writable bool
 	// asksExperts is true if the client requests the routed experts.
@@ -69,8 +71,9 @@ type request struct {
 // tokenizer of a plan, because revisions are compared by it.
 func (r *request) promptEstimate() int64 { return max(0, r.tokens-r.output-1) }
 
-// answered releases the prompt once a response has begun. The prompt is needed only to count experts.
+// answered releases the body, and the prompt, once a response has begun. The prompt is needed only to count experts.
 func (r *request) answered(done capture) {
+	r.body = wire.Body{}
 	if !done.sampled {
 		r.prompt = wire.Prompt{}
 	}

@@ -37,27 +37,27 @@ var (
 	errCompressed = errors.New("the request body is invalid: it must not be compressed")
 )
 
-// checkRank rejects bodies that could choose a rank in a form that wire.DropRank does not recognize. An engine may
+// checkRank rejects bodies that could choose a rank in a form that wire.Body.DropRank does not recognize. An engine may
 // parse bodies that the router cannot.
-func checkRank(header http.Header, body []byte) error {
+func checkRank(header http.Header, body wire.Body) error {
 	switch {
-	case len(body) > 0 && wire.Compressed(header):
+	case len(body.Bytes()) > 0 && wire.Compressed(header):
 		return errCompressed
-	case !wire.IsJSON(body) && wire.MayChooseRank(body):
+	case !body.IsJSON() && wire.MayChooseRank(body.Bytes()):
 		return errRankChosen
 	}
 	return nil
 }
 
 // checkState rejects requests that only the pod with the stored earlier response could answer.
-func checkState(path string, body []byte) error {
+func checkState(path string, body wire.Body) error {
 	if wire.IsStoredResponse(path) {
 		return errStored
 	}
 	if path != wire.ResponsesPath {
 		return nil
 	}
-	if member, advice := wire.NeedsStore(body); member != "" {
+	if member, advice := body.NeedsStore(); member != "" {
 		return fmt.Errorf("%s is invalid: %w; %s", member, errStored, advice)
 	}
 	return nil
@@ -65,14 +65,14 @@ func checkState(path string, body []byte) error {
 
 // read reads a client request whose body has passed checkRank and chooses no rank. The context is the context of the
 // request.
-func (s *requestReader) read(ctx context.Context, path, id string, body []byte) *request {
+func (s *requestReader) read(ctx context.Context, path, id string, body wire.Body) *request {
 	r := newRequest(path, id, body)
 	r.tokenize = s.tokenizer.For(ctx)
 	r.lacking = lacking[path]
-	r.shifted = r.reportsExperts && wire.RequestsAny(body, startFields)
+	r.shifted = r.reportsExperts && body.RequestsAny(startFields)
 	r.sampled = r.reportsExperts && !r.shifted && sampled(rand.Uint64(), s.samplePercent)
-	r.asksExperts = r.reportsExperts && wire.RequestsAny(body, requestFields)
-	r.writable = wire.IsObject(body)
+	r.asksExperts = r.reportsExperts && body.RequestsAny(requestFields)
+	r.writable = body.IsObject()
 	route, infers := inference[path]
 	neverPinned := infers && route.smallest == ""
 	r.pins = func(b discovery.Backend) bool {
@@ -86,21 +86,20 @@ func (s *requestReader) read(ctx context.Context, path, id string, body []byte) 
 // load nor rank nor client biases the sample.
 func sampled(random uint64, percent int) bool { return random%100 < uint64(percent) }
 
-// newRequest parses a request body of any content.
-func newRequest(path, id string, data []byte) *request {
-	r := &request{id: id, path: path, planRandom: rand.Uint64(), tokens: 1}
+// newRequest returns a request with a body of any content.
+func newRequest(path, id string, b wire.Body) *request {
+	r := &request{id: id, path: path, body: b, planRandom: rand.Uint64(), tokens: 1}
 	var route inferenceRoute
 	if route, r.inference = inference[path]; !r.inference {
 		return r
 	}
 	r.reportsExperts = route.reportsExperts
 	r.route = path
-	b := wire.ParseBody(data)
 	r.answers, r.copies = b.Answers(path)
 	r.output = b.Output(r.answers)
 	r.answerTokens = b.ExpectedAnswerTokens()
 	r.prompt = wire.PromptOf(path, b)
 	media := r.prompt.Media
-	r.tokens = int64((len(data)-media.Bytes)/wire.BytesPerToken) + media.Tokens() + r.output + 1
+	r.tokens = int64((len(b.Bytes())-media.Bytes)/wire.BytesPerToken) + media.Tokens() + r.output + 1
 	return r
 }

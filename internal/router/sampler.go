@@ -22,8 +22,10 @@ type capture struct {
 	// sampled is true if the experts are counted. strips is true if the response may contain experts that the client
 	// did not request, because the router requested them or the engine always sends them.
 	sampled, strips bool
-	// asks is true if the router changed the body to request the experts.
-	asks bool
+	// field is the member of the body that requests the experts; empty if the router adds none. asks is true if the
+	// engine may reject it.
+	field string
+	asks  bool
 	// long is true if the experts would take too much memory. Such a request is not in the population of the sample.
 	long bool
 }
@@ -35,25 +37,25 @@ func (l capture) refused(response *http.Response) bool {
 }
 
 // requestExperts requests the routed experts from the engine if the request is sampled on the pod of the lease.
-func (s *sampler) requestExperts(r *request, body []byte, lease *Lease) (asked []byte, _ capture) {
+func (s *sampler) requestExperts(r *request, lease *Lease) capture {
 	engine := lease.Backend.Adapter(s.engine).RoutedExperts
 	if engine.Decode == nil || !r.reportsExperts {
-		return body, capture{}
+		return capture{}
 	}
 	size := expertBytes(r, lease)
 	long := size > maxExpertBytes
 	chosen := r.sampled && !long && !lease.spread && s.observations.samples(s.pool, lease.Backend)
 	if !chosen && !engine.Unrequested {
-		return body, capture{long: long}
+		return capture{long: long}
 	}
-	asked, ok := wire.AddFlag(body, engine.RequestField)
-	ok = ok || engine.Unrequested && !r.asksExperts // an engine that sends experts unasked sends them to clients that decline them too
-	// The changed body is a copy in addition to the client's body. It is released when the response arrives.
-	chosen = chosen && ok && s.observations.reserve(lease, max(size, int64(len(asked))))
-	if !chosen {
-		asked = body // vLLM with the plug-in sends experts only if the field is set
+	addable := r.body.IsObject() && !r.body.Has(engine.RequestField)
+	ok := addable || engine.Unrequested && !r.asksExperts // an engine that sends experts unasked sends them to clients that decline them too
+	chosen = chosen && ok && s.observations.reserve(lease, size)
+	done := capture{sampled: chosen, strips: chosen || ok && engine.Unrequested, asks: chosen && !engine.Unrequested, long: long}
+	if chosen && addable {
+		done.field = engine.RequestField
 	}
-	return asked, capture{sampled: chosen, strips: chosen || ok && engine.Unrequested, asks: chosen && !engine.Unrequested, long: long}
+	return done
 }
 
 // limitResponse checks the size of a response that declares its length. A response that does not fit into the memory

@@ -36,7 +36,8 @@ type request struct {
 	// pins reports whether the request can be pinned to a rank of a backend with ranks that share an endpoint; nil
 	// means always.
 	pins func(discovery.Backend) bool
-	// body is the body of the client, without rank members. It is released once a response has begun.
+	// body is the body of the client without rank members, for the writer. Only the members in writtenFields can be
+	// found. It is released once a response has begun.
 	body wire.Body
 	// writable reports whether a member can be added to the body.
 	writable bool

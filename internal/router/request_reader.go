@@ -29,6 +29,9 @@ var (
 	startFields   = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.StartField })
 )
 
+// writtenFields are the body fields that later stages look for before they add them.
+var writtenFields = append(slices.Clone(requestFields), wire.StoreMember)
+
 // HeaderRequestID identifies a request; the router gives one to a request that has none.
 const HeaderRequestID = "X-Request-Id"
 
@@ -67,6 +70,7 @@ func checkState(path string, body wire.Body) error {
 // request.
 func (s *requestReader) read(ctx context.Context, path, id string, body wire.Body) *request {
 	r := newRequest(path, id, body)
+	r.body = body.Only(writtenFields)
 	r.tokenize = s.tokenizer.For(ctx)
 	r.lacking = lacking[path]
 	r.shifted = r.reportsExperts && body.RequestsAny(startFields)
@@ -88,7 +92,7 @@ func sampled(random uint64, percent int) bool { return random%100 < uint64(perce
 
 // newRequest returns a request with a body of any content.
 func newRequest(path, id string, b wire.Body) *request {
-	r := &request{id: id, path: path, body: b, planRandom: rand.Uint64(), tokens: 1}
+	r := &request{id: id, path: path, planRandom: rand.Uint64(), tokens: 1}
 	var route inferenceRoute
 	if route, r.inference = inference[path]; !r.inference {
 		return r

@@ -64,6 +64,7 @@ func (p *Pool) reserve(ctx context.Context, deadline time.Time, r *request, trie
 	return nil, errNoBackend
 }
 
+// reserveUntil is reserve with a boolean instead of an error.
 func (p *Pool) reserveUntil(ctx context.Context, deadline time.Time, r *request, tries *tries) (*Lease, bool) {
 	r.mayWait = len(tries.places) == 0
 	if lease, ok := p.acquire(r, tries.places); ok {

@@ -23,7 +23,8 @@ const (
 type Body struct {
 	data    []byte
 	members []jsonscan.Member
-	object  bool
+	// object is true for a JSON object, empty for an object without members.
+	object, empty bool
 }
 
 // usualMembers is the initial capacity for the members of an object.
@@ -38,7 +39,7 @@ func ParseBody(data []byte) Body {
 	if !ok {
 		return Body{data: data}
 	}
-	return Body{data, members, true}
+	return Body{data, members, true, len(members) == 0}
 }
 
 // Bytes returns the JSON text.
@@ -54,6 +55,22 @@ func (b Body) IsJSON() bool {
 	}
 	_, array := jsonscan.Array(b.data, nil)
 	return array
+}
+
+// Only returns the body with only the members of these names. The others stay in the text, but can no longer be found: a
+// body of many short members takes several times its size while its members are kept.
+func (b Body) Only(names []string) Body {
+	all := b.members
+	b.members = nil
+	for _, name := range names {
+		for i := len(all) - 1; i >= 0; i-- {
+			if string(all[i].Key) == name {
+				b.members = append(b.members, all[i])
+				break
+			}
+		}
+	}
+	return b
 }
 
 // Has reports whether an object has a member.

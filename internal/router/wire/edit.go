@@ -104,7 +104,7 @@ func (b Body) With(additions ...Addition) (head string, rest []byte) {
 		text.WriteByte("{,"[min(i, 1)])
 		text.WriteString(strconv.Quote(a.Name) + ":" + a.Value)
 	}
-	if len(b.members) > 0 {
+	if !b.empty {
 		text.WriteByte(',')
 	}
 	return text.String(), b.data[bytes.IndexByte(b.data, '{')+1:]

@@ -86,6 +86,22 @@ func FuzzCutMembers(f *testing.F) {
 	})
 }
 
+// TestOnly checks that a body without most of its members has the same text and the same last value of the others.
+func TestOnly(t *testing.T) {
+	text := `{"a":1,"b":2,"a":3,"c":4}`
+	b := ParseBody([]byte(text)).Only([]string{"a", "x"})
+	if len(b.members) != 1 || string(b.get("a")) != "3" || b.Has("b") || !b.IsObject() {
+		t.Errorf("%d members, a is %s", len(b.members), b.get("a"))
+	}
+	if head, rest := b.With(Addition{"r", "3"}); head+string(rest) != `{"r":3,"a":1,"b":2,"a":3,"c":4}` {
+		t.Errorf("got %s%s", head, rest)
+	}
+	none := ParseBody([]byte(`{"b":2}`)).Only(nil)
+	if head, rest := none.With(Addition{"r", "3"}); head+string(rest) != `{"r":3,"b":2}` {
+		t.Errorf("got %s%s", head, rest)
+	}
+}
+
 // TestWithSeveral checks that members are added in order to an object only.
 func TestWithSeveral(t *testing.T) {
 	for body, want := range map[string]string{

@@ -46,7 +46,7 @@ func (b *Body) DropRank() (dropped bool) {
 		}
 		dropped = true
 	}
-	b.members = kept
+	b.members, b.empty = kept, len(kept) == 0
 	return dropped
 }
 

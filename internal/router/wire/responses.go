@@ -5,6 +5,9 @@ import "strings"
 // ResponsesPath is the route of OpenAI's Responses API.
 const ResponsesPath = "/v1/responses"
 
+// StoreMember is the member of a request to ResponsesPath that enables storage of the response.
+const StoreMember = "store"
+
 // IsStoredResponse reports whether a route is about a response that an engine has stored.
 func IsStoredResponse(path string) bool { return strings.HasPrefix(path, ResponsesPath+"/") }
 
@@ -28,8 +31,8 @@ func (b Body) NeedsStore() (member, advice string) {
 // WithoutStore returns a request to ResponsesPath in two parts, with storage disabled. SGLang stores a response by
 // default, in the memory of its pod, and never drops it (srt/entrypoints/openai/serving_responses.py of 0.5.17).
 func (b Body) WithoutStore() (head string, rest []byte) {
-	if b.Has("store") {
+	if b.Has(StoreMember) {
 		return "", b.data
 	}
-	return b.With(Addition{"store", "false"})
+	return b.With(Addition{StoreMember, "false"})
 }

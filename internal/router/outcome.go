@@ -70,9 +70,9 @@ func (o *outcomeRecorder) trackResponse(gone func() bool, response *http.Respons
 	return body
 }
 
-// recordFailure records that a pod has failed to serve an inference request, and therefore does not cache it. A request counts
-// once per revision, however often it is sent to its pods, because revisions are compared by their share of failed
-// requests.
+// recordFailure records that a pod has failed to serve an inference request, and therefore does not cache it. A request
+// counts once per revision, however often it is sent to its pods, because revisions are compared by their share of
+// failed requests.
 func (o *outcomeRecorder) recordFailure(r *request, lease *Lease) {
 	lease.Unserved()
 	revision := lease.Backend.Revision

@@ -40,8 +40,8 @@ func appendWords(pieces []span, t *classTable, next word, text string, at int) [
 }
 
 // plainWord returns the end of a run of lower-case ASCII letters, with at most one space before it, or 0 if there is
-// none. Every known split expression matches exactly this run if the next character is in ASCII, and neither a letter nor
-// an apostrophe. Most of a text are such words, and they need no table of classes.
+// none. Every known split expression matches exactly this run if the next character is in ASCII, and neither a letter
+// nor an apostrophe. Most pieces of a text are such words, and they need no table of classes.
 func plainWord(text string, at int) (end int) {
 	if text[at] == ' ' {
 		at++

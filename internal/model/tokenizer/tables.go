@@ -148,11 +148,12 @@ const (
 )
 
 // wordCache caches the tokens of short pieces for the text that is being encoded. A hit touches one line of memory, and
-// needs neither a hash of the bytes nor an atomic load. Each piece has exactly one slot. It belongs to one tokenizer and
-// one goroutine at a time.
+// needs neither a hash of the bytes nor an atomic load. Each piece has exactly one slot. A wordCache belongs to one
+// tokenizer, and to one goroutine at a time.
 type wordCache [1 << wordSlotBits]shortSlot
 
-// shortPiece is a piece of 1 to shortBytes bytes as numbers. Equal numbers mean equal pieces. The zero value is no piece.
+// shortPiece is a piece of 1 to shortBytes bytes as numbers. Equal numbers mean equal pieces. The zero value is no
+// piece.
 type shortPiece struct {
 	first, last uint64
 	length      uint8

@@ -317,7 +317,8 @@ func TestPopulationThroughAGateway(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if asked := strings.Contains(string(exchange.Decision().Body), "return_routed_experts"); asked == fixed {
+		decision := exchange.Decision()
+		if asked := strings.Contains(decision.Head+string(decision.Body), "return_routed_experts"); asked == fixed {
 			t.Errorf("response fixed is %v, and the engine is asked: %v", fixed, asked)
 		}
 		response := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(`{"choices":[]}`))}

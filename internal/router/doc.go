@@ -1,11 +1,23 @@
 // Package router implements the request router. As a proxy, it forwards the OpenAI and native routes of the engines to
 // engine ranks. As an endpoint picker, it selects ranks for a gateway (package picker).
 //
-// Data flow: package discovery lists the engine pods and package plans loads the tables of each plan. This package
-// keeps the pool of backends, reserves a rank for each request, proxies the request and records observations. The other
-// subpackages: wire parses and edits request and response bodies, client handles client connections, tokenize asks
-// engines for token ids, livesamples stores the tokens of sampled requests, waitqueue queues requests that wait for a
-// rank, balance measures the load balance of the ranks, reports exports observations as metrics, and managerauth
+// A request passes through stages, which stages.go lists and forwarder.go calls in order:
+//
+//	read      request_reader.go     properties of the request, from one scan of its body
+//	score     forecast.go           tokens, expected local share by rank, hashes of the prefixes
+//	queue     wait_queue.go         wait for the rank of the experts, if the policy allows it
+//	reserve   reservation.go        a rank of a pod, chosen by rank_selection.go, as a lease
+//	sample    sampler.go            request for the routed experts, within a memory budget
+//	send      engine_request.go     the body for the reserved rank
+//	record    outcome.go            load, failures and times
+//	rewrite   response_rewriter.go  routed experts that the client did not request, or with other ids
+//
+// The endpoint picker (endpoint_picker.go) calls the same stages, but a gateway sends the request.
+//
+// Package discovery lists the engine pods and package plans loads the tables of each plan, into the pool of backends.
+// The other subpackages: wire parses and edits request and response bodies, client handles client connections, tokenize
+// asks engines for token ids, livesamples stores the tokens of sampled requests, waitqueue queues requests that wait
+// for a rank, balance measures the load balance of the ranks, reports exports observations as metrics, and managerauth
 // authenticates the managers that read observations.
 //
 // Invariants:
@@ -15,7 +27,7 @@
 //     counted.
 //   - The plan is chosen before the rank, at random. A plan therefore cannot attract the requests that suit it. Clients
 //     choose neither the plan nor whether a request is sampled.
-//   - No lock is held while a prompt is tokenized or scored, and the scored part of a prompt is bounded.
+//   - No lock is held while a prompt is tokenized, scored or hashed, and the scored part of a prompt is bounded.
 //   - A request is retried on another pod only while no part of a response has reached the client.
 //   - A request counts once in the prices and occupies one rank at a time, however often it is sent. Its place is always
 //     released.

@@ -18,7 +18,7 @@ import (
 
 // endpointPicker chooses endpoints for a gateway. It chooses, samples and counts like the proxy, but sends no request.
 type endpointPicker struct {
-	core *sender
+	stages *stages
 	// fallbacks is the number of endpoints that a gateway gets in addition to the chosen one.
 	fallbacks int
 }
@@ -27,13 +27,13 @@ type endpointPicker struct {
 // of endpoints to try after the chosen one. The picker ignores EndpointWait and never waits for a pod: a gateway gives
 // up earlier and may have another pool.
 func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions, fallbacks int) (picker.Picker, *Observations) {
-	core := newSender(pool, registry, options)
-	return &endpointPicker{core: core, fallbacks: fallbacks}, core.observations
+	s := newStages(pool, registry, options)
+	return &endpointPicker{stages: s, fallbacks: fallbacks}, s.observations
 }
 
 // Count counts an answer by its status code.
 func (e *endpointPicker) Count(code int) {
-	e.core.metrics.requests.WithLabelValues(strconv.Itoa(code)).Inc()
+	e.stages.metrics.requests.WithLabelValues(strconv.Itoa(code)).Inc()
 }
 
 // Pick reserves a rank for a request.
@@ -46,17 +46,18 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	if id == "" {
 		id = rand.Text()
 	}
-	switch err := checkState(target, in.Body); {
+	body := wire.ParseBody(in.Body)
+	switch err := checkState(target, body); {
 	case err != nil && wire.IsStoredResponse(target):
 		return nil, fmt.Errorf("%w: %w", picker.ErrNotImplemented, err)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", picker.ErrInvalid, err)
 	}
-	edited, err := dropRank(in)
+	edited, err := dropRank(in, &body)
 	if err != nil {
 		return nil, err
 	}
-	r := e.core.read(ctx, target, id, in.Body)
+	r := e.stages.reader.read(ctx, target, id, body)
 	r.writable = r.writable && !in.BodyFixed
 	if in.Subset != nil {
 		r.eligible = in.Subset.Contains
@@ -65,33 +66,33 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	if err != nil {
 		return nil, err
 	}
-	if lease.Rank == discovery.NoRank && lease.Backend.Ranks > 0 && in.BodyFixed && !wire.IsObject(in.Body) {
+	if lease.Rank == discovery.NoRank && lease.Backend.Ranks > 0 && in.BodyFixed && !body.IsObject() {
 		lease.Release()
 		return nil, errBodyUnseen
 	}
-	p := &pickedRank{core: e.core, request: r, lease: lease, arrived: in.Arrived}
-	body := in.Body
+	p := &pickedRank{stages: e.stages, request: r, lease: lease, arrived: in.Arrived}
 	// The router does not request experts that it cannot remove from the response.
 	if p.changes = !in.BodyFixed && !in.ResponseFixed; p.changes {
-		body, p.capture = e.core.requestExperts(r, body, lease)
+		p.capture = e.stages.sampler.requestExperts(r, lease)
 	}
 	p.decision = picker.Decision{
-		Endpoints:     append([]string{lease.endpoint()}, e.core.pool.fallbacks(lease, r, e.fallbacks)...),
+		Endpoints:     append([]string{lease.endpoint()}, e.stages.pool.fallbacks(lease, r, e.fallbacks)...),
 		SetHeaders:    map[string]string{HeaderRequestID: id},
 		RemoveHeaders: rankHeaders(in.Header),
 		Edited:        edited,
 	}
-	p.decision.Head, p.decision.Body = e.core.withRank(target, body, lease)
+	p.decision.Head, p.decision.Body = e.stages.writer.body(r, lease, p.capture)
+	r.body = wire.Body{} // the decision holds it
 	if lease.Backend.PinsByHeader(lease.Rank) {
-		p.decision.SetHeaders[lease.Backend.Adapter(e.core.engine).RankHeader] = strconv.Itoa(lease.Rank)
+		p.decision.SetHeaders[lease.Backend.Adapter(e.stages.writer.engine).RankHeader] = strconv.Itoa(lease.Rank)
 	}
-	if name, value := e.core.routingKey(in.Header, r, lease); name != "" {
+	if name, value := e.stages.writer.routingKey(in.Header, r, lease); name != "" {
 		p.decision.SetHeaders[name] = value
 	}
 	if p.capture.strips || r.asksExperts { // the router cannot read a compressed response
 		p.decision.RemoveHeaders = append(p.decision.RemoveHeaders, "Accept-Encoding")
 	}
-	p.sent = e.core.observations.now()
+	p.sent = e.stages.observations.now()
 	return p, nil
 }
 
@@ -100,17 +101,17 @@ var errBodyUnseen = fmt.Errorf("%w: processing_mode.request_body_mode of the gat
 
 // dropRank removes the rank that a client chose from a request body, in place. edited reports whether there was one. It
 // rejects such a body if the gateway forwards the body unchanged.
-func dropRank(in *picker.Request) (edited bool, err error) {
-	edited, err = wire.ChoosesRank(in.Body), checkRank(in.Header, in.Body)
+func dropRank(in *picker.Request, body *wire.Body) (edited bool, err error) {
+	err = checkRank(in.Header, *body)
 	switch {
 	case errors.Is(err, errCompressed):
 		return false, fmt.Errorf("%w: %w", picker.ErrCompressed, err)
 	case err != nil:
 		return false, fmt.Errorf("%w: %w", picker.ErrInvalid, err)
-	case edited && in.BodyFixed:
+	}
+	if edited = body.DropRank(); edited && in.BodyFixed {
 		return false, fmt.Errorf("%w: %w", picker.ErrInvalid, errRankChosen)
 	}
-	wire.DropRank(in.Body)
 	return edited, nil
 }
 
@@ -119,7 +120,7 @@ func dropRank(in *picker.Request) (edited bool, err error) {
 func (e *endpointPicker) take(r *request, untranslated bool) (*Lease, error) {
 	tried := map[string]bool{}
 	for {
-		lease, ok := e.core.pool.acquire(r, tried)
+		lease, ok := e.stages.pool.acquire(r, tried)
 		switch {
 		case !ok && errors.Is(r.refused, errLacksRoute):
 			return nil, fmt.Errorf("%w: %s", picker.ErrNoRoute, lacksRoute(r.path))
@@ -139,7 +140,7 @@ func (e *endpointPicker) take(r *request, untranslated bool) (*Lease, error) {
 
 // pickedRank is a request with its reserved rank.
 type pickedRank struct {
-	core     *sender
+	stages   *stages
 	request  *request
 	lease    *Lease
 	decision picker.Decision
@@ -162,13 +163,13 @@ func (p *pickedRank) Release() {
 
 // ModifyResponse records the request for the rank that served it, and processes the response like the proxy.
 func (p *pickedRank) ModifyResponse(served string, response *http.Response) error {
-	p.core.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
+	p.stages.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
 	p.decision.Body = nil // the gateway has received it
-	p.capture = p.core.limitCapture(response, p.lease, p.capture)
+	p.capture = p.stages.sampler.limitResponse(response, p.lease, p.capture)
 	p.request.answered(p.capture)
 	if served != "" && served != p.lease.endpoint() {
-		p.core.metrics.retries.WithLabelValues(retryFallback).Inc()
-		p.core.failed(p.request, p.lease)
+		p.stages.metrics.retries.WithLabelValues(retryFallback).Inc()
+		p.stages.recorder.recordFailure(p.request, p.lease)
 		p.lease.move(served)
 	}
 	if response.StatusCode < http.StatusInternalServerError { // the gateway itself may have sent a 5xx
@@ -176,17 +177,17 @@ func (p *pickedRank) ModifyResponse(served string, response *http.Response) erro
 	}
 	// A 503 may come from a pod, or from a gateway that has reached no pod.
 	if response.StatusCode != http.StatusServiceUnavailable {
-		p.core.recordLoad(p.request, p.lease)
+		p.stages.recorder.recordLoad(p.request, p.lease)
 	}
 	p.lease.mark(response.Header)
 	response.Header.Set(HeaderRequestID, p.request.id)
 	// If the response breaks off, the gateway does not report whether the pod or the client has disconnected.
-	p.body = p.core.trackResponse(func() bool { return true }, response, p.request, p.lease, p.sent)
+	p.body = p.stages.recorder.trackResponse(func() bool { return true }, response, p.request, p.lease, p.sent)
 	if p.changes {
 		explainNotFound(response, p.request.path)
-		p.core.countEligible(response, p.request, p.lease, p.capture, p.sent)
+		p.stages.sampler.countEligible(response, p.request, p.lease, p.capture, p.sent)
 	}
-	if err := p.core.rewrite(response, p.request, p.lease, p.capture); err != nil {
+	if err := p.stages.rewriter.rewrite(response, p.request, p.lease, p.capture); err != nil {
 		return fmt.Errorf("failed to read the engine's response: %w", err)
 	}
 	return nil

@@ -109,7 +109,8 @@ func (e *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	rank := servedRank.FindString(strings.Replace(string(body), "routed_", "", 1))
-	wire.DropRank(body)
+	parsed := wire.ParseBody(body)
+	parsed.DropRank()
 	key := r.URL.Path + string(body)
 	if _, known := e.records[key]; !known {
 		response, err := http.Post("http://"+e.address+r.URL.Path, "application/json", bytes.NewReader(body))

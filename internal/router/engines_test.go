@@ -23,6 +23,7 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 func adapterOf(t *testing.T, engineType string) engine.Adapter {
@@ -124,7 +125,7 @@ func TestUsesTheAdapterOfEachPod(t *testing.T) {
 // engine that the router is configured for.
 func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 	for _, configured := range registry.All() {
-		s := newSender(NewPool(), prometheus.NewRegistry(), ProxyOptions{RankHeader: configured.RankHeader, RoutedExperts: configured.RoutedExperts, SamplePercent: 100})
+		s := newStages(NewPool(), prometheus.NewRegistry(), ProxyOptions{RankHeader: configured.RankHeader, RoutedExperts: configured.RoutedExperts, SamplePercent: 100})
 		for body, want := range map[string]struct{ shifted, asks bool }{
 			`{"prompt":"x"}`: {},
 			`{"prompt":"x","return_routed_experts":true}`:       {asks: true},
@@ -133,7 +134,7 @@ func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 			`{"prompt":NaN,"routed_experts_prompt_start":1}`:    {shifted: true},
 			`{"prompt":"x","routed_experts_prompt_start":null}`: {},
 		} {
-			r := s.read(t.Context(), "/v1/completions", "id", []byte(body))
+			r := s.reader.read(t.Context(), "/v1/completions", "id", wire.ParseBody([]byte(body)))
 			if r.shifted != want.shifted || r.sampled == want.shifted || r.asksExperts != want.asks {
 				t.Errorf("a router for %s reads %s: shifted %v, sampled %v, asks %v", configured.Type, body, r.shifted, r.sampled, r.asksExperts)
 			}
@@ -333,7 +334,7 @@ func TestRetriesWithoutCapture(t *testing.T) {
 			if served := servedBy(t, observations)["r"].Requests; served != 1 {
 				t.Errorf("%d requests were served", served)
 			}
-			if tokens := newRequest("/v1/completions", "", []byte(tc.body)).tokens; countedTokens(t, registry) != float64(tokens) {
+			if tokens := requestOf("/v1/completions", "", []byte(tc.body)).tokens; countedTokens(t, registry) != float64(tokens) {
 				t.Errorf("%v tokens are counted, want %d", countedTokens(t, registry), tokens)
 			}
 		})
@@ -454,7 +455,7 @@ func TestExpertBytes(t *testing.T) {
 		"more than is counted": {"/v1/completions", `{"prompt":"` + text + `","n":1000000}`, maxExpertBytes - 1},
 	} {
 		shape := planstest.Shape
-		got := expertBytes(newRequest(tc.path, "", []byte(tc.body)), &Lease{Backend: discovery.Backend{Shape: &shape}}) * 3 / 16 / int64(shape.Layers*shape.ExpertsPerToken)
+		got := expertBytes(requestOf(tc.path, "", []byte(tc.body)), &Lease{Backend: discovery.Backend{Shape: &shape}}) * 3 / 16 / int64(shape.Layers*shape.ExpertsPerToken)
 		if got < tc.rows || got > tc.rows+tc.rows/20 {
 			t.Errorf("%s: %d rows, want %d", name, got, tc.rows)
 		}
@@ -466,16 +467,15 @@ func TestExpertBytes(t *testing.T) {
 func TestSamplesWithinBoundedMemory(t *testing.T) {
 	for _, engineType := range []string{"SGLang", "VLLM"} {
 		pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 4, Shape: &planstest.Shape})
-		s := newSender(pool, prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, RoutedExperts: adapterOf(t, engineType).RoutedExperts, SamplePercent: 100})
+		s := newStages(pool, prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, RoutedExperts: adapterOf(t, engineType).RoutedExperts, SamplePercent: 100})
 		body := []byte(`{"prompt":"` + strings.Repeat("abc ", 600_000) + `"}`) // 51 MB
 		begin := func() (*request, *Lease, capture) {
-			r := s.read(t.Context(), "/v1/completions", "id", body)
+			r := s.reader.read(t.Context(), "/v1/completions", "id", wire.ParseBody(body))
 			lease, ok := pool.acquire(r, nil)
 			if !ok {
 				t.Fatal("no rank is left")
 			}
-			_, capture := s.requestExperts(r, body, lease)
-			return r, lease, capture
+			return r, lease, s.sampler.requestExperts(r, lease)
 		}
 		var leases []*Lease
 		for i := range 6 {
@@ -501,7 +501,7 @@ func TestSamplesWithinBoundedMemory(t *testing.T) {
 		// A response that declares its length reserves that much.
 		_, lease, capture := begin()
 		for size, sampled := range map[string]bool{"": true, "1000": true, fmt.Sprint(60 << 20): true, fmt.Sprint(65 << 20): false} {
-			if got := s.limitCapture(&http.Response{Header: http.Header{"Content-Length": {size}}}, lease, capture); got.sampled != sampled || got.long == sampled {
+			if got := s.sampler.limitResponse(&http.Response{Header: http.Header{"Content-Length": {size}}}, lease, capture); got.sampled != sampled || got.long == sampled {
 				t.Errorf("%s: an answer of %s bytes: %+v", engineType, size, got)
 			}
 		}
@@ -509,7 +509,7 @@ func TestSamplesWithinBoundedMemory(t *testing.T) {
 			t.Errorf("%s: %d bytes are reserved, want %d", engineType, held, 60<<20)
 		}
 		lease.Release()
-		body = []byte(`{"prompt":"x","` + s.options.RoutedExperts.RequestField + `":true}`)
+		body = []byte(`{"prompt":"x","` + adapterOf(t, engineType).RoutedExperts.RequestField + `":true}`)
 		_, lease, capture = begin()
 		if held := s.observations.reserved.Load(); capture.sampled || held != 0 {
 			t.Errorf("%s: %d bytes are reserved for experts that the client requests: %+v", engineType, held, capture)
@@ -518,7 +518,7 @@ func TestSamplesWithinBoundedMemory(t *testing.T) {
 		body = []byte(`{"prompt":"x"}`)
 		r, lease, capture := begin()
 		stream := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: http.NoBody}
-		s.countEligible(stream, r, lease, capture, time.Now())
+		s.sampler.countEligible(stream, r, lease, capture, time.Now())
 		if held := s.observations.reserved.Load(); (held == 0) != (engineType == "VLLM") {
 			t.Errorf("%s: %d bytes are reserved for a stream", engineType, held)
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 // planned is a plan for the small model on four ranks, with its layout.
@@ -29,4 +30,9 @@ func solved(t testing.TB) (first, second planned) {
 func favouring(t *testing.T, p planned, rank int) planned {
 	t.Helper()
 	return layoutOf(p.Favouring(t, rank))
+}
+
+// requestOf returns a request with a body.
+func requestOf(path, id string, body []byte) *request {
+	return newRequest(path, id, wire.ParseBody(body))
 }

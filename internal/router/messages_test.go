@@ -202,12 +202,12 @@ func TestMessagesAreScoredAsChats(t *testing.T) {
 		}
 	}
 	var chat, message *request
-	chat = newRequest("/v1/chat/completions", "r", []byte(`{"messages":[{"content":"s"},{"content":"a"}],"max_tokens":100}`))
-	message = newRequest("/v1/messages", "r", []byte(`{"system":"s","messages":[{"content":"a"}],"max_tokens":100}`))
+	chat = requestOf("/v1/chat/completions", "r", []byte(`{"messages":[{"content":"s"},{"content":"a"}],"max_tokens":100}`))
+	message = requestOf("/v1/messages", "r", []byte(`{"system":"s","messages":[{"content":"a"}],"max_tokens":100}`))
 	if diff := cmp.Diff(chat.prompt, message.prompt); diff != "" || message.output != 100 {
 		t.Errorf("%d tokens of output, prompt (-chat +message):\n%s", message.output, diff)
 	}
-	if response := newRequest("/v1/responses", "r", []byte(`{"instructions":"s","input":"a","max_output_tokens":100}`)); response.output != 100 || !response.inference || response.reportsExperts {
+	if response := requestOf("/v1/responses", "r", []byte(`{"instructions":"s","input":"a","max_output_tokens":100}`)); response.output != 100 || !response.inference || response.reportsExperts {
 		t.Errorf("%+v", response)
 	}
 }

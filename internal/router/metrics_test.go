@@ -18,7 +18,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	pool.Set([]discovery.Backend{{Pod: "p", Address: "127.0.0.1:1", Ranks: 4, Revision: "r", PlanDigest: p.Artifact.Digest, Shape: &planstest.Shape}})
 	pool.AddLayout(p.layout)
 	registry := prometheus.NewRegistry()
-	router := newSender(pool, registry, ProxyOptions{SamplePercent: 100, ExpertLoadSeries: 1})
+	router := newStages(pool, registry, ProxyOptions{SamplePercent: 100, ExpertLoadSeries: 1})
 	router.observations.add(lar.Observation{Revision: "r", Count: lar.Count{
 		Activations: lar.Activations{Local: 1, Total: 2}, LayerGroups: []lar.Activations{{Local: 1, Total: 2}}, Tokens: 1, TokenLayers: 1,
 	}})

@@ -6,15 +6,37 @@ import (
 	"slices"
 	"time"
 
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/router/balance"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
+// outcomeRecorder is the stage that records the load, the failures and the times of requests.
+type outcomeRecorder struct {
+	engine       *engine.Adapter // of pods that do not name their engine
+	metrics      *metrics
+	observations *Observations
+}
+
+// recordLoad records the load of a request that an engine answers.
+func (o *outcomeRecorder) recordLoad(r *request, lease *Lease) {
+	if !r.inference {
+		return
+	}
+	rank := lease.knownRank()
+	o.metrics.tokens.WithLabelValues(rankLabel(rank)).Add(float64(lease.tokens))
+	o.observations.window.Add(balance.Arrival{Rank: rank, Ranks: lease.Backend.Ranks, Tokens: lease.tokens})
+	if lease.unscored != "" {
+		o.metrics.unscored.WithLabelValues(lease.unscored).Inc()
+	}
+}
+
 // trackResponse records how a pod serves an inference request: immediately if the pod rejects it, or at the end of the
 // response body. It returns the body, which the caller must end if it is not closed; nil if nothing must be ended. A
 // response that breaks off counts as a failure of the pod, unless gone reports that the client may have disconnected.
-func (s *sender) trackResponse(gone func() bool, response *http.Response, r *request, lease *Lease, sent time.Time) *servedBody {
+func (o *outcomeRecorder) trackResponse(gone func() bool, response *http.Response, r *request, lease *Lease, sent time.Time) *servedBody {
 	serves := response.StatusCode < http.StatusInternalServerError
 	if r.inference {
 		lease.recordOutcome(serves)
@@ -23,24 +45,24 @@ func (s *sender) trackResponse(gone func() bool, response *http.Response, r *req
 	case !r.inference:
 		return nil
 	case !serves:
-		s.failed(r, lease)
+		o.recordFailure(r, lease)
 		return nil
 	case response.StatusCode != http.StatusOK: // the time of a rejection is not meaningful
-		s.observations.served(lease.Backend.Revision, lar.Service{Requests: 1})
+		o.observations.served(lease.Backend.Revision, lar.Service{Requests: 1})
 		return nil
 	}
 	body := &servedBody{
-		ReadCloser: response.Body, observations: s.observations, lease: lease, gone: gone, sent: sent, streamed: wire.IsStream(response),
+		ReadCloser: response.Body, observations: o.observations, lease: lease, gone: gone, sent: sent, streamed: wire.IsStream(response),
 		prompt: r.promptEstimate(), inFlight: lease.inFlight, generated: r.output,
 	}
 	if !body.streamed {
 		body.usage = wire.NewIntegerReader(wire.GeneratedTokensMember(r.path))
 	}
-	if name := lease.Backend.Adapter(s.engine).RankRoutes.Reported; name != "" && lease.Backend.PinsByHeader(lease.Rank) {
+	if name := lease.Backend.Adapter(o.engine).RankRoutes.Reported; name != "" && lease.Backend.PinsByHeader(lease.Rank) {
 		body.ranks = wire.NewIntegerReader(name)
 		body.reported = func(rank int) {
 			if rank != lease.Rank && lease.contradict() {
-				s.metrics.otherRanks.WithLabelValues(lease.route).Inc()
+				o.metrics.otherRanks.WithLabelValues(lease.route).Inc()
 			}
 		}
 	}
@@ -48,17 +70,17 @@ func (s *sender) trackResponse(gone func() bool, response *http.Response, r *req
 	return body
 }
 
-// failed records that a pod has failed to serve an inference request, and therefore does not cache it. A request counts
-// once per revision, however often it is sent to its pods, because revisions are compared by their share of failed
-// requests.
-func (s *sender) failed(r *request, lease *Lease) {
+// recordFailure records that a pod has failed to serve an inference request, and therefore does not cache it. A request
+// counts once per revision, however often it is sent to its pods, because revisions are compared by their share of
+// failed requests.
+func (o *outcomeRecorder) recordFailure(r *request, lease *Lease) {
 	lease.Unserved()
 	revision := lease.Backend.Revision
 	if !r.inference || slices.Contains(r.failedBy, revision) {
 		return
 	}
 	r.failedBy = append(r.failedBy, revision)
-	s.observations.served(revision, lar.Service{Requests: 1, Failures: 1})
+	o.observations.served(revision, lar.Service{Requests: 1, Failures: 1})
 }
 
 // served records an ended request to a revision.

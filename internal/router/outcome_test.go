@@ -118,7 +118,7 @@ func TestCountsOutcomes(t *testing.T) {
 				second.Revision = "b"
 				pool.Set([]discovery.Backend{engine, second})
 				// It is tried second because it has more load.
-				lease, _ := pool.acquire(newRequest("/v1/models", "x", nil), map[string]bool{engine.Address: true})
+				lease, _ := pool.acquire(requestOf("/v1/models", "x", nil), map[string]bool{engine.Address: true})
 				defer lease.Release()
 			}
 			response, err := http.Post(url+tc.path, "application/json", strings.NewReader("{}"))

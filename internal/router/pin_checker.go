@@ -155,7 +155,7 @@ func (c *pinChecker) ask(ctx context.Context, b discovery.Backend, route, smalle
 	defer cancel()
 	rank, head, body := strconv.Itoa(noSuchRank), "", []byte(smallest)
 	if field != "" {
-		head, body, _ = wire.With(body, field, rank)
+		head, body = wire.ParseBody(body).With(wire.Addition{Name: field, Value: rank})
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.Address+route, bytes.NewReader(append([]byte(head), body...)))
 	if err != nil {

@@ -354,7 +354,7 @@ func TestUnpinnedLoadIsSpread(t *testing.T) {
 	var leases []*Lease
 	spread := 0
 	for range 8 {
-		r := newRequest("/generate", "r", []byte(`{"text":"x","sampling_params":{"max_new_tokens":399}}`))
+		r := requestOf("/generate", "r", []byte(`{"text":"x","sampling_params":{"max_new_tokens":399}}`))
 		lease, ok := pool.acquire(r, nil)
 		if !ok {
 			t.Fatal("no place")

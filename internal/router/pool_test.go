@@ -111,7 +111,7 @@ func TestReturningBackendKeepsItsLoad(t *testing.T) {
 	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 1 })
 	body := []byte(`{"prompt":"` + strings.Repeat("a long prompt ", 100) + `","max_tokens":1}`)
 	acquire := func() (*Lease, *request) {
-		r := newRequest("/v1/completions", "x", body)
+		r := requestOf("/v1/completions", "x", body)
 		lease, _ := pool.acquire(r, nil)
 		return lease, r
 	}
@@ -189,7 +189,7 @@ func TestBackendsThatBlink(t *testing.T) {
 	for client := range 4 {
 		clients.Go(func() {
 			for i := range 300 {
-				r := newRequest("/v1/completions", fmt.Sprint(client, i), []byte(`{"prompt":"x"}`))
+				r := requestOf("/v1/completions", fmt.Sprint(client, i), []byte(`{"prompt":"x"}`))
 				if lease, ok := pool.acquire(r, nil); ok {
 					if i%3 == 0 {
 						lease.move("b:1")

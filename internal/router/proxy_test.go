@@ -361,7 +361,7 @@ func TestEstimateTokens(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if got := newRequest("/v1/completions", "", []byte(tc.body)).tokens; got != tc.want {
+			if got := requestOf("/v1/completions", "", []byte(tc.body)).tokens; got != tc.want {
 				t.Errorf("%d tokens, want %d", got, tc.want)
 			}
 		})
@@ -375,8 +375,8 @@ func TestLoadOfImages(t *testing.T) {
 	image := `,{"type":"image_url","image_url":{"url":"data:image/png;base64,` + strings.Repeat("A", 3<<20) + `"}}`
 	p, _ := solved(t)
 	load := func(parts string) (estimated, scored int64) {
-		r := newRequest("/v1/chat/completions", "", fmt.Appendf(nil, text, parts))
-		if r.score(p.layout); r.forecast.scores == nil {
+		r := requestOf("/v1/chat/completions", "", fmt.Appendf(nil, text, parts))
+		if r.score(p.layout, true); r.forecast.scores == nil {
 			t.Fatalf("the text is not scored: %s", r.forecast.unscored)
 		}
 		return r.tokens, r.forecast.tokens
@@ -394,8 +394,8 @@ func TestLoadOfImages(t *testing.T) {
 func TestLoadOfTools(t *testing.T) {
 	p, _ := solved(t)
 	load := func(body string) int64 {
-		r := newRequest("/v1/chat/completions", "", []byte(body))
-		if r.score(p.layout); r.forecast.scores == nil {
+		r := requestOf("/v1/chat/completions", "", []byte(body))
+		if r.score(p.layout, true); r.forecast.scores == nil {
 			t.Fatalf("the text is not scored: %s", r.forecast.unscored)
 		}
 		return r.forecast.tokens
@@ -420,12 +420,12 @@ func TestPrefixesOfTools(t *testing.T) {
 	p, _ := solved(t)
 	prefixes := func(tools string, layout *plans.Layout) []uint64 {
 		body := fmt.Appendf(nil, `{"messages":[{"content":%q}],"tools":[%q]}`, strings.Repeat("what is the time ", 99), tools)
-		r := newRequest("/v1/chat/completions", "", body)
+		r := requestOf("/v1/chat/completions", "", body)
 		if layout == nil {
 			r.hash()
 			return r.prefixes
 		}
-		r.score(layout)
+		r.score(layout, true)
 		return r.forecast.prefixes
 	}
 	for name, layout := range map[string]*plans.Layout{"tokens": p.layout, "text": nil} {
@@ -444,9 +444,9 @@ func TestPrefixesOfTools(t *testing.T) {
 func TestLoadOfALongPrompt(t *testing.T) {
 	const more = 100
 	list := strings.Repeat("7,", wire.ReadTokens+more-1) + "7"
-	r := newRequest("/generate", "", []byte(`{"input_ids":[`+list+`],"sampling_params":{"max_new_tokens":0}}`))
+	r := requestOf("/generate", "", []byte(`{"input_ids":[`+list+`],"sampling_params":{"max_new_tokens":0}}`))
 	p, _ := solved(t)
-	if r.score(p.layout); r.forecast.tokens != wire.ReadTokens+more+1 {
+	if r.score(p.layout, true); r.forecast.tokens != wire.ReadTokens+more+1 {
 		t.Errorf("a load of %d tokens, want %d", r.forecast.tokens, wire.ReadTokens+more+1)
 	}
 }

@@ -52,7 +52,7 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		if plan != nil && r.forecast.layout != plan.layout {
 			return nil, false, missing{layout: plan.layout}
 		}
-		if !r.hashed && (plan == nil || r.forecast.prefixes == nil) {
+		if p.options.Policy.ReadsPrefixes() && !r.hashed && (plan == nil || r.forecast.prefixes == nil) {
 			return nil, false, missing{text: true}
 		}
 		if plan != nil && !unpinned && p.mustWait(g, plan, r, allowed) {

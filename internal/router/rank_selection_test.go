@@ -103,7 +103,7 @@ func samplePrompts(n int) []*request {
 		for range 20 + random.IntN(60) {
 			text.WriteString(kind[random.IntN(len(kind))] + " ")
 		}
-		all = append(all, newRequest("/v1/completions", fmt.Sprintf("r%d", i), fmt.Appendf(nil, `{"prompt":%q,"max_tokens":16}`, text.String())))
+		all = append(all, requestOf("/v1/completions", fmt.Sprintf("r%d", i), fmt.Appendf(nil, `{"prompt":%q,"max_tokens":16}`, text.String())))
 	}
 	return all
 }
@@ -234,7 +234,7 @@ func TestQuietServiceUsesAllPods(t *testing.T) {
 // TestUnscored checks that a request without a forecast is balanced by load, with the reason.
 func TestUnscored(t *testing.T) {
 	p, _ := solved(t)
-	chat := func(body string) *request { return newRequest("/v1/completions", "id", []byte(body)) }
+	chat := func(body string) *request { return requestOf("/v1/completions", "id", []byte(body)) }
 	cases := map[string]struct {
 		plan     string
 		ranks    int
@@ -249,7 +249,7 @@ func TestUnscored(t *testing.T) {
 		"no prompt":       {p.Artifact.Digest, 4, true, chat(`{}`), false, plans.NoPrompt},
 		"other ranks":     {p.Artifact.Digest, 8, true, chat(`{"prompt":"a"}`), false, unscoredRanks},
 		"takes no rank":   {p.Artifact.Digest, 0, true, chat(`{"prompt":"a"}`), false, unscoredRanks},
-		"not inference":   {p.Artifact.Digest, 4, true, newRequest("/v1/models", "id", nil), false, ""},
+		"not inference":   {p.Artifact.Digest, 4, true, requestOf("/v1/models", "id", nil), false, ""},
 		"malformed plan":  {"../../etc", 4, true, chat(`{"prompt":"a"}`), false, unscoredPending},
 		"body is no JSON": {p.Artifact.Digest, 4, true, chat(`a`), false, plans.NoPrompt},
 	}
@@ -306,7 +306,7 @@ func BenchmarkChoose(b *testing.B) {
 			pool.AddLayout(p.layout)
 			b.ReportAllocs()
 			for b.Loop() {
-				lease, _ := pool.acquire(newRequest("/v1/completions", "id", bench.body), nil)
+				lease, _ := pool.acquire(requestOf("/v1/completions", "id", bench.body), nil)
 				if !lease.scored {
 					b.Fatal("not scored")
 				}
@@ -338,7 +338,7 @@ func TestChoosesAmongAdmittedPorts(t *testing.T) {
 			pool.Set([]discovery.Backend{{Pod: "a", Address: "a:9", Ranks: 4, RankAddresses: addresses, PlanDigest: plan}})
 			got := map[int]bool{}
 			for i := range 200 {
-				r := newRequest("/v1/completions", fmt.Sprint(i), fmt.Appendf(nil, `{"prompt":[%d],"max_tokens":8}`, i))
+				r := requestOf("/v1/completions", fmt.Sprint(i), fmt.Appendf(nil, `{"prompt":[%d],"max_tokens":8}`, i))
 				r.eligible = tc.eligible
 				lease, ok := pool.acquire(r, tc.tried)
 				if !ok {
@@ -389,7 +389,7 @@ func TestPoolOptionsAreChecked(t *testing.T) {
 
 // completion returns a completion request.
 func completion(id, prompt string) *request {
-	return newRequest("/v1/completions", id, fmt.Appendf(nil, `{"prompt":%q,"max_tokens":16}`, prompt))
+	return requestOf("/v1/completions", id, fmt.Appendf(nil, `{"prompt":%q,"max_tokens":16}`, prompt))
 }
 
 // conversationOf returns a text of this length that is unique for each number.
@@ -500,7 +500,7 @@ func TestPendingLimit(t *testing.T) {
 			if _, ok := pool.wait(t.Context(), late, nil); ok || late.refused != errAllFull {
 				t.Fatalf("a request more: %v, refused with %v", ok, late.refused)
 			}
-			if _, ok := pool.acquire(newRequest("/v1/tokenize", "t", nil), nil); !ok {
+			if _, ok := pool.acquire(requestOf("/v1/tokenize", "t", nil), nil); !ok {
 				t.Error("a request that generates nothing was refused")
 			}
 			leases[5].Release()
@@ -550,6 +550,25 @@ func TestSentAgainCountsOnce(t *testing.T) {
 		if again.Rank != first.Rank || pool.DecisionSums() != spent || r.scheduler.Load(first.Rank) != load {
 			t.Errorf("%s: from rank %d to %d, load %d and then %d, %+v and then %+v",
 				name, first.Rank, again.Rank, load, r.scheduler.Load(first.Rank), spent, pool.DecisionSums())
+		}
+	}
+}
+
+// TestHashesPrefixesForPoliciesThatReadThem checks that prefixes are neither hashed nor recorded for other policies.
+func TestHashesPrefixesForPoliciesThatReadThem(t *testing.T) {
+	p, _ := solved(t)
+	for _, policy := range []dispatch.Policy{dispatch.Price, dispatch.Prefix, dispatch.LeastLoaded, dispatch.RoundRobin, dispatch.Masked} {
+		for _, digest := range []string{"", p.Artifact.Digest} {
+			pool := poolWith(t, func(o *PoolOptions) { o.Policy = policy })
+			pool.Set(backendsOf(digest, 1, 4, "p"))
+			pool.AddLayout(p.layout)
+			r := completion("a", conversationOf(1, 3000))
+			lease, _ := pool.acquire(r, nil)
+			lease.Release()
+			hashed := r.hashed || r.forecast.prefixes != nil
+			if reads := policy != dispatch.RoundRobin && policy != dispatch.Masked; hashed != reads || (len(lease.given) > 0) != reads || lease.scored != (digest != "") {
+				t.Errorf("%s, plan %q: hashed %t, recorded %d blocks, scored %t", policy, digest, hashed, len(lease.given), lease.scored)
+			}
 		}
 	}
 }

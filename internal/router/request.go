@@ -1,13 +1,7 @@
 package router
 
 import (
-	"math"
-	"math/rand/v2"
-	"slices"
-
-	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
-	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/waitqueue"
 	"github.com/semmoe/operator/internal/router/wire"
 	"github.com/semmoe/operator/solver/dispatch"
@@ -42,6 +36,9 @@ type request struct {
 	// pins reports whether the request can be pinned to a rank of a backend with ranks that share an endpoint; nil
 	// means always.
 	pins func(discovery.Backend) bool
+	// body is the body of the client without rank members, for the writer. Only the members in writtenFields can be
+	// found. It is released once a response has begun.
+	body wire.Body
 	// writable reports whether a member can be added to the body.
 	writable bool
 	// asksExperts is true if the client requests the routed experts.
@@ -71,104 +68,14 @@ type request struct {
 	failedBy []string
 }
 
-// forecast contains the scores of a layout for a request.
-type forecast struct {
-	layout *plans.Layout
-	// scores are the expected local shares by rank. They are nil if the request was not scored; unscored is then the
-	// reason.
-	scores   []float32
-	unscored string
-	// best is the rank with the highest score.
-	best int
-	// known and pairs are the shares of the tokens, and of the token pairs, that the tables were trained on. They are
-	// set for sampled requests only.
-	known, pairs float64
-	// tokens is the load of the request, with the tokenized length of its prompt.
-	tokens int64
-	// prefixes are the prefix hashes of the tokens (dispatch.PrefixHashes); nil if the tokens are not known.
-	prefixes []uint64
-}
-
-// newRequest parses a request body of any content.
-func newRequest(path, id string, data []byte) *request {
-	r := &request{id: id, path: path, planRandom: rand.Uint64(), tokens: 1}
-	var route inferenceRoute
-	if route, r.inference = inference[path]; !r.inference {
-		return r
-	}
-	r.reportsExperts = route.reportsExperts
-	r.route = path
-	b := wire.ParseBody(data)
-	r.answers, r.copies = b.Answers(path)
-	r.output = b.Output(r.answers)
-	r.answerTokens = b.ExpectedAnswerTokens()
-	r.prompt = wire.PromptOf(path, b)
-	media := r.prompt.Media
-	r.tokens = int64((len(data)-media.Bytes)/wire.BytesPerToken) + media.Tokens() + r.output + 1
-	return r
-}
-
 // promptEstimate returns the length of the prompt in tokens, estimated from its bytes. It does not depend on the
 // tokenizer of a plan, because revisions are compared by it.
 func (r *request) promptEstimate() int64 { return max(0, r.tokens-r.output-1) }
 
-// answered releases the prompt once a response has begun. The prompt is needed only to count experts.
+// answered releases the body, and the prompt, once a response has begun. The prompt is needed only to count experts.
 func (r *request) answered(done capture) {
+	r.body = wire.Body{}
 	if !done.sampled {
 		r.prompt = wire.Prompt{}
-	}
-}
-
-// score computes the forecast of a layout. It takes as long as tokenization; no lock may be held.
-func (r *request) score(l *plans.Layout) {
-	f := forecast{layout: l, tokens: r.tokens}
-	from := r.prompt
-	var ids []int32
-	if f.scores, f.prefixes, ids, f.unscored = l.Score(from); f.unscored == plans.NoTokenizer && r.tokenize != nil {
-		if prompt := r.tokenize(l.Digest, r.prompt.Texts); !prompt.Empty() {
-			prompt.Tools = from.Tools
-			from = prompt
-			f.scores, f.prefixes, ids, f.unscored = l.Score(from)
-		}
-	}
-	if f.scores != nil {
-		f.best = slices.Index(f.scores, slices.Max(f.scores))
-		f.tokens = int64(len(ids)+len(from.Tools)/wire.BytesPerToken+from.More) + r.prompt.Media.Tokens() + r.output + 1
-		if r.sampled {
-			f.known, f.pairs = l.Known(ids)
-		}
-	}
-	r.forecast = f
-}
-
-// ask returns the request to the scheduler of a plan. The latest forecast must belong to that plan.
-func (r *request) ask(plan *scheduled) dispatch.Request {
-	asked := dispatch.Request{Tokens: int(r.tokens)}
-	if plan != nil && r.forecast.scores != nil {
-		asked.Tokens = int(r.forecast.tokens)
-	}
-	asked.Prompt = max(0, asked.Tokens-int(r.output))
-	return asked
-}
-
-// on returns the forecast for the rank that served the request. The forecast must have scores.
-func (f *forecast) on(rank int) *lar.Forecast {
-	return &lar.Forecast{
-		Tables: f.layout.Tables, Best: f.best, Highest: share(float64(f.scores[f.best])), Predicted: share(float64(f.scores[rank])),
-		Known: share(f.known), Pairs: share(f.pairs),
-	}
-}
-
-// share rounds a share to six decimals, more than the precision of a table. This halves the length of a list of shares
-// as JSON.
-func share(value float64) float64 { return math.Round(1e6*value) / 1e6 }
-
-// hash computes the prefix hashes of the text, or of the token ids if the client sent ids.
-func (r *request) hash() {
-	r.hashed = true
-	if texts := r.prompt.AllTexts(); len(texts) > 0 {
-		r.prefixes = dispatch.TextPrefixHashes(nil, texts)
-	} else {
-		r.prefixes = dispatch.PrefixHashes(nil, r.prompt.IDs)
 	}
 }

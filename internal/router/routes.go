@@ -71,20 +71,6 @@ var (
 	errStored = errors.New("responses are not stored: each would be on one pod only, and the next request may go to another one")
 )
 
-// checkState rejects requests that only the pod with the stored earlier response could answer.
-func checkState(path string, body []byte) error {
-	if wire.IsStoredResponse(path) {
-		return errStored
-	}
-	if path != wire.ResponsesPath {
-		return nil
-	}
-	if member, advice := wire.NeedsStore(body); member != "" {
-		return fmt.Errorf("%s is invalid: %w; %s", member, errStored, advice)
-	}
-	return nil
-}
-
 func lacksRoute(path string) string { return fmt.Sprintf("%v: POST %s", errLacksRoute, path) }
 
 // maxNotFoundBytes bounds the size of a "not found" response.

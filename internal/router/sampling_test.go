@@ -182,7 +182,7 @@ func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := newRequest("/generate", fmt.Sprint(i), fmt.Appendf(nil, `{"input_ids":%s,"sampling_params":{"max_new_tokens":1}}`, ids))
+		r := requestOf("/generate", fmt.Sprint(i), fmt.Appendf(nil, `{"input_ids":%s,"sampling_params":{"max_new_tokens":1}}`, ids))
 		lease, ok := pool.acquire(r, nil)
 		if !ok || !lease.scored {
 			t.Fatalf("request %d is not scored", i)

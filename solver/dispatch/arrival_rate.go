@@ -5,8 +5,8 @@ import "time"
 // MaxWait is the maximum time that any request may wait for a rank.
 const MaxWait = time.Second
 
-// ArrivalRate estimates the arrival rate and decides whether waiting for a rank can pay: it pays if, within the maximum wait,
-// at least as many requests arrive as the wait queue holds. At lower rates, the state of the ranks does not change
+// ArrivalRate estimates the arrival rate and decides whether waiting for a rank can pay: it pays if, within the maximum
+// wait, at least as many requests arrive as the wait queue holds. At lower rates, the state of the ranks does not change
 // during the wait. ArrivalRate is not safe for concurrent use.
 type ArrivalRate struct {
 	hold time.Duration
@@ -15,8 +15,8 @@ type ArrivalRate struct {
 	gap time.Duration
 }
 
-// NewArrivalRate returns a Pace for a wait queue of the given size, at least 1, and the maximum wait hold, before the first
-// request.
+// NewArrivalRate returns an estimate before the first request, for a wait queue of the given size, at least 1, and the
+// maximum wait hold.
 func NewArrivalRate(size int, hold time.Duration) ArrivalRate {
 	return ArrivalRate{hold: hold, size: size, gap: hold}
 }

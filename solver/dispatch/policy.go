@@ -18,7 +18,7 @@ const (
 	// Window assigns a queue of requests optimally, the same number to each rank.
 	Window Policy = "window"
 	// Late is Price with late binding: a request waits until its best place is available, for a bounded time (see
-	// Line).
+	// WaitQueue).
 	Late Policy = "late"
 	// RoundRobin selects the ranks in cyclic order.
 	RoundRobin Policy = "round-robin"
@@ -43,6 +43,10 @@ func ParsePolicy(name string) (Policy, error) {
 
 // Weighs reports whether the policy supports unequal load shares of ranks.
 func (p Policy) Weighs() bool { return p == Price || p == Late || p == LeastLoaded || p == Prefix }
+
+// ReadsPrefixes reports whether the policy uses cached prefixes: it prefers places that have them, or balances the
+// tokens that are left to compute. RoundRobin and Masked count requests.
+func (p Policy) ReadsPrefixes() bool { return p != RoundRobin && p != Masked }
 
 // AtOnce reports whether the policy decides on a request at its arrival, as a Scheduler does.
 func (p Policy) AtOnce() bool { return p != Window && p != Late }

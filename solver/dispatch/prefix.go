@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"hash/maphash"
 	"math"
 	"math/bits"
 	"slices"
@@ -13,39 +14,51 @@ const PrefixBlock = 64
 const blockBytes = 4 * PrefixBlock
 
 const (
-	// FNV-1a over 64-bit words: cheap and sufficient for hints. Text has another offset than tokens, so that their
-	// hashes never match.
-	tokenOffset, textOffset = 14695981039346656037, 9650029242287828579
-	hashPrime               = 1099511628211
+	// FNV-1a over 64-bit words: cheap and sufficient for hints. Text has another hash function, so that a text and
+	// tokens match only by chance.
+	tokenOffset = 14695981039346656037
+	hashPrime   = 1099511628211
 )
 
 // mix distributes the entropy of the low bits over the hash.
 func mix(hash uint64) uint64 { return (hash ^ hash>>32) * 0x9e3779b97f4a7c15 }
 
 // PrefixHashes appends one hash for each whole block of tokens to dst. Each hash covers all tokens from the first one.
-func PrefixHashes(dst []uint64, tokens []int32) []uint64 {
-	hash := uint64(tokenOffset)
-	for i, token := range tokens {
-		hash = (hash ^ uint64(uint32(token))) * hashPrime
-		if (i+1)%PrefixBlock == 0 {
-			dst = append(dst, mix(hash))
+// The tokens are in several parts, without boundaries.
+func PrefixHashes(dst []uint64, parts ...[]int32) []uint64 {
+	hash, n := uint64(tokenOffset), 0
+	for _, tokens := range parts {
+		for _, token := range tokens {
+			hash = (hash ^ uint64(uint32(token))) * hashPrime
+			if n++; n%PrefixBlock == 0 {
+				dst = append(dst, mix(hash))
+			}
 		}
 	}
 	return dst
 }
 
+// textSeed is the seed of the hashes of texts, which are never stored.
+var textSeed = maphash.MakeSeed()
+
+// textEnd is hashed at the end of a text. It does not occur in UTF-8.
+const textEnd = 0xff
+
 // TextPrefixHashes is PrefixHashes for texts without tokens, by blocks of the typical number of bytes of a token block.
 // The boundaries of texts are part of the hash.
 func TextPrefixHashes(dst []uint64, texts []string) []uint64 {
-	hash, n := uint64(textOffset), 0
+	var hash maphash.Hash
+	hash.SetSeed(textSeed)
+	left := blockBytes // of the current block
 	for _, text := range texts {
-		for i := range len(text) {
-			hash = (hash ^ uint64(text[i])) * hashPrime
-			if n++; n%blockBytes == 0 {
-				dst = append(dst, mix(hash))
-			}
+		for len(text) >= left {
+			hash.WriteString(text[:left])
+			dst = append(dst, hash.Sum64())
+			text, left = text[left:], blockBytes
 		}
-		hash = (hash ^ 0x100) * hashPrime
+		hash.WriteString(text)
+		left -= len(text)
+		hash.WriteByte(textEnd) //nolint:errcheck // never fails
 	}
 	return dst
 }

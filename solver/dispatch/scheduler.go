@@ -4,7 +4,7 @@ import "fmt"
 
 // Options are the settings of a Scheduler.
 type Options struct {
-	// Policy is a policy that decides at arrival; for the others see Queue and Line.
+	// Policy is a policy that decides at arrival; for the others see Queue and WaitQueue.
 	Policy Policy
 	// Ranks is the number of ranks of a pod.
 	Ranks int

@@ -1,44 +1,27 @@
 package dispatch
 
-import (
-	"fmt"
-	"slices"
-)
-
-// OvertakeFactor bounds waiting: a request goes unconditionally after this number times the queue size of later
-// arrivals. Half of it costs 2% of locality at 16 ranks; half as much again gains 0.5%.
-const OvertakeFactor = 4
-
-// MustGo reports whether the first waiting request must go, given the number of waiting requests and of arrivals after
-// it. Evaluation and router share this rule. It implies that at most OvertakeFactor × size requests overtake a request.
-func MustGo(waiting, after, size int) bool {
-	return waiting >= size || waiting > 0 && after >= OvertakeFactor*size
-}
+import "fmt"
 
 // patience limits the recent load excess of a rank at which a request may go immediately, as a fraction of the excess
 // that the cap allows. At 0, requests wait twice as long at 8 ranks, and 25% longer at 16, for slightly more even
 // windows. At 1, windows are slightly less even.
 const patience = 1. / 3
 
-// WaitQueue implements the policy Late (late binding, as in Sparrow, SOSP 2013). A request goes immediately if it loses no
-// value by going, to a rank without much recent load. All other requests wait until that holds. When the queue is full,
-// the first request goes.
+// WaitQueue implements the policy Late (late binding, as in Sparrow, SOSP 2013). A request goes immediately if it loses
+// no value by going, to a rank without much recent load (see MayGo). All other requests wait until that holds, or until
+// they must go (see WaitList).
 //
 // A scheduler that decides at arrival has to send each request somewhere, and under a tight cap often not to its
 // experts. With a few requests to choose from, one of them nearly always loses nothing.
 type WaitQueue struct {
 	scheduler *Scheduler
-	size      int
-	waiting   []waitingRequest
-	arrived   int
+	list      WaitList[queuedRequest]
 }
 
-// waitingRequest is a queued request with the caller's id.
-type waitingRequest struct {
-	id      int
-	request *Request
-	// arrival is the sequence number of the request.
-	arrival int
+// queuedRequest is a queued request with the caller's id.
+type queuedRequest struct {
+	id int
+	*Request
 }
 
 // Dispatched is a request that has left the queue.
@@ -58,22 +41,22 @@ func NewWaitQueue(o Options, size int) (*WaitQueue, error) {
 	}
 	o.Policy, o.Patient = Price, size > 1
 	scheduler, err := NewScheduler(o)
-	return &WaitQueue{scheduler: scheduler, size: size}, err
+	return &WaitQueue{scheduler: scheduler, list: NewWaitList[queuedRequest](size)}, err
 }
 
 // Len returns the number of waiting requests.
-func (l *WaitQueue) Len() int { return len(l.waiting) }
+func (l *WaitQueue) Len() int { return l.list.Len() }
 
 // First returns the id of the request that has waited longest; the queue must not be empty.
-func (l *WaitQueue) First() int { return l.waiting[0].id }
+func (l *WaitQueue) First() int { return l.list.At(0).id }
 
 // Load returns the rank's load over the last requests that left the queue, in tokens.
 func (l *WaitQueue) Load(rank int) int { return l.scheduler.Load(rank) }
 
 // Arrive appends a request, which must not change while it waits.
 func (l *WaitQueue) Arrive(id int, r *Request) {
-	l.waiting = append(l.waiting, waitingRequest{id, r, l.arrived})
-	l.arrived++
+	l.list.Arrive()
+	l.list.Add(queuedRequest{id, r})
 }
 
 // Bypass decides on a request that bypasses the queue, and accounts for it.
@@ -87,20 +70,20 @@ func (l *WaitQueue) Bypass(r *Request, places []Place) Decision {
 // must set, it returns false only for an empty queue. places returns the current places for a request, always the same
 // number, valid until the next call. The caller accounts for the request with Take and calls Next again.
 func (l *WaitQueue) Next(places func(id int) []Place, must bool) (Dispatched, bool) {
-	if len(l.waiting) == 0 {
-		return Dispatched{}, false
+	next := 0
+	for next < l.list.Len() && !l.scheduler.MayGo(l.list.At(next).Request, places(l.list.At(next).id)) {
+		next++
 	}
-	next := slices.IndexFunc(l.waiting, func(w waitingRequest) bool { return l.scheduler.MayGo(w.request, places(w.id)) })
-	if next < 0 {
-		if !must && !MustGo(len(l.waiting), l.arrived-1-l.waiting[0].arrival, l.size) {
+	if next == l.list.Len() {
+		if next == 0 || !must && !l.list.MustGo() {
 			return Dispatched{}, false
 		}
 		next = 0
 	}
-	chosen := l.waiting[next]
-	l.waiting = slices.Delete(l.waiting, next, next+1)
-	d := l.scheduler.Decide(chosen.request, places(chosen.id))
-	return Dispatched{chosen.id, chosen.request, d, l.arrived - 1 - chosen.arrival}, true
+	chosen := l.list.At(next)
+	waited := l.list.Remove(next)
+	d := l.scheduler.Decide(chosen.Request, places(chosen.id))
+	return Dispatched{chosen.id, chosen.Request, d, waited}, true
 }
 
 // Take accounts for a request at its chosen place.

@@ -43,6 +43,8 @@ type routerResult struct {
 	BaselineCPU float64 `json:"baseline_cpu_us_per_request"`
 	CPURatio    float64 `json:"router_cpu_to_baseline"`
 	CPUGoal     float64 `json:"router_cpu_to_baseline_goal"`
+	// ByLength is the same for other lengths of prompts.
+	ByLength []lengthCost `json:"cpu_by_prompt_length"`
 	// Added is the latency that the router adds to direct requests to the engine, at a fixed rate of 500 requests per
 	// second. Latency is measured from the scheduled time of a request.
 	AddedMedian float64 `json:"added_p50_ms"`
@@ -66,6 +68,14 @@ type routerResult struct {
 	Resident   float64 `json:"router_resident_mib"`
 	MemoryGoal float64 `json:"router_resident_mib_goal"`
 	Peak       float64 `json:"router_peak_mib"`
+}
+
+// lengthCost is the processor time per request with prompts of one length, in microseconds.
+type lengthCost struct {
+	Tokens   int     `json:"tokens"`
+	Router   float64 `json:"router_us"`
+	Baseline float64 `json:"baseline_us"`
+	Ratio    float64 `json:"ratio"`
 }
 
 func benchRouter(ctx context.Context) (*routerResult, error) {
@@ -144,21 +154,27 @@ func (r *routerResult) proxying(ctx context.Context, fixture *routerFixture, eng
 // processorTime measures the processor time per request as the median over rounds, so that other load in one round has
 // no effect.
 func (r *routerResult) processorTime(ctx context.Context, client *loadClient, fixture *routerFixture, baseline, proxy *process) error {
-	const rounds, requests = 7, 1000
-	var plain, routed, ratios []float64
-	for round := range rounds {
-		bodies := fixture.bodies(200+uint64(round), 2*requests, promptTokens)
-		first, err := client.cost(ctx, baseline, bodies[:requests])
-		if err != nil {
-			return err
+	const rounds = 7
+	for _, prompts := range []struct{ tokens, requests int }{{100, 1000}, {promptTokens, 1000}, {8000, 250}} {
+		var plain, routed, ratios []float64
+		for round := range rounds {
+			bodies := fixture.bodies(uint64(1000*prompts.tokens+round), 2*prompts.requests, prompts.tokens)
+			first, err := client.cost(ctx, baseline, bodies[:prompts.requests])
+			if err != nil {
+				return err
+			}
+			second, err := client.cost(ctx, proxy, bodies[prompts.requests:])
+			if err != nil {
+				return err
+			}
+			plain, routed, ratios = append(plain, first), append(routed, second), append(ratios, second/first)
 		}
-		second, err := client.cost(ctx, proxy, bodies[requests:])
-		if err != nil {
-			return err
+		cost := lengthCost{prompts.tokens, 1e6 * quantile(routed, 0.5), 1e6 * quantile(plain, 0.5), quantile(ratios, 0.5)}
+		r.ByLength = append(r.ByLength, cost)
+		if prompts.tokens == promptTokens {
+			r.BaselineCPU, r.RouterCPU, r.CPURatio = cost.Baseline, cost.Router, cost.Ratio
 		}
-		plain, routed, ratios = append(plain, first), append(routed, second), append(ratios, second/first)
 	}
-	r.BaselineCPU, r.RouterCPU, r.CPURatio = 1e6*quantile(plain, 0.5), 1e6*quantile(routed, 0.5), quantile(ratios, 0.5)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"hash/maphash"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -17,6 +18,8 @@ type bpe struct {
 	// the model looks up pieces without merging (ignore_merges).
 	words *wordTable
 	cache pieceCache
+	// scratches contains *scratch.
+	scratches sync.Pool
 }
 
 // smallPiece is the maximum number of symbols that are merged by scanning all pairs in each step. Scanning needs no
@@ -29,6 +32,15 @@ type scratch struct {
 	tokens       []int32
 	symbols      []symbol
 	queue        mergeQueue
+	words        wordCache
+}
+
+// scratch returns a scratch for one text at a time.
+func (b *bpe) scratch() *scratch {
+	if s, ok := b.scratches.Get().(*scratch); ok {
+		return s
+	}
+	return &scratch{}
 }
 
 // appendTokens appends the tokens of one piece of text.
@@ -36,6 +48,25 @@ func (b *bpe) appendTokens(ids []int32, piece string, s *scratch) []int32 {
 	if len(piece) == 1 && b.characters == nil {
 		return append(ids, b.byteTokens[piece[0]])
 	}
+	if len(piece) > shortBytes {
+		return b.lookUp(ids, piece, s)
+	}
+	key := packShort(piece)
+	slot := s.words.slot(key)
+	if slot.shortPiece != key {
+		before := len(ids)
+		ids = b.lookUp(ids, piece, s)
+		slot.put(key, ids[before:])
+		return ids
+	}
+	if slot.written == 1 { // as nearly always, and faster than a copy of any length
+		return append(ids, slot.tokens[0])
+	}
+	return append(ids, slot.tokens[:slot.written]...)
+}
+
+// lookUp appends the tokens of one piece of text, from the tables that all texts share.
+func (b *bpe) lookUp(ids []int32, piece string, s *scratch) []int32 {
 	hash := maphash.String(hashSeed, piece)
 	if token, ok := b.words.get(hash, piece); ok {
 		return append(ids, token)

@@ -7,8 +7,9 @@
 // adds no tokens before or after a text.
 //
 // Text is cut into pieces. Known split expressions, recognised by their exact text, are implemented by hand-written
-// functions, all others by the package pattern. A piece that is one token is found by a lookup in a table that is
-// immutable after loading. The tokens of other short pieces are cached in a cache of bounded size.
+// functions, all others by the package pattern; lower-case ASCII words need neither. A piece that is one token is found
+// by a lookup in a table that is immutable after loading. The tokens of other short pieces are cached in a cache of
+// bounded size. In front of both, each text that is being encoded uses a small cache of the most frequent pieces.
 //
 // Invariants:
 //   - Encode returns the same ids as the reference implementation, except for characters added to Unicode after the
@@ -18,5 +19,5 @@
 //     file has no normalizer and adds no space. With a normalizer, the result is the normalized s.
 //   - Encoding n bytes takes O(n log n) time and O(n) memory for every input and file. Parse refuses a file
 //     that exceeds maxSteps, maxGrowth, maxAddedToken or the limits of package pattern.
-//   - A Tokenizer is immutable except for its cache of pieces, and safe for concurrent use. A Stream is not.
+//   - A Tokenizer is immutable except for its caches of pieces, and safe for concurrent use. A Stream is not.
 package tokenizer

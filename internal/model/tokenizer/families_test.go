@@ -250,6 +250,52 @@ func FuzzMerge(f *testing.F) {
 	})
 }
 
+// FuzzWordCache checks that the words that a scratch has cached do not change any encoding: a text encodes alike after
+// other texts and with an empty scratch.
+func FuzzWordCache(f *testing.F) {
+	for _, text := range []string{"the cat, the cat's hat", "aaaaaaaa aaaaaaaaa aaaaaaaaaa", "ab abc abcd abcde abcdef abcdefg abcdefgh", "der Hund\x00\x00\x00", "x = {\"a\": 1}\n\n"} {
+		f.Add(text)
+	}
+	texts := prompts(20, 2000, 9)
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, name := range []string{"qwen3", "o200k", "deepseek-v3", "mixtral"} {
+			tok := readFamily(t, name)
+			for _, text := range []string{text, text + texts[len(text)%len(texts)]} {
+				used := tok.Encode(text)
+				tok.bpe.scratches = sync.Pool{}
+				if fresh := tok.Encode(text); !slices.Equal(used, fresh) {
+					t.Fatalf("%s: %q becomes %v, and %v without cached words", name, text, used, fresh)
+				}
+			}
+		}
+	})
+}
+
+// TestPackShort checks that different pieces become different numbers, also with zero bytes and overlapping halves.
+func TestPackShort(t *testing.T) {
+	known := map[shortPiece]string{}
+	enter := func(piece string) {
+		p := packShort(piece)
+		if other, ok := known[p]; ok && other != piece || p == (shortPiece{}) {
+			t.Fatalf("%q and %q are packed alike", piece, other)
+		}
+		known[p] = piece
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 300_000 {
+		piece := make([]byte, 1+random.IntN(shortBytes))
+		for i := range piece {
+			piece[i] = "\x00ab\xff"[random.IntN(4)]
+		}
+		enter(string(piece))
+	}
+	for n := range shortBytes {
+		for _, c := range []string{"a", "\x00"} {
+			enter(strings.Repeat(c, n+1))
+		}
+	}
+}
+
 // TestPartsAreIndependent checks that the tokens of a text are the concatenation of its parts' tokens at every allowed
 // cut.
 func TestPartsAreIndependent(t *testing.T) {

@@ -26,7 +26,10 @@ func cutWords(next word) cutter {
 // appendWords appends the pieces of a text from a position on.
 func appendWords(pieces []span, t *classTable, next word, text string, at int) []span {
 	for at < len(text) {
-		end := next(t, text, at)
+		end := plainWord(text, at)
+		if end == 0 {
+			end = next(t, text, at)
+		}
 		if end == 0 {
 			end = gap(t, next, text, at)
 		}
@@ -34,6 +37,23 @@ func appendWords(pieces []span, t *classTable, next word, text string, at int) [
 		at = end
 	}
 	return pieces
+}
+
+// plainWord returns the end of a run of lower-case ASCII letters, with at most one space before it, or 0 if there is
+// none. Every known split expression matches exactly this run if the next character is in ASCII, and neither a letter
+// nor an apostrophe. Most pieces of a text are such words, and they need no table of classes.
+func plainWord(text string, at int) (end int) {
+	if text[at] == ' ' {
+		at++
+	}
+	end = at
+	for end < len(text) && text[end]-'a' < 26 {
+		end++
+	}
+	if end == at || end < len(text) && (text[end] >= utf8.RuneSelf || text[end] == '\'' || isASCIILetter(text[end])) {
+		return 0
+	}
+	return end
 }
 
 // gap returns the position of the next match.

@@ -138,3 +138,70 @@ func (c *pieceCache) put(hash uint64, piece string, tokens []int32) {
 	copy(entry.tokens[:], tokens)
 	c.slots[hash%cacheSlots].Store(entry)
 }
+
+const (
+	// shortBytes is the maximum length of a piece in a wordCache, shortTokens the maximum number of its tokens.
+	shortBytes, shortTokens = 16, 3
+	// wordSlotBits limits a wordCache to 64 KiB, which fits the processor's cache. It contains the few thousand most
+	// frequent words, most of a text.
+	wordSlotBits = 11
+)
+
+// wordCache caches the tokens of short pieces for the text that is being encoded. A hit touches one line of memory, and
+// needs neither a hash of the bytes nor an atomic load. Each piece has exactly one slot. A wordCache belongs to one
+// tokenizer, and to one goroutine at a time.
+type wordCache [1 << wordSlotBits]shortSlot
+
+// shortPiece is a piece of 1 to shortBytes bytes as numbers. Equal numbers mean equal pieces. The zero value is no
+// piece.
+type shortPiece struct {
+	first, last uint64
+	length      uint8
+}
+
+type shortSlot struct {
+	shortPiece
+	written uint8
+	tokens  [shortTokens]int32
+}
+
+// packShort returns the first and the last eight bytes of a piece, which overlap in most pieces, or all of its bytes.
+func packShort(piece string) shortPiece {
+	n := len(piece)
+	p := shortPiece{length: uint8(n)}
+	switch {
+	case n >= 8:
+		p.first, p.last = eightBytes(piece), eightBytes(piece[n-8:])
+	case n >= 4:
+		p.first = uint64(fourBytes(piece)) | uint64(fourBytes(piece[n-4:]))<<32
+	default:
+		p.first = uint64(piece[0]) | uint64(piece[n/2])<<8 | uint64(piece[n-1])<<16
+	}
+	return p
+}
+
+func eightBytes(s string) uint64 {
+	return uint64(fourBytes(s)) | uint64(fourBytes(s[4:]))<<32
+}
+
+func fourBytes(s string) uint32 {
+	_ = s[3]
+	return uint32(s[0]) | uint32(s[1])<<8 | uint32(s[2])<<16 | uint32(s[3])<<24
+}
+
+// slot returns the slot of a piece, which may contain another one.
+func (c *wordCache) slot(p shortPiece) *shortSlot {
+	const golden, odd = 0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9
+	hash := (p.first ^ p.first>>29) * golden
+	hash ^= (p.last ^ p.last>>31 + uint64(p.length)) * odd
+	return &c[hash>>(64-wordSlotBits)]
+}
+
+// put stores the tokens of a piece unless they are too many.
+func (s *shortSlot) put(p shortPiece, tokens []int32) {
+	if len(tokens) > shortTokens {
+		return
+	}
+	s.shortPiece, s.written = p, uint8(len(tokens))
+	copy(s.tokens[:], tokens)
+}

@@ -45,8 +45,8 @@ func (t *Tokenizer) Encode(text string) []int32 {
 
 // AppendTokens appends the result of Encode. A long text is encoded in parallel if the parts are independent.
 func (t *Tokenizer) AppendTokens(ids []int32, text string) []int32 {
-	s := scratches.Get().(*scratch)
-	defer s.put()
+	s := t.bpe.scratch()
+	defer t.bpe.keep(s)
 	t.raw.each(text, func(part span) {
 		text, begin := t.normalize(text[part.start:part.end]), part.start == 0
 		t.normalized.each(text, func(part span) {
@@ -105,8 +105,8 @@ func (t *Tokenizer) appendParallel(ids []int32, text string, workers int) []int3
 		share := text[:end]
 		text = text[end:]
 		group.Go(func() {
-			s := scratches.Get().(*scratch)
-			defer s.put()
+			s := t.bpe.scratch()
+			defer t.bpe.keep(s)
 			results[i] = t.appendParts(make([]int32, 0, len(share)/3+1), share, s)
 		})
 	}
@@ -164,15 +164,13 @@ func (t *Tokenizer) appendPrefixed(ids []int32, text string, s *scratch) []int32
 	return ids
 }
 
-var scratches = sync.Pool{New: func() any { return &scratch{} }}
-
 // keptScratch is the maximum number of entries of each kind that are kept between texts.
 const keptScratch = 1 << 15
 
-// put returns the scratch to the pool, unless an unusual text has made it large.
-func (s *scratch) put() {
+// keep keeps a scratch for the next text, unless an unusual text has made it large.
+func (b *bpe) keep(s *scratch) {
 	if max(cap(s.pieces), cap(s.more), cap(s.tokens), cap(s.symbols), cap(s.queue)) <= keptScratch {
-		scratches.Put(s)
+		b.scratches.Put(s)
 	}
 }
 

@@ -2,6 +2,7 @@ package jsonscan
 
 import (
 	"bytes"
+	"strings"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -17,7 +18,7 @@ func String(value []byte) (string, bool) {
 	if bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) {
 		return string(inner), true
 	}
-	return string(unquote(inner)), true
+	return unquote(inner), true
 }
 
 // keyOf decodes a key with its quotes.
@@ -26,29 +27,37 @@ func keyOf(quoted []byte) []byte {
 	if bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) {
 		return inner
 	}
-	return unquote(inner)
+	return []byte(unquote(inner))
 }
 
 // escaped maps the characters after a backslash to the characters that they represent.
 var escaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
 // unquote decodes the escapes of a valid string. Invalid UTF-8 and unpaired surrogates become U+FFFD.
-func unquote(inner []byte) []byte {
-	out := make([]byte, 0, len(inner)+utf8.UTFMax)
+func unquote(inner []byte) string {
+	valid := utf8.Valid(inner)
+	var out strings.Builder
+	out.Grow(len(inner))
 	for {
 		at := bytes.IndexByte(inner, '\\')
 		if at < 0 {
-			return appendValid(out, inner)
+			at = len(inner)
 		}
-		out = appendValid(out, inner[:at])
-		inner = inner[at:]
+		if valid {
+			out.Write(inner[:at])
+		} else {
+			writeValid(&out, inner[:at])
+		}
+		if inner = inner[at:]; len(inner) == 0 {
+			return out.String()
+		}
 		if inner[1] != 'u' {
-			out = append(out, escaped[inner[1]])
+			out.WriteByte(escaped[inner[1]])
 			inner = inner[2:]
 			continue
 		}
 		r, size := escapedRune(inner)
-		out = utf8.AppendRune(out, r)
+		out.WriteRune(r)
 		inner = inner[size:]
 	}
 }
@@ -69,17 +78,13 @@ func escapedRune(inner []byte) (rune, int) {
 	return unicode.ReplacementChar, 6
 }
 
-// appendValid appends text with each byte that is not valid UTF-8 replaced by U+FFFD.
-func appendValid(out, text []byte) []byte {
-	if utf8.Valid(text) {
-		return append(out, text...)
-	}
+// writeValid writes text with each byte that is not valid UTF-8 replaced by U+FFFD.
+func writeValid(out *strings.Builder, text []byte) {
 	for len(text) > 0 {
 		r, size := utf8.DecodeRune(text)
-		out = utf8.AppendRune(out, r)
+		out.WriteRune(r)
 		text = text[size:]
 	}
-	return out
 }
 
 // hex parses four hexadecimal digits.

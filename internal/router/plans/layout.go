@@ -143,32 +143,35 @@ const (
 	NoTokenizer = "no_tokenizer" // the prompt is text, and there is no tokenizer
 )
 
-// Score predicts the local share of a request on each rank from its prompt, and hashes its prefixes, tools first. ids
-// are the tokens that were read. unscored is the reason if it cannot score the request.
-func (l *Layout) Score(p wire.Prompt) (scores []float32, prefixes []uint64, ids []int32, unscored string) {
+// Score predicts the local share of a request on each rank from its prompt. ids are the tokens that were read: the ids
+// of the prompt, or its tokenized texts, which Score appends to the buffer. unscored is the reason if it cannot score
+// the request.
+func (l *Layout) Score(p *wire.Prompt, buffer []int32) (scores []float32, ids []int32, unscored string) {
 	if l.table == nil {
-		return nil, nil, nil, NoTable
+		return nil, nil, NoTable
 	}
 	ids = p.IDs
 	if len(p.Texts) > 0 {
 		if l.Tokenizer == nil {
-			return nil, nil, nil, NoTokenizer
+			return nil, nil, NoTokenizer
 		}
+		ids = append(buffer, p.IDs...)
 		for _, text := range p.Texts {
 			ids = l.Tokenizer.AppendTokens(ids, text)
 		}
 	}
 	if len(ids) == 0 {
-		return nil, nil, nil, NoPrompt
+		return nil, nil, NoPrompt
 	}
 	scores = make([]float32, l.Ranks)
-	seen := ids[:min(len(ids), wire.ReadTokens)]
-	l.table.ScoreTokens(scores, evenly(seen, scoredTokens))
-	if p.Tools != "" {
-		seen = append(p.ToolIDs(), seen...)
-	}
-	prefixes = dispatch.PrefixHashes(make([]uint64, 0, len(seen)/dispatch.PrefixBlock), seen)
-	return scores, prefixes, ids, ""
+	l.table.ScoreTokens(scores, evenly(ids[:min(len(ids), wire.ReadTokens)], scoredTokens))
+	return scores, ids, ""
+}
+
+// PrefixHashes hashes the prefixes of a prompt with these tokens, tools first.
+func PrefixHashes(p *wire.Prompt, ids []int32) []uint64 {
+	tools, seen := p.ToolIDs(), ids[:min(len(ids), wire.ReadTokens)]
+	return dispatch.PrefixHashes(make([]uint64, 0, (len(tools)+len(seen))/dispatch.PrefixBlock), tools, seen)
 }
 
 // Known returns the share of the first tokens of a request that the table was trained on, and the share of pairs of

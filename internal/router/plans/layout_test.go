@@ -87,7 +87,7 @@ func TestLayoutScore(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			scores, _, ids, unscored := tc.layout.Score(tc.prompt)
+			scores, ids, unscored := tc.layout.Score(&tc.prompt, nil)
 			tokens := len(ids)
 			if diff := cmp.Diff(tc.scores, scores); diff != "" || tokens != tc.tokens || unscored != tc.unscored {
 				t.Errorf("%d tokens, unscored %q, (-want +got):\n%s", tokens, unscored, diff)
@@ -137,7 +137,9 @@ func TestLongPromptIsScoredAllOver(t *testing.T) {
 	all, beginning := make([]float32, 4), make([]float32, 4)
 	p.Plan.Ranks.ScoreTokens(all, ids)
 	p.Plan.Ranks.ScoreTokens(beginning, ids[:scoredTokens])
-	got, prefixes, read, _ := layout.Score(wire.Prompt{IDs: ids})
+	prompt := wire.Prompt{IDs: ids}
+	got, read, _ := layout.Score(&prompt, nil)
+	prefixes := PrefixHashes(&prompt, read)
 	if tokens := len(read); tokens != wire.ReadTokens || len(prefixes) != wire.ReadTokens/dispatch.PrefixBlock {
 		t.Errorf("%d tokens and %d prefixes, want %d and %d", len(read), len(prefixes), wire.ReadTokens, wire.ReadTokens/dispatch.PrefixBlock)
 	}

@@ -1,7 +1,6 @@
 package waitqueue
 
 import (
-	"slices"
 	"time"
 
 	"github.com/semmoe/operator/solver/dispatch"
@@ -9,16 +8,12 @@ import (
 
 // Queue is a queue of requests that wait for the ranks of a plan. Known is the data of each request.
 type Queue[Known any] struct {
-	size int
-	// waiting contains the entries in order of arrival. from is the index of the next entry to evaluate if a call
-	// evaluates only some of them.
-	waiting []*Entry[Known]
-	from    int
-	// pace measures the arrival rate. last is the time of the latest arrival.
-	pace dispatch.ArrivalRate
+	waiting dispatch.WaitList[*Entry[Known]]
+	// from is the index of the next entry to evaluate if a call evaluates only some of them.
+	from int
+	// rate measures the arrival rate. last is the time of the latest arrival.
+	rate dispatch.ArrivalRate
 	last time.Time
-	// arrived is the number of arrivals.
-	arrived int
 }
 
 // Entry is an entry of the queue.
@@ -28,24 +23,22 @@ type Entry[Known any] struct {
 	MustGo bool
 	in     *Queue[Known]
 	since  time.Time
-	// arrival is the value of arrived when the request was enqueued.
-	arrival int
-	woken   chan struct{}
+	woken  chan struct{}
 }
 
 // New returns a queue for at most size requests, at least 1, each of which waits at most hold.
 func New[Known any](size int, hold time.Duration) *Queue[Known] {
-	return &Queue[Known]{size: size, pace: dispatch.NewArrivalRate(size, hold)}
+	return &Queue[Known]{waiting: dispatch.NewWaitList[*Entry[Known]](size), rate: dispatch.NewArrivalRate(size, hold)}
 }
 
-// Arrive records an arrival and reports whether the request may wait (see dispatch.Pace). If enough requests have
-// arrived since the first entry (see dispatch.MustGo), the first entry must go and is woken.
+// Arrive records an arrival and reports whether the request may wait (see dispatch.ArrivalRate). If enough requests have
+// arrived since the first entry (see dispatch.WaitList), the first entry must go and is woken.
 func (l *Queue[Known]) Arrive(now time.Time) bool {
-	l.arrived++
+	l.waiting.Arrive()
 	l.wakeOverdue()
 	after := now.Sub(l.last)
 	l.last = now
-	return l.pace.Arrive(after)
+	return l.rate.Arrive(after)
 }
 
 // Enqueue appends an entry to the queue, unless it is already in it; the entry leaves any other queue. If the queue is
@@ -56,31 +49,31 @@ func (l *Queue[Known]) Enqueue(s *Entry[Known], now time.Time) {
 			s.since, s.woken = now, make(chan struct{}, 1)
 		}
 		s.leave()
-		s.in, s.arrival = l, l.arrived
-		l.waiting = append(l.waiting, s)
+		s.in = l
+		l.waiting.Add(s)
 	}
 	l.wakeOverdue()
 }
 
-// wakeOverdue marks and wakes the first entry if dispatch.MustGo requires it.
+// wakeOverdue marks and wakes the first entry if it must go.
 func (l *Queue[Known]) wakeOverdue() {
-	if len(l.waiting) > 0 && dispatch.MustGo(len(l.waiting), l.arrived-l.waiting[0].arrival, l.size) {
-		l.waiting[0].MustGo = true
-		l.waiting[0].Wake()
+	if l.waiting.MustGo() {
+		l.waiting.At(0).MustGo = true
+		l.waiting.At(0).Wake()
 	}
 }
 
 // Len returns the number of entries.
-func (l *Queue[Known]) Len() int { return len(l.waiting) }
+func (l *Queue[Known]) Len() int { return l.waiting.Len() }
 
 // WakeNext wakes the first entry that may go, and evaluates at most limit entries. The next call continues with the
 // entries that were not evaluated.
 func (l *Queue[Known]) WakeNext(limit int, mayGo func(Known) bool) {
-	if limit >= len(l.waiting) {
-		limit, l.from = len(l.waiting), 0
+	if limit >= l.waiting.Len() {
+		limit, l.from = l.waiting.Len(), 0
 	}
 	for range limit {
-		s := l.waiting[l.from%len(l.waiting)]
+		s := l.waiting.At(l.from % l.waiting.Len())
 		if l.from++; mayGo(s.Known) {
 			s.Wake()
 			return
@@ -111,8 +104,14 @@ func (s *Entry[Known]) Leave(now time.Time) time.Duration {
 }
 
 func (s *Entry[Known]) leave() {
-	if s.in != nil {
-		s.in.waiting = slices.DeleteFunc(s.in.waiting, func(other *Entry[Known]) bool { return other == s })
-		s.in.wakeOverdue() // more requests may have arrived before the entry left
+	if s.in == nil {
+		return
 	}
+	for i := range s.in.waiting.Len() {
+		if s.in.waiting.At(i) == s {
+			s.in.waiting.Remove(i)
+			break
+		}
+	}
+	s.in.wakeOverdue() // more requests may have arrived before the entry left
 }

@@ -18,20 +18,63 @@ const (
 	maxOutput = 1 << 20
 )
 
-// Body is a parsed request body. A member of an unexpected type counts as absent: the engine validates the request.
+// Body is a parsed request body, or an object in it. One scan finds all members, because a body can be long. A member of
+// an unexpected type counts as absent: the engine validates the request.
 type Body struct {
 	data    []byte
 	members []jsonscan.Member
+	// object is true for a JSON object, empty for an object without members.
+	object, empty bool
 }
+
+// usualMembers is the initial capacity for the members of an object.
+const usualMembers = 8
 
 // ParseBody finds the members of a body. A body that is not a JSON object has none.
 func ParseBody(data []byte) Body {
-	members, ok := jsonscan.Object(data, nil)
-	if !ok {
-		return Body{}
+	if begin := bytes.TrimLeft(data, " \t\r\n"); len(begin) == 0 || begin[0] != '{' {
+		return Body{data: data}
 	}
-	return Body{data, members}
+	members, ok := jsonscan.Object(data, make([]jsonscan.Member, 0, usualMembers))
+	if !ok {
+		return Body{data: data}
+	}
+	return Body{data, members, true, len(members) == 0}
 }
+
+// Bytes returns the JSON text.
+func (b Body) Bytes() []byte { return b.data }
+
+// IsObject reports whether the body is one JSON object.
+func (b Body) IsObject() bool { return b.object }
+
+// IsJSON reports whether the body is one JSON object or array.
+func (b Body) IsJSON() bool {
+	if b.object {
+		return true
+	}
+	_, array := jsonscan.Array(b.data, nil)
+	return array
+}
+
+// Only returns the body with only the members of these names. The others stay in the text, but can no longer be found: a
+// body of many short members takes several times its size while its members are kept.
+func (b Body) Only(names []string) Body {
+	all := b.members
+	b.members = nil
+	for _, name := range names {
+		for i := len(all) - 1; i >= 0; i-- {
+			if string(all[i].Key) == name {
+				b.members = append(b.members, all[i])
+				break
+			}
+		}
+	}
+	return b
+}
+
+// Has reports whether an object has a member.
+func (b Body) Has(name string) bool { return b.get(name) != nil }
 
 // get returns the value of a member; nil if there is none.
 func (b Body) get(name string) []byte { return jsonscan.Get(b.data, b.members, name) }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/semmoe/operator/internal/router/jsonscan"
 )
@@ -89,48 +90,34 @@ func splice(data []byte, start, end int, with []byte) []byte {
 	return append(out, data[end:]...)
 }
 
-// AddFlag adds a member with the value true to a JSON object. It reports false and returns the body unchanged if the
-// body is not an object or the client has set the member.
-func AddFlag(body []byte, field string) ([]byte, bool) {
-	members, ok := jsonscan.Object(body, nil)
-	if !ok || jsonscan.Get(body, members, field) != nil {
-		return body, false
-	}
-	open := bytes.IndexByte(body, '{') + 1
-	member := memberText(field, "true", len(members) == 0)
-	out := make([]byte, 0, len(body)+len(member))
-	out = append(out, body[:open]...)
-	out = append(out, member...)
-	return append(out, body[open:]...), true
-}
+// Addition is a member that is added to a body: its name, and its value as JSON.
+type Addition struct{ Name, Value string }
 
-// With prepends a member to a JSON object. It returns a short head and the rest, which is a part of body. It reports
-// false if the body is not an object.
-func With(body []byte, field, value string) (head string, rest []byte, ok bool) {
-	members, ok := jsonscan.Object(body, nil)
-	if !ok {
-		return "", body, false
+// With prepends members to a JSON object. It returns a short head and the rest, which is a part of the body. It returns
+// a body that is not an object unchanged.
+func (b Body) With(additions ...Addition) (head string, rest []byte) {
+	if !b.object || len(additions) == 0 {
+		return "", b.data
 	}
-	return "{" + memberText(field, value, len(members) == 0), body[bytes.IndexByte(body, '{')+1:], true
-}
-
-func memberText(name, value string, only bool) string {
-	text := strconv.Quote(name) + ":" + value
-	if only {
-		return text
+	var text strings.Builder
+	for i, a := range additions {
+		text.WriteByte("{,"[min(i, 1)])
+		text.WriteString(strconv.Quote(a.Name) + ":" + a.Value)
 	}
-	return text + ","
+	if !b.empty {
+		text.WriteByte(',')
+	}
+	return text.String(), b.data[bytes.IndexByte(b.data, '{')+1:]
 }
 
 // RequestsAny reports whether a body requests routed experts by any of the field names. In doubt it returns true.
-func RequestsAny(body []byte, names []string) bool {
-	members, ok := jsonscan.Object(body, nil)
+func (b Body) RequestsAny(names []string) bool {
 	return slices.ContainsFunc(names, func(name string) bool {
-		if !ok {
+		if !b.object {
 			// Engines accept more than strict JSON.
-			return bytes.Contains(body, []byte(name))
+			return bytes.Contains(b.data, []byte(name))
 		}
-		value := jsonscan.Get(body, members, name)
+		value := b.get(name)
 		return value != nil && string(value) != "false" && string(value) != "null"
 	})
 }

@@ -86,26 +86,34 @@ func FuzzCutMembers(f *testing.F) {
 	})
 }
 
-func TestAsk(t *testing.T) {
-	cases := map[string]struct {
-		body, want string
-		asked      bool
-	}{
-		"object":       {` {"prompt":"x"}`, ` {"r":true,"prompt":"x"}`, true},
-		"empty object": {`{}`, `{"r":true}`, true},
-		"has it":       {`{"r":false}`, `{"r":false}`, false},
-		"not JSON":     {`{"prompt"`, `{"prompt"`, false},
-		"null":         {`null`, `null`, false},
-		"array":        {`[]`, `[]`, false},
-		"nothing":      {``, ``, false},
+// TestOnly checks that a body without most of its members has the same text and the same last value of the others.
+func TestOnly(t *testing.T) {
+	text := `{"a":1,"b":2,"a":3,"c":4}`
+	b := ParseBody([]byte(text)).Only([]string{"a", "x"})
+	if len(b.members) != 1 || string(b.get("a")) != "3" || b.Has("b") || !b.IsObject() {
+		t.Errorf("%d members, a is %s", len(b.members), b.get("a"))
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			got, asked := AddFlag([]byte(tc.body), "r")
-			if string(got) != tc.want || asked != tc.asked {
-				t.Errorf("%s, asked %v; want %s, %v", got, asked, tc.want, tc.asked)
-			}
-		})
+	if head, rest := b.With(Addition{"r", "3"}); head+string(rest) != `{"r":3,"a":1,"b":2,"a":3,"c":4}` {
+		t.Errorf("got %s%s", head, rest)
+	}
+	none := ParseBody([]byte(`{"b":2}`)).Only(nil)
+	if head, rest := none.With(Addition{"r", "3"}); head+string(rest) != `{"r":3,"b":2}` {
+		t.Errorf("got %s%s", head, rest)
+	}
+}
+
+// TestWithSeveral checks that members are added in order to an object only.
+func TestWithSeveral(t *testing.T) {
+	for body, want := range map[string]string{
+		` {"prompt":"x"}`: `{"r":3,"f":true,"prompt":"x"}`, `{}`: `{"r":3,"f":true}`, `null`: `null`, `[]`: `[]`, ``: ``, `{"prompt"`: `{"prompt"`,
+	} {
+		b := ParseBody([]byte(body))
+		if head, rest := b.With(Addition{"r", "3"}, Addition{"f", "true"}); head+string(rest) != want {
+			t.Errorf("%s becomes %s%s, want %s", body, head, rest, want)
+		}
+		if head, rest := b.With(); head != "" || string(rest) != body {
+			t.Errorf("%s without additions becomes %s%s", body, head, rest)
+		}
 	}
 }
 
@@ -114,11 +122,11 @@ func TestAsks(t *testing.T) {
 		`{"r":true}`: true, `{"r":1}`: true, `{"r":false}`: false, `{"r":null}`: false, `{"R":true}`: false, `{"p":"r"}`: false,
 		`{"r":false,"r":true}`: true, `{"\u0072":true}`: true, `{"r":true,"temperature":NaN}`: true, `{"temperature":NaN}`: true, `{`: false, ``: false,
 	} {
-		if got := RequestsAny([]byte(body), []string{"other", "r"}); got != want {
+		if got := ParseBody([]byte(body)).RequestsAny([]string{"other", "r"}); got != want {
 			t.Errorf("%s: %v, want %v", body, got, want)
 		}
 	}
-	if RequestsAny([]byte("x"), nil) {
+	if ParseBody([]byte("x")).RequestsAny(nil) {
 		t.Error("an engine that cannot be asked was")
 	}
 }

@@ -16,46 +16,38 @@ var nested = map[string]bool{
 	"requests": true,
 }
 
-// DropRank overwrites with spaces, in place, each member of a JSON body that chooses a rank (engine.NamesRank): of the
-// object, of the objects of an array, and of nested options.
-func DropRank(body []byte) { eachRank(body, blank) }
-
-// ChoosesRank reports whether a body has a member that DropRank overwrites.
-func ChoosesRank(body []byte) bool {
-	found := false
-	eachRank(body, func([]byte) { found = true })
-	return found
-}
-
-// eachRank calls do with the bytes to remove for each member that chooses a rank.
-func eachRank(body []byte, do func(part []byte)) {
-	if isArray(body) {
-		elements, _ := jsonscan.Array(body, nil)
+// DropRank overwrites with spaces, in place, each member of the body that chooses a rank (engine.NamesRank): of the
+// object, of the objects of an array, and of nested options. It reports whether there was one.
+func (b *Body) DropRank() (dropped bool) {
+	if !b.object {
+		elements, _ := jsonscan.Array(b.data, nil)
 		for _, at := range elements {
-			eachRank(body[at.Start:at.End], do)
+			element := ParseBody(b.data[at.Start:at.End])
+			dropped = element.DropRank() || dropped
 		}
-		return
+		return dropped
 	}
-	members, ok := jsonscan.Object(body, nil)
-	if !ok {
-		return
-	}
-	kept := -1 // index of the last member that stays
-	for i, m := range members {
+	kept := b.members[:0]
+	for i, m := range b.members {
 		switch key := string(m.Key); {
-		case engine.NamesRank(key) && i+1 < len(members):
-			do(body[m.At:members[i+1].At])
-		case engine.NamesRank(key) && kept >= 0:
-			do(body[members[kept].End:m.End]) // with the comma
-		case engine.NamesRank(key):
-			do(body[m.At:m.End])
-		case nested[key]:
-			eachRank(body[m.Start:m.End], do)
-			kept = i
+		case !engine.NamesRank(key):
+			if nested[key] {
+				options := ParseBody(b.data[m.Start:m.End])
+				dropped = options.DropRank() || dropped
+			}
+			kept = append(kept, m)
+			continue
+		case i+1 < len(b.members):
+			blank(b.data[m.At:b.members[i+1].At])
+		case len(kept) > 0:
+			blank(b.data[kept[len(kept)-1].End:m.End]) // with the comma
 		default:
-			kept = i
+			blank(b.data[m.At:m.End])
 		}
+		dropped = true
 	}
+	b.members, b.empty = kept, len(kept) == 0
+	return dropped
 }
 
 func blank(data []byte) {
@@ -99,18 +91,6 @@ func unescapeLast(text []byte) []byte {
 		return text
 	}
 	return append(text[:at], byte(code))
-}
-
-// IsObject reports whether a body is one JSON object.
-func IsObject(body []byte) bool {
-	_, ok := jsonscan.Object(body, nil)
-	return ok
-}
-
-// IsJSON reports whether a body is one JSON object or array.
-func IsJSON(body []byte) bool {
-	_, array := jsonscan.Array(body, nil)
-	return array || IsObject(body)
 }
 
 // Compressed reports whether a request header declares a compressed body. SGLang accepts both headers.

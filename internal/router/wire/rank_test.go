@@ -1,16 +1,19 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/router/jsonscan"
 )
 
 // TestDropRank checks that every member that chooses a rank is removed, and that all other bytes stay in place.
@@ -31,10 +34,15 @@ func TestDropRank(t *testing.T) {
 		`{"messages":[{"content":"routed_dp_rank"}],"rank":1}`:             `{"messages":[{"content":"routed_dp_rank"}],"rank":1}`,
 	} {
 		got := []byte(body)
-		has := ChoosesRank(got)
-		DropRank(got)
-		if len(got) != len(body) || has != (string(got) != body) || ChoosesRank(got) {
-			t.Errorf("%s becomes %s; it chooses a rank: %v before, %v after", body, got, has, ChoosesRank(got))
+		b := ParseBody(got)
+		has := b.DropRank()
+		if len(got) != len(body) || has != (string(got) != body) || choosesRank(got) {
+			t.Errorf("%s becomes %s; it chooses a rank: %v before, %v after", body, got, has, choosesRank(got))
+		}
+		if again := ParseBody(got); !slices.EqualFunc(b.members, again.members, func(x, y jsonscan.Member) bool {
+			return string(x.Key) == string(y.Key) && x.Start == y.Start && x.End == y.End
+		}) {
+			t.Errorf("%s becomes %s with the members %v, want %v", body, got, b.members, again.members)
 		}
 		var left, wanted any
 		if err := json.Unmarshal(got, &left); err != nil {
@@ -46,13 +54,20 @@ func TestDropRank(t *testing.T) {
 	}
 }
 
+// choosesRank reports whether a body has a member that DropRank overwrites.
+func choosesRank(body []byte) bool {
+	b := ParseBody(bytes.Clone(body))
+	return b.DropRank()
+}
+
 func FuzzDropRank(f *testing.F) {
 	f.Add(`{"a":1,"routed_dp_rank":3,"sampling_params":{"dp_rank":1}}`)
 	f.Add(`[{"data_parallel_rank":3},{}]`)
 	f.Fuzz(func(t *testing.T, body string) {
 		got := []byte(body)
-		DropRank(got)
-		if IsJSON([]byte(body)) != IsJSON(got) || ChoosesRank(got) {
+		b := ParseBody(got)
+		b.DropRank()
+		if ParseBody([]byte(body)).IsJSON() != ParseBody(got).IsJSON() || choosesRank(got) {
 			t.Errorf("%q becomes %q", body, got)
 		}
 	})
@@ -78,7 +93,7 @@ func FuzzRankNames(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if ChoosesRank(body) != named {
+		if choosesRank(body) != named {
 			t.Errorf("%q names a rank: %t; in a body: %t", name, named, !named)
 		}
 	})
@@ -115,12 +130,12 @@ func TestWith(t *testing.T) {
 	for body, want := range map[string]string{
 		` {"prompt":"x"}`: `{"r":3,"prompt":"x"}`, `{ }`: `{"r":3 }`, `[{}]`: "", `{`: "", ``: "",
 	} {
-		head, rest, ok := With([]byte(body), "r", "3")
+		head, rest := ParseBody([]byte(body)).With(Addition{"r", "3"})
 		if want == "" {
 			want = body
 		}
-		if got := head + string(rest); got != want || ok != (head != "") {
-			t.Errorf("%s becomes %s, %v; want %s", body, got, ok, want)
+		if got := head + string(rest); got != want {
+			t.Errorf("%s becomes %s; want %s", body, got, want)
 		}
 	}
 }

@@ -5,13 +5,15 @@ import "strings"
 // ResponsesPath is the route of OpenAI's Responses API.
 const ResponsesPath = "/v1/responses"
 
+// StoreMember is the member of a request to ResponsesPath that enables storage of the response.
+const StoreMember = "store"
+
 // IsStoredResponse reports whether a route is about a response that an engine has stored.
 func IsStoredResponse(path string) bool { return strings.HasPrefix(path, ResponsesPath+"/") }
 
 // NeedsStore returns the member of a request to ResponsesPath that requires stored responses, and advice for the
 // client. It returns empty strings if there is none.
-func NeedsStore(body []byte) (member, advice string) {
-	b := ParseBody(body)
+func (b Body) NeedsStore() (member, advice string) {
 	given := func(name string) bool { value := b.get(name); return value != nil && string(value) != "null" }
 	switch {
 	case given("previous_response_id"):
@@ -28,10 +30,9 @@ func NeedsStore(body []byte) (member, advice string) {
 
 // WithoutStore returns a request to ResponsesPath in two parts, with storage disabled. SGLang stores a response by
 // default, in the memory of its pod, and never drops it (srt/entrypoints/openai/serving_responses.py of 0.5.17).
-func WithoutStore(body []byte) (head string, rest []byte) {
-	if ParseBody(body).get("store") != nil {
-		return "", body
+func (b Body) WithoutStore() (head string, rest []byte) {
+	if b.Has(StoreMember) {
+		return "", b.data
 	}
-	head, rest, _ = With(body, "store", "false")
-	return head, rest
+	return b.With(Addition{StoreMember, "false"})
 }

@@ -12,7 +12,7 @@ func TestNeedsStore(t *testing.T) {
 		`{"input":"a","store":true}`: "store", `{"store":false,"store":true}`: "store", `{"previous_response_id":"resp_1","store":false}`: "previous_response_id",
 		`{"background":true}`: "background", `{"conversation":{"id":"c"}}`: "conversation", `{"metadata":{"store":true}}`: "", `{`: "", ``: "",
 	} {
-		if member, advice := NeedsStore([]byte(body)); member != want || (member == "") != (advice == "") {
+		if member, advice := ParseBody([]byte(body)).NeedsStore(); member != want || (member == "") != (advice == "") {
 			t.Errorf("%s: %q, %q; want %q", body, member, advice, want)
 		}
 	}
@@ -22,7 +22,7 @@ func TestWithoutStore(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"input":"a"}`: `{"store":false,"input":"a"}`, `{"store":null}`: `{"store":null}`, `{"store":false}`: `{"store":false}`, `{}`: `{"store":false}`, `[`: `[`,
 	} {
-		if head, rest := WithoutStore([]byte(body)); head+string(rest) != want {
+		if head, rest := ParseBody([]byte(body)).WithoutStore(); head+string(rest) != want {
 			t.Errorf("%s becomes %s%s, want %s", body, head, rest, want)
 		}
 	}

@@ -4,9 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"io"
-	"mime"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/semmoe/operator/internal/router/jsonscan"
 )
@@ -62,8 +62,8 @@ func Length(response *http.Response) int64 {
 
 // IsStream reports whether a response is a stream of server-sent events.
 func IsStream(response *http.Response) bool {
-	kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
-	return kind == "text/event-stream"
+	kind, _, _ := strings.Cut(response.Header.Get("Content-Type"), ";")
+	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
 }
 
 type replacedBody struct {

@@ -1,0 +1,109 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/tokenize"
+	"github.com/semmoe/operator/internal/router/wire"
+)
+
+// requestReader is the first stage: it reads the properties of a client request that the later stages need.
+type requestReader struct {
+	engine        *engine.Adapter // of pods that do not name their engine
+	tokenizer     *tokenize.Remote
+	samplePercent int
+}
+
+// requestFields and startFields are the body fields of all supported engines. Every field is checked on every request:
+// pods of several engines may serve together, and a client does not know which engine answers.
+var (
+	requestFields = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.RequestField })
+	startFields   = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.StartField })
+)
+
+// writtenFields are the body fields that later stages look for before they add them.
+var writtenFields = append(slices.Clone(requestFields), wire.StoreMember)
+
+// HeaderRequestID identifies a request; the router gives one to a request that has none.
+const HeaderRequestID = "X-Request-Id"
+
+var (
+	errRankChosen = errors.New("the request body is invalid: it must be JSON, and must not choose a data-parallel rank")
+	errCompressed = errors.New("the request body is invalid: it must not be compressed")
+)
+
+// checkRank rejects bodies that could choose a rank in a form that wire.Body.DropRank does not recognize. An engine may
+// parse bodies that the router cannot.
+func checkRank(header http.Header, body wire.Body) error {
+	switch {
+	case len(body.Bytes()) > 0 && wire.Compressed(header):
+		return errCompressed
+	case !body.IsJSON() && wire.MayChooseRank(body.Bytes()):
+		return errRankChosen
+	}
+	return nil
+}
+
+// checkState rejects requests that only the pod with the stored earlier response could answer.
+func checkState(path string, body wire.Body) error {
+	if wire.IsStoredResponse(path) {
+		return errStored
+	}
+	if path != wire.ResponsesPath {
+		return nil
+	}
+	if member, advice := body.NeedsStore(); member != "" {
+		return fmt.Errorf("%s is invalid: %w; %s", member, errStored, advice)
+	}
+	return nil
+}
+
+// read reads a client request whose body has passed checkRank and chooses no rank. The context is the context of the
+// request.
+func (s *requestReader) read(ctx context.Context, path, id string, body wire.Body) *request {
+	r := newRequest(path, id, body)
+	r.body = body.Only(writtenFields)
+	r.tokenize = s.tokenizer.For(ctx)
+	r.lacking = lacking[path]
+	r.shifted = r.reportsExperts && body.RequestsAny(startFields)
+	r.sampled = r.reportsExperts && !r.shifted && sampled(rand.Uint64(), s.samplePercent)
+	r.asksExperts = r.reportsExperts && body.RequestsAny(requestFields)
+	r.writable = body.IsObject()
+	route, infers := inference[path]
+	neverPinned := infers && route.smallest == ""
+	r.pins = func(b discovery.Backend) bool {
+		routes := b.Adapter(s.engine).RankRoutes
+		return !neverPinned && !slices.Contains(routes.Unpinned, path) && (r.writable || routes.FieldOn(path) == "")
+	}
+	return r
+}
+
+// sampled reports whether a request with this random number is in the sample. The router draws the number, so neither
+// load nor rank nor client biases the sample.
+func sampled(random uint64, percent int) bool { return random%100 < uint64(percent) }
+
+// newRequest returns a request with a body of any content.
+func newRequest(path, id string, b wire.Body) *request {
+	r := &request{id: id, path: path, planRandom: rand.Uint64(), tokens: 1}
+	var route inferenceRoute
+	if route, r.inference = inference[path]; !r.inference {
+		return r
+	}
+	r.reportsExperts = route.reportsExperts
+	r.route = path
+	r.answers, r.copies = b.Answers(path)
+	r.output = b.Output(r.answers)
+	r.answerTokens = b.ExpectedAnswerTokens()
+	r.prompt = wire.PromptOf(path, b)
+	media := r.prompt.Media
+	r.tokens = int64((len(b.Bytes())-media.Bytes)/wire.BytesPerToken) + media.Tokens() + r.output + 1
+	return r
+}

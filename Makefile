@@ -71,7 +71,7 @@ verify: ## Fail on unformatted, vetted or generated drift
 	internal/tools/verify.sh
 
 # The packages that parse what clients, engines, checkpoints and users send. Instrumented for coverage, they take most of the time to compile.
-FUZZED := internal/router/jsonscan internal/router/wire internal/model/tokenizer internal/tokenizer/pattern internal/model/npy internal/plan internal/profile/counts \
+FUZZED := internal/router/jsonscan internal/router/wire internal/model/tokenizer internal/model/tokenizer/pattern internal/model/npy internal/plan internal/profile/counts \
 	internal/observation/lar internal/probe internal/model/checkpoint internal/engine internal/engine/vllm internal/engine/sglang internal/observation/promquery internal/model/reshuffle solver/trace \
 	internal/router/picker internal/router/client
 

@@ -30,6 +30,7 @@ import (
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/test/apiserver"
 	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // release is the name of the Helm release. No object's name depends on it.
@@ -98,9 +99,7 @@ func startAPI() (*apiServer, error) {
 func startedAPI(t *testing.T) *apiServer {
 	t.Helper()
 	a, err := api()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	return a
 }
 

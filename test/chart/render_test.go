@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -148,9 +149,7 @@ networkPolicies: {enabled: true}
 // and only Helm has keep annotations.
 func TestKustomizeHasTheSame(t *testing.T) {
 	kubectl, err := programs.Kubectl()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	manifest, err := programs.Run(kubectl, nil, "", "kustomize", filepath.Join(repository, "config", "default"))
 	if err != nil {
 		t.Fatal(err)
@@ -178,9 +177,7 @@ func TestKustomizeHasTheSame(t *testing.T) {
 // including arguments, DNS names and bindings.
 func TestKustomizeOverlayOfANamespace(t *testing.T) {
 	kubectl, err := programs.Kubectl()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	overlay := t.TempDir()
 	config, err := filepath.Abs(filepath.Join(repository, "config"))
 	if err != nil {

@@ -10,12 +10,14 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/observation/stepsizes"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestObservedBatchSizes leaves rollout.batchTokens unset. The first plan is made for the default batch sizes, and the
 // status reports them. Once the engines have computed requests, the status reports the observed batch sizes. These are
 // much smaller, so another plan is made for them.
 func TestObservedBatchSizes(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

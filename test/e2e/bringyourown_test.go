@@ -17,12 +17,14 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/test/corpus"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestBringYourOwn applies the sample of a workload that is not managed by a MoEDeployment, with the reference engine.
 // The pods wait for the plan and start with it, and a user-provided request router sends requests to the ranks of their
 // experts.
 func TestBringYourOwn(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

@@ -19,7 +19,6 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/solver/trace"
-	"github.com/semmoe/operator/test/corpus"
 	"github.com/semmoe/operator/test/scramble"
 )
 
@@ -60,8 +59,7 @@ func repeated(routes *trace.Trace, times int) *trace.Trace {
 // full.
 func sendAllKinds(t *testing.T, url string) (stop func()) {
 	t.Helper()
-	requests := corpus.Requests(corpus.Written(), 300)
-	return send(t, url, 4, func(_ context.Context, n int) string { return requests[n%len(requests)].Text })
+	return sendSlowly(t, url, 300)
 }
 
 // send runs the given number of concurrent clients, which send prompts until stopped. It fails the test if a request is

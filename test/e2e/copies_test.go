@@ -13,11 +13,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestCopiesOfExperts serves a plan with redundant experts on an engine that has room for them. The answers equal those
 // without a plan, and the forecast is better than that of the same plan without copies.
 func TestCopiesOfExperts(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -65,6 +67,7 @@ func checkEngineFlags(t *testing.T, moed *semmoev1.MoEDeployment, flags ...strin
 // status, engines are started with it, and answers do not change. If no expert fits in memory, the plan has no copies
 // and its condition says so.
 func TestCopiesFromMemory(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

@@ -9,13 +9,13 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestDoubles serves with the test double of one release of each engine, and rolls out a plan in the way that the
 // operator chooses. The engine's command line, expert map or reshuffled checkpoint, health, reported release, answers
-// to the lossless probe and routed experts are those of that release.
+// to the lossless probe and routed experts are those of that release. The commit tier runs vLLM.
 func TestDoubles(t *testing.T) {
-	long(t)
 	for _, test := range []struct {
 		dialect, release string
 		engine           semmoev1.EngineType
@@ -30,6 +30,9 @@ func TestDoubles(t *testing.T) {
 		{dialect: "tensorrt-llm", release: "1.3.0", engine: semmoev1.EngineTensorRTLLM, realization: "by the engine's expert map", unpinned: true},
 	} {
 		t.Run(test.dialect+"-"+test.release, func(t *testing.T) {
+			if test.engine != semmoev1.EngineVLLM {
+				tier.Nightly(t)
+			}
 			t.Parallel()
 			adapter, err := registry.For(string(test.engine))
 			if err != nil {

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // prometheusStub is a Prometheus server that answers range queries with one value at every step, or with a fixed
@@ -59,6 +60,7 @@ func (p *prometheusStub) start(t *testing.T) string {
 // rate below the forecast is drift, and a failing server is not. No plan is made while the serving plan is newer than
 // the minimum age.
 func TestDriftIsTold(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	granted := grantRights(t, namespace)

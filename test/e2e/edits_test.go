@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // served contains the status fields that describe the serving engine and plan.
@@ -32,6 +33,7 @@ func servedOf(moed *semmoev1.MoEDeployment) served {
 // plan and its rates do not change. The profile and plan fields stay while the new spec has no plan. After the edit is
 // reverted, the status is as before.
 func TestEditsThatCannotBeRealised(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

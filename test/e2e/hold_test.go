@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var heldMetric = regexp.MustCompile(`(?m)^semmoe_router_held_requests_total (\S+)$`)
@@ -38,6 +39,7 @@ func heldRequests(t *testing.T, moed *semmoev1.MoEDeployment) (n float64) {
 // TestRequestsWaitForTheirRank lets requests wait for the rank of their experts. All are answered, and some wait when
 // many requests need the same rank. After waiting is disabled, no request waits.
 func TestRequestsWaitForTheirRank(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

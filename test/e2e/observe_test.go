@@ -8,11 +8,13 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestObservesLocality checks that the status reports the local activation rate. With the engine's default placement
 // and requests spread over four ranks, about a quarter of the activations are local.
 func TestObservesLocality(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

@@ -16,6 +16,7 @@ import (
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/test/corpus"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // storyDeployment returns a MoEDeployment that serves under plans made from stored profiles, so profiling needs no
@@ -245,6 +246,7 @@ func sampledNames(t *testing.T, namespace string) map[string]string {
 // TestPlanMustPay checks that a plan without enough gain at the batch sizes of a MoEDeployment is not rolled out: the
 // condition contains the figure, and no pod is restarted. At batch sizes with enough gain, the plan is rolled out.
 func TestPlanMustPay(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -278,6 +280,7 @@ func TestPlanMustPay(t *testing.T) {
 // TestLessLocalPlanIsPromoted promotes a plan with lower modelled time although fewer activations are local: its canary
 // achieves the forecast.
 func TestLessLocalPlanIsPromoted(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -308,9 +311,7 @@ func TestLessLocalPlanIsPromoted(t *testing.T) {
 
 // TestSlowerCanaryIsTakenBack rolls back a canary that is slower although more activations are local.
 func TestSlowerCanaryIsTakenBack(t *testing.T) {
-	if !*full {
-		t.Skip("runs only with -args -full: the test compares times over several minutes")
-	}
+	tier.Nightly(t) // compares times over several minutes
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

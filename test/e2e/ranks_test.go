@@ -7,11 +7,13 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestIgnoredRanksAreReported runs an engine that ignores the requested rank on one route. The engine serves, and a
 // condition reports the route until an engine that obeys the rank is in service.
 func TestIgnoredRanksAreReported(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

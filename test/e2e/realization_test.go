@@ -20,6 +20,7 @@ import (
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // answer is the client's view of a greedy completion, and the plan by which its rank was chosen.
@@ -84,6 +85,7 @@ func sameAnswers(t *testing.T, what string, want, got []answer) {
 // TestRealizations serves the same plan with both realizations. Both give the same answers as no plan, and return the
 // same logical expert IDs. The reshuffled copy of the checkpoint is made once, in a cache that the pods share.
 func TestRealizations(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace, cache := newNamespace(t), t.TempDir()
 	startManager(t, namespace, nil)

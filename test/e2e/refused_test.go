@@ -14,11 +14,13 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestSpecsAreRefused creates objects that pass the schema without a webhook but cannot be realized. A condition of the
 // object reports why, and no engine is started.
 func TestSpecsAreRefused(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -202,6 +204,7 @@ func checkRefusedPlans(t *testing.T, namespace string) {
 // TestPlansAreHeldBack checks that a condition reports why a ready plan is not rolled out or cannot be used, and what
 // must change. Most of these deployments have no replicas; the condition is set nevertheless.
 func TestPlansAreHeldBack(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -282,6 +285,7 @@ func profileOfAnother(t *testing.T, namespace, name string) *semmoev1.AffinityPr
 // TestPlanningIsRefused blocks profiles and plans by revoked rights and by a quota. Conditions report the cause, and
 // the objects are created once the block is removed.
 func TestPlanningIsRefused(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	granted := grantRights(t, namespace)

@@ -24,6 +24,7 @@ import (
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/corpus"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // prometheusWith starts a Prometheus server that answers every range query with one value at every step, and returns
@@ -101,7 +102,7 @@ func sampled(t *testing.T, moed *semmoev1.MoEDeployment, plan string) (rate lar.
 // depends on when the drift is detected. If the placement performs better, the test requires that it comes into
 // service.
 func TestReplanSwapsTables(t *testing.T) {
-	long(t)
+	tier.Nightly(t)
 	namespace := newNamespace(t)
 	stop := startManager(t, namespace, nil)
 	lines, err := corpus.JSONL(requestsOf("english", 30))

@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // answered reads a whole response and returns an error unless it is a complete completion.
@@ -142,6 +143,7 @@ func nothingLeft(ctx context.Context, namespace string) error {
 }
 
 func TestChildrenComeBack(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -211,6 +213,7 @@ func TestChildrenComeBack(t *testing.T) {
 // TestFaultsAreNamedAndHeal checks that a condition reports each failure within a minute, and that the object becomes
 // ready after the repair without deleting anything.
 func TestFaultsAreNamedAndHeal(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	broken := t.TempDir()
 	modelAt := func(path string) func(*semmoev1.MoEDeployment) {
@@ -397,7 +400,7 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 	var served, failed atomic.Int64
 	for range 8 {
 		clients.Go(func() {
-			for ctx.Err() == nil {
+			for ; ctx.Err() == nil; time.Sleep(requestPause) {
 				if err := sendRequest(context.WithoutCancel(ctx), url, "tiny"); err != nil {
 					failed.Add(1)
 					t.Errorf("a request failed: %v", err)
@@ -451,6 +454,7 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 }
 
 func TestPauseAndModeNone(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

@@ -12,6 +12,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/test/audit"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // refusedKinds returns the kinds that the manager may not watch, according to its metrics.
@@ -35,7 +36,7 @@ func refusedKinds() ([]string, error) {
 //
 // This test is not parallel because the managers of a process share their metrics.
 func TestSightRevoked(t *testing.T) {
-	long(t)
+	tier.Nightly(t)
 	namespace := newNamespace(t)
 	granted := grantRights(t, namespace)
 	injector := faults.New(faults.Schedule{})

@@ -14,6 +14,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestSteadyStateWritesNothing checks that nothing is written in steady state, including by a manager that has just
@@ -105,6 +106,7 @@ func touchPodsOnce(t *testing.T, moed *semmoev1.MoEDeployment) (touched int) {
 // TestServesWithoutOperator checks that lost engine and router pods are recreated and requests are served while no
 // operator runs.
 func TestServesWithoutOperator(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	stop := startManager(t, namespace, nil)

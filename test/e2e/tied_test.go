@@ -8,12 +8,14 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestTiedEmbeddingsAreReported serves a checkpoint with tied embeddings on an engine that ignores the tie. A condition
 // reports it within a minute, whether or not a pod serves. Nothing is refused, and the report ends when another engine
 // is used.
 func TestTiedEmbeddingsAreReported(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

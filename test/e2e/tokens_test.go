@@ -9,13 +9,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestTokens serves with attention over all ranks. An engine that shuffles tokens gets the tables of its plan, which
 // the pods fetch from the store. An engine without token shuffling gets a plan with few messages, and the status does
 // not claim a higher locality.
 func TestTokens(t *testing.T) {
-	long(t)
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

@@ -34,6 +34,7 @@ import (
 	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/test/faults"
 	"github.com/semmoe/operator/test/processes"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // process returns the ID of the cluster process with arguments that satisfy the function, or 0 if there is none. All
@@ -286,7 +287,7 @@ func installManagers(t *testing.T, namespace string) {
 //
 // This test is not parallel because other tests need the node.
 func TestNodeLost(t *testing.T) {
-	long(t)
+	tier.Nightly(t)
 	namespace := newNamespace(t)
 	startStore(t)
 	journal := recordJournal(t, namespace)
@@ -381,7 +382,7 @@ var storeFaults = map[string]struct {
 //
 // This test is not parallel because other tests need the store.
 func TestStoreFaults(t *testing.T) {
-	long(t)
+	tier.Nightly(t)
 	for name, tc := range storeFaults {
 		t.Run(name, func(t *testing.T) {
 			startStore(t)
@@ -448,6 +449,7 @@ func forbidPods(t *testing.T, namespace string) *corev1.ResourceQuota {
 // TestRefusals checks that a condition reports each refusal by the cluster within a minute, and that the end state
 // shows no trace of the refusal once it is removed.
 func TestRefusals(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	cases := map[string]struct {
 		refuse func(t *testing.T, namespace string) (allow client.Object)

@@ -30,6 +30,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/test/nodeless"
+	"github.com/semmoe/operator/test/programs"
 	"github.com/semmoe/operator/test/tier"
 )
 

@@ -22,6 +22,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/test/nodeless"
+	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/tier"
 )
 
 const (
@@ -29,12 +31,7 @@ const (
 	profile   = "shared"
 )
 
-var (
-	full        = flag.Bool("full", false, "use 500 MoEDeployments, and a steady state of ten minutes")
-	deployments = flag.Int("deployments", 0, "number of MoEDeployments; 0 means 12, or 500 with --full")
-	steady      = flag.Duration("steady", 0, "duration of the steady state; 0 means 65 s, or 10 minutes with --full")
-	binary      = flag.String("semmoe", filepath.Join("..", "..", "bin", "semmoe"), "path of the semmoe program whose manager is measured")
-)
+var deployments = flag.Int("deployments", 500, "number of MoEDeployments")
 
 // world is a control plane without nodes, and the manager as a separate process.
 type world struct {
@@ -52,9 +49,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	cluster, err := nodeless.Start(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	t.Cleanup(func() {
 		if err := cluster.Stop(); err != nil {
 			t.Error(err)
@@ -102,10 +97,11 @@ func (w *world) startManager(t *testing.T, proxy string, args ...string) {
 		log = name
 	}
 	args = append([]string{"manager", "--image=semmoe:dev", "--metrics-bind-address=" + w.metricsAddress, "--health-probe-bind-address=0"}, args...)
-	var err error
-	w.manager, err = nodeless.Spawn(log, []string{"KUBECONFIG=" + w.cluster.Kubeconfig(), "HTTP_PROXY=" + proxy, "HTTPS_PROXY=" + proxy, "NO_PROXY=127.0.0.1"}, *binary, args...)
+	semmoe, err := programs.Semmoe()
+	tier.Require(t, err)
+	w.manager, err = nodeless.Spawn(log, []string{"KUBECONFIG=" + w.cluster.Kubeconfig(), "HTTP_PROXY=" + proxy, "HTTPS_PROXY=" + proxy, "NO_PROXY=127.0.0.1"}, semmoe, args...)
 	if err != nil {
-		t.Fatalf("%v: run `make build` first", err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if err := w.manager.Stop(); err != nil {
@@ -204,7 +200,7 @@ func (w *world) list(ctx context.Context) ([]semmoev1.MoEDeployment, error) {
 	return list.Items, err
 }
 
-// inService returns an error unless a MoEDeployment serves with its plan and, with --full, has an observed rate.
+// inService returns an error unless a MoEDeployment serves with its plan and has an observed rate.
 func inService(moed *semmoev1.MoEDeployment) error {
 	var missing []string
 	for _, kind := range []string{semmoev1.ConditionReady, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut} {
@@ -212,8 +208,7 @@ func inService(moed *semmoev1.MoEDeployment) error {
 			missing = append(missing, fmt.Sprintf("%s: %+v", kind, c))
 		}
 	}
-	// The controller reads the routers once a minute, which is too rarely for a short run.
-	if *full && (moed.Status.LAR == nil || moed.Status.LAR.ObservedMilli == nil) {
+	if moed.Status.LAR == nil || moed.Status.LAR.ObservedMilli == nil {
 		missing = append(missing, "no observed rate")
 	}
 	if len(missing) > 0 {

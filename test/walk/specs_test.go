@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // situation is a spec in which some fields have an effect.
@@ -147,13 +148,20 @@ func TestSpecs(t *testing.T) {
 	fields := fieldsOf(t, nil, root, reflect.TypeFor[semmoev1.MoEDeploymentSpec]())
 	t.Logf("a MoEDeployment has %d fields", len(fields))
 	t.Run("invalid values are refused", func(t *testing.T) { checkRefusals(t, root, fields) })
-	t.Run("every field has an effect that can be reverted", func(t *testing.T) { checkEffects(t, root, chosen(slices.Clone(fields))) })
+	t.Run("every field has an effect that can be reverted", func(t *testing.T) {
+		tier.Nightly(t)
+		checkEffects(t, root, chosen(slices.Clone(fields)))
+	})
 	for _, k := range immutable {
 		t.Run("every field of a new "+k.name+" has an effect", func(t *testing.T) {
+			tier.Nightly(t)
 			checkImmutable(t, k, chosen(fieldsOf(t, nil, specSchema(t, k.plural), k.spec)))
 		})
 	}
-	t.Run("the final state does not depend on earlier specs", func(t *testing.T) { checkWalks(t, root, fields) })
+	t.Run("the final state does not depend on earlier specs", func(t *testing.T) {
+		tier.Nightly(t)
+		checkWalks(t, root, fields)
+	})
 	checkQuiet(t)
 }
 
@@ -218,24 +226,10 @@ func checkEffects(t *testing.T, root schema, fields []field) {
 	})
 }
 
-// fewFields is the number of fields per kind that a run without -full tries, in the first situation only.
-const fewFields = 3
-
-// chosen returns the fields to try: those that match -fields, else all with -full, else a random sample by -seed.
+// chosen returns the fields that match -fields.
 func chosen(fields []field) []field {
-	if *only != "" {
-		pattern := regexp.MustCompile(*only)
-		return slices.DeleteFunc(fields, func(f field) bool { return !pattern.MatchString(f.String()) })
-	}
-	if *full {
-		return fields
-	}
-	random := rand.New(rand.NewPCG(*seed, 0))
-	var few []field
-	for _, i := range random.Perm(len(fields))[:min(fewFields, len(fields))] {
-		few = append(few, fields[i])
-	}
-	return few
+	pattern := regexp.MustCompile(*only)
+	return slices.DeleteFunc(fields, func(f field) bool { return !pattern.MatchString(f.String()) })
 }
 
 // showEffects tries the fields of a kind with concurrent workers in one situation after the other. A field without an
@@ -243,10 +237,6 @@ func chosen(fields []field) []field {
 func showEffects(t *testing.T, kind string, situations []situation, fields []field, try func(in situation, queue <-chan field, without func(field))) {
 	t.Helper()
 	fields = slices.DeleteFunc(fields, func(f field) bool { return shownElsewhere[kind+" "+f.String()] != "" })
-	inPart := !*full && *only == ""
-	if inPart {
-		situations = situations[:1]
-	}
 	for _, in := range situations {
 		begin, before := time.Now(), fields
 		fields = withoutEffect(fields, func(queue <-chan field, without func(field)) { try(in, queue, without) })
@@ -257,9 +247,6 @@ func showEffects(t *testing.T, kind string, situations []situation, fields []fie
 			return slices.ContainsFunc(fields, func(left field) bool { return left.String() == f.String() })
 		})
 		t.Logf("%s: %d of %d fields have an effect, in %.1f s: %v", in.name, len(acting), len(before), time.Since(begin).Seconds(), acting)
-	}
-	if inPart {
-		return // fields may have their effect in another situation
 	}
 	for _, f := range fields {
 		t.Errorf("%s %v is accepted, but has no effect in any situation: implement the field, or add a situation in which it has an effect", kind, f)
@@ -402,12 +389,12 @@ func checkWalks(t *testing.T, root schema, fields []field) {
 	}
 	slots := make(chan struct{}, 4)
 	var all sync.WaitGroup
-	for i := range *walks {
+	for i := range walks {
 		namespace := newNamespace(t)
 		all.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			random := rand.New(rand.NewPCG(*seed, uint64(i)))
+			random := rand.New(rand.NewPCG(1, uint64(i)))
 			path, end, err := walk(t, random, namespace, root, fields, last)
 			if err != nil {
 				t.Errorf("walk %d:%s\n%v", i, path, err)
@@ -430,7 +417,7 @@ func walk(t *testing.T, random *rand.Rand, namespace string, root schema, fields
 	if err != nil {
 		return way, nil, err
 	}
-	for range *steps {
+	for range steps {
 		f := fields[random.IntN(len(fields))]
 		next, what := at.without(f.path), "removed"
 		if values := f.candidates(at.get(f.path)); random.IntN(4) > 0 && len(values) > 0 {

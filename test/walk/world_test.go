@@ -30,14 +30,14 @@ import (
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/nodeless"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var (
-	full  = flag.Bool("full", false, "try every field in every situation until it has an effect, with longer walks; by default a random sample of fields is tried")
-	walks = flag.Int("walks", 0, "number of random walks over specs; 0 means 1, or 4 with -full")
-	steps = flag.Int("steps", 0, "number of changes of the spec in each walk; 0 means 4, or 6 with -full")
-	only  = flag.String("fields", "", "regular expression that matches the paths of the fields to try")
-	seed  = flag.Uint64("seed", 1, "random seed of the walks and of the sample of fields")
+	only = flag.String("fields", "", "regular expression that matches the paths of the fields to try; empty matches all")
+	// walks is the number of random walks over specs, and steps the number of changes of the spec in each of them.
+	walks = tier.Choose(0, 4, 100)
+	steps = tier.Choose(0, 6, 12)
 
 	repository string
 	cluster    *nodeless.Cluster
@@ -50,24 +50,11 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	*walks, *steps = orDefault(*walks, 1, 4), orDefault(*steps, 4, 6)
 	code, err := run(m)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
+		code = tier.ExitCode(err)
 	}
 	os.Exit(code)
-}
-
-// orDefault returns the given number if it is positive, else the default with or without -full.
-func orDefault(given, few, inFull int) int {
-	switch {
-	case given > 0:
-		return given
-	case *full:
-		return inFull
-	}
-	return few
 }
 
 func run(m *testing.M) (code int, err error) {

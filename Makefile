@@ -9,7 +9,7 @@ TOOL := go tool -modfile=internal/tools/go.mod
 # Prints the output of go test, and the skipped tests with their reasons at the end.
 TEST := $(TOOL) gotestsum --format=standard-quiet --
 # The stories that run on the oldest Kubernetes release too.
-OLDEST := ^(TestServeScaleDelete|TestRestrictedNamespace|TestLoop|TestLeaderKilled)$$
+OLDEST := ^(TestServeScaleDelete|TestRestrictedNamespace|TestPlanLifecycle|TestLeaderKilled)$$
 KUBERNETES := bin/kubernetes-$(shell awk '$$1 == "k8s.io/kubernetes" { print $$2; exit }' test/kubernetes/go.mod)
 
 .PHONY: help
@@ -107,8 +107,8 @@ demo: build controlplane ## From nothing to a served model, and a change of its 
 
 .PHONY: e2e
 e2e: build controlplane helm leaderworkerset ## Run the nightly tests: all stories in all variants, and all packages with the race detector (hours)
-	go test -race -short -count=1 -timeout 60m -p 1 $$(go list ./... | grep -v -e /test/e2e$$ -e /test/scale$$ -e /test/walk$$)
-	go test -race -count=1 -timeout 90m ./test/walk -v
+	go test -race -short -count=1 -timeout 60m -p 1 $$(go list ./... | grep -v -e /test/e2e$$ -e /test/scale$$ -e /test/specfields$$)
+	go test -race -count=1 -timeout 90m ./test/specfields -v
 	go test -race -count=1 -parallel 4 -timeout 6h ./test/e2e
 	go test -count=1 -timeout 90m ./test/scale -v
 	$(MAKE) prometheus e2e-oldest

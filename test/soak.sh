@@ -36,7 +36,7 @@ go test -race -count=1 -timeout 3h ./internal/router -run 'TestFaults$' -v
 echo "=== attacks on the memory of a request router, a minute each"
 go test -count=1 -timeout 1h ./internal/router -run 'TestMemoryAttacks$' -v
 echo "=== 100 random walks over specs"
-go test -race -count=1 -timeout 3h ./test/walk -v
+go test -race -count=1 -timeout 3h ./test/specfields -v
 for round in $(seq "$rounds"); do
   echo "=== end-to-end suite, round $round of $rounds"
   make e2e # in its own tier

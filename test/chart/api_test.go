@@ -250,8 +250,8 @@ func TestLifecycle(t *testing.T) {
 	a.removeAll(t, installed)
 }
 
-// TestHelmTakesOver checks that Helm takes over objects that kubectl applied, and upgrades them without a conflict.
-func TestHelmTakesOver(t *testing.T) {
+// TestHelmAdoptsObjects checks that Helm takes over objects that kubectl applied, and upgrades them without a conflict.
+func TestHelmAdoptsObjects(t *testing.T) {
 	a := startedAPI(t)
 	if _, err := a.kubectl("", "apply", "--server-side", "-k", filepath.Join(repository, "config", "default")); err != nil {
 		t.Fatal(err)

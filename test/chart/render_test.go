@@ -145,9 +145,9 @@ networkPolicies: {enabled: true}
 	}
 }
 
-// TestKustomizeHasTheSame checks that kustomize and Helm install the same objects. Only kustomize has the namespace,
+// TestKustomizeEqualsChart checks that kustomize and Helm install the same objects. Only kustomize has the namespace,
 // and only Helm has keep annotations.
-func TestKustomizeHasTheSame(t *testing.T) {
+func TestKustomizeEqualsChart(t *testing.T) {
 	kubectl, err := programs.Kubectl()
 	tier.Require(t, err)
 	manifest, err := programs.Run(kubectl, nil, "", "kustomize", filepath.Join(repository, "config", "default"))
@@ -517,9 +517,9 @@ dependencies:
 	}
 }
 
-// TestUsersHaveEveryKind checks that the roles for users allow to read and write every kind of the operator, including
+// TestUserRolesCoverEveryKind checks that the roles for users allow to read and write every kind of the operator, including
 // new ones.
-func TestUsersHaveEveryKind(t *testing.T) {
+func TestUserRolesCoverEveryKind(t *testing.T) {
 	verbs := map[string]map[string][]string{} // by role and resource
 	var kinds []string
 	for _, u := range render(t, "{}") {

@@ -19,7 +19,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/solver/trace"
-	"github.com/semmoe/operator/test/scramble"
+	"github.com/semmoe/operator/test/expertscrambling"
 )
 
 // scrambled returns a routing trace of the small model that leads to a bad plan. Each request is repeated the given
@@ -30,7 +30,7 @@ func scrambled(t *testing.T, times int) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	scramble.Experts(routes, 1)
+	expertscrambling.Experts(routes, 1)
 	routes = repeated(routes, times)
 	name := filepath.Join(t.TempDir(), "scrambled.safetensors.zst")
 	if err := trace.Create(name, routes); err != nil {

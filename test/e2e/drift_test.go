@@ -56,10 +56,10 @@ func (p *prometheusStub) start(t *testing.T) string {
 	return server.URL
 }
 
-// TestDriftIsTold measures the locality of the serving plan with the routers' samples and with a Prometheus server. A
+// TestDriftDetection measures the locality of the serving plan with the routers' samples and with a Prometheus server. A
 // rate below the forecast is drift, and a failing server is not. No plan is made while the serving plan is newer than
 // the minimum age.
-func TestDriftIsTold(t *testing.T) {
+func TestDriftDetection(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)

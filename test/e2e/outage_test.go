@@ -152,7 +152,7 @@ func TestAPIServerOutage(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if problems := journal.Troubles(); len(problems) > 0 {
+			if problems := journal.Problems(); len(problems) > 0 {
 				t.Errorf("problems were reported: %v", problems)
 			}
 			t.Logf("the API server %s: it responds after %.1f s, and the manager reconciles after another %.1f s; %d requests answered meanwhile, none failed; %d writes before, %v after",
@@ -188,7 +188,7 @@ func TestUnobservedChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	injector.Blind()
+	injector.InterruptWatches()
 	for _, replicas := range []int32{4, 2} {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To(replicas) })
 	}
@@ -202,7 +202,7 @@ func TestUnobservedChanges(t *testing.T) {
 	if err := api.Delete(t.Context(), lost); err != nil {
 		t.Fatal(err)
 	}
-	injector.See()
+	injector.ResumeWatches()
 	seeing := time.Now()
 	eventually(t, waitTimeout, "the Service is recreated", func() error { return api.Get(t.Context(), client.ObjectKeyFromObject(lost), lost) })
 	waitComplete(t, moed)

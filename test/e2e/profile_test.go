@@ -312,9 +312,9 @@ func checkStoredProfile(t *testing.T, p *semmoev1.AffinityProfile) {
 	}
 }
 
-// TestProfileFaults checks that a condition reports each failure within a minute, and that a failure costs at most one
+// TestProfileFailureConditions checks that a condition reports each failure within a minute, and that a failure costs at most one
 // Job with devices.
-func TestProfileFaults(t *testing.T) {
+func TestProfileFailureConditions(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	configMap := func(name, text string) *corev1.ConfigMap {
@@ -355,7 +355,7 @@ func TestProfileFaults(t *testing.T) {
 			with:    configMap("malformed", "{\"prompt\": \"a\"}\n{\"text\": \"b\"}\n"),
 			reason:  "DatasetInvalid",
 			stalls:  true,
-			message: []string{"/dataset/dataset.jsonl", "line 2", "want exactly one"},
+			message: []string{"/dataset/dataset.jsonl", "line 2", "must have exactly one"},
 		},
 		"empty": {
 			change:  func(p *semmoev1.AffinityProfile) { p.Spec.Dataset.ConfigMap.Name = "empty" },
@@ -401,7 +401,7 @@ func TestProfileFaults(t *testing.T) {
 				p.Spec.Requests = 14
 			},
 			reason:  "WaitingForDeployment",
-			message: []string{`no MoEDeployment "nobody"`},
+			message: []string{`MoEDeployment "nobody" does not exist`},
 		},
 	}
 	namespace := newNamespace(t)
@@ -499,9 +499,9 @@ func TestProfileInterrupted(t *testing.T) {
 	}
 }
 
-// TestProfileFollowsReplacedDataset replaces a data set after its inspection, while the profile waits for its
+// TestProfileReplacedDataset replaces a data set after its inspection, while the profile waits for its
 // deployment. The new content is profiled with one more inspection and one more Job, and no user action is required.
-func TestProfileFollowsReplacedDataset(t *testing.T) {
+func TestProfileReplacedDataset(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -511,7 +511,7 @@ func TestProfileFollowsReplacedDataset(t *testing.T) {
 		p.Spec.Target, p.Spec.DeploymentRef = semmoev1.ProfilingTargetServing, &semmoev1.DeploymentReference{Name: "late"}
 	})
 	create(t, p)
-	before := waitProfile(t, waitTimeout, p, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForDeployment", `no MoEDeployment "late"`)
+	before := waitProfile(t, waitTimeout, p, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForDeployment", `MoEDeployment "late" does not exist`)
 	if err := api.Update(t.Context(), requests(t, namespace, 30)); err != nil {
 		t.Fatal(err)
 	}

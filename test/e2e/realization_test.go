@@ -186,10 +186,10 @@ func answersStored(t *testing.T, moed *semmoev1.MoEDeployment) error {
 	return nil
 }
 
-// TestChangedOutputIsRolledBack runs an engine that loads its weights by the expert map and ignores the map at
+// TestChangedOutputRolledBack runs an engine that loads its weights by the expert map and ignores the map at
 // dispatch. The engine is detected before it serves, and the plan is rolled back. If the operator may choose, it
 // realizes the plan by reshuffled weights instead.
-func TestChangedOutputIsRolledBack(t *testing.T) {
+func TestChangedOutputRolledBack(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -229,7 +229,7 @@ func TestChangedOutputIsRolledBack(t *testing.T) {
 
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Realization = semmoev1.RealizationAuto })
 	waitPlanned(t, moed)
-	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "by reshuffled weights, since by the engine's expert map answers change")
+	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "by reshuffled weights, because outputs change with the engine's expert map")
 	waitScored(t, url, digest)
 	sameAnswers(t, "reshuffled weights", before, greedy(t, url))
 }

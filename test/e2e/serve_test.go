@@ -142,7 +142,7 @@ func nothingLeft(ctx context.Context, namespace string) error {
 	return nil
 }
 
-func TestChildrenComeBack(t *testing.T) {
+func TestChildrenRecreated(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -210,9 +210,9 @@ func TestChildrenComeBack(t *testing.T) {
 	eventually(t, waitTimeout, "the model answers", func() error { return sendRequest(t.Context(), serviceURL(t, moed), "tiny") })
 }
 
-// TestFaultsAreNamedAndHeal checks that a condition reports each failure within a minute, and that the object becomes
+// TestFailureConditions checks that a condition reports each failure within a minute, and that the object becomes
 // ready after the repair without deleting anything.
-func TestFaultsAreNamedAndHeal(t *testing.T) {
+func TestFailureConditions(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	broken := t.TempDir()

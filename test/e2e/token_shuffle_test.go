@@ -12,10 +12,10 @@ import (
 	"github.com/semmoe/operator/test/tier"
 )
 
-// TestTokens serves with attention over all ranks. An engine that shuffles tokens gets the tables of its plan, which
+// TestTokenShuffle serves with attention over all ranks. An engine that shuffles tokens gets the tables of its plan, which
 // the pods fetch from the store. An engine without token shuffling gets a plan with few messages, and the status does
 // not claim a higher locality.
-func TestTokens(t *testing.T) {
+func TestTokenShuffle(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)

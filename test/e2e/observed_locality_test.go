@@ -11,9 +11,9 @@ import (
 	"github.com/semmoe/operator/test/tier"
 )
 
-// TestObservesLocality checks that the status reports the local activation rate. With the engine's default placement
+// TestObservedLocality checks that the status reports the local activation rate. With the engine's default placement
 // and requests spread over four ranks, about a quarter of the activations are local.
-func TestObservesLocality(t *testing.T) {
+func TestObservedLocality(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)

@@ -77,7 +77,7 @@ func cleanRun(t *testing.T, s story) *outcome {
 		stop := startManager(t, namespace, injector)
 		begin := time.Now()
 		s.run(t, namespace)
-		clean := &outcome{took: time.Since(begin), state: s.ending(t, namespace), writes: injector.Writes(), problems: journal.Troubles()}
+		clean := &outcome{took: time.Since(begin), state: s.ending(t, namespace), writes: injector.Writes(), problems: journal.Problems()}
 		stop()
 		counts, err := journal.Counts()
 		if err != nil {
@@ -98,7 +98,7 @@ func cleanRun(t *testing.T, s story) *outcome {
 }
 
 func profilingJobsMade(journal *faults.Journal) int {
-	return journal.Made(func(object string) bool { return strings.HasPrefix(object, "Job profile-") })
+	return journal.Created(func(object string) bool { return strings.HasPrefix(object, "Job profile-") })
 }
 
 // runUnderHazard runs a story under a hazard and compares the outcome with that of the clean run. The end state is
@@ -149,7 +149,7 @@ func runUnderHazard(t *testing.T, s story, h hazard) (crashes int) {
 	if jobs := profilingJobsMade(journal); jobs != s.profilingJobs {
 		t.Errorf("%d profiling Jobs, want %d", jobs, s.profilingJobs)
 	}
-	if diff := cmp.Diff(clean.problems, journal.Troubles()); diff != "" {
+	if diff := cmp.Diff(clean.problems, journal.Problems()); diff != "" {
 		t.Errorf("other problems were reported (-want +got):\n%s", diff)
 	}
 	// Crashes by themselves cause no extra writes: a successor writes only differences from the state that it finds.
@@ -208,7 +208,7 @@ func recordJournal(t *testing.T, namespace string) *faults.Journal {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	t.Cleanup(stop)
-	journal, err := faults.Follow(ctx, api, namespace, kindsExceptPods())
+	journal, err := faults.Record(ctx, api, namespace, kindsExceptPods())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package walk
+package specfields
 
 import (
 	"context"
@@ -123,7 +123,7 @@ var shownElsewhere = map[string]string{
 	"PlacementPlan spec.realization":              "controllers/placementplan TestReshuffledWeightsKeepGroups",
 	"PlacementPlan spec.solver.timeBudgetSeconds": "solver TestTimeBudgetCutsOff",
 	// AffinityProfile refuses this field.
-	"AffinityProfile spec.parallelism.podsPerReplica": "test/api TestProfileTakesNoPodsPerReplica",
+	"AffinityProfile spec.parallelism.podsPerReplica": "test/api TestProfilePodsPerReplicaRefused",
 	// These fields have an effect after traffic has drifted. The reports of the agent's routers are older than any window.
 	"MoEDeployment spec.drift.thresholdPercent":     "controllers/moedeployment/locality TestAssessDrift",
 	"MoEDeployment spec.drift.cooldownSeconds":      "controllers/moedeployment/locality TestAssessDrift",
@@ -140,8 +140,8 @@ var shownElsewhere = map[string]string{
 	"MoEDeployment spec.drift.source": "controllers/moedeployment TestAssessFromPrometheus",
 }
 
-// TestSpecs is one test, because all its parts share a manager.
-func TestSpecs(t *testing.T) {
+// TestSpecFields is one test, because all its parts share a manager.
+func TestSpecFields(t *testing.T) {
 	startManager(t)
 	checkElsewhere(t)
 	root := specSchema(t, "moedeployments")

@@ -30,12 +30,12 @@ func refusedKinds() ([]string, error) {
 	return kinds, err
 }
 
-// TestSightRevoked revokes the manager's right to watch workloads. The manager cannot report this in a condition, so
+// TestWatchRightsRevoked revokes the manager's right to watch workloads. The manager cannot report this in a condition, so
 // its metrics name the kind within a minute of the end of the open watch. The serving pods keep serving, and changes
 // made meanwhile are applied once the right is restored.
 //
 // This test is not parallel because the managers of a process share their metrics.
-func TestSightRevoked(t *testing.T) {
+func TestWatchRightsRevoked(t *testing.T) {
 	tier.Nightly(t)
 	namespace := newNamespace(t)
 	granted := grantRights(t, namespace)
@@ -63,8 +63,8 @@ func TestSightRevoked(t *testing.T) {
 	asking := startTraffic(t, serviceURL(t, moed))
 
 	restore := granted.revoke(t, audit.Without(granted.role.Rules, "statefulsets"))
-	injector.Blind() // ends the open watches
-	injector.See()
+	injector.InterruptWatches() // ends the open watches
+	injector.ResumeWatches()
 	ended := time.Now()
 	eventually(t, time.Minute, "the refusal is reported", kindsRefused("StatefulSet"))
 	refused := time.Since(ended)

@@ -1,6 +1,6 @@
-// Package scramble renumbers the experts of routing traces. Plans from such traces are bad, but their forecasts are
+// Package expertscrambling renumbers the experts of routing traces. Plans from such traces are bad, but their forecasts are
 // good.
-package scramble
+package expertscrambling
 
 import (
 	"math/rand/v2"

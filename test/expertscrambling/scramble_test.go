@@ -1,4 +1,4 @@
-package scramble
+package expertscrambling
 
 import (
 	"slices"

@@ -446,9 +446,9 @@ func forbidPods(t *testing.T, namespace string) *corev1.ResourceQuota {
 	return quota
 }
 
-// TestRefusals checks that a condition reports each refusal by the cluster within a minute, and that the end state
+// TestQuotaAndWebhookRejections checks that a condition reports each refusal by the cluster within a minute, and that the end state
 // shows no trace of the refusal once it is removed.
-func TestRefusals(t *testing.T) {
+func TestQuotaAndWebhookRejections(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	cases := map[string]struct {

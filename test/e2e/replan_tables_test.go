@@ -94,14 +94,14 @@ func sampled(t *testing.T, moed *semmoev1.MoEDeployment, plan string) (rate lar.
 	return rate
 }
 
-// TestReplanSwapsTables changes the traffic to another kind of text. A profile is made from the routers' samples, a
+// TestReplanTables changes the traffic to another kind of text. A profile is made from the routers' samples, a
 // plan from the profile, and new tables reach the routers. No pod is restarted, no request fails, no device is used,
 // and the plan is better on held-out requests.
 //
 // With a dozen held-out requests, the choice between new tables and a new placement is little more than chance and
 // depends on when the drift is detected. If the placement performs better, the test requires that it comes into
 // service.
-func TestReplanSwapsTables(t *testing.T) {
+func TestReplanTables(t *testing.T) {
 	tier.Nightly(t)
 	namespace := newNamespace(t)
 	stop := startManager(t, namespace, nil)

@@ -10,9 +10,9 @@ import (
 	"github.com/semmoe/operator/test/tier"
 )
 
-// TestIgnoredRanksAreReported runs an engine that ignores the requested rank on one route. The engine serves, and a
+// TestIgnoredRanks runs an engine that ignores the requested rank on one route. The engine serves, and a
 // condition reports the route until an engine that obeys the rank is in service.
-func TestIgnoredRanksAreReported(t *testing.T) {
+func TestIgnoredRanks(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -24,7 +24,7 @@ func TestIgnoredRanksAreReported(t *testing.T) {
 	create(t, moed)
 	eventually(t, waitTimeout, "the route is reported", func() error {
 		current := get(t, moed)
-		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "RanksIgnored", "ignored on /generate", "Use an engine release")
+		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "RanksIgnored", "ignores the rank of requests on /generate", "Use an engine release")
 	})
 	waitCondition(t, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })

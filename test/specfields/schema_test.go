@@ -1,4 +1,4 @@
-package walk
+package specfields
 
 import (
 	"encoding/json"

@@ -81,9 +81,9 @@ func profilingJobs(t *testing.T, namespace string) []string {
 	return uids
 }
 
-// TestLoop tests the whole loop: the running deployment is profiled, a plan is made from the profile and rolled out,
+// TestPlanLifecycle tests the whole loop: the running deployment is profiled, a plan is made from the profile and rolled out,
 // and requests go to the ranks of the plan. No completed work is repeated after a loss.
-func TestLoop(t *testing.T) {
+func TestPlanLifecycle(t *testing.T) {
 	t.Parallel()
 	whole := t // managers outlive the subtests
 	namespace := newNamespace(t)

@@ -36,9 +36,9 @@ func heldRequests(t *testing.T, moed *semmoev1.MoEDeployment) (n float64) {
 	return n
 }
 
-// TestRequestsWaitForTheirRank lets requests wait for the rank of their experts. All are answered, and some wait when
+// TestWaitQueue lets requests wait for the rank of their experts. All are answered, and some wait when
 // many requests need the same rank. After waiting is disabled, no request waits.
-func TestRequestsWaitForTheirRank(t *testing.T) {
+func TestWaitQueue(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)

@@ -11,10 +11,10 @@ import (
 	"github.com/semmoe/operator/test/tier"
 )
 
-// TestTiedEmbeddingsAreReported serves a checkpoint with tied embeddings on an engine that ignores the tie. A condition
+// TestTiedEmbeddings serves a checkpoint with tied embeddings on an engine that ignores the tie. A condition
 // reports it within a minute, whether or not a pod serves. Nothing is refused, and the report ends when another engine
 // is used.
-func TestTiedEmbeddingsAreReported(t *testing.T) {
+func TestTiedEmbeddings(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)

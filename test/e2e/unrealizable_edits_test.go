@@ -29,10 +29,10 @@ func servedOf(moed *semmoev1.MoEDeployment) served {
 	return d
 }
 
-// TestEditsThatCannotBeRealised makes edits that cannot be realized. The status fields of the serving revision, its
+// TestUnrealizableEdits makes edits that cannot be realized. The status fields of the serving revision, its
 // plan and its rates do not change. The profile and plan fields stay while the new spec has no plan. After the edit is
 // reverted, the status is as before.
-func TestEditsThatCannotBeRealised(t *testing.T) {
+func TestUnrealizableEdits(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)

@@ -16,9 +16,9 @@ import (
 	"github.com/semmoe/operator/test/tier"
 )
 
-// TestCopiesOfExperts serves a plan with redundant experts on an engine that has room for them. The answers equal those
+// TestRedundantExperts serves a plan with redundant experts on an engine that has room for them. The answers equal those
 // without a plan, and the forecast is better than that of the same plan without copies.
-func TestCopiesOfExperts(t *testing.T) {
+func TestRedundantExperts(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -63,10 +63,10 @@ func checkEngineFlags(t *testing.T, moed *semmoev1.MoEDeployment, flags ...strin
 	}
 }
 
-// TestCopiesFromMemory lets the operator size the redundant experts from memory. The chosen number is in the plan's
+// TestRedundantExpertsFromMemory lets the operator size the redundant experts from memory. The chosen number is in the plan's
 // status, engines are started with it, and answers do not change. If no expert fits in memory, the plan has no copies
 // and its condition says so.
-func TestCopiesFromMemory(t *testing.T) {
+func TestRedundantExpertsFromMemory(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -86,7 +86,7 @@ func TestCopiesFromMemory(t *testing.T) {
 	url := serviceURL(t, moed)
 	waitScored(t, url, plain.PlanDigest)
 	before := greedy(t, url)
-	if plan := planOf(t, moed, plain.PlanDigest); plan.Status.RedundantExperts != 0 || !strings.Contains(message(plan), "no copies: 0.4 MiB per rank have no room") {
+	if plan := planOf(t, moed, plain.PlanDigest); plan.Status.RedundantExperts != 0 || !strings.Contains(message(plan), "no copies: 0.4 MiB per rank are too small for one expert") {
 		t.Errorf("status without memory for any redundant expert: %+v", plan.Status)
 	}
 

@@ -12,10 +12,10 @@ import (
 	"github.com/semmoe/operator/test/tier"
 )
 
-// TestDoubles serves with the test double of one release of each engine, and rolls out a plan in the way that the
+// TestEngineReleases serves with the test double of one release of each engine, and rolls out a plan in the way that the
 // operator chooses. The engine's command line, expert map or reshuffled checkpoint, health, reported release, answers
 // to the lossless probe and routed experts are those of that release. The commit tier runs vLLM.
-func TestDoubles(t *testing.T) {
+func TestEngineReleases(t *testing.T) {
 	for _, test := range []struct {
 		dialect, release string
 		engine           semmoev1.EngineType

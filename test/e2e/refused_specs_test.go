@@ -17,9 +17,9 @@ import (
 	"github.com/semmoe/operator/test/tier"
 )
 
-// TestSpecsAreRefused creates objects that pass the schema without a webhook but cannot be realized. A condition of the
+// TestInvalidSpecConditions creates objects that pass the schema without a webhook but cannot be realized. A condition of the
 // object reports why, and no engine is started.
-func TestSpecsAreRefused(t *testing.T) {
+func TestInvalidSpecConditions(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -201,9 +201,9 @@ func checkRefusedPlans(t *testing.T, namespace string) {
 	waitPlan(t, small, semmoev1.ConditionReady, "LocalityDoesNotPay")
 }
 
-// TestPlansAreHeldBack checks that a condition reports why a ready plan is not rolled out or cannot be used, and what
+// TestRolloutBlockedConditions checks that a condition reports why a ready plan is not rolled out or cannot be used, and what
 // must change. Most of these deployments have no replicas; the condition is set nevertheless.
-func TestPlansAreHeldBack(t *testing.T) {
+func TestRolloutBlockedConditions(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -282,9 +282,9 @@ func profileOfAnother(t *testing.T, namespace, name string) *semmoev1.AffinityPr
 	})
 }
 
-// TestPlanningIsRefused blocks profiles and plans by revoked rights and by a quota. Conditions report the cause, and
+// TestPlanningWithoutRights blocks profiles and plans by revoked rights and by a quota. Conditions report the cause, and
 // the objects are created once the block is removed.
-func TestPlanningIsRefused(t *testing.T) {
+func TestPlanningWithoutRights(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)

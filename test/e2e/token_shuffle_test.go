@@ -29,7 +29,7 @@ func TestTokenShuffle(t *testing.T) {
 	})
 	create(t, moed)
 	planned := waitPlanned(t, moed)
-	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "given to 2 of 2 pods")
+	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "2 of 2 pods received the tables")
 	waitCondition(t, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionUnknown, "NotObserved", "spec.parallelism.attention is TensorParallel")
 	for _, pod := range listEnginePods(t, moed) {
 		engine := pod.Spec.Containers[slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == semmoev1.EngineContainer })]

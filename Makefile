@@ -50,10 +50,11 @@ generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md
 test test-stories test-packages prometheus e2e-vllm test-vllm: export SEMMOE_TESTS ?= commit
 e2e dashboard e2e-oldest: export SEMMOE_TESTS = nightly
 
-# Packages whose goroutines share memory run with the race detector, in the shorter form of their numeric tests. make e2e runs all of them with it.
-RACED := ./webhook ./controllers/... ./internal/artifact/... ./internal/certs ./internal/httpserver/... ./internal/kube/... ./internal/observation/... \
-	./internal/refengine/scheduler ./internal/refengine/server ./internal/router/...
-NUMERIC := ./controllers/placementplan
+# Packages with goroutines run with the race detector, in the shorter form of their numeric tests. make e2e runs all packages with it.
+RACED := $(addprefix ./controllers/,affinityprofile moedeployment moedeployment/locality moedeployment/revisions storewatch) \
+	$(addprefix ./internal/,artifact/store certs httpserver kube/statuscache observation/promquery probe) \
+	$(addprefix ./internal/refengine/,group scheduler server) \
+	$(addprefix ./internal/router/,. balance client discovery enginecounts expertload livesamples picker plans)
 
 .PHONY: test
 test: build controlplane helm ## Run the tests of every commit: all that need no root, in about 10 minutes on two cores
@@ -68,8 +69,8 @@ test-stories:
 
 .PHONY: test-packages
 test-packages:
-	$(TEST) -race -vet=off -short -p 1 $$(go list $(RACED) | grep -v -F -x -f <(go list $(NUMERIC)))
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -p 1 $$(go list ./... | grep -v /operator/test/ | grep -v -F -x -f <(go list $(RACED))) $(NUMERIC)
+	$(TEST) -race -vet=off -short -p 1 $(RACED)
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -p 1 $$(go list ./... | grep -v /operator/test/ | grep -v -F -x -f <(go list $(RACED)))
 	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./internal/router -run TestMemoryAttacks
 	cd internal/tools && CGO_ENABLED=0 go test -trimpath -vet=off ./...
 

@@ -362,7 +362,7 @@ func TestProfileFailureConditions(t *testing.T) {
 			with:    configMap("empty", "\n"),
 			reason:  "DatasetInvalid",
 			stalls:  true,
-			message: []string{"it is empty"},
+			message: []string{"the file is empty"},
 		},
 		"an image that cannot be pulled": {
 			change:  func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Image = "nobody/nothing:1"; p.Spec.Requests = 11 },

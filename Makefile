@@ -52,7 +52,7 @@ e2e dashboard e2e-oldest: export SEMMOE_TESTS = nightly
 
 # Packages with goroutines run with the race detector, in the shorter form of their numeric tests. make e2e runs all packages with it.
 RACED := $(addprefix ./controllers/,affinityprofile moedeployment moedeployment/locality moedeployment/revisions storewatch) \
-	$(addprefix ./internal/,artifact/store certs httpserver kube/statuscache observation/promquery probe) \
+	$(addprefix ./internal/,artifact/store certs httpserver kube/statuscache observation/promquery) \
 	$(addprefix ./internal/refengine/,group scheduler server) \
 	$(addprefix ./internal/router/,. balance client discovery enginecounts expertload livesamples picker plans)
 

@@ -398,7 +398,7 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 	defer stop()
 	var clients sync.WaitGroup
 	var served, failed atomic.Int64
-	for range 8 {
+	for range 4 {
 		clients.Go(func() {
 			for ; ctx.Err() == nil; time.Sleep(requestPause) {
 				if err := sendRequest(context.WithoutCancel(ctx), url, "tiny"); err != nil {

@@ -6,10 +6,10 @@ SHELL := /usr/bin/env bash
 VERSION ?= dev
 IMAGE ?= semmoe:$(VERSION)
 TOOL := go tool -modfile=internal/tools/go.mod
-# Prints what go test does, and at the end what was skipped, and why.
+# Prints the output of go test, and the skipped tests with their reasons at the end.
 TEST := $(TOOL) gotestsum --format=standard-quiet --
-# The stories that are told on the oldest Kubernetes release too.
-OLDEST := ^(TestServeScaleDelete|TestRestrictedNamespace|TestLoop|TestLeaderKilled)$$
+# The stories that run on the oldest Kubernetes release too.
+OLDEST := ^(TestServeScaleDelete|TestRestrictedNamespace|TestPlanLifecycle|TestLeaderKilled)$$
 KUBERNETES := bin/kubernetes-$(shell awk '$$1 == "k8s.io/kubernetes" { print $$2; exit }' test/kubernetes/go.mod)
 
 .PHONY: help
@@ -46,23 +46,31 @@ generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md
 
 ##@ Check
 
-.PHONY: test
-test: build controlplane helm ## Run every test that needs no root
-	@$(MAKE) --no-print-directory -j2 test-whole test-packages
+# Tests read their tier from SEMMOE_TESTS: see docs/testing.md. In a tier of make, a missing program is an error.
+test test-stories test-packages prometheus e2e-vllm test-vllm: export SEMMOE_TESTS ?= commit
+e2e dashboard e2e-oldest: export SEMMOE_TESTS = nightly
 
-# Two lanes of about the same length: tests of the whole mostly wait for API servers, tests of packages compute. Programs have the flags of
-# bin/semmoe, for which most of them is compiled already; the race detector watches the stories and the commands in make e2e. What
-# computes for minutes is skipped under the race detector, a tenth as fast, and runs without it. make verify vets.
-.PHONY: test-whole
-test-whole:
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -short -parallel 4 -timeout 45m ./test/e2e
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./cmd/semmoe
-	$(TEST) -race -vet=off -short -p 1 $$(go list ./test/... | grep -v /test/e2e$$)
+# Packages with goroutines run with the race detector, in the shorter form of their numeric tests. make e2e runs all packages with it.
+RACED := $(addprefix ./controllers/,affinityprofile moedeployment moedeployment/locality moedeployment/revisions storewatch) \
+	$(addprefix ./internal/,artifact/store certs httpserver kube/statuscache observation/promquery) \
+	$(addprefix ./internal/refengine/,group scheduler server) \
+	$(addprefix ./internal/router/,. balance client discovery enginecounts expertload livesamples picker plans)
+
+.PHONY: test
+test: build controlplane helm ## Run the tests of every commit: all that need no root, in about 10 minutes on two cores
+	@$(MAKE) --no-print-directory -j2 test-stories test-packages
+
+# Two lanes of about the same length: the stories and the tests of the whole mostly wait, the tests of packages compute. Programs and tests
+# without the race detector have the flags of bin/semmoe, for which most of them is compiled already. make verify vets.
+.PHONY: test-stories
+test-stories:
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -timeout 30m ./test/e2e
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -p 2 $$(go list ./test/... | grep -v /test/e2e$$)
 
 .PHONY: test-packages
 test-packages:
-	$(TEST) -race -vet=off -short -p 1 $$(go list ./... | grep -v -e /operator/test/ -e /cmd/semmoe$$)
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./solver/... ./controllers/placementplan
+	$(TEST) -race -vet=off -short -p 1 $(RACED)
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -p 1 $$(go list ./... | grep -v /operator/test/ | grep -v -F -x -f <(go list $(RACED)))
 	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./internal/router -run TestMemoryAttacks
 	cd internal/tools && CGO_ENABLED=0 go test -trimpath -vet=off ./...
 
@@ -85,12 +93,12 @@ vulncheck: ## Fail on known vulnerabilities that the binaries contain, by a pinn
 	cd internal/tools && CGO_ENABLED=0 go run -trimpath ./vulncheck ../../bin/vulndb ../../bin/unstripped/semmoe ../../bin/unstripped/kubectl-semmoe
 
 .PHONY: prometheus
-prometheus: controlplane ## Vet and run the tests of the alerts with Prometheus' own rule engine and scraper from Go modules (what is compiled once takes four minutes)
-	cd test/prometheus && CGO_ENABLED=0 go vet -trimpath ./... && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 ./...
+prometheus: build controlplane ## Vet and run the tests of the alerts with Prometheus' own rule engine and scraper from Go modules (what is compiled once takes four minutes)
+	cd test/prometheus && CGO_ENABLED=0 go vet -trimpath ./... && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m ./...
 
 .PHONY: dashboard
 dashboard: build controlplane ## Play the demo, scrape it with Prometheus' own code, and ask every query of the dashboard
-	cd test/prometheus && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v -run DashboardInTheDemo . -args -demo
+	cd test/prometheus && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v -run DashboardInTheDemo .
 
 # What is kept ends by Ctrl-C, as asked: in a process group of its own the demo has that for itself, and make goes on to its end.
 .PHONY: demo
@@ -99,12 +107,12 @@ demo: build controlplane ## From nothing to a served model, and a change of its 
 	$(if $(KEEP),set -m;) bin/demo; :
 
 .PHONY: e2e
-e2e: build controlplane leaderworkerset ## Run the end-to-end suite in full on the local control plane
-	go test -race -count=1 ./cmd/semmoe
-	go test -race -count=1 -timeout 6h ./test/e2e -args -full
-	go test -count=1 -timeout 90m ./test/scale -v -args -full
-	go test -race -count=1 -timeout 90m ./test/walk -v -args -full
-	$(MAKE) prometheus dashboard e2e-oldest
+e2e: build controlplane helm leaderworkerset ## Run the nightly tests: all stories in all variants, and all packages with the race detector (hours)
+	go test -race -short -count=1 -timeout 60m -p 1 $$(go list ./... | grep -v -e /test/e2e$$ -e /test/scale$$ -e /test/specfields$$)
+	go test -race -count=1 -timeout 90m ./test/specfields -v
+	go test -race -count=1 -parallel 4 -timeout 6h ./test/e2e
+	go test -count=1 -timeout 90m ./test/scale -v
+	$(MAKE) prometheus e2e-oldest
 
 .PHONY: e2e-oldest
 e2e-oldest: build helm ## Run the tests of the API, the webhooks and the chart, and the main stories, on the oldest Kubernetes release that is supported (built once)

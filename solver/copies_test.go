@@ -24,7 +24,7 @@ func openWide(t *testing.T) *trace.Trace {
 }
 
 // Copies are used only if they pay by the time model and fit into memory.
-func TestCopiesFromMemory(t *testing.T) {
+func TestRedundantExpertsFromMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("figures are checked without -short")
 	}

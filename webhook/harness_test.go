@@ -34,6 +34,7 @@ import (
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/tier"
 )
 
 const (
@@ -81,14 +82,12 @@ func run(m *testing.M) int {
 	ctrl.SetLogger(logr.Discard())
 	environment, err := apiserver.Start(&envtest.Environment{CRDDirectoryPaths: []string{filepath.Join("..", "config", "crd")}, ErrorIfCRDPathMissing: true})
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return tier.ExitCode(err)
 	}
 	defer environment.Stop() //nolint:errcheck // the processes end with this one
 	restConfig = environment.Config
 	if err := prepare(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return tier.ExitCode(err)
 	}
 	defer func() { stopServing() }() // the current value of stopServing
 	return m.Run()

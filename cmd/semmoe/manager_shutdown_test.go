@@ -20,6 +20,7 @@ import (
 
 	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestLeadingManagerEnds stops a leading manager that waits for a silent artifact store, while a client holds a silent
@@ -28,9 +29,7 @@ import (
 func TestLeadingManagerEnds(t *testing.T) {
 	const namespace = "semmoe-system"
 	server, err := apiserver.Start(&envtest.Environment{CRDDirectoryPaths: []string{filepath.Join("..", "..", "config", "crd")}, ErrorIfCRDPathMissing: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	t.Cleanup(func() { server.Stop() }) //nolint:errcheck // the processes end with this one
 	clients, err := kubernetes.NewForConfig(server.Config)
 	if err != nil {

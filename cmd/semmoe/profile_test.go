@@ -42,7 +42,7 @@ func runProfileCommand(t *testing.T, args ...string) (code int, out, message str
 	return code, stdout.String(), string(text)
 }
 
-func TestProfileFaults(t *testing.T) {
+func TestProfileFailureConditions(t *testing.T) {
 	dataset := writeFile(t, "d.jsonl", "{\"prompt\": \"a\"}\n")
 	report, err := checkpoint.Inspect(tinyModel)
 	if err != nil {

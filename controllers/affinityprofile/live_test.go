@@ -32,6 +32,7 @@ import (
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // routers are fake request routers by address. They always return the same samples.
@@ -194,9 +195,7 @@ func (l *live) reconcile(p *semmoev1.AffinityProfile) *metav1.Condition {
 
 func TestLiveProfile(t *testing.T) {
 	environment, err := storetest.Start(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	defer environment.Stop() //nolint:errcheck // the processes end with the test
 	const namespace = "live"
 	l := newLive(t, environment, namespace)

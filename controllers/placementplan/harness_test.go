@@ -29,6 +29,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact/storetest"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/tier"
 )
 
 const (
@@ -47,8 +48,7 @@ var (
 func TestMain(m *testing.M) {
 	code, err := run(m)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
+		code = tier.ExitCode(err)
 	}
 	os.Exit(code)
 }

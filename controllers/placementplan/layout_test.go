@@ -63,9 +63,9 @@ func TestLayoutSpec(t *testing.T) {
 	w.wait(foreign, semmoev1.ConditionStalled, metav1.ConditionTrue, "CurrentPlanInvalid", "spec.objective")
 }
 
-// TestCopiesFromMemory checks that the number of copies is chosen from the memory, is recorded in the plan and in the
+// TestRedundantExpertsFromMemory checks that the number of copies is chosen from the memory, is recorded in the plan and in the
 // status, and is restored if the status is lost.
-func TestCopiesFromMemory(t *testing.T) {
+func TestRedundantExpertsFromMemory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.complete(w.newProfile("tiny"), traceFile(t))

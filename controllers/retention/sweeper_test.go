@@ -3,7 +3,6 @@ package retention
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/artifact/storetest"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var environment *storetest.Environment
@@ -28,8 +28,7 @@ var environment *storetest.Environment
 func TestMain(m *testing.M) {
 	var err error
 	if environment, err = storetest.Start(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		os.Exit(tier.ExitCode(err))
 	}
 	code := m.Run()
 	environment.Stop() //nolint:errcheck // the processes end with this one

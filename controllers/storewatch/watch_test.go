@@ -15,6 +15,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/artifact/storetest"
 	"github.com/semmoe/operator/test/metricsdoc"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var environment *storetest.Environment
@@ -22,7 +23,7 @@ var environment *storetest.Environment
 func TestMain(m *testing.M) {
 	var err error
 	if environment, err = storetest.Start(context.Background()); err != nil {
-		panic(err)
+		os.Exit(tier.ExitCode(err))
 	}
 	code := m.Run()
 	if err := environment.Stop(); err != nil {

@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"flag"
-	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var (
@@ -37,13 +37,11 @@ func run(m *testing.M) int {
 	}
 	environment, err := apiserver.Start(&envtest.Environment{})
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return tier.ExitCode(err)
 	}
 	defer environment.Stop() //nolint:errcheck // the processes end with this one
 	if clients, err = kubernetes.NewForConfig(environment.Config); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return tier.ExitCode(err)
 	}
 	return m.Run()
 }

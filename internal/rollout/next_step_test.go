@@ -11,11 +11,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/test/tier"
 )
 
 var (
 	rewrite = flag.Bool("rewrite", false, "write testdata anew")
-	orders  = flag.Uint64("orders", 150, "random orders of events")
+	// orders is the number of random orders of events.
+	orders = tier.Choose[uint64](150, 150, 10_000)
 )
 
 // Each scenario logs all changes of the planner.
@@ -127,7 +130,7 @@ func TestProvenAndMayTry(t *testing.T) {
 // revision serves.
 func TestAnyOrder(t *testing.T) {
 	worst := 0
-	for seed := range *orders {
+	for seed := range orders {
 		random := rand.New(rand.NewPCG(seed, 7))
 		b := Budget{Replicas: random.Int32N(6), MaxUnavailable: random.Int32N(3), MaxSurge: random.Int32N(3)}
 		if b.MaxUnavailable == 0 && b.MaxSurge == 0 {

@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -36,9 +35,12 @@ import (
 	"github.com/semmoe/operator/internal/router/picker"
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/test/tier"
 )
 
-var attackSeconds = flag.Int("attack-seconds", 0, "how long each attack on a router's memory lasts, with the latencies of honest clients compared; 0 for the short form")
+// attackSeconds is the duration of each attack on a router's memory, with the latencies of honest clients compared; 0 for
+// a short attack without the comparison.
+var attackSeconds = tier.Choose(0, 0, 60)
 
 const (
 	// attackedProcess is the environment variable that makes the test binary run as a router process. The memory of
@@ -217,8 +219,8 @@ func TestMemoryAttacks(t *testing.T) {
 			to, peak := startAttacked(t)
 			honest := newHonestClients(t, to)
 			var before []time.Duration
-			if *attackSeconds > 0 {
-				before = honest.requestFor(time.Duration(*attackSeconds) * time.Second)
+			if attackSeconds > 0 {
+				before = honest.requestFor(time.Duration(attackSeconds) * time.Second)
 			}
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
@@ -237,8 +239,8 @@ func TestMemoryAttacks(t *testing.T) {
 				default:
 				}
 			}
-			if *attackSeconds > 0 {
-				during = append(during, honest.requestFor(time.Duration(*attackSeconds)*time.Second)...)
+			if attackSeconds > 0 {
+				during = append(during, honest.requestFor(time.Duration(attackSeconds)*time.Second)...)
 			}
 			for range 20 {
 				during = append(during, honest.request())

@@ -18,10 +18,12 @@ import (
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var (
-	sampledRequests = flag.Int("sampled-requests", 140, "requests of the run that the sampled rate is tested with")
+	// sampledRequests is the number of requests of the run that the sampled rate is tested with.
+	sampledRequests = tier.Choose(140, 140, 2800)
 	sampledTrace    = flag.String("sampled-trace", "", "routing trace that the sampled rate is tested with, on 8 ranks, in place of the small model's")
 )
 
@@ -72,7 +74,7 @@ func TestSampledRateOfARun(t *testing.T) {
 	var counts []lar.Activations
 	before := engineActivations(t, address)
 	var exact, exactOfPart lar.Activations
-	for i := range *sampledRequests {
+	for i := range sampledRequests {
 		body := excerpt(t, recorded, random)
 		id := fmt.Sprintf("run-%d", i)
 		send(t, everything, id, body)

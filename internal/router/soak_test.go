@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"math"
@@ -30,9 +29,11 @@ import (
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/test/tier"
 )
 
-var soakRequests = flag.Int("soak-requests", 6000, "requests of the randomised fault run")
+// soakRequests is the number of requests of the randomised fault run.
+var soakRequests = tier.Choose(6000, 6000, 1_000_000)
 
 // TestFaults runs requests while engines die, hang, respond slowly, break off and claim to be ready when they are not,
 // and while pods and plans change. Every request ends with its own complete response or with an error that its client
@@ -53,10 +54,10 @@ func TestFaults(t *testing.T) {
 			client := &faultClient{faultRun: run, random: rand.New(rand.NewPCG(seed, uint64(worker)+1))}
 			for {
 				i := next.Add(1)
-				if i > int64(*soakRequests) || t.Failed() {
+				if i > int64(soakRequests) || t.Failed() {
 					return
 				}
-				if i == int64(*soakRequests)/4 {
+				if i == int64(soakRequests)/4 {
 					heap.Store(liveHeap())
 				}
 				client.send(fmt.Sprintf("request-%d", i))
@@ -268,7 +269,7 @@ func (run *faultRun) report(grown int64) {
 		"answers broken off": &run.broken, "clients that left": &run.left, "forecasts": &run.checked,
 	} {
 		// In the usual few thousand requests, there may always be a pod that accepts them.
-		if count.Load() == 0 && !(*soakRequests <= 6000 && count == &run.refused) {
+		if count.Load() == 0 && !(soakRequests <= 6000 && count == &run.refused) {
 			run.t.Errorf("there were no %s: the run shows nothing", what)
 		}
 	}

@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -9,11 +8,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/semmoe/operator/test/tier"
 )
 
 var (
-	scheduleInstances = flag.Int("schedule-instances", 4000, "random schedules whose makespans are compared with the simulator's")
-	searchInstances   = flag.Int("search-instances", 100, "random problems whose search is compared with brute force")
+	// scheduleInstances is the number of random schedules whose makespans are compared with the simulator's.
+	scheduleInstances = tier.Choose(4000, 4000, 200_000)
+	// searchInstances is the number of random problems whose search is compared with brute force.
+	searchInstances = tier.Choose(100, 100, 1000)
 )
 
 // instances returns n, or a tenth in short tests: the race detector makes arithmetic ten times slower.
@@ -56,7 +59,7 @@ func TestMakespansMatchTheSimulator(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var e evaluator
 	names := map[string]int{}
-	for range instances(*scheduleInstances) {
+	for range instances(scheduleInstances) {
 		d, s := randomDurations(r), randomSizes(r)
 		for _, o := range []Order{ASAS(s.MicroBatches), AASS(s.MicroBatches), randomOrder(r, s.MicroBatches)} {
 			schedule, err := Simulate(d, s, o)
@@ -78,7 +81,7 @@ func TestMakespansMatchTheSimulator(t *testing.T) {
 			}
 		}
 	}
-	if names["ASAS"] < instances(*scheduleInstances) || names["AASS"] == 0 || names["climbed"] == 0 {
+	if names["ASAS"] < instances(scheduleInstances) || names["AASS"] == 0 || names["climbed"] == 0 {
 		t.Errorf("tested orders: %v", names)
 	}
 }
@@ -229,7 +232,7 @@ func bruteForce(p *Problem) float64 {
 func TestSearchMatchesBruteForce(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	climbed := 0
-	for range *searchInstances {
+	for range searchInstances {
 		p := randomProblem(r)
 		s := &searcher{problem: p}
 		want := bruteForce(p)
@@ -248,7 +251,7 @@ func TestSearchMatchesBruteForce(t *testing.T) {
 			t.Fatalf("%+v: %v tokens/s after the local search, %v before", p, result.Plan.TokensPerSecond, want)
 		}
 	}
-	t.Logf("%d of %d best orders are neither ASAS nor AASS", climbed, *searchInstances)
+	t.Logf("%d of %d best orders are neither ASAS nor AASS", climbed, searchInstances)
 	if climbed == 0 {
 		t.Error("the local search found no other order")
 	}

@@ -1,7 +1,6 @@
 package placement_test
 
 import (
-	"flag"
 	"fmt"
 	"math"
 	"math/bits"
@@ -17,9 +16,11 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
+	"github.com/semmoe/operator/test/tier"
 )
 
-var constraintInstances = flag.Int("constraint-instances", 150, "random instances with constraints")
+// constraintInstances is the number of random instances with constraints.
+var constraintInstances = tier.Choose(150, 150, 10_000)
 
 // objectives are the objectives of random instances. Two ranks share a node.
 var objectives = []placement.Objective{placement.Activation, placement.RankDedup, placement.NodeDedup, placement.Hierarchical}
@@ -85,7 +86,7 @@ func sampled(p *placement.Problem, tr *trace.Trace, of placement.Objective) {
 func TestConstraintsHold(t *testing.T) {
 	random := rand.New(rand.NewPCG(31, 31))
 	infeasible, unmet := 0, 0
-	n := instances(*constraintInstances)
+	n := instances(constraintInstances)
 	for instance := range n {
 		p := randomConstrained(t, random, instance)
 		name := fmt.Sprintf("instance %d: %s, EP %d, %+v, %+v", instance, p.Attention, p.Ranks, p.Messages, p.Constraints)
@@ -284,7 +285,7 @@ func feasible(p placement.Problem, l int, most float64) bool {
 // TestGroupsUnderConstraints solves every relation of groups and ranks with loads limited and moves counted.
 func TestGroupsUnderConstraints(t *testing.T) {
 	random := rand.New(rand.NewPCG(32, 32))
-	for instance := range instances(*constraintInstances / 4) {
+	for instance := range instances(constraintInstances / 4) {
 		p := randomGrouped(random, instance)
 		p.Constraints.ExpertLoadLimit = 100 + 100*random.Float64()
 		p.Current = solve(t, p).Placement

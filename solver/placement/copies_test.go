@@ -12,7 +12,7 @@ import (
 // solve), all slots are filled, and copies never reduce locality on the profile.
 func TestCopiesAreValidAndGain(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
-	for i := range instances(*copyInstances) {
+	for i := range instances(copyInstances) {
 		shape := tracetest.Shape{
 			Experts: []int{4, 6, 8, 12}[random.IntN(4)], TopK: 1 + random.IntN(3), Layers: 1 + random.IntN(2), Vocabulary: 10 + random.IntN(40),
 			Domains: 1 + random.IntN(3), DocumentsPerDomain: 2, RequestsPerDocument: 2, TokensPerRequest: 15, Noise: random.IntN(100),

@@ -1,7 +1,6 @@
 package placement_test
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -14,9 +13,11 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace/tracetest"
+	"github.com/semmoe/operator/test/tier"
 )
 
-var groupInstances = flag.Int("group-instances", 300, "random instances with groups")
+// groupInstances is the number of random instances with groups.
+var groupInstances = tier.Choose(300, 300, 10_000)
 
 // grouped is a trace whose gate chooses two groups, and in each experts that contiguous placements separate.
 func grouped(groups int) tracetest.Shape {
@@ -59,7 +60,7 @@ func valueOf(t *testing.T, p placement.Problem, of *placement.Placement) float64
 // in service that may have split the groups.
 func TestGroupsStayWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 11))
-	for instance := range instances(*groupInstances) {
+	for instance := range instances(groupInstances) {
 		p := randomGrouped(random, instance)
 		if instance%5 == 4 {
 			p.Current = shuffled(p, random)

@@ -3,7 +3,6 @@ package placement_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"math"
 	"runtime"
 	"slices"
@@ -19,6 +18,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var modes = []placement.Attention{placement.TensorParallel, placement.DataParallel}
@@ -144,7 +144,7 @@ func TestPlantedClustersAreFound(t *testing.T) {
 // few placements the search enumerates all, but not with 12 experts. The reported upper bound of the plan is never
 // below the rate of any placement on the recorded routes.
 func TestAutoReachesTheOptimum(t *testing.T) {
-	outcomes := make([]smallOutcome, instances(*smallInstances))
+	outcomes := make([]smallOutcome, instances(smallInstances))
 	err := affinity.Parallel(t.Context(), len(outcomes), func(seed int) { outcomes[seed] = solveSmall(t, uint64(seed)) })
 	if err != nil {
 		t.Fatal(err)
@@ -233,9 +233,12 @@ func rows(tr *trace.Trace) [][]uint16 {
 }
 
 var (
-	smallInstances    = flag.Int("small-instances", 24, "random small layers that are compared with enumeration")
-	copyInstances     = flag.Int("copy-instances", 60, "random instances with redundant slots")
-	capacityInstances = flag.Int("capacity-instances", 40, "random small layers with unequal shares that are compared with enumeration")
+	// smallInstances is the number of random small layers that are compared with enumeration.
+	smallInstances = tier.Choose(24, 24, 10_000)
+	// copyInstances is the number of random instances with redundant slots.
+	copyInstances = tier.Choose(60, 60, 10_000)
+	// capacityInstances is the number of random small layers with unequal shares that are compared with enumeration.
+	capacityInstances = tier.Choose(40, 40, 10_000)
 )
 
 // searches are the algorithms with random numbers and a time budget that report more than a placement.

@@ -59,7 +59,7 @@ func TestLargeShareHoldsFrequentExperts(t *testing.T) {
 // TestSharesReachTheOptimum compares with the enumeration of all placements and permutations of ranks.
 func TestSharesReachTheOptimum(t *testing.T) {
 	random := rand.New(rand.NewPCG(33, 33))
-	n, reached := instances(*capacityInstances), 0
+	n, reached := instances(capacityInstances), 0
 	for instance := range n {
 		ranks := 2 + random.IntN(3)
 		shape := tracetest.Shape{

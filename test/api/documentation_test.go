@@ -80,8 +80,8 @@ func TestDocumentation(t *testing.T) {
 	}
 }
 
-// TestReadmeShowsTheSample checks that the README shows the sample that its commands apply, without comments.
-func TestReadmeShowsTheSample(t *testing.T) {
+// TestReadmeSample checks that the README shows the sample that its commands apply, without comments.
+func TestReadmeSample(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
 	if err != nil {
 		t.Fatal(err)

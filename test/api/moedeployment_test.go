@@ -23,6 +23,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var (
@@ -37,13 +38,11 @@ func TestMain(m *testing.M) {
 func run(m *testing.M) int {
 	groups, err := moduleDir(".", "sigs.k8s.io/lws")
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return tier.ExitCode(err)
 	}
 	argo, err := moduleDir(filepath.Join("..", "argocd"), "github.com/argoproj/argo-cd/v3")
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return tier.ExitCode(err)
 	}
 	configured := &envtest.Environment{
 		CRDDirectoryPaths: []string{
@@ -60,15 +59,13 @@ func run(m *testing.M) int {
 	configured.ControlPlane.GetAPIServer().Configure().Append("enable-admission-plugins", "OwnerReferencesPermissionEnforcement")
 	environment, err := apiserver.Start(configured)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return tier.ExitCode(err)
 	}
 	defer environment.Stop() //nolint:errcheck // the processes end with this one
 	config = environment.Config
 	scheme, err := controllers.Scheme()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return tier.ExitCode(err)
 	}
 	// Misspelled fields are an error, as with kubectl apply.
 	if api, err = client.New(config, client.Options{Scheme: scheme}); err != nil {

@@ -69,9 +69,9 @@ func article(kind string) string {
 	return "a " + kind
 }
 
-// TestProfileTakesNoPodsPerReplica checks that a profile refuses podsPerReplica, which has an effect only in a
+// TestProfilePodsPerReplicaRefused checks that a profile refuses podsPerReplica, which has an effect only in a
 // MoEDeployment.
-func TestProfileTakesNoPodsPerReplica(t *testing.T) {
+func TestProfilePodsPerReplicaRefused(t *testing.T) {
 	spread := strings.NewReplacer("NAME", "spread", "expertParallelSize: 4", "expertParallelSize: 4, podsPerReplica: 1").Replace(minimalProfile)
 	refusedWith(t, api.Create(t.Context(), object(t, spread)), []string{"spec.parallelism.podsPerReplica", "do not depend on it"})
 }

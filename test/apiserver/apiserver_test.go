@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // parent is the environment variable that is set for a copy of this test program that only starts an API server and
@@ -21,6 +24,9 @@ const parent = "APISERVER_TEST_PARENT"
 func TestMain(m *testing.M) {
 	if os.Getenv(parent) != "" {
 		startAndWait()
+	}
+	if _, err := localcluster.FindBinaries(); err != nil {
+		os.Exit(tier.ExitCode(err))
 	}
 	os.Exit(m.Run())
 }

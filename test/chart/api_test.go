@@ -30,6 +30,7 @@ import (
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/test/apiserver"
 	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // release is the name of the Helm release. No object's name depends on it.
@@ -98,9 +99,7 @@ func startAPI() (*apiServer, error) {
 func startedAPI(t *testing.T) *apiServer {
 	t.Helper()
 	a, err := api()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	return a
 }
 
@@ -251,8 +250,8 @@ func TestLifecycle(t *testing.T) {
 	a.removeAll(t, installed)
 }
 
-// TestHelmTakesOver checks that Helm takes over objects that kubectl applied, and upgrades them without a conflict.
-func TestHelmTakesOver(t *testing.T) {
+// TestHelmAdoptsObjects checks that Helm takes over objects that kubectl applied, and upgrades them without a conflict.
+func TestHelmAdoptsObjects(t *testing.T) {
 	a := startedAPI(t)
 	if _, err := a.kubectl("", "apply", "--server-side", "-k", filepath.Join(repository, "config", "default")); err != nil {
 		t.Fatal(err)

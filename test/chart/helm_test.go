@@ -14,6 +14,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // namespace is the namespace in config/default.
@@ -28,9 +29,7 @@ var (
 func helm(t *testing.T, env []string, values string, args ...string) (string, error) {
 	t.Helper()
 	path, err := programs.Helm()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	if values != "" {
 		args = append(args, "--values", "-")
 	}

@@ -30,6 +30,8 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/test/nodeless"
+	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestManagerOfOneNamespace checks that a manager for one namespace has the rights that it needs there and none in
@@ -140,9 +142,11 @@ func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstruct
 		args[i] = strings.Replace(arg, "[$(POD_IP)]:8081", "127.0.0.1:0", 1)
 	}
 	env := []string{"KUBECONFIG=" + a.kubeconfigOf(t, namespace, "semmoe-manager"), "POD_NAMESPACE=" + namespace, "POD_NAME=none"}
-	manager, err := nodeless.Spawn(filepath.Join(t.TempDir(), "manager.log"), env, filepath.Join(repository, "bin", "semmoe"), args...)
+	semmoe, err := programs.Semmoe()
+	tier.Require(t, err)
+	manager, err := nodeless.Spawn(filepath.Join(t.TempDir(), "manager.log"), env, semmoe, args...)
 	if err != nil {
-		t.Fatalf("%v: run make build first", err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if err := manager.Stop(); err != nil {

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -144,13 +145,11 @@ networkPolicies: {enabled: true}
 	}
 }
 
-// TestKustomizeHasTheSame checks that kustomize and Helm install the same objects. Only kustomize has the namespace,
+// TestKustomizeEqualsChart checks that kustomize and Helm install the same objects. Only kustomize has the namespace,
 // and only Helm has keep annotations.
-func TestKustomizeHasTheSame(t *testing.T) {
+func TestKustomizeEqualsChart(t *testing.T) {
 	kubectl, err := programs.Kubectl()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	manifest, err := programs.Run(kubectl, nil, "", "kustomize", filepath.Join(repository, "config", "default"))
 	if err != nil {
 		t.Fatal(err)
@@ -178,9 +177,7 @@ func TestKustomizeHasTheSame(t *testing.T) {
 // including arguments, DNS names and bindings.
 func TestKustomizeOverlayOfANamespace(t *testing.T) {
 	kubectl, err := programs.Kubectl()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	overlay := t.TempDir()
 	config, err := filepath.Abs(filepath.Join(repository, "config"))
 	if err != nil {
@@ -520,9 +517,9 @@ dependencies:
 	}
 }
 
-// TestUsersHaveEveryKind checks that the roles for users allow to read and write every kind of the operator, including
+// TestUserRolesCoverEveryKind checks that the roles for users allow to read and write every kind of the operator, including
 // new ones.
-func TestUsersHaveEveryKind(t *testing.T) {
+func TestUserRolesCoverEveryKind(t *testing.T) {
 	verbs := map[string]map[string][]string{} // by role and resource
 	var kinds []string
 	for _, u := range render(t, "{}") {

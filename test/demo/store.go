@@ -12,7 +12,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver/trace"
-	"github.com/semmoe/operator/test/scramble"
+	"github.com/semmoe/operator/test/expertscrambling"
 )
 
 const (
@@ -95,7 +95,7 @@ func scrambledFiles(ctx context.Context, store *artifact.Client, scope artifact.
 	if err != nil {
 		return nil, err
 	}
-	scramble.Experts(routes, scrambleSeed)
+	expertscrambling.Experts(routes, scrambleSeed)
 	files := map[string]string{}
 	for _, name := range []string{profile.TraceFile, profile.CountsFile, profile.TokenizerFile} {
 		files[name] = filepath.Join(directory, name)

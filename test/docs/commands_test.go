@@ -21,6 +21,7 @@ import (
 	"github.com/semmoe/operator/test/localcluster"
 	"github.com/semmoe/operator/test/markdown"
 	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // reasons contains the permitted reasons in "not run" marks.
@@ -145,9 +146,9 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	binaries, err := localcluster.FindBinaries()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
+	_, err = programs.Semmoe()
+	tier.Require(t, err)
 	root, err := filepath.Abs(repository)
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/semmoe/operator/test/markdown"
 	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // ours is the URL prefix of the project's documents.
@@ -82,14 +83,12 @@ var (
 
 // TestFlags checks that the semmoe commands in the documents, and their flags, exist.
 func TestFlags(t *testing.T) {
-	semmoe, err := filepath.Abs(filepath.Join(repository, "bin", "semmoe"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	semmoe, err := programs.Semmoe()
+	tier.Require(t, err)
 	help := func(command ...string) string {
 		text, err := programs.Run(semmoe, nil, "", append(command, "--help")...)
 		if err != nil {
-			t.Fatalf("%v: run make build first", err)
+			t.Fatal(err)
 		}
 		return text
 	}

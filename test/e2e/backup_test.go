@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestBackupAndRestore deletes a namespace with all its objects and its artifacts in the store, and restores both from
@@ -25,6 +27,7 @@ import (
 // Backups contain no status, UID or owner reference. They contain either only the objects that users wrote, or all
 // objects except Jobs and pods, as generic backup tools store them.
 func TestBackupAndRestore(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	for name, all := range map[string]bool{"user-provided objects": false, "every object": true} {
 		t.Run(name, func(t *testing.T) {

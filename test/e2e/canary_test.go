@@ -19,8 +19,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/solver/trace"
-	"github.com/semmoe/operator/test/corpus"
-	"github.com/semmoe/operator/test/scramble"
+	"github.com/semmoe/operator/test/expertscrambling"
 )
 
 // scrambled returns a routing trace of the small model that leads to a bad plan. Each request is repeated the given
@@ -31,7 +30,7 @@ func scrambled(t *testing.T, times int) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	scramble.Experts(routes, 1)
+	expertscrambling.Experts(routes, 1)
 	routes = repeated(routes, times)
 	name := filepath.Join(t.TempDir(), "scrambled.safetensors.zst")
 	if err := trace.Create(name, routes); err != nil {
@@ -60,8 +59,7 @@ func repeated(routes *trace.Trace, times int) *trace.Trace {
 // full.
 func sendAllKinds(t *testing.T, url string) (stop func()) {
 	t.Helper()
-	requests := corpus.Requests(corpus.Written(), 300)
-	return send(t, url, 4, func(_ context.Context, n int) string { return requests[n%len(requests)].Text })
+	return sendSlowly(t, url, 300)
 }
 
 // send runs the given number of concurrent clients, which send prompts until stopped. It fails the test if a request is

@@ -9,12 +9,13 @@ import (
 	"testing"
 
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestCrashAfterAnyWrite kills the manager after its k-th write and starts another one. For every k the end state
-// equals that of a run without a crash, no object is created twice, and nothing that serves is deleted. The full form
-// runs a story once for each write. The short form runs each story once, with several managers that crash one after
-// another.
+// equals that of a run without a crash, no object is created twice, and nothing that serves is deleted. The nightly tier
+// runs every story once for each write. The commit tier runs the longest story once, with several managers that crash
+// one after another.
 func TestCrashAfterAnyWrite(t *testing.T) {
 	t.Parallel()
 	var allTried, allWrites atomic.Int64
@@ -25,6 +26,9 @@ func TestCrashAfterAnyWrite(t *testing.T) {
 		}
 	})
 	for _, s := range stories {
+		if !tier.IsNightly() && s.name != longestStory {
+			continue
+		}
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			clean := cleanRun(t, s)
@@ -49,16 +53,16 @@ func TestCrashAfterAnyWrite(t *testing.T) {
 	}
 }
 
-// fewWrites is the number of consecutive writes of which the short form picks one to crash after. With 7, more than 10%
+// fewWrites is the number of consecutive writes of which the commit tier picks one to crash after. With 7, more than 10%
 // of all writes are tried even if the last points are not reached: a run can need a quarter fewer writes than the clean
 // run, because status changes are merged or written one by one.
 const fewWrites = 7
 
-// crashPoints returns the writes, counted from 1, after which managers crash, for each run of a story. In the full form
-// every write has a separate run. In the short form there is one run, with one seeded write of every fewWrites.
+// crashPoints returns the writes, counted from 1, after which managers crash, for each run of a story. In the nightly
+// tier every write has a separate run. In the commit tier there is one run, with one seeded write of every fewWrites.
 func crashPoints(writes int) [][]int {
 	var runs [][]int
-	if *full {
+	if tier.IsNightly() {
 		for point := range writes {
 			runs = append(runs, []int{point + 1})
 		}

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // prometheusStub is a Prometheus server that answers range queries with one value at every step, or with a fixed
@@ -55,10 +56,11 @@ func (p *prometheusStub) start(t *testing.T) string {
 	return server.URL
 }
 
-// TestDriftIsTold measures the locality of the serving plan with the routers' samples and with a Prometheus server. A
+// TestDriftDetection measures the locality of the serving plan with the routers' samples and with a Prometheus server. A
 // rate below the forecast is drift, and a failing server is not. No plan is made while the serving plan is newer than
 // the minimum age.
-func TestDriftIsTold(t *testing.T) {
+func TestDriftDetection(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	granted := grantRights(t, namespace)

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 const (
@@ -184,6 +185,7 @@ func declared(u *unstructured.Unstructured) map[string]any {
 // model is served under the pinned plan, an autoscaler scales it, another plan is pinned, and the pin is rolled back.
 // The cluster stays in sync at each of these steps.
 func TestGitOps(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

@@ -13,11 +13,13 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestHardwareProfile serves with a plan that contains a user-provided hardware profile. Loss of its ConfigMap is
 // reported and has no other effect. Other content leads to another plan.
 func TestHardwareProfile(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

@@ -8,14 +8,19 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/tier"
 )
 
+const allFailures = "all failures at once"
+
 // hazards lists the failures that every story must survive, in addition to crashes and maxLag levels of cache lag.
+//
+// The commit tier runs only the story "serving", under allFailures.
 var hazards = []hazard{
 	{name: "30% conflicts and another writer every 50 ms", schedule: faults.Schedule{Seed: 1, Conflicts: 30}, touched: true},
 	{name: "429, 5xx and timeouts", schedule: faults.Schedule{Seed: 2, Throttled: 3, Failed: 10, TimedOut: 5}},
 	{name: "lost responses", schedule: faults.Schedule{Seed: 3, Lost: 30}},
-	{name: "all failures at once", schedule: faults.Schedule{Seed: 4, Conflicts: 10, Throttled: 2, Failed: 5, TimedOut: 2, Lost: 10, Lag: 2}, touched: true},
+	{name: allFailures, schedule: faults.Schedule{Seed: 4, Conflicts: 10, Throttled: 2, Failed: 5, TimedOut: 2, Lost: 10, Lag: 2}, touched: true},
 	{name: "a clock that is set back six hours and forward again", schedule: faults.Schedule{ClockBehind: 6 * time.Hour}},
 }
 
@@ -37,10 +42,16 @@ func staleCache(lag, writes int) hazard {
 // twice, and nothing that serves is deleted.
 func TestHazards(t *testing.T) {
 	t.Parallel()
-	for at, s := range stories {
+	for _, s := range stories {
+		if !tier.IsNightly() && s.name != "serving" {
+			continue
+		}
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			for _, h := range selectHazards(at, allHazards(cleanRun(t, s).writes)) {
+			for _, h := range allHazards(cleanRun(t, s).writes) {
+				if !tier.IsNightly() && h.name != allFailures {
+					continue
+				}
 				t.Run(h.name, func(t *testing.T) {
 					t.Parallel()
 					storySlots <- struct{}{}
@@ -58,21 +69,4 @@ func allHazards(writes int) []hazard {
 		all = append(all, staleCache(lag, writes))
 	}
 	return all
-}
-
-// selectHazards returns all hazards in the full form. In the short form it returns a different hazard for every second
-// story, and a random cache lag for every fourth.
-func selectHazards(story int, all []hazard) []hazard {
-	if *full {
-		return all
-	}
-	var some []hazard
-	if story%2 == 0 {
-		some = append(some, all[(story/2)%len(hazards)])
-	}
-	if story%4 == 0 {
-		random := rand.New(rand.NewPCG(uint64(story), 2))
-		some = append(some, all[len(hazards)+random.IntN(maxLag)])
-	}
-	return some
 }

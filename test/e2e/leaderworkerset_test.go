@@ -25,6 +25,7 @@ import (
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/replicagroup"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/test/tier"
 )
 
 const (
@@ -37,10 +38,10 @@ const (
 // groupsBinary returns the path of the program with the LeaderWorkerSet controllers. It may not have been built.
 func groupsBinary() string { return filepath.Join(repository, "bin", "leaderworkerset") }
 
-// needsGroups skips the test unless in the full form, for which the LeaderWorkerSet controllers are built.
+// needsGroups skips the test in the commit tier. For the nightly tier the LeaderWorkerSet controllers are built.
 func needsGroups(t *testing.T) {
 	t.Helper()
-	long(t)
+	tier.Nightly(t)
 	if _, err := os.Stat(groupsBinary()); err != nil {
 		t.Fatalf("%v: run test/leaderworkerset/build.sh to build the controllers", err)
 	}

@@ -19,6 +19,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/tier"
 )
 
 const (
@@ -45,7 +46,7 @@ func startTraffic(t *testing.T, url string) *traffic {
 	t.Cleanup(stop)
 	for range 2 {
 		all.clients.Go(func() {
-			for ctx.Err() == nil {
+			for ; ctx.Err() == nil; time.Sleep(requestPause) {
 				err := sendRequest(context.WithoutCancel(ctx), url, "tiny")
 				all.mu.Lock()
 				if all.served++; err != nil {
@@ -86,10 +87,8 @@ func readySince(moed *semmoev1.MoEDeployment) (metav1.Time, error) {
 //
 // This test is not parallel because other tests need the API server.
 func TestAPIServerOutage(t *testing.T) {
-	outage := 8 * time.Second
-	if *full {
-		outage = time.Minute
-	}
+	tier.Nightly(t)
+	const outage = time.Minute
 	for name, away := range map[string]func(context.Context) error{
 		fmt.Sprintf("is suspended for %v", outage): func(ctx context.Context) error {
 			if err := cluster.PauseAPIServer(ctx); err != nil {
@@ -153,7 +152,7 @@ func TestAPIServerOutage(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if problems := journal.Troubles(); len(problems) > 0 {
+			if problems := journal.Problems(); len(problems) > 0 {
 				t.Errorf("problems were reported: %v", problems)
 			}
 			t.Logf("the API server %s: it responds after %.1f s, and the manager reconciles after another %.1f s; %d requests answered meanwhile, none failed; %d writes before, %v after",
@@ -174,6 +173,7 @@ func answers(ctx context.Context) error {
 // changes and changes back, an object that is created and deleted, and a deleted child. The manager returns to the
 // previous state and creates nothing in response to the unobserved objects.
 func TestUnobservedChanges(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	journal := recordJournal(t, namespace)
@@ -188,7 +188,7 @@ func TestUnobservedChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	injector.Blind()
+	injector.InterruptWatches()
 	for _, replicas := range []int32{4, 2} {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To(replicas) })
 	}
@@ -202,7 +202,7 @@ func TestUnobservedChanges(t *testing.T) {
 	if err := api.Delete(t.Context(), lost); err != nil {
 		t.Fatal(err)
 	}
-	injector.See()
+	injector.ResumeWatches()
 	seeing := time.Now()
 	eventually(t, waitTimeout, "the Service is recreated", func() error { return api.Get(t.Context(), client.ObjectKeyFromObject(lost), lost) })
 	waitComplete(t, moed)

@@ -24,6 +24,7 @@ import (
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // newProfile returns a profile of the small model with a dedicated engine and the data set of requests().
@@ -311,9 +312,10 @@ func checkStoredProfile(t *testing.T, p *semmoev1.AffinityProfile) {
 	}
 }
 
-// TestProfileFaults checks that a condition reports each failure within a minute, and that a failure costs at most one
+// TestProfileFailureConditions checks that a condition reports each failure within a minute, and that a failure costs at most one
 // Job with devices.
-func TestProfileFaults(t *testing.T) {
+func TestProfileFailureConditions(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	configMap := func(name, text string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"dataset.jsonl": text}}
@@ -439,6 +441,7 @@ func TestProfileFaults(t *testing.T) {
 // TestProfileInterrupted evicts the pod of a Job, which is retried, and deletes the Job, which is recreated. The end
 // state shows neither interruption.
 func TestProfileInterrupted(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -496,9 +499,10 @@ func TestProfileInterrupted(t *testing.T) {
 	}
 }
 
-// TestProfileFollowsReplacedDataset replaces a data set after its inspection, while the profile waits for its
+// TestProfileReplacedDataset replaces a data set after its inspection, while the profile waits for its
 // deployment. The new content is profiled with one more inspection and one more Job, and no user action is required.
-func TestProfileFollowsReplacedDataset(t *testing.T) {
+func TestProfileReplacedDataset(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

@@ -20,6 +20,7 @@ import (
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // answer is the client's view of a greedy completion, and the plan by which its rank was chosen.
@@ -84,6 +85,7 @@ func sameAnswers(t *testing.T, what string, want, got []answer) {
 // TestRealizations serves the same plan with both realizations. Both give the same answers as no plan, and return the
 // same logical expert IDs. The reshuffled copy of the checkpoint is made once, in a cache that the pods share.
 func TestRealizations(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace, cache := newNamespace(t), t.TempDir()
 	startManager(t, namespace, nil)
@@ -184,10 +186,10 @@ func answersStored(t *testing.T, moed *semmoev1.MoEDeployment) error {
 	return nil
 }
 
-// TestChangedOutputIsRolledBack runs an engine that loads its weights by the expert map and ignores the map at
+// TestChangedOutputRolledBack runs an engine that loads its weights by the expert map and ignores the map at
 // dispatch. The engine is detected before it serves, and the plan is rolled back. If the operator may choose, it
 // realizes the plan by reshuffled weights instead.
-func TestChangedOutputIsRolledBack(t *testing.T) {
+func TestChangedOutputRolledBack(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

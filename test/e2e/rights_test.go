@@ -18,6 +18,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // rights represents a user with the manager's rights, which tests can revoke.
@@ -125,6 +126,7 @@ func readOnly(rules []rbacv1.PolicyRule, resource string) []rbacv1.PolicyRule {
 // TestRightsRevoked revokes rights of a running manager. The manager reports the loss when it needs the right, while it
 // can write status. The serving pods keep serving, and changes made meanwhile are applied once the rights are restored.
 func TestRightsRevoked(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	granted := grantRights(t, namespace)

@@ -30,6 +30,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // installing serializes the installation of a kind, so that two tests do not create it at the same time.
@@ -100,7 +101,7 @@ func sendSteadily(t *testing.T, url string) (stop func()) {
 	var served atomic.Int64
 	for range 4 {
 		clients.Go(func() {
-			for ctx.Err() == nil {
+			for ; ctx.Err() == nil; time.Sleep(requestPause) {
 				if err := sendRequest(context.WithoutCancel(ctx), url, "tiny"); err != nil {
 					t.Errorf("a request failed: %v", err)
 				}
@@ -124,6 +125,7 @@ func sendSteadily(t *testing.T, url string) (stop func()) {
 //
 // This test is not parallel because other tests need the kind.
 func TestEndpointPicker(t *testing.T) {
+	tier.Nightly(t)
 	removeInferencePools(t)
 	namespace := newNamespace(t)
 	counting := faults.New(faults.Schedule{})
@@ -262,6 +264,7 @@ func waitThroughRouter(t *testing.T, url string) {
 // TestPendingLimit sends more requests than the ranks may have. The excess is answered with 429 and Retry-After, and
 // admitted requests are answered in full. When these are done, requests are admitted again.
 func TestPendingLimit(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -323,6 +326,7 @@ func sentBy(ctx context.Context, url, plan string) error {
 // TestPlanChangesUnderTraffic puts plans into service and replaces them under steady traffic. No request fails. The
 // routers are not restarted, and route requests by the serving plan.
 func TestPlanChangesUnderTraffic(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

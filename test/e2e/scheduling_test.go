@@ -10,12 +10,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestUnschedulableRouter checks that request routers that fit on no node are reported within a minute, by Ready and
 // Degraded with the scheduler's message. Routers do not inherit the engine's scheduling constraints. Once a node
 // accepts the routers, the model is served.
 func TestUnschedulableRouter(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // answered reads a whole response and returns an error unless it is a complete completion.
@@ -141,7 +142,8 @@ func nothingLeft(ctx context.Context, namespace string) error {
 	return nil
 }
 
-func TestChildrenComeBack(t *testing.T) {
+func TestChildrenRecreated(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
@@ -208,9 +210,10 @@ func TestChildrenComeBack(t *testing.T) {
 	eventually(t, waitTimeout, "the model answers", func() error { return sendRequest(t.Context(), serviceURL(t, moed), "tiny") })
 }
 
-// TestFaultsAreNamedAndHeal checks that a condition reports each failure within a minute, and that the object becomes
+// TestFailureConditions checks that a condition reports each failure within a minute, and that the object becomes
 // ready after the repair without deleting anything.
-func TestFaultsAreNamedAndHeal(t *testing.T) {
+func TestFailureConditions(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	broken := t.TempDir()
 	modelAt := func(path string) func(*semmoev1.MoEDeployment) {
@@ -395,9 +398,9 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 	defer stop()
 	var clients sync.WaitGroup
 	var served, failed atomic.Int64
-	for range 8 {
+	for range 4 {
 		clients.Go(func() {
-			for ctx.Err() == nil {
+			for ; ctx.Err() == nil; time.Sleep(requestPause) {
 				if err := sendRequest(context.WithoutCancel(ctx), url, "tiny"); err != nil {
 					failed.Add(1)
 					t.Errorf("a request failed: %v", err)
@@ -451,6 +454,7 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 }
 
 func TestPauseAndModeNone(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)

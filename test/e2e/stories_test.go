@@ -30,6 +30,9 @@ type story struct {
 	names func(t *testing.T, namespace string) map[string]string
 }
 
+// longestStory is the story that includes profiling, planning, rollout, routing, observation and re-planning.
+const longestStory = "re-planning"
+
 var stories = []story{
 	{name: "serving", run: serving},
 	{name: "planning", run: planning, profilingJobs: 1},
@@ -38,7 +41,7 @@ var stories = []story{
 	{name: "rolling back", run: rollingBack},
 	{name: "breaking", run: breaking},
 	{name: "pinning", run: pinning},
-	{name: "re-planning", run: replanning, names: sampledNames},
+	{name: longestStory, run: replanning, names: sampledNames},
 }
 
 // ending returns the end state of the story, with names that are equal in all runs.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -41,6 +42,8 @@ import (
 	"github.com/semmoe/operator/test/faults"
 	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/tier"
 )
 
 const (
@@ -50,11 +53,12 @@ const (
 	// waitTimeout is the limit of most waits. It is long enough for a loaded machine; a wait ends as soon as its
 	// condition holds.
 	waitTimeout = 2 * time.Minute
+	// requestPause is the pause of a client between two requests. Clients without a pause would take the CPU time of the
+	// stories that run at the same time.
+	requestPause = 50 * time.Millisecond
 )
 
 var (
-	full = flag.Bool("full", false, "run every crash point and every hazard instead of a seeded sample")
-
 	repository string
 	cluster    *localcluster.Cluster
 	restConfig *rest.Config
@@ -66,12 +70,29 @@ var (
 func TestMain(m *testing.M) {
 	localcluster.RunChildIfAsked()
 	flag.Parse()
+	if err := setParallel(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	code, err := run(m)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
+		code = tier.ExitCode(err)
 	}
 	os.Exit(code)
+}
+
+// parallelStories is the default number of stories that run at a time. Stories mostly wait for pods to start and drain,
+// so that two cores run more of them than the default of the testing package, the number of cores.
+const parallelStories = 8
+
+// setParallel sets the number of parallel stories unless the command line sets it.
+func setParallel() error {
+	isSet := false
+	flag.Visit(func(f *flag.Flag) { isSet = isSet || f.Name == "test.parallel" })
+	if isSet {
+		return nil
+	}
+	return flag.Set("test.parallel", strconv.Itoa(parallelStories))
 }
 
 func run(m *testing.M) (int, error) {
@@ -80,9 +101,9 @@ func run(m *testing.M) (int, error) {
 	if repository, err = filepath.Abs(filepath.Join("..", "..")); err != nil {
 		return 1, err
 	}
-	binary := filepath.Join(repository, "bin", "semmoe")
-	if _, err := os.Stat(binary); err != nil {
-		return 1, fmt.Errorf("%w: run `make build` to build the binary", err)
+	binary, err := programs.Semmoe()
+	if err != nil {
+		return 1, err
 	}
 	binaries, err := localcluster.FindBinaries()
 	if err != nil {
@@ -94,18 +115,14 @@ func run(m *testing.M) (int, error) {
 	if _, err := os.Stat(groupsBinary()); err == nil {
 		images[groupsImage] = groupsBinary()
 	}
-	if *full {
-		double, err := buildDouble()
-		if err != nil {
-			return 1, err
-		}
-		images[doubleImage] = double
+	if images[doubleImage], err = buildDouble(); err != nil {
+		return 1, err
 	}
 	cluster, err = localcluster.Start(ctx, localcluster.Options{
 		Binaries: binaries,
 		Images:   images,
 		GPUs:     512,
-		Forward:  512, // each story that sends requests uses one, and the full form runs hundreds
+		Forward:  512, // each story that sends requests uses one, and the nightly tier runs hundreds
 
 		AuditPolicy: audit.Policy,
 	})
@@ -136,14 +153,6 @@ func run(m *testing.M) (int, error) {
 		err = checkLog()
 	}
 	return code, err
-}
-
-// long skips a test unless the suite runs in full form. Such a test must not run in parallel with others.
-func long(t *testing.T) {
-	t.Helper()
-	if !*full {
-		t.Skip("runs only with -args -full")
-	}
 }
 
 // logFile returns the file for the managers' logs. They are discarded unless E2E_LOG names a file.

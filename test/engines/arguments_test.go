@@ -171,10 +171,10 @@ type situation struct {
 	unseen bool
 }
 
-// TestOperatorRefusesFirst compares the specs with which releases fail at start with the specs that the operator
+// TestRefusedBeforeEngineStart compares the specs with which releases fail at start with the specs that the operator
 // rejects. If the release is known, the operator must reject a spec with which the engine fails at start. If the
 // operator rejects a spec because of its arguments, some release must fail at start.
-func TestOperatorRefusesFirst(t *testing.T) {
+func TestRefusedBeforeEngineStart(t *testing.T) {
 	const byMap, byWeights = string(engine.EngineMap), string(engine.ReshuffledWeights)
 	const lmcache, nixl = `--kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}`, `--kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}`
 	for name, test := range map[string]struct {

@@ -119,16 +119,16 @@ func TestJournal(t *testing.T) {
 	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Name: "m"}}
 	for _, status := range []metav1.ConditionStatus{metav1.ConditionFalse, metav1.ConditionTrue, metav1.ConditionFalse} {
 		moed.Status.Conditions = []metav1.Condition{{Type: "Degraded", Status: status, Reason: "Trouble"}, {Type: "Ready", Status: status, Reason: "Serving"}}
-		j.recordTroubles("MoEDeployment m", moed)
+		j.recordProblems("MoEDeployment m", moed)
 	}
 	counts, err := j.Counts()
 	if err != nil || len(counts) != 2 || counts["ConfigMap c"] != "made 2 times, deleted 1 times" || counts["Service s"] != "made 0 times, deleted 1 times" {
 		t.Errorf("counts %v, %v", counts, err)
 	}
-	if got := strings.Join(j.Troubles(), ", "); got != "MoEDeployment m: Degraded True Trouble" {
-		t.Errorf("troubles %q", got)
+	if got := strings.Join(j.Problems(), ", "); got != "MoEDeployment m: Degraded True Trouble" {
+		t.Errorf("problems %q", got)
 	}
-	if got := j.Made(func(object string) bool { return strings.HasPrefix(object, "ConfigMap ") }); got != 2 {
+	if got := j.Created(func(object string) bool { return strings.HasPrefix(object, "ConfigMap ") }); got != 2 {
 		t.Errorf("%d ConfigMaps were made, want 2", got)
 	}
 	j.fail(errors.New("a gap"))

@@ -20,8 +20,8 @@ import (
 )
 
 var (
-	errCrashed = errors.New("the manager has crashed")
-	errBlind   = errors.New("the API server cannot be reached")
+	errCrashed     = errors.New("the manager has crashed")
+	errUnreachable = errors.New("the API server cannot be reached")
 )
 
 // timeoutError is the error of a request without an answer in time. The client cannot know whether the request was
@@ -49,10 +49,10 @@ type Injector struct {
 	// versions holds the resource version that resulted from each write.
 	versions []string
 	// last describes the latest writes, at most keptWrites.
-	last  []string
-	dead  bool
-	blind bool
-	// expired holds the watches that get 410 Expired at the next request; see See.
+	last        []string
+	dead        bool
+	unreachable bool
+	// expired holds the watches that get 410 Expired at the next request; see ResumeWatches.
 	expired map[string]bool
 	// listed holds the kinds that were already listed.
 	listed map[string]bool
@@ -147,23 +147,23 @@ func (i *Injector) String() string {
 	return text
 }
 
-// Blind breaks all watches and fails all requests until See.
-func (i *Injector) Blind() {
+// InterruptWatches breaks all watches and fails all requests until ResumeWatches.
+func (i *Injector) InterruptWatches() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.blind = true
+	i.unreachable = true
 	for open := range i.streams {
 		i.expired[open.path] = true
 		open.end(io.EOF)
 	}
 }
 
-// See ends Blind. The resource versions of the broken watches have expired, so that the manager must list again: it
+// ResumeWatches ends InterruptWatches. The resource versions of the broken watches have expired, so that the manager must list again: it
 // sees the current objects, but not the changes in between.
-func (i *Injector) See() {
+func (i *Injector) ResumeWatches() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.blind = false
+	i.unreachable = false
 }
 
 func (i *Injector) roundTrip(next http.RoundTripper, r *http.Request) (*http.Response, error) {
@@ -205,8 +205,8 @@ func (i *Injector) admit(r *http.Request, purpose purpose) (fault, error) {
 	switch {
 	case i.dead:
 		return none, errCrashed
-	case i.blind:
-		return none, errBlind
+	case i.unreachable:
+		return none, errUnreachable
 	case purpose == exempt:
 		return none, nil
 	case r.Method == http.MethodPut:
@@ -327,7 +327,7 @@ func (i *Injector) watch(next http.RoundTripper, r *http.Request) (*http.Respons
 	opened := newStream(i, key, response.Body)
 	i.mu.Lock()
 	i.streams[opened] = true
-	if i.blind { // Blind was called while this watch was being opened
+	if i.unreachable { // InterruptWatches was called while this watch was being opened
 		i.expired[key] = true
 		opened.end(io.EOF)
 	}

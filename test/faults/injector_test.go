@@ -290,21 +290,22 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestBlind checks that Blind ends watches and fails requests, and that a broken watch gets 410 Expired once after See.
-func TestBlind(t *testing.T) {
+// TestInterruptedWatches checks that InterruptWatches ends watches and fails requests, and that a broken
+// watch gets 410 Expired once after ResumeWatches.
+func TestInterruptedWatches(t *testing.T) {
 	s, i := newServer(t), New(Schedule{})
 	c := clientOf(t, i, s)
 	lines := open(t, c, s)
-	i.Blind()
+	i.InterruptWatches()
 	if line, err := lines.ReadString('\n'); !errors.Is(err, io.EOF) {
 		t.Errorf("read %q, %v", line, err)
 	}
-	if _, _, err := do(t, c, s, http.MethodGet, path); !errors.Is(err, errBlind) {
-		t.Errorf("read after Blind: got error %v, want errBlind", err)
+	if _, _, err := do(t, c, s, http.MethodGet, path); !errors.Is(err, errUnreachable) {
+		t.Errorf("read after InterruptWatches: got error %v, want errUnreachable", err)
 	}
-	i.See()
+	i.ResumeWatches()
 	if code, reason, err := do(t, c, s, http.MethodGet, path+"?watch=true"); code != http.StatusGone || reason != "Expired" {
-		t.Errorf("the watch after See: got status %d %q, error %v; want 410 Expired", code, reason, err)
+		t.Errorf("the watch after ResumeWatches: got status %d %q, error %v; want 410 Expired", code, reason, err)
 	}
 	go func() { // the server may send an event to the broken watch until it notices the end
 		for {

@@ -25,16 +25,16 @@ type Journal struct {
 	mu      sync.Mutex
 	added   map[string]int
 	deleted map[string]int
-	// troubles holds the conditions that reported a problem at any time.
-	troubles map[string]bool
+	// problems holds the conditions that reported a problem at any time.
+	problems map[string]bool
 	err      error
 }
 
 // defaultObjects lists the objects that exist in every namespace.
 var defaultObjects = []string{"ServiceAccount default", "ConfigMap kube-root-ca.crt"}
 
-// Follow starts a Journal, which records until the context ends.
-func Follow(ctx context.Context, c client.WithWatch, namespace string, kinds []client.ObjectList) (*Journal, error) {
+// Record starts a Journal, which records until the context ends.
+func Record(ctx context.Context, c client.WithWatch, namespace string, kinds []client.ObjectList) (*Journal, error) {
 	j := newJournal()
 	for _, kind := range kinds {
 		f := &follower{journal: j, client: c, namespace: namespace, kind: kind, known: map[types.UID]string{}}
@@ -48,7 +48,7 @@ func Follow(ctx context.Context, c client.WithWatch, namespace string, kinds []c
 }
 
 func newJournal() *Journal {
-	return &Journal{added: map[string]int{}, deleted: map[string]int{}, troubles: map[string]bool{}}
+	return &Journal{added: map[string]int{}, deleted: map[string]int{}, problems: map[string]bool{}}
 }
 
 // follower records the objects of one kind.
@@ -134,7 +134,7 @@ func (f *follower) handle(what watch.EventType, object client.Object) {
 		f.known[object.GetUID()] = name
 	}
 	f.journal.note(what, name)
-	f.journal.recordTroubles(name, object)
+	f.journal.recordProblems(name, object)
 }
 
 type watchFunc func(context.Context, metav1.ListOptions) (watch.Interface, error)
@@ -158,8 +158,8 @@ func (j *Journal) note(what watch.EventType, object string) {
 	}
 }
 
-// recordTroubles records Degraded and Stalled conditions with status True.
-func (j *Journal) recordTroubles(name string, object client.Object) {
+// recordProblems records Degraded and Stalled conditions with status True.
+func (j *Journal) recordProblems(name string, object client.Object) {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {
 		j.fail(err)
@@ -169,16 +169,16 @@ func (j *Journal) recordTroubles(name string, object client.Object) {
 	defer j.mu.Unlock()
 	for condition, state := range conditions(fields) {
 		if (condition == "Degraded" || condition == "Stalled") && strings.HasPrefix(state, "True") {
-			j.troubles[fmt.Sprintf("%s: %s %s", name, condition, state)] = true
+			j.problems[fmt.Sprintf("%s: %s %s", name, condition, state)] = true
 		}
 	}
 }
 
-// Troubles returns the Degraded and Stalled conditions that were True at any time, with their reasons.
-func (j *Journal) Troubles() []string {
+// Problems returns the Degraded and Stalled conditions that were True at any time, with their reasons.
+func (j *Journal) Problems() []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return slices.Sorted(maps.Keys(j.troubles))
+	return slices.Sorted(maps.Keys(j.problems))
 }
 
 func (j *Journal) fail(err error) {
@@ -206,8 +206,8 @@ func (j *Journal) Counts() (map[string]string, error) {
 	return counts, j.err
 }
 
-// Made returns the number of creations of objects for which the function returns true. The function gets kind and name.
-func (j *Journal) Made(which func(object string) bool) int {
+// Created returns the number of creations of objects for which the function returns true. The function gets kind and name.
+func (j *Journal) Created(which func(object string) bool) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	total := 0

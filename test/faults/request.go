@@ -10,8 +10,8 @@ import (
 type purpose int
 
 const (
-	// exempt is for requests that affect no decision: events, leases, reviews, discovery. Only Blind and a crash fail
-	// them.
+	// exempt is for requests that affect no decision: events, leases, reviews, discovery. Only InterruptWatches and a
+	// crash fail them.
 	exempt  purpose = iota
 	reading         // get of one object
 	listing

@@ -245,11 +245,11 @@ func TestNoStatus(t *testing.T) {
 	}
 }
 
-// TestKindsAreJudgedAlike checks that the scripts of the operator's kinds agree. Argo CD runs one script per kind, and
+// TestKindsAgree checks that the scripts of the operator's kinds agree. Argo CD runs one script per kind, and
 // scripts cannot import each other. The kinds have the same conditions: the scripts of AffinityProfile and
 // PlacementPlan are equal. The script of MoEDeployment, which can also be paused or wait for approval, contains all
 // lines of the other scripts in the same order.
-func TestKindsAreJudgedAlike(t *testing.T) {
+func TestKindsAgree(t *testing.T) {
 	script := func(kind string) []string {
 		return strings.Split(string(read(t, filepath.Join(customizations, "semmoe.io", kind, "health.lua"))), "\n")
 	}

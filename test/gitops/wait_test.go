@@ -17,6 +17,7 @@ import (
 
 	"github.com/semmoe/operator/test/apiserver"
 	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // waitCondition returns the condition that users wait for.
@@ -51,9 +52,7 @@ func holds(u *unstructured.Unstructured, kind string) bool {
 // waits.
 func TestKubectlWait(t *testing.T) {
 	binaries, err := localcluster.FindBinaries()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	server, err := apiserver.Start(&envtest.Environment{
 		ErrorIfCRDPathMissing: true, CRDDirectoryPaths: []string{filepath.Join("..", "..", "config", "crd"), groupsDefinition(t)},
 	})

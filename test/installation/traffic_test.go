@@ -240,7 +240,7 @@ func (s *traffic) expectHealthy(t *testing.T, from mark, more int) {
 	t.Logf("%d requests succeeded in this step, %d failed", answered, len(failed))
 }
 
-func TestUnharmed(t *testing.T) {
+func TestRequestLosses(t *testing.T) {
 	now := time.Now()
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 	timeout := func(ended time.Duration) failure {

@@ -49,7 +49,8 @@ for name in "$@"; do
   total=$(go list -deps "$package" | wc -l)
   log=$out/$name.log
   # -v names each package as it is compiled; real errors are kept in the log and shown.
-  if ! go build -v -buildvcs=false -ldflags "$ldflags" -o "$out/$name.partial" "$package" 2> >(tee "$log" | progress "$name" "$total"); then
+  # The flags of bin/semmoe: both share compiled packages.
+  if ! CGO_ENABLED=0 go build -trimpath -v -buildvcs=false -ldflags "$ldflags" -o "$out/$name.partial" "$package" 2> >(tee "$log" | progress "$name" "$total"); then
     sleep 1
     grep -vE '^[a-z0-9./_-]+$' "$log" >&2 || true
     echo "build.sh: building $name failed; the whole output is in $log" >&2

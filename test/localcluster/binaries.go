@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/semmoe/operator/test/localcluster/internal/controlplane"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // binariesVariable is the environment variable with the directory of another release's programs.
@@ -17,12 +18,12 @@ const binariesVariable = "KUBERNETES_BINARIES"
 
 // FindBinaries returns the directory of the Kubernetes programs. The environment variable KUBERNETES_BINARIES names the
 // directory; if it is unset, FindBinaries returns bin/kubernetes-<version> for the pinned release, in the repository
-// that contains the working directory. If a program is missing, the error names the command that builds it.
+// that contains the working directory. If a program is missing, the error is a tier.NotBuiltError.
 func FindBinaries() (string, error) {
 	if dir := os.Getenv(binariesVariable); dir != "" {
 		return dir, checkBinaries(dir)
 	}
-	root, err := repositoryRoot()
+	root, err := RepositoryRoot()
 	if err != nil {
 		return "", err
 	}
@@ -34,7 +35,8 @@ func FindBinaries() (string, error) {
 	return dir, checkBinaries(dir)
 }
 
-func repositoryRoot() (string, error) {
+// RepositoryRoot returns the root of the repository that contains the working directory.
+func RepositoryRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err
@@ -69,7 +71,7 @@ func pinnedVersion(path string) (string, error) {
 func checkBinaries(dir string) error {
 	for _, name := range controlplane.Programs() {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode()&0o111 == 0 {
-			return fmt.Errorf("%s has no program %s: run `make controlplane` to build the control plane", dir, name)
+			return &tier.NotBuiltError{Path: filepath.Join(dir, name), Command: "make controlplane"}
 		}
 	}
 	return nil

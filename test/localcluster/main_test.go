@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/semmoe/operator/test/load"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // parentDir is the environment variable with the state directory for a copy of this test program that only starts a
@@ -163,9 +164,7 @@ func needCluster(t *testing.T) {
 	if errors.Is(shared.err, ErrNamespacesRefused) {
 		t.Skip(shared.err)
 	}
-	if shared.err != nil {
-		t.Fatal(shared.err)
-	}
+	tier.Require(t, shared.err)
 }
 
 // dumpPods logs the pods of a namespace after a failure.

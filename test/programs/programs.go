@@ -1,4 +1,4 @@
-// Package programs runs the pinned versions of Helm and kubectl as subprocesses.
+// Package programs runs bin/semmoe, and the pinned versions of Helm and kubectl, as subprocesses.
 package programs
 
 import (
@@ -11,12 +11,26 @@ import (
 	"sync"
 
 	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // Kubectl returns the path of kubectl of the pinned release.
 var Kubectl = sync.OnceValues(func() (string, error) {
 	binaries, err := localcluster.FindBinaries()
 	return filepath.Join(binaries, "kubectl"), err
+})
+
+// Semmoe returns the path of bin/semmoe.
+var Semmoe = sync.OnceValues(func() (string, error) {
+	root, err := localcluster.RepositoryRoot()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(root, "bin", "semmoe")
+	if _, err := os.Stat(path); err != nil {
+		return "", &tier.NotBuiltError{Path: path, Command: "make build"}
+	}
+	return path, nil
 })
 
 // Helm returns the path of Helm. It builds Helm if the binary does not exist.

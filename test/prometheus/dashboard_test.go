@@ -98,9 +98,9 @@ func exposed(t *testing.T) map[string][]string {
 
 var legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
 
-// TestDashboardUsesWhatIsExposed checks that every metric and label in queries and legends is exposed. A panel of
+// TestDashboardMetricsExist checks that every metric and label in queries and legends is exposed. A panel of
 // another metric would be empty permanently.
-func TestDashboardUsesWhatIsExposed(t *testing.T) {
+func TestDashboardMetricsExist(t *testing.T) {
 	known := exposed(t)
 	for _, q := range loadDashboard(t).queries() {
 		if strings.Contains(q.expr, "$") {
@@ -151,9 +151,9 @@ func TestDashboardUsesWhatIsExposed(t *testing.T) {
 
 const documentation = "https://github.com/semmoe/operator/blob/main/"
 
-// TestDashboardReadsWell checks that panels do not overlap, have a title and a description, use the selected data
+// TestDashboardLayout checks that panels do not overlap, have a title and a description, use the selected data
 // source, and link to existing pages.
-func TestDashboardReadsWell(t *testing.T) {
+func TestDashboardLayout(t *testing.T) {
 	d := loadDashboard(t)
 	var links []link
 	links = append(links, d.Links...)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"math"
@@ -26,16 +25,14 @@ import (
 	"github.com/prometheus/prometheus/promql/promqltest"
 	"github.com/prometheus/prometheus/scrape"
 	"github.com/prometheus/prometheus/util/teststorage"
-)
 
-var playDemo = flag.Bool("demo", false, "run and scrape the demo, and evaluate each query of the dashboard")
+	"github.com/semmoe/operator/test/tier"
+)
 
 // TestDashboardInTheDemo runs and scrapes the demo. It checks that every query of the dashboard has data and that the
 // demo's own checks hold.
 func TestDashboardInTheDemo(t *testing.T) {
-	if !*playDemo {
-		t.Skip("needs -args -demo: the demo takes minutes")
-	}
+	tier.Nightly(t)
 	address := freeAddress(t)
 	begin := time.Now()
 	ended := startDemo(t, address)

@@ -90,8 +90,8 @@ func writeRule(t *testing.T, rule rulefmt.Rule) string {
 	return file
 }
 
-// TestOnSeriesNoticesEveryChange checks that some case of TestOnSeries detects every change of a rule.
-func TestOnSeriesNoticesEveryChange(t *testing.T) {
+// TestRuleMutations checks that some case of TestAlertsOnSeries detects every change of a rule.
+func TestRuleMutations(t *testing.T) {
 	for _, rule := range parsedRules(t) {
 		first := map[string]int{} // first step of the unchanged rule, by case; another rule of the same name may fire as well
 		for name, tc := range onSeries {

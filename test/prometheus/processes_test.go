@@ -63,10 +63,10 @@ const (
 // hour is the number of rounds in one hour.
 const hour = int(time.Hour / step)
 
-// TestProcessesFire scrapes real processes with the configuration of the monitors, and checks that exactly the expected
+// TestAlertsOfProcesses scrapes real processes with the configuration of the monitors, and checks that exactly the expected
 // alerts fire. The processes are a manager that reconciles objects of a real API server, collectors of objects with a
 // status set by the test, request routers, and artifact stores.
-func TestProcessesFire(t *testing.T) {
+func TestAlertsOfProcesses(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	c := startCluster(t)
 	full, roomy := c.startStore(t, t.TempDir()), c.startStore(t, t.TempDir())

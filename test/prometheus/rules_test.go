@@ -106,7 +106,7 @@ func describe(t *testing.T, alert *rules.Alert) string {
 	return strings.Join([]string{alert.Labels.Get("alertname"), alert.Labels.Get("severity"), strings.Trim(of, "/")}, " ")
 }
 
-// libraryMetrics holds metrics of libraries that rules and the dashboard may use, with their labels. TestProcessesFire
+// libraryMetrics holds metrics of libraries that rules and the dashboard may use, with their labels. TestAlertsOfProcesses
 // and the demo scrape these metrics.
 var libraryMetrics = map[string][]string{
 	"leader_election_master_status":                    {"name"},
@@ -119,9 +119,9 @@ var libraryMetrics = map[string][]string{
 // targetLabels are the labels that the monitors add.
 var targetLabels = []string{"namespace", "name", "pod"}
 
-// TestRulesUseWhatIsExposed checks that every metric and label in the rules is exposed. A rule with another metric
+// TestRuleMetricsExist checks that every metric and label in the rules is exposed. A rule with another metric
 // would never fire.
-func TestRulesUseWhatIsExposed(t *testing.T) {
+func TestRuleMetricsExist(t *testing.T) {
 	known := documentedMetrics(t)
 	for name, labels := range libraryMetrics {
 		known[name] = labels

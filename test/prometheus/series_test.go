@@ -234,7 +234,7 @@ func firstStep(t *testing.T, file string, tc onSeriesCase) int {
 	return -1
 }
 
-func TestOnSeries(t *testing.T) {
+func TestAlertsOnSeries(t *testing.T) {
 	// fires holds the rules that fire in some case, silent the rules that do not fire in some case.
 	fires, silent := map[string]bool{}, map[string]bool{}
 	for name, tc := range onSeries {

@@ -12,6 +12,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/test/nodeless"
+	"github.com/semmoe/operator/test/tier"
 )
 
 const (
@@ -28,17 +29,8 @@ const (
 // TestSteadyState creates many MoEDeployments that share a profile, and waits for their plans. Then, while nothing
 // changes, no client writes, the manager reconciles only periodically, and it stays within its memory and CPU limits.
 func TestSteadyState(t *testing.T) {
-	n, quiet := *deployments, *steady
-	if n == 0 && *full {
-		n = 500
-	} else if n == 0 {
-		n = 12
-	}
-	if quiet == 0 && *full {
-		quiet = 10 * time.Minute
-	} else if quiet == 0 {
-		quiet = observePeriod + 5*time.Second // the store checks its published certificate at this interval
-	}
+	tier.Nightly(t)
+	n, quiet := *deployments, 10*time.Minute
 	w := newWorld(t)
 	w.createProfile(t)
 

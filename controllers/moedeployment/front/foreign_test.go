@@ -28,6 +28,7 @@ import (
 	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/kube/result"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // apiServer returns a client of a real API server with the operator's kinds.
@@ -36,9 +37,7 @@ func apiServer(t *testing.T) client.WithWatch {
 	server, err := apiserver.Start(&envtest.Environment{
 		CRDDirectoryPaths: []string{filepath.Join("..", "..", "..", "config", "crd")}, ErrorIfCRDPathMissing: true,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	t.Cleanup(func() { server.Stop() }) //nolint:errcheck // the processes end with this one
 	server.Config.QPS, server.Config.Burst = 1000, 1000
 	c, err := client.NewWithWatch(server.Config, client.Options{Scheme: moedtest.GroupScheme(t)})

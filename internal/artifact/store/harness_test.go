@@ -40,6 +40,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var (
@@ -66,16 +67,14 @@ func TestMain(m *testing.M) {
 func run(m *testing.M) int {
 	var err error
 	if environment, err = apiserver.Start(&envtest.Environment{}); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return tier.ExitCode(err)
 	}
 	defer environment.Stop() //nolint:errcheck // the processes end with this one
 	if api, err = kubernetes.NewForConfig(environment.Config); err == nil {
 		err = prepare(context.Background(), environment.Config)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return tier.ExitCode(err)
 	}
 	return m.Run()
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -18,10 +17,12 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // kills is the number of kills in TestRandomKills and TestSharedDirectory. Long test runs raise it.
-var kills = flag.Int("kills", 8, "number of processes killed by TestRandomKills and TestSharedDirectory")
+// kills is the number of processes killed by TestRandomKills and TestSharedDirectory.
+var kills = tier.Choose(8, 8, 200)
 
 // TestMain runs the test binary as the process that tests kill, if requested by the environment.
 func TestMain(m *testing.M) {
@@ -154,7 +155,7 @@ func TestRandomKills(t *testing.T) {
 		t.Fatal("the first run was killed")
 	}
 	whole := time.Since(start)
-	for killed, round := 0, 0; killed < *kills; round++ {
+	for killed, round := 0, 0; killed < kills; round++ {
 		out := filepath.Join(base, fmt.Sprint(round))
 		stop := watch(t, out, len(m.tensors))
 		for attempt := 0; attempt < 1+3*(round%2); attempt++ {

@@ -384,7 +384,7 @@ func TestSharedDirectory(t *testing.T) {
 	for p := range processes {
 		children.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(p), 5))
-			for round := range max(2, *kills/processes*2) {
+			for round := range max(2, kills/processes*2) {
 				mine := work
 				mine.Seed = uint64(p*1000 + round)
 				die := round%2 == 0

@@ -16,6 +16,7 @@ import (
 
 	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/tier"
 )
 
 func TestParseHosts(t *testing.T) {
@@ -58,9 +59,7 @@ func TestHostsAllow(t *testing.T) {
 // Service only at its cluster IP, regardless of DNS.
 func TestDialsOnlyAllowedAddresses(t *testing.T) {
 	environment, err := apiserver.Start(&envtest.Environment{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	t.Cleanup(func() { environment.Stop() }) //nolint:errcheck // the processes end with this one
 	api, err := client.New(environment.Config, client.Options{})
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -24,6 +23,7 @@ import (
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace/tracetest"
+	"github.com/semmoe/operator/test/tier"
 )
 
 var environment *storetest.Environment
@@ -34,8 +34,7 @@ func TestMain(m *testing.M) {
 	}
 	var err error
 	if environment, err = storetest.Start(context.Background()); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		os.Exit(tier.ExitCode(err))
 	}
 	code := m.Run()
 	environment.Stop() //nolint:errcheck // the processes end with this one

@@ -17,6 +17,7 @@ import (
 	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // TestManagersShareAnAuthority checks that managers with the same Secret are accepted by the same routers, and that
@@ -24,9 +25,7 @@ import (
 // not accepted as a manager's.
 func TestManagersShareAnAuthority(t *testing.T) {
 	environment, err := apiserver.Start(&envtest.Environment{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	defer environment.Stop() //nolint:errcheck // the processes end with this one
 	clients, err := kubernetes.NewForConfig(environment.Config)
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/internal/router/wire"
+	"github.com/semmoe/operator/test/tier"
 )
 
 const storeNamespace = "team"
@@ -50,9 +51,7 @@ func TestMain(m *testing.M) {
 func storeWith(t *testing.T, plans ...planstest.Planned) *storetest.Store {
 	t.Helper()
 	e, err := environment()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tier.Require(t, err)
 	store := e.Run(t)
 	text, err := os.ReadFile(filepath.Join(planstest.Checkpoint, bundle.TokenizerFile))
 	if err != nil {

@@ -35,13 +35,13 @@ image: bin/semmoe ## Build the container image dist/semmoe.tar (OCI layout), wit
 	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe --name $(IMAGE) --out ../../dist/semmoe.tar
 
 .PHONY: generate
-generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engines.md, and the chart and config/ from each other
+generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engine-releases.md, and the chart and config/ from each other
 	$(TOOL) controller-gen object applyconfiguration crd:generateEmbeddedObjectMeta=true paths=./api/... output:crd:artifacts:config=config/crd
 	cd internal/tools && go run ./crdtrim $(addprefix ../../,$(wildcard config/crd/semmoe.io_*.yaml))
 	$(TOOL) controller-gen rbac:roleName=semmoe-manager paths=./controllers/... output:rbac:artifacts:config=config/rbac
 	gofmt -l -w api
 	cd internal/tools && go run ./apiref --out ../../docs/api.md $(addprefix ../../,$(wildcard config/crd/semmoe.io_*.yaml))
-	go run ./internal/engine/cmd/guide --document docs/engines.md
+	go run ./internal/engine/cmd/guide --document docs/engine-releases.md
 	cd internal/tools && go run ./chartgen --helm "$$(helm/build.sh)" --chart ../../charts/semmoe-operator --config ../../config
 
 ##@ Check

@@ -11,7 +11,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-// documentedShares computes the shares S of docs/formats.md (How scores follow from counts) from a trace and a
+// documentedShares computes the shares S of docs/table-format.md (How scores follow from counts) from a trace and a
 // placement [MoE layer][token ID][rank].
 func documentedShares(t *trace.Trace, requests []int, p *placement.Placement) [][][]float64 {
 	shares := make([][][]float64, len(t.Model.Layers))

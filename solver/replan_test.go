@@ -366,7 +366,7 @@ func TestSmallBatchesDoNotPay(t *testing.T) {
 }
 
 // TestReplanRecoversOnRealRouting solves a plan from program code and serves prose. It compares new tables and a new
-// placement from part of the prose with a plan solved only from that part, on the rest of the prose. docs/solving.md
+// placement from part of the prose with a plan solved only from that part, on the rest of the prose. docs/replanning.md
 // contains the figures for larger traces.
 func TestReplanRecoversOnRealRouting(t *testing.T) {
 	figures(t)

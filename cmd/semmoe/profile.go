@@ -222,7 +222,7 @@ func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error
 		return fail(err)
 	}
 	if o.modelDigest != "" && report.ModelDigest != o.modelDigest {
-		return fail(checkpoint.Invalidf("the checkpoint in %s has digest %s, not %s: it was changed after it was inspected; profile it anew", o.model, report.ModelDigest, o.modelDigest))
+		return fail(checkpoint.Invalidf("the checkpoint in %s has digest %s, not %s: it changed after the inspection; profile it again", o.model, report.ModelDigest, o.modelDigest))
 	}
 	config, err := regularfile.Read(filepath.Join(o.model, "config.json"), maxInputBytes)
 	if err != nil {
@@ -233,7 +233,7 @@ func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error
 		return fail(err)
 	}
 	if o.datasetDigest != "" && dataset.Digest != o.datasetDigest {
-		return fail(checkpoint.Invalidf("the data set %s has digest %s, not %s: it was changed after it was inspected; profile it anew", o.dataset, dataset.Digest, o.datasetDigest))
+		return fail(checkpoint.Invalidf("the data set %s has digest %s, not %s: it changed after the inspection; profile it again", o.dataset, dataset.Digest, o.datasetDigest))
 	}
 	return profile.Options{
 		Endpoint: strings.TrimSuffix(joinURL(o.endpoint), "/"), Dedicated: o.dedicated, Adapter: adapter, Report: report, Config: string(config),

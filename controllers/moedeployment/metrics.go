@@ -97,17 +97,17 @@ var phases = []semmoev1.RolloutPhase{
 
 var (
 	statisticDesc = describe("semmoe_drift_statistic", "Value of the drift test; absent while it is unknown.")
-	thresholdDesc = describe("semmoe_drift_threshold", "Value of semmoe_drift_statistic above which traffic counts as drifted away from the plan.")
-	observedDesc  = describe("semmoe_lar_observed_ratio", "Local activation rate that request routers observe of the revision in service; absent with too few samples.")
+	thresholdDesc = describe("semmoe_drift_threshold", "Value of semmoe_drift_statistic above which the traffic has drifted from the plan.")
+	observedDesc  = describe("semmoe_lar_observed_ratio", "Local activation rate of the revision in service, observed by request routers or counted by engines; absent with too few samples.")
 	promisedDesc  = describe("semmoe_lar_promised_ratio", "Local activation rate that the plan in use predicts; absent without a plan.")
 	baselineDesc  = describe("semmoe_lar_baseline_ratio", "Local activation rate of the default placement with round-robin requests, according to the plan in use, or to the newest plan if none is in use; absent without a plan.")
 	ageDesc       = describe("semmoe_plan_age_seconds", "Age of the plan in use; absent without a plan.")
 	replansDesc   = describe("semmoe_replans_last_day", "Plans made for drift within the last 24 hours.")
 	predictedDesc = describe("semmoe_plan_predicted_over_measured",
-		"Time per engine step that the plan of the last canary saves according to its hardware profile, over the time per output token that the canary has saved; +Inf if it has saved none, absent until both are known.")
+		"Modelled saving of the plan of the last canary, in time per engine step, divided by the measured saving in time per output token; +Inf if the measured saving is zero, absent until both are known.")
 	predictedLowDesc  = describe("semmoe_plan_predicted_over_measured_low", "Lower end of the 95% interval of semmoe_plan_predicted_over_measured.")
 	predictedHighDesc = describe("semmoe_plan_predicted_over_measured_high", "Upper end of the 95% interval of semmoe_plan_predicted_over_measured.")
-	phaseDesc         = describe("semmoe_rollout_phase", "1 for the rollout phase of a new plan of a MoEDeployment (None, Canary, Promoting, RollingBack), else 0.", "phase")
+	phaseDesc         = describe("semmoe_rollout_phase", "1 for the current rollout phase of a MoEDeployment (None, Canary, Promoting, RollingBack), 0 for the other phases.", "phase")
 	startDesc         = describe("semmoe_rollout_phase_start_time_seconds", "Start of the rollout phase, in seconds since 1970; absent if no plan is being rolled out.")
 	soakDesc          = describe("semmoe_rollout_soak_seconds", "Time that a new plan must serve on its canary before it may be promoted; absent if no plan is being rolled out.")
 )

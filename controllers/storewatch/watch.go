@@ -34,7 +34,7 @@ const (
 // scope.
 var unused = artifact.Scope{Namespace: "default", Kind: artifact.Profile, ID: "00000000"}
 
-var availableDesc = prometheus.NewDesc("semmoe_store_available", "1 while the artifact store answers the manager that leads, 0 while it does not; absent without a store.", nil, nil)
+var availableDesc = prometheus.NewDesc("semmoe_store_available", "1 if the artifact store answers the leading manager, 0 if not; absent without a store.", nil, nil)
 
 // Watch checks the store, on the leader only. It is a collector of the result, and safe for concurrent use.
 type Watch struct {

@@ -18,7 +18,7 @@ import (
 // and a reflector retries at least every 60 s (its back-off is at most 30 s, plus as much jitter).
 const expiry = 90 * time.Second
 
-var refusedDesc = prometheus.NewDesc("semmoe_watch_refused", "1 for a kind that the API server does not let this manager list or watch any more; absent for others.",
+var refusedDesc = prometheus.NewDesc("semmoe_watch_refused", "1 for a kind that this manager is no longer allowed to list or watch; absent for other kinds.",
 	[]string{"kind"}, nil)
 
 // Refusals records the kinds that the API server refused to the caches of a manager, and exports them as a metric. It

@@ -48,7 +48,7 @@ func TestMetrics(t *testing.T) {
 	refusals.failed("*v1.Pod", forbidden())
 	refusals.failed("*v1alpha1.MoEDeployment", apierrors.NewUnauthorized("who are you"))
 	want := `
-# HELP semmoe_watch_refused 1 for a kind that the API server does not let this manager list or watch any more; absent for others.
+# HELP semmoe_watch_refused 1 for a kind that this manager is no longer allowed to list or watch; absent for other kinds.
 # TYPE semmoe_watch_refused gauge
 semmoe_watch_refused{kind="MoEDeployment"} 1
 semmoe_watch_refused{kind="Pod"} 1

@@ -162,7 +162,7 @@ func (a Adapter) CheckNodes(launch Launch) error {
 	case launch.Ranks%n != 0:
 		return fmt.Errorf("%s: %d does not divide spec.parallelism.expertParallelSize, which is %d: all pods must have the same number of ranks", field, n, launch.Ranks)
 	case a.Nodes == nil:
-		return fmt.Errorf("%s: %d: %s cannot be spread over pods by flags alone; use 1", field, n, a.Type)
+		return fmt.Errorf("%s: %d: %s cannot be spread over pods with flags; use 1", field, n, a.Type)
 	case a.Nodes.AttentionDP && !launch.AttentionDP:
 		return fmt.Errorf("%s: %d needs spec.parallelism.attention DataParallel with %s; use that, or 1", field, n, a.Type)
 	}

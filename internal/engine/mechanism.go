@@ -10,7 +10,7 @@ import (
 // Kind is the kind of a mechanism of an engine.
 type Kind string
 
-// The kinds of mechanisms, in the order of docs/engines.md.
+// The kinds of mechanisms, in the order of docs/engine-releases.md.
 const (
 	FlagKind     Kind = "flag"
 	VariableKind Kind = "variable"

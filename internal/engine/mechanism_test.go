@@ -152,15 +152,15 @@ func TestFlagsHaveReleases(t *testing.T) {
 	}
 }
 
-// TestGuideHasTables compares docs/engines.md with the tables from which make generate writes it.
+// TestGuideHasTables compares docs/engine-releases.md with the tables from which make generate writes it.
 func TestGuideHasTables(t *testing.T) {
-	text, err := os.ReadFile("../../docs/engines.md")
+	text, err := os.ReadFile("../../docs/engine-releases.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, adapter := range registry.All() {
 		if !strings.Contains(string(text), adapter.Guide()) {
-			t.Errorf("docs/engines.md lacks the table of %s: run make generate", adapter.Type)
+			t.Errorf("docs/engine-releases.md lacks the table of %s: run make generate", adapter.Type)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func reasons(findings []engine.Finding) string {
 }
 
 func TestSupport(t *testing.T) {
-	guide := readGuide(t)
+	guide := readGuide(t, "engine-plans.md")
 	const byMap, byWeights = engine.EngineMap, engine.ReshuffledWeights
 	for name, test := range map[string]struct {
 		engine             string
@@ -189,7 +189,7 @@ func TestSupport(t *testing.T) {
 				continue // refused by API validation
 			}
 			if !strings.Contains(guide, "| `"+finding.Reason+"` |") {
-				t.Errorf("docs/engines.md does not explain %s", finding.Reason)
+				t.Errorf("docs/engine-plans.md does not explain %s", finding.Reason)
 			}
 			if len(finding.Message) < 40 || len(finding.Message) > 1024 {
 				t.Errorf("%s: %d characters: %s", name, len(finding.Message), finding.Message)
@@ -198,9 +198,9 @@ func TestSupport(t *testing.T) {
 	}
 }
 
-func readGuide(t *testing.T) string {
+func readGuide(t *testing.T, page string) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/engines.md")
+	text, err := os.ReadFile("../../docs/" + page)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +209,7 @@ func readGuide(t *testing.T) string {
 
 // TestGuideListsAdapters compares the table in docs/engines.md with the adapters.
 func TestGuideListsAdapters(t *testing.T) {
-	guide := readGuide(t)
+	guide := readGuide(t, "engines.md")
 	code := func(value string) string {
 		if value == "" {
 			return "none"
@@ -232,7 +232,7 @@ func TestGuideListsAdapters(t *testing.T) {
 
 // TestGuideListsRanksByRoute compares the table in docs/engines.md with the adapters.
 func TestGuideListsRanksByRoute(t *testing.T) {
-	guide := readGuide(t)
+	guide := readGuide(t, "engines.md")
 	heading := "| route |"
 	for _, a := range registry.All() {
 		heading += " `" + a.Type + "` |"

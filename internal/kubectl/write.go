@@ -167,7 +167,7 @@ func (p *Program) rollbackCommand() *cobra.Command {
 				if err != nil {
 					return change.Change{}, err
 				}
-				return change.RollBack(moed, plans, "TakenBack: by kubectl semmoe rollback")
+				return change.RollBack(moed, plans, "RolledBack: requested with kubectl semmoe rollback")
 			})
 		},
 	}

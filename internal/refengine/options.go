@@ -135,7 +135,7 @@ func (o Options) checkParallelism() error {
 	case o.ShufflePlan != "" && o.EnableDPAttention:
 		return checkpoint.Invalidf("--shuffle-plan and --enable-dp-attention exclude each other: with the latter a request has one rank for all layers")
 	case o.ShufflePlan != "" && (o.InitExpertLocation != locality.Trivial || o.RedundantExperts != 0):
-		return checkpoint.Invalidf("--shuffle-plan says where experts are: leave --init-expert-location and --ep-num-redundant-experts out")
+		return checkpoint.Invalidf("--shuffle-plan sets the placement of experts: remove --init-expert-location and --ep-num-redundant-experts")
 	case o.TPSize != o.EPSize:
 		return checkpoint.Invalidf("--tp-size %d and --ep-size %d differ: --tp-size counts the devices, and each holds a part of the experts, so both must be equal", o.TPSize, o.EPSize)
 	case o.EnableDPAttention && o.DPSize != o.EPSize:
@@ -143,7 +143,7 @@ func (o Options) checkParallelism() error {
 	case o.TPSize%o.Nodes != 0:
 		return checkpoint.Invalidf("--tp-size %d is no multiple of --nnodes %d: every node has as many devices", o.TPSize, o.Nodes)
 	case o.Nodes > 1 && o.DistInitAddr == "":
-		return checkpoint.Invalidf("--dist-init-addr is missing: with --nnodes %d it says where the nodes meet, host:port of node 0", o.Nodes)
+		return checkpoint.Invalidf("--dist-init-addr is missing: --nnodes %d needs the host:port of node 0", o.Nodes)
 	case !o.EnableDPAttention && o.DPSize != 1:
 		return checkpoint.Invalidf("--dp-size %d without --enable-dp-attention is not supported: add --enable-dp-attention or use --dp-size 1", o.DPSize)
 	}

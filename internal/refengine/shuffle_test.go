@@ -155,12 +155,12 @@ func TestShuffleRefuses(t *testing.T) {
 		want   string
 	}{
 		"attention dp":    {func(o *Options) { o.EnableDPAttention, o.DPSize, o.ShufflePlan = true, shuffleRanks, table }, "--enable-dp-attention exclude each other"},
-		"expert map":      {func(o *Options) { o.InitExpertLocation, o.ShufflePlan = "map.json", table }, "leave --init-expert-location"},
+		"expert map":      {func(o *Options) { o.InitExpertLocation, o.ShufflePlan = "map.json", table }, "remove --init-expert-location"},
 		"other EP size":   {func(o *Options) { o.TPSize, o.EPSize, o.ShufflePlan = 2, 2, table }, "the plan is for 4 ranks, --ep-size is 2"},
 		"other forecast":  {func(o *Options) { o.ShufflePlan = decode }, "the plan has the forecast decode"},
 		"other model":     {func(o *Options) { o.ShufflePlan = foreign }, "the plan is for the model with digest 0000"},
 		"no plan":         {func(o *Options) { o.ShufflePlan = t.TempDir() }, "manifest.json is missing"},
-		"redundant slots": {func(o *Options) { o.RedundantExperts, o.ShufflePlan = 4, table }, "--ep-num-redundant-experts out"},
+		"redundant slots": {func(o *Options) { o.RedundantExperts, o.ShufflePlan = 4, table }, "and --ep-num-redundant-experts"},
 	} {
 		o := DefaultOptions()
 		o.ModelPath, o.TPSize, o.EPSize = tinyModel, shuffleRanks, shuffleRanks

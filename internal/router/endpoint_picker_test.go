@@ -309,7 +309,7 @@ func TestPicksAmongEightPorts(t *testing.T) {
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
 	eventually(t, "all are counted as 499", func() bool {
 		return testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP semmoe_router_requests_total Requests answered, by HTTP status code.
+# HELP semmoe_router_requests_total Answered requests, by HTTP status code.
 # TYPE semmoe_router_requests_total counter
 semmoe_router_requests_total{code="429"} 0
 semmoe_router_requests_total{code="499"} 14

@@ -145,7 +145,7 @@ func TestCountsTheServingEndpoint(t *testing.T) {
 			if tc.fallback {
 				fallbacks = 1
 			}
-			want := fmt.Sprintf(`# HELP semmoe_router_retries_total Attempts that were repeated on another pod, by reason: unreachable or unavailable; fallback where a gateway did it.
+			want := fmt.Sprintf(`# HELP semmoe_router_retries_total Retries on another pod, by reason: unreachable or unavailable; fallback if a gateway retried.
 # TYPE semmoe_router_retries_total counter
 semmoe_router_retries_total{reason="fallback"} %d
 semmoe_router_retries_total{reason="unavailable"} 0
@@ -153,7 +153,7 @@ semmoe_router_retries_total{reason="unreachable"} 0
 `, fallbacks)
 			if tc.counted {
 				rank := cmp.Or(headers["x-semmoe-rank"], rankLabel(discovery.NoRank))
-				want += "# HELP semmoe_router_estimated_tokens_total Estimated tokens (prompt and limit of output) sent to each rank, summed over pods.\n" +
+				want += "# HELP semmoe_router_estimated_tokens_total Estimated tokens (prompt and output limit) sent to each rank, over all pods.\n" +
 					"# TYPE semmoe_router_estimated_tokens_total counter\nsemmoe_router_estimated_tokens_total{rank=\"" + rank + "\"} 9\n"
 			}
 			if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "semmoe_router_retries_total", "semmoe_router_estimated_tokens_total"); err != nil {

@@ -33,19 +33,19 @@ type metrics struct {
 func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semmoe_router_requests_total", Help: "Requests answered, by HTTP status code.",
+			Name: "semmoe_router_requests_total", Help: "Answered requests, by HTTP status code.",
 		}, []string{"code"}),
 		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semmoe_router_retries_total", Help: "Attempts that were repeated on another pod, by reason: unreachable or unavailable; fallback where a gateway did it.",
+			Name: "semmoe_router_retries_total", Help: "Retries on another pod, by reason: unreachable or unavailable; fallback if a gateway retried.",
 		}, []string{"reason"}),
 		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semmoe_router_estimated_tokens_total", Help: "Estimated tokens (prompt and limit of output) sent to each rank, summed over pods.",
+			Name: "semmoe_router_estimated_tokens_total", Help: "Estimated tokens (prompt and output limit) sent to each rank, over all pods.",
 		}, []string{"rank"}),
 		unscored: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semmoe_router_unscored_requests_total", Help: "Inference requests to pods with a plan that were balanced by load alone, by reason: plan_pending, no_table, no_prompt, no_tokenizer, ranks_differ or not_pinned.",
+			Name: "semmoe_router_unscored_requests_total", Help: "Inference requests to pods with a plan that were balanced only by load, by reason: plan_pending, no_table, no_prompt, no_tokenizer, ranks_differ or not_pinned.",
 		}, []string{"reason"}),
 		otherRanks: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semmoe_router_rank_mismatches_total", Help: "Answers that report another rank than the request was sent to, by route.",
+			Name: "semmoe_router_rank_mismatches_total", Help: "Responses that report another rank than the one the request was sent to, by route.",
 		}, []string{"route"}),
 		firstByte: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "semmoe_router_time_to_response_header_seconds", Help: "Time from the arrival of a request to the engine's response header.",
@@ -63,7 +63,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 		m.otherRanks.WithLabelValues(route)
 	}
 	registry.MustRegister(m.requests, m.retries, m.tokens, m.unscored, m.otherRanks, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "semmoe_router_backends", Help: "Engine pods that may get new requests.",
+		Name: "semmoe_router_backends", Help: "Engine pods that accept new requests.",
 	}, func() float64 { return float64(pool.Len()) }),
 		plansGauge("loaded", func() int { loaded, _ := pool.Plans(); return loaded }),
 		plansGauge("pending", func() int { _, pending := pool.Plans(); return pending }))
@@ -74,7 +74,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 
 func plansGauge(state string, count func() int) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "semmoe_router_plans", Help: "Plans that engine pods name, by state: loaded, or pending while they cannot be read.",
+		Name: "semmoe_router_plans", Help: "Plans that engine pods name, by state: loaded, or pending if they cannot be read.",
 		ConstLabels: prometheus.Labels{"state": state},
 	}, func() float64 { return float64(count()) })
 }
@@ -83,7 +83,7 @@ func plansGauge(state string, count func() int) prometheus.Collector {
 // always one or two.
 type tablesCollector struct{ pool *Pool }
 
-var tablesMetric = prometheus.NewDesc("semmoe_router_tables_info", "1 for each plan that engine pods name and that is loaded, with the plan whose tables score its requests: its own, or one with newer tables for the same layout.",
+var tablesMetric = prometheus.NewDesc("semmoe_router_tables_info", "1 for each loaded plan that engine pods name, with the plan whose tables score its requests: the same plan, or one with newer tables for the same layout.",
 	[]string{"plan", "tables"}, nil)
 
 func (c tablesCollector) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- tablesMetric }

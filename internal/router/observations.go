@@ -74,10 +74,10 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 		experts: expertload.New(options.ExpertLoadSeries),
 		live:    livesamples.New(registry, options.LiveSamples), counting: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		activations: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semmoe_activations_total", Help: "Activations of routed experts in sampled requests, by the rank that served and whether the expert lies on it.",
+			Name: "semmoe_activations_total", Help: "Activations of routed experts in sampled requests, by serving rank and by whether the expert is on that rank.",
 		}, []string{"rank", "locality"}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "semmoe_router_sample_failures_total", Help: "Sampled requests whose routed experts were absent or unreadable, or whose rank is not known.",
+			Name: "semmoe_router_sample_failures_total", Help: "Sampled requests whose routed experts were missing or unreadable, or whose rank is unknown.",
 		}),
 	}
 	var unnamed engine.Adapter // pods that do not name their engine are not polled
@@ -89,14 +89,14 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 	}}
 	o.givenUp = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "semmoe_router_sample_given_up_total",
-		Help: "Answers that were passed on with the routed experts in them, uncounted, because the memory for samples had no room for them.",
+		Help: "Responses that were forwarded with their routed experts and not counted, because the memory for samples was full.",
 	})
 	if options.RoutedExperts.NonStreamingOnly {
 		o.population.Requests = lar.RequestsUnstreamed
 	}
 	o.capture.compares = options.RoutedExperts.Decode != nil && !options.RoutedExperts.Unrequested
 	registry.MustRegister(o.activations, o.failures, o.givenUp, o.experts, &reports.Collector{Report: o.report, Covered: o.covered}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "semmoe_router_window_imbalance", Help: "Largest over mean estimated token load of the ranks, over the last 128 requests; NaN before the first.",
+		Name: "semmoe_router_window_imbalance", Help: "Maximum over mean of the estimated token load of the ranks, over the last 128 requests; NaN before the first request.",
 	}, o.window.Imbalance))
 	return o
 }

@@ -130,7 +130,7 @@ func (p *Pool) ignoredRanks() []lar.IgnoredRank {
 type pinsCollector struct{ pool *Pool }
 
 var pinsMetric = prometheus.NewDesc("semmoe_router_pinned_pods",
-	"Engine pods whose ranks share an address, by route and by what is known of the rank of requests: unchecked, obeyed, unproven, ignored or contradicted.",
+	"Engine pods whose ranks share an address, by route and by the result of the check that the engine obeys the rank of a request: unchecked, obeyed, unproven, ignored or contradicted.",
 	[]string{"route", "pin"}, nil)
 
 func (c pinsCollector) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- pinsMetric }

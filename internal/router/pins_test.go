@@ -218,7 +218,7 @@ func TestAnswersThatReportAnotherRank(t *testing.T) {
 			if last := engine.bodies[len(engine.bodies)-1]; strings.Contains(last, "rank") {
 				t.Errorf("the engine is still asked for a rank: %s", last)
 			}
-			want := "# HELP semmoe_router_rank_mismatches_total Answers that report another rank than the request was sent to, by route.\n" +
+			want := "# HELP semmoe_router_rank_mismatches_total Responses that report another rank than the one the request was sent to, by route.\n" +
 				"# TYPE semmoe_router_rank_mismatches_total counter\n"
 			for _, route := range pinnedRoutes {
 				count := 0

@@ -43,11 +43,11 @@ func TestNamesThePlan(t *testing.T) {
 		}
 	}
 	want := `
-# HELP semmoe_router_plans Plans that engine pods name, by state: loaded, or pending while they cannot be read.
+# HELP semmoe_router_plans Plans that engine pods name, by state: loaded, or pending if they cannot be read.
 # TYPE semmoe_router_plans gauge
 semmoe_router_plans{state="loaded"} 1
 semmoe_router_plans{state="pending"} 0
-# HELP semmoe_router_unscored_requests_total Inference requests to pods with a plan that were balanced by load alone, by reason: plan_pending, no_table, no_prompt, no_tokenizer, ranks_differ or not_pinned.
+# HELP semmoe_router_unscored_requests_total Inference requests to pods with a plan that were balanced only by load, by reason: plan_pending, no_table, no_prompt, no_tokenizer, ranks_differ or not_pinned.
 # TYPE semmoe_router_unscored_requests_total counter
 semmoe_router_unscored_requests_total{reason="no_prompt"} 1
 semmoe_router_unscored_requests_total{reason="plan_pending"} 1

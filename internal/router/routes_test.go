@@ -55,7 +55,7 @@ func TestGatewayReachesOnlyTheRoutes(t *testing.T) {
 		}
 	}
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP semmoe_router_requests_total Requests answered, by HTTP status code.
+# HELP semmoe_router_requests_total Answered requests, by HTTP status code.
 # TYPE semmoe_router_requests_total counter
 semmoe_router_requests_total{code="200"} 19
 semmoe_router_requests_total{code="404"} 35

@@ -117,7 +117,7 @@ func TestTablesMetric(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newMetrics(registry, pool)
 	want := func(from string) string {
-		return "# HELP semmoe_router_tables_info 1 for each plan that engine pods name and that is loaded, with the plan whose tables score its requests: its own, or one with newer tables for the same layout.\n" +
+		return "# HELP semmoe_router_tables_info 1 for each loaded plan that engine pods name, with the plan whose tables score its requests: the same plan, or one with newer tables for the same layout.\n" +
 			"# TYPE semmoe_router_tables_info gauge\nsemmoe_router_tables_info{plan=\"" + p.Short() + "\",tables=\"" + from + "\"} 1\n"
 	}
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(""), "semmoe_router_tables_info"); err != nil {

@@ -1,7 +1,7 @@
 // Package trace reads, writes, splits and samples routing traces: the experts that each token of a set of requests
 // activated in each MoE layer.
 //
-// A trace is a safetensors file, plain or zstd-compressed (docs/formats.md). Invariants:
+// A trace is a safetensors file, plain or zstd-compressed (docs/trace-format.md). Invariants:
 //   - A Trace that Read returns is consistent: every token id is below the vocabulary size, every expert id below the
 //     number of experts, no token has an expert twice in one layer, requests are non-empty and cover all tokens in
 //     order.

@@ -113,7 +113,7 @@ func checkCapture(before *measurement, c captured) []check {
 	}
 	detail := strings.Join(costs, ", ") + " times the time per token of other requests, by request router"
 	return []check{
-		checkOutputs("sampled or not, outputs are the same", before, c.served),
+		checkOutputs("sampling does not change the outputs", before, c.served),
 		{"the cost of sampling is reported", reported > 0, detail},
 	}
 }

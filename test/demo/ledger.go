@@ -61,7 +61,7 @@ func (l *ledger) checks() []check {
 	}
 	return []check{
 		{"no request has failed", l.sent > 0 && l.failed == 0, failures},
-		{"every answer is that given before", l.again > 0 && l.changed == 0,
-			fmt.Sprintf("%d of %d answers to %d prompts, token for token", l.again-l.changed, l.again, len(l.first))},
+		{"every repeated answer equals the first one", l.again > 0 && l.changed == 0,
+			fmt.Sprintf("%d of %d repeated answers to %d prompts, token by token", l.again-l.changed, l.again, len(l.first))},
 	}
 }

@@ -18,8 +18,8 @@ func TestLedger(t *testing.T) {
 		"no failure, no change":     {func(*ledger) {}, nil},
 		"a failed request":          {func(l *ledger) { l.count(t.Context(), errors.New("502")) }, []string{"no request has failed"}},
 		"a canceled request":        {func(l *ledger) { l.count(ended, errors.New("context canceled")) }, nil},
-		"a different answer":        {func(l *ledger) { l.compare("a", []int{1, 3}) }, []string{"every answer is that given before"}},
-		"a shorter answer":          {func(l *ledger) { l.compare("a", []int{1}) }, []string{"every answer is that given before"}},
+		"a different answer":        {func(l *ledger) { l.compare("a", []int{1, 3}) }, []string{"every repeated answer equals the first one"}},
+		"a shorter answer":          {func(l *ledger) { l.compare("a", []int{1}) }, []string{"every repeated answer equals the first one"}},
 		"same answer, other prompt": {func(l *ledger) { l.compare("b", []int{1, 2}) }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

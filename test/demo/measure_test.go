@@ -139,9 +139,9 @@ func TestCheckPlan(t *testing.T) {
 		fails  []string
 	}{
 		"all hold":                {func(_, _ *measurement) {}, nil},
-		"no gain":                 {func(before, _ *measurement) { before.local, before.engine.local = 300, 300 }, []string{"local activation rate has risen"}},
-		"rate below the forecast": {func(_, after *measurement) { after.local, after.engine.local = 360, 360 }, []string{"the plan keeps its promise"}},
-		"engine ignores its map":  {func(_, after *measurement) { after.engine.local = 250 }, []string{"the engine counts the same"}},
+		"no gain":                 {func(before, _ *measurement) { before.local, before.engine.local = 300, 300 }, []string{"the local activation rate increased"}},
+		"rate below the forecast": {func(_, after *measurement) { after.local, after.engine.local = 360, 360 }, []string{"the observed rate matches the prediction"}},
+		"engine ignores its map":  {func(_, after *measurement) { after.engine.local = 250 }, []string{"the engines' counters agree"}},
 		"an idle rank": {func(_, after *measurement) {
 			for i := range after.replies {
 				if after.replies[i].rank == 3 {
@@ -151,7 +151,7 @@ func TestCheckPlan(t *testing.T) {
 		}, []string{"every rank of every replica was used"}},
 		"a missing token":         {func(_, after *measurement) { after.replies[3].output = after.replies[3].output[:7] }, []string{"outputs are unchanged"}},
 		"one other token":         {func(before, _ *measurement) { before.replies[3].output[7]++ }, []string{"outputs are unchanged"}},
-		"routed without the plan": {func(_, after *measurement) { after.replies[9].plan = "" }, []string{"requests were sent by the plan"}},
+		"routed without the plan": {func(_, after *measurement) { after.replies[9].plan = "" }, []string{"the plan routed the requests"}},
 		"an overloaded rank": {func(_, after *measurement) {
 			for i := range after.replies {
 				after.replies[i].tokens += 20 * (after.replies[i].rank / 3)
@@ -174,10 +174,10 @@ func TestCheckReshuffled(t *testing.T) {
 		fails  []string
 	}{
 		"both hold":                        {func(*measurement) {}, nil},
-		"one other token":                  {func(m *measurement) { m.replies[3].output[7]++ }, []string{"and by reshuffled weights"}},
-		"lower rate":                       {func(m *measurement) { m.local, m.engine.local = 390, 390 }, []string{"reshuffled weights are as local"}},
+		"one other token":                  {func(m *measurement) { m.replies[3].output[7]++ }, []string{"reshuffled weights: outputs are the same"}},
+		"lower rate":                       {func(m *measurement) { m.local, m.engine.local = 390, 390 }, []string{"reshuffled weights: the rate is the same"}},
 		"other ranks, other forecast":      {func(m *measurement) { m.local, m.engine.local, m.forecast = 425, 425, 0.42 }, nil},
-		"engine counts old expert numbers": {func(m *measurement) { m.engine.local = 250 }, []string{"reshuffled weights are as local"}},
+		"engine counts old expert numbers": {func(m *measurement) { m.engine.local = 250 }, []string{"reshuffled weights: the rate is the same"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			byWeights := measured(405)
@@ -196,7 +196,7 @@ func TestCheckCapture(t *testing.T) {
 	}{
 		"both hold":                 {func(*captured) {}, nil},
 		"a high cost":               {func(c *captured) { c.costs[0].ratio = 2 }, nil},
-		"one other token":           {func(c *captured) { c.served.replies[3].output[7]++ }, []string{"sampled or not, outputs are the same"}},
+		"one other token":           {func(c *captured) { c.served.replies[3].output[7]++ }, []string{"sampling does not change the outputs"}},
 		"a router without requests": {func(c *captured) { c.costs[1].ratio = math.NaN() }, nil},
 		"no router reports":         {func(c *captured) { c.costs[0].ratio, c.costs[1].standardError = math.NaN(), math.NaN() }, []string{"the cost of sampling is reported"}},
 		"no router":                 {func(c *captured) { c.costs = nil }, []string{"the cost of sampling is reported"}},

@@ -56,7 +56,7 @@ func checkAnswers(answers []answer) []check {
 	}
 	return []check{
 		{"greedy tokens equal the reference", agree == tokens, fmt.Sprintf("%d of %d", agree, tokens)},
-		{"streamed text equals the whole", streams == len(answers), fmt.Sprintf("%d of %d", streams, len(answers))},
+		{"streamed text equals the unstreamed text", streams == len(answers), fmt.Sprintf("%d of %d", streams, len(answers))},
 	}
 }
 
@@ -67,13 +67,13 @@ func checkPlan(before, after *measurement, plan string, predicted float64) []che
 	gain, miss := after.lar()/before.lar(), after.lar()/predicted-1
 	imbalance := after.windowImbalance()
 	return []check{
-		{"local activation rate has risen", gain >= wantedGain, fmt.Sprintf("%.2f times the measured baseline; wanted is %.1f", gain, wantedGain)},
-		{"the plan keeps its promise", math.Abs(miss) <= wantedAccuracy, fmt.Sprintf("%+.1f%% of the prediction; allowed is %.0f%%", 100*miss, 100*wantedAccuracy)},
-		{"the engine counts the same", engineAgrees(before) && engineAgrees(after), fmt.Sprintf("%.0f of %.0f activations local; routers %.0f of %.0f", after.engine.local, after.engine.all, after.local, after.all)},
+		{"the local activation rate increased", gain >= wantedGain, fmt.Sprintf("%.2f times the measured baseline; the minimum is %.1f", gain, wantedGain)},
+		{"the observed rate matches the prediction", math.Abs(miss) <= wantedAccuracy, fmt.Sprintf("%+.1f%% from the prediction; the limit is %.0f%%", 100*miss, 100*wantedAccuracy)},
+		{"the engines' counters agree", engineAgrees(before) && engineAgrees(after), fmt.Sprintf("%.0f of %.0f activations local; routers %.0f of %.0f", after.engine.local, after.engine.all, after.local, after.all)},
 		{"every rank of every replica was used", before.places() == places && after.places() == places, fmt.Sprintf("%d without and %d with the plan, of %d", before.places(), after.places(), places)},
-		{"ranks are balanced", imbalance <= wantedImbalance, fmt.Sprintf("window imbalance %.3f; allowed is %.2f", imbalance, wantedImbalance)},
+		{"ranks are balanced", imbalance <= wantedImbalance, fmt.Sprintf("window imbalance %.3f; the limit is %.2f", imbalance, wantedImbalance)},
 		checkOutputs("outputs are unchanged", before, after),
-		{"requests were sent by the plan", planned == n, fmt.Sprintf("%d of %d by plan %s", planned, n, plan)},
+		{"the plan routed the requests", planned == n, fmt.Sprintf("%d of %d by plan %s", planned, n, plan)},
 	}
 }
 
@@ -85,15 +85,15 @@ func checkOutputs(name string, before, after *measurement) check {
 			equal++
 		}
 	}
-	return check{name, equal == n, fmt.Sprintf("%d of %d prompts, token for token", equal, n)}
+	return check{name, equal == n, fmt.Sprintf("%d of %d prompts, token by token", equal, n)}
 }
 
 // checkRoundRobin compares routing by the plan with round-robin routing on the same placement.
 func checkRoundRobin(after, roundRobin *measurement) []check {
 	gain := after.lar() / roundRobin.lar()
 	return []check{
-		{"and by the request router", gain >= wantedGain && engineAgrees(roundRobin),
-			fmt.Sprintf("%.2f times the rate of round-robin on the same placement; wanted is %.1f", gain, wantedGain)},
+		{"the request router increases the rate", gain >= wantedGain && engineAgrees(roundRobin),
+			fmt.Sprintf("%.2f times the rate of round-robin on the same placement; the minimum is %.1f", gain, wantedGain)},
 		checkOutputs("round-robin outputs are the same", after, roundRobin),
 	}
 }
@@ -104,9 +104,9 @@ func checkRoundRobin(after, roundRobin *measurement) []check {
 func checkReshuffled(before, byMap, byWeights *measurement) []check {
 	apart := (byWeights.lar() - byWeights.forecast) - (byMap.lar() - byMap.forecast)
 	return []check{
-		checkOutputs("and by reshuffled weights", before, byWeights),
-		{"reshuffled weights are as local", math.Abs(apart) <= maxRateDifference && engineAgrees(byWeights),
-			fmt.Sprintf("%+.4f apart for the same forecast; allowed is %.2f", apart, maxRateDifference)},
+		checkOutputs("reshuffled weights: outputs are the same", before, byWeights),
+		{"reshuffled weights: the rate is the same", math.Abs(apart) <= maxRateDifference && engineAgrees(byWeights),
+			fmt.Sprintf("a difference of %+.4f for the same forecast; the limit is %.2f", apart, maxRateDifference)},
 	}
 }
 
@@ -127,7 +127,7 @@ func failed(checks []check) int {
 func (r *report) print(w io.Writer) {
 	fmt.Fprintln(w)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "Prompt\tPod\tRank\tTokens as expected\tMillis\tContinuation")
+	fmt.Fprintln(table, "Prompt\tPod\tRank\tExpected tokens\tMillis\tContinuation")
 	for _, a := range r.answers {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%d/%d\t%d\t%s\n", a.Name, a.pod, a.rank, a.agree(a.ids), a.comparable(), a.taken.Milliseconds(), firstRunes(a.text, 44))
 	}
@@ -141,7 +141,7 @@ func (r *report) print(w io.Writer) {
 		}
 		fmt.Fprintln(table)
 	}
-	fmt.Fprintf(table, "\tDefault placement\tPlan, requests in turn\tPlan %s\tby reshuffled weights\n", r.plan)
+	fmt.Fprintf(table, "\tDefault placement\tPlan, round-robin\tPlan %s\tPlan, reshuffled weights\n", r.plan)
 	row("Local activation rate, observed", "%.1f%%", func(m *measurement) float64 { return 100 * m.lar() })
 	row("Local activation rate, counted by the engine", "%.1f%%", func(m *measurement) float64 { return 100 * m.engine.lar() })
 	fmt.Fprintf(table, "Local activation rate, predicted\t\t\t%.1f%%\t%.1f%%\n", 100*r.predicted, 100*r.predicted)
@@ -188,7 +188,7 @@ func printChecks(w io.Writer, checks []check) {
 		if !c.holds {
 			verdict = "FAIL"
 		}
-		fmt.Fprintf(w, "%s  %-36s %s\n", verdict, c.name, c.detail)
+		fmt.Fprintf(w, "%s  %-42s %s\n", verdict, c.name, c.detail)
 	}
 }
 

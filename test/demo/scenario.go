@@ -103,7 +103,7 @@ func (d *demo) apply(ctx context.Context, objects ...any) error {
 
 // remove deletes the act's MoEDeployment and all profiles and plans, and waits until no object of the operator is left.
 func (d *demo) remove(ctx context.Context) error {
-	return d.out.step(ctx, "deleted, and nothing is left", func(update func(string)) error {
+	return d.out.step(ctx, "objects deleted, and nothing remains", func(update func(string)) error {
 		for _, what := range [][]string{{"moed", d.name}, {"aprof,pplan", "--all"}} {
 			if _, err := d.cluster.run(ctx, nil, append([]string{"delete", "-n", namespace}, what...)...); err != nil {
 				return err

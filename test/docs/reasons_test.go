@@ -58,12 +58,12 @@ func TestReasonsAreDocumented(t *testing.T) {
 	}
 }
 
-// engineFindings returns the reasons that docs/engines.md explains. Packages of engines declare them, and conditions of
+// engineFindings returns the reasons that docs/engine-plans.md explains. Packages of engines declare them, and conditions of
 // every kind may have them.
 func engineFindings(t *testing.T) sets.Set[string] {
 	t.Helper()
 	found := sets.New[string]()
-	for _, span := range markdown.Spans(documents(t)["docs/engines.md"]) {
+	for _, span := range markdown.Spans(documents(t)["docs/engine-plans.md"]) {
 		found.Insert(span)
 	}
 	return found

@@ -5,7 +5,7 @@
     python3 test/gpu/lookahead_model.py --texts TRACE.safetensors --out lookahead.json --trace held-out.safetensors
 
 The texts are the token IDs of a routing trace. Its routes are not used. The model is trained on four of five documents. For the others the
-program writes a routing trace of the model (docs/formats.md) with a look-ahead: the most probable experts if a layer's norm and gate are
+program writes a routing trace of the model (docs/trace-format.md) with a look-ahead: the most probable experts if a layer's norm and gate are
 applied to the residual stream before the layer's attention. `semmoe solve --forecast lookahead --attention tp` solves a plan from it, and
 `semmoe eval` reports the local activation rate.
 

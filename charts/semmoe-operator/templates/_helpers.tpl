@@ -1,29 +1,29 @@
-{{/* The labels that select the pods of a component. They are in the selectors of Deployments, which can never change. */}}
+{{/* Labels that select the pods of a component. Selectors of Deployments contain them and are immutable. */}}
 {{- define "semmoe.labels" -}}
 app.kubernetes.io/name: semmoe
 app.kubernetes.io/component: {{ . }}
 {{- end }}
 
-{{/* A digest says all; beside one, a tag stands only where it was asked for. */}}
+{{/* With a digest, a tag is only included if the user set one. */}}
 {{- define "semmoe.image" -}}
 {{- $tag := .Values.image.tag }}
 {{- if not .Values.image.digest }}{{ $tag = $tag | default .Chart.AppVersion }}{{ end }}
 {{- .Values.image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
-{{/* Where the runbooks are: monitoring.runbookURL, or those of the chart's release. */}}
+{{/* The base URL of the runbooks: monitoring.runbookURL, or the runbooks of the release of the chart. */}}
 {{- define "semmoe.runbookURL" -}}
 {{- $ref := printf "v%s" (.Chart.AppVersion | trimPrefix "v") }}
 {{- if eq .Chart.AppVersion "dev" }}{{ $ref = "main" }}{{ end }}
 {{- .Values.monitoring.runbookURL | default (printf "%s/blob/%s/docs/runbooks" (first .Chart.Sources) $ref) | trimSuffix "/" }}
 {{- end }}
 
-{{/* A text with the links of its runbooks as semmoe.runbookURL has them. */}}
+{{/* Replaces the base URL of runbook links in a text by semmoe.runbookURL. */}}
 {{- define "semmoe.runbooks" -}}
 {{- .text | replace "https://github.com/semmoe/operator/blob/main/docs/runbooks" (include "semmoe.runbookURL" .root) }}
 {{- end }}
 
-{{/* What pods of a component have beside their containers: how images are pulled, and where they may run. */}}
+{{/* Fields of the pods of a component in addition to their containers: pull Secrets and scheduling. */}}
 {{- define "semmoe.pod" -}}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 0 }}
@@ -39,14 +39,14 @@ tolerations: {{- toYaml . | nindent 0 }}
 {{- end }}
 {{- end }}
 
-{{/* The security context of every container of ours: the restricted pod security standard, and a read-only root. */}}
+{{/* The security context of the operator's containers: the restricted pod security standard, and a read-only root file system. */}}
 {{- define "semmoe.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Certificate authorities of the cluster, beside those of the image: the variable, where they are mounted, and the volume. */}}
+{{/* Additional certificate authorities (caBundle): the environment variable, the mount, and the volume. */}}
 {{- define "semmoe.authoritiesVariable" -}}
 {{- if .Values.caBundle }}
 - {name: SSL_CERT_DIR, value: /etc/semmoe/authorities}
@@ -66,7 +66,7 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
-{{/* The end of a binding that gives one of our roles to one of our ServiceAccounts: what to bind, kind and name, and to whom. */}}
+{{/* The roleRef and subjects of a binding: the role (kind and name), and the ServiceAccount. */}}
 {{- define "semmoe.bound" -}}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
@@ -78,7 +78,7 @@ subjects:
   namespace: {{ .root.Release.Namespace | toYaml }}
 {{- end }}
 
-{{/* Gives a ClusterRole to a ServiceAccount in the watched namespaces; in all of them where none is named. */}}
+{{/* Binds a ClusterRole to a ServiceAccount in the watched namespaces, or in all namespaces if none is set. */}}
 {{- define "semmoe.boundWhereWatched" -}}
 {{- $binding := . }}
 {{- range .root.Values.namespaces }}
@@ -99,7 +99,7 @@ metadata:
 {{- end }}
 {{- end }}
 
-{{/* Settings that the schema cannot compare with each other. */}}
+{{/* Constraints between values that the schema cannot express. */}}
 {{- define "semmoe.validate" -}}
 {{- if and .Chart.IsRoot (hasKey .Values "enabled") (not .Values.enabled) }}
 {{- fail "enabled: false is invalid: it is only allowed as the condition of a dependency in a parent chart; to remove this chart, uninstall it" }}
@@ -119,7 +119,7 @@ metadata:
 {{- end }}
 {{- end }}
 
-{{/* Whoever may read metrics: namespaces with this label, as for request routers. */}}
+{{/* The permitted readers of metrics: namespaces with this label, as for request routers. */}}
 {{- define "semmoe.monitoring" -}}
 {namespaceSelector: {matchExpressions: [{key: semmoe.io/monitoring, operator: Exists}]}}
 {{- end }}

@@ -262,7 +262,7 @@ func notObserved(in Input) (reason, message string, violated bool) {
 // noPromise: pods continue to serve, and routers continue to use tables, after the plan is deleted, but the prediction
 // is deleted with the plan.
 func noPromise(in Input) (reason, message string, violated bool) {
-	return "PlanNotFound", "The PlacementPlan in service does not exist any more, or has no forecast yet, so there is nothing to compare with",
+	return "PlanNotFound", "The PlacementPlan in service no longer exists, or has no forecast yet, so no comparison is possible",
 		in.Plan == nil || in.Promise == nil || in.Routers.Tables != "" && in.Routers.Tables != in.Plan.Status.PlanDigest
 }
 

@@ -28,20 +28,20 @@ type metrics struct {
 func newMetrics(registry *prometheus.Registry) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semmoe_store_requests_total", Help: "Requests answered, by operation and HTTP status code.",
+			Name: "semmoe_store_requests_total", Help: "Answered requests, by operation and HTTP status code.",
 		}, []string{"operation", "code"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "semmoe_store_request_duration_seconds", Help: "Time that requests took, transfer included, by operation.",
+			Name: "semmoe_store_request_duration_seconds", Help: "Duration of requests, including the transfer, by operation.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 10),
 		}, []string{"operation"}),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semmoe_store_transferred_bytes_total", Help: "Bytes of artifacts received and sent, by direction: in or out.",
 		}, []string{"direction"}),
 		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semmoe_store_token_reviews_total", Help: "Questions to the API server about a token, by result: accepted, refused or error.",
+			Name: "semmoe_store_token_reviews_total", Help: "Token reviews by the API server, by result: accepted, refused or error.",
 		}, []string{"result"}),
 		corrupt: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "semmoe_store_corrupt_reads_total", Help: "Reads of an artifact whose stored bytes are not those of its digest.",
+			Name: "semmoe_store_corrupt_reads_total", Help: "Reads of an artifact whose stored bytes do not match its digest.",
 		}),
 	}
 	// The counters are initialized with 0, because an increase from a missing series is not visible in alerts and
@@ -61,12 +61,12 @@ func watchSpace(registry *prometheus.Registry, store *Store) {
 		return
 	}
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "semmoe_store_free_bytes", Help: "Bytes that the store's volume can still take; absent in a bucket.",
+		Name: "semmoe_store_free_bytes", Help: "Free bytes of the store's volume; absent with a bucket.",
 	}, func() float64 {
 		free, _, _ := store.dir.space() // an error counts as no free space
 		return float64(free)
 	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "semmoe_store_capacity_bytes", Help: "Bytes that the store's volume holds in all; absent in a bucket.",
+		Name: "semmoe_store_capacity_bytes", Help: "Capacity of the store's volume, in bytes; absent with a bucket.",
 	}, func() float64 {
 		_, capacity, _ := store.dir.space()
 		return float64(capacity)

@@ -46,7 +46,7 @@ func mechanisms() []engine.Mechanism {
 		engine.NewMechanisms(engine.DraftKind, minimum, at(15), "srt/eplb/expert_location.py: the map's row of the draft layer's own index; it ends at start without one", engine.Read, "EAGLE NEXTN", "STANDALONE"),
 		engine.NewMechanisms(engine.DraftKind, at(16), open, "srt/eplb/expert_location.py: the map's row of the draft layer's own index, else the default order", engine.Read, "EAGLE NEXTN", "STANDALONE", "FROZEN_KV_MTP"),
 		engine.NewMechanisms(engine.MetricKind, minimum, open, "srt/observability", engine.Run, "sglang:spec_accept_length"),
-		engine.NewMechanisms(engine.MetricKind, minimum, open, "srt/observability/metrics_collector.py; decode and prefill apart since sgl-project/sglang#19982", engine.Read, "sglang:cuda_graph_passes_total"),
+		engine.NewMechanisms(engine.MetricKind, minimum, open, "srt/observability/metrics_collector.py; decode and prefill separately since sgl-project/sglang#19982", engine.Read, "sglang:cuda_graph_passes_total"),
 		engine.NewMechanisms(engine.MetricKind, minimum, open, "srt/observability/metrics_collector.py; sgl-project/sglang#15747", engine.Read, "sglang:realtime_tokens_total"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "values of the label mode: srt/observability/metrics_collector.py", engine.Read, "prefill_none", "prefill_cuda_graph", "prefill_compute", "decode_none", "decode_cuda_graph"),
 		engine.NewMechanisms(engine.FlagKind, minimum, open, args, engine.Run, "--enable-metrics"),

@@ -290,7 +290,7 @@ func readHeaderText(r io.ReaderAt, size int64) ([]byte, error) {
 	case length > maxHeaderBytes:
 		return nil, Invalidf("header length is %d bytes, the format allows at most %d: not a safetensors file, or corrupt", length, maxHeaderBytes)
 	case int64(length) > size-8:
-		return nil, Invalidf("is truncated: the header alone needs %d bytes, the file has %d: fetch the file again", 8+length, size)
+		return nil, Invalidf("is truncated: the header needs %d bytes, the file has %d: fetch the file again", 8+length, size)
 	}
 	text := make([]byte, length)
 	if _, err := r.ReadAt(text, 8); err != nil {

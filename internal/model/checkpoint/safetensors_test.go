@@ -68,7 +68,7 @@ func TestOpenFileRefuses(t *testing.T) {
 		want    string
 	}{
 		"empty":          {nil, "too short"},
-		"wrong length":   {safetensorsBytes(header, nil)[:20], "is truncated: the header alone needs 62 bytes, the file has 20"},
+		"wrong length":   {safetensorsBytes(header, nil)[:20], "is truncated: the header needs 62 bytes, the file has 20"},
 		"length huge":    {append(binary.LittleEndian.AppendUint64(nil, math.MaxUint64), good[8:]...), "the format allows at most"},
 		"data truncated": {good[:len(good)-1], "is truncated: it has 69 bytes, its header needs 70"},
 		"data too long":  {append(good, 0), "has extra bytes at the end: it has 71 bytes"},

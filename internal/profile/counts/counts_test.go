@@ -103,7 +103,7 @@ func tensors(t *testing.T, content []byte) (map[string]string, map[string][]uint
 	return header.Metadata, all
 }
 
-// TestFile checks that a file contains the counts in the tensors of docs/formats.md.
+// TestFile checks that a file contains the counts in the tensors of docs/trace-format.md.
 func TestFile(t *testing.T) {
 	tokens, experts := draw(rand.New(rand.NewPCG(1, 1)), small, 2000)
 	c := New(small)

@@ -1,4 +1,4 @@
-// Package counts counts which experts token IDs activate, and writes and reads such counts as files (docs/formats.md).
+// Package counts counts which experts token IDs activate, and writes and reads such counts as files (docs/trace-format.md).
 //
 // Invariants:
 //   - Memory grows with the number of different pairs of token and expert, and can be bounded. To stay within the bound, all

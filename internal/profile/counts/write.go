@@ -33,7 +33,7 @@ func (c *Counts) WriteCompressed(w io.Writer) error {
 }
 
 // Write writes the counts as safetensors. Rows are the token IDs that occurred, in compressed sparse rows per layer
-// (docs/formats.md).
+// (docs/trace-format.md).
 func (c *Counts) Write(w io.Writer) error {
 	var tokens []int32
 	for id, occurrences := range c.occurrences {

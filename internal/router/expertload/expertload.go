@@ -29,16 +29,16 @@ const (
 // bounds are the upper bounds of the histogram's buckets: 1 is the mean.
 var bounds = []float64{0.1, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 5, 10}
 
-const window = " in the last five to ten minutes of sampled requests"
+const window = " for requests sampled in the last 5 to 10 minutes"
 
 var (
 	ratioMetric = prometheus.NewDesc("semmoe_expert_load_ratio",
-		"Distribution over the experts of all MoE layers of their activations over the mean of the layer,"+window+". A snapshot: use its buckets without rate.", nil, nil)
+		"Distribution, over the experts of all MoE layers, of their activations divided by the mean of the layer,"+window+". A snapshot: use its buckets without rate.", nil, nil)
 	extremeMetric = prometheus.NewDesc("semmoe_extreme_expert_load_ratio",
-		"Activations over the mean of the layer, of the experts with the highest and with the lowest ratio over all MoE layers (--expert-load-series of either),"+window+".",
+		"Activations divided by the mean of the layer, for the experts with the highest and the lowest ratio in all MoE layers (--expert-load-series of each),"+window+".",
 		[]string{"layer", "expert", "extreme"}, nil)
 	imbalanceMetric = prometheus.NewDesc("semmoe_layer_group_expert_imbalance_ratio",
-		"Activations of the most used expert of a layer over the mean of its experts, mean over groups of consecutive MoE layers (0 has the first layers),"+window+".",
+		"Activations of the most used expert of a layer divided by the mean of its experts, as the mean over a group of consecutive MoE layers (group 0 has the first layers),"+window+".",
 		[]string{"group"}, nil)
 )
 

@@ -54,7 +54,7 @@ func compare(t *testing.T, w *Window, want string, names ...string) {
 	}
 }
 
-const extremeHelp = "# HELP semmoe_extreme_expert_load_ratio Activations over the mean of the layer, of the experts with the highest and with the lowest ratio over all MoE layers (--expert-load-series of either), in the last five to ten minutes of sampled requests.\n" +
+const extremeHelp = "# HELP semmoe_extreme_expert_load_ratio Activations divided by the mean of the layer, for the experts with the highest and the lowest ratio in all MoE layers (--expert-load-series of each), for requests sampled in the last 5 to 10 minutes.\n" +
 	"# TYPE semmoe_extreme_expert_load_ratio gauge\n"
 
 func TestLoads(t *testing.T) {
@@ -64,7 +64,7 @@ func TestLoads(t *testing.T) {
 	compare(t, w, extremeHelp+`
 semmoe_extreme_expert_load_ratio{expert="0",extreme="highest",layer="1"} 2
 semmoe_extreme_expert_load_ratio{expert="3",extreme="lowest",layer="1"} 0.4
-# HELP semmoe_expert_load_ratio Distribution over the experts of all MoE layers of their activations over the mean of the layer, in the last five to ten minutes of sampled requests. A snapshot: use its buckets without rate.
+# HELP semmoe_expert_load_ratio Distribution, over the experts of all MoE layers, of their activations divided by the mean of the layer, for requests sampled in the last 5 to 10 minutes. A snapshot: use its buckets without rate.
 # TYPE semmoe_expert_load_ratio histogram
 semmoe_expert_load_ratio_bucket{le="0.1"} 0
 semmoe_expert_load_ratio_bucket{le="0.25"} 0
@@ -80,7 +80,7 @@ semmoe_expert_load_ratio_bucket{le="10"} 4
 semmoe_expert_load_ratio_bucket{le="+Inf"} 4
 semmoe_expert_load_ratio_sum 4
 semmoe_expert_load_ratio_count 4
-# HELP semmoe_layer_group_expert_imbalance_ratio Activations of the most used expert of a layer over the mean of its experts, mean over groups of consecutive MoE layers (0 has the first layers), in the last five to ten minutes of sampled requests.
+# HELP semmoe_layer_group_expert_imbalance_ratio Activations of the most used expert of a layer divided by the mean of its experts, as the mean over a group of consecutive MoE layers (group 0 has the first layers), for requests sampled in the last 5 to 10 minutes.
 # TYPE semmoe_layer_group_expert_imbalance_ratio gauge
 semmoe_layer_group_expert_imbalance_ratio{group="0"} 2
 `)

@@ -96,10 +96,10 @@ func New(registry prometheus.Registerer, kind Kind) *Keeper {
 	k := &Keeper{
 		kind: kind, now: time.Now, share: share,
 		counted: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "semmoe_live_counted_tokens_total", Help: "Tokens of sampled requests that live samples have counted.",
+			Name: "semmoe_live_counted_tokens_total", Help: "Tokens of sampled requests that live samples counted.",
 		}),
 		uncounted: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "semmoe_live_uncounted_tokens_total", Help: "Tokens of sampled requests that live samples have not counted: their ids are not known, another model serves, or counting would take too much time.",
+			Name: "semmoe_live_uncounted_tokens_total", Help: "Tokens of sampled requests that live samples did not count: their IDs are unknown, another model serves, or counting would take too long.",
 		}),
 	}
 	registry.MustRegister(k.counted, k.uncounted)

@@ -51,17 +51,17 @@ func Decisions(sums func() DecisionSums) []prometheus.Collector {
 		"wait":     func(s DecisionSums) float64 { return s.Wait },
 	} {
 		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "semmoe_router_decision_seconds", Help: "Sum over requests of what spoke for the chosen rank (affinity, prefix) and against it (price, load, wait), in modelled seconds; it may fall.",
+			Name: "semmoe_router_decision_seconds", Help: "Sum over requests of the components of the decision for the chosen rank, in modelled seconds: benefits (affinity, prefix) and costs (price, load, wait). The value can decrease.",
 			ConstLabels: prometheus.Labels{"component": component},
 		}, func() float64 { return of(sums()) / microsecondsPerSecond }))
 	}
 	return append(all, prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "semmoe_router_prefix_hit_tokens_total", Help: "Tokens of prompts that the chosen ranks were thought to hold in their KV caches.",
+		Name: "semmoe_router_prefix_hit_tokens_total", Help: "Estimated prompt tokens in the KV cache of the chosen rank.",
 	}, func() float64 { return sums().Cached }), prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "semmoe_router_requested_tokens_total", Help: "Estimated tokens (prompt and limit of output) of all inference requests, cached or not.",
+		Name: "semmoe_router_requested_tokens_total", Help: "Estimated tokens (prompt and output limit) of all inference requests, cached or not.",
 	}, func() float64 { return sums().Tokens }), prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "semmoe_router_held_requests_total", Help: "Requests that waited for the rank of their experts (--hold).",
 	}, func() float64 { return sums().Waits }), prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "semmoe_router_held_seconds_total", Help: "Time that they waited, in seconds.",
+		Name: "semmoe_router_held_seconds_total", Help: "Time that requests waited for the rank of their experts, in seconds.",
 	}, func() float64 { return sums().Waited }))
 }

@@ -10,7 +10,7 @@ if obj.status == nil or obj.status.conditions == nil then
   return health
 end
 if obj.status.observedGeneration ~= obj.metadata.generation then
-  health.message = "Waiting for the operator to look at generation " .. tostring(obj.metadata.generation)
+  health.message = "Waiting for the operator to observe generation " .. tostring(obj.metadata.generation)
   return health
 end
 
@@ -21,17 +21,17 @@ end
 local function holds(kind)
   return conditions[kind] ~= nil and conditions[kind].status == "True"
 end
-local function tell(status, condition)
+local function report(status, condition)
   health.status = status
   health.message = condition.reason .. ": " .. condition.message
   return health
 end
 
 if holds("Stalled") then
-  return tell("Degraded", conditions.Stalled)
+  return report("Degraded", conditions.Stalled)
 end
 if holds("Degraded") then
-  return tell("Degraded", conditions.Degraded)
+  return report("Degraded", conditions.Degraded)
 end
 if obj.spec.reconciliation == "Paused" then
   health.status = "Suspended"
@@ -42,17 +42,17 @@ if obj.spec.reconciliation == "Paused" then
   return health
 end
 if conditions.Ready ~= nil and not holds("Ready") then
-  return tell("Progressing", conditions.Ready)
+  return report("Progressing", conditions.Ready)
 end
 if holds("Reconciling") then
-  return tell("Progressing", conditions.Reconciling)
+  return report("Progressing", conditions.Reconciling)
 end
 -- A plan waits for the approval of a user. Until then the serving revision is healthy.
 local waits = {AwaitingApproval = true, RolloutInterruptsService = true, NoRouter = true, CanaryInconclusive = true, Advisory = true}
 if holds("Ready") and conditions.RolledOut ~= nil and conditions.RolledOut.status == "False" and waits[conditions.RolledOut.reason] then
-  return tell("Suspended", conditions.RolledOut)
+  return report("Suspended", conditions.RolledOut)
 end
 if holds("Ready") then
-  return tell("Healthy", conditions.Ready)
+  return report("Healthy", conditions.Ready)
 end
 return health

@@ -44,7 +44,7 @@ type ReplanPolicy struct {
 }
 
 const (
-	// DefaultMinimumGainPercent is the default of Choice.MinimumGainPercent, the same as in the API.
+	// DefaultMinimumGainPercent is the default of ReplanPolicy.MinimumGainPercent, the same as in the API.
 	DefaultMinimumGainPercent = 2
 	// tablesGainFraction is the minimum fraction of a new placement's time gain that new tables must reach to be
 	// preferred to the new placement.

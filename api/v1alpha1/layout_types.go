@@ -113,7 +113,7 @@ type SolverAlgorithm string
 
 // SolverSpec configures the search for a placement.
 type SolverSpec struct {
-	// algorithm is auto, or a published algorithm for comparison (see docs/solving.md). Default auto. A plan that
+	// algorithm is auto, or a published algorithm for comparison (see docs/compare-algorithms.md). Default auto. A plan that
 	// replaces another plan after drift always uses auto.
 	// +optional
 	Algorithm SolverAlgorithm `json:"algorithm,omitempty"`

@@ -15,7 +15,7 @@ import (
 // the mean of many has a narrow distribution.
 //
 // The mean of n differences may be at most baseMean + spread/sqrt(n). Correct permutations have a mean of 0.029 and
-// exceed baseMean by at most 0.29/sqrt(n). docs/serving.md has the measurement and the resulting false-refusal rate and
+// exceed baseMean by at most 0.29/sqrt(n). docs/lossless-probe.md has the measurement and the resulting false-refusal rate and
 // power.
 const (
 	maxDifference = 1.0

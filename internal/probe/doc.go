@@ -6,7 +6,7 @@
 // the same prompts, on every rank, before it gets traffic. The log-probabilities of the prompts' tokens and of a short
 // greedy continuation are compared.
 //
-// Two correct engines differ in bfloat16. Judge applies a test statistic. docs/serving.md states its false-refusal rate
+// Two correct engines differ in bfloat16. Judge applies a test statistic. docs/lossless-probe.md states its false-refusal rate
 // and its power.
 //
 // Invariants:

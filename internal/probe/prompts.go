@@ -11,7 +11,7 @@ import (
 const PromptSet = "semmoe-prompts/2"
 
 // Prompts are the prompts that are sent to engines. They are of many kinds (prose in seven languages, program code,
-// SQL, JSON, YAML), because different kinds activate different experts. docs/serving.md states how many tokens a given
+// SQL, JSON, YAML), because different kinds activate different experts. docs/lossless-probe.md states how many tokens a given
 // power needs.
 var Prompts = slices.Concat(beginnings, readPassages())
 

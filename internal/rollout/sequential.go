@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Error rates of the comparison. docs/serving.md states them; TestTimesErr and TestCompareErrs measure them.
+// Error rates of the comparison. docs/canary-statistics.md states them; TestTimesErr and TestCompareErrs measure them.
 const (
 	// promotedSlower is the maximum probability, per hour of comparison, that a candidate is promoted although a time
 	// is longer by its margin or more. All relevant times must pass, so the bound for each is the bound for all.

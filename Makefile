@@ -5,6 +5,8 @@ SHELL := /usr/bin/env bash
 
 VERSION ?= dev
 IMAGE ?= semmoe:$(VERSION)
+REFENGINE_IMAGE ?= semmoe-refengine:$(VERSION)
+PROGRAMS := bin/semmoe bin/semmoe-lab bin/semmoe-refengine bin/kubectl-semmoe
 TOOL := go tool -modfile=internal/tools/go.mod
 # Prints what go test does, and at the end what was skipped, and why.
 TEST := $(TOOL) gotestsum --format=standard-quiet --
@@ -19,20 +21,17 @@ help: ## Show this help
 ##@ Build
 
 .PHONY: build
-build: bin/semmoe bin/kubectl-semmoe ## Build the static binaries bin/semmoe and bin/kubectl-semmoe
+build: $(PROGRAMS) ## Build the static binaries: semmoe, semmoe-lab, semmoe-refengine and kubectl-semmoe in bin/
 
-.PHONY: bin/semmoe
-bin/semmoe:
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./cmd/semmoe
-
-.PHONY: bin/kubectl-semmoe
-bin/kubectl-semmoe:
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./cmd/kubectl-semmoe
+.PHONY: $(PROGRAMS)
+$(PROGRAMS): bin/%:
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./cmd/$*
 
 .PHONY: image
-image: bin/semmoe ## Build the container image dist/semmoe.tar (OCI layout), without docker or a registry
+image: bin/semmoe bin/semmoe-refengine ## Build the container images dist/semmoe.tar and dist/semmoe-refengine.tar (OCI layout), without docker or a registry
 	@mkdir -p dist
 	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe --name $(IMAGE) --out ../../dist/semmoe.tar
+	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe-refengine --name $(REFENGINE_IMAGE) --out ../../dist/semmoe-refengine.tar
 
 .PHONY: generate
 generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engines.md, and the chart and config/ from each other
@@ -56,12 +55,12 @@ test: build controlplane helm ## Run every test that needs no root
 .PHONY: test-whole
 test-whole:
 	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -short -parallel 4 -timeout 45m ./test/e2e
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./cmd/semmoe
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./cmd/...
 	$(TEST) -race -vet=off -short -p 1 $$(go list ./test/... | grep -v /test/e2e$$)
 
 .PHONY: test-packages
 test-packages:
-	$(TEST) -race -vet=off -short -p 1 $$(go list ./... | grep -v -e /operator/test/ -e /cmd/semmoe$$)
+	$(TEST) -race -vet=off -short -p 1 $$(go list ./... | grep -v -e /operator/test/ -e /operator/cmd/)
 	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./solver/... ./controllers/placementplan
 	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./internal/router -run TestMemoryAttacks
 	cd internal/tools && CGO_ENABLED=0 go test -trimpath -vet=off ./...
@@ -81,8 +80,8 @@ fuzz-short: ## Run every fuzz target of parsers for 2,000 executions
 
 .PHONY: vulncheck
 vulncheck: ## Fail on known vulnerabilities that the binaries contain, by a pinned database from the Go module proxy; skipped where there is none
-	CGO_ENABLED=0 go build -trimpath -o bin/unstripped/ ./cmd/semmoe ./cmd/kubectl-semmoe
-	cd internal/tools && CGO_ENABLED=0 go run -trimpath ./vulncheck ../../bin/vulndb ../../bin/unstripped/semmoe ../../bin/unstripped/kubectl-semmoe
+	CGO_ENABLED=0 go build -trimpath -o bin/unstripped/ $(PROGRAMS:bin/%=./cmd/%)
+	cd internal/tools && CGO_ENABLED=0 go run -trimpath ./vulncheck ../../bin/vulndb $(PROGRAMS:bin/%=../../bin/unstripped/%)
 
 .PHONY: prometheus
 prometheus: controlplane ## Vet and run the tests of the alerts with Prometheus' own rule engine and scraper from Go modules (what is compiled once takes four minutes)
@@ -100,7 +99,7 @@ demo: build controlplane ## From nothing to a served model, and a change of its 
 
 .PHONY: e2e
 e2e: build controlplane leaderworkerset ## Run the end-to-end suite in full on the local control plane
-	go test -race -count=1 ./cmd/semmoe
+	go test -race -count=1 ./cmd/...
 	go test -race -count=1 -timeout 6h ./test/e2e -args -full
 	go test -count=1 -timeout 90m ./test/scale -v -args -full
 	go test -race -count=1 -timeout 90m ./test/walk -v -args -full

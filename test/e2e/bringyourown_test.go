@@ -101,9 +101,12 @@ func onReferenceEngine(t *testing.T, u *unstructured.Unstructured) {
 					changed = append(changed, ranks.Replace(arg))
 				}
 			}
-			container["args"], container["image"] = changed, image
+			container["args"], container["image"] = changed, engineImage
+			if kind != "containers" {
+				container["image"] = image
+			}
 			if kind == "containers" {
-				container["command"] = []any{"/semmoe", "engine"}
+				container["command"] = []any{"/semmoe-refengine"}
 				container["resources"] = map[string]any{"limits": map[string]any{"nvidia.com/gpu": int64(4)}}
 			}
 		}

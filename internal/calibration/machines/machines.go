@@ -65,7 +65,7 @@ func Read(ctx context.Context, reader client.Reader, namespace string, of *semmo
 	case err != nil:
 		return ResolvedProfile{}, fmt.Errorf("failed to get ConfigMap %s: %w", name, err)
 	case !found:
-		return ResolvedProfile{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it with the output of semmoe fit under the key %q", name, namespace, key)
+		return ResolvedProfile{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it with the output of semmoe-lab fit under the key %q", name, namespace, key)
 	}
 	text, has := configMap.Data[key]
 	if !has {

@@ -111,7 +111,7 @@ func (p *Profile) Check() error {
 		return fmt.Errorf("memory_bytes is %v; it must be above 0", p.MemoryBytes)
 	}
 	if missing := p.missing(); len(missing) > 0 {
-		return fmt.Errorf("measurements are missing: %s; without them times cannot be modelled: make the profile with semmoe calibrate, or with semmoe fit", strings.Join(missing, ", "))
+		return fmt.Errorf("measurements are missing: %s; without them times cannot be modelled: make the profile with semmoe calibrate, or with semmoe-lab fit", strings.Join(missing, ", "))
 	}
 	if err := p.Attention.check(); err != nil {
 		return fmt.Errorf("attention: %w", err)
@@ -176,12 +176,12 @@ func above(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
 
 func atLeastZero(v float64) bool { return v >= 0 && !math.IsInf(v, 0) }
 
-// builtIn contains profiles of measured machines, written by semmoe fit.
+// builtIn contains profiles of measured machines, written by semmoe-lab fit.
 //
 //go:embed profiles/*.json
 var builtIn embed.FS
 
-//go:generate go run ../../../cmd/semmoe fit --measurements testdata/h200x4.json --name h200-nvlink --memory-gib 141 --out profiles/h200-nvlink.json
+//go:generate go run ../../../cmd/semmoe-lab fit --measurements testdata/h200x4.json --name h200-nvlink --memory-gib 141 --out profiles/h200-nvlink.json
 
 // Default is the name of the default profile.
 const Default = "h200-nvlink"

@@ -101,12 +101,9 @@ func onReferenceEngine(t *testing.T, u *unstructured.Unstructured) {
 					changed = append(changed, ranks.Replace(arg))
 				}
 			}
-			container["args"], container["image"] = changed, engineImage
-			if kind != "containers" {
-				container["image"] = image
-			}
+			container["args"], container["image"] = changed, image
 			if kind == "containers" {
-				container["command"] = []any{"/semmoe-refengine"}
+				container["image"], container["command"] = engineImage, []any{"/semmoe-refengine"}
 				container["resources"] = map[string]any{"limits": map[string]any{"nvidia.com/gpu": int64(4)}}
 			}
 		}

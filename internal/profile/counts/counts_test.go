@@ -183,7 +183,7 @@ func TestRoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !equal(t, c, back) || back.Tokens() != c.Tokens() || (back.Bigrams() == nil) != (c == plain) {
+			if !equal(t, c, back) || back.Tokens() != c.Tokens() || (back.bigrams == nil) != (c == plain) {
 				t.Errorf("%d tokens: the counts that are read differ from those that were written", n)
 			}
 		}
@@ -244,24 +244,24 @@ func TestBound(t *testing.T) {
 			t.Fatalf("%d pairs are stored, the limit is %d", c.size(), limit)
 		}
 	}
-	dropped, undercount := c.Dropped()
+	dropped, undercount := c.dropped, c.undercount
 	if dropped == 0 || c.Tokens()+dropped != exact.Tokens() {
 		t.Errorf("%d tokens are counted and %d dropped, want a sum of %d", c.Tokens(), dropped, exact.Tokens())
 	}
 	for id := range int32(small.Vocabulary) {
-		if got, want := int64(c.Occurrences(id)), int64(exact.Occurrences(id)); got > want || want-got > undercount {
+		if got, want := int64(c.occurrences[id]), int64(exact.occurrences[id]); got > want || want-got > undercount {
 			t.Errorf("token %d has count %d of %d; the maximum undercount is %d", id, got, want, undercount)
 		}
 	}
-	if c.Occurrences(0) < exact.Occurrences(0)*9/10 {
-		t.Errorf("the most frequent token has count %d, want %d", c.Occurrences(0), exact.Occurrences(0))
+	if c.occurrences[0] < exact.occurrences[0]*9/10 {
+		t.Errorf("the most frequent token has count %d, want %d", c.occurrences[0], exact.occurrences[0])
 	}
 	for layer := range small.MoELayers {
 		sums := map[int32]uint32{}
 		c.ForEach(layer, func(token int32, _ uint16, n uint32) { sums[token] += n })
 		for id := range int32(small.Vocabulary) {
-			if sums[id] != 4*c.Occurrences(id) {
-				t.Fatalf("layer %d, token %d: %d activations for %d occurrences", layer, id, sums[id], c.Occurrences(id))
+			if sums[id] != 4*c.occurrences[id] {
+				t.Fatalf("layer %d, token %d: %d activations for %d occurrences", layer, id, sums[id], c.occurrences[id])
 			}
 		}
 	}
@@ -286,7 +286,7 @@ func TestBigrams(t *testing.T) {
 	}
 	high, allowed := 0, uint32(2.72*float64(total)/bigramBuckets)
 	for pair, n := range want {
-		got := c.Bigrams().Count(pair[0], pair[1])
+		got := c.bigrams.Count(pair[0], pair[1])
 		if got < n {
 			t.Fatalf("bigram %v has count %d, but occurred %d times", pair, got, n)
 		}

@@ -28,7 +28,7 @@ import (
 func Main(root *cobra.Command) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := Execute(ctx, root, os.Args[1:]); err != nil {
+	if err := execute(ctx, root, os.Args[1:]); err != nil {
 		PrintError(os.Stderr, root.Name(), err)
 		os.Exit(ExitCode(err))
 	}
@@ -53,8 +53,8 @@ const endGrace = 1500 * time.Millisecond
 // Drains is the annotation of a command that serves requests, and ends by itself soon after the last one.
 const Drains = "semmoe.io/drains"
 
-// Execute runs a command until it ends, or until endGrace after a signal.
-func Execute(ctx context.Context, root *cobra.Command, args []string) error {
+// execute runs a command until it ends, or until endGrace after a signal.
+func execute(ctx context.Context, root *cobra.Command, args []string) error {
 	root.SetArgs(args)
 	ended := make(chan error, 1)
 	go func() { ended <- root.ExecuteContext(ctx) }()

@@ -188,7 +188,7 @@ func TestRoundTrip(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Read(bytes.NewReader(written(t, counted(random, small, 100))), 1000); err == nil {
+	if _, err := read(bytes.NewReader(written(t, counted(random, small, 100))), 1000); err == nil {
 		t.Error("Read accepts a file above the limit")
 	}
 }
@@ -301,7 +301,7 @@ func TestBigrams(t *testing.T) {
 
 func TestRefusedFiles(t *testing.T) {
 	good := written(t, counted(rand.New(rand.NewPCG(6, 6)), Model{MoELayers: []int{0}, Experts: 8, ExpertsPerToken: 2, Vocabulary: 10}, 20))
-	if _, err := Read(bytes.NewReader(good), 1<<20); err != nil {
+	if _, err := read(bytes.NewReader(good), 1<<20); err != nil {
 		t.Fatal(err)
 	}
 	replace := func(old, with string) []byte { return bytes.Replace(good, []byte(old), []byte(with), 1) }
@@ -319,7 +319,7 @@ func TestRefusedFiles(t *testing.T) {
 		"type":          replace(`"dtype":"U16"`, `"dtype":"I16"`),
 		"expert id":     append(bytes.Clone(good[:last]), 0xff),
 	} {
-		if _, err := Read(bytes.NewReader(data), 1<<20); err == nil {
+		if _, err := read(bytes.NewReader(data), 1<<20); err == nil {
 			t.Errorf("%s: Read accepts the file, want an error", name)
 		}
 	}
@@ -332,11 +332,11 @@ func FuzzRead(f *testing.F) {
 	f.Add(written(f, counted(random, tiny, 5)))
 	f.Add(written(f, counted(random, tiny, 0)))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := Read(bytes.NewReader(data), 1<<16)
+		c, err := read(bytes.NewReader(data), 1<<16)
 		if err != nil {
 			return
 		}
-		back, err := Read(bytes.NewReader(written(t, c)), 1<<20)
+		back, err := read(bytes.NewReader(written(t, c)), 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,8 +12,8 @@ import (
 	"sync"
 )
 
-// Format is the value of a profile's format member.
-const Format = "semmoe.io/hardware-profile/v1"
+// format is the value of a profile's format member.
+const format = "semmoe.io/hardware-profile/v1"
 
 // Profile contains the time models of machines.
 type Profile struct {
@@ -101,8 +101,8 @@ func Parse(text []byte) (*Profile, error) {
 // Check returns an error for the first invalid member.
 func (p *Profile) Check() error {
 	switch {
-	case p.Format != Format:
-		return fmt.Errorf("format is %q; it must be %q", p.Format, Format)
+	case p.Format != format:
+		return fmt.Errorf("format is %q; it must be %q", p.Format, format)
 	case p.Name == "":
 		return fmt.Errorf("name is missing")
 	case p.Ranks < 2:

@@ -72,10 +72,10 @@ type Kernels struct {
 	Sums bool
 }
 
-// EngineKernels are the kernels of inference engines: rows are gathered to be sent, and again to be sorted by expert;
+// engineKernels are the kernels of inference engines: rows are gathered to be sent, and again to be sorted by expert;
 // one kernel reads gate and up projection and writes their product; results are summed. Experts are selected in the
 // kernel of the scores.
-var EngineKernels = Kernels{Sent: 2, Hidden: 2, Expert: 3, Sums: true}
+var engineKernels = Kernels{Sent: 2, Hidden: 2, Expert: 3, Sums: true}
 
 const (
 	bf16 = 2

@@ -56,7 +56,7 @@ func TestLayerByHand(t *testing.T) {
 		// Two of its tokens go to the other rank, one of them for both experts.
 		{PerRank, 2, 10 + 2, 10 + 2 + 6},
 	} {
-		layer := Layer{Hidden: 50, ExpertSize: 40, Experts: 4, Messages: c.messages, DispatchBytes: c.dispatchBytes, Kernels: EngineKernels}
+		layer := Layer{Hidden: 50, ExpertSize: 40, Experts: 4, Messages: c.messages, DispatchBytes: c.dispatchBytes, Kernels: engineKernels}
 		got := layer.Time(plain(), &topology, twoRanks())
 		want := LayerTime{
 			Gate:     3 + 50*4*2*2/1e6, // two tokens on the fuller rank
@@ -296,7 +296,7 @@ func TestMeasuredRoutes(t *testing.T) {
 		m, p := readMeasured(t, file)
 		// Scores are converted to 32-bit floating-point numbers, weighted and sorted: three kernels; the rate is fitted
 		// to the first file.
-		kernels := EngineKernels
+		kernels := engineKernels
 		kernels.Choose, kernels.Expert = hardware.Line{Start: 21, PerMicrosecond: 1 / 6e-5}, 5
 		var errors []float64
 		for _, c := range m.Cases {

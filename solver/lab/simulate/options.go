@@ -82,7 +82,7 @@ func (o *Options) allReduced() bool {
 // layer returns the MoE layer of the model.
 func (o *Options) layer() Layer {
 	return Layer{
-		Hidden: o.Shape.Hidden, ExpertSize: o.Shape.ExpertSize, Experts: o.Shape.Experts, Messages: o.Messages, DispatchBytes: o.DispatchBytes, Kernels: EngineKernels,
+		Hidden: o.Shape.Hidden, ExpertSize: o.Shape.ExpertSize, Experts: o.Shape.Experts, Messages: o.Messages, DispatchBytes: o.DispatchBytes, Kernels: engineKernels,
 	}
 }
 

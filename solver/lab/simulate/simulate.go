@@ -29,8 +29,8 @@ func Run(ctx context.Context, t *trace.Trace, m *Method, requests []Request, rat
 // lightRequests is the number of requests for the latency at light load.
 const lightRequests = 64
 
-// LightLoad returns the mean latency of the first 64 requests, served one at a time.
-func LightLoad(ctx context.Context, t *trace.Trace, m *Method, requests []Request, o *Options) (Objective, error) {
+// lightLoad returns the mean latency of the first 64 requests, served one at a time.
+func lightLoad(ctx context.Context, t *trace.Trace, m *Method, requests []Request, o *Options) (Objective, error) {
 	e, err := newEngine(t, m, requests, o)
 	if err != nil {
 		return Objective{}, err
@@ -91,7 +91,7 @@ func Compare(ctx context.Context, t *trace.Trace, methods []Method, requests []R
 	if err != nil {
 		return nil, err
 	}
-	light, err := LightLoad(ctx, t, &methods[0], requests, o)
+	light, err := lightLoad(ctx, t, &methods[0], requests, o)
 	if err != nil {
 		return nil, err
 	}

@@ -124,7 +124,7 @@ func TestLightLoadIsTheSumOfStages(t *testing.T) {
 	o := testOptions(tr, placement.DataParallel, 2, p)
 	requests := []Request{{Source: 0, Prompt: 1, Output: 1}}
 	m := vanilla(tr, 2)
-	got, err := LightLoad(t.Context(), tr, m, requests, o)
+	got, err := lightLoad(t.Context(), tr, m, requests, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +246,7 @@ func TestSaturation(t *testing.T) {
 	requests := draw(t, tr, 200)
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
 		o, m := testOptions(tr, attention, 4, plain()), vanilla(tr, 4)
-		light, err := LightLoad(t.Context(), tr, m, requests, o)
+		light, err := lightLoad(t.Context(), tr, m, requests, o)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,8 @@ SHELL := /usr/bin/env bash
 
 VERSION ?= dev
 IMAGE ?= semmoe:$(VERSION)
+REFENGINE_IMAGE ?= semmoe-refengine:$(VERSION)
+PROGRAMS := bin/semmoe bin/semmoe-lab bin/semmoe-refengine bin/kubectl-semmoe
 TOOL := go tool -modfile=internal/tools/go.mod
 # Prints the output of go test, and the skipped tests with their reasons at the end.
 TEST := $(TOOL) gotestsum --format=standard-quiet --
@@ -19,20 +21,17 @@ help: ## Show this help
 ##@ Build
 
 .PHONY: build
-build: bin/semmoe bin/kubectl-semmoe ## Build the static binaries bin/semmoe and bin/kubectl-semmoe
+build: $(PROGRAMS) ## Build the static binaries: semmoe, semmoe-lab, semmoe-refengine and kubectl-semmoe in bin/
 
-.PHONY: bin/semmoe
-bin/semmoe:
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./cmd/semmoe
-
-.PHONY: bin/kubectl-semmoe
-bin/kubectl-semmoe:
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./cmd/kubectl-semmoe
+.PHONY: $(PROGRAMS)
+$(PROGRAMS): bin/%:
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./cmd/$*
 
 .PHONY: image
-image: bin/semmoe ## Build the container image dist/semmoe.tar (OCI layout), without docker or a registry
+image: bin/semmoe bin/semmoe-refengine ## Build the container images dist/semmoe.tar and dist/semmoe-refengine.tar (OCI layout), without docker or a registry
 	@mkdir -p dist
 	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe --name $(IMAGE) --out ../../dist/semmoe.tar
+	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe-refengine --name $(REFENGINE_IMAGE) --out ../../dist/semmoe-refengine.tar
 
 .PHONY: generate
 generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engine-releases.md, and the chart and config/ from each other
@@ -89,8 +88,8 @@ fuzz-short: ## Run every fuzz target of parsers for 2,000 executions
 
 .PHONY: vulncheck
 vulncheck: ## Fail on known vulnerabilities that the binaries contain, by a pinned database from the Go module proxy; skipped where there is none
-	CGO_ENABLED=0 go build -trimpath -o bin/unstripped/ ./cmd/semmoe ./cmd/kubectl-semmoe
-	cd internal/tools && CGO_ENABLED=0 go run -trimpath ./vulncheck ../../bin/vulndb ../../bin/unstripped/semmoe ../../bin/unstripped/kubectl-semmoe
+	CGO_ENABLED=0 go build -trimpath -o bin/unstripped/ $(PROGRAMS:bin/%=./cmd/%)
+	cd internal/tools && CGO_ENABLED=0 go run -trimpath ./vulncheck ../../bin/vulndb $(PROGRAMS:bin/%=../../bin/unstripped/%)
 
 .PHONY: prometheus
 prometheus: build controlplane ## Vet and run the tests of the alerts with Prometheus' own rule engine and scraper from Go modules (what is compiled once takes four minutes)

@@ -461,7 +461,18 @@ func (s *search) evaluate(ctx context.Context, plan *Plan, o cost.Options) (cost
 		return Evaluate(ctx, s.trace, plan, o)
 	}
 	o.RankCapacity = plan.RankCapacity
-	return cost.TensorParallel(ctx, s.trace, plan.Placement, noForecast{}, o)
+	return cost.TensorParallel(ctx, s.trace, plan.Placement, cost.NoForecast{}, o)
+}
+
+// evaluation returns options that score the test requests, without bounds.
+func (s *search) evaluation() cost.Options {
+	o := DefaultEvaluation()
+	o.Requests, o.Seed, o.WithoutBounds = s.test, s.options.Seed, true
+	o.RanksPerNode, o.Machines = s.options.ranksPerNode(), cost.NodeOf(s.options.profile())
+	if limit := s.options.Constraints.TokenLoadLimit; limit > 0 {
+		o.Cap = limit / 100
+	}
+	return o
 }
 
 // problem returns the placement problem of the train requests for an algorithm.
@@ -566,7 +577,15 @@ func Evaluate(ctx context.Context, t *trace.Trace, plan *Plan, o cost.Options) (
 	return cost.TensorParallel(ctx, t, plan.Placement, tokens, o)
 }
 
-// tokenForecast returns the plan's forecast for the tokens of a trace, weighted by the plan's objective (attention TP).
+// TokenForecast returns the plan's forecast for the tokens of a trace, weighted by the plan's objective (attention TP).
+func (p *Plan) TokenForecast(t *trace.Trace) (cost.TokenForecast, error) {
+	if err := p.matches(t); err != nil {
+		return nil, err
+	}
+	return p.tokenForecast(t)
+}
+
+// tokenForecast is TokenForecast for a trace that matches.
 func (p *Plan) tokenForecast(t *trace.Trace) (cost.TokenForecast, error) {
 	tokens, err := p.bind(t)
 	if err != nil {

@@ -93,7 +93,7 @@ func (o *TrialOptions) score(ctx context.Context, t *trace.Trace, p *Plan, e cos
 	pair.batchTokens = e.BatchTokens
 	if o.Unshuffled {
 		e.RankCapacity = p.RankCapacity
-		pair.after, err = cost.TensorParallel(ctx, t, p.Placement, noForecast{}, e)
+		pair.after, err = cost.TensorParallel(ctx, t, p.Placement, cost.NoForecast{}, e)
 	} else {
 		pair.after, err = Evaluate(ctx, t, p, e)
 	}

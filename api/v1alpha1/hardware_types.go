@@ -23,7 +23,7 @@ type HardwareConfigMap struct {
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
-	// key is the key of the profile: the output of semmoe fit or semmoe calibrate. Default hardware.json.
+	// key is the key of the profile: the output of semmoe-lab fit or semmoe calibrate. Default hardware.json.
 	// +optional
 	// +kubebuilder:default="hardware.json"
 	// +kubebuilder:validation:MinLength=1

@@ -30,7 +30,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.objective) || self.objective in ['Time', 'Activation'] || !has(self.solver.algorithm) || self.solver.algorithm == 'auto'",message="objectives other than Time and Activation need solver.algorithm auto: each of the other algorithms has a fixed objective",fieldPath=".objective"
 // +kubebuilder:validation:XValidation:rule="!has(self.tokenLoadLimitPercent) || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'contiguous']",message="tokenLoadLimitPercent needs solver.algorithm auto or contiguous: the other algorithms do not support limits",fieldPath=".tokenLoadLimitPercent"
 // +kubebuilder:validation:XValidation:rule="!has(self.expertLoadLimitPercent) || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'contiguous']",message="expertLoadLimitPercent needs solver.algorithm auto or contiguous: the other algorithms do not support limits",fieldPath=".expertLoadLimitPercent"
-// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'eplb', 'contiguous', 'round-robin']",message="redundantExperts needs solver.algorithm auto, eplb, contiguous or round-robin: the other algorithms do not support copies",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'eplb', 'contiguous']",message="redundantExperts needs solver.algorithm auto, eplb or contiguous: the other algorithms do not support copies",fieldPath=".redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.expertLoadLimitPercent)",message="expertLoadLimitPercent must not be set with redundantExperts: the engine chooses which copy computes an expert",fieldPath=".expertLoadLimitPercent"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || (type(self.redundantExperts) == int ? self.redundantExperts >= 0 && self.redundantExperts <= 65536 : self.redundantExperts == 'Auto')",message="redundantExperts must be a number from 0 to 65536, or Auto",fieldPath=".redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || has(self.redundantMemoryBytes)",message="redundantExperts Auto needs redundantMemoryBytes: the memory of a rank that copies may take",fieldPath=".redundantMemoryBytes"
@@ -106,14 +106,14 @@ func (l *LayoutSpec) RedundantMemory() int64 {
 	return l.RedundantMemoryBytes.Value()
 }
 
-// SolverAlgorithm is a placement algorithm: a value of semmoe solve --algorithm.
+// SolverAlgorithm is a placement algorithm for production. semmoe solve --algorithm has more of them, for comparisons.
 //
-// +kubebuilder:validation:Enum=auto;alternating;alternating-printed;cross-entropy;cross-entropy-printed;kmeans2d;eplb;coactivation;exflow;moetuner;contiguous;round-robin
+// +kubebuilder:validation:Enum=auto;alternating;cross-entropy;eplb;contiguous
 type SolverAlgorithm string
 
 // SolverSpec configures the search for a placement.
 type SolverSpec struct {
-	// algorithm is auto, or a published algorithm for comparison (see docs/compare-algorithms.md). Default auto. A plan that
+	// algorithm is auto, or another algorithm of docs/compare-algorithms.md. Default auto. A plan that
 	// replaces another plan after drift always uses auto.
 	// +optional
 	Algorithm SolverAlgorithm `json:"algorithm,omitempty"`

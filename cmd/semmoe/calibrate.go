@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/calibration"
 	"github.com/semmoe/operator/internal/files/atomicfile"
 	"github.com/semmoe/operator/internal/files/regularfile"
@@ -42,12 +43,12 @@ could not be written, is kept.
   kubectl logs job/semmoe-calibration | semmoe calibrate --from-log - --out calibration.json
 
 docs/calibration.md describes the result. Exit codes: 2 the command line is invalid; 1 any other error.`,
-		Args: usageArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runCalibrate(cmd.Context(), flags, cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	command.SetFlagErrorFunc(cli.FlagError)
 	f := command.Flags()
 	f.StringVar(&flags.spec.Image, "image", "", "image with Python and PyTorch, such as the engine's (required for a Job)")
 	f.StringVar(&flags.spec.Python, "python", "python3", "Python interpreter in the image, or on this machine with --local")
@@ -84,26 +85,26 @@ func (flags calibrateFlags) validate() error {
 	}
 	switch {
 	case modes > 1:
-		return usageErrorf("--local, --from-log and --output are mutually exclusive")
+		return cli.UsageErrorf("--local, --from-log and --output are mutually exclusive")
 	case manifest && flags.output != "yaml":
-		return usageErrorf("--output is %q: want yaml", flags.output)
+		return cli.UsageErrorf("--output is %q: want yaml", flags.output)
 	case manifest && (flags.out != "" || flags.configMap != ""):
-		return usageErrorf("--out and --config-map cannot be combined with --output yaml, which has no result: read the result later with --from-log")
+		return cli.UsageErrorf("--out and --config-map cannot be combined with --output yaml, which has no result: read the result later with --from-log")
 	case !manifest && flags.out == "" && flags.configMap == "":
-		return usageErrorf("--out, --config-map or both are required as destination of the result")
+		return cli.UsageErrorf("--out, --config-map or both are required as destination of the result")
 	case flags.local && flags.spec.GPUs < 0:
-		return usageErrorf("--gpus is %d: want at least 1, or 0 for all", flags.spec.GPUs)
+		return cli.UsageErrorf("--gpus is %d: want at least 1, or 0 for all", flags.spec.GPUs)
 	case flags.configMap != "" && len(validation.IsDNS1123Subdomain(flags.configMap)) > 0:
-		return usageErrorf("--config-map is %q: %s", flags.configMap, strings.Join(validation.IsDNS1123Subdomain(flags.configMap), "; "))
+		return cli.UsageErrorf("--config-map is %q: %s", flags.configMap, strings.Join(validation.IsDNS1123Subdomain(flags.configMap), "; "))
 	case flags.local && flags.spec.Python == "":
-		return usageErrorf("--python is empty; set it to an interpreter such as python3")
+		return cli.UsageErrorf("--python is empty; set it to an interpreter such as python3")
 	case flags.local || flags.fromLog != "":
 		return nil
 	}
 	spec := flags.spec
 	spec.Namespace = cmp.Or(spec.Namespace, metav1.NamespaceDefault) // the namespace of the context is read later
 	if err := spec.Validate(); err != nil {
-		return usageErrorf("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		return cli.UsageErrorf("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return nil
 }
@@ -139,7 +140,7 @@ func runCalibrate(ctx context.Context, flags calibrateFlags, in io.Reader, out, 
 	}
 	if flags.out != "" {
 		if err := atomicfile.Check(flags.out); err != nil {
-			return usageErrorf("--out: %w", err)
+			return cli.UsageErrorf("--out: %w", err)
 		}
 	}
 	var cluster *calibration.Cluster

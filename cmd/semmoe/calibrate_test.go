@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/semmoe/operator/cmd/internal/cli"
 )
 
 // calibrate runs semmoe calibrate with these arguments and standard input.
@@ -40,8 +42,8 @@ func TestCalibrateRefuses(t *testing.T) {
 	} {
 		_, err := calibrate("", strings.Fields(args)...)
 		var coded interface{ ExitCode() int }
-		if err == nil || !strings.Contains(err.Error(), want) || !errors.As(err, &coded) || coded.ExitCode() != exitUsage {
-			t.Errorf("%s: %v, want %q and exit code %d", args, err, want, exitUsage)
+		if err == nil || !strings.Contains(err.Error(), want) || !errors.As(err, &coded) || coded.ExitCode() != cli.ExitUsage {
+			t.Errorf("%s: %v, want %q and exit code %d", args, err, want, cli.ExitUsage)
 		}
 	}
 }

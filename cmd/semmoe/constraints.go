@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
 )
@@ -27,7 +28,7 @@ func (f *constraintFlags) add(cmd *cobra.Command) {
 	to.IntVar(&f.moveBudget, "move-budget", 0, "maximum number of experts per layer that may move relative to --current (default: unlimited)")
 	to.Float64Var(&f.migrationCost, "migration-cost", 0, "minimum gain of a moved expert over the profile, in local activations, or in messages with the other objectives\n(requires --current)")
 	to.StringArrayVar(&f.pins, "pin", nil, "expert pinned to a rank, as `layer:expert:rank`; the layer index includes dense layers (repeatable)")
-	numbersVar(to, &f.rankCapacity, "rank-capacity", nil, "relative token `shares`, one number per rank, such as 1,1,0.5,0.5; the number of slots stays equal (default: equal shares)")
+	cli.NumbersVar(to, &f.rankCapacity, "rank-capacity", nil, "relative token `shares`, one number per rank, such as 1,1,0.5,0.5; the number of slots stays equal (default: equal shares)")
 	to.Float64Var(&f.expert, "expert-load-limit", 0, "maximum activation load of a rank's experts per layer on the profile, in percent of the mean (default: unlimited)")
 	to.Float64Var(&f.tokens, "token-load-limit", 0, "maximum token load of a rank, in percent of its share, on the profile and as cap of dispatch in the evaluation\n(default: 102 and 115)")
 }
@@ -42,7 +43,7 @@ func (f *constraintFlags) constraints() (placement.Constraints, error) {
 	for _, text := range f.pins {
 		pin, ok := parsePin(text)
 		if !ok {
-			return c, usageErrorf("--pin is %q; it must be layer:expert:rank, three numbers", text)
+			return c, cli.UsageErrorf("--pin is %q; it must be layer:expert:rank, three numbers", text)
 		}
 		c.Pins = append(c.Pins, pin)
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver/trace"
@@ -18,7 +20,7 @@ import (
 // tinyEmbeddings writes the embeddings of the tiny checkpoint as a .npy file.
 func tinyEmbeddings(t *testing.T) string {
 	t.Helper()
-	c, err := checkpoint.Open(tinyCheckpoint)
+	c, err := checkpoint.Open(clitest.TinyModel)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +51,7 @@ func unseenLAR(t *testing.T, dir string) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr, err := trace.Open(t.Context(), sampleTrace)
+	tr, err := trace.Open(t.Context(), clitest.SampleTrace)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,12 +106,12 @@ func TestEmbeddingsPlaceUnseenTokens(t *testing.T) {
 		code int
 		want string
 	}{
-		"no file":          {"none.npy", exitInvalidFile, "--embeddings: open none.npy"},
-		"not npy":          {sampleTrace, exitInvalidFile, "is not a .npy file"},
-		"other vocabulary": {embeddings, exitInvalidFile, "--embeddings: 4096 rows; the trace's vocabulary is 100"},
+		"no file":          {"none.npy", cli.ExitInvalidFile, "--embeddings: open none.npy"},
+		"not npy":          {clitest.SampleTrace, cli.ExitInvalidFile, "is not a .npy file"},
+		"other vocabulary": {embeddings, cli.ExitInvalidFile, "--embeddings: 4096 rows; the trace's vocabulary is 100"},
 	} {
 		args := []string{"--trace", groupedTrace(t, 0), "--ep", "4", "--attention", "dp", "--out", filepath.Join(t.TempDir(), "plan"), "--embeddings", test.path}
-		if code, _, message := runJSON(t, newSolveCommand(), args...); code != test.code || !strings.Contains(message, test.want) {
+		if code, _, message := clitest.RunJSON(t, newSolveCommand(), args...); code != test.code || !strings.Contains(message, test.want) {
 			t.Errorf("%s: exit code %d, %q; want %d and %q", name, code, message, test.code, test.want)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
@@ -45,9 +46,9 @@ func newEvalCommand() *cobra.Command {
 		Short: "Score a plan on a routing trace",
 		Long: "Evaluate a plan on a routing trace and print the metrics as one JSON object. Only the plan and the trace are read.\n" +
 			"Exit codes: 2 the command line is invalid; 3 the trace or the plan is invalid; 1 any other error, which a retry may fix.",
-		Args: usageArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			flags.given, flags.nonDefault = cmd.Flags().Changed, nonDefault(cmd)
+			flags.given, flags.nonDefault = cmd.Flags().Changed, cli.NonDefault(cmd)
 			report, err := flags.run(cmd.Context())
 			if err != nil {
 				return err
@@ -58,7 +59,7 @@ func newEvalCommand() *cobra.Command {
 			return json.NewEncoder(cmd.OutOrStdout()).Encode(report)
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	cmd.SetFlagErrorFunc(cli.FlagError)
 	f := cmd.Flags()
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
 	f.StringVar(&flags.plan, "plan", "", "directory of the plan (required)")
@@ -98,17 +99,17 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 	}
 	p, _, err := plan.Read(f.plan)
 	if err != nil {
-		return nil, inputError(err)
+		return nil, cli.InputError(err)
 	}
 	if err := f.checkPlan(p); err != nil {
 		return nil, err
 	}
 	t, err := trace.Open(ctx, f.trace)
 	if err != nil {
-		return nil, inputError(err)
+		return nil, cli.InputError(err)
 	}
 	if o.Requests, err = pickRequests(t, p, f.requests); err != nil {
-		return nil, inputError(err)
+		return nil, cli.InputError(err)
 	}
 	o.Seed = p.Seed
 	profile, err := readPlanHardware(f.hardware, p)
@@ -130,11 +131,11 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 		return nil, ctx.Err()
 	}
 	if err != nil {
-		return nil, codedError{err, exitInvalidFile}
+		return nil, cli.WithCode(err, cli.ExitInvalidFile)
 	}
 	trial, err := solver.NewTimeTrial(ctx, t, p, solver.TrialOptions{Hardware: profile, Evaluation: o, BatchTokens: f.batchTokens})
 	if err != nil {
-		return nil, codedError{err, exitInvalidFile}
+		return nil, cli.WithCode(err, cli.ExitInvalidFile)
 	}
 	return &evalReport{report, trial.Worth(f.minimumGain, f.batchTokens...), dealt.Volume, time.Since(begin).Seconds()}, nil
 }
@@ -161,29 +162,29 @@ func (f *evalFlags) options() (cost.Options, error) {
 	o.Shards, o.BatchTokens, o.Cap, o.Orders, o.RanksPerNode = cost.ShardRule(f.shards), defaultBatch(f.batchTokens), f.cap, f.orders, f.ranksPerNode
 	switch {
 	case f.trace == "":
-		return o, usageErrorf("--trace is missing: name a routing trace")
+		return o, cli.UsageErrorf("--trace is missing: name a routing trace")
 	case f.plan == "":
-		return o, usageErrorf("--plan is missing: name the directory of a plan")
+		return o, cli.UsageErrorf("--plan is missing: name the directory of a plan")
 	case f.requests != "test" && f.requests != "all":
-		return o, usageErrorf("--requests is %q; allowed is test, all", f.requests)
+		return o, cli.UsageErrorf("--requests is %q; allowed is test, all", f.requests)
 	case o.Shards != cost.EqualShards && o.Shards != cost.FreeShards:
-		return o, usageErrorf("--shards is %q; allowed is equal, free", f.shards)
+		return o, cli.UsageErrorf("--shards is %q; allowed is equal, free", f.shards)
 	case solver.CheckBatchTokens(f.batchTokens) != nil:
-		return o, usageErrorf("--batch-tokens: %w", solver.CheckBatchTokens(f.batchTokens))
+		return o, cli.UsageErrorf("--batch-tokens: %w", solver.CheckBatchTokens(f.batchTokens))
 	case !(f.cap >= 1):
-		return o, usageErrorf("--cap is %v; it must be at least 1", f.cap)
+		return o, cli.UsageErrorf("--cap is %v; it must be at least 1", f.cap)
 	case f.orders < 1 || f.orders > maxOrders:
-		return o, usageErrorf("--orders is %d; allowed is 1 to %d", f.orders, maxOrders)
+		return o, cli.UsageErrorf("--orders is %d; allowed is 1 to %d", f.orders, maxOrders)
 	case f.held < 0 || f.held > maxHeld:
-		return o, usageErrorf("--held is %d; allowed is 0 to %d", f.held, maxHeld)
+		return o, cli.UsageErrorf("--held is %d; allowed is 0 to %d", f.held, maxHeld)
 	case f.held > 0 && f.policy != string(dispatch.Late):
-		return o, usageErrorf("--held does not apply with --policy %s; it requires %s", f.policy, dispatch.Late)
+		return o, cli.UsageErrorf("--held does not apply with --policy %s; it requires %s", f.policy, dispatch.Late)
 	case f.cacheTokens < 1:
-		return o, usageErrorf("--cache-tokens is %d; it must be at least 1", f.cacheTokens)
+		return o, cli.UsageErrorf("--cache-tokens is %d; it must be at least 1", f.cacheTokens)
 	case f.scorePercent < 0 || f.scorePercent > 100:
-		return o, usageErrorf("--score-percent is %d; allowed is 0 to 100", f.scorePercent)
+		return o, cli.UsageErrorf("--score-percent is %d; allowed is 0 to 100", f.scorePercent)
 	case f.ranksPerNode < 1:
-		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
+		return o, cli.UsageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	}
 	o.CacheTokens, o.ScorePercent, o.MaxWaiting = f.cacheTokens, f.scorePercent, f.held
 	if err := checkOutput(f.minimumGain, f.output); err != nil {
@@ -191,23 +192,23 @@ func (f *evalFlags) options() (cost.Options, error) {
 	}
 	var err error
 	if o.Workload, err = trace.ParseWorkload(f.workload); err != nil {
-		return o, usageErrorf("--workload: %w", err)
+		return o, cli.UsageErrorf("--workload: %w", err)
 	}
 	if o.Weights, err = dispatch.ParseWeights(f.weights); err != nil {
-		return o, usageErrorf("--weights: %w", err)
+		return o, cli.UsageErrorf("--weights: %w", err)
 	}
 	if strings.Contains(f.weights, "wait=") {
-		return o, usageErrorf("--weights is %q, but the weight wait has no effect: a trace contains no times; use semmoe simulate", f.weights)
+		return o, cli.UsageErrorf("--weights is %q, but the weight wait has no effect: a trace contains no times; use semmoe-lab simulate", f.weights)
 	}
 	if o.Policy, err = dispatch.ParsePolicy(f.policy); err != nil {
-		return o, usageErrorf("--policy: %w", err)
+		return o, cli.UsageErrorf("--policy: %w", err)
 	}
 	if o.Policy == dispatch.Late && o.Workload == trace.MultiTurn {
-		return o, usageErrorf("--policy is %s, which may reorder the turns of a conversation; --workload %s requires a policy that keeps the order", o.Policy, o.Workload)
+		return o, cli.UsageErrorf("--policy is %s, which may reorder the turns of a conversation; --workload %s requires a policy that keeps the order", o.Policy, o.Workload)
 	}
 	if f.forecast != "" {
 		if _, err := solver.ParseForecast(f.forecast); err != nil {
-			return o, usageErrorf("--forecast: %w", err)
+			return o, cli.UsageErrorf("--forecast: %w", err)
 		}
 	}
 	return o, nil
@@ -217,7 +218,7 @@ func (f *evalFlags) options() (cost.Options, error) {
 func (f *evalFlags) checkPlan(p *solver.Plan) error {
 	if by := solver.Forecast(f.forecast); by != "" && by != p.Forecast {
 		if by.Trained() || by != solver.Table && p.Attention == placement.DataParallel {
-			return usageErrorf("--forecast is %s; this plan contains the tables of %s", by, p.Forecast)
+			return cli.UsageErrorf("--forecast is %s; this plan contains the tables of %s", by, p.Forecast)
 		}
 		p.Forecast = by
 	}
@@ -227,7 +228,7 @@ func (f *evalFlags) checkPlan(p *solver.Plan) error {
 	}
 	for _, name := range idle {
 		if f.nonDefault(name) {
-			return usageErrorf("--%s does not apply to this plan with attention %s", name, p.Attention)
+			return cli.UsageErrorf("--%s does not apply to this plan with attention %s", name, p.Attention)
 		}
 	}
 	return nil

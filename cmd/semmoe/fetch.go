@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/plan"
@@ -48,20 +49,20 @@ func newFetchCommand() *cobra.Command {
 				message = oneLine(err.Error())
 			}
 			if writeErr := writeTerminationMessage(flags.messageFile, message); writeErr != nil {
-				printError(cmd.ErrOrStderr(), writeErr)
+				cli.PrintError(cmd.ErrOrStderr(), "semmoe", writeErr)
 			}
 			switch {
 			case err == nil:
 				fmt.Fprintf(cmd.OutOrStdout(), "Plan %s is in %s\n", flags.planDigest, flags.out)
 				return nil
-			case flags.optional && exitCode(err) != exitInvalidFile && cmd.Context().Err() == nil:
-				printError(cmd.ErrOrStderr(), fmt.Errorf("continuing without the plan: %s", message))
+			case flags.optional && cli.ExitCode(err) != cli.ExitInvalidFile && cmd.Context().Err() == nil:
+				cli.PrintError(cmd.ErrOrStderr(), "semmoe", fmt.Errorf("continuing without the plan: %s", message))
 				return nil
 			}
 			return err
 		},
 	}
-	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitInvalidFile} })
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.WithCode(err, cli.ExitInvalidFile) })
 	f := command.Flags()
 	f.StringVar(&flags.namespace, "namespace", "", "namespace of the plan, which is the pod's namespace (required)")
 	f.StringVar(&flags.planDigest, "plan-digest", "", "full digest of the plan (required)")
@@ -74,7 +75,7 @@ func newFetchCommand() *cobra.Command {
 
 func (f fetchFlags) check() error {
 	invalid := func(format string, args ...any) error {
-		return codedError{fmt.Errorf(format, args...), exitInvalidFile}
+		return cli.WithCode(fmt.Errorf(format, args...), cli.ExitInvalidFile)
 	}
 	for _, flag := range []struct{ name, value string }{{"namespace", f.namespace}, {"plan-digest", f.planDigest}, {"out", f.out}} {
 		if flag.value == "" {

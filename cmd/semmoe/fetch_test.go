@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
@@ -31,10 +32,10 @@ func TestFetchWithoutStore(t *testing.T) {
 	}{
 		"needed":          {[]string{"--namespace=ns", "--plan-digest=" + digest}, 1, "SEMMOE_STORE_URL"},
 		"optional":        {[]string{"--namespace=ns", "--plan-digest=" + digest, "--optional"}, 0, "SEMMOE_STORE_URL"},
-		"no namespace":    {[]string{"--plan-digest=" + digest, "--optional"}, exitInvalidFile, "--namespace is missing"},
-		"a short digest":  {[]string{"--namespace=ns", "--plan-digest=abc", "--optional"}, exitInvalidFile, "--plan-digest"},
-		"a negative wait": {[]string{"--namespace=ns", "--plan-digest=" + digest, "--wait=-1s"}, exitInvalidFile, "--wait is -1s"},
-		"no such flag":    {[]string{"--nothing"}, exitInvalidFile, ""},
+		"no namespace":    {[]string{"--plan-digest=" + digest, "--optional"}, cli.ExitInvalidFile, "--namespace is missing"},
+		"a short digest":  {[]string{"--namespace=ns", "--plan-digest=abc", "--optional"}, cli.ExitInvalidFile, "--plan-digest"},
+		"a negative wait": {[]string{"--namespace=ns", "--plan-digest=" + digest, "--wait=-1s"}, cli.ExitInvalidFile, "--wait is -1s"},
+		"no such flag":    {[]string{"--nothing"}, cli.ExitInvalidFile, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -44,7 +45,7 @@ func TestFetchWithoutStore(t *testing.T) {
 			command.SetErr(&bytes.Buffer{})
 			command.SetArgs(append([]string{"--out=" + out, "--termination-message=" + message}, tc.args...))
 			err := command.ExecuteContext(t.Context())
-			if (err == nil) != (tc.code == 0) || err != nil && exitCode(err) != tc.code {
+			if (err == nil) != (tc.code == 0) || err != nil && cli.ExitCode(err) != tc.code {
 				t.Errorf("error %v, want exit code %d", err, tc.code)
 			}
 			text, _ := os.ReadFile(message)
@@ -66,7 +67,7 @@ func TestFetchLeavesOtherDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	flags := fetchFlags{namespace: "ns", planDigest: strings.Repeat("ab", 32), out: dir}
-	if err := flags.check(); exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "--out: "+dir+" is not empty and contains no plan") {
+	if err := flags.check(); cli.ExitCode(err) != cli.ExitInvalidFile || !strings.Contains(err.Error(), "--out: "+dir+" is not empty and contains no plan") {
 		t.Errorf("error %v", err)
 	}
 	if _, err := os.Stat(precious); err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
@@ -27,22 +28,22 @@ func slowProfile(t *testing.T) string {
 }
 
 func TestReadHardware(t *testing.T) {
-	if p, err := readHardware(hardware.Default); err != nil || p.Name != hardware.Default {
+	if p, err := cli.ReadHardware(hardware.Default); err != nil || p.Name != hardware.Default {
 		t.Errorf("the built-in profile is %+v, error %v", p, err)
 	}
-	if p, err := readHardware(slowProfile(t)); err != nil || p.Name != "slow" {
+	if p, err := cli.ReadHardware(slowProfile(t)); err != nil || p.Name != "slow" {
 		t.Errorf("the profile of a file is %+v, error %v", p, err)
 	}
 	for named, want := range map[string]struct {
 		code    int
 		message string
 	}{
-		"abacus":        {exitUsage, "there are h200-nvlink; a file name is also allowed"},
-		"./none.json":   {exitInvalidFile, "no such file"},
-		"./hardware.go": {exitInvalidFile, "--hardware: ./hardware.go"},
+		"abacus":        {cli.ExitUsage, "there are h200-nvlink; a file name is also allowed"},
+		"./none.json":   {cli.ExitInvalidFile, "no such file"},
+		"./hardware.go": {cli.ExitInvalidFile, "--hardware: ./hardware.go"},
 	} {
-		if _, err := readHardware(named); err == nil || exitCode(err) != want.code || !strings.Contains(err.Error(), want.message) {
-			t.Errorf("%s: %v, exit code %d; want %q, %d", named, err, exitCode(err), want.message, want.code)
+		if _, err := cli.ReadHardware(named); err == nil || cli.ExitCode(err) != want.code || !strings.Contains(err.Error(), want.message) {
+			t.Errorf("%s: %v, exit code %d; want %q, %d", named, err, cli.ExitCode(err), want.message, want.code)
 		}
 	}
 }

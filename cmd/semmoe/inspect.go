@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/engine/sglang"
 	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/internal/model/checkpoint"
@@ -45,7 +46,7 @@ func newInspectCommand() *cobra.Command {
 			if err != nil {
 				err = modelError{err}
 				if writeErr := writeTerminationMessage(messageFile, oneLine(err.Error())); writeErr != nil {
-					printError(cmd.ErrOrStderr(), writeErr)
+					cli.PrintError(cmd.ErrOrStderr(), "semmoe", writeErr)
 				}
 				return err
 			}

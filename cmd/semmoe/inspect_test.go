@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
-
-const tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"
 
 // smallModel has a tensor for its output projection.
 const smallModel = "../../test/models/small-qwen3moe"
@@ -35,7 +35,7 @@ func runInspectWithErrors(t *testing.T, args ...string) (code int, out, errors, 
 	cmd.SetErr(&stderr)
 	cmd.SetArgs(append(args, "--termination-message", file))
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
-		code = exitCode(err)
+		code = cli.ExitCode(err)
 	}
 	text, err := os.ReadFile(file)
 	if err != nil && !os.IsNotExist(err) {
@@ -46,7 +46,7 @@ func runInspectWithErrors(t *testing.T, args ...string) (code int, out, errors, 
 
 // SGLang 0.5.17 computes logits of 0 for a Qwen3-MoE checkpoint with tied embeddings.
 func TestInspectWarnsOfTiedEmbeddings(t *testing.T) {
-	for model, tied := range map[string]bool{tinyModel: true, smallModel: false} {
+	for model, tied := range map[string]bool{clitest.TinyModel: true, smallModel: false} {
 		code, out, warning, _ := runInspectWithErrors(t, "--model-path", model)
 		if got := strings.Contains(warning, "tie_word_embeddings"); code != 0 || got != tied {
 			t.Errorf("%s: exit code %d, standard error %q", model, code, warning)
@@ -58,7 +58,7 @@ func TestInspectWarnsOfTiedEmbeddings(t *testing.T) {
 }
 
 func TestInspectReports(t *testing.T) {
-	code, out, message := runInspect(t, "--model-path", tinyModel, "--expert-parallel-size", "4")
+	code, out, message := runInspect(t, "--model-path", clitest.TinyModel, "--expert-parallel-size", "4")
 	if code != 0 || strings.TrimSpace(out) != message {
 		t.Fatalf("exit code %d, output %q, message %q", code, out, message)
 	}
@@ -71,17 +71,8 @@ func TestInspectReports(t *testing.T) {
 	}
 }
 
-func writeFile(t *testing.T, name, text string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
 func TestInspectReportsDataset(t *testing.T) {
-	code, _, message := runInspect(t, "--model-path", tinyModel, "--dataset", writeFile(t, "d.jsonl", "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}\n"))
+	code, _, message := runInspect(t, "--model-path", clitest.TinyModel, "--dataset", clitest.WriteFile(t, "d.jsonl", "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}\n"))
 	var report inspection.Report
 	if err := json.Unmarshal([]byte(message), &report); err != nil || code != 0 {
 		t.Fatalf("exit code %d, message %q: %v", code, message, err)
@@ -93,7 +84,7 @@ func TestInspectReportsDataset(t *testing.T) {
 
 func TestInspectFaults(t *testing.T) {
 	truncated := t.TempDir()
-	if err := os.CopyFS(truncated, os.DirFS(tinyModel)); err != nil {
+	if err := os.CopyFS(truncated, os.DirFS(clitest.TinyModel)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Truncate(filepath.Join(truncated, "model-00002-of-00003.safetensors"), 1000000); err != nil {
@@ -106,11 +97,11 @@ func TestInspectFaults(t *testing.T) {
 		"no path":            {nil, []string{"--model-path is missing"}},
 		"not there":          {[]string{"--model-path", "/nonexistent/model"}, []string{"/nonexistent/model does not exist", "check the model path"}},
 		"truncated":          {[]string{"--model-path", truncated}, []string{"model-00002-of-00003.safetensors is truncated", "1000000 bytes", "2747888"}},
-		"wrong size":         {[]string{"--model-path", tinyModel, "--expert-parallel-size", "5"}, []string{"5", "32 experts", "1, 2, 4, 8, 16, 32"}},
-		"no data set":        {[]string{"--model-path", tinyModel, "--dataset", "/nonexistent/d.jsonl"}, []string{"data set /nonexistent/d.jsonl does not exist"}},
-		"malformed data set": {[]string{"--model-path", tinyModel, "--dataset", writeFile(t, "d.jsonl", "{\"prompt\": \"a\"}\nhello\n")}, []string{"data set", "d.jsonl", "line 2", "want {"}},
-		"empty data set":     {[]string{"--model-path", tinyModel, "--dataset", writeFile(t, "d.jsonl", "")}, []string{"data set", "the file is empty"}},
-		"size zero":          {[]string{"--model-path", tinyModel, "--expert-parallel-size", "0"}, []string{"expert parallel size 0"}},
+		"wrong size":         {[]string{"--model-path", clitest.TinyModel, "--expert-parallel-size", "5"}, []string{"5", "32 experts", "1, 2, 4, 8, 16, 32"}},
+		"no data set":        {[]string{"--model-path", clitest.TinyModel, "--dataset", "/nonexistent/d.jsonl"}, []string{"data set /nonexistent/d.jsonl does not exist"}},
+		"malformed data set": {[]string{"--model-path", clitest.TinyModel, "--dataset", clitest.WriteFile(t, "d.jsonl", "{\"prompt\": \"a\"}\nhello\n")}, []string{"data set", "d.jsonl", "line 2", "want {"}},
+		"empty data set":     {[]string{"--model-path", clitest.TinyModel, "--dataset", clitest.WriteFile(t, "d.jsonl", "")}, []string{"data set", "the file is empty"}},
+		"size zero":          {[]string{"--model-path", clitest.TinyModel, "--expert-parallel-size", "0"}, []string{"expert parallel size 0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, message := runInspect(t, test.args...)

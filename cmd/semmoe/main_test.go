@@ -7,12 +7,11 @@ import (
 	"log"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"testing"
 
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
+	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/cmd/internal/clitest"
 )
 
 // Invalid command lines return the exit code of usage errors before the command starts.
@@ -21,54 +20,37 @@ func TestInvalidCommandLines(t *testing.T) {
 		code int
 		says string
 	}{
-		"solv --trace f": {exitUsage, "unknown flag: --trace"},
-		"solv":           {exitUsage, `unknown command "solv"`},
-		"router --prot":  {exitUsage, "unknown flag: --prot"},
+		"solv --trace f": {cli.ExitUsage, "unknown flag: --trace"},
+		"solv":           {cli.ExitUsage, `unknown command "solv"`},
+		"router --prot":  {cli.ExitUsage, "unknown flag: --prot"},
 		"inspect --path": {exitInvalidModel, "unknown flag: --path"},
 		"inspect more":   {exitInvalidModel, `unknown command "more"`},
-		"profile more":   {exitInvalidFile, `unknown command "more"`},
-		"verify more":    {exitInvalidFile, `unknown command "more"`},
-		"fetch more":     {exitInvalidFile, `unknown command "more"`},
-		"probe more":     {exitInvalidFile, `unknown command "more"`},
-		"calibrate more": {exitUsage, `unknown command "more"`},
-		"store more":     {exitUsage, `unknown command "more"`},
+		"profile more":   {cli.ExitInvalidFile, `unknown command "more"`},
+		"verify more":    {cli.ExitInvalidFile, `unknown command "more"`},
+		"fetch more":     {cli.ExitInvalidFile, `unknown command "more"`},
+		"probe more":     {cli.ExitInvalidFile, `unknown command "more"`},
+		"calibrate more": {cli.ExitUsage, `unknown command "more"`},
+		"compare --ep 4": {cli.ExitUsage, "this command moved to semmoe-lab"},
+		"engine --help":  {cli.ExitUsage, "this command moved to semmoe-refengine"},
+		"store more":     {cli.ExitUsage, `unknown command "more"`},
 	} {
 		root := newRootCommand()
 		root.SetArgs(strings.Fields(line))
 		root.SetOut(io.Discard)
 		err := root.ExecuteContext(t.Context())
-		if err == nil || exitCode(err) != want.code || !strings.Contains(err.Error(), want.says) {
+		if err == nil || cli.ExitCode(err) != want.code || !strings.Contains(err.Error(), want.says) {
 			t.Errorf("semmoe %s: %v; want exit code %d and %q", line, err, want.code, want.says)
 		}
 	}
 }
 
-// TestHelpOfFlags rejects types in Go notation, duplicate defaults, and references to the text of another flag.
-func TestHelpOfFlags(t *testing.T) {
-	twice := regexp.MustCompile(`\(default.*\(default`)
-	var walk func(cmd *cobra.Command)
-	walk = func(cmd *cobra.Command) {
-		cmd.Flags().VisitAll(func(flag *pflag.Flag) {
-			one := pflag.NewFlagSet("", pflag.ContinueOnError)
-			one.AddFlag(flag)
-			text := strings.ReplaceAll(one.FlagUsages(), "\n", " ")
-			if kind, _ := pflag.UnquoteUsage(flag); kind == "stringToString" || strings.HasSuffix(kind, "Slice") || strings.HasSuffix(kind, "Array") ||
-				twice.MatchString(text) || strings.Contains(text, "[])") || strings.Contains(text, "after that") {
-				t.Errorf("%s: help of a flag: %s", cmd.CommandPath(), text)
-			}
-		})
-		for _, sub := range cmd.Commands() {
-			walk(sub)
-		}
-	}
-	walk(newRootCommand())
-}
+func TestHelpOfFlags(t *testing.T) { clitest.CheckHelp(t, newRootCommand()) }
 
 // The standard logger, which net/http uses for connections and servers without a logger, writes JSON in the format of
 // the process's logger.
 func TestStandardLoggerWritesJSON(t *testing.T) {
 	if os.Getenv("SEMMOE_TEST_LOG") != "" {
-		withLogger(t.Context(), "test")
+		cli.WithLogger(t.Context(), "test")
 		log.Printf("Unsolicited response received on idle HTTP channel")
 		return
 	}

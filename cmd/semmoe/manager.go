@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/controllers/retention"
 	"github.com/semmoe/operator/internal/artifact/access"
@@ -53,9 +54,9 @@ func newManagerCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "manager",
 		Short: "Run the operator's controllers",
-		Args:  usageArgs,
+		Args:  cli.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			ctx := withLogger(command.Context(), "manager")
+			ctx := cli.WithLogger(command.Context(), "manager")
 			var err error
 			if options.PullPolicy, err = pullPolicy(pull); err != nil {
 				return err

@@ -17,25 +17,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/certs"
 )
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().String()
-}
 
 // A manager serves probes, metrics and webhooks with its own limits: it rejects a header that controller-runtime would
 // accept. It ends immediately after a signal.
 func TestManagerServers(t *testing.T) {
-	health, metrics, webhooks := freeAddress(t), freeAddress(t), freeAddress(t)
+	health, metrics, webhooks := clitest.FreeAddress(t), clitest.FreeAddress(t), clitest.FreeAddress(t)
 	server := newWebhookServer(webhooks, "", func(config *tls.Config) { config.GetCertificate = certs.NewIssuer("localhost").Certificate })
-	manager, err := ctrl.NewManager(&rest.Config{Host: "https://" + freeAddress(t)}, ctrl.Options{
+	manager, err := ctrl.NewManager(&rest.Config{Host: "https://" + clitest.FreeAddress(t)}, ctrl.Options{
 		Metrics: metricsserver.Options{BindAddress: noServer}, HealthProbeBindAddress: noServer, WebhookServer: server,
 	})
 	if err != nil {

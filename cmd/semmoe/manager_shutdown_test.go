@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/test/apiserver"
 	"github.com/semmoe/operator/test/tier"
@@ -50,7 +51,7 @@ func TestLeadingManagerEnds(t *testing.T) {
 	if _, err := clients.CoreV1().ConfigMaps(namespace).Create(t.Context(), published, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	token := writeFile(t, "token", "token")
+	token := clitest.WriteFile(t, "token", "token")
 	holder := func(ctx context.Context) (string, error) {
 		lease, err := clients.CoordinationV1().Leases(namespace).Get(ctx, "manager.semmoe.io", metav1.GetOptions{})
 		if err != nil || lease.Spec.HolderIdentity == nil {
@@ -69,17 +70,17 @@ func TestLeadingManagerEnds(t *testing.T) {
 					t.Fatal(err)
 				}
 				proxy := startProxy(t, address)
-				kubeconfig := writeFile(t, "kubeconfig", strings.ReplaceAll(string(server.KubeConfig), address, proxy.Addr().String()))
-				health := freeAddress(t)
-				manager := startCommand(t, []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + namespace},
+				kubeconfig := clitest.WriteFile(t, "kubeconfig", strings.ReplaceAll(string(server.KubeConfig), address, proxy.Addr().String()))
+				health := clitest.FreeAddress(t)
+				manager := clitest.Start(t, []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + namespace},
 					"manager", "--image=i", "--leader-elect", "--store-url=https://"+store.Addr().String(), "--store-ca="+namespace+"/semmoe-store-ca",
-					"--store-token-file="+token, "--metrics-bind-address="+freeAddress(t), "--health-probe-bind-address="+health)
+					"--store-token-file="+token, "--metrics-bind-address="+clitest.FreeAddress(t), "--health-probe-bind-address="+health)
 				acceptOne(t, store) // from the leader
 				if name, err := holder(t.Context()); err != nil || name == "" {
 					t.Fatalf("the lease of the leader has the holder %q: %v", name, err)
 				}
 				var idle net.Conn
-				waitFor(t, manager, func() bool { // a leader may use the store before the health server listens
+				manager.WaitFor(t, func() bool { // a leader may use the store before the health server listens
 					idle, err = net.Dial("tcp", health)
 					return err == nil
 				})
@@ -91,7 +92,7 @@ func TestLeadingManagerEnds(t *testing.T) {
 				if proxy.away(how) == 0 {
 					t.Fatal("the manager does not use the proxy")
 				}
-				err = manager.terminate(t)
+				err = manager.Terminate(t)
 				name, leaseErr := holder(t.Context())
 				released := name == "" || how != ""
 				if err == nil && leaseErr == nil && released {

@@ -6,78 +6,17 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/placement"
 )
-
-// maxResident is the limit of the resident memory of a command that reads a crafted trace of a few KiB.
-const maxResident = 512 << 20
-
-// craftedTrace returns a trace of requests that each have one token, token 0, with experts 0 to topK-1 in every layer.
-func craftedTrace(requests, layers, experts, topK, vocabulary int) []byte {
-	metadata := map[string]string{}
-	for key, n := range map[string]int{"num_experts": experts, "num_experts_per_tok": topK, "num_moe_layers": layers, "vocab_size": vocabulary} {
-		metadata[key] = strconv.Itoa(n)
-	}
-	header := map[string]any{"__metadata__": metadata}
-	var data []byte
-	add := func(name, dtype string, begin int, shape ...int) {
-		header[name] = map[string]any{"dtype": dtype, "shape": shape, "data_offsets": []int{begin, len(data)}}
-	}
-	for r := range requests + 1 {
-		data = binary.LittleEndian.AppendUint64(data, uint64(r))
-	}
-	add("request_offsets", "I64", 0, requests+1)
-	begin := len(data)
-	for r := range requests {
-		data = binary.LittleEndian.AppendUint32(data, uint32(r))
-	}
-	add("request_document", "I32", begin, requests)
-	begin = len(data)
-	data = append(data, make([]byte, 2*requests)...)
-	add("input_ids", "U16", begin, requests)
-	begin = len(data)
-	for range requests * layers {
-		for k := range topK {
-			data = binary.LittleEndian.AppendUint16(data, uint16(k))
-		}
-	}
-	add("routed_experts", "U16", begin, requests, layers, topK)
-	text, err := json.Marshal(header)
-	if err != nil {
-		panic(err) // maps of numbers and strings are valid JSON
-	}
-	return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), data...)
-}
-
-// runInLittleMemory runs a command, which succeeds or reports its input as invalid with a message, and reads the
-// maximum resident memory of the finished process.
-func runInLittleMemory(t *testing.T, refusal string, args ...string) {
-	t.Helper()
-	process := exec.Command(os.Args[0], args...)
-	process.Env = append(os.Environ(), asCommand+"=1")
-	output, err := process.CombinedOutput()
-	used := process.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10
-	t.Logf("%d MiB of resident memory", used>>20)
-	if used > maxResident {
-		t.Errorf("%d MiB of resident memory", used>>20)
-	}
-	switch code := process.ProcessState.ExitCode(); {
-	case refusal == "" && err != nil:
-		t.Errorf("%v: %.1000s", err, output)
-	case refusal != "" && (code != exitInvalidFile || !strings.Contains(string(output), refusal)):
-		t.Errorf("exit code %d: %.1000s", code, output)
-	}
-}
 
 // TestSmallTracesNeedLittleMemory runs commands on small traces with a header that claims a large model.
 func TestSmallTracesNeedLittleMemory(t *testing.T) {
@@ -85,15 +24,15 @@ func TestSmallTracesNeedLittleMemory(t *testing.T) {
 		content []byte
 		refusal string
 	}{
-		"experts":            {craftedTrace(4, 1, 1<<16, 1, 100), "counts; allowed are"},
-		"experts of layers":  {craftedTrace(4, 256, 1<<14, 1, 100), "counts; allowed are"},
-		"experts of a token": {craftedTrace(4, 1, 1<<14, 1<<13, 100), "counts; allowed are"},
-		"requests":           {craftedTrace(7000, 1, 1<<13, 1, 100), "counts; allowed are"},
-		"vocabulary":         {craftedTrace(4, 2, 8, 1, 1<<24), "vocab_size is 16777216; allowed is"},
-		"ids of layers":      {craftedTrace(4, 4096, 8, 1, 1<<13), "counts; allowed are"},
-		"short requests":     {craftedTrace(7000, 1, 8, 1, 100), ""},
-		"largest vocabulary": {craftedTrace(4, 1, 8, 1, 1<<20), ""},
-		"largest model":      {craftedTrace(4, 12, 8, 1, 1<<20), ""}, // by token ids in all layers
+		"experts":            {clitest.CraftedTrace(4, 1, 1<<16, 1, 100), "counts; allowed are"},
+		"experts of layers":  {clitest.CraftedTrace(4, 256, 1<<14, 1, 100), "counts; allowed are"},
+		"experts of a token": {clitest.CraftedTrace(4, 1, 1<<14, 1<<13, 100), "counts; allowed are"},
+		"requests":           {clitest.CraftedTrace(7000, 1, 1<<13, 1, 100), "counts; allowed are"},
+		"vocabulary":         {clitest.CraftedTrace(4, 2, 8, 1, 1<<24), "vocab_size is 16777216; allowed is"},
+		"ids of layers":      {clitest.CraftedTrace(4, 4096, 8, 1, 1<<13), "counts; allowed are"},
+		"short requests":     {clitest.CraftedTrace(7000, 1, 8, 1, 100), ""},
+		"largest vocabulary": {clitest.CraftedTrace(4, 1, 8, 1, 1<<20), ""},
+		"largest model":      {clitest.CraftedTrace(4, 12, 8, 1, 1<<20), ""}, // by token ids in all layers
 	} {
 		if len(test.content) > 128<<10 {
 			t.Fatalf("%s has %d bytes", name, len(test.content))
@@ -103,12 +42,11 @@ func TestSmallTracesNeedLittleMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		for command, args := range map[string][]string{
-			"stats":    {"stats", "--trace", path},
 			"solve":    {"solve", "--trace", path, "--ep", "8", "--attention", "dp", "--time-budget", "1s", "--out", filepath.Join(t.TempDir(), "plan")},
 			"solve tp": {"solve", "--trace", path, "--ep", "8", "--attention", "tp", "--time-budget", "1s", "--out", filepath.Join(t.TempDir(), "plan")},
 		} {
 			t.Run(name+"/"+command, func(t *testing.T) {
-				runInLittleMemory(t, test.refusal, args...)
+				clitest.RunInLittleMemory(t, test.refusal, args...)
 			})
 		}
 	}
@@ -209,10 +147,10 @@ func TestSmallInputsNeedLittleMemory(t *testing.T) {
 	} {
 		dir := craftPlan(t, from, test.files, test.change)
 		for command, args := range map[string][]string{
-			"eval": {"eval", "--plan", dir, "--trace", sampleTrace}, "drift": {"drift", "--plan", dir, "--trace", sampleTrace},
-			"solve": {"solve", "--current", dir, "--trace", sampleTrace, "--ep", "4", "--attention", "dp", "--out", filepath.Join(t.TempDir(), "plan")},
+			"eval":  {"eval", "--plan", dir, "--trace", clitest.SampleTrace},
+			"solve": {"solve", "--current", dir, "--trace", clitest.SampleTrace, "--ep", "4", "--attention", "dp", "--out", filepath.Join(t.TempDir(), "plan")},
 		} {
-			t.Run(name+"/"+command, func(t *testing.T) { runInLittleMemory(t, test.refusal, args...) })
+			t.Run(name+"/"+command, func(t *testing.T) { clitest.RunInLittleMemory(t, test.refusal, args...) })
 		}
 	}
 
@@ -226,19 +164,16 @@ func TestSmallInputsNeedLittleMemory(t *testing.T) {
 		"profile of nothing":      {"p.json", repeat(`{"a2e":[{}`, ",{}", 1<<20-100, "]}"), "--hardware"},
 		"profile of lists":        {"p.json", repeat(`{"grouped_gemm":{"fit":{"residuals":[0`, ",0", 1<<20-100, "]}}}"), "--hardware"},
 		"long profile":            {"p.json", strings.Repeat(" ", megabytes), "at most 1048576 bytes are read"},
-		"measurements":            {"m.json", repeat(`{"grouped_gemm":[{}`, ",{}", megabytes, "]}"), "m.json"},
 	} {
-		path := writeFile(t, test.file, test.content)
-		args := []string{"solve", "--trace", sampleTrace, "--ep", "4", "--attention", "tp", "--out", filepath.Join(t.TempDir(), "plan")}
+		path := clitest.WriteFile(t, test.file, test.content)
+		args := []string{"solve", "--trace", clitest.SampleTrace, "--ep", "4", "--attention", "tp", "--out", filepath.Join(t.TempDir(), "plan")}
 		switch test.file {
 		case "m.npy":
 			args = append(args, "--embeddings", path)
 		case "p.json":
 			args = append(args, "--hardware", path)
-		default:
-			args = []string{"fit", "--measurements", path, "--name", "x", "--out", filepath.Join(t.TempDir(), "out.json")}
 		}
-		t.Run(name, func(t *testing.T) { runInLittleMemory(t, test.refusal, args...) })
+		t.Run(name, func(t *testing.T) { clitest.RunInLittleMemory(t, test.refusal, args...) })
 	}
 }
 
@@ -266,9 +201,9 @@ func TestManyRanksNeedLittleMemory(t *testing.T) {
 		if err := plan.Write(dir, artifact, []byte("{}")); err != nil {
 			t.Fatal(err)
 		}
-		trace := writeFile(t, "trace.safetensors", string(craftedTrace(test.requests, layers, experts, 1, vocabulary)))
+		trace := clitest.WriteFile(t, "trace.safetensors", string(clitest.CraftedTrace(test.requests, layers, experts, 1, vocabulary)))
 		t.Run(strconv.Itoa(layers)+" layers", func(t *testing.T) {
-			runInLittleMemory(t, test.refusal, "eval", "--plan", dir, "--trace", trace, "--requests", "all")
+			clitest.RunInLittleMemory(t, test.refusal, "eval", "--plan", dir, "--trace", trace, "--requests", "all")
 		})
 	}
 }

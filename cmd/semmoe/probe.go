@@ -13,6 +13,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
@@ -47,18 +48,18 @@ func newProbeCommand() *cobra.Command {
 			"message; 1 any other error, which a retry may fix.",
 		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := runProbe(withLogger(cmd.Context(), "probe"), flags)
+			err := runProbe(cli.WithLogger(cmd.Context(), "probe"), flags)
 			if err == nil {
 				return nil
 			}
-			err = codedError{errors.New(oneLine(err.Error())), exitCode(err)}
+			err = cli.WithCode(errors.New(oneLine(err.Error())), cli.ExitCode(err))
 			if writeErr := writeTerminationMessage(flags.messageFile, err.Error()); writeErr != nil {
-				printError(cmd.ErrOrStderr(), writeErr)
+				cli.PrintError(cmd.ErrOrStderr(), "semmoe", writeErr)
 			}
 			return err
 		},
 	}
-	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitInvalidFile} })
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.WithCode(err, cli.ExitInvalidFile) })
 	f := command.Flags()
 	f.StringVar(&flags.engine, "engine", "SGLang", "type of the engine")
 	f.StringVar(&flags.address, "address", "", "base URL of the engine (required)")
@@ -78,7 +79,7 @@ func runProbe(ctx context.Context, flags probeFlags) error {
 	debug.SetMemoryLimit(probeMemory)
 	adapter, err := flags.validate()
 	if err != nil {
-		return codedError{err, exitInvalidFile}
+		return cli.WithCode(err, cli.ExitInvalidFile)
 	}
 	client := &probe.Client{Address: flags.baseURL(), Model: flags.model}
 	if flags.record {
@@ -86,7 +87,7 @@ func runProbe(ctx context.Context, flags probeFlags) error {
 	}
 	answers, err := probe.Read(flags.answers)
 	if err != nil {
-		return codedError{err, exitInvalidFile}
+		return cli.WithCode(err, cli.ExitInvalidFile)
 	}
 	if flags.check {
 		return differs(probe.Check(ctx, client, answers, flags.ranks, adapter.RankHeader))
@@ -103,7 +104,7 @@ func runProbe(ctx context.Context, flags probeFlags) error {
 	go server.Serve(listener) //nolint:errcheck // it ends with Close
 
 	err = differs(probe.Run(ctx))
-	if ctx.Err() != nil && exitCode(err) != exitInvalidFile {
+	if ctx.Err() != nil && cli.ExitCode(err) != cli.ExitInvalidFile {
 		return nil
 	}
 	return err
@@ -113,7 +114,7 @@ func runProbe(ctx context.Context, flags probeFlags) error {
 func differs(err error) error {
 	var difference *probe.DifferenceError
 	if errors.As(err, &difference) {
-		return codedError{fmt.Errorf("the outputs differ from those recorded without a plan: %w", err), exitInvalidFile}
+		return cli.WithCode(fmt.Errorf("the outputs differ from those recorded without a plan: %w", err), cli.ExitInvalidFile)
 	}
 	return err
 }

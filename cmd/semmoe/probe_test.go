@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -15,27 +16,30 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/refengine"
 )
 
-// startTiny serves the small model on four ranks with flags of semmoe engine, and returns its URL when it serves.
-func startTiny(t *testing.T, args ...string) string {
+// startTiny serves the small model on four ranks, and returns its URL when it serves.
+func startTiny(t *testing.T, expertMap, fault string) string {
 	t.Helper()
-	address := closedPort(t)
+	address := clitest.FreeAddress(t)
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := newEngineCommand()
-	command.SilenceErrors, command.SilenceUsage = true, true
-	command.SetArgs(append([]string{
-		"--model-path", tinyModel, "--served-model-name", "tiny", "--port", port, "--tp-size", "4", "--dp-size", "4", "--ep-size", "4", "--enable-dp-attention",
-	}, args...))
+	o := refengine.DefaultOptions()
+	o.ModelPath, o.ServedModelName, o.TPSize, o.DPSize, o.EPSize, o.EnableDPAttention = clitest.TinyModel, "tiny", 4, 4, 4, true
+	o.InitExpertLocation, o.Fault = cmp.Or(expertMap, o.InitExpertLocation), fault
+	if o.Port, err = strconv.Atoi(port); err != nil {
+		t.Fatal(err)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	done.Go(func() {
-		if err := command.ExecuteContext(ctx); err != nil {
+		if err := refengine.Run(ctx, o); err != nil {
 			t.Errorf("the engine ended with %v", err)
 		}
 	})
@@ -65,12 +69,12 @@ func untilOK(t *testing.T, url string) {
 // recordTiny records the outputs of the engine without a plan.
 func recordTiny(t *testing.T) (path string) {
 	t.Helper()
-	model, err := checkpoint.Inspect(tinyModel)
+	model, err := checkpoint.Inspect(clitest.TinyModel)
 	if err != nil {
 		t.Fatal(err)
 	}
 	path = filepath.Join(t.TempDir(), "answers.json")
-	if err := executeProbe(t, "--record", "--address", startTiny(t), "--model-name", "tiny", "--model-digest", model.ModelDigest, "--answers", path); err != nil {
+	if err := executeProbe(t, "--record", "--address", startTiny(t, "", ""), "--model-name", "tiny", "--model-digest", model.ModelDigest, "--answers", path); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -106,7 +110,7 @@ func TestProbe(t *testing.T) {
 	}
 
 	t.Run("planned", func(t *testing.T) {
-		engine, listen := startTiny(t, "--init-expert-location", tinyMap()), closedPort(t)
+		engine, listen := startTiny(t, tinyMap(), ""), clitest.FreeAddress(t)
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		ended := make(chan error, 1)
@@ -121,18 +125,18 @@ func TestProbe(t *testing.T) {
 		}
 	})
 	t.Run("checked once", func(t *testing.T) {
-		if err := executeProbe(t, "--check", "--address", startTiny(t), "--model-name", "tiny", "--ranks", "4", "--answers", answers); err != nil {
+		if err := executeProbe(t, "--check", "--address", startTiny(t, "", ""), "--model-name", "tiny", "--ranks", "4", "--answers", answers); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("map ignored at dispatch", func(t *testing.T) {
-		engine := startTiny(t, "--init-expert-location", tinyMap(), "--fault", refengine.FaultIgnoreMapAtDispatch)
-		err := start(t.Context(), engine, closedPort(t))
-		if again := executeProbe(t, "--check", "--address", engine, "--model-name", "tiny", "--ranks", "4", "--answers", answers); again == nil || exitCode(again) != exitInvalidFile {
+		engine := startTiny(t, tinyMap(), refengine.FaultIgnoreMapAtDispatch)
+		err := start(t.Context(), engine, clitest.FreeAddress(t))
+		if again := executeProbe(t, "--check", "--address", engine, "--model-name", "tiny", "--ranks", "4", "--answers", answers); again == nil || cli.ExitCode(again) != cli.ExitInvalidFile {
 			t.Errorf("single check: %v", again)
 		}
-		if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "outputs differ from those recorded without a plan: rank ") || strings.Contains(err.Error(), "\n") {
-			t.Fatalf("%v, want exit code %d", err, exitInvalidFile)
+		if err == nil || cli.ExitCode(err) != cli.ExitInvalidFile || !strings.Contains(err.Error(), "outputs differ from those recorded without a plan: rank ") || strings.Contains(err.Error(), "\n") {
+			t.Fatalf("%v, want exit code %d", err, cli.ExitInvalidFile)
 		}
 		if text, readErr := os.ReadFile(message); readErr != nil || string(text) != err.Error() {
 			t.Errorf("termination message %q, %v", text, readErr)
@@ -149,7 +153,7 @@ func TestProbeRefuses(t *testing.T) {
 		"no address":       {good[2:], "--address is missing"},
 		"no answers":       {append(good, "--answers="), "--answers is missing"},
 		"missing answers":  {good, "/nonexistent"},
-		"other file":       {append(good, "--answers", tinyModel+"/config.json"), "config.json: not stored answers"},
+		"other file":       {append(good, "--answers", clitest.TinyModel+"/config.json"), "config.json: not stored answers"},
 		"no listen":        {slices.Clip(good[:6]), "--listen is missing"},
 		"no model digest":  {append(good, "--record"), "--model-digest is missing"},
 		"model digest":     {append(good, "--record", "--model-digest", "abc"), "--model-digest: "},
@@ -161,8 +165,8 @@ func TestProbeRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := executeProbe(t, test.args...)
-			if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%v, want %q and exit code %d", err, test.want, exitInvalidFile)
+			if err == nil || cli.ExitCode(err) != cli.ExitInvalidFile || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%v, want %q and exit code %d", err, test.want, cli.ExitInvalidFile)
 			}
 		})
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/engine/registry"
@@ -73,7 +73,7 @@ Exit codes: 3 the model, the data set or a flag is invalid; 4 the engine failed;
 			if err != nil {
 				err = profileError{err}
 				if writeErr := writeTerminationMessage(o.messageFile, oneLine(err.Error())); writeErr != nil {
-					printError(command.ErrOrStderr(), writeErr)
+					cli.PrintError(command.ErrOrStderr(), "semmoe", writeErr)
 				}
 				return err
 			}
@@ -119,7 +119,7 @@ func (e profileError) ExitCode() int {
 	case errors.As(e.error, &engine), errors.Is(e.error, errTimeout):
 		return exitEngine
 	case errors.As(e.error, &dataset), errors.Is(e.error, os.ErrNotExist), checkpoint.IsInvalid(e.error):
-		return exitInvalidFile
+		return cli.ExitInvalidFile
 	}
 	return 1
 }
@@ -224,7 +224,7 @@ func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error
 	if o.modelDigest != "" && report.ModelDigest != o.modelDigest {
 		return fail(checkpoint.Invalidf("the checkpoint in %s has digest %s, not %s: it changed after the inspection; profile it again", o.model, report.ModelDigest, o.modelDigest))
 	}
-	config, err := regularfile.Read(filepath.Join(o.model, "config.json"), maxInputBytes)
+	config, err := regularfile.Read(filepath.Join(o.model, "config.json"), cli.MaxInputBytes)
 	if err != nil {
 		return fail(err)
 	}
@@ -247,16 +247,7 @@ func profileToFile(out string, record func() (*profile.Profile, error)) (profile
 	if err != nil {
 		return profile.Summary{}, err
 	}
-	return recorded.Summary, writeTrace(out, recorded.Trace)
-}
-
-// writeTrace writes a trace to the file of --out.
-func writeTrace(out string, t *trace.Trace) error {
-	err := atomicfile.Write(out, 0o644, func(w io.Writer) error { return trace.WriteAs(w, out, t) })
-	if err != nil {
-		return fmt.Errorf("--out: %w", err)
-	}
-	return nil
+	return recorded.Summary, cli.WriteTrace(out, recorded.Trace)
 }
 
 // profileToStore records a profile and publishes it in the store, unless the store already contains it.
@@ -327,7 +318,7 @@ func readTokenizer(model string) ([]byte, error) {
 func probeRoom(ctx context.Context, store *artifact.Client, scope artifact.Scope, model string, words []byte) error {
 	if words == nil {
 		var err error
-		if words, err = regularfile.Read(filepath.Join(model, "config.json"), maxInputBytes); err != nil {
+		if words, err = regularfile.Read(filepath.Join(model, "config.json"), cli.MaxInputBytes); err != nil {
 			return err
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -18,6 +17,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/profile"
@@ -33,7 +34,7 @@ func runProfileCommand(t *testing.T, args ...string) (code int, out, message str
 	command.SetOut(&stdout)
 	command.SetArgs(append(args, "--termination-message", file))
 	if err := command.ExecuteContext(t.Context()); err != nil {
-		code = exitCode(err)
+		code = cli.ExitCode(err)
 	}
 	text, err := os.ReadFile(file)
 	if err != nil && !os.IsNotExist(err) {
@@ -43,8 +44,8 @@ func runProfileCommand(t *testing.T, args ...string) (code int, out, message str
 }
 
 func TestProfileFailureConditions(t *testing.T) {
-	dataset := writeFile(t, "d.jsonl", "{\"prompt\": \"a\"}\n")
-	report, err := checkpoint.Inspect(tinyModel)
+	dataset := clitest.WriteFile(t, "d.jsonl", "{\"prompt\": \"a\"}\n")
+	report, err := checkpoint.Inspect(clitest.TinyModel)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,8 +62,8 @@ func TestProfileFailureConditions(t *testing.T) {
 		}
 	}))
 	defer hanging.Close()
-	nobody := closedPort(t)
-	common := []string{"--model-path", tinyModel, "--dataset", dataset}
+	nobody := clitest.FreeAddress(t)
+	common := []string{"--model-path", clitest.TinyModel, "--dataset", dataset}
 	whole := []string{"--model-path", "none", "--dataset", "none", "--endpoint", deaf.URL, "--out", "t.safetensors"}
 	id := profile.ID(report.ModelDigest, "other", profile.Sampling{Requests: 2000, Tokens: 200000, RequestTokens: 512})
 	for name, tc := range map[string]struct {
@@ -87,7 +88,7 @@ func TestProfileFailureConditions(t *testing.T) {
 		"another data set":  {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--dataset-digest", "abc"), 3, []string{"d.jsonl", "not abc"}},
 		"another scope":     {append(common, "--endpoint", deaf.URL, "--store-scope", "team/"+id), 3, []string{"--store-scope has the profile id " + id}},
 		"no scope":          {append(common, "--endpoint", deaf.URL, "--store-scope", id), 3, []string{"want namespace/id"}},
-		"no data set":       {[]string{"--model-path", tinyModel, "--dataset", "/nonexistent", "--endpoint", deaf.URL, "--out", "t.safetensors"}, 3, []string{"/nonexistent", "does not exist"}},
+		"no data set":       {[]string{"--model-path", clitest.TinyModel, "--dataset", "/nonexistent", "--endpoint", deaf.URL, "--out", "t.safetensors"}, 3, []string{"/nonexistent", "does not exist"}},
 		"no routed experts": {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors"), 4, []string{"routed experts are not available", "line 1"}},
 		"dead engine":       {append(common, "--endpoint", "http://"+nobody, "--out", "t.safetensors", "--dedicated", "--wait", "200ms"), 4, []string{"does not serve within 200ms"}},
 		"unreachable":       {append(common, "--endpoint", "http://"+nobody, "--out", "t.safetensors", "--wait", "200ms"), 1, []string{"does not serve within 200ms"}},
@@ -106,17 +107,6 @@ func TestProfileFailureConditions(t *testing.T) {
 			}
 		})
 	}
-}
-
-// closedPort returns a local address without a listener.
-func closedPort(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().String()
 }
 
 func TestJoinIP(t *testing.T) {
@@ -139,7 +129,7 @@ func TestJoinIP(t *testing.T) {
 
 func TestServeProgress(t *testing.T) {
 	board := &profile.ProgressHandler{}
-	address := closedPort(t)
+	address := clitest.FreeAddress(t)
 	stop, err := serveProgress(address, board)
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +157,7 @@ func fakeStore(t *testing.T, handler http.HandlerFunc) connectStore {
 	server := httptest.NewTLSServer(handler)
 	t.Cleanup(server.Close)
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	token := writeFile(t, "token", "token")
+	token := clitest.WriteFile(t, "token", "token")
 	return func(retryFor time.Duration) (*artifact.Client, error) {
 		return artifact.NewClient(artifact.Config{URL: server.URL, CA: ca, TokenFile: token, RetryFor: retryFor})
 	}
@@ -183,12 +173,12 @@ func TestProfileToFullStore(t *testing.T) {
 		http.Error(w, `{"error": "the store is full: enlarge its volume"}`, http.StatusInsufficientStorage)
 	})
 	manifest := profile.Manifest{ModelDigest: "model", DatasetDigest: "dataset"}
-	o := profileOptions{scope: "team/" + manifest.ID(), model: tinyModel}
+	o := profileOptions{scope: "team/" + manifest.ID(), model: clitest.TinyModel}
 	_, err := profileToStore(t.Context(), store, o, manifest, func() (*profile.Profile, error) {
 		t.Error("a profile was recorded")
 		return nil, errors.New("recorded")
 	}, func() {})
-	if code := exitCode(profileError{err}); code != exitStoreFull || !strings.Contains(err.Error(), "before the first request") || !strings.Contains(err.Error(), "enlarge its volume") {
+	if code := cli.ExitCode(profileError{err}); code != exitStoreFull || !strings.Contains(err.Error(), "before the first request") || !strings.Contains(err.Error(), "enlarge its volume") {
 		t.Errorf("exit code %d, %v", code, err)
 	}
 }
@@ -227,7 +217,7 @@ func TestUntilRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errTimeout)
 		defer cancel()
-		if err := untilRoom(ctx, func() error { return full }); exitCode(profileError{err}) != exitStoreFull {
+		if err := untilRoom(ctx, func() error { return full }); cli.ExitCode(profileError{err}) != exitStoreFull {
 			t.Errorf("after the deadline: %v, want the store's error", err)
 		}
 	})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/trace"
@@ -37,7 +38,7 @@ func newReplanCommand() *cobra.Command {
 			"change with enough gain, if any, and print scores, decision and reason as one JSON object.\n" +
 			"Exit codes: 2 the command line is invalid; 3 a trace or the plan is invalid; 1 any other error, which a retry may fix, with more\n" +
 			"requests if the message reports too few.",
-		Args: usageArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			options, err := flags.options()
 			if err != nil {
@@ -46,7 +47,7 @@ func newReplanCommand() *cobra.Command {
 			return flags.run(cmd.Context(), options, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	cmd.SetFlagErrorFunc(cli.FlagError)
 	f := cmd.Flags()
 	f.StringVar(&flags.trace, "trace", "", "routing trace of recent requests, .safetensors or .safetensors.zst (required)")
 	f.StringVar(&flags.current, "current", "", "directory of the plan in service (required)")
@@ -78,29 +79,29 @@ func (f *replanFlags) options() (solver.ReplanOptions, error) {
 		{"trace", f.trace, "a routing trace"}, {"current", f.current, "the directory of the plan in service"}, {"out", f.out, "a directory for the plan"},
 	} {
 		if required.value == "" {
-			return o, usageErrorf("--%s is missing: name %s", required.name, required.what)
+			return o, cli.UsageErrorf("--%s is missing: name %s", required.name, required.what)
 		}
 	}
 	switch {
 	case f.priorPercent < 0 || f.priorPercent > 100:
-		return o, usageErrorf("--prior-percent is %d; allowed is 0 to 100", f.priorPercent)
+		return o, cli.UsageErrorf("--prior-percent is %d; allowed is 0 to 100", f.priorPercent)
 	case f.trainPercent < 1 || f.trainPercent > 99:
-		return o, usageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
+		return o, cli.UsageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
 	case f.ranksPerNode < 1:
-		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
+		return o, cli.UsageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	case f.timeBudget < 0:
-		return o, usageErrorf("--time-budget is %v; it must be at least 0", f.timeBudget)
+		return o, cli.UsageErrorf("--time-budget is %v; it must be at least 0", f.timeBudget)
 	case !(f.moveGain >= 0) || math.IsInf(f.moveGain, 0):
-		return o, usageErrorf("--move-gain-percent is %v; it must be at least 0", f.moveGain)
+		return o, cli.UsageErrorf("--move-gain-percent is %v; it must be at least 0", f.moveGain)
 	}
 	if err := o.Check(); err != nil {
-		return o, usageErrorf("%w", err)
+		return o, cli.UsageErrorf("%w", err)
 	}
 	if f.embeddings == "" {
 		return o, nil
 	}
 	var err error
-	o.Embeddings, err = openEmbeddings(f.embeddings)
+	o.Embeddings, err = cli.OpenEmbeddings(f.embeddings)
 	return o, err
 }
 
@@ -135,39 +136,39 @@ type scoreReport struct {
 func (f *replanFlags) run(ctx context.Context, o solver.ReplanOptions, stdout, stderr io.Writer) error {
 	begin := time.Now()
 	if err := plan.CheckDirectory(f.out); err != nil {
-		return usageErrorf("--out: %w", err)
+		return cli.UsageErrorf("--out: %w", err)
 	}
 	current, artifact, err := plan.Read(f.current)
 	if err != nil {
-		return inputError(err)
+		return cli.InputError(err)
 	}
 	if o.Hardware, err = readPlanHardware(f.hardware, current); err != nil {
 		return err
 	}
 	recent, err := trace.Open(ctx, f.trace)
 	if err != nil {
-		return inputError(err)
+		return cli.InputError(err)
 	}
 	var prior *trace.Trace
 	if f.prior != "" {
 		if prior, err = trace.Open(ctx, f.prior); err != nil {
-			return inputError(fmt.Errorf("--prior: %w", err))
+			return cli.InputError(fmt.Errorf("--prior: %w", err))
 		}
 	}
-	if err := checkEmbeddings(o.Embeddings, recent.Model.Vocabulary); err != nil {
+	if err := cli.CheckEmbeddings(o.Embeddings, recent.Model.Vocabulary); err != nil {
 		return err
 	}
-	bar := newProgressBar(stderr)
-	o.Progress = bar.show
+	bar := cli.NewProgressBar(stderr)
+	o.Progress = bar.Show
 	found, err := solver.Replan(ctx, recent, prior, current, o)
-	bar.clear()
+	bar.Clear()
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.Is(err, solver.ErrTooFewRequests):
 		return err
 	case err != nil:
-		return codedError{err, exitInvalidFile}
+		return cli.WithCode(err, cli.ExitInvalidFile)
 	}
 	for _, of := range []*solver.Candidate{&found.Tables, &found.Layout} {
 		if of.Plan.Drift, err = solver.CalibrateDrift(ctx, recent, of.Plan, found.HeldOut, 0); err != nil {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
@@ -26,7 +28,7 @@ func replanned(t *testing.T) (dir, old, recent string) {
 		}
 		return all.Subset(requests)
 	}
-	old, recent = created(t, half(true)), created(t, half(false))
+	old, recent = clitest.Created(t, half(true)), clitest.Created(t, half(false))
 	dir, _ = solved(t, "dp", "--trace", old)
 	return dir, old, recent
 }
@@ -48,7 +50,7 @@ func TestReplanPrintsScoresAndWritesTheDecision(t *testing.T) {
 		{[]string{"--batch-tokens", "16", "--hardware", slow}, "none", ""},
 	} {
 		out := filepath.Join(t.TempDir(), "plan")
-		code, got, message := runJSON(t, newReplanCommand(), append(test.flags, "--trace", recent, "--current", current, "--out", out, "--train-percent", "60")...)
+		code, got, message := clitest.RunJSON(t, newReplanCommand(), append(test.flags, "--trace", recent, "--current", current, "--out", out, "--train-percent", "60")...)
 		if code != 0 {
 			t.Fatalf("%v: exit code %d: %s", test.flags, code, message)
 		}
@@ -90,7 +92,7 @@ func TestReplanCalibratesDrift(t *testing.T) {
 	current, _, recent := replanned(t)
 	for tier, flags := range map[string][]string{"layout": nil, "tables": {"--target-lar", ".01", "--minimum-gain-percent", "0"}} {
 		out := filepath.Join(t.TempDir(), "plan")
-		code, got, message := runJSON(t, newReplanCommand(), append(flags, "--trace", recent, "--current", current, "--out", out, "--batch-tokens", "131072", "--train-percent", "30")...)
+		code, got, message := clitest.RunJSON(t, newReplanCommand(), append(flags, "--trace", recent, "--current", current, "--out", out, "--batch-tokens", "131072", "--train-percent", "30")...)
 		if code != 0 || got["tier"] != tier {
 			t.Fatalf("exit code %d, tier %v, want %s: %s", code, got["tier"], tier, message)
 		}
@@ -112,20 +114,20 @@ func TestReplanRefusals(t *testing.T) {
 		code  int
 		want  string
 	}{
-		{[]string{"--current", current, "--out", out}, exitUsage, "--trace is missing"},
-		{[]string{"--trace", recent, "--out", out}, exitUsage, "--current is missing"},
-		{[]string{"--trace", recent, "--current", current}, exitUsage, "--out is missing"},
-		{[]string{"--trace", recent, "--current", current, "--out", out, "--batch-tokens", "0"}, exitUsage, "batch tokens is 0"},
-		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior-percent", "101"}, exitUsage, "--prior-percent is 101"},
-		{[]string{"--trace", recent, "--current", current, "--out", out, "--ranks-per-node", "0"}, exitUsage, "--ranks-per-node is 0"},
-		{[]string{"--trace", recent, "--current", current, "--out", out, "--minimum-gain-percent", "100"}, exitUsage, "minimum gain percent is 100"},
-		{[]string{"--trace", recent, "--current", current, "--out", out, "--hardware", "abacus"}, exitUsage, "there is no built-in hardware profile \"abacus\""},
-		{[]string{"--trace", recent, "--current", out, "--out", filepath.Dir(recent)}, exitUsage, "--out: " + filepath.Dir(recent) + " is not empty and contains no plan"},
-		{[]string{"--trace", recent, "--current", out, "--out", out}, exitInvalidFile, "manifest.json is missing"},
-		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior", sampleTrace}, exitInvalidFile, "of different models"},
-		{[]string{"--trace", created(t, firstRequests(t, old, 8)), "--current", current, "--out", out}, 1, "too few recent requests"},
+		{[]string{"--current", current, "--out", out}, cli.ExitUsage, "--trace is missing"},
+		{[]string{"--trace", recent, "--out", out}, cli.ExitUsage, "--current is missing"},
+		{[]string{"--trace", recent, "--current", current}, cli.ExitUsage, "--out is missing"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--batch-tokens", "0"}, cli.ExitUsage, "batch tokens is 0"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior-percent", "101"}, cli.ExitUsage, "--prior-percent is 101"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--ranks-per-node", "0"}, cli.ExitUsage, "--ranks-per-node is 0"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--minimum-gain-percent", "100"}, cli.ExitUsage, "minimum gain percent is 100"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--hardware", "abacus"}, cli.ExitUsage, "there is no built-in hardware profile \"abacus\""},
+		{[]string{"--trace", recent, "--current", out, "--out", filepath.Dir(recent)}, cli.ExitUsage, "--out: " + filepath.Dir(recent) + " is not empty and contains no plan"},
+		{[]string{"--trace", recent, "--current", out, "--out", out}, cli.ExitInvalidFile, "manifest.json is missing"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior", clitest.SampleTrace}, cli.ExitInvalidFile, "of different models"},
+		{[]string{"--trace", clitest.Created(t, firstRequests(t, old, 8)), "--current", current, "--out", out}, 1, "too few recent requests"},
 	} {
-		if code, _, message := runJSON(t, newReplanCommand(), test.flags...); code != test.code || !strings.Contains(message, test.want) {
+		if code, _, message := clitest.RunJSON(t, newReplanCommand(), test.flags...); code != test.code || !strings.Contains(message, test.want) {
 			t.Errorf("%v: exit code %d, %q; want %d, %q", test.flags, code, message, test.code, test.want)
 		}
 	}

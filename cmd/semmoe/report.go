@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/files/atomicfile"
 	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/internal/plan"
@@ -33,7 +34,7 @@ func newReportCommand() *cobra.Command {
 			"ranks, changes relative to the current placement, and saved time by batch size. Without a trace, the page contains only the changes. Prints a\n" +
 			"summary.\n" +
 			"Exit codes: 2 the command line is invalid; 3 a file is invalid or does not match the plan; 1 any other error, which a retry may fix.",
-		Args: usageArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := flags.check(); err != nil {
 				return err
@@ -41,7 +42,7 @@ func newReportCommand() *cobra.Command {
 			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	cmd.SetFlagErrorFunc(cli.FlagError)
 	f := cmd.Flags()
 	f.StringVar(&flags.plan, "plan", "", "directory of the plan (required)")
 	f.StringVar(&flags.out, "out", "", "HTML file; an existing file is replaced (required)")
@@ -58,20 +59,20 @@ func newReportCommand() *cobra.Command {
 func (f *reportFlags) check() error {
 	switch {
 	case f.plan == "":
-		return usageErrorf("--plan is missing: name the directory of a plan")
+		return cli.UsageErrorf("--plan is missing: name the directory of a plan")
 	case f.out == "":
-		return usageErrorf("--out is missing: name the file for the page")
+		return cli.UsageErrorf("--out is missing: name the file for the page")
 	case f.requests != "test" && f.requests != "all":
-		return usageErrorf("--requests is %q; allowed is test, all", f.requests)
+		return cli.UsageErrorf("--requests is %q; allowed is test, all", f.requests)
 	case f.batchTokens < 1:
-		return usageErrorf("--batch-tokens is %d; it must be at least 1", f.batchTokens)
+		return cli.UsageErrorf("--batch-tokens is %d; it must be at least 1", f.batchTokens)
 	case f.hardware != "" && f.trace == "":
-		return usageErrorf("--hardware does not apply without --trace: times are modelled from the activations of the trace's requests")
+		return cli.UsageErrorf("--hardware does not apply without --trace: times are modelled from the activations of the trace's requests")
 	case f.calibration != "" && f.trace == "":
-		return usageErrorf("--calibration does not apply without --trace: times are modelled from the activations of the trace's requests")
+		return cli.UsageErrorf("--calibration does not apply without --trace: times are modelled from the activations of the trace's requests")
 	}
 	if err := atomicfile.Check(f.out); err != nil {
-		return usageErrorf("--out: %w", err)
+		return cli.UsageErrorf("--out: %w", err)
 	}
 	return nil
 }
@@ -81,15 +82,15 @@ func (f *reportFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	bar := newProgressBar(stderr)
-	in.Progress = bar.show
+	bar := cli.NewProgressBar(stderr)
+	in.Progress = bar.Show
 	data, err := report.Build(ctx, *in)
-	bar.clear()
+	bar.Clear()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err != nil {
-		return codedError{err, exitInvalidFile}
+		return cli.WithCode(err, cli.ExitInvalidFile)
 	}
 	var page bytes.Buffer
 	if err := report.Render(&page, data); err != nil {
@@ -107,7 +108,7 @@ func (f *reportFlags) input(ctx context.Context) (*report.Input, error) {
 	in := &report.Input{Name: f.name, BatchTokens: f.batchTokens}
 	p, artifact, err := plan.Read(f.plan)
 	if err != nil {
-		return nil, inputError(fmt.Errorf("--plan: %w", err))
+		return nil, cli.InputError(fmt.Errorf("--plan: %w", err))
 	}
 	in.Plan, in.Digest = p, artifact.Digest
 	if in.Name == "" {
@@ -118,7 +119,7 @@ func (f *reportFlags) input(ctx context.Context) (*report.Input, error) {
 	if f.current != "" {
 		current, artifact, err := plan.Read(f.current)
 		if err != nil {
-			return nil, inputError(fmt.Errorf("--current: %w", err))
+			return nil, cli.InputError(fmt.Errorf("--current: %w", err))
 		}
 		in.Current, in.CurrentDigest = current, artifact.Digest
 	}
@@ -129,10 +130,10 @@ func (f *reportFlags) input(ctx context.Context) (*report.Input, error) {
 		return in, nil
 	}
 	if in.Trace, err = trace.Open(ctx, f.trace); err != nil {
-		return nil, inputError(err)
+		return nil, cli.InputError(err)
 	}
 	if in.Requests, err = pickRequests(in.Trace, p, f.requests); err != nil {
-		return nil, inputError(err)
+		return nil, cli.InputError(err)
 	}
 	return in, nil
 }
@@ -143,16 +144,16 @@ func (f *reportFlags) profile(of *solver.Plan) (*hardware.Profile, error) {
 	if err != nil || f.calibration == "" {
 		return p, err
 	}
-	text, err := regularfile.Read(f.calibration, maxInputBytes)
+	text, err := regularfile.Read(f.calibration, cli.MaxInputBytes)
 	if err != nil {
-		return nil, inputError(fmt.Errorf("--calibration: %w", err))
+		return nil, cli.InputError(fmt.Errorf("--calibration: %w", err))
 	}
 	c, err := hardware.ParseCalibration(text)
 	if err == nil {
 		p, err = p.With(c)
 	}
 	if err != nil {
-		return nil, codedError{fmt.Errorf("--calibration: %s: %w", f.calibration, err), exitInvalidFile}
+		return nil, cli.WithCode(fmt.Errorf("--calibration: %s: %w", f.calibration, err), cli.ExitInvalidFile)
 	}
 	return p, nil
 }

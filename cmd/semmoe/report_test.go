@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
@@ -21,7 +23,7 @@ func runReport(t *testing.T, args ...string) (code int, out, message string) {
 	cmd.SetErr(&stdout)
 	cmd.SetArgs(args)
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
-		return exitCode(err), stdout.String(), err.Error()
+		return cli.ExitCode(err), stdout.String(), err.Error()
 	}
 	return 0, stdout.String(), ""
 }
@@ -29,7 +31,7 @@ func runReport(t *testing.T, args ...string) (code int, out, message string) {
 func TestReportWritesAPage(t *testing.T) {
 	of := tracetest.Generate(tracetest.Small, 1)
 	of.Model.Config = `{"hidden_size":1024,"moe_intermediate_size":512}`
-	recorded := created(t, of)
+	recorded := clitest.Created(t, of)
 	dir, _ := solved(t, "dp", "--trace", recorded)
 	_, artifact, err := plan.Read(dir)
 	if err != nil {
@@ -47,7 +49,7 @@ func TestReportWritesAPage(t *testing.T) {
 		"with a trace":        {[]string{"--trace", recorded, "--name", "my <plan>"}, []string{"of expert activations on the rank of their request", "my &lt;plan&gt;", "that the plan was not solved from"}},
 		"all requests":        {[]string{"--trace", recorded, "--requests", "all"}, []string{"48 requests", "that include training requests of the plan"}},
 		"other machines":      {[]string{"--trace", recorded, "--hardware", slowProfile(t)}, []string{"with the hardware profile slow:"}},
-		"measured machines":   {[]string{"--trace", recorded, "--calibration", measuredTimes}, []string{"with the hardware profile h200-nvlink with measurements of NVIDIA H200:"}},
+		"measured machines":   {[]string{"--trace", recorded, "--calibration", clitest.MeasuredTimes}, []string{"with the hardware profile h200-nvlink with measurements of NVIDIA H200:"}},
 		"the plan in service": {[]string{"--trace", recorded, "--current", dir}, []string{"Compared with the plan in service, " + artifact.Digest[:16]}},
 	} {
 		code, printed, message := runReport(t, append([]string{"--plan", dir, "--out", out}, c.flags...)...)
@@ -76,12 +78,12 @@ func TestReportWritesAPage(t *testing.T) {
 }
 
 func TestReportRefuses(t *testing.T) {
-	recorded := created(t, tracetest.Generate(tracetest.Small, 1))
+	recorded := clitest.Created(t, tracetest.Generate(tracetest.Small, 1))
 	dir, _ := solved(t, "dp", "--trace", recorded)
 	tp, _ := solved(t, "tp", "--trace", recorded)
 	shape := tracetest.Small
 	shape.Experts = 32
-	other := created(t, tracetest.Generate(shape, 1))
+	other := clitest.Created(t, tracetest.Generate(shape, 1))
 	file := func(content string) string {
 		path := filepath.Join(t.TempDir(), "file.json")
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -96,22 +98,22 @@ func TestReportRefuses(t *testing.T) {
 		code int
 		want string
 	}{
-		"no plan":                    {[]string{"--out", out}, exitUsage, "--plan is missing"},
-		"no file":                    {[]string{"--plan", dir}, exitUsage, "--out is missing"},
-		"an argument":                {append(whole, "more"), exitUsage, "more"},
-		"unknown flag":               {append(whole, "--no-such"), exitUsage, "--no-such"},
-		"other requests":             {append(whole, "--requests", "some"), exitUsage, "--requests is \"some\"; allowed is test, all"},
-		"no batch":                   {append(whole, "--batch-tokens", "0"), exitUsage, "--batch-tokens is 0"},
-		"calibration without trace":  {append(whole, "--calibration", file("{}")), exitUsage, "--calibration does not apply without --trace"},
-		"hardware without trace":     {append(whole, "--hardware", "abacus"), exitUsage, "--hardware does not apply without --trace"},
-		"no such hardware":           {append(whole, "--trace", recorded, "--hardware", "abacus"), exitUsage, "there is no built-in hardware profile"},
-		"no such plan":               {[]string{"--plan", filepath.Join(dir, "none"), "--out", out}, exitInvalidFile, "--plan"},
-		"no such plan in service":    {append(whole, "--current", filepath.Join(dir, "none")), exitInvalidFile, "--current"},
-		"plan in service of another": {append(whole, "--current", tp), exitInvalidFile, "attention tp"},
-		"no such trace":              {append(whole, "--trace", filepath.Join(dir, "none")), exitInvalidFile, "none"},
-		"trace of another model":     {append(whole, "--trace", other), exitInvalidFile, "32"},
-		"empty calibration":          {append(whole, "--trace", recorded, "--calibration", file("{}")), exitInvalidFile, "all_to_all has 0 measurements"},
-		"no folder for the page":     {[]string{"--plan", dir, "--out", filepath.Join(dir, "none", "page.html")}, exitUsage, "--out"},
+		"no plan":                    {[]string{"--out", out}, cli.ExitUsage, "--plan is missing"},
+		"no file":                    {[]string{"--plan", dir}, cli.ExitUsage, "--out is missing"},
+		"an argument":                {append(whole, "more"), cli.ExitUsage, "more"},
+		"unknown flag":               {append(whole, "--no-such"), cli.ExitUsage, "--no-such"},
+		"other requests":             {append(whole, "--requests", "some"), cli.ExitUsage, "--requests is \"some\"; allowed is test, all"},
+		"no batch":                   {append(whole, "--batch-tokens", "0"), cli.ExitUsage, "--batch-tokens is 0"},
+		"calibration without trace":  {append(whole, "--calibration", file("{}")), cli.ExitUsage, "--calibration does not apply without --trace"},
+		"hardware without trace":     {append(whole, "--hardware", "abacus"), cli.ExitUsage, "--hardware does not apply without --trace"},
+		"no such hardware":           {append(whole, "--trace", recorded, "--hardware", "abacus"), cli.ExitUsage, "there is no built-in hardware profile"},
+		"no such plan":               {[]string{"--plan", filepath.Join(dir, "none"), "--out", out}, cli.ExitInvalidFile, "--plan"},
+		"no such plan in service":    {append(whole, "--current", filepath.Join(dir, "none")), cli.ExitInvalidFile, "--current"},
+		"plan in service of another": {append(whole, "--current", tp), cli.ExitInvalidFile, "attention tp"},
+		"no such trace":              {append(whole, "--trace", filepath.Join(dir, "none")), cli.ExitInvalidFile, "none"},
+		"trace of another model":     {append(whole, "--trace", other), cli.ExitInvalidFile, "32"},
+		"empty calibration":          {append(whole, "--trace", recorded, "--calibration", file("{}")), cli.ExitInvalidFile, "all_to_all has 0 measurements"},
+		"no folder for the page":     {[]string{"--plan", dir, "--out", filepath.Join(dir, "none", "page.html")}, cli.ExitUsage, "--out"},
 	} {
 		code, printed, message := runReport(t, c.args...)
 		if code != c.code || !strings.Contains(message, c.want) || printed != "" {

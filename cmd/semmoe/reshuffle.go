@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/model/reshuffle"
 )
@@ -34,12 +35,12 @@ func newReshuffleCommand() *cobra.Command {
 			"also the termination message; an error is one line there.\n" +
 			"Exit codes: 2 the command line is invalid; 3 model, permutation or output do not match, or exceed the limit;\n" +
 			"1 any other error, which a retry may fix.",
-		Args: usageArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			result, hold, err := runReshuffle(cmd.Context(), flags)
 			if err != nil {
 				if writeErr := writeTerminationMessage(flags.messageFile, oneLine(err.Error())); writeErr != nil {
-					printError(cmd.ErrOrStderr(), writeErr)
+					cli.PrintError(cmd.ErrOrStderr(), "semmoe", writeErr)
 				}
 				return err
 			}
@@ -54,7 +55,7 @@ func newReshuffleCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	cmd.SetFlagErrorFunc(cli.FlagError)
 	f := cmd.Flags()
 	f.StringVar(&flags.Model, "model", "", "directory of the checkpoint (required)")
 	f.StringVar(&flags.permutation, "permutation", "", "gate-permutation.json of a plan (required)")
@@ -73,14 +74,14 @@ func (f *reshuffleFlags) check() error {
 		{"model", f.Model}, {"permutation", f.permutation}, {"out", f.Out},
 	} {
 		if flag.value == "" {
-			return usageErrorf("--%s is missing", flag.name)
+			return cli.UsageErrorf("--%s is missing", flag.name)
 		}
 	}
 	if f.Parallel < 1 {
-		return usageErrorf("--parallel is %d; it must be at least 1", f.Parallel)
+		return cli.UsageErrorf("--parallel is %d; it must be at least 1", f.Parallel)
 	}
 	if f.Limit < 0 {
-		return usageErrorf("--limit is %d; it must be at least 0", f.Limit)
+		return cli.UsageErrorf("--limit is %d; it must be at least 0", f.Limit)
 	}
 	return nil
 }
@@ -95,7 +96,7 @@ func runReshuffle(ctx context.Context, flags reshuffleFlags) (*reshuffle.Result,
 	if flags.Permutation, err = reshuffle.ReadPermutation(flags.permutation); err != nil {
 		return nil, nil, reshuffleError(err)
 	}
-	result, hold, err := reshuffle.Acquire(withLogger(ctx, "reshuffle"), flags.Options)
+	result, hold, err := reshuffle.Acquire(cli.WithLogger(ctx, "reshuffle"), flags.Options)
 	return result, hold, reshuffleError(err)
 }
 
@@ -125,7 +126,7 @@ func resultMessage(result *reshuffle.Result) (string, error) {
 
 func reshuffleError(err error) error {
 	if checkpoint.IsInvalid(err) {
-		return codedError{err, exitInvalidFile}
+		return cli.WithCode(err, cli.ExitInvalidFile)
 	}
 	return err
 }

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/model/reshuffle"
 )
 
@@ -26,7 +28,7 @@ func runReshuffleCommand(t *testing.T, args ...string) (code int, out, message s
 	cmd.SetOut(&stdout)
 	cmd.SetArgs(args)
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
-		code, message = exitCode(err), err.Error()
+		code, message = cli.ExitCode(err), err.Error()
 	}
 	return code, stdout.String(), message
 }
@@ -36,7 +38,7 @@ func TestReshuffleCommand(t *testing.T) {
 	permutation, out := filepath.Join(dir, "gate-permutation.json"), filepath.Join(dir, "out")
 	writePermutation(t, permutation)
 	message := filepath.Join(dir, "message")
-	arguments := []string{"--model", tinyModel, "--permutation", permutation, "--out", out, "--termination-message", message}
+	arguments := []string{"--model", clitest.TinyModel, "--permutation", permutation, "--out", out, "--termination-message", message}
 	for _, reused := range []bool{false, true} {
 		code, stdout, failure := runReshuffleCommand(t, append(arguments, "--verify")...)
 		var result reshuffle.Result
@@ -55,18 +57,18 @@ func TestReshuffleCommand(t *testing.T) {
 		code int
 		want string
 	}{
-		"no model":       {arguments[2:], exitUsage, "--model is missing"},
-		"no permutation": {[]string{"--model", tinyModel, "--out", out}, exitUsage, "--permutation is missing"},
-		"no output":      {arguments[:4], exitUsage, "--out is missing"},
-		"argument":       {append(arguments, "x"), exitUsage, "unknown command"},
-		"unknown flag":   {append(arguments, "--x"), exitUsage, "unknown flag"},
-		"none parallel":  {append(arguments, "--parallel", "0"), exitUsage, "--parallel is 0"},
-		"negative limit": {append(arguments, "--limit", "-1"), exitUsage, "--limit is -1"},
-		"over the limit": {append(arguments, "--limit", "1000", "--out", filepath.Join(dir, "new")), exitInvalidFile, "the limit for all outputs in " + dir + " is 1000"},
-		"model missing":  {append(arguments, "--model", "/nonexistent"), exitInvalidFile, "/nonexistent does not exist"},
-		"no such file":   {append(arguments, "--permutation", "/nonexistent"), exitInvalidFile, "permutation file"},
-		"not one":        {append(arguments, "--permutation", tinyModel+"/config.json"), exitInvalidFile, "not a gate permutation"},
-		"output taken":   {append(arguments, "--out", dir), exitInvalidFile, "was not made by reshuffle"},
+		"no model":       {arguments[2:], cli.ExitUsage, "--model is missing"},
+		"no permutation": {[]string{"--model", clitest.TinyModel, "--out", out}, cli.ExitUsage, "--permutation is missing"},
+		"no output":      {arguments[:4], cli.ExitUsage, "--out is missing"},
+		"argument":       {append(arguments, "x"), cli.ExitUsage, "unknown command"},
+		"unknown flag":   {append(arguments, "--x"), cli.ExitUsage, "unknown flag"},
+		"none parallel":  {append(arguments, "--parallel", "0"), cli.ExitUsage, "--parallel is 0"},
+		"negative limit": {append(arguments, "--limit", "-1"), cli.ExitUsage, "--limit is -1"},
+		"over the limit": {append(arguments, "--limit", "1000", "--out", filepath.Join(dir, "new")), cli.ExitInvalidFile, "the limit for all outputs in " + dir + " is 1000"},
+		"model missing":  {append(arguments, "--model", "/nonexistent"), cli.ExitInvalidFile, "/nonexistent does not exist"},
+		"no such file":   {append(arguments, "--permutation", "/nonexistent"), cli.ExitInvalidFile, "permutation file"},
+		"not one":        {append(arguments, "--permutation", clitest.TinyModel+"/config.json"), cli.ExitInvalidFile, "not a gate permutation"},
+		"output taken":   {append(arguments, "--out", dir), cli.ExitInvalidFile, "was not made by reshuffle"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, failure := runReshuffleCommand(t, test.args...)
@@ -112,7 +114,7 @@ func TestReshuffleHold(t *testing.T) {
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	reader, writer := io.Pipe()
 	cmd.SetOut(writer)
-	cmd.SetArgs([]string{"--model", tinyModel, "--permutation", permutation, "--out", out, "--hold", "--termination-message", message})
+	cmd.SetArgs([]string{"--model", clitest.TinyModel, "--permutation", permutation, "--out", out, "--hold", "--termination-message", message})
 	ended := make(chan error, 1)
 	go func() {
 		err := cmd.ExecuteContext(ctx)
@@ -151,7 +153,7 @@ func readMessage(t *testing.T, path string) string {
 // An error is one line in the termination message, and a result fits into the message.
 func TestReshuffleMessage(t *testing.T) {
 	message := filepath.Join(t.TempDir(), "message")
-	_, _, failure := runReshuffleCommand(t, "--model", "/none\nexistent", "--permutation", tinyModel+"/config.json", "--out", "x", "--termination-message", message)
+	_, _, failure := runReshuffleCommand(t, "--model", "/none\nexistent", "--permutation", clitest.TinyModel+"/config.json", "--out", "x", "--termination-message", message)
 	if got := readMessage(t, message); got == "" || got != oneLine(failure) || strings.Contains(got, "\n") {
 		t.Errorf("termination message %q, error %q", got, failure)
 	}

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/plan/bundle"
@@ -37,14 +38,14 @@ type routerFlags struct {
 func newRouterCommand() *cobra.Command {
 	var flags routerFlags
 	command := &cobra.Command{
-		Annotations: map[string]string{drains: "true"},
+		Annotations: map[string]string{cli.Drains: "true"},
 		Use:         "router",
 		Short:       "Route requests to the ranks of engine pods",
 		Long: "Route requests to the ranks of the engine pods of one MoEDeployment or of a user-provided workload. Ranks are selected by the plan that\n" +
 			"the pods name, or by the plan in --default-plan-dir. Plans are fetched from the artifact store in the environment variables\n" + access.URLVariable + " and " + access.CAVariable + ";\n" +
 			"without a plan, ranks are selected by load only. With --endpoint-picker, the router does not proxy requests: it is the endpoint picker\n" +
 			"(ext_proc) of an InferencePool and selects endpoints for a gateway such as Envoy.",
-		Args: usageArgs,
+		Args: cli.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := flags.complete(); err != nil {
 				return err
@@ -165,7 +166,7 @@ func (f *routerFlags) run(ctx context.Context) error {
 	second := make(chan os.Signal, 1)
 	defer context.AfterFunc(ctx, func() { signal.Notify(second, os.Interrupt, syscall.SIGTERM) })()
 	f.options.EndDelay = second
-	return router.Run(withLogger(ctx, "router"), clients, f.options)
+	return router.Run(cli.WithLogger(ctx, "router"), clients, f.options)
 }
 
 // maxFallbacks limits the size of a header; more fallback endpoints are useless.

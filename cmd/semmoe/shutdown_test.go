@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -19,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/model/reshuffle/filelock"
@@ -28,93 +28,7 @@ import (
 	"github.com/semmoe/operator/test/load"
 )
 
-// asCommand makes the test binary run the command itself.
-const asCommand = "SEMMOE_TEST_AS_COMMAND"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asCommand) != "" {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
-
-// runningCommand is a process of this binary.
-type runningCommand struct {
-	*exec.Cmd
-	log   string
-	ended chan error
-}
-
-// startCommand starts this binary as semmoe with the given arguments, and kills it when the test ends.
-func startCommand(t *testing.T, env []string, args ...string) *runningCommand {
-	t.Helper()
-	c := &runningCommand{Cmd: exec.Command(os.Args[0], args...), log: filepath.Join(t.TempDir(), "log"), ended: make(chan error, 1)}
-	c.Env = append(append(os.Environ(), asCommand+"=1"), env...)
-	output, err := os.Create(c.log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer output.Close()
-	c.Stdout, c.Stderr = output, output
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	waited := make(chan struct{})
-	go func() {
-		defer close(waited)
-		c.ended <- c.Wait()
-	}()
-	t.Cleanup(func() {
-		c.Process.Kill() //nolint:errcheck // it may have ended
-		<-waited
-		if t.Failed() {
-			t.Logf("output of %v:\n%s", args, c.output(t))
-		}
-	})
-	return c
-}
-
-// output returns what the process has written to its standard output and standard error.
-func (c *runningCommand) output(t *testing.T) string {
-	t.Helper()
-	text, err := os.ReadFile(c.log)
-	if err != nil {
-		t.Error(err)
-	}
-	return string(text)
-}
-
-// endLimit is the time limit for the end of a process after a signal and its last request, for any unavailable server.
-const endLimit = 2 * time.Second
-
-// endsInTime waits up to endLimit, scaled to the load of the machine, for the end of a process or a function. Timers of
-// the code under test do not slow down on a busy machine, so the limit is exact on an idle machine, and never too short
-// on a busy one.
-func endsInTime(t *testing.T, ended <-chan error) error {
-	t.Helper()
-	var clock load.Clock
-	for begin := time.Now(); ; {
-		select {
-		case err := <-ended:
-			t.Logf("ended after %v: %v", time.Since(begin).Round(time.Millisecond), err)
-			return err
-		case <-time.After(10 * time.Millisecond):
-			if elapsed := clock.Elapsed(); elapsed > endLimit {
-				t.Fatalf("no end within %v; %v have passed", endLimit, time.Since(begin).Round(time.Millisecond))
-			}
-		}
-	}
-}
-
-// terminate sends SIGTERM, waits for the end of the process, and returns its error.
-func (c *runningCommand) terminate(t *testing.T) error {
-	t.Helper()
-	if err := c.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		t.Fatal(err)
-	}
-	return endsInTime(t, c.ended)
-}
+func TestMain(m *testing.M) { clitest.Main(m, main) }
 
 // acceptOne accepts one connection, and keeps it open without an answer until the test ends.
 func acceptOne(t *testing.T, silent net.Listener) {
@@ -187,7 +101,7 @@ func startUnavailable(t *testing.T, how string) (address string, contacted chan 
 // TestEndsWhileServersAreUnavailable stops each command that uses a server while the server is unavailable.
 func TestEndsWhileServersAreUnavailable(t *testing.T) {
 	answers := recordTiny(t)
-	dataset := writeFile(t, "requests.jsonl", `{"prompt":"a"}`+"\n")
+	dataset := clitest.WriteFile(t, "requests.jsonl", `{"prompt":"a"}`+"\n")
 	const router = "router --namespace=n --selector=a=b --host=127.0.0.1 --metrics-port=0 --snapshot-dir=DIR "
 	for name, tc := range map[string]struct {
 		line string
@@ -199,7 +113,7 @@ func TestEndsWhileServersAreUnavailable(t *testing.T) {
 		"manager":   {"manager --image=i --leader-elect --metrics-bind-address=0 --health-probe-bind-address=0", []string{silent, refusing}},
 		"calibrate": {"calibrate --image=i --gpus=1 --config-map=m", []string{silent, refusing}},
 		"profile": {
-			"profile --endpoint=http://ADDRESS --model-path=" + tinyModel + " --dataset=" + dataset + " --out=DIR/trace.safetensors",
+			"profile --endpoint=http://ADDRESS --model-path=" + clitest.TinyModel + " --dataset=" + dataset + " --out=DIR/trace.safetensors",
 			[]string{silent, refusing, hanging},
 		},
 		"probe": {
@@ -212,8 +126,8 @@ func TestEndsWhileServersAreUnavailable(t *testing.T) {
 				address, contacted := startUnavailable(t, how)
 				dir := t.TempDir()
 				args := strings.Fields(strings.NewReplacer("ADDRESS", address, "DIR", dir).Replace(tc.line))
-				command := startCommand(t, []string{"KUBECONFIG=" + writeKubeconfig(t, address)}, args...)
-				waitFor(t, command, func() bool {
+				command := clitest.Start(t, []string{"KUBECONFIG=" + writeKubeconfig(t, address)}, args...)
+				command.WaitFor(t, func() bool {
 					select {
 					case <-contacted:
 						return true
@@ -221,7 +135,7 @@ func TestEndsWhileServersAreUnavailable(t *testing.T) {
 						return false
 					}
 				})
-				command.terminate(t) //nolint:errcheck // the exit code depends on what the command has done
+				command.Terminate(t) //nolint:errcheck // the exit code depends on what the command has done
 			})
 		}
 	}
@@ -230,7 +144,7 @@ func TestEndsWhileServersAreUnavailable(t *testing.T) {
 // TestStoreClientsEnd stops the commands that fetch from or publish in an artifact store while the store is
 // unavailable.
 func TestStoreClientsEnd(t *testing.T) {
-	token := writeFile(t, "token", "token")
+	token := clitest.WriteFile(t, "token", "token")
 	issuer := httptest.NewTLSServer(nil)
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: issuer.Certificate().Raw})
 	issuer.Close()
@@ -241,7 +155,7 @@ func TestStoreClientsEnd(t *testing.T) {
 			return flags.fetch(ctx, connect)
 		},
 		"profile": func(ctx context.Context, connect connectStore, _ string) error {
-			o := profileOptions{scope: "ns/" + manifest.ID(), model: tinyModel}
+			o := profileOptions{scope: "ns/" + manifest.ID(), model: clitest.TinyModel}
 			_, err := profileToStore(ctx, connect, o, manifest, nil, nil)
 			return err
 		},
@@ -262,7 +176,7 @@ func TestStoreClientsEnd(t *testing.T) {
 				case <-contacted:
 				}
 				cancel()
-				if err := endsInTime(t, ended); err == nil {
+				if err := clitest.EndsInTime(t, ended); err == nil {
 					t.Error("the command succeeded")
 				}
 			})
@@ -279,10 +193,10 @@ func TestReshuffleEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"--model", tinyModel, "--permutation", permutation, "--out", out}
-	command := startCommand(t, nil, append([]string{"reshuffle"}, args...)...)
-	waitFor(t, command, func() bool { return strings.Contains(command.output(t), "Waiting for another run") })
-	if err := command.terminate(t); err == nil {
+	args := []string{"--model", clitest.TinyModel, "--permutation", permutation, "--out", out}
+	command := clitest.Start(t, nil, append([]string{"reshuffle"}, args...)...)
+	command.WaitFor(t, func() bool { return strings.Contains(command.Output(t), "Waiting for another run") })
+	if err := command.Terminate(t); err == nil {
 		t.Error("the run succeeded")
 	}
 	if _, err := os.Stat(out); !errors.Is(err, fs.ErrNotExist) {
@@ -298,17 +212,17 @@ func TestReshuffleEnds(t *testing.T) {
 func TestSecondSignal(t *testing.T) {
 	address, _ := startUnavailable(t, silent)
 	dir := t.TempDir()
-	router := startCommand(t, []string{"KUBECONFIG=" + writeKubeconfig(t, address)}, "router", "--namespace=n", "--selector=a=b",
+	router := clitest.Start(t, []string{"KUBECONFIG=" + writeKubeconfig(t, address)}, "router", "--namespace=n", "--selector=a=b",
 		"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--snapshot-dir="+dir, "--shutdown-delay=1h")
-	waitFor(t, router, func() bool { return strings.Contains(router.output(t), `"Serving"`) })
+	router.WaitFor(t, func() bool { return strings.Contains(router.Output(t), `"Serving"`) })
 	if err := router.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, router, func() bool { return strings.Contains(router.output(t), `"Draining"`) })
+	router.WaitFor(t, func() bool { return strings.Contains(router.Output(t), `"Draining"`) })
 	for deadline := time.Now().Add(load.Scale(20 * time.Second)); ; { // the router may not handle the first of these signals yet
 		router.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
 		select {
-		case err := <-router.ended:
+		case err := <-router.Ended:
 			if err != nil {
 				t.Error(err)
 			}
@@ -324,70 +238,8 @@ func TestSecondSignal(t *testing.T) {
 // writeKubeconfig writes a kubeconfig for an API server address and returns its path.
 func writeKubeconfig(t *testing.T, address string) string {
 	t.Helper()
-	return writeFile(t, "kubeconfig", fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c",
+	return clitest.WriteFile(t, "kubeconfig", fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c",
 		"contexts":[{"name":"c","context":{"cluster":"c"}}],"clusters":[{"name":"c","cluster":{"server":"http://%s"}}]}`, address))
-}
-
-// TestEngineEnds stops an engine without requests, and an engine that waits for its other nodes, while clients hold
-// silent connections.
-func TestEngineEnds(t *testing.T) {
-	for name, tc := range map[string]struct {
-		args   []string
-		status int
-	}{
-		"idle":              {nil, http.StatusOK},
-		"waiting for nodes": {[]string{"--tp-size=2", "--ep-size=2", "--nnodes=2"}, http.StatusServiceUnavailable},
-	} {
-		t.Run(name, func(t *testing.T) {
-			address := freeAddress(t)
-			_, port, err := net.SplitHostPort(address)
-			if err != nil {
-				t.Fatal(err)
-			}
-			addresses := []string{address}
-			args := append([]string{"engine", "--model-path=" + tinyModel, "--host=127.0.0.1", "--port=" + port}, tc.args...)
-			if tc.args != nil {
-				meeting := freeAddress(t)
-				args, addresses = append(args, "--dist-init-addr="+meeting), append(addresses, meeting)
-			}
-			engine := startCommand(t, nil, args...)
-			for _, address := range addresses {
-				waitFor(t, engine, func() bool {
-					connection, err := net.Dial("tcp", address)
-					if err == nil {
-						t.Cleanup(func() { connection.Close() })
-					}
-					return err == nil
-				})
-			}
-			waitFor(t, engine, func() bool {
-				response, err := http.Get("http://" + address + "/health")
-				if err != nil {
-					return false
-				}
-				response.Body.Close()
-				return response.StatusCode == tc.status
-			})
-			if err := engine.terminate(t); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
-// waitFor waits until a condition holds. The process must not end before.
-func waitFor(t *testing.T, c *runningCommand, holds func() bool) {
-	t.Helper()
-	for !holds() {
-		select {
-		case err := <-c.ended:
-			c.ended <- err
-			if !holds() {
-				t.Fatalf("the process has ended: %v", err)
-			}
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
 }
 
 // A plan on disk requires neither the store nor its token.

@@ -3,55 +3,23 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/semmoe/operator/internal/files/regularfile"
-	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
-
-// Exit codes of profile, solve and eval. Exit code 1 means any error that a retry may fix.
-const (
-	exitUsage       = 2
-	exitInvalidFile = 3
-)
-
-// codedError is an error with an exit code.
-type codedError struct {
-	error
-	code int
-}
-
-func (e codedError) Unwrap() error { return e.error }
-func (e codedError) ExitCode() int { return e.code }
-
-func usageErrorf(format string, args ...any) error {
-	return codedError{fmt.Errorf(format, args...), exitUsage}
-}
-
-// inputError adds the exit code of invalid files to an error about a trace or a plan.
-func inputError(err error) error {
-	if trace.IsInvalid(err) || plan.IsInvalid(err) || checkpoint.IsInvalid(err) || errors.Is(err, os.ErrNotExist) || errors.Is(err, regularfile.ErrTooLarge) {
-		return codedError{err, exitInvalidFile}
-	}
-	return err
-}
 
 // solveFlags are the flags of semmoe solve.
 type solveFlags struct {
@@ -78,7 +46,7 @@ func newSolveCommand() *cobra.Command {
 		Long: "Compute from a routing trace which expert is on which rank, and the tables that route tokens or requests. A part of the documents\n" +
 			"is held out to evaluate the plan. Writes the plan directory and prints the score as one JSON object.\n" +
 			"Exit codes: 2 the command line is invalid; 3 the trace is invalid; 1 any other error, which a retry may fix.",
-		Args: usageArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			options, err := flags.options()
 			if err != nil {
@@ -87,14 +55,14 @@ func newSolveCommand() *cobra.Command {
 			return flags.run(cmd.Context(), options, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	cmd.SetFlagErrorFunc(cli.FlagError)
 	f := cmd.Flags()
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
 	f.IntVar(&flags.ranks, "ep", 0, "EP size: number of ranks, a divisor of the number of experts (required)")
 	f.StringVar(&flags.attention, "attention", "", "attention mode: tp (one rank per token and layer) or dp (one rank per request) (required)")
 	f.StringVar(&flags.out, "out", "", "directory for the plan; an existing plan is replaced (required)")
 	f.StringVar(&flags.current, "current", "", "directory of the plan in service: start of the search by algorithm auto, which is faster and moves few experts")
-	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), "placement algorithm: "+listOf(placement.Algorithms))
+	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), "placement algorithm: "+cli.ListOf(placement.Algorithms))
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "input of the scores: table (token id); with attention tp also transition (token id and ranks of earlier layers,\nmerged as in the papers), lookback (the same with fitted weights), prefill (token id, prompt and experts of\nearlier layers), decode (as prefill, with earlier routes but without later tokens), lookahead-raw (the layer's\ngate before attention) or lookahead (the same with corrections learnt from the profile)")
 	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a float16 or float32 vector per token id: a token missing in the train requests gets the mean score of\nits 8 nearest neighbours there (default: the mean of all tokens; not with the forecasts prefill and decode)")
 	f.StringVar(&flags.redundantSlots, "redundant-slots", "0", "number of extra slots per rank for copies of experts (algorithms auto, eplb, contiguous, round-robin), or auto: the number\nwith the lowest modelled time that fits into --redundant-memory")
@@ -102,7 +70,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.copyRule, "copy-rule", placement.CopyRules[0], "copy of an expert that the engine uses on a rank: nearest (the rank's own copy, as in SGLang) or rank-modulo (copy number\nrank mod copies, as in vllm-ascend with attention dp)")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the gate's expert groups (n_group) whole, so that semmoe reshuffle can apply the plan (algorithms auto and\ncontiguous; EP size and number of groups must divide one another)")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percentage of the requests for training, by whole documents")
-	f.StringSliceVar(&flags.withoutDomains, "without-domains", nil, "domains of the trace to exclude, for example as targets of a switch in semmoe drift")
+	f.StringSliceVar(&flags.withoutDomains, "without-domains", nil, "domains of the trace to exclude, for example as targets of a switch in semmoe-lab drift")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
 	f.StringVar(&flags.objective, "objective", string(placement.Time), "objective to minimise: time (modelled time of an MoE layer), activation (remote activations), rank-dedup (other ranks per\ntoken), node-dedup (other nodes per token) or hierarchical (both, weighted by message cost); used by the search of\nalgorithm auto and by all tables")
 	f.IntSliceVar(&flags.batchTokens, "batch-tokens", solver.DefaultBatchTokens, "sizes of the served batches, in tokens over all ranks; all sizes have equal weight")
@@ -110,40 +78,16 @@ func newSolveCommand() *cobra.Command {
 	f.StringVarP(&flags.output, "output", "o", "", "output format: json or table (default: table on a terminal, json elsewhere)")
 	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "number of ranks per node")
 	flags.constraints.add(cmd)
-	hardwareFlag(f, &flags.hardware)
+	cli.HardwareFlag(f, &flags.hardware)
 	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "time limit of the search; 0 means no limit")
 	return cmd
 }
 
-// nonDefault returns a function that reports whether a flag is set to a value other than its default. An explicit
-// default is allowed even if the flag does not apply.
-func nonDefault(cmd *cobra.Command) func(name string) bool {
-	return func(name string) bool {
-		flag := cmd.Flags().Lookup(name)
-		return flag.Changed && flag.Value.String() != flag.DefValue
-	}
-}
-
-func listOf[T ~string](values []T) string {
-	names := make([]string, len(values))
-	for i, v := range values {
-		names[i] = string(v)
-	}
-	return strings.Join(names, ", ")
-}
-
-func usageArgs(cmd *cobra.Command, args []string) error {
-	if err := cobra.NoArgs(cmd, args); err != nil {
-		return codedError{err, exitUsage}
-	}
-	return nil
-}
-
-// invalidArgs is usageArgs for commands that run in Jobs and pods, where an invalid command line has the exit code of
+// invalidArgs is cli.NoArgs for commands that run in Jobs and pods, where an invalid command line has the exit code of
 // errors that no retry can fix.
 func invalidArgs(cmd *cobra.Command, args []string) error {
 	if err := cobra.NoArgs(cmd, args); err != nil {
-		return codedError{err, exitInvalidFile}
+		return cli.WithCode(err, cli.ExitInvalidFile)
 	}
 	return nil
 }
@@ -155,60 +99,60 @@ func (f *solveFlags) options() (solver.Options, error) {
 	}
 	switch {
 	case f.trace == "":
-		return o, usageErrorf("--trace is missing: name a routing trace")
+		return o, cli.UsageErrorf("--trace is missing: name a routing trace")
 	case f.out == "":
-		return o, usageErrorf("--out is missing: name a directory for the plan")
+		return o, cli.UsageErrorf("--out is missing: name a directory for the plan")
 	case f.ranks < 1:
-		return o, usageErrorf("--ep is %d; give the number of ranks, at least 1", f.ranks)
+		return o, cli.UsageErrorf("--ep is %d; give the number of ranks, at least 1", f.ranks)
 	case o.Attention != placement.TensorParallel && o.Attention != placement.DataParallel:
-		return o, usageErrorf("--attention is %q; allowed is tp, dp", f.attention)
+		return o, cli.UsageErrorf("--attention is %q; allowed is tp, dp", f.attention)
 	case f.ranksPerNode < 1:
-		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
+		return o, cli.UsageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	case f.trainPercent < 1 || f.trainPercent > 99:
-		return o, usageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
+		return o, cli.UsageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
 	case f.timeBudget < 0:
-		return o, usageErrorf("--time-budget is %v; it must be at least 0", f.timeBudget)
+		return o, cli.UsageErrorf("--time-budget is %v; it must be at least 0", f.timeBudget)
 	}
 	if err := f.copies(&o); err != nil {
 		return o, err
 	}
 	o.BatchTokens = f.batchTokens
 	if err := solver.CheckBatchTokens(o.BatchTokens); err != nil {
-		return o, usageErrorf("--batch-tokens: %w", err)
+		return o, cli.UsageErrorf("--batch-tokens: %w", err)
 	}
 	if err := checkOutput(f.minimumGain, f.output); err != nil {
 		return o, err
 	}
 	var err error
 	if o.Algorithm, err = placement.ParseAlgorithm(f.algorithm); err != nil {
-		return o, usageErrorf("--algorithm: %w", err)
+		return o, cli.UsageErrorf("--algorithm: %w", err)
 	}
 	if o.Forecast, err = solver.ParseForecast(f.forecast); err != nil {
-		return o, usageErrorf("--forecast: %w", err)
+		return o, cli.UsageErrorf("--forecast: %w", err)
 	}
 	if o.Objective, err = placement.ParseObjective(f.objective); err != nil {
-		return o, usageErrorf("--objective: %w", err)
+		return o, cli.UsageErrorf("--objective: %w", err)
 	}
 	if err := placement.CheckObjective(o.Objective, o.Ranks, o.RanksPerNode); err != nil {
-		return o, usageErrorf("--objective: %w", err)
+		return o, cli.UsageErrorf("--objective: %w", err)
 	}
 	if o.CopyRule, err = placement.ParseCopyRule(f.copyRule); err != nil {
-		return o, usageErrorf("--copy-rule: %w", err)
+		return o, cli.UsageErrorf("--copy-rule: %w", err)
 	}
 	if o.CopyRule != placement.NearestCopy && o.Attention != placement.DataParallel {
-		return o, usageErrorf("--copy-rule %s is for attention dp", o.CopyRule)
+		return o, cli.UsageErrorf("--copy-rule %s is for attention dp", o.CopyRule)
 	}
 	if o.Constraints, err = f.constraints.constraints(); err != nil {
 		return o, err
 	}
 	if o.Forecast != solver.Table && o.Attention == placement.DataParallel {
-		return o, usageErrorf("--forecast %s is for attention tp; attention dp scores a request by its tokens: table", o.Forecast)
+		return o, cli.UsageErrorf("--forecast %s is for attention tp; attention dp scores a request by its tokens: table", o.Forecast)
 	}
 	if f.embeddings != "" && o.Forecast.Contextual() {
-		return o, usageErrorf("--embeddings cannot be combined with --forecast %s, whose weights are trained for unseen tokens without embeddings", o.Forecast)
+		return o, cli.UsageErrorf("--embeddings cannot be combined with --forecast %s, whose weights are trained for unseen tokens without embeddings", o.Forecast)
 	}
 	if f.embeddings != "" {
-		if o.Embeddings, err = openEmbeddings(f.embeddings); err != nil {
+		if o.Embeddings, err = cli.OpenEmbeddings(f.embeddings); err != nil {
 			return o, err
 		}
 	}
@@ -216,14 +160,14 @@ func (f *solveFlags) options() (solver.Options, error) {
 		return o, nil
 	}
 	if o.Algorithm != placement.Auto {
-		return o, usageErrorf("--current requires algorithm auto; %s does not use a current placement", o.Algorithm)
+		return o, cli.UsageErrorf("--current requires algorithm auto; %s does not use a current placement", o.Algorithm)
 	}
 	current, _, err := plan.Read(f.current)
 	if err != nil {
-		return o, inputError(err)
+		return o, cli.InputError(err)
 	}
 	if current.Placement.Ranks != o.Ranks {
-		return o, usageErrorf("--current: the plan is for EP size %d, --ep is %d", current.Placement.Ranks, o.Ranks)
+		return o, cli.UsageErrorf("--current: the plan is for EP size %d, --ep is %d", current.Placement.Ranks, o.Ranks)
 	}
 	o.Current = current.Placement
 	return o, nil
@@ -233,22 +177,22 @@ func (f *solveFlags) options() (solver.Options, error) {
 func (f *solveFlags) copies(o *solver.Options) (err error) {
 	if f.redundantSlots != "auto" {
 		if o.RedundantSlots, err = strconv.Atoi(f.redundantSlots); err != nil {
-			return usageErrorf("--redundant-slots is %q; allowed is a number, or auto", f.redundantSlots)
+			return cli.UsageErrorf("--redundant-slots is %q; allowed is a number, or auto", f.redundantSlots)
 		}
 		switch {
 		case o.RedundantSlots < 0:
-			return usageErrorf("--redundant-slots is %d; it must be at least 0", o.RedundantSlots)
+			return cli.UsageErrorf("--redundant-slots is %d; it must be at least 0", o.RedundantSlots)
 		case f.redundantMemory != "":
-			return usageErrorf("--redundant-memory is for --redundant-slots auto, not for %s", f.redundantSlots)
+			return cli.UsageErrorf("--redundant-memory is for --redundant-slots auto, not for %s", f.redundantSlots)
 		}
 		return nil
 	}
 	if f.redundantMemory == "" {
-		return usageErrorf("--redundant-slots auto requires --redundant-memory, the memory per rank for copies")
+		return cli.UsageErrorf("--redundant-slots auto requires --redundant-memory, the memory per rank for copies")
 	}
 	amount, err := resource.ParseQuantity(strings.TrimSuffix(f.redundantMemory, "B"))
 	if err != nil || amount.Sign() <= 0 {
-		return usageErrorf("--redundant-memory is %q; allowed is a number of bytes above 0, such as 8GiB", f.redundantMemory)
+		return cli.UsageErrorf("--redundant-memory is %q; allowed is a number of bytes above 0, such as 8GiB", f.redundantMemory)
 	}
 	o.RedundantMemory = amount.Value()
 	return nil
@@ -278,11 +222,11 @@ type solveReport struct {
 }
 
 func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr io.Writer) (err error) {
-	if o.Hardware, err = readHardware(f.hardware); err != nil {
+	if o.Hardware, err = cli.ReadHardware(f.hardware); err != nil {
 		return err
 	}
 	if err := plan.CheckDirectory(f.out); err != nil {
-		return usageErrorf("--out: %w", err)
+		return cli.UsageErrorf("--out: %w", err)
 	}
 	begin := time.Now()
 	t, err := f.open(ctx)
@@ -292,17 +236,17 @@ func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr i
 	if err := checkAgainst(t, o); err != nil {
 		return err
 	}
-	bar := newProgressBar(stderr)
-	o.Progress = bar.show
+	bar := cli.NewProgressBar(stderr)
+	o.Progress = bar.Show
 	solution, err := solver.Solve(ctx, t, o)
-	bar.clear()
+	bar.Clear()
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case trace.IsInvalid(err):
-		return inputError(err)
+		return cli.InputError(err)
 	case err != nil: // all input is read: the options contradict each other or the plan in service
-		return codedError{err, exitUsage}
+		return cli.WithCode(err, cli.ExitUsage)
 	}
 	if solution.Plan.Drift, err = solver.CalibrateDrift(ctx, t, solution.Plan, solution.HeldOut, o.Constraints.TokenLoadLimit/100); err != nil {
 		return err
@@ -344,18 +288,18 @@ func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr i
 func (f *solveFlags) open(ctx context.Context) (*trace.Trace, error) {
 	t, err := trace.Open(ctx, f.trace)
 	if err != nil {
-		return nil, inputError(err)
+		return nil, cli.InputError(err)
 	}
-	leave, err := domainIndices(t, f.withoutDomains)
+	leave, err := t.DomainIndices(f.withoutDomains)
 	if err != nil {
-		return nil, usageErrorf("--without-domains: %w", err)
+		return nil, cli.UsageErrorf("--without-domains: %w", err)
 	}
 	if len(leave) == 0 {
 		return t, nil
 	}
-	part := without(t, leave)
+	part := t.Without(leave)
 	if part.Requests() == 0 {
-		return nil, usageErrorf("--without-domains excludes all domains; at least one must remain for training")
+		return nil, cli.UsageErrorf("--without-domains excludes all domains; at least one must remain for training")
 	}
 	return part, f.checkSplit(t, part, leave)
 }
@@ -365,11 +309,11 @@ func (f *solveFlags) open(ctx context.Context) (*trace.Trace, error) {
 func (f *solveFlags) checkSplit(whole, part *trace.Trace, leave []uint8) error {
 	learnt, _, err := trace.Split(part, f.trainPercent, f.seed)
 	if err != nil {
-		return inputError(err)
+		return cli.InputError(err)
 	}
 	ofWhole, _, err := trace.Split(whole, f.trainPercent, f.seed)
 	if err != nil {
-		return inputError(err)
+		return cli.InputError(err)
 	}
 	var same []int
 	left := 0
@@ -383,7 +327,7 @@ func (f *solveFlags) checkSplit(whole, part *trace.Trace, leave []uint8) error {
 		left++
 	}
 	if !slices.Equal(learnt, same) {
-		return usageErrorf("--without-domains is %s, which changes the split of the other domains' documents, so that semmoe eval and drift would use train requests; a remaining domain must have two documents, and each document one domain",
+		return cli.UsageErrorf("--without-domains is %s, which changes the split of the other domains' documents, so that semmoe eval and drift would use train requests; a remaining domain must have two documents, and each document one domain",
 			strings.Join(f.withoutDomains, ","))
 	}
 	return nil
@@ -392,65 +336,33 @@ func (f *solveFlags) checkSplit(whole, part *trace.Trace, leave []uint8) error {
 // checkAgainst returns an error for options that the model of the trace does not support.
 func checkAgainst(t *trace.Trace, o solver.Options) error {
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
-		return usageErrorf("--ep: %w", err)
+		return cli.UsageErrorf("--ep: %w", err)
 	}
 	redundant := o.RedundantSlots
 	if o.RedundantMemory > 0 {
 		redundant = 1 // any number above 0: options that exclude copies also exclude an automatic number
 	}
 	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, redundant); err != nil {
-		return usageErrorf("--redundant-slots: %w", err)
+		return cli.UsageErrorf("--redundant-slots: %w", err)
 	}
 	if err := solver.CheckForecast(o.Forecast, o.Ranks, t); err != nil {
-		return usageErrorf("--forecast %s: %w", o.Forecast, err)
+		return cli.UsageErrorf("--forecast %s: %w", o.Forecast, err)
 	}
-	if err := checkEmbeddings(o.Embeddings, t.Model.Vocabulary); err != nil {
+	if err := cli.CheckEmbeddings(o.Embeddings, t.Model.Vocabulary); err != nil {
 		return err
 	}
 	if err := placement.CheckConstraints(o.Algorithm, o.Constraints, t.Model.Layers, t.Model.Experts, o.Ranks, redundant, o.Current != nil); err != nil {
-		return codedError{err, exitUsage}
+		return cli.WithCode(err, cli.ExitUsage)
 	}
 	if !o.PreserveGroups {
 		return nil
 	}
 	groups, err := t.Model.Groups()
 	if err != nil {
-		return inputError(err)
+		return cli.InputError(err)
 	}
 	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, redundant, groups); err != nil {
-		return usageErrorf("--preserve-groups: %w", err)
+		return cli.UsageErrorf("--preserve-groups: %w", err)
 	}
 	return nil
-}
-
-// progressBar shows one line of progress on a terminal, and nothing elsewhere.
-type progressBar struct {
-	out   io.Writer
-	lock  sync.Mutex
-	drawn bool
-}
-
-func newProgressBar(out io.Writer) *progressBar {
-	if file, ok := out.(*os.File); ok {
-		if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err == nil {
-			return &progressBar{out: out}
-		}
-	}
-	return &progressBar{}
-}
-
-func (b *progressBar) show(step string, done, total int) {
-	if b.out == nil {
-		return
-	}
-	b.lock.Lock()
-	defer b.lock.Unlock()
-	fmt.Fprintf(b.out, "\r\x1b[K%s: %d of %d", step, done, total)
-	b.drawn = true
-}
-
-func (b *progressBar) clear() {
-	if b.drawn {
-		fmt.Fprint(b.out, "\r\x1b[K")
-	}
 }

@@ -11,39 +11,15 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
-
-const sampleTrace = "../../solver/testdata/tiny-32e-top4.safetensors.zst"
-
-// runJSON runs a command and returns its exit code, its one JSON object and its error message.
-func runJSON(t *testing.T, cmd *cobra.Command, args ...string) (code int, object map[string]any, message string) {
-	t.Helper()
-	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	var stdout, stderr bytes.Buffer
-	cmd.SetOut(&stdout)
-	cmd.SetErr(&stderr)
-	cmd.SetArgs(args)
-	if err := cmd.ExecuteContext(t.Context()); err != nil {
-		if stdout.Len() > 0 {
-			t.Errorf("a failed command wrote %q", stdout.String())
-		}
-		return exitCode(err), nil, err.Error()
-	}
-	if stderr.Len() > 0 {
-		t.Errorf("progress without a terminal: %q", stderr.String())
-	}
-	if err := json.Unmarshal(stdout.Bytes(), &object); err != nil {
-		t.Fatalf("%q: %v", stdout.String(), err)
-	}
-	return 0, object, ""
-}
 
 var evalFields = []string{
 	"lar", "baseline_lar", "oracle_lar", "upper_bound", "token_imbalance", "token_imbalance_median", "batch_imbalance",
@@ -54,8 +30,8 @@ var evalFields = []string{
 func solved(t *testing.T, attention string, flags ...string) (string, map[string]any) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "plan")
-	args := append([]string{"--trace", sampleTrace, "--ep", "4", "--attention", attention, "--out", dir}, flags...)
-	code, report, message := runJSON(t, newSolveCommand(), args...)
+	args := append([]string{"--trace", clitest.SampleTrace, "--ep", "4", "--attention", attention, "--out", dir}, flags...)
+	code, report, message := clitest.RunJSON(t, newSolveCommand(), args...)
 	if code != 0 {
 		t.Fatalf("exit code %d: %s", code, message)
 	}
@@ -63,7 +39,7 @@ func solved(t *testing.T, attention string, flags ...string) (string, map[string
 }
 
 func TestSolveAndEvalPrintTheContractFields(t *testing.T) {
-	path := created(t, tracetest.Generate(tracetest.Small, 1))
+	path := clitest.Created(t, tracetest.Generate(tracetest.Small, 1))
 	for _, forecast := range []string{"", "table", "prefill", "decode", "transition", "lookback"} {
 		attention := "dp"
 		var flags []string
@@ -76,7 +52,7 @@ func TestSolveAndEvalPrintTheContractFields(t *testing.T) {
 				t.Errorf("%s: solve does not print %s", attention, field)
 			}
 		}
-		code, got, message := runJSON(t, newEvalCommand(), "--trace", path, "--plan", dir)
+		code, got, message := clitest.RunJSON(t, newEvalCommand(), "--trace", path, "--plan", dir)
 		if code != 0 {
 			t.Fatalf("exit code %d: %s", code, message)
 		}
@@ -109,11 +85,11 @@ func TestSolveAndEvalPrintTheContractFields(t *testing.T) {
 // partOfSample writes every fourth request of the sample trace, which is enough for flags to change the metrics.
 func partOfSample(t *testing.T) string {
 	t.Helper()
-	whole, err := trace.Open(t.Context(), sampleTrace)
+	whole, err := trace.Open(t.Context(), clitest.SampleTrace)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return created(t, whole.Subset(slices.DeleteFunc(whole.AllRequests(), func(r int) bool { return r%4 > 0 })))
+	return clitest.Created(t, whole.Subset(slices.DeleteFunc(whole.AllRequests(), func(r int) bool { return r%4 > 0 })))
 }
 
 func TestEvalFlagsChangeMetrics(t *testing.T) {
@@ -123,7 +99,7 @@ func TestEvalFlagsChangeMetrics(t *testing.T) {
 	prefill, _ := solved(t, "tp", "--trace", path, "--forecast", "prefill")
 	plain, slow := map[string]map[string]any{}, slowProfile(t)
 	for _, dir := range []string{tp, dp, prefill} {
-		code, figures, message := runJSON(t, newEvalCommand(), "--trace", path, "--plan", dir)
+		code, figures, message := clitest.RunJSON(t, newEvalCommand(), "--trace", path, "--plan", dir)
 		if code != 0 {
 			t.Fatal(message)
 		}
@@ -153,7 +129,7 @@ func TestEvalFlagsChangeMetrics(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := plain[test.dir][test.field]
-			_, after, message := runJSON(t, newEvalCommand(), append([]string{"--trace", path, "--plan", test.dir}, test.flags...)...)
+			_, after, message := clitest.RunJSON(t, newEvalCommand(), append([]string{"--trace", path, "--plan", test.dir}, test.flags...)...)
 			if message != "" || cmp.Equal(before, after[test.field]) {
 				t.Errorf("%s is %v before and %v after %v; %s", test.field, before, after[test.field], test.flags, message)
 			}
@@ -173,17 +149,7 @@ func groupedTrace(t *testing.T, groups int) string {
 	if groups > 0 {
 		tr.Model.Config = fmt.Sprintf(`{"num_hidden_layers": 3, "n_group": %d}`, groups)
 	}
-	return created(t, tr)
-}
-
-// created writes a trace and returns its path.
-func created(t *testing.T, tr *trace.Trace) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "trace.safetensors")
-	if err := trace.Create(path, tr); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return clitest.Created(t, tr)
 }
 
 // TestSolvePreservesGroups solves for every relation of groups and ranks, and a model without groups.
@@ -268,7 +234,7 @@ func TestSolveConstraints(t *testing.T) {
 		if !test.check(report, p.Placement) {
 			t.Errorf("%s: %v", name, report)
 		}
-		code, again, message := runJSON(t, newEvalCommand(), "--trace", path, "--plan", dir)
+		code, again, message := clitest.RunJSON(t, newEvalCommand(), "--trace", path, "--plan", dir)
 		if code != 0 {
 			t.Fatalf("%s: exit code %d: %s", name, code, message)
 		}
@@ -281,7 +247,7 @@ func TestSolveConstraints(t *testing.T) {
 }
 
 func TestSolveExitCodes(t *testing.T) {
-	dir, path := t.TempDir(), smallTrace(t)
+	dir, path := t.TempDir(), clitest.SmallTrace(t)
 	other, _ := solved(t, "dp", "--trace", path)
 	current, _, err := plan.Read(other)
 	if err != nil {
@@ -310,72 +276,72 @@ func TestSolveExitCodes(t *testing.T) {
 		code int
 		want string
 	}{
-		"nothing":         {nil, exitUsage, "--trace is missing"},
-		"unknown flag":    {with("--fast"), exitUsage, "unknown flag"},
-		"an argument":     {with("more"), exitUsage, "more"},
-		"no out":          {with("--out", ""), exitUsage, "--out is missing"},
-		"no attention":    {with("--attention", ""), exitUsage, "allowed is tp, dp"},
-		"no EP size":      {with("--ep", "0"), exitUsage, "--ep is 0"},
-		"no divisor":      {with("--ep", "5"), exitUsage, "EP size 5 does not divide the 16 experts; allowed is 1, 2, 4, 8, 16"},
-		"embeddings":      {with("--attention", "tp", "--forecast", "decode", "--embeddings", "e.npy"), exitUsage, "--embeddings cannot be combined with --forecast decode"},
-		"no look-ahead":   {with("--attention", "tp", "--forecast", "lookahead"), exitUsage, "the trace has no look-ahead"},
-		"forecast":        {with("--forecast", "oracle"), exitUsage, "allowed is table prefill decode"},
-		"forecast of dp":  {with("--forecast", "decode"), exitUsage, "is for attention tp"},
-		"algorithm":       {with("--algorithm", "metis"), exitUsage, "allowed is auto"},
-		"redundant slots": {with("--redundant-slots", "-1"), exitUsage, "must be at least 0"},
-		"too many slots":  {with("--redundant-slots", "25"), exitUsage, "allow 0 to 12"},
-		"slots in words":  {with("--redundant-slots", "many"), exitUsage, "allowed is a number, or auto"},
-		"no memory":       {with("--redundant-slots", "auto"), exitUsage, "--redundant-slots auto requires --redundant-memory"},
-		"memory of slots": {with("--redundant-slots", "1", "--redundant-memory", "8GiB"), exitUsage, "--redundant-memory is for --redundant-slots auto, not for 1"},
-		"memory alone":    {with("--redundant-memory", "8GiB"), exitUsage, "--redundant-memory is for --redundant-slots auto, not for 0"},
-		"memory of 0":     {with("--redundant-slots", "auto", "--redundant-memory", "0"), exitUsage, "a number of bytes above 0"},
-		"negative memory": {with("--redundant-slots", "auto", "--redundant-memory", "-1GiB"), exitUsage, "a number of bytes above 0"},
-		"memory in words": {with("--redundant-slots", "auto", "--redundant-memory", "much"), exitUsage, "a number of bytes above 0"},
-		"unknown sizes":   {with("--redundant-slots", "auto", "--redundant-memory", "8GiB"), exitUsage, "the size of an expert is unknown"},
-		"memory of eplb":  {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--algorithm", "eplb"), exitUsage, "requires objective time and algorithm auto"},
-		"one rank":        {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--ep", "1"), exitUsage, "allow 0 to 0"},
-		"groups, memory":  {grouped(4, "--redundant-slots", "auto", "--redundant-memory", "8GiB"), exitUsage, "--preserve-groups: 1 redundant slots per rank"},
-		"limit, memory":   {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--expert-load-limit", "110"), exitUsage, "an expert load limit is not supported with redundant slots"},
-		"groups and EP":   {grouped(6), exitUsage, "EP size 4 and the gate's 6 groups"},
-		"groups of eplb":  {grouped(4, "--algorithm", "eplb"), exitUsage, "--preserve-groups: algorithm eplb does not keep groups together"},
-		"groups, copies":  {grouped(4, "--redundant-slots", "1"), exitUsage, "1 redundant slots per rank"},
-		"bad groups":      {grouped(5), exitInvalidFile, "n_group is 5; it must divide the 24 experts"},
-		"no config":       {grouped(0), exitInvalidFile, "model_config is missing in the trace"},
-		"objective":       {with("--objective", "dedup"), exitUsage, "allowed is time activation rank-dedup node-dedup hierarchical"},
-		"one node":        {with("--objective", "node-dedup"), exitUsage, "there is only one node"},
-		"nodes":           {with("--ranks-per-node", "0"), exitUsage, "--ranks-per-node is 0"},
-		"pin":             {with("--pin", "1:2"), exitUsage, "--pin is \"1:2\"; it must be layer:expert:rank"},
-		"pinned layer":    {with("--pin", "99:0:0"), exitUsage, "pin 99:0:0: layer 99 is not a MoE layer"},
-		"budget":          {with("--move-budget", "3"), exitUsage, "needs a current placement"},
-		"pin and budget":  {with("--current", other, "--move-budget", "0", "--pin", fmt.Sprintf("1:0:%d", elsewhere)), exitUsage, "the move budget is 0"},
-		"no such domain":  {with("--without-domains", "prose"), exitUsage, "the trace has no domain \"prose\"; it has domain-0"},
-		"no domains":      {with("--trace", created(t, nameless), "--without-domains", "prose"), exitUsage, "the trace names no domains"},
-		"other split":     {with("--trace", created(t, tracetest.Generate(single, 1)), "--train-percent", "50", "--without-domains", "domain-3"), exitUsage, "--without-domains is domain-3, which changes the split"},
-		"torn documents":  {with("--trace", created(t, astray), "--without-domains", "domain-0"), exitUsage, "and each document one domain"},
-		"capacity":        {with("--rank-capacity", "1,2"), exitUsage, "2 rank capacities for 4 ranks"},
-		"load limit":      {with("--expert-load-limit", "50"), exitUsage, "expert load limit is 50 percent"},
-		"token limit":     {with("--token-load-limit", "-1"), exitUsage, "token load limit is -1 percent"},
-		"limit of eplb":   {with("--expert-load-limit", "110", "--algorithm", "eplb"), exitUsage, "algorithm eplb does not support constraints"},
-		"no current plan": {with("--current", filepath.Join(dir, "none")), exitInvalidFile, "manifest.json is missing"},
-		"current of eplb": {with("--current", dir, "--algorithm", "eplb"), exitUsage, "requires algorithm auto"},
-		"other current":   {with("--current", other, "--ep", "8"), exitUsage, "the plan is for EP size 4, --ep is 8"},
-		"train percent":   {with("--train-percent", "0"), exitUsage, "allowed is 1 to 99"},
-		"time budget":     {with("--time-budget", "-1s"), exitUsage, "must be at least 0"},
-		"missing trace":   {with("--trace", filepath.Join(dir, "none")), exitInvalidFile, "no such file"},
-		"bad trace":       {with("--trace", bad), exitInvalidFile, "bad.safetensors"},
-		"a directory":     {with("--trace", dir), exitInvalidFile, "is a directory"},
-		"out is taken":    {with("--out", dir), exitUsage, "contains no plan"},
-		"taken, no trace": {with("--out", dir, "--trace", filepath.Join(dir, "none")), exitUsage, "--out: " + dir + " is not empty and contains no plan: use another directory"},
-		"out in a file":   {with("--out", filepath.Join(bad, "plan")), exitUsage, "--out: "},
+		"nothing":         {nil, cli.ExitUsage, "--trace is missing"},
+		"unknown flag":    {with("--fast"), cli.ExitUsage, "unknown flag"},
+		"an argument":     {with("more"), cli.ExitUsage, "more"},
+		"no out":          {with("--out", ""), cli.ExitUsage, "--out is missing"},
+		"no attention":    {with("--attention", ""), cli.ExitUsage, "allowed is tp, dp"},
+		"no EP size":      {with("--ep", "0"), cli.ExitUsage, "--ep is 0"},
+		"no divisor":      {with("--ep", "5"), cli.ExitUsage, "EP size 5 does not divide the 16 experts; allowed is 1, 2, 4, 8, 16"},
+		"embeddings":      {with("--attention", "tp", "--forecast", "decode", "--embeddings", "e.npy"), cli.ExitUsage, "--embeddings cannot be combined with --forecast decode"},
+		"no look-ahead":   {with("--attention", "tp", "--forecast", "lookahead"), cli.ExitUsage, "the trace has no look-ahead"},
+		"forecast":        {with("--forecast", "oracle"), cli.ExitUsage, "allowed is table prefill decode"},
+		"forecast of dp":  {with("--forecast", "decode"), cli.ExitUsage, "is for attention tp"},
+		"algorithm":       {with("--algorithm", "metis"), cli.ExitUsage, "allowed is auto"},
+		"redundant slots": {with("--redundant-slots", "-1"), cli.ExitUsage, "must be at least 0"},
+		"too many slots":  {with("--redundant-slots", "25"), cli.ExitUsage, "allow 0 to 12"},
+		"slots in words":  {with("--redundant-slots", "many"), cli.ExitUsage, "allowed is a number, or auto"},
+		"no memory":       {with("--redundant-slots", "auto"), cli.ExitUsage, "--redundant-slots auto requires --redundant-memory"},
+		"memory of slots": {with("--redundant-slots", "1", "--redundant-memory", "8GiB"), cli.ExitUsage, "--redundant-memory is for --redundant-slots auto, not for 1"},
+		"memory alone":    {with("--redundant-memory", "8GiB"), cli.ExitUsage, "--redundant-memory is for --redundant-slots auto, not for 0"},
+		"memory of 0":     {with("--redundant-slots", "auto", "--redundant-memory", "0"), cli.ExitUsage, "a number of bytes above 0"},
+		"negative memory": {with("--redundant-slots", "auto", "--redundant-memory", "-1GiB"), cli.ExitUsage, "a number of bytes above 0"},
+		"memory in words": {with("--redundant-slots", "auto", "--redundant-memory", "much"), cli.ExitUsage, "a number of bytes above 0"},
+		"unknown sizes":   {with("--redundant-slots", "auto", "--redundant-memory", "8GiB"), cli.ExitUsage, "the size of an expert is unknown"},
+		"memory of eplb":  {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--algorithm", "eplb"), cli.ExitUsage, "requires objective time and algorithm auto"},
+		"one rank":        {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--ep", "1"), cli.ExitUsage, "allow 0 to 0"},
+		"groups, memory":  {grouped(4, "--redundant-slots", "auto", "--redundant-memory", "8GiB"), cli.ExitUsage, "--preserve-groups: 1 redundant slots per rank"},
+		"limit, memory":   {with("--redundant-slots", "auto", "--redundant-memory", "8GiB", "--expert-load-limit", "110"), cli.ExitUsage, "an expert load limit is not supported with redundant slots"},
+		"groups and EP":   {grouped(6), cli.ExitUsage, "EP size 4 and the gate's 6 groups"},
+		"groups of eplb":  {grouped(4, "--algorithm", "eplb"), cli.ExitUsage, "--preserve-groups: algorithm eplb does not keep groups together"},
+		"groups, copies":  {grouped(4, "--redundant-slots", "1"), cli.ExitUsage, "1 redundant slots per rank"},
+		"bad groups":      {grouped(5), cli.ExitInvalidFile, "n_group is 5; it must divide the 24 experts"},
+		"no config":       {grouped(0), cli.ExitInvalidFile, "model_config is missing in the trace"},
+		"objective":       {with("--objective", "dedup"), cli.ExitUsage, "allowed is time activation rank-dedup node-dedup hierarchical"},
+		"one node":        {with("--objective", "node-dedup"), cli.ExitUsage, "there is only one node"},
+		"nodes":           {with("--ranks-per-node", "0"), cli.ExitUsage, "--ranks-per-node is 0"},
+		"pin":             {with("--pin", "1:2"), cli.ExitUsage, "--pin is \"1:2\"; it must be layer:expert:rank"},
+		"pinned layer":    {with("--pin", "99:0:0"), cli.ExitUsage, "pin 99:0:0: layer 99 is not a MoE layer"},
+		"budget":          {with("--move-budget", "3"), cli.ExitUsage, "needs a current placement"},
+		"pin and budget":  {with("--current", other, "--move-budget", "0", "--pin", fmt.Sprintf("1:0:%d", elsewhere)), cli.ExitUsage, "the move budget is 0"},
+		"no such domain":  {with("--without-domains", "prose"), cli.ExitUsage, "the trace has no domain \"prose\"; it has domain-0"},
+		"no domains":      {with("--trace", clitest.Created(t, nameless), "--without-domains", "prose"), cli.ExitUsage, "the trace names no domains"},
+		"other split":     {with("--trace", clitest.Created(t, tracetest.Generate(single, 1)), "--train-percent", "50", "--without-domains", "domain-3"), cli.ExitUsage, "--without-domains is domain-3, which changes the split"},
+		"torn documents":  {with("--trace", clitest.Created(t, astray), "--without-domains", "domain-0"), cli.ExitUsage, "and each document one domain"},
+		"capacity":        {with("--rank-capacity", "1,2"), cli.ExitUsage, "2 rank capacities for 4 ranks"},
+		"load limit":      {with("--expert-load-limit", "50"), cli.ExitUsage, "expert load limit is 50 percent"},
+		"token limit":     {with("--token-load-limit", "-1"), cli.ExitUsage, "token load limit is -1 percent"},
+		"limit of eplb":   {with("--expert-load-limit", "110", "--algorithm", "eplb"), cli.ExitUsage, "algorithm eplb does not support constraints"},
+		"no current plan": {with("--current", filepath.Join(dir, "none")), cli.ExitInvalidFile, "manifest.json is missing"},
+		"current of eplb": {with("--current", dir, "--algorithm", "eplb"), cli.ExitUsage, "requires algorithm auto"},
+		"other current":   {with("--current", other, "--ep", "8"), cli.ExitUsage, "the plan is for EP size 4, --ep is 8"},
+		"train percent":   {with("--train-percent", "0"), cli.ExitUsage, "allowed is 1 to 99"},
+		"time budget":     {with("--time-budget", "-1s"), cli.ExitUsage, "must be at least 0"},
+		"missing trace":   {with("--trace", filepath.Join(dir, "none")), cli.ExitInvalidFile, "no such file"},
+		"bad trace":       {with("--trace", bad), cli.ExitInvalidFile, "bad.safetensors"},
+		"a directory":     {with("--trace", dir), cli.ExitInvalidFile, "is a directory"},
+		"out is taken":    {with("--out", dir), cli.ExitUsage, "contains no plan"},
+		"taken, no trace": {with("--out", dir, "--trace", filepath.Join(dir, "none")), cli.ExitUsage, "--out: " + dir + " is not empty and contains no plan: use another directory"},
+		"out in a file":   {with("--out", filepath.Join(bad, "plan")), cli.ExitUsage, "--out: "},
 	} {
-		if code, _, message := runJSON(t, newSolveCommand(), test.args...); code != test.code || !strings.Contains(message, test.want) {
+		if code, _, message := clitest.RunJSON(t, newSolveCommand(), test.args...); code != test.code || !strings.Contains(message, test.want) {
 			t.Errorf("%s: exit code %d, %q; want %d and %q", name, code, message, test.code, test.want)
 		}
 	}
 }
 
 func TestEvalExitCodes(t *testing.T) {
-	path := smallTrace(t)
+	path := clitest.SmallTrace(t)
 	tp, _ := solved(t, "tp", "--trace", path)
 	dp, _ := solved(t, "dp", "--trace", path)
 	damaged, _ := solved(t, "dp", "--trace", path)
@@ -386,7 +352,7 @@ func TestEvalExitCodes(t *testing.T) {
 		return append([]string{"--trace", path, "--plan", dir}, flags...)
 	}
 	for _, args := range [][]string{with(dp, "--shards", "equal"), with(tp, "--policy", "price", "--cap", "1.150", "--orders", "5")} {
-		if code, _, message := runJSON(t, newEvalCommand(), args...); code != 0 {
+		if code, _, message := clitest.RunJSON(t, newEvalCommand(), args...); code != 0 {
 			t.Errorf("%v: exit code %d, %q: explicit defaults are valid for every plan", args, code, message)
 		}
 	}
@@ -395,30 +361,30 @@ func TestEvalExitCodes(t *testing.T) {
 		code int
 		want string
 	}{
-		"no trace":       {[]string{"--plan", dp}, exitUsage, "--trace is missing"},
-		"no plan":        {[]string{"--trace", path}, exitUsage, "--plan is missing"},
-		"requests":       {with(dp, "--requests", "some"), exitUsage, "allowed is test, all"},
-		"policy":         {with(dp, "--policy", "fair"), exitUsage, "allowed is price"},
-		"cap":            {with(dp, "--cap", "0.5"), exitUsage, "at least 1"},
-		"orders":         {with(dp, "--orders", "0"), exitUsage, "allowed is 1 to 1000"},
-		"held":           {with(dp, "--policy", "late", "--held", "-1"), exitUsage, "--held is -1; allowed is 0 to 1024"},
-		"many held":      {with(dp, "--policy", "late", "--held", "1025"), exitUsage, "--held is 1025; allowed is 0 to 1024"},
-		"held at once":   {with(dp, "--held", "8"), exitUsage, "--held does not apply with --policy price; it requires late"},
-		"held, tp":       {with(tp, "--policy", "late", "--held", "8"), exitUsage, "does not apply to this plan"},
-		"late turns":     {with(dp, "--policy", "late", "--workload", "multi-turn"), exitUsage, "--workload multi-turn requires a policy that keeps the order"},
-		"many orders":    {with(dp, "--orders", "1000000000"), exitUsage, "--orders is 1000000000; allowed is 1 to 1000"},
-		"batch":          {with(tp, "--batch-tokens", "0"), exitUsage, "allowed is 1 to "},
-		"shards":         {with(tp, "--shards", "some"), exitUsage, "allowed is equal, free"},
-		"node":           {with(tp, "--ranks-per-node", "0"), exitUsage, "at least 1"},
-		"forecast":       {with(tp, "--forecast", "prefill"), exitUsage, "this plan contains the tables of table"},
-		"policy with tp": {with(tp, "--policy", "masked"), exitUsage, "does not apply to this plan"},
-		"shards with dp": {with(dp, "--shards", "free"), exitUsage, "does not apply to this plan"},
-		"damaged plan":   {with(damaged), exitInvalidFile, "placement.json is damaged"},
-		"missing plan":   {with(filepath.Join(dp, "none")), exitInvalidFile, "manifest.json is missing"},
-		"missing trace":  {with(dp, "--trace", "none"), exitInvalidFile, "no such file"},
-		"hardware":       {with(dp, "--hardware", "abacus"), exitUsage, "--hardware: there is no built-in hardware profile"},
+		"no trace":       {[]string{"--plan", dp}, cli.ExitUsage, "--trace is missing"},
+		"no plan":        {[]string{"--trace", path}, cli.ExitUsage, "--plan is missing"},
+		"requests":       {with(dp, "--requests", "some"), cli.ExitUsage, "allowed is test, all"},
+		"policy":         {with(dp, "--policy", "fair"), cli.ExitUsage, "allowed is price"},
+		"cap":            {with(dp, "--cap", "0.5"), cli.ExitUsage, "at least 1"},
+		"orders":         {with(dp, "--orders", "0"), cli.ExitUsage, "allowed is 1 to 1000"},
+		"held":           {with(dp, "--policy", "late", "--held", "-1"), cli.ExitUsage, "--held is -1; allowed is 0 to 1024"},
+		"many held":      {with(dp, "--policy", "late", "--held", "1025"), cli.ExitUsage, "--held is 1025; allowed is 0 to 1024"},
+		"held at once":   {with(dp, "--held", "8"), cli.ExitUsage, "--held does not apply with --policy price; it requires late"},
+		"held, tp":       {with(tp, "--policy", "late", "--held", "8"), cli.ExitUsage, "does not apply to this plan"},
+		"late turns":     {with(dp, "--policy", "late", "--workload", "multi-turn"), cli.ExitUsage, "--workload multi-turn requires a policy that keeps the order"},
+		"many orders":    {with(dp, "--orders", "1000000000"), cli.ExitUsage, "--orders is 1000000000; allowed is 1 to 1000"},
+		"batch":          {with(tp, "--batch-tokens", "0"), cli.ExitUsage, "allowed is 1 to "},
+		"shards":         {with(tp, "--shards", "some"), cli.ExitUsage, "allowed is equal, free"},
+		"node":           {with(tp, "--ranks-per-node", "0"), cli.ExitUsage, "at least 1"},
+		"forecast":       {with(tp, "--forecast", "prefill"), cli.ExitUsage, "this plan contains the tables of table"},
+		"policy with tp": {with(tp, "--policy", "masked"), cli.ExitUsage, "does not apply to this plan"},
+		"shards with dp": {with(dp, "--shards", "free"), cli.ExitUsage, "does not apply to this plan"},
+		"damaged plan":   {with(damaged), cli.ExitInvalidFile, "placement.json is damaged"},
+		"missing plan":   {with(filepath.Join(dp, "none")), cli.ExitInvalidFile, "manifest.json is missing"},
+		"missing trace":  {with(dp, "--trace", "none"), cli.ExitInvalidFile, "no such file"},
+		"hardware":       {with(dp, "--hardware", "abacus"), cli.ExitUsage, "--hardware: there is no built-in hardware profile"},
 	} {
-		if code, _, message := runJSON(t, newEvalCommand(), test.args...); code != test.code || !strings.Contains(message, test.want) {
+		if code, _, message := clitest.RunJSON(t, newEvalCommand(), test.args...); code != test.code || !strings.Contains(message, test.want) {
 			t.Errorf("%s: exit code %d, %q; want %d and %q", name, code, message, test.code, test.want)
 		}
 	}
@@ -429,7 +395,7 @@ func TestEvalWorkloads(t *testing.T) {
 	path := partOfSample(t)
 	dir, _ := solved(t, "dp", "--trace", path)
 	for _, workload := range []string{"shared-prefix", "multi-turn"} {
-		code, got, message := runJSON(t, newEvalCommand(), "--trace", path, "--plan", dir, "--workload", workload, "--score-percent", "10", "--weights", "load=0", "--orders", "2")
+		code, got, message := clitest.RunJSON(t, newEvalCommand(), "--trace", path, "--plan", dir, "--workload", workload, "--score-percent", "10", "--weights", "load=0", "--orders", "2")
 		if code != 0 {
 			t.Fatalf("%s: exit code %d: %s", workload, code, message)
 		}
@@ -440,7 +406,7 @@ func TestEvalWorkloads(t *testing.T) {
 		}
 	}
 	for _, args := range [][]string{{"--workload", "chat"}, {"--weights", "speed=1"}, {"--weights", "wait=1"}, {"--cache-tokens", "0"}, {"--score-percent", "101"}} {
-		if code, _, message := runJSON(t, newEvalCommand(), append([]string{"--trace", path, "--plan", dir}, args...)...); code != exitUsage || !strings.Contains(message, args[0]) {
+		if code, _, message := clitest.RunJSON(t, newEvalCommand(), append([]string{"--trace", path, "--plan", dir}, args...)...); code != cli.ExitUsage || !strings.Contains(message, args[0]) {
 			t.Errorf("%v: exit code %d: %s", args, code, message)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/artifact/store"
 )
 
@@ -21,10 +22,10 @@ func newStoreCommand() *cobra.Command {
 	var options store.Options
 	var authority, manager string
 	command := &cobra.Command{
-		Annotations: map[string]string{drains: "true"},
+		Annotations: map[string]string{cli.Drains: "true"},
 		Use:         "store",
 		Short:       "Store artifacts by digest in a directory or in S3",
-		Args:        usageArgs,
+		Args:        cli.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var err error
 			if options.Authority, err = namespacedName("--authority", authority); err != nil {
@@ -43,7 +44,7 @@ func newStoreCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return store.Run(withLogger(command.Context(), "store"), clients, options, nil)
+			return store.Run(cli.WithLogger(command.Context(), "store"), clients, options, nil)
 		},
 	}
 	flags := command.Flags()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/plan/bundle"
 )
@@ -31,7 +32,7 @@ func newVerifyCommand() *cobra.Command {
 			mounted, report, err := verify(flags, cmd.Flags().Changed)
 			message := ""
 			if err != nil {
-				err = codedError{errors.New(oneLine(err.Error())), exitInvalidFile}
+				err = cli.WithCode(errors.New(oneLine(err.Error())), cli.ExitInvalidFile)
 				message = err.Error()
 			}
 			if writeErr := writeTerminationMessage(flags.messageFile, message); writeErr != nil {
@@ -43,7 +44,7 @@ func newVerifyCommand() *cobra.Command {
 			return err
 		},
 	}
-	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitInvalidFile} })
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.WithCode(err, cli.ExitInvalidFile) })
 	f := command.Flags()
 	f.StringVar(&flags.planDir, "plan-dir", "", "directory where the plan's ConfigMap is mounted, or a plan directory (required)")
 	f.StringVar(&flags.planDigest, "plan-digest", "", "required digest of the plan (default: any)")

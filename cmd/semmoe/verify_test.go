@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
@@ -47,14 +49,14 @@ func mountPlan(t *testing.T, model checkpoint.Report) (dir, digest string) {
 }
 
 func TestVerify(t *testing.T) {
-	model, err := checkpoint.Inspect(tinyModel)
+	model, err := checkpoint.Inspect(clitest.TinyModel)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir, digest := mountPlan(t, model)
 	other := strings.Repeat("0", 64)
 	changed := t.TempDir()
-	if err := os.CopyFS(changed, os.DirFS(tinyModel)); err != nil {
+	if err := os.CopyFS(changed, os.DirFS(clitest.TinyModel)); err != nil {
 		t.Fatal(err)
 	}
 	config, err := os.ReadFile(filepath.Join(changed, "config.json"))
@@ -93,7 +95,7 @@ func TestVerify(t *testing.T) {
 			command.SetOut(&stdout)
 			args := []string{"--termination-message=" + message}
 			for flag, value := range map[string]string{
-				"--plan-dir": dir, "--plan-digest": digest, "--model-path": tinyModel, "--model-digest": model.ModelDigest, "--expert-parallel-size": "4",
+				"--plan-dir": dir, "--plan-digest": digest, "--model-path": clitest.TinyModel, "--model-digest": model.ModelDigest, "--expert-parallel-size": "4",
 			} {
 				if changed, ok := test.change[flag]; ok {
 					value = changed
@@ -111,8 +113,8 @@ func TestVerify(t *testing.T) {
 				}
 				return
 			}
-			if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
-				t.Fatalf("exit code %d, %v; want %d, %q", exitCode(err), err, exitInvalidFile, test.want)
+			if err == nil || cli.ExitCode(err) != cli.ExitInvalidFile || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("exit code %d, %v; want %d, %q", cli.ExitCode(err), err, cli.ExitInvalidFile, test.want)
 			}
 			if name == "EP size is a word" { // the flags were not parsed, so the message file is unknown
 				return

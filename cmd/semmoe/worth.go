@@ -10,16 +10,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/solver"
 )
 
 // checkOutput checks the flags of verdict and output.
 func checkOutput(minimumGainPercent float64, output string) error {
 	if !(minimumGainPercent >= 0 && minimumGainPercent < 100) {
-		return usageErrorf("--minimum-gain-percent is %v; allowed is 0 to below 100", minimumGainPercent)
+		return cli.UsageErrorf("--minimum-gain-percent is %v; allowed is 0 to below 100", minimumGainPercent)
 	}
 	if output != "" && output != "json" && output != "table" {
-		return usageErrorf("--output is %q; allowed is json, table", output)
+		return cli.UsageErrorf("--output is %q; allowed is json, table", output)
 	}
 	return nil
 }

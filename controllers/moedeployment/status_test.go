@@ -91,7 +91,7 @@ func TestStatus(t *testing.T) {
 			want: map[string]string{"Ready": "False WaitingForReplicas", "Degraded": "True TiedEmbeddings", "Stalled": "False NotStalled"}, summary: "0/2",
 		},
 		"tied embeddings, and another engine by its own command": {
-			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Command = []string{"/semmoe", "engine"} },
+			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Command = []string{"/semmoe-refengine"} },
 			o:      observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router},
 			want:   map[string]string{"Ready": "True Serving", "Degraded": "False AsExpected"}, summary: "2/2",
 		},

@@ -23,12 +23,12 @@ func ParseDigest(s string) (Digest, error) {
 	return Digest(s), nil
 }
 
-// ShortLength is the length of a short digest.
-const ShortLength = 16
+// shortLength is the length of a short digest.
+const shortLength = 16
 
-// Short returns the first ShortLength characters, which are used in names, labels and headers. A shorter, invalid
+// Short returns the first shortLength characters, which are used in names, labels and headers. A shorter, invalid
 // digest is returned unchanged.
-func (d Digest) Short() string { return string(d[:min(len(d), ShortLength)]) }
+func (d Digest) Short() string { return string(d[:min(len(d), shortLength)]) }
 
 // DigestOf reads r to its end. It returns the digest and the number of bytes.
 func DigestOf(r io.Reader) (Digest, int64, error) {

@@ -15,8 +15,8 @@ var (
 	ErrUnauthenticated = errors.New("unauthenticated")
 	// ErrForbidden reports that the pod is not allowed to access the scope.
 	ErrForbidden = errors.New("forbidden")
-	// ErrTooLarge reports an artifact above the size limit of the store.
-	ErrTooLarge = errors.New("too large")
+	// errTooLarge reports an artifact above the size limit of the store.
+	errTooLarge = errors.New("too large")
 	// ErrFull reports that the store has no space for the artifact.
 	ErrFull = errors.New("the store is full")
 	// ErrInterrupted reports a connection that failed while the store sent an artifact. The request can be retried.
@@ -29,7 +29,7 @@ var sentinels = map[int]error{
 	http.StatusConflict:              ErrConflict,
 	http.StatusUnauthorized:          ErrUnauthenticated,
 	http.StatusForbidden:             ErrForbidden,
-	http.StatusRequestEntityTooLarge: ErrTooLarge,
+	http.StatusRequestEntityTooLarge: errTooLarge,
 	http.StatusUnprocessableEntity:   ErrCorrupt,
 	http.StatusInsufficientStorage:   ErrFull,
 }

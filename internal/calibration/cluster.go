@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// FieldManager is the field manager of all writes.
-	FieldManager = "semmoe-calibrate"
+	// fieldManager is the field manager of all writes.
+	fieldManager = "semmoe-calibrate"
 	// ResultKey is the key of a result in its ConfigMap.
 	ResultKey = "calibration.json"
 	// maxResult limits the size of a result in a ConfigMap, in bytes. The limit of the API server is 1 MiB.
@@ -71,7 +71,7 @@ func (c *Cluster) Run(ctx context.Context, spec Spec, report func(Event), write 
 // create creates the Job, and the ConfigMap of the script. The Job owns the ConfigMap, so deleting the Job deletes
 // both.
 func (c *Cluster) create(ctx context.Context, spec Spec) (*batchv1.Job, error) {
-	job, err := c.Clients.BatchV1().Jobs(spec.Namespace).Create(ctx, spec.Job(), metav1.CreateOptions{FieldManager: FieldManager})
+	job, err := c.Clients.BatchV1().Jobs(spec.Namespace).Create(ctx, spec.Job(), metav1.CreateOptions{FieldManager: fieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("Job %s/%s already exists: delete it, or set another --name", spec.Namespace, spec.Name)
 	}
@@ -80,7 +80,7 @@ func (c *Cluster) create(ctx context.Context, spec Spec) (*batchv1.Job, error) {
 	}
 	script := spec.ConfigMap()
 	script.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(job, batchv1.SchemeGroupVersion.WithKind("Job"))}
-	if _, err := c.Clients.CoreV1().ConfigMaps(spec.Namespace).Create(ctx, script, metav1.CreateOptions{FieldManager: FieldManager}); err != nil {
+	if _, err := c.Clients.CoreV1().ConfigMaps(spec.Namespace).Create(ctx, script, metav1.CreateOptions{FieldManager: fieldManager}); err != nil {
 		return nil, errors.Join(fmt.Errorf("failed to create the ConfigMap of the script: %w", err), c.remove(ctx, job))
 	}
 	return job, nil
@@ -113,7 +113,7 @@ func (c *Cluster) follow(ctx context.Context, job *batchv1.Job, report func(Even
 		// while its log is read.
 		ended, lost := pod.Status.Phase != corev1.PodRunning, overdue(job, pod)
 		result, err := c.read(ctx, pod, &reported, report)
-		if !errors.Is(err, ErrUnfinished) {
+		if !errors.Is(err, errUnfinished) {
 			return result, err
 		}
 		if ended && !broken(err) {
@@ -161,7 +161,7 @@ func (e *unreadError) Error() string {
 	return fmt.Sprintf("failed to read the log of pod %s: %v", e.pod, e.cause)
 }
 
-func (e *unreadError) Unwrap() []error { return []error{ErrUnfinished, e.cause} }
+func (e *unreadError) Unwrap() []error { return []error{errUnfinished, e.cause} }
 
 // overdue returns an error if the pod must have ended. The API server reports a pod on a lost node as running forever.
 // It returns nil while the pod may still run.
@@ -184,7 +184,7 @@ func maxDuration(job *batchv1.Job) time.Duration {
 // another attempt may read the complete log.
 func broken(err error) bool {
 	var denial apierrors.APIStatus
-	return err != ErrUnfinished && !errors.As(err, &denial) //nolint:errorlint // an unwrapped ErrUnfinished means that the log has ended
+	return err != errUnfinished && !errors.As(err, &denial) //nolint:errorlint // an unwrapped errUnfinished means that the log has ended
 }
 
 // started waits until the Job's pod runs or has ended. It retries an unreachable API server for as long as the Job may
@@ -309,7 +309,7 @@ func (c *Cluster) store(ctx context.Context, namespace, name, text string, dryRu
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{nameLabel: "semmoe-calibration"}},
 		Data:       map[string]string{ResultKey: text},
 	}
-	_, err := configMaps.Create(ctx, fresh, metav1.CreateOptions{FieldManager: FieldManager, DryRun: dryRun})
+	_, err := configMaps.Create(ctx, fresh, metav1.CreateOptions{FieldManager: fieldManager, DryRun: dryRun})
 	if !apierrors.IsAlreadyExists(err) {
 		return err
 	}
@@ -322,6 +322,6 @@ func (c *Cluster) store(ctx context.Context, namespace, name, text string, dryRu
 			namespace, name, ResultKey, nameLabel, fresh.Labels[nameLabel])
 	}
 	stored.Data[ResultKey] = text
-	_, err = configMaps.Update(ctx, stored, metav1.UpdateOptions{FieldManager: FieldManager, DryRun: dryRun})
+	_, err = configMaps.Update(ctx, stored, metav1.UpdateOptions{FieldManager: fieldManager, DryRun: dryRun})
 	return err
 }

@@ -51,7 +51,7 @@ func RunLocal(ctx context.Context, python string, args []string, stderr io.Write
 		return result, nil
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case errors.Is(readErr, ErrUnfinished):
+	case errors.Is(readErr, errUnfinished):
 		return nil, errors.Join(readErr, waitErr, copyErr)
 	}
 	return nil, readErr

@@ -41,11 +41,11 @@ func TestRunLocal(t *testing.T) {
 }
 
 func TestRunLocalFails(t *testing.T) {
-	var script *ScriptError
+	var script *scriptError
 	if _, err := RunLocal(t.Context(), interpreter(t, "echo '{\"event\": \"error\", \"message\": \"no GPU\"}'; exit 3"), nil, &bytes.Buffer{}, nil); !errors.As(err, &script) || script.Message != "no GPU" {
 		t.Errorf("error of the script: %v", err)
 	}
-	if _, err := RunLocal(t.Context(), interpreter(t, "exit 7"), nil, &bytes.Buffer{}, nil); !errors.Is(err, ErrUnfinished) || !strings.Contains(err.Error(), "exit status 7") {
+	if _, err := RunLocal(t.Context(), interpreter(t, "exit 7"), nil, &bytes.Buffer{}, nil); !errors.Is(err, errUnfinished) || !strings.Contains(err.Error(), "exit status 7") {
 		t.Errorf("exit without a result: %v", err)
 	}
 	if _, err := RunLocal(t.Context(), filepath.Join(t.TempDir(), "none"), nil, &bytes.Buffer{}, nil); err == nil || !strings.Contains(err.Error(), "--python") {

@@ -36,15 +36,15 @@ type Event struct {
 	Calibration json.RawMessage `json:"calibration"`
 }
 
-// ScriptError is an error that the script reports.
-type ScriptError struct{ Message string }
+// scriptError is an error that the script reports.
+type scriptError struct{ Message string }
 
-func (e *ScriptError) Error() string { return e.Message }
+func (e *scriptError) Error() string { return e.Message }
 
-// ErrUnfinished reports an output that ends without a result.
-var ErrUnfinished = errors.New("the script ended without a result")
+// errUnfinished reports an output that ends without a result.
+var errUnfinished = errors.New("the script ended without a result")
 
-// Read reads the script's output, passes its events to report, and returns the result, or a *ScriptError. It ignores
+// Read reads the script's output, passes its events to report, and returns the result, or a *scriptError. It ignores
 // other lines, for example messages of the image's entrypoint.
 func Read(output io.Reader, report func(Event)) (*Result, error) {
 	lines := bufio.NewScanner(output)
@@ -56,9 +56,9 @@ func Read(output io.Reader, report func(Event)) (*Result, error) {
 		}
 		switch event.Event {
 		case "result":
-			return Parse(event.Calibration)
+			return parse(event.Calibration)
 		case "error":
-			return nil, &ScriptError{event.Message}
+			return nil, &scriptError{event.Message}
 		}
 		report(event)
 	}
@@ -66,9 +66,9 @@ func Read(output io.Reader, report func(Event)) (*Result, error) {
 	case errors.Is(err, bufio.ErrTooLong):
 		return nil, fmt.Errorf("the output has a line of more than %d bytes, so it is not the output of the calibration script", maxLine)
 	case err != nil:
-		return nil, fmt.Errorf("%w: %w", ErrUnfinished, err)
+		return nil, fmt.Errorf("%w: %w", errUnfinished, err)
 	}
-	return nil, ErrUnfinished
+	return nil, errUnfinished
 }
 
 // Result is a calibration. Only its head is parsed here. The cost models parse the measurements.
@@ -86,8 +86,8 @@ type Result struct {
 // sections are the names of the lists of measurements in a result.
 var sections = []string{"all_to_all", "collectives", "send", "gate_up_gemm", "gemm", "attention", "attention_decode", "copy"}
 
-// Parse parses and validates a result.
-func Parse(data []byte) (*Result, error) {
+// parse parses and validates a result.
+func parse(data []byte) (*Result, error) {
 	var head struct {
 		Version int    `json:"version"`
 		World   int    `json:"world"`

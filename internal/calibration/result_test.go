@@ -15,7 +15,7 @@ func TestParseMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	result, err := Parse(data)
+	result, err := parse(data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func TestParseRejectsInvalidResults(t *testing.T) {
 		`{"version":1,"world":2,"gpu":"A","timing":"host","copy":7}`:                "copy: json",
 		`{"version":1,"world":2,"gpu":"A","timing":"host","copy":[],"skipped":[1]}`: "there are no measurements, and 1 skipped",
 	} {
-		if result, err := Parse([]byte(data)); err == nil || !strings.Contains(err.Error(), want) {
+		if result, err := parse([]byte(data)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %+v, %v; want %q", data, result, err, want)
 		}
 	}
@@ -68,14 +68,14 @@ func TestRead(t *testing.T) {
 
 func TestReadFailures(t *testing.T) {
 	ignore := func(Event) {}
-	var script *ScriptError
+	var script *scriptError
 	if _, err := Read(strings.NewReader(start+`{"event": "error", "message": "no GPU"}`), ignore); !errors.As(err, &script) || script.Message != "no GPU" {
 		t.Errorf("error of the script: %v", err)
 	}
-	if _, err := Read(strings.NewReader(start), ignore); !errors.Is(err, ErrUnfinished) {
+	if _, err := Read(strings.NewReader(start), ignore); !errors.Is(err, errUnfinished) {
 		t.Errorf("truncated output: %v", err)
 	}
-	if _, err := Read(strings.NewReader(strings.Repeat("x", maxLine+1)), ignore); err == nil || !strings.Contains(err.Error(), "a line of more than") || errors.Is(err, ErrUnfinished) {
+	if _, err := Read(strings.NewReader(strings.Repeat("x", maxLine+1)), ignore); err == nil || !strings.Contains(err.Error(), "a line of more than") || errors.Is(err, errUnfinished) {
 		t.Errorf("endless line: %v", err)
 	}
 }

@@ -45,7 +45,7 @@ func TestScriptsReportMissingRequirements(t *testing.T) {
 		if !errors.As(err, &exit) || exit.ExitCode() != 3 {
 			t.Fatalf("%s: %v, want exit code 3", script, err)
 		}
-		var failed *ScriptError
+		var failed *scriptError
 		if _, err := Read(bytes.NewReader(output), func(Event) {}); !errors.As(err, &failed) || !strings.Contains(failed.Message, "PyTorch") {
 			t.Errorf("%s: %v\n%s", script, err, output)
 		}
@@ -76,7 +76,7 @@ func TestScriptWithoutGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	written, err := Parse(data)
+	written, err := parse(data)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,8 +26,8 @@ import (
 const (
 	// Lifetime is the validity of a CA certificate.
 	Lifetime = 10 * 365 * 24 * time.Hour
-	// CertificateLifetime is the validity of a server or client certificate.
-	CertificateLifetime = 90 * 24 * time.Hour
+	// certificateLifetime is the validity of a server or client certificate.
+	certificateLifetime = 90 * 24 * time.Hour
 	// backdated is the age of a new certificate, for clients with slow clocks.
 	backdated = time.Hour
 )
@@ -180,7 +180,7 @@ func (a *Authority) issue(usage x509.ExtKeyUsage, hosts []string, now time.Time)
 		SerialNumber: serial,
 		Subject:      a.certificates[0].Subject,
 		NotBefore:    now.Add(-backdated),
-		NotAfter:     now.Add(CertificateLifetime),
+		NotAfter:     now.Add(certificateLifetime),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{usage},
 	}

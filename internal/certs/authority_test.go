@@ -114,7 +114,7 @@ func TestIssuer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for after, renewed := range map[time.Duration]bool{CertificateLifetime * 3 / 5: false, CertificateLifetime * 3 / 4: true} {
+	for after, renewed := range map[time.Duration]bool{certificateLifetime * 3 / 5: false, certificateLifetime * 3 / 4: true} {
 		fresh := NewIssuer("x")
 		fresh.Use(a)
 		fresh.current = first

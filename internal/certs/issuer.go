@@ -53,7 +53,7 @@ func (i *Issuer) at(now time.Time) (*tls.Certificate, error) {
 	if i.authority == nil {
 		return nil, errors.New("no certificate yet: the certificate authority has not been read")
 	}
-	if i.current == nil || now.After(i.current.Leaf.NotAfter.Add(-CertificateLifetime/3)) {
+	if i.current == nil || now.After(i.current.Leaf.NotAfter.Add(-certificateLifetime/3)) {
 		issued, err := i.authority.issue(i.usage, i.hosts, now)
 		if err != nil {
 			return nil, err

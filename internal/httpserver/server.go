@@ -15,14 +15,14 @@ import (
 
 // The default limits of a server.
 const (
-	// DefaultMaxHeaderBytes is enough for a bearer token and the headers of a few proxies.
-	DefaultMaxHeaderBytes = 16 << 10
-	// DefaultMaxConnections is for servers that only cluster components use: probes, monitoring, managers and engines.
-	DefaultMaxConnections = 256
+	// defaultMaxHeaderBytes is enough for a bearer token and the headers of a few proxies.
+	defaultMaxHeaderBytes = 16 << 10
+	// defaultMaxConnections is for servers that only cluster components use: probes, monitoring, managers and engines.
+	defaultMaxConnections = 256
 	// DefaultReadHeaderTimeout limits the time of a TLS handshake, and of receiving a header. Both are short.
 	DefaultReadHeaderTimeout = 10 * time.Second
-	// DefaultIdleTimeout limits the time that a connection stays open between two requests.
-	DefaultIdleTimeout = 2 * time.Minute
+	// defaultIdleTimeout limits the time that a connection stays open between two requests.
+	defaultIdleTimeout = 2 * time.Minute
 )
 
 // Options are the settings of a server. Every limit has a default, so that a server always has all limits.
@@ -55,13 +55,13 @@ type Server struct {
 
 // New returns a server. Serve starts it.
 func New(o Options) *Server {
-	s := &Server{connections: &connections{max: cmp.Or(o.MaxConnections, DefaultMaxConnections), memory: o.Memory, all: map[*connection]bool{}}}
+	s := &Server{connections: &connections{max: cmp.Or(o.MaxConnections, defaultMaxConnections), memory: o.Memory, all: map[*connection]bool{}}}
 	s.Server = &http.Server{
 		Handler:           s.counted(o.Handler),
 		ErrorLog:          slog.NewLogLogger(logr.ToSlogHandler(o.Log.V(1)), slog.LevelInfo),
-		MaxHeaderBytes:    cmp.Or(o.MaxHeaderBytes, DefaultMaxHeaderBytes),
+		MaxHeaderBytes:    cmp.Or(o.MaxHeaderBytes, defaultMaxHeaderBytes),
 		ReadHeaderTimeout: cmp.Or(o.ReadHeaderTimeout, DefaultReadHeaderTimeout),
-		IdleTimeout:       cmp.Or(o.IdleTimeout, DefaultIdleTimeout),
+		IdleTimeout:       cmp.Or(o.IdleTimeout, defaultIdleTimeout),
 		ReadTimeout:       o.ReadTimeout,
 		WriteTimeout:      o.WriteTimeout,
 		TLSConfig:         o.TLS,

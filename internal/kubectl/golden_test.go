@@ -60,7 +60,7 @@ func (g golden) run(t *testing.T) (shown string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	style := terminal.Style{Width: g.width, Color: g.color}
-	p := &Program{Out: &out, Err: &errs, Getenv: func(string) string { return "" }, Now: func() time.Time { return now }, style: style, errStyle: style}
+	p := &program{Out: &out, Err: &errs, Getenv: func(string) string { return "" }, Now: func() time.Time { return now }, style: style, errStyle: style}
 	cluster := g.cluster(t)
 	p.open = func() (*Cluster, error) { return cluster, nil }
 	p.Wait = func(ctx context.Context, _ time.Duration) error {

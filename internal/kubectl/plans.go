@@ -20,7 +20,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-func (p *Program) explainCommand() *cobra.Command {
+func (p *program) explainCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "explain PLAN", Short: "Explain the expected benefit and the state of a plan",
 		Long: "Explain what a plan promises, what it was compared with, how it is rolled out, which MoEDeployments use it, and what blocks it.\n" +
@@ -45,7 +45,7 @@ func (p *Program) explainCommand() *cobra.Command {
 	}
 }
 
-func (p *Program) diffCommand() *cobra.Command {
+func (p *program) diffCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "diff PLAN PLAN", Short: "Compare two plans",
 		Long: "Compare the figures of two plans, and count the experts that move from the first plan to the second, by layer and by receiving rank.\n" +

@@ -15,8 +15,8 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
-// Program is one run of the plugin. Its fields are the plugin's only access to the process environment.
-type Program struct {
+// program is one run of the plugin. Its fields are the plugin's only access to the process environment.
+type program struct {
 	Out, Err io.Writer
 	Getenv   func(string) string
 	Now      func() time.Time
@@ -32,7 +32,7 @@ type Program struct {
 
 // Main runs the plugin with the arguments of the process and returns the exit code.
 func Main(ctx context.Context, args []string, out, err io.Writer, getenv func(string) string) int {
-	p := &Program{Out: out, Err: err, Getenv: getenv, Now: time.Now, Wait: wait, style: terminal.Of(out, getenv), errStyle: terminal.Of(err, getenv)}
+	p := &program{Out: out, Err: err, Getenv: getenv, Now: time.Now, Wait: wait, style: terminal.Of(out, getenv), errStyle: terminal.Of(err, getenv)}
 	p.open = p.connection.open
 	return p.run(ctx, args)
 }
@@ -41,7 +41,7 @@ func Main(ctx context.Context, args []string, out, err io.Writer, getenv func(st
 // the same binary.
 const completionName = "kubectl_complete-semmoe"
 
-func (p *Program) run(ctx context.Context, args []string) int {
+func (p *program) run(ctx context.Context, args []string) int {
 	root := p.command()
 	words := args[1:]
 	if filepath.Base(args[0]) == completionName {
@@ -69,7 +69,7 @@ request, or another error occurred; 2 the command line is invalid; 3 a named obj
 operator is not installed; 4 the present state does not allow the action.`
 
 // command returns the root command with all subcommands.
-func (p *Program) command() *cobra.Command {
+func (p *program) command() *cobra.Command {
 	root := &cobra.Command{
 		Use: "semmoe", Short: "Inspect MoEDeployments and placement plans, and approve, roll back, pause or replan them", Long: longHelp,
 		Annotations:  map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl semmoe"},
@@ -97,7 +97,7 @@ func (p *Program) command() *cobra.Command {
 	return root
 }
 
-func (p *Program) checkOutput() error {
+func (p *program) checkOutput() error {
 	if p.output != "" && p.output != "json" {
 		return usageErrorf("--output: %q is invalid: allowed is json", p.output)
 	}
@@ -134,7 +134,7 @@ func countNames(n int) string {
 }
 
 // write prints a value as JSON, or as text.
-func (p *Program) write(value any, text func() string) error {
+func (p *program) write(value any, text func() string) error {
 	if p.output == "json" {
 		encoder := json.NewEncoder(printable.JSON(p.Out))
 		encoder.SetEscapeHTML(false)
@@ -146,7 +146,7 @@ func (p *Program) write(value any, text func() string) error {
 }
 
 // warn prints a warning to standard error.
-func (p *Program) warn(format string, args ...any) {
+func (p *program) warn(format string, args ...any) {
 	fmt.Fprint(p.Err, p.errStyle.Paragraph(terminal.Text{{Text: "warning: ", Tone: terminal.Busy}, {Text: fmt.Sprintf(format, args...)}}, 0))
 }
 
@@ -155,7 +155,7 @@ const watchPeriod = 2 * time.Second
 
 // watch prints the result of poll once, or repeatedly until the context ends. On a terminal each result replaces the
 // one before. In a pipe only changed results are printed.
-func (p *Program) watch(ctx context.Context, repeat bool, poll func(ctx context.Context) (value any, text string, err error)) error {
+func (p *program) watch(ctx context.Context, repeat bool, poll func(ctx context.Context) (value any, text string, err error)) error {
 	last := ""
 	for {
 		value, text, err := poll(ctx)

@@ -133,7 +133,7 @@ func (c *Cluster) relatedObjects(ctx context.Context, namespace string) (view.Ob
 
 // completed completes the names of objects for at most maxArgs arguments. kinds[i] is the kind of the i-th argument.
 // The last kind is also used for all further arguments.
-func (p *Program) completed(maxArgs int, kinds ...func() client.ObjectList) cobra.CompletionFunc {
+func (p *program) completed(maxArgs int, kinds ...func() client.ObjectList) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= maxArgs {
 			return nil, cobra.ShellCompDirectiveNoFileComp

@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
-func (p *Program) replanCommand() *cobra.Command {
+func (p *program) replanCommand() *cobra.Command {
 	var dryRun string
 	var since time.Duration
 	cmd := &cobra.Command{
@@ -45,7 +45,7 @@ type replanDocument struct {
 	DryRun    bool   `json:"dryRun"`
 }
 
-func (p *Program) replan(ctx context.Context, name string, since time.Duration, dryRun string) error {
+func (p *program) replan(ctx context.Context, name string, since time.Duration, dryRun string) error {
 	if err := checkDryRun(dryRun); err != nil {
 		return err
 	}

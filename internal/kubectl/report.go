@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/solver"
 )
 
-func (p *Program) reportCommand() *cobra.Command {
+func (p *program) reportCommand() *cobra.Command {
 	var out, current string
 	cmd := &cobra.Command{
 		Use: "report PLAN --out FILE", Short: "Write an HTML report of the changes that a plan makes",
@@ -50,7 +50,7 @@ type reportDocument struct {
 	Summary string `json:"summary"`
 }
 
-func (p *Program) report(ctx context.Context, name, current, out string) error {
+func (p *program) report(ctx context.Context, name, current, out string) error {
 	cluster, err := p.open()
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/view"
 )
 
-func (p *Program) statusCommand() *cobra.Command {
+func (p *program) statusCommand() *cobra.Command {
 	var all, watch bool
 	cmd := &cobra.Command{
 		Use: "status [NAME]", Short: "Show MoEDeployments and the objects that belong to them",
@@ -45,7 +45,7 @@ type statusDocument struct {
 }
 
 // status describes the named MoEDeployment, or all of them.
-func (p *Program) status(ctx context.Context, cluster *Cluster, names []string) (any, string, error) {
+func (p *program) status(ctx context.Context, cluster *Cluster, names []string) (any, string, error) {
 	var moeds []semmoev1.MoEDeployment
 	if len(names) > 0 {
 		moed, err := cluster.deployment(ctx, names[0])

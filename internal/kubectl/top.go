@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/kubectl/view"
 )
 
-func (p *Program) topCommand() *cobra.Command {
+func (p *program) topCommand() *cobra.Command {
 	var watch bool
 	cmd := &cobra.Command{
 		Use: "top [NAME]", Short: "Show the local activation rate (LAR) and the load of each rank",
@@ -65,7 +65,7 @@ func (h history) with(pods []string) history {
 
 // top describes the load of the named MoEDeployment, or of all of them. before holds the metrics of earlier polls. top
 // updates it.
-func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, before map[string]history) (any, string, error) {
+func (p *program) top(ctx context.Context, cluster *Cluster, names []string, before map[string]history) (any, string, error) {
 	var list semmoev1.MoEDeploymentList
 	if len(names) > 0 {
 		moed, err := cluster.deployment(ctx, names[0])

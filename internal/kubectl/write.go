@@ -32,7 +32,7 @@ func checkDryRun(dryRun string) error {
 type decision func(ctx context.Context, cluster *Cluster, moed *semmoev1.MoEDeployment) (change.Change, error)
 
 // changeDeployment reads the MoEDeployment, computes the change, and writes it.
-func (p *Program) changeDeployment(ctx context.Context, name, dryRun string, decide decision) error {
+func (p *program) changeDeployment(ctx context.Context, name, dryRun string, decide decision) error {
 	if err := checkDryRun(dryRun); err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ type changeDocument struct {
 }
 
 // apply writes a change and prints the result.
-func (p *Program) apply(ctx context.Context, cluster *Cluster, moed *semmoev1.MoEDeployment, c change.Change, dryRun bool) error {
+func (p *program) apply(ctx context.Context, cluster *Cluster, moed *semmoev1.MoEDeployment, c change.Change, dryRun bool) error {
 	document := changeDocument{Kind: c.Kind, Namespace: moed.Namespace, Name: c.Name, Changed: c.Patch != nil, DryRun: dryRun, Patch: c.Patch, Message: c.Done}
 	if c.Patch != nil {
 		if err := cluster.patch(ctx, moed.Namespace, c, dryRun); err != nil {
@@ -107,7 +107,7 @@ func (c *Cluster) patch(ctx context.Context, namespace string, ch change.Change,
 	return c.Patch(ctx, object, client.RawPatch(types.MergePatchType, body), options...)
 }
 
-func (p *Program) approveCommand() *cobra.Command {
+func (p *program) approveCommand() *cobra.Command {
 	var dryRun string
 	cmd := &cobra.Command{
 		Use: "approve NAME [PLAN]", Short: "Approve a pending plan",
@@ -135,7 +135,7 @@ func (p *Program) approveCommand() *cobra.Command {
 	return cmd
 }
 
-func (p *Program) rollbackCommand() *cobra.Command {
+func (p *program) rollbackCommand() *cobra.Command {
 	var to, dryRun string
 	var unpin bool
 	cmd := &cobra.Command{
@@ -178,15 +178,15 @@ func (p *Program) rollbackCommand() *cobra.Command {
 	return cmd
 }
 
-func (p *Program) pauseCommand() *cobra.Command {
+func (p *program) pauseCommand() *cobra.Command {
 	return p.reconciliationCommand("pause", semmoev1.ReconciliationPaused, "Pause new profiles, plans and rollouts; repair and serving continue")
 }
 
-func (p *Program) resumeCommand() *cobra.Command {
+func (p *program) resumeCommand() *cobra.Command {
 	return p.reconciliationCommand("resume", semmoev1.ReconciliationActive, "Resume profiles, plans and rollouts")
 }
 
-func (p *Program) reconciliationCommand(verb string, mode semmoev1.ReconciliationMode, short string) *cobra.Command {
+func (p *program) reconciliationCommand(verb string, mode semmoev1.ReconciliationMode, short string) *cobra.Command {
 	var dryRun string
 	cmd := &cobra.Command{
 		Use: verb + " NAME", Short: short, Long: fmt.Sprintf("%s.\nThe command sets spec.reconciliation to %s.", short, mode),

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// Format is the current format of stored answers.
-	Format = "semmoe-answers/2"
-	// formatWithoutPrompts is the format of earlier releases, without log-probabilities of prompts. Decode reads both
+	// format is the current format of stored answers.
+	format = "semmoe-answers/2"
+	// formatWithoutPrompts is the format of earlier releases, without log-probabilities of prompts. decode reads both
 	// formats.
 	formatWithoutPrompts = "semmoe-answers/1"
 )
@@ -74,8 +74,8 @@ func (a *Answers) Encode() ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// Decode decodes the result of Encode. Errors name the field.
-func Decode(text []byte) (*Answers, error) {
+// decode decodes the result of Encode. Errors name the field.
+func decode(text []byte) (*Answers, error) {
 	if len(text) > maxAnswersBytes {
 		return nil, fmt.Errorf("answers have %d bytes; the maximum is %d", len(text), maxAnswersBytes)
 	}
@@ -97,7 +97,7 @@ func Read(path string) (*Answers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("failed to read answers: %w", err)
 	}
-	a, err := Decode(text)
+	a, err := decode(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -105,8 +105,8 @@ func Read(path string) (*Answers, error) {
 }
 
 func (a *Answers) validate() error {
-	if a.Format != Format && a.Format != formatWithoutPrompts {
-		return fmt.Errorf("format is %q; this version reads %q and %q", a.Format, Format, formatWithoutPrompts)
+	if a.Format != format && a.Format != formatWithoutPrompts {
+		return fmt.Errorf("format is %q; this version reads %q and %q", a.Format, format, formatWithoutPrompts)
 	}
 	if a.PromptSet == "" || len(a.PromptSet) > maxTextBytes {
 		return fmt.Errorf("promptSet has %d bytes; allowed is 1 to %d", len(a.PromptSet), maxTextBytes)

@@ -15,7 +15,7 @@ import (
 )
 
 func answers() *Answers {
-	return &Answers{Format: Format, PromptSet: PromptSet, ModelDigest: strings.Repeat("ab", 32), Prompts: []Answer{stored(), {Prompt: "none"}}}
+	return &Answers{Format: format, PromptSet: PromptSet, ModelDigest: strings.Repeat("ab", 32), Prompts: []Answer{stored(), {Prompt: "none"}}}
 }
 
 func TestAnswersRoundTrip(t *testing.T) {
@@ -82,7 +82,7 @@ func TestAnswersAreRefused(t *testing.T) {
 		"huge number":   {strings.Replace(string(good), "-0.2", "-1e999", 1), "not stored answers"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := Decode([]byte(test.text)); err == nil || !strings.Contains(err.Error(), test.want) {
+			if _, err := decode([]byte(test.text)); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v; want %q", err, test.want)
 			}
 		})
@@ -124,13 +124,13 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"format":"semmoe-answers/1","promptSet":"x","modelDigest":"","prompts":[{}]}`))
 	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		a, err := Decode(text)
+		a, err := decode(text)
 		if err != nil {
 			return
 		}
 		var same []Response
 		for _, answer := range a.Prompts {
-			same = append(same, Response{AnyRank, answer, answer})
+			same = append(same, Response{anyRank, answer, answer})
 		}
 		if err := Judge(same); err != nil {
 			t.Fatalf("answers differ from themselves: %v", err)
@@ -139,7 +139,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := Decode(first)
+		again, err := decode(first)
 		if err != nil {
 			t.Fatal(err)
 		}

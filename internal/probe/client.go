@@ -84,9 +84,9 @@ type completionLogprobs struct {
 
 // Record records the engine's answers. It returns an error if the answers cannot be used for comparisons.
 func Record(ctx context.Context, client *Client, modelDigest string) (*Answers, error) {
-	a := &Answers{Format: Format, PromptSet: PromptSet, ModelDigest: modelDigest, Prompts: make([]Answer, len(Prompts))}
-	err := concurrently(ctx, len(Prompts), func(ctx context.Context, i int) (err error) {
-		a.Prompts[i], err = client.ask(ctx, Prompts[i], true, nil)
+	a := &Answers{Format: format, PromptSet: PromptSet, ModelDigest: modelDigest, Prompts: make([]Answer, len(prompts))}
+	err := concurrently(ctx, len(prompts), func(ctx context.Context, i int) (err error) {
+		a.Prompts[i], err = client.ask(ctx, prompts[i], true, nil)
 		return err
 	})
 	if err != nil {
@@ -99,7 +99,7 @@ func Record(ctx context.Context, client *Client, modelDigest string) (*Answers, 
 }
 
 // Check sends the prompts of the answers to the engine and judges the responses. It returns a *DifferenceError,
-// ErrNothingCompared, or the reason why the engine did not respond.
+// errNothingCompared, or the reason why the engine did not respond.
 func Check(ctx context.Context, client *Client, answers *Answers, ranks int, rankHeader string) error {
 	responses, err := Ask(ctx, client, answers, ranks, rankHeader)
 	if err != nil {
@@ -110,13 +110,13 @@ func Check(ctx context.Context, client *Client, answers *Answers, ranks int, ran
 
 // Response is an engine's answer to a prompt, together with the stored answer.
 type Response struct {
-	// Rank is the rank to which the prompt was pinned, or AnyRank.
+	// Rank is the rank to which the prompt was pinned, or anyRank.
 	Rank      int
 	Want, Got Answer
 }
 
-// AnyRank is the Rank of a prompt that was not pinned.
-const AnyRank = -1
+// anyRank is the Rank of a prompt that was not pinned.
+const anyRank = -1
 
 // Ask sends all stored prompts to the engine, and at least one prompt to every rank. rankHeader pins requests to ranks.
 // Requests are not pinned if rankHeader is empty or there is only one rank.
@@ -124,7 +124,7 @@ func Ask(ctx context.Context, client *Client, answers *Answers, ranks int, rankH
 	responses := make([]Response, max(len(answers.Prompts), ranks))
 	err := concurrently(ctx, len(responses), func(ctx context.Context, i int) (err error) {
 		r := &responses[i]
-		r.Rank, r.Want = AnyRank, answers.Prompts[i%len(answers.Prompts)]
+		r.Rank, r.Want = anyRank, answers.Prompts[i%len(answers.Prompts)]
 		header := http.Header{}
 		if rankHeader != "" && ranks > 1 {
 			r.Rank = i % ranks

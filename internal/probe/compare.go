@@ -23,9 +23,9 @@ const (
 	spread        = 0.8
 )
 
-// ErrNothingCompared is returned if no token of the engine's answers is comparable with the stored answers, although
+// errNothingCompared is returned if no token of the engine's answers is comparable with the stored answers, although
 // all differences are below the limits.
-var ErrNothingCompared = errors.New("no log-probability could be compared: every answer differs at its first token")
+var errNothingCompared = errors.New("no log-probability could be compared: every answer differs at its first token")
 
 // DifferenceError reports that the engine's outputs differ from those without a plan.
 type DifferenceError struct{ message string }
@@ -90,7 +90,7 @@ func (d Distance) Mean() float64 { return d.Total / float64(max(d.Positions, 1))
 // Allowed returns the maximum mean difference of correct engines.
 func (d Distance) Allowed() float64 { return baseMean + spread/math.Sqrt(float64(max(d.Positions, 1))) }
 
-// Judge evaluates the responses of an engine. It returns nil, ErrNothingCompared or a *DifferenceError. It tests each
+// Judge evaluates the responses of an engine. It returns nil, errNothingCompared or a *DifferenceError. It tests each
 // rank, all ranks together, and each prompt, because an error in few experts changes few prompts, but changes these
 // more.
 func Judge(responses []Response) error {
@@ -103,7 +103,7 @@ func Judge(responses []Response) error {
 			return err
 		}
 	}
-	all, err := judge(AnyRank, responses)
+	all, err := judge(anyRank, responses)
 	if err != nil {
 		return err
 	}
@@ -113,12 +113,12 @@ func Judge(responses []Response) error {
 		}
 	}
 	if all.Same == 0 {
-		return ErrNothingCompared
+		return errNothingCompared
 	}
 	return nil
 }
 
-// judge evaluates the responses of a rank, or of all ranks for AnyRank.
+// judge evaluates the responses of a rank, or of all ranks for anyRank.
 func judge(rank int, responses []Response) (Distance, error) {
 	var all, worst Distance
 	prompt := ""
@@ -136,7 +136,7 @@ func judge(rank int, responses []Response) (Distance, error) {
 }
 
 func rankName(rank int) string {
-	if rank == AnyRank {
+	if rank == anyRank {
 		return "the engine"
 	}
 	return fmt.Sprintf("rank %d", rank)

@@ -96,8 +96,8 @@ func TestJudge(t *testing.T) {
 		"one of many ranks":      {responses(20, 16, map[int]float64{11: allowed(20) + 0.01}), "rank 11: 140 log-probabilities differ"},
 		"every rank by a little": {responses(20, 16, everyRank(16, allowed(20)-0.01)), "the engine: 2240 log-probabilities differ"},
 		"one token moved far":    {append(responses(20, 1, nil), Response{Want: stored(), Got: moved(1, 9)}), ""},
-		"nothing compared":       {[]Response{{Want: Answer{Tokens: []string{"a"}, Logprobs: []float64{-1}, Margins: []float64{0.1}}, Got: Answer{Tokens: []string{"b"}, Logprobs: []float64{-1}}}}, ErrNothingCompared.Error()},
-		"nothing answered":       {nil, ErrNothingCompared.Error()},
+		"nothing compared":       {[]Response{{Want: Answer{Tokens: []string{"a"}, Logprobs: []float64{-1}, Margins: []float64{0.1}}, Got: Answer{Tokens: []string{"b"}, Logprobs: []float64{-1}}}}, errNothingCompared.Error()},
+		"nothing answered":       {nil, errNothingCompared.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := Judge(test.responses)
@@ -108,7 +108,7 @@ func TestJudge(t *testing.T) {
 				return
 			}
 			var different *DifferenceError
-			if err == nil || !strings.Contains(err.Error(), test.fault) || errors.As(err, &different) == errors.Is(err, ErrNothingCompared) {
+			if err == nil || !strings.Contains(err.Error(), test.fault) || errors.As(err, &different) == errors.Is(err, errNothingCompared) {
 				t.Errorf("%v, want %q", err, test.fault)
 			}
 		})

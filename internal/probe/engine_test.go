@@ -108,7 +108,7 @@ func record(t *testing.T) *Answers {
 		t.Fatal(err)
 	}
 	for i, answer := range a.Prompts {
-		if answer.Prompt != Prompts[i] || len(answer.Tokens) == 0 || len(answer.PromptLogprobs) < 10 {
+		if answer.Prompt != prompts[i] || len(answer.Tokens) == 0 || len(answer.PromptLogprobs) < 10 {
 			t.Errorf("%d tokens and %d log-probabilities answer %q", len(answer.Tokens), len(answer.PromptLogprobs), answer.Prompt)
 		}
 	}

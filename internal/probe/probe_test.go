@@ -233,8 +233,8 @@ func TestEngineWithoutPromptLogprobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, asked := engine.counters(); asked != len(Prompts) || recorded.Prompts[0].PromptLogprobs != nil {
-		t.Errorf("%d of %d prompts answered, with %v", asked, len(Prompts), recorded.Prompts[0])
+	if _, asked := engine.counters(); asked != len(prompts) || recorded.Prompts[0].PromptLogprobs != nil {
+		t.Errorf("%d of %d prompts answered, with %v", asked, len(prompts), recorded.Prompts[0])
 	}
 	if err := Check(t.Context(), client, recorded, 1, rankHeader); err != nil {
 		t.Error(err)

@@ -6,14 +6,14 @@ import (
 	"slices"
 )
 
-// PromptSet is the name of Prompts. It changes with every change of a prompt or of the way in which prompts are sent.
+// PromptSet is the name of prompts. It changes with every change of a prompt or of the way in which prompts are sent.
 // Answers with another name were recorded by another version. They remain valid, because they contain their prompts.
 const PromptSet = "semmoe-prompts/2"
 
-// Prompts are the prompts that are sent to engines. They are of many kinds (prose in seven languages, program code,
+// prompts are the prompts that are sent to engines. They are of many kinds (prose in seven languages, program code,
 // SQL, JSON, YAML), because different kinds activate different experts. docs/lossless-probe.md states how many tokens a given
 // power needs.
-var Prompts = slices.Concat(beginnings, readPassages())
+var prompts = slices.Concat(beginnings, readPassages())
 
 // beginnings are texts with an obvious continuation: the most likely token has a large margin.
 var beginnings = []string{

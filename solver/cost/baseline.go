@@ -49,3 +49,9 @@ func (r *layerRun) dispatchRoundRobin(positions []int) {
 type noScores struct{}
 
 func (noScores) Score(dst []float32, _ int) { clear(dst) }
+
+// NoForecast gives all ranks the same score, so that tokens are assigned round-robin.
+type NoForecast struct{}
+
+// Score sets all scores to 0.
+func (NoForecast) Score(dst []float32, _, _ int) { clear(dst) }

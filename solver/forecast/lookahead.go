@@ -68,7 +68,7 @@ func (m *LookAhead) Validate() error {
 func (m *LookAhead) Fits(t *trace.Trace) error {
 	switch {
 	case t.LookAhead == nil:
-		return fmt.Errorf("the trace has no look-ahead (tensor lookahead_experts); add it with semmoe lookahead")
+		return fmt.Errorf("the trace has no look-ahead (tensor lookahead_experts); add it with semmoe-lab lookahead")
 	case t.LookAhead.Width < m.Width:
 		return fmt.Errorf("the trace has %d experts per look-ahead (tensor lookahead_experts); the forecast needs %d", t.LookAhead.Width, m.Width)
 	case m.Layers != len(t.Model.Layers) || m.Experts != t.Model.Experts || m.TopK != t.Model.TopK:

@@ -144,7 +144,7 @@ func TestLookAheadRefuses(t *testing.T) {
 	}
 	plain := *tr
 	plain.LookAhead = nil
-	if _, err := forecast.TrainLookAhead(t.Context(), &plain, plain.AllRequests(), 1, nil); err == nil || !strings.Contains(err.Error(), "add it with semmoe lookahead") {
+	if _, err := forecast.TrainLookAhead(t.Context(), &plain, plain.AllRequests(), 1, nil); err == nil || !strings.Contains(err.Error(), "add it with semmoe-lab lookahead") {
 		t.Errorf("error %v", err)
 	}
 }

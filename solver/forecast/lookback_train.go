@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 
 	"github.com/semmoe/operator/solver/affinity"
-	"github.com/semmoe/operator/solver/affinity/statistics"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -36,7 +35,7 @@ func TrainLookBack(ctx context.Context, t *trace.Trace, requests []int, hosts []
 	m := &LookBack{Layers: len(hosts), Ranks: ranks, Depth: depth}
 	m.Factor = make([]float32, m.Layers*m.Sequences()*ranks)
 	profile := t.Subset(requests)
-	c, routes := newCorpus(profile), statistics.Routes(profile, hosts, ranks)
+	c, routes := newCorpus(profile), affinity.Routes(profile, hosts, ranks)
 	done := affinity.Counter(m.Layers, progress)
 	err := affinity.Parallel(ctx, m.Layers, func(l int) {
 		r := newSequenceRows(c, routes, hosts[l], ranks, l, depth)

@@ -29,7 +29,7 @@ func (p *Plan) ExposedShare() (float64, error) {
 	sizes := p.Sizes
 	ofLayer := float64(sizes.MicroBatches) * (2 + 3*float64(sizes.Chunks))
 	sizes.Layers = min(sizes.Layers, max(2, int(exposedTasks/ofLayer)))
-	schedule, err := Simulate(p.Durations, sizes, p.Order)
+	schedule, err := simulate(p.Durations, sizes, p.Order)
 	if err != nil {
 		return 0, err
 	}

@@ -55,9 +55,9 @@ type bar struct {
 	chunks int
 }
 
-// Gantt draws the first layers of a schedule as SVG: one row per resource, time to the right. all is the number of
+// gantt draws the first layers of a schedule as SVG: one row per resource, time to the right. all is the number of
 // layers in the description. The drawing contains no scripts and no external resources.
-func Gantt(s *Schedule, title string, layers, all int) []byte {
+func gantt(s *Schedule, title string, layers, all int) []byte {
 	end := 0.0
 	for i := range s.Tasks {
 		if s.Tasks[i].Layer < layers {

@@ -29,11 +29,11 @@ func wellFormed(t *testing.T, svg []byte) map[string]int {
 }
 
 func TestGanttDrawsEveryTask(t *testing.T) {
-	s, err := Simulate(Durations{30, 10, 12, 14, 12}, Sizes{3, 2, 2}, AASS(2))
+	s, err := simulate(Durations{30, 10, 12, 14, 12}, Sizes{3, 2, 2}, AASS(2))
 	if err != nil {
 		t.Fatal(err)
 	}
-	svg := Gantt(s, "a <schedule> & more", 3, 3)
+	svg := gantt(s, "a <schedule> & more", 3, 3)
 	if got := wellFormed(t, svg)["g"]; got != len(s.Tasks) {
 		t.Errorf("%d bars are drawn for %d tasks", got, len(s.Tasks))
 	}
@@ -52,11 +52,11 @@ func TestGanttDrawsEveryTask(t *testing.T) {
 
 // Chunks too narrow to distinguish are merged into one bar, and tasks after the drawn layers are cut off.
 func TestGanttStaysSmall(t *testing.T) {
-	s, err := Simulate(Durations{3000, 0, 1, 2, 1}, Sizes{8, 2, 2000}, ASAS(2))
+	s, err := simulate(Durations{3000, 0, 1, 2, 1}, Sizes{8, 2, 2000}, ASAS(2))
 	if err != nil {
 		t.Fatal(err)
 	}
-	svg := Gantt(s, "many chunks", 2, 8)
+	svg := gantt(s, "many chunks", 2, 8)
 	if bars := wellFormed(t, svg)["g"]; bars > 60 || bars < 4*2*2 {
 		t.Errorf("%d bars are drawn", bars)
 	}

@@ -2,12 +2,12 @@ package pipeline
 
 import "math"
 
-// ClosedForm returns the exact makespan of the order ASAS.
+// closedForm returns the exact makespan of the order ASAS.
 //
 // P is the attention group's time for a micro-batch, Q the time after which the next micro-batch can follow, and Y the
 // time of one micro-batch through all stages. A layer begins max(r1 Q, Y, P) after the previous one. (The paper's
 // wording suggests max(r1 P, Y), which is correct only if the attention group is the bottleneck.)
-func ClosedForm(d Durations, s Sizes) float64 {
+func closedForm(d Durations, s Sizes) float64 {
 	own, through := d.own(), d.through(s.Chunks)
 	next := max(own, float64(s.Chunks)*d.slowest())
 	layer := max(float64(s.MicroBatches)*next, through, own)

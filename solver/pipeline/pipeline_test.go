@@ -62,7 +62,7 @@ func TestMakespansMatchTheSimulator(t *testing.T) {
 	for range instances(scheduleInstances) {
 		d, s := randomDurations(r), randomSizes(r)
 		for _, o := range []Order{ASAS(s.MicroBatches), AASS(s.MicroBatches), randomOrder(r, s.MicroBatches)} {
-			schedule, err := Simulate(d, s, o)
+			schedule, err := simulate(d, s, o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -70,8 +70,8 @@ func TestMakespansMatchTheSimulator(t *testing.T) {
 			if got := e.makespan(d, s, o); !near(got, schedule.Makespan) {
 				t.Fatalf("%+v %+v %v: recurrence %v, simulator %v", d, s, o, got, schedule.Makespan)
 			}
-			if o.Name() == "ASAS" && !near(ClosedForm(d, s), schedule.Makespan) {
-				t.Fatalf("%+v %+v: closed form %v, simulator %v", d, s, ClosedForm(d, s), schedule.Makespan)
+			if o.Name() == "ASAS" && !near(closedForm(d, s), schedule.Makespan) {
+				t.Fatalf("%+v %+v: closed form %v, simulator %v", d, s, closedForm(d, s), schedule.Makespan)
 			}
 			if bound := lateBound(d, s); o.Name() == "AASS" && bound > schedule.Makespan*(1+1e-9) {
 				t.Fatalf("%+v %+v: the bound on AASS, %v, is above its makespan %v", d, s, bound, schedule.Makespan)
@@ -93,7 +93,7 @@ func TestMakespanOfManyLayers(t *testing.T) {
 		d, s := randomDurations(r), randomSizes(r)
 		s.Layers = 61
 		for _, o := range []Order{AASS(s.MicroBatches), randomOrder(r, s.MicroBatches)} {
-			schedule, err := Simulate(d, s, o)
+			schedule, err := simulate(d, s, o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +110,7 @@ func TestSimulatorKeepsTheRules(t *testing.T) {
 	for range instances(200) {
 		d, s := randomDurations(r), randomSizes(r)
 		o := randomOrder(r, s.MicroBatches)
-		schedule, err := Simulate(d, s, o)
+		schedule, err := simulate(d, s, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,7 +164,7 @@ func TestSimulateRefuses(t *testing.T) {
 		"has 2 tasks":        {Sizes{1, 2, 1}, Order{^1, ^0}},
 		"has 3 tasks":        {Sizes{1, 1, 1}, Order{1, 0, ^0}},
 	} {
-		if _, err := Simulate(Durations{1, 1, 1, 1, 1}, c.sizes, c.order); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := simulate(Durations{1, 1, 1, 1, 1}, c.sizes, c.order); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v; want %q", err, want)
 		}
 	}
@@ -264,7 +264,7 @@ func TestClimbIsNearTheBestOrder(t *testing.T) {
 	for range 120 {
 		d, s := randomDurations(r), Sizes{2 + r.IntN(7), 2 + r.IntN(2), 1 + r.IntN(4)}
 		d.Shared = max(d.Shared, 1)
-		p := Plan{Durations: d, Sizes: s, Order: ASAS(s.MicroBatches), Makespan: ClosedForm(d, s), TokensPerSecond: 1}
+		p := Plan{Durations: d, Sizes: s, Order: ASAS(s.MicroBatches), Makespan: closedForm(d, s), TokensPerSecond: 1}
 		asas, aass := p.Makespan, makespanOf(d, s, AASS(s.MicroBatches))
 		(&searcher{}).climb(&p)
 		if got := makespanOf(d, s, p.Order); got != p.Makespan && !near(got, p.Makespan) || !near(p.TokensPerSecond, asas/p.Makespan) {
@@ -317,7 +317,7 @@ func forEachOrder(microBatches int, f func(Order)) {
 func checkResult(t *testing.T, p *Problem, r *Result) {
 	t.Helper()
 	for name, plan := range map[string]Plan{"plan": r.Plan, "naive": r.Naive, "pppipe": r.PPPipe} {
-		schedule, err := Simulate(plan.Durations, plan.Sizes, plan.Order)
+		schedule, err := simulate(plan.Durations, plan.Sizes, plan.Order)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,11 +7,11 @@ import "fmt"
 func (p *Plan) Draw(sequence, layers int) ([]byte, error) {
 	sizes := p.Sizes
 	sizes.Layers = min(sizes.Layers, layers+1)
-	schedule, err := Simulate(p.Durations, sizes, p.Order)
+	schedule, err := simulate(p.Durations, sizes, p.Order)
 	if err != nil {
 		return nil, err
 	}
 	title := fmt.Sprintf("%d attention and %d expert ranks, %d tokens: micro-batches %d × samples %d, chunks %d, %s", p.AttentionRanks, p.ExpertRanks, sequence,
 		p.Sizes.MicroBatches, p.Samples, p.Sizes.Chunks, p.OrderName)
-	return Gantt(schedule, title, layers, p.Sizes.Layers), nil
+	return gantt(schedule, title, layers, p.Sizes.Layers), nil
 }

@@ -164,7 +164,7 @@ func (s *searcher) best(candidates []candidate) Plan {
 		if hopeless(&candidates[i]) {
 			break
 		}
-		try(&candidates[i], ASAS, ClosedForm)
+		try(&candidates[i], ASAS, closedForm)
 	}
 	for i := range candidates {
 		c := &candidates[i]
@@ -247,7 +247,7 @@ func (s *searcher) naive() Plan {
 	var best Plan
 	for i := range s.problem.Splits {
 		split := &s.problem.Splits[i]
-		plan := s.plan(&candidate{split: split, samples: split.Samples, microBatches: 1}, 1, ASAS(1), ClosedForm)
+		plan := s.plan(&candidate{split: split, samples: split.Samples, microBatches: 1}, 1, ASAS(1), closedForm)
 		if plan.TokensPerSecond > best.TokensPerSecond {
 			best = plan
 		}
@@ -261,7 +261,7 @@ func (s *searcher) pppipe(candidates []candidate) Plan {
 		d.Attention, d.Shared = d.own(), 0
 		return d
 	}
-	asas := func(d Durations, sizes Sizes) float64 { return ClosedForm(together(d), sizes) }
+	asas := func(d Durations, sizes Sizes) float64 { return closedForm(together(d), sizes) }
 	var best Plan
 	for i := range candidates {
 		c := &candidates[i]

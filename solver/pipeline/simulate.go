@@ -73,10 +73,10 @@ func (o Order) Check(microBatches int) error {
 	return nil
 }
 
-// Simulate executes an order by discrete-event simulation. When a task ends, the tasks that waited only for it become
+// simulate executes an order by discrete-event simulation. When a task ends, the tasks that waited only for it become
 // ready, and every idle resource starts its oldest ready task; the attention group only starts its next task in the
 // order. Closed form and recurrence are tested against the simulator.
-func Simulate(d Durations, s Sizes, o Order) (*Schedule, error) {
+func simulate(d Durations, s Sizes, o Order) (*Schedule, error) {
 	if err := s.Check(); err != nil {
 		return nil, err
 	}

@@ -121,7 +121,7 @@ func (r *Stream) fix(ctx context.Context, stream []Batches, plans []Plan) error 
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		throughput, err := throughputOf(stream, func(_ int, p *Problem) (*Plan, error) { return Keep(p, &plans[i]) })
+		throughput, err := throughputOf(stream, func(_ int, p *Problem) (*Plan, error) { return keep(p, &plans[i]) })
 		if err != nil {
 			return err
 		}
@@ -168,10 +168,10 @@ func (p *Problem) split(plan *Plan) (*Split, error) {
 	return nil, fmt.Errorf("sequence %d: there is no split of %d attention and %d expert ranks", p.Sequence, plan.AttentionRanks, plan.ExpertRanks)
 }
 
-// Keep applies a schedule to another length: groups, micro-batches, chunks and order stay, and a micro-batch has the
+// keep applies a schedule to another length: groups, micro-batches, chunks and order stay, and a micro-batch has the
 // maximum number of samples. There are fewer micro-batches if fewer samples fit, and fewer chunks if a chunk would have
 // less than one token per expert.
-func Keep(p *Problem, old *Plan) (*Plan, error) {
+func keep(p *Problem, old *Plan) (*Plan, error) {
 	split, err := p.split(old)
 	if err != nil {
 		return nil, err

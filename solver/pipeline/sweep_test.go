@@ -23,7 +23,7 @@ func sized(t *testing.T, p *Problem, split *Split, samples, batches int) *Plan {
 		time := func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) }
 		chunks, least := s.fastestChunks(&c, time)
 		plan := s.plan(&c, chunks, order, time)
-		schedule, err := Simulate(plan.Durations, plan.Sizes, plan.Order)
+		schedule, err := simulate(plan.Durations, plan.Sizes, plan.Order)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +120,7 @@ func TestExposedByHand(t *testing.T) {
 		{Durations{30, 0, 12, 14, 12}, Sizes{1, 2, 1}, 24}, // 60 to 72, during the first combine, and the last combine
 		{Durations{10, 0, 4, 8, 4}, Sizes{1, 1, 2}, 8},     // the first dispatch and the last combine
 	} {
-		s, err := Simulate(c.durations, c.sizes, ASAS(c.sizes.MicroBatches))
+		s, err := simulate(c.durations, c.sizes, ASAS(c.sizes.MicroBatches))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,7 +135,7 @@ func TestExposedOfRandomSchedules(t *testing.T) {
 	r := rand.New(rand.NewPCG(19, 20))
 	for range instances(300) {
 		d, sizes := randomDurations(r), randomSizes(r)
-		s, err := Simulate(d, sizes, randomOrder(r, sizes.MicroBatches))
+		s, err := simulate(d, sizes, randomOrder(r, sizes.MicroBatches))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -235,7 +235,7 @@ func TestKeep(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		kept, err := Keep(p, &found.Plan)
+		kept, err := keep(p, &found.Plan)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -244,10 +244,10 @@ func TestKeep(t *testing.T) {
 		}
 		other := *p
 		other.Sequence = 1 + r.IntN(40)
-		if kept, err = Keep(&other, &found.Plan); err != nil {
+		if kept, err = keep(&other, &found.Plan); err != nil {
 			t.Fatal(err)
 		}
-		schedule, err := Simulate(kept.Durations, kept.Sizes, kept.Order)
+		schedule, err := simulate(kept.Durations, kept.Sizes, kept.Order)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,7 +265,7 @@ func TestStreamRefuses(t *testing.T) {
 	if _, err := SearchStream(t.Context(), []Batches{{p, 0}}); err == nil || !strings.Contains(err.Error(), "0 batches of") {
 		t.Errorf("no batch of a length: %v", err)
 	}
-	if _, err := Keep(p, &Plan{AttentionRanks: 99, ExpertRanks: 1}); err == nil || !strings.Contains(err.Error(), "no split of 99 attention and 1 expert ranks") {
+	if _, err := keep(p, &Plan{AttentionRanks: 99, ExpertRanks: 1}); err == nil || !strings.Contains(err.Error(), "no split of 99 attention and 1 expert ranks") {
 		t.Errorf("other groups: %v", err)
 	}
 }

@@ -79,6 +79,22 @@ func allowed(from, to string) bool {
 	return at >= 0 && (from == to || other > at)
 }
 
+// TestStudiesAreSeparate checks that only semmoe-lab and tests import the packages of studies.
+func TestStudiesAreSeparate(t *testing.T) {
+	const lab, program = module + "/solver/lab", module + "/cmd/semmoe-lab"
+	study := func(path string) bool { return path == lab || strings.HasPrefix(path, lab+"/") }
+	for _, p := range packages(t) {
+		if level, _ := top(p.ImportPath); level == "test" || study(p.ImportPath) || p.ImportPath == program {
+			continue
+		}
+		for _, imported := range p.Imports {
+			if study(imported) {
+				t.Errorf("%s imports %s: only %s may import studies", p.ImportPath, imported, program)
+			}
+		}
+	}
+}
+
 func TestAllowed(t *testing.T) {
 	for _, c := range []struct {
 		from, to string

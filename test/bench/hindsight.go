@@ -10,7 +10,7 @@ import (
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
-	"github.com/semmoe/operator/solver/dispatch/hindsight"
+	"github.com/semmoe/operator/solver/lab/hindsight"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )

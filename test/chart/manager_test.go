@@ -142,7 +142,7 @@ func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstruct
 		args[i] = strings.Replace(arg, "[$(POD_IP)]:8081", "127.0.0.1:0", 1)
 	}
 	env := []string{"KUBECONFIG=" + a.kubeconfigOf(t, namespace, "semmoe-manager"), "POD_NAMESPACE=" + namespace, "POD_NAME=none"}
-	semmoe, err := programs.Semmoe()
+	semmoe, err := programs.Built("semmoe")
 	tier.Require(t, err)
 	manager, err := nodeless.Spawn(filepath.Join(t.TempDir(), "manager.log"), env, semmoe, args...)
 	if err != nil {

@@ -42,7 +42,7 @@ func startCluster(ctx context.Context, s settings, out *progress) (*cluster, err
 	err = out.step(ctx, "local control plane and node", func(func(string)) error {
 		local, err := localcluster.Start(ctx, localcluster.Options{
 			Binaries: binaries,
-			Images:   map[string]string{s.image: filepath.Join(s.repository, "bin", "semmoe")},
+			Images:   map[string]string{s.image: filepath.Join(s.repository, "bin", "semmoe"), s.engineImage: filepath.Join(s.repository, "bin", "semmoe-refengine")},
 			Forward:  7, // both acts' Services, the other request router, the artifact store, two managers, the proxy to pods
 		})
 		if errors.Is(err, localcluster.ErrNamespacesRefused) {

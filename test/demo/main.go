@@ -24,7 +24,7 @@
 //   - KEEP=1 keeps the last act's deployment until Ctrl-C and prints how to reach it.
 //   - METRICS=127.0.0.1:9999 lets a Prometheus server scrape all processes, through http://127.0.0.1:9999/targets.
 //   - KUBECONFIG names an existing cluster to use instead of a local one. The cluster must be able to pull or hold
-//     IMAGE (default semmoe:dev), offer eight units of the resource nvidia.com/gpu (real GPUs are not needed: the
+//     IMAGE (default semmoe:dev) and ENGINE_IMAGE (default semmoe-refengine:dev), offer eight units of the resource nvidia.com/gpu (real GPUs are not needed: the
 //     engine runs on CPUs), and hold the checkpoint at MODEL_PATH on its nodes (default: the checkpoint in this
 //     repository). This machine must reach the pod addresses, as a node does, because the demo reads the
 //     observations of request routers like a manager. In a cluster without a default StorageClass, the nodes must
@@ -32,6 +32,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,9 +54,11 @@ type settings struct {
 	metrics    string // address of the metrics server; empty for none
 	kubeconfig string
 	image      string
-	modelPath  string
-	repository string
-	acts       []int // numbers, in order
+	// engineImage is the image of the reference engine.
+	engineImage string
+	modelPath   string
+	repository  string
+	acts        []int // numbers, in order
 }
 
 // acts lists all acts. The index is the act number minus 1.
@@ -86,18 +89,16 @@ func readSettings() (settings, error) {
 		return settings{}, fmt.Errorf("run this in the root of the repository: %w", err)
 	}
 	s := settings{
-		keep:       os.Getenv("KEEP") != "" && os.Getenv("KEEP") != "0",
-		metrics:    os.Getenv("METRICS"),
-		kubeconfig: os.Getenv("KUBECONFIG"),
-		image:      os.Getenv("IMAGE"),
-		modelPath:  os.Getenv("MODEL_PATH"),
-		repository: repository,
+		keep:        os.Getenv("KEEP") != "" && os.Getenv("KEEP") != "0",
+		metrics:     os.Getenv("METRICS"),
+		kubeconfig:  os.Getenv("KUBECONFIG"),
+		image:       cmp.Or(os.Getenv("IMAGE"), "semmoe:dev"),
+		engineImage: cmp.Or(os.Getenv("ENGINE_IMAGE"), "semmoe-refengine:dev"),
+		modelPath:   os.Getenv("MODEL_PATH"),
+		repository:  repository,
 	}
 	if s.acts, err = parseActs(os.Getenv("ACTS")); err != nil {
 		return settings{}, err
-	}
-	if s.image == "" {
-		s.image = "semmoe:dev"
 	}
 	if s.modelPath == "" {
 		s.modelPath = filepath.Join(repository, checkpointDir)

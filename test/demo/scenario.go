@@ -72,7 +72,7 @@ func (d *demo) install(ctx context.Context) error {
 // requests.
 func (d *demo) serve(ctx context.Context, file, manifest string) error {
 	if err := d.out.step(ctx, "kubectl apply -f "+file, func(func(string)) error {
-		text := strings.NewReplacer("${NAME}", d.name, "${IMAGE}", d.image, "${MODEL_PATH}", d.modelPath).Replace(manifest)
+		text := strings.NewReplacer("${NAME}", d.name, "${ENGINE_IMAGE}", d.engineImage, "${MODEL_PATH}", d.modelPath).Replace(manifest)
 		_, err := d.cluster.run(ctx, []byte(text), "apply", "-f", "-")
 		return err
 	}); err != nil {

@@ -147,7 +147,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	binaries, err := localcluster.FindBinaries()
 	tier.Require(t, err)
-	_, err = programs.Semmoe()
+	_, err = programs.Built("semmoe")
 	tier.Require(t, err)
 	root, err := filepath.Abs(repository)
 	if err != nil {

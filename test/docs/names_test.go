@@ -77,24 +77,37 @@ func TestMetrics(t *testing.T) {
 }
 
 var (
-	command = regexp.MustCompile(`(?:^|[\s(])semmoe ([a-z]+)((?:\s+[^|;&\n]+)?)`)
-	flag    = regexp.MustCompile(`(?:^|\s)--([a-z][a-z0-9-]*)`)
+	command = regexp.MustCompile(`(?:^|[\s(])(semmoe|semmoe-lab) ([a-z]+)((?:\s+[^|;&\n]+)?)`)
+	// engine matches the command line of a program without commands.
+	engine = regexp.MustCompile(`(?:^|[\s(])semmoe-refengine((?:\s+[^|;&\n]+)?)`)
+	flag   = regexp.MustCompile(`(?:^|\s)--([a-z][a-z0-9-]*)`)
 )
 
 // TestFlags checks that the semmoe commands in the documents, and their flags, exist.
 func TestFlags(t *testing.T) {
-	semmoe, err := programs.Semmoe()
-	tier.Require(t, err)
-	help := func(command ...string) string {
-		text, err := programs.Run(semmoe, nil, "", append(command, "--help")...)
-		if err != nil {
-			t.Fatal(err)
+	texts := map[string]string{} // by command line
+	help := func(program string, command ...string) string {
+		line := strings.Join(append([]string{program}, command...), " ")
+		if texts[line] == "" {
+			path, err := programs.Built(program)
+			tier.Require(t, err)
+			text, err := programs.Run(path, nil, "", append(command, "--help")...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[line] = text
 		}
-		return text
+		return texts[line]
 	}
-	overview := help()
-	texts := map[string]string{}
 	tried := 0
+	checkFlags := func(file, line, command, text, flags string) {
+		for _, given := range flag.FindAllStringSubmatch(flags, -1) {
+			tried++
+			if !regexp.MustCompile(`--` + given[1] + `\b`).MatchString(text) {
+				t.Errorf("%s: %s has no flag --%s: %s", file, command, given[1], line)
+			}
+		}
+	}
 	for file, text := range documents(t) {
 		var shown []string
 		for _, block := range markdown.Blocks(text) {
@@ -105,22 +118,17 @@ func TestFlags(t *testing.T) {
 		for _, line := range append(shown, markdown.Spans(text)...) {
 			line, _, _ = strings.Cut(strings.ReplaceAll(line, "kubectl semmoe", "kubectl-semmoe"), " #")
 			for _, match := range command.FindAllStringSubmatch(line, -1) {
-				name := match[1]
-				if !regexp.MustCompile(`(?m)^  ` + name + ` `).MatchString(overview) {
+				program, name := match[1], match[2]
+				if !regexp.MustCompile(`(?m)^  ` + name + ` `).MatchString(help(program)) {
 					if !strings.HasPrefix(strings.TrimSpace(line), "helm ") { // semmoe is the name of a release there
-						t.Errorf("%s: command semmoe %s does not exist: %s", file, name, line)
+						t.Errorf("%s: command %s %s does not exist: %s", file, program, name, line)
 					}
 					continue
 				}
-				if texts[name] == "" {
-					texts[name] = help(name)
-				}
-				for _, given := range flag.FindAllStringSubmatch(match[2], -1) {
-					tried++
-					if !regexp.MustCompile(`--` + given[1] + `\b`).MatchString(texts[name]) {
-						t.Errorf("%s: semmoe %s has no flag --%s: %s", file, name, given[1], line)
-					}
-				}
+				checkFlags(file, line, program+" "+name, help(program, name), match[3])
+			}
+			for _, match := range engine.FindAllStringSubmatch(line, -1) {
+				checkFlags(file, line, "semmoe-refengine", help("semmoe-refengine"), match[1])
 			}
 		}
 	}

@@ -105,7 +105,7 @@ func onReferenceEngine(t *testing.T, u *unstructured.Unstructured) {
 			}
 			container["args"], container["image"] = changed, image
 			if kind == "containers" {
-				container["command"] = []any{"/semmoe", "engine"}
+				container["image"], container["command"] = engineImage, []any{"/semmoe-refengine"}
 				container["resources"] = map[string]any{"limits": map[string]any{"nvidia.com/gpu": int64(4)}}
 			}
 		}

@@ -267,7 +267,7 @@ func TestFailureConditions(t *testing.T) {
 			reason:  "ImagePullFailed",
 			message: []string{`"nobody/nothing:1"`, "spec.engine.image"},
 			repair: func(t *testing.T, m *semmoev1.MoEDeployment) {
-				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = image })
+				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = engineImage })
 			},
 		},
 		"an engine that crashes": {

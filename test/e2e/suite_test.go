@@ -48,6 +48,8 @@ import (
 
 const (
 	image = "semmoe:dev"
+	// engineImage is the image of the reference engine.
+	engineImage = "semmoe-refengine:dev"
 	// nextImage is another name of the same image. It simulates an upgrade of the operator.
 	nextImage = "semmoe:next"
 	// waitTimeout is the limit of most waits. It is long enough for a loaded machine; a wait ends as soon as its
@@ -101,7 +103,11 @@ func run(m *testing.M) (int, error) {
 	if repository, err = filepath.Abs(filepath.Join("..", "..")); err != nil {
 		return 1, err
 	}
-	binary, err := programs.Semmoe()
+	binary, err := programs.Built("semmoe")
+	if err != nil {
+		return 1, err
+	}
+	engine, err := programs.Built("semmoe-refengine")
 	if err != nil {
 		return 1, err
 	}
@@ -111,7 +117,7 @@ func run(m *testing.M) (int, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	images := map[string]string{image: binary, nextImage: binary}
+	images := map[string]string{image: binary, nextImage: binary, engineImage: engine}
 	if _, err := os.Stat(groupsBinary()); err == nil {
 		images[groupsImage] = groupsBinary()
 	}
@@ -324,7 +330,7 @@ func newDeployment(namespace, name string, change ...func(*semmoev1.MoEDeploymen
 			Model: semmoev1.ModelSpec{Volume: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{
 				Path: checkpointDir(), Type: ptr.To(corev1.HostPathDirectory),
 			}}},
-			Engine:      semmoev1.EngineSpec{Image: image, Command: []string{"/semmoe", "engine"}},
+			Engine:      semmoev1.EngineSpec{Image: engineImage, Command: []string{"/semmoe-refengine"}},
 			Parallelism: semmoev1.ParallelismSpec{ExpertParallelSize: 4},
 			Replicas:    ptr.To[int32](1),
 			Routing:     semmoev1.RoutingSpec{Replicas: 1},

@@ -26,6 +26,6 @@ func TestTiedEmbeddings(t *testing.T) {
 	waitConditionWithin(t, time.Minute, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "TiedEmbeddings", "lm_head.weight", "SGLang", "qwen3_moe")
 	waitCondition(t, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "ScaledToZero")
 	waitCondition(t, moed, semmoev1.ConditionStalled, metav1.ConditionFalse, "NotStalled")
-	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Command = []string{"/semmoe", "engine"} })
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Command = []string{"/semmoe-refengine"} })
 	waitConditionWithin(t, time.Minute, moed, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
 }

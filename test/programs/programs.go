@@ -1,4 +1,4 @@
-// Package programs runs bin/semmoe, and the pinned versions of Helm and kubectl, as subprocesses.
+// Package programs runs the programs in bin/, and the pinned versions of Helm and kubectl, as subprocesses.
 package programs
 
 import (
@@ -20,18 +20,18 @@ var Kubectl = sync.OnceValues(func() (string, error) {
 	return filepath.Join(binaries, "kubectl"), err
 })
 
-// Semmoe returns the path of bin/semmoe.
-var Semmoe = sync.OnceValues(func() (string, error) {
+// Built returns the path of a program of this repository in bin/, such as semmoe.
+func Built(name string) (string, error) {
 	root, err := localcluster.RepositoryRoot()
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(root, "bin", "semmoe")
+	path := filepath.Join(root, "bin", name)
 	if _, err := os.Stat(path); err != nil {
 		return "", &tier.NotBuiltError{Path: path, Command: "make build"}
 	}
 	return path, nil
-})
+}
 
 // Helm returns the path of Helm. It builds Helm if the binary does not exist.
 var Helm = sync.OnceValues(func() (string, error) {

@@ -97,7 +97,7 @@ func (w *world) startManager(t *testing.T, proxy string, args ...string) {
 		log = name
 	}
 	args = append([]string{"manager", "--image=semmoe:dev", "--metrics-bind-address=" + w.metricsAddress, "--health-probe-bind-address=0"}, args...)
-	semmoe, err := programs.Semmoe()
+	semmoe, err := programs.Built("semmoe")
 	tier.Require(t, err)
 	w.manager, err = nodeless.Spawn(log, []string{"KUBECONFIG=" + w.cluster.Kubeconfig(), "HTTP_PROXY=" + proxy, "HTTPS_PROXY=" + proxy, "NO_PROXY=127.0.0.1"}, semmoe, args...)
 	if err != nil {

@@ -140,7 +140,7 @@ const s3URL = "s3://bucket?region=local&use_path_style=true&request_checksum_cal
 const bucketVariable = "SEMMOE_TEST_BUCKET"
 
 func askBucket(url string) error {
-	store, err := Open(context.Background(), url)
+	store, err := open(context.Background(), url)
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func openS3(t *testing.T, storage *objectStorage) *Store {
 	t.Setenv("AWS_ACCESS_KEY_ID", "id")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	t.Setenv("AWS_MAX_ATTEMPTS", "1")
-	store, err := Open(t.Context(), s3URL+server.URL)
+	store, err := open(t.Context(), s3URL+server.URL)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ const maxConnections = 512
 
 // Options are the settings of a store.
 type Options struct {
-	// URL is the URL of the bucket, see Open.
+	// URL is the URL of the bucket, see open.
 	URL string
 	// BindAddress is for clients (HTTPS), MetricsAddress for /healthz, /readyz and /metrics (HTTP).
 	BindAddress, MetricsAddress string
@@ -71,7 +71,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options, sta
 	if err := options.validate(); err != nil {
 		return err
 	}
-	store, err := Open(ctx, options.URL)
+	store, err := open(ctx, options.URL)
 	if err != nil {
 		return err
 	}

@@ -358,7 +358,7 @@ func TestProbesAndMetrics(t *testing.T) {
 func TestMetricsAreDocumented(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	m := newMetrics(registry)
-	store, err := Open(t.Context(), "file://"+t.TempDir())
+	store, err := open(t.Context(), "file://"+t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,9 +39,9 @@ type Store struct {
 	putting map[string]int
 }
 
-// Open opens the bucket of a URL: file:///directory, which must exist and be writable, or s3://bucket with the
+// open opens the bucket of a URL: file:///directory, which must exist and be writable, or s3://bucket with the
 // parameters of gocloud.dev.
-func Open(ctx context.Context, url string) (*Store, error) {
+func open(ctx context.Context, url string) (*Store, error) {
 	store := &Store{putting: map[string]int{}}
 	scheme, _, _ := strings.Cut(url, "://")
 	var err error

@@ -28,7 +28,7 @@ var (
 
 func openTest(t *testing.T, dir string) *Store {
 	t.Helper()
-	store, err := Open(t.Context(), "file://"+dir)
+	store, err := open(t.Context(), "file://"+dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -430,7 +430,7 @@ func TestOpenDirectory(t *testing.T) {
 	if diff := cmp.Diff(keep, files(t, dir)); diff != "" {
 		t.Errorf("files after opening: %s", diff)
 	}
-	if _, err := Open(t.Context(), "file://"+dir); err == nil || !strings.Contains(err.Error(), "another store") {
+	if _, err := open(t.Context(), "file://"+dir); err == nil || !strings.Contains(err.Error(), "another store") {
 		t.Errorf("a second store on the directory: error %v", err)
 	}
 	store.Close()
@@ -445,7 +445,7 @@ func TestOpenDirectory(t *testing.T) {
 		"s3://bucket?nonsense=1":              "nonsense",
 		"file://" + filepath.Join(dir, "%zz"): "invalid URL",
 	} {
-		if _, err := Open(t.Context(), url); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), url) {
+		if _, err := open(t.Context(), url); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), url) {
 			t.Errorf("%s: error %v, want one with %q", url, err, want)
 		}
 	}

@@ -33,7 +33,7 @@ import (
 // serveHandler serves a store on a directory, with callers identified by a function, and returns its address.
 func serveHandler(t *testing.T, maxBytes int64, log logr.Logger, identify func(context.Context, string, string) (caller, error)) (*handler, string) {
 	t.Helper()
-	store, err := Open(t.Context(), "file://"+t.TempDir())
+	store, err := open(t.Context(), "file://"+t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 // The reasons of a FaultError, which are also condition reasons.
 const (
 	NotFound = "HardwareProfileNotFound"
-	Invalid  = "HardwareProfileInvalid"
+	invalid  = "HardwareProfileInvalid"
 )
 
 // ProfileError reports a hardware profile that does not exist or is invalid. Only the user can fix it.
@@ -65,7 +65,7 @@ func Read(ctx context.Context, reader client.Reader, namespace string, of *semmo
 	case err != nil:
 		return ResolvedProfile{}, fmt.Errorf("failed to get ConfigMap %s: %w", name, err)
 	case !found:
-		return ResolvedProfile{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it with the output of semmoe fit under the key %q", name, namespace, key)
+		return ResolvedProfile{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it with the output of semmoe-lab fit under the key %q", name, namespace, key)
 	}
 	text, has := configMap.Data[key]
 	if !has {
@@ -73,7 +73,7 @@ func Read(ctx context.Context, reader client.Reader, namespace string, of *semmo
 	}
 	profile, err := parse(name, []byte(text))
 	if err != nil {
-		return ResolvedProfile{}, faultf(Invalid, "configMap: key %q of ConfigMap %s is neither a hardware profile nor a calibration: %v", key, name, err)
+		return ResolvedProfile{}, faultf(invalid, "configMap: key %q of ConfigMap %s is neither a hardware profile nor a calibration: %v", key, name, err)
 	}
 	sum := sha256.Sum256([]byte(text))
 	return ResolvedProfile{Profile: profile, Digest: hex.EncodeToString(sum[:])}, nil
@@ -87,7 +87,7 @@ func BuiltIn(of *semmoev1.HardwareReference) (*hardware.Profile, error) {
 	}
 	profile, err := hardware.BuiltIn(of.BuiltIn)
 	if err != nil {
-		return nil, faultf(Invalid, "builtIn: %v", err)
+		return nil, faultf(invalid, "builtIn: %v", err)
 	}
 	return profile, nil
 }

@@ -85,14 +85,14 @@ func TestReadInvalidReferences(t *testing.T) {
 		of     *semmoev1.HardwareReference
 		reason string
 	}{
-		`builtIn: there is no built-in hardware profile "abacus"; there are h200-nvlink`:                   {&semmoev1.HardwareReference{BuiltIn: "abacus"}, Invalid},
+		`builtIn: there is no built-in hardware profile "abacus"; there are h200-nvlink`:                   {&semmoev1.HardwareReference{BuiltIn: "abacus"}, invalid},
 		`configMap: there is no ConfigMap "gone" in namespace n: create it`:                                {named("gone"), NotFound},
 		`configMap: there is no ConfigMap "a/b" in namespace n: create it`:                                 {named("a/b"), NotFound},
 		`configMap.key: ConfigMap mine has no key "x"; it has broken, calibration.json`:                    {inConfigMap("x"), NotFound},
 		`configMap.key: ConfigMap empty has no key "hardware.json"; it has none`:                           {named("empty"), NotFound},
-		`configMap: key "broken" of ConfigMap mine is neither a hardware profile nor a calibration: unexp`: {inConfigMap("broken"), Invalid},
-		`format is "x"; it must be`:               {inConfigMap("other"), Invalid},
-		`all_to_all has 0 measurements; at least`: {inConfigMap("few"), Invalid},
+		`configMap: key "broken" of ConfigMap mine is neither a hardware profile nor a calibration: unexp`: {inConfigMap("broken"), invalid},
+		`format is "x"; it must be`:               {inConfigMap("other"), invalid},
+		`all_to_all has 0 measurements; at least`: {inConfigMap("few"), invalid},
 	} {
 		_, err := Read(t.Context(), reader(t), "n", test.of)
 		if fault := AsProfileError(err); fault == nil || !strings.Contains(err.Error(), want) || fault.Reason != test.reason {

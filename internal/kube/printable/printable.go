@@ -55,9 +55,9 @@ func Line(text string, limit int) string {
 // columns stay aligned.
 func Runes(text string) string { return strings.Map(visible, text) }
 
-// LastLine returns the last non-empty line of a text, formatted like Line. The last line of a program's output usually
+// lastLine returns the last non-empty line of a text, formatted like Line. The last line of a program's output usually
 // contains its error.
-func LastLine(text string, limit int) string {
+func lastLine(text string, limit int) string {
 	text = strings.TrimSpace(text)
 	return Line(text[strings.LastIndexAny(text, "\n\r")+1:], limit)
 }

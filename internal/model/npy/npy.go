@@ -21,8 +21,8 @@ const (
 	magic = "\x93NUMPY"
 	// maxHeader is the maximum size of the header. A matrix needs about a hundred bytes.
 	maxHeader = 64 << 10
-	// MaxBytes is the maximum size of the values: a vocabulary of 256 Ki tokens with 8,192 numbers of 4 bytes each.
-	MaxBytes = 8 << 30
+	// maxBytes is the maximum size of the values: a vocabulary of 256 Ki tokens with 8,192 numbers of 4 bytes each.
+	maxBytes = 8 << 30
 )
 
 var (
@@ -50,7 +50,7 @@ func Open(path string) (*Matrix, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := Read(file, info.Size())
+	m, err := read(file, info.Size())
 	if checkpoint.IsInvalid(err) {
 		return nil, checkpoint.Invalidf("%s: %v", path, err)
 	}
@@ -60,8 +60,8 @@ func Open(path string) (*Matrix, error) {
 	return m, nil
 }
 
-// Read reads a matrix from a file of the given size.
-func Read(r io.Reader, size int64) (*Matrix, error) {
+// read reads a matrix from a file of the given size.
+func read(r io.Reader, size int64) (*Matrix, error) {
 	header, length, err := readHeader(r, size)
 	if err != nil {
 		return nil, err
@@ -76,8 +76,8 @@ func Read(r io.Reader, size int64) (*Matrix, error) {
 	}
 	want := int64(m.Rows) * int64(m.Columns) * width
 	switch {
-	case want > MaxBytes:
-		return nil, checkpoint.Invalidf("shape (%d, %d) needs %d bytes; the maximum is %d", m.Rows, m.Columns, want, int64(MaxBytes))
+	case want > maxBytes:
+		return nil, checkpoint.Invalidf("shape (%d, %d) needs %d bytes; the maximum is %d", m.Rows, m.Columns, want, int64(maxBytes))
 	case want != size-length:
 		return nil, checkpoint.Invalidf("shape (%d, %d) needs %d bytes after the header, the file has %d", m.Rows, m.Columns, want, size-length)
 	}

@@ -58,7 +58,7 @@ func TestRead(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, m, err)
 		}
 		for length := range content {
-			if _, err := Read(bytes.NewReader(content[:length]), int64(length)); !checkpoint.IsInvalid(err) {
+			if _, err := read(bytes.NewReader(content[:length]), int64(length)); !checkpoint.IsInvalid(err) {
 				t.Fatalf("%s: %d of %d bytes: %v", name, length, len(content), err)
 			}
 		}
@@ -84,7 +84,7 @@ func TestReadRefuses(t *testing.T) {
 		"no dictionary":        {file(1, "nothing"), "has no descr"},
 		"long header":          {append([]byte("\x93NUMPY\x02\x00"), 255, 255, 255, 255), "the maximum is 65536"},
 	} {
-		if _, err := Read(bytes.NewReader(test.content), int64(len(test.content))); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
+		if _, err := read(bytes.NewReader(test.content), int64(len(test.content))); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v; want %q", name, err, test.want)
 		}
 	}
@@ -98,7 +98,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(file(1, dict("<f4", "False", "(2, 1)"), float32s(1, 2)...))
 	f.Add(file(2, dict("<f2", "False", "(1, 3)"), 0, 0, 0, 0, 0, 0))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := Read(bytes.NewReader(data), int64(len(data)))
+		m, err := read(bytes.NewReader(data), int64(len(data)))
 		if err == nil && (len(m.Values) != m.Rows*m.Columns || len(m.Values)*2 > len(data)) {
 			t.Fatalf("%d x %d has %d values of %d bytes", m.Rows, m.Columns, len(m.Values), len(data))
 		}

@@ -238,7 +238,7 @@ func idleOutput(out string, lock filelock.Lock, grace time.Duration) (_ *cachedO
 		return t, nil
 	}
 	t.complete, t.identity = true, identity(m.Source, m.PermutationDigest)
-	info, err := os.Stat(filepath.Join(out, ManifestFile))
+	info, err := os.Stat(filepath.Join(out, manifestFile))
 	if err != nil {
 		return nil, err
 	}

@@ -184,7 +184,7 @@ func TestLimitRefuses(t *testing.T) {
 	s.used(t, 1, time.Hour)
 	// Directories of other programs, outputs of other versions, and links are neither counted nor removed.
 	writeFile(t, filepath.Join(s.dir, "other", "model.safetensors"), bytes.Repeat([]byte{1}, 1<<16))
-	writeFile(t, filepath.Join(s.dir, "old", ManifestFile), []byte(`{"format":"semmoe-reshuffle/0"}`))
+	writeFile(t, filepath.Join(s.dir, "old", manifestFile), []byte(`{"format":"semmoe-reshuffle/0"}`))
 	writeFile(t, filepath.Join(s.dir, ".foreign.lock"), []byte("x"))
 	writeFile(t, filepath.Join(s.dir, ".foreign.used"), []byte("x"))
 	if err := os.Symlink(s.work[0].Out, filepath.Join(s.dir, "link")); err != nil {
@@ -223,7 +223,7 @@ func TestLimitRefuses(t *testing.T) {
 		t.Errorf("outputs %s exist, want 3", got)
 	}
 	after := snapshot(t, s.dir)
-	for _, name := range []string{"other/model.safetensors", "old/" + ManifestFile, ".foreign.lock", ".foreign.used"} {
+	for _, name := range []string{"other/model.safetensors", "old/" + manifestFile, ".foreign.lock", ".foreign.used"} {
 		if before[name] != after[name] {
 			t.Errorf("%s was changed", name)
 		}

@@ -170,7 +170,7 @@ func TestMixedPrecision(t *testing.T) {
 	if x, _ := c.Tensor(moved + ".weight"); x.DType != "BF16" || !strings.Contains(string(c.ConfigText), `"`+moved+`"`) {
 		t.Errorf("%s is %s; config %s", moved, x.DType, c.ConfigText)
 	}
-	mustRun(t, Options{Model: out, Permutation: p.Inverse(), Out: back})
+	mustRun(t, Options{Model: out, Permutation: inverseOf(p), Out: back})
 	for _, name := range []string{"config.json", "hf_quant_config.json", checkpoint.IndexFile} {
 		sameFile(t, filepath.Join(model, name), filepath.Join(back, name))
 	}

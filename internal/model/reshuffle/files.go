@@ -62,7 +62,7 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 			return err
 		}
 		switch {
-		case shards[name] || name == ManifestFile:
+		case shards[name] || name == manifestFile:
 			return nil
 		case name == c.IndexName:
 			return checkIndex(c)
@@ -82,7 +82,7 @@ func skipDirectory(root fs.FS, name string) error {
 	if name == "." {
 		return nil
 	}
-	_, err := fs.Stat(root, path.Join(name, ManifestFile))
+	_, err := fs.Stat(root, path.Join(name, manifestFile))
 	if err == nil || strings.HasPrefix(path.Base(name), ".") {
 		return fs.SkipDir
 	}

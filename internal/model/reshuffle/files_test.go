@@ -54,14 +54,14 @@ func TestClosedFiles(t *testing.T) {
 func TestModelVolumeHoldsOutputs(t *testing.T) {
 	c, m := reversed(t)
 	for _, name := range []string{"", "cache/"} {
-		for _, file := range []string{"KEY/" + ManifestFile, "KEY/tokenizer.json", "KEY/sub/vocabulary.txt", "old/" + ManifestFile, "old/x.safetensors",
+		for _, file := range []string{"KEY/" + manifestFile, "KEY/tokenizer.json", "KEY/sub/vocabulary.txt", "old/" + manifestFile, "old/x.safetensors",
 			".NEW.0123456789abcdef.partial/tokenizer.json", ".KEY.used", ".NEW.lock", ".NEW.used", ".NEW.probe-123", admissionLock} {
 			writeFile(t, filepath.Join(c.Dir, name+file), []byte("{}"))
 		}
 	}
 	own := []string{"sub/vocabulary.txt", "tokenizer.json", ".gitattributes", "poetry.lock", "x.used"}
 	// The model may be an output itself.
-	for _, file := range append([]string{ManifestFile}, own...) {
+	for _, file := range append([]string{manifestFile}, own...) {
 		writeFile(t, filepath.Join(c.Dir, file), []byte("{}"))
 	}
 	if err := os.Mkdir(filepath.Join(c.Dir, "vanishing"), 0o755); err != nil {

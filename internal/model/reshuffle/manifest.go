@@ -21,13 +21,13 @@ import (
 	"github.com/semmoe/operator/internal/model/checkpoint"
 )
 
-// ManifestFile is the name of the file in the output that describes the inputs and the content of the output.
-const ManifestFile = "semmoe-reshuffle.json"
+// manifestFile is the name of the file in the output that describes the inputs and the content of the output.
+const manifestFile = "semmoe-reshuffle.json"
 
 // Format is the version of the manifest and of the output format.
 const Format = "semmoe-reshuffle/1"
 
-// Manifest is the content of ManifestFile. It contains no time and no path, so the same input gives the same bytes. The
+// Manifest is the content of manifestFile. It contains no time and no path, so the same input gives the same bytes. The
 // only exception are the hashes of whole shards, which only a verified run computes.
 type Manifest struct {
 	Format string `json:"format"`
@@ -133,7 +133,7 @@ func openRegular(path string) (*os.File, error) {
 
 // readManifest reads the manifest of an output. found is false if there is none.
 func readManifest(dir string) (m *Manifest, found bool, err error) {
-	file, err := openRegular(filepath.Join(dir, ManifestFile))
+	file, err := openRegular(filepath.Join(dir, manifestFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
 	}
@@ -150,7 +150,7 @@ func readManifest(dir string) (m *Manifest, found bool, err error) {
 	}
 	m = &Manifest{}
 	if err := json.Unmarshal(text, m); err != nil {
-		return nil, true, checkpoint.Invalidf("%s: %v", filepath.Join(dir, ManifestFile), err)
+		return nil, true, checkpoint.Invalidf("%s: %v", filepath.Join(dir, manifestFile), err)
 	}
 	return m, true, nil
 }
@@ -166,7 +166,7 @@ func (m *Manifest) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	return writeText(filepath.Join(dir, ManifestFile), text)
+	return writeText(filepath.Join(dir, manifestFile), text)
 }
 
 // save updates the manifest of a published output.

@@ -112,15 +112,7 @@ func (p *Permutation) validate() error {
 	return nil
 }
 
-// Inverse returns the inverse permutation.
-func (p *Permutation) Inverse() *Permutation {
-	inverse := &Permutation{}
-	for _, layer := range p.Layers {
-		inverse.Layers = append(inverse.Layers, LayerPermutation{layer.Layer, invert(layer.NewToOld)})
-	}
-	return inverse
-}
-
+// invert returns the inverse of a permutation.
 func invert(permutation []int) []int {
 	inverse := make([]int, len(permutation))
 	for j, old := range permutation {

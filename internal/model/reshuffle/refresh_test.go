@@ -72,7 +72,7 @@ func TestRefresh(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"KEY/" + ManifestFile, ".KEY.used"} {
+	for _, name := range []string{"KEY/" + manifestFile, ".KEY.used"} {
 		writeFile(t, filepath.Join(o.Out, name), []byte("x"))
 		manifest.Files[name] = digest([]byte("x"))
 	}
@@ -217,7 +217,7 @@ func TestRefreshAfterAnotherUser(t *testing.T) {
 	setVersion(t, s.model, 0)
 	mustRunAs(t, userA, s.work[0])
 	setVersion(t, s.model, 1)
-	for _, name := range []string{ManifestFile, "tokenizer.json"} {
+	for _, name := range []string{manifestFile, "tokenizer.json"} {
 		writeFile(t, filepath.Join(s.work[0].Out, name+temporarySuffix), []byte("root's"))
 	}
 	mustRunAs(t, userA, s.work[0])

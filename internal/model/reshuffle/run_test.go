@@ -139,16 +139,16 @@ func TestExistingOutput(t *testing.T) {
 	}{
 		"another permutation": {func(*testing.T, string) {}, Options{Permutation: m.permutation(0)}, "holds another checkpoint: it has another permutation"},
 		"something else": {func(t *testing.T, out string) {
-			if err := os.Remove(filepath.Join(out, ManifestFile)); err != nil {
+			if err := os.Remove(filepath.Join(out, manifestFile)); err != nil {
 				t.Fatal(err)
 			}
 		}, Options{}, "was not made by reshuffle"},
 		"another format": {func(t *testing.T, out string) {
-			writeFile(t, filepath.Join(out, ManifestFile), []byte(`{"format":"x"}`))
+			writeFile(t, filepath.Join(out, manifestFile), []byte(`{"format":"x"}`))
 		}, Options{}, `its format is "x"`},
 		"manifest damaged": {func(t *testing.T, out string) {
-			writeFile(t, filepath.Join(out, ManifestFile), []byte(`{`))
-		}, Options{}, ManifestFile},
+			writeFile(t, filepath.Join(out, manifestFile), []byte(`{`))
+		}, Options{}, manifestFile},
 		"config changed": {func(t *testing.T, out string) {
 			flip(t, filepath.Join(out, checkpoint.ConfigFile), 5)
 		}, Options{}, "config.json is damaged"},
@@ -236,7 +236,7 @@ func TestOtherFiles(t *testing.T) {
 	if diff := cmp.Diff(stay, slices.Sorted(slices.Values(result.LeftOut))); diff != "" {
 		t.Error(diff)
 	}
-	want := append(come, "vocab.json", "sub/blob", ManifestFile, checkpoint.ConfigFile, checkpoint.IndexFile, "model-00001.safetensors", "model-00002.safetensors")
+	want := append(come, "vocab.json", "sub/blob", manifestFile, checkpoint.ConfigFile, checkpoint.IndexFile, "model-00001.safetensors", "model-00002.safetensors")
 	slices.Sort(want)
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(snapshot(t, out)))); diff != "" {
 		t.Error(diff)

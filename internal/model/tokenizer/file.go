@@ -53,8 +53,8 @@ const (
 	maxGap     = 1 << 16
 )
 
-// MaxBytes is the maximum size of a tokenizer file. The largest known files have about 35 MB.
-const MaxBytes = 256 << 20
+// maxBytes is the maximum size of a tokenizer file. The largest known files have about 35 MB.
+const maxBytes = 256 << 20
 
 // Load reads a tokenizer.json.
 func Load(path string) (*Tokenizer, error) {
@@ -71,7 +71,7 @@ func Load(path string) (*Tokenizer, error) {
 
 // readFile reads a file of a checkpoint. The error names a placeholder that a failed download has left.
 func readFile(path string) ([]byte, error) {
-	text, err := regularfile.Read(path, MaxBytes)
+	text, err := regularfile.Read(path, maxBytes)
 	if err != nil {
 		return nil, fmt.Errorf("failed to read tokenizer: %w", err)
 	}

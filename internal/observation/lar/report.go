@@ -16,7 +16,7 @@ type Report struct {
 	// Last is the sum of Observations. Window contains the samples of the last Buckets times BucketTime.
 	Last   Set      `json:"last"`
 	Window []Bucket `json:"window"`
-	// Service contains all inference requests, sampled or not, of the last ServiceBuckets times ServiceBucketTime.
+	// Service contains all inference requests, sampled or not, of the last ServiceBuckets times serviceBucketTime.
 	Service []ServiceBucket `json:"service"`
 	// Tables maps the full digest of each loaded plan that pods serve under to the digest of the plan whose tables
 	// score its requests: the plan itself, or a plan with newer tables for the same layout.

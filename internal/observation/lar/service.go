@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// ServiceBucketTime is the length of a service bucket. ServiceBuckets is the number of retained buckets: one hour,
+	// serviceBucketTime is the length of a service bucket. ServiceBuckets is the number of retained buckets: one hour,
 	// the length of a comparison period of a canary.
-	ServiceBucketTime = time.Minute
+	serviceBucketTime = time.Minute
 	ServiceBuckets    = 60
 	// maxServed is the maximum number of revisions in a bucket: a rollout has two or three at a time.
 	maxServed = 8
@@ -109,9 +109,9 @@ func (s Service) Validate() error {
 	return nil
 }
 
-// ServiceBucket contains the requests that ended in one ServiceBucketTime.
+// ServiceBucket contains the requests that ended in one serviceBucketTime.
 type ServiceBucket struct {
-	// Start is the beginning of the bucket, a multiple of ServiceBucketTime, so that buckets of several routers align.
+	// Start is the beginning of the bucket, a multiple of serviceBucketTime, so that buckets of several routers align.
 	Start     time.Time          `json:"start"`
 	Revisions map[string]Service `json:"revisions"`
 }
@@ -148,7 +148,7 @@ func (w *ServiceWindow) Add(now time.Time, revision string, ended Service) {
 // at returns the revisions of the bucket at now. A time before the window, for example after a clock change, uses the
 // last bucket.
 func (w *ServiceWindow) at(now time.Time) map[string]Service {
-	start := now.UTC().Truncate(ServiceBucketTime)
+	start := now.UTC().Truncate(serviceBucketTime)
 	if n := len(w.buckets); n > 0 && !w.buckets[n-1].Start.Before(start) {
 		return w.buckets[n-1].Revisions
 	}
@@ -160,7 +160,7 @@ func (w *ServiceWindow) at(now time.Time) map[string]Service {
 
 // expire drops the buckets that are older than the window.
 func (w *ServiceWindow) expire(now time.Time) {
-	oldest := now.UTC().Truncate(ServiceBucketTime).Add(-(ServiceBuckets - 1) * ServiceBucketTime)
+	oldest := now.UTC().Truncate(serviceBucketTime).Add(-(ServiceBuckets - 1) * serviceBucketTime)
 	w.buckets = slices.DeleteFunc(w.buckets, func(b ServiceBucket) bool { return b.Start.Before(oldest) })
 }
 

@@ -8,10 +8,10 @@ import (
 const (
 	// Parts is the number of sizes that describe a distribution. Each represents the same number of steps.
 	Parts = 8
-	// MaxTokens is the maximum number of tokens of a step, several times that of the largest known deployments.
-	MaxTokens = 1 << 24
+	// maxTokens is the maximum number of tokens of a step, several times that of the largest known deployments.
+	maxTokens = 1 << 24
 
-	// binsPerOctave is the resolution of a Histogram; bins covers 1 to MaxTokens.
+	// binsPerOctave is the resolution of a Histogram; bins covers 1 to maxTokens.
 	binsPerOctave = 4
 	bins          = 24*binsPerOctave + 1
 )
@@ -24,7 +24,7 @@ type Histogram struct {
 
 // Add adds steps steps of tokens tokens each, prefill of which computed prompts.
 func (h *Histogram) Add(tokens, steps, prefill float64) {
-	tokens = min(max(tokens, 1), MaxTokens)
+	tokens = min(max(tokens, 1), maxTokens)
 	i := int(binsPerOctave * math.Log2(tokens))
 	h.steps[i] += steps
 	h.tokens[i] += steps * tokens
@@ -89,7 +89,7 @@ func (h *Histogram) Sizes() []float64 {
 func roundSizes(sizes []float64) []int32 {
 	rounded := make([]int32, len(sizes))
 	for i, size := range sizes {
-		size = min(max(size, 1), MaxTokens)
+		size = min(max(size, 1), maxTokens)
 		power := math.Exp2(math.Floor(math.Log2(size)))
 		nearest := power
 		switch ratio := size / power; { // the limits are geometric means of adjacent sizes

@@ -38,8 +38,8 @@ func Validate(pods []Pod) error {
 		switch {
 		case len(p.Sizes) != 0 && len(p.Sizes) != Parts:
 			return fmt.Errorf("steps[%d].sizes: %d sizes: 0 or %d are allowed", i, len(p.Sizes), Parts)
-		case slices.ContainsFunc(p.Sizes, func(size float64) bool { return !(size >= 1 && size <= MaxTokens) }):
-			return fmt.Errorf("steps[%d].sizes is %v: numbers from 1 to %d are allowed", i, p.Sizes, MaxTokens)
+		case slices.ContainsFunc(p.Sizes, func(size float64) bool { return !(size >= 1 && size <= maxTokens) }):
+			return fmt.Errorf("steps[%d].sizes is %v: numbers from 1 to %d are allowed", i, p.Sizes, maxTokens)
 		case !(p.Steps >= 0 && p.Steps <= MaxSteps) || !(p.PrefillShare >= 0 && p.PrefillShare <= 1):
 			return fmt.Errorf("steps[%d]: steps is %v and prefillShare %v: allowed are 0 to 2^53 and 0 to 1", i, p.Steps, p.PrefillShare)
 		case len(p.Problem) > MaxProblem:

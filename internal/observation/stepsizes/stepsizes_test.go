@@ -43,7 +43,7 @@ func TestSizes(t *testing.T) {
 }
 
 func TestRoundAndMoved(t *testing.T) {
-	if got, want := roundSizes([]float64{0, 1, 2.4, 2.5, 3.4, 3.5, 100, 1 << 30}), []int32{1, 1, 2, 3, 3, 4, 96, MaxTokens}; !cmp.Equal(got, want) {
+	if got, want := roundSizes([]float64{0, 1, 2.4, 2.5, 3.4, 3.5, 100, 1 << 30}), []int32{1, 1, 2, 3, 3, 4, 96, maxTokens}; !cmp.Equal(got, want) {
 		t.Errorf("rounded to %v, want %v", got, want)
 	}
 	for _, tc := range []struct {

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// Format is the version of bundle.json.
-	Format = "semmoe-bundle/1"
+	// format is the version of bundle.json.
+	format = "semmoe-bundle/1"
 	// File is the name of the list of the files of a bundle, in the store and in a directory of Fetch.
 	File = plan.BundleFile
 	// TokenizerFile is the tokenizer of the checkpoint, if the profile has one.
@@ -51,7 +51,7 @@ func Publish(ctx context.Context, client *artifact.Client, namespace string, a *
 	if err != nil {
 		return err
 	}
-	l := list{Format: Format, PlanDigest: artifact.Digest(a.Digest), Files: map[string]artifact.Digest{}}
+	l := list{Format: format, PlanDigest: artifact.Digest(a.Digest), Files: map[string]artifact.Digest{}}
 	for _, name := range slices.Sorted(maps.Keys(a.Files)) {
 		if l.Files[name], err = client.Put(ctx, scope, bytes.NewReader(a.Files[name])); err != nil {
 			return fmt.Errorf("failed to store %s of plan %s: %w", name, scope.ID, err)
@@ -123,8 +123,8 @@ func parseList(text []byte, planDigest string) (list, error) {
 		return l, fmt.Errorf("%s: %w", File, err)
 	}
 	switch {
-	case l.Format != Format:
-		return l, fmt.Errorf("%s: format is %q; this version reads %q", File, l.Format, Format)
+	case l.Format != format:
+		return l, fmt.Errorf("%s: format is %q; this version reads %q", File, l.Format, format)
 	case string(l.PlanDigest) != planDigest:
 		return l, fmt.Errorf("%s is the list of plan %s, want plan %s", File, l.PlanDigest, planDigest)
 	case l.Files[plan.ManifestFile] != l.PlanDigest:

@@ -129,16 +129,6 @@ func (c *Counts) Merge(other *Counts) error {
 // Tokens returns the number of counted tokens.
 func (c *Counts) Tokens() int64 { return c.tokens }
 
-// Dropped returns the number of tokens that were dropped because of the limit, and the maximum number of occurrences
-// that one token ID lacks as a result.
-func (c *Counts) Dropped() (tokens, undercount int64) { return c.dropped, c.undercount }
-
-// Occurrences returns the number of counted occurrences of a token ID.
-func (c *Counts) Occurrences(token int32) uint32 { return c.occurrences[token] }
-
-// Bigrams returns the counted bigrams, or nil if none are counted.
-func (c *Counts) Bigrams() *Bigrams { return c.bigrams }
-
 // ForEach calls f with every pair of a MoE layer (0-based) and its number of occurrences, ordered by token and expert.
 func (c *Counts) ForEach(layer int, f func(token int32, expert uint16, n uint32)) {
 	all := c.layers[layer].merged()

@@ -183,12 +183,12 @@ func TestRoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !equal(t, c, back) || back.Tokens() != c.Tokens() || (back.Bigrams() == nil) != (c == plain) {
+			if !equal(t, c, back) || back.Tokens() != c.Tokens() || (back.bigrams == nil) != (c == plain) {
 				t.Errorf("%d tokens: the counts that are read differ from those that were written", n)
 			}
 		}
 	}
-	if _, err := Read(bytes.NewReader(written(t, counted(random, small, 100))), 1000); err == nil {
+	if _, err := read(bytes.NewReader(written(t, counted(random, small, 100))), 1000); err == nil {
 		t.Error("Read accepts a file above the limit")
 	}
 }
@@ -244,24 +244,24 @@ func TestBound(t *testing.T) {
 			t.Fatalf("%d pairs are stored, the limit is %d", c.size(), limit)
 		}
 	}
-	dropped, undercount := c.Dropped()
+	dropped, undercount := c.dropped, c.undercount
 	if dropped == 0 || c.Tokens()+dropped != exact.Tokens() {
 		t.Errorf("%d tokens are counted and %d dropped, want a sum of %d", c.Tokens(), dropped, exact.Tokens())
 	}
 	for id := range int32(small.Vocabulary) {
-		if got, want := int64(c.Occurrences(id)), int64(exact.Occurrences(id)); got > want || want-got > undercount {
+		if got, want := int64(c.occurrences[id]), int64(exact.occurrences[id]); got > want || want-got > undercount {
 			t.Errorf("token %d has count %d of %d; the maximum undercount is %d", id, got, want, undercount)
 		}
 	}
-	if c.Occurrences(0) < exact.Occurrences(0)*9/10 {
-		t.Errorf("the most frequent token has count %d, want %d", c.Occurrences(0), exact.Occurrences(0))
+	if c.occurrences[0] < exact.occurrences[0]*9/10 {
+		t.Errorf("the most frequent token has count %d, want %d", c.occurrences[0], exact.occurrences[0])
 	}
 	for layer := range small.MoELayers {
 		sums := map[int32]uint32{}
 		c.ForEach(layer, func(token int32, _ uint16, n uint32) { sums[token] += n })
 		for id := range int32(small.Vocabulary) {
-			if sums[id] != 4*c.Occurrences(id) {
-				t.Fatalf("layer %d, token %d: %d activations for %d occurrences", layer, id, sums[id], c.Occurrences(id))
+			if sums[id] != 4*c.occurrences[id] {
+				t.Fatalf("layer %d, token %d: %d activations for %d occurrences", layer, id, sums[id], c.occurrences[id])
 			}
 		}
 	}
@@ -286,7 +286,7 @@ func TestBigrams(t *testing.T) {
 	}
 	high, allowed := 0, uint32(2.72*float64(total)/bigramBuckets)
 	for pair, n := range want {
-		got := c.Bigrams().Count(pair[0], pair[1])
+		got := c.bigrams.Count(pair[0], pair[1])
 		if got < n {
 			t.Fatalf("bigram %v has count %d, but occurred %d times", pair, got, n)
 		}
@@ -301,7 +301,7 @@ func TestBigrams(t *testing.T) {
 
 func TestRefusedFiles(t *testing.T) {
 	good := written(t, counted(rand.New(rand.NewPCG(6, 6)), Model{MoELayers: []int{0}, Experts: 8, ExpertsPerToken: 2, Vocabulary: 10}, 20))
-	if _, err := Read(bytes.NewReader(good), 1<<20); err != nil {
+	if _, err := read(bytes.NewReader(good), 1<<20); err != nil {
 		t.Fatal(err)
 	}
 	replace := func(old, with string) []byte { return bytes.Replace(good, []byte(old), []byte(with), 1) }
@@ -319,7 +319,7 @@ func TestRefusedFiles(t *testing.T) {
 		"type":          replace(`"dtype":"U16"`, `"dtype":"I16"`),
 		"expert id":     append(bytes.Clone(good[:last]), 0xff),
 	} {
-		if _, err := Read(bytes.NewReader(data), 1<<20); err == nil {
+		if _, err := read(bytes.NewReader(data), 1<<20); err == nil {
 			t.Errorf("%s: Read accepts the file, want an error", name)
 		}
 	}
@@ -332,11 +332,11 @@ func FuzzRead(f *testing.F) {
 	f.Add(written(f, counted(random, tiny, 5)))
 	f.Add(written(f, counted(random, tiny, 0)))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := Read(bytes.NewReader(data), 1<<16)
+		c, err := read(bytes.NewReader(data), 1<<16)
 		if err != nil {
 			return
 		}
-		back, err := Read(bytes.NewReader(written(t, c)), 1<<20)
+		back, err := read(bytes.NewReader(written(t, c)), 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}

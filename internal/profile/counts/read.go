@@ -22,12 +22,12 @@ func ReadCompressed(r io.Reader, limit int64) (*Counts, error) {
 		return nil, err
 	}
 	defer decoder.Close()
-	return Read(decoder, limit)
+	return read(decoder, limit)
 }
 
-// Read reads the output of Write, and validates that the counts are consistent. It returns an error for a file of more
+// read reads the output of Write, and validates that the counts are consistent. It returns an error for a file of more
 // than limit bytes.
-func Read(r io.Reader, limit int64) (*Counts, error) {
+func read(r io.Reader, limit int64) (*Counts, error) {
 	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	switch {
 	case err != nil:

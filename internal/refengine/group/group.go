@@ -32,8 +32,8 @@ const (
 // ErrLeaving reports a member that was asked to stop. The member stays until the group is dissolved.
 var ErrLeaving = errors.New("was asked to stop")
 
-// ErrSilent is the error of wait after leave if the leader does not respond.
-var ErrSilent = errors.New("the leader does not respond")
+// errSilent is the error of wait after leave if the leader does not respond.
+var errSilent = errors.New("the leader does not respond")
 
 // Lead waits until all other nodes of a group have joined. It sends one error on lost for each member that was asked to
 // stop, or whose connection fails. leave dissolves the group.
@@ -122,7 +122,7 @@ func admit(connection net.Conn, members []net.Conn) (node int, err error) {
 }
 
 // Join connects to the leader at an address, with retries, and returns after all nodes have joined. wait waits until
-// the group ends. leave asks the leader to end the group. After leave, wait returns ErrSilent if the leader does not
+// the group ends. leave asks the leader to end the group. After leave, wait returns errSilent if the leader does not
 // respond.
 func Join(ctx context.Context, address string, node, nodes int) (wait func(context.Context) error, leave func(), err error) {
 	var dialer net.Dialer
@@ -165,7 +165,7 @@ func join(ctx context.Context, connection net.Conn, node, nodes int) (wait func(
 			switch {
 			case err == nil:
 			case errors.Is(err, os.ErrDeadlineExceeded):
-				return ErrSilent
+				return errSilent
 			default:
 				return ctx.Err()
 			}

@@ -178,7 +178,7 @@ func TestLeaveEndsBySilence(t *testing.T) {
 	leave()
 	select {
 	case err := <-ended:
-		if !errors.Is(err, ErrSilent) {
+		if !errors.Is(err, errSilent) {
 			t.Errorf("a leader that hangs: %v", err)
 		}
 	case <-time.After(patience):

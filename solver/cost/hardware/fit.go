@@ -17,7 +17,7 @@ const (
 
 // NewProfile fits every model to measurements.
 func NewProfile(name string, memoryBytes float64, c *Calibration) (*Profile, error) {
-	p := &Profile{Format: Format, Name: name, GPU: c.GPU, Ranks: c.World, MemoryBytes: memoryBytes}
+	p := &Profile{Format: format, Name: name, GPU: c.GPU, Ranks: c.World, MemoryBytes: memoryBytes}
 	reduce, scatter, gather := collectives(c)
 	for _, of := range []struct {
 		name   string

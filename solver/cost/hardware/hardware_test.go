@@ -58,7 +58,7 @@ func builtInProfile(t *testing.T) *Profile {
 	return p
 }
 
-// The built-in profile is what semmoe fit makes of its measurements, and is not written by hand.
+// The built-in profile is what semmoe-lab fit makes of its measurements, and is not written by hand.
 func TestBuiltInProfileIsFitted(t *testing.T) {
 	got := builtInProfile(t)
 	want, err := NewProfile(got.Name, got.MemoryBytes, measurements(t, builtInFrom))

@@ -12,8 +12,8 @@ import (
 	"sync"
 )
 
-// Format is the value of a profile's format member.
-const Format = "semmoe.io/hardware-profile/v1"
+// format is the value of a profile's format member.
+const format = "semmoe.io/hardware-profile/v1"
 
 // Profile contains the time models of machines.
 type Profile struct {
@@ -101,8 +101,8 @@ func Parse(text []byte) (*Profile, error) {
 // Check returns an error for the first invalid member.
 func (p *Profile) Check() error {
 	switch {
-	case p.Format != Format:
-		return fmt.Errorf("format is %q; it must be %q", p.Format, Format)
+	case p.Format != format:
+		return fmt.Errorf("format is %q; it must be %q", p.Format, format)
 	case p.Name == "":
 		return fmt.Errorf("name is missing")
 	case p.Ranks < 2:
@@ -111,7 +111,7 @@ func (p *Profile) Check() error {
 		return fmt.Errorf("memory_bytes is %v; it must be above 0", p.MemoryBytes)
 	}
 	if missing := p.missing(); len(missing) > 0 {
-		return fmt.Errorf("measurements are missing: %s; without them times cannot be modelled: make the profile with semmoe calibrate, or with semmoe fit", strings.Join(missing, ", "))
+		return fmt.Errorf("measurements are missing: %s; without them times cannot be modelled: make the profile with semmoe calibrate, or with semmoe-lab fit", strings.Join(missing, ", "))
 	}
 	if err := p.Attention.check(); err != nil {
 		return fmt.Errorf("attention: %w", err)
@@ -176,12 +176,12 @@ func above(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
 
 func atLeastZero(v float64) bool { return v >= 0 && !math.IsInf(v, 0) }
 
-// builtIn contains profiles of measured machines, written by semmoe fit.
+// builtIn contains profiles of measured machines, written by semmoe-lab fit.
 //
 //go:embed profiles/*.json
 var builtIn embed.FS
 
-//go:generate go run ../../../cmd/semmoe fit --measurements testdata/h200x4.json --name h200-nvlink --memory-gib 141 --out profiles/h200-nvlink.json
+//go:generate go run ../../../cmd/semmoe-lab fit --measurements testdata/h200x4.json --name h200-nvlink --memory-gib 141 --out profiles/h200-nvlink.json
 
 // Default is the name of the default profile.
 const Default = "h200-nvlink"

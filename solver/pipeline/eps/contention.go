@@ -117,11 +117,11 @@ func (c Contention) slowness(product bool, exchanging int, working bool) float64
 	return s
 }
 
-// Margin is the minimum relative improvement of a cut over the uncut layer in the model: the model's median error.
-const Margin = 0.05
+// margin is the minimum relative improvement of a cut over the uncut layer in the model: the model's median error.
+const margin = 0.05
 
 // Choose returns the number of pieces of the fastest of several cuts of one layer; ties go to the lower number. One of
-// the cuts must be uncut. It is chosen if no other cut is faster by Margin.
+// the cuts must be uncut. It is chosen if no other cut is faster by margin.
 func (c Contention) Choose(cuts []Cut) (int, error) {
 	var uncut, shortest float64
 	best := 0
@@ -137,7 +137,7 @@ func (c Contention) Choose(cuts []Cut) (int, error) {
 	switch {
 	case uncut == 0:
 		return 0, fmt.Errorf("the %d cuts do not include the layer in one piece", len(cuts))
-	case uncut < (1+Margin)*shortest:
+	case uncut < (1+margin)*shortest:
 		return 1, nil
 	}
 	return best, nil

@@ -21,6 +21,7 @@ import (
 
 	"github.com/semmoe/operator/internal/files/atomicfile"
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/lab"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -221,13 +222,13 @@ func (o *options) addRanks(ctx context.Context, f *file, t *trace.Trace, batches
 	f.addPlan(solved.Plan, o.layers)
 	for _, b := range batches {
 		for _, by := range []solver.Forecast{solver.Table, solver.Prefill} {
-			dealt, err := solved.Plan.AssignBatch(ctx, t, by, b.positions)
+			dealt, err := lab.AssignBatch(ctx, t, solved.Plan, by, b.positions)
 			if err != nil {
 				return err
 			}
 			f.addDealt(ranks, b, string(by), dealt, o.layers)
 		}
-		dealt, err := solved.Plan.AssignBatchByRoutes(ctx, t, b.positions)
+		dealt, err := lab.AssignBatchByRoutes(ctx, t, solved.Plan.Placement, b.positions)
 		if err != nil {
 			return err
 		}
@@ -240,7 +241,7 @@ func (o *options) addRanks(ctx context.Context, f *file, t *trace.Trace, batches
 		}
 		f.addSlots(solved.Plan, o.layers, "."+by.method)
 		for _, b := range batches {
-			dealt, err := solved.Plan.AssignBatch(ctx, t, solver.Table, b.positions)
+			dealt, err := lab.AssignBatch(ctx, t, solved.Plan, solver.Table, b.positions)
 			if err != nil {
 				return err
 			}

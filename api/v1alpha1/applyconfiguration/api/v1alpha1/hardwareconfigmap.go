@@ -9,7 +9,7 @@ package v1alpha1
 type HardwareConfigMapApplyConfiguration struct {
 	// name is the name of the ConfigMap, in the same namespace.
 	Name *string `json:"name,omitempty"`
-	// key is the key of the profile: the output of semmoe fit or semmoe calibrate. Default hardware.json.
+	// key is the key of the profile: the output of semmoe-lab fit or semmoe calibrate. Default hardware.json.
 	Key *string `json:"key,omitempty"`
 }
 

@@ -1,5 +1,0 @@
-// Package embedding maps prompts to points, based on the embeddings of their tokens, and divides points into clusters:
-// requests are distinguished by topic, without routing data.
-//
-// Invariant: all random functions take a seed and return the same result on every machine.
-package embedding

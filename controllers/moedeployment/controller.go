@@ -31,11 +31,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/controllers/moedeployment/traffic"
 	"github.com/semmoe/operator/controllers/storewatch"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/kube/podhealth"
@@ -93,7 +95,7 @@ type Reconciler struct {
 	Now func() time.Time
 
 	groups   groupKind
-	releases revisions.Releases
+	releases childobjects.Releases
 	statuses statuscache.Memory[semmoev1.MoEDeploymentStatus]
 }
 
@@ -286,7 +288,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 	}
 	asked := desired.ObservesSteps(moed)
 	if asked {
-		o.Reports = locality.ReadRouters(ctx, r.Routers.HTTP, observed.routerPods)
+		o.Reports = traffic.ReadRouters(ctx, r.Routers.HTTP, observed.routerPods)
 		o.Steps = stepsOf(o.Reports)
 	}
 	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
@@ -308,7 +310,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		return o, errors.Join(err, inServiceErr)
 	}
 	if !asked && pollsRouters(moed, o) {
-		o.Reports = locality.ReadRouters(ctx, r.Routers.HTTP, observed.routerPods)
+		o.Reports = traffic.ReadRouters(ctx, r.Routers.HTTP, observed.routerPods)
 	}
 	if desired.Observes(moed) {
 		o.Observed = locality.TrafficOf(o.Reports, o.servingRevision())
@@ -346,16 +348,16 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	var releasesAgain time.Duration
 	if len(inspect.Obsolete) > 0 {
 		var changed bool
-		if changed, changedErr = desired.SpecChanged(ctx, r.Live, moed); changedErr != nil || changed {
+		if changed, changedErr = childobjects.SpecChanged(ctx, r.Live, moed); changedErr != nil || changed {
 			inspect.Obsolete = nil // the latest spec may need them
 		}
 	}
 	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), now)
 	if !desired.Paused(moed) {
-		recreationsErr = revisions.RecordRecreations(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
+		recreationsErr = childobjects.RecordRecreations(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
 		releasesAgain, releasesErr = r.releases.Record(ctx, r.Client, r.HTTP, observed.revisions, observed.enginePods, now)
 		for _, workload := range observed.revisions {
-			keptErr = errors.Join(keptErr, revisions.KeepPlan(ctx, r.Client, workload))
+			keptErr = errors.Join(keptErr, childobjects.KeepPlan(ctx, r.Client, workload))
 		}
 	}
 	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, observed.revisions, now)
@@ -408,7 +410,7 @@ func refusedRouter(router *appsv1.Deployment) *podhealth.Problem {
 // pollDelay returns the polling delay for state that no watch reports: the ranks in an InferencePool, a missing kind
 // that the spec needs, traffic, and user-provided ConfigMaps. It returns zero if nothing needs polling.
 func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
-	var pool, groups, traffic, hardware time.Duration
+	var pool, groups, polling, hardware time.Duration
 	if machines := moed.Spec.Placement.Hardware; machines != nil && machines.ConfigMap != nil {
 		hardware = planner.HardwarePeriod
 	}
@@ -419,9 +421,9 @@ func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 		groups = groupKindPeriod
 	}
 	if pollsRouters(moed, o) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
-		traffic = observePeriod
+		polling = observePeriod
 	}
-	return result.ShortestDelay(pool, groups, traffic, hardware)
+	return result.ShortestDelay(pool, groups, polling, hardware)
 }
 
 // pollsRouters reports whether the controller polls the routers: they sample requests, or a plan is in service (which

@@ -15,6 +15,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/controllers/moedeployment/traffic"
 	"github.com/semmoe/operator/internal/kube/conditions"
 	"github.com/semmoe/operator/internal/observation/lar"
 )
@@ -54,9 +55,9 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, p
 	switch {
 	case in.Plan == nil:
 	case moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus:
-		in.Prometheus = locality.Prometheus{Client: r.Prometheus, Secrets: r.Secrets, Namespace: r.Namespace}.Ask(ctx, moed, inUseSince(in.Plan, p, workloads), now)
+		in.Prometheus = traffic.Prometheus{Client: r.Prometheus, Secrets: r.Secrets, Namespace: r.Namespace}.Ask(ctx, moed, inUseSince(in.Plan, p, workloads), now)
 	case in.Routers.Tables == in.Plan.Status.PlanDigest:
-		in.Routers.Calibration = locality.CalibrationOf(ctx, r.Client, in.Plan)
+		in.Routers.Calibration = traffic.CalibrationOf(ctx, r.Client, in.Plan)
 	}
 	return locality.Assess(in)
 }

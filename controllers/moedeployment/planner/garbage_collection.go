@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
@@ -33,7 +33,7 @@ func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeploym
 	if len(plans)+len(old) == 0 {
 		return nil
 	}
-	if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
+	if changed, err := childobjects.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
 		return err
 	}
 	failed := deleteAll(ctx, pl.Client, plans)

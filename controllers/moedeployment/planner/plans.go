@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine"
@@ -311,7 +312,7 @@ func (pl *Planner) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeplo
 	case active && live.DeletionTimestamp == nil && outdated(live, wanted):
 		// A profile is immutable, so it is recreated: the engine's image or the template was wrong, or changed before
 		// the profile was complete.
-		if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
+		if changed, err := childobjects.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
 			return live, name, err
 		}
 		return nil, name, deleteAll(ctx, pl.Client, []*semmoev1.AffinityProfile{live})
@@ -377,7 +378,7 @@ func (pl *Planner) recreatePlan(ctx context.Context, moed *semmoev1.MoEDeploymen
 	if err != nil || others.needPlan(plan) {
 		return err
 	}
-	if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
+	if changed, err := childobjects.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
 		return err
 	}
 	return deleteAll(ctx, pl.Client, plans)

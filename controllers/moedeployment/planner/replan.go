@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/internal/kube/ownership"
@@ -483,7 +484,7 @@ func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) (desired.Finding, error) {
 	step := nextReplan(moed, modelDigest, p, d)
 	if step.Abandoned != nil {
-		if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
+		if changed, err := childobjects.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
 			return step.Say, err // the latest spec may need it
 		}
 		if err := deleteAll(ctx, pl.Client, []*semmoev1.AffinityProfile{step.Abandoned}); err != nil {

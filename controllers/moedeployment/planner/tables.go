@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
@@ -96,7 +97,7 @@ func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeploy
 	if err != nil {
 		return err
 	}
-	if err := desired.Ensure(ctx, pl.Client, pl.Live, moed, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
+	if err := childobjects.Ensure(ctx, pl.Client, pl.Live, moed, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
 		p.keepTables(inUse)
 		return refusable(fmt.Errorf("failed to reconcile the ConfigMap of the tables: %w", err))
 	}

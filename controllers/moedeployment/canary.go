@@ -175,5 +175,6 @@ func (r *Reconciler) record(ctx context.Context, plan *semmoev1.PlacementPlan, a
 	if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
 		return fmt.Errorf("failed to annotate PlacementPlan %s: %w", plan.Name, err)
 	}
+	childobjects.LogWrite(ctx, 0, "Recorded the result of a canary", plan, "annotations", annotations)
 	return nil
 }

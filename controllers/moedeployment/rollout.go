@@ -245,8 +245,12 @@ func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, wo
 	switch {
 	case workload.UID == "":
 		*workload.Replicas() = replicas
-		if err := r.Create(ctx, workload.Object, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		err := r.Create(ctx, workload.Object, client.FieldOwner(desired.Manager))
+		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("failed to create workload %s: %w", workload.Name, err)
+		}
+		if err == nil {
+			childobjects.LogWrite(ctx, 0, "Created a workload", workload.Object, "replicas", replicas, "rollout", workload.Annotations[semmoev1.AnnotationRollout])
 		}
 		// Keep the plan before deleting the old workload, which may be the last object that references it.
 		return childobjects.KeepPlan(ctx, r.Client, workload)
@@ -256,8 +260,12 @@ func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, wo
 		if changed, err := childobjects.SpecChanged(ctx, r.Live, moed); err != nil || changed {
 			return err
 		}
-		if err := r.Delete(ctx, workload.Object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
+		err := r.Delete(ctx, workload.Object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion})
+		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("failed to delete workload %s: %w", workload.Name, err)
+		}
+		if err == nil {
+			childobjects.LogWrite(ctx, 0, "Deleted a workload", workload.Object)
 		}
 	}
 	return nil

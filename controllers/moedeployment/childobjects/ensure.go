@@ -3,7 +3,9 @@ package childobjects
 import (
 	"context"
 	"fmt"
+	"reflect"
 
+	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -61,7 +63,12 @@ func ensure[O any, P interface {
 	if err != nil {
 		return err
 	}
-	_, err = apply.Ensure(ctx, c, desired.Manager, live, intent, extract)
+	created := live == nil
+	wrote, err := apply.Ensure(ctx, c, desired.Manager, live, intent, extract)
+	if wrote && err == nil {
+		logr.FromContextOrDiscard(ctx).V(1).Info("Applied an object",
+			"objectKind", reflect.TypeFor[O]().Name(), "objectNamespace", key.Namespace, "objectName", key.Name, "created", created)
+	}
 	return err
 }
 

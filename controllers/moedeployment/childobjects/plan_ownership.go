@@ -52,6 +52,9 @@ func KeepPlan(ctx context.Context, c client.Client, w *revisions.Workload) error
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("failed to make workload %s an owner of ConfigMap %s: %w", w.Name, name, err)
 	}
+	if err == nil {
+		LogWrite(ctx, 1, "Added an owner", kept, "owner", w.Name)
+	}
 	return nil
 }
 

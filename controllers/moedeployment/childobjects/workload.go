@@ -18,11 +18,17 @@ import (
 // ChangeWorkload applies f to the workload and patches the difference. The optimistic lock rejects decisions that are based on
 // a stale cache.
 func ChangeWorkload(ctx context.Context, c client.Client, w *revisions.Workload, what string, f func()) error {
-	base := w.Object.DeepCopyObject().(client.Object)
+	object := w.Object.(client.Object)
+	base := object.DeepCopyObject().(client.Object)
 	f()
-	if err := c.Patch(ctx, w.Object, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(desired.Manager)); err != nil {
+	if err := c.Patch(ctx, object, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(desired.Manager)); err != nil {
 		return fmt.Errorf("failed to %s workload %s: %w", what, w.Name, err)
 	}
+	level := 0
+	if what == "annotate" {
+		level = 1
+	}
+	LogWrite(ctx, level, "Changed a workload", object, "change", what, "replicas", *w.Replicas(), "rollout", w.Annotations[semmoev1.AnnotationRollout])
 	return nil
 }
 

@@ -150,6 +150,9 @@ func (f *Front) remove(ctx context.Context, moed *semmoev1.MoEDeployment, object
 		return err
 	}
 	err := f.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	if err == nil {
+		childobjects.LogWrite(ctx, 1, "Deleted an object", object)
+	}
 	return client.IgnoreNotFound(err)
 }
 
